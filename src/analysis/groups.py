@@ -109,10 +109,15 @@ def group_runs(runs: list[Run], notes: Sequence[str] = ()) -> SweepResults:
     along = _scaled_along(dividing, group_keys)
     group_keys = [key for key in group_keys if key not in along]
     found: dict[tuple[str, ...], list[Run]] = {}
-    for run, row in zip(runs, dividing[group_keys].fillna("").itertuples(index=False, name=None), strict=True):
-        found.setdefault(row, []).append(run)
-    groups = [Group(label(members[0], group_keys), members, n) for n, members in enumerate(found.values())]
+    for run, row in zip(runs, dividing[group_keys].fillna("").to_numpy().tolist(), strict=True):
+        found.setdefault(tuple(row), []).append(run)
+    groups = [Group(_label_of(members[0], group_keys), members, n) for n, members in enumerate(found.values())]
     return SweepResults(runs, _factors(values), group_keys, groups, [*notes, *_doubts(runs)])
+
+
+def _label_of(run: Run, group_keys: Sequence[str]) -> str:
+    """The label of a run's group; of runs to a target, which have several learning rates, it names none."""
+    return label(run, [key for key in group_keys if key != LEARNING_RATE or "target" not in run.record])
 
 
 def _identity(value: Any) -> str:

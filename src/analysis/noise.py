@@ -166,10 +166,10 @@ class Rates:
         """The spread of a setting's center, beside settings with the same passes (`together`) or others."""
         spreads = [self._spread[run] for run in self._setting_of.index[self._setting_of == setting]]
         noise = _Spread(sum(one.variance for one in spreads) / len(spreads), min(one.freedom for one in spreads))
+        repeats = self._repeats or noise
         if self._repeats and not math.isfinite(noise.variance):  # too few windows, which repeated runs make up for
             noise = self._repeats
-        repeats = self._repeats or noise
-        if self._repeats and self._repeats.freedom < _FEW:  # hardly known: the windows' noise counts beside them
+        elif self._repeats and self._repeats.freedom < _FEW:  # hardly known: the windows' noise counts beside them
             repeats = _pooled(self._repeats, noise._replace(freedom=_WORTH)) or noise
         found = max(noise, repeats if together else self._between)
         beyond = self._sweeps**2 if together else 0.0
@@ -183,7 +183,7 @@ def busy_share(windows: pd.DataFrame) -> float | None:
 
 
 def _used(windows: pd.DataFrame) -> pd.DataFrame:
-    """The undisturbed windows. Of a run with hardly any, all windows count where its setting has no other run, else none."""
+    """The undisturbed windows. Of a run with hardly any, all count if every run of its setting is such a run, otherwise none."""
     quiet = ~windows["disturbed"].astype(bool)
     of_run = quiet.groupby(windows["run"])
     is_lost = ~of_run.transform("all") & (of_run.transform("sum") < FEWEST)

@@ -5,6 +5,7 @@ page.html picks a run everywhere. What a record says is escaped. Home folders an
 shown, never in attributes.
 """
 
+import os
 import re
 import socket
 import xml.etree.ElementTree as ET
@@ -25,7 +26,12 @@ if TYPE_CHECKING:
 FILE = "report.html"
 _SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 _GID = re.compile(r"run-(\d+(?:_\d+)*)")
-_HOMES = (r"/(?:home|Users)/[^/\s\"'<>:;,\\]+", r"/root(?=[/\s\"'<>:;,]|$)")
+_HOME = os.path.expanduser("~")  # "/" or "~" where a user has none
+_HOMES = (
+    *([re.escape(_HOME)] if len(Path(_HOME).parts) > 2 else []),
+    r"/(?:home|Users)/[^/\s\"'<>:;,\\]+",
+    r"/root(?=[/\s\"'<>:;,]|$)",
+)
 
 
 def page(report: "Report", pictures: Mapping[str, Picture]) -> str:

@@ -14,6 +14,7 @@ from functools import cached_property
 import pandas as pd
 
 from ..records.formatting import duration, option_value, significant
+from ..records.intervals import TIME_LIMIT
 from ..records.metrics import metric
 from ..records.values import at, number, positive, table
 from .run import LEARNING_RATE, Run
@@ -22,12 +23,16 @@ from .text import and_
 
 @dataclass(frozen=True)
 class Arrival:
-    """When a run has reached the target; `seconds` is infinite if it has not, and `after` the time until which it had not."""
+    """When a run has reached the target; `seconds` is infinite if it has not, and `after` the time until which it had not.
+
+    `is_open`: it has not, because its time was over.
+    """
 
     run: Run
     after: float
     seconds: float
     samples: float
+    is_open: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,13 +52,14 @@ class Arrivals:
 
     @cached_property
     def first(self) -> list[list[int]]:
-        """For each seed in which a size has arrived, the sizes that may be first; one that was stopped early may be, too."""
+        """For each seed in which a size has arrived, the sizes that may be first; one whose time was over may be, too."""
         found = []
         for seed in dict.fromkeys(seed for of in self.sizes.values() for seed in of):
             runs = {size: of[seed] for size, of in self.sizes.items() if seed in of}
             earliest = min(one.seconds for one in runs.values())
             if math.isfinite(earliest):
-                found.append([size for size, one in runs.items() if one.after < earliest or one.seconds == earliest])
+                may = {size: one for size, one in runs.items() if math.isfinite(one.seconds) or one.is_open}
+                found.append([size for size, one in may.items() if one.after < earliest or one.seconds == earliest])
         return found
 
     @property
@@ -152,5 +158,6 @@ def _first_of_seeds(arrivals: Iterable[tuple[int, Arrival]]) -> dict[int, dict[s
 def _arrival(run: Run) -> Arrival:
     seconds, samples = (run.values.get(key) for key in ("time_to_target_s", "samples_to_target"))
     if seconds is None or samples is None:
-        return Arrival(run, positive(at(run.record, "target.seconds")) or 0.0, math.inf, math.inf)
+        is_open = at(run.record, "target.ended") == f"the {TIME_LIMIT}"
+        return Arrival(run, positive(at(run.record, "target.seconds")) or 0.0, math.inf, math.inf, is_open)
     return Arrival(run, positive(at(run.record, "target.after_seconds")) or 0.0, seconds, samples)

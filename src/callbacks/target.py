@@ -12,6 +12,7 @@ from ..distributed.rank_sync import RankSync, SyncsRanks
 from ..errors import UserError, did_you_mean
 from ..options.types import Choice, PositiveFloat, Purpose
 from ..records.formatting import count, duration
+from ..records.intervals import TIME_LIMIT
 from ..records.metrics import metric as declared
 from ..records.terminal import row
 from .throughput import ThroughputMonitor
@@ -84,7 +85,7 @@ class StopAtTarget(SyncsRanks):
         """What is to follow this update."""
         now = time.perf_counter()
         if now - self._began >= self.wall_seconds:
-            self.ended = "the time limit"
+            self.ended = f"the {TIME_LIMIT}"
         if now >= self._limit:
             self.ended = "other runs were faster"
         if self.ended:

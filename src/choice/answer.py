@@ -27,7 +27,7 @@ class Answer:
     """What a training takes on each device, and which one to take.
 
     Raises:
-        UserError: for a batch size that was not measured, or if no device is left.
+        UserError: for a batch size that was not measured, a precision that cannot be predicted, or if no device is left.
     """
 
     def __init__(self, training: Training, question: Question):

@@ -51,7 +51,7 @@ class _Run:
     samples: int  # of an epoch
     epochs: int  # that it was to train; 0: unknown
     memory_gib: float  # of the device; 0: unknown
-    others: float  # the share of the processor that other programs took while they disturbed all of it
+    others: float  # the share of the processor that other programs took, where they disturbed most windows; else 0
 
     @property
     def step(self) -> StepOperations:

@@ -57,7 +57,11 @@ def test_the_learning_rates_that_a_search_for_a_target_tries_divide_no_group(tmp
     write_sweep(tmp_path, [32], T, first=3, options={"optimizer.lr": 0.2})
     sweep = find([tmp_path])
     assert "optimizer.lr" in sweep.factors
-    assert [len(group.runs) for group in sweep.groups] == [2, 1, 1]
+    assert [(group.label, len(group.runs)) for group in sweep.groups] == [
+        ("cnn · target 0.9", 2),
+        ("cnn · lr 0.1", 1),
+        ("cnn · lr 0.2", 1),
+    ]
 
 
 def test_repeated_runs_of_a_size_give_their_median(tmp_path):

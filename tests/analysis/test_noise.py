@@ -155,6 +155,16 @@ def test_an_interval_from_few_passes_holds_the_truth_as_often(count: int):
     assert sum(interval.low <= 1 <= interval.high for interval in intervals) >= 176
 
 
+def test_an_interval_from_three_pairs_of_one_window_holds_the_truth_as_often():
+    held = []
+    for seed in range(200):
+        pairs = [simulated({1: 0.0, 2: 0.0}, count=1, seed=3 * seed + pair) for pair in range(3)]
+        pairs = [each.assign(run=each["run"] + 2 * pair, pass_=str(pair)) for pair, each in enumerate(pairs)]
+        ratio = Rates(pd.concat(pairs)).ratio(1, 2)
+        held.append(ratio.low <= 1 <= ratio.high)
+    assert sum(held) >= 176
+
+
 def test_a_run_of_its_own_beside_runs_that_share_passes_does_not_count():
     """A size that ran in a sweep and once more alone."""
     alone = simulated({1: 0.4}, noise=0.001, passes=False)

@@ -12,7 +12,17 @@ from tests.support.synthetic_runs import change_record, write_curve, write_measu
 SIZES = (16, 64, 256)
 
 
-def trained(folder: Path, times: dict[int, float | None], seed: int = 0, first: int = 0, noise: float = 0) -> Answer:
+OTHERS_WON, TIME_OVER = "other runs were faster", "the time limit"
+
+
+def trained(
+    folder: Path,
+    times: dict[int, float | None],
+    seed: int = 0,
+    first: int = 0,
+    noise: float = 0,
+    ended: str = OTHERS_WON,
+) -> Answer:
     """Runs that were trained to val/acc 0.9: each time in seconds, or None for one that was ended after 5 s.
 
     Every time is known to a tenth.
@@ -22,6 +32,7 @@ def trained(folder: Path, times: dict[int, float | None], seed: int = 0, first: 
         steps = round(100 * (seconds or 5.0))
         target = {"metric": "val/acc", "value": 0.9, "reached": seconds is not None, "best": 0.8, "steps": steps}
         target |= {"seconds": seconds or 5.0, "after_seconds": 0.9 * (seconds or 5.0)}
+        target |= {} if seconds else {"ended": ended}
         change_record(folder / str(number), target=target, time_to_target_s=seconds)
         if noise:
             change_record(
@@ -50,15 +61,6 @@ def trained(folder: Path, times: dict[int, float | None], seed: int = 0, first: 
             None,
             ["64 or 256 reached val/acc 90.0 % first: which of them is not told apart."],
         ),
-        # A size that was stopped before may have won.
-        (
-            {16: 7.0, 64: None},
-            None,
-            [
-                "16 reached val/acc 90.0 % first of those that did.",
-                "Stopped while still in time: 64. Give more time by",
-            ],
-        ),
         (
             {16: None, 64: None},
             None,
@@ -81,6 +83,15 @@ def test_of_several_learning_rates_the_best_one_counts(tmp_path: Path) -> None:
     change_record(tmp_path / "2", target=target, time_to_target_s=1.0)
     (group,) = find([tmp_path]).groups
     assert "at optimizer.lr=0.1" in answer(group).lines[0]
+
+
+def test_a_size_whose_time_was_over_before_may_have_won(tmp_path: Path) -> None:
+    found = trained(tmp_path, {16: 7.0, 64: None}, ended=TIME_OVER)
+    assert found.size is None
+    assert found.lines == [
+        "16 reached val/acc 90.0 % first of those that did.",
+        "Stopped while still in time: 64. Give more time by search.minutes.",
+    ]
 
 
 def test_seeds_that_differ_are_said_to(tmp_path: Path) -> None:
