@@ -39,8 +39,7 @@ class StepWriter:
     """Writes on rank 0. CSV and other loggers get every step.
 
     TensorBoard gets one event with all values for every n-th step. n is 1 in the first 1,000 steps, and doubles whenever
-    the number of steps does. Which steps these are depends on their numbers. A resumed run continues the series after one
-    point more.
+    the number of steps does. Which steps these are depends on their numbers alone, so a resumed run continues the series.
 
     A logger that raises an exception gets nothing more, with one warning.
 
@@ -53,6 +52,8 @@ class StepWriter:
         self._trainer = trainer
         self._details = details
         self._last_cell: tuple[int, int] | None = None
+        if trainer.global_step:  # resumed: the series goes on
+            self._thinned(numpy.array([trainer.global_step]))
 
     def write_rows(self, rows: Iterable[Row]) -> None:
         """Write `(step, {key: value})`. After the call the files of TensorBoard and CSV hold them."""
