@@ -72,7 +72,7 @@ class PredictionImages(Callback):
 
     def disable(self) -> None:
         """Draw nothing in this test."""
-        self.samples, self._active = [], False
+        self.samples, self._metric, self._active = [], None, False
 
     @override
     @never_raise

@@ -83,7 +83,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         UserError: if the file is missing or damaged, holds anything but tensors and plain values, or is no checkpoint of
             batchscope.
     """
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise UserError(f"ckpt: got '{path}', which is not a file")
     try:
         with path.open("rb") as file:

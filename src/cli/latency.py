@@ -8,6 +8,7 @@ an idle device to an idle device, with random inputs that are on the device. out
 latency.png; without it nothing is written.
 """
 
+import os
 import re
 from pathlib import Path
 
@@ -28,7 +29,7 @@ def main() -> None:
         raise UserError("latency: takes a checkpoint or a model; write ckpt=<file> or model=cnn")
     config = None if "ckpt" in given else check_command_line(overrides, multirun=False)[0]
     folder = Path(given["output"]) if "output" in given else None
-    if folder is not None and folder.exists():
+    if folder is not None and os.path.exists(folder):
         raise UserError(f"output: '{folder}' exists; give another name")
     from ..inference import latency, load  # torch takes seconds to import
 

@@ -3,6 +3,7 @@
 import importlib.util
 import io
 import math
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -84,7 +85,7 @@ def refuse(form: str, path: Path) -> None:
         raise UserError(f"format: got '{form}', takes {', '.join(FORMATS)}")
     if path.suffix != FORMATS[form]:
         raise UserError(f"output: got '{path}', takes a name that ends in {FORMATS[form]} for format={form}")
-    if path.exists():
+    if os.path.exists(path):
         raise UserError(f"output: '{path}' exists; give another name")
     missing = [name for name in _ONNX if importlib.util.find_spec(name) is None]
     if form == "onnx" and missing:

@@ -1,5 +1,6 @@
 """Inputs for predictions from a user's own files: a folder of images, or the arrays of an `.npz` file."""
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +72,7 @@ def read_inputs(source: Path, spec: DataSpec) -> Inputs:
 
 def refuse_input(source: Path) -> None:
     """UserError for a file or folder that is not there."""
-    if not source.exists():
+    if not os.path.exists(source):
         raise UserError(f"input: got '{source}', takes test, val, a folder of images, an image or an .npz file")
 
 

@@ -1,6 +1,7 @@
 """Predictions of a trained network: a table with one row a sample, the raw outputs, and a picture of some samples."""
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
@@ -198,7 +199,8 @@ class _Collected:
             raise UserError(f"predict: the network answers a {type(answer).__name__}, and a prediction is one tensor")
         output, target = answer.float().cpu(), None if target is None else target.cpu()
         if self._spec.pads_steps:
-            ended = torch.arange(output.shape[1]) >= batch[1].cpu()[:, None] if target is None else target == PADDING
+            lengths = batch[1] if len(batch) == 2 else self._spec.parts(batch)[2]  # of a user's files, of a split
+            ended = torch.arange(output.shape[1]) >= lengths.cpu()[:, None]
             output = output.masked_fill(ended[..., None], math.nan)
         self._outputs.append(output)
         if target is not None:
@@ -248,5 +250,5 @@ def refuse_output(path: Path, spec: DataSpec | None = None) -> None:
         why = f": the target is {spec.target}" if spec is not None and takes != FORMATS else ""
         raise UserError(f"output: got '{path}', takes a name that ends in {' or '.join(takes)}{why}")
     for file in (path, path.with_suffix(".png")):
-        if file.exists():
+        if os.path.exists(file):
             raise UserError(f"output: '{file}' exists; give another name")
