@@ -66,6 +66,7 @@ class Checkpoints(SyncsRanks, Checkpoint):
         self._log_positions = LogPositions({})
         self._is_saving = False
         self._saved_batch: int | None = None
+        self._steps_before = -1  # before the batch that is trained
         self._saved_at = 0.0  # by time.monotonic()
 
     def folder_of(self, trainer: Trainer) -> Path:
@@ -103,6 +104,10 @@ class Checkpoints(SyncsRanks, Checkpoint):
         RankSync.of(trainer).contribute(_TOPIC, lambda: int(self._is_time_over()))
 
     @override
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._steps_before = trainer.global_step
+
+    @override
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
@@ -131,7 +136,10 @@ class Checkpoints(SyncsRanks, Checkpoint):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         # Lightning calls checkpoint callbacks after all others, so that the log files reach up to this batch.
         if self._is_saving:
-            own = {"random": random_state(), "gradients": _accumulated_gradients(trainer, pl_module)}
+            is_waiting = is_accumulating(trainer) or (
+                not pl_module.automatic_optimization and trainer.global_step == self._steps_before
+            )
+            own = {"random": random_state(), "gradients": _accumulated_gradients(pl_module) if is_waiting else {}}
             ranks = gather(own, trainer.world_size)
             checkpoint["loop_state"] = {
                 **{key: [rank[key] for rank in ranks] for key in own},
@@ -195,8 +203,6 @@ class Checkpoints(SyncsRanks, Checkpoint):
         return score < self.best_model_score if self.mode == "min" else score > self.best_model_score
 
 
-def _accumulated_gradients(trainer: Trainer, module: LightningModule) -> dict[str, Tensor]:
+def _accumulated_gradients(module: LightningModule) -> dict[str, Tensor]:
     """Those that wait for the next optimizer step, by parameter: of this rank, and of its shards of the parameters."""
-    if module.automatic_optimization and not is_accumulating(trainer):
-        return {}
     return {name: local(p.grad).cpu() for name, p in module.named_parameters() if p.grad is not None}
