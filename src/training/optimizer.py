@@ -147,8 +147,10 @@ class Optimizer:
                 has_momentum = bool(optimizer.defaults.get("momentum") or "betas" in optimizer.defaults)
                 peaks = [group["lr"] for group in optimizer.param_groups]
                 steps, rise = int(total_steps), float(self.warmup)
-                if rise * steps in (1, steps):  # OneCycleLR divides by the length of a phase of no steps
+                if rise * steps == 1:  # OneCycleLR divides by the length of a phase, which has no steps here
                     rise *= 1 - 1e-9
+                if rise == 1:  # the peak at the last step, and one step more to fall
+                    steps, rise = steps + 1, steps / (steps + 1)
                 return lr_scheduler.OneCycleLR(optimizer, peaks, steps, pct_start=rise, cycle_momentum=has_momentum)
             case "cosine":
                 return lr_scheduler.CosineAnnealingLR(optimizer, T_max=int(total_steps), eta_min=self.min_lr)

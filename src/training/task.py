@@ -217,7 +217,7 @@ class Task(LightningModule):
         Precision.clip_gradients(plugin, optimizer, gradient_clip_val, algorithm)  # MixedPrecision's own refuses
 
     def _samples_per_update(self) -> int:
-        """Of all devices and accumulated batches, at most all; the optimizer's reference where the data does not say."""
+        """Of all devices and accumulated batches, at most the training set; the optimizer's reference without a batch size."""
         data = datamodule_of(self.trainer)
         batch_size = getattr(data, "batch_size", None)
         if batch_size is None:
