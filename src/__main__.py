@@ -5,6 +5,7 @@ A command's module is imported only when the command is used, so that a wrong wo
 
 import importlib
 import importlib.util
+import os
 import sys
 
 from . import __version__
@@ -62,6 +63,8 @@ def _run(command: str) -> None:
     `python -m batchscope.train …`.
     """
     del sys.argv[1]
+    if command == "train":  # other ranks look into the current folder last, too, and not first
+        os.environ["PYTHONSAFEPATH"] = "1"
     sys.modules["__main__"].__spec__ = importlib.util.find_spec("batchscope.train")
     importlib.import_module(f"batchscope.cli.{command}").main()
 

@@ -105,8 +105,9 @@ def _run_one(line: CommandLine) -> None:
     if line.configs[0]["search"]:
         raise UserError("search: takes several runs; write batchscope train -m …")
     hydra = composition.hydra
-    if several := hydra.sweeper.get("params"):
-        raise UserError(f"{next(iter(several))}: has several values in a config; write batchscope train -m …")
+    given = {word.partition("=")[0].lstrip("+") for word in hydra.overrides.task}
+    if several := [key for key in hydra.sweeper.get("params") or () if key not in given]:
+        raise UserError(f"{several[0]}: has several values in a config; write batchscope train -m …")
     choices, overrides = dict(hydra.runtime.choices), list(hydra.overrides.task)
     with _run_folder(line) as run_dir, env_override(dict(hydra.job.env_set)):
         configure_log(hydra.job_logging, hydra.verbose)  # for `logging` in a user's own code

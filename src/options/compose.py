@@ -201,13 +201,13 @@ def _named_by_time(kind: str) -> str:
 
 def _runs_of_sweep(parsed: list[Override], base: DictConfig, is_list: bool) -> list[list[str]]:
     """The overrides of each run of a sweep; a search decides its values later, so its ranges are left out."""
-    ranges = [text_of(one) for one in parsed if one.is_sweep_override() and not one.is_discrete_sweep()]
+    params = (base.hydra.sweeper.get("params") or {}).items()
+    from_file = parse([f"{key}={value}" for key, value in params])
+    every = [*from_file, *parsed]
+    ranges = [text_of(one) for one in every if one.is_sweep_override() and not one.is_discrete_sweep()]
     if ranges and is_list:
-        raise UserError(f"{ranges[0]}: a range is for a sweeper that searches; add hydra/sweeper=optuna")
-    if ranges:
-        return [_fixed(parsed)]
-    from_file = [f"{key}={value}" for key, value in (base.hydra.sweeper.get("params") or {}).items()]
-    return combinations([*from_file, *map(text_of, parsed)])
+        raise UserError(f"{ranges[0]}: an interval is for a sweeper that searches; add hydra/sweeper=optuna")
+    return [_fixed(parsed)] if ranges else combinations([*map(text_of, every)])
 
 
 def _labels(runs: list[list[str]]) -> list[str]:

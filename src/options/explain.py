@@ -30,7 +30,7 @@ def missing_choice(error: MissingConfigException) -> UserError:
     found = [option for option in error.options or () if not option.startswith("_")]
     choices = sorted({*(choices_of(group) if group in GROUPS else ()), *found})
     beside = _beside(group, name)
-    if group == "model" and is_defined(f"torchvision.models.{name}"):
+    if group == "model" and not beside and name.islower() and is_defined(f"torchvision.models.{name}"):
         beside = f"write model=torchvision model.name={name}"
     hint = f"; {beside}" if beside else f".{did_you_mean(name, choices)}"
     return UserError(f"{group}: got '{name}', takes {', '.join(choices)}{hint}")

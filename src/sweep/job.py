@@ -79,7 +79,7 @@ def run_planned(run_dir: Path, asked: dict[str, Any] | None, sweep: Sweep | None
         if "resume" not in asked:
             asked["resume"] = None if read(run_dir).get("status") == "planned" else str(run_dir)
         if not is_one_process(config):
-            os.environ[_ASKED] = json.dumps(asked)
+            os.environ |= {_ASKED: json.dumps(asked), "PYTHONSAFEPATH": "1"}  # as this process was started
         from ..training.run import train  # torch takes seconds to import; signals are handled by now
 
         visitor = sweep if asked["visited"] else None

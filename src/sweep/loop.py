@@ -91,7 +91,7 @@ class Loop:
 
     def _do_together(self, jobs: Sequence[Job], records: dict[Job, Record]) -> list[Job]:
         """Visit runs side by side, and note their records; the jobs that are left."""
-        line, warned, ready = LiveLine(), set[str](), []
+        line, warned, ready, started = LiveLine(), set[str](), [], 0
         for job in jobs:
             if (record := self._kept(job)) is None:
                 ready.append(job)
@@ -102,6 +102,8 @@ class Loop:
             files.callback(line.clear)
 
             def start(job: Job) -> Process:
+                nonlocal started
+                started += 1
                 return processes.start(job, files.enter_context(_output(job, True)), visited=True)
 
             def end(process: Process) -> None:
@@ -109,7 +111,7 @@ class Loop:
                 job, record = process.job, self._read(process.job)
                 if job.title:
                     _show_log(job, warned)
-                if record["status"] == "out_of_memory" and len(ready) > 1:
+                if record["status"] == "out_of_memory" and started > 1:
                     # At once: a sweep that ends meanwhile would be repeated with this run kept.
                     aside, place = folder.set_run_aside(job.run_dir), os.path.relpath(job.run_dir)
                     print(

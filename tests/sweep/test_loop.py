@@ -85,9 +85,9 @@ def test_a_run_without_memory_beside_others_is_not_kept_where_the_sweep_ends_mea
     fails = "record['status'] = 'out_of_memory'"
     kill = f"[n for n in visits if os.kill({os.getpid()}, signal.SIGTERM)]"
     with pytest.raises(SystemExit):
-        loop.do([job(tmp_path, "a", does=fails), job(tmp_path, "b", 16, does=kill)])
-    assert not folder.has_ended(tmp_path / "a")
-    assert json.loads((tmp_path / "a.aside/run.json").read_text())["status"] == "out_of_memory"
+        loop.do([job(tmp_path, "a", does=kill), job(tmp_path, "b", 16, does=fails)])
+    assert not folder.has_ended(tmp_path / "b")
+    assert json.loads((tmp_path / "b.aside/run.json").read_text())["status"] == "out_of_memory"
 
 
 def test_what_a_run_prints_is_in_its_log_and_warnings_of_visited_runs_are_said_once(loop, tmp_path, capfd) -> None:
