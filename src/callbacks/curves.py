@@ -114,10 +114,9 @@ class TrainCurves(Callback):
             names, read = self._reads.pop(0)
             rows: dict[int, dict[str, float]] = {}
             for name, value in zip(names, read.values(), strict=True):
-                if name is not None and (
-                    name[1] != "acc" or not math.isnan(value)
-                ):  # of no target that asks for a class
-                    rows.setdefault(name[0], {})[f"train/{name[1]}"] = value
+                if name is None or (name[1] == "acc" and math.isnan(value)):
+                    continue  # this rank has no such number, or no target of the batch is a class
+                rows.setdefault(name[0], {})[f"train/{name[1]}"] = value
             self._writer.write_rows(sorted(rows.items()))
 
 

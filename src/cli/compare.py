@@ -12,12 +12,12 @@ intervals hold, and how to use this in a project's CI.
 
 import argparse
 import json
-import os
 import re
 import sys
 from pathlib import Path
 
 from ..errors import UserError
+from ..files import refuse_existing
 from ..options.groups import use_config_dir
 from . import add_config_dir, command_parser, folder_of, number
 
@@ -31,8 +31,8 @@ def main() -> None:
     idle = [name for name in _FOR_RERUN if getattr(args, name) != parser.get_default(name)]
     if idle and not args.rerun:
         raise UserError(f"--{idle[0].replace('_', '-')}: is for --rerun, which runs both again", exit_code=2)
-    if args.out and os.path.exists(args.out):
-        raise UserError(f"--out: '{args.out}' exists; give another name")
+    if args.out:
+        refuse_existing("--out", args.out)
     use_config_dir(args.config_dir)
     from ..analysis.compare import compare  # numpy and a table's modules
 

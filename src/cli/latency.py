@@ -8,11 +8,11 @@ an idle device to an idle device, with random inputs that are on the device. out
 latency.png; without it nothing is written.
 """
 
-import os
 import re
 from pathlib import Path
 
 from ..errors import UserError
+from ..files import refuse_existing
 from ..options.compose import check_command_line
 from ..records.terminal import LiveLine, wrapped
 from ._words import parse_words
@@ -29,8 +29,8 @@ def main() -> None:
         raise UserError("latency: takes a checkpoint or a model; write ckpt=<file> or model=cnn")
     config = None if "ckpt" in given else check_command_line(overrides, multirun=False)[0]
     folder = Path(given["output"]) if "output" in given else None
-    if folder is not None and os.path.exists(folder):
-        raise UserError(f"output: '{folder}' exists; give another name")
+    if folder is not None:
+        refuse_existing("output", folder)
     from ..inference import latency, load  # torch takes seconds to import
 
     trained = load.untrained(config) if config else load.restore(Path(given["ckpt"]), overrides, with_data=False)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ..attached import FOLDER, UNTIL_KNOWN
 from ..errors import UserError
+from ..files import refuse_existing
 from . import command_parser, folder_of
 
 
@@ -28,8 +29,7 @@ def main() -> None:
         raise UserError(f"run: got '{script}', which is not a file; the options of batchscope stand before the script")
     flag, values = _varied(args.vary) if args.vary else ("", [])
     folder = Path(args.out) if args.out else folder_of("sweeps" if values else "scripts")
-    if os.path.exists(folder):
-        raise UserError(f"--out: '{folder}' exists; give another name")
+    refuse_existing("--out", folder)
     if values:
         sys.exit(_run_each(folder, script, args.flags, flag, values, args.whole))
     os.environ[FOLDER] = str(folder.absolute())

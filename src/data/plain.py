@@ -30,7 +30,7 @@ class PlainData:
         self.prepare_data = module.prepare_data
 
     def setup(self, stage: str) -> None:
-        """Load a stage. Lightning's own call then does nothing: it would split the data anew."""
+        """Load a stage. In a run of one process Lightning's second call is skipped: it would split the data again."""
         own = self.module.setup
         own(stage)
         self.module.setup = partial(_setup_unless_done, own, stage)

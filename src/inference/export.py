@@ -3,7 +3,6 @@
 import importlib.util
 import io
 import math
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from ..data.spec import LENGTHS
 from ..errors import UserError, in_one_line
-from ..files import write_bytes, writing
+from ..files import refuse_existing, write_bytes, writing
 from .load import Trained
 
 FORMATS = {"torch_export": ".pt2", "onnx": ".onnx", "state_dict": ".pt"}
@@ -85,8 +84,7 @@ def refuse(form: str, path: Path) -> None:
         raise UserError(f"format: got '{form}', takes {', '.join(FORMATS)}")
     if path.suffix != FORMATS[form]:
         raise UserError(f"output: got '{path}', takes a name that ends in {FORMATS[form]} for format={form}")
-    if os.path.exists(path):
-        raise UserError(f"output: '{path}' exists; give another name")
+    refuse_existing("output", path)
     missing = [name for name in _ONNX if importlib.util.find_spec(name) is None]
     if form == "onnx" and missing:
         raise UserError(f"format: onnx needs {' and '.join(missing)}; install batchscope[onnx]")

@@ -73,8 +73,8 @@ def load_model(
 
     Args:
         ckpt: a checkpoint that batchscope wrote.
-        config_dir: the folder of YAML files that names classes of your own, as `--config-dir` of batchscope train, where a
-            run loads a network that of the run by default.
+        config_dir: the folder of YAML files that names classes of your own, as `--config-dir` of batchscope train. By
+            default it is the one that this process uses already, such as that of the run that calls this.
         overrides: options that the command line would give, such as `data.root=…`.
 
     Raises:

@@ -1,7 +1,6 @@
 """Predictions of a trained network: a table with one row a sample, the raw outputs, and a picture of some samples."""
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
@@ -23,7 +22,7 @@ from ..callbacks.prediction_images import Sample, draw_masks, draw_samples
 from ..data.plain import lightning_of
 from ..data.spec import CLASSES, LENGTHS, PADDING, DataSpec, arguments, takes
 from ..errors import UserError
-from ..files import atomic_write, writing
+from ..files import atomic_write, refuse_existing, writing
 from ..training.trial import blamed
 from .inputs import read_inputs
 from .load import Trained, trainer_for
@@ -250,5 +249,4 @@ def refuse_output(path: Path, spec: DataSpec | None = None) -> None:
         why = f": the target is {spec.target}" if spec is not None and takes != FORMATS else ""
         raise UserError(f"output: got '{path}', takes a name that ends in {' or '.join(takes)}{why}")
     for file in (path, path.with_suffix(".png")):
-        if os.path.exists(file):
-            raise UserError(f"output: '{file}' exists; give another name")
+        refuse_existing("output", file)
