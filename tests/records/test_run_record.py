@@ -5,24 +5,29 @@ import json
 import os
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from batchscope.errors import Interrupted, PeerLostError, UserError
 from batchscope.files import WriteError
-from batchscope.records.read import read
+from batchscope.records.read import SCHEMA, read, refuse_used
 from batchscope.records.run_record import RunRecord, close, close_open, plan
 from batchscope.training.failures import RunOutOfMemoryError
 from tests.support.runs import SMALL, run
 
 RESUMED = {"step": 8, "checkpoint": "checkpoints/last.ckpt"}
+MEASURED = {"metrics": {"val/loss": 0.5}, "throughput": {"step_ms": 3.0}, "checkpoints": {"best": "b"}}
 
 
-def finished(run_dir: Path) -> None:
-    """What a run leaves that was trained to its end."""
+def lived(run_dir: Path, error: BaseException | None = None, *, resumed: Any = None, **facts: Any) -> dict[str, Any]:
+    """The record of a run that began, added facts, and ended: well, or by an error."""
     with RunRecord(run_dir, config={"epochs": 2}) as record:
-        record.begin()
-        record.add(metrics={"val/loss": 0.5}, throughput={"step_ms": 3.0}, checkpoints={"best": "b"})
+        record.begin(resumed)
+        record.add(**facts)
+        if error:
+            raise error
+    return read(run_dir)
 
 
 def full_disk(monkeypatch: pytest.MonkeyPatch, room: int = 0) -> None:
@@ -44,39 +49,29 @@ def full_disk(monkeypatch: pytest.MonkeyPatch, room: int = 0) -> None:
 
 
 def test_a_run_that_is_refused_before_it_begins_changes_nothing(tmp_path: Path) -> None:
-    finished(tmp_path)
+    lived(tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(UserError), RunRecord(tmp_path, config={"epochs": 1}):
         raise UserError("resume: the data are not the run's")
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_a_resumed_run_that_fails_keeps_what_it_was_before(tmp_path: Path) -> None:
-    finished(tmp_path)
-    before = read(tmp_path)
-    with pytest.raises(ValueError, match="broken"), RunRecord(tmp_path, config={"epochs": 3}) as record:
-        record.begin(RESUMED)
-        raise ValueError("broken")
-    after = read(tmp_path)
-    assert (after["status"], after["error"]) == ("failed", "ValueError: broken")
-    assert {key: after[key] for key in ("metrics", "throughput", "checkpoints", "started")} == {
-        key: before[key] for key in ("metrics", "throughput", "checkpoints", "started")
-    }
-    (entry,) = after["resumed"]
-    assert entry["step"] == 8
-    assert entry["before"] == {key: before[key] for key in ("status", "finished", "seconds")}
-
-
-def test_a_resumed_run_that_ends_well_has_no_error_left(tmp_path: Path) -> None:
-    finished(tmp_path)
-    close(tmp_path, "killed", "killed by SIGKILL")
+def test_a_resumed_run_keeps_what_it_was_before_and_says_how_it_ended_itself(tmp_path: Path) -> None:
+    before = lived(tmp_path, **MEASURED)
+    with pytest.raises(ValueError, match="broken"):
+        lived(tmp_path, ValueError("broken"), resumed=RESUMED)
+    failed = read(tmp_path)
+    assert (failed["status"], failed["error"]) == ("failed", "ValueError: broken")
+    assert {key: failed[key] for key in (*MEASURED, "started")} == {**MEASURED, "started": before["started"]}
+    assert failed["resumed"][0].items() >= RESUMED.items()
+    assert failed["resumed"][0]["before"] == {key: before[key] for key in ("status", "finished", "seconds")}
     with RunRecord(tmp_path) as record:
         record.begin(RESUMED)
         assert read(tmp_path)["status"] == "running"
-    after = read(tmp_path)
-    assert after["status"] == "finished"
-    assert "error" not in after
-    assert after["resumed"][0]["before"]["error"] == "killed by SIGKILL"
+    close_open(tmp_path, "killed", "killed by SIGKILL")  # how it ended is said once
+    ended = read(tmp_path)
+    assert (ended["status"], ended.get("error")) == ("finished", None)
+    assert ended["resumed"][1]["before"]["error"] == "ValueError: broken"
 
 
 def test_the_time_of_a_resumed_run_is_that_of_all_its_processes(
@@ -84,50 +79,44 @@ def test_the_time_of_a_resumed_run_is_that_of_all_its_processes(
 ) -> None:
     for waited, seconds in ((5.0, 10.0), (None, 30.0), (None, 50.0)):
         times = iter([100.0, 100.0, 100.0 + (15.0 if waited else 20.0)])
-        monkeypatch.setattr("batchscope.records.run_record.time.time", lambda times=times: next(times, 120.0))
-        with RunRecord(tmp_path) as record:
-            record.begin(None if waited else RESUMED)
-            record.add(waiting_seconds=waited)
-        assert read(tmp_path)["seconds"] == seconds
+        monkeypatch.setattr("time.time", lambda times=times: next(times, 120.0))
+        after = lived(tmp_path, resumed=None if waited else RESUMED, waiting_seconds=waited)
+        assert after["seconds"] == seconds
 
 
-def test_a_run_resumed_after_its_last_step_keeps_what_was_measured_of_them(tmp_path: Path) -> None:
-    finished(tmp_path)
-    with RunRecord(tmp_path) as record:
-        record.begin(RESUMED)
-        record.add(throughput={}, metrics={"val/loss": 0.4})
-    assert read(tmp_path)["throughput"] == {"step_ms": 3.0}
-    assert read(tmp_path)["metrics"] == {"val/loss": 0.4}
+def test_a_run_resumed_after_its_last_step_keeps_what_was_measured_and_drops_what_is_none_any_more(
+    tmp_path: Path,
+) -> None:
+    lived(tmp_path, skipped_steps=1, **MEASURED)
+    after = lived(tmp_path, resumed=RESUMED, throughput={}, metrics={"val/loss": 0.4}, skipped_steps=None)
+    assert (after["throughput"], after["metrics"]) == ({"step_ms": 3.0}, {"val/loss": 0.4})
+    assert "skipped_steps" not in after
 
 
-def test_a_count_of_the_whole_run_that_is_none_any_more_leaves_the_record(tmp_path: Path) -> None:
-    with RunRecord(tmp_path) as record:
-        record.begin()
-        record.add(skipped_steps=1)
-    with RunRecord(tmp_path) as record:
-        record.begin(RESUMED)
-        record.add(skipped_steps=None)
-    assert "skipped_steps" not in read(tmp_path)
+LOST = "RuntimeError: closed by peer"  # what the first rank knows
 
 
 @pytest.mark.parametrize(
-    ("error", "status"),
+    ("error", "meanwhile", "status", "said"),
     [
-        (Interrupted(15, agreed=False), "interrupted"),
-        (Interrupted(15), "running"),
-        (UserError("bad"), "failed"),
-        (PeerLostError("gone"), "running"),
+        (Interrupted(15, agreed=False), "interrupted", "interrupted", str(Interrupted(15))),
+        (Interrupted(15), "running", "failed", LOST),
+        (UserError("bad"), "failed", "failed", "bad"),
+        (PeerLostError("gone"), "running", "failed", LOST),
+        (RunOutOfMemoryError("out of memory"), "out_of_memory", "out_of_memory", "out of memory"),
     ],
 )
 def test_what_ends_another_rank_first_is_how_the_run_ended_unless_it_only_lost_a_peer(
-    error: BaseException, status: str, tmp_path: Path
+    error: BaseException, meanwhile: str, status: str, said: str, tmp_path: Path
 ) -> None:
-    with RunRecord(tmp_path) as first:
+    with pytest.raises(RuntimeError, match="closed by peer"), RunRecord(tmp_path) as first:
         first.begin()
         with pytest.raises(type(error)), RunRecord(tmp_path, enabled=False) as other:
             other.begin()
             raise error
-        assert read(tmp_path)["status"] == status
+        assert read(tmp_path)["status"] == meanwhile
+        raise RuntimeError("closed by peer")
+    assert (read(tmp_path)["status"], read(tmp_path)["error"].endswith(said)) == (status, True)
 
 
 def test_a_full_disk_leaves_room_for_the_records_last_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,24 +130,19 @@ def test_a_full_disk_leaves_room_for_the_records_last_word(tmp_path: Path, monke
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
 
-def test_a_disk_that_is_full_at_the_start_is_one_error_and_leaves_nothing(
+def test_a_disk_that_is_full_at_the_start_is_one_error_and_at_the_end_it_hides_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    full_disk(monkeypatch)
-    with pytest.raises(WriteError, match="the disk is full"), RunRecord(tmp_path) as record:
-        record.begin()
-    assert list(tmp_path.iterdir()) == []
-    assert capsys.readouterr().err == ""
-
-
-def test_a_last_word_that_cannot_be_written_hides_no_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(ValueError, match="broken"), RunRecord(tmp_path) as record:
+    with pytest.raises(ValueError, match="broken"), RunRecord(tmp_path / "end") as record:
         record.begin()
         full_disk(monkeypatch, room=-(2**20))
         raise ValueError("broken")
-    assert capsys.readouterr().err.startswith(f"warning: {tmp_path}/run.json cannot be written: the disk is full")
+    said = f"warning: {tmp_path}/end/run.json cannot be written: the disk is full"
+    assert capsys.readouterr().err.startswith(said)
+    with pytest.raises(WriteError, match="the disk is full"):
+        lived(tmp_path / "start")
+    assert list((tmp_path / "start").iterdir()) == []
+    assert capsys.readouterr().err == ""
 
 
 def test_a_record_is_flushed_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,52 +152,60 @@ def test_a_record_is_flushed_to_the_disk(tmp_path: Path, monkeypatch: pytest.Mon
     assert flushed == [(tmp_path / "run.json").stat().st_ino, tmp_path.stat().st_ino]
 
 
-@pytest.mark.parametrize("content", ["", '{"schema": 1, "sta', "[]"])
-def test_a_torn_record_is_set_aside_by_who_has_to_write_one(
-    content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "run.json").write_text(content)
-    close(tmp_path, "killed", "killed by SIGKILL")
-    assert read(tmp_path)["status"] == "killed"
-    assert (tmp_path / "run.json.aside").read_text() == content
-    assert f"it is now {tmp_path}/run.json.aside" in capsys.readouterr().err
-
-
-def test_a_planned_run_keeps_the_command_to_repeat(tmp_path: Path) -> None:
-    plan(tmp_path, config={}, command="python train.py -m seed=1,2")
+def test_a_planned_run_keeps_the_command_to_repeat_and_no_number_that_is_none(tmp_path: Path) -> None:
+    config = {"lr": float("nan"), "betas": [0.9, float("inf")], "path": "\udcff"}
+    plan(tmp_path, config=config, command="python train.py -m seed=1,2")
+    planned = json.loads((tmp_path / "run.json").read_text(), parse_constant=pytest.fail)
+    assert planned["config"] == {"betas": [0.9, None], "path": "\udcff"}
     with RunRecord(tmp_path, command="python job.py") as record:
         record.begin()
     assert read(tmp_path)["command"] == "python train.py -m seed=1,2"
 
 
-def test_out_of_memory_in_another_process_of_the_run_is_how_it_ended(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="closed by peer"), RunRecord(tmp_path) as first:
-        first.begin()
-        with pytest.raises(UserError), RunRecord(tmp_path, enabled=False) as other:
-            other.begin()
-            raise RunOutOfMemoryError("out of memory with data.batch_size=8")
-        raise RuntimeError("Connection closed by peer")
-    after = read(tmp_path)
-    assert (after["status"], after["error"]) == ("out_of_memory", "out of memory with data.batch_size=8")
+def test_room_is_taken_in_no_file_behind_a_link(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".run.json.reserve.tmp").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere").write_text("mine")
+    lived(tmp_path / "run")
+    assert (tmp_path / "elsewhere").read_text() == "mine"
 
 
-def test_how_a_run_ended_is_said_once(tmp_path: Path) -> None:
-    finished(tmp_path)
-    close_open(tmp_path, "killed", "killed by SIGKILL")
-    assert read(tmp_path)["status"] == "finished"
+# --- what is in its place already ------------------------------------------------------------------------------------
 
 
-def test_what_is_no_number_is_no_part_of_a_record(tmp_path: Path) -> None:
-    plan(tmp_path, config={"lr": float("nan"), "betas": [0.9, float("inf")], "path": "\udcff"})
-    assert json.loads((tmp_path / "run.json").read_text(), parse_constant=pytest.fail)["config"] == {
-        "betas": [0.9, None],
-        "path": "\udcff",
-    }
+@pytest.mark.parametrize("content", ["", '{"schema": 1, "sta', "[]"])
+def test_a_torn_record_is_set_aside_by_who_has_to_write_one(
+    content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.json").write_text(content)
+    with pytest.raises(UserError, match="already holds a run"):
+        refuse_used(tmp_path)
+    close(tmp_path, "killed", "killed by SIGKILL")
+    assert (read(tmp_path)["status"], read(tmp_path)["error"]) == ("killed", "killed by SIGKILL")
+    assert (tmp_path / "run.json.aside").read_text() == content
+    assert f"it is now {tmp_path}/run.json.aside" in capsys.readouterr().err
+
+
+def test_a_new_run_takes_no_folder_that_holds_one_or_a_checkpoint_alone(tmp_path: Path) -> None:
+    lived(tmp_path / "ended")
+    (tmp_path / "lost" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "lost" / "checkpoints" / "last.ckpt").touch()
+    for name in ("ended", "lost"):
+        with pytest.raises(UserError, match="already holds a run"):
+            refuse_used(tmp_path / name)
+
+
+@pytest.mark.parametrize("schema", [SCHEMA - 1, SCHEMA + 1, None, "3\n"])
+def test_a_record_of_another_schema_is_refused_in_one_line(schema: object, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"schema": schema, "status": "planned"}))
+    with pytest.raises(UserError, match=f"is of another version: its schema is .*, and this one reads {SCHEMA}$"):
+        read(tmp_path)
+    with pytest.raises(UserError, match="already holds a run"):
+        refuse_used(tmp_path)
 
 
 def test_a_run_whose_folder_another_one_has_taken_in_the_same_second_has_one_of_its_own(tmp_path: Path) -> None:
-    taken = [datetime.now() + timedelta(seconds=second) for second in range(120)]
-    names = {f"{moment:%Y-%m-%d_%H-%M-%S}" for moment in taken}
+    names = {f"{datetime.now() + timedelta(seconds=second):%Y-%m-%d_%H-%M-%S}" for second in range(120)}
     for name in names:
         (tmp_path / "outputs" / "runs" / name).mkdir(parents=True)
         (tmp_path / "outputs" / "runs" / name / ".lock").touch()
@@ -221,15 +213,5 @@ def test_a_run_whose_folder_another_one_has_taken_in_the_same_second_has_one_of_
     assert done.end() == 0, done.complained
     (path,) = (tmp_path / "outputs" / "runs").glob("*/run.json")
     assert path.parent.name.removesuffix("-2") in names - {path.parent.name}
-    assert (
-        read(path.parent)["config"]["callbacks"]["checkpoint"]["dirpath"]
-        == f"{path.parent.relative_to(tmp_path)}/checkpoints"
-    )
-
-
-def test_room_is_taken_in_no_file_behind_a_link(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / ".run.json.reserve.tmp").symlink_to(tmp_path / "elsewhere")
-    (tmp_path / "elsewhere").write_text("mine")
-    finished(tmp_path / "run")
-    assert (tmp_path / "elsewhere").read_text() == "mine"
+    place = read(path.parent)["config"]["callbacks"]["checkpoint"]["dirpath"]
+    assert place == f"{path.parent.relative_to(tmp_path)}/checkpoints"

@@ -1,0 +1,187 @@
+"""The files beside a record: what was written is read, and a file from a stranger is answered in one line."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+from batchscope.errors import UserError
+from batchscope.files import WriteError
+from batchscope.records import operations, step_times
+from batchscope.records.operations import OperationRow, StepOperations, read_operations, to_json, write_operations
+from batchscope.records.step_file import read_rows, write_rows
+from batchscope.records.step_parts import PARTS
+from batchscope.records.step_times import StepTimes, read_step_times, thinned, write_step_times
+
+ROWS = [
+    OperationRow("aten.addmm", "model.head", "forward", "fp32", (64, 10, 128), 1, 163840, 40_000, 512, seconds=1.25e-5),
+    OperationRow("aten._fused_adamw_", "", "optimizer", "fp32", (4, 1_290), calls=2, bytes=36_120),
+]
+
+
+def step(rows: list[OperationRow] = ROWS) -> StepOperations:
+    return StepOperations(64, 1.0, "cpu", "AMD EPYC", "32-true", rows, threads=2, calibration={"launch_us": 1.2})
+
+
+def times(steps: int = 10, starts: tuple[int, ...] = (0, 4, 4), **columns: Any) -> StepTimes:
+    """Steps of 1, 2, … ms in windows that begin at these steps."""
+    step_s = numpy.arange(1, steps + 1, dtype=numpy.float32) / 1e3
+    parts, every = thinned(numpy.outer(step_s, numpy.full(len(PARTS), 1 / len(PARTS))))
+    count = len(starts)
+    known = {"step_s": step_s, "parts_s": parts, "parts_every": every, "window": numpy.array(starts)}
+    known |= {"pass_": numpy.full(count, -1), "disturbed": numpy.zeros(count)}
+    known |= dict.fromkeys(("start_unix", "others_share"), numpy.full(count, numpy.nan))
+    return StepTimes(**{**known, **columns})
+
+
+# --- what was written is read ----------------------------------------------------------------------------------------
+
+
+def test_step_times_are_read(tmp_path: Path) -> None:
+    written = times(others_share=numpy.array([0.25, numpy.nan, 0.5]), pass_=numpy.array([3, -1, 4]))
+    write_step_times(tmp_path, written)
+    found = read_step_times(tmp_path)
+    for name in vars(written):
+        numpy.testing.assert_array_equal(getattr(found, name), getattr(written, name))
+    assert (found.step_s.dtype, found.parts_s.dtype, found.pass_.dtype) == ("float32", "float32", "int64")
+    assert [len(steps) for steps in found.of_windows()] == [4, 0, 6]
+    assert found.medians() == pytest.approx([0.0025, numpy.nan, 0.0075], nan_ok=True)
+
+
+def test_operations_are_read_with_five_digits_of_each_number(tmp_path: Path) -> None:
+    write_operations(tmp_path, step())
+    assert read_operations(tmp_path) == step()
+    write_operations(tmp_path, step([OperationRow("a", "", "forward", "fp32", (), seconds=1.23456789e-4)]))
+    assert read_operations(tmp_path).rows[0].seconds == 1.2346e-4
+
+
+def test_the_rows_of_the_step_file_are_read_without_a_torn_one(tmp_path: Path) -> None:
+    names, rows = ["step", "train/loss"], [{"step": "1", "train/loss": "0.5"}, {"step": "2", "train/loss": ""}]
+    write_rows(tmp_path / "metrics.csv", names, rows)
+    with (tmp_path / "metrics.csv").open("a") as file:
+        file.write("3")
+    assert read_rows(tmp_path / "metrics.csv") == (names, rows)
+
+
+def test_what_a_run_did_not_leave_is_none(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "missing"):
+        assert read_step_times(folder) is read_operations(folder) is None
+    os.mkfifo(tmp_path / "pipe")
+    assert read_rows(tmp_path / "metrics.csv") == read_rows(tmp_path / "pipe") == ([], [])
+
+
+def test_of_a_hundred_thousand_steps_the_parts_of_every_fifth_are_kept() -> None:
+    parts, every = thinned(numpy.arange(100_000.0)[:, None])
+    assert (len(parts), every, parts[1, 0]) == (20_000, 5, 5)
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    write_step_times(tmp_path, times())
+    write_operations(tmp_path, step())
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    monkeypatch.setattr("os.replace", refuse)
+    with pytest.raises(WriteError, match=r"steps\.npz cannot be written: the disk is full"):
+        write_step_times(tmp_path, times(20))
+    with pytest.raises(WriteError, match=r"operations\.json cannot be written: the disk is full"):
+        write_operations(tmp_path, step([]))
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+# --- files from strangers --------------------------------------------------------------------------------------------
+
+
+def columns(**changed: Any) -> Callable[[Path], None]:
+    """A file with some columns changed, or left out."""
+    kept = {name: value for name, value in {**vars(times()), **changed}.items() if value is not None}
+    return lambda path: numpy.savez_compressed(path, **kept)
+
+
+class Evil:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("evil",)
+
+
+def damaged(change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
+    """A file whose bytes were changed."""
+
+    def make(path: Path) -> None:
+        columns()(path)
+        path.write_bytes(change(path.read_bytes()))
+
+    return make
+
+
+def text(said: str) -> Callable[[Path], Any]:
+    return lambda path: path.write_text(said)
+
+
+def facts(**changed: Any) -> Callable[[Path], Any]:
+    """Operations with some facts changed, or left out."""
+    found = {name: value for name, value in {**json.loads(to_json(step())), **changed}.items() if value is not ...}
+    return text(json.dumps(found))
+
+
+def row(at: int, value: Any) -> Callable[[Path], Any]:
+    """Operations the first row of which has another value."""
+    first, second = json.loads(to_json(step()))["rows"]
+    return facts(rows=[[*first[:at], value, *first[at + 1 :]], second])
+
+
+TIMES = {
+    "not a zip file": [text("no archive"), text("")],
+    "it is not a file": [Path.mkdir, os.mkfifo, lambda path: path.symlink_to(path)],
+    "pass_ is not a file in the archive": [columns(pass_=None)],
+    "step_s has another type": [columns(step_s=numpy.ones(10))],
+    "different lengths": [columns(pass_=numpy.array(3)), columns(others_share=numpy.ones(2))],
+    "not in order": [columns(window=numpy.array(at)) for at in ([0, 5, 4], [0, 5, 40], [-9, 0, 0])],
+    "other shapes": [columns(parts_every=0)],
+    "": [damaged(lambda whole: whole[:-90]), damaged(lambda whole: whole[:64] + bytes(8) + whole[72:])],
+    "allow_pickle=False": [columns(others_share=numpy.array([Evil()] * 3))],
+}
+OPERATIONS = {
+    "Expecting value": [text("")],
+    "must be integers": [text("[1, 2]")],
+    "not subscriptable": [text("null")],
+    "it is not a file": [os.mkfifo],
+    "has no schema": [text("{}")],
+    "Expecting|Unterminated|delimiter": [text(to_json(step())[:300])],
+    "recursion": [text("[" * 100_000)],
+    "its schema is '1', and this version reads 2": [facts(schema=1)],
+    "it has no rows": [facts(rows=...)],
+    "it has no batch_size": [facts(batch_size=...)],
+    "batch_size cannot be '0'": [facts(batch_size=0)],
+    "batch_size cannot be 'True'": [facts(batch_size=True)],
+    "batches cannot be 'nan'": [facts(batches=float("nan"))],
+    "it has no batches": [facts(batches=0)],
+    "device cannot be 'None'": [facts(device=None)],
+    "its columns are others": [facts(columns=["name"])],
+    r"calibration cannot be '\[\]'": [facts(calibration=[])],
+    "shorter": [facts(rows=["row"]), facts(rows=[["aten.mm"]])],
+    "name cannot be '99'": [row(0, 99)],
+    r"dims cannot be '\[-1\]'": [row(4, [-1])],
+    "flops cannot be '-5'": [row(6, -5)],
+    "flops cannot be '5'": [row(6, "5")],
+}
+KINDS = [(read_step_times, step_times.FILE, TIMES), (read_operations, operations.FILE, OPERATIONS)]
+
+
+@pytest.mark.parametrize(
+    ("read", "name", "reason", "make"),
+    [(read, name, reason, make) for read, name, of in KINDS for reason, makes in of.items() for make in makes],
+)
+def test_a_file_that_is_none_is_one_line(
+    read: Callable[[Path], object], name: str, reason: str, make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make(tmp_path / name)
+    with pytest.raises(UserError, match=f"{name}: cannot be read: .*({reason})") as caught:
+        read(tmp_path)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+    assert not (tmp_path / "evil").exists()

@@ -1,0 +1,85 @@
+"""Numbers, metrics and lines as people see them."""
+
+import pytest
+
+from batchscope.records import terminal
+from batchscope.records.formatting import count, duration, memory, option_value, percent, significant, with_prefix
+from batchscope.records.metrics import FRACTION, METRICS, RUN_METRICS, best_first, metric
+from batchscope.records.step_parts import PARTS
+
+SHOWN = {
+    significant: {"61,200": 61234, "843": 843.2, "100": 99.96, "8.43": 8.434, "0.0123": 0.01234, "0.00": 0, "-5.00": -5},
+    duration: {"3.2 ms": 0.0032, "45 s": 45.04, "12 min": 720, "1.5 h": 5400, "1.23 s": 1.234},
+    with_prefix: {
+        "10.3 TFLOP/s": (10.34e12, "FLOP/s"), "900 µJ": (0.0009, "J"), "422 ns": (4.22e-7, "s"), "1 kB": (999.96, "B"),
+        "12": (12, ""), "0 J": (0, "J"),
+    },
+    memory: {"0.5 KiB": 512, "1 MiB": 2**20, "0.986 GiB": 1010 * 2**20, "999 MiB": 999 * 2**20},
+    percent: {"35 %": 0.353, "98.5 %": (0.9846, 1)},
+    count: {"1 step": (1, "step"), "1,200 steps": (1200, "step")},
+    option_value: {"true": True, "null": None, "0.004": 0.004, "cpu": "cpu", "[1,null]": [1, None]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shows", SHOWN, ids=lambda shows: shows.__name__)
+def test_a_number_has_the_digits_and_the_unit_that_suit_it(shows):
+    for text, value in SHOWN[shows].items():
+        assert shows(*value if isinstance(value, tuple) else (value,)) == text
+
+
+# --- metrics ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_declared_metric_has_a_meaning_and_its_unit_ends_its_name():
+    units = {"_ms": "ms", "_gib": "GiB", "_pct": "%", "_w": "W", "_per_sec": "/s"}
+    for key, declared in {**METRICS, **RUN_METRICS}.items():
+        assert declared.key == key and declared.meaning
+        for suffix, unit in units.items():
+            assert not key.endswith(suffix) or declared.unit.endswith(unit), key
+    assert {f"time/{part}_ms" for part in PARTS} < METRICS.keys()
+    assert {f"{part}_ms_mean" for part in PARTS} < RUN_METRICS.keys()
+
+
+def test_the_name_tells_of_a_metric_that_is_not_declared():
+    for key, better, text in (
+        ("val/acc", True, "98.5 %"),
+        ("own/acc_top5", True, "98.5 %"),
+        ("own/top5_acc", True, "98.5 %"),
+        ("own/aux_loss", False, "0.985"),
+        ("val/f1", None, "0.985"),
+    ):
+        assert (metric(key).higher_is_better, metric(key).text(0.9851)) == (better, text)
+
+
+def test_a_heading_with_a_percent_sign_saves_it_in_every_cell():
+    assert metric("mfu").unit == FRACTION
+    assert (metric("mfu").cell(0.123), metric("test/acc").cell(0.98)) == ("12.3", "98.0 %")
+
+
+def test_an_accuracy_tells_most_and_a_metric_of_unknown_direction_least():
+    assert best_first(["val/f1", "val/loss", "val/acc", "val/loss"]) == ["val/acc", "val/loss", "val/f1"]
+
+
+# --- lines -----------------------------------------------------------------------------------------------------------
+
+PARTS_LINE = "step 57.2 ms = data 0.298 + transfer 0.148 + forward 16.4"
+
+
+@pytest.mark.parametrize(
+    ("line", "width", "lines"),
+    [
+        pytest.param(PARTS_LINE, 50, [PARTS_LINE[:42], f"  {PARTS_LINE[43:]}"], id="before the signs between items"),
+        pytest.param("  one two three", 11, ["  one two", "    three"], id="at any space, and keeps its margin"),
+        pytest.param("see outputs/runs/2026/run.json", 20, ["see", "  outputs/runs/2026/run.json"], id="in no word"),
+        pytest.param("", 20, [""], id="an empty one stays"),
+    ],
+)
+def test_a_line_breaks(line, width, lines):
+    assert terminal.wrapped([line], width) == lines
+
+
+@pytest.mark.parametrize(("said", "width"), [("80", 80), ("", 140)])
+def test_the_width_is_that_of_the_terminal(said, width, monkeypatch):
+    monkeypatch.setenv("COLUMNS", said)
+    monkeypatch.setattr("sys.__stdout__", None)
+    assert terminal.columns() == width
