@@ -1,14 +1,23 @@
-"""The rules by which a batch size is recommended, and what the sentences claim."""
+"""Which batch size is recommended, by rates, quality, progress or the time to a target, and what the sentences claim."""
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from batchscope.analysis.answer import Answer, answer
+from batchscope.analysis.noise import Ratio
+from batchscope.analysis.progress import pooled
+from batchscope.analysis.quality import quality_of, training_words
 from batchscope.analysis.read import find
+from batchscope.analysis.report import write_report
 from batchscope.analysis.table import shown_metrics
-from tests.support.synthetic_runs import write_measured, write_run, write_steps
+from tests.support.synthetic_runs import write_curve, write_measured, write_rates, write_run
+
+TIMED, SEEDS = "experiment=throughput data.batch_size=", "seed=0,1,2 data.batch_size="
+ENOUGH = "64 is enough: it gives at least 90 % of the best rate."
+UNTRAINED = "Accuracy was not measured: train these sizes before you choose."
 
 
 def answered(folder: Path) -> Answer | None:
@@ -18,177 +27,313 @@ def answered(folder: Path) -> Answer | None:
     return answer(group, shown_metrics(sweep))
 
 
-def timed(folder: Path, rates: dict[int, float], **facts: Any) -> Answer:
-    """The answer for sizes with these rates."""
-    write_measured(folder, {size: 1e3 * size / rate for size, rate in rates.items()}, **facts)
-    found = answered(folder)
-    assert found is not None
-    return found
+# --- the rules -------------------------------------------------------------------------------------------------------
 
 
-def by_size(key: str, values: dict[int, float]) -> dict[str, Any]:
-    return {"metrics": lambda size: {key: values[size]}}
+def trained_to(key: str, values: dict[int, float], **facts: Any) -> dict[str, Any]:
+    return {"metrics": lambda size: {key: values[size]}, **facts}
 
 
-ACCURACY = by_size("test/acc", {8: 0.72, 64: 0.70, 2048: 0.20}) | {"test_samples": 360, "noise": 0.0002}
-ENOUGH = "64 is enough: it gives at least 90 % of the best rate."
-
-
-@pytest.mark.parametrize(
-    ("rates", "facts", "size", "line"),
-    [
-        # The fastest is what all others are shown to be slower than.
-        ({8: 1000, 64: 3000, 512: 4000}, {}, 512, "512 is the fastest; 64 gives 75 % of it."),
-        # The smallest size that is shown to reach 90 % is recommended.
-        ({8: 1000, 64: 3800, 512: 4000}, {}, 64, ENOUGH),
-        # Equal sizes are not called faster, and a slower one between them is not called equal.
-        ({64: 4000, 256: 2000, 512: 4000}, {"noise": 0.03, "seed": 4}, 64, ENOUGH),
-        # A smaller size that may reach it makes the answer undecided.
-        (
-            {8: 1000, 64: 3600, 512: 4000},
-            {"noise": 0.08, "windows": 6, "seed": 1},
-            None,
-            "Undecided between 64 and 512: ",
-        ),
-        # Of trained runs only those that train as well.
-        (
-            {8: 5e3, 64: 3e4, 2048: 9e4},
-            ACCURACY,
-            64,
+NOISY = {"noise": 0.08, "windows": 6, "seed": 1}
+ACCURACY = trained_to("test/acc", {8: 0.72, 64: 0.70, 2048: 0.20}, evaluated={"test": 360}, epochs=1, noise=0.0002)
+LOSS = trained_to("test/loss", {8: 0.1, 64: 0.12})
+SLOWED = {"more": {1024: 3984}, "others": 0.2}
+RISES = "The rate still rises at 512"
+# The rates, and facts of the runs (`more` are runs with facts of their own); the size that is recommended, the options
+# that decide between several, and lines of the answer.
+RULES: dict[str, tuple[dict[int, float], dict[str, Any], int | None, str, list[str]]] = {
+    "the fastest is what all others are shown to be slower than": (
+        {8: 1000, 64: 3000, 512: 4000}, {}, 512, "", ["512 is the fastest; 64 gives 75 % of it.", UNTRAINED],
+    ),
+    "the smallest size that is shown to reach 90 % is enough": (
+        {8: 1000, 64: 3800, 512: 4000}, {}, 64, "", [ENOUGH],
+    ),
+    "equal sizes are not called faster, and a slower one between them is not called equal": (
+        {64: 4000, 256: 2000, 512: 4000}, {"noise": 0.03, "seed": 4}, 64, "", [ENOUGH],
+    ),
+    "a smaller size that may reach it makes it undecided": (
+        {8: 1000, 64: 3600, 512: 4000}, NOISY, None, f"{TIMED}64,512", ["Undecided between 64 and 512: "],
+    ),
+    "a larger size that other programs slowed may be worth it": (
+        {64: 3951, 256: 4000}, SLOWED, None, f"{TIMED}64,1024",
+        ["Undecided between 64 and 1,024: 1,024 gives 95 to 123 % of the rate of 256; 110 % would be worth it."],
+    ),
+    "of trained runs only those that train as well; a faster one has its price": (
+        {8: 5e3, 64: 3e4, 2048: 9e4}, ACCURACY, 64, "",
+        [
             "64 is the fastest of those with the best test/acc; 8 gives 17 % of",
-        ),
-        # The noise of one loss is not known.
-        (
-            {8: 1000, 64: 4000},
-            by_size("test/loss", {8: 0.1, 64: 0.12}),
-            None,
-            "Undecided between 8 and 64: 8 has the best",
-        ),
-        (
-            {8: 1000, 64: 4000},
-            {"others": 0.45},
-            None,
-            "The machine was busy: other programs took 45 % of the processor. No",
-        ),
-    ],
-)
-def test_the_rules(tmp_path: Path, rates: dict[int, float], facts: dict[str, Any], size: int | None, line: str):
-    found = timed(tmp_path, rates, **facts)
-    assert found.size == size
-    assert found.lines[0].startswith(line)
-    assert any(claim["kind"] == "fastest" for claim in found.claims) == ("is the fastest" in line)
-    assert any(claim["kind"] == "reaches" for claim in found.claims) == (size is not None)
-    assert bool(found.repeat) == (size is None)
+            "2,048 is 3.00 times as fast and loses 50 points after 1 epoch.",
+        ],
+    ),
+    "the noise of one loss is not known": (
+        {8: 1000, 64: 4000}, LOSS, None, f"{SEEDS}8,64", ["Undecided between 8 and 64: 8 has the best"],
+    ),
+    "a busy machine has no answer": (
+        {8: 1000, 64: 4000}, {"others": 0.45}, None, f"{TIMED}8,64",
+        ["The machine was busy: other programs took 45 % of the processor. No"],
+    ),
+    "records without windows have none": (
+        {8: 800, 64: 6400}, {"windows": 0}, None, f"{TIMED}8,64",
+        ["No rate is known well enough to compare sizes: the runs measured too few steps."],
+    ),
+    "a size of too few windows is never recommended": (
+        {8: 1000, 64: 2000}, {"more": {512: 51200}, "windows": 1}, None, f"{TIMED}64,512", ["Undecided between"],
+    ),
+    "a smaller size that is not known is no candidate": (
+        {64: 2000, 512: 2560}, {"more": {8: 2667}, "windows": 0}, None, f"{TIMED}8,512", ["Undecided between"],
+    ),
+    "a rate that is not known to 10 % is said to be": (
+        {64: 1000, 512: 4000}, {"more": {8: 100}, "noise": 0.3, "seed": 5, "passes": False}, 512, "",
+        ["512", UNTRAINED, "Not known to ± 10 %, and marked with ?: the rate at 8."],
+    ),
+    "a larger size may be faster": ({64: 2000, 512: 4000}, {}, 512, "", ["512", f"{RISES}: 1,024 may be faster."]),
+    "a larger size than the training set is not": (
+        {64: 2000, 512: 4000}, {"train_samples": 600}, 512, "", ["512", f"{RISES}; the training set has 600."],
+    ),
+    "a larger size ran out of memory": (
+        {64: 2000, 512: 4000}, {"more": {1024: 1}, "status": "out_of_memory", "throughput": {"samples_per_sec": None}}, 512, "",
+        ["512", f"{RISES}, and 1,024 ran out of memory."],
+    ),
+}  # fmt: skip
 
 
-def test_the_interval_that_is_said_is_the_one_in_doubt(tmp_path: Path):
-    """64 is enough for sure; 1,024 may be faster, because other programs slowed it."""
-    write_measured(tmp_path, {64: 16.2, 256: 64.0})
-    write_measured(tmp_path, {1024: 257.0}, first=2, others=0.2)
+@pytest.mark.parametrize("rule", RULES)
+def test_the_rules(rule: str, tmp_path: Path) -> None:
+    rates, facts, size, repeat, lines = RULES[rule]
+    more = facts.get("more", {})
+    write_rates(tmp_path, rates, **({} if more else facts))
+    write_rates(tmp_path, more, first=len(rates), **{key: fact for key, fact in facts.items() if key != "more"})
     found = answered(tmp_path)
     assert found is not None
-    assert found.lines[0].startswith("Undecided between 64 and 1,024: 1,024 gives ")
-    assert found.lines[0].endswith(" % of the rate of 256; 110 % would be worth it.")
+    assert (found.size, " ".join(found.repeat)) == (size, repeat)
+    said = iter(found.lines)
+    assert found.lines[0].startswith(lines[0])
+    assert all(any(line.startswith(expected) for line in said) for expected in lines), found.lines
+    kinds = {claim["kind"] for claim in found.claims}
+    assert ("reaches" in kinds, "fastest" in kinds) == (
+        size is not None,
+        "the fastest" in lines[0] or lines[0] == "512",
+    )
+    assert ("worse" in kinds) == (len(lines) > 1 and "loses" in lines[1])
+    between = [int(each) for each in repeat.rpartition("=")[2].split(",")] if found.decision and repeat else []
+    assert (found.decision.between if found.decision else []) == between
+    known = [each for each in between if math.isfinite(found.rates.reach(each))]
+    assert found.candidate == (size or min(known, default=None))
 
 
-def test_doubt_never_leads_to_a_larger_size(tmp_path: Path):
+def test_doubt_never_leads_to_a_larger_size(tmp_path: Path) -> None:
     for seed in range(10):
-        found = timed(tmp_path / str(seed), {64: 3800, 512: 4000}, noise=0.1, windows=5, seed=seed)
-        assert found.size in (None, 64)
+        write_rates(tmp_path / str(seed), {64: 3800, 512: 4000}, noise=0.1, windows=5, seed=seed)
+        assert answered(tmp_path / str(seed)).size in (None, 64)
 
 
-def test_the_price_of_a_faster_size_that_trains_worse_is_named(tmp_path: Path):
-    found = timed(tmp_path, {8: 5_000, 64: 30_000, 2048: 90_000}, **ACCURACY)
-    assert "2,048 is 3.00 times as fast and loses 50 points after 1 epoch." in found.lines
-    assert {"kind": "worse", "batch_size": 2048, "metric": "test/acc"} in found.claims
-
-
-@pytest.mark.parametrize(
-    ("facts", "repeat", "between"),
-    [
-        ({"noise": 0.08, "windows": 5, "seed": 3}, ["experiment=throughput", "data.batch_size=64,512"], [64, 512]),
-        (by_size("test/loss", {8: 0.1, 64: 0.12, 512: 0.1}), ["seed=0,1,2", "data.batch_size=8,64"], [8, 64]),
-        ({"others": 0.45}, ["experiment=throughput", "data.batch_size=8,64,512"], None),
-    ],
-)
-def test_an_open_answer_has_the_options_that_decide_it(
-    tmp_path: Path, facts: dict[str, Any], repeat: list[str], between: list[int] | None
-):
-    found = timed(tmp_path, {8: 1000, 64: 3900, 512: 4000}, **facts)
-    assert found.repeat == repeat
-    assert (found.decision.between if found.decision else None) == between
-    assert found.candidate == (min(between) if between else None)
-    assert found.decision or found.vague == [8, 64, 512]
-
-
-# --- what is not known ---------------------------------------------------------------------------------------------
-
-
-def test_a_size_of_three_steps_without_an_interval_is_never_recommended(tmp_path: Path):
-    write_measured(tmp_path, {8: 8.0, 64: 32.0})
-    write_run(tmp_path / "2", 512, 10.0)
-    write_steps(tmp_path / "2", [[10.0] * 3])
-    found = answered(tmp_path)
-    assert found is not None
-    assert (found.size, found.candidate) == (None, 64)
-    assert 512 in found.vague
-
-
-def test_a_smaller_size_that_is_not_known_is_no_candidate(tmp_path: Path):
-    write_measured(tmp_path, {64: 32.0, 512: 200.0})
-    write_run(tmp_path / "2", 8, 3.0)
-    found = answered(tmp_path)
-    assert found is not None
-    assert (found.size, found.candidate) == (None, 512)
-
-
-def test_records_without_windows_have_no_answer_and_one_size_has_none_at_all(tmp_path: Path):
-    write_run(tmp_path / "0", 8, 10.0)
-    assert answered(tmp_path) is None
-    write_run(tmp_path / "1", 64, 10.0)
-    found = answered(tmp_path)
-    assert found is not None
-    assert (found.size, found.candidate) == (None, None)
-    assert found.lines == ["No rate is known well enough to compare sizes: the runs measured too few steps."]
-    assert found.repeat == ["experiment=throughput", "data.batch_size=8,64"]
-
-
-def test_a_share_that_is_not_known_to_10_percent_is_a_bound(tmp_path: Path):
-    write_measured(tmp_path, {64: 64.0, 512: 128.0})
-    write_measured(tmp_path, {8: 80.0}, first=2, noise=0.3, seed=5, passes=False)
-    found = answered(tmp_path)
-    assert found is not None
-    assert found.size == 512
-    (claim,) = [claim for claim in found.claims if claim["kind"] in ("share", "at_most")]
-    assert claim["batch_size"] == 64
-    assert 8 in found.vague
-    assert "Not known to ± 10 %, and marked with ?: the rate at 8." in found.lines
-
-
-def test_a_size_that_nobody_asked_for_is_not_recommended(tmp_path: Path):
+def test_a_size_that_nobody_asked_for_is_not_recommended_and_one_size_has_no_answer(tmp_path: Path) -> None:
     """The training set has 88 samples: a batch of 128 and one of 256 hold 88."""
+    write_measured(tmp_path, {32: 32.0}, train_samples=88)
+    assert answered(tmp_path) is None
     write_measured(tmp_path, {32: 32.0, 64: 40.0}, train_samples=88)
-    for number, asked in enumerate((128, 256), 2):
-        run = write_run(tmp_path / str(number), asked, 41.0, throughput={"batch_size": 88}, train_samples=88)
-        write_steps(run, [[41.0] * 5] * 12, rounds=range(12))
+    write_measured(tmp_path, {128: 41.0, 256: 41.0}, first=2, throughput={"batch_size": 88}, train_samples=88)
     found = answered(tmp_path)
-    assert found is not None
     assert found.size == 64
     assert not any("88 is" in line for line in found.lines)
     assert "a batch of 128 is larger than the training set: it held 88" in find([tmp_path]).notes
 
 
+# --- quality ---------------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
-    ("facts", "line"),
+    ("values", "key", "samples", "as_good", "words"),
     [
-        ({}, "The rate still rises at 512: 1,024 may be faster."),
-        ({"train_samples": 600}, "The rate still rises at 512; the training set has 600."),
-        ({"out_of_memory": 1024}, "The rate still rises at 512, and 1,024 ran out of memory."),
+        # One seed has the error of its samples: two errors of this difference are 2 points.
+        ({8: [0.95], 64: [0.94], 512: [0.90]}, "test/acc", 1000, [8, 64], "5.0 points"),
+        # Several seeds have the error that they show.
+        ({8: [0.951, 0.949, 0.950], 64: [0.941, 0.939, 0.940]}, "test/acc", 1000, [8], "1.0 points"),
+        ({8: [0.99, 0.91], 64: [0.98, 0.90]}, "test/acc", 1000, [8, 64], "1.0 points"),
+        # A perfect accuracy is not without error.
+        ({8: [1.0], 64: [0.998]}, "test/acc", 1000, [8, 64], "0.2 points"),
+        # The noise of one loss is not known, nor that of an unknown number of samples.
+        ({8: [0.1], 64: [0.5]}, "test/loss", 1000, None, "0.400 of test/loss"),
+        ({8: [0.5], 64: [0.1]}, "test/acc", None, None, "40 points"),
     ],
 )
-def test_whether_a_larger_size_may_be_faster(tmp_path: Path, facts: dict[str, Any], line: str):
-    if size := facts.pop("out_of_memory", None):
-        write_run(tmp_path / "9", size, status="out_of_memory", error="OutOfMemoryError")
-    found = timed(tmp_path, {64: 2000, 512: 4000}, **facts)
-    assert found.lines[-1] == line
-    assert "Accuracy was not measured: train these sizes before you choose." in found.lines
+def test_a_size_is_worse_where_its_loss_is_more_than_noise(
+    tmp_path: Path, values, key, samples, as_good, words
+) -> None:
+    write_measured(tmp_path, {8: 10.0}, first=90, windows=1, status="interrupted")  # tells no number of samples
+    seeds = max(map(len, values.values()))
+    for seed in range(seeds):
+        metrics = {size: {key: of_size[seed]} for size, of_size in values.items()}
+        sizes = dict.fromkeys(values, 10.0)
+        facts = {"evaluated": {"test": samples}, "metrics": metrics.get}
+        write_measured(tmp_path, sizes, first=10 * seed, seed=seed, windows=1, **facts)
+    found = quality_of(find([tmp_path]).groups[0].sizes, key)
+    assert (found.best, found.as_good, found.seeds) == (8, as_good or list(values), seeds)
+    assert (found.allowed is None) == (as_good is None)
+    assert found.loss_words(max(values), 8) == words
+
+
+def test_a_metric_without_direction_or_that_no_run_has_decides_nothing(tmp_path: Path) -> None:
+    write_measured(tmp_path, {8: 10.0, 64: 10.0}, windows=1, metrics={"test/temperature": 1.0})
+    sizes = find([tmp_path]).groups[0].sizes
+    assert quality_of(sizes, "test/temperature") is quality_of(sizes, "test/acc") is None
+
+
+@pytest.mark.parametrize(("epochs", "words"), [(1, "1 epoch"), (3, "3 epochs"), ([1], "this training")])
+def test_a_training_in_words(tmp_path: Path, epochs: object, words: str) -> None:
+    write_run(tmp_path / "0", 8, 10.0, metrics={"test/acc": 0.9}, epochs=epochs)
+    assert training_words(find([tmp_path]).runs) == words
+
+
+# --- progress: what the gradient noise scale says --------------------------------------------------------------------
+
+RATES = {16: 1000.0, 64: 3000.0, 256: 6000.0, 1024: 8000.0}
+KNOWN = {"samples": 400.0, "low": 380.0, "high": 420.0}
+VAGUE = {"samples": 400.0, "low": 20.0, "high": 8000.0}
+
+
+def test_goodput_is_the_rate_times_the_progress_of_a_sample(tmp_path: Path) -> None:
+    progress = answered(write_rates(tmp_path, RATES, drift=0, noise_scale=KNOWN)).progress
+    assert [progress.efficiency(size) for size in RATES] == pytest.approx([416 / (400 + size) for size in RATES])
+    assert progress.goodput(256) == pytest.approx(6000 * 416 / 656, rel=0.03)
+    ratio = progress.ratio(1024, 256)
+    assert ratio.value == pytest.approx(8 / 6 * 656 / 1424, rel=0.03)
+    assert ratio.low < ratio.value < ratio.high
+
+
+EARLY = "samples (390 to 410) at the beginning of the training, and it grows. An update"
+LOST = "1,024 has the highest rate, of which 71 % is lost to noise, compared with 16."
+
+
+@pytest.mark.parametrize(
+    ("noise_scale", "facts", "lines"),
+    [
+        (KNOWN, {}, [f"Gradient noise scale: 400 {EARLY}", "By it 256 reaches a given quality first.", LOST]),
+        # A wide interval names all sizes that it may be.
+        (VAGUE, {}, ["Gradient noise scale: 400 samples (89.4 to 1,790)", "By it 64, 256 or 1,024 reaches a given"]),
+        ({"samples": 400.0, "low": 60.0}, {}, ["Gradient noise scale: 400 samples (60.0 or more)"]),
+        ({"missing": "too few"}, {}, []),
+        (KNOWN, {"others": 0.45}, []),  # on a busy machine there is no answer
+    ],
+)
+def test_a_sentence_is_as_strong_as_its_interval(noise_scale, facts, lines, tmp_path: Path) -> None:
+    said = answered(write_rates(tmp_path, RATES, drift=0, noise_scale=noise_scale, **facts)).lines
+    found = [line for line in said if "noise" in line or line.startswith("By it")]
+    assert [line[: len(expected)] for line, expected in zip(found, lines, strict=False)] == lines
+    assert bool(found) == bool(lines)
+
+
+def test_the_samples_of_an_update_count_with_accumulated_batches_and_ranks(tmp_path: Path) -> None:
+    options = {"trainer.accumulate_grad_batches": 4}
+    write_rates(tmp_path, RATES, noise_scale=KNOWN, options=options, throughput={"processes": 2})
+    assert answered(tmp_path).progress.updates == {size: 8 * size for size in RATES}
+
+
+def test_runs_that_differ_widen_the_interval_of_their_noise_scale() -> None:
+    alike = pooled([Ratio(100, 90, 111)] * 4)
+    apart = pooled([Ratio(value, 0.9 * value, 1.11 * value) for value in (50, 100, 100, 200)])
+    assert alike.value == pytest.approx(100) and apart.value == pytest.approx(100, rel=0.02)
+    assert 1.05 < alike.high / alike.low < 1.25 and apart.high / apart.low > 2
+    assert pooled([Ratio(5, 2, math.inf), Ratio(9, 4, math.inf)]) == Ratio(9, 4, math.inf)
+    assert pooled([]) is None
+
+
+# --- time to target --------------------------------------------------------------------------------------------------
+
+FIRST = "reached val/acc 90.0 % first"
+
+
+def write_trained(folder: Path, times: dict[int, float | None], ended: str = "", **facts: Any) -> None:
+    """Runs that were trained to val/acc 0.9: each time in seconds, or None for one that was ended after 5 s.
+
+    Every time is known to a tenth.
+    """
+
+    def target(size: int) -> dict[str, Any]:
+        seconds = times[size] or 5.0
+        found = {"metric": "val/acc", "value": 0.9, "best": 0.8, "steps": round(100 * seconds), "seconds": seconds}
+        return found | {"after_seconds": 0.9 * seconds, "ended": ended}
+
+    sizes = dict.fromkeys(times, 10.0)
+    write_measured(folder, sizes, steps=500, target=target, time_to_target_s=times.get, **facts)
+
+
+@pytest.mark.parametrize(
+    ("runs", "facts", "size", "lines"),
+    [
+        (
+            [{16: 4.0, 64: 2.0, 256: None}], {}, 64,
+            [
+                f"64 {FIRST} (one seed), after 2 s of training and 12,800 samples, at optimizer.lr=0.004.",
+                "Not reached while others could win: 256.",
+            ],
+        ),
+        # Validations that lie between them do not tell two sizes apart.
+        ([{16: 4.0, 64: 2.0, 256: 2.1}], {}, None, [f"64 or 256 {FIRST}: which of them is not told apart."]),
+        (
+            [{16: None, 64: None}], {}, None,
+            ["No run reached val/acc 90.0 %: the best was 80.0 %. Take an easier target, or give"],
+        ),
+        # A size whose time was over before may have won.
+        (
+            [{16: 7.0, 64: None}], {"ended": "the time limit"}, None,
+            [f"16 {FIRST} of those that did.", "Stopped while still in time: 64. Give more time by search.minutes."],
+        ),
+        # Most seeds decide.
+        (
+            [{16: 4.0, 64: 2.0}, {16: 2.0, 64: 4.0}], {}, None,
+            [f"16 or 64 {FIRST}: which of them depends on the seed."],
+        ),
+        (
+            [{16: 4.0, 64: 2.0}, {16: 4.2, 64: 2.2}, {16: 3.0, 64: 3.5}], {}, 64,
+            [f"64 {FIRST} with 2 of 3 seeds, after 2.2 s of training"],
+        ),
+        # The first size is known where no rate is.
+        ([{16: 4.0, 64: 2.0}], {"windows": 0}, None, [f"64 {FIRST} (one seed), after 2 s"]),
+        # Of several learning rates the best one counts.
+        (
+            [{16: 4.0, 64: 3.0}, {16: 1.0}], {"options": {"optimizer.lr": 0.1}}, 16,
+            [f"16 {FIRST} (one seed), after 1 s of training and 1,600 samples, at optimizer.lr=0.1."],
+        ),
+    ],
+)  # fmt: skip
+def test_the_size_that_reached_the_target_first_is_the_answer(runs, facts, size, lines, tmp_path: Path) -> None:
+    for number, times in enumerate(runs):
+        of_last = "options" in facts  # whose learning rate is another one, with the same seed
+        own = {} if of_last and number == 0 else facts
+        write_trained(tmp_path, times, first=3 * number, seed=0 if of_last else number, **own)
+    found = answered(tmp_path)
+    assert found.size == size
+    assert [line[: len(expected)] for line, expected in zip(found.lines, lines, strict=True)] == lines
+    assert found.repeat == []
+
+
+@pytest.mark.parametrize(
+    ("points", "said"),
+    [
+        (  # 16 reaches 90 % in its second validation, 64 in its fourth, and 256 never does
+            {16: [0.8, 0.91, 0.97, 0.98], 64: [0.5, 0.7, 0.8, 0.9], 256: [0.1, 0.2, 0.3, 0.35]},
+            [f"16 {FIRST} (one seed), after 2 s of training and 3,200 samples, at optimizer.lr=0.004."],
+        ),
+        # Validations at the same times do not tell sizes apart.
+        ({16: [0.8, 0.8, 0.8, 0.91], 64: [0.7, 0.8, 0.8, 0.92]}, []),
+    ],
+)
+def test_trained_runs_are_compared_at_the_value_that_half_of_the_sizes_reach(points, said, tmp_path: Path) -> None:
+    write_measured(tmp_path, dict.fromkeys(points, 10.0), steps=400)
+    for number, values in enumerate(points.values()):
+        write_curve(tmp_path / str(number), zip((100, 200, 300, 400), values, strict=True), 10.0)
+    assert [line for line in answered(tmp_path).lines if "reached" in line] == said
+
+
+def test_the_report_has_a_table_a_plot_and_columns(tmp_path: Path) -> None:
+    scale = {"samples": 300.0, "low": 285.0, "high": 315.0}
+    write_trained(tmp_path, {16: 4.0, 64: 2.0, 256: None}, noise_scale=scale)
+    report = write_report([tmp_path], tmp_path / "report")
+    rows = [line.split() for line in report.text.splitlines()]
+    assert ["s", "to", "target", "4.00", "2.00", ">", "5.00"] in rows
+    assert ["samples", "6,400", "12,800"] in rows
+    assert ["efficiency", "100%", "87%", "57%"] in rows
+    assert any(row[:1] == ["goodput"] and len(row) == 4 for row in rows)
+    assert (tmp_path / "report/time_to_target.png").exists()
+    assert {"time_to_target_s", "samples_to_target", "noise_scale"} <= set(report.frame.columns)

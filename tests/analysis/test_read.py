@@ -1,60 +1,198 @@
-"""Which runs are found below some folders, and what is said of those that cannot be read."""
+"""Which runs are found below some folders, the numbers of each, and which of them differ in batch size alone."""
 
 import pytest
 
 from batchscope.analysis.read import find
 from batchscope.errors import UserError
-from tests.support.synthetic_runs import serial, write_run, write_sweep
-
-T = serial(4, 0.1)
+from tests.support.synthetic_runs import change_record, write_curve, write_measured, write_run
 
 
-def test_runs_come_in_the_order_of_their_numbers(tmp_path):
-    write_sweep(tmp_path, list(range(1, 13)), T)
-    assert [run.name for run in find([tmp_path]).runs] == [str(n) for n in range(12)]
+def write(folder, sizes, first=0, **facts):
+    return write_measured(folder, dict.fromkeys(sizes, 10.0), first=first, windows=0, **facts)
 
 
-def test_a_run_found_through_two_folders_counts_once(tmp_path):
-    write_sweep(tmp_path, [32, 64], T)
-    assert len(find([tmp_path, tmp_path / "1"]).runs) == 2
+# --- which runs ------------------------------------------------------------------------------------------------------
+
+
+def test_runs_come_in_the_order_of_their_numbers_and_each_counts_once(tmp_path):
+    write(tmp_path, range(1, 13))
+    (tmp_path / ".submitit" / "1234").mkdir(parents=True)  # what a launcher keeps in a hidden folder is no run
+    (tmp_path / ".submitit" / "1234" / "run.json").touch()
+    sweep = find([tmp_path])
+    assert ([run.name for run in sweep.runs], sweep.notes) == ([str(n) for n in range(12)], [])
+    assert len(find([tmp_path, tmp_path / "1"]).runs) == 12
 
 
 def test_runs_of_several_sweeps_are_told_apart_by_name(tmp_path):
-    write_sweep(tmp_path / "a", [32], T)
-    write_sweep(tmp_path / "b", [64], T)
+    for name in "ab":
+        write(tmp_path / name, [32])
     assert [run.name for run in find([tmp_path / "a", tmp_path / "b"]).runs] == ["a/0", "b/0"]
 
 
 @pytest.mark.parametrize(
     ("content", "note"),
     [
-        ('{"schema": 1, "status": "runn', "cannot be read"),
-        ("[]", "it is not the record of a run"),
-        ('{"schema": 2}', "is of another version: its schema is 2, and this one reads 3"),
-        ('{"schema": "3\\n3"}', r"is of another version: its schema is '3\n3', and this one reads 3"),
-        ("{}", "left out: it has no config"),
-        (b"\xff\xfe\x00", "cannot be read"),
+        (b'{"schema": 1, "status": "runn', "2: cannot be read"),
+        (b"[]", "2: cannot be read: it is not the record of a run"),
+        (b'{"schema": "3\\n3"}', r"2: is of another version: its schema is '3\n3', and this one reads 3"),
+        (b"{}", "2: left out: it has no config"),
+        (b"\xff\xfe\x00", "2: cannot be read"),
     ],
 )
 def test_a_broken_record_is_a_note_and_the_rest_is_read(tmp_path, content, note):
-    write_sweep(tmp_path, [32, 64], T)
+    write(tmp_path, [32, 64])
     (tmp_path / "2").mkdir()
-    (tmp_path / "2" / "run.json").write_bytes(content if isinstance(content, bytes) else content.encode())
+    (tmp_path / "2" / "run.json").write_bytes(content)
     sweep = find([tmp_path])
-    assert len(sweep.runs) == 2
-    assert len(sweep.notes) == 1
-    assert sweep.notes[0].startswith("2: ")
-    assert note in sweep.notes[0]
-
-
-def test_what_a_launcher_keeps_in_a_hidden_folder_is_no_run(tmp_path):
-    write_run(tmp_path / "0")
-    (tmp_path / ".submitit" / "1234").mkdir(parents=True)
-    assert find([tmp_path]).notes == []
+    assert (len(sweep.runs), len(sweep.notes), sweep.notes[0][: len(note)]) == (2, 1, note)
 
 
 def test_nothing_at_all_is_the_users_mistake(tmp_path):
-    with pytest.raises(UserError, match="no runs in"):
-        find([tmp_path])
-    with pytest.raises(UserError, match="no such folder"):
-        find([tmp_path / "missing"])
+    for folder, said in ((tmp_path, "no runs in"), (tmp_path / "missing", "no such folder")):
+        with pytest.raises(UserError, match=said):
+            find([folder])
+
+
+# --- the numbers of a run --------------------------------------------------------------------------------------------
+
+
+def only(folder, batch_size=64, step_ms=10.0, **facts):
+    write_run(folder / "0", batch_size, step_ms, **facts)
+    return find([folder]).runs[0]
+
+
+def test_values_of_the_wrong_kind_are_unknown(tmp_path):
+    wrong = {"samples_per_sec": [1], "step_ms_median": "fast", "parts_ms": [1], "mfu": True}
+    facts = {"hardware": None, "metrics": 3, "seconds": "long", "versions": [], "dataset": "mnist"}
+    change_record(write_run(tmp_path / "0", 64, 10.0), throughput=wrong, **facts)
+    (run,) = find([tmp_path]).runs
+    assert not {"samples_per_sec", "step_ms_median", "mfu", "seconds", "forward_ms_mean"} & run.values.keys()
+    assert (run.metrics, run.device) == ({}, "")
+
+
+def test_the_metrics_of_any_module_are_named_by_their_stage(tmp_path):
+    run = only(tmp_path, metrics={"test_acc": 0.5, "val/loss": 1.0, "train_loss_epoch": 2.0, "f1": 3.0})
+    assert run.metrics == {"test/acc": 0.5, "val/loss": 1.0, "train/loss_epoch": 2.0, "f1": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("facts", "rate", "update"),
+    [
+        # The rate is of the median step, and not of the mean one.
+        ({"throughput": {"step_ms": 50.0, "samples_per_sec_mean": 1280.0}}, 6400, 64),
+        # A step of accumulated batches counts all their samples, and every process has a batch of its own.
+        ({"options": {"trainer.accumulate_grad_batches": 4}}, 25600, 256),
+        ({"options": {"global_batch_size": 256}, "throughput": {"samples_per_sec": 25600.0}}, 25600, 256),
+        ({"throughput": {"processes": 2}}, 12800, 128),
+    ],
+)
+def test_the_samples_of_an_update_and_of_a_second(tmp_path, facts, rate, update):
+    run = only(tmp_path, **facts)
+    assert run.values["samples_per_sec"] == pytest.approx(rate)
+    assert run.values.get("samples_per_sec_mean") == facts.get("throughput", {}).get("samples_per_sec_mean")
+    assert (run.batch_size, run.global_batch_size) == (64, update)
+    assert run.values.get("global_batch_size", 64) == update
+    whole = -(-55_000 // update)
+    assert (run.samples_after(whole), run.samples_after(whole + 1)) == (55_000, 55_000 + update)
+
+
+def test_a_curve_counts_training_time_and_samples_of_which_the_last_batch_holds_what_is_left(tmp_path):
+    folder = write_run(tmp_path / "0", 40000, 10.0, steps=4)  # of 55,000 samples: two steps an epoch
+    write_curve(folder, [(2, 0.9), (3, 0.92), (4, 0.95)], 10.0)
+    (run,) = find([tmp_path]).runs
+    assert run.values["samples_seen"] == 110000
+    assert list(run.curve["seconds"]) == pytest.approx([0.02, 0.03, 0.04])
+    assert list(run.curve["samples"]) == [55000, 95000, 110000]
+
+
+@pytest.mark.parametrize(
+    ("content", "metric", "values"),
+    [
+        # The most telling one is drawn, and none of unknown direction.
+        ("step,time/step_ms,val/f1,val/loss,val/acc\n1,10,,,\n0,,0.9,0.2,0.5\n", "val/acc", [0.5]),
+        *(
+            (nothing, None, None)
+            for nothing in ("", "step\n", "a,b\n1,2\n", "step,val/acc\n1,\n", "step,val/acc\nx,y\n\0")
+        ),
+        ("step,val/f1\n1,0.5\n", None, None),
+    ],
+)
+def test_a_curve_is_of_the_most_telling_validation_metric(tmp_path, content, metric, values):
+    folder = write_run(tmp_path / "0", 64, 10.0)
+    (folder / "csv").mkdir()
+    (folder / "csv" / "metrics.csv").write_text(content)
+    curve = find([tmp_path]).runs[0].curve
+    assert (curve if curve is None else curve.attrs["metric"]) == metric
+    assert (curve if curve is None else list(curve["value"])) == values
+
+
+# --- groups ----------------------------------------------------------------------------------------------------------
+
+LR, TARGET = "optimizer.lr", {"target": {"metric": "val/acc", "value": 0.9}}
+
+
+@pytest.mark.parametrize(
+    ("runs", "factors", "labels"),
+    [
+        pytest.param(
+            [{}, {"seed": 1, "options": {"data.root": "elsewhere", "callbacks.progress": None}}],
+            ["data.batch_size", "seed"], ["cnn"],
+            id="no group has its own batch size, seed, folder or callbacks",
+        ),
+        pytest.param(
+            [{"device": "cpu"}, {"device": "cuda"}, {"model": "mlp", "options": {"model.hidden_size": 256}}],
+            ["model", "device", "data.batch_size"], ["cnn · cpu", "cnn · gpu", "mlp · cpu"],
+            id="a label names what sets a group apart and no more",
+        ),
+        pytest.param(
+            [{}, {"options": {"trainer.precision": "bf16-mixed", "model.hidden_size": 64}}],
+            ["model.hidden_size", "trainer.precision", "data.batch_size"],
+            ["cnn · hidden_size 128 · 32-true", "cnn · hidden_size 64 · bf16-mixed"],
+            id="words speak for themselves, numbers by their names",
+        ),
+        pytest.param(
+            [{"options": {LR: 0.1}}, {"options": {LR: 0.2}}], [LR, "data.batch_size"], ["cnn · lr 0.1", "cnn · lr 0.2"],
+            id="a learning rate of its own divides",
+        ),
+        pytest.param(
+            [{}, {"options": {"optimizer.amsgrad": True}}], ["optimizer.amsgrad", "data.batch_size"],
+            ["cnn", "cnn · amsgrad true"], id="an option that some runs do not have divides",
+        ),
+        pytest.param(
+            [{"options": {LR: 0.1, "target": 0.9}, **TARGET}, {"options": {LR: 0.2, "target": 0.9}, **TARGET},
+             {"options": {LR: 0.1}}, {"options": {LR: 0.2}}],
+            [LR, "target", "data.batch_size"], ["cnn · target 0.9", "cnn · lr 0.1", "cnn · lr 0.2"],
+            id="the learning rates that a search for a target tries do not",
+        ),
+    ],
+)  # fmt: skip
+def test_groups(tmp_path, runs, factors, labels):
+    for number, facts in enumerate(runs):
+        write(tmp_path, [32, 64], first=2 * number, **facts)
+    sweep = find([tmp_path])
+    assert sweep.factors == factors
+    assert [group.label for group in sweep.groups] == labels
+    assert sum(len(group.runs) for group in sweep.groups) == 2 * len(runs)
+
+
+def test_a_learning_rate_that_grows_with_the_batch_divides_no_group(tmp_path):
+    for number, size in enumerate((32, 64, 128)):
+        write(tmp_path, [size], first=number, options={LR: size / 1e4})
+    sweep = find([tmp_path])
+    assert (LR in sweep.factors, len(sweep.groups)) == (True, 1)
+
+
+def test_repeated_runs_of_a_size_give_their_median(tmp_path):
+    for number, ms in enumerate((10.0, 11.0, 50.0)):
+        write_run(tmp_path / str(number), 100, ms, seed=number)
+    (group,) = find([tmp_path]).groups
+    assert group.rates.rate(100) == pytest.approx(1e5 / 11)
+
+
+def test_different_data_under_one_name_and_other_versions_of_torch_are_said(tmp_path):
+    write(tmp_path, [32, 64])
+    write(tmp_path, [32], first=2, dataset={"name": "rendered-digits"}, versions={"torch": "2.10.0"})
+    assert find([tmp_path]).notes == [
+        "the runs used several versions of torch: 2.10.0, 2.9.0",
+        "data=mnist was not the same data in every run: mnist, rendered-digits",
+    ]
