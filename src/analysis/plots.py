@@ -65,19 +65,24 @@ class _Series:
 
 def draw(sweep: SweepResults, answers: Sequence[Answer], metrics: Sequence[str]) -> dict[str, Picture]:
     """Every plot that has data, by its name."""
-    groups = [group for group in sweep.groups if len(group.sizes) > 1]
     with rc_context(style.RC), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # letters that the font lacks
-        figures = {
-            "throughput": _throughput(groups, answers),
-            "utilisation": _utilisation(groups),
-            "step_time": _step_time(groups),
-            "memory": _memory(groups),
-            "time_to_target": _time_to_target(answers),
-            "accuracy": _accuracy(groups, metrics[0]) if metrics else None,
-            "validation": _validation(sweep),
-        }
-        return {name: _saved(figure, name) for name, figure in figures.items() if figure is not None}
+        return {name: _saved(figure, name) for name, figure in figures(sweep, answers, metrics).items()}
+
+
+def figures(sweep: SweepResults, answers: Sequence[Answer], metrics: Sequence[str]) -> dict[str, Figure]:
+    """The same before they are saved, in matplotlib's own style."""
+    groups = [group for group in sweep.groups if len(group.sizes) > 1]
+    found = {
+        "throughput": _throughput(groups, answers),
+        "utilisation": _utilisation(groups),
+        "step_time": _step_time(groups),
+        "memory": _memory(groups),
+        "time_to_target": _time_to_target(answers),
+        "accuracy": _accuracy(groups, metrics[0]) if metrics else None,
+        "validation": _validation(sweep),
+    }
+    return {name: figure for name, figure in found.items() if figure is not None}
 
 
 def _saved(figure: Figure, name: str) -> Picture:

@@ -9,7 +9,7 @@ from batchscope.records.explanation import SCHEMA, Cost, Gap
 from tests.support.explanations import cost, explanation
 
 
-def test_a_module_has_the_sum_of_its_operations_and_the_optimizer_is_one_row() -> None:
+def test_a_module_has_the_sum_of_its_operations_and_the_optimizer_is_one_row():
     step = explanation(
         cost("net.0", "forward", seconds=1.0, flops=10, calls=1),
         cost("net.0", "backward", seconds=2.0, flops=20, calls=2),
@@ -20,7 +20,7 @@ def test_a_module_has_the_sum_of_its_operations_and_the_optimizer_is_one_row() -
     assert rows == [("optimizer", 3.5, 0, 0), ("net.0", 3.0, 30, 3)]
 
 
-def test_modules_are_added_up_to_a_depth_or_to_the_one_that_has_few_enough_rows() -> None:
+def test_modules_are_added_up_to_a_depth_or_to_the_one_that_has_few_enough_rows():
     step = explanation(cost("net.a.0", seconds=1.0), cost("net.a.1", seconds=1.0), cost("net.b", seconds=1.5))
     for asked, names in (
         ({}, ["net.b", "net.a.0", "net.a.1"]),
@@ -32,23 +32,23 @@ def test_modules_are_added_up_to_a_depth_or_to_the_one_that_has_few_enough_rows(
         assert [row.module for row in step.modules(**asked)] == names
 
 
-def test_the_costliest_operations_keep_their_module_and_part() -> None:
+def test_the_costliest_operations_keep_their_module_and_part():
     step = explanation(*(cost(f"net.{n}", seconds=n) for n in range(20)))
     assert [row.module for row in step.costliest(10)] == [f"net.{n}" for n in range(19, 9, -1)]
 
 
-def test_the_time_outside_is_what_no_operation_and_no_wait_between_batches_explains() -> None:
+def test_the_time_outside_is_what_no_operation_and_no_wait_between_batches_explains():
     step = replace(explanation(cost("net", seconds=3.0)), step_seconds=5.0, between_seconds=0.5)
     assert step.outside_seconds == pytest.approx(1.5)
     assert replace(step, step_seconds=3.2).outside_seconds == 0
 
 
-def test_floor_over_time_is_unknown_without_either() -> None:
+def test_floor_over_time_is_unknown_without_either():
     costs = cost("net", seconds=2.0, floor_seconds=1.0), cost("net", seconds=2.0), cost("net", floor_seconds=1.0)
     assert [each.of_floor for each in costs] == [0.5, None, None]
 
 
-def test_its_file_holds_the_facts_and_the_sums() -> None:
+def test_its_file_holds_the_facts_and_the_sums():
     gap = Gap("aten.a", "aten.b", 1e-3, 2, 1e-3)
     known = json.loads(json.dumps(replace(explanation(cost("net")), gaps=[gap]).to_dict()))
     assert (known["schema"], Gap(**known["gaps"][0])) == (SCHEMA, gap)

@@ -14,8 +14,8 @@ from batchscope.files import WriteError
 from batchscope.records import operations, step_times
 from batchscope.records.operations import OperationRow, StepOperations, read_operations, to_json, write_operations
 from batchscope.records.step_file import read_rows, write_rows
-from batchscope.records.step_parts import PARTS
-from batchscope.records.step_times import StepTimes, read_step_times, thinned, write_step_times
+from batchscope.records.step_times import read_step_times, thinned
+from tests.support.synthetic_runs import SHARES, write_steps
 
 ROWS = [
     OperationRow("aten.addmm", "model.head", "forward", "fp32", (64, 10, 128), 1, 163840, 40_000, 512, seconds=1.25e-5),
@@ -27,39 +27,28 @@ def step(rows: list[OperationRow] = ROWS) -> StepOperations:
     return StepOperations(64, 1.0, "cpu", "AMD EPYC", "32-true", rows, threads=2, calibration={"launch_us": 1.2})
 
 
-def times(steps: int = 10, starts: tuple[int, ...] = (0, 4, 4), **columns: Any) -> StepTimes:
-    """Steps of 1, 2, … ms in windows that begin at these steps."""
-    step_s = numpy.arange(1, steps + 1, dtype=numpy.float32) / 1e3
-    parts, every = thinned(numpy.outer(step_s, numpy.full(len(PARTS), 1 / len(PARTS))))
-    count = len(starts)
-    known = {"step_s": step_s, "parts_s": parts, "parts_every": every, "window": numpy.array(starts)}
-    known |= {"pass_": numpy.full(count, -1), "disturbed": numpy.zeros(count)}
-    known |= dict.fromkeys(("start_unix", "others_share"), numpy.full(count, numpy.nan))
-    return StepTimes(**{**known, **columns})
-
-
 # --- what was written is read ----------------------------------------------------------------------------------------
 
 
-def test_step_times_are_read(tmp_path: Path) -> None:
-    written = times(others_share=numpy.array([0.25, numpy.nan, 0.5]), pass_=numpy.array([3, -1, 4]))
-    write_step_times(tmp_path, written)
+def test_step_times_are_read(tmp_path):
+    write_steps(tmp_path, [[1, 2, 3, 4], [], [5, 6, 7, 8, 9, 10]], rounds=(3, -1, 4), shares=SHARES, others=0.25)
     found = read_step_times(tmp_path)
-    for name in vars(written):
-        numpy.testing.assert_array_equal(getattr(found, name), getattr(written, name))
+    assert found.step_s == pytest.approx(numpy.arange(1, 11) / 1e3)
+    assert found.parts_s == pytest.approx(numpy.outer(numpy.arange(1, 11) / 1e3, SHARES))
+    assert (list(found.pass_), list(found.others_share), found.parts_every) == ([3, -1, 4], [0.25] * 3, 1)
     assert (found.step_s.dtype, found.parts_s.dtype, found.pass_.dtype) == ("float32", "float32", "int64")
     assert [len(steps) for steps in found.of_windows()] == [4, 0, 6]
     assert found.medians() == pytest.approx([0.0025, numpy.nan, 0.0075], nan_ok=True)
 
 
-def test_operations_are_read_with_five_digits_of_each_number(tmp_path: Path) -> None:
+def test_operations_are_read_with_five_digits_of_each_number(tmp_path):
     write_operations(tmp_path, step())
     assert read_operations(tmp_path) == step()
     write_operations(tmp_path, step([OperationRow("a", "", "forward", "fp32", (), seconds=1.23456789e-4)]))
     assert read_operations(tmp_path).rows[0].seconds == 1.2346e-4
 
 
-def test_the_rows_of_the_step_file_are_read_without_a_torn_one(tmp_path: Path) -> None:
+def test_the_rows_of_the_step_file_are_read_without_a_torn_one(tmp_path):
     names, rows = ["step", "train/loss"], [{"step": "1", "train/loss": "0.5"}, {"step": "2", "train/loss": ""}]
     write_rows(tmp_path / "metrics.csv", names, rows)
     with (tmp_path / "metrics.csv").open("a") as file:
@@ -67,28 +56,28 @@ def test_the_rows_of_the_step_file_are_read_without_a_torn_one(tmp_path: Path) -
     assert read_rows(tmp_path / "metrics.csv") == (names, rows)
 
 
-def test_what_a_run_did_not_leave_is_none(tmp_path: Path) -> None:
+def test_what_a_run_did_not_leave_is_none(tmp_path):
     for folder in (tmp_path, tmp_path / "missing"):
         assert read_step_times(folder) is read_operations(folder) is None
     os.mkfifo(tmp_path / "pipe")
     assert read_rows(tmp_path / "metrics.csv") == read_rows(tmp_path / "pipe") == ([], [])
 
 
-def test_of_a_hundred_thousand_steps_the_parts_of_every_fifth_are_kept() -> None:
+def test_of_a_hundred_thousand_steps_the_parts_of_every_fifth_are_kept():
     parts, every = thinned(numpy.arange(100_000.0)[:, None])
     assert (len(parts), every, parts[1, 0]) == (20_000, 5, 5)
 
 
-def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
     def refuse(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    write_step_times(tmp_path, times())
+    write_steps(tmp_path, [[1.0]])
     write_operations(tmp_path, step())
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     monkeypatch.setattr("os.replace", refuse)
     with pytest.raises(WriteError, match=r"steps\.npz cannot be written: the disk is full"):
-        write_step_times(tmp_path, times(20))
+        write_steps(tmp_path, [[2.0]])
     with pytest.raises(WriteError, match=r"operations\.json cannot be written: the disk is full"):
         write_operations(tmp_path, step([]))
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
@@ -98,9 +87,14 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def columns(**changed: Any) -> Callable[[Path], None]:
-    """A file with some columns changed, or left out."""
-    kept = {name: value for name, value in {**vars(times()), **changed}.items() if value is not None}
-    return lambda path: numpy.savez_compressed(path, **kept)
+    """Step times with some columns changed, or left out."""
+
+    def make(path: Path) -> None:
+        write_steps(path.parent, [[1.0] * 4, [], [2.0] * 6])
+        kept = {**numpy.load(path), **changed}
+        numpy.savez_compressed(path, **{name: value for name, value in kept.items() if value is not None})
+
+    return make
 
 
 class Evil:
@@ -176,9 +170,7 @@ KINDS = [(read_step_times, step_times.FILE, TIMES), (read_operations, operations
     ("read", "name", "reason", "make"),
     [(read, name, reason, make) for read, name, of in KINDS for reason, makes in of.items() for make in makes],
 )
-def test_a_file_that_is_none_is_one_line(
-    read: Callable[[Path], object], name: str, reason: str, make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_is_none_is_one_line(read, name, reason, make, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     make(tmp_path / name)
     with pytest.raises(UserError, match=f"{name}: cannot be read: .*({reason})") as caught:

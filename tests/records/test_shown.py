@@ -27,9 +27,6 @@ def test_a_number_has_the_digits_and_the_unit_that_suit_it(shows):
         assert shows(*value if isinstance(value, tuple) else (value,)) == text
 
 
-# --- metrics ---------------------------------------------------------------------------------------------------------
-
-
 def test_every_declared_metric_has_a_meaning_and_its_unit_ends_its_name():
     units = {"_ms": "ms", "_gib": "GiB", "_pct": "%", "_w": "W", "_per_sec": "/s"}
     for key, declared in {**METRICS, **RUN_METRICS}.items():
@@ -59,8 +56,6 @@ def test_a_heading_with_a_percent_sign_saves_it_in_every_cell():
 def test_an_accuracy_tells_most_and_a_metric_of_unknown_direction_least():
     assert best_first(["val/f1", "val/loss", "val/acc", "val/loss"]) == ["val/acc", "val/loss", "val/f1"]
 
-
-# --- lines -----------------------------------------------------------------------------------------------------------
 
 PARTS_LINE = "step 57.2 ms = data 0.298 + transfer 0.148 + forward 16.4"
 
