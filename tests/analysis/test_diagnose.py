@@ -115,7 +115,6 @@ def test_the_table_has_the_rate_the_ratio_its_interval_and_the_bottleneck(tmp_pa
     text = find_findings(tmp_path).text("python train.py data.batch_size=256")
     lines = text.splitlines()
     assert max(map(len, lines)) <= 80
-    assert not re.search(r"stretch|disturbed|\bturn|\bround|stall|floor", text)
     assert lines[0].startswith(f"Recommended: {BATCH}, 2.00 times (")
     begin = next(number for number, line in enumerate(lines) if line.startswith("run  "))
     assert lines[begin - 2] == "python train.py data.batch_size=256"

@@ -11,9 +11,6 @@ def write(folder, sizes, first=0, **facts):
     return write_measured(folder, dict.fromkeys(sizes, 10.0), first=first, windows=0, **facts)
 
 
-# --- which runs ------------------------------------------------------------------------------------------------------
-
-
 def test_runs_come_in_the_order_of_their_numbers_and_each_counts_once(tmp_path):
     write(tmp_path, range(1, 13))
     (tmp_path / ".submitit" / "1234").mkdir(parents=True)  # what a launcher keeps in a hidden folder is no run
@@ -51,9 +48,6 @@ def test_nothing_at_all_is_the_users_mistake(tmp_path):
     for folder, said in ((tmp_path, "no runs in"), (tmp_path / "missing", "no such folder")):
         with pytest.raises(UserError, match=said):
             find([folder])
-
-
-# --- the numbers of a run --------------------------------------------------------------------------------------------
 
 
 def only(folder, batch_size=64, step_ms=10.0, **facts):
@@ -126,47 +120,36 @@ def test_a_curve_is_of_the_most_telling_validation_metric(tmp_path, content, met
     assert (curve if curve is None else list(curve["value"])) == values
 
 
-# --- groups ----------------------------------------------------------------------------------------------------------
+LR, SIZE, TARGET = "optimizer.lr", "data.batch_size", {"target": {"metric": "val/acc", "value": 0.9}}
+SEARCHED = [{"options": {LR: rate, "target": 0.9}, **TARGET} for rate in (0.1, 0.2)]
+RATES = [{"options": {LR: rate}} for rate in (0.1, 0.2)]
+# What runs differ in beside the batch size; the factors, and the labels of the groups.
+GROUPS = {
+    "no group has its own seed, folder or callbacks": (
+        [{}, {"seed": 1, "options": {"data.root": "elsewhere", "callbacks.progress": None}}], [SIZE, "seed"], ["cnn"],
+    ),
+    "a label names what sets a group apart and no more": (
+        [{}, {"device": "cuda"}, {"model": "mlp", "options": {"model.hidden_size": 256}}],
+        ["model", "device", SIZE], ["cnn · cpu", "cnn · gpu", "mlp · cpu"],
+    ),
+    "words speak for themselves, numbers by their names": (
+        [{}, {"options": {"trainer.precision": "bf16-mixed", "model.hidden_size": 64}}],
+        ["model.hidden_size", "trainer.precision", SIZE],
+        ["cnn · hidden_size 128 · 32-true", "cnn · hidden_size 64 · bf16-mixed"],
+    ),
+    "a learning rate of its own divides": (RATES, [LR, SIZE], ["cnn · lr 0.1", "cnn · lr 0.2"]),
+    "those that a search for a target tries do not": (
+        [*SEARCHED, *RATES], [LR, "target", SIZE], ["cnn · target 0.9", "cnn · lr 0.1", "cnn · lr 0.2"],
+    ),
+    "an option that some runs do not have divides": (
+        [{}, {"options": {"optimizer.amsgrad": True}}], ["optimizer.amsgrad", SIZE], ["cnn", "cnn · amsgrad true"],
+    ),
+}  # fmt: skip
 
-LR, TARGET = "optimizer.lr", {"target": {"metric": "val/acc", "value": 0.9}}
 
-
-@pytest.mark.parametrize(
-    ("runs", "factors", "labels"),
-    [
-        pytest.param(
-            [{}, {"seed": 1, "options": {"data.root": "elsewhere", "callbacks.progress": None}}],
-            ["data.batch_size", "seed"], ["cnn"],
-            id="no group has its own batch size, seed, folder or callbacks",
-        ),
-        pytest.param(
-            [{"device": "cpu"}, {"device": "cuda"}, {"model": "mlp", "options": {"model.hidden_size": 256}}],
-            ["model", "device", "data.batch_size"], ["cnn · cpu", "cnn · gpu", "mlp · cpu"],
-            id="a label names what sets a group apart and no more",
-        ),
-        pytest.param(
-            [{}, {"options": {"trainer.precision": "bf16-mixed", "model.hidden_size": 64}}],
-            ["model.hidden_size", "trainer.precision", "data.batch_size"],
-            ["cnn · hidden_size 128 · 32-true", "cnn · hidden_size 64 · bf16-mixed"],
-            id="words speak for themselves, numbers by their names",
-        ),
-        pytest.param(
-            [{"options": {LR: 0.1}}, {"options": {LR: 0.2}}], [LR, "data.batch_size"], ["cnn · lr 0.1", "cnn · lr 0.2"],
-            id="a learning rate of its own divides",
-        ),
-        pytest.param(
-            [{}, {"options": {"optimizer.amsgrad": True}}], ["optimizer.amsgrad", "data.batch_size"],
-            ["cnn", "cnn · amsgrad true"], id="an option that some runs do not have divides",
-        ),
-        pytest.param(
-            [{"options": {LR: 0.1, "target": 0.9}, **TARGET}, {"options": {LR: 0.2, "target": 0.9}, **TARGET},
-             {"options": {LR: 0.1}}, {"options": {LR: 0.2}}],
-            [LR, "target", "data.batch_size"], ["cnn · target 0.9", "cnn · lr 0.1", "cnn · lr 0.2"],
-            id="the learning rates that a search for a target tries do not",
-        ),
-    ],
-)  # fmt: skip
-def test_groups(tmp_path, runs, factors, labels):
+@pytest.mark.parametrize("kind", GROUPS)
+def test_groups(tmp_path, kind):
+    runs, factors, labels = GROUPS[kind]
     for number, facts in enumerate(runs):
         write(tmp_path, [32, 64], first=2 * number, **facts)
     sweep = find([tmp_path])

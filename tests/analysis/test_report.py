@@ -7,7 +7,7 @@ import subprocess
 import sys
 import warnings
 import xml.etree.ElementTree as ET
-from html.parser import HTMLParser
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -21,18 +21,11 @@ from batchscope.errors import UserError
 from tests.support.fuzzing import HOSTILE, refused_or_fine
 from tests.support.synthetic_runs import change_record, write_curve, write_measured, write_rates, write_run
 
-FORBIDDEN = r"\b(stretch(es)?|disturbed|turns?|rounds?|time was up|stalls?|whole fit|floor)\b"
 TWO = {32: 1000, 64: 2000}
 
 
 @pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the report below is written."""
-    return tmp_path_factory.mktemp("out")
-
-
-@pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory, out: Path) -> Report:
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     """On one model on two devices, trained, with a run that ran out of memory."""
     folder = tmp_path_factory.mktemp("sweep")
 
@@ -47,7 +40,13 @@ def report(tmp_path_factory: pytest.TempPathFactory, out: Path) -> Report:
     write_run(folder / "8", 512, device="cuda", status="out_of_memory", error="OutOfMemoryError: out of memory")
     for number in range(8):
         write_curve(folder / str(number), [(10, 0.9), (20, 0.95)], 8.0)
-    return write_report([folder], out)
+    return write_report([folder], tmp_path_factory.mktemp("out"))
+
+
+@pytest.fixture
+def out(report: Report) -> Path:
+    """Where it was written."""
+    return report.files[0].parent
 
 
 # --- the terminal ----------------------------------------------------------------------------------------------------
@@ -78,8 +77,6 @@ def test_a_trained_sweep_has_its_metric_and_an_accelerator_its_memory(report, ou
     assert "→ cnn: gpu is faster than cpu from a batch size between 32 and 64 on" in report.text
     assert report.printed.splitlines()[-1].endswith(f"{out.name}/report.html")
     assert all(len(line) <= 80 for line in report.text.splitlines())
-    for text in (report.printed, report.markdown):
-        assert not re.search(FORBIDDEN, text, re.IGNORECASE)
 
 
 OWN, MINE = "batchscope train --config-dir=conf -m …", "batchscope train --config-dir 'my conf' -m"
@@ -207,14 +204,9 @@ def test_what_an_earlier_report_wrote_is_replaced_or_removed_and_nothing_else(tm
     assert [point.step for point in events.Scalars("sweep/mfu")] == [32, 64]
 
 
-def test_a_report_needs_no_torch(tmp_path):
-    program = (
-        "import sys; from batchscope.analysis import analyse; import batchscope.cli.report; "
-        f"analyse([{str(write_rates(tmp_path, TWO))!r}]).text; "
-        "print([m for m in ('torch', 'lightning', 'hydra') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+def test_a_report_needs_no_torch():
+    code = "import sys, batchscope.analysis.report, batchscope.cli.report; print({'torch', 'hydra'} & {*sys.modules})"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
 
 
 # --- records from strangers ------------------------------------------------------------------------------------------
@@ -246,12 +238,11 @@ def test_hostile_records_neither_crash_nor_inject(tmp_path):
     fields = [(key, sub) for key, value in record.items() if isinstance(value, dict) for sub in value]
     fields += [(key, None) for key in record if key not in ("schema", "config")]
     for number, (key, sub) in enumerate(fields, 2):
-        write_measured(tmp_path / "s", {32: 10.0}, first=number)
+        write_run(tmp_path / "s" / str(number))
         value = HOSTILE[number % len(HOSTILE)]
-        change_record(
-            tmp_path / "s" / str(number), **{**record, key: value if sub is None else record[key] | {sub: value}}
-        )
-    found = analyse([tmp_path / "s"])
+        hostile = record | {key: value if sub is None else record[key] | {sub: value}}
+        change_record(tmp_path / "s" / str(number), **hostile)
+    found = write_report([tmp_path / "s"], tmp_path / "out")
     diagnosis = write_diagnosis(tmp_path / "s", tmp_path / "out")
     assert (found.printed + diagnosis).replace("\n", "").isprintable()
     refused_or_fine(lambda: compare(tmp_path / "s", tmp_path / "s"), "hostile fields")
@@ -311,16 +302,8 @@ def test_what_is_drawn_of_a_run_has_its_id_and_of_one_size_nothing_is_drawn(tmp_
 # --- the page --------------------------------------------------------------------------------------------------------
 
 
-class Elements(HTMLParser):
-    """The attributes of all elements of a page."""
-
-    def __init__(self, text: str):
-        super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
+def tags(html):
+    return re.findall(r"<[^>]*>", html)
 
 
 def test_the_answer_comes_first_and_nothing_is_loaded_from_elsewhere(report, out):
@@ -328,25 +311,19 @@ def test_the_answer_comes_first_and_nothing_is_loaded_from_elsewhere(report, out
     head, _, body = html.partition("<body>")
     assert body.index('<section id="answer">') < body.index("<svg") < body.index("<table")
     assert "Content-Security-Policy\" content=\"default-src 'none'; script-src 'unsafe-inline'" in head
-    for tag, attributes in Elements(html).found:
-        assert tag not in ("link", "iframe", "object", "base", "img") and "src" not in attributes
-        assert not any(name.startswith("on") for name in attributes)
-        assert attributes.get("xlink:href", "#").startswith("#")
+    assert not [tag for tag in tags(html) if re.search(r'<(link|iframe|object|base|img)\b| src=| on\w+="', tag)]
+    assert set(re.findall(r'xlink:href="(.)', html)) == {"#"}
     assert len(html) < 1e6
 
 
 def test_each_run_is_marked_in_its_row_which_the_keyboard_reaches_and_in_every_plot(report, out):
     html = (out / "report.html").read_text()
-    elements = Elements(html).found
-    marked = dict.fromkeys(range(9), 0)
-    for tag, attributes in elements:
-        for number in (attributes.get("data-runs") or "").split():
-            marked[int(number)] += 1
-            assert tag != "tr" or attributes["tabindex"] == "0"
-    assert marked[8] == 1  # it has a row alone
-    assert all(marked[number] >= 10 for number in range(8))
-    assert all(attributes["aria-label"] for tag, attributes in elements if tag == "svg")
-    ids = [attributes["id"] for _, attributes in elements if "id" in attributes]
+    marked = Counter(number for found in re.findall(r'data-runs="([\d ]+)"', html) for number in found.split())
+    assert marked["8"] == 1  # it has a row alone
+    assert all(marked[str(number)] >= 10 for number in range(8)) and len(marked) == 9
+    assert all('tabindex="0"' in tag for tag in tags(html) if tag.startswith("<tr data-runs"))
+    assert all('aria-label="' in tag for tag in tags(html) if tag.startswith("<svg"))
+    ids = re.findall(r' id="([^"]+)"', html)
     assert len(ids) == len(set(ids))
     assert set(re.findall(r'(?:xlink:href="|url\()#([^")]+)', html)) <= set(ids)
 
@@ -364,11 +341,11 @@ def test_it_names_no_home_folder_and_no_host(tmp_path, monkeypatch):
 
 
 def test_a_host_of_any_name_breaks_no_page(report, monkeypatch):
-    before = Elements(page(report, {})).found
+    before = tags(page(report, {}))
     for host in ("data", "run-0", "svg", "cnn"):
         monkeypatch.setattr(socket, "gethostname", lambda name=host: name)
         after = page(report, {})
-        assert Elements(after).found == before
+        assert tags(after) == before
         assert "data: mnist" in after
 
 

@@ -27,9 +27,6 @@ def step(rows: list[OperationRow] = ROWS) -> StepOperations:
     return StepOperations(64, 1.0, "cpu", "AMD EPYC", "32-true", rows, threads=2, calibration={"launch_us": 1.2})
 
 
-# --- what was written is read ----------------------------------------------------------------------------------------
-
-
 def test_step_times_are_read(tmp_path):
     write_steps(tmp_path, [[1, 2, 3, 4], [], [5, 6, 7, 8, 9, 10]], rounds=(3, -1, 4), shares=SHARES, others=0.25)
     found = read_step_times(tmp_path)
@@ -83,9 +80,6 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-# --- files from strangers --------------------------------------------------------------------------------------------
-
-
 def columns(**changed: Any) -> Callable[[Path], None]:
     """Step times with some columns changed, or left out."""
 
@@ -100,16 +94,6 @@ def columns(**changed: Any) -> Callable[[Path], None]:
 class Evil:
     def __reduce__(self) -> tuple[Any, ...]:
         return os.mkdir, ("evil",)
-
-
-def damaged(change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
-    """A file whose bytes were changed."""
-
-    def make(path: Path) -> None:
-        columns()(path)
-        path.write_bytes(change(path.read_bytes()))
-
-    return make
 
 
 def text(said: str) -> Callable[[Path], Any]:
@@ -136,7 +120,6 @@ TIMES = {
     "different lengths": [columns(pass_=numpy.array(3)), columns(others_share=numpy.ones(2))],
     "not in order": [columns(window=numpy.array(at)) for at in ([0, 5, 4], [0, 5, 40], [-9, 0, 0])],
     "other shapes": [columns(parts_every=0)],
-    "": [damaged(lambda whole: whole[:-90]), damaged(lambda whole: whole[:64] + bytes(8) + whole[72:])],
     "allow_pickle=False": [columns(others_share=numpy.array([Evil()] * 3))],
 }
 OPERATIONS = {

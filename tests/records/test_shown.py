@@ -71,10 +71,3 @@ PARTS_LINE = "step 57.2 ms = data 0.298 + transfer 0.148 + forward 16.4"
 )
 def test_a_line_breaks(line, width, lines):
     assert terminal.wrapped([line], width) == lines
-
-
-@pytest.mark.parametrize(("said", "width"), [("80", 80), ("", 140)])
-def test_the_width_is_that_of_the_terminal(said, width, monkeypatch):
-    monkeypatch.setenv("COLUMNS", said)
-    monkeypatch.setattr("sys.__stdout__", None)
-    assert terminal.columns() == width
