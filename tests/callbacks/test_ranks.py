@@ -1,7 +1,10 @@
-"""Two real ranks of a stranger's module, which returns, logs and tests something else on each of them."""
+"""Two real ranks of strangers' modules: what they agree on, wait for, average and count."""
 
 import json
-import sys
+import os
+import socket
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +12,29 @@ import lightning
 import pytest
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
+from batchscope.callbacks._table import UpdateTable
 from batchscope.callbacks.curves import TrainCurves
+from batchscope.callbacks.noise_scale import NoiseScaleMonitor
 from batchscope.callbacks.prediction_images import PredictionImages
+from batchscope.callbacks.profile import OperationProfiler
 from batchscope.callbacks.target import StopAtTarget
-from tests.support.spawned import ROOT, end, spawn
-from tests.support.third_party_modules import Memory, Stranger, loader
+from batchscope.callbacks.until_known import StopWhenKnown
+from tests.callbacks.support import Slow, monitoring
+from tests.callbacks.test_noise_scale import Mean, fit_noisy
+from tests.callbacks.test_observers import trained
+from tests.support.runs import Forked
+from tests.support.third_party_modules import Memory, Stranger, loader, train
+from tests.support.waiting import PATIENCE_S
+
+DDP: dict[str, Any] = {"strategy": "ddp", "devices": 2, "use_distributed_sampler": False}
+SLOWER_MS = 40
+
+
+def fit(module: lightning.LightningModule, *callbacks: lightning.Callback, **options: Any) -> lightning.Trainer:
+    return train(module, *callbacks, **DDP | options)
 
 
 class Different(Stranger):
@@ -35,37 +54,148 @@ class Different(Stranger):
         return {"output": torch.eye(2)[target], "target": target, "input": batch[0]}
 
 
-@pytest.mark.slow
-def test_ranks_that_differ_agree_on_what_is_averaged_counted_and_ended(tmp_path: Path) -> None:
-    done = end(spawn(ROOT, "-m", "tests.callbacks.test_ranks", str(tmp_path)))
-    assert done.code == 0, done.err
-    found, other = (json.loads((tmp_path / str(rank)).read_text()) for rank in (0, 1))
-    assert found["curve"][:2] == [
-        {"train/loss": 0.5, "train/a": 1.5},
-        {"train/loss": 0.5, "train/a": 1.0, "train/b": 1.0},
-    ]
-    assert found["confusion"] == [[8, 0], [0, 8]]
-    assert found["steps"] == other["steps"] < 400
-
-
-if __name__ == "__main__":  # one of two processes; Lightning starts the other
-    folder, memory, images, stop = Path(sys.argv[1]), Memory(), PredictionImages(), StopAtTarget("val/acc", 0.5)
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        strategy="ddp",
-        devices=2,
-        max_steps=400,
-        max_epochs=-1,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        logger=[memory, TensorBoardLogger(folder)],
-        num_sanity_val_steps=0,
-        callbacks=[TrainCurves(), images, stop],
-    )
-    module = Different()
-    trainer.fit(module, loader(), loader())
+def differ(folder: Path) -> dict[str, Any]:
+    memory, images, stop = Memory(), PredictionImages(), StopAtTarget("val/acc", 0.5)
+    options = {"max_steps": 400, "max_epochs": -1, "num_sanity_val_steps": 0, "accumulate_grad_batches": 2}
+    options |= {"logger": [memory, TensorBoardLogger(folder)], "use_distributed_sampler": True}
+    trainer = fit(module := Different(), TrainCurves(), images, stop, data=(loader(), loader()), **options)
     trainer.test(module, loader(16), verbose=False)
     facts = {"steps": trainer.global_step, "curve": [row for _, row in memory.rows if "train/loss" in row]}
-    facts["confusion"] = images.confusion.tolist() if images.confusion is not None else None
-    (folder / str(trainer.global_rank)).write_text(json.dumps(facts))
+    return facts | {"confusion": images.confusion.tolist() if images.confusion is not None else None}
+
+
+class Uneven(lightning.LightningModule):
+    """Two layers of 1,056 parameters in all, whose second process computes for some time longer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = nn.Sequential(nn.Linear(32, 31), nn.Linear(31, 1))
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        time.sleep(1e-3 * SLOWER_MS * self.global_rank)
+        return self.model(batch).square().mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+
+def wait(folder: Path, batches: int) -> dict[str, Any]:
+    module, data = Uneven(), DataLoader(torch.randn(200, 32), batch_size=4)
+    fit(module, monitor := monitoring(), data=data, max_epochs=1, accumulate_grad_batches=batches)
+    return monitor.summary | {"hooks": sum(len(p._post_accumulate_grad_hooks or {}) for p in module.parameters())}
+
+
+def compare_noise(folder: Path, batches: int) -> dict[str, Any]:
+    module, monitor, other = Mean(), NoiseScaleMonitor(every_n_steps=2), NoiseScaleMonitor(every_n_steps=2)
+    fit_noisy(module, monitor, seed=1 + int(os.environ["RANK"]), **DDP, accumulate_grad_batches=batches)
+    options = DDP | {"accumulate_grad_batches": batches}
+    facts = {"alike": trained(other, **options) == trained(**options)}
+    facts["hooks"] = sum(len(each._backward_hooks or {}) for each in module.parameters())
+    return facts | monitor.record_facts()["noise_scale"]
+
+
+def explain(folder: Path) -> dict[str, Any]:
+    monitor, profiler = (
+        monitoring(warmup_steps=1, record_operations=True),
+        OperationProfiler(2, stop=True, verbose=False),
+    )
+    trainer = fit(Stranger(), monitor, profiler, data=loader(200), max_epochs=10)
+    return {"steps": trainer.global_step, "explained": profiler.explanation is not None}
+
+
+def time_up(folder: Path) -> dict[str, Any]:
+    monitor = monitoring()
+    trainer = fit(Slow(), monitor, StopWhenKnown(precision=1e-6, seconds=0.5), max_epochs=-1, min_epochs=0)
+    return {"steps": trainer.global_step, "ended": monitor.summary.get("ended")}
+
+
+def give_up(folder: Path) -> dict[str, Any]:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("cannot be measured")
+
+    module, add = Stranger(), UpdateTable.add
+    if os.environ["RANK"] == "1":
+        UpdateTable.add = broken  # pyrefly: ignore[bad-assignment]
+    fit(module, monitor := monitoring())
+    UpdateTable.add = add
+    return monitor.summary
+
+
+SCENARIOS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "differ": differ,
+    "wait": lambda folder: wait(folder, 1),
+    "wait, accumulated": lambda folder: wait(folder, 5),
+    "noise": lambda folder: compare_noise(folder, 1),
+    "noise, accumulated": lambda folder: compare_noise(folder, 3),
+    "explain": explain,
+    "time up": time_up,
+    "give up": give_up,
+}
+
+
+def run_rank(folder: Path, rank: int, port: int) -> None:
+    """One of two ranks, as torchrun starts them; it writes what each scenario has found."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "test"}
+    os.environ |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0"}
+    torch.set_num_threads(1)
+    found = {name: scenario(folder) for name, scenario in SCENARIOS.items()}
+    (folder / str(rank)).write_text(json.dumps(found))
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """What the ranks have found, by scenario."""
+    folder = tmp_path_factory.mktemp("ranks")
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    both = [Forked.start(run_rank, folder, rank, port) for rank in (0, 1)]
+    assert [one.end(PATIENCE_S) for one in both] == [0, 0]
+    first, second = (json.loads((folder / str(rank)).read_text()) for rank in (0, 1))
+    return {name: [first[name], second[name]] for name in first}
+
+
+@pytest.mark.slow
+class TestTwoRanks:
+    def test_that_differ_agree_on_what_is_averaged_counted_and_ended(self, found: dict[str, Any]) -> None:
+        one, other = found["differ"]
+        assert one["curve"][:2] == [
+            {"train/loss": 0.5, "train/a": 1.5},
+            {"train/loss": 0.5, "train/a": 1.0, "train/b": 1.0},
+        ]
+        assert one["confusion"] == [[8, 0], [0, 8]]
+        assert one["steps"] == other["steps"] < 400
+
+    @pytest.mark.parametrize("scenario", ["wait", "wait, accumulated"])
+    def test_of_which_the_faster_waits_for_the_slower_which_waits_for_nobody(
+        self, scenario: str, found: dict[str, Any]
+    ) -> None:
+        faster, slower = found[scenario]
+        assert faster["gradient_bytes"] == slower["gradient_bytes"] == 4 * (32 * 31 + 31 + 31 + 1)
+        assert faster["communication_ms"] > 0.8 * SLOWER_MS
+        assert slower["communication_ms"] < 0.5 * SLOWER_MS
+        assert faster["slowest_process"] == 1  # the one that the other waits for
+        assert faster["slowest_step_ms"] > faster["fastest_step_ms"] + 0.5 * SLOWER_MS
+        assert faster["hooks"] == slower["hooks"] == 0
+
+    @pytest.mark.parametrize("scenario", ["noise", "noise, accumulated"])
+    def test_know_the_noise_scale_and_train_as_without_it(self, scenario: str, found: dict[str, Any]) -> None:
+        for one in found[scenario]:
+            assert one["alike"] and one["hooks"] == 0
+            assert one["samples"] == pytest.approx(4, rel=0.5)
+
+    def test_end_after_the_same_trace_which_the_first_one_explains(self, found: dict[str, Any]) -> None:
+        assert found["explain"] == [{"steps": 4 + 2 + 4, "explained": True}, {"steps": 4 + 2 + 4, "explained": False}]
+
+    def test_end_after_the_same_step_when_the_time_is_up(self, found: dict[str, Any]) -> None:
+        one, other = found["time up"]
+        assert one["ended"] == "time limit" and one["steps"] == other["steps"] > 5
+
+    def test_of_which_one_gives_up_measuring_keep_each_other_not_waiting(self, found: dict[str, Any]) -> None:
+        assert found["give up"][0] == {"missing": {"bottleneck": "rank 1 has stopped measuring"}}
+
+
+def test_one_process_has_nobody_to_wait_for() -> None:
+    train(Stranger(), monitor := monitoring())
+    assert monitor.summary["step_ms"] > 0 and "communication_ms" not in monitor.summary

@@ -12,50 +12,58 @@ from lightning.pytorch.callbacks import Callback
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from batchscope.callbacks import ThroughputMonitor
 from batchscope.callbacks._analysis import step_operations
+from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.hardware import operations
 from batchscope.hardware.calibration import Calibration
 from batchscope.records.operations import OperationRow
+from tests.callbacks.support import monitoring
 from tests.support.third_party_modules import train
 
 BATCH, STEPS = 4, 12
+FLOPS = 3 * (2 * 8 * 16 + 2 * 16 * 2) - 2 * 8 * 16  # of a sample
 pytestmark = pytest.mark.usefixtures("alone")
 
 
 class Net(LightningModule):
-    def __init__(self) -> None:
+    """Compiled, if it is wanted, with one optimizer or with one for each layer."""
+
+    def __init__(self, compiled: bool = False, optimizers: int = 1) -> None:
         super().__init__()
         self.net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+        self.automatic_optimization = optimizers == 1
+        if compiled:
+            self.net.compile(backend="eager")
 
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        return self.net(batch[0]).square().mean()
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor | None:
+        if self.automatic_optimization:
+            return self.net(batch[0]).square().mean()
+        for optimizer in self.optimizers():
+            optimizer.zero_grad()
+            self.manual_backward(self.net(batch[0]).square().mean())
+            optimizer.step()
+        return None
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-class Save(Callback):
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        trainer.save_checkpoint(self.path)
+    def configure_optimizers(self) -> Any:
+        layers = [self.net] if self.automatic_optimization else [self.net[0], self.net[2]]
+        return [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in layers]
 
 
 def fit(
-    module: LightningModule, *callbacks: Callback, steps: int = STEPS, record: bool = True, **options: Any
+    module: LightningModule, *callbacks: Callback, steps: int = STEPS, save: Path | None = None, **options: Any
 ) -> ThroughputMonitor:
-    """Train on alike batches, compiled if the module is."""
-    monitor = ThroughputMonitor(calibrate=False, verbose=False, record_operations=record)
+    """Train on alike batches, and save a checkpoint at the end."""
+    monitor = monitoring(record_operations=True)
     data = DataLoader(TensorDataset(torch.ones(BATCH * 40, 8)), batch_size=BATCH)
-    train(module, monitor, *callbacks, data=data, max_steps=steps, **options)
+    trainer = train(module, monitor, *callbacks, data=data, max_steps=steps, **options)
+    if save is not None:
+        trainer.save_checkpoint(save)
     return monitor
 
 
 @pytest.fixture
 def recorded_in(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The name of every operation that is noted, in order."""
+    """The name of every operation that is noted, in order: there is no other way to see in which updates."""
     seen: list[str] = []
     note = operations.OperationRecorder._note
 
@@ -67,75 +75,35 @@ def recorded_in(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-class Growing(Net):
-    """A module whose steps do 30 products of 384×384 from some batch on, and nearly nothing before."""
-
-    def __init__(self, grows_at: int) -> None:
-        super().__init__()
-        self.grows_at = grows_at
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        if batch_idx >= self.grows_at:
-            x = torch.ones(384, 384)
-            for _ in range(30):
-                x @ x
-        return super().training_step(batch, batch_idx)
-
-
-@pytest.mark.parametrize(("steps", "accumulated"), [(STEPS, 1), (STEPS, 3), (40, 1)])
-def test_every_batch_of_three_updates_after_the_first_is_recorded_once(
-    steps: int, accumulated: int, recorded_in: list[str]
-) -> None:
-    fit(Net(), steps=steps, accumulate_grad_batches=accumulated)
-    assert recorded_in.count("addmm") == 3 * accumulated * 2
-
-
-def test_recorded_steps_are_in_no_rate() -> None:
-    assert fit(Net()).summary["updates"] == STEPS - 5  # the warm-up holds them
-    assert "samples_per_sec" not in fit(Net(), steps=4).summary
+@pytest.fixture
+def compiler() -> Iterator[None]:
+    """Afterwards this process has compiled nothing."""
+    yield
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
 
 
 @pytest.mark.parametrize("accumulated", [1, 3])
-def test_the_flops_of_a_sample_are_those_of_the_recorded_updates(accumulated: int) -> None:
-    found = fit(Net(), accumulate_grad_batches=accumulated).summary
-    assert found["flops_per_sample"] == 3 * (2 * 8 * 16 + 2 * 16 * 2) - 2 * 8 * 16
+def test_every_batch_of_three_updates_after_the_first_is_recorded_once_and_gives_the_flops(
+    accumulated: int, recorded_in: list[str]
+) -> None:
+    monitor = fit(Net(), accumulate_grad_batches=accumulated)
+    assert recorded_in.count("addmm") == 3 * accumulated * 2
+    assert monitor.summary["updates"] == STEPS - 5  # the warm-up holds the recorded ones
+    assert monitor.summary["flops_per_sample"] == FLOPS
+    assert monitor.operations is not None and monitor.operations.batches == pytest.approx(accumulated, abs=0.01)
 
 
-def test_recording_changes_no_bit_of_a_fit_also_where_it_is_resumed_at_update_3(tmp_path: Path) -> None:
-    def weights(*callbacks: Callback, **options: Any) -> tuple[torch.Tensor, dict[str, Any]]:
+def test_a_fit_that_is_resumed_at_update_3_records_again_and_changes_no_bit(tmp_path: Path) -> None:
+    def weights(**options: Any) -> torch.Tensor:
         lightning.seed_everything(0, verbose=False)
         module = Net()
-        monitor = fit(module, *callbacks, **options)
-        return torch.cat([each.flatten() for each in module.parameters()]), monitor.summary
+        monitor = fit(module, **options)
+        assert options.get("save") or monitor.summary["flops_per_sample"] == FLOPS
+        return torch.cat([each.flatten() for each in module.parameters()])
 
-    whole, summary = weights()
-    plain, _ = weights(record=False)
-    weights(Save(tmp_path / "3.ckpt"), steps=3)
-    resumed, again = weights(ckpt_path=tmp_path / "3.ckpt")
-    assert torch.equal(whole, plain) and torch.equal(whole, resumed)
-    assert again["flops_per_sample"] == summary["flops_per_sample"] > 0
-
-
-# --- what is no evidence ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("grows_at", [6, 12])
-def test_steps_that_change_later_make_the_verdict_unclear_and_leave_no_flops(grows_at: int) -> None:
-    found = fit(Growing(grows_at), steps=24).summary
-    assert found["bottleneck"]["kind"] == "unclear"
-    assert "because the steps changed: the median step takes" in found["bottleneck"]["evidence"]
-    assert "flops_per_sample" not in found
-    assert found["missing"]["mfu"] == "the steps have changed since their FLOPs were recorded"
-
-
-def test_updates_of_different_flops_leave_none() -> None:
-    class Lengths(Net):
-        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-            return self.net(batch[0].repeat(1 + batch_idx, 1)).square().mean()
-
-    with pytest.warns(UserWarning, match="The FLOPs of Lengths cannot be counted"):
-        found = fit(Lengths()).summary
-    assert found["missing"]["mfu"] == "the recorded updates take different numbers of FLOPs a sample"
+    weights(steps=3, save=tmp_path / "3.ckpt")
+    assert torch.equal(weights(), weights(ckpt_path=tmp_path / "3.ckpt"))
 
 
 def test_an_operation_that_cannot_be_noted_ends_the_recording_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,87 +113,40 @@ def test_an_operation_that_cannot_be_noted_ends_the_recording_alone(monkeypatch:
     assert "ZeroDivisionError" in found["missing"]["flops_per_sec"]
 
 
-class Failing(Net):
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        if batch_idx == 2:
-            raise ValueError("the user's own")
-        return super().training_step(batch, batch_idx)
+def test_a_recorder_of_another_callback_leaves_none_behind(recorded_in: list[str]) -> None:
+    class Counting(Callback):
+        """Begins and ends a recorder of its own in every step."""
 
+        def on_train_batch_start(self, *args: Any) -> None:
+            self.counter = operations.OperationRecorder()
+            self.counter.__enter__()
 
-class Counting(Callback):
-    """Begins and ends a recorder of its own in every step."""
+        def on_train_batch_end(self, *args: Any) -> None:
+            self.counter.__exit__(None, None, None)
 
-    def on_train_batch_start(self, *args: Any) -> None:
-        self.counter = operations.OperationRecorder()
-        self.counter.__enter__()
-
-    def on_train_batch_end(self, *args: Any) -> None:
-        self.counter.__exit__(None, None, None)
-
-
-@pytest.mark.parametrize(("module", "callbacks"), [(Failing, []), (Net, [Counting()])], ids=["fails", "another's"])
-def test_no_recorder_is_left_behind(module: Any, callbacks: list[Callback], recorded_in: list[str]) -> None:
-    if module is Failing:
-        with pytest.raises(ValueError, match="the user's own"):
-            fit(module(), *callbacks)
-    else:
-        fit(module(), *callbacks)
+    fit(Net(), Counting())
     seen = len(recorded_in)
     torch.ones(2).add(1)
-    assert len(recorded_in) == seen
-
-
-# --- compiled modules -------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def compiler() -> Iterator[None]:
-    """Afterwards this process has compiled nothing."""
-    yield
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-
-
-def compiled(module: Net) -> Net:
-    module.net.compile(backend="eager")
-    return module
+    assert len(recorded_in) == seen > 0
 
 
 @pytest.mark.usefixtures("compiler")
-def test_a_compiled_module_takes_three_eager_updates_for_its_flops_and_has_no_operations(tmp_path: Path) -> None:
-    plain, found = fit(Net()).summary, fit(compiled(Net())).summary
-    assert found["flops_per_sample"] == plain["flops_per_sample"] > 0
-    assert found["step"] == {"not_recorded": "the step is compiled"}
-    fit(Net(), Save(tmp_path / "6.ckpt"), steps=6)
-    found = fit(compiled(Net()), ckpt_path=tmp_path / "6.ckpt").summary
-    assert found["missing"]["mfu"].startswith("the training was resumed after update 4")
-
-
-@pytest.mark.usefixtures("compiler")
-def test_a_compiled_training_runs_the_same_updates_uncompiled_after_a_stop(
+def test_a_compiled_training_runs_three_updates_uncompiled_also_after_a_stop(
     recorded_in: list[str], tmp_path: Path
 ) -> None:
-    class TwoOptimizers(Net):
-        automatic_optimization = False
-
-        def training_step(self, batch: Any, batch_idx: int) -> None:
-            for optimizer in self.optimizers():
-                optimizer.zero_grad()
-                self.manual_backward(self.net(batch[0]).square().mean())
-                optimizer.step()
-
-        def configure_optimizers(self) -> Any:
-            return [torch.optim.SGD(self.net[n].parameters(), lr=0.1) for n in (0, 2)]
-
-    fit(compiled(TwoOptimizers()))
-    whole = len(recorded_in)
-    fit(TwoOptimizers(), Save(tmp_path / "1.ckpt"), steps=2)  # one batch
+    found = fit(Net(compiled=True)).summary
+    assert found["flops_per_sample"] == FLOPS
+    assert found["step"] == {"not_recorded": "the step is compiled"}
     recorded_in.clear()
-    fit(compiled(TwoOptimizers()), ckpt_path=tmp_path / "1.ckpt")
+    fit(Net(compiled=True, optimizers=2))
+    whole = len(recorded_in)
+    fit(Net(optimizers=2), steps=2, save=tmp_path / "2.ckpt")  # one batch
+    recorded_in.clear()
+    fit(Net(compiled=True, optimizers=2), ckpt_path=tmp_path / "2.ckpt")
     assert len(recorded_in) == whole > 0
-
-
-# --- the record of a step ---------------------------------------------------------------------------------------------
+    fit(Net(), steps=6, save=tmp_path / "6.ckpt")
+    found = fit(Net(compiled=True), ckpt_path=tmp_path / "6.ckpt").summary
+    assert found["missing"]["mfu"].startswith("the training was resumed after update 4")
 
 
 def test_the_record_of_a_step_has_its_operations_with_parts_and_dimensions() -> None:
@@ -241,11 +162,6 @@ def test_the_record_of_a_step_has_its_operations_with_parts_and_dimensions() -> 
     assert all(row.calls > 0 and row.bytes > 0 and row.seconds > 0 for row in step.rows)
     assert facts["operations"] == sum(row.calls for row in step.rows)
     assert 0 <= facts["memory_bytes"] <= facts["bytes"]
-
-
-def test_accumulated_gradients_are_several_batches_of_a_step_and_an_unrecorded_one_has_no_record() -> None:
-    step = fit(Net(), accumulate_grad_batches=2).operations
-    assert step is not None and step.batches == pytest.approx(2, abs=0.01)
     assert fit(Net(), steps=1).operations is None
 
 

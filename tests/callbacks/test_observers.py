@@ -1,0 +1,211 @@
+"""What holds for every callback that measures: it changes no bit, ends no training, and leaves nothing behind."""
+
+import pickle
+import threading
+from typing import Any, NamedTuple
+
+import lightning
+import numpy as np
+import pytest
+import torch
+from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.plugins.precision import MixedPrecision
+from lightning.pytorch.profilers import PassThroughProfiler
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics.classification import MulticlassAccuracy
+
+from batchscope._lightning import profiler_of
+from batchscope.callbacks import throughput
+from batchscope.callbacks.curves import TrainCurves
+from batchscope.callbacks.device import DeviceMonitor
+from batchscope.callbacks.memory import MemoryMonitor
+from batchscope.callbacks.noise_scale import NoiseScaleMonitor
+from batchscope.callbacks.nonfinite import StopOnNonFinite
+from batchscope.callbacks.profile import OperationProfiler
+from batchscope.callbacks.throughput import ThroughputMonitor
+from tests.callbacks.support import Failing, World, monitoring
+from tests.support.runs import Forked  # which has conftest.py start the server
+from tests.support.third_party_modules import Memory, Stranger, train
+from tests.support.waiting import PATIENCE_S
+
+
+class Observers(NamedTuple):
+    """The callbacks that measure, in an order in which they work."""
+
+    curves: TrainCurves
+    monitor: ThroughputMonitor
+    profiler: OperationProfiler
+    memory: MemoryMonitor
+    device: DeviceMonitor
+    finite: StopOnNonFinite
+
+
+def observers() -> Observers:
+    """Updates 2 to 4 are recorded, 6 and 7 are timed, and 8 to 11 are traced."""
+    timed, profiler = monitoring(record_operations=True), OperationProfiler(steps=2, verbose=False)
+    return Observers(TrainCurves(), timed, profiler, MemoryMonitor(verbose=False), DeviceMonitor(), StopOnNonFinite())
+
+
+def assert_nothing_is_left(trainer: Trainer) -> None:
+    assert _get_current_dispatch_mode() is None
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+    assert not torch.autograd._profiler_enabled()
+    assert type(profiler_of(trainer)) is PassThroughProfiler
+    assert [thread for thread in threading.enumerate() if thread.name == "telemetry"] == []
+
+
+class Net(LightningModule):
+    """Has all that a callback could change: random numbers, buffers, a metric, logs, attributes."""
+
+    def __init__(self, compiled: bool = False) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(20, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 3))
+        if compiled:
+            self.net.compile(backend="aot_eager")
+        self.accuracy = MulticlassAccuracy(3)
+        self.seen: list[int] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+        x, y = batch
+        output = self.net(x + torch.randn_like(x) + np.random.rand())
+        self.accuracy(output, y)
+        self.seen.append(len(x))
+        self.log("loss", loss := F.cross_entropy(output, y), on_step=False, on_epoch=True)
+        return {"loss": loss}
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=0.01)
+
+
+def trained(*callbacks: Callback, compiled: bool = False, scaled: bool = False, **options: Any) -> list[Any]:
+    """All that a training leaves, in bits."""
+    options |= {"plugins": [MixedPrecision("16-mixed", "cpu")]} if scaled else {}
+    lightning.seed_everything(0, verbose=False)
+    module, data = Net(compiled), TensorDataset(torch.randn(300, 20), torch.randint(3, (300,)))
+    trainer = train(module, *callbacks, data=DataLoader(data, batch_size=8), **{"max_epochs": 1, **options})
+    state = [one.tolist() for one in module.state_dict().values()]
+    left = [torch.rand(3).tolist(), np.random.rand()]
+    return [state, left, module.seen, float(module.accuracy.compute()), float(trainer.callback_metrics["loss"])]
+
+
+def assert_nothing_changes(halves: bool | None, options: dict[str, Any]) -> None:
+    callbacks = [*observers()] if halves is None else [noise := NoiseScaleMonitor(every_n_steps=2, halves=halves)]
+    assert trained(*callbacks, **options) == trained(**options)
+    if halves is not None:
+        assert (noise.failure, len(noise.estimates) >= 4) == (None, True)
+
+
+@pytest.mark.parametrize(
+    ("halves", "options"),
+    [
+        pytest.param(None, {}, id="all but the noise scale"),
+        pytest.param(False, {"accumulate_grad_batches": 3, "gradient_clip_val": 0.1}, id="noise of batches"),
+        pytest.param(False, {"scaled": True}, id="noise of scaled updates"),
+        pytest.param(True, {"precision": "bf16-mixed"}, id="noise of halves"),
+    ],
+)
+def test_a_training_is_bit_for_bit_as_without_them(halves: bool | None, options: dict[str, Any]) -> None:
+    assert_nothing_changes(halves, options)
+
+
+@pytest.mark.slow
+def test_a_compiled_training_is_bit_for_bit_as_without_the_noise_scale() -> None:
+    process = Forked.start(assert_nothing_changes, True, {"compiled": True})  # which may compile what it wants
+    assert process.end(PATIENCE_S) == 0
+
+
+@pytest.mark.parametrize("after", [2, 8, None], ids=["in a recorded step", "in a traced step", "before the first step"])
+@pytest.mark.filterwarnings("error:.*stopped measuring:UserWarning")
+def test_an_error_of_the_user_passes_and_what_was_measured_stays(after: int | None) -> None:
+    module, logger, seen = Failing(after), Memory(), observers()
+    with pytest.raises(ConnectionError, match="the user's own"):
+        train(module, *seen, logger=logger, max_epochs=3)
+    assert_nothing_is_left(module.trainer)
+    assert seen.monitor.summary["missing"] == {"bottleneck": "the fit ended with ConnectionError"}
+    assert seen.monitor.summary.get("updates") == {2: None, 8: 2, None: None}[after]
+    assert logger.steps("train/loss") == list(range(1, 1 + (after or 0)))
+    assert bool(seen.device.summary) == (after is not None)
+    assert ("saved" in seen.memory.facts.get("parts_bytes", {})) == (after is not None)
+
+
+def test_a_fit_that_fails_waits_for_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Behind(World):
+        def ready(self, mark: float) -> bool:
+            return False
+
+        def wait(self, mark: float) -> None:
+            pytest.fail("waits for a collective operation that may never end")
+
+    monkeypatch.setattr(throughput, "clock_for", lambda device: Behind())
+    with pytest.raises(ConnectionError):
+        train(Failing(8), monitor := monitoring())
+    assert monitor.summary == {"missing": {"bottleneck": "the fit ended with ConnectionError"}}
+
+
+UNKNOWN = "the measurement ended with OSError: the driver went away"
+# What fails → whose measurement it ends, and whether the times are known.
+BREAKS = {
+    "_analysis.find_calibration": ("monitor", False),
+    "_table.UpdateTable.add": ("monitor", False),
+    "_analysis.bottleneck_facts": ("monitor", True),
+    "memory.SavedTensors.watch": ("memory", True),
+    "device.Sampler": ("device", True),
+    "profile.explain": ("profiler", True),
+}
+
+
+@pytest.mark.parametrize("place", BREAKS)
+def test_a_measurement_that_fails_is_one_warning_and_the_training_goes_on(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise OSError("the driver\nwent away")
+
+    whose, is_timed = BREAKS[place]
+    seen = observers()
+    with monkeypatch.context() as patch:
+        patch.setattr(f"batchscope.callbacks.{place}", broken)
+        with pytest.warns(UserWarning) as caught:
+            trainer = train(Stranger(), *seen, max_epochs=3)
+    warned = [str(one.message) for one in caught if "stopped measuring" in str(one.message)]
+    assert warned == [f"{type(getattr(seen, whose)).__name__} stopped measuring: OSError: the driver went away"]
+    assert_nothing_is_left(trainer)
+    assert trainer.global_step == 15
+    summary = seen.monitor.summary
+    assert ("samples_per_sec" in summary) == is_timed
+    assert summary.get("missing", {}).get("bottleneck") == (UNKNOWN if whose == "monitor" else None)
+    assert seen.memory.facts.get("uncounted") == (UNKNOWN if whose == "memory" else None)
+    assert bool(seen.device.summary) == (whose != "device")
+    assert (seen.profiler.explanation is not None) == (whose not in ("monitor", "profiler"))
+    train(Stranger(), *seen, max_epochs=3)  # the next fit knows nothing of it
+    assert_all_known(seen)
+
+
+def assert_all_known(seen: Observers) -> None:
+    assert seen.monitor.summary["missing"] == {"mfu": "this device's peak was not measured before, and calibrate=False"}
+    assert seen.monitor.summary["updates"] == 15 - 5 - 4 and seen.monitor.failure is None
+    assert "uncounted" not in seen.memory.facts and seen.memory.facts["parts_bytes"]["saved"] > 0
+    assert seen.device.summary["seconds"] > 0
+    assert seen.profiler.explanation is not None and seen.profiler.explanation.trace_steps == 3
+
+
+def test_each_fit_starts_anew_and_each_callback_can_be_sent_to_a_process_and_torn_down_twice() -> None:
+    seen = Observers(*pickle.loads(pickle.dumps(observers())))
+    assert not seen.monitor.verbose
+    for _ in range(2):
+        trainer = train(Stranger(), *seen, logger=(logger := Memory()), max_epochs=3)
+        assert logger.steps("train/loss") == list(range(1, 16))
+        assert_all_known(seen)
+    first = seen.device.summary
+    trainer.fit_loop.max_epochs = 6
+    trainer.fit(Stranger(), trainer.train_dataloader)  # goes on
+    assert logger.steps("train/loss") == list(range(1, 31))
+    for callback in (*seen, *seen):
+        callback.teardown(trainer, Stranger(), "fit")
+    assert_all_known(seen)
+    assert seen.device.summary is not first
+    assert_nothing_is_left(trainer)
