@@ -14,83 +14,67 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from batchscope.callbacks import curves
+from batchscope.callbacks._deferred_scalars import DeferredScalars
 from batchscope.callbacks._timer import add_timer
 from batchscope.callbacks.curves import TrainCurves
 from tests.support.third_party_modules import Memory, Stranger, loader, train
 
 
 class Returning(Stranger):
-    """Returns its loss beside other values, or fails in a step."""
+    """Returns its loss, which is 3, beside other values, or nothing."""
 
-    def __init__(self, fails_at: int | None = None, **values: Any) -> None:
+    def __init__(self, returns: bool = True, **values: Any) -> None:
         super().__init__()
-        self.fails_at, self.values = fails_at, values
+        self.returns, self.values = returns, values
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        if batch_idx == self.fails_at:
-            raise ValueError("broken")
-        return {"loss": super().training_step(batch, batch_idx) * 0 + 3, **self.values}
+        loss = super().training_step(batch, batch_idx) * 0 + 3
+        return {"loss": loss, **self.values} if self.returns else None
 
 
-def curve(module: Any = None, every_n_steps: int | None = 1, **options: Any) -> list[tuple[int, dict[str, float]]]:
-    memory = Memory()
-    train(module or Stranger(), TrainCurves(every_n_steps), **{"logger": memory, **options})
-    return memory.curve
+NAN = torch.tensor(float("nan"))
+ODD = {"logits": torch.ones(4), "sparse": torch.ones(1).to_sparse(), "complex": torch.ones(1, dtype=torch.complex64)}
 
 
-STEPS: list[tuple[dict[str, Any], list[int]]] = [
-    ({}, list(range(1, 11))),
-    ({"every_n_steps": 4}, [4, 8]),
-    ({"every_n_steps": 0}, []),
-    ({"data": loader(16), "accumulate_grad_batches": 2}, [1, 2, 3, 4]),
-    ({"data": loader(125, 1)}, list(range(1, 251))),  # more than are read at once
-]
+@pytest.mark.parametrize(
+    ("module", "every", "options", "steps", "values"),
+    [
+        (Returning(), 1, {}, range(1, 11), {"loss": 3}),
+        (Returning(), 4, {}, [4, 8], {"loss": 3}),
+        (Returning(), 0, {}, [], {}),
+        (Returning(), 1, {"data": loader(16), "accumulate_grad_batches": 2}, range(1, 5), {"loss": 3}),
+        (Returning(), 1, {"data": loader(60, 1)}, range(1, 121), {"loss": 3}),
+        (Returning(acc=torch.tensor(0.5), **ODD), 1, {}, range(1, 11), {"loss": 3, "acc": 0.5}),
+        (Returning(acc=NAN, other=NAN), 1, {}, range(1, 11), {"loss": 3, "other": pytest.approx(NAN, nan_ok=True)}),
+        (Returning(False), 1, {}, [], {}),
+    ],
+    ids=[
+        *("every step", "every fourth", "none", "accumulated", "more than are read at once"),
+        *("what is no real number", "an accuracy of no target", "a module that returns nothing"),
+    ],
+)
+def test_every_step_is_written_at_its_own_place(
+    module: Any, every: int, options: dict[str, Any], steps: Any, values: dict[str, float]
+) -> None:
+    train(module, TrainCurves(every), logger=(memory := Memory()), **options)
+    assert [step for step, _ in memory.curve] == [step for step in steps for _ in values]
+    assert memory.curve[: len(values)] == [(steps[0], {f"train/{key}": value}) for key, value in values.items()]
 
 
-@pytest.mark.parametrize(("options", "steps"), STEPS)
-def test_every_step_is_written_at_its_own_place(options: dict[str, Any], steps: list[int]) -> None:
-    found = curve(**options)
-    assert [step for step, _ in found] == steps
-    assert all(set(row) == {"train/loss"} for _, row in found)
-
-
-@pytest.mark.parametrize("accumulate", [1, 4])
-def test_the_numbers_are_those_that_the_step_returned_and_what_is_no_real_number_is_no_curve(accumulate: int) -> None:
-    values = {"acc": torch.tensor(0.5), "logits": torch.ones(4), "sparse": torch.ones(1).to_sparse()}
-    module = Returning(**values, complex=torch.ones(1, dtype=torch.complex64))
-    found = {(key, value) for _, row in curve(module, accumulate_grad_batches=accumulate) for key, value in row.items()}
-    assert found == {("train/loss", 3.0), ("train/acc", 0.5)}
-
-
-def test_an_accuracy_of_no_target_is_absent_and_a_loss_is_not() -> None:
-    nan = torch.tensor(float("nan"))
-    assert {key for _, row in curve(Returning(acc=nan, other=nan)) for key in row} == {"train/loss", "train/other"}
-
-
-def test_each_fit_starts_a_curve() -> None:
-    callback = TrainCurves()
-    for _ in range(2):
-        memory = Memory()
-        train(Stranger(), callback, logger=memory)
-        assert memory.steps("train/loss") == list(range(1, 11))
-
-
-def test_a_module_that_returns_nothing_is_left_alone() -> None:
-    class Silent(Stranger):
-        def training_step(self, batch: Any, batch_idx: int) -> None:
-            return None
-
-    assert curve(Silent()) == []
-
-
-def test_the_curve_reaches_the_step_before_a_failure() -> None:
-    memory = Memory()
-    with pytest.raises(ValueError, match="broken"):
-        curve(Returning(fails_at=3), logger=memory)
-    assert memory.steps("train/loss") == [1, 2, 3]
+def test_tensorboard_and_csv_hold_the_same_numbers(tmp_path: Path) -> None:
+    loggers = [TensorBoardLogger(tmp_path, name="tb", version=""), CSVLogger(tmp_path, name="csv", version="")]
+    train(Stranger(), TrainCurves(), logger=loggers)
+    events = EventAccumulator(str(tmp_path / "tb")).Reload().Scalars("train/loss")
+    header, *lines = (tmp_path / "csv" / "metrics.csv").read_text().splitlines()
+    rows = [dict(zip(header.split(","), line.split(","), strict=True)) for line in lines]
+    csv = {int(r["step"]): float(r["train/loss"]) for r in rows if r["train/loss"]}
+    assert {e.step: e.value for e in events} == pytest.approx(csv)
+    assert sorted(csv) == list(range(1, 11))
 
 
 def test_a_rank_that_fails_writes_what_is_there_and_waits_for_no_other_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In real ranks nobody can tell what is ready, so the numbers on their way are the test's own."""
+
     class Read:
         def __init__(self, is_ready: bool):
             self.is_ready = is_ready
@@ -110,37 +94,25 @@ def test_a_rank_that_fails_writes_what_is_there_and_waits_for_no_other_rank(monk
     assert memory.curve == [(1, {"train/loss": 0.5})]
 
 
-def test_tensorboard_and_csv_hold_the_same_numbers(tmp_path: Path) -> None:
-    loggers = [TensorBoardLogger(tmp_path, name="tb", version=""), CSVLogger(tmp_path, name="csv", version="")]
-    curve(logger=loggers)
-    events = EventAccumulator(str(tmp_path / "tb")).Reload().Scalars("train/loss")
-    header, *lines = (tmp_path / "csv" / "metrics.csv").read_text().splitlines()
-    rows = [dict(zip(header.split(","), line.split(","), strict=True)) for line in lines]
-    csv = {int(r["step"]): float(r["train/loss"]) for r in rows if r["train/loss"]}
-    assert {e.step: e.value for e in events} == pytest.approx(csv)
-    assert sorted(csv) == list(range(1, 11))
-
-
 def test_what_waits_for_the_device_on_mps_is_in_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     happened: list[str] = []
 
-    class Timer:
+    class Watched(DeferredScalars):
+        def __init__(self, *args: Any):
+            happened.append("waits")
+            super().__init__(*args)
+
+    class Excluding(lightning.Callback):
+        """A timer of the trainer."""
+
         @contextlib.contextmanager
         def pause(self, part_of_fit: bool) -> Iterator[None]:
             happened.append("excluded")
             yield
             happened.append("included")
 
-    class Watched(curves.DeferredScalars):
-        def __init__(self, *args: Any):
-            happened.append("waits")
-            super().__init__(*args)
-
-    class Excluding(lightning.Callback):
-        timer = Timer()
-
         def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-            add_timer(trainer, self.timer)
+            add_timer(trainer, self)
 
     monkeypatch.setattr(curves, "DeferredScalars", Watched)
     monkeypatch.setattr(curves, "FLUSH_EVERY", 2)
@@ -149,8 +121,16 @@ def test_what_waits_for_the_device_on_mps_is_in_the_step(monkeypatch: pytest.Mon
     assert before_waits and set(before_waits) == {"included"}
 
 
+def test_a_scalar_on_the_cpu_beside_the_devices_own_is_read_with_them() -> None:
+    scalars = [torch.ones((), device="meta"), torch.tensor([2.0]), torch.tensor(3, dtype=torch.int64)]
+    seen: list[tuple[str, int]] = []
+    for order in (scalars, scalars[::-1]):
+        DeferredScalars(order, lambda values: seen.append((str(values.device), len(values))) or torch.zeros(3))
+    assert seen == [("meta", 3)] * 2
+
+
 def test_the_mean_of_all_ranks_is_taken_without_a_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A barrier has the host wait for its device."""
+    """A barrier has the host wait for its device, which two real ranks (test_ranks.py) do not show."""
     others = torch.tensor([6.0, 4.0, 3.0, 1.0])  # the sums of three, of whom one has the second number
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda values: values.add_(others))
     monkeypatch.setattr(torch.distributed, "barrier", lambda *args, **kwargs: pytest.fail("a barrier"))
@@ -159,26 +139,18 @@ def test_the_mean_of_all_ranks_is_taken_without_a_barrier(monkeypatch: pytest.Mo
 
 
 def test_a_number_keeps_no_graph_until_it_is_read() -> None:
-    class Kept(torch.autograd.Function):
-        alive = 0
+    graphs: list[weakref.ref] = []
 
+    class Kept(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            Kept.alive += 1
-            ctx.end = weakref.finalize(ctx, Kept.freed)
+            graphs.append(weakref.ref(ctx))
             return x.sum()
 
-        @staticmethod
-        def freed() -> None:
-            Kept.alive -= 1
-
     class Measuring(Stranger):
-        most = 0
-
         def training_step(self, batch: Any, batch_idx: int) -> Any:
-            self.most = max(self.most, Kept.alive)
+            assert sum(graph() is not None for graph in graphs) <= 2  # Lightning has the last one
             return {"loss": super().training_step(batch, batch_idx), "mae": Kept.apply(self.layer(batch[0]))}
 
-    module = Measuring()
-    train(module, TrainCurves(), logger=Memory())
-    assert module.most <= 2  # Lightning has the last one
+    train(Measuring(), TrainCurves(), logger=Memory())
+    assert len(graphs) == 10

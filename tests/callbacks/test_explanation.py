@@ -1,6 +1,7 @@
-"""An explanation of a fit, on fabricated operations and traces: times by device, gaps, bounds, the verdict."""
+"""An explanation of a fit, on fabricated operations and traces: times by device, gaps, bounds, the verdict, its tables."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,9 +16,10 @@ from batchscope.callbacks._timer import HostClock
 from batchscope.callbacks._windows import Window, Windows
 from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.hardware.calibration import Calibration
-from batchscope.records.explanation import Explanation
+from batchscope.records.explanation import Explanation, Gap
 from batchscope.records.operations import OperationRow
 from tests.hardware.test_trace import two_steps
+from tests.support.explanations import cost, explanation
 from tests.support.tables import batch
 
 STEP = [
@@ -62,19 +64,15 @@ def explained(
     return explain(monitor, torch.device(device), events)
 
 
-def test_on_a_gpu_an_operation_has_the_time_of_its_kernels_and_the_bound_of_its_work() -> None:
+def test_on_a_gpu_an_operation_has_the_time_of_its_kernels_and_a_step_is_idle_in_between() -> None:
     step = explained("cuda")
-    found = {(cost.module, cost.name): (cost.seconds, cost.floor_seconds) for cost in step.operations}
+    found = {(each.module, each.name): (each.seconds, each.floor_seconds) for each in step.operations}
     assert found["layer", "aten.addmm"] == pytest.approx((200e-6, 2e-5))  # of 2 MFLOP, not of a launch
     assert found["layer", "aten.mm"][0] == pytest.approx(100e-6)
     assert found["head", "aten.mm"][0] == pytest.approx(50e-6)
     assert found["", "aten._fused_adamw_"] == pytest.approx((100e-6, 4e-5))  # of 4 MB
     assert step.trace_steps == 2
-
-
-def test_on_a_gpu_the_idle_share_is_that_of_a_step_which_is_not_traced() -> None:
-    step = explained("cuda")
-    assert step.idle_share == pytest.approx(1 - 450e-6 / 1e-3)
+    assert step.idle_share == pytest.approx(1 - 450e-6 / 1e-3)  # of a step that is not traced
     first = step.gaps[0]
     assert (first.after, first.before, first.calls) == ("aten.mm", "aten._fused_adamw_", 1)
     assert first.seconds == first.longest_seconds == pytest.approx(300e-6)
@@ -83,20 +81,31 @@ def test_on_a_gpu_the_idle_share_is_that_of_a_step_which_is_not_traced() -> None
     assert "\nno kernel runs between" in text and "\nmm → _fused_adamw_ " in text
 
 
-def test_without_kernels_in_the_trace_operations_are_counted_and_not_timed() -> None:
-    step = explained("cuda", events=[event for event in two_steps() if event["cat"] != "kernel"])
-    assert (step.is_timed, step.idle_share, step.total.flops) == (False, None, 6e6)
-    assert "the trace has no kernel, so the operations are not timed" in step.notes
+WITHOUT_KERNELS = [event for event in two_steps() if event["cat"] != "kernel"]
+
+
+@pytest.mark.parametrize(
+    ("device", "how", "flops", "note"),
+    [
+        ("cuda", {"events": WITHOUT_KERNELS}, 6e6, "the trace has no kernel, so the operations are not timed"),
+        ("mps", {}, 6e6, "on mps the operations are not timed"),
+        ("cpu", {"operations": []}, 0, "the operations could not be counted: the parameters are sharded"),
+    ],
+)
+def test_operations_without_times_are_counted_and_a_note_says_why(
+    device: str, how: dict[str, Any], flops: float, note: str
+) -> None:
+    step = explained(device, **how)
+    assert (step.is_timed, step.idle_share, step.total.flops, step.total.seconds) == (False, None, flops, 0)
+    assert step.notes == [note]
     text = explanation_text(step)
-    assert "costliest" not in text and "layer" in text
-    step = explained("mps")
-    assert (step.is_timed, step.total.seconds) == (False, 0)
-    assert "on mps the operations are not timed" in step.notes
+    assert text.startswith("net, batches of 8") and "costliest" not in text
+    assert ("\nlayer " in text) == bool(flops)
 
 
 def test_on_a_cpu_an_operation_takes_at_least_a_launch() -> None:
     step = explained("cpu")
-    assert {cost.floor_seconds for cost in step.operations} == {2e-5, 4e-5}
+    assert {each.floor_seconds for each in step.operations} == {2e-5, 4e-5}
     assert step.notes == []
 
 
@@ -113,12 +122,8 @@ def test_operations_that_take_longer_than_their_step_are_scaled_to_it(room_ms: f
     assert [each.seconds for each in step.operations] == pytest.approx([room_ms / 4e3] * 4)
     assert step.outside_seconds == pytest.approx(0, abs=1e-10)
     assert any("their times and shares are scaled to it" in note for note in step.notes) == noted
-
-
-def test_on_a_gpu_kernels_that_overlap_are_scaled_to_the_time_in_which_one_runs() -> None:
-    step = explained("cuda", *[{"forward": 0.1}] * 20)
-    assert step.idle_share == 0
-    assert step.total.seconds == pytest.approx(1e-4)
+    step = explained("cuda", *[{"forward": 0.1}] * 20)  # whose kernels overlap
+    assert (step.idle_share, step.total.seconds) == (0, pytest.approx(1e-4))
 
 
 def test_a_busy_machine_is_a_note_and_has_no_verdict_but_what_to_do() -> None:
@@ -129,8 +134,38 @@ def test_a_busy_machine_is_a_note_and_has_no_verdict_but_what_to_do() -> None:
     assert "limit" not in text
 
 
-def test_a_step_whose_operations_are_not_known_is_timed_and_says_why() -> None:
-    step = explained("cpu", operations=[])
-    assert (step.operations, step.is_timed) == ([], False)
-    assert "the operations could not be counted: the parameters are sharded" in step.notes
-    assert explanation_text(step).startswith("net, batches of 8")
+# --- the tables -------------------------------------------------------------------------------------------------------
+
+NUMBERS = {"calls": 1234, "flops": 1.23e9, "bytes": 1.23e8, "cold_bytes": 1.23e7, "seconds": 1.23, "floor_seconds": 0.5}
+EVIDENCE = "86 % of the step is arithmetic: 4 GFLOP, at 41 % of the peak measured here; most of it in convolution"
+
+
+def wide() -> Explanation:
+    """A step whose names and lines are long."""
+    attention = "aten._scaled_dot_product_flash_attention_for_cpu_backward"
+    operations = [
+        cost("model.encoder.layers.11.self_attention.output_projection", "backward", attention, **NUMBERS),
+        cost("model.features.0", "forward", "aten.convolution", **NUMBERS),
+        cost("", "optimizer", "aten._fused_adamw_", **NUMBERS),
+    ]
+    found = {"kind": "compute", "share": 0.86, "certainty": "clear", "evidence": EVIDENCE}
+    gaps, notes = [Gap(attention, "aten.convolution", 1e-3, 2, 1e-3)], ["the trace is " + "very " * 40 + "long"]
+    return replace(explanation(*operations), bottleneck=found, gaps=gaps, notes=notes)
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_no_line_is_wider_than_the_terminal_and_no_word_is_lost(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    text = explanation_text(wide())
+    assert max(map(len, text.splitlines())) <= width
+    assert f"limit: {EVIDENCE}" in " ".join(text.split())
+
+
+def test_every_module_has_its_numbers_and_a_long_path_keeps_its_end() -> None:
+    lines = explanation_text(wide(), width=80).splitlines()
+    (heading,) = [line for line in lines if line.startswith("module")]
+    assert heading.split() == ["module", "share", "time", "calls", "FLOPs", "bytes", "bound/time"]
+    (row,) = [line for line in lines if "…" in line and " bwd " in line]
+    assert "attention_for_cpu_backward" in row
+    (row,) = [line for line in lines if line.startswith("model.features.0 ")]
+    assert row.split()[1:] == ["12", "%", "1.23", "s", "1,234", "1.23", "G", "123", "MB", "41", "%"]
