@@ -1,9 +1,12 @@
-"""What the devices, the ranks and the rule of the bottleneck add to a run's summary."""
+"""What the devices, the ranks, the loader and the rule of the bottleneck add to a run's summary."""
 
 from dataclasses import replace
+from typing import Any
 
-import lightning
 import pytest
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
 
 from batchscope.callbacks._analysis import (
     Observations,
@@ -17,34 +20,21 @@ from batchscope.hardware.advice import Setting
 from batchscope.hardware.calibration import Calibration
 from batchscope.options.compose import check_command_line
 from batchscope.records.operations import OperationRow
-from tests.support.third_party_modules import Stranger
+from tests.support.third_party_modules import Stranger, loader, train
 
 
 def test_what_was_sampled_of_the_device_has_its_name_in_the_summary() -> None:
     sampled = {"energy_j": 50.0, "seconds": 10.0, "device/memory_peak_gib": 0.5}
     facts = device_facts(sampled, {"seconds": 8.0, "samples": 4_000})
-    energy = {"joules_per_sample": pytest.approx(5.0 * 8.0 / 4_000)}
-    assert facts == energy | {"memory_peak_gib": 0.5}
+    assert facts == {"joules_per_sample": pytest.approx(5.0 * 8.0 / 4_000), "memory_peak_gib": 0.5}
     sampled = {"device/processor_time_mean_pct": 96.0, "device/throttled_mean_pct": 3.0}
-    expected = {"processor_time_pct": 96.0, "throttled_pct": 3.0}
-    assert device_facts(sampled, {}) == expected
+    assert device_facts(sampled, {}) == {"processor_time_pct": 96.0, "throttled_pct": 3.0}
 
 
-@pytest.mark.parametrize(("words", "experiment"), [([], None), (["experiment=diagnose"], "diagnose")])
-def test_a_run_of_a_diagnosis_is_known_as_one_so_that_it_is_not_advised_to_start_one(
-    words: list[str], experiment: str | None
-) -> None:
-    (config,) = check_command_line(words, multirun=False, run_dir="x")
-    module = Stranger()
-    module.batchscope_config = config
-    trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
-    trainer.strategy.connect(module)
-    assert setting_of(trainer, {"batch_size": 8}, None).experiment == experiment
-
-
-PARTS_MS = {"data_wait": 8.0, "forward": 2.0}
-COST = {"parts_ms": PARTS_MS, "work_ms_median": 2.0, "step_ms_median": 10.0, "step_ms_p90": 11.0, "updates": 100}
-COST |= {"device": "cpu", "batch_size": 8}
+COST = {"parts_ms": {"data_wait": 8.0, "forward": 2.0}, "work_ms_median": 2.0, "step_ms_median": 10.0}
+COST |= {"step_ms_p90": 11.0, "updates": 100, "device": "cpu", "batch_size": 8}
+PRODUCT = OperationRow("aten.mm", "", "forward", "fp32", flops=3e9)
+CONVOLUTION = OperationRow("aten.convolution", "", "forward", "fp32", flops=4e9)  # TF32 by default
 
 
 def test_the_record_of_a_run_on_a_busy_machine_has_no_verdict_and_no_advice() -> None:
@@ -59,15 +49,18 @@ def test_the_record_of_a_run_on_a_busy_machine_has_no_verdict_and_no_advice() ->
     assert "advice" not in found
 
 
+def test_a_kernel_that_runs_all_the_time_leaves_nothing_to_the_host() -> None:
+    read = {"device": "cuda", "utilization_pct": 100.0, "parts_ms": {"forward": 10.0}, "work_ms_median": 10.0}
+    observed = Observations([replace(PRODUCT, seconds=1e-4)])
+    found = bottleneck_facts(COST | read, None, observed, Setting("cuda"))["bottleneck"]
+    assert found["shares"].get("host", 0.0) == 0.0
+
+
 def test_the_optimizers_traffic_is_known_by_the_bytes_of_its_operations() -> None:
     step = [OperationRow("mm", "", "forward", "fp32", cold_bytes=4e6), OperationRow("adamw", "", "optimizer", "fp32")]
     assert not is_optimizer_traffic(step)
     assert is_optimizer_traffic([*step, OperationRow("adamw", "", "optimizer", "fp32", cold_bytes=5e6)])
     assert not is_optimizer_traffic([])
-
-
-PRODUCT = OperationRow("aten.mm", "", "forward", "fp32", flops=3e9)
-CONVOLUTION = OperationRow("aten.convolution", "", "forward", "fp32", flops=4e9)  # TF32 by default
 
 
 @pytest.mark.parametrize(
@@ -89,10 +82,52 @@ def test_tf32_is_faster_where_it_was_measured_so_and_most_of_the_flops_are_produ
     assert not is_tf32_faster(operations, None, form)
 
 
-def test_a_kernel_that_runs_all_the_time_leaves_nothing_to_the_host() -> None:
-    read = {"device": "cuda", "utilization_pct": 100.0, "parts_ms": {"forward": 10.0}}
-    product = replace(PRODUCT, seconds=1e-4)
-    found = bottleneck_facts(COST | read | {"work_ms_median": 10.0}, None, Observations([product]), Setting("cuda"))[
-        "bottleneck"
-    ]
-    assert found["shares"].get("host", 0.0) == 0.0
+class Stream(IterableDataset):
+    def __iter__(self) -> Any:
+        return iter(loader().dataset)
+
+
+class Iterable:
+    def __iter__(self) -> Any:
+        return iter(list(loader()))
+
+
+class AnyBatch(Stranger):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return super().training_step(batch["a"] if isinstance(batch, dict) else batch, batch_idx)
+
+
+@pytest.mark.parametrize(
+    ("data", "words", "known"),
+    [
+        (loader(), None, {"batch_size": 4, "num_workers": 0, "train_samples": 20, "is_stream": False}),
+        (DataLoader(Stream(), batch_size=4), None, {"batch_size": 4, "train_samples": None, "is_stream": True}),
+        (DataLoader(list(loader()), batch_size=None), None, {"batch_size": None, "num_workers": 0}),
+        (Iterable(), None, {"batch_size": None, "num_workers": None, "train_samples": None}),
+        ({"a": loader(), "b": loader()}, None, {"batch_size": None, "num_workers": None}),
+        (loader(), [], {"batch_size": 100, "experiment": None}),
+        (loader(), ["experiment=diagnose"], {"batch_size": 100, "experiment": "diagnose"}),
+    ],
+    ids=[
+        "loader",
+        "stream",
+        "own batches",
+        "any iterable",
+        "several loaders",
+        "a run's options",
+        "a run of a diagnosis",
+    ],
+)
+def test_the_advice_knows_a_run_or_a_dataloader_and_guesses_no_other(
+    data: Any, words: list[str] | None, known: dict[str, Any]
+) -> None:
+    class Asks(Callback):
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+            found.append(setting_of(trainer, {"batch_size": 100}, None))
+
+    module, found = AnyBatch(), []
+    if words is not None:
+        (module.batchscope_config,) = check_command_line(words, multirun=False, run_dir="x")
+    train(module, Asks(), data=data)
+    assert found[0].own == (words is not None)
+    assert {key: getattr(found[0], key) for key in known} == known

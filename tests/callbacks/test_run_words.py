@@ -1,7 +1,6 @@
 """The summary of a run in words: the few rows that every run ends with, and the details."""
 
 import math
-import re
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from batchscope.records.terminal import block
 PARTS_MS = {"data_wait": 0.05, "transfer": 0.02, "forward": 0.31, "backward": 0.52, "optimizer": 0.21, "other": 0.13}
 ARITHMETIC = {"kind": "compute", "share": 0.57, "certainty": "clear", "evidence": "57 % of the step is arithmetic"}
 ADVICE = {"advice": "trainer.precision=bf16-mixed", "advice_effect": "was measured to compute faster here"}
-FORBIDDEN = r"\b(stretch\w*|disturb\w*|turns?|rounds?|time was up|stall\w*|whole fit|floors?)\b"
 
 
 def summary(**facts: Any) -> dict[str, Any]:
@@ -51,10 +49,7 @@ EVERYTHING = summary(
     memory_reserved_gib=0.6,
     throttled_pct=34.0,
     joules_per_sample=0.9e-3,
-    bottleneck={
-        **ARITHMETIC,
-        **ADVICE,
-    },
+    bottleneck=ARITHMETIC | ADVICE,
     missing={"energy": "there is no counter"},
 )
 
@@ -65,7 +60,7 @@ def rows(**facts: Any) -> dict[str, str]:
 
 
 def test_a_run_ends_with_five_rows() -> None:
-    assert headline(summary(bottleneck={**ARITHMETIC, **ADVICE})) == [
+    assert headline(summary(bottleneck=ARITHMETIC | ADVICE)) == [
         "cnn · mnist · batch 512 · cpu",
         "speed   413,000 samples/s",
         "step    1.24 ms: forward 25, backward 42, optimizer 17, rest 16 %",
@@ -86,86 +81,57 @@ def test_several_ranks_and_a_gpu_have_a_row_each() -> None:
     ]
 
 
-@pytest.mark.parametrize("columns", ["60", "80", "200"])
+@pytest.mark.parametrize("columns", ["60", "200"])
 def test_no_line_is_wider_than_80_columns_or_the_terminal(columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     lines = block([*headline(EVERYTHING), *details(EVERYTHING)]).splitlines()
     assert max(map(len, lines)) <= min(80, int(columns))
 
 
-def test_every_word_is_one_of_the_field() -> None:
-    assert not re.findall(FORBIDDEN, "\n".join([*headline(EVERYTHING), *details(EVERYTHING)]))
+FAST = {"samples_per_sec_mean": 3330.0, "samples_per_sec": 3900.0}
+DISTURBED = FAST | {"disturbed_windows": 4}
+BUSY = "other programs took 43 % of the processor: close them and run again"
+UNCLEAR = {"kind": "unclear", "certainty": "unclear", "share": 0.0, "shares": {}, "evidence": BUSY, "busy": True}
+ROWS: list[tuple[dict[str, Any], str, str | None]] = [
+    (FAST | {"samples_per_sec": 3480.0}, "speed", "3,330 samples/s"),  # no more than the noise
+    (FAST, "speed", "3,330 samples/s (3,900 at the median step)"),
+    (DISTURBED, "speed", "3,330 samples/s (3,900 at the median step)"),
+    (
+        DISTURBED | {"undisturbed_share": 0.6, "others_share": 0.2},
+        "speed",
+        "3,330 samples/s (3,900 in the 60 % of the time without other programs)",
+    ),
+    (
+        DISTURBED | {"undisturbed_share": 0.6, "others_share": 0.01},
+        "speed",
+        "3,330 samples/s (3,900 in the 60 % of the time at its usual speed)",
+    ),
+    ({"samples_per_sec": 0.1234, "samples_per_sec_mean": 0.1234}, "speed", "0.123 samples/s"),
+    ({"parts_ms": {"forward": 30, "backward": 62, "other": 8}}, "step", "1.24 ms: forward 30, backward 62, rest 8 %"),
+    (
+        {"parts_ms": {"forward": 30, "optimizer": 4, "backward": 66}},
+        "step",
+        "1.24 ms: forward 30, backward 66, rest 4 %",
+    ),
+    ({"parts_ms": {"forward": 50, "backward": 50}, "step_ms": 38.0}, "step", "38.0 ms: forward 50, backward 50 %"),
+    ({"parts_ms": {"data_wait": 99.9, "forward": 0.1}}, "step", "1.24 ms: data 100 %"),
+    ({"missing": {"bottleneck": "the clock has jumped"}}, "limit", "unknown: the clock has jumped"),
+    ({"bottleneck": UNCLEAR}, "busy", BUSY),
+    ({"bottleneck": UNCLEAR}, "limit", None),
+    (rank_facts([math.nan, math.nan]), "ranks", None),  # where the wait for gradients is not known
+]
 
 
-MEAN = {"samples_per_sec_mean": 3330.0}
+@pytest.mark.parametrize(("facts", "row", "words"), ROWS)
+def test_a_row_says_what_is_known_of_a_run(facts: dict[str, Any], row: str, words: str | None) -> None:
+    assert rows(**facts).get(row) == words
 
 
-@pytest.mark.parametrize(
-    ("facts", "speed"),
-    [
-        ({"samples_per_sec": 3480.0}, "3,330 samples/s"),  # no more than the noise
-        ({"samples_per_sec": 3900.0}, "3,330 samples/s (3,900 at the median step)"),
-        (
-            {"samples_per_sec": 3900.0, "disturbed_windows": 4, "undisturbed_share": 0.6, "others_share": 0.2},
-            "3,330 samples/s (3,900 in the 60 % of the time without other programs)",
-        ),
-        (
-            {"samples_per_sec": 3900.0, "disturbed_windows": 4, "undisturbed_share": 0.6, "others_share": 0.01},
-            "3,330 samples/s (3,900 in the 60 % of the time at its usual speed)",
-        ),
-        ({"samples_per_sec": 3900.0, "disturbed_windows": 4}, "3,330 samples/s (3,900 at the median step)"),
-    ],
-)
-def test_the_speed_is_what_the_user_got_and_another_one_says_of_which_time_it_is(
-    facts: dict[str, Any], speed: str
-) -> None:
-    assert rows(**MEAN, **facts)["speed"] == speed
-
-
-def test_a_small_rate_has_three_significant_digits_too() -> None:
-    assert rows(samples_per_sec=0.1234, samples_per_sec_mean=0.1234)["speed"] == "0.123 samples/s"
-
-
-@pytest.mark.parametrize(
-    ("parts", "words"),
-    [
-        ({"forward": 30, "backward": 62, "optimizer": 5, "other": 3}, "forward 30, backward 62, optimizer 5, rest 3 %"),
-        ({"forward": 50, "backward": 50}, "forward 50, backward 50 %"),
-        ({"data_wait": 99.9, "forward": 0.1}, "data 100 %"),
-        ({"forward": 40, "other": 60}, "forward 40, rest 60 %"),
-    ],
-)
-def test_the_parts_of_the_mean_step_are_percents_that_add_up(parts: dict[str, float], words: str) -> None:
-    assert rows(step_ms=38.0, step_ms_median=20.0, parts_ms=parts)["step"] == f"38.0 ms: {words}"
-
-
-def test_a_busy_machine_stands_in_place_of_a_verdict_and_of_advice() -> None:
-    evidence = "other programs took 43 % of the processor: close them and run again"
-    found = {"kind": "unclear", "certainty": "unclear", "share": 0.0, "shares": {}, "evidence": evidence, "busy": True}
-    assert rows(bottleneck=found) | {"speed": "", "step": ""} == {"speed": "", "step": "", "busy": evidence}
-    assert f"busy: {evidence}" in details(summary(bottleneck=found))
-
-
-def test_a_missing_verdict_says_why() -> None:
-    assert rows(missing={"bottleneck": "the clock has jumped"})["limit"] == "unknown: the clock has jumped"
-    assert headline({"missing": {"bottleneck": "no batch was trained"}}) == ["speed   unknown: no batch was trained"]
-    assert details({"missing": {"bottleneck": "no batch was trained"}}) == ["no bottleneck: no batch was trained"]
-
-
-def test_times_without_an_analysis_and_without_samples_say_why() -> None:
-    facts = {"updates": 9, "step_ms": 1.0, "missing": {"bottleneck": "the measurement ended with KeyError"}}
-    assert headline(facts) == ["speed   unknown: the measurement ended with KeyError"]
-
-
-def test_a_global_batch_has_the_accumulated_batches_of_all_ranks() -> None:
-    twice = details(summary(**rank_facts([1.0, 1.0]), batches_per_sec=2e3 / 1.24))
-    assert any(line.startswith("2 ranks, global batch 2,048, ") for line in twice)
-
-
-def test_no_rank_is_the_slowest_where_the_wait_for_gradients_is_not_known() -> None:
-    facts = rank_facts([math.nan, math.nan])
-    assert "ranks" not in rows(**facts)
-    assert "2 ranks, global batch 1,024, samples/s of all ranks" in details(summary(**facts))
+@pytest.mark.parametrize("facts", [{}, {"updates": 9, "step_ms": 1.0}], ids=["no time", "no analysis and no samples"])
+def test_a_summary_without_a_verdict_says_why(facts: dict[str, Any]) -> None:
+    facts |= {"missing": {"bottleneck": "no batch was trained"}}
+    assert headline(facts) == ["speed   unknown: no batch was trained"]
+    assert details(facts) == ["no bottleneck: no batch was trained"]
 
 
 def test_the_details_have_every_number_and_the_evidence() -> None:
@@ -193,9 +159,17 @@ def test_the_details_have_every_number_and_the_evidence() -> None:
     ]
 
 
-def test_clocks_that_are_never_lowered_are_not_worth_a_word() -> None:
-    assert "clocks" not in "".join(details(summary(throttled_pct=0.0)))
-
-
-def test_what_is_not_known_is_left_out_of_the_details() -> None:
-    assert details(summary())[-1] == "413,000 samples/s at the median step · 413,000 over all steps"
+@pytest.mark.parametrize(
+    ("facts", "line"),
+    [
+        ({"throttled_pct": 0.0}, "413,000 samples/s at the median step · 413,000 over all steps"),
+        ({"bottleneck": UNCLEAR}, f"busy: {BUSY}"),
+        (rank_facts([math.nan, math.nan]), "2 ranks, global batch 1,024, samples/s of all ranks"),
+        (
+            rank_facts([math.nan, math.nan]) | {"batches_per_sec": 2e3 / 1.24},  # two accumulated batches
+            "2 ranks, global batch 2,048, samples/s of all ranks",
+        ),
+    ],
+)
+def test_what_is_not_known_is_left_out_of_the_details(facts: dict[str, Any], line: str) -> None:
+    assert details(summary(**facts))[-1] == line

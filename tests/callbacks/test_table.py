@@ -20,25 +20,23 @@ def table_with(*batches: Any, warmup: int = 0, last_step: int = 0) -> UpdateTabl
     return table
 
 
-def cost(step_ms: list[float], samples: list[int] | int = 4, **options: Any) -> dict[str, Any]:
-    return cost_of(table_of(step_ms, samples), **options)
-
-
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
-def test_the_batches_of_an_update_are_one_row_also_when_they_come_in_two_bunches():
-    table = UpdateTable(0, Windows(0), last_step=5)
+def test_the_batches_of_an_update_are_one_row_also_when_they_come_in_two_bunches_and_a_table_grows() -> None:
+    table = table_with(last_step=5)
     bunches = [(batch(5, 1, forward=1), batch(5, 1, forward=2))]
     bunches += [(batch(6, 1, forward=4), batch(7, 1, forward=8), batch(7, 1, forward=16))]
     bunches += [(batch(8, 1, forward=32),), ()]
     assert [len(table.add(bunch, HostClock())) for bunch in bunches] == [0, 2, 1, 0]
-    assert table.rows["step"].tolist() == [6, 7, 8]
-    assert table.rows["samples"].tolist() == [3, 1, 2]
-    assert table.step_ms() == pytest.approx([7, 8, 48])
+    for n in range(9, 2500):
+        table.add([batch(n, forward=n)], HostClock())
+    assert table.rows["step"].tolist() == list(range(6, 2500))
+    assert table.rows["samples"].tolist()[:4] == [3, 1, 2, 4]
+    assert table.step_ms() == pytest.approx([7, 8, 48, *range(9, 2500)])
 
 
-def test_every_row_says_why_it_may_not_count():
+def test_every_row_says_why_it_may_not_count() -> None:
     slow = [batch(n, 4, recorded=n == 2, forward=-5 if n == 5 else 10) for n in range(1, 8)]
     table = table_with(*slow, batch(8, 1, forward=10), warmup=3)
     assert table.flags().tolist() == [FIRST | WARMUP, WARMUP | RECORDED, WARMUP, 0, INVALID, 0, 0, PARTIAL]
@@ -46,30 +44,27 @@ def test_every_row_says_why_it_may_not_count():
     assert numpy.flatnonzero(table.in_median()).tolist() == [3, 5, 6]
 
 
-def test_no_update_is_partial_where_sizes_vary_though_one_of_them_is_the_mean():
+def test_no_update_is_partial_where_sizes_vary_though_one_of_them_is_the_mean() -> None:
     table = table_of([10] * 50, [10, 20, 30, 40, 50] * 10)
     assert table.whole_batch() == 30
     assert not (table.flags() & PARTIAL).any()
 
 
-def test_a_table_grows_and_keeps_what_it_holds():
-    table = UpdateTable(0, Windows(0))
-    for n in range(1, 3001):
-        table.add([batch(n, forward=n)], HostClock())
-    assert table.step_ms() == pytest.approx(numpy.arange(1, 3001))
+# --- the cost: a table and the options of a fit → facts ---------------------------------------------------------------
 
-
-@pytest.mark.parametrize("updates", [0, 1, 5])
-def test_a_fit_that_is_no_longer_than_the_warm_up_has_no_cost(updates: int):
-    assert cost_of(table_with(*(batch(n, forward=10) for n in range(1, updates + 1)), warmup=5)) == {}
-
-
-# --- rates: the steps in ms, their samples → facts -------------------------------------------------------------------
-
-RATES: dict[str, tuple[list[float], Any, dict[str, float]]] = {
+TWO = table_of([10, 10], 40)
+ACCUMULATED = table_with(*(batch(n, 16, forward=10) for n in (1, 1, 1, 2, 2, 2, 3, 3, 3)))
+TIMESTEPS = table_with(*(batch(n, 4, timesteps=28, forward=ms) for n, ms in enumerate((1, 10, 10, 100), start=1)))
+FIVE = table_with(*(batch(n, 40, forward=10) for n in range(1, 6)), warmup=2)
+PARTS = table_with(
+    batch(1, forward=9),
+    batch(2, data_wait=2, forward=1, pause=8, backward=3),
+    batch(3, on_after_batch_transfer=4, forward=3, optimizer=5),
+)
+COSTS: dict[str, tuple[UpdateTable, dict[str, Any], dict[str, Any]]] = {
     "a whole batch over the median step, and the mean beside it": (
-        [10, 12, 30, 5],
-        [100, 100, 100, 20],
+        table_of([10, 12, 30, 5], [100, 100, 100, 20]),
+        {},
         {
             "batch_size": 100,
             "step_ms_median": 12,
@@ -79,116 +74,124 @@ RATES: dict[str, tuple[list[float], Any, dict[str, float]]] = {
             "step_ms": 57 / 4,
         },
     ),
-    "a few slow steps": ([10, 10, 1000], 40, {"samples_per_sec": 4000}),
-    "a last batch with a sample more": ([10, 10, 10], [32, 32, 33], {"batch_size": 32}),
+    "a few slow steps": (table_of([10, 10, 1000], 40), {}, {"samples_per_sec": 4000}),
+    "a last batch with a sample more": (table_of([10, 10, 10], [32, 32, 33]), {}, {"batch_size": 32}),
     "as many short batches as whole ones": (
-        [100, 20, 20] * 3,
-        [1000, 200, 200] * 3,
+        table_of([100, 20, 20] * 3, [1000, 200, 200] * 3),
+        {},
         {"batch_size": 1000, "step_ms_median": 100},
     ),
     "sizes that vary": (
-        [10, 20, 30],
-        [8, 10, 12],
+        table_of([10, 20, 30], [8, 10, 12]),
+        {},
         {"batch_size": 10, "step_ms_median": 20, "samples_per_sec": 10 / 0.02},
     ),
-    "a step that a clock has broken": ([10, math.nan, -3, math.inf, 12, 11], 4, {"step_ms_median": 11, "updates": 3}),
+    "a step that a clock has broken": (
+        table_of([10, math.nan, -3, math.inf, 12, 11]),
+        {},
+        {"step_ms_median": 11, "updates": 3},
+    ),
     "the p99 is of whole batches": (
-        [10 + i / 100 for i in range(101)] + [500],
-        [100] * 101 + [7],
+        table_of([10 + i / 100 for i in range(101)] + [500], [100] * 101 + [7]),
+        {},
         {"step_ms_p99": 10.99},
     ),
     # A stall takes three times the median and 50 ms more, in a short last batch too.
-    "short steps stall": ([2] * 9 + [51, 60, 3], 4, {"stalls": 1, "stall_seconds": 0.058}),
-    "long steps stall": ([100] * 9 + [299, 301, 900], 4, {"stalls": 2, "stall_seconds": 1.001}),
-    "no step stalls": ([2] * 9, 4, {"stalls": 0, "stall_seconds": 0}),
-    "a short batch stalls": ([10] * 8 + [2, 500], [100] * 8 + [20, 20], {"stalls": 1}),
+    "short steps stall": (table_of([2] * 9 + [51, 60, 3]), {}, {"stalls": 1, "stall_seconds": 0.058}),
+    "long steps stall": (table_of([100] * 9 + [299, 301, 900]), {}, {"stalls": 2, "stall_seconds": 1.001}),
+    "no step stalls": (table_of([2] * 9), {}, {"stalls": 0, "stall_seconds": 0}),
+    "a short batch stalls": (table_of([10] * 8 + [2, 500], [100] * 8 + [20, 20]), {}, {"stalls": 1}),
+    "the samples of all ranks and the steps of one": (
+        TWO,
+        {"world_size": 3},
+        {"samples_per_sec": 12_000, "samples_per_sec_mean": 12_000, "batches_per_sec": 100},
+    ),
+    "accumulated batches are one step": (
+        ACCUMULATED,
+        {},
+        {"batch_size": 16, "samples_per_sec": 1600, "batches_per_sec": 100},
+    ),
+    "time steps follow the rate": (TIMESTEPS, {}, {"timesteps_per_sec": 7 * 400}),
+    "the rate of the fit has every sample": (
+        FIVE,
+        {"world_size": 2, "fit_seconds": 4.0},
+        {"samples_per_sec_fit": 2 * 5 * 40 / 4.0, "fit_seconds": 4.0, "samples": 3 * 40},
+    ),
+    "the parts are means that add up; pauses and preparation are beside them": (
+        PARTS,
+        {},
+        {
+            "parts_ms": {"data_wait": 3, "transfer": 0, "forward": 2, "backward": 1.5, "optimizer": 2.5, "other": 0},
+            "step_ms": 9,
+            "excluded_ms": 4,
+            "preparing_ms": {"on_after_batch_transfer": 2},
+        },
+    ),
+    "disturbed steps leave the median and stay in the mean": (
+        table_of([10] * 6 + [30] * 10, disturbed_from=6),
+        {},
+        {
+            "step_ms_median": 10,
+            "work_ms_median": 10,
+            "step_ms_p99": 10,
+            "step_ms_interval": [10, 10],
+            "undisturbed_steps": 6,
+            "undisturbed_share": 60 / 360,
+            "updates": 16,
+            "step_ms": 360 / 16,
+        },
+    ),
+    "too few undisturbed steps": (table_of([10] * 5 + [30] * 10, disturbed_from=5), {}, {"step_ms_median": 30}),
 }
 
 
-@pytest.mark.parametrize("name", RATES)
-def test_the_cost_of_steps(name: str):
-    step_ms, samples, expected = RATES[name]
-    found = cost(step_ms, samples)
-    assert {key: found[key] for key in expected} == pytest.approx(expected)
+@pytest.mark.parametrize("name", COSTS)
+def test_the_cost_of_steps(name: str) -> None:
+    table, options, expected = COSTS[name]
+    found = cost_of(table, **options)
+    assert {key: found[key] for key in expected} == {key: pytest.approx(value) for key, value in expected.items()}
 
 
-def test_the_samples_of_all_ranks_count_and_the_steps_of_one():
-    found = cost([10, 10], 40, world_size=3)
-    assert (found["samples_per_sec"], found["samples_per_sec_mean"]) == pytest.approx((12_000, 12_000))
-    assert found["batches_per_sec"] == pytest.approx(100)
-
-
-def test_a_step_of_accumulated_batches_is_one_step_of_all_their_samples():
-    found = cost_of(table_with(*(batch(n, 16, forward=10) for n in (1, 1, 1, 2, 2, 2, 3, 3, 3))))
-    assert (found["batch_size"], found["samples_per_sec"]) == (16, pytest.approx(1600))
-    assert found["batches_per_sec"] == pytest.approx(100)
-
-
-def test_time_steps_follow_the_rate():
-    batches = [batch(n, 4, timesteps=28, forward=ms) for n, ms in enumerate((1, 10, 10, 100), start=1)]
-    assert cost_of(table_with(*batches))["timesteps_per_sec"] == pytest.approx(7 * 400)
-
-
-def test_the_rate_of_the_fit_has_every_sample_over_the_wall_time_of_the_fit():
-    batches = [batch(n, 40, forward=10) for n in range(1, 6)]
-    found = cost_of(table_with(*batches, warmup=2), world_size=2, fit_seconds=4.0)
-    assert (found["samples_per_sec_fit"], found["fit_seconds"]) == (2 * 5 * 40 / 4.0, 4.0)
-    assert found["samples"] == 3 * 40
-
-
-def test_the_parts_are_means_that_add_up_and_pauses_and_preparation_are_beside_them():
-    batches = [
-        batch(1, forward=9),
-        batch(2, data_wait=2, forward=1, pause=8, backward=3),
-        batch(3, on_after_batch_transfer=4, forward=3, optimizer=5),
-    ]
-    found = cost_of(table_with(*batches))
-    expected = {"data_wait": 3, "transfer": 0, "forward": 2, "backward": 1.5, "optimizer": 2.5, "other": 0}
-    assert found["parts_ms"] == pytest.approx(expected)
-    assert (found["step_ms"], found["excluded_ms"]) == pytest.approx((9, 4))
-    assert found["preparing_ms"] == pytest.approx({"on_after_batch_transfer": 2})
-    assert not {"excluded_ms", "preparing_ms"} & cost([10, 10]).keys()
-
-
-def test_disturbed_steps_leave_the_median_and_stay_in_the_mean_where_enough_are_undisturbed():
-    table = table_of([10] * 6 + [30] * 10, disturbed_from=6)
-    assert table.flags()[-1] == DISTURBED
-    found = cost_of(table)
-    assert (found["step_ms_median"], found["work_ms_median"], found["step_ms_p99"]) == pytest.approx((10, 10, 10))
-    assert found["step_ms_interval"] == pytest.approx([10, 10])
-    assert (found["undisturbed_steps"], found["undisturbed_share"]) == (6, pytest.approx(60 / 360))
-    assert (found["updates"], found["step_ms"]) == (16, pytest.approx(360 / 16))
-    few = cost_of(table_of([10] * 5 + [30] * 10, disturbed_from=5))
-    assert few["step_ms_median"] == pytest.approx(30)
-    assert "undisturbed_steps" not in few and "step_ms_interval" not in cost([10])
+def test_what_a_fit_does_not_have_is_no_fact_of_its_cost() -> None:
+    known = cost_of(table_of([10]))
+    absent = {
+        "excluded_ms",
+        "preparing_ms",
+        "step_ms_interval",
+        "undisturbed_steps",
+        "fit_seconds",
+        "timesteps_per_sec",
+    }
+    assert not absent & known.keys()
+    for updates in (0, 1, 5):  # no more than the warm-up
+        assert cost_of(table_with(*(batch(n, forward=10) for n in range(1, updates + 1)), warmup=5)) == {}
 
 
 # --- other views ------------------------------------------------------------------------------------------------------
 
-PLAIN = (10, 10, 11, 12, 90)
-CHANGES: list[tuple[Sequence[float], float, float]] = [
-    (PLAIN, 36.0, 3.0),  # one long step does not count
-    (PLAIN, 5.0, 0.5),
-    (PLAIN, 11.5, 1.0),
-    ((60, 60, 60), 60.0, 3.0),  # what was recorded did less
-]
 
-
-@pytest.mark.parametrize(("plain", "median", "factor"), CHANGES)
+@pytest.mark.parametrize(
+    ("plain", "median", "factor"),
+    [
+        ((10, 10, 11, 12, 90), 36.0, 3.0),  # one long step does not count
+        ((10, 10, 11, 12, 90), 5.0, 0.5),
+        ((10, 10, 11, 12, 90), 11.5, 1.0),
+        ((60, 60, 60), 60.0, 3.0),  # what was recorded did less
+    ],
+)
 def test_steps_that_changed_since_they_were_recorded_are_told_by_how_much(
     plain: Sequence[float], median: float, factor: float
-):
+) -> None:
     recorded = [batch(n, recorded=n > 1, forward=20) for n in (1, 2, 3)]
     table = table_with(*recorded, *(batch(n, forward=ms) for n, ms in enumerate(plain, start=4)))
     assert table.changed(median) == pytest.approx(factor)
-    table.add(
-        [batch(n, recorded=True, forward=70) for n in range(12, 15)], HostClock()
-    )  # a trace, with which a fit ends
+    traced = [batch(n, recorded=True, forward=70) for n in range(12, 15)]
+    table.add(traced, HostClock())  # with which a fit ends
     assert table.changed(median) == pytest.approx(factor)
     assert table_with(*(batch(n, forward=10) for n in range(1, 9))).changed(30.0) == 1.0
 
 
-def test_the_step_file_has_the_steps_of_a_whole_batch_in_their_windows_or_in_one():
+def test_the_step_file_has_the_steps_of_a_whole_batch_in_their_windows_or_in_one() -> None:
     times = table_of([10, 20, 30, 5], [4, 4, 4, 1], disturbed_from=2).times()
     assert times is not None
     assert times.step_s == pytest.approx([0.01, 0.02, 0.03])
@@ -200,16 +203,17 @@ def test_the_step_file_has_the_steps_of_a_whole_batch_in_their_windows_or_in_one
     assert UpdateTable(0, Windows(0)).times() is None
 
 
-def test_a_window_says_what_it_has_measured():
+def test_a_window_says_what_it_has_measured() -> None:
     table = table_of([10, 20, 90], disturbed_from=2)
     quiet, disturbed = table.windows.all
     disturbed.others_share = 0.6
     assert table.window_facts(quiet) == {"steps": 2, "median_s": pytest.approx(0.015), "disturbed": False}
     expected = {"steps": 1, "median_s": pytest.approx(0.09), "disturbed": True, "others_share": 0.6}
     assert table.window_facts(disturbed) == expected
+    assert table.flags()[-1] == DISTURBED
 
 
-def test_the_curves_have_every_metric_that_a_step_has_and_no_other():
+def test_the_curves_have_every_metric_that_a_step_has_and_no_other() -> None:
     batches = [batch(1, 10, forward=10), batch(2, 10, timesteps=5, data_wait=10, forward=30)]
     scalars = metrics_of(table_with(*batches).rows, 2, flops_per_sample=100.0)
     last = dict(zip(scalars.keys, scalars.values[1], strict=True))
@@ -222,5 +226,5 @@ def test_the_curves_have_every_metric_that_a_step_has_and_no_other():
     assert {key for key in scalars.keys if key.startswith("throughput/")} == {"throughput/batches_per_sec"}
 
 
-def test_stalls_are_told_by_the_usual_time_of_a_step():
+def test_stalls_are_told_by_the_usual_time_of_a_step() -> None:
     assert stalls_among(table_of([10, 10, 500]).rows, 10.0).tolist() == [False, False, False, True]

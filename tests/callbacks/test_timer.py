@@ -1,6 +1,5 @@
 """Every moment of a step belongs to one part: exact times, on a clock that the test moves."""
 
-import time
 from types import SimpleNamespace
 
 import lightning
@@ -21,24 +20,20 @@ from batchscope.callbacks._timer import (
     remove_timer,
 )
 from batchscope.hardware.sampler import Spans
-
-
-class FakeClock(HostClock):
-    """Moves when a test moves it; in seconds."""
-
-    now = 0.0
-
-    def mark(self) -> float:
-        return self.now
+from tests.callbacks.support import World
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> World:
+    """Of the steps, of the spans and of the host."""
+    clock = World()
+    monkeypatch.setattr(_timer, "Spans", lambda: Spans(clock.mark))
+    monkeypatch.setattr(_timer, "time", SimpleNamespace(perf_counter=clock.mark))
+    return clock
 
 
 @pytest.fixture
-def timer(clock: FakeClock) -> StepTimer:
+def timer(clock: World) -> StepTimer:
     return StepTimer(clock)
 
 
@@ -71,7 +66,7 @@ STEPS = {
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_time_belongs_to_the_part_that_runs(name: str, timer: StepTimer, clock: FakeClock) -> None:
+def test_time_belongs_to_the_part_that_runs(name: str, timer: StepTimer, clock: World) -> None:
     happens, expected = STEPS[name]
     timer.begin_batch()
     for each in happens.split():
@@ -83,31 +78,40 @@ def test_time_belongs_to_the_part_that_runs(name: str, timer: StepTimer, clock: 
     assert parts_of(timer) == [expected]
 
 
-def test_steps_adjoin_so_that_no_time_is_lost_but_between_two_epochs(timer: StepTimer, clock: FakeClock) -> None:
+def test_steps_adjoin_so_that_no_time_is_lost_but_between_two_epochs(timer: StepTimer, clock: World) -> None:
     for _ in range(2):
         for _ in range(3):
             timer.begin_batch()
-            clock.now += 0.007
+            clock.now += 7
             with timer.pause():
-                clock.now += 0.004
+                clock.now += 4
         timer.end_step()
         clock.now += 100
-    assert parts_of(timer) == [{"other": 7, PAUSE: 4}] * 6
+    assert parts_of(timer) == [{"other": 7e3, PAUSE: 4e3}] * 6
     assert timer.finished[0].end is timer.finished[1].moments[0]
+    # The spans of training have neither.
+    spans = [(began, ended) for began, ended in timer.spans.all() if began < ended]
+    assert spans == [(0, 7), (11, 18), (22, 29), (133, 140), (144, 151), (155, 162)]
+    timer.spans.clear()
+    timer.begin_batch()
+    clock.now += 2
+    assert timer.spans.all() == [(266, 268)]
 
 
-def test_the_time_of_a_pause_is_in_the_fits_time_only_if_it_is_a_part_of_the_fit(timer: StepTimer) -> None:
+def test_the_time_of_a_pause_is_in_the_fits_time_only_if_it_is_a_part_of_the_fit(
+    timer: StepTimer, clock: World
+) -> None:
     timer.begin_batch()
     with timer.pause(part_of_fit=True):
-        time.sleep(0.01)
+        clock.now += 1
     assert timer.paused_s == 0
     timer.enter(PAUSE)  # a validation
     with timer.pause(), timer.pause():
-        time.sleep(0.01)
-    assert 0.01 <= timer.paused_s < 1
+        clock.now += 2
+    assert timer.paused_s == 2
 
 
-def test_whoever_times_the_trainer_leaves_a_pause_out(timer: StepTimer, clock: FakeClock) -> None:
+def test_whoever_times_the_trainer_leaves_a_pause_out(timer: StepTimer, clock: World) -> None:
     trainer = lightning.Trainer(logger=False, enable_checkpointing=False)
     other = StepTimer(clock)
     for each in (timer, other):
@@ -115,10 +119,10 @@ def test_whoever_times_the_trainer_leaves_a_pause_out(timer: StepTimer, clock: F
         each.begin_batch()
     remove_timer(trainer, other)
     with pause(trainer):
-        clock.now += 0.003
+        clock.now += 3
     for each in (timer, other):
         each.end_step()
-    assert [parts_of(each)[0] for each in (timer, other)] == [{PAUSE: 3}, {"other": 3}]
+    assert [parts_of(each)[0] for each in (timer, other)] == [{PAUSE: 3e3}, {"other": 3e3}]
 
 
 def test_updates_are_counted_by_lightnings_step(timer: StepTimer) -> None:
@@ -126,26 +130,6 @@ def test_updates_are_counted_by_lightnings_step(timer: StepTimer) -> None:
         timer.begin_batch()
         timer.end_batch(global_step)
     assert (timer.batches, timer.updates, timer.is_between_updates) == (4, 2, True)
-
-
-def test_the_spans_of_training_have_no_pause_and_no_time_between_epochs(
-    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_timer, "Spans", lambda: Spans(clock.mark))
-    timer = StepTimer(clock)
-    timer.begin_batch()
-    clock.now += 10
-    with timer.pause():
-        clock.now += 5
-    clock.now += 10
-    timer.end_step()
-    clock.now += 30
-    timer.begin_batch()
-    clock.now += 1
-    assert timer.spans.all() == [(0, 10), (15, 25), (55, 56)]
-    timer.spans.clear()
-    clock.now += 2
-    assert timer.spans.all() == [(56, 58)]
 
 
 class FakeEvent:

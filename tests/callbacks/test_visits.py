@@ -1,129 +1,90 @@
 """A visited run waits between two updates, and says what each visit has measured."""
 
-import queue
-import threading
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import lightning
 import pytest
-from torch import Tensor
 
 from batchscope.callbacks import _windows
-from batchscope.callbacks._visits import visits_of
+from batchscope.callbacks._visits import seconds_waited, visits_of
 from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.callbacks.until_known import StopWhenKnown
-from tests.support.third_party_modules import Stranger, loader
+from tests.callbacks.support import Slow, monitoring
+from tests.support.third_party_modules import train
+
+STOP = "stop known to ± 5 %"
 
 
-class Slow(Stranger):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        time.sleep(0.005)
-        return super().training_step(batch, batch_idx)
+class Sweep:
+    """Gives these orders, each after a while, and then none any more; keeps the answers."""
+
+    def __init__(self, *orders: str, after_s: float = 0.0):
+        self.orders, self.after_s = [*orders], after_s
+        self.heard: list[Mapping[str, Any]] = []
+
+    def tell(self, facts: Mapping[str, Any]) -> None:
+        self.heard.append(facts)
+
+    def hear(self) -> str:
+        time.sleep(self.after_s)
+        return self.orders.pop(0) if self.orders else "null"
 
 
-class Sweep(threading.Thread):
-    """Visits as a function says, which gets `tell` and `hear`; then it says nothing any more."""
-
-    def __init__(self, does: Callable[[Callable[[str], None], Callable[[], Mapping[str, Any]]], None]):
-        super().__init__(daemon=True)
-        self._orders, self._answers = queue.Queue[str](), queue.Queue[Mapping[str, Any]]()
-        self.hear, self.tell = self._orders.get, self._answers.put
-        self._does = does
-
-    def run(self) -> None:
-        self._does(self._orders.put, self._answers.get)
-        self._orders.put("null")
-
-
-def fit(tmp_path: Path, sweep: Sweep, accumulate: int = 1, **options: Any) -> tuple[ThroughputMonitor, Any]:
-    monitor = ThroughputMonitor(calibrate=False, verbose=False, record_operations=False, warmup_steps=2)
+def fit(sweep: Sweep, **options: Any) -> tuple[ThroughputMonitor, lightning.Trainer]:
+    monitor = monitoring(warmup_steps=2)
     callbacks = [monitor, StopWhenKnown(precision=5.0, seconds=0.05, min_steps=1)]
-    trainer = lightning.Trainer(
-        default_root_dir=tmp_path, accelerator="cpu", max_epochs=-1, min_epochs=0, logger=False,
-        callbacks=[*callbacks, *visits_of(callbacks, sweep)], enable_progress_bar=False, enable_model_summary=False,
-        enable_checkpointing=False, accumulate_grad_batches=accumulate, **options,
-    )  # fmt: skip
-    sweep.start()
-    trainer.fit(Slow(), loader())
-    return monitor, trainer
+    callbacks += visits_of(callbacks, sweep)
+    return monitor, train(Slow(), *callbacks, **{"max_epochs": -1, "min_epochs": 0, **options})
 
 
 @pytest.fixture(autouse=True)
-def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_windows, "is_disturbed", lambda *seen: False)
 
 
-def test_a_run_trains_while_it_is_visited_and_waits_in_between(tmp_path: Path) -> None:
-    heard = []
-
-    def does(tell: Callable, hear: Callable) -> None:
-        heard.append(hear())
-        tell("warm up")
-        heard.append(hear())
-        for number in (4, 5):
-            tell(f"go {number} 0.1")
-            heard.append(hear())
-            time.sleep(1.0)
-        tell("stop known to ± 5 %")
-
-    monitor, _ = fit(tmp_path, Sweep(does))
-    assert heard[:2] == [{"ready": True}, {"warm": True}]
-    visits = heard[2:]
+def test_a_run_trains_while_it_is_visited_and_waits_in_between() -> None:
+    sweep = Sweep("warm up", "go 4 0.1", "go 5 0.1", STOP, after_s=0.5)
+    monitor, trainer = fit(sweep)
+    assert sweep.heard[:2] == [{"ready": True}, {"warm": True}]
+    visits = sweep.heard[2:]
+    assert len(visits) == 2
     assert all(one["steps"] >= 1 and one["samples"] == 4 and one["disturbed"] is False for one in visits)
     assert all(one["median_s"] >= 0.005 for one in visits)
-    assert monitor.summary["ended"] == "known to ± 5 %"
-    assert monitor.summary["windows"] == 2
-    assert monitor.summary["updates"] == sum(one["steps"] for one in visits) + 2  # the first one of each visit
-    times = monitor.step_times()
-    assert times.pass_.tolist() == [4, 5]
-    assert times.step_s.max() < 1.0  # waiting is in no step
-    assert monitor.summary["samples_per_sec_fit"] > 0.3 * monitor.summary["samples_per_sec_mean"]  # nor in the fit
+    summary, times = monitor.summary, monitor.step_times()
+    assert (summary["ended"], summary["windows"]) == ("known to ± 5 %", 2)
+    assert summary["updates"] == sum(one["steps"] for one in visits) + 2  # the first one of each visit
+    assert times is not None and times.pass_.tolist() == [4, 5]
+    assert times.step_s.max() < 0.5  # waiting is in no step
+    assert summary["samples_per_sec_fit"] > 0.3 * summary["samples_per_sec_mean"]  # nor in the fit
+    assert 2.0 <= seconds_waited(trainer.callbacks) < 4.0
 
 
-def one_visit(tmp_path: Path, **options: Any) -> tuple[dict[str, Any], lightning.Trainer]:
-    """What a run says of a single visit that is over at once, and its trainer."""
-    heard = []
-
-    def does(tell: Callable, hear: Callable) -> None:
-        hear()
-        tell("warm up")
-        hear()
-        tell("go 0 0")
-        heard.append(hear())
-        tell("stop known to ± 5 %")
-
-    _, trainer = fit(tmp_path, Sweep(does), **options)
-    return heard[0], trainer
-
-
-def test_a_visit_has_a_step_however_short_it_is(tmp_path: Path) -> None:
-    heard, _ = one_visit(tmp_path)
-    assert heard["steps"] == 1
-
-
-def test_visits_begin_and_end_with_an_update_of_several_batches(tmp_path: Path) -> None:
-    heard, trainer = one_visit(tmp_path, accumulate=2)
-    assert (heard["steps"], heard["samples"]) == (1, 8)
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_a_visit_is_of_whole_updates_and_has_one_however_short_it_is(accumulated: int) -> None:
+    sweep = Sweep("warm up", "go 0 0", STOP)
+    _, trainer = fit(sweep, accumulate_grad_batches=accumulated)
+    assert (sweep.heard[2]["steps"], sweep.heard[2]["samples"]) == (1, 4 * accumulated)
     assert trainer.global_step == 4
 
 
-def test_a_run_whose_sweep_is_gone_waits_no_more(tmp_path: Path) -> None:
-    monitor, _ = fit(tmp_path, Sweep(lambda tell, hear: None))
-    assert monitor.summary["ended"] == "time limit"  # as a run alone; in a sweep a signal ends it first
-
-
-def test_a_run_that_ends_by_itself_needs_no_visits(tmp_path: Path) -> None:
-    monitor, trainer = fit(
-        tmp_path, Sweep(lambda tell, hear: (hear(), tell("warm up"), hear(), tell("go 0 100"))), max_steps=9
-    )
-    assert trainer.global_step == 9
-    assert "ended" not in monitor.summary
+@pytest.mark.parametrize(
+    ("orders", "options", "ended"),
+    [
+        ([], {}, "time limit"),  # as a run alone; in a sweep a signal ends it first
+        (["warm up", "go 0 100"], {"max_steps": 9}, None),
+    ],
+    ids=["the sweep is gone", "the run ends by itself"],
+)
+def test_a_run_that_is_not_told_to_stop_ends_as_a_run_alone(
+    orders: list[str], options: dict[str, Any], ended: str | None
+) -> None:
+    monitor, trainer = fit(Sweep(*orders), **options)
+    assert monitor.summary.get("ended") == ended
+    assert (trainer.global_step == 9) == (ended is None)
 
 
 def test_a_run_waits_only_where_there_is_a_visitor_and_a_monitor() -> None:
-    visitor = Sweep(lambda tell, hear: None)
-    assert visits_of([ThroughputMonitor()], None) == visits_of([], visitor) == []
-    assert len(visits_of([ThroughputMonitor()], visitor)) == 1
+    assert visits_of([ThroughputMonitor()], None) == visits_of([], Sweep()) == []
+    assert len(visits_of([ThroughputMonitor()], Sweep())) == 1

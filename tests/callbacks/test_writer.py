@@ -27,12 +27,20 @@ def writer(*loggers: Any, rank: int = 0, details: bool = True, step: int = 0) ->
     return StepWriter(FakeTrainer(is_global_zero=rank == 0, loggers=list(loggers), global_step=step), details)
 
 
+def both(folder: Path, **options: Any) -> tuple[CSVLogger, TensorBoardLogger]:
+    return CSVLogger(folder, name="csv", version="", **options), TensorBoardLogger(
+        folder, name="tb", version="", **options
+    )
+
+
 def shown(folder: Path, tag: str = "a") -> list[tuple[int, float]]:
-    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload().Scalars(tag)
-    return [(event.step, event.value) for event in events]
+    """The points in TensorBoard's files, without a call of flush()."""
+    files = [EventAccumulator(str(file), size_guidance={"scalars": 0}).Reload() for file in folder.glob("events*")]
+    return sorted((event.step, event.value) for file in files for event in file.Scalars(tag))
 
 
 def read(logger: CSVLogger) -> list[dict[str, str]]:
+    """The rows of the file, without a call of save()."""
     with (Path(logger.log_dir) / "metrics.csv").open(newline="") as file:
         return [{key: value for key, value in row.items() if value} for row in csv.DictReader(file)]
 
@@ -48,7 +56,7 @@ def test_rows_of_a_csv_file_keep_their_order_and_their_columns(tmp_path: Path, a
         append_to_file(logger)
     writing = writer(logger)
     writing.write_rows([(1, {"b": 1.5, "a": 0.1}), (2, {"b": 2.5, "a": 0.2}), (2, {"c": 7.0})])
-    assert len(read(logger)) == 3  # without a call of save()
+    assert len(read(logger)) == 3
     writing.write_rows([(3, {"a": 0.3})])
     logger.log_metrics({"a": 0.35, "d": 9.0}, 3)
     writing.write_rows([(4, {"c": float("nan"), "a": 0.4})])
@@ -72,69 +80,61 @@ def test_every_float32_is_told_from_its_neighbours(tmp_path: Path) -> None:
 
 
 def test_the_prefix_of_a_logger_is_in_its_names(tmp_path: Path) -> None:
-    loggers = [kind(tmp_path, name="", version="", prefix="mine") for kind in (CSVLogger, TensorBoardLogger)]
-    writer(*loggers).write_rows([(1, {"a": 1.0})])
-    assert read(loggers[0]) == [{"step": "1", "mine-a": "1"}]
-    assert shown(tmp_path, "mine-a") == [(1, 1.0)]
+    file, board = both(tmp_path, prefix="mine")
+    writer(file, board).write_rows([(1, {"a": 1.0})])
+    assert read(file) == [{"step": "1", "mine-a": "1"}]
+    assert shown(tmp_path / "tb", "mine-a") == [(1, 1.0)]
 
 
 @pytest.mark.parametrize("kind", [CSVLogger, TensorBoardLogger])
-def test_a_logger_that_overrides_log_metrics_is_asked_for_every_step(tmp_path: Path, kind: Any) -> None:
+def test_a_logger_that_overrides_log_metrics_is_asked_for_every_step_in_a_pause(tmp_path: Path, kind: Any) -> None:
     class Own(kind):
         def log_metrics(self, metrics: Any, step: int | None = None) -> None:
-            seen.append((step, metrics))
+            seen.append((step, metrics, timer.part))
 
     seen: list[Any] = []
-    writer(Own(tmp_path)).write_rows([(1, {"a": 1.0}), (2000, {"a": 2.0}), (2001, {"a": 3.0})])
-    assert seen == [(1, {"a": 1.0}), (2000, {"a": 2.0}), (2001, {"a": 3.0})]
+    timer, writing = StepTimer(SimpleNamespace(mark=lambda: 0.0)), writer(Own(tmp_path))
+    add_timer(writing._trainer, timer)
+    writing.write_rows([(1, {"a": 1.0}), (2000, {"a": 2.0}), (2001, {"a": 3.0})])
+    assert seen == [(1, {"a": 1.0}, "pause"), (2000, {"a": 2.0}, "pause"), (2001, {"a": 3.0}, "pause")]
+    assert timer.part == "other"
 
 
-def test_events_follow_those_that_were_logged_before(tmp_path: Path) -> None:
+def test_events_follow_those_that_were_logged_before_also_where_the_file_was_closed(tmp_path: Path) -> None:
     logger = TensorBoardLogger(tmp_path, name="", version="")
     writing = writer(logger)
     for step in range(1, 60, 2):
         logger.log_metrics({"a": float(step)}, step)
         writing.write_rows([(step + 1, {"a": step + 1.0})])
-    assert shown(tmp_path) == [(i, i) for i in range(1, 61)]  # in the files without a call of flush()
-
-
-def test_a_writer_that_was_closed_is_opened_again(tmp_path: Path) -> None:
-    logger = TensorBoardLogger(tmp_path, name="", version="")
-    writing = writer(logger)
-    writing.write_rows([(1, {"a": 1e300, "b": 2.0})])
+    assert shown(tmp_path) == [(i, i) for i in range(1, 61)]
     logger.experiment.close()
-    writing.write_rows([(2, {"a": 3.0})])
+    writing.write_rows([(61, {"a": 1e300})])
     logger.experiment.flush()
-    found = [event for file in tmp_path.glob("events*") for event in shown(file)]
-    assert sorted(found) == [(1, float("inf")), (2, 3.0)]  # which float32 cannot hold
+    assert shown(tmp_path)[-1] == (61, float("inf"))  # which float32 cannot hold
 
 
-def test_a_long_run_has_few_points_in_tensorboard_and_every_step_in_csv(tmp_path: Path) -> None:
-    loggers = [TensorBoardLogger(tmp_path, name="", version=""), CSVLogger(tmp_path, name="", version="")]
-    writing, steps = writer(*loggers), numpy.arange(1, 20_001)
-    for part in numpy.split(steps, 200):
-        stalls = part == 12_345
-        writing.write(Scalars(["a"], part, part[:, None].astype(float)), always=stalls)
-    found = [step for step, _ in shown(tmp_path)]
+def test_a_long_run_has_few_points_in_tensorboard_and_every_step_in_csv_also_where_it_is_resumed(
+    tmp_path: Path,
+) -> None:
+    steps = numpy.arange(1, 10_001)
+
+    def run(name: str, *parts: Any) -> list[int]:
+        for part in parts:
+            file, board = both(tmp_path / name)
+            append_to_file(file)
+            writing = writer(file, board, step=int(part[0]) - 1)
+            for some in numpy.split(part, 50):
+                writing.write(Scalars(["a"], some, some[:, None].astype(float)), always=some == 8_765)
+            board.experiment.close()
+        assert [row["step"] for row in read(file)] == [str(step) for step in steps]
+        return [step for step, _ in shown(tmp_path / name / "tb")]
+
+    found = run("whole", steps)
     assert found[:POINTS] == list(range(1, POINTS + 1))
     assert POINTS < len(found) < 4 * POINTS
-    assert 12_345 in found  # a stall stays visible
-    assert max(numpy.diff(found)) == 32
-    assert len(read(loggers[1])) == 20_000
-
-
-def test_a_resumed_run_shows_the_steps_that_it_would_have_shown(tmp_path: Path) -> None:
-    steps = numpy.arange(1, 9_001)
-
-    def run(folder: Path, *parts: Any) -> list[int]:
-        for part in parts:
-            logger = TensorBoardLogger(folder, name="", version="")
-            writer(logger, step=int(part[0]) - 1).write(Scalars(["a"], part, part[:, None].astype(float)))
-            logger.experiment.close()
-        return sorted(step for file in folder.glob("events*") for step, _ in shown(file))
-
-    whole, resumed = run(tmp_path / "whole", steps), run(tmp_path / "resumed", steps[:5000], steps[5000:])
-    assert resumed == whole
+    assert 8_765 in found  # a stall stays visible
+    assert max(numpy.diff(found)) == 16
+    assert run("resumed", steps[:5000], steps[5000:]) == found
 
 
 def test_a_logger_that_fails_gets_nothing_more_with_one_warning(tmp_path: Path) -> None:
@@ -153,27 +153,9 @@ def test_a_logger_that_fails_gets_nothing_more_with_one_warning(tmp_path: Path) 
     assert [row["step"] for row in read(good)] == ["1", "2", "3"]
 
 
-def test_writing_is_a_pause_of_the_training(tmp_path: Path) -> None:
-    heard: list[str] = []
-
-    class Listening(CSVLogger):
-        def log_metrics(self, *_: Any, **__: Any) -> None:
-            heard.append(timer.part)
-
-    timer = StepTimer(SimpleNamespace(mark=lambda: 0.0))
-    writing = writer(Listening(tmp_path))
-    add_timer(writing._trainer, timer)
-    writing.write_rows([(1, {"a": 1.0})])
-    assert (heard, timer.part) == (["pause"], "other")
-
-
 def test_without_details_tensorboard_has_what_people_look_at_first_and_csv_has_all(tmp_path: Path) -> None:
-    loggers = [
-        TensorBoardLogger(tmp_path / "tb", name="", version=""),
-        CSVLogger(tmp_path / "csv", name="", version=""),
-    ]
+    file, board = both(tmp_path)
     row = {"time/step_ms": 3.0, "time/forward_ms": 1.0, "throughput/flops_per_sec": 2.0, "of/ones_own": 4.0}
-    writer(*loggers, details=False).write_rows([(1, row), (2, {"host/cpu_pct": 5.0})])
-    tags = EventAccumulator(str(tmp_path / "tb")).Reload().Tags()["scalars"]
-    assert set(tags) == {"time/step_ms", "of/ones_own"}
-    assert [set(line) - {"step"} for line in read(loggers[1])] == [set(row), {"host/cpu_pct"}]
+    writer(file, board, details=False).write_rows([(1, row), (2, {"host/cpu_pct": 5.0})])
+    assert set(EventAccumulator(board.log_dir).Reload().Tags()["scalars"]) == {"time/step_ms", "of/ones_own"}
+    assert [set(line) - {"step"} for line in read(file)] == [set(row), {"host/cpu_pct"}]
