@@ -1,9 +1,12 @@
 """Fixtures for tests of callbacks."""
 
+from types import SimpleNamespace
+
 import pytest
 
-from batchscope.callbacks import _analysis, throughput
+from batchscope.callbacks import _analysis, _timer, device, throughput
 from batchscope.hardware.calibration import Calibration
+from batchscope.hardware.sampler import Spans
 from tests.callbacks.support import World
 
 
@@ -15,9 +18,14 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Calibration | None]:
     return found
 
 
-@pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    """The clock by which a ThroughputMonitor times steps."""
-    made = World()
-    monkeypatch.setattr(throughput, "clock_for", lambda device: made)
-    return made
+@pytest.fixture(params=[False])
+def world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> World:
+    """Times the steps and the samples; its device lags behind if a test asks for that."""
+    world = World(request.param)
+    clock = SimpleNamespace(perf_counter=world.mark)
+    monkeypatch.setattr(throughput, "clock_for", lambda device: world)
+    monkeypatch.setattr(device, "Sampler", world.sample)
+    for module in (device, _timer):
+        monkeypatch.setattr(module, "time", clock)
+        monkeypatch.setattr(module, "Spans", lambda: Spans(world.mark))
+    return world

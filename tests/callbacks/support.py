@@ -1,4 +1,4 @@
-"""For tests of callbacks: a quiet monitor, modules that fail or are slow, and a clock that stands still."""
+"""For tests of callbacks: a quiet monitor, modules that fail or are slow, and a world whose time a test moves."""
 
 import time
 from typing import Any
@@ -7,6 +7,9 @@ from torch import Tensor
 
 from batchscope.callbacks._timer import HostClock
 from batchscope.callbacks.throughput import ThroughputMonitor
+from batchscope.hardware.nvml_readings import ENERGY
+from batchscope.hardware.probes import RSS
+from batchscope.hardware.sampler import Sampler
 from tests.support.third_party_modules import Stranger
 
 
@@ -42,9 +45,31 @@ class Slow(Stranger):
 
 
 class World(HostClock):
-    """A clock of steps that stands still until somebody moves it; in seconds."""
+    """The clock of steps and samples, in seconds, and the energy counter of the device. The device may lag behind.
 
-    now = 0.0
+    A device that lags has passed no moment before somebody waits for it.
+    """
+
+    def __init__(self, lags: bool = False) -> None:
+        self.now, self.joules, self.waited, self.lags = 0.0, 0.0, 0, lags
+        self.sampler: Sampler | None = None
 
     def mark(self) -> float:
         return self.now
+
+    def ready(self, mark: float) -> bool:
+        return not self.lags or self.waited > 0
+
+    def wait(self, mark: float) -> None:
+        self.waited += 1
+
+    def move(self, seconds: float, watts: float = 1.0) -> None:
+        self.now += seconds
+        self.joules += seconds * watts
+        if self.sampler is not None:
+            self.sampler.sample()  # while the power is constant, energy is interpolated exactly
+
+    def sample(self, read: Any, interval_s: float) -> Sampler:
+        """In place of a DeviceMonitor's sampler."""
+        self.sampler = Sampler(lambda: {ENERGY: self.joules, RSS: 1.0}, 60, lambda: self.now)
+        return self.sampler

@@ -118,9 +118,7 @@ class AnyBatch(Stranger):
         "a run of a diagnosis",
     ],
 )
-def test_the_advice_knows_a_run_or_a_dataloader_and_guesses_no_other(
-    data: Any, words: list[str] | None, known: dict[str, Any]
-) -> None:
+def test_the_advice_knows_a_run_or_a_dataloader_and_guesses_no_other(data, words, known) -> None:
     class Asks(Callback):
         def on_train_end(self, trainer: Any, pl_module: Any) -> None:
             found.append(setting_of(trainer, {"batch_size": 100}, None))

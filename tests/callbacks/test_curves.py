@@ -1,21 +1,13 @@
 """TrainCurves writes what every training step returned at that step, in a stranger's project as in this one."""
 
-import contextlib
-import itertools
 import weakref
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import lightning
 import pytest
 import torch
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from batchscope.callbacks import curves
 from batchscope.callbacks._deferred_scalars import DeferredScalars
-from batchscope.callbacks._timer import add_timer
 from batchscope.callbacks.curves import TrainCurves
 from tests.support.third_party_modules import Memory, Stranger, loader, train
 
@@ -53,72 +45,10 @@ ODD = {"logits": torch.ones(4), "sparse": torch.ones(1).to_sparse(), "complex": 
         *("what is no real number", "an accuracy of no target", "a module that returns nothing"),
     ],
 )
-def test_every_step_is_written_at_its_own_place(
-    module: Any, every: int, options: dict[str, Any], steps: Any, values: dict[str, float]
-) -> None:
+def test_every_step_is_written_at_its_own_place(module, every, options, steps, values) -> None:
     train(module, TrainCurves(every), logger=(memory := Memory()), **options)
     assert [step for step, _ in memory.curve] == [step for step in steps for _ in values]
     assert memory.curve[: len(values)] == [(steps[0], {f"train/{key}": value}) for key, value in values.items()]
-
-
-def test_tensorboard_and_csv_hold_the_same_numbers(tmp_path: Path) -> None:
-    loggers = [TensorBoardLogger(tmp_path, name="tb", version=""), CSVLogger(tmp_path, name="csv", version="")]
-    train(Stranger(), TrainCurves(), logger=loggers)
-    events = EventAccumulator(str(tmp_path / "tb")).Reload().Scalars("train/loss")
-    header, *lines = (tmp_path / "csv" / "metrics.csv").read_text().splitlines()
-    rows = [dict(zip(header.split(","), line.split(","), strict=True)) for line in lines]
-    csv = {int(r["step"]): float(r["train/loss"]) for r in rows if r["train/loss"]}
-    assert {e.step: e.value for e in events} == pytest.approx(csv)
-    assert sorted(csv) == list(range(1, 11))
-
-
-def test_a_rank_that_fails_writes_what_is_there_and_waits_for_no_other_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In real ranks nobody can tell what is ready, so the numbers on their way are the test's own."""
-
-    class Read:
-        def __init__(self, is_ready: bool):
-            self.is_ready = is_ready
-
-        def ready(self) -> bool:
-            return self.is_ready
-
-        def values(self) -> list[float]:
-            return [0.5] if self.is_ready else pytest.fail("waits for a collective operation that may never end")
-
-    memory, callback = Memory(), TrainCurves()
-    failing = lightning.Trainer(accelerator="cpu", logger=memory, enable_checkpointing=False)
-    callback.on_train_start(failing, Stranger())
-    callback._reads = [([(1, "loss")], Read(True)), ([(2, "loss")], Read(False))]
-    monkeypatch.setattr(lightning.Trainer, "world_size", 2)
-    callback.on_exception(failing, Stranger(), RuntimeError("a rank is gone"))
-    assert memory.curve == [(1, {"train/loss": 0.5})]
-
-
-def test_what_waits_for_the_device_on_mps_is_in_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    happened: list[str] = []
-
-    class Watched(DeferredScalars):
-        def __init__(self, *args: Any):
-            happened.append("waits")
-            super().__init__(*args)
-
-    class Excluding(lightning.Callback):
-        """A timer of the trainer."""
-
-        @contextlib.contextmanager
-        def pause(self, part_of_fit: bool) -> Iterator[None]:
-            happened.append("excluded")
-            yield
-            happened.append("included")
-
-        def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-            add_timer(trainer, self)
-
-    monkeypatch.setattr(curves, "DeferredScalars", Watched)
-    monkeypatch.setattr(curves, "FLUSH_EVERY", 2)
-    train(Stranger(), TrainCurves(), Excluding(), logger=Memory())
-    before_waits = [before for before, now in itertools.pairwise(happened) if now == "waits"]
-    assert before_waits and set(before_waits) == {"included"}
 
 
 def test_a_scalar_on_the_cpu_beside_the_devices_own_is_read_with_them() -> None:

@@ -39,26 +39,6 @@ class Manual(Wide):
         optimizer.step()
 
 
-class Sparse(Stranger):
-    """Has sparse gradients, and steps that depend on a value."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.EmbeddingBag(10, 4, sparse=True)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        x, y = batch
-        loss = super().training_step((x + self.table((x > x.mean()).long()), y), batch_idx)
-        return loss if loss.item() >= 0 else -loss
-
-
-class ByClosure(Wide):
-    """Has an optimizer that calls the step again."""
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.LBFGS(self.parameters(), max_iter=3)
-
-
 class Packed(Stranger):
     """Trains on sequences of several lengths."""
 
@@ -89,8 +69,6 @@ SEQUENCES = DataLoader(
     [
         (Wide, loader(), PARTS),
         (Manual, loader(), PARTS),
-        (Sparse, loader(), {"parameters": 4 * (4 + 1 + 40), "optimizer": 0}),
-        (ByClosure, loader(), {"parameters": WEIGHTS, "saved": SAVED}),
         (Packed, SEQUENCES, {"parameters": 4 * 4 * (4 + 1 + 2)}),
     ],
 )
@@ -109,9 +87,7 @@ def test_the_record_has_the_parts_of_a_step(module: Any, data: Any, parts: dict[
     [({"process_peak": 2**30}, [], ""), ({"allocated": sum(PARTS.values()) + 100, "reserved": 2**20}, [100], "7.1")],
     ids=["on a CPU", "on a GPU, where the rest is what its peak has beyond the parts"],
 )
-def test_the_line_has_the_parts_and_what_the_device_measures(
-    told: dict[str, int], rest: list[int], line: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_the_line_has_the_parts_and_what_the_device_measures(told, rest, line, monkeypatch, capsys) -> None:
     monkeypatch.setattr(memory, "measured_bytes", lambda device: dict(told))
     facts, said = fit(Wide()).facts, " ".join(capsys.readouterr().out.split())
     assert [*facts["parts_bytes"].values()] == [

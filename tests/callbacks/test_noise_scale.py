@@ -105,9 +105,7 @@ def not_a_number_once(module: Mean, loss: Tensor) -> Tensor:
         (not_a_number_once, False, {"accumulate_grad_batches": 2}, "batches"),
     ],
 )
-def test_a_training_with_known_noise_gives_its_noise_scale(
-    step: Any, halves: bool, options: dict[str, Any], of: str
-) -> None:
+def test_a_training_with_known_noise_gives_its_noise_scale(step, halves, options, of) -> None:
     monitor = NoiseScaleMonitor(every_n_steps=2, halves=halves)
     fit_noisy(Mean(step), monitor, **options)
     facts = monitor.record_facts()["noise_scale"]

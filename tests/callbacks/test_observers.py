@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 from batchscope._lightning import profiler_of
-from batchscope.callbacks import throughput
 from batchscope.callbacks.curves import TrainCurves
 from batchscope.callbacks.device import DeviceMonitor
 from batchscope.callbacks.memory import MemoryMonitor
@@ -132,17 +131,11 @@ def test_an_error_of_the_user_passes_and_what_was_measured_stays(after: int | No
     assert ("saved" in seen.memory.facts.get("parts_bytes", {})) == (after is not None)
 
 
-def test_a_fit_that_fails_waits_for_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Behind(World):
-        def ready(self, mark: float) -> bool:
-            return False
-
-        def wait(self, mark: float) -> None:
-            pytest.fail("waits for a collective operation that may never end")
-
-    monkeypatch.setattr(throughput, "clock_for", lambda device: Behind())
+@pytest.mark.parametrize("world", [True], indirect=True)
+def test_a_fit_that_fails_waits_for_no_device(world: World) -> None:
     with pytest.raises(ConnectionError):
         train(Failing(8), monitor := monitoring())
+    assert world.waited == 0
     assert monitor.summary == {"missing": {"bottleneck": "the fit ended with ConnectionError"}}
 
 
@@ -159,9 +152,7 @@ BREAKS = {
 
 
 @pytest.mark.parametrize("place", BREAKS)
-def test_a_measurement_that_fails_is_one_warning_and_the_training_goes_on(
-    place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_measurement_that_fails_is_one_warning_and_the_training_goes_on(place: str, monkeypatch) -> None:
     def broken(*_: Any, **__: Any) -> None:
         raise OSError("the driver\nwent away")
 

@@ -1,18 +1,21 @@
-"""OperationProfiler in strangers' projects: what it says of a step, and when it ends."""
+"""OperationProfiler in strangers' projects, what it says of a step; and hooks on a trainer's own profiler."""
 
+import itertools
 import json
-import time
+from collections.abc import Callable
 from typing import Any
 
 import lightning
 import pytest
-from torch import Tensor
+from lightning.pytorch.profilers import PassThroughProfiler, SimpleProfiler
 
+from batchscope._lightning import profiler_of
+from batchscope.callbacks._profiler_hook import ProfilerHook
 from batchscope.callbacks.profile import OperationProfiler
 from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.errors import UserError
 from batchscope.records.explanation import FILE, TRACE, Cost, Explanation
-from tests.callbacks.support import monitoring
+from tests.callbacks.support import Slow, monitoring
 from tests.support.devices import CPU
 from tests.support.third_party_modules import Stranger, train
 
@@ -38,14 +41,6 @@ def only(step: Explanation, name: str) -> Cost:
     return found
 
 
-class Slow(Stranger):
-    """Each step sleeps for 20 ms."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        time.sleep(0.02)
-        return super().training_step(batch, batch_idx)
-
-
 def test_every_operation_has_its_part_module_work_time_and_lower_bound(measured: list[Any]) -> None:
     measured[0] = CPU
     step = explained(Slow())
@@ -57,8 +52,8 @@ def test_every_operation_has_its_part_module_work_time_and_lower_bound(measured:
     assert {cost.part for cost in step.operations if cost.name == "aten.mm"} == {"backward"}
     assert "optimizer" in {cost.part for cost in step.operations}
     assert (step.device, step.batch_size, step.steps, step.is_timed, step.trace_steps) == ("cpu", 4, 2, True, 3)
-    assert step.step_seconds >= 0.02
-    assert step.outside_seconds >= 0.015
+    assert step.step_seconds >= 0.005
+    assert step.outside_seconds >= 0.004
 
 
 def test_the_training_ends_after_the_trace_and_the_tables_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,3 +82,37 @@ def test_a_training_that_ends_early_is_explained_as_far_as_it_went_and_what_is_m
 def test_without_a_monitor_before_it_it_is_refused() -> None:
     with pytest.raises(UserError, match="OperationProfiler: needs a ThroughputMonitor before it"):
         train(Stranger(), profiler(), monitor())
+
+
+# --- hooks on the profiler --------------------------------------------------------------------------------------------
+
+ACTION = "[Strategy]Any.training_step"
+
+
+class Hearing:
+    """Attaches a hook to a trainer, and notes what it hears."""
+
+    def __init__(self, trainer: lightning.Trainer, *actions: str):
+        self.heard: list[str] = []
+        self.hook = ProfilerHook.attach(trainer, frozenset(actions), self.note("+"), self.note("-"))
+
+    def note(self, sign: str) -> Callable[[str], None]:
+        return lambda action: self.heard.append(sign + action)
+
+
+@pytest.mark.parametrize("kind", [PassThroughProfiler, SimpleProfiler])
+def test_a_hook_hears_its_actions_until_it_is_removed_and_the_trainers_own_profiler_hears_all(kind) -> None:
+    for order in itertools.permutations(range(3)):
+        trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, profiler=kind())
+        own = profiler_of(trainer)
+        hearing = [Hearing(trainer, "training_step", f"else{number}") for number in range(3)]
+        for removed in order:
+            with profiler_of(trainer).profile(ACTION):
+                pass
+            hearing[removed].hook.detach(trainer)
+            hearing[removed].hook.detach(trainer)  # it is not attached
+        heard = [hearing[number].heard for number in order]
+        assert heard == [["+training_step", "-training_step"] * times for times in (1, 2, 3)]
+        assert profiler_of(trainer) is own
+        if isinstance(own, SimpleProfiler):
+            assert len(own.recorded_durations[ACTION]) == 3

@@ -1,13 +1,9 @@
 """ProgressBar redraws by the clock and shows the rate since the last redraw."""
 
-import contextlib
-import io
-
 import pytest
 
 from batchscope.callbacks import progress
 from batchscope.callbacks.progress import ProgressBar
-from tests.callbacks.support import monitoring
 from tests.support.third_party_modules import Stranger, loader, train
 
 
@@ -29,9 +25,7 @@ class Ticking(Stranger):
         train(self, ProgressBar(interval_s=1.0), *callbacks, **options)
 
 
-def test_a_terminal_shows_the_loss_and_the_rate_since_the_last_redraw(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_terminal_shows_the_loss_and_the_rate_since_the_last_redraw(monkeypatch, capsys) -> None:
     Ticking(0.5, True, monkeypatch).fit()
     said = capsys.readouterr().out
     shown = [line for line in said.replace("\r", "\n").splitlines() if "loss=" in line]
@@ -40,25 +34,10 @@ def test_a_terminal_shows_the_loss_and_the_rate_since_the_last_redraw(
 
 
 @pytest.mark.parametrize(("seconds", "batches"), [(12.0, [3]), (40.0, [1, 2, 3, 4, 5]), (0.1, [])])
-def test_without_a_terminal_there_is_a_plain_line_every_thirty_seconds(
-    seconds: float, batches: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_terminal_there_is_a_plain_line_every_thirty_seconds(seconds, batches, monkeypatch, capsys) -> None:
     Ticking(seconds, False, monkeypatch).fit()
     said = capsys.readouterr()
     assert "\r" not in said.out + said.err
     lines = said.out.splitlines()
     assert [line.split(":")[0] for line in lines] == [f"epoch 1, batch {n} of 5" for n in batches]
     assert all("loss " in line and "samples/s " in line for line in lines)
-
-
-@pytest.mark.filterwarnings("error:.*stopped measuring:UserWarning")
-def test_a_closed_pipe_under_standard_output_ends_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Closed(io.StringIO):
-        def flush(self) -> None:
-            raise BrokenPipeError
-
-    monitor = monitoring(warmup_steps=2, verbose=True)
-    with contextlib.redirect_stdout(Closed()) as closed:
-        Ticking(40.0, False, monkeypatch).fit(monitor)
-    assert "epoch 1, batch 5" in closed.getvalue() and "\nlimit " in closed.getvalue()
-    assert "updates" in monitor.summary and monitor.failure is None

@@ -19,7 +19,6 @@ from batchscope.callbacks._table import UpdateTable
 from batchscope.callbacks.curves import TrainCurves
 from batchscope.callbacks.noise_scale import NoiseScaleMonitor
 from batchscope.callbacks.prediction_images import PredictionImages
-from batchscope.callbacks.profile import OperationProfiler
 from batchscope.callbacks.target import StopAtTarget
 from batchscope.callbacks.until_known import StopWhenKnown
 from tests.callbacks.support import Slow, monitoring
@@ -94,15 +93,6 @@ def compare_noise(folder: Path, batches: int) -> dict[str, Any]:
     return facts | monitor.record_facts()["noise_scale"]
 
 
-def explain(folder: Path) -> dict[str, Any]:
-    monitor, profiler = (
-        monitoring(warmup_steps=1, record_operations=True),
-        OperationProfiler(2, stop=True, verbose=False),
-    )
-    trainer = fit(Stranger(), monitor, profiler, data=loader(200), max_epochs=10)
-    return {"steps": trainer.global_step, "explained": profiler.explanation is not None}
-
-
 def time_up(folder: Path) -> dict[str, Any]:
     monitor = monitoring()
     trainer = fit(Slow(), monitor, StopWhenKnown(precision=1e-6, seconds=0.5), max_epochs=-1, min_epochs=0)
@@ -127,7 +117,6 @@ SCENARIOS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "wait, accumulated": lambda folder: wait(folder, 5),
     "noise": lambda folder: compare_noise(folder, 1),
     "noise, accumulated": lambda folder: compare_noise(folder, 3),
-    "explain": explain,
     "time up": time_up,
     "give up": give_up,
 }
@@ -168,9 +157,7 @@ class TestTwoRanks:
         assert one["steps"] == other["steps"] < 400
 
     @pytest.mark.parametrize("scenario", ["wait", "wait, accumulated"])
-    def test_of_which_the_faster_waits_for_the_slower_which_waits_for_nobody(
-        self, scenario: str, found: dict[str, Any]
-    ) -> None:
+    def test_of_which_the_faster_waits_for_the_slower_which_waits_for_nobody(self, scenario: str, found) -> None:
         faster, slower = found[scenario]
         assert faster["gradient_bytes"] == slower["gradient_bytes"] == 4 * (32 * 31 + 31 + 31 + 1)
         assert faster["communication_ms"] > 0.8 * SLOWER_MS
@@ -184,9 +171,6 @@ class TestTwoRanks:
         for one in found[scenario]:
             assert one["alike"] and one["hooks"] == 0
             assert one["samples"] == pytest.approx(4, rel=0.5)
-
-    def test_end_after_the_same_trace_which_the_first_one_explains(self, found: dict[str, Any]) -> None:
-        assert found["explain"] == [{"steps": 4 + 2 + 4, "explained": True}, {"steps": 4 + 2 + 4, "explained": False}]
 
     def test_end_after_the_same_step_when_the_time_is_up(self, found: dict[str, Any]) -> None:
         one, other = found["time up"]

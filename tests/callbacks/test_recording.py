@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import lightning
 import pytest
 import torch
 from lightning import LightningModule
@@ -94,18 +93,6 @@ def test_every_batch_of_three_updates_after_the_first_is_recorded_once_and_gives
     assert monitor.operations is not None and monitor.operations.batches == pytest.approx(accumulated, abs=0.01)
 
 
-def test_a_fit_that_is_resumed_at_update_3_records_again_and_changes_no_bit(tmp_path: Path) -> None:
-    def weights(**options: Any) -> torch.Tensor:
-        lightning.seed_everything(0, verbose=False)
-        module = Net()
-        monitor = fit(module, **options)
-        assert options.get("save") or monitor.summary["flops_per_sample"] == FLOPS
-        return torch.cat([each.flatten() for each in module.parameters()])
-
-    weights(steps=3, save=tmp_path / "3.ckpt")
-    assert torch.equal(weights(), weights(ckpt_path=tmp_path / "3.ckpt"))
-
-
 def test_an_operation_that_cannot_be_noted_ends_the_recording_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations.OperationRecorder, "_note", lambda *_: 1 / 0)
     found = fit(Net()).summary
@@ -113,27 +100,8 @@ def test_an_operation_that_cannot_be_noted_ends_the_recording_alone(monkeypatch:
     assert "ZeroDivisionError" in found["missing"]["flops_per_sec"]
 
 
-def test_a_recorder_of_another_callback_leaves_none_behind(recorded_in: list[str]) -> None:
-    class Counting(Callback):
-        """Begins and ends a recorder of its own in every step."""
-
-        def on_train_batch_start(self, *args: Any) -> None:
-            self.counter = operations.OperationRecorder()
-            self.counter.__enter__()
-
-        def on_train_batch_end(self, *args: Any) -> None:
-            self.counter.__exit__(None, None, None)
-
-    fit(Net(), Counting())
-    seen = len(recorded_in)
-    torch.ones(2).add(1)
-    assert len(recorded_in) == seen > 0
-
-
 @pytest.mark.usefixtures("compiler")
-def test_a_compiled_training_runs_three_updates_uncompiled_also_after_a_stop(
-    recorded_in: list[str], tmp_path: Path
-) -> None:
+def test_a_compiled_training_runs_three_updates_uncompiled_also_after_a_stop(recorded_in, tmp_path) -> None:
     found = fit(Net(compiled=True)).summary
     assert found["flops_per_sample"] == FLOPS
     assert found["step"] == {"not_recorded": "the step is compiled"}

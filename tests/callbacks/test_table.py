@@ -1,7 +1,6 @@
 """The table of updates and its views: exact times in, exact rates, means and masks out."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy
@@ -50,75 +49,63 @@ def test_no_update_is_partial_where_sizes_vary_though_one_of_them_is_the_mean() 
     assert not (table.flags() & PARTIAL).any()
 
 
-# --- the cost: a table and the options of a fit → facts ---------------------------------------------------------------
+# --- the cost ---------------------------------------------------------------------------------------------------------
 
-TWO = table_of([10, 10], 40)
-ACCUMULATED = table_with(*(batch(n, 16, forward=10) for n in (1, 1, 1, 2, 2, 2, 3, 3, 3)))
-TIMESTEPS = table_with(*(batch(n, 4, timesteps=28, forward=ms) for n, ms in enumerate((1, 10, 10, 100), start=1)))
-FIVE = table_with(*(batch(n, 40, forward=10) for n in range(1, 6)), warmup=2)
-PARTS = table_with(
-    batch(1, forward=9),
-    batch(2, data_wait=2, forward=1, pause=8, backward=3),
-    batch(3, on_after_batch_transfer=4, forward=3, optimizer=5),
-)
-COSTS: dict[str, tuple[UpdateTable, dict[str, Any], dict[str, Any]]] = {
-    "a whole batch over the median step, and the mean beside it": (
-        table_of([10, 12, 30, 5], [100, 100, 100, 20]),
-        {},
-        {
-            "batch_size": 100,
-            "step_ms_median": 12,
-            "samples_per_sec": 100 / 0.012,
-            "batches_per_sec": 1 / 0.012,
-            "samples_per_sec_mean": 320 / 0.057,
-            "step_ms": 57 / 4,
-        },
+# Steps in ms and their samples → facts.
+STEPS: dict[str, tuple[list[float], Any, dict[str, Any]]] = {
+    "a whole batch over the median step": (
+        [10, 12, 30, 5],
+        [100, 100, 100, 20],
+        {"batch_size": 100, "step_ms_median": 12, "samples_per_sec": 100 / 0.012, "batches_per_sec": 1 / 0.012},
     ),
-    "a few slow steps": (table_of([10, 10, 1000], 40), {}, {"samples_per_sec": 4000}),
-    "a last batch with a sample more": (table_of([10, 10, 10], [32, 32, 33]), {}, {"batch_size": 32}),
-    "as many short batches as whole ones": (
-        table_of([100, 20, 20] * 3, [1000, 200, 200] * 3),
-        {},
-        {"batch_size": 1000, "step_ms_median": 100},
+    "the mean of all steps": (
+        [10, 12, 30, 5],
+        [100] * 3 + [20],
+        {"samples_per_sec_mean": 320 / 0.057, "step_ms": 57 / 4},
     ),
-    "sizes that vary": (
-        table_of([10, 20, 30], [8, 10, 12]),
-        {},
-        {"batch_size": 10, "step_ms_median": 20, "samples_per_sec": 10 / 0.02},
-    ),
-    "a step that a clock has broken": (
-        table_of([10, math.nan, -3, math.inf, 12, 11]),
-        {},
-        {"step_ms_median": 11, "updates": 3},
-    ),
+    "a last batch with a sample more": ([10, 10, 10], [32, 32, 33], {"batch_size": 32}),
+    "short batches and whole ones": ([100, 20, 20], [1000, 200, 200], {"batch_size": 1000, "step_ms_median": 100}),
+    "sizes that vary": ([10, 20, 30], [8, 10, 12], {"batch_size": 10, "step_ms_median": 20, "samples_per_sec": 500}),
+    "a step that a clock has broken": ([10, math.nan, -3, math.inf, 12, 11], 4, {"step_ms_median": 11, "updates": 3}),
     "the p99 is of whole batches": (
-        table_of([10 + i / 100 for i in range(101)] + [500], [100] * 101 + [7]),
-        {},
+        [10 + i / 100 for i in range(101)] + [500],
+        [9] * 101 + [7],
         {"step_ms_p99": 10.99},
     ),
     # A stall takes three times the median and 50 ms more, in a short last batch too.
-    "short steps stall": (table_of([2] * 9 + [51, 60, 3]), {}, {"stalls": 1, "stall_seconds": 0.058}),
-    "long steps stall": (table_of([100] * 9 + [299, 301, 900]), {}, {"stalls": 2, "stall_seconds": 1.001}),
-    "no step stalls": (table_of([2] * 9), {}, {"stalls": 0, "stall_seconds": 0}),
-    "a short batch stalls": (table_of([10] * 8 + [2, 500], [100] * 8 + [20, 20]), {}, {"stalls": 1}),
+    "short steps stall": ([2] * 9 + [51, 60, 3], 4, {"stalls": 1, "stall_seconds": 0.058}),
+    "long steps stall": ([100] * 9 + [299, 301, 900], 4, {"stalls": 2, "stall_seconds": 1.001}),
+    "no step stalls": ([2] * 9, 4, {"stalls": 0, "stall_seconds": 0}),
+    "a short batch stalls": ([10] * 8 + [2, 500], [100] * 8 + [20, 20], {"stalls": 1}),
+}
+# Batches, the options of a fit → facts.
+BATCHES: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any]]] = {
     "the samples of all ranks and the steps of one": (
-        TWO,
+        [batch(n, 40, forward=10) for n in (1, 2, 3)],
         {"world_size": 3},
         {"samples_per_sec": 12_000, "samples_per_sec_mean": 12_000, "batches_per_sec": 100},
     ),
     "accumulated batches are one step": (
-        ACCUMULATED,
+        [batch(n, 16, forward=10) for n in (1, 1, 1, 2, 2, 2, 3, 3, 3)],
         {},
         {"batch_size": 16, "samples_per_sec": 1600, "batches_per_sec": 100},
     ),
-    "time steps follow the rate": (TIMESTEPS, {}, {"timesteps_per_sec": 7 * 400}),
+    "time steps follow the rate": (
+        [batch(n, 4, timesteps=28, forward=ms) for n, ms in enumerate((1, 10, 10, 100), start=1)],
+        {},
+        {"timesteps_per_sec": 7 * 400},
+    ),
     "the rate of the fit has every sample": (
-        FIVE,
+        [batch(n, 40, forward=10) for n in range(1, 6)],
         {"world_size": 2, "fit_seconds": 4.0},
-        {"samples_per_sec_fit": 2 * 5 * 40 / 4.0, "fit_seconds": 4.0, "samples": 3 * 40},
+        {"samples_per_sec_fit": 2 * 5 * 40 / 4.0, "fit_seconds": 4.0, "samples": 4 * 40},
     ),
     "the parts are means that add up; pauses and preparation are beside them": (
-        PARTS,
+        [
+            batch(1, forward=9),
+            batch(2, data_wait=2, forward=1, pause=8, backward=3),
+            batch(3, on_after_batch_transfer=4, forward=3, optimizer=5),
+        ],
         {},
         {
             "parts_ms": {"data_wait": 3, "transfer": 0, "forward": 2, "backward": 1.5, "optimizer": 2.5, "other": 0},
@@ -127,29 +114,29 @@ COSTS: dict[str, tuple[UpdateTable, dict[str, Any], dict[str, Any]]] = {
             "preparing_ms": {"on_after_batch_transfer": 2},
         },
     ),
-    "disturbed steps leave the median and stay in the mean": (
-        table_of([10] * 6 + [30] * 10, disturbed_from=6),
-        {},
-        {
-            "step_ms_median": 10,
-            "work_ms_median": 10,
-            "step_ms_p99": 10,
-            "step_ms_interval": [10, 10],
-            "undisturbed_steps": 6,
-            "undisturbed_share": 60 / 360,
-            "updates": 16,
-            "step_ms": 360 / 16,
-        },
-    ),
-    "too few undisturbed steps": (table_of([10] * 5 + [30] * 10, disturbed_from=5), {}, {"step_ms_median": 30}),
 }
 
 
-@pytest.mark.parametrize("name", COSTS)
-def test_the_cost_of_steps(name: str) -> None:
-    table, options, expected = COSTS[name]
-    found = cost_of(table, **options)
+def assert_has(found: dict[str, Any], expected: dict[str, Any]) -> None:
     assert {key: found[key] for key in expected} == {key: pytest.approx(value) for key, value in expected.items()}
+
+
+@pytest.mark.parametrize("name", [*STEPS, *BATCHES])
+def test_the_cost_of_steps(name: str) -> None:
+    if name in STEPS:
+        step_ms, samples, expected = STEPS[name]
+        assert_has(cost_of(table_of(step_ms, samples)), expected)
+    else:
+        batches, options, expected = BATCHES[name]
+        assert_has(cost_of(table_with(*batches), **options), expected)
+
+
+def test_disturbed_steps_leave_the_median_and_stay_in_the_mean_where_enough_are_undisturbed() -> None:
+    found = cost_of(table_of([10] * 6 + [30] * 10, disturbed_from=6))
+    assert_has(found, {"step_ms_median": 10, "work_ms_median": 10, "step_ms_p99": 10, "step_ms_interval": [10, 10]})
+    assert_has(found, {"undisturbed_steps": 6, "undisturbed_share": 60 / 360, "updates": 16, "step_ms": 360 / 16})
+    few = cost_of(table_of([10] * 5 + [30] * 10, disturbed_from=5))
+    assert few["step_ms_median"] == pytest.approx(30) and "undisturbed_steps" not in few
 
 
 def test_what_a_fit_does_not_have_is_no_fact_of_its_cost() -> None:
@@ -179,9 +166,7 @@ def test_what_a_fit_does_not_have_is_no_fact_of_its_cost() -> None:
         ((60, 60, 60), 60.0, 3.0),  # what was recorded did less
     ],
 )
-def test_steps_that_changed_since_they_were_recorded_are_told_by_how_much(
-    plain: Sequence[float], median: float, factor: float
-) -> None:
+def test_steps_that_changed_since_they_were_recorded_are_told_by_how_much(plain, median, factor) -> None:
     recorded = [batch(n, recorded=n > 1, forward=20) for n in (1, 2, 3)]
     table = table_with(*recorded, *(batch(n, forward=ms) for n, ms in enumerate(plain, start=4)))
     assert table.changed(median) == pytest.approx(factor)

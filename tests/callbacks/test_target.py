@@ -1,7 +1,6 @@
 """StopAtTarget: a run ends when its validation reaches the target, or when it has taken too long, and says which."""
 
 import itertools
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 import torch
 
 from batchscope.callbacks.target import FIRST, StopAtTarget
-from batchscope.distributed.rank_sync import RankSync
 from batchscope.errors import UserError
 from tests.callbacks.support import monitoring
 from tests.support.third_party_modules import Stranger, loader, train
@@ -79,9 +77,7 @@ def fit(metric: str, value: float, module: Learner, **options: Any) -> tuple[dic
 @pytest.mark.parametrize(
     ("metric", "kind", "optimizers"), [("val/acc", Learner, 1), ("val/loss", Learner, 1), ("val/acc", Two, 2)]
 )
-def test_a_run_ends_at_the_first_validation_that_reaches_the_target(
-    metric: str, kind: type[Learner], optimizers: int, clock: SimpleNamespace
-) -> None:
+def test_a_run_ends_at_the_first_validation_that_reaches_the_target(metric, kind, optimizers, clock) -> None:
     facts, trainer = fit(metric, 0.5, kind(clock))
     target = facts["target"]
     assert target["reached"] and target["steps"] == trainer.global_step
@@ -90,9 +86,7 @@ def test_a_run_ends_at_the_first_validation_that_reaches_the_target(
     assert "ended" not in target
 
 
-def test_validations_follow_a_tenth_of_the_training_and_take_at_most_as_long_as_it(
-    clock: SimpleNamespace, tmp_path: Path
-) -> None:
+def test_validations_follow_a_tenth_of_the_training_and_take_at_most_as_long_as_it(clock, tmp_path) -> None:
     module = Learner(clock)
     _, trainer = fit("val/acc", 3.0, module, max_steps=200)
     assert module.validated[:5] == [0, *(FIRST + 5 * n for n in range(1, 5))]
@@ -103,17 +97,6 @@ def test_validations_follow_a_tenth_of_the_training_and_take_at_most_as_long_as_
     assert module.validated[-5:] == [200 + FIRST + 5 * n for n in range(5, 10)]
 
 
-def test_a_wish_that_ranks_agree_on_within_an_update_is_kept_until_its_end(
-    clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With two batches an update, ranks agree at the first batch of each alone."""
-    agreed = RankSync.agreed
-    monkeypatch.setattr(RankSync, "start", lambda sync, batch: setattr(sync, "number", batch))
-    monkeypatch.setattr(RankSync, "agreed", lambda sync, topic: 0 if sync.number % 2 else agreed(sync, topic))
-    facts, trainer = fit("val/acc", 0.2, Learner(clock), samples=24, accumulate_grad_batches=2)
-    assert facts["target"]["reached"] and trainer.global_step < 100
-
-
 @pytest.mark.parametrize(
     ("limit", "kind", "updates", "why"),
     [
@@ -122,9 +105,7 @@ def test_a_wish_that_ranks_agree_on_within_an_update_is_kept_until_its_end(
         ({"wall_seconds": 30.0}, Learner, 20, "the time limit"),
     ],
 )
-def test_a_run_ends_without_the_target_when_a_limit_is_over(
-    limit: dict[str, float], kind: type[Learner], updates: int, why: str, clock: SimpleNamespace
-) -> None:
+def test_a_run_ends_without_the_target_when_a_limit_is_over(limit, kind, updates, why, clock) -> None:
     facts, trainer = fit("val/acc", 9.0, kind(clock), **limit)
     assert facts["time_to_target_s"] is None
     assert facts["target"]["ended"] == why and facts["target"]["steps"] == trainer.global_step

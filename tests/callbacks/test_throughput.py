@@ -3,20 +3,19 @@
 from pathlib import Path
 from typing import Any
 
-import lightning
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
-from lightning.pytorch.profilers import SimpleProfiler
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from batchscope.callbacks import throughput
+from batchscope.callbacks._batches import samples_in
 from batchscope.callbacks.curves import TrainCurves
 from batchscope.callbacks.device import LOGGED, DeviceMonitor
 from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.hardware import calibration
 from batchscope.hardware.calibration import Calibration
+from batchscope.hardware.measure import calibrate
 from batchscope.records.metrics import METRICS
 from batchscope.records.step_parts import PARTS
 from tests.callbacks.support import World, monitoring
@@ -62,29 +61,16 @@ def test_the_documented_metrics_are_the_declared_ones_with_their_units() -> None
 
 
 @pytest.mark.parametrize(
-    ("data", "options", "steps", "samples", "batches"),
+    ("batch", "samples"),
     [
-        (loader(), {}, range(2, 11), 4, 1),
-        (loader(16), {"accumulate_grad_batches": 2}, range(2, 5), 8, 2),
-        (loader(10), {"max_epochs": 1}, [2, 3], 2, 1),
-        (DataLoader([torch.zeros(4)] * 12, batch_size=3), {"max_epochs": 1}, range(2, 5), 3, 1),
-        (DataLoader([{"a": (torch.zeros(4),), "id": 3}] * 12, batch_size=3), {"max_epochs": 1}, range(2, 5), 3, 1),
+        (torch.zeros(3, 4), 3),
+        ([torch.zeros(4, 4), torch.zeros(4)], 4),
+        ({"id": 3, "a": (torch.zeros(5),)}, 5),
+        (["a text"], 0),
     ],
-    ids=["plain", "accumulated", "a short last batch", "a tensor", "nested"],
 )
-def test_a_row_is_an_update_with_all_its_samples(
-    data: Any, options: dict[str, Any], steps: Any, samples: int, batches: int
-) -> None:
-    class AnyBatch(Stranger):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            batch = batch["a"] if isinstance(batch, dict) else batch
-            return self.layer(batch[0] if isinstance(batch, list | tuple) else batch).mean()
-
-    memory = fit(monitoring(), AnyBatch(), data=data, **options)
-    assert memory.steps("time/step_ms") == list(steps)
-    row = memory.at(steps[-1])
-    assert row["throughput/samples_per_sec"] == pytest.approx(1e3 * samples / row["time/step_ms"])
-    assert row["throughput/batches_per_sec"] == pytest.approx(1e3 * batches / row["time/step_ms"])
+def test_the_samples_of_a_batch_are_the_length_of_its_first_tensor(batch: Any, samples: int) -> None:
+    assert samples_in(batch) == samples
 
 
 def test_the_arguments_decide_what_is_written_and_what_a_summary_is_of() -> None:
@@ -97,73 +83,39 @@ def test_the_arguments_decide_what_is_written_and_what_a_summary_is_of() -> None
     assert found == {"updates": 3, "samples": 300, "batch_size": 100, "flops_per_sample": 1000}
 
 
-def test_manual_optimisation_with_two_optimizers() -> None:
-    class Manual(Stranger):
-        automatic_optimization = False
-
-        def training_step(self, batch: Any, batch_idx: int) -> None:
-            for optimizer in self.optimizers():
-                optimizer.zero_grad()
-                self.manual_backward(super().training_step(batch, batch_idx))
-                optimizer.step()
-
-        def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-            return [torch.optim.SGD([each], lr=0.01) for each in self.parameters()]
-
-    monitor = monitoring()
-    memory = fit(monitor, Manual())
-    assert memory.steps("time/step_ms") == list(range(4, 21, 2))  # an optimizer's step is a step of Lightning's count
-    assert all(monitor.summary["parts_ms"][part] > 0 for part in ("forward", "backward", "optimizer"))
-
-
 # --- the parts, on a clock that the test moves -----------------------------------------------------------------------
 
 
-class Sleeper(Stranger):
-    """Takes a time of its own in each part."""
-
-    def __init__(self, world: World):
-        super().__init__()
-        self.world = world
-
-    def spend(self, seconds: float) -> None:
-        self.world.now += seconds
-
-    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        self.spend(1)
-        return batch
-
-    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        self.spend(2)
-        return super().transfer_batch_to_device(batch, device, dataloader_idx)
-
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        self.spend(40)
-        return batch
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        self.spend(3)
-        return super().training_step(batch, batch_idx)
-
-    def backward(self, loss: Tensor) -> None:
-        self.spend(4)
-        loss.backward()
-
-    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: torch.optim.Optimizer) -> None:
-        self.spend(5)
-        optimizer.zero_grad()
-
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.spend(6)
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.spend(500)
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.spend(300)
+# Seconds that hooks of a module take, and the watts that the device draws meanwhile.
+SPENT = {
+    "on_before_batch_transfer": (1, 1),
+    "transfer_batch_to_device": (2, 1),
+    "on_after_batch_transfer": (40, 1),
+    "training_step": (3, 1),
+    "backward": (4, 1),
+    "optimizer_zero_grad": (5, 1),
+    "on_train_batch_end": (6, 1),
+    "validation_step": (500, 50),
+    "on_save_checkpoint": (300, 30),
+    "on_train_epoch_start": (7, 70),
+}
 
 
-def test_time_is_in_the_part_that_takes_it_and_validation_and_checkpoints_are_in_none(
+def spending(world: World) -> Stranger:
+    """A module whose hooks take these times; up to the warm-up's end its device draws twenty watts more."""
+
+    def hook(name: str) -> Any:
+        def spend(self: Stranger, *args: Any) -> Any:
+            seconds, watts = SPENT[name]
+            world.move(seconds, watts + 20 * (self.global_step < 5))
+            return getattr(Stranger, name)(self, *args)
+
+        return spend
+
+    return type("Spending", (Stranger,), {name: hook(name) for name in SPENT})()
+
+
+def test_time_and_energy_are_in_the_part_that_takes_them_and_those_of_validation_and_checkpoints_in_none(
     world: World, tmp_path: Path
 ) -> None:
     class Reading(torch.utils.data.Dataset):
@@ -171,17 +123,20 @@ def test_time_is_in_the_part_that_takes_it_and_validation_and_checkpoints_are_in
             return 20
 
         def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-            world.now += 0.5
+            world.move(0.5)
             return torch.zeros(4), torch.zeros(1)
 
     checkpoint = ModelCheckpoint(tmp_path, every_n_train_steps=4, save_top_k=-1)
-    options = {"val_check_interval": 2, "enable_checkpointing": True, "max_epochs": 3}
-    monitor = monitoring()
-    memory = fit(monitor, Sleeper(world), checkpoint, data=(DataLoader(Reading(), 4), loader(8)), **options)
+    options = {"val_check_interval": 2, "enable_checkpointing": True, "max_epochs": 3, "num_sanity_val_steps": 0}
+    monitor, data = monitoring(), (DataLoader(Reading(), 4), loader(8))
+    memory = fit(monitor, spending(world), DeviceMonitor(), checkpoint, data=data, **options)
     assert len(list(tmp_path.glob("*.ckpt"))) == 3
     expected = {"data_wait": 43, "transfer": 2, "forward": 3, "backward": 4, "optimizer": 5, "other": 6}
     row = {part: memory.at(11)[f"time/{part}_ms"] / 1e3 for part in PARTS}
     assert row == pytest.approx(expected)  # a batch of four samples takes 2 s, beside 41 s of preparation
+    seconds = 10 * 63 - 2 * 6  # a step ends with its checkpoint, before the module's own hook
+    assert (monitor.summary["updates"], monitor.summary["seconds"]) == (10, pytest.approx(seconds))
+    assert monitor.summary["joules_per_sample"] == pytest.approx(seconds / (10 * 4))
     found = monitor.summary["bottleneck"]
     assert found["kind"] == "input"
     assert "preparing the batch in on_after_batch_transfer: " in found["evidence"]
@@ -190,46 +145,26 @@ def test_time_is_in_the_part_that_takes_it_and_validation_and_checkpoints_are_in
 
 def test_a_validation_between_two_batches_of_an_update_is_in_no_step(world: World) -> None:
     options = {"accumulate_grad_batches": 2, "val_check_interval": 1, "data": (loader(16), loader(8))}
-    steps = fit(monitoring(), Sleeper(world), **options).values("time/step_ms")
+    steps = fit(monitoring(), spending(world), **options).values("time/step_ms")
     assert len(steps) == 3 and max(steps) < 500e3  # a validation takes 1,000 s
 
 
-def test_a_hook_of_the_datamodule_prepares_the_batch_too(world: World) -> None:
-    def slow(self: Any, batch: Any, dataloader_idx: int) -> Any:
-        world.now += 7
-        return batch
-
-    methods = {"on_before_batch_transfer": slow, "train_dataloader": lambda self: loader()}
-    fit(monitor := monitoring(), data=type("Data", (lightning.LightningDataModule,), methods)())
-    assert (monitor.summary["parts_ms"]["data_wait"], monitor.summary["parts_ms"]["transfer"]) == (7e3, 0)
-
-
-@pytest.mark.parametrize("is_behind", [False, True], ids=["a device in time", "a device that is always behind"])
+@pytest.mark.parametrize("world", [False, True], indirect=True, ids=["a device in time", "a device that lags behind"])
 def test_equal_steps_are_a_flat_curve_though_a_hundred_are_written_at_once_and_nobody_waits_before_the_end(
-    is_behind: bool, monkeypatch: pytest.MonkeyPatch
+    world: World,
 ) -> None:
-    class Clock(World):
-        waited = 0
-
-        def ready(self, mark: float) -> bool:
-            return not is_behind or self.waited > 0
-
-        def wait(self, mark: float) -> None:
-            self.waited += 1
-
     class Equal(Stranger):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            world.now += 0.002
+            world.move(0.002)
             assert world.waited == 0
             return super().training_step(batch, batch_idx)
 
     class SlowMemory(Memory):
         def log_metrics(self, metrics: Any, step: int | None = None) -> None:
-            world.now += 0.5
+            world.move(0.5)
             super().log_metrics(metrics, step)
 
-    memory, monitor, world = SlowMemory(), monitoring(), Clock()
-    monkeypatch.setattr(throughput, "clock_for", lambda device: world)
+    memory, monitor = SlowMemory(), monitoring()
     fit(monitor, Equal(), TrainCurves(), data=loader(120, 1), max_epochs=1, logger=memory)
     assert world.waited == 1
     assert memory.steps("train/loss") == list(range(1, 121))
@@ -239,14 +174,6 @@ def test_equal_steps_are_a_flat_curve_though_a_hundred_are_written_at_once_and_n
 
 
 # --- the summary ------------------------------------------------------------------------------------------------------
-
-
-def test_several_monitors_and_the_trainers_own_profiler_all_measure(tmp_path: Path) -> None:
-    profiler, monitor, second = SimpleProfiler(tmp_path, "profile"), monitoring(), monitoring(warmup_steps=2)
-    fit(monitor, None, second, profiler=profiler)
-    assert any("training_step" in action for action in profiler.recorded_durations)
-    assert (monitor.summary["updates"], second.summary["updates"]) == (5, 8)
-    assert all(each.summary["parts_ms"]["forward"] > 0 for each in (monitor, second))
 
 
 class ByValue(Stranger):
@@ -288,9 +215,7 @@ def test_flops_are_those_of_the_layers_and_mfu_is_of_the_peak_of_what_they_run(
 
 
 @pytest.mark.usefixtures("alone")
-def test_the_rows_are_printed_and_the_details_where_they_are_wanted(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_rows_are_printed_and_the_details_where_they_are_wanted(capsys, monkeypatch) -> None:
     fit(ThroughputMonitor(calibrate=False), None, DeviceMonitor())
     said = capsys.readouterr().out
     assert said.startswith("\nStranger · batch 4 · cpu\nspeed   ")
@@ -299,3 +224,25 @@ def test_the_rows_are_printed_and_the_details_where_they_are_wanted(
     monkeypatch.setenv("BATCHSCOPE_VERBOSE", "1")
     fit(ThroughputMonitor(calibrate=False))
     assert "p99 step" in capsys.readouterr().out
+
+
+class Large(Stranger):
+    """Has large products, and a step that is nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(4)))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.layers(batch).square().mean()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("alone")
+def test_a_tiny_model_is_limited_by_the_host_and_large_products_by_compute(measured: list[Any]) -> None:
+    measured[0] = calibrate(torch.device("cpu"))
+    train(Stranger(), monitor := ThroughputMonitor(verbose=False), data=loader(400), max_epochs=1)
+    assert monitor.summary["bottleneck"]["kind"] == "host"
+    assert "DataLoader(batch_size=" in monitor.summary["bottleneck"]["advice"]
+    train(Large(), monitor, data=torch.randn(12, 4096, 1024), max_epochs=1)
+    assert monitor.summary["bottleneck"]["kind"] == "compute"

@@ -2,7 +2,6 @@
 
 from types import SimpleNamespace
 
-import lightning
 import pytest
 import torch
 
@@ -13,28 +12,15 @@ from batchscope.callbacks._timer import (
     CudaClock,
     HostClock,
     StepTimer,
-    add_timer,
     clock_for,
     parts_ms,
-    pause,
-    remove_timer,
 )
-from batchscope.hardware.sampler import Spans
 from tests.callbacks.support import World
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> World:
-    """Of the steps, of the spans and of the host."""
-    clock = World()
-    monkeypatch.setattr(_timer, "Spans", lambda: Spans(clock.mark))
-    monkeypatch.setattr(_timer, "time", SimpleNamespace(perf_counter=clock.mark))
-    return clock
-
-
-@pytest.fixture
-def timer(clock: World) -> StepTimer:
-    return StepTimer(clock)
+def timer(world: World) -> StepTimer:
+    return StepTimer(world)
 
 
 def parts_of(timer: StepTimer) -> list[dict[str, float]]:
@@ -66,27 +52,27 @@ STEPS = {
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_time_belongs_to_the_part_that_runs(name: str, timer: StepTimer, clock: World) -> None:
+def test_time_belongs_to_the_part_that_runs(name: str, timer: StepTimer, world: World) -> None:
     happens, expected = STEPS[name]
     timer.begin_batch()
     for each in happens.split():
         if each.isdecimal():
-            clock.now += int(each) / 1e3
+            world.now += int(each) / 1e3
         else:
             (timer.enter if each[0] == "+" else timer.leave)(each[1:])
     timer.end_step()
     assert parts_of(timer) == [expected]
 
 
-def test_steps_adjoin_so_that_no_time_is_lost_but_between_two_epochs(timer: StepTimer, clock: World) -> None:
+def test_steps_adjoin_so_that_no_time_is_lost_but_between_two_epochs(timer: StepTimer, world: World) -> None:
     for _ in range(2):
         for _ in range(3):
             timer.begin_batch()
-            clock.now += 7
+            world.now += 7
             with timer.pause():
-                clock.now += 4
+                world.now += 4
         timer.end_step()
-        clock.now += 100
+        world.now += 100
     assert parts_of(timer) == [{"other": 7e3, PAUSE: 4e3}] * 6
     assert timer.finished[0].end is timer.finished[1].moments[0]
     # The spans of training have neither.
@@ -94,35 +80,19 @@ def test_steps_adjoin_so_that_no_time_is_lost_but_between_two_epochs(timer: Step
     assert spans == [(0, 7), (11, 18), (22, 29), (133, 140), (144, 151), (155, 162)]
     timer.spans.clear()
     timer.begin_batch()
-    clock.now += 2
+    world.now += 2
     assert timer.spans.all() == [(266, 268)]
 
 
-def test_the_time_of_a_pause_is_in_the_fits_time_only_if_it_is_a_part_of_the_fit(
-    timer: StepTimer, clock: World
-) -> None:
+def test_the_time_of_a_pause_is_in_the_fits_time_only_if_it_is_a_part_of_the_fit(timer, world) -> None:
     timer.begin_batch()
     with timer.pause(part_of_fit=True):
-        clock.now += 1
+        world.now += 1
     assert timer.paused_s == 0
     timer.enter(PAUSE)  # a validation
     with timer.pause(), timer.pause():
-        clock.now += 2
+        world.now += 2
     assert timer.paused_s == 2
-
-
-def test_whoever_times_the_trainer_leaves_a_pause_out(timer: StepTimer, clock: World) -> None:
-    trainer = lightning.Trainer(logger=False, enable_checkpointing=False)
-    other = StepTimer(clock)
-    for each in (timer, other):
-        add_timer(trainer, each)
-        each.begin_batch()
-    remove_timer(trainer, other)
-    with pause(trainer):
-        clock.now += 3
-    for each in (timer, other):
-        each.end_step()
-    assert [parts_of(each)[0] for each in (timer, other)] == [{PAUSE: 3e3}, {"other": 3e3}]
 
 
 def test_updates_are_counted_by_lightnings_step(timer: StepTimer) -> None:
@@ -148,9 +118,7 @@ class FakeEvent:
         return end.at - self.at
 
 
-def test_on_cuda_the_device_tells_the_time_without_a_synchronisation_and_events_are_used_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_on_cuda_the_device_tells_the_time_without_a_synchronisation_and_events_are_used_again(monkeypatch) -> None:
     fake = SimpleNamespace(cuda=SimpleNamespace(Event=FakeEvent), device=torch.device)  # which has no `synchronize`
     monkeypatch.setattr(_timer, "torch", fake)
     assert type(clock_for(torch.device("cpu"))) is HostClock

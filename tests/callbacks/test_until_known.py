@@ -1,5 +1,7 @@
-"""StopWhenKnown: a timed run ends when its median step is known, or when its time is up, and says which."""
+"""A timed run ends when its median step is known, when its time is up, or when a sweep that visits it says so."""
 
+import time
+from collections.abc import Mapping
 from typing import Any
 
 import lightning
@@ -9,6 +11,7 @@ from lightning.pytorch.callbacks import Callback
 
 from batchscope.callbacks import _windows, until_known
 from batchscope.callbacks._table import UpdateTable
+from batchscope.callbacks._visits import seconds_waited, visits_of
 from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.callbacks.until_known import StopWhenKnown, reason_to_end
 from batchscope.hardware.contention import Noise
@@ -48,19 +51,6 @@ def test_a_run_ends_when_the_interval_of_undisturbed_steps_is_narrow_or_its_time
         assert reason_to_end(table, precision=0.005, seconds=10, min_steps=30) == "known to ± 0.5 %"
 
 
-@pytest.mark.slow
-def test_a_run_that_stops_when_its_median_is_known_knows_it() -> None:
-    """Looking again and again, and stopping at a narrow interval, costs little of the confidence."""
-    held = 0
-    for seed in range(150):
-        random = numpy.random.default_rng(seed)
-        steps = 20 * random.lognormal(0, 0.15, 800)
-        ends = [end for end in range(12, 501, 12) if reason_to_end(table_of(steps[:end]), 0.05, 10, 30)]
-        median = float(numpy.median(steps[: ends[0]]))
-        held += abs(median / 20 - 1) <= 0.05
-    assert held / 150 >= 0.93
-
-
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that nothing disturbs, and short windows."""
@@ -92,9 +82,7 @@ def fit(*callbacks: Callback, module: Any = None, **options: Any) -> lightning.T
     return train(module or Slow(), *callbacks, **{"max_epochs": -1, "min_epochs": 0, **options})
 
 
-def test_a_fit_ends_when_the_step_is_known_or_its_time_is_up_and_else_has_no_reason(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_fit_ends_when_the_step_is_known_or_its_time_is_up_and_else_has_no_reason(monkeypatch) -> None:
     monkeypatch.setattr(until_known, "LEAST_S", 0.1)
     timed = monitoring()
     fit(timed, StopWhenKnown(precision=5.0, seconds=300, min_steps=20))
@@ -116,3 +104,74 @@ def test_a_fit_ends_when_the_step_is_known_or_its_time_is_up_and_else_has_no_rea
 )
 def test_where_nothing_is_measured_the_clock_ends_the_fit(monitors: list[Any], module: Any, steps: bool) -> None:
     assert (fit(*monitors, StopWhenKnown(seconds=0.1, min_steps=5), module=module()).global_step > 0) == steps
+
+
+# --- visits ---------------------------------------------------------------------------------------------------------
+
+STOP = "stop known to ± 5 %"
+
+
+class Sweep:
+    """Gives these orders, each after a while, and then none any more; keeps the answers."""
+
+    def __init__(self, *orders: str, after_s: float = 0.0):
+        self.orders, self.after_s = [*orders], after_s
+        self.heard: list[Mapping[str, Any]] = []
+
+    def tell(self, facts: Mapping[str, Any]) -> None:
+        self.heard.append(facts)
+
+    def hear(self) -> str:
+        time.sleep(self.after_s)
+        return self.orders.pop(0) if self.orders else "null"
+
+
+def visited(sweep: Sweep, **options: Any) -> tuple[ThroughputMonitor, lightning.Trainer]:
+    monitor = monitoring(warmup_steps=2)
+    callbacks = [monitor, StopWhenKnown(precision=5.0, seconds=0.05, min_steps=1)]
+    callbacks += visits_of(callbacks, sweep)
+    return monitor, fit(*callbacks, **options)
+
+
+def test_a_run_trains_while_it_is_visited_and_waits_in_between() -> None:
+    sweep = Sweep("warm up", "go 4 0.1", "go 5 0.1", STOP, after_s=0.5)
+    monitor, trainer = visited(sweep)
+    assert sweep.heard[:2] == [{"ready": True}, {"warm": True}]
+    visits = sweep.heard[2:]
+    assert len(visits) == 2
+    assert all(one["steps"] >= 1 and one["samples"] == 4 and one["disturbed"] is False for one in visits)
+    assert all(one["median_s"] >= 0.005 for one in visits)
+    summary, times = monitor.summary, monitor.step_times()
+    assert (summary["ended"], summary["windows"]) == ("known to ± 5 %", 2)
+    assert summary["updates"] == sum(one["steps"] for one in visits) + 2  # the first one of each visit
+    assert times is not None and times.pass_.tolist() == [4, 5]
+    assert times.step_s.max() < 0.5  # waiting is in no step
+    assert summary["samples_per_sec_fit"] > 0.3 * summary["samples_per_sec_mean"]  # nor in the fit
+    assert 2.0 <= seconds_waited(trainer.callbacks) < 4.0
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_a_visit_is_of_whole_updates_and_has_one_however_short_it_is(accumulated: int) -> None:
+    sweep = Sweep("warm up", "go 0 0", STOP)
+    _, trainer = visited(sweep, accumulate_grad_batches=accumulated)
+    assert (sweep.heard[2]["steps"], sweep.heard[2]["samples"]) == (1, 4 * accumulated)
+    assert trainer.global_step == 4
+
+
+@pytest.mark.parametrize(
+    ("orders", "options", "ended"),
+    [
+        ([], {}, "time limit"),  # as a run alone; in a sweep a signal ends it first
+        (["warm up", "go 0 100"], {"max_steps": 9}, None),
+    ],
+    ids=["the sweep is gone", "the run ends by itself"],
+)
+def test_a_run_that_is_not_told_to_stop_ends_as_a_run_alone(orders, options, ended) -> None:
+    monitor, trainer = visited(Sweep(*orders), **options)
+    assert monitor.summary.get("ended") == ended
+    assert (trainer.global_step == 9) == (ended is None)
+
+
+def test_a_run_waits_only_where_there_is_a_visitor_and_a_monitor() -> None:
+    assert visits_of([ThroughputMonitor()], None) == visits_of([], Sweep()) == []
+    assert len(visits_of([ThroughputMonitor()], Sweep())) == 1

@@ -71,9 +71,7 @@ def test_in_passes_each_visit_is_a_window_and_one_without_an_update_is_dropped()
     assert windows.of_updates(numpy.array([5, 6, 8, 9])).tolist() == [0, -1, -1, 1]
 
 
-def test_the_share_of_others_is_over_the_time_of_all_windows_and_on_an_accelerator_of_slowed_ones(
-    noises: list[Noise],
-) -> None:
+def test_the_share_of_others_is_over_the_time_of_all_windows_and_on_an_accelerator_of_slowed_ones(noises) -> None:
     noises += [Noise(0.8, 0.0), Noise(), Noise(0.04, 0.9), Noise(0.4, idle_share=0.5)]
     clock = Clock()
     windows = Windows(0, clock)

@@ -113,9 +113,7 @@ def test_events_follow_those_that_were_logged_before_also_where_the_file_was_clo
     assert shown(tmp_path)[-1] == (61, float("inf"))  # which float32 cannot hold
 
 
-def test_a_long_run_has_few_points_in_tensorboard_and_every_step_in_csv_also_where_it_is_resumed(
-    tmp_path: Path,
-) -> None:
+def test_a_long_run_has_few_points_in_tensorboard_and_every_step_in_csv_also_where_it_is_resumed(tmp_path) -> None:
     steps = numpy.arange(1, 10_001)
 
     def run(name: str, *parts: Any) -> list[int]:
