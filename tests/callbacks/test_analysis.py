@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from batchscope.callbacks._analysis import (
     Observations,
@@ -82,16 +82,6 @@ def test_tf32_is_faster_where_it_was_measured_so_and_most_of_the_flops_are_produ
     assert not is_tf32_faster(operations, None, form)
 
 
-class Stream(IterableDataset):
-    def __iter__(self) -> Any:
-        return iter(loader().dataset)
-
-
-class Iterable:
-    def __iter__(self) -> Any:
-        return iter(list(loader()))
-
-
 class AnyBatch(Stranger):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return super().training_step(batch["a"] if isinstance(batch, dict) else batch, batch_idx)
@@ -101,22 +91,12 @@ class AnyBatch(Stranger):
     ("data", "words", "known"),
     [
         (loader(), None, {"batch_size": 4, "num_workers": 0, "train_samples": 20, "is_stream": False}),
-        (DataLoader(Stream(), batch_size=4), None, {"batch_size": 4, "train_samples": None, "is_stream": True}),
         (DataLoader(list(loader()), batch_size=None), None, {"batch_size": None, "num_workers": 0}),
-        (Iterable(), None, {"batch_size": None, "num_workers": None, "train_samples": None}),
         ({"a": loader(), "b": loader()}, None, {"batch_size": None, "num_workers": None}),
         (loader(), [], {"batch_size": 100, "experiment": None}),
         (loader(), ["experiment=diagnose"], {"batch_size": 100, "experiment": "diagnose"}),
     ],
-    ids=[
-        "loader",
-        "stream",
-        "own batches",
-        "any iterable",
-        "several loaders",
-        "a run's options",
-        "a run of a diagnosis",
-    ],
+    ids=["loader", "own batches", "several loaders", "a run's options", "a run of a diagnosis"],
 )
 def test_the_advice_knows_a_run_or_a_dataloader_and_guesses_no_other(data, words, known) -> None:
     class Asks(Callback):

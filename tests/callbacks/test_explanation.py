@@ -145,16 +145,11 @@ def wide() -> Explanation:
     return replace(explanation(*operations), bottleneck=found, gaps=gaps, notes=notes)
 
 
-@pytest.mark.parametrize("width", [80, 200])
-def test_no_line_is_wider_than_the_terminal_and_no_word_is_lost(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    text = explanation_text(wide())
-    assert max(map(len, text.splitlines())) <= width
-    assert f"limit: {EVIDENCE}" in " ".join(text.split())
-
-
-def test_every_module_has_its_numbers_and_a_long_path_keeps_its_end() -> None:
-    lines = explanation_text(wide(), width=80).splitlines()
+def test_every_module_has_its_numbers_and_a_line_has_its_words_though_the_terminal_is_narrow(monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = explanation_text(wide()).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert f"limit: {EVIDENCE}" in " ".join(" ".join(lines).split())
     (heading,) = [line for line in lines if line.startswith("module")]
     assert heading.split() == ["module", "share", "time", "calls", "FLOPs", "bytes", "bound/time"]
     (row,) = [line for line in lines if "…" in line and " bwd " in line]

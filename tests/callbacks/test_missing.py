@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -15,7 +14,6 @@ from batchscope.callbacks._run_words import details
 from batchscope.callbacks.memory import MemoryMonitor
 from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.hardware.calibration import Calibration
-from batchscope.hardware.operations import OperationRecorder
 from tests.callbacks.support import World
 from tests.support.third_party_modules import Stranger, train
 
@@ -176,18 +174,3 @@ def test_a_verdict_on_steps_that_changed_is_unclear() -> None:
     found = monitor.summary["bottleneck"]
     assert found["kind"] == "unclear"
     assert "because the steps changed: the median step takes" in found["evidence"]
-
-
-def test_updates_that_another_callback_records_count_for_no_rate() -> None:
-    class Recording(Callback):
-        def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
-            self.recorder = OperationRecorder() if trainer.global_step in (6, 7) else None
-            if self.recorder is not None:
-                self.recorder.__enter__()
-
-        def on_train_batch_end(self, *_: Any) -> None:
-            if self.recorder is not None:
-                self.recorder.__exit__(None, None, None)
-
-    train(Stranger(), monitor := ThroughputMonitor(calibrate=False), Recording())
-    assert monitor.summary["updates"] == 10 - 5 - 2

@@ -130,13 +130,6 @@ class Sparse(Mean):
         return super().training_step(batch) + self.table(torch.tensor([1])).sum()
 
 
-class Indivisible(Mean):
-    """Whose batches hold a tensor that is no part of its samples."""
-
-    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        return [*batch, torch.ones(3)]
-
-
 @pytest.mark.filterwarnings("ignore:NoiseScaleMonitor stopped measuring")
 @pytest.mark.parametrize(
     ("module", "options", "why"),
@@ -147,12 +140,10 @@ class Indivisible(Mean):
         (Sparse(), {}, "sparse"),
         (Sparse(), {"accumulate_grad_batches": 2}, "sparse"),
         (Mean(lambda module, loss: (module.w * 0).sum()), {}, "not positive"),
-        (Indivisible(), {"halves": True}, "cannot be halved"),
     ],
 )
 def test_what_cannot_be_known_is_said(module: LightningModule, options: dict[str, Any], why: str) -> None:
-    known = {"samples": 400, **options}
-    monitor = NoiseScaleMonitor(every_n_steps=2, halves=known.pop("halves", False))
-    assert fit_noisy(module, monitor, **known).state.finished
+    monitor = NoiseScaleMonitor(every_n_steps=2)
+    assert fit_noisy(module, monitor, **{"samples": 400, **options}).state.finished
     assert monitor.summary_lines() == []
     assert why in monitor.record_facts()["noise_scale"]["missing"]

@@ -5,7 +5,6 @@ from typing import Any
 import lightning
 import pytest
 import torch
-from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor, nn
 
 from batchscope.callbacks import nonfinite
@@ -160,11 +159,3 @@ def test_skip_is_refused_where_it_would_need_a_wait_in_every_step(device, fused,
     if not can:
         with pytest.raises(UserError, match=r'^StopOnNonFinite\("skip"\): on cpu an update can be left out only by'):
             train(Breaking(3), StopOnNonFinite("skip"))
-
-
-def test_the_shards_of_lightnings_own_strategy_are_checked_by_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nonfinite, "FSDPStrategy", SingleDeviceStrategy)
-    flags: list[Tensor] = []
-    monkeypatch.setattr(torch.distributed, "all_reduce", lambda flag, op: flags.append(flag))
-    train(Stranger(), StopOnNonFinite())
-    assert len(flags) == 10

@@ -11,7 +11,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DataLoader
 
-from batchscope.callbacks.prediction_images import PredictionImages, Sample, draw_masks
+from batchscope.callbacks.prediction_images import PredictionImages
 from tests.support.third_party_modules import Stranger
 
 N, LONG, NONE = 4, torch.long, set()
@@ -84,14 +84,6 @@ def test_classes_of_pixels_are_drawn_as_masks(tmp_path: Path) -> None:
     images, callback = drawn(tmp_path, (torch.rand(N, 1, 8, 8), None), answer(torch.rand(N, 3, 8, 8), target))
     assert images == BOTH
     assert callback.confusion is not None and callback.confusion.sum() == (target != -100).sum()
-
-
-@pytest.mark.parametrize(("samples", "rows"), [(3, 1), (8, 1), (9, 2)])
-def test_every_sample_has_its_masks(samples: int, rows: int) -> None:
-    mask = torch.zeros(4, 4, dtype=LONG)
-    axes = draw_masks([Sample(torch.rand(1, 4, 4), mask, mask)] * samples, None).axes
-    assert sum(len(one.images) for one in axes) == 3 * samples
-    assert [one.get_ylabel() for one in axes if one.get_ylabel()] == ["image", "true", "predicted"] * rows
 
 
 def test_the_confusion_matrix_has_true_rows_and_predicted_columns_and_mistakes_are_drawn_first(tmp_path: Path) -> None:

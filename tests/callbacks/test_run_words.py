@@ -7,7 +7,6 @@ import pytest
 
 from batchscope.callbacks._analysis import rank_facts
 from batchscope.callbacks._run_words import details, headline
-from batchscope.records.terminal import block
 
 PARTS_MS = {"data_wait": 0.05, "transfer": 0.02, "forward": 0.31, "backward": 0.52, "optimizer": 0.21, "other": 0.13}
 ARITHMETIC = {"kind": "compute", "share": 0.57, "certainty": "clear", "evidence": "57 % of the step is arithmetic"}
@@ -79,13 +78,6 @@ def test_several_ranks_and_a_gpu_have_a_row_each() -> None:
         "limit   arithmetic (57 % of the step)",
         "try     trainer.precision=bf16-mixed",
     ]
-
-
-@pytest.mark.parametrize("columns", ["60", "200"])
-def test_no_line_is_wider_than_80_columns_or_the_terminal(columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", columns)
-    lines = block([*headline(EVERYTHING), *details(EVERYTHING)]).splitlines()
-    assert max(map(len, lines)) <= min(80, int(columns))
 
 
 FAST = {"samples_per_sec_mean": 3330.0, "samples_per_sec": 3900.0}

@@ -132,7 +132,11 @@ def test_the_cost_of_steps(name: str) -> None:
 
 
 def test_disturbed_steps_leave_the_median_and_stay_in_the_mean_where_enough_are_undisturbed() -> None:
-    found = cost_of(table_of([10] * 6 + [30] * 10, disturbed_from=6))
+    table = table_of([10] * 6 + [30] * 10, disturbed_from=6)
+    found = cost_of(table)
+    assert table.flags()[-1] == DISTURBED
+    facts = {"steps": 10, "median_s": pytest.approx(0.03), "disturbed": True}
+    assert table.window_facts(table.windows.all[1]) == facts
     assert_has(found, {"step_ms_median": 10, "work_ms_median": 10, "step_ms_p99": 10, "step_ms_interval": [10, 10]})
     assert_has(found, {"undisturbed_steps": 6, "undisturbed_share": 60 / 360, "updates": 16, "step_ms": 360 / 16})
     few = cost_of(table_of([10] * 5 + [30] * 10, disturbed_from=5))
@@ -186,16 +190,6 @@ def test_the_step_file_has_the_steps_of_a_whole_batch_in_their_windows_or_in_one
     assert undivided is not None
     assert (undivided.window.tolist(), undivided.step_s.tolist()) == ([0], pytest.approx([0.01]))
     assert UpdateTable(0, Windows(0)).times() is None
-
-
-def test_a_window_says_what_it_has_measured() -> None:
-    table = table_of([10, 20, 90], disturbed_from=2)
-    quiet, disturbed = table.windows.all
-    disturbed.others_share = 0.6
-    assert table.window_facts(quiet) == {"steps": 2, "median_s": pytest.approx(0.015), "disturbed": False}
-    expected = {"steps": 1, "median_s": pytest.approx(0.09), "disturbed": True, "others_share": 0.6}
-    assert table.window_facts(disturbed) == expected
-    assert table.flags()[-1] == DISTURBED
 
 
 def test_the_curves_have_every_metric_that_a_step_has_and_no_other() -> None:

@@ -170,8 +170,3 @@ def test_a_run_that_is_not_told_to_stop_ends_as_a_run_alone(orders, options, end
     monitor, trainer = visited(Sweep(*orders), **options)
     assert monitor.summary.get("ended") == ended
     assert (trainer.global_step == 9) == (ended is None)
-
-
-def test_a_run_waits_only_where_there_is_a_visitor_and_a_monitor() -> None:
-    assert visits_of([ThroughputMonitor()], None) == visits_of([], Sweep()) == []
-    assert len(visits_of([ThroughputMonitor()], Sweep())) == 1

@@ -79,13 +79,6 @@ def test_every_float32_is_told_from_its_neighbours(tmp_path: Path) -> None:
     assert [numpy.float32(row["a"]) for row in read(logger)] == numbers.tolist()
 
 
-def test_the_prefix_of_a_logger_is_in_its_names(tmp_path: Path) -> None:
-    file, board = both(tmp_path, prefix="mine")
-    writer(file, board).write_rows([(1, {"a": 1.0})])
-    assert read(file) == [{"step": "1", "mine-a": "1"}]
-    assert shown(tmp_path / "tb", "mine-a") == [(1, 1.0)]
-
-
 @pytest.mark.parametrize("kind", [CSVLogger, TensorBoardLogger])
 def test_a_logger_that_overrides_log_metrics_is_asked_for_every_step_in_a_pause(tmp_path: Path, kind: Any) -> None:
     class Own(kind):
