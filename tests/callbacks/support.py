@@ -44,6 +44,16 @@ class Slow(Stranger):
         return super().training_step(batch, batch_idx)
 
 
+class Unseen(Stranger):
+    """Steps its optimizer behind Lightning's back, which counts no update."""
+
+    automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        super().training_step(batch, batch_idx).backward()
+        self.optimizers(use_pl_optimizer=False).step()
+
+
 class World(HostClock):
     """The clock of steps and samples, in seconds, and the energy counter of the device. The device may lag behind.
 

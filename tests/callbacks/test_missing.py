@@ -14,29 +14,18 @@ from batchscope.callbacks._run_words import details
 from batchscope.callbacks.memory import MemoryMonitor
 from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.hardware.calibration import Calibration
-from tests.callbacks.support import World
+from tests.callbacks.support import Unseen, World
 from tests.support.third_party_modules import Stranger, train
 
 pytestmark = pytest.mark.usefixtures("alone")
+Step = Callable[[Stranger, Any, int], Tensor]
 MEASURED = Calibration("cpu", "a processor", None, torch.__version__, 2, {"fp32": 1e9})
-
-
-class Manual(Stranger):
-    """Optimizes by itself, with an optimizer that Lightning does not see."""
-
-    automatic_optimization = False
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        optimizer = self.optimizers(use_pl_optimizer=False)
-        optimizer.zero_grad()
-        self.manual_backward(super().training_step(batch, batch_idx))
-        optimizer.step()
 
 
 class Doing(Stranger):
     """Its step is a function of the module, the batch and its number."""
 
-    def __init__(self, step: Callable[[Stranger, Any, int], Tensor]) -> None:
+    def __init__(self, step: Step) -> None:
         super().__init__()
         self.step = step
 
@@ -44,23 +33,7 @@ class Doing(Stranger):
         return self.step(self, batch, batch_idx)
 
 
-def in_double(module: Stranger, batch: Any, number: int) -> Tensor:
-    return Stranger.training_step(module, [part.double() for part in batch], number)
-
-
-def without_a_formula(module: Stranger, batch: Any, number: int) -> Tensor:
-    return torch.fft.rfft(module.layer(batch[0])).abs().mean()
-
-
-def of_different_lengths(module: Stranger, batch: Any, number: int) -> Tensor:
-    return module.layer(batch[0].repeat(1 + number, 1)).square().mean()
-
-
-def of_texts(module: Stranger, batch: Any, number: int) -> Tensor:
-    return module.layer(torch.ones(len(batch), 4)).mean()
-
-
-def growing(after: int) -> Callable[[Stranger, Any, int], Tensor]:
+def growing(after: int) -> Step:
     """Nearly nothing up to an update, and then 30 products of 384×384 in each."""
 
     def step(module: Stranger, batch: Any, number: int) -> Tensor:
@@ -83,11 +56,12 @@ class Profiled(Stranger):
 class Row(NamedTuple):
     missing: dict[str, str]
     module: type[Stranger] = Stranger
-    step: Callable[[Stranger, Any, int], Tensor] | None = None
+    step: Step | None = None
     fit: dict[str, Any] = {}
     monitor: dict[str, Any] = {}
     calibration: Calibration | None = MEASURED
     clock: World | None = None
+    warns: bool = False
 
 
 def unknown(reason: str) -> dict[str, str]:
@@ -107,7 +81,7 @@ DISTURBED = Calibration("cpu", "a processor", None, "2", 2, {"fp32": 1e9}, distu
 TEXTS = DataLoader([f"text {n}" for n in range(8)], batch_size=2, collate_fn=list)
 ROWS = {
     "nothing": Row({}),
-    "updates that Lightning does not count": Row(unknown(UNSEEN), Manual),
+    "updates that Lightning does not count": Row(unknown(UNSEEN), Unseen),
     "no batch": Row(unknown("no batch was trained"), fit={"limit_train_batches": 0}),
     "one step": Row(unknown("of 1 updates none came after the warm-up of 5"), fit={"fast_dev_run": True}),
     "only warm-up": Row(unknown("of 5 updates none came after the warm-up of 5"), fit={"max_steps": 5}),
@@ -122,21 +96,30 @@ ROWS = {
         {"mfu": "this device's peak was not measured before, and calibrate=False"}, calibration=None
     ),
     "a peak at another precision": Row(
-        {"mfu": "the peak at precision 64-true was not measured here"}, step=in_double, fit={"precision": "64-true"}
+        {"mfu": "the peak at precision 64-true was not measured here"},
+        step=lambda module, batch, number: Stranger.training_step(module, [part.double() for part in batch], number),
+        fit={"precision": "64-true"},
     ),
     "a disturbed peak": Row({"mfu": "the device's peak is not known: others were busy"}, calibration=DISTURBED),
     "an operation without a formula": Row(
-        no_flops("the FLOPs of aten._fft_r2c.default are not known"), step=without_a_formula
+        no_flops("the FLOPs of aten._fft_r2c.default are not known"),
+        step=lambda module, batch, number: torch.fft.rfft(module.layer(batch[0])).abs().mean(),
+        warns=True,
     ),
     "different FLOPs": Row(
-        no_flops("the recorded updates take different numbers of FLOPs a sample"), step=of_different_lengths
+        no_flops("the recorded updates take different numbers of FLOPs a sample"),
+        step=lambda module, batch, number: module.layer(batch[0].repeat(1 + number, 1)).square().mean(),
+        warns=True,
     ),
     "steps that change later": Row(
         no_flops("the steps have changed since their FLOPs were recorded"), step=growing(12), fit={"max_steps": 20}
     ),
     "recording that is not wanted": Row(no_flops("record_operations=False"), monitor={"record_operations": False}),
     "batches without tensors": Row(
-        no_flops(NO_TENSORS) | {"samples_per_sec": NO_TENSORS}, step=of_texts, fit={"data": TEXTS}
+        no_flops(NO_TENSORS) | {"samples_per_sec": NO_TENSORS},
+        step=lambda module, batch, number: module.layer(torch.ones(len(batch), 4)).mean(),
+        fit={"data": TEXTS},
+        warns=True,
     ),
 }
 
@@ -157,16 +140,15 @@ def test_what_is_missing_has_its_reason(name: str, monkeypatch, measured, capsys
     lines = [line for line in details(summary) if line.startswith("no ")]
     assert all(any(line.endswith(reason) for line in lines) for reason in row.missing.values())
     assert len(lines) == len({*row.missing.values()})
-    is_warned = row.step in (without_a_formula, of_different_lengths, of_texts)
     cannot = "The FLOPs of Doing cannot be counted, so there is no FLOP/s and no MFU: "
-    assert any(cannot in str(one.message) for one in caught) == is_warned
+    assert any(cannot in str(one.message) for one in caught) == row.warns
     if "bottleneck" in row.missing:
         assert list(summary) == ["missing"] and monitor.step_times() is None
         assert f"speed unknown: {row.missing['bottleneck']}" in said or "no batch" in name  # Lightning does not start
     else:
         assert summary["step_ms_median"] > 0 and "bottleneck" in summary
         assert {"flops_per_sec", "mfu", "samples_per_sec"} - summary.keys() == row.missing.keys()
-        assert (memory.facts.get("batch_size") is None) == (row.step is of_texts)
+        assert memory.facts.get("batch_size") == (None if "samples_per_sec" in row.missing else 4)
 
 
 def test_a_verdict_on_steps_that_changed_is_unclear() -> None:

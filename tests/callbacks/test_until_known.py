@@ -15,9 +15,9 @@ from batchscope.callbacks._visits import seconds_waited, visits_of
 from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.callbacks.until_known import StopWhenKnown, reason_to_end
 from batchscope.hardware.contention import Noise
-from tests.callbacks.support import Slow, monitoring
+from tests.callbacks.support import Slow, Unseen, monitoring
 from tests.support.tables import table_of
-from tests.support.third_party_modules import Stranger, train
+from tests.support.third_party_modules import train
 
 
 def known(undisturbed: int, ms: float, disturbed: int = 0, spread: float = 0.0) -> UpdateTable:
@@ -61,16 +61,6 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(_windows, "NoiseMeter", Quiet)
     monkeypatch.setattr(_windows, "MIN_WINDOW_S", 0.05)
-
-
-class Unseen(Stranger):
-    """Steps its optimizer behind Lightning's back, which counts no update."""
-
-    automatic_optimization = False
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        super().training_step(batch, batch_idx).backward()
-        self.optimizers().optimizer.step()
 
 
 class Broken(ThroughputMonitor):
