@@ -39,14 +39,7 @@ def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_explanation, "device_name", lambda device: f"a {device.type}")
 
 
-def explained(
-    device: str,
-    *steps: dict[str, float],
-    others: float = math.nan,
-    events: Any = None,
-    operations: list[OperationRow] = STEP,
-    bottleneck: Any = None,
-) -> Explanation:
+def explained(device: str, *steps: Any, others=math.nan, events=None, operations=STEP, bottleneck=None) -> Explanation:
     """Twenty steps of 1 ms, or these, with the operations above; on a GPU they were traced, too."""
     table, made = UpdateTable(1, Windows(1)), list(steps) or [PLAIN] * 20
     table.add([batch(n, 8, **ms) for n, ms in enumerate([PLAIN, *made], start=1)], HostClock())

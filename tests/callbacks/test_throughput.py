@@ -114,9 +114,7 @@ def spending(world: World) -> Stranger:
     return type("Spending", (Stranger,), {name: hook(name) for name in SPENT})()
 
 
-def test_time_and_energy_are_in_the_part_that_takes_them_and_those_of_validation_and_checkpoints_in_none(
-    world: World, tmp_path: Path
-) -> None:
+def test_time_and_energy_are_those_of_steps_and_of_no_validation_or_checkpoint(world: World, tmp_path: Path) -> None:
     class Reading(torch.utils.data.Dataset):
         def __len__(self) -> int:
             return 20
@@ -149,9 +147,7 @@ def test_a_validation_between_two_batches_of_an_update_is_in_no_step(world: Worl
 
 
 @pytest.mark.parametrize("world", [False, True], indirect=True, ids=["a device in time", "a device that lags behind"])
-def test_equal_steps_are_a_flat_curve_though_a_hundred_are_written_at_once_and_nobody_waits_before_the_end(
-    world: World,
-) -> None:
+def test_equal_steps_are_a_flat_curve_and_nobody_waits_for_the_device_before_the_end(world: World) -> None:
     class Equal(Stranger):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
             world.move(0.002)
@@ -188,9 +184,7 @@ class Mixed(Stranger):
     [(Stranger, 16, 1e9), (Mixed, 44, 44 / (32 / 8e9 + 12 / 1e9))],  # convolutions in TF32, other products not
     ids=["one product", "products of two peaks"],
 )
-def test_flops_are_those_of_the_layers_and_mfu_is_of_the_peak_of_what_they_run(
-    module: type[Stranger], flops: int, peak: float, measured: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flops_are_those_of_the_layers_and_mfu_is_of_their_peak(module, flops, peak, measured, monkeypatch) -> None:
     formats = {"matmul": "none", "convolution": "tf32", "recurrent": "tf32"}
     monkeypatch.setattr(calibration, "float32_formats", lambda device: formats)  # as on a GPU
     measured[0] = Calibration("cpu", "a device", None, torch.__version__, 2, {"fp32": 1e9, "tf32": 8e9})
