@@ -1,240 +1,245 @@
-"""What limits a run: the shares of a step, the verdict, its certainty and its evidence."""
+"""What limits a run: the shares of a step, the verdict, its certainty and its evidence; and the lower bound of a step."""
 
 import math
+from functools import partial
 
 import pytest
 
 from batchscope.hardware.bottleneck import Step, find_bottleneck
 from batchscope.hardware.calibration import Calibration
 from batchscope.hardware.evidence import limit_row
+from batchscope.hardware.roofline import lower_bound
 from batchscope.records.operations import OperationRow
+from batchscope.records.step_parts import PARTS
 
-MS = 1e-3
-CPU = Calibration("cpu", "a CPU", None, "2", 1, {"fp32": 100e9}, memory_bytes_per_sec=20e9, launch_us=2.0)
-GPU = Calibration("cuda", "a GPU", None, "2", None, {"fp32": 50e12, "bf16": 500e12}, 2e12, launch_us=5.0)
-
-
-def product(ms: float, gflop: float = 1.0, cold: float = 0.0, module: str = "net") -> OperationRow:
-    return OperationRow("aten.mm", module, "forward", "fp32", (), 1, gflop * 1e9, cold, cold, ms * MS)
+CPU = Calibration("cpu", "a CPU", None, "2", 1, {"fp32": 100e9}, 20e9, launch_us=2.0, cache_bytes=10_000_000)
+GPU = Calibration("cuda", "a GPU", None, "2", None, {"fp32": 50e12, "bf16": 500e12}, 2e12, 5.0, cache_bytes=50_000_000)
 
 
-def elementwise(ms: float, cold: float = 0.0, name: str = "mul") -> OperationRow:
-    return OperationRow(f"aten.{name}", "net", "forward", "fp32", (), 1, 0.0, max(cold, 4e6), cold, ms * MS)
-
-
-def tiny(calls: int, us: float = 5.0) -> OperationRow:
-    return OperationRow("aten.add", "net", "backward", "fp32", (), calls, 0.0, 100.0 * calls, 0.0, calls * us * 1e-6)
-
-
-def verdict(operations=(), parts=None, calibration=CPU, device="cpu", **others):
-    known = {"device": device, "operations": operations, "calibration": calibration}
-    return find_bottleneck(Step(parts or {"forward": 10}, **known, **others))
-
-
-CASES = {  # the operations of a step on a CPU of 10 ms, unless the parts say otherwise → the kind and its share
-    "products near the peak": ([product(9, gflop=0.6)], {}, "compute", 0.9),
-    "products far from the peak are arithmetic, too": ([product(9, gflop=0.05)], {}, "compute", 0.89),  # 0.1 ms a call
-    "small products": ([product(0.09, gflop=0.0001)] * 100, {}, "host", 0.96),
-    "a matrix times a vector": ([product(9, gflop=0.08, cold=160e6)], {}, "memory", 0.9),
-    "elementwise work on large tensors": ([elementwise(9, cold=128e6)], {}, "memory", 0.9),
-    "strides at a fiftieth of the bandwidth": ([elementwise(9, cold=3.6e6, name="cumsum")], {}, "memory", 0.9),
-    "elementwise work mostly in the cache": ([elementwise(9, cold=1.8e6)], {}, "elementwise", 0.9),
-    "elementwise work in the cache": ([elementwise(9)], {}, "elementwise", 0.9),
-    "many small operations": ([tiny(1000)], {}, "host", 1.0),
-    "a wait in Python": ([product(1)], {}, "host", 0.9),
-    "a loader that is slow": ([product(3)], {"data_wait": 7, "forward": 3}, "input", 0.7),
-    "other ranks": ([product(3)], {"forward": 3, "backward": 7}, "communication", 0.7),
-    "copies": ([product(3)], {"transfer": 7, "forward": 3}, "transfer", 0.7),
-}
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_the_largest_share_of_a_step_on_a_cpu_is_its_bottleneck(case):
-    operations, parts, kind, share = CASES[case]
-    waiting = 7.0 if kind == "communication" else 0.0
-    found = verdict(operations, parts, communication_ms=waiting)
-    assert (found.kind, found.certainty) == (kind, "clear")
-    assert found.share == pytest.approx(share, abs=0.005)
-    assert sum(found.shares.values()) == pytest.approx(1)
-
-
-def test_a_short_operation_that_needs_its_time_at_the_peaks_is_no_overhead():
-    short = OperationRow("aten.mm", "", "forward", "fp32", (), 100, 100 * 1e6, 0, 0, 100 * 20e-6)  # 10 of 20 µs each
-    assert verdict([short], {"forward": 2}).kind == "compute"
-
-
-def test_operations_that_were_timed_in_a_slower_moment_are_scaled_to_the_step():
-    found = verdict([product(8), elementwise(8, cold=128e6)])
-    assert found.shares["memory"] == found.shares["compute"] == pytest.approx(0.5, abs=0.01)
-    assert "the operations took 1.6 times as long while they were recorded as a step has for them" in found.evidence
-
-
-def test_what_a_few_long_steps_add_to_the_mean_is_not_known():
-    found = verdict([product(5, gflop=0.3)], {"data_wait": 2, "forward": 8}, work_ms=6)
-    assert found.shares == pytest.approx(
-        {"input": 0.2, "transfer": 0, "communication": 0, "memory": 0, "compute": 0.5, "elementwise": 0, "host": 0.1}
+def operation(
+    ms: float = 0.0, gflop: float = 0.0, cold_mb: float = 0.0, calls: int = 1, name: str = "mm", module: str = "net"
+) -> OperationRow:
+    """Elementwise operations move 4 MB at least."""
+    moved = max(cold_mb, 0.0 if gflop or calls > 1 else 4.0)
+    flops, seconds = gflop * 1e9, ms / 1e3
+    return OperationRow(
+        f"aten.{name}", module, "forward", "fp32", (), calls, flops, moved * 1e6, cold_mb * 1e6, seconds
     )
-    assert (found.kind, found.certainty) == ("compute", "clear")
 
 
-GPU_CASES = {  # operations, parts, busy share → kind, certainty
-    "arithmetic that fills the device": ([product(0.1, gflop=250)], {"forward": 10}, None, "compute", "clear"),
-    "traffic that fills the device": ([elementwise(0.1, cold=10e9)], {"forward": 10}, None, "memory", "clear"),
-    "launches": ([tiny(1500)], {"forward": 10}, None, "host", "clear"),
-    "launches take longer than the device": ([product(0.1, 130), tiny(1800)], {"forward": 10}, None, "host", "clear"),
-    "launches that need longer than the waits leave": (
-        [tiny(5000)], {"data_wait": 6, "forward": 4}, None, "input", "clear",
+def product(ms: float, gflop: float = 1.0, **known) -> OperationRow:
+    return operation(ms, gflop, **known)
+
+
+mul = partial(operation, name="mul")
+
+
+def on_cpu(*operations: OperationRow, calibration: Calibration | None = CPU, device: str = "cpu", **known) -> Step:
+    """A step whose forward pass takes 10 ms, unless other parts are given in ms."""
+    parts = {part: known.pop(part) for part in PARTS if part in known} or {"forward": 10}
+    return Step(parts, operations=operations, calibration=calibration, device=device, **known)
+
+
+on_gpu = partial(on_cpu, calibration=GPU, device="cuda")
+VERDICTS = {  # → the kind and its share
+    "products near the peak": (on_cpu(product(9, 0.6)), "compute", 0.9),
+    "products far from the peak are arithmetic, too": (on_cpu(product(9, 0.05)), "compute", 0.89),  # 0.1 ms a call
+    "small products": (on_cpu(*[product(0.09, 0.0001)] * 100), "host", 0.96),
+    "short products that need half of their time": (on_cpu(product(2, 0.1, calls=100), forward=2), "compute", 1.0),
+    "a matrix times a vector": (on_cpu(product(9, 0.08, cold_mb=160)), "memory", 0.9),
+    "elementwise work on large tensors": (on_cpu(mul(9, cold_mb=128)), "memory", 0.9),
+    "strides at a fiftieth of the bandwidth": (on_cpu(mul(9, cold_mb=3.6)), "memory", 0.9),
+    "elementwise work mostly in the cache": (on_cpu(mul(9, cold_mb=1.8)), "elementwise", 0.9),
+    "elementwise work in the cache": (on_cpu(mul(9)), "elementwise", 0.9),
+    "many small operations": (on_cpu(mul(5, calls=1000)), "host", 1.0),
+    "a wait in Python": (on_cpu(product(1)), "host", 0.9),
+    "a loader that is slow": (on_cpu(product(3), data_wait=7, forward=3), "input", 0.7),
+    "other ranks": (on_cpu(product(3), forward=3, backward=7, communication_ms=7), "communication", 0.7),
+    "copies": (on_cpu(product(3), transfer=7, forward=3), "transfer", 0.7),
+    "others took much in one window": (on_cpu(product(9, 0.6), others_shares=[0.03, 0.43, 0.03]), "compute", 0.9),
+    "nobody knows about others": (on_cpu(product(9, 0.6), others_shares=[math.nan]), "compute", 0.9),
+    "no operations, but a long rest": (on_cpu(forward=2, other=8), "host", 0.8),
+    "GPU: arithmetic that fills it": (on_gpu(product(0.1, 250)), "compute", 1.0),
+    "GPU: traffic that fills it": (on_gpu(mul(0.1, cold_mb=10_000)), "memory", 1.0),
+    "GPU: launches": (on_gpu(mul(7.5, calls=1500)), "host", 1.0),
+    "GPU: launches take longer than it": (on_gpu(product(0.1, 130), mul(9, calls=1800)), "host", 0.9),
+    "GPU: launches need longer than the waits leave": (
+        on_gpu(mul(25, calls=5000), data_wait=6, forward=4), "input", 0.6,
     ),
-    "busy, by its counters": ([product(0.1, gflop=50)], {"forward": 10}, 0.95, "compute", "clear"),
-    "idle, by its counters": ([product(0.1, gflop=50)], {"forward": 10}, 0.12, "host", "clear"),
-    "no need explains the step": ([product(0.1, gflop=5)], {"forward": 10}, None, "unclear", "unclear"),
-    "the host waits for data, the device does not": (
-        [product(0.1, gflop=200)], {"data_wait": 12, "forward": 8}, 0.97, "compute", "clear",
-    ),
-    "the device waits for data": ([product(0.1, gflop=20)], {"data_wait": 15, "forward": 5}, 0.12, "input", "clear"),
+    "GPU: busy, by its counters": (on_gpu(product(0.1, 50), busy=0.95), "compute", 0.95),
+    "GPU: idle, by its counters": (on_gpu(product(0.1, 50), busy=0.12), "host", 0.88),
+    "GPU: idle, without operations": (on_gpu(forward=5, busy=0.1), "host", 0.9),
+    "GPU: only its host waits for data": (on_gpu(product(0.1, 200), data_wait=12, forward=8, busy=0.97), "compute", 0.97),
+    "GPU: it waits for data": (on_gpu(product(0.1, 20), data_wait=15, forward=5, busy=0.12), "input", 0.75),
+    "GPU: no need explains the step": (on_gpu(product(0.1, 5)), "unclear", 0.01),
+    "MPS: a copy may wait for it": (on_gpu(mul(0.025, calls=5), transfer=9, forward=1, device="mps"), "unclear", 0.0),
+    "MPS: any part may wait for it": (on_cpu(forward=2, other=8, device="mps"), "unclear", 0.0),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", GPU_CASES)
-def test_an_asynchronous_device_is_judged_by_its_busy_share_or_by_its_needs(case):
-    operations, parts, busy, kind, certainty = GPU_CASES[case]
-    found = verdict(operations, parts, GPU, "cuda", busy=busy)
+@pytest.mark.parametrize("case", VERDICTS)
+def test_the_largest_share_of_a_step_is_its_bottleneck(case: str) -> None:
+    step, kind, share = VERDICTS[case]
+    found = find_bottleneck(step)
+    certainty = "unclear" if kind == "unclear" else found.certainty if not step.operations else "clear"
     assert (found.kind, found.certainty) == (kind, certainty)
+    assert found.share == pytest.approx(share, abs=0.005)
     assert sum(found.shares.values()) <= 1 + 1e-9
 
 
-def test_waiting_and_copying_count_up_to_the_devices_idle_time():
-    found = verdict([product(0.1, gflop=200)], {"data_wait": 12, "forward": 8}, GPU, "cuda", busy=0.97)
+def test_overlapped_waits_count_up_to_the_idle_time_and_exposed_exchange_is_no_arithmetic() -> None:
+    found = find_bottleneck(on_gpu(product(0.1, 200), data_wait=12, forward=8, busy=0.97))
     assert found.shares["input"] == pytest.approx(0.03)
+    found = find_bottleneck(on_cpu(forward=4, backward=5, other=1, mfu=0.4, communication_ms=3))
+    assert (found.shares["communication"], found.shares["compute"]) == pytest.approx((0.3, 0.6))
 
 
-def test_a_copy_to_mps_may_wait_for_the_device_and_is_no_verdict():
-    assert verdict([tiny(5)], {"transfer": 9, "forward": 1}, GPU, "mps").kind == "unclear"
-
-
-def test_where_others_took_a_quarter_of_the_processor_in_most_windows_there_is_no_verdict_but_what_to_do():
-    found = verdict([product(9, gflop=0.6)], others_shares=[0.43, 0.03, 0.43])
-    assert (found.kind, found.certainty, found.busy, found.shares) == ("unclear", "unclear", True, {})
-    assert found.evidence == "other programs took 43 % of the processor: close them and run again"
-    assert limit_row(vars(found)) == ("busy", found.evidence)
-
-
-@pytest.mark.parametrize("others_shares", [[], [math.nan], [0.03, 0.43, 0.03], [0.25]])
-def test_a_verdict_needs_no_quiet_machine_in_every_window(others_shares):
-    assert verdict([product(9, gflop=0.6)], others_shares=others_shares).kind == "compute"
-
-
-NOT_RECORDED = {  # what makes the recorded operations no evidence → why, as the verdict says it
-    "three times as long": (
-        {"changed": 3.0},
-        "the steps changed: the median step takes 3 times as long as those whose",
-    ),
-    "a third as long": ({"changed": 0.3}, "the steps changed: the median step takes 0.3 times as long as those whose"),
-    "slow while recorded": ({"work_ms": 1.03}, "the operations took 8.7 times as long while they were recorded"),
-    "none": ({"operations": ()}, "no step's operations were recorded"),
-}
-
-
-@pytest.mark.parametrize("case", NOT_RECORDED)
-def test_operations_that_do_not_stand_for_the_steps_are_not_used(case):
-    given, why = NOT_RECORDED[case]
-    found = verdict(**{"operations": [product(9, gflop=0.6)], **given})
-    assert (found.kind, found.certainty) == ("unclear", "unclear")
-    assert f"unknown 100 %, because {why}" in found.evidence
-    assert verdict(**{"operations": [product(2)], **given}, parts={"data_wait": 8, "forward": 2}).kind == "input"
-
-
-def test_without_operations_the_parts_may_still_tell():
-    assert verdict(parts={"forward": 2, "other": 8}).kind == "host"
-    assert verdict(parts={"forward": 5}, device="cuda", busy=0.1).kind == "host"
-    assert verdict(parts={"forward": 2, "other": 8}, device="mps").kind == "unclear"
-    by_peak = verdict(parts={"forward": 4, "backward": 5, "other": 1}, mfu=0.4)
-    assert by_peak.evidence.startswith("90 % of the step is arithmetic, at 40 % of the peak measured here")
-    of_ranks = verdict(parts={"forward": 4, "backward": 5, "other": 1}, mfu=0.4, communication_ms=3)
-    assert (of_ranks.shares["communication"], of_ranks.shares["compute"]) == pytest.approx((0.3, 0.6))
+def test_operations_of_a_slower_moment_are_scaled_and_what_long_steps_add_to_the_mean_is_not_known() -> None:
+    found = find_bottleneck(on_cpu(product(8), mul(8, cold_mb=128)))
+    assert found.shares["memory"] == found.shares["compute"] == pytest.approx(0.5, abs=0.01)
+    found = find_bottleneck(on_cpu(product(5, 0.3), data_wait=2, forward=8, work_ms=6))
+    shares = {
+        "input": 0.2,
+        "transfer": 0,
+        "communication": 0,
+        "memory": 0,
+        "compute": 0.5,
+        "elementwise": 0,
+        "host": 0.1,
+    }
+    assert found.shares == pytest.approx(shares)
 
 
 @pytest.mark.parametrize("parts", [{}, {"forward": 0.0}, {"forward": math.nan}, {"forward": 2, "backward": -1}])
-def test_a_step_without_a_time_has_no_bottleneck(parts):
-    assert find_bottleneck(Step(parts, operations=[tiny(5)])) is None
+def test_a_step_without_a_time_has_no_bottleneck(parts: dict[str, float]) -> None:
+    assert find_bottleneck(Step(parts, operations=[mul(5)])) is None
 
 
+MOST = product(8, 0.6), mul(2, cold_mb=40)
 DOUBTS = {
-    "only 3 steps measured": {"steps": 3},
-    "other programs took 15 % of the processor": {"others_shares": [0.15]},
-    "one step in ten takes 2.1 times the median": {"spread": 2.1},
-    "the device is not calibrated": {"calibration": None},
-    "waiting for other ranks is not measured here": {"communication_ms": None},
+    "only 3 steps measured": on_cpu(*MOST, steps=3),
+    "other programs took 15 % of the processor": on_cpu(*MOST, others_shares=[0.15]),
+    "one step in ten takes 2.1 times the median": on_cpu(*MOST, spread=2.1),
+    "the device is not calibrated": on_cpu(*MOST, calibration=None),
+    "waiting for other ranks is not measured here": on_cpu(*MOST, communication_ms=None),
+    "memory is nearly as much (48 %)": on_cpu(product(5.2, 0.3), mul(4.8, cold_mb=80)),
+    "the operations took 1.5 times as long while they were recorded as a step has for them": on_cpu(
+        product(13, 0.6), mul(2, cold_mb=40)
+    ),
 }
 
 
 @pytest.mark.parametrize("doubt", DOUBTS)
-def test_thin_evidence_makes_the_verdict_probable_and_says_why(doubt):
-    found = verdict([product(8, gflop=0.6), elementwise(2, cold=40e6)], **DOUBTS[doubt])
+def test_thin_evidence_makes_the_verdict_probable_and_says_why(doubt: str) -> None:
+    found = find_bottleneck(DOUBTS[doubt])
     assert (found.kind, found.certainty) == ("compute", "probable")
     assert found.evidence.endswith(f"; {doubt}")
 
 
-def test_two_causes_that_are_nearly_as_large_are_both_named():
-    found = verdict([product(5.2, gflop=0.3), elementwise(4.8, cold=80e6)])
-    assert (found.kind, found.certainty) == ("compute", "probable")
-    assert "memory is nearly as much (48 %)" in found.evidence
+UNKNOWN = "unknown 100 %, because "
+CHANGED = UNKNOWN + "the steps changed: the median step takes {} times as long as those whose operations were recorded"
+NO_EVIDENCE = {
+    CHANGED.format(3): {"changed": 3.0},
+    CHANGED.format(0.3): {"changed": 0.3},
+    UNKNOWN + "the operations took 8.7 times as long while they were recorded as a step has for them": {
+        "work_ms": 1.03
+    },
+    UNKNOWN + "no step's operations were recorded": {"operations": ()},
+}
 
 
-def test_three_even_causes_are_unclear_and_the_shares_are_said():
-    parts = {"data_wait": 3.4, "forward": 6.6}
-    found = verdict([product(3.3, gflop=0.2), elementwise(3.3, cold=60e6)], parts)
-    assert (found.kind, found.certainty) == ("unclear", "unclear")
-    assert found.evidence == "waiting for data 34 %, memory traffic 33 %, arithmetic 33 %"
+@pytest.mark.parametrize("line", NO_EVIDENCE)
+def test_operations_that_do_not_stand_for_the_steps_are_not_used(line: str) -> None:
+    given = {"operations": [product(9, 0.6)], "calibration": CPU, **NO_EVIDENCE[line]}
+    found = find_bottleneck(Step({"forward": 10}, **given))
+    assert (found.kind, found.certainty, found.evidence) == ("unclear", "unclear", line)
+    assert find_bottleneck(Step({"data_wait": 40, "forward": 10}, **given)).kind == "input"
 
 
 EVIDENCE = {
-    "80 % of the step is waiting for data: 8 ms of 10 ms": ([product(1)], {"data_wait": 8, "forward": 2}),
-    "90 % of the step is arithmetic: 600 MFLOP, at 67 % of the peak measured here; 100 % of it in mm of net": (
-        [product(9, gflop=0.6)],
-        {},
+    "80 % of the step is waiting for data: 8 ms of 10 ms": on_cpu(product(1), data_wait=8, forward=2),
+    "80 % of the step is preparing the batch in a_hook: 8 ms of 10 ms": on_cpu(
+        product(1), data_wait=8, forward=2, preparing="a_hook"
+    ),
+    "90 % of the step is arithmetic: 600 MFLOP, at 67 % of the peak measured here; 100 % of it in mm of net": on_cpu(
+        product(9, 0.6)
+    ),
+    "90 % of the step is arithmetic, at 40 % of the peak measured here": on_cpu(
+        forward=4, backward=5, other=1, mfu=0.4
     ),
     "80 % of the step is moving 128 MB through memory, at 16 GB/s of the 20 GB/s measured here; 100 % of it in mul of net": (
-        [elementwise(8, cold=128e6)],
-        {},
+        on_cpu(mul(8, cold_mb=128))
     ),
     "90 % of the step is moving 9 MB through memory, at 1 GB/s of the 20 GB/s measured here (slow: fresh memory, strides, "
-    "look-ups, or a costly function of each value); 100 % of it in cumsum of net": (
-        [elementwise(9, cold=9e6, name="cumsum")],
-        {},
+    "look-ups, or a costly function of each value); 100 % of it in mul of net": on_cpu(mul(9, cold_mb=9)),
+    # Not the rate of the host's calls:
+    "100 % of the step is moving 10 GB through memory, at 1 TB/s of the 2 TB/s measured here; 100 % of it in mul of net": (
+        on_gpu(mul(0.1, cold_mb=10_000))
     ),
-    "90 % of the step is elementwise and similar operations: 1 operation on 4 MB; 100 % of it in exp of net": (
-        [elementwise(9, name="exp")],
-        {},
+    "90 % of the step is elementwise and similar operations: 1 operation on 4 MB; 100 % of it in mul of net": on_cpu(
+        mul(9)
     ),
-    "90 % of the step is Python and framework overhead around 1 operation: 9 ms of 10 ms": ([product(1)], {}),
-    "50 % of the step is arithmetic: 300 MFLOP, at 60 % of the peak measured here; 80 % of it in mm of large": (
-        [product(4, 0.24, module="large"), product(1, 0.06), elementwise(3.9)],
-        {},
+    "90 % of the step is Python and framework overhead around 1 operation: 9 ms of 10 ms": on_cpu(product(1)),
+    "50 % of the step is arithmetic: 300 MFLOP, at 60 % of the peak measured here; 80 % of it in mm of large": on_cpu(
+        product(4, 0.24, module="large"), product(1, 0.06), mul(3.9)
+    ),
+    "waiting for data 34 %, memory traffic 33 %, arithmetic 33 %": on_cpu(
+        product(3.3, 0.2), mul(3.3, cold_mb=60), data_wait=3.4, forward=6.6
+    ),
+    "other programs took 43 % of the processor: close them and run again": on_cpu(
+        product(9, 0.6), others_shares=[0.43, 0.03, 0.43]
     ),
 }
 
 
 @pytest.mark.parametrize("line", EVIDENCE)
-def test_the_evidence_is_one_line_with_the_numbers_of_the_verdict(line):
-    operations, parts = EVIDENCE[line]
-    assert verdict(operations, parts).evidence == line
+def test_the_evidence_is_one_line_with_the_numbers_of_the_verdict(line: str) -> None:
+    found = find_bottleneck(EVIDENCE[line])
+    assert found.evidence == line
+    assert found.busy == line.startswith("other programs")
+    assert (found.certainty == "unclear") == ("% of the step" not in line)
 
 
-def test_the_evidence_names_the_devices_rate_and_a_hook_that_prepares_the_batch():
-    found = verdict([elementwise(0.1, cold=10e9)], {"forward": 10}, GPU, "cuda")  # not the rate of the host's calls
-    assert "moving 10 GB through memory, at 1 TB/s of the 2 TB/s measured here" in found.evidence
-    found = verdict([product(1)], {"data_wait": 8, "forward": 2}, preparing="on_after_batch_transfer")
-    assert found.evidence == "80 % of the step is preparing the batch in on_after_batch_transfer: 8 ms of 10 ms"
+ROWS = {
+    ("limit", "arithmetic (57 % of the step)"): ("compute", 0.57, "clear", ""),
+    ("limit", "probably waiting for data (40 % of the step)"): ("input", 0.4, "probable", ""),
+    ("limit", "unclear: unknown 70 %"): ("unclear", 0.3, "unclear", "unknown 70 %"),
+    ("busy", "close other programs"): ("unclear", 0.0, "unclear", "close other programs"),
+}
 
 
-ROWS = [
-    ({"kind": "compute", "certainty": "clear", "share": 0.57}, "arithmetic (57 % of the step)"),
-    ({"kind": "input", "certainty": "probable", "share": 0.4}, "probably waiting for data (40 % of the step)"),
-    ({"kind": "unclear", "certainty": "unclear", "share": 0.3, "evidence": "unknown 70 %"}, "unclear: unknown 70 %"),
-]  # fmt: skip
+@pytest.mark.parametrize("row", ROWS)
+def test_a_verdict_is_one_row(row: tuple[str, str]) -> None:
+    facts = dict(zip(("kind", "share", "certainty", "evidence"), ROWS[row], strict=True))
+    assert limit_row({**facts, "busy": row[0] == "busy"}) == row
 
 
-@pytest.mark.parametrize(("found", "row"), ROWS)
-def test_a_verdict_is_one_row(found, row):
-    assert limit_row({"evidence": "", **found}) == ("limit", row)
+bound = partial(operation, ms=0.0)
+BOUNDS = {  # the operations of a step → its seconds at least, and what they are spent on
+    "on a CPU the sum of the largest needs": (
+        CPU, [bound(gflop=0.5), bound(cold_mb=60), bound(calls=100)],
+        {"total": 7.2e-3, "compute": 5e-3, "memory": 2e-3, "launch": 0.2e-3},
+    ),
+    "without what the cache may hold before and after each call": (
+        CPU, [bound(cold_mb=60, calls=3)], {"total": 6e-6, "memory": 0, "launch": 6e-6},
+    ),
+    "on an asynchronous device its own": (
+        GPU, [bound(gflop=50), bound(cold_mb=4100)],
+        {"total": 3e-3, "compute": 1e-3, "memory": 2e-3, "launch": 1e-5},
+    ),
+    "on an asynchronous device its host's": (
+        GPU, [bound(gflop=50), bound(cold_mb=4100), bound(calls=1000)],
+        {"total": 5.01e-3, "compute": 1e-3, "memory": 2e-3, "launch": 5.01e-3},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_no_step_is_faster_than_its_lower_bound(name: str) -> None:
+    device, operations, seconds = BOUNDS[name]
+    assert lower_bound(operations, device) == pytest.approx({"compute": 0.0, "memory": 0.0, "launch": 0.0} | seconds)
+
+
+def test_a_type_without_a_peak_is_held_against_the_highest() -> None:
+    odd = OperationRow("aten.mm", "", "forward", "other", (), 1, 500e9)
+    assert lower_bound([odd], GPU)["compute"] == pytest.approx(1e-3)
