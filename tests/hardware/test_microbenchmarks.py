@@ -8,23 +8,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from batchscope.hardware import microbenchmarks as bench
-from batchscope.hardware.microbenchmarks import (
-    LAUNCHES,
-    MEMORY,
-    Microbenchmark,
-    best_rates,
-    microbenchmarks,
-    time_runs,
-)
+from batchscope.hardware.microbenchmarks import LAUNCHES, MEMORY, Microbenchmark, best_rates, microbenchmarks, time_runs
 from batchscope.hardware.operations import OperationRecorder
 
 CPU = torch.device("cpu")
 MIB = 2**20
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_products_do_as_many_flops_as_they_say_smallest_first(precision, monkeypatch):
-    done = []
+def test_products_do_as_many_flops_as_they_say_smallest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[int] = []
 
     def count(run: Callable[[], object], times: int) -> float:
         with FlopCounterMode(display=False) as counter:
@@ -34,46 +26,38 @@ def test_products_do_as_many_flops_as_they_say_smallest_first(precision, monkeyp
 
     monkeypatch.setattr(bench, "time_runs", count)
     with FakeTensorMode():
-        for product in microbenchmarks(CPU)[precision]:
+        for product in microbenchmarks(CPU)["bf16"]:
             product.time_for(0.0)
             assert done[-1] == product.amount
     assert done == sorted(done) and len(done) > 20
 
 
-def test_traffic_counts_every_byte_that_its_operation_reads_and_writes(monkeypatch):
-    moved = []
-
+@pytest.mark.parametrize(("cache_mib", "tensor_mib"), [(None, 256), (32, 256), (50, 400), (1024, 1024)])
+def test_traffic_counts_every_byte_of_tensors_several_times_larger_than_the_cache(
+    cache_mib: int | None, tensor_mib: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def count(run: Callable[[], object], times: int) -> float:
         with OperationRecorder() as recorder:
             run()
-        moved.append(sum(operation.bytes for operation in recorder.operations()))
+        moved.append(sum(operation.bytes for operation in recorder.operations()) / (tensor_mib * MIB))
         return 1.0
 
+    moved: list[float] = []
     monkeypatch.setattr(bench, "time_runs", count)
-    for traffic in microbenchmarks(torch.device("meta"))[MEMORY]:
+    every = list(microbenchmarks(torch.device("meta"), cache_mib and cache_mib * MIB)[MEMORY])
+    for traffic in every:
         traffic.time_for(0.0)
-        assert moved[-1] == pytest.approx(traffic.amount, rel=1e-3)  # a sum's result and a vector are small
-
-
-@pytest.mark.parametrize(
-    ("cache", "tensor"),
-    [(None, 256 * MIB), (32 * MIB, 256 * MIB), (50 * MIB, 400 * MIB), (1024 * MIB, 1024 * MIB)],
-)
-def test_traffic_is_of_tensors_several_times_larger_than_the_cache(cache, tensor):
-    amounts = {traffic.amount for traffic in microbenchmarks(CPU, cache)[MEMORY]}
-    assert amounts == {tensor, 2 * tensor, 3 * tensor}
-
-
-def test_a_cpu_has_no_tf32():
-    assert set(microbenchmarks(CPU)) == {"fp32", "bf16", "fp16", "fp64", MEMORY, LAUNCHES}
+    assert moved == pytest.approx([1, 1, 2, 2, 3], rel=1e-3)  # a sum's result and a vector are small
+    assert [traffic.amount for traffic in every] == [times * tensor_mib * MIB for times in (1, 1, 2, 2, 3)]
 
 
 @pytest.mark.parametrize(("capability", "has_tf32"), [((7, 5), False), ((8, 0), True)])
-def test_an_nvidia_gpu_has_tf32_from_ampere_on(capability, has_tf32, monkeypatch):
+def test_an_nvidia_gpu_has_tf32_from_ampere_on_and_a_cpu_has_none(capability, has_tf32, monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.version, "hip", None)
-    quantities = microbenchmarks(torch.device("cuda"))
-    assert ("tf32" in quantities) == has_tf32
+    every = {"fp32", "bf16", "fp16", "fp64", MEMORY, LAUNCHES}
+    assert set(microbenchmarks(torch.device("cuda"))) == every | ({"tf32"} if has_tf32 else set())
+    assert set(microbenchmarks(CPU)) == every
 
 
 class FakeDevice:
@@ -81,34 +65,28 @@ class FakeDevice:
 
     now = 0.0
 
-    def clock(self) -> float:
-        return self.now
-
-    def run(self, *seconds: float) -> Callable[[], None]:
-        """Takes these seconds, one after another; the last of them from then on."""
+    def runs(self, amount: float, *seconds: float) -> Microbenchmark:
+        """A run takes these seconds, one after another; the last of them from then on."""
         left = list(seconds)
 
         def run() -> None:
             self.now += left.pop(0) if len(left) > 1 else left[0]
 
-        return run
-
-    def runs(self, amount: float, *seconds: float) -> Microbenchmark:
-        return Microbenchmark(amount, lambda: self.run(*seconds))
+        return Microbenchmark(amount, lambda: run)
 
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     """Times are read off the clock of a fake device, in blocks of half a second."""
     fake = FakeDevice()
-    monkeypatch.setattr(bench, "clock", fake.clock)
+    monkeypatch.setattr(bench, "clock", lambda: fake.now)
     for name, value in {"_BLOCK_S": 0.5, "_PASS_S": 1.0, "_SLOWEST_RUN_S": 2.0, "_ALWAYS_TRIED": 2}.items():
-        monkeypatch.setattr(bench, name, value)
+        monkeypatch.setattr(bench, name, value)  # so that numbers of the test are exact
     return fake
 
 
-def test_runs_are_timed_from_an_idle_accelerator_to_an_idle_one(monkeypatch):
-    calls = []
+def test_runs_are_timed_from_an_idle_accelerator_to_an_idle_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda: calls.append("wait"))
     monkeypatch.setattr(bench.time, "perf_counter", lambda: calls.append("read") or len(calls))
@@ -127,28 +105,23 @@ def test_runs_are_timed_from_an_idle_accelerator_to_an_idle_one(monkeypatch):
         pytest.param([(1, 1.0), (10, 1.0), (21, 0.001)], 10.0, id="a run that would take too long is not begun"),
     ],
 )
-def test_the_best_rate(candidates, rate, device):
-    assert best_rates({"a": [device.runs(*each) for each in candidates]}, seconds=10.0) == {"a": rate}
-
-
-def test_short_runs_are_timed_in_blocks_that_the_clock_can_resolve(device, monkeypatch):
-    blocks = []
-    monkeypatch.setattr(bench, "time_runs", lambda run, times: blocks.append(times) or time_runs(run, times))
-    device.runs(1, 0.125).time_for(1.0)
-    assert blocks == [1, 4, 4]  # 1/8 s to learn how fast it is, then blocks of half a second until the time is over
-
-
-def test_what_a_device_does_not_support_or_has_no_memory_for_is_left_out(device):
-    def unsupported() -> None:
-        raise RuntimeError('"addmm" not implemented for this format')
-
+def test_the_best_rate(candidates: list[tuple[float, ...]], rate: float, device: FakeDevice) -> None:
     def no_memory() -> Callable[[], None]:
         raise torch.OutOfMemoryError("out of memory")
 
+    def unsupported() -> None:
+        raise RuntimeError('"addmm" not implemented for this format')
+
     refused = [Microbenchmark(1, lambda: unsupported), Microbenchmark(1, no_memory)]
-    assert best_rates({"a": refused, "b": [*refused, device.runs(2, 1.0)]}, seconds=10.0) == {"b": 2.0}
+    runs = [device.runs(*each) for each in candidates]
+    assert best_rates({"a": runs, "of no format that is known here": refused}, seconds=10.0) == {"a": rate}
 
 
-def test_measuring_ends_when_its_time_is_up(device):
+def test_short_runs_are_timed_in_blocks_until_the_time_is_up(device: FakeDevice, monkeypatch) -> None:
+    blocks = []
+    monkeypatch.setattr(bench, "time_runs", lambda run, times: blocks.append(times) or time_runs(run, times))
+    device.runs(1, 0.125).time_for(1.0)
+    assert blocks == [1, 4, 4]  # 1/8 s to learn how fast it is, then blocks of half a second
+    device.now = 0.0
     best_rates({"a": [device.runs(1, 1.0)], "b": [device.runs(1, 1.0)]}, seconds=10.0)
     assert device.now == 2 * (1 + 1) + 10  # a first run and a visit of each, then the time for the passes

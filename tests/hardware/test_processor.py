@@ -1,4 +1,4 @@
-"""Processor time: of the cores that a process may use, of the run itself, and within a container's quota."""
+"""The processor: the time of the cores that a process may use, of the run itself, a container's quota, and its caches."""
 
 import os
 import subprocess
@@ -10,8 +10,10 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+import torch
 
 from batchscope.hardware import processor
+from batchscope.hardware.devices import cache_bytes
 from batchscope.hardware.processor import cpu_seconds, own_seconds, usable_cores
 
 Core = namedtuple("Core", "user nice system idle iowait irq softirq steal guest guest_nice")
@@ -21,18 +23,35 @@ CORES = [  # guests are in `user` and `nice`, too
     Core(1.0, 0, 0, 20.0, 0, 0, 0, 0.7, 0, 0),
 ]
 BUSY_S = (5.0 + 0.1 + 2.0 + 0.03 + 0.02 + 0.3) + (1.0 + 0.7)
+TOTAL_S = BUSY_S + 10.0 + 0.5 + 20.0
+STEAL_S = 1.0 * 0.5 / 2  # the quota's part of what was stolen from two cores
 
 
 @pytest.fixture(autouse=True)
 def two_of_three_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that may use the cores 0 and 2, without a control group."""
+    """A process that may use the cores 0 and 2, without a control group, 100 s after the start of the machine."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2})
     monkeypatch.setattr(psutil, "cpu_times", lambda percpu: CORES)
-    monkeypatch.setattr(processor, "CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
+    monkeypatch.setattr(processor, "CGROUP", tmp_path)
 
 
-def test_the_time_is_that_of_the_usable_cores_with_steal_and_guests_once() -> None:
-    assert cpu_seconds()[:2] == pytest.approx((BUSY_S + 10.0 + 0.5 + 20.0, BUSY_S))
+@pytest.mark.parametrize(
+    ("quota", "total_and_busy", "cores"),
+    [
+        pytest.param(None, (TOTAL_S, BUSY_S), 2, id="steal counts, and guests once"),
+        pytest.param("50000 100000\n", (0.5 * 100.0, 6.0 + STEAL_S), 0.5, id="neighbours take nothing from a quota"),
+        pytest.param("max 100000", (TOTAL_S, BUSY_S), 2, id="no quota"),
+        pytest.param("400000 100000", (TOTAL_S, BUSY_S), 2, id="a quota above the cores"),
+        pytest.param("", (TOTAL_S, BUSY_S), 2, id="an empty file"),
+    ],
+)
+def test_the_time_is_that_of_the_usable_cores_or_of_the_quota(quota, total_and_busy, cores, tmp_path: Path) -> None:
+    if quota is not None:
+        (tmp_path / "cpu.max").write_text(quota)
+        (tmp_path / "cpu.stat").write_text("usage_usec 6000000\nuser_usec 5000000\n")
+    assert cpu_seconds()[:2] == pytest.approx(total_and_busy)
+    assert usable_cores() == cores
 
 
 def test_where_other_cores_are_offline_the_whole_machine_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,48 +59,24 @@ def test_where_other_cores_are_offline_the_whole_machine_counts(monkeypatch: pyt
     assert cpu_seconds()[1] == pytest.approx(BUSY_S + 900)
 
 
-QUOTA = {"cpu.max": "50000 100000\n", "cpu.stat": "usage_usec 6000000\nuser_usec 5000000\n"}  # half a core, 6 s used
-
-
-def control_group(files: dict[str, str]) -> None:
-    processor.CGROUP.mkdir()
-    for name, text in files.items():
-        (processor.CGROUP / name).write_text(text)
-
-
-def test_neighbours_of_a_container_with_a_quota_take_nothing_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
-    control_group(QUOTA)
-    steal = 1.0 * 0.5 / 2  # the quota's part of what was stolen from two cores
-    assert cpu_seconds()[:2] == pytest.approx((0.5 * 100.0, 6.0 + steal))
-    assert usable_cores() == 0.5
-
-
-@pytest.mark.parametrize("quota", ["max 100000", "400000 100000", ""])
-def test_without_a_quota_below_its_cores_a_process_may_use_all_of_them(quota: str) -> None:
-    expected = cpu_seconds()[:2]
-    control_group(QUOTA | {"cpu.max": quota})
-    assert cpu_seconds()[:2] == expected
-    assert usable_cores() == 2
-
-
 LAUNCHED = {
     "by torchrun": {"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "WORLD_SIZE": "2"},
     "by srun": {"SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_JOB_NAME": "train"},
     "by Lightning": {"LOCAL_RANK": "1"},
+    "by nobody": {},
 }
 
 
 @pytest.mark.parametrize(
     ("launched", "shared", "counts"),
-    [(None, True, False), *((each, True, True) for each in LAUNCHED), ("by srun", False, False)],
+    [*((each, True, each != "by nobody") for each in LAUNCHED), ("by srun", False, False)],
 )
 def test_the_other_ranks_of_a_run_are_its_own_where_they_share_its_cores(
     launched, shared, counts, tmp_path, monkeypatch
 ) -> None:
     for name in ("TORCHELASTIC_RUN_ID", "SLURM_NTASKS", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
-    for name, value in LAUNCHED.get(launched, {}).items():
+    for name, value in LAUNCHED[launched].items():
         monkeypatch.setenv(name, value)
     me, launcher, sibling = os.getpid(), os.getppid(), 4_000_000
     for pid, children in ((me, ""), (launcher, f"{me} {sibling}"), (sibling, "")):
@@ -101,9 +96,51 @@ def test_the_time_of_a_running_child_is_this_processs_own(place: str, monkeypatc
     monkeypatch.setattr(processor, "PROC", Path(place))
     child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        before, deadline = own_seconds() - time.process_time(), time.monotonic() + 60
-        while own_seconds() - time.process_time() < before + 0.1:
-            assert time.monotonic() < deadline
+        before, deadline = own_seconds() - time.process_time(), time.perf_counter() + 60
+        while own_seconds() - time.process_time() < before + 0.03:
+            assert time.perf_counter() < deadline
     finally:
         child.kill()
         child.wait()
+
+
+CPU, MIB = torch.device("cpu"), 2**20
+PAIRS = (2, "512K", 1), (3, "32768K", 2)  # caches: the level, the size, and how many cores share one
+CHIPLETS = (2, "1M", 1), (3, "32M", 8)
+
+
+@pytest.mark.parametrize(
+    ("cores", "threads", "caches", "size"),
+    [
+        pytest.param({0, 1}, 2, PAIRS, MIB + 32 * MIB, id="each core adds its L2"),
+        pytest.param({2, 3, 4}, 3, PAIRS, 1.5 * MIB + 64 * MIB, id="cores that the process may use"),
+        pytest.param(set(range(16)), 1, CHIPLETS, MIB + 32 * MIB, id="one thread, one of each level"),
+        pytest.param(set(range(16)), 4, CHIPLETS, 4 * MIB + 64 * MIB, id="threads on two chiplets"),
+        pytest.param({0, 1}, 2, ((2, "2048K", 2), (3, "107520K", 2)), 107 * MIB, id="hyperthreads share an L2"),
+        pytest.param({0, 1}, 2, (), None, id="nothing is told"),
+        pytest.param({0, 1}, 2, ((2, "many", 1),), None, id="no size"),
+    ],
+)
+def test_a_processor_has_the_l2_and_l3_that_its_threads_can_reach(cores, threads, caches, size, tmp_path, monkeypatch):
+    for core in range(16):
+        every = [(1, "Instruction", "32K", 1), *((level, "Unified", size, share) for level, size, share in caches)]
+        for index, (level, kind, text, share) in enumerate(every):
+            folder = tmp_path / f"cpu{core}" / "cache" / f"index{index}"
+            folder.mkdir(parents=True)
+            values = {"level": level, "type": kind, "size": text, "shared_cpu_list": core // share}
+            for name, value in values.items():
+                (folder / name).write_text(f"{value}\n")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: cores)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert cache_bytes(CPU, tmp_path) == size
+
+
+@pytest.mark.parametrize(
+    ("kind", "properties", "size"),
+    [("cuda", {"L2_cache_size": 50 * MIB}, 50 * MIB), ("cuda", {}, None), ("mps", {}, None)],
+)
+def test_a_gpu_has_its_l2_and_what_tells_nothing_has_no_known_cache(kind, properties, size, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(**properties))
+    assert cache_bytes(torch.device(kind)) == size
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert cache_bytes(CPU) is None
