@@ -36,49 +36,28 @@ def test_which_errors_say_that_memory_is_full(error: Exception, full: bool) -> N
     assert is_out_of_memory(error) is full
 
 
-def test_a_sample_of_a_gpus_memory_asks_its_allocator_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    reset, asked = [], []
+def test_the_memory_of_each_kind_of_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    reset, asked, held = [], [], iter([GIB, 3 * GIB, GIB])
     stats = {
         "allocated_bytes": {"all": {"current": GIB, "peak": 3 * GIB}},
         "reserved_bytes": {"all": {"current": 2 * GIB, "peak": 4 * GIB}},
     }
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset.append)
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda device: asked.append(device) or stats)
-    cuda = torch.device("cuda", 1)
-    assert MemoryReadings(cuda)() == {ALLOCATED: 1.0, PEAK: 3.0, RESERVED: 4.0}
-    assert (reset, asked) == ([cuda], [cuda])
-
-
-def test_the_peak_of_a_device_without_a_counter_is_the_highest_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    held = iter([GIB, 3 * GIB, GIB])
     monkeypatch.setattr(torch.mps, "current_allocated_memory", lambda: next(held))
-    read = MemoryReadings(torch.device("mps"))
-    assert measured_bytes(torch.device("mps")) == {}  # what is held now is no peak
+    cuda, mps = torch.device("cuda", 1), torch.device("mps")
+    assert MemoryReadings(cuda)() == {ALLOCATED: 1.0, PEAK: 3.0, RESERVED: 4.0}
+    assert (reset, asked) == ([cuda], [cuda])  # the allocator is asked once
+    read = MemoryReadings(mps)  # without a counter, the highest reading is the peak
     assert [read()[PEAK] for _ in range(3)] == [1.0, 3.0, 3.0]
-
-
-def test_a_device_of_another_kind_has_no_reading() -> None:
-    assert MemoryReadings(torch.device("meta"))() == {}
+    assert measured_bytes(mps) == MemoryReadings(torch.device("meta"))() == {}
 
 
 FLOAT, BATCH, WIDE = 4, 8, 512
 
 
-def saved(module: nn.Module, x: Tensor, step: Callable[[Tensor], Any] | None = None) -> SavedTensors:
-    found = SavedTensors(x.device)
-    with found.watch([*module.parameters(), *module.buffers(), x]):
-        loss = (step or (lambda x: module(x).mean()))(x)
-    if isinstance(loss, Tensor):
-        loss.backward()
-    return found
-
-
 def mlp() -> nn.Sequential:
     return nn.Sequential(nn.Linear(16, WIDE), nn.ReLU(), nn.Linear(WIDE, 4))
-
-
-def sigmoids() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(16, WIDE), nn.Sigmoid(), nn.Linear(WIDE, 4), nn.Sigmoid())
 
 
 def twice(network: nn.Module, x: Tensor) -> None:
@@ -86,28 +65,15 @@ def twice(network: nn.Module, x: Tensor) -> None:
         network(x).mean().backward()
 
 
-SAVED: dict[str, tuple[nn.Module, Callable[[nn.Module, Tensor], Any], int]] = {
-    "the result of a ReLU, no weight and no batch": (mlp(), lambda net, x: net(x).mean(), BATCH * WIDE),
-    "a storage that two operations save, once": (sigmoids(), lambda net, x: net(x).mean(), BATCH * (WIDE + 4)),
-    "nothing without gradients": (mlp().requires_grad_(False), lambda net, x: None, 0),
-    "what is freed in between is not added up": (mlp(), twice, BATCH * WIDE),
-}
+def mean(network: nn.Module, x: Tensor) -> Tensor:
+    return network(x).mean()
 
 
-@pytest.mark.parametrize("name", SAVED)
-def test_each_storage_that_is_saved_counts_once_and_none_is_held_afterwards(name: str) -> None:
-    network, step, numbers = SAVED[name]
-    found = saved(network, torch.randn(BATCH, 16), lambda x: step(network, x))
-    assert found.most == numbers * FLOAT
-    assert found._alive == {} and found._held == 0
-
-
-def test_of_a_region_that_is_computed_again_only_its_border_can_be_seen() -> None:
-    network = nn.Sequential(nn.Linear(16, 32), nn.ReLU())
-    blocks = nn.Sequential(nn.Linear(32, WIDE), nn.ReLU(), nn.Linear(WIDE, 4))
-    both = nn.ModuleList([network, blocks])
-    found = saved(both, torch.randn(BATCH, 16), lambda x: checkpoint(blocks, network(x), use_reentrant=False).mean())
-    assert found.most <= 2 * BATCH * 32 * FLOAT
+def penalized(network: nn.Module, x: Tensor) -> Tensor:
+    """With a gradient of a gradient."""
+    loss = F.cross_entropy(network(x), torch.zeros(len(x), dtype=torch.long))
+    (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+    return loss + gradient.square().sum()
 
 
 class Odd(nn.Module):
@@ -123,45 +89,47 @@ class Odd(nn.Module):
         return sparse.sum() + self.table(torch.tensor([[1, 2]])).sum() + inner.sum()
 
 
-def test_sparse_tensors_and_torch_func_are_trained_as_without() -> None:
-    module, x = Odd(), torch.randn(BATCH, 16)
-    module(x).backward()
-    plain = [parameter.grad for parameter in module.parameters()]
-    module.zero_grad()
-    disable = torch.autograd.graph.disable_saved_tensors_hooks
-    saved(module, x, module)
-    assert torch.autograd.graph.disable_saved_tensors_hooks is disable
-    for before, after in zip(plain, (parameter.grad for parameter in module.parameters()), strict=True):
-        assert torch.equal(before.to_dense(), after.to_dense())
+Loss = Callable[[nn.Module, Tensor], Any]
+SIGMOIDS = nn.Sequential(nn.Linear(16, WIDE), nn.Sigmoid(), nn.Linear(WIDE, 4), nn.Sigmoid())
+CNN = nn.Sequential(nn.Unflatten(1, (1, 4, 4)), nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Tanh(), nn.Flatten())
+SAVED: dict[str, tuple[nn.Module, Loss, int | None]] = {  # → numbers; None: not asked
+    "the result of a ReLU, no weight and no batch": (mlp(), mean, BATCH * WIDE),
+    "a storage that two operations save, once": (SIGMOIDS, mean, BATCH * (WIDE + 4)),
+    "nothing without gradients": (mlp().requires_grad_(False), lambda net, x: None, 0),
+    "what is freed in between is not added up": (mlp(), twice, BATCH * WIDE),
+    "a gradient of a gradient": (CNN, penalized, None),
+    "sparse tensors and torch.func": (Odd(), mean, None),
+}
 
 
-@pytest.mark.parametrize("create_graph", [False, True])
-def test_gradients_are_bit_for_bit_those_without(create_graph: bool) -> None:
-    torch.manual_seed(0)
-    module = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Tanh(), nn.Flatten(), nn.Linear(144, 3))
-    x, y = torch.randn(BATCH, 1, 8, 8, requires_grad=True), torch.zeros(BATCH, dtype=torch.long)
-
-    def step(x: Tensor) -> Tensor:
-        loss = F.cross_entropy(module(x), y)
-        if create_graph:
-            (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
-            loss = loss + gradient.square().sum()
-        return loss
-
-    step(x).backward()
-    plain = [parameter.grad for parameter in module.parameters()]
-    module.zero_grad()
-    saved(module, x, step)
-    assert all(map(torch.equal, plain, (parameter.grad for parameter in module.parameters())))
-
-
-def test_an_error_of_the_step_is_the_steps_own_and_leaves_no_hooks_behind() -> None:
-    def failing(x: Tensor) -> None:
-        raise ValueError("the user's own")
-
-    with pytest.raises(ValueError, match="the user's own"):
-        saved(mlp(), torch.randn(BATCH, 16), failing)
-    found = SavedTensors(torch.device("cpu"))
-    mlp()(torch.randn(BATCH, 16)).mean().backward()
-    assert found.most == 0
+@pytest.mark.parametrize("name", SAVED)
+def test_each_saved_storage_counts_once_none_is_held_and_gradients_are_bit_for_bit_those_without(name: str) -> None:
+    network, loss, numbers = SAVED[name]
+    gradients = []
+    for found in (None, SavedTensors(torch.device("cpu"))):
+        x = torch.randn(BATCH, 16, generator=torch.Generator().manual_seed(0)).requires_grad_(loss is penalized)
+        network.zero_grad()
+        if found is None:
+            result = loss(network, x)
+        else:
+            with found.watch([*network.parameters(), *network.buffers(), x]):
+                result = loss(network, x)
+        if isinstance(result, Tensor):
+            result.backward()
+        gradients.append([each.grad.to_dense() for each in network.parameters() if each.grad is not None])
+        del result
+    assert numbers is None or (found.most, found._held) == (numbers * FLOAT, 0)  # nothing public says what is held
+    assert all(map(torch.equal, *gradients))
     torch.func.grad(lambda x: x.square().sum())(torch.ones(3))  # which raises an error where hooks are active
+
+
+def test_of_a_region_that_is_computed_again_only_its_border_can_be_seen_and_an_error_is_the_steps_own() -> None:
+    start, blocks = nn.Sequential(nn.Linear(16, 32), nn.ReLU()), nn.Sequential(nn.Linear(32, WIDE), nn.Linear(WIDE, 4))
+    found, x = SavedTensors(torch.device("cpu")), torch.randn(BATCH, 16)
+    with pytest.raises(ValueError, match="the user's own"), found.watch([*start.parameters(), *blocks.parameters(), x]):
+        checkpoint(blocks, start(x), use_reentrant=False).mean().backward()
+        raise ValueError("the user's own")
+    assert found.most <= 2 * BATCH * 32 * FLOAT
+    before = found.most
+    mlp()(torch.randn(BATCH, 16)).mean().backward()
+    assert found.most == before

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from batchscope.hardware import sampler as sampling
-from batchscope.hardware.nvml_readings import ENERGY, POWER, UTILIZATION
+from batchscope.hardware.nvml_readings import ENERGY, POWER
 from batchscope.hardware.probes import CPU, RSS
 from batchscope.hardware.sampler import Sample, Sampler, Spans, Timeline, named
 from tests.support.devices import Clock
@@ -20,44 +20,40 @@ def timeline(*samples: tuple[float, dict[str, float]]) -> Timeline:
     return found
 
 
-def test_a_sample_stands_for_the_time_since_the_one_before() -> None:
-    samples = timeline((0, {POWER: 999.0}), (1, {POWER: 100.0, CPU: 50.0}), (4, {POWER: 200.0}))
-    assert samples.over([(0, 4)]) == {
-        "seconds": 4.0,
-        "device/power_mean_w": 175.0,
-        "host/cpu_mean_pct": 50.0,
-    }
+def every_second(*joules: float | None) -> list[tuple[float, dict[str, float]]]:
+    """A mean power of 100 W, and a counter of energy that may be refused."""
+    return [
+        (second, {POWER: 100.0} | ({} if counter is None else {ENERGY: counter}))
+        for second, counter in enumerate(joules)
+    ]
 
 
-def test_only_time_within_the_spans_counts() -> None:
-    samples = timeline(
-        (0, {RSS: 9.0}), (2, {CPU: 10.0, RSS: 1.0}), (4, {CPU: 20.0, RSS: 8.0}), (6, {CPU: 40.0, RSS: 3.0})
-    )
-    found = samples.over([(-1.0, 1.0), (4.0, 5.5), (5.5, 9.0)])
-    assert found == {"seconds": 3.0, "host/cpu_mean_pct": 30.0, "host/rss_max_gib": 3.0}
+POWERS = [(0, {POWER: 999.0}), (1, {POWER: 100.0, CPU: 50.0}), (4, {POWER: 200.0})]
+MEMORY = [(0, {RSS: 9.0}), (2, {CPU: 10.0, RSS: 1.0}), (4, {CPU: 20.0, RSS: 8.0}), (6, {CPU: 40.0, RSS: 3.0})]
+HALVES = [(0, 1), (1.5, 2)]
+MEAN = {"seconds": 1.5, "device/power_mean_w": 100.0}
+SUMS = {  # samples, spans → their sum
+    "a sample stands for the time since the one before": (
+        POWERS, [(0, 4)], {"seconds": 4.0, "device/power_mean_w": 175.0, "host/cpu_mean_pct": 50.0},
+    ),
+    "only time within the spans counts": (
+        MEMORY, [(-1, 1), (4, 5.5), (5.5, 9)], {"seconds": 3.0, "host/cpu_mean_pct": 30.0, "host/rss_max_gib": 3.0},
+    ),
+    "no spans": (POWERS, [], {}),
+    "spans after the last sample": (POWERS, [(5, 6)], {}),
+    "one sample": (POWERS[:1], [(0, 9)], {}),
+    "no samples": ([], [(0, 9)], {}),
+    "energy is the counter's": (every_second(500, 700, 1000), HALVES, MEAN | {"energy_j": 200 + 150}),
+    "a counter that is refused": (every_second(10, None, None), HALVES, MEAN),
+    "a counter that is reset": (every_second(10, 20, 5), HALVES, MEAN),
+    "power alone": (every_second(None, None, None), HALVES, MEAN),
+}  # fmt: skip
 
 
-def test_without_time_between_two_samples_nothing_is_known() -> None:
-    samples = timeline((0, {CPU: 1.0}), (1, {CPU: 2.0}))
-    assert Timeline().over([(0, 9)]) == samples.over([]) == samples.over([(2, 5)]) == {}
-    assert timeline((3, {CPU: 1.0})).over([(0, 9)]) == {}
-
-
-POWERED = {POWER: 100.0}
-ENERGIES = {  # readings of each second → energy within the seconds 0 to 1 and 1.5 to 2
-    "a counter": ([POWERED | {ENERGY: joules} for joules in (500, 700, 1000)], 200 + 150),
-    "a counter that is refused": ([POWERED | {ENERGY: 10.0}, POWERED, POWERED], None),
-    "a counter that is reset": ([POWERED | {ENERGY: joules} for joules in (10, 20, 5)], None),
-    "power alone": ([POWERED] * 3, None),
-}
-
-
-@pytest.mark.parametrize("name", ENERGIES)
-def test_energy_is_the_counters_where_it_is_known_all_the_time(name: str) -> None:
-    readings, joules = ENERGIES[name]
-    found = timeline(*enumerate(readings)).over([(0, 1), (1.5, 2)])
-    assert found.get("energy_j") == joules
-    assert not any("energy_m" in key for key in found)
+@pytest.mark.parametrize("name", SUMS)
+def test_readings_are_summed_up_over_spans(name: str) -> None:
+    samples, spans, expected = SUMS[name]
+    assert timeline(*samples).over(spans) == expected
 
 
 def test_a_long_timeline_thins_itself_and_its_energy_stays_right(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,20 +62,16 @@ def test_a_long_timeline_thins_itself_and_its_energy_stays_right(monkeypatch: py
     for second in range(count + 1):
         samples.add(Sample(second, {ENERGY: 7.0 * second, CPU: 30.0}))
         assert len(samples.after(-1)) <= 100
-    found = samples.over([(0, count)])
-    assert (found["seconds"], found["host/cpu_mean_pct"]) == (count, pytest.approx(30.0))
-    assert found["energy_j"] == pytest.approx(7.0 * count)
+    assert samples.over([(0, count)]) == pytest.approx(
+        {"seconds": count, "host/cpu_mean_pct": 30, "energy_j": 7 * count}
+    )
 
 
-def test_the_samples_after_a_time() -> None:
+def test_the_samples_after_a_time_and_a_word_before_a_unit() -> None:
     samples = timeline((1, {CPU: 1.0}), (2, {CPU: 2.0}), (3, {CPU: 3.0}))
     assert [sample.timestamp for sample in samples.after(1)] == [2, 3]
     assert samples.after(3) == Timeline().after(0) == []
-
-
-@pytest.mark.parametrize("key, expected", [(POWER, "device/power_max_w"), (UTILIZATION, "device/utilization_max_pct")])
-def test_a_word_goes_before_the_unit(key: str, expected: str) -> None:
-    assert named(key, "max") == expected
+    assert named(POWER, "max") == "device/power_max_w"
 
 
 def test_spans_begin_and_end_and_can_be_forgotten() -> None:
@@ -102,22 +94,20 @@ def threads() -> list[threading.Thread]:
 
 
 def test_the_thread_samples_stops_and_starts_again() -> None:
-    third = threading.Event()
-    reads = 0
+    third, reads = threading.Event(), []
 
     def read() -> dict[str, float]:
-        nonlocal reads
-        reads += 1
-        if reads >= 3:
+        reads.append(float(len(reads)))
+        if len(reads) >= 3:
             third.set()
-        return {CPU: float(reads)}
+        return {CPU: reads[-1]}
 
     sampler = Sampler(read, interval_s=0.001)
     assert sampler.interval_s == sampling.MIN_INTERVAL_S
     sampler.stop()  # before any start
     for _ in range(2):
         third.clear()
-        reads = 0
+        reads.clear()
         sampler.start()
         sampler.start()
         assert third.wait(5)
@@ -125,7 +115,7 @@ def test_the_thread_samples_stops_and_starts_again() -> None:
         sampler.stop()
         sampler.stop()
         assert threads() == []
-        assert [sample.readings[CPU] for sample in sampler.timeline.after(0)] == [float(n + 1) for n in range(reads)]
+        assert [sample.readings[CPU] for sample in sampler.timeline.after(0)] == reads
 
 
 def test_a_short_run_has_a_sample_at_its_beginning_at_its_end_and_where_one_is_asked_for() -> None:
@@ -140,7 +130,7 @@ def test_a_short_run_has_a_sample_at_its_beginning_at_its_end_and_where_one_is_a
     sampler.sample()  # without effect
 
 
-def test_a_driver_that_hangs_does_not_hang_the_run(monkeypatch) -> None:
+def test_a_driver_that_hangs_does_not_hang_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = threading.Event()
     monkeypatch.setattr(sampling, "PATIENCE_S", 0.05)
     sampler = Sampler(lambda: {CPU: float(answers.wait(10))})

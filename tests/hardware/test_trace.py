@@ -1,5 +1,6 @@
 """What a trace of torch's profiler says of the device, on fabricated events; and traces of real steps."""
 
+import contextlib
 import random
 from typing import Any
 
@@ -43,16 +44,17 @@ def two_steps() -> Events:
     return events
 
 
-def test_each_operation_of_a_step_gets_the_time_of_its_own_kernels() -> None:
-    seconds, others = device_seconds(two_steps(), ["aten.addmm", "aten.mm", "aten.mm", "aten._fused_adamw_"])
-    assert seconds == pytest.approx([200e-6, 100e-6, 50e-6, 100e-6])
-    assert others == pytest.approx(0)
+TIMES = {  # the operations of a step → the µs of each, and those of kernels that none of them has launched
+    "each gets those of its own kernels": (["addmm", "mm", "mm", "_fused_adamw_"], [200, 100, 50, 100], 0),
+    "where the numbers of calls differ, they share alike": (["mm", "mm", "mm"], [50, 50, 50], 300),
+}
 
 
-def test_where_the_numbers_of_calls_differ_they_share_their_time_alike() -> None:
-    seconds, others = device_seconds(two_steps(), ["aten.mm", "aten.mm", "aten.mm"])
-    assert seconds == pytest.approx([50e-6] * 3)
-    assert others == pytest.approx(300e-6)  # of kernels that none of these has launched
+@pytest.mark.parametrize("name", TIMES)
+def test_operations_get_the_time_of_their_kernels(name: str) -> None:
+    names, own, rest = TIMES[name]
+    seconds, others = device_seconds(two_steps(), [f"aten.{each}" for each in names])
+    assert [*seconds, others] == pytest.approx([us / 1e6 for us in [*own, rest]])
 
 
 def test_a_trace_without_steps_or_kernels_has_no_times() -> None:
@@ -69,11 +71,8 @@ def test_gaps_lie_between_the_operations_whose_kernels_they_part() -> None:
         ("aten.mm", "aten._fused_adamw_"): [300, 300],
         ("aten._fused_adamw_", "aten.linear"): [200],
     }
-
-
-def test_kernels_at_the_same_time_are_busy_once_and_a_copy_is_no_kernel() -> None:
     events = [*kernel(1, 0, 0, 100), *kernel(2, 1, 50, 80), *kernel(3, 2, 90, 150), *kernel(4, 3, 200, 210)]
-    found = idle([*events, *kernel(5, 3, 150, 180, cat="gpu_memcpy")])
+    found = idle([*events, *kernel(5, 3, 150, 180, cat="gpu_memcpy")])  # kernels at the same time, and a copy
     assert found is not None
     assert found.busy_us == 160
     assert found.gaps == {("no operation (kernel_3)", "no operation (kernel_4)"): [50]}
@@ -99,22 +98,27 @@ def test_a_trace_has_its_steps_after_the_warm_up_and_no_other_ones(steps: int) -
     assert not torch.autograd._profiler_enabled()
 
 
-def test_a_second_profiler_does_not_start_and_says_so() -> None:
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+def refuse(*_: Any) -> None:
+    raise RuntimeError("CUPTI_ERROR_INSUFFICIENT_PRIVILEGES")
+
+
+OTHERS = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+FAILURES = {  # what happens around it, and to torch's profiler → what is said
+    "another profiler is active": (OTHERS, {}),
+    "RuntimeError: CUPTI_ERROR_INSUFFICIENT_PRIVILEGES": (contextlib.nullcontext(), {"start": refuse}),
+    # All that Kineto does on a full disk:
+    "the folder for temporary files cannot take it": (
+        contextlib.nullcontext(),
+        {"export_chrome_trace": lambda *_: None},
+    ),
+}
+
+
+@pytest.mark.parametrize("error", FAILURES)
+def test_why_there_is_no_trace_is_said(error: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    around, changes = FAILURES[error]
+    for name, change in changes.items():
+        monkeypatch.setattr(torch.profiler.profile, name, change)
+    with around:
         profiler, events = traced(3)
-    assert (profiler.error, events) == ("another profiler is active", [])
-
-
-def test_what_torch_refuses_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: Any) -> None:
-        raise RuntimeError("CUPTI_ERROR_INSUFFICIENT_PRIVILEGES")
-
-    monkeypatch.setattr(torch.profiler.profile, "start", refuse)
-    profiler, events = traced(3)
-    assert (profiler.error, events) == ("RuntimeError: CUPTI_ERROR_INSUFFICIENT_PRIVILEGES", [])
-
-
-def test_a_trace_for_which_there_is_no_room_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.profiler.profile, "export_chrome_trace", lambda *_: None)  # all that Kineto does then
-    profiler, events = traced(3)
-    assert (profiler.error, events) == ("the folder for temporary files cannot take it", [])
+    assert (profiler.error, events) == (error, [])
