@@ -59,7 +59,7 @@ def convolution(batch):
     flops, moved = 2.0 * batch * 64 * 64 * 9 * 32 * 32, 4.0 * batch * 128 * 32 * 32
     dims, shape = (batch, 64, 32, 32, 64, 3, 3), (batch * 64 * 32, 32)
     return [
-        OperationRow("aten.convolution", "model.0", "forward", "fp32", dims, 1, flops, moved, moved, 0.05 * flops),
+        OperationRow("aten.convolution", "model.0", "forward", "fp32", dims, 1, flops, moved, moved, flops / GFLOPS),
         OperationRow("aten.native_batch_norm", "model.1", "forward", "fp32", shape, 1, 0, moved, moved),
         OperationRow("aten.convolution_backward", "model.0", "backward", "fp32", dims, 1, 2 * flops, 2 * moved, moved),
     ]

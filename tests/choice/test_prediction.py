@@ -1,0 +1,310 @@
+"""A prediction: operations as works, a kernel's time on a card, a step's on another device, and the text of an interval.
+
+Times follow from the formulas and from the coefficients that are written here: whoever changes a formula changes them.
+"""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from batchscope.choice import kernels, memory
+from batchscope.choice.cards import find_card
+from batchscope.choice.interval import CALLED_FROM, Interval, digits, exactly, probability_shorter
+from batchscope.choice.kernels import Coefficients, coefficients, predict, roof_seconds
+from batchscope.choice.measured import read_trainings
+from batchscope.choice.scale import line, nearest, rows_at
+from batchscope.choice.step import Source, step_here, step_on
+from batchscope.choice.work import Work, as_computed, works_of
+from batchscope.errors import UserError
+from batchscope.hardware.datasheet import Datasheet
+from batchscope.records.operations import OperationRow, StepOperations
+from tests.choice.trainings import convolution, elementwise, lstm, mlp, product, write_training
+
+# --- operations as works ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "dims", "flops", "kind"),
+    [
+        ("aten.addmm", (64, 10, 128), 2.0 * 64 * 10 * 128, "linear"),
+        ("aten.bmm", (4, 64, 10, 128), 8.0, "bmm"),
+        ("aten.convolution", (64, 8, 9, 9, 4, 3, 3), 8.0, "convolution"),
+        ("aten._softmax", (64, 10), 0, "softmax"),
+        ("aten.native_layer_norm", (64, 10), 0, "layer_norm"),
+        ("aten._to_copy", (64, 10), 0, "copy"),
+        ("aten._fused_adamw_", (4, 1000), 0, "elementwise"),
+        ("aten._scaled_dot_product_flash_attention", (64, 10), 8.0, "other"),
+        ("aten.mm", (3,), 8.0, "linear"),  # not the dimensions of its kind
+    ],
+)
+def test_an_operation_has_its_kind_and_the_numbers_of_a_call(name, dims, flops, kind):
+    (work,) = works_of(OperationRow(name, "m", "forward", "fp32", dims, 2.0, 2 * flops, 200.0))
+    known = () if kind == "convolution" or len(dims) == 1 else dims
+    assert work == Work(kind, name, known, flops, 100.0, 2.0)
+
+
+def test_a_batch_norm_reads_its_input_twice_and_a_recurrent_kernel_is_its_products_step_by_step():
+    norm = convolution(8)[1]
+    (work,) = works_of(norm)
+    assert work.bytes == 1.5 * norm.bytes
+    forward, backward = (list(works_of(row)) for row in lstm(16, steps=64, features=32, hidden=128))
+    assert [(work.kind, work.dims, work.calls) for work in forward] == [
+        ("linear", (64 * 16, 512, 32), 1),
+        ("linear", (16, 512, 128), 64),
+        ("elementwise", (16, 512), 64),
+    ]
+    for works, row in zip((forward, backward), lstm(16), strict=True):
+        assert sum(work.flops * work.calls for work in works) == pytest.approx(row.flops)
+
+
+LINEAR, RELU, CONVOLUTION = (
+    product("m", "forward", 64, 64, 64),
+    elementwise("aten.relu", "m", "forward", 64, 64),
+    convolution(8)[0],
+)
+NO_BF16 = "has no hardware for bf16"
+
+
+@pytest.mark.parametrize(
+    ("row", "card", "precision", "computed"),
+    [
+        (LINEAR, "a100", None, "fp32"),
+        (LINEAR, "a100", "tf32", "tf32"),
+        (LINEAR, "a100", "bf16-mixed", "bf16"),
+        (LINEAR, "t4", "bf16-mixed", NO_BF16),
+        (CONVOLUTION, "a100", None, "tf32"),  # torch's default
+        (CONVOLUTION, "v100", None, "fp32"),
+        (RELU, "a100", "bf16-mixed", "fp32"),
+    ],
+)
+def test_a_work_is_computed_in_the_precision_that_torch_takes_on_the_card(row, card, precision, computed):
+    (work,) = works_of(row)
+    if computed == NO_BF16:
+        with pytest.raises(UserError, match=NO_BF16):
+            as_computed(work, find_card(card), precision)
+    else:
+        found = as_computed(work, find_card(card), precision)
+        assert (found.precision, found.bytes) == (computed, work.bytes / (2 if precision == "bf16-mixed" else 1))
+
+
+# --- kernels ---------------------------------------------------------------------------------------------------------
+
+CARD = Datasheet(
+    ("card",), ("card",), 16, 600e9, {"fp32": 15e12, "fp16": 100e12}, {}, sms=60, l2_mib=6, cores_per_sm=64, tdp_w=200.0
+)
+LIMITED = replace(CARD, tdp_w=60.0)
+UNLIKE = replace(CARD, memory_bytes_per_sec=8e12, flops_per_sec={"fp32": 200e12}, tdp_w=1500.0)
+FITTED = Coefficients(
+    products={
+        "compute_share": 0.86, "memory_share": 0.52, "joules_per_flop": 1.8e-11, "joules_per_byte": 7.4e-11,
+        "l2_exponent": -0.14, "lanes_exponent": -0.68, "k_overhead": 25, "overlap_norm": 4.5, "power_norm": 8,
+        "small_tile_penalty": 1.1, "whole_waves": 0.5, "least_seconds": 3e-6,
+    },
+    memory={
+        "memory_share": 0.8, "least_seconds": 3e-6, "norm_rows": 21, "softmax_rows": 5.3, "sharpness": 2.4,
+        "norm_passes": 1.1, "softmax_passes": 2.0,
+    },
+    device_spread={"linear": 0.18, "bmm": 0.16, "softmax": 0.12, "layer_norm": 0.14, "elementwise": 0.11},
+    kernel_spread={"linear": 0.19, "bmm": 0.20, "softmax": 0.12, "layer_norm": 0.06, "elementwise": 0.03},
+    range={
+        "flops_per_sec": (8e12, 31e12), "bytes_per_sec": (300e9, 1555e9), "flops_per_byte": (12.5, 104.4),
+        "joules_per_flop": (2.3e-12, 2.6e-11), "l2_bytes_per_sm": (75e3, 868e3),
+    },
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def fitted(monkeypatch):
+    monkeypatch.setattr(kernels, "coefficients", lambda: FITTED)
+
+
+def linear(m: int, n: int, k: int, **changes) -> Work:
+    return replace(Work("linear", "aten.addmm", (m, n, k), 2.0 * m * n * k, 4.0 * (m * k + k * n + m * n)), **changes)
+
+
+def in_rows(kind: str, columns: int, count: int = 2**26) -> Work:
+    return Work(kind, f"aten.{kind}", (count // columns, columns), float(count), 8.0 * count)
+
+
+LARGE = linear(8192, 4096, 4096)
+KERNELS = {  # a work on a card → µs: the low end, the middle, the high end
+    "a large product": (LARGE, CARD, (17987.0, 25155.0, 35180.0)),
+    "power is short": (LARGE, LIMITED, (57440.0, 80331.0, 112350.0)),
+    "a card unlike the fitted ones": (LARGE, UNLIKE, (1985.7, 3217.8, 5214.3)),
+    "backward": (replace(LARGE, part="backward"), CARD, (17089.0, 25155.0, 37027.0)),
+    "another precision": (replace(LARGE, precision="fp16"), CARD, (2473.9, 3263.6, 5436.1)),
+    "a convolution": (replace(LARGE, kind="convolution", dims=()), CARD, (16493.0, 25077.0, 43905.0)),
+    "unknown": (replace(LARGE, kind="other", dims=()), CARD, (16493.0, 25077.0, 65346.0)),
+    "a part of a recurrent kernel": (replace(LARGE, name="aten.mkldnn_rnn_layer"), CARD, (16493.0, 25155.0, 51848.0)),
+    "a part of a wave": (linear(128, 128, 256), CARD, (5.4634, 7.6407, 10.686)),
+    "a wave": (linear(256, 256, 256), CARD, (5.7334, 8.0183, 11.214)),
+    "a batch of products": (Work("bmm", "aten.bmm", (64, 256, 64, 64), 1.34e8, 1e7), CARD, (25.939, 36.017, 50.01)),
+    "few columns": (linear(128, 10, 512), CARD, (5.3155, 7.4338, 10.396)),
+    "elementwise": (in_rows("elementwise", 512), CARD, (969.02, 1121.5, 1297.9)),
+    "elementwise, power is short": (in_rows("elementwise", 512), LIMITED, (969.02, 1121.5, 1297.9)),
+    "a copy": (in_rows("copy", 512), CARD, (923.39, 1121.5, 1362.1)),
+    "a launch": (in_rows("elementwise", 512, 1024), CARD, (2.6069, 3.0171, 3.4918)),
+    "layer norm": (in_rows("layer_norm", 512), CARD, (975.93, 1186.3, 1442.0)),
+    "layer norm of rows that the cache does not hold": (in_rows("layer_norm", 2**15), CARD, (1428.5, 1736.4, 2110.7)),
+    "softmax": (in_rows("softmax", 512), CARD, (902.27, 1121.5, 1393.9)),
+    "softmax of rows that the cache does not hold": (in_rows("softmax", 2**15), CARD, (1792.6, 2228.1, 2769.4)),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_kernel_takes_what_the_formulas_say_and_never_less_than_its_roof(name):
+    work, card, expected = KERNELS[name]
+    others = [LARGE, in_rows("softmax", 64), linear(64, 64, 64, kind="convolution", dims=())]
+    for works in ([work], [*others, work]):  # with others it takes as long as alone
+        low, middle, high = (float(end) for end in predict(works, card)[:, -1])
+        assert [1e6 * each for each in (low, middle, high)] == pytest.approx(expected, rel=1e-3)
+    assert low < middle < high and middle > roof_seconds(work, card)
+    assert low >= 0.9 * roof_seconds(work, card) or work.bytes < 6 * 2**20
+
+
+def test_the_packages_coefficients_name_their_source_and_a_choice_from_records_imports_no_torch():
+    assert "NeuSight" in coefficients().source
+    code = "import sys, batchscope.cli.choose; print({'torch', 'lightning', 'matplotlib'} & {*sys.modules})"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+# --- operations at other batch sizes ---------------------------------------------------------------------------------
+
+
+def recorded(size: int, rows: list[OperationRow]) -> StepOperations:
+    return StepOperations(size, 1.0, "cpu", "A CPU", "32-true", rows)
+
+
+STEPS = {size: recorded(size, mlp(size)) for size in (8, 64, 512)}
+
+
+@pytest.mark.parametrize(
+    ("size", "around"),
+    [(1, (8, 64)), (8, (8, 64)), (30, (8, 64)), (65, (64, 512)), (512, (64, 512)), (4096, (64, 512))],
+)
+def test_work_that_is_linear_in_the_batch_size_is_exact_everywhere(size, around):
+    assert nearest([512, 8, 64], size) == around
+    for found, true in zip(rows_at(STEPS, size), mlp(size), strict=True):
+        assert (found.name, found.module, found.dims) == (true.name, true.module, true.dims)
+        assert found.flops == pytest.approx(true.flops) and found.bytes == pytest.approx(true.bytes)
+        assert found.calls == 1
+
+
+def test_a_number_never_falls_below_what_it_cannot():
+    assert line({64: 1.0, 128: 3.0}, 1) == 0.0
+    falling = {
+        size: recorded(size, [elementwise("aten.x", "", "forward", rows, 8)]) for size, rows in ((64, 64), (128, 16))
+    }
+    (row,) = rows_at(falling, 4096)
+    assert (row.bytes, row.dims) == (0.1 * falling[128].rows[0].bytes, (1, 8))
+
+
+def test_two_sizes_with_other_operations_give_those_of_the_nearer_one():
+    small, large = product("m", "forward", 64, 8, 8), elementwise("aten.other", "m", "forward", 512, 8)
+    steps = {64: recorded(64, [small, mlp(64)[-1]]), 512: recorded(512, [large])}
+    assert rows_at(steps, 128) == [replace(small, **{n: 2 * getattr(small, n) for n in NUMBERS}), mlp(64)[-1]]
+    assert [row.name for row in rows_at(steps, 1024)] == ["aten.other"]
+
+
+NUMBERS = ("flops", "bytes", "cold_bytes", "seconds")
+
+# --- a step on another device ----------------------------------------------------------------------------------------
+
+NO_WAIT = (0, 0, 0.3, 0.6, 0.1, 0)
+TRAININGS = {
+    "mlp": {},
+    "wide": {"rows": lambda batch: mlp(batch, 4096), "parts": NO_WAIT},
+    "lstm": {"rows": lstm},
+    "convolution": {"rows": convolution},
+    "starved": {"parts": (0.8, 0.0, 0.1, 0.1, 0, 0)},
+    "on an L4": {"device": "cuda", "name": "NVIDIA L4"},
+    "wide on an L4": {"device": "cuda", "name": "NVIDIA L4", "rows": lambda batch: mlp(batch, 4096), "parts": NO_WAIT},
+    "emulated on a T4": {
+        "device": "cuda", "name": "Tesla T4", "rows": lambda batch: [replace(row, dtype="bf16") for row in mlp(batch)],
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory) -> dict[str, Source]:
+    folders = {name: write_training(tmp_path_factory.mktemp("run"), **facts) for name, facts in TRAININGS.items()}
+    return {name: read_trainings([folder])[0][0].sources[0] for name, folder in folders.items()}
+
+
+def test_a_measured_step_is_as_it_was_measured(sources):
+    step = step_here(sources["mlp"], 64)
+    assert (step.seconds, step.limit) == (sources["mlp"].sizes[64].seconds, "")
+    assert step.memory == exactly(4e6 + 3.1e5 * 64)
+
+
+PREDICTED = {  # a training, a card, a batch size, a precision → the limit, and ms: the low end, the middle, the high end
+    ("mlp", "t4", 8, None): ("launches", (0.62997, 1.0803, 1.7118)),
+    ("mlp", "h100", 8, None): ("launches", (0.62997, 1.08, 1.7116)),
+    ("wide", "t4", 8192, None): ("compute", (440.33, 645.11, 940.83)),
+    ("wide", "h100", 8192, None): ("compute", (34.338, 55.95, 94.735)),
+    ("wide", "a100", 4096, None): ("compute", (58.353, 81.87, 125.36)),
+    ("wide", "a100", 4096, "bf16-mixed"): ("compute", (4.576, 11.475, 22.932)),
+    ("lstm", "h100", 8, None): ("launches", (0.636, 1.1638, 2.0808)),
+    ("convolution", "h100", 300, None): ("memory", (3.233, 7.5428, 16.729)),
+    ("starved", "h100", 512, None): ("data", (15.363, 25.605, 38.431)),
+    ("on an L4", "h100", 8, None): ("launches", (0.16203, 0.29408, 1.6983)),
+    ("wide on an L4", "h100", 512, None): ("compute", (7.7075, 10.757, 34.858)),
+    ("emulated on a T4", "h100", 512, None): ("data", (0.52495, 0.875, 2.6052)),
+}
+
+
+@pytest.mark.parametrize("asked", PREDICTED, ids=lambda asked: " ".join(map(str, asked)))
+def test_a_step_takes_the_longer_of_its_kernels_and_its_host(asked, sources):
+    name, card, size, precision = asked
+    limit, expected = PREDICTED[asked]
+    step = step_on(sources[name], find_card(card), size, precision)
+    assert [1e3 * each for each in step.seconds.ends()] == pytest.approx(expected, rel=1e-3)
+    assert step.limit == limit
+
+
+def test_a_gpu_adds_its_context_and_what_the_backward_pass_moves_for_a_moment(sources):
+    still, moving = memory.on_gpu(1e9, 0.0), memory.on_gpu(1e9, 3e8)
+    assert still.low == moving.low == 1e9 + memory.CONTEXT.low
+    assert moving.middle - still.middle == pytest.approx(1.08 * 1e8)
+    assert moving.high - still.high == pytest.approx(1.25 * 5e8)
+    rnn_cell = memory.on_gpu(1.706e6, 1.655e6)  # 100 time steps; a count of its tensors gave 3.71 MB
+    assert rnn_cell.low < 3.71e6 + memory.CONTEXT.middle < rnn_cell.high
+    assert step_on(sources["mlp"], CARD, 128).memory == memory.on_gpu(4e6 + 3.1e5 * 128, 0.0)
+
+
+# --- intervals -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("interval", "text"),
+    [
+        (Interval(63, 90, 120) + Interval(63, 90, 120), "2.1–4.0 min"),
+        (exactly(49), "49 s"),
+        (Interval(3500, 4500, 6000) * 2, "1.9–3.3 h"),
+        (Interval(0.0021, 0.003, 0.0044), "2.1–4.4 ms"),
+        (Interval(2.1e-6, 3e-6, 4.4e-6), "2.1–4.4 µs"),
+        (Interval(200000, 300000, 900000), "2.3–10 d"),
+    ],
+)
+def test_a_time_has_one_unit_and_two_digits(interval, text):
+    assert str(interval) == text
+    assert [digits(value) for value in (24_123, 0.0152, 0, 9.96)] == ["24,000", "0.015", "0", "10"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "probability"),
+    [
+        (Interval(1, 2, 3), Interval(10, 20, 30), 1),
+        (Interval(0.8, 1, 1.25), Interval(1.2, 1.5, 1.9), 0.95),  # ends may overlap
+        (Interval(10, 20, 30), Interval(1, 2, 3), 0),
+        (Interval(1, 2, 3), Interval(1.5, 2.5, 3.5), 0.66),
+        (exactly(1), exactly(2), 1),
+        (exactly(2), exactly(2), 0.5),
+        (exactly(0), Interval(1, 2, 3), 1),
+    ],
+)
+def test_the_shorter_of_two_is_called_where_they_are_far_apart(first, second, probability):
+    assert probability_shorter(first, second) == pytest.approx(probability, abs=0.01)
+    assert 0.65 < CALLED_FROM < 0.95
