@@ -17,6 +17,7 @@ from tests.support.recipes import adamw
 
 REHEARSAL = os.environ.get("REHEARSE") == "1"
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+each_precision = pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"] + ["16-mixed"] * (not REHEARSAL))
 
 
 @pytest.fixture
