@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -43,27 +42,6 @@ def test_rates_become_a_calibration_in_the_units_of_its_names_and_others_are_wat
     assert made.matmul_flops_per_sec == {"bf16": 9e14}
     assert (made.memory_bytes_per_sec, made.launch_us) == (3e10, 4.0)
     assert made.disturbed == "others did something"
-
-
-GROWTH = """
-import resource, torch
-from batchscope.hardware.measure import find_calibration
-torch.set_num_threads(1)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-found = find_calibration(torch.device("cpu"), measure=True)
-assert found.threads == 1 and found.matmul_flops_per_sec["fp32"] > 1e9
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("cache")
-def test_a_process_of_its_own_measures_with_its_own_memory_and_nothing_from_the_current_folder(tmp_path: Path) -> None:
-    (tmp_path / "json.py").write_text("open('ran', 'w')")
-    line = [sys.executable, "-P", "-c", GROWTH]
-    done = subprocess.run(line, capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert int(done.stdout.splitlines()[-1]) < 2**16  # KiB
-    assert not (tmp_path / "ran").exists()
 
 
 @pytest.fixture
@@ -147,10 +125,7 @@ def test_a_gpu_is_told_apart_by_its_uuid_its_power_limit_and_its_driver(measured
     assert identity(device)["driver"] is None
 
 
-NO_RATE = '{{"device": "cpu", "device_name": "x", "torch": "1", "matmul_flops_per_sec": {{"fp32": {}}}}}'
-
-
-@pytest.mark.parametrize("content", [b"", b"[]", b"\xff\xfe", b"[" * 100_000, NO_RATE.format("1" + "0" * 400).encode()])
+@pytest.mark.parametrize("content", [b"", b"[]", b"\xff\xfe", b"[" * 100_000])
 def test_a_damaged_cache_is_ignored_with_one_warning_and_measured_again(measured, cache: Path, content: bytes) -> None:
     load_or_measure(CPU)
     (file,) = cache.iterdir()
