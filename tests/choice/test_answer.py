@@ -16,7 +16,6 @@ from tests.choice.trainings import mlp, write_training
 
 CARDS = [find_card(name) for name in ("t4", "l4", "h100")]
 ALIKE = [find_card(name) for name in ("h100", "h200")]  # they differ in nothing that a tiny step needs
-HOUR = {"rows": lambda batch: mlp(batch, 4096), "parts": (0, 0, 0.3, 0.6, 0.1, 0)}
 
 
 def training(folder, **facts):
@@ -33,7 +32,8 @@ def light(tmp_path_factory):
 @pytest.fixture(scope="module")
 def heavy(tmp_path_factory):
     """An hour on the CPU, seconds on a GPU."""
-    return training(tmp_path_factory.mktemp("heavy"), **HOUR)
+    facts = {"rows": lambda batch: mlp(batch, 4096), "parts": (0, 0, 0.3, 0.6, 0.1, 0)}
+    return training(tmp_path_factory.mktemp("heavy"), **facts)
 
 
 def answer(found, cards=CARDS, **asked):
@@ -153,11 +153,12 @@ def test_a_device_that_is_here_has_one_row_and_the_narrower_prediction_is_taken(
 
 
 def test_json_has_every_number(heavy):
-    found = json.loads(json.dumps(answer(heavy, epochs=20, prices={"t4": 0.5}).as_json(), allow_nan=False))
-    devices = {each["label"]: each for each in found["devices"]}
-    t4, here = devices["t4"], devices["cpu"]
-    assert set(devices) == {"cpu", "t4", "l4", "h100"}
-    assert t4["training"]["low"] < t4["training"]["middle"] < t4["training"]["high"]
-    assert t4["cost"]["middle"] == pytest.approx(t4["total"]["middle"] * 0.5 / 3600)
-    assert (t4["known"], here["known"], here["here"]) == ("predicted", "measured", True)
+    asked = answer(heavy, epochs=20, prices={"t4": 0.5})
+    found = json.loads(json.dumps(asked.as_json(), allow_nan=False))
+    devices, t4 = {each["label"]: each for each in found["devices"]}, row(asked, "t4")
+    assert [devices["t4"][name]["high"] for name in ("training", "cost")] == [t4.training.high, t4.cost.high]
+    assert t4.cost.high == pytest.approx(t4.total.high * 0.5 / 3600)
+    assert [(each["known"], each["here"]) for each in devices.values()] == [("predicted", False)] * 3 + [
+        ("measured", True)
+    ]
     assert (found["recommended"], found["epochs"], found["assumed"]["start_up_s"]) == ("h100", 20, 0)

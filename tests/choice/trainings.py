@@ -1,10 +1,9 @@
 """Sweeps as train.py would have left them: an MLP and a small CNN whose operations follow from the batch size."""
 
-import json
 from pathlib import Path
 
 from batchscope.records.operations import OperationRow, StepOperations, write_operations
-from tests.support.synthetic_runs import write_run
+from tests.support.synthetic_runs import change_record, write_run
 
 GFLOPS, BYTES_PER_SEC = 100e9, 30e9  # of the CPU that measured
 CALIBRATION = {"matmul_flops_per_sec": {"fp32": GFLOPS}, "memory_bytes_per_sec": BYTES_PER_SEC, "launch_us": 1.5}
@@ -29,10 +28,8 @@ def mlp(batch, width=512, layers=3):
     rows = []
     for layer in range(layers):
         module = f"model.{layer}"
-        rows += [
-            product(module, "forward", batch, width, width),
-            elementwise("aten.relu", module, "forward", batch, width),
-        ]
+        rows += [product(module, "forward", batch, width, width)]
+        rows += [elementwise("aten.relu", module, "forward", batch, width)]
     for layer in reversed(range(layers)):
         module = f"model.{layer}"
         rows += [elementwise("aten.threshold_backward", module, "backward", batch, width, 3)]
@@ -65,35 +62,22 @@ def convolution(batch):
     ]
 
 
+def counted(size):
+    """What training holds at a batch size, in bytes."""
+    return {"parameters": 1e6, "gradients": 1e6, "optimizer": 2e6, "saved": 3e5 * size, "rest": 1e4 * size}
+
+
 def write_training(
-    folder: Path,
-    sizes=(8, 64, 512),
-    rows=mlp,
-    loop_s=1e-3,
-    device="cpu",
-    name="AMD EPYC",
-    precision="32-true",
-    memory=lambda size: {
-        "parameters": 1e6,
-        "gradients": 1e6,
-        "optimizer": 2e6,
-        "saved": 3e5 * size,
-        "rest": 1e4 * size,
-    },
-    **options,
-) -> Path:
-    """A run for each size; the folder's own run if there is one size and it is not to be a sweep."""
+    folder: Path, sizes=(8, 64, 512), rows=mlp, loop_s=1e-3, device="cpu", name="AMD EPYC", precision="32-true",
+    memory=counted, **options,
+) -> Path:  # fmt: skip
+    """A run for each size, in numbered folders; options are those of `write_run`."""
     for number, size in enumerate(sizes):
-        ours = rows(size)
+        ours, place = rows(size), folder / str(number)
         step_ms = 1e3 * (loop_s + sum(row.seconds for row in ours))
-        place = folder / str(number)
         interval = {"step_ms_interval": [0.98 * step_ms, 1.03 * step_ms]}
         write_run(place, size, step_ms, device=device, device_name=name, throughput=interval, **options)
-        record = json.loads((place / "run.json").read_text())
-        parts = memory(size)
-        if parts:
-            record["memory"] = {"batch_size": size, "parts_bytes": parts}
-        (place / "run.json").write_text(json.dumps(record))
+        change_record(place, memory={"batch_size": size, "parts_bytes": memory(size)})
         threads = 2 if device == "cpu" else None
         write_operations(place, StepOperations(size, 1.0, device, name, precision, ours, threads, CALIBRATION))
     return folder

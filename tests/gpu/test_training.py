@@ -5,8 +5,6 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import lightning
@@ -44,7 +42,7 @@ class EachEpoch(Callback):
             self.reserved.append(torch.cuda.memory_reserved(pl_module.device))
 
 
-def test_every_pipeline_trains_alike_and_takes_no_more_memory_with_time(train: Callable):
+def test_every_pipeline_trains_alike_and_takes_no_more_memory_with_time(train):
     found = {pipeline: EachEpoch() for pipeline in ("memory", "device", "workers")}
     for pipeline, seen in found.items():
         train(seen, data={"pipeline": pipeline, "num_workers": 1}, max_epochs=2 if REHEARSAL else 6)
@@ -55,7 +53,7 @@ def test_every_pipeline_trains_alike_and_takes_no_more_memory_with_time(train: C
 
 @pytest.mark.parametrize("kind", ["rnn", "lstm", "stacked_lstm"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"] if REHEARSAL else list(TOLERANCE))
-def test_the_fused_kernels_compute_what_the_readable_cells_do(kind: str, precision: str, device: torch.device):
+def test_the_fused_kernels_compute_what_the_readable_cells_do(kind, precision, device):
     if device.type == "cuda":
         for switch in (torch.backends.cuda.matmul, torch.backends.cudnn.rnn):
             switch.fp32_precision = "tf32" if precision == "tf32" else "ieee"
@@ -81,7 +79,7 @@ def test_the_fused_kernels_compute_what_the_readable_cells_do(kind: str, precisi
 
 
 @each_precision
-def test_gradients_are_clipped_at_every_precision(precision: str, train: Callable):
+def test_gradients_are_clipped_at_every_precision(precision, train):
     norms = []
 
     class Norms(Callback):
@@ -97,7 +95,7 @@ def test_gradients_are_clipped_at_every_precision(precision: str, train: Callabl
 
 
 @pytest.mark.usefixtures("cuda")
-def test_a_first_overflow_of_the_scaler_leaves_the_weights_and_the_momentum_sound(train: Callable):
+def test_a_first_overflow_of_the_scaler_leaves_the_weights_and_the_momentum_sound(train):
     weights = []
 
     class Weights(Callback):
@@ -117,7 +115,7 @@ def test_a_first_overflow_of_the_scaler_leaves_the_weights_and_the_momentum_soun
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
-def test_a_compiled_network_trains_as_the_network_does(mode: str, cuda: torch.device, train: Callable):
+def test_a_compiled_network_trains_as_the_network_does(mode, cuda, train):
     """On a CPU, tests/training/test_compiling.py."""
     eager, compiled = EachEpoch(), EachEpoch()
     train(eager, max_epochs=3)
@@ -125,7 +123,7 @@ def test_a_compiled_network_trains_as_the_network_does(mode: str, cuda: torch.de
     assert compiled.losses == pytest.approx(eager.losses, rel=0.05)
 
 
-def test_random_states_are_restored(device: torch.device):
+def test_random_states_are_restored(device):
     torch.rand(3, device=device)
     state = random_state()
     expected = torch.rand(100, device=device)
@@ -133,7 +131,7 @@ def test_random_states_are_restored(device: torch.device):
     assert torch.equal(torch.rand(100, device=device), expected)
 
 
-def test_too_little_memory_is_recognized(cuda: torch.device, train: Callable):
+def test_too_little_memory_is_recognized(cuda, train):
     torch.cuda.empty_cache()
     taken = torch.cuda.memory_reserved(cuda) / torch.cuda.get_device_properties(cuda).total_memory
     torch.cuda.set_per_process_memory_fraction(taken + 0.0003, cuda)  # some 25 MB; the batch takes 51
@@ -146,7 +144,7 @@ def test_too_little_memory_is_recognized(cuda: torch.device, train: Callable):
 
 
 @pytest.mark.parametrize("model", ["cnn", "stacked_lstm", *["lstm_cell"] * (not REHEARSAL)])  # as the others, on a CPU
-def test_a_killed_run_is_resumed_bit_for_bit(model: str, accelerator: str, tmp_path: Path):
+def test_a_killed_run_is_resumed_bit_for_bit(model, accelerator, tmp_path):
     """With deterministic kernels. cuDNN keeps the random state of its dropout to itself, so the LSTM is the readable one."""
     options = [*SMALL, f"trainer.accelerator={accelerator}", "trainer.deterministic=true", EVERY_4, "hydra.run.dir=out"]
     if model == "cnn":
@@ -162,7 +160,7 @@ def test_a_killed_run_is_resumed_bit_for_bit(model: str, accelerator: str, tmp_p
 
 
 @pytest.mark.usefixtures("cuda")
-def test_a_run_out_of_memory_is_a_row_of_its_sweep(tmp_path: Path, mnist_files: Path):
+def test_a_run_out_of_memory_is_a_row_of_its_sweep(tmp_path, mnist_files):
     """1,536 images take some 400 GB, and no tensor among them has more elements than 32 bits can count."""
     options = ["experiment=throughput", "model=torchvision", "model.name=resnet152", "model.image_size=224"]
     options += ["data=mnist", f"data.root={mnist_files}", "trainer.accelerator=gpu", "data.batch_size=8,1536,16"]

@@ -104,7 +104,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_the_change_that_helps_best(name: str) -> None:
+def test_the_change_that_helps_best(name):
     kind, setting, change = CHANGES[name]
     found = advise(kind, setting)
     assert found == change or found.change == change

@@ -74,7 +74,7 @@ VERDICTS = {  # → the kind and its share
 
 
 @pytest.mark.parametrize("case", VERDICTS)
-def test_the_largest_share_of_a_step_is_its_bottleneck(case: str) -> None:
+def test_the_largest_share_of_a_step_is_its_bottleneck(case):
     step, kind, share = VERDICTS[case]
     found = find_bottleneck(step)
     assert (found.kind, found.share) == (kind, pytest.approx(share, abs=0.005))
@@ -99,14 +99,14 @@ SHARES = {  # what else than the largest share is known
 
 
 @pytest.mark.parametrize("case", SHARES)
-def test_a_step_is_divided(case: str) -> None:
+def test_a_step_is_divided(case):
     step, shares = SHARES[case]
     found = find_bottleneck(step).shares
     assert {kind: share for kind, share in found.items() if share} == pytest.approx(shares, abs=1e-3)
 
 
 @pytest.mark.parametrize("parts", [{}, {"forward": 0.0}, {"forward": math.nan}, {"forward": 2, "backward": -1}])
-def test_a_step_without_a_time_has_no_bottleneck(parts: dict[str, float]) -> None:
+def test_a_step_without_a_time_has_no_bottleneck(parts):
     assert find_bottleneck(Step(parts, operations=[mul(5)])) is None
 
 
@@ -125,7 +125,7 @@ DOUBTS = {
 
 
 @pytest.mark.parametrize("doubt", DOUBTS)
-def test_thin_evidence_makes_the_verdict_probable_and_says_why(doubt: str) -> None:
+def test_thin_evidence_makes_the_verdict_probable_and_says_why(doubt):
     found = find_bottleneck(DOUBTS[doubt])
     assert (found.kind, found.certainty) == ("compute", "probable")
     assert found.evidence.endswith(f"; {doubt}")
@@ -175,7 +175,7 @@ EVIDENCE = {
 
 
 @pytest.mark.parametrize("line", EVIDENCE)
-def test_the_evidence_is_one_line_with_the_numbers_of_the_verdict(line: str) -> None:
+def test_the_evidence_is_one_line_with_the_numbers_of_the_verdict(line):
     found = find_bottleneck(EVIDENCE[line])
     assert found.evidence == line
     assert found.busy == line.startswith("other programs")
@@ -191,7 +191,7 @@ ROWS = {
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_a_verdict_is_one_row(row: tuple[str, str]) -> None:
+def test_a_verdict_is_one_row(row):
     facts = dict(zip(("kind", "share", "certainty", "evidence"), ROWS[row], strict=True))
     assert limit_row({**facts, "busy": row[0] == "busy"}) == row
 
@@ -212,7 +212,7 @@ BOUNDS = {  # the operations of a step → its seconds at least, and those of ar
 
 
 @pytest.mark.parametrize("name", BOUNDS)
-def test_no_step_is_faster_than_its_lower_bound(name: str) -> None:
+def test_no_step_is_faster_than_its_lower_bound(name):
     device, operations, seconds = BOUNDS[name]
     found = lower_bound(operations, device)
     assert [found[name] for name in ("total", "compute", "memory", "launch")] == pytest.approx(seconds)

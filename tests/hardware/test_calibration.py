@@ -1,18 +1,28 @@
-"""A calibration survives its dict, and a peak is that of the precision in which the device computes."""
+"""A calibration: measured once for each device, driver and torch, and the peak of the precision in which a step computes."""
 
 import dataclasses
 import json
+import os
+import subprocess
+import tempfile
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from batchscope.hardware import measure, microbenchmarks
 from batchscope.hardware.calibration import Calibration, faster_precision, peak_flops_per_sec
+from batchscope.hardware.devices import cache_bytes
+from batchscope.hardware.measure import cached_calibration, find_calibration, identity, load_or_measure, store
 from tests.support.devices import GPU, HOST
 
+CPU = torch.device("cpu")
 
-def test_a_calibration_survives_its_dict() -> None:
+
+def test_a_calibration_survives_its_dict():
     for each in (GPU, HOST):
         assert Calibration.from_dict(json.loads(json.dumps(each.to_dict()))) == each
     assert "uuid" not in HOST.to_dict()
@@ -21,7 +31,7 @@ def test_a_calibration_survives_its_dict() -> None:
 @pytest.mark.parametrize(
     "change", [{"launch_us": -1}, {"cache_bytes": float("nan")}, {"matmul_flops_per_sec": {"fp32": 0}}, {"speed": 3}]
 )
-def test_what_is_no_calibration_is_refused(change: dict[str, Any]) -> None:
+def test_what_is_no_calibration_is_refused(change):
     with pytest.raises((ValueError, TypeError)):
         Calibration.from_dict({**HOST.to_dict(), **change})
 
@@ -69,13 +79,13 @@ def switch() -> Iterator[Callable[..., None]]:
 
 
 @pytest.mark.parametrize("name", PEAKS)
-def test_a_step_is_compared_with_the_peak_of_what_it_computes(name: str, switch: Callable[..., None]) -> None:
+def test_a_step_is_compared_with_the_peak_of_what_it_computes(name, switch):
     calibration, switches, precision, shares, peak = PEAKS[name]
     switch(*switches)
     assert peak_flops_per_sec(calibration, precision, shares) == (peak and pytest.approx(peak))
 
 
-def test_without_cudnn_a_recurrent_kernel_consists_of_matrix_products(switch: Callable[..., None]) -> None:
+def test_without_cudnn_a_recurrent_kernel_consists_of_matrix_products(switch):
     switch(*DEFAULT)
     with torch.backends.cudnn.flags(enabled=False):
         assert peak_flops_per_sec(GPU, "32-true", RECURRENT) == 50e12
@@ -93,7 +103,141 @@ FASTER = {  # the calibration, what the run is known to reach → the precision 
 
 
 @pytest.mark.parametrize("name", FASTER)
-def test_a_precision_is_recommended_where_this_device_was_measured_to_be_faster(name: str) -> None:
+def test_a_precision_is_recommended_where_this_device_was_measured_to_be_faster(name):
     measured, peak, faster = FASTER[name]
     assert faster_precision(measured, "32-true", peak) == faster
     assert faster_precision(measured, "bf16-mixed", peak) is None
+
+
+MEASURED = Calibration("cpu", "a CPU", "AVX2", torch.__version__, 1, {"fp32": 1e11}, launch_us=2.0)
+
+
+def test_rates_become_a_calibration_in_the_units_of_its_names_and_others_are_watched_meanwhile(monkeypatch):
+    rates = {"bf16": 9e14, "memory": 3e10, "launches": 250_000.0}
+    monkeypatch.setattr(measure, "disturbance", lambda device, noise: "others did something")
+    monkeypatch.setattr(microbenchmarks, "best_rates", lambda candidates, seconds: rates)
+    made = measure.calibrate(CPU)
+    assert made.matmul_flops_per_sec == {"bf16": 9e14}
+    assert (made.memory_bytes_per_sec, made.launch_us, made.cache_bytes) == (3e10, 4.0, cache_bytes(CPU))
+    assert made.disturbed == "others did something"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "batchscope"
+
+
+@pytest.fixture
+def measured(cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
+    """Every measurement that this process makes; none takes any time."""
+    made = []
+
+    def fake(device: torch.device) -> Calibration:
+        made.append(device)
+        return Calibration(**identity(device), matmul_flops_per_sec={"fp32": 1e11}, memory_bytes_per_sec=1e10)
+
+    monkeypatch.setattr(measure, "calibrate", fake)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("said", "times"),
+    [
+        pytest.param("a library's greeting\n" + json.dumps(MEASURED.to_dict()), 0, id="a calibration"),
+        pytest.param("no JSON", 1, id="no JSON"),
+        pytest.param(OSError("no more processes"), 1, id="no process"),
+        pytest.param(subprocess.CalledProcessError(1, "python"), 1, id="an error"),
+    ],
+)
+def test_a_process_measures_where_permitted_and_this_one_where_it_fails(said, times, measured, monkeypatch, capsys):
+    def run(line: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        assert line[1] == "-P"  # nothing from the current folder
+        assert line[-2:] == ["cpu", str(torch.get_num_threads())]
+        if isinstance(said, str):
+            return subprocess.CompletedProcess([], 0, stdout=said)
+        raise said
+
+    monkeypatch.setattr(measure.subprocess, "run", run)
+    assert find_calibration(CPU, measure=False) is None
+    assert capsys.readouterr().out == ""
+    found = find_calibration(CPU, measure=True)
+    assert capsys.readouterr().out == "measuring what this cpu can do; once, some seconds …\n"
+    assert (found == MEASURED, len(measured)) == (not times, times)
+    assert not times or find_calibration(CPU, measure=True) == cached_calibration(CPU) == found
+    assert not times or capsys.readouterr().out == ""
+
+
+CHANGES = {
+    "torch": lambda patch: patch.setattr(torch, "__version__", "9.9"),
+    "threads": lambda patch: patch.setattr(torch, "get_num_threads", lambda: 77),
+    "fewer instructions": lambda patch: patch.setenv("ONEDNN_MAX_CPU_ISA", "SSE41"),
+    "a machine with the same home": lambda patch: patch.setattr("platform.node", lambda: "another"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_device_is_measured_once_in_each_setting(name, measured, monkeypatch):
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    assert load_or_measure(CPU) == load_or_measure(CPU) == cached_calibration(CPU)
+    assert measured == [CPU]
+    CHANGES[name](monkeypatch)
+    assert cached_calibration(CPU) is None
+
+
+def test_a_gpu_is_told_apart_by_its_uuid_its_power_limit_and_its_driver(measured, nvml, monkeypatch):
+    device = torch.device("cuda")
+    found = load_or_measure(device)
+    assert (found.uuid, found.power_limit_w, found.driver) == (nvml.seen.uuid, 700, "570.1")
+    assert cached_calibration(device) == found
+    for thing, name, value in ((nvml.seen, "uuid", "5678"), (nvml, "limit_mw", 500_000), (nvml, "version", "580.2")):
+        with monkeypatch.context() as patch:
+            patch.setattr(thing, name, value)
+            assert cached_calibration(device) is None, name
+    nvml.refused.add("nvmlInit")
+    assert identity(device)["driver"] is None
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"\xff\xfe", b"[" * 100_000])
+def test_a_damaged_cache_is_ignored_with_one_warning_and_measured_again(measured, cache, content):
+    load_or_measure(CPU)
+    (file,) = cache.iterdir()
+    file.write_bytes(content)
+    with pytest.warns(UserWarning, match=f"{file.name} is damaged, and is ignored"):
+        load_or_measure(CPU)
+    assert len(measured) == 2
+    assert cached_calibration(CPU) is not None
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(measured, cache):
+    cache.write_text("a file where the folder should be")
+    assert load_or_measure(CPU).matmul_flops_per_sec == {"fp32": 1e11}
+
+
+def test_what_was_measured_while_others_computed_is_used_for_some_minutes(cache):
+    store(Calibration(**identity(CPU), matmul_flops_per_sec={"fp32": 1e11}, disturbed="others used 43 % of the CPU"))
+    (file,) = cache.iterdir()
+    for age, is_used in ((0, True), (measure.DISTURBED_S - 60, True), (measure.DISTURBED_S + 1, False), (-60, False)):
+        os.utime(file, (time.time() - age,) * 2)
+        assert (cached_calibration(CPU) is not None) == is_used, age
+
+
+@pytest.mark.parametrize("home", ["home", "nowhere"])
+@pytest.mark.usefixtures("measured")
+def test_without_xdg_the_cache_is_in_the_home_folder_or_among_temporary_files(home, tmp_path, monkeypatch):
+    (tmp_path / "home").mkdir()
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / home))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    temporary = tmp_path / f"batchscope-{os.getuid()}"
+    folder = tmp_path / "home" / ".cache" / "batchscope" if home == "home" else temporary
+    assert load_or_measure(CPU) == cached_calibration(CPU)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    if folder == temporary:  # nothing is read from or written to another user's
+        before = sorted(folder.iterdir())
+        user = os.getuid() + 1
+        (tmp_path / f"batchscope-{user}").symlink_to(folder)
+        monkeypatch.setattr(os, "getuid", lambda: user)
+        assert cached_calibration(CPU) is None
+        load_or_measure(CPU)
+        assert sorted(folder.iterdir()) == before

@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 MIB = 2**20
 
 
-def test_products_do_as_many_flops_as_they_say_smallest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_do_as_many_flops_as_they_say_smallest_first(monkeypatch):
     done: list[int] = []
 
     def count(run: Callable[[], object], times: int) -> float:
@@ -33,9 +33,7 @@ def test_products_do_as_many_flops_as_they_say_smallest_first(monkeypatch: pytes
 
 
 @pytest.mark.parametrize(("cache_mib", "tensor_mib"), [(None, 256), (32, 256), (50, 400), (1024, 1024)])
-def test_traffic_counts_every_byte_of_tensors_several_times_larger_than_the_cache(
-    cache_mib: int | None, tensor_mib: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_traffic_counts_every_byte_of_tensors_several_times_larger_than_the_cache(cache_mib, tensor_mib, monkeypatch):
     def count(run: Callable[[], object], times: int) -> float:
         with OperationRecorder() as recorder:
             run()
@@ -52,7 +50,7 @@ def test_traffic_counts_every_byte_of_tensors_several_times_larger_than_the_cach
 
 
 @pytest.mark.parametrize(("capability", "has_tf32"), [((7, 5), False), ((8, 0), True)])
-def test_an_nvidia_gpu_has_tf32_from_ampere_on_and_a_cpu_has_none(capability, has_tf32, monkeypatch) -> None:
+def test_an_nvidia_gpu_has_tf32_from_ampere_on_and_a_cpu_has_none(capability, has_tf32, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.version, "hip", None)
     every = {"fp32", "bf16", "fp16", "fp64", MEMORY, LAUNCHES}
@@ -85,7 +83,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     return fake
 
 
-def test_runs_are_timed_from_an_idle_accelerator_to_an_idle_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_are_timed_from_an_idle_accelerator_to_an_idle_one(monkeypatch):
     calls: list[str] = []
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda: calls.append("wait"))
@@ -105,7 +103,7 @@ def test_runs_are_timed_from_an_idle_accelerator_to_an_idle_one(monkeypatch: pyt
         pytest.param([(1, 1.0), (10, 1.0), (21, 0.001)], 10.0, id="a run that would take too long is not begun"),
     ],
 )
-def test_the_best_rate(candidates: list[tuple[float, ...]], rate: float, device: FakeDevice) -> None:
+def test_the_best_rate(candidates, rate, device):
     def no_memory() -> Callable[[], None]:
         raise torch.OutOfMemoryError("out of memory")
 
@@ -117,7 +115,7 @@ def test_the_best_rate(candidates: list[tuple[float, ...]], rate: float, device:
     assert best_rates({"a": runs, "of no format that is known here": refused}, seconds=10.0) == {"a": rate}
 
 
-def test_short_runs_are_timed_in_blocks_until_the_time_is_up(device: FakeDevice, monkeypatch) -> None:
+def test_short_runs_are_timed_in_blocks_until_the_time_is_up(device, monkeypatch):
     blocks = []
     monkeypatch.setattr(bench, "time_runs", lambda run, times: blocks.append(times) or time_runs(run, times))
     device.runs(1, 0.125).time_for(1.0)

@@ -1,5 +1,6 @@
-"""The processor: the time of the cores that a process may use, of the run itself, a container's quota, and its caches."""
+"""The processor: the time of the cores that a process may use, of the run itself and of others; and its caches."""
 
+import math
 import os
 import subprocess
 import sys
@@ -12,9 +13,10 @@ import psutil
 import pytest
 import torch
 
-from batchscope.hardware import processor
+from batchscope.hardware import contention, processor
+from batchscope.hardware.contention import WINDOW_S, Noise, NoiseMeter, disturbance, noise_between
 from batchscope.hardware.devices import cache_bytes
-from batchscope.hardware.processor import cpu_seconds, own_seconds, usable_cores
+from batchscope.hardware.processor import Load, cpu_seconds, own_seconds, usable_cores
 
 Core = namedtuple("Core", "user nice system idle iowait irq softirq steal guest guest_nice")
 CORES = [  # guests are in `user` and `nice`, too
@@ -45,7 +47,7 @@ def two_of_three_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.param("400000 100000", (TOTAL_S, BUSY_S), 2, id="a quota above the cores"),
     ],
 )
-def test_the_time_is_that_of_the_usable_cores_or_of_the_quota(quota, total_and_busy, cores, tmp_path: Path) -> None:
+def test_the_time_is_that_of_the_usable_cores_or_of_the_quota(quota, total_and_busy, cores, tmp_path):
     if quota is not None:
         (tmp_path / "cpu.max").write_text(quota)
         (tmp_path / "cpu.stat").write_text("usage_usec 6000000\nuser_usec 5000000\n")
@@ -53,7 +55,7 @@ def test_the_time_is_that_of_the_usable_cores_or_of_the_quota(quota, total_and_b
     assert usable_cores() == cores
 
 
-def test_where_other_cores_are_offline_the_whole_machine_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_other_cores_are_offline_the_whole_machine_counts(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 4})
     assert cpu_seconds()[1] == pytest.approx(BUSY_S + 900)
 
@@ -72,7 +74,7 @@ LAUNCHED = {
 )
 def test_the_other_ranks_of_a_run_are_its_own_where_they_share_its_cores(
     launched, shared, counts, tmp_path, monkeypatch
-) -> None:
+):
     for name in ("TORCHELASTIC_RUN_ID", "SLURM_NTASKS", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
     for name, value in LAUNCHED[launched].items():
@@ -91,7 +93,7 @@ def test_the_other_ranks_of_a_run_are_its_own_where_they_share_its_cores(
 
 
 @pytest.mark.parametrize("place", ["/proc", "/nonexistent"])
-def test_the_time_of_a_running_child_is_this_processs_own(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_of_a_running_child_is_this_processs_own(place, monkeypatch):
     monkeypatch.setattr(processor, "PROC", Path(place))
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
         before, deadline = own_seconds() - time.process_time(), time.perf_counter() + 60
@@ -133,8 +135,58 @@ def test_a_processor_has_the_l2_and_l3_that_its_threads_can_reach(cores, threads
     ("kind", "properties", "size"),
     [("cuda", {"L2_cache_size": 50 * MIB}, 50 * MIB), ("cuda", {}, None), ("mps", {}, None)],
 )
-def test_a_gpu_has_its_l2_and_what_tells_nothing_has_no_known_cache(kind, properties, size, monkeypatch) -> None:
+def test_a_gpu_has_its_l2_and_what_tells_nothing_has_no_known_cache(kind, properties, size, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(**properties))
     assert cache_bytes(torch.device(kind)) == size
     monkeypatch.delattr(os, "sched_getaffinity")
     assert cache_bytes(torch.device("cpu")) is None
+
+
+NAN = math.nan
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "noise"),
+    [
+        pytest.param(Load(100, 40, 10), Load(110, 48, 14), (0.4, 0.2), id="others, idle"),
+        pytest.param(Load(0, 0, 0), Load(10, 4.9, 5.0), (0.0, 0.51), id="clocks that tick differently"),
+        pytest.param(Load(100, 40, 10), Load(100, 40, 10), (NAN, NAN), id="no time between"),
+        pytest.param(Load(100, 40, 10), Load(NAN, 40, 10), (NAN, NAN), id="not known"),
+    ],
+)
+def test_the_meter_reads_shares_of_the_time_from_one_call_to_the_next(before, after, noise, monkeypatch):
+    assert noise_between(before, after) == pytest.approx(noise, nan_ok=True)
+    loads = [Load(0, 0, 0), before, after]
+    monkeypatch.setattr(contention, "cpu_seconds", lambda: loads.pop(0))
+    meter = NoiseMeter()
+    meter.read()
+    assert meter.read() == pytest.approx(noise, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("noise", "finding"),
+    [
+        pytest.param(Noise(), None, id="nothing is known"),
+        pytest.param(Noise(0.35, 0.2), "other processes used 35 % of the CPU during the measurement", id="much"),
+        pytest.param(Noise(0.3, 0.5), None, id="cores that were free"),
+        pytest.param(Noise(0.09, 0.0), None, id="a little, as the steal of an idle virtual machine"),
+    ],
+)
+def test_a_processor_is_disturbed_where_others_took_more_than_they_left(noise, finding):
+    assert disturbance(torch.device("cpu"), noise) == finding
+
+
+@pytest.mark.parametrize(
+    ("after", "waits", "finding"),
+    [
+        (0, [WINDOW_S], None),  # before it, it was busy with what this process computed
+        (60, [WINDOW_S], "other processes kept the cuda busy 60 % of the time"),
+        (None, [], None),  # a device that does not tell is not waited for
+    ],
+)
+def test_a_gpu_on_which_others_compute_right_after_is_disturbed(after, waits, finding, nvml, monkeypatch):
+    nvml.busy_pct, slept = 98, []
+    nvml.refused = {"nvmlDeviceGetUtilizationRates"} if after is None else set()
+    monkeypatch.setattr(contention.time, "sleep", lambda s: slept.append(s) or setattr(nvml, "busy_pct", after))
+    assert disturbance(torch.device("cuda"), Noise()) == finding
+    assert slept == waits

@@ -51,18 +51,18 @@ TIMES = {  # the operations of a step → the µs of each, and those of kernels 
 
 
 @pytest.mark.parametrize("name", TIMES)
-def test_operations_get_the_time_of_their_kernels(name: str) -> None:
+def test_operations_get_the_time_of_their_kernels(name):
     names, own, rest = TIMES[name]
     seconds, others = device_seconds(two_steps(), [f"aten.{each}" for each in names])
     assert [*seconds, others] == pytest.approx([us / 1e6 for us in [*own, rest]])
 
 
-def test_a_trace_without_steps_or_kernels_has_no_times() -> None:
+def test_a_trace_without_steps_or_kernels_has_no_times():
     assert device_seconds([], ["aten.mm"]) == ([0.0], 0.0)
     assert idle([operation("aten::mm", 0, 10)]) is None
 
 
-def test_gaps_lie_between_the_operations_whose_kernels_they_part() -> None:
+def test_gaps_lie_between_the_operations_whose_kernels_they_part():
     found = idle(two_steps())
     assert found is not None
     assert found.busy_us == 900
@@ -90,7 +90,7 @@ def traced(steps: int) -> tuple[StepProfiler, Events]:
 
 
 @pytest.mark.parametrize("steps", [3, 5])
-def test_a_trace_has_its_steps_after_the_warm_up_and_no_other_ones(steps: int) -> None:
+def test_a_trace_has_its_steps_after_the_warm_up_and_no_other_ones(steps):
     profiler, events = traced(steps)
     assert profiler.error is None
     assert len(step_starts(events)) == 2
@@ -115,7 +115,7 @@ FAILURES = {  # what happens around it, and to torch's profiler → what is said
 
 
 @pytest.mark.parametrize("error", FAILURES)
-def test_why_there_is_no_trace_is_said(error: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_there_is_no_trace_is_said(error, monkeypatch):
     around, changes = FAILURES[error]
     for name, change in changes.items():
         monkeypatch.setattr(torch.profiler.profile, name, change)

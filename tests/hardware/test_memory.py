@@ -1,27 +1,87 @@
-"""What training holds on its device, what autograd saves byte for byte, and which errors say that memory is full."""
+"""The memory of the host and of the device: what a process may take, what autograd saves, and which errors say it is full."""
 
+import mmap
+import sys
 from collections.abc import Callable
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from batchscope.hardware import device_memory
+from batchscope.hardware import device_memory, host_memory
 from batchscope.hardware.device_memory import MemoryReadings, SavedTensors
+
+MIB = 2**20
+JOB, SLICE = "user.slice/job", "user.slice"
+
+
+@pytest.mark.parametrize(
+    ("membership", "groups_mib", "memory_mib"),
+    [
+        pytest.param("0::/", {"": (100, 95, 60)}, (100, 65), id="the kernel can take back the page cache"),
+        pytest.param(f"0::/{JOB}", {JOB: (100, 40, 0), SLICE: ("max", 90, 0)}, (100, 60), id="its own group"),
+        pytest.param(f"0::/{JOB}", {JOB: (100, 40, 0), SLICE: (80, 70, 1)}, (80, 11), id="a group above"),
+        pytest.param("0::/", {"": (100, 120, 5)}, (100, 0), id="more than it may"),
+        pytest.param("0::/../docker/abc", {"": (100, 40, 0)}, (100, 60), id="a container's group as the root"),
+        pytest.param("0::/", {}, None, id="no limit"),
+        pytest.param(None, {"": (100, 40, 0)}, None, id="no groups"),
+    ],
+)
+def test_the_least_limit_of_the_control_groups_counts(membership, groups_mib, memory_mib, tmp_path, monkeypatch):
+    monkeypatch.setattr(host_memory, "GROUPS", tmp_path)
+    monkeypatch.setattr(host_memory, "PROCESS_GROUPS", tmp_path / "of_process")
+    if membership is not None:
+        (tmp_path / "of_process").write_text(f"1:cpu:/other\n{membership}\n")
+    for path, (limit, used, cache) in groups_mib.items():
+        group = tmp_path / path
+        group.mkdir(parents=True, exist_ok=True)
+        (group / "memory.max").write_text(f"{limit if limit == 'max' else limit * MIB}\n")
+        (group / "memory.current").write_text(f"{used * MIB}\n")
+        (group / "memory.stat").write_text(f"anon 5\ninactive_anon 3\ninactive_file {cache * MIB}\n")
+    found = host_memory.host_memory()
+    if memory_mib is None:
+        assert found.total == psutil.virtual_memory().total
+    else:
+        assert found == tuple(mib * MIB for mib in memory_mib)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems do not tell files from the rest")
+def test_private_memory_has_tensors_and_no_mapped_files(tmp_path):
+    file, process = tmp_path / "library", psutil.Process()
+    file.write_bytes(bytes(64 * MIB))
+    before = host_memory.private_rss(process)
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        assert sum(mapped[::4096]) == 0
+        assert host_memory.private_rss(process) - before < 32 * MIB
+    with mmap.mmap(-1, 64 * MIB, flags=mmap.MAP_PRIVATE) as held:
+        held.write(bytes(64 * MIB))
+        assert 32 * MIB < host_memory.private_rss(process) - before < 160 * MIB
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
+def test_freed_memory_is_kept_unless_the_user_has_set_malloc(monkeypatch):
+    """How many page faults that saves: benchmarks/speed.py memory."""
+    assert host_memory.keep_freed_memory()
+    for name in ("MMAP_THRESHOLD", "TRIM_THRESHOLD", "MMAP_MAX"):
+        with monkeypatch.context() as patch:
+            patch.setenv(f"MALLOC_{name}_", "131072")
+            assert not host_memory.keep_freed_memory()
+
 
 GIB = 2**30
 
 
-def test_which_errors_say_that_memory_is_full() -> None:
+def test_which_errors_say_that_memory_is_full():
     full = [MemoryError(), RuntimeError("CUDA error: out of memory"), RuntimeError("CUDNN_STATUS_ALLOC_FAILED in x")]
     assert all(map(device_memory.is_out_of_memory, full))
     assert not any(map(device_memory.is_out_of_memory, (ValueError("out of memory"), RuntimeError("shape mismatch"))))
 
 
-def test_the_memory_of_each_kind_of_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_of_each_kind_of_device(monkeypatch):
     reset, asked, held = [], [], iter([GIB, 3 * GIB, GIB])
     stats = {
         "allocated_bytes": {"all": {"current": GIB, "peak": 3 * GIB}},
@@ -90,7 +150,7 @@ SAVED: dict[str, tuple[nn.Module, Loss, int | None]] = {  # → numbers; None: n
 
 
 @pytest.mark.parametrize("name", SAVED)
-def test_each_saved_storage_counts_once_none_is_held_and_gradients_are_bit_for_bit_those_without(name: str) -> None:
+def test_each_saved_storage_counts_once_none_is_held_and_gradients_are_bit_for_bit_those_without(name):
     network, loss, numbers = SAVED[name]
     gradients = []
     for found in (None, SavedTensors(torch.device("cpu"))):
@@ -110,7 +170,7 @@ def test_each_saved_storage_counts_once_none_is_held_and_gradients_are_bit_for_b
     torch.func.grad(lambda x: x.square().sum())(torch.ones(3))  # which raises an error where hooks are active
 
 
-def test_of_a_region_that_is_computed_again_only_its_border_can_be_seen_and_an_error_is_the_steps_own() -> None:
+def test_of_a_region_that_is_computed_again_only_its_border_can_be_seen_and_an_error_is_the_steps_own():
     start, blocks = nn.Sequential(nn.Linear(16, 32), nn.ReLU()), nn.Sequential(nn.Linear(32, WIDE), nn.Linear(WIDE, 4))
     found, x = SavedTensors(torch.device("cpu")), torch.randn(BATCH, 16)
     with pytest.raises(ValueError, match="the user's own"), found.watch([*start.parameters(), *blocks.parameters(), x]):
