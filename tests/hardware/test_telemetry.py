@@ -33,11 +33,10 @@ def read(probe: probes.Probe) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("uuid", "visible", "utilization"),
     [
-        pytest.param(UUIDS[0], None, 40.0, id="the first"),
-        pytest.param(UUIDS[1], "1", 41.0, id="torch's first device is NVML's second"),
-        pytest.param(f"GPU-{UUIDS[1]}", f"GPU-{UUIDS[1]}", 41.0, id="with a prefix"),
-        pytest.param("4" * 8, "0", 41.0, id="a MIG instance, as torch spells it"),
-        pytest.param(UUIDS[0], "MIG-33", 41.0, id="a MIG instance by its name"),
+        (UUIDS[1], "1", 41.0),  # torch's first device is NVML's second
+        (f"GPU-{UUIDS[1]}", f"GPU-{UUIDS[1]}", 41.0),
+        ("4" * 8, "0", 41.0),  # a MIG instance, as torch spells it
+        (UUIDS[0], "MIG-33", 41.0),
     ],
 )
 def test_a_gpu_is_found_by_its_uuid_and_read_in_the_units_of_the_keys(nvml, monkeypatch, uuid, visible, utilization):
@@ -167,9 +166,8 @@ def test_a_long_timeline_thins_itself_and_its_energy_stays_right(monkeypatch):
     for second in range(count + 1):
         samples.add(Sample(second, {ENERGY: 7.0 * second, CPU: 30.0}))
         assert len(samples.after(-1)) <= 100
-    assert samples.over([(0, count)]) == pytest.approx(
-        {"seconds": count, "host/cpu_mean_pct": 30, "energy_j": 7 * count}
-    )
+    expected = {"seconds": count, "host/cpu_mean_pct": 30, "energy_j": 7 * count}
+    assert samples.over([(0, count)]) == pytest.approx(expected)
 
 
 def test_the_samples_after_a_time_and_a_word_before_a_unit():
@@ -224,11 +222,9 @@ def test_the_thread_samples_stops_and_starts_again(monkeypatch):
 def test_a_short_run_has_a_sample_at_its_beginning_at_its_end_and_where_one_is_asked_for():
     clock, held = Clock(), iter([9.0, 5.0, 1.0])
     sampler = Sampler(lambda: {RSS: next(held)}, interval_s=60, clock=clock)
-    sampler.start()
-    clock.now += 1
-    sampler.sample()
-    clock.now += 1
-    sampler.stop()
+    for call in (sampler.start, sampler.sample, sampler.stop):
+        call()
+        clock.now += 1
     assert sampler.timeline.after(0) == [(100.0, {RSS: 9.0}), (101.0, {RSS: 5.0}), (102.0, {RSS: 1.0})]
     sampler.sample()  # without effect
 

@@ -1,6 +1,5 @@
 """What a trace of torch's profiler says of the device, on fabricated events; and traces of real steps."""
 
-import contextlib
 import random
 from typing import Any
 
@@ -44,27 +43,19 @@ def two_steps() -> Events:
     return events
 
 
-TIMES = {  # the operations of a step → the µs of each, and those of kernels that none of them has launched
-    "each gets those of its own kernels": (["addmm", "mm", "mm", "_fused_adamw_"], [200, 100, 50, 100], 0),
-    "where the numbers of calls differ, they share alike": (["mm", "mm", "mm"], [50, 50, 50], 300),
-}
-
-
-@pytest.mark.parametrize("name", TIMES)
-def test_operations_get_the_time_of_their_kernels(name):
-    names, own, rest = TIMES[name]
-    seconds, others = device_seconds(two_steps(), [f"aten.{each}" for each in names])
-    assert [*seconds, others] == pytest.approx([us / 1e6 for us in [*own, rest]])
-
-
-def test_a_trace_without_steps_or_kernels_has_no_times():
+def test_operations_get_the_time_of_their_kernels():
+    seconds, others = device_seconds(two_steps(), ["aten.addmm", "aten.mm", "aten.mm", "aten._fused_adamw_"])
+    assert [*seconds, others] == pytest.approx([200e-6, 100e-6, 50e-6, 100e-6, 0])
+    seconds, others = device_seconds(
+        two_steps(), ["aten.mm"] * 3
+    )  # where the numbers of calls differ, they share alike
+    assert [*seconds, others] == pytest.approx([50e-6] * 3 + [300e-6])  # the rest is of kernels that none has launched
     assert device_seconds([], ["aten.mm"]) == ([0.0], 0.0)
-    assert idle([operation("aten::mm", 0, 10)]) is None
 
 
 def test_gaps_lie_between_the_operations_whose_kernels_they_part():
+    assert idle([operation("aten::mm", 0, 10)]) is None
     found = idle(two_steps())
-    assert found is not None
     assert found.busy_us == 900
     assert found.gaps == {
         ("aten.mm", "aten.mm"): [50, 50],
@@ -73,7 +64,6 @@ def test_gaps_lie_between_the_operations_whose_kernels_they_part():
     }
     events = [*kernel(1, 0, 0, 100), *kernel(2, 1, 50, 80), *kernel(3, 2, 90, 150), *kernel(4, 3, 200, 210)]
     found = idle([*events, *kernel(5, 3, 150, 180, cat="gpu_memcpy")])  # kernels at the same time, and a copy
-    assert found is not None
     assert found.busy_us == 160
     assert found.gaps == {("no operation (kernel_3)", "no operation (kernel_4)"): [50]}
 
@@ -98,27 +88,18 @@ def test_a_trace_has_its_steps_after_the_warm_up_and_no_other_ones(steps):
     assert not torch.autograd._profiler_enabled()
 
 
-def refuse(*_: Any) -> None:
-    raise RuntimeError("CUPTI_ERROR_INSUFFICIENT_PRIVILEGES")
+def test_why_there_is_no_trace_is_said(monkeypatch):
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("CUPTI_ERROR_INSUFFICIENT_PRIVILEGES")
 
-
-OTHERS = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
-FAILURES = {  # what happens around it, and to torch's profiler → what is said
-    "another profiler is active": (OTHERS, {}),
-    "RuntimeError: CUPTI_ERROR_INSUFFICIENT_PRIVILEGES": (contextlib.nullcontext(), {"start": refuse}),
-    # All that Kineto does on a full disk:
-    "the folder for temporary files cannot take it": (
-        contextlib.nullcontext(),
-        {"export_chrome_trace": lambda *_: None},
-    ),
-}
-
-
-@pytest.mark.parametrize("error", FAILURES)
-def test_why_there_is_no_trace_is_said(error, monkeypatch):
-    around, changes = FAILURES[error]
-    for name, change in changes.items():
-        monkeypatch.setattr(torch.profiler.profile, name, change)
-    with around:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
         profiler, events = traced(3)
-    assert (profiler.error, events) == (error, [])
+    assert (profiler.error, events) == ("another profiler is active", [])
+    monkeypatch.setattr(
+        torch.profiler.profile, "export_chrome_trace", lambda *_: None
+    )  # all of Kineto's on a full disk
+    profiler, events = traced(3)
+    assert (profiler.error, events) == ("the folder for temporary files cannot take it", [])
+    monkeypatch.setattr(torch.profiler.profile, "start", refuse)
+    profiler, events = traced(3)
+    assert (profiler.error, events) == ("RuntimeError: CUPTI_ERROR_INSUFFICIENT_PRIVILEGES", [])
