@@ -1,6 +1,5 @@
 """Telemetry: what probes read of a GPU, a CPU and the process, the thread that reads, and the sums over spans of time."""
 
-import os
 import sys
 import threading
 import time
@@ -249,17 +248,3 @@ def test_after_an_error_nobody_waits_for_samples_any_more(monkeypatch):
     sampler.sample()
     sampler.stop()
     assert sampler.timeline.after(0) == []
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-def test_a_forked_child_can_stop_and_start():
-    sampler = Sampler(lambda: {CPU: 1.0}, interval_s=60)
-    sampler.start()
-    pid = os.fork()
-    if pid == 0:
-        for call in (sampler.sample, sampler.stop, sampler.start, sampler.stop):
-            call()
-        os._exit(0 if sampler.timeline.after(0) else 3)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    sampler.stop()
