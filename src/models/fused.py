@@ -85,17 +85,13 @@ def flatten_parameters(cells: "Sequence[RNNCell | LSTMCell]", mode: Literal["LST
     linears = [(cell.i2h, cell.h2h) for cell in cells]
     found = [linear._parameters.get(name) for pair in linears for name in ("weight", "bias") for linear in pair]
     # The exact type: a sharded parameter is a DTensor, and other subclasses have their own rules.
-    weights = [weight for weight in found if type(weight) is nn.Parameter and _is_on_gpu(weight)]
+    weights = [weight for weight in found if type(weight) is nn.Parameter and weight.is_cuda]
     if len(weights) < len(found) or len({weight.dtype for weight in weights}) > 1:
         return
     in_one_block = len({weight.untyped_storage().data_ptr() for weight in weights}) == 1
     shared = len({weight.data_ptr() for weight in weights}) < len(weights)
     if not in_one_block and not shared:
         flatten_cudnn_weights(weights, mode, cells[0].hidden_size, len(cells))
-
-
-def _is_on_gpu(weight: Tensor) -> bool:
-    return weight.is_cuda
 
 
 def _as_autocast(tensor: Tensor) -> Tensor:

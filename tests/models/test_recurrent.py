@@ -1,4 +1,4 @@
-"""The recurrent cells equal torch's own, in values and in gradients."""
+"""The recurrent cells equal torch's own, step by step and through the fused kernels, in values and in gradients."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,19 +7,45 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from batchscope.data.spec import DataSpec
+from batchscope.distributed.sharding import shard
 from batchscope.models.layout import torch_state_dict
-from batchscope.models.recurrent import LSTMCell, RNNCell, StackedLSTM, open_forget_gate, unroll
+from batchscope.models.recurrent import LSTMCell, RNNCell, StackedLSTM, open_forget_gate, runs_fused, unroll
+from batchscope.models.sequence import LSTMCellModel, RNNCellModel, StackedLSTMModel
 
-BATCH, STEPS, FEATURES, HIDDEN = 4, 6, 3, 5
-CLOSE = {"rtol": 0, "atol": 1e-10}
+BATCH, STEPS, FEATURES, HIDDEN = 4, 37, 3, 5  # steps enough for two whole blocks and a part of one
+VALUE = DataSpec(kind="sequence", input_shape=(STEPS, FEATURES), target="value", num_outputs=1)
+LAYERS = {"RNNCell": 0, "LSTMCell": 0, "StackedLSTM of 1": 1, "StackedLSTM of 3": 3}
+networks = pytest.mark.parametrize("kind", LAYERS)
+models = pytest.mark.parametrize("model_class", [RNNCellModel, LSTMCellModel, StackedLSTMModel])
+backends = pytest.mark.parametrize("backend", ["fused", "reference"])
 
 
-def random(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+def network(kind: str, dropout: float = 0.0) -> Any:
+    if layers := LAYERS[kind]:
+        return StackedLSTM(layers, FEATURES, HIDDEN, dropout)
+    return {"RNNCell": RNNCell, "LSTMCell": LSTMCell}[kind](FEATURES, HIDDEN)
+
+
+def run(net: nn.Module, x: Tensor, states: Any, backend: Any) -> tuple[Any, Any]:
+    if isinstance(net, StackedLSTM):
+        net.backend = backend
+        return net(x, states)
+    return unroll(net, x, states, backend)
+
+
+def random_states(net: nn.Module, **options: Any) -> Any:
+    shape = (len(net.layers), BATCH, HIDDEN) if isinstance(net, StackedLSTM) else (BATCH, HIDDEN)
+    first, second = torch.randn(shape, **options), torch.randn(shape, **options)
+    return first if isinstance(net, RNNCell) else (first, second)
+
+
+def sequence(**options: Any) -> Tensor:
+    return torch.randn(BATCH, STEPS, FEATURES, **options)
 
 
 def flat(result: Any) -> list[Tensor]:
-    return [result] if isinstance(result, Tensor) else [tensor for part in result for tensor in flat(part)]
+    return [result] if isinstance(result, Tensor) else [tensor for part in result or () for tensor in flat(part)]
 
 
 @pytest.fixture(autouse=True)
@@ -27,118 +53,150 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
-# --- torch's modules -------------------------------------------------------------------------------------------------
+# --- the same results ------------------------------------------------------------------------------------------------
 
-
-def lstm(layers: int) -> tuple[StackedLSTM, nn.LSTM]:
-    ours = StackedLSTM(layers, FEATURES, HIDDEN, dropout=0, backend="reference")
-    return ours, nn.LSTM(FEATURES, HIDDEN, layers, batch_first=True)
-
-
-PAIRS: dict[str, Callable[[], tuple[Any, Any]]] = {
-    "RNNCell": lambda: (RNNCell(FEATURES, HIDDEN), nn.RNN(FEATURES, HIDDEN, batch_first=True)),
-    "LSTMCell": lambda: (LSTMCell(FEATURES, HIDDEN), nn.LSTM(FEATURES, HIDDEN, batch_first=True)),
-    "StackedLSTM of 1": lambda: lstm(1),
-    "StackedLSTM of 3": lambda: lstm(3),
+WAYS: dict[str, dict[str, Any]] = {
+    "from given states": {"given": True},
+    "from default states": {},
+    "read at the last step": {"read": "last step"},
+    "read as final states": {"read": "states", "given": True},
+    "one step": {"steps": 1, "given": True},
+    "strided, in evaluation": {"strided": True, "evaluated": True},
+    "in float32": {"dtype": torch.float32, "atol": 1e-4},
 }
 
 
-@pytest.mark.parametrize("steps", [1, STEPS], ids=["one step", "many steps"])
-@pytest.mark.parametrize("given", [True, False], ids=["given states", "default states"])
-@pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
-def test_a_network_equals_torchs_with_the_same_weights(pair: Callable, given: bool, steps: int) -> None:
-    ours, theirs = (net.double() for net in pair())
+@pytest.mark.parametrize("way", WAYS)
+@backends
+@networks
+def test_a_network_equals_torchs_in_values_states_and_gradients(kind: str, backend: str, way: str) -> None:
+    how = {"dtype": torch.float64, "atol": 1e-10, "read": "everything", "steps": STEPS, **WAYS[way]}
+    dtype, evaluated = how["dtype"], how.get("evaluated", False)
+    ours = network(kind, dropout=0.9 if evaluated else 0.0).to(dtype).train(not evaluated)
+    torchs = nn.RNN if isinstance(ours, RNNCell) else nn.LSTM
+    theirs = torchs(FEATURES, HIDDEN, max(LAYERS[kind], 1), batch_first=True, dtype=dtype)
     theirs.load_state_dict(torch_state_dict(ours))
-    x, shape = random(BATCH, steps, FEATURES), (getattr(theirs, "num_layers", 1), BATCH, HIDDEN)
-    states = [random(*shape) for _ in range(1 if isinstance(ours, RNNCell) else 2)] if given else []
-    is_cell = not isinstance(ours, StackedLSTM)
+    x = torch.randn(how["steps"], BATCH, FEATURES, dtype=dtype).transpose(0, 1)
+    x = (x if how.get("strided") else x.contiguous()).requires_grad_()
+    states = random_states(ours, dtype=dtype, requires_grad=True) if how.get("given") else None
 
-    def run(net: Any, squeezed: bool) -> list[Tensor]:
-        """Outputs, final states and gradients; the weights go against their gradients."""
-        own = [state[0] if squeezed else state for state in states]
-        arguments = [x, own[0] if len(own) == 1 else tuple(own)] if own else [x]
-        output = flat(unroll(net, *arguments, backend="reference") if squeezed else net(*arguments))
-        loss = sum(
-            (o * torch.linspace(-1, 2, o.numel(), dtype=o.dtype).view(-1)).sum() for o in map(Tensor.flatten, output)
-        )
-        given = torch.autograd.grad(loss, [x, *states], retain_graph=True)
-        loss.backward(inputs=[*net.parameters()])
-        torch.optim.SGD(net.parameters(), lr=1.0).step()
-        return [*(o.reshape(-1) for o in output), *given]
+    def results(net: nn.Module) -> list[Tensor]:
+        """Outputs, final states and gradients, weighted so that no mistake cancels out; the weights of a step with them."""
+        if net is ours:
+            output, final = run(ours, x, states, backend)
+        else:
+            lifted = [state.view(-1, BATCH, HIDDEN) for state in flat(states)]
+            output, final = net(x, None if not lifted else lifted[0] if torchs is nn.RNN else tuple(lifted))
+        read = {"last step": [output[:, -1]], "states": flat(final), "everything": [output, *flat(final)]}[how["read"]]
+        loss = sum((o.flatten() * torch.linspace(-1, 2, o.numel(), dtype=dtype)).mean() for o in read)
+        wanted = [x, *flat(states), *net.parameters()]
+        first = torch.autograd.grad(loss, wanted, retain_graph=True)
+        torch.testing.assert_close(torch.autograd.grad(loss, wanted), first, rtol=0, atol=0)
+        with torch.no_grad():
+            for weight, gradient in zip(net.parameters(), first[1 + len(flat(states)) :], strict=True):
+                weight -= gradient
+        return [o.flatten() for o in (output, *flat(final), *first[: 1 + len(flat(states))])]
 
-    torch.testing.assert_close(run(ours, is_cell), run(theirs, False), **CLOSE)
-    torch.testing.assert_close(torch_state_dict(ours), dict(theirs.state_dict()), **CLOSE)
-
-
-# --- single steps ----------------------------------------------------------------------------------------------------
-
-
-def test_a_single_step_gives_the_list_of_every_layers_output() -> None:
-    lstm = StackedLSTM(3, FEATURES, HIDDEN, dropout=0)
-    x = torch.randn(BATCH, FEATURES)
-    outputs, (hx, cx) = lstm(x)
-
-    assert isinstance(outputs, list)
-    assert [tuple(output.shape) for output in outputs] == [(BATCH, HIDDEN)] * 3
-    assert hx.shape == cx.shape == (3, BATCH, HIDDEN)
-    torch.testing.assert_close(torch.stack(outputs), hx)
-    torch.testing.assert_close(outputs[-1], lstm(x[:, None])[0][:, 0])
+    before = [state.clone() for state in flat(states)]
+    torch.testing.assert_close(results(ours), results(theirs), rtol=0, atol=how["atol"])
+    torch.testing.assert_close(torch_state_dict(ours), dict(theirs.state_dict()), rtol=0, atol=how["atol"])
+    assert all(torch.equal(state, kept) for state, kept in zip(flat(states), before, strict=True))
 
 
-def test_steps_fed_one_by_one_equal_the_whole_sequence() -> None:
-    lstm = StackedLSTM(2, FEATURES, HIDDEN, dropout=0).double()
-    x = random(BATCH, STEPS, FEATURES)
+@backends
+@networks
+def test_steps_fed_one_by_one_equal_the_whole_sequence(kind: str, backend: str) -> None:
+    net, x = network(kind).double(), sequence(dtype=torch.float64)
     states, last = None, []
     for step in x.unbind(dim=1):
-        outputs, states = lstm(step, states)
-        last.append(outputs[-1])
-
-    whole, final = lstm(x)
-    torch.testing.assert_close(torch.stack(last, dim=1), whole, **CLOSE)
-    torch.testing.assert_close(states, final, **CLOSE)
-
-
-# --- initial states --------------------------------------------------------------------------------------------------
-
-
-CELLS = {
-    "RNNCell": lambda: (RNNCell(FEATURES, HIDDEN), (BATCH, FEATURES)),
-    "LSTMCell": lambda: (LSTMCell(FEATURES, HIDDEN), (BATCH, FEATURES)),
-    "StackedLSTM": lambda: (StackedLSTM(2, FEATURES, HIDDEN), (BATCH, STEPS, FEATURES)),
-}
+        output, states = run(net, step, states, backend)
+        if isinstance(net, StackedLSTM):  # a list of every layer's output
+            assert isinstance(output, list)
+            torch.testing.assert_close(torch.stack(output), states[0])
+            output = output[-1]
+        last.append(output)
+    whole, final = run(net, x, None, backend)
+    torch.testing.assert_close((torch.stack(last, dim=1), states), (whole, final), rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("make", CELLS.values(), ids=CELLS)
-def test_default_states_take_the_inputs_dtype(
-    make: Callable[[], tuple[nn.Module, tuple[int, ...]]], dtype: torch.dtype
-) -> None:
-    cell, shape = make()
-    assert {tensor.dtype for tensor in flat(cell.to(dtype)(torch.randn(shape, dtype=dtype)))} == {dtype}
+@networks
+def test_default_states_take_the_inputs_dtype_and_device(kind: str) -> None:
+    outputs = flat(network(kind).to("meta", torch.bfloat16)(torch.randn(BATCH, FEATURES).to("meta", torch.bfloat16)))
+    assert {(tensor.dtype, tensor.device.type) for tensor in outputs} == {(torch.bfloat16, "meta")}
 
 
-@pytest.mark.parametrize("make", CELLS.values(), ids=CELLS)
-def test_default_states_are_made_on_the_inputs_device(make: Callable[[], tuple[nn.Module, tuple[int, ...]]]) -> None:
-    cell, shape = make()
-    outputs = flat(cell.to("meta")(torch.randn(shape, device="meta")))
-    assert {tensor.device.type for tensor in outputs} == {"meta"}
+@pytest.mark.parametrize(
+    ("dtype", "autocast", "given", "atol"),
+    [
+        (torch.float32, torch.bfloat16, True, 0.05),
+        (torch.float32, torch.float16, False, 0.05),
+        (torch.float64, torch.bfloat16, False, 1e-10),  # which autocast leaves alone
+    ],
+)
+@backends
+@networks
+def test_autocast_stays_near_full_precision_and_has_gradients(kind, backend, dtype, autocast, given, atol) -> None:
+    net, x = network(kind).to(dtype), sequence(dtype=dtype)
+    states = random_states(net, dtype=dtype) if given else None
+    expected = run(net, x, states, "reference")[0]
+    with torch.autocast("cpu", autocast):
+        output, states = run(net, x, states, backend)
+        again, _ = run(net, x, states, backend)  # what it returns, it takes
+    torch.testing.assert_close(output.to(dtype), expected, rtol=0, atol=atol)
+    (output.sum() + again.sum()).backward()
+    assert all(parameter.grad.isfinite().all() for parameter in net.parameters())
+    assert {parameter.grad.dtype for parameter in net.parameters()} == {dtype}
 
 
-# --- dropout ---------------------------------------------------------------------------------------------------------
+def test_a_gradient_that_vanishes_is_zero_rather_than_denormal() -> None:
+    cell = RNNCell(1, HIDDEN)
+    with torch.no_grad():
+        cell.h2h.weight.mul_(0.5)
+    x = torch.randn(2, 400, 1, requires_grad=True)
+    unroll(cell, x, backend="fused")[0][:, -1].sum().backward()
+    tiny = (x.grad != 0) & (x.grad.abs() < torch.finfo(torch.float32).tiny)
+    assert not tiny.any()
+    assert not x.grad[:, 0].any()
 
 
-def test_dropout_scales_what_it_keeps() -> None:
-    lstm = StackedLSTM(2, FEATURES, HIDDEN, dropout=0.5)
-    read = []
-    lstm.layers[1].register_forward_pre_hook(lambda _, arguments: read.append(arguments[0]))
-    (below, _), _ = lstm(torch.randn(1_000, FEATURES))
+@pytest.mark.slow
+@models
+def test_compiled_models_leave_the_sequence_to_its_kernels(model_class: Callable) -> None:
+    model, x = model_class(VALUE, HIDDEN).eval(), sequence()
+    compiled = torch.compile(model, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), model(x))
+    compiled(x).sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
-    kept = read[0] != 0
-    assert 0.45 < kept.float().mean() < 0.55
-    torch.testing.assert_close(read[0][kept], 2 * below[kept])
+
+# --- dropout and first weights ---------------------------------------------------------------------------------------
 
 
-# --- first weights ---------------------------------------------------------------------------------------------------
+@backends
+def test_both_backends_drop_between_the_layers_and_there_alone(backend: Any) -> None:
+    lstm = StackedLSTM(2, FEATURES, HIDDEN, dropout=1.0, backend=backend).double()
+    x = sequence(dtype=torch.float64)
+    output, (hx, _) = lstm(x)
+    below, _ = unroll(lstm.layers[0], x, backend="reference")
+    above, _ = unroll(lstm.layers[1], torch.zeros(BATCH, STEPS, HIDDEN, dtype=torch.float64), backend="reference")
+    torch.testing.assert_close(hx[0], below[:, -1])
+    torch.testing.assert_close(output, above)  # reads zeros, and its own output is whole
+
+
+def test_what_is_dropped_has_the_same_distribution() -> None:
+    def moments(backend: Any) -> tuple[Tensor, Tensor]:
+        torch.manual_seed(0)
+        lstm = StackedLSTM(2, FEATURES, HIDDEN, dropout=0.4, backend=backend)
+        assert lstm.dropout.p == 0.4
+        torch.manual_seed(1)
+        outputs = lstm(torch.ones(40_000, 2, FEATURES))[0][:, -1]  # of equal samples: what differs is what was dropped
+        return outputs.mean(0), outputs.std(0)
+
+    with torch.no_grad():
+        (mean, std), (expected_mean, expected_std) = moments("fused"), moments("reference")
+    assert expected_std.min() > 0.001
+    assert ((mean - expected_mean).abs() < 6 * expected_std / 40_000**0.5).all()  # six standard errors
+    torch.testing.assert_close(std, expected_std, rtol=0.05, atol=0)
 
 
 @pytest.mark.parametrize("cell", [RNNCell, LSTMCell])
@@ -147,13 +205,9 @@ def test_the_recurrent_weights_of_every_gate_start_orthogonal(cell: type[RNNCell
         torch.testing.assert_close(gate @ gate.T, torch.eye(HIDDEN), rtol=0, atol=1e-5)
 
 
-def test_the_forget_gate_starts_open() -> None:
+def test_forget_gates_start_open_or_with_memories_of_all_lengths_up_to_a_known_one() -> None:
     cell = LSTMCell(FEATURES, HIDDEN)
-    forget = slice(HIDDEN, 2 * HIDDEN)
-    torch.testing.assert_close((cell.i2h.bias + cell.h2h.bias)[forget], torch.ones(HIDDEN))
-
-
-def test_forget_gates_may_start_with_memories_of_all_lengths_up_to_a_known_one() -> None:
+    torch.testing.assert_close((cell.i2h.bias + cell.h2h.bias)[HIDDEN : 2 * HIDDEN], torch.ones(HIDDEN))
     hidden, (of_input, of_state) = 4_000, torch.randn(2, 16_000)
     open_forget_gate(of_input, of_state, hidden, memory_steps=200)
     input_gate, forget_gate, *_ = (of_input + of_state).split(hidden)
@@ -162,3 +216,139 @@ def test_forget_gates_may_start_with_memories_of_all_lengths_up_to_a_known_one()
     assert 195 < spans.max() <= 199
     assert spans.mean() == pytest.approx(100, rel=0.05)
     assert torch.equal(input_gate, -forget_gate)
+
+
+# --- which backend is taken ------------------------------------------------------------------------------------------
+
+
+def test_auto_takes_the_fused_one_for_sequences_and_the_cells_for_a_step() -> None:
+    assert runs_fused("auto", [LSTMCell(FEATURES, HIDDEN)], sequence())
+    assert not runs_fused("auto", [LSTMCell(FEATURES, HIDDEN)], torch.zeros(BATCH, FEATURES))
+
+
+class Doubled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+CHANGES: dict[str, Callable[[LSTMCell], object]] = {
+    "a Linear that has hooks": lambda cell: cell.i2h.register_forward_hook(lambda *_: None),
+    "Doubled": lambda cell: setattr(cell, "h2h", Doubled(HIDDEN, 4 * HIDDEN)),
+    "complex64": lambda cell: cell.to(torch.complex64),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Complex modules")
+@pytest.mark.parametrize("why", CHANGES)
+def test_what_a_kernel_would_leave_out_runs_in_the_cells(why: str) -> None:
+    cell = LSTMCell(FEATURES, HIDDEN)
+    CHANGES[why](cell)
+    x = sequence(dtype=cell.i2h.weight.dtype)
+    assert not runs_fused("auto", [cell], x)
+    assert unroll(cell, x)[0].shape == (BATCH, STEPS, HIDDEN)
+    with pytest.raises(ValueError, match=rf"^backend: fused cannot run .*{why}"):
+        unroll(cell, x, backend="fused")
+
+
+def test_a_parametrized_weight_is_computed_for_the_fused_one_too() -> None:
+    cell, x = LSTMCell(FEATURES, HIDDEN), sequence()
+    nn.utils.parametrizations.weight_norm(cell.h2h)
+    torch.testing.assert_close(unroll(cell, x, backend="fused"), unroll(cell, x, backend="reference"))
+
+
+@models
+def test_a_model_passes_its_backend_on(model_class: Callable) -> None:
+    model = model_class(VALUE, HIDDEN, backend="fused")
+    next(m for m in model.modules() if isinstance(m, RNNCell | LSTMCell)).register_forward_hook(lambda *_: None)
+    with pytest.raises(ValueError, match="backend: fused cannot run"):
+        model(sequence())
+
+
+# --- cuDNN ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cudnn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """Parameters on a CPU count as those on a GPU; lists what cuDNN is asked for: to move weights into one block."""
+    calls = []
+
+    def into_one_block(weights: list[Tensor], *arguments: Any) -> None:
+        calls.append(arguments)
+        block = torch.cat([weight.flatten() for weight in weights])
+        for weight, part in zip(weights, block.split([weight.numel() for weight in weights]), strict=True):
+            weight.set_(part.view_as(weight))
+
+    monkeypatch.setattr(nn.Parameter, "is_cuda", True, raising=False)
+    monkeypatch.setattr(torch, "_cudnn_rnn_flatten_weight", into_one_block)
+    monkeypatch.setattr(torch, "_use_cudnn_rnn_flatten_weight", lambda: True)
+    monkeypatch.setattr(torch.backends.cudnn, "is_acceptable", lambda weight: True)
+    return calls
+
+
+def test_weights_that_are_moved_to_a_gpu_are_put_into_one_block_once_as_by_nn_lstm(cudnn: list) -> None:
+    lstm, x = StackedLSTM(2, FEATURES, HIDDEN, dropout=0, backend="fused"), sequence()
+    before, expected = [id(parameter) for parameter in lstm.parameters()], lstm(x)
+    lstm.float()
+    lstm.float()
+    each_layer_and_both = ((FEATURES, 1), (HIDDEN, 1), (FEATURES, 2))  # 2 is cuDNN's number of an LSTM
+    assert cudnn == [(4, size, 2, HIDDEN, 0, layers, True, False) for size, layers in each_layer_and_both]
+    assert len({parameter.untyped_storage().data_ptr() for parameter in lstm.parameters()}) == 1
+    assert [id(parameter) for parameter in lstm.parameters()] == before
+    torch.testing.assert_close(lstm(x), expected, rtol=0, atol=0)
+
+
+def sharded(cell: RNNCell) -> None:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    shard(cell, torch.device("cpu"), 1)
+    torch.distributed.destroy_process_group()
+
+
+SEPARATE: dict[str, Callable[[RNNCell], object]] = {
+    "tied": lambda cell: setattr(cell.h2h, "bias", cell.i2h.bias),
+    "normalised": lambda cell: nn.utils.parametrizations.weight_norm(cell.h2h),
+    "half in float64": lambda cell: cell.i2h.double(),
+    "sharded": sharded,  # the next all-gather writes to the memory that they had before
+}
+
+
+@pytest.mark.parametrize("change", SEPARATE)
+def test_weights_that_cannot_be_in_one_block_stay_where_they_are(change: str, cudnn: list) -> None:
+    cell = RNNCell(FEATURES, HIDDEN)
+    SEPARATE[change](cell)
+    cell.to("cpu")
+    assert not cudnn
+
+
+# --- what does not fit -----------------------------------------------------------------------------------------------
+
+
+def spoilt(states: Any, how: Callable[[Tensor], Tensor]) -> Any:
+    return how(states) if isinstance(states, Tensor) else (states[0], how(states[1]))
+
+
+# An input's shape or what becomes of the states, and how the answer begins.
+REFUSED: dict[str, tuple[tuple[int, ...] | Callable[[Any], Any], str]] = {
+    "no steps": ((BATCH, 0, FEATURES), r"input: got \(4, 0, 3\), sequences of length 0"),
+    "no samples": ((0, STEPS, FEATURES), r"input: got \(0, 37, 3\), a batch of length 0"),
+    "no samples of one step": ((0, FEATURES), r"input: got \(0, 3\), a batch of length 0"),
+    "a feature too many": ((BATCH, STEPS, 4), r"input: got \(4, 37, 4\), takes \(B, T, 3\) or, for one step, \(B, 3\)"),
+    "no batch": ((FEATURES,), r"input: got \(3,\), takes \(B, T, 3\)"),
+    "a dimension too many": ((1, BATCH, STEPS, FEATURES), r"input: got \(1, 4, 37, 3\), takes \(B, T, 3\)"),
+    "narrow states": (lambda s: spoilt(s, lambda t: t[..., :-1]), r"(initial_)?states: got a state of shape .*4\), takes "),
+    "states of more": (lambda s: spoilt(s, lambda t: torch.cat([t, t], -2)), r"(initial_)?states: got a state of .* 5\)$"),
+    "another cell's": (lambda s: (s, s) if isinstance(s, Tensor) else s[0], r"(initial_)?states: takes (a pair|one tensor)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+@networks
+def test_what_does_not_fit_is_refused_by_name(kind: str, what: str) -> None:
+    net, (wrong, said) = network(kind), REFUSED[what]
+    x, states = (sequence(), wrong(random_states(net))) if callable(wrong) else (torch.zeros(wrong), None)
+    with pytest.raises(ValueError, match=f"^{said}"):
+        run(net, x, states, "auto")
+
+
+def test_an_unknown_backend_is_refused() -> None:
+    with pytest.raises(ValueError, match="backend: got 'cudnn', takes auto, reference or fused"):
+        run(RNNCell(FEATURES, HIDDEN), sequence(), None, "cudnn")
