@@ -1,29 +1,28 @@
 """A node becomes the object that it describes: any class or function, nested or not; what fails is one line."""
 
 import json
+import re
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from torch import nn
 
 from batchscope.data.spec import DataSpec
-from batchscope.errors import UserError
 from batchscope.models import mlp
 from batchscope.training.build import build, build_model
+from tests.support.command_lines import refusal
 from tests.support.own_package import Write
 
 SPEC = DataSpec(kind="image", input_shape=(1, 4, 4), target="class", num_outputs=2)
-MLP = {"_target_": "batchscope.models.mlp.MLP", "hidden_sizes": [3]}
 CHECKPOINTS = {"_target_": "batchscope.checkpointing.callback.Checkpoints"}
 TRAINER = {"_target_": "lightning.Trainer", "logger": False, "enable_progress_bar": False, "accelerator": "cpu"}
 LAYERS = [{"_target_": "torch.nn.Flatten"}, {"_target_": "torch.nn.Linear", "in_features": 16, "out_features": 2}]
-
-OWN = """
+MODULES = {
+    "net": """
 import torch.nn
-import torchvision
 from torch import nn
 
 class Sequence(nn.Sequential):
@@ -34,14 +33,13 @@ class Recurrent(nn.LSTM):
     def __init__(self, spec):
         super().__init__(spec.input_shape[-1], 3)
 
-class Residual(torchvision.models.ResNet):
-    def __init__(self, **options):
-        super().__init__(torchvision.models.resnet.BasicBlock, [1, 1, 1, 1], **options)
-
 class Dotted(torch.nn.Module):
     def __init__(self, spec, encoder, sizes=(), parts=None):
         super().__init__()
         self.encoder, self.sizes, self.parts = encoder, sizes, parts
+
+class OfSequences(nn.Identity):
+    accepts = ("sequence",)
 
 class Failing(nn.Module):
     def __init__(self):
@@ -52,28 +50,24 @@ class Leaving(nn.Module):
         raise SystemExit("no such size")
 
 def made(spec): return nn.Linear(16, spec.num_outputs)
-"""
-STAR = "from .net import *\nclass Star(Dotted): pass\n"
-PASSES_ON = (
-    "import mynet.net\nclass Passes(mynet.net.Dotted):\n    def __init__(self, **rest): super().__init__(**rest)\n"
-)
+""",
+    "star": "from .net import *\nclass Star(Dotted): pass\n",
+    "passes": "from .net import Dotted\nclass Passes(Dotted):\n    def __init__(self, **rest): super().__init__(**rest)\n",
+    "absent": "import nowhere_at_all\n",
+    "raises": "import torch\n1 / 0\n",
+    "leaves": "raise SystemExit(3)\n",
+    "broken": "def f(\n",
+}
+LINE = 1 + MODULES["net"].splitlines().index('        self.size = {}["size"]')
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def own(package: Write) -> None:
-    package(net=OWN, star=STAR, passes=PASSES_ON)
+    package(**MODULES)
 
 
 def model_of(target: str, **options: Any) -> nn.Module:
-    data: Any = SimpleNamespace(spec=SPEC, name="toy")
-    return build_model({"model": {"_target_": target, **options}}, data)
-
-
-def refusal(target: str, **options: Any) -> str:
-    with pytest.raises(UserError) as caught:
-        model_of(target, **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return build_model({"model": {"_target_": target, **options}}, SimpleNamespace(spec=SPEC, name="toy"))
 
 
 @pytest.mark.parametrize(
@@ -82,19 +76,17 @@ def refusal(target: str, **options: Any) -> str:
         ("torch.nn.Sequential", {"_args_": LAYERS}),
         ("mynet.net.Sequence", {"hidden": 5}),
         ("mynet.net.Recurrent", {}),
-        ("mynet.net.Residual", {"num_classes": 2}),
-        ("mynet.net.Dotted", {"encoder": LAYERS[1]}),
         ("mynet.star.Star", {"encoder": None}),
         ("mynet.passes.Passes", {"encoder": None}),
         ("mynet.net.made", {}),
         ("torchvision.models.resnet18", {"num_classes": 2}),
     ],
 )
-def test_any_class_or_function_that_makes_a_module_is_a_model(target: str, options: dict[str, Any], own: None) -> None:
+def test_any_class_or_function_that_makes_a_module_is_a_model(target: str, options: dict[str, Any]) -> None:
     assert isinstance(model_of(target, **options), nn.Module)
 
 
-def test_nodes_within_nodes_are_built_wherever_they_stand(own: None) -> None:
+def test_nodes_within_nodes_are_built_wherever_they_stand() -> None:
     loss = {"_target_": "torch.nn.CrossEntropyLoss", "_partial_": True}
     model: Any = model_of("mynet.net.Dotted", encoder=LAYERS[1], sizes=LAYERS, parts={"loss": loss, "width": [4, 5]})
     assert isinstance(model.encoder, nn.Linear)
@@ -105,53 +97,57 @@ def test_nodes_within_nodes_are_built_wherever_they_stand(own: None) -> None:
 
 
 def test_an_argument_is_passed_as_it_is_and_takes_the_place_of_an_option() -> None:
-    assert isinstance(build(MLP, "model", spec=SPEC), mlp.MLP)
+    node = {"_target_": "batchscope.models.mlp.MLP", "hidden_sizes": [3]}
+    assert isinstance(build(node, "model", spec=SPEC), mlp.MLP)
     assert build(CHECKPOINTS | {"dirpath": "a"}, "callbacks.checkpoint", dirpath="b").dirpath == "b"
     first = build(CHECKPOINTS, "callbacks.checkpoint")
     assert first in build(TRAINER, "trainer", callbacks=[first]).callbacks
 
 
-@pytest.mark.parametrize(
-    ("path", "target", "said"),
-    [
-        ("model", "torch.utils.data.DataLoader", "model: got a DataLoader, takes an nn.Module"),
-        ("data", "torch.nn.Identity", "data: got an Identity, takes a LightningDataModule"),
-        ("optimizer", "torch.nn.Identity", "optimizer: got an Identity, takes a torch.optim.Optimizer"),
-        ("trainer", "torch.nn.Identity", "trainer: got an Identity, takes a lightning.Trainer"),
-        ("callbacks.mine", "torch.nn.Identity", "callbacks.mine: got an Identity, takes a Callback of Lightning"),
-        ("logger.mine", "torch.nn.Identity", "logger.mine: got an Identity, takes a Logger of Lightning"),
-    ],
-)  # fmt: skip
-def test_an_object_of_another_kind_than_the_sections_is_told(path: str, target: str, said: str) -> None:
-    with pytest.raises(UserError) as caught:
-        build({"_target_": target, "dataset": [1]} if target.endswith("Loader") else {"_target_": target}, path)
-    assert str(caught.value) == said
+def test_the_current_folder_shadows_nothing_that_is_installed() -> None:
+    Path("json").mkdir()
+    Path("json/__init__.py").write_text("raise ImportError")
+    assert model_of("torch.nn.Identity")
+    assert not Path(json.__file__).is_relative_to(Path.cwd())
 
 
-def test_what_a_constructor_raises_is_told_with_its_place(own: None) -> None:
-    number = 1 + OWN.splitlines().index('        self.size = {}["size"]')
-    assert refusal("mynet.net.Failing") == f"model: KeyError: 'size' (mynet/net.py, line {number})"
-    assert refusal("mynet.net.Leaving").startswith("model: SystemExit: no such size (mynet/net.py, line ")
-    nested = refusal("mynet.net.Dotted", encoder={"_target_": "mynet.net.Failing"})
-    assert nested == f"model.encoder: KeyError: 'size' (mynet/net.py, line {number})"
-    wrong = {"_target_": "torch.nn.Linear", "in_features": "x", "out_features": 2}
-    assert refusal("torch.nn.Sequential", _args_=[wrong]).startswith("model._args_.0: ")
-    assert refusal("mynet.net.Dotted").startswith("model: Dotted.__init__() missing 1 required positional argument")
+IDENTITY, FAILING, SHELL = ({"_target_": name} for name in ("torch.nn.Identity", "mynet.net.Failing", "os.system"))
+VARYING = DataSpec("sequence", (9, 2), "class", 2, variable_length=True)
+SORTED = {"_target_": "lightning.pytorch.profilers.PyTorchProfiler", "sort_by_key": "name"}
+BLOCKED = "Target 'os.system' is blocklisted because it allows … … … …"  # the whole of Hydra's sentence
+ONE_LENGTH = "reads sequences of one length: its forward takes no `lengths`"
+AUGMENT = "data.augment.shift, data.augment.rotation, data.augment.crop, data.augment.flip"
+# A section and its node, and the line, in which "…" stands for any text.
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    # an object of another kind than the section's
+    ("model", {"_target_": "torch.utils.data.DataLoader", "dataset": [1]}, "model: got a DataLoader, takes an nn.Module"),
+    ("data", IDENTITY, "data: got an Identity, takes a LightningDataModule"),
+    ("optimizer", IDENTITY, "optimizer: got an Identity, takes a torch.optim.Optimizer"),
+    ("trainer", IDENTITY, "trainer: got an Identity, takes a lightning.Trainer"),
+    ("callbacks.mine", IDENTITY, "callbacks.mine: got an Identity, takes a Callback of Lightning"),
+    ("logger.mine", IDENTITY, "logger.mine: got an Identity, takes a Logger of Lightning"),
+    # what a constructor raises
+    ("model", FAILING, f"model: KeyError: 'size' (mynet/net.py, line {LINE})"),
+    ("model", {"_target_": "mynet.net.Leaving"}, f"model: SystemExit: no such size (mynet/net.py, line {LINE + 4})"),
+    ("model", {"_target_": "mynet.net.Dotted", "encoder": FAILING}, f"model.encoder: KeyError: 'size' (mynet/net.py, line {LINE})"),
+    ("model", {"_target_": "torch.nn.Sequential", "_args_": [LAYERS[1] | {"in_features": "x"}]}, "model._args_.0: …"),
+    ("model", {"_target_": "mynet.net.Dotted"}, "model: Dotted.__init__() missing 1 required positional argument: 'encoder'"),
+    ("trainer", TRAINER | {"profiler": SORTED}, "trainer.profiler: Found sort_by_key: name…"),
+    ("data", {"_target_": "batchscope.data.mnist.MNIST", "augment": 2}, f"data.augment: got 2, takes null; its options are {AUGMENT}"),
+    # a function that runs commands
+    ("model", SHELL | {"command": "touch ran"}, f"model: {BLOCKED}"),
+    ("model", {"_target_": "mynet.net.Dotted", "encoder": SHELL | {"command": "touch ran"}}, f"model.encoder: {BLOCKED}"),
+    # a model for other data
+    ("model", {"_target_": "mynet.net.OfSequences"}, "model: OfSequences reads sequence data, and toy has image data"),
+    ("model", IDENTITY, f"model: Identity {ONE_LENGTH}, and those of toy vary"),
+]  # fmt: skip
 
 
-def test_a_value_that_a_library_refuses_is_told_with_its_option() -> None:
-    profiler = {"_target_": "lightning.pytorch.profilers.PyTorchProfiler", "sort_by_key": "name"}
-    with pytest.raises(UserError, match=r"^trainer\.profiler: Found sort_by_key: name"):
-        build(TRAINER | {"profiler": profiler}, "trainer")
-
-
-def test_a_function_that_runs_commands_is_refused(own: None) -> None:
-    for key, path in (("_target_", "model"), ("encoder", "model.encoder")):
-        command = {"_target_": "os.system", "command": "touch ran"}
-        node = {"_target_": "mynet.net.Dotted", key: command} if key == "encoder" else command
-        said = refusal(node.pop("_target_"), **node)
-        assert said.startswith(f"{path}: Target 'os.system' is blocklisted because it allows ") and "\n" not in said
-        assert len(said.partition("because it allows ")[2].split()) > 3  # the whole of Hydra's sentence
+@pytest.mark.parametrize(("path", "node", "said"), REFUSED)
+def test_what_cannot_be_built_is_one_line(path: str, node: dict[str, Any], said: str) -> None:
+    data = SimpleNamespace(spec=VARYING if node is IDENTITY else SPEC, name="toy")
+    line = refusal(build, node, path) if path != "model" else refusal(build_model, {"model": node}, data)
+    assert re.fullmatch(".+".join(map(re.escape, said.split("…"))), line)
     assert not Path("ran").exists()
 
 
@@ -159,7 +155,7 @@ def test_a_function_that_runs_commands_is_refused(own: None) -> None:
     ("target", "said"),
     [
         ("mynet.net.Missing", "AttributeError: module 'mynet.net' has no attribute 'Missing'"),
-        ("mynet.net.Nett", "AttributeError: module 'mynet.net' has no attribute 'Nett'. Did you mean 'Net'?"),
+        ("mynet.net.Recurent", "AttributeError: module 'mynet.net' has no attribute 'Recurent'. Did you mean 'Recurrent'?"),
         ("mynet.missing.Net", "AttributeError: module 'mynet' has no attribute 'missing'"),
         ("nowhere_at_all.Net", "ModuleNotFoundError: No module named 'nowhere_at_all'"),
         ("mynet.absent.Net", "ModuleNotFoundError: No module named 'nowhere_at_all' (mynet/absent.py, line 1)"),
@@ -167,44 +163,8 @@ def test_a_function_that_runs_commands_is_refused(own: None) -> None:
         ("mynet.leaves.Net", "SystemExit: 3 (mynet/leaves.py, line 1)"),
         ("mynet.broken.Net", "SyntaxError: '(' was never closed (broken.py, line 1)"),
     ],
-)
-def test_a_target_that_cannot_be_imported_is_told_with_its_place(target: str, said: str, package: Write) -> None:
-    package(
-        absent="import nowhere_at_all\n",
-        raises="import torch\n1 / 0\n",
-        leaves="raise SystemExit(3)\n",
-        broken="def f(\n",
-    )
-    assert refusal(target) == f"model._target_: {target} cannot be imported: {said}"
-    assert refusal("torch.nn.Sequential", _args_=[{"_target_": target}]).startswith(
-        f"model._args_.0._target_: {target} "
-    )
-
-
-def test_the_current_folder_shadows_nothing_that_is_installed(package: Write) -> None:
-    Path("json").mkdir()
-    Path("json/__init__.py").write_text("raise ImportError")
-    assert model_of("torch.nn.Identity")
-    assert not Path(json.__file__).is_relative_to(Path.cwd())
-    assert refusal("json.Missing").endswith("module 'json' has no attribute 'Missing'")
-
-
-def test_a_value_in_place_of_the_augmentation_is_answered_with_its_options() -> None:
-    with pytest.raises(UserError) as caught:
-        build({"_target_": "batchscope.data.mnist.MNIST", "augment": 2}, "data")
-    options = "data.augment.shift, data.augment.rotation, data.augment.crop, data.augment.flip"
-    assert str(caught.value) == f"data.augment: got 2, takes null; its options are {options}"
-
-
-def test_a_model_without_lengths_is_refused_for_sequences_of_different_lengths() -> None:
-    spec = DataSpec("sequence", (9, 2), "class", 2, variable_length=True)
-    with pytest.raises(UserError) as caught:
-        build_model({"model": {"_target_": "torch.nn.Identity"}}, cast(Any, SimpleNamespace(spec=spec, name="own")))
-    assert str(caught.value) == (
-        "model: Identity reads sequences of one length: its forward takes no `lengths`, and those of own vary"
-    )
-
-
-def test_a_model_for_other_data_is_told(package: Write) -> None:
-    package(net="from torch import nn\nclass Net(nn.Identity):\n    accepts = ('sequence',)\n")
-    assert refusal("mynet.net.Net") == "model: Net reads sequence data, and toy has image data"
+)  # fmt: skip
+def test_a_target_that_cannot_be_imported_is_told_with_its_place(target: str, said: str) -> None:
+    node, about = {"_target_": target}, f"_target_: {target} cannot be imported: {said}"
+    assert refusal(build, node, "model") == f"model.{about}"
+    assert refusal(build, {"_target_": "torch.nn.Sequential", "_args_": [node]}, "model") == f"model._args_.0.{about}"

@@ -1,0 +1,352 @@
+"""What a user brings is trained: a loss, metrics, an optimizer, a Task, a LightningModule; what does not fit is one line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import lightning
+import pytest
+import torch
+import torchmetrics
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from batchscope.checkpointing.resume import configuration
+from batchscope.cli.evaluate import evaluate
+from batchscope.data.datamodule import TensorDataModule
+from batchscope.data.spec import DataSpec
+from batchscope.options.groups import use_config_dir
+from batchscope.options.types import Choice
+from batchscope.training.build import build_data, build_model
+from batchscope.training.module import lightning_module
+from batchscope.training.run import train
+from batchscope.training.task import Task
+from tests.support.command_lines import composed, refusal
+
+OUTPUTS = 3
+
+
+class Data(TensorDataModule):
+    """Images with a target of any kind."""
+
+    kind, name = "image", "own"
+
+    def __init__(self, target: Choice = "class_per_pixel", shape: list | None = None, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.target, self.shape = target, shape
+
+    @property
+    def spec(self) -> DataSpec:
+        return DataSpec("image", (1, 6, 6), self.target, 0 if self.target == "input" else OUTPUTS)  # pyrefly: ignore
+
+    def load(self, split: str) -> tuple[Tensor, ...]:
+        random, size = self.generator(split), {"train": 20, "val": 7, "test": 9}[split]
+        x = torch.randn(size, 1, 6, 6, generator=random)
+        shape = (size, *(self.spec.target_shape if self.shape is None else self.shape))
+        return (x,) if self.target == "input" else (x, torch.randint(2, shape, generator=random))
+
+
+class Net(nn.Module):
+    """Answers in the shape that the target asks for, or in another one."""
+
+    def __init__(self, spec: DataSpec, answers: list | None = None):
+        super().__init__()
+        self.shape = spec.output_shape if answers is None else answers
+        self.encoder = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.BatchNorm1d(8), nn.Dropout(0.1))
+        self.head = nn.Linear(8, torch.Size(self.shape).numel())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.encoder(x)).view(-1, *self.shape)
+
+
+class FewSamples(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        raise RuntimeError("x has too many samples")
+
+
+def dice(output: Tensor, target: Tensor, smooth: float = 1.0) -> Tensor:
+    found, asked = output.softmax(dim=1)[:, 1], (target == 1).float()
+    return 1 - (2 * (found * asked).sum() + smooth) / (found.sum() + asked.sum() + smooth)
+
+
+def each_sample(output: Tensor, target: Tensor) -> Tensor:
+    return output.flatten(1).mean(dim=1)
+
+
+def detached(output: Tensor, target: Tensor) -> Tensor:
+    return dice(output.detach(), target)
+
+
+def failing(output: Tensor, target: Tensor) -> Tensor:
+    raise ValueError("no such target")
+
+
+class Weighted(nn.Module):
+    """A loss with a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        return self.weight.abs() * dice(output, target)
+
+
+class Smoothed(Task):
+    """A Task with an option of its own."""
+
+    def __init__(self, share: float = 0.5, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.share = share
+
+
+class Regression(lightning.LightningModule):
+    """As in a tutorial: its own loss, metric names, optimizer and schedule."""
+
+    def __init__(self, by_hand: bool = False) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.automatic_optimization = not by_hand
+        self.net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return nn.functional.huber_loss(self.net(batch[0]), batch[1])
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", self.training_step(batch, batch_idx))
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
+
+
+class WithTest(Regression):
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("test_loss", self.training_step(batch, batch_idx))
+
+
+class FixedBatches(lightning.LightningDataModule):
+    """Without a spec, and without an option for the batch size."""
+
+    def loader(self, size: int, batch_size: int = 8) -> DataLoader:
+        x = torch.randn(size, 2, generator=torch.Generator().manual_seed(size))
+        return DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=batch_size)
+
+    def train_dataloader(self) -> DataLoader:
+        return self.loader(40)
+
+
+class Points(FixedBatches):
+    def __init__(self, batch_size: int = 8) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+
+    def train_dataloader(self) -> DataLoader:
+        return self.loader(80, self.hparams["batch_size"])
+
+    def val_dataloader(self) -> DataLoader:
+        return self.loader(16)
+
+    def test_dataloader(self) -> DataLoader:
+        return self.loader(24)
+
+
+HERE = __name__
+IOU = f"{{iou: {{_target_: torchmetrics.classification.MulticlassJaccardIndex, num_classes: {OUTPUTS}}}}}"
+YAML = {
+    "data/own": f"defaults: [/_tensors@_here_, _self_]\n_target_: {HERE}.Data\ntarget: class_per_pixel\nshape: null\n"
+    "batch_size: 8\n",
+    "data/points": f"_target_: {HERE}.Points\nbatch_size: 8\n",
+    "data/fixedbatches": f"_target_: {HERE}.FixedBatches\n",
+    "model/net": f"_target_: {HERE}.Net\nanswers: null\n",
+    "model/regression": f"_target_: {HERE}.Regression\n",
+    "model/withtest": f"_target_: {HERE}.WithTest\nby_hand: false\n",
+    "task/dice": "defaults: [default, _self_]\n_target_: batchscope.training.task.Task\n"
+    f"loss: {{_target_: {HERE}.dice, smooth: 0.5}}\nmetrics: {IOU}\n",
+    "task/smoothed": f"_target_: {HERE}.Smoothed\nshare: 0.25\n",
+    "optimizer/torchs": "_target_: torch.optim.SGD\n_partial_: true\nlr: 0.1\nmomentum: 0.9\nschedule: cosine\n",
+}
+
+
+@pytest.fixture(scope="module")
+def conf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("conf")
+    for name, text in YAML.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / f"{name}.yaml").write_text(text)
+    return folder
+
+
+@pytest.fixture
+def folder(conf: Path, tmp_path: Path) -> Path:
+    """Of a run, which finds the configs above."""
+    use_config_dir(str(conf))
+    return tmp_path / "run"
+
+
+def configured(*words: str) -> dict[str, Any]:
+    """Two epochs, 6 steps of the network above or 20 of a LightningModule."""
+    quiet = [f"callbacks.{name}=null" for name in ("progress", "throughput", "memory", "device")]
+    return composed("model=net", "data=own", "trainer.max_epochs=2", "trainer.accelerator=cpu", *quiet, *words)
+
+
+def trained(folder: Path, *words: str) -> dict[str, Any]:
+    """The record of a run."""
+    chosen = {"model": "net", "data": "own"} | dict(word.split("=", 1) for word in words)
+    train(configured(*words, f"run_dir={folder}"), folder, {key: chosen[key] for key in ("model", "data")}, [*words])
+    return json.loads((folder / "run.json").read_text())
+
+
+def last(folder: Path) -> dict[str, Any]:
+    return torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
+
+
+def evaluated(folder: Path) -> tuple[str, dict[str, float]]:
+    return evaluate(folder / "checkpoints/best.ckpt", ["trainer.accelerator=cpu"])
+
+
+# --- by a Task -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", ["multilabel", "input"])
+def test_every_kind_of_target_is_trained_and_evaluated(target: str, folder: Path) -> None:
+    record = trained(folder, f"data.target={target}")
+    assert record["status"] == "finished"
+    assert "test/acc" not in record["metrics"]
+    assert evaluated(folder)[1]["test/loss"] == pytest.approx(record["metrics"]["test/loss"])
+
+
+def test_an_own_loss_and_metric_are_logged_and_belong_to_the_checkpoint(folder: Path) -> None:
+    record = trained(folder, "task=dice", "optimizer.schedule=constant")
+    assert record["metrics"].keys() >= {"val/iou", "test/iou", "test/acc"}
+    names, *lines = [line.split(",") for line in (folder / "csv/metrics.csv").read_text().splitlines()]
+    assert [sum(line[names.index(key)] != "" for line in lines) for key in ("train/iou", "train/loss")] == [6, 6]
+    metrics = evaluated(folder)[1]
+    assert metrics == pytest.approx({key: record["metrics"][key] for key in ("test/loss", "test/iou", "test/acc")})
+    data = Data()
+    data.setup("test")
+    x, y = data.tensors("test")
+    network, metric = Net(data.spec), torchmetrics.JaccardIndex("multiclass", num_classes=OUTPUTS)
+    state = torch.load(folder / "checkpoints/best.ckpt", weights_only=True)["state_dict"]
+    network.load_state_dict({name.removeprefix("model."): tensor for name, tensor in state.items()})
+    assert metrics["test/iou"] == pytest.approx(float(metric(network.eval()(x), y)), rel=1e-5)  # the whole set once
+
+
+def test_the_parameters_of_a_loss_are_trained_and_what_is_frozen_stays_as_it_is(folder: Path) -> None:
+    trained(folder, f"task.loss={{_target_: {HERE}.Weighted}}", "task.freeze=['encoder.2.*']", "test=false")
+    after, norm = last(folder)["state_dict"], nn.BatchNorm1d(8).state_dict()
+    assert after["loss_function.weight"] != 1
+    assert all(torch.equal(after[f"model.encoder.2.{name}"], tensor) for name, tensor in norm.items())
+
+
+def test_a_task_of_ones_own_has_options_of_its_own(folder: Path) -> None:
+    config = configured("task=smoothed", "task.share=0.75")
+    data = build_data(config)
+    module: Any = lightning_module(build_model(config, data), data, config, {"choices": {}, "dataset": "own"})
+    assert (type(module), module.share, module.title) == (Smoothed, 0.75, "Net · own")
+
+
+def test_torchs_optimizer_has_a_schedule_and_groups_by_the_names_of_parameters(folder: Path) -> None:
+    groups = "+optimizer.groups=[{match: [encoder.*.bias, '*.2.*'], weight_decay: 0.5, lr: 0.02}, {match: head.*}]"
+    record = trained(folder, "optimizer=torchs", groups, "test=false", "+optimizer.min_lr=0.01")
+    assert record["learning_rate"] == 0.1
+    groups = last(folder)["optimizer_states"][0]["param_groups"]
+    found = [(len(g["params"]), g["initial_lr"], g["weight_decay"], g["momentum"]) for g in groups]
+    assert found == [(1, 0.1, 0, 0.9), (3, 0.02, 0.5, 0.9), (2, 0.1, 0, 0.9)]
+    assert [g["lr"] for g in groups] == pytest.approx([0.01] * 3)
+
+
+def test_a_stopped_run_ends_as_one_that_was_not(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["task=dice", "task.freeze=[encoder.1.*]", "optimizer=torchs", "test=false"]
+    trained(folder.with_name("whole"), *words)
+    with monkeypatch.context() as patched:
+        patched.setattr(Task, "on_validation_end", lambda self: 1 / 0, raising=False)
+        with pytest.raises(ZeroDivisionError):
+            trained(folder, *words, "callbacks.checkpoint.every_n_steps=2")
+    record = json.loads((folder / "run.json").read_text())
+    train(configuration(record, folder, []), folder, record["choices"], [])
+    whole, resumed = (last(place)["state_dict"] for place in (folder.with_name("whole"), folder))
+    assert all(torch.equal(resumed[name], weight) for name, weight in whole.items())
+
+
+# --- a LightningModule -----------------------------------------------------------------------------------------------
+
+
+def test_a_lightning_module_is_trained_tested_recorded_and_evaluated_by_its_path(folder: Path) -> None:
+    record = trained(folder, "model=withtest", "data=points", "global_batch_size=16")
+    assert (record["status"], record["steps"], record["learning_rate"]) == ("finished", 10, 0.1)
+    assert record["model"] == {"class": "WithTest", "parameters": 17, "lightning_module": True}
+    assert record["metrics"].keys() >= {"val_loss", "test_loss"}
+    assert record["dataset"]["train_samples"] == 80  # as its loader says
+    assert record["checkpoints"].keys() == {"best", "last"}  # by val_loss
+    name, metrics = evaluated(folder)
+    assert name == "withtest-Points-bs8, tested on Points (24 samples)"
+    assert metrics["test_loss"] == pytest.approx(record["metrics"]["test_loss"])
+
+
+def test_it_may_have_no_test_and_its_data_no_batch_size(folder: Path) -> None:
+    record = trained(folder, "model=regression", "data=fixedbatches", "callbacks.checkpoint.monitor=null")
+    assert (record["steps"], record["name"]) == (10, "regression-FixedBatches")
+    checkpoint = folder / record["checkpoints"]["last"]
+    assert refusal(evaluate, checkpoint, []).startswith("model: Regression has no test_step")
+
+
+# --- what does not fit -----------------------------------------------------------------------------------------------
+
+SHAPES = "an output (2, 3, 6, 6) and a target (2, 6, 6)"
+WITH_TEST, OLD = "model=withtest data=points", "_target_=pytorch_lightning.demos.boring_classes."
+MISTAKES = {
+    "model.answers=[2]": "model: Net answers (2, 2), and task.loss=cross_entropy and the accuracy for a target "
+    "class_per_pixel (2, 6, 6) takes (2, 3, 6, 6)",
+    "data.shape=[1,6,6]": "data: a sample of number 0 of own's train split is not what the spec says: its targets have the "
+    "shape (1, 6, 6), and a target that is class_per_pixel has (6, 6)",
+    f"model._target_={HERE}.FewSamples": "model: FewSamples does not take a batch (2, 1, 6, 6): RuntimeError: x has too many "
+    "samples (tests/training/test_own.py, line ",
+    f"task.loss={{_target_:{HERE}.each_sample}}": f"task.loss: each_sample returns a tensor (2,) of torch.float32 for {SHAPES}, "
+    "takes a scalar: a mean over the batch",
+    f"task.loss={{_target_:{HERE}.failing}}": f"task.loss: failing fails with {SHAPES}: ValueError: no such target "
+    "(tests/training/test_own.py, line ",
+    f"task.loss={{_target_:{HERE}.detached}}": "task.loss: detached depends on no parameter that is trained",
+    "task.loss=mse": "task.loss: got 'mse'; for the data's target, class_per_pixel, it takes auto, cross_entropy or a node with",
+    "task.loss=crossentropy": "task.loss: got 'crossentropy', takes auto, cross_entropy, bce, mse, l1, smooth_l1 or a node with "
+    "a _target_. Did you mean 'cross_entropy'?",
+    "task.loss={smooth:1}": "task.loss: got {'smooth': 1}; for the data's target",
+    "task.metrics={f1:{_target_:torchmetrics.classification.BinaryF1Score}}": f"task.metrics.f1: BinaryF1Score fails with {SHAPES}: "
+    "RuntimeError: Predictions and targets are expected to have the same shape",
+    "task.metrics={f1:{_target_:torchmetrics.classification.MulticlassF1Score,num_classes:3,average:null}}": "task.metrics.f1: "
+    "MulticlassF1Score returns (3,), takes one number",
+    "task.metrics={f1:{_target_:torch.nn.Identity}}": "task.metrics.f1: got a Identity, takes a node whose _target_ is a",
+    "task.metrics={loss:{_target_:torchmetrics.MeanMetric}}": "task.metrics.loss: is the name of the loss",
+    "task.freeze=[encodr.*]": "task.freeze: 'encodr.*' matches no parameter of the model. Did you mean 'encoder.*'?",
+    "task.freeze=['*']": "task.freeze: got ['*'], which leaves no parameter to train",
+    "task.model=x": "task.model: no such option.",
+    "task.los=mse": "task.los: no such option. Did you mean 'loss'?",
+    "task._target_=torch.nn.Identity": "task: got an Identity, takes a batchscope.training.task.Task",
+    "optimizer.groups=[{match:[encodr.*],lr:0.1}]": "optimizer.groups.0.match: 'encodr.*' matches no parameter of the model. Did",
+    "optimizer.groups=[{match:['*']},{match:[head.*]}]": "optimizer.groups.1.match: an earlier group has every parameter",
+    "optimizer.groups=[{lr:0.1}]": "optimizer.groups.0.match: got None, takes name patterns",
+    "optimizer.groups=[{match:head.*,lr:-1}]": "optimizer.groups.0.lr: got -1, takes a number above 0",
+    "optimizer.groups=[{match:head.*,weight_decy:0}]": "optimizer.groups.0.weight_decy: no such option. Did you mean 'weight_dec",
+    "optimizer.groups=[{match:head.*,lr:1e-5}] optimizer.min_lr=1e-4": "optimizer.min_lr: got 0.0001, takes at most the lowest lr",
+    "optimizer=torchs optimizer.lr=0": "optimizer.lr: got 0, takes a number above 0",
+    "optimizer=torchs optimizer.momentun=0": "optimizer.momentun: no such option. Did you mean 'momentum'?",
+    "optimizer=torchs optimizer.momentum=-1": "optimizer: ValueError: Invalid momentum value: -1",
+    "optimizer=torchs +optimizer.groups=[{match:head.*,eps:1e-3}]": "optimizer.groups.0.eps: no such option",
+    "optimizer=torchs optimizer._target_=torch.nn.Identity": "optimizer: Identity is no torch.optim.Optimizer",
+    "data=points": "data: Points has no spec: a property that returns a batchscope.data.DataSpec",
+    f"{WITH_TEST} task.loss=mse": "task.loss: WithTest is a LightningModule, which has its own loss, metrics and optimizer",
+    f"{WITH_TEST} compile=true": "compile: WithTest is a LightningModule, which compiles itself",
+    f"{WITH_TEST} model.by_hand=true global_batch_size=40": "global_batch_size: takes 5 batches an update, and WithTest optimises by hand",
+    f"{WITH_TEST} callbacks.checkpoint.monitor=loss": "callbacks.checkpoint.monitor: got 'loss', and the validation measures val_loss. "
+    "Did you mean 'val_loss'?",
+    f"model=regression data=points model.{OLD}BoringModel": "model: BoringModel is of the package pytorch_lightning; import "
+    "lightning.pytorch",
+    f"model=regression data=fixedbatches data.{OLD}BoringDataModule": "data: BoringDataModule is of the package pytorch_lightning",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", MISTAKES)
+def test_what_does_not_fit_is_one_line_and_nothing_is_written(words: str, folder: Path) -> None:
+    assert refusal(trained, folder, *words.split()).startswith(MISTAKES[words])
+    if "monitor" not in words:  # which is found after the first validation
+        assert not [path for path in folder.rglob("*") if path.name != ".lock"]
