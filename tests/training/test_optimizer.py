@@ -1,25 +1,23 @@
 """Every optimizer and schedule, the learning rate at another batch size, and SGD's momentum where an update is left out."""
 
 import copy
-import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from batchscope.errors import UserError
-from batchscope.options.compose import check_command_line
 from batchscope.options.groups import choices_of
+from batchscope.training.build import build_optimizer
 from batchscope.training.optimizer import Optimizer
 from tests.checkpointing.support import OUT
 from tests.checkpointing.test_exact_resume import OVERFITS
+from tests.support.command_lines import composed, refusal
 from tests.support.recipes import sgd
 from tests.support.runs import SMALL, last, record, run
-
-SCHEDULES = ("one_cycle", "constant", "cosine", "step", "plateau")
 
 
 def layer() -> nn.Linear:
@@ -31,48 +29,49 @@ def same(ours: list[Tensor], theirs: list[Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
-def composed(*words: str) -> dict:
-    return check_command_line(list(words), multirun=False)[0]["optimizer"]
-
-
 @pytest.mark.parametrize("name", choices_of("optimizer"))
 def test_every_optimizer_trains_under_every_schedule(name: str) -> None:
-    options = {key: value for key, value in composed(f"optimizer={name}").items() if value is not None}
-    target = getattr(torch.optim, options.pop("_target_").rpartition(".")[2])
-    assert target.__name__.lower() == name
-    of_schedule = {key: options.pop(key) for key in [*options] if key in inspect.signature(Optimizer).parameters}
-    for schedule in SCHEDULES:
-        model, recipe = layer(), Optimizer(partial(target, **options), **{**of_schedule, "schedule": schedule})
+    node = {key: value for key, value in composed(f"optimizer={name}")["optimizer"].items() if value is not None}
+    assert node["_target_"].rpartition(".")[2].lower() == name
+    for schedule in ("one_cycle", "constant", "cosine", "step", "plateau"):
+        model, recipe = layer(), build_optimizer({**node, "schedule": schedule})
         assert recipe.elementwise
         optimizer = recipe.build(model.parameters())
-        found = recipe.build_schedule(optimizer, 10)
-        assert (found is None) == (schedule == "constant")
+        assert (recipe.build_schedule(optimizer, 10) is None) == (schedule == "constant")
         model(torch.randn(4, 5)).square().mean().backward()
         optimizer.step()
         assert not same(list(model.parameters()), list(layer().parameters()))
 
 
+def scheduled(steps: float = float("inf"), **options: Any) -> torch.optim.Optimizer:
+    """An optimizer with the schedule of its options."""
+    recipe = Optimizer(torch.optim.SGD, **options)
+    optimizer = recipe.build(layer().parameters())
+    recipe.build_schedule(optimizer, steps)
+    return optimizer
+
+
+NO_END = "needs an end: set trainer.max_steps, or trainer.max_epochs where the data's loader has a length"
+
+
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("call", "options", "said"),
     [
-        ({"lr": 0.001, "min_lr": 0.1}, "optimizer.min_lr: got 0.1, takes at most optimizer.lr, which is 0.001"),
-        ({"schedule": "plateau", "factor": 1}, "optimizer.factor: got 1, and optimizer.schedule=plateau takes less"),
-        (
-            {"make": partial(torch.optim.SGD, nesterov=True)},
-            "optimizer: ValueError: Nesterov momentum requires a momentum and zero dampening",
-        ),
-        ({"make": partial(torch.optim.Adam, betas=(0.9,))}, "optimizer: IndexError: tuple index out of range"),
+        (Optimizer, {"lr": 0.001, "min_lr": 0.1}, "optimizer.min_lr: got 0.1, takes at most optimizer.lr, which is 0.001"),
+        (Optimizer, {"schedule": "plateau", "factor": 1}, "optimizer.factor: got 1, and optimizer.schedule=plateau takes less"),
+        (Optimizer, {"make": partial(torch.optim.SGD, nesterov=True)}, "optimizer: ValueError: Nesterov momentum requires a momentum"),
+        (Optimizer, {"make": partial(torch.optim.Adam, betas=(0.9,))}, "optimizer: IndexError: tuple index out of range"),
+        (scheduled, {"schedule": "one_cycle"}, f"optimizer.schedule: one_cycle {NO_END}"),
+        (scheduled, {"schedule": "cosine"}, f"optimizer.schedule: cosine {NO_END}"),
     ],
-)
-def test_options_that_do_not_go_together_are_one_line(options: dict, said: str) -> None:
-    with pytest.raises(UserError) as caught:
-        Optimizer(**options)
-    assert str(caught.value).startswith(said)
+)  # fmt: skip
+def test_options_that_do_not_go_together_are_one_line(call: Callable, options: dict, said: str) -> None:
+    assert refusal(call, **options).startswith(said)
 
 
 def test_plateau_needs_a_validation() -> None:
-    with pytest.raises(UserError, match="^optimizer.schedule: plateau reads val/loss, and trainer.limit_val_batches=0"):
-        composed("optimizer.schedule=plateau", "trainer.limit_val_batches=0")
+    said = refusal(composed, "optimizer.schedule=plateau", "trainer.limit_val_batches=0")
+    assert said.startswith("optimizer.schedule: plateau reads val/loss, and trainer.limit_val_batches=0")
 
 
 # --- the learning rate ------------------------------------------------------------------------------------------------
@@ -86,31 +85,26 @@ def test_the_learning_rate_is_scaled_from_the_reference_batch_size(scaling: str,
     assert recipe.scaled_to(64).lr == recipe.lr == 0.1
 
 
-def rates(schedule: str, steps: int, **options: float) -> list[float]:
+@pytest.mark.parametrize(
+    ("schedule", "options", "expected"),
+    [
+        ("cosine", {"min_lr": 0.2}, [1, 0.883, 0.6, 0.317, 0.2]),
+        ("step", {"step_epochs": 2, "factor": 0.5}, [1, 1, 0.5, 0.5, 0.25]),
+        ("one_cycle", {"warmup": 0}, [0.854, 0.5, 0.146, 0]),
+        ("one_cycle", {"warmup": 0.25}, [1, 0.75, 0.25, 0]),
+        ("one_cycle", {"warmup": 0.5}, [0.04, 1, 0.5, 0]),
+        ("one_cycle", {"warmup": 1}, [0.04, 0.28, 0.76, 1]),
+    ],
+)
+def test_a_schedule_has_these_rates(schedule: Any, options: dict[str, Any], expected: list[float]) -> None:
     recipe = Optimizer(torch.optim.SGD, lr=1.0, schedule=schedule, **options)
     optimizer = recipe.build(layer().parameters())
-    schedule = recipe.build_schedule(optimizer, steps)
-    found = []
-    for _ in range(steps):
-        found.append(optimizer.param_groups[0]["lr"])
+    stepped, found = recipe.build_schedule(optimizer, 4), [optimizer.param_groups[0]["lr"]]
+    for _ in expected[1:]:
         optimizer.step()
-        schedule.step()
-    return [*found, optimizer.param_groups[0]["lr"]]
-
-
-@pytest.mark.parametrize(("warmup", "peak_at"), [(0, 0), (0.25, 0), (0.5, 1), (1, 3)])
-def test_one_cycle_rises_for_any_fraction_of_the_steps(warmup: float, peak_at: int) -> None:
-    updates = rates("one_cycle", 4, warmup=warmup)[:4]
-    assert updates.index(max(updates)) == peak_at
-    assert updates[-1] < 1e-3 or warmup == 1
-
-
-def test_cosine_falls_from_lr_to_min_lr() -> None:
-    assert rates("cosine", 4, min_lr=0.2) == pytest.approx([1, 0.883, 0.6, 0.317, 0.2], abs=1e-3)
-
-
-def test_step_multiplies_the_rate_after_every_so_many_epochs() -> None:
-    assert rates("step", 4, step_epochs=2, factor=0.5) == [1, 1, 0.5, 0.5, 0.25]
+        stepped.step()
+        found.append(optimizer.param_groups[0]["lr"])
+    assert found == pytest.approx(expected, abs=1e-3)
 
 
 def test_plateau_lowers_the_rate_when_the_validation_gets_no_better(tmp_path: Path) -> None:
@@ -120,17 +114,8 @@ def test_plateau_lowers_the_rate_when_the_validation_gets_no_better(tmp_path: Pa
     assert record(tmp_path / "out")["learning_rate"] == 0.3
 
 
-@pytest.mark.parametrize("schedule", ["one_cycle", "cosine"])
-def test_a_planned_schedule_needs_an_end(schedule: str) -> None:
-    recipe = Optimizer(schedule=schedule)
-    with pytest.raises(UserError, match=f"^optimizer.schedule: {schedule} needs an end: set trainer.max_steps"):
-        recipe.build_schedule(recipe.build(layer().parameters()), float("inf"))
-
-
 def test_one_cycle_gives_no_momentum_to_an_optimizer_of_none() -> None:
-    recipe = Optimizer(torch.optim.SGD, schedule="one_cycle")
-    optimizer = recipe.build(layer().parameters())
-    recipe.build_schedule(optimizer, 10)
+    optimizer = scheduled(10, schedule="one_cycle")
     assert optimizer.param_groups[0]["momentum"] == 0
     assert not optimizer.state  # nor a buffer for it
 
