@@ -1,6 +1,9 @@
 """What a run says of itself: in the terminal, in TensorBoard, and what of Lightning's messages it leaves."""
 
+import contextlib
+import io
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -41,33 +44,22 @@ def oversize(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_batch_larger_than_the_training_set_is_said(oversize: Path) -> None:
-    (line,) = [line for line in (oversize / "stderr").read_text().splitlines() if "data.batch_size" in line]
-    said = "data.batch_size: got 200, and copy-memory has 76 training samples: every step takes all of them"
-    assert line == f"warning: {said}"
-
-
-def test_several_ranks_share_the_training_set(capsys: pytest.CaptureFixture[str]) -> None:
-    data = Adding(batch_size=64)
-    assert limit_batch_size(data, 101, world_size=2) == {"batch_size": 51, "global_batch_size": 101}
-    assert data.batch_size == 51
-    assert "got 64 for each of 2 processes, and adding has 101 training samples" in capsys.readouterr().err
-
-
-def test_an_update_of_several_batches_is_said_where_it_takes_the_whole_training_set(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    data = Adding(batch_size=25)
-    assert limit_batch_size(data, 101, world_size=2, batches=2) == {"global_batch_size": 100}
-    assert not capsys.readouterr().err
-    assert limit_batch_size(data, 101, world_size=2, batches=4) == {"global_batch_size": 101}
-    assert "an update of 200 samples takes all 101 training samples of adding" in capsys.readouterr().err
-
-
-def test_a_batch_that_the_training_set_can_fill_stays_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    data = Adding(batch_size=50)
-    assert limit_batch_size(data, 101, world_size=2) == {"global_batch_size": 100}
-    assert (data.batch_size, capsys.readouterr().err) == (50, "")
+@pytest.mark.parametrize(
+    ("size", "ranks", "batches", "facts", "said"),
+    [
+        (64, 2, 1, {"batch_size": 51, "global_batch_size": 101}, "data.batch_size: got 64 for each of 2 processes, and adding "
+         "has 101 training samples: every step takes all of them"),
+        (50, 2, 1, {"global_batch_size": 100}, None),
+        (25, 2, 2, {"global_batch_size": 100}, None),
+        (25, 2, 4, {"global_batch_size": 101}, "an update of 200 samples takes all 101 training samples of adding"),
+    ],
+    ids=["several ranks share the training set", "it can be filled", "by several batches", "an update takes all"],
+)  # fmt: skip
+def test_a_batch_is_what_the_training_set_can_fill(size, ranks, batches, facts, said, capsys) -> None:
+    data = Adding(batch_size=size)
+    assert limit_batch_size(data, 101, world_size=ranks, batches=batches) == facts
+    assert data.batch_size == facts.get("batch_size", size)
+    assert capsys.readouterr().err == (f"warning: {said}\n" if said else "")
 
 
 @pytest.fixture(scope="module")
@@ -80,35 +72,33 @@ def hparams_in(folder: Path) -> Any:
     return plugin_data_pb2.HParamsPluginData.FromString(metadata.plugin_data.content).session_start_info.hparams
 
 
-def test_it_is_labelled_as_what_it_held_wherever_it_is_named(oversize: Path, report: Report) -> None:
+def test_a_batch_larger_than_the_training_set_is_labelled_as_what_it_held(oversize: Path, report: Report) -> None:
+    (line,) = [line for line in (oversize / "stderr").read_text().splitlines() if "data.batch_size" in line]
+    said = "data.batch_size: got 200, and copy-memory has 76 training samples: every step takes all of them"
+    assert line == f"warning: {said}"
     found = record(oversize / "out")
     assert (found["batch_size"], found["global_batch_size"], found["throughput"]["batch_size"]) == (76, 76, 76)
-    assert found["name"] == "stacked-lstm-copy-memory-bs76"
     assert found["config"]["data"]["batch_size"] == 200  # what was asked for
     assert found["learning_rate"] == found["config"]["optimizer"]["lr"]  # scaled to what the batch held
-    said = (oversize / "stdout").read_text()
-    assert "· batch 76 ·" in said
+    assert "· batch 76 ·" in (oversize / "stdout").read_text()
     (folder,) = {path.parent for path in (oversize / "out").glob("*/events.*")}
-    assert folder.name == "stacked-lstm-copy-memory-bs76"
+    assert folder.name == found["name"] == "stacked-lstm-copy-memory-bs76"
     assert hparams_in(folder)["data.batch_size"].number_value == 76
     assert report.headlines[0].split("samples/s at ")[1].startswith("batch size 76.")
 
 
-def test_the_validation_in_the_record_is_the_last_one_though_the_best_checkpoint_was_tested(oversize: Path) -> None:
-    """That checkpoint was written before its own validation."""
-    key = "val/loss"
-    last = [float(row[key]) for row in table(oversize / "out") if row.get(key)][-1]
-    assert record(oversize / "out")["metrics"][key] == pytest.approx(last, rel=1e-6)
-
-
-def test_the_rate_of_a_run_is_one_number_in_the_record_the_report_and_hparams(oversize: Path, report: Report) -> None:
-    throughput = record(oversize / "out")["throughput"]
+def test_a_number_is_the_same_in_the_record_the_report_and_the_curves(oversize: Path, report: Report) -> None:
+    found = record(oversize / "out")
+    throughput = found["throughput"]
     assert throughput["samples_per_sec"] == pytest.approx(76e3 / throughput["step_ms_median"])
     assert report.sweep.runs[0].values["samples_per_sec"] == throughput["samples_per_sec"]
     (folder,) = {path.parent for path in (oversize / "out").glob("*/events.*")}
     events = EventAccumulator(str(folder)).Reload()
     for key in ("samples_per_sec", "step_ms_median"):
         assert events.Scalars(f"summary/{key}")[-1].value == pytest.approx(throughput[key])
+    # Of the last validation, though the best checkpoint, which was written before its own one, was tested.
+    last = [float(row["val/loss"]) for row in table(oversize / "out") if row.get("val/loss")][-1]
+    assert found["metrics"]["val/loss"] == pytest.approx(last, rel=1e-6)
 
 
 # --- callbacks ------------------------------------------------------------------------------------------------------
@@ -125,17 +115,24 @@ class CountsSteps(Callback):
         return ["one by one"]
 
 
-def test_a_callback_of_ones_own_reaches_the_record_the_last_lines_and_the_details(oversize, capsys, monkeypatch):
+def summary_of(facts: dict[str, Any], *callbacks: Callback) -> str:
+    """What a run of these callbacks ends with."""
+    silent = Trainer(callbacks=[*callbacks], logger=False, accelerator="cpu", enable_checkpointing=False)
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        print_summary(silent, facts)
+    return said.getvalue()
+
+
+def test_a_callback_of_ones_own_reaches_the_record_the_last_lines_and_the_details(oversize: Path, monkeypatch) -> None:
     trainer = Trainer(callbacks=[CountsSteps()], logger=False, accelerator="cpu", enable_checkpointing=False)
     trainer.optimizers = [torch.optim.SGD([torch.zeros(1)], lr=0.5)]
     unmeasured = {"missing": {"bottleneck": "callbacks.throughput is left out"}}
     assert callback_facts(trainer) == {"counted": 3, "learning_rate": None, "throughput": unmeasured}
-    print_summary(trainer, record(oversize / "out"))
-    said = capsys.readouterr().out
+    said = summary_of(record(oversize / "out"), CountsSteps())
     assert "\ncounted 3 steps\n" in said and "one by one" not in said
     monkeypatch.setenv("BATCHSCOPE_VERBOSE", "1")
-    print_summary(trainer, record(oversize / "out"))
-    assert "\ncounted 3 steps\n" in (said := capsys.readouterr().out) and "\n\none by one\n" in said
+    assert "\n\none by one\n" in summary_of(record(oversize / "out"), CountsSteps())
 
 
 RESULTS = {
@@ -149,11 +146,9 @@ RESULTS = {
 }
 
 
-@pytest.mark.parametrize(("steps", "epochs"), [(0, 0), (3, 0), (4, 1), (5, 1), (8, 2)])
+@pytest.mark.parametrize(("steps", "epochs"), [(0, 0), (4, 0), (5, 1), (6, 1), (10, 2)])
 def test_an_epoch_that_has_not_ended_does_not_count(steps: int, epochs: int) -> None:
-    silent = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
-    trainer = Trainer(max_steps=steps, limit_train_batches=4, enable_model_summary=False, **silent)
-    trainer.fit(Stranger(), loader())
+    trainer = train(Stranger(), max_steps=steps)
     assert (trainer.global_step, whole_epochs(trainer)) == (steps, epochs)
 
 
@@ -169,36 +164,29 @@ def test_a_limited_validation_counts_the_samples_of_its_batches(limit: float, sa
 
 
 @pytest.mark.parametrize("row", RESULTS)
-def test_the_result_is_one_row(row: str, oversize: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_result_is_one_row(row: str, oversize: Path) -> None:
     facts = {"metrics": {"test/acc": 0.98871, "test/loss": 0.03}, "fit_seconds": 47.0, "epochs": 1, "steps": 430}
-    trainer = Trainer(logger=False, accelerator="cpu", enable_checkpointing=False)
-    print_summary(trainer, record(oversize / "out") | facts | RESULTS[row])
-    assert capsys.readouterr().out.splitlines()[-2:] == [f"result  {row}", "files   out"]
+    said = summary_of(record(oversize / "out") | facts | RESULTS[row])
+    assert said.splitlines()[-2:] == [f"result  {row}", "files   out"]
 
 
 @pytest.mark.parametrize(
-    ("checkpoints", "kept"),
+    ("kept", "others", "place", "top"),
     [
-        ({"best": "checkpoints/best.ckpt", "last": "checkpoints/last.ckpt"}, "best"),
-        ({"last": "checkpoints/last.ckpt"}, "last"),  # a run that has ended before its first validation
+        ("best", {"last": "checkpoints/last.ckpt"}, "out", "out"),
+        ("last", {}, "out", "out"),  # a run that has ended before its first validation
+        ("last", {}, ".", "."),
     ],
 )
-def test_the_details_name_the_checkpoint_that_was_kept(oversize, checkpoints, kept, capsys, monkeypatch):
+def test_the_details_name_the_checkpoint_that_was_kept(kept, others, place, top, oversize, monkeypatch) -> None:
     monkeypatch.setenv("BATCHSCOPE_VERBOSE", "1")
-    trainer = Trainer(logger=False, accelerator="cpu", enable_checkpointing=False)
-    print_summary(trainer, record(oversize / "out") | {"checkpoints": checkpoints})
-    said = capsys.readouterr().out
-    assert f"\nkept    out/checkpoints/{kept}.ckpt\n" in said
-    assert f" ckpt=out/checkpoints/{kept}.ckpt" in said
-
-
-def test_the_details_of_a_run_in_the_working_directory(oversize: Path, capsys, monkeypatch) -> None:
-    monkeypatch.setenv("BATCHSCOPE_VERBOSE", "1")
-    monkeypatch.chdir(oversize / "out")
-    facts = record(Path())
-    trainer = Trainer(logger=False, accelerator="cpu", enable_checkpointing=False)
-    print_summary(trainer, facts | {"config": facts["config"] | {"run_dir": "."}})
-    assert "\nlook    tensorboard --logdir .\n" in capsys.readouterr().out
+    monkeypatch.chdir(oversize if place == "out" else oversize / "out")
+    facts = record(oversize / "out") | {"checkpoints": {kept: f"checkpoints/{kept}.ckpt", **others}}
+    facts["config"]["run_dir"] = place
+    said, path = summary_of(facts), os.path.join(place, "checkpoints", f"{kept}.ckpt")
+    assert f"\nkept    {path}\n" in said
+    assert f" ckpt={path}" in said
+    assert f"\nlook    tensorboard --logdir {top}\n" in said
 
 
 @pytest.mark.parametrize("of_task", [True, False])
@@ -220,20 +208,13 @@ FINDER = [
 ]
 
 
-@pytest.fixture(scope="module")
-def talkative(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of which Lightning has much to say."""
-    folder = tmp_path_factory.mktemp("talkative")
+@pytest.mark.slow
+def test_what_was_asked_for_is_shown_once_and_greetings_are_not(tmp_path: Path) -> None:
     stopping = "+callbacks.stop._target_=lightning.pytorch.callbacks.EarlyStopping"
     verbose = ["+callbacks.stop.monitor=val/loss", "+callbacks.stop.verbose=true"]
-    done = run(folder, *SMALL, *FINDER, stopping, *verbose, "+trainer.profiler=simple", "hydra.run.dir=out")
+    done = run(tmp_path, *SMALL, *FINDER, stopping, *verbose, "+trainer.profiler=simple", "hydra.run.dir=out")
     assert done.end() == 0, done.complained
-    return folder
-
-
-@pytest.mark.slow
-def test_what_was_asked_for_is_shown_once_and_greetings_are_not(talkative: Path) -> None:
-    both = "".join((talkative / name).read_text() for name in ("stdout", "stderr"))
+    both = done.said + done.complained
     assert both.count("Learning rate set to") == 1
     assert both.count("FIT Profiler Report") == 1
     assert "Metric val/loss improved" in both
