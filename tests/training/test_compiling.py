@@ -11,9 +11,9 @@ from batchscope.data.spec import DataSpec
 from batchscope.models import mlp
 from batchscope.training import compiling
 from batchscope.training.task import Task
-from tests.checkpointing.support import OUT, STEP
+from tests.checkpointing.support import OUT
 from tests.support.command_lines import composed, refusal
-from tests.support.runs import EVERY_4, SMALL, kill_9, last, record, run
+from tests.support.runs import EVERY_4, SMALL, last, record, run
 
 # 20 steps in 2 epochs; the last batch of an epoch holds 4 samples in place of 8.
 MLP = [
@@ -55,16 +55,6 @@ def test_a_checkpoint_of_a_compiled_run_is_one_of_any_other(compiled: Path, tmp_
     assert done.end() == 0, done.complained
     tested = {line.split()[0]: float(line.split()[1]) for line in done.said.splitlines() if line.startswith("test/")}
     assert tested == {k: pytest.approx(v, abs=1e-6) for k, v in record(compiled)["metrics"].items() if "test" in k}
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not can_compile, reason="torch.compile needs a C++ compiler")
-@pytest.mark.parametrize(("first", "then"), [("true", "false"), ("false", "true")])
-def test_a_run_is_resumed_with_another_compile(first: str, then: str, tmp_path: Path) -> None:
-    assert run(tmp_path, *MLP, f"compile={first}", OUT, faults=[(STEP, 15, kill_9)]).end() == -9
-    done = run(tmp_path, "resume=out", f"compile={then}")
-    assert done.end() == 0, done.complained
-    assert record(tmp_path / "out")["steps"] == 20
 
 
 def test_a_machine_that_cannot_compile_is_refused_before_anything_is_written(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from batchscope.training import failures
 from batchscope.training.ending import explain_failures
 from tests.checkpointing.support import OUT, STEP
 from tests.support.command_lines import refusal
-from tests.support.runs import EVERY_4, SMALL, last, ranks, record, results, run
+from tests.support.runs import EVERY_4, SMALL, last, record, run
 
 
 def break_one_loss() -> None:
@@ -57,13 +57,6 @@ def test_a_loss_that_is_not_a_number_ends_the_run_and_keeps_the_checkpoints(tmp_
     assert record(tmp_path / "out")["error"] == line.removeprefix("error: ")
 
 
-def test_a_run_may_skip_such_a_step_and_counts_it(tmp_path: Path) -> None:
-    skip = "callbacks.nonfinite.action=skip"
-    assert run(tmp_path, *SMALL, OUT, skip, faults=[(STEP, 6, break_one_loss)]).end() == 0
-    assert record(tmp_path / "out")["skipped_steps"] == 1
-    assert all(weight.isfinite().all() for weight in results(tmp_path / "out")["weights"].values())
-
-
 def test_out_of_memory_is_told_with_the_batch_size_and_what_to_try(tmp_path: Path) -> None:
     line = stopped(tmp_path, *(word for word in SMALL if word != "callbacks.memory=null"), fault=ask_for_too_much)
     assert line.startswith("error: out of memory with data.batch_size=8 on cpu: ")
@@ -71,17 +64,6 @@ def test_out_of_memory_is_told_with_the_batch_size_and_what_to_try(tmp_path: Pat
     assert "try data.batch_size=4 with trainer.accumulate_grad_batches=2" in line
     assert record(tmp_path / "out")["memory"]["parts_bytes"]["saved"] > 0
     assert record(tmp_path / "out")["status"] == "out_of_memory"
-
-
-def run_out_of_memory() -> None:
-    raise torch.OutOfMemoryError("CUDA out of memory")
-
-
-@pytest.mark.slow
-def test_out_of_memory_in_a_rank_that_is_not_the_first_is_how_the_run_ended(tmp_path: Path) -> None:
-    assert all(one.end() for one in ranks(tmp_path, *SMALL, faults={1: [(STEP, 6, run_out_of_memory)]}))
-    assert record(tmp_path / "out")["status"] == "out_of_memory"
-    assert record(tmp_path / "out")["error"].startswith("out of memory with data.batch_size=8 on cpu: ")
 
 
 # --- which exceptions are translated ----------------------------------------------------------------------------------

@@ -13,16 +13,19 @@ from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 
+from batchscope.cli.evaluate import evaluate
 from batchscope.errors import UserError
+from batchscope.options.compose import compose_command_line
 from batchscope.options.groups import CONFIGS, choices_of
 from batchscope.options.signatures import class_attribute
 from batchscope.training.run import train
-from tests.checkpointing.support import LOAD, OUT, interrupt
+from tests.checkpointing.support import LOAD, OUT, STEP, interrupt
+from tests.checkpointing.test_exact_resume import AVERAGES, STOPS
 from tests.support.command_lines import composed
-from tests.support.runs import SMALL, record
+from tests.support.runs import EVERY_4, SMALL, record
 from tests.support.runs import run as forked
+from tests.training.test_failures import break_one_loss
 
-ROOT = Path(__file__).resolve().parents[2]
 # Enough to see every part of a run once.
 SHORT = ["trainer.max_epochs=1", "trainer.limit_train_batches=4", "trainer.limit_val_batches=1", "data.batch_size=8"]
 SHORT += ["trainer.limit_test_batches=1", "trainer.accelerator=cpu", "callbacks.progress=null"]
@@ -99,15 +102,9 @@ def test_tensorboard_shows_every_step_the_options_that_were_set_and_what_came_of
     assert experiment.experiment.metric_infos[0].name.tag == "test/acc"  # the one that the table begins with
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        pytest.param([sys.executable, ROOT / "src" / "train.py"], marks=pytest.mark.slow, id="file"),
-        pytest.param([Path(sys.executable).with_name("batchscope"), "train"], id="installed"),
-    ],
-)
-def test_the_program_starts_from_anywhere(command: list, tmp_path: Path) -> None:
-    done = subprocess.run([*command, "modle=cnn"], cwd=tmp_path, capture_output=True, text=True, check=False)
+def test_the_program_starts_from_anywhere(tmp_path: Path) -> None:
+    command = [Path(sys.executable).with_name("batchscope"), "train", "modle=cnn"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("error: modle: no such option.")
     assert list(tmp_path.iterdir()) == []
@@ -198,19 +195,34 @@ def test_a_seed_gives_the_same_run_and_the_metric_that_a_sweeper_asks_for(tmp_pa
     assert (first, other) == (one["metrics"]["val/loss"], one["metrics"]["test/loss"])
 
 
-@pytest.mark.slow
-def test_the_dataset_on_record_is_the_one_trained_on(tmp_path: Path, monkeypatch, capsys) -> None:
-    from torchvision.datasets import MNIST
+# --- recipes ---------------------------------------------------------------------------------------------------------
 
-    def no_network(self: MNIST) -> None:
-        raise RuntimeError("no network")
 
-    monkeypatch.setattr(MNIST, "download", no_network)
-    monkeypatch.setattr("batchscope.data.torchvision_images.STAND_IN_SIZES", {"train": 6000, "test": 100})
-    _, found = in_process(tmp_path, f"data.root={tmp_path / 'empty'}")
-    assert "warning: NOT MNIST" in capsys.readouterr().err
-    assert found["dataset"]["name"] == "rendered-digits"
-    assert found["name"] == "cnn-rendered-digits-bs8"
-    assert (tmp_path / "run" / "cnn-rendered-digits-bs8").is_dir()
-    checkpoint = torch.load(tmp_path / "run" / "checkpoints" / "best.ckpt", weights_only=True)
-    assert checkpoint["batchscope"]["dataset"] == "rendered-digits"
+def test_the_best_checkpoint_holds_the_averaged_weights_that_are_tested(tmp_path: Path) -> None:
+    done = forked(tmp_path, *SMALL, *AVERAGES, EVERY_4, OUT)
+    assert done.end() == 0, done.complained
+    assert "warning" not in done.complained.lower()
+    best = torch.load(tmp_path / "out/checkpoints/best.ckpt", weights_only=True)
+    assert not all(torch.equal(best["state_dict"][name], own) for name, own in best["current_model_state"].items())
+    _, tested = evaluate(tmp_path / "out/checkpoints/best.ckpt", ["trainer.accelerator=cpu"])
+    metrics = record(tmp_path / "out")["metrics"]
+    assert tested == {key: pytest.approx(metrics[key], abs=1e-6) for key in metrics if key.startswith("test/")}
+
+
+def test_early_stopping_ends_a_run_whose_validation_gets_worse(tmp_path: Path) -> None:
+    assert forked(tmp_path, *SMALL, *STOPS, OUT).end() == 0
+    assert 3 <= record(tmp_path / "out")["epochs"] < 20
+
+
+def test_find_lr_is_a_sweep_over_rates_that_another_range_replaces() -> None:
+    assert len(compose_command_line(["experiment=find_lr"], multirun=True).configs) == 6
+    line = compose_command_line(["experiment=find_lr", "optimizer.lr=0.1,0.2"], multirun=True)
+    assert [config["optimizer"]["lr"] for config in line.configs] == [0.1, 0.2]
+
+
+def test_debug_is_short_and_shows_the_first_wrong_number_and_the_traceback(tmp_path: Path) -> None:
+    trainer = composed("debug=default", "compile=true")["trainer"]
+    assert (trainer["max_epochs"], trainer["limit_train_batches"], trainer["detect_anomaly"]) == (1, 5, True)
+    done = forked(tmp_path, *SMALL, OUT, "debug=default", faults=[(STEP, 3, break_one_loss)])
+    assert done.end() == 1
+    assert "Traceback" in done.complained  # of an error that is one line otherwise

@@ -44,11 +44,13 @@ def oversize(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+ALL = "and adding has 101 training samples: every step takes all of them"
+
+
 @pytest.mark.parametrize(
     ("size", "ranks", "batches", "facts", "said"),
     [
-        (64, 2, 1, {"batch_size": 51, "global_batch_size": 101}, "data.batch_size: got 64 for each of 2 processes, and adding "
-         "has 101 training samples: every step takes all of them"),
+        (64, 2, 1, {"batch_size": 51, "global_batch_size": 101}, f"data.batch_size: got 64 for each of 2 processes, {ALL}"),
         (50, 2, 1, {"global_batch_size": 100}, None),
         (25, 2, 2, {"global_batch_size": 100}, None),
         (25, 2, 4, {"global_batch_size": 101}, "an update of 200 samples takes all 101 training samples of adding"),
@@ -202,23 +204,24 @@ def test_hparams_shows_only_options_that_have_an_effect(of_task: bool, oversize:
 
 # --- what Lightning has to say --------------------------------------------------------------------------------------
 
-FINDER = [
-    "+callbacks.finder._target_=lightning.pytorch.callbacks.LearningRateFinder",
-    "+callbacks.finder.num_training_steps=20",
-]
-
 
 @pytest.mark.slow
-def test_what_was_asked_for_is_shown_once_and_greetings_are_not(tmp_path: Path) -> None:
-    stopping = "+callbacks.stop._target_=lightning.pytorch.callbacks.EarlyStopping"
-    verbose = ["+callbacks.stop.monitor=val/loss", "+callbacks.stop.verbose=true"]
-    done = run(tmp_path, *SMALL, *FINDER, stopping, *verbose, "+trainer.profiler=simple", "hydra.run.dir=out")
+@pytest.mark.parametrize(("schedule", "peak"), [("constant", "lr"), ("one_cycle", "max_lr"), ("cosine", "initial_lr")])
+def test_a_learning_rate_that_was_found_is_the_schedules_and_what_was_asked_for_is_said(
+    schedule: str, peak: str, tmp_path: Path
+) -> None:
+    line = ["+callbacks.finder._target_=lightning.pytorch.callbacks.LearningRateFinder"]
+    line += ["+callbacks.finder.num_training_steps=20", "+trainer.profiler=simple", f"optimizer.schedule={schedule}"]
+    line += ["+callbacks.stop._target_=lightning.pytorch.callbacks.EarlyStopping", "+callbacks.stop.monitor=val/loss"]
+    done = run(tmp_path, *SMALL, *line, "+callbacks.stop.verbose=true", "hydra.run.dir=out")
     assert done.end() == 0, done.complained
-    both = done.said + done.complained
-    assert both.count("Learning rate set to") == 1
-    assert both.count("FIT Profiler Report") == 1
+    both, found = done.said + done.complained, record(tmp_path / "out")
+    assert (both.count("Learning rate set to"), both.count("FIT Profiler Report")) == (1, 1)
     assert "Metric val/loss improved" in both
     assert not any(words in both for words in ("GPU available", "`Trainer.fit` stopped", "Restoring states", "Tip"))
+    assert found["learning_rate"] != found["config"]["optimizer"]["lr"]
+    (group,) = last(tmp_path / "out")["optimizer_states"][0]["param_groups"]
+    assert group[peak] == pytest.approx(found["learning_rate"])
 
 
 @pytest.mark.parametrize(
@@ -234,20 +237,6 @@ def test_what_was_asked_for_is_shown_once_and_greetings_are_not(tmp_path: Path) 
 def test_a_message_of_the_logger_that_all_share_is_judged_by_its_speaker(file: str, level: int, shown: bool) -> None:
     message = logging.LogRecord("lightning", level, f"/lib/lightning/pytorch/{file}", 1, "…", None, None)
     assert is_shown(message) == shown
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("schedule", ["constant", "one_cycle", "cosine"])
-def test_a_learning_rate_that_a_callback_found_is_that_of_the_schedule_and_in_the_record(
-    tmp_path: Path, schedule: str
-) -> None:
-    done = run(tmp_path, *SMALL, *FINDER, f"optimizer.schedule={schedule}", "hydra.run.dir=out")
-    assert done.end() == 0, done.complained
-    found = record(tmp_path / "out")
-    assert found["learning_rate"] != found["config"]["optimizer"]["lr"]
-    (group,) = last(tmp_path / "out")["optimizer_states"][0]["param_groups"]
-    peak = {"constant": "lr", "one_cycle": "max_lr", "cosine": "initial_lr"}[schedule]
-    assert group[peak] == pytest.approx(found["learning_rate"])
 
 
 def test_updates_that_were_skipped_are_a_count_of_the_whole_run() -> None:
