@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy
 import pytest
+import torch
 from torchvision import datasets
 
 from batchscope.data.cifar10 import CIFAR10
@@ -60,3 +61,14 @@ def small_official(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
         return root
 
     return write
+
+
+@pytest.fixture
+def as_rank(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
+    """A function of a rank and the number of ranks: this process is taken for that one."""
+
+    def be(rank: int, world: int) -> None:
+        for name, value in {"is_initialized": True, "get_rank": rank, "get_world_size": world}.items():
+            monkeypatch.setattr(torch.distributed, name, lambda value=value: value)
+
+    return be

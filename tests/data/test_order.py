@@ -1,120 +1,123 @@
-"""DeterministicBatchSampler: an order that is a function of (seed, epoch) alone, shared by any number of ranks."""
+"""Batches: in an order that is a function of (seed, epoch) alone, whatever serves them, on however many processes."""
 
-from collections.abc import Iterable
-from itertools import chain
+from itertools import chain, product
 from typing import Any
 
+import numpy
 import pytest
+import torch
 
-from batchscope.data import order
-from batchscope.data.order import DeterministicBatchSampler
-
-
-def indices(batches: DeterministicBatchSampler) -> list[list[int]]:
-    """The samples of each batch, without the epoch that a key has, too."""
-    return [found for _, found in batches]
+from batchscope.data.order import DeterministicBatchSampler, epoch_seed
+from tests.data.support import NUM, Numbers, Recorder, loaded
+from tests.support.third_party_modules import train
 
 
-def joined(batches: Iterable[list[int]]) -> list[int]:
-    return list(chain.from_iterable(batches))
+def reference(
+    num: int = NUM, batch_size: int = 8, epoch: int = 0, seed: int = 0, world: int = 1, least: int = 1
+) -> Any:
+    """The samples of each batch of each rank: slices of one shuffled list, of which a too small rest joins the last."""
+    order = torch.randperm(num, generator=torch.Generator().manual_seed(epoch_seed(seed, epoch))).tolist()
+    batches = [order[first : first + batch_size * world] for first in range(0, num, batch_size * world)]
+    if len(batches) > 1 and len(batches[-1]) < world * least:
+        batches[-2:] = [batches[-2] + batches[-1]]
+    return [[numpy.array_split(batch, world)[rank].tolist() for batch in batches] for rank in range(world)]
 
 
-def as_rank(monkeypatch: pytest.MonkeyPatch, rank: int, world: int) -> None:
-    monkeypatch.setattr(order, "rank_and_world_size", lambda: (rank, world))
-
-
-def shares(
-    monkeypatch: pytest.MonkeyPatch, num: int, batch_size: int, world: int, **options: Any
-) -> list[list[list[int]]]:
-    """The batches of every rank of a world, one list a rank."""
-    found = []
-    for rank in range(world):
-        as_rank(monkeypatch, rank, world)
-        batches = DeterministicBatchSampler(num, batch_size, shuffle=True, seed=1, **options)
+@pytest.mark.parametrize(
+    ("num", "batch_size"), [(1, 1), (3, 5), (10, 5), (11, 5), *((num, 8) for num in (11, 31, 32, 33, 35, 63, 65, 107))]
+)
+def test_each_rank_has_its_share_of_the_reference(num, batch_size, as_rank) -> None:
+    for world, least, rank in product((1, 2, 3, 4), (1, 2), range(4)):
+        if rank >= world:
+            continue
+        as_rank(rank, world)
+        expected = reference(num, batch_size, 2, 1, world, least)
+        own = expected[rank]
+        batches = DeterministicBatchSampler(num, batch_size, shuffle=True, seed=1, min_samples=least)
         batches.set_epoch(2)
-        found.append(indices(batches))
-        assert len(batches) == len(found[-1])
-    return found
+        order, numbers = batches.order().tolist(), range(len(batches))
+        assert list(batches) == [(2, batch) for batch in own]
+        assert [batches.samples(number) for number in numbers] == own
+        firsts = [batches.first_sample(number) for number in numbers]
+        assert [order[first : first + len(batch)] for first, batch in zip(firsts, own, strict=True)] == own
+        whole = [sum(map(len, parts)) for parts in zip(*expected, strict=True)]
+        weights = [len(batch) * world / size for batch, size in zip(own, whole, strict=True)]
+        assert [batches.weight(number) for number in numbers] == weights
 
 
-def global_batches(ranks: list[list[list[int]]]) -> list[list[int]]:
-    return [joined(parts) for parts in zip(*ranks, strict=True)]
-
-
-@pytest.mark.parametrize(("num", "batch_size", "batches"), [(10, 5, 2), (11, 5, 3), (3, 5, 1), (1, 1, 1)])
-def test_the_number_of_batches_is_rounded_up(num: int, batch_size: int, batches: int) -> None:
-    assert len(DeterministicBatchSampler(num, batch_size, shuffle=True)) == batches
-
-
-def test_every_pair_of_seed_and_epoch_has_an_order_of_its_own() -> None:
+def test_every_pair_of_seed_and_epoch_has_an_order_of_its_own_in_every_version() -> None:
     seeds = [0, 1, 2, 255, 256, 257, 1 << 24, (1 << 32) - 1]
-    orders = set()
-    for seed in seeds:
-        batches = DeterministicBatchSampler(50, 8, shuffle=True, seed=seed)
-        for epoch in range(5):
-            batches.set_epoch(epoch)
-            orders.add(tuple(batches.order().tolist()))
+    orders = {tuple(chain(*reference(epoch=epoch, seed=seed)[0])) for seed in seeds for epoch in range(5)}
     assert len(orders) == len(seeds) * 5
+    assert reference(epoch=2, seed=3)[0][0] == [24, 22, 33, 46, 19, 47, 23, 49]
 
 
-def test_a_batch_can_be_asked_which_samples_it_holds() -> None:
-    batches = DeterministicBatchSampler(50, 8, shuffle=True)
-    batches.set_epoch(1)
-    assert [batches.samples(batch) for batch in range(len(batches))] == indices(batches)
+CASES: dict[str, dict[str, Any]] = {
+    "an epoch of another seed": {"seed": 3, "epoch": 5},
+    "a resume at the beginning": {},
+    "a resume in the middle of an epoch": {"epoch": 2, "done": 3},
+    "a resume at an epoch's end": {"epoch": 2, "done": 7},
+    "a rest that batch norm could not be trained on": {"batch_size": 7, "least": 2, "epoch": 2, "done": 5},
+    "one of two ranks": {"batch_size": 4, "world": 2},
+}
+PIPELINES = [("memory", 0), ("device", 0), ("workers", 0)]
 
 
-@pytest.mark.parametrize("num", [96, 97, 98, 99, 100, 107, 119])
-@pytest.mark.parametrize("world", [2, 3, 4])
-def test_the_samples_of_a_step_are_those_of_one_process(num: int, world: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = shares(monkeypatch, num, 24, 1)[0]
-    if 0 < num % 24 < world:  # a rest too small for all ranks joins the last batch
-        alone = [*alone[:-2], alone[-2] + alone[-1]]
-    assert global_batches(shares(monkeypatch, num, 24 // world, world)) == alone
+@pytest.mark.parametrize(
+    ("pipeline", "workers", "case"),
+    [*((*each, case) for case in CASES for each in PIPELINES), ("workers", 2, "a resume in the middle of an epoch")],
+)
+def test_every_pipeline_serves_the_reference(pipeline, workers, case, as_rank) -> None:
+    asked = {"batch_size": 8, "epoch": 0, "seed": 0, "world": 1, "least": 1, **CASES[case]}
+    done = asked.pop("done", 0)
+    as_rank(asked["world"] - 1, asked["world"])
+    options = {name: asked[name] for name in ("batch_size", "seed")}
+    data = Numbers(pipeline=pipeline, num_workers=workers, **options)
+    before = torch.get_rng_state()
+    data.resume_at(asked["epoch"], done)
+    batches = loaded(data, min_samples=asked["least"]).train_dataloader()
+    next(iter(batches), None)  # an epoch that is broken off changes nothing
+    for start in (done, 0):
+        batches.batch_sampler.set_epoch(asked["epoch"])
+        expected, found = reference(**asked)[-1], list(batches)
+        assert [y.tolist() for _, y in found] == expected[start:]
+        assert all(x.flatten(1).tolist() == [[2 * i, 2 * i + 1] for i in y] for x, y in found)
+        assert len(batches) == len(expected)
+        asked["epoch"] += 1
+    assert torch.equal(torch.get_rng_state(), before)  # the model's
 
 
-@pytest.mark.parametrize("num", [11, 31, 32, 33, 34, 35, 36, 63, 65])
-@pytest.mark.parametrize("world", [2, 3, 4])
-@pytest.mark.parametrize("least", [1, 2])
-def test_ranks_have_equally_many_batches_none_too_small_and_no_sample_twice(
-    num: int, world: int, least: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ranks = shares(monkeypatch, num, 8, world, min_samples=least)
-    assert len({len(batches) for batches in ranks}) == 1
-    assert min(len(batch) for batches in ranks for batch in batches) >= least
-    assert sorted(sample for batches in ranks for batch in batches for sample in batch) == list(range(num))
-    for parts in zip(*ranks, strict=True):
-        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("options", "epochs"), [({}, [0, 1, 2]), ({"overfit_batches": 2}, [0, 0, 0])])
+@pytest.mark.parametrize("pipeline", ["memory", "workers"])
+def test_lightning_tells_the_loader_which_epoch_it_is(pipeline, options, epochs) -> None:
+    recorder, data = Recorder(), Numbers(batch_size=8, pipeline=pipeline, num_workers=0, seed=6)
+    train(recorder, data=data, max_epochs=3, use_distributed_sampler=False, limit_val_batches=0, **options)
+    found = [[y.tolist() for _, y in batches] for batches in recorder.trained.values()]
+    assert found == [reference(epoch=epoch, seed=6)[0][: options.get("overfit_batches")] for epoch in epochs]
 
 
-@pytest.mark.parametrize(("num", "sizes"), [(10, [5, 5]), (11, [5, 6]), (12, [5, 5, 2]), (3, [3])])
-def test_a_rest_of_too_few_samples_for_the_model_joins_the_last_batch(num: int, sizes: list[int]) -> None:
-    batches, alone = (indices(DeterministicBatchSampler(num, 5, shuffle=True, min_samples=least)) for least in (2, 1))
-    assert [len(batch) for batch in batches] == sizes
-    assert joined(batches) == joined(alone)
+@pytest.mark.parametrize(
+    ("shape", "batch_size", "expected"),
+    [
+        ((1, 28, 28), 8, 256),
+        ((1, 28, 28), 300, 300),  # which training holds, too
+        ((3, 32, 32), 8, 256),
+        ((3, 224, 224), 8, 27),  # 16 MiB of what the network computes on
+        ((3, 4000, 4000), 8, 8),
+    ],
+)
+def test_evaluation_takes_batches_that_fill_a_device_and_not_its_memory(shape, batch_size, expected) -> None:
+    data = loaded(Numbers(batch_size=batch_size), input_shape=shape)
+    assert data.val_dataloader().batch_sampler.batch_size == expected
+    data.setup("test")
+    assert data.test_dataloader().batch_sampler.batch_size == expected
 
 
-@pytest.mark.parametrize("num", [64, 65, 70, 71])
-def test_the_weighted_means_of_the_ranks_average_to_that_of_the_batch(
-    num: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ranks, weights = shares(monkeypatch, num, 8, 3), []
-    for rank in range(3):
-        as_rank(monkeypatch, rank, 3)
-        batches = DeterministicBatchSampler(num, 8, shuffle=True)
-        weights.append([batches.weight(batch) for batch in range(len(batches))])
-    for batch, whole in enumerate(global_batches(ranks)):
-        means = [sum(own[batch]) / len(own[batch]) * of[batch] for own, of in zip(ranks, weights, strict=True)]
-        assert sum(means) / 3 == pytest.approx(sum(whole) / len(whole))
-
-
-@pytest.mark.parametrize("world", [1, 2, 3])
-def test_each_rank_knows_the_positions_of_its_samples(world: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    positions = []
-    for rank in range(world):
-        as_rank(monkeypatch, rank, world)
-        batches = DeterministicBatchSampler(200, 24 // world, shuffle=True)
-        for batch in range(len(batches)):
-            first, count = batches.first_sample(batch), len(batches.samples(batch))
-            assert batches.order()[first : first + count].tolist() == batches.samples(batch)
-            positions += range(first, first + count)
-    assert sorted(positions) == list(range(200))
+def test_evaluation_samples_come_in_the_stored_order() -> None:
+    batches = loaded(Numbers(batch_size=8)).val_dataloader()
+    for epoch in (0, 1):
+        batches.batch_sampler.set_epoch(epoch)
+        found = [y.tolist() for _, y in batches]
+        assert [len(batch) for batch in found] == [256, 256, 5]
+        assert [*chain(*found)] == [*range(517)]

@@ -1,0 +1,81 @@
+"""What the tests of this room share: samples that say which they are, any samples as a dataset, and what a fit has seen."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from batchscope.data.base import MIN_EVAL_BATCH_SIZE, DataModule
+from batchscope.data.datamodule import TensorDataModule
+from batchscope.data.spec import DataSpec
+from tests.support.third_party_modules import Stranger
+
+NUM = 50
+
+
+class Numbers(TensorDataModule):
+    """Sample i is the numbers 2i and 2i + 1 with the label i, so that a batch says which samples it holds."""
+
+    kind, name = "sequence", "numbers"
+    spec = DataSpec("sequence", (2, 1), "class", num_outputs=1_000)
+
+    def load(self, split: str) -> tuple[Tensor, Tensor]:
+        size = {"train": NUM, "val": 2 * MIN_EVAL_BATCH_SIZE + 5, "test": 7}[split]
+        return torch.arange(2.0 * size).view(size, 2, 1), torch.arange(size)
+
+
+class Own(DataModule):
+    """Any samples, in the training process."""
+
+    kind, name = "image", "own"
+    spec = DataSpec("image", (1, 8, 8), "class", 4)
+
+    def __init__(self, samples: Any, spec: DataSpec = spec, **kwargs: Any):
+        super().__init__(**{"num_workers": 0, **kwargs})
+        self.samples, self.spec = samples, spec
+
+    def dataset(self, split: str) -> Any:
+        return self.samples() if isinstance(self.samples, Callable) else self.samples
+
+
+class InMemory(Own, TensorDataModule):
+    """Any tensors, the same in each split."""
+
+    def load(self, split: str) -> Any:
+        return self.samples
+
+    dataset = TensorDataModule.dataset
+
+
+class Recorder(Stranger):
+    """Trains nothing, and keeps the batches of each epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trained: dict[int, list[Any]] = {}
+        self.validated: list[Any] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.trained.setdefault(self.current_epoch, []).append(batch)
+        return self.layer.weight.sum()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.validated.append(batch)
+
+
+def loaded(data: Any, **module: Any) -> Any:
+    """The data, set up; in a trainer of a module with some attributes, if there are any."""
+    if module:
+        strategy = SimpleNamespace(root_device=torch.device("cpu"))
+        data.trainer = SimpleNamespace(lightning_module=SimpleNamespace(**module), strategy=strategy)
+    data.setup("fit")
+    return data
+
+
+def inputs(data: Any, epoch: int = 0) -> list[Any]:
+    """The inputs of each training batch of an epoch."""
+    train = loaded(data).train_dataloader()
+    train.batch_sampler.set_epoch(epoch)
+    return [data.spec.parts(batch)[0] for batch in train]
