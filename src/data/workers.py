@@ -22,10 +22,13 @@ _IGNORED = ("SIGINT", "SIGHUP", "SIGUSR1")  # the training process answers them 
 
 def raised(items: Any) -> Iterator[Any]:
     """The items of a DataLoader; one that is a UserError is raised, without the traceback that torch would add to it."""
-    for item in items:
-        if isinstance(item, UserError):
-            raise item
-        yield item
+    try:
+        for item in items:
+            if isinstance(item, UserError):
+                raise item
+            yield item
+    except (ConnectionError, EOFError) as error:  # torch may not see yet that the worker at the other end was killed
+        raise RuntimeError("DataLoader worker (pid unknown) ended while it sent a batch") from error
 
 
 def data_error(what: str, error: Exception) -> UserError:
