@@ -1,4 +1,4 @@
-"""What the tests of this room share: samples that say which they are, any samples as a dataset, and what a fit has seen."""
+"""What the tests of this room share: numbers as a dataset, any samples as a dataset, and what a fit has seen."""
 
 from collections.abc import Callable
 from types import SimpleNamespace

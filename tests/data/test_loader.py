@@ -15,6 +15,7 @@ from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.data.loader import Loader, TensorBatches
 from batchscope.data.order import DeterministicBatchSampler
 from batchscope.data.spec import DataSpec
+from batchscope.data.workers import raised
 from tests.data.support import InMemory
 from tests.support.own_data import MapStyle
 from tests.support.third_party_modules import Stranger, train
@@ -130,6 +131,17 @@ def test_the_wait_for_a_copy_is_measured_as_transfer(monkeypatch: pytest.MonkeyP
     train(Stranger(), monitor, data=data, max_epochs=1)
     parts = monitor.summary["parts_ms"]
     assert parts["transfer"] >= 20 > parts["data_wait"]
+
+
+def test_a_worker_that_is_killed_while_it_sends_a_batch_is_said_as_any_other() -> None:
+    def broken() -> Iterator[int]:
+        yield 1
+        raise ConnectionResetError("Connection reset by peer")
+
+    items = raised(broken())
+    assert next(items) == 1
+    with pytest.raises(RuntimeError, match=r"^DataLoader worker \(pid unknown\) ended while it sent a batch$"):
+        next(items)
 
 
 def test_the_workers_of_a_loader_that_is_garbage_in_a_cycle_end_at_once() -> None:

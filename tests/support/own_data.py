@@ -1,14 +1,13 @@
-"""Datasets as a user writes them: a torch Dataset, dicts, different lengths, several inputs, any LightningDataModule."""
+"""Datasets as a user writes them: a torch Dataset, different lengths, several inputs, any LightningDataModule."""
 
 import os
-import signal
 from pathlib import Path
 from typing import Any
 
 import numpy
 from lightning import LightningDataModule
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from batchscope.data.base import DataModule
 from batchscope.data.spec import DataSpec
@@ -33,62 +32,23 @@ class Images(Dataset):
 
 
 class MapStyle(DataModule):
-    """The images as a torch Dataset; with `noisy`, each has random noise in every epoch."""
+    """The images as a torch Dataset, each with random noise in every epoch."""
 
-    kind = "image"
-    name = "own-dataset"
-    randomised = True
-
-    def __init__(self, noisy: bool = True, **kwargs: Any):
-        super().__init__(**kwargs)
-        self.noisy = noisy
-
-    @property
-    def spec(self) -> DataSpec:
-        return DataSpec("image", (1, 8, 8), "class", 4)
+    kind, name, randomised = "image", "own-dataset", True
+    spec = DataSpec("image", (1, 8, 8), "class", 4)
 
     def dataset(self, split: str) -> Dataset:
-        return Images(SIZES[split], self.split_seed(split), self.noisy)
-
-
-class KilledWorker(MapStyle):
-    """A worker that the system kills, as it does when memory runs out."""
-
-    def dataset(self, split: str) -> Dataset:
-        return _Killed(SIZES[split], 0)
-
-
-class _Killed(Images):
-    def __getitem__(self, index: int) -> Any:
-        if get_worker_info() is not None:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().__getitem__(index)
-
-
-class Dicts(MapStyle):
-    """The images as dicts."""
-
-    name = "own-dicts"
-
-    @property
-    def spec(self) -> DataSpec:
-        return DataSpec("image", (1, 8, 8), "class", 4, fields=("picture", "answer"))
-
-    def dataset(self, split: str) -> Any:
-        pairs = [super(Dicts, self).dataset(split)[i] for i in range(SIZES[split])]
-        return [{"number": number, "picture": x, "answer": y} for number, (x, y) in enumerate(pairs)]
+        return Images(SIZES[split], self.split_seed(split), noisy=True)
 
 
 class Lengths(DataModule):
     """Sequences of 3 to 9 steps. The answer is the sign of the last step, or of every step."""
 
-    kind = "sequence"
-    name = "own-lengths"
+    kind, name = "sequence", "own-lengths"
 
     def __init__(self, every_step: bool = False, fields: bool = False, **kwargs: Any):
         super().__init__(**kwargs)
-        self.every_step = every_step
-        self.fields = fields
+        self.every_step, self.fields = every_step, fields
 
     @property
     def spec(self) -> DataSpec:
@@ -106,25 +66,26 @@ class Lengths(DataModule):
 
 
 class Tokens(DataModule):
-    """Sentences of 3 to 9 tokens as dicts, with a mask and two fields that no model reads. Is the first token large?"""
+    """Sentences of 3 to 9 tokens as dicts, with a mask and a field that no model reads. Is the first token large?"""
 
-    kind = "sequence"
-    name = "own-tokens"
-
-    @property
-    def spec(self) -> DataSpec:
-        fields = ("input_ids", "attention_mask", "label")
-        return DataSpec("sequence", (9,), "class", 2, fields=fields, variable_length=True)
+    kind, name = "sequence", "own-tokens"
+    spec = DataSpec("sequence", (9,), "class", 2, fields=("input_ids", "attention_mask", "label"), variable_length=True)
 
     def dataset(self, split: str) -> Any:
         random = numpy.random.default_rng(self.split_seed(split))
         samples = []
         for number in range(SIZES[split]):
             ids = random.integers(1, 20, random.integers(3, 10))
-            label, text = int(ids[0] > 9), " ".join(map(str, ids))
             mask = numpy.ones(len(ids), bool)
-            samples.append({"number": number, "text": text, "input_ids": ids, "attention_mask": mask, "label": label})
+            samples.append({"number": number, "input_ids": ids, "attention_mask": mask, "label": int(ids[0] > 9)})
         return samples
+
+
+class NoMask(Tokens):
+    """Its samples lack a field that the spec names."""
+
+    def dataset(self, split: str) -> Any:
+        return [{key: sample[key] for key in ("input_ids", "label")} for sample in super().dataset(split)]
 
 
 class MaskedMean(nn.Module):
@@ -145,12 +106,13 @@ class MaskedMean(nn.Module):
 class Plain(LightningDataModule):
     """A LightningDataModule of somebody who has not heard of this project, with a `spec` added."""
 
+    spec: DataSpec | None = MapStyle.spec
+
     def __init__(self, batch_size: int = 8):
         super().__init__()
         self.batch_size = batch_size
-        self.spec = DataSpec("image", (1, 8, 8), "class", 4)
 
-    def train_dataloader(self) -> DataLoader:
+    def train_dataloader(self) -> Any:
         return DataLoader(Images(76, 0), self.batch_size, shuffle=True)
 
     def val_dataloader(self) -> DataLoader:
@@ -158,6 +120,10 @@ class Plain(LightningDataModule):
 
     def test_dataloader(self) -> DataLoader:
         return DataLoader(Images(12, 2), self.batch_size)
+
+
+class NoSpec(Plain):
+    spec = None
 
 
 class Prepared(Plain):
@@ -178,7 +144,7 @@ class Prepared(Plain):
 
 
 class Stateful(Plain):
-    """One whose loader knows where it is: torchdata's, of a dataset or of a stream without a length."""
+    """One whose loader knows where it is: torchdata's, of a dataset or of a stream, which may have no length."""
 
     def __init__(self, batch_size: int = 8, num_workers: int = 0, stream: bool = False, sized: bool = True):
         super().__init__(batch_size)
@@ -187,22 +153,26 @@ class Stateful(Plain):
     def train_dataloader(self) -> Any:
         from torchdata.stateful_dataloader import StatefulDataLoader
 
-        data = (SizedStream if self.sized else Stream)() if self.stream else Images(76, 0)
+        data = Stream(self.sized) if self.stream else Images(76, 0)
         return StatefulDataLoader(data, self.batch_size, shuffle=not self.stream, num_workers=self.num_workers)
 
 
 class Stream(IterableDataset):
-    """The images as a stream without a length, in another order in every epoch."""
+    """The images in another order in every epoch."""
 
-    def __init__(self) -> None:
-        self.epoch, self.done = 0, 0
+    def __init__(self, sized: bool) -> None:
+        self.epoch, self.done, self.sized = 0, 0, sized
+
+    def __len__(self) -> int:
+        if not self.sized:
+            raise TypeError("a stream without a length")
+        return 76
 
     def __iter__(self) -> Any:
         order = numpy.random.default_rng(self.epoch).permutation(76)
-        images = Images(76, 0)
         while self.done < len(order):
             self.done += 1
-            yield images[order[self.done - 1]]
+            yield Images(76, 0)[order[self.done - 1]]
         self.epoch, self.done = self.epoch + 1, 0
 
     def state_dict(self) -> dict[str, int]:
@@ -212,29 +182,12 @@ class Stream(IterableDataset):
         self.epoch, self.done = state["epoch"], state["done"]
 
 
-class SizedStream(Stream):
-    """A stream that says how many samples it has."""
-
-    def __len__(self) -> int:
-        return 76
-
-
-class NoSpec(Plain):
-    """One without a spec."""
-
-    def __init__(self, batch_size: int = 8):
-        super().__init__(batch_size)
-        del self.spec
-
-
 def write_config(folder: Path, name: str, inherits: str | None = "_data", **options: Any) -> Path:
     """A folder for `--config-dir` with `data=own`, a class of this module and its options, and `model=masked_mean`."""
-    lines = [f"defaults: [/{inherits}@_here_, _self_]"] if inherits else ["batch_size: 8"]
-    lines = [*lines, f"_target_: tests.support.own_data.{name}"]
-    file = folder / "conf" / "data" / "own.yaml"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("\n".join([*lines, *(f"{key}: {value}" for key, value in options.items())]) + "\n")
-    model = folder / "conf" / "model" / "masked_mean.yaml"
-    model.parent.mkdir(exist_ok=True)
-    model.write_text("_target_: tests.support.own_data.MaskedMean\n")
+    base = f"defaults: [/{inherits}@_here_, _self_]" if inherits else "batch_size: 8"
+    lines = [base, f"_target_: {__name__}.{name}", *(f"{key}: {value}" for key, value in options.items())]
+    for file, text in {"data/own": "\n".join(lines), "model/masked_mean": f"_target_: {__name__}.MaskedMean"}.items():
+        path = folder / "conf" / f"{file}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
     return folder / "conf"

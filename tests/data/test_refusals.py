@@ -1,0 +1,188 @@
+"""What is wrong with data is one line that names the split, the sample and what is right; `…` stands for any text."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from batchscope.data.augment import Augment
+from batchscope.data.base import DataModule
+from batchscope.data.plain import described
+from batchscope.data.spec import DataSpec
+from tests.data.support import InMemory, Own, inputs
+from tests.data.test_dataset import Collated
+from tests.support.command_lines import composed, refusal
+
+IMAGE = numpy.zeros((1, 8, 8), "float32")
+RIGHT = [(IMAGE, 0)] * 20
+DICTS = DataSpec("image", (1, 8, 8), "class", 4, fields=("picture", "label"))
+LENGTHS = DataSpec("sequence", (9, 2), "class", 2, variable_length=True)
+
+
+class Failing(list):
+    """Samples of which number 7 cannot be loaded, one by one or together."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return IMAGE.shape[9] if index == 7 else super().__getitem__(index)
+
+
+class FailingTogether(Failing):
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[index] for index in indices]
+
+
+def samples(wrong: Any, spec: DataSpec = Own.spec, right: Any = (IMAGE, 0)) -> Callable[[], Any]:
+    """The batches of 20 samples of which number 7 is wrong."""
+    return lambda: inputs(Own([right] * 7 + [wrong] + [right] * 12, spec, batch_size=20))
+
+
+def collated(**wrong: Callable[[Any], Any]) -> Callable[[], Any]:
+    """The batches of a `collate_fn` that makes fields of samples wrong."""
+
+    class Wrong(Collated):
+        def collate_fn(self, samples: list[Any]) -> Any:
+            return {**super().collate_fn(samples), **{name: make(samples) for name, make in wrong.items()}}
+
+    return lambda: inputs(Wrong(num_workers=0))
+
+
+def nothing_collated() -> Any:
+    return inputs(type("Wrong", (Collated,), {"collate_fn": lambda self, samples: None})(num_workers=0))
+
+
+def augmented(spec: DataSpec, **options: Any) -> Callable[[], Any]:
+    return lambda: described(Own([], spec, augment=Augment(**options)))
+
+
+def fields(*names: str) -> Callable[[], Any]:
+    return lambda: DataSpec("image", (1, 8, 8), "class", 4, fields=names)
+
+
+SEVEN = "data: a sample of number 7 of own's train split"
+WRONG, FITS_NOT = f"{SEVEN} is not what the spec says:", f"{SEVEN} fits in no batch:"
+NOT_LOADED = "data: sample number 7 of own's train split cannot be loaded: IndexError: tuple index out of range (…)"
+COLLATED = "data: the batch that collate_fn makes of number … of own-tokens's train split is not what the spec says:"
+FIELDS = "takes the names of the inputs and, at the end, of the target, each once; 'lengths' is taken"
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    # a sample
+    "not loaded": (lambda: inputs(Own(Failing(RIGHT), batch_size=20)), NOT_LOADED),
+    "not loaded, in a worker": (lambda: inputs(Own(Failing(RIGHT), batch_size=20, num_workers=1)), NOT_LOADED),
+    "not loaded together": (lambda: inputs(Own(FailingTogether(RIGHT), batch_size=20)), NOT_LOADED),
+    "a shape": (
+        samples((IMAGE[:, 1:], 0)), f"{WRONG} its inputs have the shape (1, 7, 8), and the spec says (1, 8, 8)"
+    ),
+    "a label": (samples((IMAGE, 4)), f"{WRONG} it has the label 4, and the classes are 0 to 3"),
+    "a label below 0": (samples((IMAGE, -1)), f"{WRONG} it has the label -1, and the classes are 0 to 3"),
+    "a label that is no class": (
+        samples((IMAGE, 0.5)),
+        f"{FITS_NOT} TypeError: its target is of torch.float64, and the spec says that it is a class (…",
+    ),
+    "a text": (
+        samples((IMAGE, "a")), f"{FITS_NOT} TypeError: its target is a str, and has to be a number or a tensor (…"
+    ),
+    "no target": (samples((IMAGE,)), f"{WRONG} it has 1 part, and the spec names 'x' and 'y'"),
+    "other fields": (
+        samples({"x": IMAGE, "z": 0}), f"{WRONG} it has the fields 'x', 'z', and the spec names 'x' and 'y'"
+    ),
+    "a field of another name": (
+        samples({"picture": IMAGE, "y": 0}, DICTS, {"picture": IMAGE, "label": 0}),
+        f"{WRONG} it has the fields 'picture', 'y', and the spec names 'picture' and 'label'",
+    ),
+    "no steps": (
+        samples((numpy.zeros((0, 2)), 0), LENGTHS, (numpy.zeros((3, 2)), 0)),
+        f"{WRONG} a sequence of it has no steps, and a model reads the last one",
+    ),
+    "too many steps": (
+        samples((numpy.zeros((10, 2)), 0), LENGTHS, (numpy.zeros((3, 2)), 0)),
+        f"{WRONG} its sequences have the shape (10, 2), and the spec says at most 9 steps of (2,)",
+    ),
+    # a split
+    "no target in memory": (
+        lambda: inputs(InMemory((torch.zeros(4, 1, 8, 8),))),
+        "data: own's train split is not what the spec says: it has 1 part, and the spec names 'x' and 'y'",
+    ),
+    "labels in memory": (
+        lambda: inputs(InMemory((torch.zeros(1_003, 1, 8, 8), torch.arange(1_003)))),
+        "data: sample 4 of own's train split has the label 4, and the classes are 0 to 3 (999 such labels)",
+    ),
+    "a file that is not there": (
+        lambda: inputs(Own(lambda: numpy.load("nowhere.npy"))),
+        "data: the train split of own cannot be loaded: FileNotFoundError: … 'nowhere.npy' (…)",
+    ),
+    "no samples": (lambda: inputs(Own([])), "data: own has no samples in its train split"),
+    # a batch of a collate_fn
+    "a collate_fn that fails": (
+        collated(label=lambda samples: samples[0]["nothing"]),
+        "data: collate_fn fails for number … of own-tokens's train split: KeyError: 'nothing' (test_refusals.py:…)",
+    ),
+    "no batch": (
+        nothing_collated,
+        f"{COLLATED} it has the type NoneType, and the spec names 'input_ids', 'attention_mask' and 'label'",
+    ),
+    "a list": (collated(label=lambda samples: [0]), f"{COLLATED} its 'label' is a list, and has to be a tensor"),
+    "another number of samples": (
+        collated(attention_mask=lambda samples: torch.ones(99, 9)),
+        f"{COLLATED} its 'attention_mask' has the shape (99, 9), and its target is of 1 samples",
+    ),
+    "steps of nothing": (
+        collated(input_ids=lambda samples: torch.ones(len(samples), 0)),
+        f"{COLLATED} a sequence of it has no steps, and a model reads the last one",
+    ),
+    "a class too many": (
+        collated(label=lambda samples: torch.full((len(samples),), 2)),
+        f"{COLLATED} it has the label 2, and the classes are 0 to 1",
+    ),
+    "a target of another shape": (
+        collated(label=lambda samples: torch.zeros(len(samples), 3)),
+        f"{COLLATED} its targets have the shape (3,), and a target that is class has ()",
+    ),
+    # a spec
+    "one field": (fields("x"), f"data: DataSpec.fields: got ('x',), {FIELDS}"),
+    "a field twice": (fields("x", "x"), f"data: DataSpec.fields: got ('x', 'x'), {FIELDS}"),
+    "a field of ours": (fields("x", "lengths"), f"data: DataSpec.fields: got ('x', 'lengths'), {FIELDS}"),
+    "two words": (fields("an input", "y"), f"data: DataSpec.fields: got ('an input', 'y'), {FIELDS}"),
+    "a kind": (
+        lambda: DataSpec("images", (1, 8, 8), "class", 4),
+        "data: DataSpec.kind: got 'images', takes image, sequence or tensor. Did you mean 'image'?",
+    ),
+    "a target": (
+        lambda: DataSpec("image", (1, 8, 8), "label", 4),
+        "data: DataSpec.target: got 'label', takes class, … vector or input. Did you mean 'multilabel'?",
+    ),
+    "no spec": (
+        lambda: described(type("Forgotten", (DataModule,), {"name": "forgotten"})()),
+        "data: Forgotten has no spec: a property that returns a batchscope.data.DataSpec",
+    ),
+    # what changes images
+    **{
+        f"a {option} beyond the image": (
+            augmented(DataSpec("image", (1, 9, 6), "class", 2), **{option: 6}),
+            f"data.augment.{option}: got 6, takes less than 6: the images of own have 9×6 pixels",
+        )
+        for option in ("shift", "crop")
+    },
+    "changes of sequences": (augmented(LENGTHS, flip=True), "data.augment: takes images, and own has sequence data"),
+    **{
+        f"data.augment.{option}": (lambda option=option: composed(f"data.augment.{option}"), f"data.augment.{said}")
+        for option, said in {
+            "shift=-1": "shift: got -1, takes a whole number of at least 0.…",
+            "rotation=200": "rotation: got 200, takes a number from 0 to 180.…",
+            "rotate=5": "rotate: no such option. Did you mean 'rotation'?…",
+        }.items()
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", REFUSED)
+def test_what_is_wrong_is_one_line(wrong: str) -> None:
+    call, said = REFUSED[wrong]
+    assert re.fullmatch(".*".join(map(re.escape, said.split("…"))), line := refusal(call)), line
+
+
+def test_what_is_nearly_wrong_is_accepted() -> None:
+    augmented(DataSpec("image", (1, 9, 6), "class", 2), shift=5, crop=5)()
+    augmented(LENGTHS)()
+    DataSpec("image", (1, 8, 8), "input", fields=("x",))

@@ -1,0 +1,256 @@
+"""Datasets of one's own in whole runs: trained, tested, stopped, resumed, shared by ranks, refused."""
+
+import signal
+import subprocess
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import psutil
+import pytest
+import torch
+
+from batchscope.data.plain import described
+from tests.checkpointing.support import OUT, STEP
+from tests.support.own_data import MapStyle, Plain, Stateful, write_config
+from tests.support.runs import QUIET, assert_alike, kill_9, last, ranks, record, results, run
+
+MLP = ["model=mlp", "model.hidden_sizes=[8]"]
+PLAIN = {"Plain", "NoSpec", "Prepared", "Stateful"}  # which have no options of ours
+
+
+def line(folder: Path, name: str, *options: str) -> list[str]:
+    """The command line of 20 steps in 2 epochs, or of what the options say."""
+    config_dir = write_config(folder, name, None if name in PLAIN else "_data")
+    short = ["trainer.accelerator=cpu", "trainer.max_epochs=2", "data.batch_size=8", *QUIET]
+    model = [] if any(option.startswith("model=") for option in options) else MLP
+    return [f"--config-dir={config_dir}", "data=own", *short, *model, *options]
+
+
+def finished(folder: Path, *words: str) -> Any:
+    """What a run complained of that has ended well."""
+    done = run(folder, *words)
+    assert done.end() == 0, done.complained
+    return done.complained
+
+
+# --- stopped ---------------------------------------------------------------------------------------------------------
+
+
+class Resume(NamedTuple):
+    """A dataset, the step after which its run is killed, its options, and those that change nothing of the result."""
+
+    data: str
+    step: int
+    options: list[str]
+    killed_with: list[str] = []
+    slow: bool = True
+
+
+STREAM = "+data.stream=true"
+RESUMES = {
+    "random transforms, loaded by workers": Resume(
+        "MapStyle",
+        14,
+        ["data.augment.shift=2", "data.augment.rotation=15", "data.augment.flip=true", "data.num_workers=0"],
+        ["data.num_workers=1"],
+        slow=False,
+    ),
+    "different lengths": Resume("Lengths", 14, ["model=lstm_cell", "model.hidden_size=8"]),
+    "several inputs": Resume("Tokens", 14, ["model=masked_mean"]),
+    "any loader, at the end of an epoch": Resume("Plain", 10, []),
+    "a loader with a state": Resume("Stateful", 5, ["+data.num_workers=2"]),
+    "a loader with a state, at the end of an epoch": Resume("Stateful", 10, []),
+    "a stream": Resume("Stateful", 15, [STREAM], slow=False),
+    "a stream, loaded by workers": Resume("Stateful", 5, [STREAM, "+data.num_workers=1"]),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * case.slow) for name, case in RESUMES.items()]
+)
+def test_a_killed_run_is_resumed_to_the_same_end(name: str, tmp_path: Path) -> None:
+    case = RESUMES[name]
+    if case.data == "Stateful":
+        pytest.importorskip("torchdata", reason="torchdata is not installed")
+    words = [*line(tmp_path, case.data, *case.options), OUT]
+    kill = [*case.killed_with, "callbacks.checkpoint.every_n_steps=1"]
+    assert run(tmp_path / "killed", *words, *kill, faults=[(STEP, case.step + 1, kill_9)]).end() == -9
+    again = [words[0], "resume=out", f"data._target_=tests.support.own_data.{case.data}", *case.killed_with]
+    assert "warning: resume" not in finished(tmp_path / "killed", *again)
+    assert record(tmp_path / "killed" / "out")["resumed"][0]["step"] == case.step
+    finished(tmp_path / "whole", *words)
+    assert_alike(results(tmp_path / "killed" / "out"), results(tmp_path / "whole" / "out"))
+
+
+@pytest.mark.parametrize(
+    ("data", "batches", "said"),
+    [
+        (Plain(), 10, ""),  # the end of an epoch
+        (
+            Plain(),
+            5,
+            "Plain: it has no resume_at, and its training loader no state_dict: the rest of the epoch is trained",
+        ),
+        (Stateful(), 5, ""),
+        (Stateful(stream=True), 5, ""),
+        (
+            Stateful(stream=True, sized=False),
+            5,
+            "Stateful: its training loader has no length: Lightning had fetched a ",
+        ),
+    ],
+)
+def test_what_a_loader_loses_on_resume_is_said_once(data: Plain, batches: int, said: str, capsys) -> None:
+    if isinstance(data, Stateful):
+        pytest.importorskip("torchdata", reason="torchdata is not installed")
+    described(data).resume_at(0, batches)
+    assert [type(data.train_dataloader()) for _ in range(2)]
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == bool(said)
+    assert all(line.startswith(f"warning: resume: {said}") for line in lines)
+
+
+def signal_all(number: int) -> None:
+    """What Ctrl-C in a terminal, a closed terminal or a job manager does: the signal reaches the workers, too."""
+    processes = (*psutil.Process().children(), psutil.Process())
+    subprocess.run(["kill", f"-{number}", *(str(process.pid) for process in processes)], check=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_all_processes_keeps_a_checkpoint(tmp_path: Path, number: signal.Signals) -> None:
+    words = [*line(tmp_path, "MapStyle", "data.num_workers=1"), OUT]
+    stopped = run(tmp_path, *words, faults=[(STEP, 13, partial(signal_all, number))])
+    assert stopped.end() == 128 + number, stopped.complained
+    assert last(tmp_path / "out")["global_step"] == 13
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_every_start_method_serves_the_same(method: str) -> None:
+    alone, apart = (MapStyle(batch_size=8, num_workers=workers) for workers in (0, 1))
+    for data in (alone, apart):
+        data.setup("fit")
+    loader = apart.train_dataloader()
+    loader._loader.multiprocessing_context = method  # an option of torch's that ours has not
+    for (x, _), (expected, _) in zip(loader, alone.train_dataloader(), strict=True):
+        assert torch.equal(x, expected)
+
+
+# --- refused ---------------------------------------------------------------------------------------------------------
+
+IMAGES = "tests.support.own_data.Images.__getitem__"
+# a dataset, its options, what goes wrong, how the line begins, and whether that is known before anything is written
+REFUSED: dict[str, tuple[str, list[str], list[Any], str, bool]] = {
+    "no spec": ("NoSpec", [], [], "data: NoSpec has no spec: a property that returns a batchscope.data.DataSpec", True),
+    "every batch is wrong": (
+        "NoMask",
+        ["model=masked_mean"],
+        [],
+        "data: a sample of number 0 of own-tokens's train split is not what the spec says: it has the fields ",
+        True,
+    ),
+    "a stream without an end": (
+        "Stateful",
+        [STREAM, "+data.sized=false"],
+        [],
+        "optimizer.schedule: one_cycle needs an end: set trainer.max_steps, or ",
+        False,
+    ),
+    "a worker is killed": (
+        "MapStyle",
+        ["data.num_workers=1"],
+        [(IMAGES, 60, kill_9)],  # the training process has loaded fewer for its checks
+        "data: DataLoader worker (pid",
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_trained_ends_in_one_line(name: str, tmp_path: Path) -> None:
+    data, options, faults, said, early = REFUSED[name]
+    if data == "Stateful":
+        pytest.importorskip("torchdata", reason="torchdata is not installed")
+    done = run(tmp_path, *line(tmp_path, data, *options), OUT, faults=faults)
+    assert done.end() == 1
+    (found,) = (text for text in done.complained.splitlines() if text.startswith(("error: ", "Traceback")))
+    assert found.startswith(f"error: {said}"), found
+    assert (tmp_path / "out" / "run.json").exists() is not early
+
+
+# --- trained and recorded --------------------------------------------------------------------------------------------
+
+
+def test_any_lightning_datamodule_is_trained_tested_and_recorded(tmp_path: Path) -> None:
+    finished(tmp_path, *line(tmp_path, "Plain"), OUT)
+    found = record(tmp_path / "out")
+    assert found["dataset"] == {"name": "Plain", "fingerprint": "unknown", "train_samples": 76}  # its loader says them
+    assert (found["steps"], found["name"]) == (20, "mlp-Plain-bs8")
+    assert found["metrics"].keys() >= {"test/acc", "val/loss"}
+
+
+def test_every_step_of_different_lengths_is_trained_and_measured(tmp_path: Path) -> None:
+    words = line(tmp_path, "Lengths", "model=rnn_cell", "+data.every_step=true", "+data.fields=true")
+    off = {"callbacks.memory=null", "callbacks.prediction_images=null", "+callbacks.throughput.flops_per_sample=1"}
+    said = finished(tmp_path, *(word for word in words if word not in off), OUT)
+    assert "Warning" not in said
+    found = record(tmp_path / "out")
+    assert found["metrics"]["test/acc"] > 0.4
+    assert not {"flops_per_sample", "mfu"} & found["throughput"].keys()
+    steps = found["throughput"]["timesteps_per_sec"] / found["throughput"]["samples_per_sec"]
+    assert 3 < steps < 9
+    assert found["memory"]["uncounted"] == "the sequences have different lengths"
+
+
+class Says(Plain):
+    """One that says more of itself."""
+
+    name, fingerprint = "mine", "abc"
+    loaded: ClassVar[list[str]] = []
+    num_samples = staticmethod({"train": 76}.get)
+
+    def setup(self, stage: str) -> None:
+        self.loaded.append(stage)
+
+    def resume_at(self, epoch: int, batches: int) -> None:
+        self.resumed = (epoch, batches)
+
+
+def test_what_a_datamodule_says_of_itself_is_used_and_it_is_set_up_once() -> None:
+    plain = Says()
+    known = described(plain)
+    known.resume_at(1, 5)
+    known.batch_size = 2
+    assert (known.num_samples("train"), known.fingerprint, known.name, plain.batch_size) == (76, "abc", "mine", 2)
+    assert plain.resumed == (1, 5)
+    known.setup("fit")
+    for stage in ("fit", "test"):
+        plain.setup(stage=stage)  # as a Trainer calls it
+    assert Says.loaded == ["fit", "test"]
+    plain.batch_size = None
+    assert known.batch_size is None
+
+
+# --- two ranks -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_dataset_of_two_ranks_ends_as_one_process_with_twice_the_batch(tmp_path: Path) -> None:
+    words = line(tmp_path, "MapStyle", "optimizer=sgd", "data.num_workers=0")
+    finished(tmp_path / "one", *words, OUT, "data.batch_size=10")
+    both = ranks(tmp_path / "two", *words, "data.batch_size=5")
+    assert [each.end() for each in both] == [0, 0], [each.complained for each in both]
+    one, two = (results(folder / "out")["weights"] for folder in (tmp_path / "one", tmp_path / "two"))
+    torch.testing.assert_close(one, two)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fails", [False, True])
+def test_one_rank_prepares_before_another_one_loads_its_share(fails: bool, tmp_path: Path) -> None:
+    words = line(tmp_path, "Prepared", f"+data.fails={fails}", "data.batch_size=4", f"+data.file={tmp_path / 'file'}")
+    both = ranks(tmp_path, *words)
+    assert [each.end() for each in both] == [fails, fails], [each.complained for each in both]
+    assert fails or (record(tmp_path / "out")["steps"], {*(tmp_path / "file").read_text()}) == (20, {"0"})
+    said = [text for each in both for text in each.complained.splitlines() if text.startswith("error: ")]
+    assert said == ["error: data: nothing to download"] * fails
