@@ -1,4 +1,4 @@
-"""What the tests of this room share: numbers as a dataset, any samples as a dataset, and what a fit has seen."""
+"""What the tests of this room share: any samples as a dataset, and what a fit has seen."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -7,23 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from batchscope.data.base import MIN_EVAL_BATCH_SIZE, DataModule
+from batchscope.data.base import DataModule
 from batchscope.data.datamodule import TensorDataModule
 from batchscope.data.spec import DataSpec
 from tests.support.third_party_modules import Stranger
-
-NUM = 50
-
-
-class Numbers(TensorDataModule):
-    """Sample i is the numbers 2i and 2i + 1 with the label i, so that a batch says which samples it holds."""
-
-    kind, name = "sequence", "numbers"
-    spec = DataSpec("sequence", (2, 1), "class", num_outputs=1_000)
-
-    def load(self, split: str) -> tuple[Tensor, Tensor]:
-        size = {"train": NUM, "val": 2 * MIN_EVAL_BATCH_SIZE + 5, "test": 7}[split]
-        return torch.arange(2.0 * size).view(size, 2, 1), torch.arange(size)
 
 
 class Own(DataModule):
@@ -47,6 +34,12 @@ class InMemory(Own, TensorDataModule):
         return self.samples
 
     dataset = TensorDataModule.dataset
+
+
+def numbers(num: int = 50, **options: Any) -> InMemory:
+    """Sample i is the numbers 2i and 2i + 1 with the label i, so that a batch says which samples it holds."""
+    spec = DataSpec("sequence", (2, 1), "class", num_outputs=1_000)
+    return InMemory((torch.arange(2.0 * num).view(num, 2, 1), torch.arange(num)), spec, **options)
 
 
 class Recorder(Stranger):

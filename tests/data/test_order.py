@@ -8,13 +8,12 @@ import pytest
 import torch
 
 from batchscope.data.order import DeterministicBatchSampler, epoch_seed
-from tests.data.support import NUM, Numbers, Recorder, loaded
+from tests.data.support import Recorder, loaded, numbers
+from tests.support.command_lines import refusal
 from tests.support.third_party_modules import train
 
 
-def reference(
-    num: int = NUM, batch_size: int = 8, epoch: int = 0, seed: int = 0, world: int = 1, least: int = 1
-) -> Any:
+def reference(num: int = 50, batch_size: int = 8, epoch: int = 0, seed: int = 0, world: int = 1, least: int = 1) -> Any:
     """The samples of each batch of each rank: slices of one shuffled list, of which a too small rest joins the last."""
     order = torch.randperm(num, generator=torch.Generator().manual_seed(epoch_seed(seed, epoch))).tolist()
     batches = [order[first : first + batch_size * world] for first in range(0, num, batch_size * world)]
@@ -35,14 +34,14 @@ def test_each_rank_has_its_share_of_the_reference(num, batch_size, as_rank) -> N
         own = expected[rank]
         batches = DeterministicBatchSampler(num, batch_size, shuffle=True, seed=1, min_samples=least)
         batches.set_epoch(2)
-        order, numbers = batches.order().tolist(), range(len(batches))
+        order, indices = batches.order().tolist(), range(len(batches))
         assert list(batches) == [(2, batch) for batch in own]
-        assert [batches.samples(number) for number in numbers] == own
-        firsts = [batches.first_sample(number) for number in numbers]
+        assert [batches.samples(number) for number in indices] == own
+        firsts = [batches.first_sample(number) for number in indices]
         assert [order[first : first + len(batch)] for first, batch in zip(firsts, own, strict=True)] == own
         whole = [sum(map(len, parts)) for parts in zip(*expected, strict=True)]
         weights = [len(batch) * world / size for batch, size in zip(own, whole, strict=True)]
-        assert [batches.weight(number) for number in numbers] == weights
+        assert [batches.weight(number) for number in indices] == weights
 
 
 def test_every_pair_of_seed_and_epoch_has_an_order_of_its_own_in_every_version() -> None:
@@ -72,7 +71,7 @@ def test_every_pipeline_serves_the_reference(pipeline, workers, case, as_rank) -
     done = asked.pop("done", 0)
     as_rank(asked["world"] - 1, asked["world"])
     options = {name: asked[name] for name in ("batch_size", "seed")}
-    data = Numbers(pipeline=pipeline, num_workers=workers, **options)
+    data = numbers(pipeline=pipeline, num_workers=workers, **options)
     before = torch.get_rng_state()
     data.resume_at(asked["epoch"], done)
     batches = loaded(data, min_samples=asked["least"]).train_dataloader()
@@ -91,7 +90,7 @@ def test_every_pipeline_serves_the_reference(pipeline, workers, case, as_rank) -
 @pytest.mark.parametrize(("options", "epochs"), [({}, [0, 1, 2]), ({"overfit_batches": 2}, [0, 0, 0])])
 @pytest.mark.parametrize("pipeline", ["memory", "workers"])
 def test_lightning_tells_the_loader_which_epoch_it_is(pipeline, options, epochs) -> None:
-    recorder, data = Recorder(), Numbers(batch_size=8, pipeline=pipeline, num_workers=0, seed=6)
+    recorder, data = Recorder(), numbers(batch_size=8, pipeline=pipeline, num_workers=0, seed=6)
     train(recorder, data=data, max_epochs=3, use_distributed_sampler=False, limit_val_batches=0, **options)
     found = [[y.tolist() for _, y in batches] for batches in recorder.trained.values()]
     assert found == [reference(epoch=epoch, seed=6)[0][: options.get("overfit_batches")] for epoch in epochs]
@@ -108,14 +107,20 @@ def test_lightning_tells_the_loader_which_epoch_it_is(pipeline, options, epochs)
     ],
 )
 def test_evaluation_takes_batches_that_fill_a_device_and_not_its_memory(shape, batch_size, expected) -> None:
-    data = loaded(Numbers(batch_size=batch_size), input_shape=shape)
+    data = loaded(numbers(batch_size=batch_size), input_shape=shape)
     assert data.val_dataloader().batch_sampler.batch_size == expected
     data.setup("test")
     assert data.test_dataloader().batch_sampler.batch_size == expected
 
 
+def test_too_few_samples_for_the_ranks_are_one_line(as_rank) -> None:
+    as_rank(0, 51)
+    said = "trainer.devices: 51 processes, and own has 50 training samples"
+    assert refusal(loaded(numbers()).train_dataloader) == said
+
+
 def test_evaluation_samples_come_in_the_stored_order() -> None:
-    batches = loaded(Numbers(batch_size=8)).val_dataloader()
+    batches = loaded(numbers(517, batch_size=8)).val_dataloader()
     for epoch in (0, 1):
         batches.batch_sampler.set_epoch(epoch)
         found = [y.tolist() for _, y in batches]

@@ -236,16 +236,6 @@ def test_what_a_datamodule_says_of_itself_is_used_and_it_is_set_up_once() -> Non
 
 
 @pytest.mark.slow
-def test_a_dataset_of_two_ranks_ends_as_one_process_with_twice_the_batch(tmp_path: Path) -> None:
-    words = line(tmp_path, "MapStyle", "optimizer=sgd", "data.num_workers=0")
-    finished(tmp_path / "one", *words, OUT, "data.batch_size=10")
-    both = ranks(tmp_path / "two", *words, "data.batch_size=5")
-    assert [each.end() for each in both] == [0, 0], [each.complained for each in both]
-    one, two = (results(folder / "out")["weights"] for folder in (tmp_path / "one", tmp_path / "two"))
-    torch.testing.assert_close(one, two)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("fails", [False, True])
 def test_one_rank_prepares_before_another_one_loads_its_share(fails: bool, tmp_path: Path) -> None:
     words = line(tmp_path, "Prepared", f"+data.fails={fails}", "data.batch_size=4", f"+data.file={tmp_path / 'file'}")

@@ -1,11 +1,8 @@
 """Files in MNIST's official IDX format that hold other images: random pixels, or digits rendered on this machine.
 
-    python -m tests.support.fabricated_mnist <root> --num-train 60000 --num-test 10000
-
 They are not MNIST: `data=mnist` verifies md5s and refuses them. Tests read them where the real files are not needed.
 """
 
-import argparse
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,19 +41,10 @@ def contents(num_train: int, num_test: int, images: Images = rendered) -> dict[s
     return files
 
 
-def write(root: Path, num_train: int, num_test: int, images: Images = rendered) -> Path:
+def write(root: Path, num_train: int, num_test: int) -> Path:
     """Write the four files to `root/MNIST/raw`; returns root."""
     raw = root / "MNIST" / "raw"
     raw.mkdir(parents=True)
-    for name, content in contents(num_train, num_test, images).items():
+    for name, content in contents(num_train, num_test).items():
         (raw / name).write_bytes(content)
     return root
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("root", type=Path)
-    parser.add_argument("--num-train", type=int, default=60_000)
-    parser.add_argument("--num-test", type=int, default=10_000)
-    args = parser.parse_args()
-    write(args.root, args.num_train, args.num_test)
