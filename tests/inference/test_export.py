@@ -2,69 +2,86 @@
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
-from batchscope.errors import UserError
+from batchscope.data.spec import DataSpec
 from batchscope.inference.export import FORMATS, export
-from batchscope.inference.load import Trained
+from batchscope.inference.load import KnownData, Trained
 from batchscope.inference.predict import samples_of
+from tests.support.command_lines import refusal
 
 NEEDS_ONNX = pytest.mark.skipif(importlib.util.find_spec("onnxruntime") is None, reason="needs batchscope[onnx]")
 
 
 @pytest.mark.parametrize("form", ["torch_export", pytest.param("onnx", marks=NEEDS_ONNX)])
-def test_the_file_differs_from_the_network_by_less_than_1e_5(trained: Trained, tmp_path: Path, form: str) -> None:
-    done = export(trained, form, tmp_path / f"cnn{FORMATS[form]}", samples_of(trained, 20).named)
-    assert done.path.is_file()
-    assert done.samples == 20
+@pytest.mark.parametrize("of", ["trained", "reader"])
+def test_the_file_answers_what_the_network_answers(of: str, form: str, request, tmp_path: Path) -> None:
+    network: Trained = request.getfixturevalue(of)
+    samples = samples_of(network, 12).named
+    done = export(network, form, tmp_path / f"a{FORMATS[form]}", samples)
+    assert (done.path.is_file(), done.samples) == (True, 12)
     assert done.difference is not None
     assert done.difference < 1e-5
+    if form == "torch_export":
+        loaded = torch.export.load(done.path).module()
+        answer = loaded(**samples) if of == "reader" else loaded(*samples.values())  # one by position, several by name
+        torch.testing.assert_close(answer, network.network(**samples))
 
 
 def test_weights_alone_are_a_state_dict(trained: Trained, tmp_path: Path) -> None:
     done = export(trained, "state_dict", tmp_path / "cnn.pt", {})
-    weights = torch.load(done.path, weights_only=True)
-    assert weights.keys() == trained.network.state_dict().keys()
+    assert torch.load(done.path, weights_only=True).keys() == trained.network.state_dict().keys()
 
 
 @pytest.mark.parametrize(
-    ("form", "name", "why"),
+    ("form", "name", "said"),
     [
         ("keras", "a.pt2", "format: got 'keras', takes torch_export, onnx, state_dict"),
-        ("torch_export", "a.onnx", "takes a name that ends in .pt2"),
-        ("state_dict", "there.pt", "exists; give another name"),
+        ("torch_export", "a.onnx", "output: got '{}', takes a name that ends in .pt2 for format=torch_export"),
+        ("state_dict", "there.pt", "output: '{}' exists; give another name"),
+        ("state_dict", "there.pt/a.pt", "output: '{}' cannot be written: "),
     ],
 )
-def test_what_cannot_be_written_is_refused(trained: Trained, tmp_path: Path, form: str, name: str, why: str) -> None:
+def test_what_cannot_be_written_is_refused(trained: Trained, tmp_path: Path, form: str, name: str, said: str) -> None:
     (tmp_path / "there.pt").touch()
-    with pytest.raises(UserError, match=why):
-        export(trained, form, tmp_path / name, {})
+    assert refusal(export, trained, form, tmp_path / name, {}).startswith(said.format(tmp_path / name))
     assert [path.name for path in tmp_path.iterdir()] == ["there.pt"]
 
 
-class _Branches(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+class _Branches(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
         return x if x.sum() > 0 else -x
 
 
-class _NoNumber(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+class _NoNumber(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
         return x * torch.nan
 
 
+class _Difference(nn.Module):
+    def forward(self, mask: Tensor, x: Tensor) -> Tensor:
+        return x - mask
+
+
+def with_network(trained: Trained, network: nn.Module, data: Any) -> Trained:
+    return Trained(trained.module, network, data, "other", trained.config)
+
+
 @pytest.mark.parametrize("network", [_Branches(), _NoNumber()])
-def test_a_network_that_no_file_answers_for_leaves_nothing(
-    trained: Trained, tmp_path: Path, network: torch.nn.Module
-) -> None:
-    other = Trained(trained.module, network, trained.data, "other", trained.config)
-    with pytest.raises(UserError, match=f"{type(network).__name__} cannot be written as torch_export"):
-        export(other, "torch_export", tmp_path / "a.pt2", samples_of(trained, 4).named)
+def test_a_network_that_no_file_answers_for_leaves_nothing(trained, tmp_path, network) -> None:
+    other, samples = with_network(trained, network, trained.data), samples_of(trained, 4).named
+    said = f"export: {type(network).__name__} cannot be written as torch_export: "
+    assert refusal(export, other, "torch_export", tmp_path / "a.pt2", samples).startswith(said)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_that_cannot_be_written_is_one_line(trained: Trained, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"output: '.*cnn.pt' cannot be written: "):
-        export(trained, "state_dict", tmp_path / "file" / "cnn.pt", {})
+def test_an_input_called_x_beside_others_has_no_place(reader: Trained, tmp_path: Path) -> None:
+    spec = DataSpec("tensor", (3,), "vector", 3, fields=("x", "mask", "y"))
+    other, samples = with_network(reader, _Difference(), KnownData(spec, "own")), {"x": torch.ones(9, 3)}
+    done = export(other, "torch_export", tmp_path / "other.pt2", samples | {"mask": torch.zeros(9, 3)})
+    found = torch.export.load(done.path).module()(x=torch.ones(2, 3), mask=torch.zeros(2, 3))
+    assert found.tolist() == [[1.0] * 3] * 2

@@ -5,42 +5,27 @@ from pathlib import Path
 import pytest
 import torch
 
-from batchscope.errors import UserError
-from batchscope.inference.latency import Latencies, measure_latency, write
+from batchscope.inference.latency import measure_latency, write
 from batchscope.inference.load import Trained
-from batchscope.sweep import passes
 from batchscope.sweep.passes import Limits
+from tests.support.command_lines import refusal
 
 
-@pytest.fixture
-def found(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> Latencies:
-    monkeypatch.setattr(passes, "VISIT_S", 0.002)
-    return measure_latency(trained, [8, 1], Limits(seconds=0.05, decide_s=0.1))
-
-
-def test_each_size_has_its_median_and_its_rate(found: Latencies) -> None:
+@pytest.mark.parametrize("of", ["trained", "reader"])
+def test_each_size_has_its_latency_and_its_rate(of: str, request, limits: Limits, tmp_path: Path) -> None:
+    found = measure_latency(request.getfixturevalue(of), [40, 1], limits)  # of the reader there are 12 samples
     table = found.table.set_index("batch_size")
-    assert list(table.index) == [1, 8]
+    assert list(table.index) == [1, 40]
     assert (table["p50_ms"] > 0).all()
     assert (table["p50_ms"] * table["samples_per_sec"] / table.index).between(100, 10_000).all()  # about 1,000 ms/s
     assert table["of_best"].max() == 1
     assert found.precision == "32-true"
-
-
-def test_the_answer_is_one_sentence(found: Latencies) -> None:
     assert len(found.sentences()) == 1
-
-
-def test_the_table_and_the_picture_are_written(found: Latencies, tmp_path: Path) -> None:
     files = write(found, "cnn", tmp_path / "latency")
     assert [file.name for file in files] == ["latency.csv", "latency.png"]
-    assert files[0].read_text().startswith("batch_size,p50_ms,p99_ms,samples_per_sec,of_best,memory_gib")
-
-
-def test_a_folder_that_cannot_be_written_is_one_line(found: Latencies, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"output: '.*latency' cannot be written: "):
-        write(found, "cnn", tmp_path / "file" / "latency")
+    assert files[0].read_text().startswith("batch_size,p50_ms,p99_ms,samples_per_sec,of_best,memory_gib\n1,")
+    folder = files[0] / "latency"
+    assert refusal(write, found, "cnn", folder).startswith(f"output: '{folder}' cannot be written: ")
 
 
 class _OutOfMemory(torch.nn.Module):
@@ -50,17 +35,14 @@ class _OutOfMemory(torch.nn.Module):
         return x
 
 
-def test_a_size_that_does_not_fit_is_named(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passes, "VISIT_S", 0.002)
+def test_a_size_that_does_not_fit_is_named(trained: Trained, limits: Limits) -> None:
     small = Trained(trained.module, _OutOfMemory(), trained.data, "small", trained.config)
-    found = measure_latency(small, [1, 8], Limits(seconds=0.05, decide_s=0.1))
+    found = measure_latency(small, [1, 8], limits)
     assert found.table["p50_ms"].isna().tolist() == [False, True]
     assert found.sentences()[-1] == "Out of memory: 8."
-    with pytest.raises(UserError, match="no batch of 8, 16 fits into memory"):
-        measure_latency(small, [8, 16], Limits(seconds=0.05, decide_s=0.1))
+    assert refusal(measure_latency, small, [8, 16]) == "data.batch_size: no batch of 8, 16 fits into memory"
 
 
 def test_a_network_of_other_inputs_is_refused(trained: Trained) -> None:
     other = Trained(trained.module, torch.nn.Linear(3, 3), trained.data, "other", trained.config)
-    with pytest.raises(UserError, match=r"model: Linear does not take \(2, 1, 28, 28\)"):
-        measure_latency(other, [2])
+    assert refusal(measure_latency, other, [2]).startswith("model: Linear does not take (2, 1, 28, 28): ")
