@@ -87,14 +87,6 @@ def test_the_numbers_depend_on_seed_epoch_and_position_alone() -> None:
     assert 0 <= whole.min() <= whole.max() < 1
 
 
-def test_every_change_occurs_and_none_goes_further() -> None:
-    x = torch.zeros(4_000, 1, 9, 9)
-    x[:, :, 4, 4] = 1
-    places = Augment(shift=2)(x, 0, 0, 0).flatten(1).argmax(1)
-    found = {(int(place) // 9 - 4, int(place) % 9 - 4) for place in places}
-    assert found == {(down, right) for down in range(-2, 3) for right in range(-2, 3)}
-
-
 class OwnHook(InMemory):
     """A datamodule that changes its batches itself."""
 

@@ -76,20 +76,14 @@ def test_samples_become_a_batch(name: str) -> None:
 
 
 @pytest.mark.parametrize("pipeline", ["memory", "device", "workers"])
-@pytest.mark.parametrize(
-    ("target", "labels"), [("class", tensor([0, 1, 1, 0])), ("value", tensor([0.0, 1.0, 1.0, 0.0]))]
-)
-def test_tensors_in_memory_become_batches(target: Any, labels: Tensor, pipeline: Any) -> None:
-    ids, mask = torch.arange(36).view(4, 9), torch.ones(4, 9, dtype=torch.float64)
-    spec = DataSpec("sequence", (9,), target, 2 if target == "class" else 1, fields=("ids", "mask", "y"))
-    (batch,) = loaded(InMemory((ids, mask, labels.int()), spec, pipeline=pipeline)).val_dataloader()
-    assert_batch(batch, [ids, mask.float(), labels])
-
-
-@pytest.mark.parametrize("pipeline", ["memory", "device", "workers"])
-def test_a_split_is_one_tensor_where_the_input_is_the_target(pipeline: Any) -> None:
-    (batch,) = loaded(InMemory(AS_PIXELS, DataSpec("image", PIXELS, "input"), pipeline=pipeline)).val_dataloader()
-    assert_batch(batch, [AS_PIXELS])
+@pytest.mark.parametrize(("target", "dtype"), [("class", torch.int64), ("value", torch.float32), ("input", None)])
+def test_tensors_in_memory_become_a_batch(target: Any, dtype: Any, pipeline: Any) -> None:
+    x, mask, y = torch.arange(36).view(4, 9), torch.ones(4, 9, dtype=torch.float64), torch.ones(4, dtype=torch.int32)
+    names = ("ids",) if target == "input" else ("ids", "mask", "y")
+    spec = DataSpec("sequence", (9,), target, {"class": 2, "value": 1}.get(target, 0), fields=names)
+    data = InMemory(x if target == "input" else (x, mask, y), spec, pipeline=pipeline)
+    (batch,) = loaded(data).val_dataloader()
+    assert_batch(batch, [x] if target == "input" else [x, mask.float(), y.to(dtype)])
 
 
 def test_a_rank_without_a_sample_evaluates_an_empty_batch(as_rank) -> None:
@@ -113,9 +107,6 @@ def test_samples_that_can_be_asked_for_at_once_are() -> None:
     assert found == [indices for _, indices in data.train_dataloader().batch_sampler]
 
 
-# --- random transforms, fingerprints ---------------------------------------------------------------------------------
-
-
 SEEDS = [(0, 0), (0, 1), (1, 0), (1, 0)]  # and epochs
 
 
@@ -137,9 +128,6 @@ def test_the_fingerprint_is_of_some_samples_and_the_number_of_all() -> None:
     assert known == loaded(Own([*samples[:1], samples[0], *samples[2:]])).fingerprint  # 16 of 31, each second one
     for changed in (samples[:-1], [*samples[:2], samples[3], *samples[3:]], [*samples[:-1], (samples[-1][0], 3)]):
         assert loaded(Own(changed)).fingerprint != known
-
-
-# --- batches that a project makes itself -----------------------------------------------------------------------------
 
 
 class Collated(Tokens):
@@ -166,9 +154,6 @@ def test_an_own_collate_fn_makes_the_batches(workers: int) -> None:
         sizes.append(len(batch["label"]))
     assert sizes == [8] * 9 + [4]
     assert loaded(Collated()).fingerprint != loaded(Tokens()).fingerprint
-
-
-# --- what a network gets ---------------------------------------------------------------------------------------------
 
 
 def task_of(data: Any, model: nn.Module) -> Task:

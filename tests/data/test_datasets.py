@@ -68,9 +68,6 @@ def rows(x: Tensor) -> set[bytes]:
     return {sample.numpy().tobytes() for sample in x.contiguous()}
 
 
-# --- every dataset ---------------------------------------------------------------------------------------------------
-
-
 @every_dataset
 def test_what_a_dataset_says_of_itself_is_true(option: str, make: Make) -> None:
     data, node = make(option), node_of(option)
@@ -110,9 +107,6 @@ def test_the_seed_alone_decides_the_data_and_the_fingerprint(option: str, make: 
     assert first.fingerprint == known
 
 
-# --- generated -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("steps", [2, 3, 25])
 def test_adding_asks_for_the_sum_of_two_numbers_one_marked_in_each_half(steps: int) -> None:
     x, y = Adding(sequence_length=steps, num_train=20_000).load("train")
@@ -145,9 +139,6 @@ def test_pixels_of_digits_are_served_between_minus_1_and_1(tmp_path: Path) -> No
     x, _ = Digits(root=str(tmp_path), num_train=50).load("train")
     assert x.min() == -1
     assert 0.5 < x.max() <= 1
-
-
-# --- images ----------------------------------------------------------------------------------------------------------
 
 
 def restored(x: Tensor, data: TensorDataModule) -> Tensor:

@@ -55,9 +55,6 @@ def test_no_two_digits_are_drawn_alike_and_each_is_told_by_its_nearest_neighbour
     assert (known_labels[(x @ known.T).argmax(dim=1)] == labels).float().mean() > 0.8
 
 
-# --- the cache -------------------------------------------------------------------------------------------------------
-
-
 def cache_of(root: Path) -> Path:
     (file,) = (root / "digits").iterdir()  # and no temporary file beside it
     return file

@@ -48,10 +48,6 @@ def collated(**wrong: Callable[[Any], Any]) -> Callable[[], Any]:
     return lambda: inputs(Wrong(num_workers=0))
 
 
-def nothing_collated() -> Any:
-    return inputs(type("Wrong", (Collated,), {"collate_fn": lambda self, samples: None})(num_workers=0))
-
-
 def augmented(spec: DataSpec, **options: Any) -> Callable[[], Any]:
     return lambda: described(Own([], spec, augment=Augment(**options)))
 
@@ -83,6 +79,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         samples((IMAGE, "a")), f"{FITS_NOT} TypeError: its target is a str, and has to be a number or a tensor (…"
     ),
     "no target": (samples((IMAGE,)), f"{WRONG} it has 1 part, and the spec names 'x' and 'y'"),
+    "nothing": (samples(None), f"{WRONG} it has the type NoneType, and the spec names 'x' and 'y'"),
     "other fields": (
         samples({"x": IMAGE, "z": 0}), f"{WRONG} it has the fields 'x', 'z', and the spec names 'x' and 'y'"
     ),
@@ -112,10 +109,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a collate_fn that fails": (
         collated(label=lambda samples: samples[0]["nothing"]),
         "data: collate_fn fails for number … of own-tokens's train split: KeyError: 'nothing' (test_refusals.py:…)",
-    ),
-    "no batch": (
-        nothing_collated,
-        f"{COLLATED} it has the type NoneType, and the spec names 'input_ids', 'attention_mask' and 'label'",
     ),
     "a list": (collated(label=lambda samples: [0]), f"{COLLATED} its 'label' is a list, and has to be a tensor"),
     "another number of samples": (

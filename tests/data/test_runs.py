@@ -4,7 +4,7 @@ import signal
 import subprocess
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import psutil
 import pytest
@@ -34,52 +34,37 @@ def finished(folder: Path, *words: str) -> Any:
     return done.complained
 
 
-# --- stopped ---------------------------------------------------------------------------------------------------------
-
-
-class Resume(NamedTuple):
-    """A dataset, the step after which its run is killed, its options, and those that change nothing of the result."""
-
-    data: str
-    step: int
-    options: list[str]
-    killed_with: list[str] = []
-    slow: bool = True
-
-
 STREAM = "+data.stream=true"
+AUGMENTED = ["data.augment.shift=2", "data.augment.rotation=15", "data.augment.flip=true"]
+# a dataset, the step after which its run is killed, and the options of the run
 RESUMES = {
-    "random transforms, loaded by workers": Resume(
-        "MapStyle",
-        14,
-        ["data.augment.shift=2", "data.augment.rotation=15", "data.augment.flip=true", "data.num_workers=0"],
-        ["data.num_workers=1"],
-        slow=False,
-    ),
-    "different lengths": Resume("Lengths", 14, ["model=lstm_cell", "model.hidden_size=8"]),
-    "several inputs": Resume("Tokens", 14, ["model=masked_mean"]),
-    "any loader, at the end of an epoch": Resume("Plain", 10, []),
-    "a loader with a state": Resume("Stateful", 5, ["+data.num_workers=2"]),
-    "a loader with a state, at the end of an epoch": Resume("Stateful", 10, []),
-    "a stream": Resume("Stateful", 15, [STREAM], slow=False),
-    "a stream, loaded by workers": Resume("Stateful", 5, [STREAM, "+data.num_workers=1"]),
+    "random transforms": ("MapStyle", 14, AUGMENTED),
+    "different lengths": ("Lengths", 14, ["model=lstm_cell", "model.hidden_size=8"]),
+    "several inputs": ("Tokens", 14, ["model=masked_mean"]),
+    "any loader, at the end of an epoch": ("Plain", 10, []),
+    "a loader with a state": ("Stateful", 5, ["+data.num_workers=2"]),
+    "a loader with a state, at the end of an epoch": ("Stateful", 10, []),
+    "a stream": ("Stateful", 15, [STREAM]),
+    "a stream, loaded by workers": ("Stateful", 5, [STREAM, "+data.num_workers=1"]),
 }
+FAST = {"random transforms", "a stream"}
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * case.slow) for name, case in RESUMES.items()]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in FAST)) for name in RESUMES]
 )
 def test_a_killed_run_is_resumed_to_the_same_end(name: str, tmp_path: Path) -> None:
-    case = RESUMES[name]
-    if case.data == "Stateful":
+    data, step, options = RESUMES[name]
+    if data == "Stateful":
         pytest.importorskip("torchdata", reason="torchdata is not installed")
-    words = [*line(tmp_path, case.data, *case.options), OUT]
-    kill = [*case.killed_with, "callbacks.checkpoint.every_n_steps=1"]
-    assert run(tmp_path / "killed", *words, *kill, faults=[(STEP, case.step + 1, kill_9)]).end() == -9
-    again = [words[0], "resume=out", f"data._target_=tests.support.own_data.{case.data}", *case.killed_with]
+    words = [*line(tmp_path, data, *options), OUT]
+    alone, apart = ([] if data in PLAIN else [f"data.num_workers={workers}"] for workers in (0, 1))
+    kill = [*apart, "callbacks.checkpoint.every_n_steps=1"]
+    assert run(tmp_path / "killed", *words, *kill, faults=[(STEP, step + 1, kill_9)]).end() == -9
+    again = [words[0], "resume=out", f"data._target_=tests.support.own_data.{data}", *apart]
     assert "warning: resume" not in finished(tmp_path / "killed", *again)
-    assert record(tmp_path / "killed" / "out")["resumed"][0]["step"] == case.step
-    finished(tmp_path / "whole", *words)
+    assert record(tmp_path / "killed" / "out")["resumed"][0]["step"] == step
+    finished(tmp_path / "whole", *words, *alone)
     assert_alike(results(tmp_path / "killed" / "out"), results(tmp_path / "whole" / "out"))
 
 
@@ -137,8 +122,6 @@ def test_every_start_method_serves_the_same(method: str) -> None:
         assert torch.equal(x, expected)
 
 
-# --- refused ---------------------------------------------------------------------------------------------------------
-
 IMAGES = "tests.support.own_data.Images.__getitem__"
 # a dataset, its options, what goes wrong, how the line begins, and whether that is known before anything is written
 REFUSED: dict[str, tuple[str, list[str], list[Any], str, bool]] = {
@@ -177,9 +160,6 @@ def test_what_cannot_be_trained_ends_in_one_line(name: str, tmp_path: Path) -> N
     (found,) = (text for text in done.complained.splitlines() if text.startswith(("error: ", "Traceback")))
     assert found.startswith(f"error: {said}"), found
     assert (tmp_path / "out" / "run.json").exists() is not early
-
-
-# --- trained and recorded --------------------------------------------------------------------------------------------
 
 
 def test_any_lightning_datamodule_is_trained_tested_and_recorded(tmp_path: Path) -> None:
@@ -230,9 +210,6 @@ def test_what_a_datamodule_says_of_itself_is_used_and_it_is_set_up_once() -> Non
     assert Says.loaded == ["fit", "test"]
     plain.batch_size = None
     assert known.batch_size is None
-
-
-# --- two ranks -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import re
 import shutil
 import socket
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from batchscope.data.mnist import MNIST, FashionMNIST
 from batchscope.data.sequential_mnist import SequentialMNIST
 from batchscope.data.torchvision_images import ExpectedFile, TorchvisionImages
 from tests.support.command_lines import refusal
-from tests.support.fuzzing import budget, damage, refused_or_fine
 from tests.support.waiting import PATIENCE_S
 
 RAW = Path("MNIST") / "raw"
@@ -39,9 +37,6 @@ def read(data: TorchvisionImages) -> None:
     data.prepare_data()
     data.setup("fit")
     data.setup("test")
-
-
-# --- files that are there --------------------------------------------------------------------------------------------
 
 
 def test_the_real_files_pass_and_nothing_is_written(shared_data: Path, tmp_path: Path) -> None:
@@ -93,18 +88,6 @@ def test_a_wrong_file_is_named_with_what_is_wrong_and_the_repair(
     assert snapshot(root) == before
 
 
-def test_random_bytes_are_refused_or_read_and_left_as_they_are(small_official: Small) -> None:
-    root = small_official(FashionMNIST)
-    for dice in budget("fashion-mnist"):
-        path = root / dice.choice([*FashionMNIST.files])
-        good = path.read_bytes()
-        bad = (damage(good, dice) + good)[: len(good)]  # a wrong length alone is found at once
-        path.write_bytes(bad)
-        refused_or_fine(partial(read, FashionMNIST(root=str(root), num_val=20)), (path, bad[:40]))
-        assert path.read_bytes() == bad
-        path.write_bytes(good)
-
-
 @pytest.mark.parametrize(
     ("root", "said"),
     [
@@ -119,9 +102,6 @@ def test_a_root_that_cannot_hold_the_files_is_refused(root: str, said: str, tmp_
     before = snapshot(tmp_path)
     assert refusal(read, MNIST(root=str(tmp_path / root))) == f"data.root: {tmp_path}/{root}{said}"
     assert snapshot(tmp_path) == before
-
-
-# --- files that cannot be had ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -167,9 +147,6 @@ def test_digits_that_stand_in_are_called_so_and_stay(small_official: Small, tmp_
     rows = SequentialMNIST(root=str(tmp_path / "rows"), offline="digits")
     rows.prepare_data()
     assert rows.name == "sequential-mnist-rows-of-rendered-digits"
-
-
-# --- downloading -----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -20,8 +20,6 @@ from batchscope.options.groups import config_dir, use_config_dir
 from tests.support.command_lines import composed, refusal
 from tests.support.own_data import write_config
 
-# --- splits ----------------------------------------------------------------------------------------------------------
-
 
 def test_predictions_of_a_split_are_those_that_evaluate_counts(trained: Trained, checkpoint: Path, root: str) -> None:
     found = predict(trained, "test")
@@ -36,9 +34,6 @@ def test_limits_of_batches_leave_fewer_samples_or_are_named(trained: Trained, tm
     trained.config["trainer"] |= {"limit_predict_batches": 1, "limit_val_batches": 0}
     assert predict(trained, str(tmp_path / "samples.npz")).table()["sample"].tolist() == [str(i) for i in range(16)]
     assert refusal(predict, trained, "val") == "trainer.limit_val_batches: got 0, which predicts no batch"
-
-
-# --- files -----------------------------------------------------------------------------------------------------------
 
 
 def pixels_of(trained: Trained) -> np.ndarray:
@@ -142,9 +137,6 @@ def test_numbers_that_the_network_does_not_compute_with_are_refused(trained: Tra
     assert line.startswith("input: SimpleCNN does not take these samples: RuntimeError")
 
 
-# --- answers ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("target", "output", "truth", "columns"),
     [
@@ -187,9 +179,6 @@ def test_predictions_are_written_and_never_replaced(trained: Trained, tmp_path: 
     with np.load(path) as arrays:
         shapes = {name: arrays[name].shape for name in arrays.files}
     assert shapes == {"sample": (100,), "output": (100, 10), "prediction": (100,), "target": (100,)}
-
-
-# --- loading ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_loaded_model_is_a_network_in_evaluation_mode_and_the_process_is_as_it_was(
