@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+os.environ.pop("BATCHSCOPE_FORK_SERVER", None)  # its server imports no torch (src/sweep/fork_server.py)
 from batchscope.sweep import job
 
 STEP_MS = 10.0

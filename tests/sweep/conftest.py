@@ -1,14 +1,16 @@
 """Runs that are stand-ins, for the tests of plans, loops and processes."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from batchscope.sweep import process
 from batchscope.sweep.loop import Loop
-from batchscope.sweep.plans import Job, Plan
+from batchscope.sweep.plans import Job, Plan, Record
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,6 +29,17 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
     use_stand_ins()
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     return Loop()
+
+
+@pytest.fixture
+def do(loop: Loop, tmp_path: Path) -> Callable[..., list[Record]]:
+    """Do runs in the folders a, b, …, each of which does a line of Python; returns their records."""
+
+    def do(*lines: str, timed: bool = False, **how: Any) -> list[Record]:
+        named = enumerate(zip("abc", lines, strict=False), 1)
+        return loop.do([replace(job(tmp_path, name, 8**n, timed, does=does), **how) for n, (name, does) in named])
+
+    return do
 
 
 TIMED = {"until_known": {"precision": 0.05, "seconds": 0.3}, "throughput": {"a": 1}}
@@ -53,12 +66,5 @@ def play(plan: Plan[Any], do: Callable[[Job], dict[str, Any]]) -> Any:
 
 def running(folder: Path) -> list[int]:
     """The processes of stand-ins that have not ended."""
-    pids = map(int, (folder / "pids").read_text().split())
-    return [pid for pid in pids if is_running(pid)]
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
+    pids, all_ = (folder / "pids").read_text().split(), psutil.process_iter(["status"])
+    return [one.pid for one in all_ if str(one.pid) in pids and one.info["status"] != psutil.STATUS_ZOMBIE]
