@@ -1,4 +1,5 @@
-"""A program like a sweep's run, which imports little: it does what `does` in its configuration says in Python.
+"""A program like a sweep's run, which imports little: it does what `does` in its configuration says in Python, or a file
+`<run>.does` in the working directory.
 
 That line may use `record`, which is written at the end, and `visits`, the numbers of the passes in which it was visited.
 By default it waits for visits where it is visited, with a steady step of 10 ms, and finishes.
@@ -43,7 +44,9 @@ def main() -> None:
     visits = visited(sweep, size, record) if asked["visited"] else ()
     cost = {"batch_size": size, "step_ms_median": STEP_MS, "samples_per_sec": 1e3 * size / STEP_MS}
     record |= {"throughput": cost, "dataset": {"train_samples": 4000}}
-    exec(IMPORTS + asked["config"].get("does", DEFAULT), dict(locals()))  # noqa: S102 - a line of a test
+    told = Path(f"{folder.name}.does")
+    does = asked["config"].get("does") or (told.read_text() if told.exists() else DEFAULT)
+    exec(IMPORTS + does, dict(locals()))  # noqa: S102 - a line of a test
     if record["status"] == "running":
         record["status"] = "finished"
     file.write_text(json.dumps(record))

@@ -1,6 +1,5 @@
-"""A diagnosis: its runs in their order, what its table says of them, and the command line that it ends with."""
+"""A diagnosis: which changes it tries, in which order, and what its table says of them."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,60 +7,141 @@ from typing import Any
 import numpy as np
 import pytest
 
-from batchscope.analysis.diagnose import find_findings, write_diagnosis
-from batchscope.options.compose import check_command_line
+from batchscope.analysis.diagnose import write_diagnosis
+from batchscope.analysis.run import Run
+from batchscope.records.read import read
 from batchscope.records.run_record import plan
 from batchscope.sweep import diagnose
-from batchscope.sweep.changes import Machine
+from batchscope.sweep.changes import Machine, changes_to_try, fixed_options, words_of
 from batchscope.sweep.plans import Job, RunFailed
 from batchscope.sweep.search import search_of
-from tests.support.command_lines import answer
-from tests.support.runs import run as forked
-from tests.support.synthetic_runs import write_steps
+from tests.support.command_lines import answer, composed
+from tests.support.synthetic_runs import change_record, write_steps
 from tests.sweep.conftest import play
+
+# --- which changes ---------------------------------------------------------------------------------------------------
+
+CPU = Machine(accelerators=("cpu",), devices=1, cores=4)
+BESIDE_A_GPU = Machine(accelerators=("cpu", "cuda"), cores=4)
+
+
+def tried(
+    words: str = "",
+    machine: Machine = CPU,
+    factors: tuple[int, ...] = (2, 4),
+    device: str = "cpu",
+    size: int = 128,
+    processes: int = 1,
+    bottleneck: str = "compute",
+    fixed: set[str] | None = None,
+) -> tuple[list[str], list[str]]:
+    """The options that are tried after such a baseline, and the lines on what is left out."""
+    throughput = {"batch_size": size, "bottleneck": {"kind": bottleneck}}
+    facts = {"hardware": {"device": device}, "dataset": {"train_samples": 55_000}, "processes": processes}
+    baseline = Run("baseline", Path("x"), {"status": "finished", "throughput": throughput, **facts})
+    config = composed("experiment=diagnose", *words.split(), run_dir="x")
+    fixed = fixed_options(words.split()) if fixed is None else fixed
+    changes, left_out = changes_to_try(config, baseline, machine, fixed, factors)
+    return [" ".join(words_of(change)) for change in changes], left_out
+
+
+def test_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "linux")
+    found = ["data.batch_size=256", "data.batch_size=512", "trainer.precision=bf16-mixed", "data.pipeline=workers"]
+    assert tried() == ([*found, "channels_last=false", "keep_freed_memory=false"], [])
+
+
+def test_on_gpus() -> None:
+    machine = Machine(accelerators=("cpu", "cuda"), devices=4, cores=16)
+    assert tried(machine=machine, device="cuda", bottleneck="host")[0] == [
+        *("data.batch_size=256", "data.batch_size=512"),
+        *("trainer.precision=bf16-mixed", "trainer.precision=16-mixed"),
+        *("data.pipeline=device", "data.pipeline=workers", "channels_last=false"),
+        *("trainer.accelerator=cpu", "trainer.devices=4"),
+    ]
+
+
+@pytest.mark.parametrize("line", ["trainer.accelerator=cpu", "trainer=cpu"])
+def test_what_the_user_has_set_stays_and_is_said(line: str) -> None:
+    found, left_out = tried(f"{line} data.batch_size=64", BESIDE_A_GPU)
+    assert not any("batch_size" in one or "accelerator" in one for one in found)
+    assert left_out == [
+        f"not tried: {change}: you have set {change.partition('=')[0]}"
+        for change in ("data.batch_size=256", "data.batch_size=512", "trainer.accelerator=gpu")
+    ]
+
+
+SEQUENCE, WORKERS = "model=stacked_lstm data=adding", "data.pipeline=workers"
+# What the configuration has, and how it was measured → changes that are tried, and those that are not (-).
+OFFERED = [
+    ("", {"size": 20_000}, "data.batch_size=40000 data.batch_size=55000"),
+    ("", {"size": 55_000}, "-data.batch_size"),
+    ("", {"size": 20_000, "processes": 2}, "data.batch_size=27500"),
+    ("", {"factors": (8,)}, "data.batch_size=1024"),
+    ("", {"factors": ()}, "-data.batch_size"),
+    ("trainer.precision=32-true", {"machine": BESIDE_A_GPU}, "trainer.accelerator=gpu"),
+    ("trainer.accumulate_grad_batches=3", {}, "data.batch_size=384 trainer.accumulate_grad_batches=1"),
+    ("trainer.precision=bf16-mixed", {}, "trainer.precision=32-true"),
+    (WORKERS, {}, "data.num_workers=4 data.pipeline=memory"),
+    (WORKERS, {"machine": Machine(cores=2)}, "-data.num_workers"),
+    (SEQUENCE, {}, "-channels_last -model.backend"),
+    (f"{SEQUENCE} model.backend=reference", {}, "model.backend=fused"),
+]
+
+
+@pytest.mark.parametrize(("words", "how", "changes"), OFFERED)
+def test_a_change_is_tried_where_it_can_have_an_effect(words: str, how: dict[str, Any], changes: str) -> None:
+    found = [option for change in tried(words, fixed=set(), **how)[0] for option in change.split()]
+    for change in changes.split():
+        assert any(one.startswith(change.lstrip("-")) for one in found) is not change.startswith("-")
+
+
+def test_a_constant_update_is_divided_by_every_batch_that_is_tried() -> None:
+    found, left_out = tried("global_batch_size=384", factors=(2, 3))
+    assert found[0] == "data.batch_size=384"
+    assert left_out[0].startswith("not tried: data.batch_size=256: global_batch_size: got 384, takes a multiple of 256")
+
+
+# --- the runs --------------------------------------------------------------------------------------------------------
 
 WORDS = ["experiment=diagnose", "model=mlp", "data.num_workers=2"]
 Rate = Callable[[dict[str, Any]], float | str]  # of a configuration: samples/s, or the status of a run that failed
 
 
-class Diagnosed:
-    """A diagnosis whose runs take no time."""
+@pytest.fixture(autouse=True)
+def this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagnose, "this_machine", lambda device: Machine(cores=2))
+    monkeypatch.setattr("sys.platform", "linux")
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, rate: Rate):
-        self.folder, self.ran, self.titles, self.rate, self.end = folder, [], [], rate, None
-        monkeypatch.setattr(diagnose, "this_machine", lambda device: Machine(cores=2))
-        monkeypatch.setattr("sys.platform", "linux")
 
-    def _do(self, job: Job) -> dict[str, Any]:
-        self.ran.append(job.run_dir.name)
-        self.titles.append(job.title)
-        found = self.rate(job.config)
+def diagnosed(folder: Path, rate: Rate, *words: str) -> tuple[list[Job], str, BaseException | None]:
+    """The runs of a diagnosis, which take no time; what its report says, and what has ended it."""
+    jobs: list[Job] = []
+
+    def do(job: Job) -> dict[str, Any]:
+        jobs.append(job)
+        found, size = rate(job.config), job.config["data"]["batch_size"]
         if found == "signal":
             raise SystemExit(143)
         plan(job.run_dir, config=job.config, **job.facts)
-        record = json.loads((job.run_dir / "run.json").read_text())
-        record |= {"hardware": {"device": "cpu"}, "dataset": {"name": "mnist", "train_samples": 55_000}}
-        record |= {"choices": {"model": "mlp"}, "started": f"2026-01-01T00:00:{len(self.ran):02d}"}
-        if isinstance(found, str):
-            record |= {"status": found, "error": "trainer: a reason"}
-        else:
-            size = record["config"]["data"]["batch_size"]
-            throughput = {"samples_per_sec": found, "step_ms_median": 1e3 * size / found, "batch_size": size}
-            record |= {"status": "finished", "throughput": throughput}
-            noise = np.exp(0.01 * np.random.default_rng(0).standard_normal((8, 10)))
-            write_steps(job.run_dir, 1e3 * size / found * noise)
-        (job.run_dir / "run.json").write_text(json.dumps(record))
-        return record
+        facts: dict[str, Any] = {"status": found, "error": "trainer: a reason"}
+        if not isinstance(found, str):
+            step_ms, noise = 1e3 * size / found, np.exp(0.01 * np.random.default_rng(0).standard_normal((8, 10)))
+            write_steps(job.run_dir, step_ms * noise)
+            cost = {"samples_per_sec": found, "step_ms_median": step_ms, "batch_size": size}
+            facts = {"status": "finished", "throughput": cost}
+        dataset = {"name": "mnist", "train_samples": 55_000}
+        facts |= {"hardware": {"device": "cpu"}, "dataset": dataset, "started": f"2026-01-01T00:00:{len(jobs):02d}"}
+        change_record(job.run_dir, **facts)
+        return read(job.run_dir)
 
-    def start(self) -> str:
-        """Run it, as far as it goes; what its report says."""
-        (config,) = check_command_line(WORDS, multirun=False, run_dir=str(self.folder / "0"))
-        job = Job(self.folder / "0", config, {"choices": {"model": "mlp"}, "overrides": WORDS})
-        try:
-            play(diagnose.diagnose(job, search_of(config)), self._do)
-        except (RunFailed, SystemExit) as end:
-            self.end = end
-        return write_diagnosis(self.folder)
+    config = composed(*WORDS, *words, run_dir=folder / "0")
+    job, end = Job(folder / "0", config, {"choices": {"model": "mlp"}, "overrides": [*WORDS, *words]}), None
+    try:
+        play(diagnose.diagnose(job, search_of(config)), do)
+    except (RunFailed, SystemExit) as error:
+        end = error
+    return jobs, write_diagnosis(folder), end
 
 
 def faster_with_a_larger_batch(config: dict[str, Any]) -> float:
@@ -69,88 +149,61 @@ def faster_with_a_larger_batch(config: dict[str, Any]) -> float:
     return rate * (1.5 if config["trainer"]["precision"] == "bf16-mixed" else 1.0)
 
 
-def test_a_baseline_each_change_the_two_best_together_and_the_baseline_again(tmp_path: Path, monkeypatch) -> None:
-    diagnosed = Diagnosed(tmp_path, monkeypatch, faster_with_a_larger_batch)
-    shown = diagnosed.start().splitlines()
-    assert diagnosed.ran == [
+def test_a_baseline_each_change_the_two_best_together_and_the_baseline_again(tmp_path: Path) -> None:
+    jobs, said, _ = diagnosed(tmp_path, faster_with_a_larger_batch)
+    assert [job.run_dir.name for job in jobs] == [
         *("baseline", "batch_size-256", "batch_size-512", "precision-bf16-mixed", "pipeline-workers"),
         *("channels_last-false", "keep_freed_memory-false", "batch_size-512+precision-bf16-mixed", "baseline_again"),
     ]
-    assert diagnosed.titles[:2] == ["run 1: baseline", "run 2 of at most 9: data.batch_size=256"]
-    assert any(
-        line.startswith("Recommended: data.batch_size=512 trainer.precision=bf16-mixed, 6.00 ") for line in shown
-    )
-    assert any(line.endswith(" … data.batch_size=512 trainer.precision=bf16-mixed") for line in shown)
-
-
-def test_started_again_it_has_the_same_runs(tmp_path: Path, monkeypatch) -> None:
-    """Although a baseline at the end that differs leaves no change that is shown to help."""
-
-    def rate(config: dict[str, Any]) -> float:
-        return 1e5 if config["run_dir"].endswith("again") else faster_with_a_larger_batch(config)
-
-    diagnosed = Diagnosed(tmp_path, monkeypatch, rate)
-    diagnosed.start()
-    ran = list(diagnosed.ran)
-    diagnosed.start()
-    assert diagnosed.ran == [*ran, *ran] and any("+" in name for name in ran)
-
-
-def test_interrupted_it_recommends_nothing(tmp_path: Path, monkeypatch) -> None:
-    left = iter([100.0] * 7)
-    said = Diagnosed(tmp_path, monkeypatch, lambda config: next(left, "signal")).start()
-    assert (
-        "Incomplete: 6 changes tried, and the baseline was not measured again after that, so no change is recommended."
-    ) in " ".join(said.split())
-
-
-def test_its_folder_is_reported_again_as_it_ended(tmp_path: Path, monkeypatch) -> None:
-    said = Diagnosed(tmp_path, monkeypatch, faster_with_a_larger_batch).start()
+    assert [job.title for job in jobs[:2]] == ["run 1: baseline", "run 2 of at most 9: data.batch_size=256"]
+    assert said.startswith("Recommended: data.batch_size=512 trainer.precision=bf16-mixed, 6.00 ")
+    assert any(line.endswith(" … data.batch_size=512 trainer.precision=bf16-mixed") for line in said.splitlines())
     written = (tmp_path / "report/diagnosis.md").read_bytes()
     assert answer("report", tmp_path)[:2] == (0, f"{said}\n")
     assert (tmp_path / "report/diagnosis.md").read_bytes() == written
     assert [path.name for path in (tmp_path / "report").iterdir() if "sweep" in path.name] == []
 
 
-def test_a_refused_change_is_a_result_and_the_others_go_on(tmp_path: Path, monkeypatch) -> None:
-    def rate(config: dict[str, Any]) -> float | str:
-        return "failed" if config["trainer"]["precision"] == "bf16-mixed" else 100.0
+def test_started_again_it_has_the_same_runs(tmp_path: Path) -> None:
+    """Although a baseline at the end that differs leaves no change that is shown to help."""
 
-    diagnosed = Diagnosed(tmp_path, monkeypatch, rate)
-    said = diagnosed.start()
-    assert diagnosed.ran[-1] == "baseline_again"
-    assert "refused: trainer: a reason" in said
-    assert "No change helps: of 6 changes tried, none is shown to be faster than the" in said
+    def rate(config: dict[str, Any]) -> float:
+        return 1e5 if config["run_dir"].endswith("again") else faster_with_a_larger_batch(config)
 
-
-def test_a_baseline_that_fails_ends_it(tmp_path: Path, monkeypatch) -> None:
-    diagnosed = Diagnosed(tmp_path, monkeypatch, lambda config: "out_of_memory")
-    assert "The baseline was not measured, so there is nothing to compare." in diagnosed.start()
-    assert diagnosed.ran == ["baseline"]
-    assert isinstance(diagnosed.end, RunFailed)  # which is exit code 1
-    assert answer("report", tmp_path).code == 1
+    ran = [[job.run_dir.name for job in diagnosed(tmp_path, rate)[0]] for _ in range(2)]
+    assert ran[0] == ran[1] and any("+" in name for name in ran[0])
 
 
-def test_what_the_user_has_set_is_left_out_and_said(tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(f"{__name__}.WORDS", [*WORDS, "data.batch_size=128", "data.pipeline=memory"])
-    diagnosed = Diagnosed(tmp_path, monkeypatch, lambda config: 100.0)
-    said = diagnosed.start()
-    assert not any("batch_size" in name or "pipeline" in name for name in diagnosed.ran)
-    line = "not tried: data.pipeline=workers: you have set data.pipeline"
-    for shown in (capsys.readouterr().out, said):  # when the changes are chosen, and below the table
-        assert line in " ".join(shown.split())
+# How the runs go, what the user has set → how many there are, the exit code of their report, and what it says.
+ENDS: dict[str, tuple[Rate, tuple[str, ...], int, int, str]] = {
+    "interrupted": (
+        lambda config: "signal" if config["run_dir"].endswith("again") else 100.0,
+        (),
+        *(8, 0, "Incomplete: 6 changes tried, and the baseline was not measured again after that, so no change is recommended."),
+    ),
+    "a change is refused": (
+        lambda config: "failed" if config["trainer"]["precision"] == "bf16-mixed" else 100.0,
+        (),
+        *(8, 0, "No change helps: of 6 changes tried, none is shown to be faster than the"),
+    ),
+    "the baseline fails": (
+        lambda config: "out_of_memory",
+        (),
+        *(1, 1, "The baseline was not measured, so there is nothing to compare."),
+    ),
+    "the user has set options": (
+        lambda config: 100.0,
+        ("data.batch_size=128", "data.pipeline=memory"),
+        *(5, 0, "not tried: data.pipeline=workers: you have set data.pipeline"),
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.slow
-def test_a_real_diagnosis(tmp_path: Path) -> None:
-    small = [*("data=adding", "model=rnn_cell", "data.num_train=400", "data.num_val=16", "data.num_test=16")]
-    small += ["data.sequence_length=5", "callbacks.until_known.seconds=1", "hydra.sweep.dir=s"]
-    small += ["trainer.accelerator=cpu", "callbacks.throughput.calibrate=false", "callbacks.progress=null"]
-    small += ["trainer.precision=32-true", "data.pipeline=memory"]
-    done = forked(tmp_path, "experiment=diagnose", *small, environ={"OMP_NUM_THREADS": "1"})
-    assert done.end() == 0, done.complained
-    assert "not tried: data.pipeline=workers: you have set data.pipeline" in done.said
-    assert "÷ baseline" in done.said
-    trials = find_findings(tmp_path / "s").trials
-    assert [trial.role for trial in trials][:2] == ["baseline", "baseline_again"]
-    assert {trial.run.status for trial in trials} == {"finished"}
+@pytest.mark.parametrize("name", ENDS)
+def test_whatever_happens_the_report_says_it(name: str, tmp_path: Path, capsys) -> None:
+    rate, words, runs, code, line = ENDS[name]
+    jobs, said, end = diagnosed(tmp_path, rate, *words)
+    assert line in " ".join(said.split())
+    assert ("refused: trainer: a reason" in said) is (name == "a change is refused")
+    assert (line in " ".join(capsys.readouterr().out.split())) is bool(words)  # when the changes are chosen
+    assert (len(jobs), isinstance(end, RunFailed), answer("report", tmp_path).code) == (runs, code == 1, code)

@@ -1,42 +1,48 @@
-"""What a launcher needs is said in one line before anything is started, and where its runs will be is known."""
+"""Launchers and searching sweepers: what they need, and sweeps whose runs are jobs of submitit, SLURM, Ray or joblib."""
 
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
 import pytest
+from omegaconf import OmegaConf
 
-from batchscope.errors import UserError
 from batchscope.options.compose import compose_command_line
 from batchscope.sweep import launchers
+from tests.support import fake_slurm as slurm
+from tests.support.command_lines import refusal
+from tests.support.runs import assert_alike, record, results
+from tests.support.spawned import ROOT, end
+from tests.support.waiting import wait_until
+from tests.sweep.test_runner import TINY, linux, process_of, start, sweep
 
 
-def node(choice: str, *overrides: str) -> dict:
-    return compose_command_line([f"hydra/launcher={choice}", *overrides, "seed=0,1"], multirun=True).launcher
+def node(options: str) -> dict:
+    return compose_command_line(
+        [f"hydra/launcher={options}".split()[0], *options.split()[1:], "seed=0,1"], True
+    ).launcher
 
 
-def installed(monkeypatch: pytest.MonkeyPatch, is_so: bool) -> None:
-    monkeypatch.setattr(launchers, "_is_installed", lambda module: is_so)
+# Options, whether plugins are installed → the refusal.
+NEEDS = [
+    ("submitit_slurm", False, "is not installed; pip install 'batchscope[slurm]'"),
+    ("ray", False, "is not installed; pip install 'batchscope[ray]'"),
+    ("submitit_slurm", True, "submitit_slurm needs sbatch, srun, scontrol, sacct, which"),
+    ("submitit_local hydra.launcher.nodes=2", True, "hydra.launcher.nodes: got 2, takes 1"),
+    ("submitit_local hydra.launcher.tasks_per_node=2", True, "hydra.launcher.tasks_per_node: got 2, takes 1"),
+]
 
 
-@pytest.mark.parametrize(
-    ("choice", "extra"), [("submitit_slurm", "slurm"), ("submitit_local", "slurm"), ("ray", "ray")]
-)
-def test_a_missing_plugin_is_named_with_the_extra_that_installs_it(monkeypatch, choice: str, extra: str) -> None:
-    installed(monkeypatch, False)
-    with pytest.raises(UserError, match=rf"is not installed; pip install 'batchscope\[{extra}\]'"):
-        launchers.check_launcher(node(choice))
-
-
-def test_a_machine_that_cannot_submit_jobs_is_told_what_is_missing(monkeypatch, tmp_path) -> None:
-    installed(monkeypatch, True)
+@pytest.mark.parametrize(("options", "is_installed", "said"), NEEDS)
+def test_what_is_missing_is_said_before_anything_is_started(options, is_installed, said, monkeypatch, tmp_path) -> None:
+    launcher = node(options)
+    monkeypatch.setattr("importlib.util.find_spec", lambda module: module if is_installed else None)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UserError, match="submitit_slurm needs sbatch, srun, scontrol, sacct, which"):
-        launchers.check_launcher(node("submitit_slurm"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("option", ["nodes", "tasks_per_node"])
-def test_several_tasks_for_a_run_are_refused(monkeypatch, option: str) -> None:
-    installed(monkeypatch, True)
-    with pytest.raises(UserError, match=rf"hydra\.launcher\.{option}: got 2, takes 1"):
-        launchers.check_launcher(node("submitit_local", f"hydra.launcher.{option}=2"))
+    assert said in refusal(launchers.check_launcher, launcher)
 
 
 @pytest.mark.parametrize(
@@ -50,4 +56,119 @@ def test_several_tasks_for_a_run_are_refused(monkeypatch, option: str) -> None:
     ],
 )
 def test_devices_are_looked_for_only_where_the_runs_will_be(options: str, here: bool) -> None:
-    assert launchers.runs_here(node(*options.split())) is here
+    assert launchers.runs_here(node(options)) is here
+
+
+# --- sweeps ----------------------------------------------------------------------------------------------------------
+
+# Two runs of one configuration, of some seconds each: what is done to one of them must not show.
+TWINS = ["seed=0,0", "data.num_train=1000", "data.batch_size=4", "trainer.max_epochs=2", "optimizer.lr=0.001"]
+TWINS += ["callbacks.checkpoint.every_n_steps=50", "callbacks.device=null"]
+
+
+def needs(plugin: str) -> None:
+    pytest.importorskip(f"hydra_plugins.hydra_{plugin}")
+
+
+def task_of(cwd: Path, run: str) -> psutil.Process:
+    """The task of the job that a run is in, once the run has kept a checkpoint."""
+    wait_until((cwd / "s" / run / "checkpoints/last.ckpt").exists, "the run keeps no checkpoint")
+    return psutil.Process(process_of(cwd, run)).parent()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("plugin", "options"),
+    [
+        ("submitit_launcher", ["hydra/launcher=submitit_local"]),
+        ("ray_launcher", ["hydra/launcher=ray", "hydra.launcher.ray.init.num_cpus=2"]),
+        ("joblib_launcher", ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]),
+    ],
+)
+def test_a_sweep_of_a_launcher_ends_in_its_report_and_exit_code(
+    plugin: str, options: list[str], tmp_path: Path
+) -> None:
+    needs(plugin)
+    code, out, err = sweep(tmp_path, *options, "trainer.max_epochs=-1,1")  # the first is refused by its schedule
+    assert code == 1, err
+    jobs = "the runs are jobs, and write their output to s/.submitit\n"
+    assert out.startswith(jobs) is (plugin == "submitit_launcher")
+    assert "2 runs: 1 failed, 1 finished" in out
+    assert ".submitit" not in (tmp_path / "s/report/report.md").read_text()
+    assert record(tmp_path / "s/0")["error"].startswith("optimizer.schedule: one_cycle needs an end")
+
+
+@pytest.mark.slow
+def test_a_searching_sweeper_gets_its_metric(tmp_path: Path) -> None:
+    needs("optuna_sweeper")
+    search = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=3", "hydra.sweeper.n_jobs=1"]
+    code, out, err = sweep(tmp_path, *search, "optimizer.lr=interval(1e-4,1e-1)")
+    assert code == 0, err
+    assert "3 runs: 3 finished" in out
+    records = [record(tmp_path / "s" / str(run)) for run in range(3)]
+    rates = {one["config"]["optimizer"]["lr"] for one in records}
+    assert len(rates) == 3 and all(1e-4 <= rate <= 1e-1 for rate in rates)
+    found = OmegaConf.load(tmp_path / "s/optimization_results.yaml")
+    assert found.best_value == pytest.approx(min(one["metrics"]["val/loss"] for one in records))
+
+
+@pytest.mark.slow
+@linux
+def test_a_job_that_is_killed_is_one_line_and_the_other_runs_are_reported(tmp_path: Path) -> None:
+    needs("submitit_launcher")
+    process = start(tmp_path, "hydra/launcher=submitit_local", *TWINS)
+    task_of(tmp_path, "1").kill()
+    code, out, err = end(process)
+    assert (code, err.count("error: hydra/launcher: Job "), "Traceback" in err) == (1, 1, False)
+    assert "2 runs: 1 finished, 1 interrupted" in out
+    assert process_of(tmp_path, "1") is None
+
+
+@pytest.mark.slow
+@linux
+def test_slurm_starts_a_preempted_job_again_asked_once_and_the_run_resumes(tmp_path: Path) -> None:
+    needs("submitit_launcher")
+    environment = slurm.install(tmp_path / "slurm")
+    process = start(tmp_path, "hydra/launcher=submitit_slurm", "hydra.launcher.partition=gpu", *TWINS, **environment)
+    task = task_of(tmp_path, "1")
+    for told in (task, psutil.Process(process_of(tmp_path, "1"))):  # some clusters tell all processes of a job
+        told.send_signal(signal.SIGUSR2)
+    code, out, err = end(process)
+    assert code == 0, err
+    assert "2 runs: 2 finished" in out
+    assert slurm.requeued(tmp_path / "slurm") == ["1000_1"]
+    assert {"--partition=gpu", "--signal=USR2@120", "--requeue", "--nodes=1"} <= set(slurm.script(tmp_path / "slurm"))
+    whole, again = (record(tmp_path / "s" / run) for run in "01")
+    assert "resumed" not in whole
+    assert 0 < again["resumed"][0]["step"] < again["steps"] == whole["steps"] == 500
+    assert_alike(results(tmp_path / "s/1"), results(tmp_path / "s/0"))
+
+
+@pytest.mark.slow
+@linux
+def test_a_job_of_slurm_trains_on_several_devices_with_processes_of_its_own(tmp_path: Path) -> None:
+    needs("submitit_launcher")
+    several = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "data.batch_size=4"]
+    slurms = slurm.install(tmp_path / "slurm")
+    code, _, err = end(start(tmp_path, "hydra/launcher=submitit_slurm", *several, **slurms))
+    assert code == 0, err
+    assert record(tmp_path / "s/0")["throughput"]["processes"] == 2
+
+
+@pytest.mark.slow
+@linux
+def test_the_script_for_one_run_is_started_again_by_slurm_and_goes_on(tmp_path: Path) -> None:
+    programs = slurm.install(tmp_path / "slurm")["PATH"]
+    path = f"{Path(sys.executable).parent}:{programs}"  # as with an activated environment
+    environment = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"}
+    options = [word for word in [*TINY, *TWINS] if not word.startswith(("hydra", "seed"))]
+    subprocess.run(["sbatch", str(ROOT / "docs/train.sbatch"), *options], cwd=tmp_path, env=environment, check=True)
+    run_dir = tmp_path / "outputs/runs/1000"
+    wait_until((run_dir / "checkpoints/last.ckpt").exists, "the run keeps no checkpoint")
+    lines = {p: p.info["cmdline"] or [] for p in psutil.process_iter(["cmdline"])}  # None of a process that has ended
+    (task,) = [p for p, words in lines.items() if "hydra.run.dir=outputs/runs/1000" in words]
+    task.send_signal(signal.SIGUSR1)
+    wait_until(lambda: json.loads((run_dir / "run.json").read_text())["status"] == "finished", "the job does not end")
+    assert slurm.requeued(tmp_path / "slurm") == ["1000"]
+    (resumption,) = record(run_dir)["resumed"]
+    assert resumption["step"] > 0

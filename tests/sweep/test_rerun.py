@@ -1,6 +1,5 @@
 """`compare --rerun`: which pairs are run, how, until when, and what is said if a run does not finish."""
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -13,13 +12,13 @@ from batchscope.analysis.compare import compare
 from batchscope.analysis.match import match
 from batchscope.analysis.read import find
 from batchscope.errors import UserError
-from batchscope.options.compose import check_command_line
 from batchscope.records.read import read
 from batchscope.records.run_record import plan
 from batchscope.sweep import rerun
 from batchscope.sweep.plans import Job
 from batchscope.training.run import train
-from tests.support.synthetic_runs import write_run, write_steps
+from tests.support.command_lines import composed
+from tests.support.synthetic_runs import change_record, write_run, write_steps
 from tests.sweep.conftest import play
 
 SIZES = ["data.num_train=64", "data.num_val=32", "data.num_test=16", "data.batch_size=16", "trainer.accelerator=cpu"]
@@ -34,38 +33,31 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 class Runs:
     """Runs that take no time; `ms` has the step of each side, with a noise of its own in each run."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, noise: float = 0.0, status: str = "finished", **ms: float):
-        self.jobs, self.noise, self.status, self.ms = list[Job](), noise, status, {"a": 10.0, "b": 10.0} | ms
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, noise: float = 0.0, status: str = "finished", b: float = 10.0):
+        self.jobs, self.noise, self.status, self.ms = list[Job](), noise, status, {"a": 10.0, "b": b}
         self._random = np.random.default_rng(0)
         monkeypatch.setattr(rerun.Loop, "run", lambda loop, plan: play(plan, self.do))
 
     def do(self, job: Job) -> dict[str, Any]:
         self.jobs.append(job)
-        side = job.run_dir.parent.name
+        side, size = job.run_dir.parent.name, job.config["data"]["batch_size"]
         ms = self.ms[side] * (1 + self.noise * self._random.standard_normal())
-        size = job.config["data"]["batch_size"]
         plan(job.run_dir, config=job.config, **job.facts)
         cost = {"batch_size": size, "step_ms_median": ms, "samples_per_sec": 1e3 * size / ms}
         status = self.status if side == "b" else "finished"
-        record = read(job.run_dir) | {"status": status, "error": "no luck", "throughput": cost}
-        (job.run_dir / "run.json").write_text(json.dumps(record))
+        change_record(job.run_dir, status=status, error="no luck", throughput=cost)
         write_steps(job.run_dir, ms * np.ones((4, 5)), rounds=[(len(self.jobs) - 1) // 2 * 10 + n for n in range(4)])
-        return record
-
-    @property
-    def places(self) -> list[str]:
-        return [str(job.run_dir.relative_to("out")) for job in self.jobs]
+        return read(job.run_dir)
 
 
 def finished(folder: Path, name: str, *options: str) -> Path:
     """The record of a finished run on rendered digits."""
     line = ["data=digits", *SIZES, *options]
-    (config,) = check_command_line(line, multirun=False, run_dir=name)
+    config = composed(*line, run_dir=name)
     throughput = {"batch_size": config["data"]["batch_size"], "step_ms_median": 10.0, "samples_per_sec": 1600.0}
     facts = {"choices": {"model": "cnn", "data": "digits"}, "overrides": line, "throughput": throughput}
     plan(folder / name, config=config, **facts)
-    path = folder / name / "run.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"status": "finished"}))
+    change_record(folder / name, status="finished")
     return Path(name)
 
 
@@ -79,15 +71,24 @@ def pair_of(run: Path) -> dict[str, list[Job]]:
     return {"": rerun.sides_of(pair, [sys.executable] * 2, [])}
 
 
-def test_pairs_change_their_order_and_end_once_it_is_decided_that_b_is_slower(here, monkeypatch, capsys):
+def test_short_timed_pairs_change_their_order_and_end_once_it_is_decided_that_b_is_slower(here, monkeypatch, capsys):
+    a, b = (finished(here, name, "model=mlp", "trainer.max_epochs=3", "data.seed=5") for name in ("one", "other"))
     runs = Runs(monkeypatch, noise=0.005, b=12.0)
-    folders = run_again(finished(here, "one"), finished(here, "other"))
+    folders = run_again(a, b, options=("data.batch_size=8",))
     assert folders == [Path("out/a"), Path("out/b")]
-    assert runs.places[:6] == ["a/0-0", "b/0-0", "b/0-1", "a/0-1", "a/0-2", "b/0-2"]
-    assert len(runs.places) == 2 * rerun.FEWEST
+    places = [str(job.run_dir.relative_to("out")) for job in runs.jobs]
+    assert places[:6] == ["a/0-0", "b/0-0", "b/0-1", "a/0-1", "a/0-2", "b/0-2"]
     assert re.search(r"pair 5 of at most 8: A \d?\d(\.\d+)? ms", capsys.readouterr().out)
     found = compare(*folders).compared[0]
-    assert (found.passes, found.verdict) == (rerun.FEWEST, "slower")
+    assert (found.passes, found.verdict, len(places)) == (rerun.FEWEST, "slower", 2 * rerun.FEWEST)
+    config = runs.jobs[2].config
+    assert config["model"]["_target_"] == "batchscope.models.mlp.MLP"
+    assert (config["data"]["seed"], config["data"]["batch_size"], config["run_dir"]) == (5, 8, "out/b/0-1")
+    assert (config["trainer"]["max_time"], config["trainer"]["max_epochs"]) == (None, -1)
+    assert (config["callbacks"]["until_known"]["seconds"], runs.jobs[2].seconds) == (1.5, 1.5)
+    assert config["optimizer"]["schedule"] == "constant"
+    assert not {"checkpoint", "prediction_images", "progress"} & {*config["callbacks"]}
+    assert (config["test"], config["logger"]) == (False, {})
 
 
 @pytest.mark.parametrize(
@@ -95,37 +96,20 @@ def test_pairs_change_their_order_and_end_once_it_is_decided_that_b_is_slower(he
     [
         (0.005, 10.0, 0.05, 5),  # B is shown to be no slower than allowed
         (0.005, 12.0, 0.5, 5),
-        (0.2, 10.0, 0.05, 8),  # too much noise
+        (0.2, 10.0, 0.05, 6),  # too much noise
     ],
 )
 def test_pairs_go_on_until_it_is_decided_or_there_are_enough(noise, b, max_slowdown, pairs, here, monkeypatch):
-    runs = Runs(monkeypatch, noise=noise, b=b)
-    run_again(finished(here, "one"), finished(here, "other"), max_slowdown=max_slowdown, quiet=True)
+    a, runs = finished(here, "one"), Runs(monkeypatch, noise=noise, b=b)
+    run_again(a, a, most=6, max_slowdown=max_slowdown, quiet=True)
     assert len(runs.jobs) == 2 * pairs
-
-
-def test_the_new_runs_are_short_timed_ones_of_the_recorded_configuration(here, monkeypatch):
-    a = finished(here, "one", "model=mlp", "trainer.max_epochs=3", "data.seed=5")
-    runs = Runs(monkeypatch)
-    run_again(a, a, options=("data.batch_size=8",), quiet=True)
-    job = runs.jobs[2]
-    config = job.config
-    assert config["model"]["_target_"] == "batchscope.models.mlp.MLP"
-    assert (config["data"]["seed"], config["data"]["batch_size"], config["run_dir"]) == (5, 8, "out/b/0-1")
-    assert (config["trainer"]["max_time"], config["trainer"]["max_epochs"]) == (None, -1)
-    assert (config["callbacks"]["until_known"]["seconds"], job.seconds) == (1.5, 1.5)
-    assert config["optimizer"]["schedule"] == "constant"
-    assert not {"checkpoint", "prediction_images", "progress"} & {*config["callbacks"]}
-    assert (config["test"], config["logger"]) == (False, {})
+    assert {"of"} == {*runs.jobs[0].facts["rerun"]} and len({job.facts["rerun"]["of"] for job in runs.jobs}) == 1
 
 
 def test_runs_that_cannot_wait_for_each_other_are_told_their_pair(here, monkeypatch):
-    a, runs = finished(here, "one"), Runs(monkeypatch)
-    run_again(a, a, quiet=True)
-    assert {"of"} == {*runs.jobs[0].facts["rerun"]} and len({job.facts["rerun"]["of"] for job in runs.jobs}) == 1
-    monkeypatch.setattr(rerun, "can_wait", lambda config: False)
-    play(rerun.a_b(pair_of(a), Path("more"), 5, 1.0), runs.do)
-    assert [job.facts["rerun"]["pair"] for job in runs.jobs[-4:]] == [3, 3, 4, 4]
+    runs = Runs(monkeypatch)
+    play(rerun.a_b(pair_of(finished(here, "one", "trainer.devices=2")), Path("out"), 2, 1.0), runs.do)
+    assert [job.facts["rerun"]["pair"] for job in runs.jobs] == [0, 0, 1, 1]
 
 
 def test_every_matched_pair_of_two_sweeps_is_run(here, monkeypatch):
@@ -153,19 +137,12 @@ def test_a_run_that_does_not_finish_ends_it_with_one_line(here, monkeypatch):
         run_again(a, a, quiet=True)
 
 
-def test_what_a_record_alone_cannot_decide_is_refused_before_anything_runs(here, monkeypatch):
-    a, runs = finished(here, "one", f"data.root={here}/elsewhere"), Runs(monkeypatch)
+def test_what_a_record_alone_cannot_decide_or_hold_is_refused_before_anything_runs(here):
+    a, synthetic = finished(here, "one", f"data.root={here}/elsewhere"), write_run(Path("synthetic"), 16, 10.0)
     with pytest.raises(UserError, match="data.root: is .* repeat data.root="):
         run_again(a, a)
-    assert not Path("out").exists()
-    run_again(a, a, options=(f"data.root={here}/elsewhere",), quiet=True)
-    assert runs.jobs
-
-
-def test_a_record_that_cannot_be_run_again_is_named(here):
-    write_run(here / "synthetic", 16, 10.0)
     with pytest.raises(UserError, match=r"^synthetic/run.json: cannot be run again: test: is missing$"):
-        run_again(Path("synthetic"), Path("synthetic"))
+        run_again(synthetic, synthetic)
     assert not Path("out").exists()
 
 
@@ -181,9 +158,7 @@ def test_on_a_cpu_the_two_of_a_pair_are_visited_side_by_side(here, loop):
 @pytest.mark.slow
 def test_real_pairs_are_compared(here):
     line = ["data=digits", *SIZES, "trainer.max_epochs=4", "callbacks.throughput.calibrate=false"]
-    (config,) = check_command_line(line, multirun=False, run_dir="run")
-    train(config, Path("run"), {"model": "cnn", "data": "digits"}, line)
-    folders = rerun.rerun([Path("run")] * 2, Path("out"), 5, 0.2, [sys.executable] * 2, [])
-    found = compare(*folders)
+    train(composed(*line, run_dir="run"), Path("run"), {"model": "cnn", "data": "digits"}, line)
+    found = compare(*rerun.rerun([Path("run")] * 2, Path("out"), 5, 0.2, [sys.executable] * 2, []))
     assert found.compared[0].passes == 5
     assert 0.2 < found.compared[0].slowdown.value < 5

@@ -1,6 +1,5 @@
 """A short measurement at a few batch sizes: which sizes, what is run, and when it stops."""
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,69 +25,56 @@ def test_sizes_are_listed_or_left_out(words, rest, found):
 
 
 def test_the_timed_run_keeps_the_users_experiment():
-    assert sizes.timed(["model=cnn"])[0] == "experiment=throughput"
     words = sizes.timed(["experiment=mnist_rows", "model=lstm_cell"])
-    assert words[0] == "experiment=[mnist_rows,throughput]"
-    assert words[-1] == "model=lstm_cell"
+    assert (words[0], words[-1]) == ("experiment=[mnist_rows,throughput]", "model=lstm_cell")
 
 
-STEP_S = {"fast": lambda size: 1e-3, "slow": lambda size: 9.0, "slower and slower": lambda size: 12e-3 * size}
-
-
-def run(folder: Path, step: str = "fast", wanted=(), monkeypatch=None, status=lambda size: "finished"):
+def run(
+    folder: Path, step_s=lambda size: 1e-3, wanted=(), status=lambda size: "finished"
+) -> tuple[list[Job], list[str]]:
     """The jobs that are asked for, and what is said, where a step takes so long."""
-    jobs, said, clock = [], [], [0.0]
-    monkeypatch.setattr(sizes.time, "monotonic", lambda: clock[0])
+    jobs, said = [], []
 
     def do(job: Job) -> dict[str, Any]:
         size = job.config["data"]["batch_size"]
         jobs.append(job)
-        clock[0] += sizes._START_S + 15 * STEP_S[step](size)
-        throughput = {"step_ms_median": 1e3 * STEP_S[step](size)}
-        return {"status": status(size), "throughput": throughput, "error": "it broke"}
+        return {"status": status(size), "throughput": {"step_ms_median": 1e3 * step_s(size)}, "error": "it broke"}
 
     play(sizes.sizes_for_choose(["model=cnn", "data=digits"], wanted, "cpu", folder, said.append), do)
     return jobs, said
 
 
-def test_each_size_is_a_timed_run_on_the_device_with_a_folder_of_its_own(tmp_path, monkeypatch):
-    jobs, said = run(tmp_path, monkeypatch=monkeypatch)
+def test_each_size_is_a_timed_run_on_the_device_with_a_folder_of_its_own(tmp_path):
+    jobs, said = run(tmp_path)
     assert [job.run_dir for job in jobs] == [tmp_path / "cpu" / str(n) for n in range(4)]
     assert [job.config["data"]["batch_size"] for job in jobs] == [8, 32, 128, 512]
+    assert jobs[1].config["callbacks"]["until_known"]["seconds"] == sizes.SECONDS_A_RUN
     assert jobs[1].facts["choices"]["model"] == "cnn"
     assert jobs[1].facts["overrides"] == ["model=cnn", "data=digits", "data.batch_size=32"]
-    assert jobs[1].config["trainer"]["accelerator"] == "cpu"
-    assert jobs[1].logged
+    assert (jobs[1].config["trainer"]["accelerator"], jobs[1].logged) == ("cpu", True)
     assert said[:2] == ["cpu: measuring batch size 8", "cpu: 1 ms a step of 8"]
 
 
 @pytest.mark.parametrize(
-    ("step", "wanted", "ran"),
+    ("step_s", "wanted", "ran"),
     [
-        ("slower and slower", (), [8, 32, 128]),  # a size that would take too long is left out
-        ("slow", (), [8, 32]),  # two are measured however long they take
-        ("slow", (1, 2, 3), [1, 2, 3]),  # and all that were asked for
+        (lambda size: 12e-3 * size, (), [8, 32, 128]),  # a size that would take too long is left out
+        (lambda size: 9.0, (), [8, 32]),  # two are measured however long they take
+        (lambda size: 9.0, (1, 2, 3), [1, 2, 3]),  # and all that were asked for
     ],
 )
-def test_sizes_grow_as_long_as_there_is_time(step, wanted, ran, tmp_path, monkeypatch):
-    jobs, said = run(tmp_path, step, wanted, monkeypatch)
+def test_sizes_grow_as_long_as_there_is_time(step_s, wanted, ran, tmp_path):
+    jobs, said = run(tmp_path, step_s, wanted)
     assert [job.config["data"]["batch_size"] for job in jobs] == ran
     assert said[-1].endswith("would take too long") is not bool(wanted)
 
 
-def test_what_does_not_fit_ends_the_list(tmp_path, monkeypatch):
-    def fits_below(limit: int) -> Callable[[int], str]:
-        return lambda size: "finished" if size < limit else "out_of_memory"
-
-    jobs, _ = run(tmp_path, monkeypatch=monkeypatch, status=fits_below(128))
-    assert len(jobs) == 3
+def test_what_does_not_fit_ends_the_list_and_any_other_failure_the_measurement(tmp_path):
+    assert len(run(tmp_path, status=lambda size: "finished" if size < 128 else "out_of_memory")[0]) == 3
     with pytest.raises(UserError, match="fewer than two batch sizes fit on cpu"):
-        run(tmp_path, monkeypatch=monkeypatch, status=fits_below(32))
-
-
-def test_a_run_that_fails_is_one_line(tmp_path, monkeypatch):
+        run(tmp_path, status=lambda size: "finished" if size < 32 else "out_of_memory")
     with pytest.raises(UserError, match="^choose: the run with data.batch_size=8 did not finish: it broke$"):
-        run(tmp_path, monkeypatch=monkeypatch, status=lambda size: "failed")
+        run(tmp_path, status=lambda size: "failed")
 
 
 def test_two_measurements_at_once_have_a_folder_each(tmp_path, monkeypatch):
