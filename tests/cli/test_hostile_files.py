@@ -1,11 +1,10 @@
 """Files from strangers: whatever reads a record or a checkpoint refuses what is none in one line, and runs nothing of it.
 
-A row is a file or a reader; every file is given to every reader. What a file that is a record may decide stands in
-tests/options/test_trust.py, random damage in test_fuzz.py, and records that lie about numbers in test_compare.py.
+A row is a file or a reader; every file is given to a reader of each kind. What a file that is a record may decide stands
+in tests/options/test_trust.py, random damage in test_fuzz.py, and records that lie about numbers in test_compare.py.
 """
 
 import copy
-import pickle
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -21,25 +20,24 @@ from tests.support.synthetic_runs import write_run
 
 # --- records ---------------------------------------------------------------------------------------------------------
 
+INTERRUPTED = '{"schema": 3, "status": "interrupted", "config": %s}'
 RECORDS = {
     "nothing": None,
-    "empty": "",
     "torn": '{"schema": 3, "sta',
     "zeros": "\0" * 1000,
-    "text": "hello",
     "a list": "[]",
     "without an end": '{"a":' * 100_000,
     "of another schema": '{"schema": 99}',
-    "no configuration": '{"schema": 3, "status": "interrupted", "config": 7}',
-    "a configuration of one target": '{"schema": 3, "status": "interrupted", "config": {"model": {"_target_": "os.system"}}}',
+    "no configuration": INTERRUPTED % 7,
     "a link to itself": Path("run.json"),
+    "a configuration of one target": INTERRUPTED % '{"model": {"_target_": "os.system"}}',
 }
-READERS = ["train resume=x", "explain x", "compare a x", "report x", "choose x"]
-NUMBERS = {"compare a x", "report x"}  # which read no configuration that could be run
+ROWS = [(kind, reader) for kind in RECORDS for reader in ("train resume=x", "explain x", "report x")]
+ROWS += [(kind, reader) for kind in ("nothing", "zeros") for reader in ("compare a x", "choose x")]
+ROWS.remove(("a configuration of one target", "report x"))  # which reads no configuration that could be run
 
 
-@pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize("kind", RECORDS)
+@pytest.mark.parametrize(("kind", "reader"), ROWS)
 def test_what_is_no_record_is_one_line(kind: str, reader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_run(Path("a"), 64, 10.0)
@@ -49,17 +47,15 @@ def test_what_is_no_record_is_one_line(kind: str, reader: str, tmp_path: Path, m
     elif RECORDS[kind] is not None:
         Path("x/run.json").write_text(RECORDS[kind])
     found = answer(*reader.split())
-    assert "Traceback" not in found.err
-    if kind != "a configuration of one target" or reader not in NUMBERS:
-        assert (found.code, found.out, found.err.count("\n")) == (1, "", 1), found
-        assert found.err.startswith("error: ") and ("x" in found.err or "is missing" in found.err)
+    assert (found.code, found.out, found.err.count("\n")) == (1, "", 1), found
+    assert found.err.startswith("error: ") and ("x" in found.err or "is missing" in found.err)
     assert not Path("outputs").exists()
 
 
 # --- checkpoints -----------------------------------------------------------------------------------------------------
 
 CONFIG = composed(
-    "data=adding", "model=rnn_cell", "data.num_train=4", "data.num_val=4", "data.num_test=4", run_dir="out"
+    "data=adding", "model=rnn_cell", *(f"data.num_{of}=4" for of in ("train", "val", "test")), run_dir="x"
 )
 GOOD = {"state_dict": {"weight": torch.arange(1000.0)}, "batchscope": {"name": "a", "config": CONFIG}}
 NOT_WHOLE, MORE = "a.ckpt is not a whole checkpoint", "a.ckpt holds more than tensors and plain values"
@@ -86,50 +82,40 @@ def cut(share: float) -> Callable[[Path], None]:
     return how
 
 
-def archive(path: Path) -> None:
-    with zipfile.ZipFile(path, "w") as file:
-        file.writestr("hello.txt", "hello")
-
-
-def config_with(key: str, value: Any) -> dict[str, Any]:
+def with_node(section: str, **node: Any) -> Callable[[Path], None]:
     config = copy.deepcopy(CONFIG)
-    section, _, name = key.rpartition(".")
-    (config[section] if section else config)[name] = value
-    return {"name": "a", "config": config}
+    config[section] |= node
+    return written(batchscope={"name": "a", "config": config})
 
 
-HUB = {"_target_": "pathlib.Path.touch", "_args_": [{"_target_": "pathlib.Path", "_args_": ["ran"]}]}
+RUNS = {"_target_": "pathlib.Path.touch", "_args_": [{"_target_": "pathlib.Path", "_args_": ["ran"]}]}
 # What is wrong → how it is made, and what a reader of weights says.
 CHECKPOINTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "empty": (lambda path: path.touch(), NOT_WHOLE),
     "zeros": (lambda path: path.write_bytes(bytes(5000)), NOT_WHOLE),
-    "text": (lambda path: path.write_text("not a checkpoint"), NOT_WHOLE),
-    **{f"{share} of it": (cut(share), NOT_WHOLE) for share in (0.0001, 0.5, 0.999, 0.99999)},
-    "another archive": (archive, "a.ckpt"),
+    **{f"{share} of it": (cut(share), NOT_WHOLE) for share in (0.0001, 0.5, 0.99999)},
+    "another archive": (lambda path: zipfile.ZipFile(path, "w").close(), "a.ckpt"),
     "another program's": (lambda path: torch.save({"state_dict": {}}, path), NOT_OURS),
-    "a payload": (lambda path: torch.save({**GOOD, "x": Payload()}, path, pickle_module=pickle), MORE),
+    "a payload": (lambda path: torch.save({**GOOD, "x": Payload()}, path), MORE),
     **{
         f"provenance {provenance}": (written(batchscope=provenance), NOT_OURS)
-        for provenance in (None, [], "a", {}, {"config": {}}, {"config": None, "name": "a"})
+        for provenance in (None, [], {}, {"config": None, "name": "a"})
     },
-    **{
-        f"named {name!r}": (written(batchscope={"config": CONFIG, "name": name}), NOT_OURS) for name in (5, "\x1b[2J")
-    },
+    **{f"named {name!r}": (written(batchscope={"config": CONFIG, "name": name}), NOT_OURS) for name in (5, "\x1b[2J")},
     **{
         f"weights {weights}": (written(state_dict=weights), NOT_OURS)
-        for weights in (None, [], 5, {"a": "b"}, {5: 5}, {"weight": 3})
+        for weights in (None, [], {"a": "b"}, {5: 5}, {"weight": 3})
     },
     "sparse weights": (written(state_dict={"weight": torch.eye(2).to_sparse()}), NOT_OURS),
     "weights of no device": (written(state_dict={"weight": torch.eye(2, device="meta")}), NOT_OURS),
-    "a model that runs": (written(batchscope=config_with("model", HUB)), CONFIRM),
-    "a place": (written(batchscope=config_with("trainer.model_registry", "x")), CONFIRM),
+    "a model that runs": (with_node("model", **RUNS), CONFIRM),
+    "a place": (with_node("trainer", model_registry="x"), CONFIRM),
 }  # fmt: skip
-OF_WEIGHTS = ["evaluate ckpt=a.ckpt", "predict ckpt=a.ckpt input=a.png", "export ckpt=a.ckpt", "latency ckpt=a.ckpt"]
-
-
+READ = [(kind, "evaluate ckpt=a.ckpt") for kind in CHECKPOINTS]
 # A resumed run has its configuration from its record.
-READ = [(kind, reader) for kind in CHECKPOINTS for reader in OF_WEIGHTS]
 READ += [(kind, "resume") for kind, (_, said) in CHECKPOINTS.items() if said != CONFIRM]
+OTHERS = ["predict ckpt=a.ckpt input=a.png", "export ckpt=a.ckpt", "latency ckpt=a.ckpt"]
+READ += [(kind, reader) for kind in ("a payload", "a model that runs") for reader in OTHERS]
 
 
 @pytest.mark.parametrize(("kind", "reader"), READ)

@@ -17,20 +17,8 @@ COMMANDS = ["train", "new", "evaluate", "run", "predict", "export", "latency", "
 COMMANDS += ["compare", "explain", "choose", "hardware"]
 
 
-@pytest.fixture(params=["installed", "module"])
-def batchscope(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
-    """The words that start the program: the script that an installation writes, or `python -m batchscope`."""
-    if request.param == "module":
-        return [sys.executable, "-m", "batchscope"]
-    (tmp_path / "bin").mkdir()
-    script = tmp_path / "bin" / "batchscope"
-    script.write_text(f"#!{sys.executable}\n{CONSOLE_SCRIPT}")
-    script.chmod(0o755)
-    return [str(script)]
-
-
-def start(words: list[str], cwd: Path, **environ: str) -> Ended:
-    return end(spawn(cwd, *words, python="", **environ))
+def start(words: list[str], cwd: Path) -> Ended:
+    return end(spawn(cwd, *words, python=""))
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
@@ -78,7 +66,14 @@ def test_a_full_disk_that_is_not_under_standard_output_is_an_error_as_any_other(
 
 
 @pytest.mark.slow
-def test_a_run_on_two_devices_is_trained_evaluated_and_resumed(batchscope: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_run_on_two_devices_is_trained_and_resumed_also_by_the_script_that_an_installation_writes(
+    installed: bool, tmp_path: Path
+) -> None:
+    script = tmp_path / "batchscope"
+    script.write_text(f"#!{sys.executable}\n{CONSOLE_SCRIPT}")
+    script.chmod(0o755)
+    batchscope = [str(script)] if installed else [sys.executable, "-m", "batchscope"]
     devices = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
     done = start([*batchscope, "train", "-v", *SMALL, *devices, "optimizer.schedule=constant"], tmp_path)
     assert done.code == 0, done.err
@@ -88,13 +83,3 @@ def test_a_run_on_two_devices_is_trained_evaluated_and_resumed(batchscope: list[
     resumed = start([*batchscope, "train", "resume=last", "trainer.max_epochs=3"], tmp_path)
     assert resumed.code == 0, resumed.err
     assert record(out)["epochs"] == 3
-
-
-@pytest.mark.slow
-def test_a_sweep_is_reported_and_resumed(batchscope: list[str], tmp_path: Path) -> None:
-    words = [*batchscope, "train", "-m", *SMALL, "seed=1,2", "hydra.sweep.dir=s"]
-    assert start(words, tmp_path).code == 0
-    again = start(words, tmp_path)
-    assert again.code == 0
-    assert again.out.count(" — kept") == 2
-    assert start([*batchscope, "report", "s"], tmp_path).code == 0

@@ -1,10 +1,5 @@
-"""Launchers and searching sweepers: what they need, and sweeps whose runs are jobs of submitit, SLURM, Ray or joblib."""
+"""Launchers and searching sweepers: what they need, and sweeps whose runs are jobs of submitit, Ray or joblib."""
 
-import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
@@ -13,12 +8,11 @@ from omegaconf import OmegaConf
 
 from batchscope.options.compose import compose_command_line
 from batchscope.sweep import launchers
-from tests.support import fake_slurm as slurm
 from tests.support.command_lines import refusal
-from tests.support.runs import assert_alike, record, results
-from tests.support.spawned import ROOT, end
+from tests.support.runs import record
+from tests.support.spawned import end
 from tests.support.waiting import wait_until
-from tests.sweep.test_runner import TINY, linux, process_of, start, sweep
+from tests.sweep.test_runner import linux, process_of, start, sweep
 
 
 def node(options: str) -> dict:
@@ -61,19 +55,9 @@ def test_devices_are_looked_for_only_where_the_runs_will_be(options: str, here: 
 
 # --- sweeps ----------------------------------------------------------------------------------------------------------
 
-# Two runs of one configuration, of some seconds each: what is done to one of them must not show.
-TWINS = ["seed=0,0", "data.num_train=1000", "data.batch_size=4", "trainer.max_epochs=2", "optimizer.lr=0.001"]
-TWINS += ["callbacks.checkpoint.every_n_steps=50", "callbacks.device=null"]
-
 
 def needs(plugin: str) -> None:
     pytest.importorskip(f"hydra_plugins.hydra_{plugin}")
-
-
-def task_of(cwd: Path, run: str) -> psutil.Process:
-    """The task of the job that a run is in, once the run has kept a checkpoint."""
-    wait_until((cwd / "s" / run / "checkpoints/last.ckpt").exists, "the run keeps no checkpoint")
-    return psutil.Process(process_of(cwd, run)).parent()
 
 
 @pytest.mark.slow
@@ -116,59 +100,11 @@ def test_a_searching_sweeper_gets_its_metric(tmp_path: Path) -> None:
 @linux
 def test_a_job_that_is_killed_is_one_line_and_the_other_runs_are_reported(tmp_path: Path) -> None:
     needs("submitit_launcher")
-    process = start(tmp_path, "hydra/launcher=submitit_local", *TWINS)
-    task_of(tmp_path, "1").kill()
+    long = ["seed=0,0", "data.num_train=1000", "data.batch_size=4", "trainer.max_epochs=2"]
+    process = start(tmp_path, "hydra/launcher=submitit_local", *long, "callbacks.checkpoint.every_n_steps=50")
+    wait_until((tmp_path / "s/1/checkpoints/last.ckpt").exists, "the run keeps no checkpoint")
+    psutil.Process(process_of(tmp_path, "1")).parent().kill()  # the task of the job
     code, out, err = end(process)
     assert (code, err.count("error: hydra/launcher: Job "), "Traceback" in err) == (1, 1, False)
     assert "2 runs: 1 finished, 1 interrupted" in out
     assert process_of(tmp_path, "1") is None
-
-
-@pytest.mark.slow
-@linux
-def test_slurm_starts_a_preempted_job_again_asked_once_and_the_run_resumes(tmp_path: Path) -> None:
-    needs("submitit_launcher")
-    environment = slurm.install(tmp_path / "slurm")
-    process = start(tmp_path, "hydra/launcher=submitit_slurm", "hydra.launcher.partition=gpu", *TWINS, **environment)
-    task = task_of(tmp_path, "1")
-    for told in (task, psutil.Process(process_of(tmp_path, "1"))):  # some clusters tell all processes of a job
-        told.send_signal(signal.SIGUSR2)
-    code, out, err = end(process)
-    assert code == 0, err
-    assert "2 runs: 2 finished" in out
-    assert slurm.requeued(tmp_path / "slurm") == ["1000_1"]
-    assert {"--partition=gpu", "--signal=USR2@120", "--requeue", "--nodes=1"} <= set(slurm.script(tmp_path / "slurm"))
-    whole, again = (record(tmp_path / "s" / run) for run in "01")
-    assert "resumed" not in whole
-    assert 0 < again["resumed"][0]["step"] < again["steps"] == whole["steps"] == 500
-    assert_alike(results(tmp_path / "s/1"), results(tmp_path / "s/0"))
-
-
-@pytest.mark.slow
-@linux
-def test_a_job_of_slurm_trains_on_several_devices_with_processes_of_its_own(tmp_path: Path) -> None:
-    needs("submitit_launcher")
-    several = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "data.batch_size=4"]
-    slurms = slurm.install(tmp_path / "slurm")
-    code, _, err = end(start(tmp_path, "hydra/launcher=submitit_slurm", *several, **slurms))
-    assert code == 0, err
-    assert record(tmp_path / "s/0")["throughput"]["processes"] == 2
-
-
-@pytest.mark.slow
-@linux
-def test_the_script_for_one_run_is_started_again_by_slurm_and_goes_on(tmp_path: Path) -> None:
-    programs = slurm.install(tmp_path / "slurm")["PATH"]
-    path = f"{Path(sys.executable).parent}:{programs}"  # as with an activated environment
-    environment = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"}
-    options = [word for word in [*TINY, *TWINS] if not word.startswith(("hydra", "seed"))]
-    subprocess.run(["sbatch", str(ROOT / "docs/train.sbatch"), *options], cwd=tmp_path, env=environment, check=True)
-    run_dir = tmp_path / "outputs/runs/1000"
-    wait_until((run_dir / "checkpoints/last.ckpt").exists, "the run keeps no checkpoint")
-    lines = {p: p.info["cmdline"] or [] for p in psutil.process_iter(["cmdline"])}  # None of a process that has ended
-    (task,) = [p for p, words in lines.items() if "hydra.run.dir=outputs/runs/1000" in words]
-    task.send_signal(signal.SIGUSR1)
-    wait_until(lambda: json.loads((run_dir / "run.json").read_text())["status"] == "finished", "the job does not end")
-    assert slurm.requeued(tmp_path / "slurm") == ["1000"]
-    (resumption,) = record(run_dir)["resumed"]
-    assert resumption["step"] > 0

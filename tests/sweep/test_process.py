@@ -112,6 +112,18 @@ def test_a_signal_to_the_sweep_ends_its_runs_and_no_other_is_started(do, name: s
 
 
 @LINUX
+def test_a_launchers_own_handler_of_a_signal_is_called_once_the_runs_have_ended(do, tmp_path: Path) -> None:
+    """As submitit's, which has SLURM start the job again."""
+    seen: list[object] = []
+    before = signal.signal(signal.SIGUSR2, lambda *_: seen.append([running(tmp_path), read(tmp_path / "a")["status"]]))
+    with pytest.raises(SystemExit) as stop:
+        do(f"os.kill({os.getpid()}, signal.SIGUSR2); time.sleep(600)", forks=False)
+    signal.signal(signal.SIGUSR2, before)
+    assert (stop.value.code, seen) == (128 + signal.SIGUSR2, [[[], "running"]])
+    assert read(tmp_path / "a")["error"] == "stopped by SIGTERM"
+
+
+@LINUX
 def test_no_run_is_left_when_the_sweep_is_killed(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     sweep = f"""

@@ -16,7 +16,6 @@ from batchscope.records.read import read
 from batchscope.records.run_record import plan
 from batchscope.sweep import rerun
 from batchscope.sweep.plans import Job
-from batchscope.training.run import train
 from tests.support.command_lines import composed
 from tests.support.synthetic_runs import change_record, write_run, write_steps
 from tests.sweep.conftest import play
@@ -153,12 +152,3 @@ def test_on_a_cpu_the_two_of_a_pair_are_visited_side_by_side(here, loop):
     assert taken[0][0] == taken[0][1] and taken[1][0] == taken[1][1]
     assert len(taken[0][0]) >= 8
     assert {record["told"] for pair in found for record in pair} == {"stop time limit"}
-
-
-@pytest.mark.slow
-def test_real_pairs_are_compared(here):
-    line = ["data=digits", *SIZES, "trainer.max_epochs=4", "callbacks.throughput.calibrate=false"]
-    train(composed(*line, run_dir="run"), Path("run"), {"model": "cnn", "data": "digits"}, line)
-    found = compare(*rerun.rerun([Path("run")] * 2, Path("out"), 5, 0.2, [sys.executable] * 2, []))
-    assert found.compared[0].passes == 5
-    assert 0.2 < found.compared[0].slowdown.value < 5

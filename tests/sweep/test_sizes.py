@@ -12,18 +12,6 @@ from batchscope.sweep.plans import Job
 from tests.sweep.conftest import play
 
 
-@pytest.mark.parametrize(
-    ("words", "rest", "found"),
-    [
-        (["model=cnn", "data.batch_size=64,16"], ["model=cnn"], [16, 64]),
-        (["model=cnn"], ["model=cnn"], []),
-        (["data.batch_size=choice(8,16,32)"], [], [8, 16, 32]),
-    ],
-)
-def test_sizes_are_listed_or_left_out(words, rest, found):
-    assert sizes.own_sizes(words) == (rest, found)
-
-
 def test_the_timed_run_keeps_the_users_experiment():
     words = sizes.timed(["experiment=mnist_rows", "model=lstm_cell"])
     assert (words[0], words[-1]) == ("experiment=[mnist_rows,throughput]", "model=lstm_cell")
