@@ -145,6 +145,7 @@ REFUSED = {
     "evaluate": "ckpt: is missing; write ckpt=outputs/runs/<run>/checkpoints/best.ckpt",
     "evaluate ckpt=": "ckpt: takes a value",
     "evaluate cpkt=x": "cpkt: no such option. Did you mean 'ckpt'?",
+    "evaluate ckpt=last": "ckpt: got 'last', and there is no run in outputs/runs",
     "evaluate ckpt=sweep/0": "ckpt: got 'sweep/0', which is not a file; write ckpt=sweep/0/checkpoints/last.ckpt",
     "evaluate sweep/0": "sweep/0: takes option=value; write ckpt=sweep/0",
     "evaluate cofn": "cofn: takes option=value",

@@ -1,6 +1,5 @@
 """`batchscope hardware`: what is measured and cached, and the table."""
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -45,12 +44,6 @@ def test_the_text_is_one_table_with_the_datasheet_beside_a_known_card():
         "one launch                     1.75 µs       3.5 µs             –       –",
         "caches                               –       50 MiB             –       –",
     ]
-
-
-def test_what_no_device_has_is_no_row():
-    quick = dataclasses.replace(HOST, matmul_flops_per_sec={"fp32": 1e11}, memory_bytes_per_sec=None, launch_us=0.422)
-    rows = ["cpu", "products in fp32 100 GFLOP/s", "one launch 0.422 µs"]
-    assert [" ".join(line.split()) for line in hardware.as_text([quick]).splitlines()[2:]] == rows
 
 
 def test_what_is_cached_is_measured_again_only_when_asked_and_json_is_one_document(measured):

@@ -1,10 +1,12 @@
 """Files from strangers: whatever reads a record or a checkpoint refuses what is none in one line, and runs nothing of it.
 
 A row is a file or a reader; every file is given to a reader of each kind. What a file that is a record may decide stands
-in tests/options/test_trust.py, random damage in test_fuzz.py, and records that lie about numbers in test_compare.py.
+in tests/options/test_trust.py. `FUZZ_SECONDS=600 pytest -k nodes` plants hostile nodes for longer than the default tests;
+`FUZZ_SEED` repeats a run that found something: the seed stands in the failure.
 """
 
 import copy
+import json
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +15,13 @@ from typing import Any
 import pytest
 import torch
 
+from batchscope.checkpointing import resume
 from batchscope.checkpointing.checkpoint_file import write_checkpoint
 from batchscope.checkpointing.resume_point import find_resume_point
+from batchscope.cli.evaluate import evaluate
+from batchscope.records.run_record import read
 from tests.support.command_lines import answer, composed, refusal
+from tests.support.fuzzing import budget, refused
 from tests.support.synthetic_runs import write_run
 
 # --- records ---------------------------------------------------------------------------------------------------------
@@ -54,9 +60,8 @@ def test_what_is_no_record_is_one_line(kind: str, reader: str, tmp_path: Path, m
 
 # --- checkpoints -----------------------------------------------------------------------------------------------------
 
-CONFIG = composed(
-    "data=adding", "model=rnn_cell", *(f"data.num_{of}=4" for of in ("train", "val", "test")), run_dir="x"
-)
+FEW = [f"data.num_{split}=4" for split in ("train", "val", "test")]
+CONFIG = composed("data=adding", "model=rnn_cell", *FEW, run_dir="out")
 GOOD = {"state_dict": {"weight": torch.arange(1000.0)}, "batchscope": {"name": "a", "config": CONFIG}}
 NOT_WHOLE, MORE = "a.ckpt is not a whole checkpoint", "a.ckpt holds more than tensors and plain values"
 NOT_OURS, CONFIRM = "a.ckpt is not a checkpoint that batchscope wrote", "in a.ckpt"
@@ -133,3 +138,49 @@ def test_what_is_no_checkpoint_is_one_line_and_nothing_of_it_runs(kind, reader, 
         assert (found.code, found.out, found.err.count("\n")) == (1, "", 1), found
         assert said in found.err
     assert {path.name for path in tmp_path.iterdir()} <= {"a.ckpt", "last.ckpt", "a.png"}
+
+
+# --- hostile nodes, planted where real configurations have others ----------------------------------------------------
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return Path()
+
+
+LINES = (
+    ["data=digits", "model=torchvision", "trainer=fsdp"],
+    ["data=sequential_mnist", "model=stacked_lstm", "optimizer=sgd", "+trainer.max_time={hours:1}"],
+    ["experiment=diagnose", "search.batch_factors=[3]"],
+)
+SECTIONS = ("model", "data", "task", "optimizer", "trainer", "callbacks", "logger", "search")
+TARGETS = ["pathlib.Path.touch", "os.system", "torch.optim.AdamW", "batchscope.records.run_record.RunRecord", 5, None]
+
+
+def nodes(node: Any, path: str = "") -> list[tuple[dict, str]]:
+    """All dicts in the sections of a configuration, with their names."""
+    if not isinstance(node, dict):
+        return []
+    below = [pair for key, value in node.items() for pair in nodes(value, f"{path}.{key}" if path else key)]
+    return [(node, path), *below] if path.partition(".")[0] in SECTIONS else below
+
+
+def test_hostile_nodes_in_records_and_checkpoints_are_refused_and_nothing_of_them_runs(here: Path) -> None:
+    """Here "fine" is no answer."""
+    configs = [composed(*line, run_dir="out") for line in LINES]
+    Path("out").mkdir()
+    for dice in budget("hostile configuration"):
+        config = copy.deepcopy(dice.choice(configs))
+        node, path = dice.choice(nodes(config))
+        target: Any = {"_target_": dice.choice(TARGETS), "self": {"_target_": "pathlib.Path", "_args_": ["ran"]}}
+        hidden = dice.choice((target, [1, target], {"a": target}, {"_target": [target]}))
+        known = dice.choice([key for key in node if not key.startswith("_")] or ["kwargs"])
+        option = dice.choice(("_partial_", "_args_", "kwargs", "a b", known))
+        planted = dice.choice(({option: hidden}, {"_target_": dice.choice(TARGETS)}, {known: "x${oc.env:HOME}"}))
+        node |= planted
+        Path("out/run.json").write_text(json.dumps({"status": "interrupted", "config": config, "choices": {}}))
+        refused(lambda: resume.configuration(read(Path("out")), Path("out"), []), (path, planted))
+        write_checkpoint({"state_dict": {}, "batchscope": {"config": config, "name": "a"}}, Path("a.ckpt"))
+        refused(lambda: evaluate(Path("a.ckpt"), []), (path, planted))  # at the latest because it has no weights
+        assert {one.name for one in here.rglob("*")} <= {"out", "run.json", ".lock", "a.ckpt"}, (path, planted)

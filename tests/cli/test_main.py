@@ -1,6 +1,8 @@
 """The program `batchscope`: one word chooses the command, however the program is started."""
 
 import errno
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -49,15 +51,21 @@ def test_a_mistake_is_answered_before_anything_slow_is_imported(mistake: str, sa
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("command", [one for one in COMMANDS if one != "new"])
-def test_help_names_the_command_as_the_program_does(command: str) -> None:
-    code, out, err = answer(command, "--help")
-    assert (code, err) == (0, "")
-    assert out.startswith(f"usage: batchscope {command} ")
-    assert f"\n    batchscope {command}" in out  # an example
+FULL = "error: standard output cannot be written: the disk is full (No space left on device)\n"
 
 
-def test_a_full_disk_that_is_not_under_standard_output_is_an_error_as_any_other() -> None:
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize(("reader", "code", "said"), [("/dev/full", 1, FULL), ("", 141, "")])
+def test_a_full_disk_under_standard_output_is_one_line_and_a_reader_that_has_gone_none(reader, code, said) -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    out = os.open(reader, os.O_WRONLY) if reader else writes
+    words = [sys.executable, "-m", "batchscope"]
+    done = subprocess.run(words, stdout=out, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (code, said)
+
+
+def test_a_full_disk_elsewhere_is_an_error_as_any_other() -> None:
     def program() -> None:
         raise OSError(errno.ENOSPC, "No space left on device")  # of a write, which names no file
 
@@ -67,9 +75,7 @@ def test_a_full_disk_that_is_not_under_standard_output_is_an_error_as_any_other(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("installed", [True, False])
-def test_a_run_on_two_devices_is_trained_and_resumed_also_by_the_script_that_an_installation_writes(
-    installed: bool, tmp_path: Path
-) -> None:
+def test_a_run_on_two_devices_is_trained_and_resumed_by_an_installed_script_and_by_a_module(installed, tmp_path):
     script = tmp_path / "batchscope"
     script.write_text(f"#!{sys.executable}\n{CONSOLE_SCRIPT}")
     script.chmod(0o755)

@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +15,6 @@ from batchscope.errors import UserError
 from batchscope.records.terminal import is_verbose
 from batchscope.sweep.runner import SweepRunner
 from tests.support.command_lines import answer
-from tests.support.spawned import TRAIN
-from tests.support.waiting import PATIENCE_S
 
 
 @pytest.fixture(autouse=True)
@@ -64,9 +61,8 @@ def test_null_leaves_a_group_out(group: str, started) -> None:
 
 @pytest.mark.parametrize("word", ["resume=x", "+resume=x", "++resume=x"])
 def test_a_run_is_resumed_whatever_the_order(word: str) -> None:
-    assert answer("train", "trainer.accelerator=cpu", "-v", word).err.startswith(
-        "error: resume: got 'x', which does not"
-    )
+    found = answer("train", "trainer.accelerator=cpu", "-v", word)
+    assert found.err.startswith("error: resume: got 'x', which does not exist")
 
 
 @pytest.mark.parametrize(
@@ -115,20 +111,8 @@ def test_what_starts_no_run_is_shown(line: str, started, tmp_path: Path) -> None
     assert all(text in out for text in SHOWN[line])
 
 
-@pytest.mark.slow
-def test_a_reader_that_has_gone_is_no_error() -> None:
-    reads, writes = os.pipe()
-    os.close(reads)
-    words = [sys.executable, TRAIN, "--help"]
-    done = subprocess.run(words, stdout=writes, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S, check=False)
-    os.close(writes)
-    assert (done.stderr, done.returncode in (0, 141)) == ("", True)
-
-
 @pytest.mark.parametrize("word", ["seed=0", "hydra.run.dir=made/here", "hydra.run.dir=empty/mine"])
-def test_a_late_mistake_leaves_the_folders_that_were_there_and_no_others(
-    word: str, tmp_path: Path, monkeypatch
-) -> None:
+def test_a_late_mistake_leaves_the_folders_that_were_there_and_no_others(word, tmp_path, monkeypatch):
     def train(*_: object) -> None:
         raise UserError("it is too late")
 

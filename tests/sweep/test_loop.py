@@ -1,16 +1,20 @@
-"""The loop: a plan asks for runs and gets their records; what is kept, refused, or done once more."""
+"""The loop: a plan asks for runs and gets their records; how runs are refused, visited side by side, and end."""
 
 import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from batchscope.errors import UserError
-from batchscope.sweep import folder
+from batchscope.sweep import folder, visits
 from batchscope.sweep.plans import Plan
-from tests.sweep.conftest import job
+from tests.sweep.conftest import TIMED, job, running
+
+WAIT, REMOVE = "list(visits)", "import shutil; shutil.rmtree(folder); os._exit(0)"
 
 
 def test_a_plan_gets_the_records_of_what_it_asks_for(loop, tmp_path: Path) -> None:
@@ -41,37 +45,27 @@ def test_a_run_that_is_refused_is_not_started_and_the_others_are(do, loop, timed
     other = tmp_path / "b" if lies == "a file" else tmp_path / "b/run.json"
     other.parent.mkdir(exist_ok=True)
     other.write_text(before := json.dumps({"schema": 3, "status": "finished", "config": {"seed": 7}}))
-    records = do("list(visits)", "", "list(visits)", timed=timed)
+    records = do(WAIT, "", WAIT, timed=timed)
     assert [record["status"] for record in records] == ["finished", "refused", "finished"]
     assert other.read_text() == before
     assert loop.refused
     assert capfd.readouterr().err.startswith("error: ")
 
 
-REMOVED = ("import shutil; shutil.rmtree(folder); os._exit(0)", "list(visits)", "list(visits)")
-KILL_A = (
-    "[os.kill(int((folder.parent / 'pids').read_text().split()[0]), 9) for n in visits if len(record['taken']) == 1]"
-)
+KILL_SELF = "[len(record['taken']) == 2 and os.kill(os.getpid(), 9) for n in visits]"
+PID_OF_A = "int((folder.parent / 'pids').read_text().split()[0])"
+KILL_A = f"[os.kill({PID_OF_A}, 9) for n in visits if len(record['taken']) == 1]"
 NO_MEMORY = "record['status'] = 'out_of_memory' if asked['visited'] else 'finished'; list(visits)"
+ALONE = "b ran out of memory beside other runs, and is done alone; what it left is in "
 # What the runs do, whether they are visited side by side → how they end, and what is said.
 OTHERS_GO_ON = {
-    "one raises": (("list(visits)", "[1 / 0 for n in visits]"), True, "finished failed", "  failed: "),
-    "one is killed": (
-        ("list(visits)", "[len(record['taken']) == 2 and os.kill(os.getpid(), 9) for n in visits]"),
-        True,
-        "finished killed",
-        "  killed: ",
-    ),
-    "one is killed while it waits": (("list(visits)", f"exec({KILL_A!r})"), True, "killed finished", "  killed: "),
-    "a folder is removed": (REMOVED, True, "refused finished finished", "error: "),
-    "a folder is removed before the next begins": (REMOVED, False, "refused finished finished", "error: "),
-    "one lacks memory, and is done alone": (
-        ("list(visits)", NO_MEMORY),
-        True,
-        "finished finished",
-        "b ran out of memory beside other runs, and is done alone; what it left is in ",
-    ),
-    "the server is killed": (("os.kill(os.getppid(), 9); time.sleep(0.3)", ""), False, "finished finished", ""),
+    "one raises": ([WAIT, "[1 / 0 for n in visits]"], True, "finished failed", "  failed: "),
+    "one is killed": ([WAIT, KILL_SELF], True, "finished killed", "  killed: "),
+    "one is killed while it waits": ([WAIT, KILL_A], True, "killed finished", "  killed: "),
+    "a folder is removed": ([REMOVE, WAIT, WAIT], True, "refused finished finished", "error: "),
+    "a folder is removed before the next begins": ([REMOVE, WAIT, WAIT], False, "refused finished finished", "error: "),
+    "one lacks memory, and is done alone": ([WAIT, NO_MEMORY], True, "finished finished", ALONE),
+    "the server is killed": (["os.kill(os.getppid(), 9); time.sleep(0.3)", ""], False, "finished finished", ""),
 }
 
 
@@ -102,3 +96,61 @@ def test_what_a_run_prints_is_in_its_log_and_warnings_of_visited_runs_are_said_o
 def test_a_python_that_there_is_not_is_one_line(do) -> None:
     with pytest.raises(UserError, match=r"^no-python cannot be started: No such file"):
         do("", python="no-python", forks=False)
+
+
+# --- visits ----------------------------------------------------------------------------------------------------------
+
+
+def test_runs_with_the_same_limits_share_passes_and_are_told_why_they_end(loop, tmp_path: Path) -> None:
+    jobs = [job(tmp_path, str(n), 8**n) for n in (1, 2, 3, 4)]
+    for one in jobs[::2]:
+        one.config["callbacks"] = {**TIMED, "until_known": {"precision": 0.5}}
+    records = loop.do(jobs)
+    assert [record["told"] for record in records] == ["stop known to ± 50 %", "stop known to ± 5 %"] * 2
+    taken = [record["taken"] for record in records]
+    assert taken[0] == taken[2] != taken[1] == taken[3]
+
+
+@pytest.mark.parametrize("has_room_for", ["training one", "one"])
+def test_a_run_that_finds_less_than_a_quarter_of_the_memory_waits(loop, has_room_for, tmp_path, monkeypatch) -> None:
+    """It is not started twice, and leaves nothing but its own folder."""
+    quarter = 2**50
+    left = iter([quarter, quarter - 1] if has_room_for == "training one" else [quarter - 1])
+    memory = lambda: SimpleNamespace(total=4 * quarter, available=next(left, quarter))  # noqa: E731
+    monkeypatch.setattr(visits, "host_memory", memory)
+    records = loop.do([job(tmp_path, str(n), 8**n) for n in (1, 2)])
+    assert [record["status"] for record in records] == ["finished"] * 2
+    taken = [record["taken"] for record in records]
+    assert min(taken[1]) > max(taken[0]) if has_room_for == "training one" else taken[1] == []  # the last is alone
+    assert len((tmp_path / "pids").read_text().split()) == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2", "pids"]
+
+
+def test_an_error_in_the_sweep_leaves_no_run_behind(loop, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(visits, "measure_in_passes", lambda *args, **how: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        loop.do([job(tmp_path, str(n), 8**n) for n in (1, 2)])
+    assert len((tmp_path / "pids").read_text().split()) == 2
+    assert running(tmp_path) == []
+
+
+SUITED = {"callbacks": {"until_known": {"a": 1}, "throughput": {"a": 1}}, "trainer": {"devices": 1}}
+
+
+@pytest.mark.parametrize(
+    ("changed", "suited"),
+    [
+        ({}, True),
+        ({"trainer": {"devices": 1, "accelerator": "cpu"}}, True),
+        ({"trainer": {"devices": 2, "accelerator": "cpu"}}, False),
+        ({"trainer": {"devices": 1, "accelerator": "cuda"}}, False),
+        ({"trainer": {"devices": 1, "max_time": {"seconds": 10}}}, False),
+        ({"callbacks": {"until_known": None, "throughput": {"a": 1}}}, False),
+        ({"callbacks": {"until_known": {"a": 1}, "throughput": None}}, False),
+        ({"callbacks": None}, False),
+    ],
+)
+def test_only_timed_runs_of_one_process_on_a_cpu_wait(changed: dict[str, Any], suited: bool, tmp_path: Path) -> None:
+    assert visits.can_wait(SUITED | changed, devices=tmp_path) is suited
+    (tmp_path / "nvidia0").touch()  # Lightning's `auto` would take it
+    assert visits.can_wait(SUITED | changed, devices=tmp_path) is (suited and "trainer" in changed)

@@ -40,11 +40,11 @@ def test_a_forked_run_is_a_process_as_any_other(do, tmp_path: Path, monkeypatch)
     """In a session of its own and the sweep's folder, which shadows nothing; with its start method and exit functions."""
     (tmp_path / "json.py").write_text("raise SystemExit(9)")
     monkeypatch.chdir(tmp_path)
-    does = (
-        "import atexit, multiprocessing; atexit.register((folder / 'left').touch); record['facts'] = [os.getsid(0) == "
-    )
-    does += "os.getpid(), os.getcwd(), asked, len(os.listdir('/proc/self/task')), multiprocessing.get_start_method()]; "
-    does += "file.write_text(json.dumps(record)); sys.exit(7)"
+    does = """import atexit, multiprocessing
+atexit.register((folder / "left").touch)
+facts = os.getsid(0) == os.getpid(), os.getcwd(), asked, len(os.listdir("/proc/self/task"))
+file.write_text(json.dumps(record | {"facts": [*facts, multiprocessing.get_start_method()]}))
+sys.exit(7)"""
     (forked,), left = do(does), (tmp_path / "a/left").exists()
     (tmp_path / "a").rename(tmp_path / "a.aside")
     (new,) = do(does, forks=False)

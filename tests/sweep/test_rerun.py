@@ -111,15 +111,6 @@ def test_runs_that_cannot_wait_for_each_other_are_told_their_pair(here, monkeypa
     assert [job.facts["rerun"]["pair"] for job in runs.jobs] == [0, 0, 1, 1]
 
 
-def test_every_matched_pair_of_two_sweeps_is_run(here, monkeypatch):
-    for side in "xy":
-        for size in (8, 16):
-            finished(here, f"{side}/{size}", f"data.batch_size={size}")
-    Runs(monkeypatch, noise=0.002)
-    found = compare(*run_again(Path("x"), Path("y"), quiet=True))
-    assert sorted((c.pair.label, c.passes) for c in found.compared) == [("batch size 16", 5), ("batch size 8", 5)]
-
-
 def test_a_pair_that_new_folders_call_otherwise_ends_once_it_is_decided(here, monkeypatch):
     """Beside a single run the label of a sweep's pair has the batch size, and in the folders of the new runs it is empty."""
     for size in (8, 16):

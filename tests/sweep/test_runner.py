@@ -1,6 +1,5 @@
-"""Sweeps as their users start them: of stand-ins in this process, and slowly with real runs, processes and signals."""
+"""Sweeps as their users start them: of stand-ins in this process, and slowly with real runs, signals, launchers and sweepers."""
 
-import json
 import os
 import pickle
 import re
@@ -12,11 +11,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+from omegaconf import OmegaConf
 
+from batchscope.options.compose import compose_command_line
 from batchscope.records.step_times import read_step_times
+from batchscope.sweep import launchers
 from batchscope.sweep.plans import RunFailed
-from batchscope.sweep.runner import SweepRunner
-from tests.support.command_lines import answer
+from tests.support import fake_slurm as slurm
+from tests.support.command_lines import answer, refusal
 from tests.support.runs import assert_alike, record, results
 from tests.support.spawned import TRAIN, Ended, end, spawn
 from tests.support.waiting import wait_until
@@ -52,13 +54,14 @@ def test_a_run_that_fails_stops_no_other_and_one_that_does_not_fit_is_a_result(h
 
 
 def test_a_sweep_that_is_interrupted_reports_what_it_has_and_says_how_it_goes_on(here: Path) -> None:
-    (here / "1.does").write_text(f"os.kill({os.getpid()}, 2); signal.pause()")
+    keeps = "(folder / 'checkpoints').mkdir(); (folder / 'checkpoints/last.ckpt').touch(); "
+    (here / "1.does").write_text(f"{keeps}os.kill({os.getpid()}, 2); signal.pause()")
     code, out, err = answer("train", "-m", *TINY, "seed=1,2,3")
     assert (code, err) == (130, "")
     assert record(here / "s/1")["error"] == "stopped by SIGINT"
     assert "2 runs: 1 finished, 1 interrupted" in out
     *_, stopped, not_run, resume = out.splitlines()
-    assert stopped == "stopped  1 of 3: seed=2, which begins anew"
+    assert stopped == "stopped  1 of 3: seed=2, which continues from its checkpoint"
     assert not_run == "not run  1 of 3: seed=3"
     assert resume.endswith(" seed=1,2,3 hydra.sweep.dir=s")
 
@@ -72,19 +75,6 @@ def test_timed_runs_are_visited_and_a_search_recommends_one_of_its_runs(here: Pa
     assert search.code == 0, search.err
     assert "→" in search.out
     assert sorted(int(path.parent.name) for path in here.glob("t/0/*/run.json")) == [8, 32, 128, 512, 2048, 4000]
-
-
-def test_what_is_left_of_an_interrupted_sweep_is_said(tmp_path: Path, capsys) -> None:
-    for name, status, checkpoint in (("0", "finished", True), ("1", "interrupted", True), ("2", "interrupted", False)):
-        (tmp_path / name / "checkpoints").mkdir(parents=True)
-        (tmp_path / name / "run.json").write_text(json.dumps({"schema": 3, "status": status}))
-        if checkpoint:
-            (tmp_path / name / "checkpoints/last.ckpt").touch()
-    SweepRunner(tmp_path, ["lr=1", "lr=2", "lr=3", "lr=4"]).print_remaining()
-    assert capsys.readouterr().out.splitlines()[1:3] == [
-        "stopped  2 of 4: lr=2, which continues from its checkpoint · lr=3, which begins anew",
-        "not run  1 of 4: lr=4",
-    ]
 
 
 def test_a_failure_comes_back_from_another_process() -> None:
@@ -175,3 +165,92 @@ def test_real_runs_end_in_an_answer_and_are_kept(experiment: str, tmp_path: Path
         assert out.count(" — kept") == (len(runs) if again else 0)
     passes = [set(read_step_times(folder).pass_.tolist()) - {-1} for folder in runs]
     assert (len(set.intersection(*passes)) >= 3) is visited
+
+
+# --- launchers and searching sweepers: what they need, and sweeps by them --------------------------------------------
+
+
+def node(options: str) -> dict:
+    return compose_command_line([*f"hydra/launcher={options} seed=0,1".split()], True).launcher
+
+
+# Options, whether plugins are installed → the refusal.
+NEEDS = [
+    ("submitit_slurm", False, "is not installed; pip install 'batchscope[slurm]'"),
+    ("ray", False, "is not installed; pip install 'batchscope[ray]'"),
+    ("submitit_slurm", True, "submitit_slurm needs sbatch, srun, scontrol, sacct, which"),
+    ("submitit_local hydra.launcher.nodes=2", True, "hydra.launcher.nodes: got 2, takes 1"),
+    ("submitit_local hydra.launcher.tasks_per_node=2", True, "hydra.launcher.tasks_per_node: got 2, takes 1"),
+]
+
+
+@pytest.mark.parametrize(("options", "is_installed", "said"), NEEDS)
+def test_what_is_missing_is_said_before_anything_is_started(options, is_installed, said, monkeypatch, tmp_path) -> None:
+    launcher = node(options)
+    monkeypatch.setattr("importlib.util.find_spec", lambda module: module if is_installed else None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert said in refusal(launchers.check_launcher, launcher)
+
+
+@pytest.mark.parametrize(
+    ("options", "here"),
+    [
+        ("basic", True),
+        ("submitit_local", True),
+        ("submitit_slurm", False),
+        ("ray", True),
+        ("ray hydra.launcher.ray.init.address=auto", False),
+    ],
+)
+def test_devices_are_looked_for_only_where_the_runs_will_be(options: str, here: bool) -> None:
+    assert launchers.runs_here(node(options)) is here
+
+
+# --- sweeps ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("plugin", "options", "said"),
+    [
+        ("submitit_launcher", ["hydra/launcher=submitit_local"], "2 runs: 1 failed, 1 finished"),
+        ("ray_launcher", ["hydra/launcher=ray", "hydra.launcher.ray.init.num_cpus=2"], "2 runs: 1 failed, 1 finished"),
+        ("joblib_launcher", ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"], "2 runs: 1 failed, 1 finished"),
+        ("optuna_sweeper", ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=3", "hydra.sweeper.n_jobs=1"], "3 runs: 3 finished"),
+    ],
+)  # fmt: skip
+def test_a_sweep_of_a_plugin_ends_in_its_report_and_exit_code(plugin, options, said, tmp_path: Path) -> None:
+    pytest.importorskip(f"hydra_plugins.hydra_{plugin}")
+    searches = plugin == "optuna_sweeper"
+    varied = "optimizer.lr=interval(1e-4,1e-1)" if searches else "trainer.max_epochs=-1,1"  # the schedule refuses -1
+    code, out, err = sweep(tmp_path, *options, varied)
+    assert (code, said in out) == (int(not searches), True), err
+    assert out.startswith("the runs are jobs, and write their output to s/.submitit\n") is plugin.startswith("submitit")
+    assert ".submitit" not in (tmp_path / "s/report/report.md").read_text()
+    if searches:
+        records = [record(tmp_path / "s" / str(run)) for run in range(3)]
+        assert len({one["config"]["optimizer"]["lr"] for one in records}) == 3
+        best = OmegaConf.load(tmp_path / "s/optimization_results.yaml").best_value
+        assert best == pytest.approx(min(one["metrics"]["val/loss"] for one in records))
+
+
+@pytest.mark.slow
+@linux
+def test_slurm_starts_a_preempted_job_again_asked_once_and_the_run_resumes(tmp_path: Path) -> None:
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    twins = ["seed=0,0", "data.num_train=1000", "data.batch_size=4", "trainer.max_epochs=2", "optimizer.lr=0.001"]
+    twins += ["callbacks.checkpoint.every_n_steps=50", "callbacks.device=null", "hydra/launcher=submitit_slurm"]
+    process = start(tmp_path, *twins, "hydra.launcher.partition=gpu", **slurm.install(tmp_path / "slurm"))
+    wait_until((tmp_path / "s/1/checkpoints/last.ckpt").exists, "the run keeps no checkpoint")
+    run = psutil.Process(process_of(tmp_path, "1"))
+    for told in (run.parent(), run):  # the task of the job; some clusters tell all processes of a job
+        told.send_signal(signal.SIGUSR2)
+    code, out, err = end(process)
+    assert code == 0, err
+    assert "2 runs: 2 finished" in out
+    assert slurm.requeued(tmp_path / "slurm") == ["1000_1"]
+    assert {"--partition=gpu", "--signal=USR2@120", "--requeue", "--nodes=1"} <= set(slurm.script(tmp_path / "slurm"))
+    whole, again = (record(tmp_path / "s" / run) for run in "01")
+    assert "resumed" not in whole
+    assert 0 < again["resumed"][0]["step"] < again["steps"] == whole["steps"] == 500
+    assert_alike(results(tmp_path / "s/1"), results(tmp_path / "s/0"))

@@ -1,0 +1,152 @@
+"""`batchscope report`, `compare` and `choose`: what they say of records, and their exit codes."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from batchscope.cli import compare
+from batchscope.sweep import sizes
+from tests.choice.trainings import write_training
+from tests.support.command_lines import answer
+from tests.support.runs import record
+from tests.support.synthetic_runs import change_record, write_run, write_steps, write_sweep
+
+# --- report ----------------------------------------------------------------------------------------------------------
+
+
+def test_it_prints_the_table_and_the_recommendation_and_says_where_the_report_is(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    sweep = write_sweep(Path("sweep"), [32, 64, 128], lambda size: 4 + 0.1 * size)
+    found = answer("report", sweep / "0", sweep / "1")  # a report on several folders replaces that of none
+    assert (found.code, found.out.splitlines()[-1]) == (0, "report   outputs/reports/0+1/report.html")
+    assert not [*sweep.rglob("report")]
+    found = answer("report", sweep)
+    assert (found.code, found.out.splitlines()[-1]) == (0, "report   sweep/report/report.html")
+    assert "3 runs: 3 finished" in found.out
+    assert "→ No rate is known well enough to compare sizes: the runs measured" in found.out
+    assert (sweep / "report" / "sweep.csv").exists()
+    assert "note: report" not in answer("report", sweep).out  # a second report does not read the first
+
+
+@pytest.mark.parametrize("status", ["failed", "finished"])
+def test_what_a_record_says_sends_nothing_to_the_terminal_but_text(tmp_path, status):
+    escape = "\x1b]0;title\x07\x9b2J"
+    words = {"model": f"cnn{escape}", "device_name": escape, "error": f"it fails {escape}"}
+    write_run(tmp_path / "run", 8, 3.0, status=status, options={"data.root": escape}, **words)
+    found = answer("report", tmp_path / "run", "--out", tmp_path / "report")
+    assert found.code == 0
+    assert "]0;title" in found.out
+    for text in (found.out, (tmp_path / "report" / "report.md").read_text()):
+        assert text.replace("\n", "").isprintable()
+
+
+# --- compare ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def runs(tmp_path):
+    steps = np.exp(0.02 * np.random.default_rng(0).standard_normal((8, 10)))
+    return [write_steps(write_run(tmp_path / name, 64, ms), ms * steps) for name, ms in (("a", 10.0), ("b", 16.0))]
+
+
+def test_a_slowdown_is_exit_code_3_and_its_absence_0(runs):
+    found = answer("compare", *runs)
+    assert (found.code, found.out[:48]) == (3, "B is slower: a sample takes 1.60 times as long (")
+    found = answer("compare", *runs, "--json")
+    assert (found.code, json.loads(found.out)["regression"]) == (3, True)
+    assert answer("compare", *runs[::-1]).code == 0
+    assert answer("compare", *runs, "--max-slowdown", "70%").code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("5%", 0.05), ("0.05", 0.05), ("12.5 %", 0.125), ("0", 0.0), ("200%", 2.0)]
+)
+def test_a_share_is_a_percentage_or_a_fraction(text, value):
+    assert compare.fraction(text) == pytest.approx(value)
+
+
+def test_hostile_numbers_and_steps_are_no_traceback(runs):
+    cost = {"step_ms_interval": ["a", None], "others_share": "\x1b[2J", "samples_per_sec_mean": 1e400}
+    cost |= {"parts_ms": {"forward": float("nan")}, "updates": [], "samples_per_sec_fit": -1}
+    facts = {"versions": {"torch": "\x1b[31m2.9", "x": ["y"] * 3, "n": None}, "rerun": {"of": ["x"], "pair": True}}
+    change_record(runs[1], throughput=record(runs[1])["throughput"] | cost, **facts)
+    (runs[1] / "steps.npz").write_bytes(b"PK\x03\x04")
+    found = answer("compare", *runs)
+    assert found.code in (0, 3) and "\x1b" not in found.out
+    assert "steps.npz: cannot be read" in " ".join(found.out.split())
+
+
+def test_rerun_compares_the_new_runs(monkeypatch, runs):
+    def rerun(folders, out, most, seconds, pythons, overrides, max_slowdown, quiet):
+        assert (most, seconds, pythons[1], overrides, quiet) == (5, 2.0, "other", ["data.root=x"], True)
+        return folders[::-1]
+
+    monkeypatch.setattr("batchscope.sweep.rerun.rerun", rerun)
+    words = ["--rerun", "--passes", 5, "--seconds", 2, "--python-b", "other", "data.root=x", "--json"]
+    found = answer("compare", *runs, *words)
+    assert (found.code, json.loads(found.out)["a"][-2:]) == (0, "/b")
+
+
+# --- choose ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sweep(monkeypatch, tmp_path):
+    """A folder `sweep` in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    return write_training(Path("sweep"))
+
+
+def answered(*words):
+    """The answer for the one training."""
+    (found,) = json.loads(answer("choose", *words, "--json").out)["trainings"]
+    return found
+
+
+def test_a_table_a_recommendation_and_nothing_written(sweep, tmp_path):
+    lines = answer("choose", "sweep", "--devices", "t4,h100", "--epochs", 3).out.splitlines()
+    assert lines[0] == "cnn · mnist: 3 epochs of 55,000 samples, training steps alone"
+    at = next(number for number, line in enumerate(lines) if line.endswith(" known"))
+    assert sorted(line.split()[0] for line in lines[at + 1 : at + 4]) == ["cpu", "h100", "t4"]
+    assert any(line.startswith("Take H100: 3 epochs take ") for line in lines)
+    assert [path.name for path in tmp_path.iterdir()] == ["sweep"]
+
+
+def test_options_change_the_answer(sweep):
+    words = ["--price", "H200=5", "--price", "cpu=0.02", "--start-up", 60]
+    words += ["--precision", "16-mixed", "--batch-size", 64]
+    found = answered("sweep/0", "sweep/1", "sweep/2", *words)  # the folders of a sweep's runs are one training
+    devices = {each["label"]: each for each in found["devices"]}
+    assert {"cpu", "t4", "h100", "h200"} <= {*devices}
+    assert devices["cpu"]["cost"]["middle"] > 0 and devices["t4"]["cost"] is None
+    assert (found["epochs"], found["assumed"]) == (2, {"start_up_s": 60.0, "precision": "16-mixed"})
+    assert {each["batch_size"] for each in found["devices"]} == {64}
+    assert len(answered("sweep", "--devices", "all")["devices"]) > 20
+
+
+def test_a_folder_of_two_models_is_answered_for_each(sweep):
+    write_training(Path("sweep") / "lstm", model="lstm")
+    write_training(Path("sweep") / "mlp", model="mlp", sizes=(8,))
+    text = answer("choose", "sweep", "--devices", "t4").out
+    titles = [line.partition(":")[0] for line in text.splitlines() if "epochs of" in line]
+    assert titles == ["lstm · mnist", "cnn · mnist"]
+    assert text.endswith("left out: sweep/mlp/0: one batch size, 8, and choose needs two at least\n")
+
+
+def test_options_are_measured_and_the_answer_says_where(sweep, monkeypatch):
+    asked = []
+
+    def measure(overrides, wanted, kinds, folder, say):
+        asked.extend([overrides, wanted, list(kinds)])
+        say("cpu: measuring batch size 8")
+        return [write_training(folder / kind) for kind in kinds]
+
+    monkeypatch.setattr(sizes, "measure", measure)
+    rest = ["model=mlp", "trainer.accelerator=cpu", "trainer.max_epochs=9"]
+    said = answer("choose", "data.batch_size=8,64", *rest)
+    assert asked == [rest, [8, 64], ["cpu"]]
+    assert "9 epochs of 55,000 samples" in said.out
+    assert said.out.splitlines()[-1].startswith("measured outputs/choose/")
+    assert said.err == "cpu: measuring batch size 8\n"
