@@ -116,7 +116,7 @@ def test_a_run_that_finds_less_than_a_quarter_of_the_memory_waits(loop, has_room
     """It is not started twice, and leaves nothing but its own folder."""
     quarter = 2**50
     left = iter([quarter, quarter - 1] if has_room_for == "training one" else [quarter - 1])
-    memory = lambda: SimpleNamespace(total=4 * quarter, available=next(left, quarter))  # noqa: E731
+    memory = lambda: SimpleNamespace(total=4 * quarter, available=next(left, quarter))
     monkeypatch.setattr(visits, "host_memory", memory)
     records = loop.do([job(tmp_path, str(n), 8**n) for n in (1, 2)])
     assert [record["status"] for record in records] == ["finished"] * 2
