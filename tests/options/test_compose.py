@@ -11,52 +11,11 @@ from hydra import initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from batchscope.options.check import check_config
-from batchscope.options.compose import apply_overrides, check_command_line, compose, compose_command_line
+from batchscope.options.compose import apply_overrides, compose, compose_command_line
 from batchscope.options.groups import CONFIGS, use_config_dir
-from batchscope.options.overrides import as_override
 from batchscope.options.signatures import is_installed
 from tests.support.command_lines import composed, refusal
-
-
-def check(line: str) -> list[dict]:
-    words = line.split()
-    return check_command_line([word for word in words if word != "-m"], multirun="-m" in words)
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-def test_the_seed_reaches_the_data_also_when_it_is_0(seed: int) -> None:
-    assert check(f"seed={seed}")[0]["data"]["seed"] == seed
-
-
-@pytest.mark.parametrize("collection", ["~callbacks", "~logger", "logger=null"])
-def test_a_collection_that_is_left_out_is_empty(collection: str) -> None:
-    assert not check(collection)[0][collection.strip("~").partition("=")[0]]
-
-
-TEXTS = [
-    "s",
-    "a b",
-    " a",
-    "a,b",
-    "{x}",
-    "[1]",
-    "it's",
-    'say "so"',
-    "null",
-    "true",
-    "1e3",
-    "a=b",
-    "a\\b",
-    "x\\",
-    "é",
-    "#",
-]
-
-
-@pytest.mark.parametrize("text", TEXTS)
-def test_a_text_is_written_so_that_hydra_reads_it_back(text: str) -> None:
-    assert composed("data=mnist", as_override("data.root", text))["data"]["root"] == text
-
+from tests.support.own_package import Write
 
 YAMLS = sorted([*CONFIGS.glob("*/*.yaml"), *CONFIGS.glob("hydra/*/*.yaml")])
 
@@ -74,57 +33,56 @@ def test_every_yaml_begins_with_the_command_that_uses_it(file: Path) -> None:
         if f"logger={package}" in words and not is_installed(package):
             pytest.skip(f"needs {package}: pip install 'batchscope[{package}]'")
     assert file.stem == "default" or f"{file.parent.name}={file.stem}" in words
-    check(" ".join(words))
+    compose_command_line([word for word in words if word != "-m"], multirun="-m" in words)
 
 
 # --- the runs of a sweep, and folders --------------------------------------------------------------------------------
 
 
-def test_a_sweep_is_planned_with_its_folder_and_what_sets_each_run_apart() -> None:
-    words = ["model=cnn,mlp", "data.batch_size=4,8", "seed=1", "hydra.sweep.dir=out/s"]
-    line = compose_command_line(words, multirun=True)
-    assert line.folder == Path("out/s")
-    expected = [(model, size) for model in ("cnn", "mlp") for size in (4, 8)]
-    assert line.labels == [f"model={model} data.batch_size={size}" for model, size in expected]
-    classes = {"SimpleCNN": "cnn", "MLP": "mlp"}
-    seen = [(classes[c["model"]["_target_"].rpartition(".")[2]], c["data"]["batch_size"]) for c in line.configs]
-    assert seen == expected
+# A sweep, what all its runs have, and what sets each apart.
+SWEEPS = [
+    (
+        "model=cnn,mlp data.batch_size=4,8 seed=1",
+        "seed=1",
+        [f"model={model} data.batch_size={size}" for model in ("cnn", "mlp") for size in (4, 8)],
+    ),
+    ("test=False data.augment.flip=true,false", "test=false", ["data.augment.flip=true", "data.augment.flip=false"]),
+    ("model=glob([cnn,ml*])", "", ["model=cnn", "model=mlp"]),
+    ("seed=1,2 seed=3,4", "", ["seed=3", "seed=4"]),
+]
 
 
-def test_a_run_of_a_sweep_has_its_switches_as_people_write_them() -> None:
-    line = compose_command_line(["seed=1", "test=False", "data.augment.flip=true,false"], multirun=True)
-    words = [list(one.hydra.overrides.task) for one in line.compositions]
-    assert words == [["seed=1", "test=false", f"data.augment.flip={on}"] for on in ("true", "false")]
+@pytest.mark.parametrize(("line", "fixed", "labels"), SWEEPS)
+def test_a_sweep_has_a_run_for_each_combination_as_people_write_it(line: str, fixed: str, labels: list[str]) -> None:
+    sweep = compose_command_line(line.split(), multirun=True)
+    runs = [[*fixed.split(), *label.split()] for label in labels]
+    assert sweep.labels == labels
+    assert [sorted(one.hydra.overrides.task) for one in sweep.compositions] == [*map(sorted, runs)]
+    assert sweep.configs == [composed(*run) for run in runs]
 
 
-def test_a_sweep_may_name_its_choices_by_a_pattern() -> None:
-    configs = check("-m model=glob([cnn,ml*])")
-    assert [config["model"]["_target_"].rpartition(".")[2] for config in configs] == ["SimpleCNN", "MLP"]
+def test_the_seed_reaches_the_data_also_when_it_is_0() -> None:
+    assert [composed(f"seed={seed}")["data"]["seed"] for seed in (0, 1)] == [0, 1]
 
 
-def test_a_later_word_for_an_option_takes_the_place_of_an_earlier_one() -> None:
-    assert [config["seed"] for config in check("-m seed=1,2 seed=3,4")] == [3, 4]
+FOLDERS = {
+    "hydra.run.dir=/tmp/x": "/tmp/x",
+    "hydra.run.dir=out/of-${data.batch_size}": "out/of-128",
+    "-m seed=1,2 hydra.sweep.dir=there": "there",
+    "-m seed=1,2 ++hydra.sweep.dir=there": "there",
+    "-m seed=1,2 experiment=place": "mine",
+    "-m seed=1,2": None,
+    "": None,
+}
 
 
-@pytest.mark.parametrize("line", ["hydra.run.dir=/tmp/x", "hydra.run.dir=out/${now:%H}/${data.batch_size}"])
-def test_a_folder_may_be_anywhere_that_is_named_outright(line: str) -> None:
-    check(line)
-
-
-@pytest.mark.parametrize("word", ["hydra.sweep.dir=there", "++hydra.sweep.dir=there", "hydra.sweep.dir=${now:%H}"])
-def test_a_folder_that_is_named_is_told_from_the_installed_default(word: str) -> None:
-    assert compose_command_line(["seed=1,2", word], multirun=True).folder_chosen
-    assert not compose_command_line(["seed=1,2"], multirun=True).folder_chosen
-    assert compose_command_line([word.replace("sweep", "run")], multirun=False).folder_chosen
-    assert not compose_command_line([], multirun=False).folder_chosen
-
-
-def test_a_folder_that_a_users_config_names_is_chosen(tmp_path: Path) -> None:
-    (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment" / "place.yaml").write_text("# @package _global_\nhydra:\n  sweep:\n    dir: there\n")
-    use_config_dir(str(tmp_path))
-    line = compose_command_line(["seed=1,2", "experiment=place"], multirun=True)
-    assert (line.folder, line.folder_chosen) == (Path("there"), True)
+def test_a_folder_that_is_named_is_told_from_the_installed_default(package: Write) -> None:
+    package({"experiment/place": "# @package _global_\nhydra:\n  sweep:\n    dir: mine\n"})
+    use_config_dir("conf")
+    for line, folder in FOLDERS.items():
+        found = compose_command_line(line.removeprefix("-m").split(), multirun=line.startswith("-m"))
+        assert found.folder_chosen is (folder is not None), line
+        assert folder in (str(found.folder), None)
 
 
 # --- a configuration that was composed earlier -----------------------------------------------------------------------
@@ -135,23 +93,22 @@ def changed(*overrides: str) -> dict:
     return check_config(apply_overrides(composed(), list(overrides)))
 
 
-def test_options_of_a_record_are_set_added_and_taken_out() -> None:
-    config = changed("trainer.profiler=simple", "++data.batch_size=8", "~data.num_val")
-    assert (config["trainer"]["profiler"], config["data"]["batch_size"]) == ("simple", 8)
-    assert "num_val" not in config["data"]
+CHANGES = [
+    *(f"trainer.max_epochs={epochs}" for epochs in (-1, 0, "null")),
+    *(f"trainer.limit_train_batches={batches}" for batches in (0, 8, 0.5)),
+    *(f"trainer.val_check_interval={interval}" for interval in (1.0, 5, "00:00:10:00")),
+    *(f"trainer.precision={precision}" for precision in ("bf16-mixed", 32, "null")),
+    *("trainer.deterministic=warn", "trainer.gradient_clip_val=0", "trainer.profiler=simple"),
+    *("trainer.fast_dev_run=true", "trainer.fast_dev_run=3", "trainer.num_sanity_val_steps=-1"),
+    *("trainer.max_steps=7", "trainer.max_time={hours:1}", "++data.batch_size=8", "~data.num_val"),
+    *("~callbacks", "~logger", "logger=null", "model={hidden_size:3}"),
+    *("model=mlp model.hidden_sizes=[8]", "model.hidden_sizes=[8] model=mlp", "model=mlp model={hidden_sizes:[8]}"),
+]
 
 
-@pytest.mark.parametrize("text", ["logger=null", "~logger"])
-def test_a_collection_is_left_out_of_a_record(text: str) -> None:
-    assert changed(text)["logger"] is None
-
-
-@pytest.mark.parametrize(
-    "line",
-    ["model=mlp model.hidden_sizes=[8]", "model.hidden_sizes=[8] model=mlp", "model=mlp model={hidden_sizes:[8]}"],
-)
-def test_a_choice_replaces_a_section_whatever_the_order(line: str) -> None:
-    assert changed(*line.split())["model"] == composed(*line.split())["model"]
+@pytest.mark.parametrize("line", CHANGES)
+def test_an_option_does_to_a_record_what_it_does_to_a_new_run(line: str) -> None:
+    assert changed(*line.split()) == composed(*line.split()) != composed()
 
 
 WRONG = "data.batch_sise=3 +data.batch_sise=3 ~data.batch_sise +data.batch_size=3 ~modle seed.foo=3"
@@ -203,17 +160,11 @@ def plain(config: DictConfig) -> dict:
 
 @pytest.mark.parametrize("line", LINES, ids=" ".join)
 def test_is_what_hydra_composes(line: list[str]) -> None:
-    compose(line)
+    compose(line).model.hidden_size = 17  # what is set in one does not reach the next
     again, by_hydra = compose(line), composed_by_hydra(line)
     assert plain(again) == plain(by_hydra)
     assert OmegaConf.is_struct(again)
     assert again.hydra.run.dir == by_hydra.hydra.run.dir or "${now:" in plain(by_hydra)["hydra"]["run"]["dir"]
-
-
-def test_what_is_set_in_one_does_not_reach_the_next() -> None:
-    first = compose(["seed=1"])
-    first.model.hidden_size = 3
-    assert plain(compose(["seed=2"])) == plain(composed_by_hydra(["seed=2"]))
 
 
 def test_knows_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,45 +8,33 @@ from batchscope.options.groups import choices_of, known_nodes, use_config_dir
 from tests.support.command_lines import composed, refusal
 from tests.support.own_package import NET, Write
 
+GROUPS = "optimizer.groups"
+REFUSED = {
+    "model=mynt": "Did you mean 'mynet'?",
+    "mynet": "did you mean 'model=mynet'?",
+    "model=mynet +model.flavor=x": "Did you mean 'flavour'? model takes flavour, size.",
+    "model=mynet model.flavour=5": "model.flavour: got 5, takes a text.",
+    "model=cnn data=adding": "lstm_cell, mynet, rnn_cell, stacked_lstm",
+    f"experiment=own {GROUPS}.x.lr=1": "Index 'x' (str) is not an int",
+    f"experiment=own {GROUPS}.5.lr=1": f"Error merging override {GROUPS}.5.lr=1",
+    f"experiment=own {GROUPS}.0.lr=1": f"To append to your config use +{GROUPS}.0.lr=1",
+}
 
-def test_misspelled_choices_and_options_of_the_users_own_are_answered(package: Write) -> None:
+
+def test_the_users_own_choices_and_options_are_answered_and_nothing_is_imported(package: Write) -> None:
+    net = "open('ran', 'w')\n" + NET.replace("    def", "    accepts = ('sequence',)\n    def")
+    own = "# @package _global_\noptimizer: {groups: [{match: ['*.bias']}]}"
+    package({"experiment/own": own, "model/broken": "{"}, net=net)
     use_config_dir("conf")
-    assert refusal(composed, "model=mynt").endswith("Did you mean 'mynet'?")
-    assert "did you mean 'model=mynet'?" in refusal(composed, "mynet")
-    assert "Did you mean 'flavour'?" in refusal(composed, "model=mynet", "+model.flavor=x")
-    assert refusal(composed, "model=mynet", "model.flavour=5") == "model.flavour: got 5, takes a text."
+    for line, said in REFUSED.items():
+        assert said in refusal(composed, *line.split()), line
+    assert composed("model=mynet", "data=adding")["model"]["flavour"] == "salty"
+    assert not Path("ran").exists()
 
 
 def test_a_choice_of_a_folder_here_is_answered_with_its_config_dir(package: Write) -> None:
     use_config_dir(None)
     assert refusal(composed, "model=mynet").endswith("; conf/model/mynet.yaml has it: add --config-dir=conf")
-
-
-@pytest.mark.parametrize(
-    ("option", "said"),
-    [
-        ("optimizer.groups.x.lr=1", "Index 'x' (str) is not an int"),
-        ("optimizer.groups.5.lr=1", "Error merging override optimizer.groups.5.lr=1"),
-        ("optimizer.groups.0.lr=1", "To append to your config use +optimizer.groups.0.lr=1"),
-    ],
-)
-def test_an_item_of_a_list_is_named_by_its_number(option: str, said: str, package: Write) -> None:
-    package({"experiment/own": "# @package _global_\noptimizer: {groups: [{match: ['*.bias']}]}"})
-    use_config_dir("conf")
-    assert refusal(composed, "experiment=own", option).endswith(said)
-
-
-def test_a_command_line_is_checked_without_importing_what_it_names(package: Write) -> None:
-    package(net="open('ran', 'w')\n" + NET)
-    use_config_dir("conf")
-    assert composed("model=mynet")
-    assert not Path("ran").exists()
-
-
-def test_a_model_that_does_not_fit_the_data_lists_the_users_own(package: Write) -> None:
-    package({"model/broken": "{"}, net=NET.replace("    def", "    accepts = ('sequence',)\n    def"))
-    use_config_dir("conf")
-    assert refusal(composed, "model=cnn", "data=adding").endswith("lstm_cell, mynet, rnn_cell, stacked_lstm")
 
 
 @pytest.mark.parametrize(
@@ -63,12 +51,7 @@ def test_a_model_that_does_not_fit_the_data_lists_the_users_own(package: Write) 
 )
 def test_a_section_stands_where_its_file_says(file: str, text: str, place: str, package: Write) -> None:
     package({file: text, "_own": "mine: 1"})
+    Path("conf/model/.#mynet.yaml").symlink_to("me@here.1")  # by which an editor locks a file
     use_config_dir("conf")
     assert [name for name, nodes in known_nodes().items() if any("mine" in node for node in nodes)] == [place]
-
-
-def test_the_link_by_which_an_editor_locks_a_file_is_no_config(package: Write) -> None:
-    Path("conf/model/.#mynet.yaml").symlink_to("me@here.1")
-    use_config_dir("conf")
     assert "mynet" in choices_of("model") and ".#mynet" not in choices_of("model")
-    assert any("flavour" in node for node in known_nodes()["model"])

@@ -3,15 +3,20 @@
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import pytest
+from lightning.fabric.plugins.precision import precision
 
 from batchscope.options.groups import known_nodes
 from batchscope.options.signatures import Signature, class_attribute, signature_of
+from batchscope.options.trainer import OBSERVERS, TRAINER
 from batchscope.options.types import PositiveInt
+from batchscope.options.values import choices_in
+from tests.support.own_package import Write
+
+THING = "mynet.one.Thing"
 
 
 def test_signatures_are_read_without_importing_what_they_belong_to() -> None:
@@ -36,42 +41,42 @@ def test_signatures_are_read_without_importing_what_they_belong_to() -> None:
     ]
 
 
-# what is written, as modules of the package `toy` → the signature of `toy.one.Thing`
-SIGNATURES: list[tuple[dict[str, str], Signature]] = [
-    (
-        {
-            "one": "class Thing:\n    def __init__(self, a: PositiveInt, /, b: Literal['x'], *, c: float | None, d=1): pass"
-        },
-        Signature({"a": PositiveInt, "b": Literal["x"], "c": float | None, "d": None}),
+PARTS = "a: PositiveInt, /, b: Literal['x'], *, c: float | None, d=1"
+PARTS_READ = Signature({"a": PositiveInt, "b": Literal["x"], "c": float | None, "d": None})
+BASE = "class Base:\n    def __init__(self, size: int): pass\n"
+# A module `one` with a Thing, its signature, and the module `base` beside it.
+SIGNATURES = {
+    "of each kind of parameter": (f"class Thing:\n    def __init__(self, {PARTS}): pass", PARTS_READ, ""),
+    "of a function": ("def Thing(size: int, **kwargs): pass", Signature({"size": int}, open=True), ""),
+    "of a name from elsewhere": ("from .base import Base as Thing", Signature({"size": int}), BASE),
+    "with the keywords of the base class": (
+        "from mynet.base import Middle\nclass Thing(Middle):\n    def __init__(self, name: str, **rest): pass",
+        Signature({"name": str, "size": int}),
+        f"{BASE}class Middle(Base): pass",
     ),
-    ({"one": "def Thing(size: int, **kwargs): pass"}, Signature({"size": int}, open=True)),
-    (  # keywords that are passed on are those of the base class
-        {
-            "base": "class Base:\n    def __init__(self, size: int = 1, name: str = ''): pass",
-            "middle": "from .base import Base as B\nclass Middle(B): pass",
-            "one": "from toy.middle import Middle\nclass Thing(Middle):\n    def __init__(self, size: str, **rest): pass",
-        },
-        Signature({"size": str, "name": str}),
-    ),
-    (  # without keywords to pass on, a constructor hides that of the base class
-        {
-            "one": "class Base:\n    def __init__(self, size: int): pass\n"
-            "class Thing(Base):\n    def __init__(self, rate: float): pass"
-        },
+    "without those that it does not pass on": (
+        f"{BASE}class Thing(Base):\n    def __init__(self, rate: float): pass",
         Signature({"rate": float}),
+        "",
     ),
-    ({"one": "from .two import Other as Thing", "two": "def Other(size: int): pass"}, Signature({"size": int})),
-    (  # the last one is the definition, those above it are overloads
-        {"one": "class Thing:\n    def __init__(self, a): ...\n    def __init__(self, b: int): pass"},
+    "below its overloads": (
+        "class Thing:\n    def __init__(self, a): ...\n    def __init__(self, b: int): pass",
         Signature({"b": int}),
+        "",
     ),
-]
+    "with an annotation that would run": (
+        "def Thing(size: __import__('os').mkdir('ran'), other: open('ran', 'w')): pass",
+        Signature({"size": None, "other": None}),
+        "",
+    ),
+}
 
 
-@pytest.mark.parametrize(("modules", "expected"), SIGNATURES)
-def test_a_signature_is_that_of_the_constructor_or_function(modules, expected, write):
-    write(**modules)
-    assert signature_of("toy.one.Thing") == expected
+@pytest.mark.parametrize(("text", "expected", "base"), SIGNATURES.values(), ids=SIGNATURES)
+def test_a_signature_is_that_of_the_constructor_or_function(text, expected, base, package: Write) -> None:
+    package(one=text, base=base)
+    assert signature_of(THING) == expected
+    assert not Path("ran").exists()
 
 
 @pytest.mark.parametrize(
@@ -80,19 +85,21 @@ def test_a_signature_is_that_of_the_constructor_or_function(modules, expected, w
         ("from .base import Base", "Base"),
         ("from .base import *", "Base"),
         ("from . import base", "base.Base"),
-        ("import toy.base", "toy.base.Base"),
-        ("import toy.base as b", "b.Base"),
-        ("from toy import Base", "Base[int]"),
+        ("import mynet.base", "mynet.base.Base"),
+        ("import mynet.base as b", "b.Base"),
+        ("from mynet import Base", "Base[int]"),
     ],
 )
-def test_a_base_class_is_found_by_every_kind_of_import(imports: str, base: str, write: Callable[..., None]) -> None:
-    write(
+def test_a_base_class_is_found_by_every_kind_of_import(imports: str, base: str, package: Write) -> None:
+    package(
         __init__="from .base import *",
-        base="class Base:\n    kind = 'image'\n    def __init__(self, size: int): pass",
-        one=f"{imports}\nclass Thing({base}):\n    def __init__(self, rate: float, **kwargs): pass",
+        base="class Base:\n    kind: ClassVar[str] = 'image'\n    accepts = ('a', 'b')\n    def __init__(self, size: int): pass",
+        one=f"{imports}\nclass Thing({base}):\n    kind: str\n    def __init__(self, rate: float, **kwargs): pass\n"
+        "class Other(Thing): kind = 'sequence'",
     )
-    assert signature_of("toy.one.Thing") == Signature({"size": int, "rate": float})
-    assert class_attribute("toy.one.Thing", "kind") == "image"
+    assert signature_of(THING) == Signature({"size": int, "rate": float})
+    assert (class_attribute(THING, "kind"), class_attribute("mynet.one.Other", "kind")) == ("image", "sequence")
+    assert class_attribute("mynet.one.Other", "accepts") == ("a", "b")
 
 
 @pytest.mark.parametrize(
@@ -109,51 +116,32 @@ def test_a_base_class_is_found_by_every_kind_of_import(imports: str, base: str, 
         "def broken(:",
     ],
 )
-def test_what_cannot_be_read_to_its_end_takes_anything(text: str, write: Callable[..., None]) -> None:
-    write(one=text)
-    signature = signature_of("toy.one.Thing")
+def test_what_cannot_be_read_to_its_end_takes_anything(text: str, package: Write) -> None:
+    package(one=text)
+    signature = signature_of(THING)
     assert signature is None or signature.open
 
 
-def test_a_module_of_one_file_is_read_too(write: Callable[..., None], tmp_path: Path) -> None:
-    write()
-    (tmp_path / "alone.py").write_text("def build(size: int): pass")
+def test_what_cannot_be_found_has_no_signature_and_no_attributes(package: Write) -> None:
+    package(one="class Thing: other = 1\ndef build(): pass")
+    Path("alone.py").write_text("def build(size: int): pass")
     assert signature_of("alone.build") == Signature({"size": int})
+    for target in ("mynet.one.Missing", "mynet.missing.Thing", "missing.Thing", "Thing", "mynet", ""):
+        assert signature_of(target) is class_attribute(target, "kind") is None
+    assert class_attribute(THING, "kind") is class_attribute("mynet.one.build", "kind") is None
+    assert signature_of(f"batchscope.{Path.cwd()}/alone.build") is None  # a module is no path
 
 
-@pytest.mark.parametrize("target", ["toy.one.Missing", "toy.missing.Thing", "missing.Thing", "Thing", "toy", ""])
-def test_what_cannot_be_found_has_no_signature(target: str, write: Callable[..., None]) -> None:
-    write(one="")
-    assert signature_of(target) is None
-
-
-def test_an_annotation_cannot_run_code(write: Callable[..., None], tmp_path: Path) -> None:
-    broken = tmp_path / "broken-into"
-    write(one=f"def build(size: __import__('os').mkdir({str(broken)!r}), other: open({str(broken)!r}, 'w')): pass")
-    assert signature_of("toy.one.build") == Signature({"size": None, "other": None})
-    assert not broken.exists()
-
-
-def test_a_class_attribute_is_read_and_inherited(write: Callable[..., None]) -> None:
-    base = "from typing import ClassVar\nclass Base:\n    kind: ClassVar[str] = 'image'\n    accepts = ('a', 'b')"
-    write(base=base, one="from .base import Base\nclass Same(Base): kind: str\nclass Other(Base): kind = 'sequence'")
-    assert class_attribute("toy.one.Same", "kind") == "image"
-    assert class_attribute("toy.one.Other", "kind") == "sequence"
-    assert class_attribute("toy.one.Other", "accepts") == ("a", "b")
-
-
-@pytest.mark.parametrize("target", ["toy.one.Thing", "toy.one.build", "toy.one.Missing", "missing.Thing"])
-def test_a_class_attribute_that_is_not_there_is_none(target: str, write: Callable[..., None]) -> None:
-    write(one="class Thing: other = 1\ndef build(): pass")
-    assert class_attribute(target, "kind") is None
+# --- what is installed -----------------------------------------------------------------------------------------------
 
 
 def test_every_class_that_the_installed_configs_name_can_be_read() -> None:
     targets = {node["_target_"] for nodes in known_nodes().values() for node in nodes if "_target_" in node}
     assert len(targets) > 10
-    assert {target for target in targets if signature_of(target) is None} == set()
+    assert {target for target in (*targets, *OBSERVERS) if signature_of(target) is None} == set()
 
 
-def test_a_module_is_found_by_names_and_not_by_a_path(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("class Thing:\n    def __init__(self, size): pass")
-    assert signature_of(f"batchscope.{tmp_path}/mine.Thing") is None
+def test_what_is_declared_of_the_trainer_is_what_the_lightning_of_today_takes() -> None:
+    assert set(TRAINER) <= set(signature_of("lightning.Trainer").parameters)
+    theirs = (precision._PRECISION_INPUT_INT, precision._PRECISION_INPUT_STR, precision._PRECISION_INPUT_STR_ALIAS)
+    assert set(choices_in(TRAINER["precision"])) == {value for literal in theirs for value in get_args(literal)}
