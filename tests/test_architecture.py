@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from importlib.util import resolve_name
 from pathlib import Path
 
 SRC = Path(__file__).resolve().parents[1] / "src"
@@ -32,28 +33,16 @@ PARTS = {("models", "data"): {"data.spec"}}
 
 def imported(path: Path) -> Iterator[str]:
     """The modules of this package that a file imports, as dotted names below `src/`."""
-    here = path.relative_to(SRC).with_suffix("").parts
+    package = ".".join(["batchscope", *path.relative_to(SRC).parts[:-1]])
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names: list[str] = []
         if isinstance(node, ast.ImportFrom):
-            if node.level:
-                base = here[: len(here) - node.level]
-            elif (node.module or "").partition(".")[0] == "batchscope":
-                base = ()
-            else:
-                continue
-            module = [*base, *(node.module or "").removeprefix("batchscope").lstrip(".").split(".")]
-            name = ".".join(part for part in module if part)
-            for alias in node.names:
-                inside = SRC.joinpath(*name.split("."), f"{alias.name}.py") if name else SRC / f"{alias.name}.py"
-                yield f"{name}.{alias.name}".lstrip(".") if inside.is_file() else name
+            module = resolve_name("." * node.level + (node.module or ""), package)
+            files = {alias.name: SRC.joinpath(*module.split(".")[1:], f"{alias.name}.py") for alias in node.names}
+            names = [f"{module}.{name}" if file.is_file() else module for name, file in files.items()]
         elif isinstance(node, ast.Import):
-            yield from (a.name.removeprefix("batchscope.") for a in node.names if a.name.startswith("batchscope."))
-
-
-def test_no_import_points_upwards() -> None:
-    imports = {path: [*imported(path)] for path in SRC.rglob("*.py")}
-    assert sum(map(len, imports.values())) > 500
-    assert [wrong for path, targets in imports.items() for target in targets for wrong in upwards(path, target)] == []
+            names = [alias.name for alias in node.names]
+        yield from (name.removeprefix("batchscope.") for name in names if name.startswith("batchscope."))
 
 
 def upwards(path: Path, target: str) -> Iterator[str]:
@@ -68,11 +57,9 @@ def upwards(path: Path, target: str) -> Iterator[str]:
         yield f"{path} imports {target}: of {part} it may use {', '.join(PARTS[room, part])}"
 
 
-def test_every_folder_of_the_package_has_its_place() -> None:
-    folders = {path.parent.name for path in SRC.glob("*/__init__.py")}
-    assert folders == {*MAY_IMPORT}
-
-
-def test_only_programs_and_what_everybody_uses_stand_beside_the_folders() -> None:
-    loose = {path.stem for path in SRC.glob("*.py")}
-    assert loose <= GROUND | PROGRAMS
+def test_no_import_points_upwards_and_every_file_has_its_place() -> None:
+    imports = {path: [*imported(path)] for path in SRC.rglob("*.py")}
+    assert sum(map(len, imports.values())) > 500
+    assert [wrong for path, targets in imports.items() for target in targets for wrong in upwards(path, target)] == []
+    assert {path.parent.name for path in SRC.glob("*/__init__.py")} == {*MAY_IMPORT}
+    assert {path.stem for path in SRC.glob("*.py")} <= GROUND | PROGRAMS

@@ -4,7 +4,6 @@ docs/own-project.md is true: its commands do what they show, in a folder with th
 installed. `WRITE_DOCS=1 pytest -m slow tests/test_own_project.py -k page` writes what the commands print into the page.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,8 @@ from tests.support.runs import assert_alike, last, record, run
 from tests.support.transcript import Shell
 
 WORDS = ["--config-dir=conf", "experiment=mynet", "trainer.accelerator=cpu", "trainer.max_epochs=2"]
-WORDS += [
-    "callbacks.throughput.calibrate=false",
-    "callbacks.progress=null",
-    "callbacks.device=null",
-    "data.batch_size=200",
-]
+WORDS += ["callbacks.throughput.calibrate=false", "callbacks.progress=null", "callbacks.device=null"]
+WORDS += ["data.batch_size=200"]
 PAGE = wheel.ROOT / "docs" / "own-project.md"
 
 
@@ -54,13 +49,8 @@ def write_project(folder: Path, name: str) -> Path:
     return folder
 
 
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    """A project, as it is written."""
-    return write_project(tmp_path, "mynet")
-
-
-def test_the_project_is_trained_with_its_callback_and_evaluated(project: Path) -> None:
+def test_the_project_is_trained_with_its_callback_and_evaluated(tmp_path: Path) -> None:
+    project = write_project(tmp_path, "mynet")
     done = run(project, "-v", *WORDS, "hydra.run.dir=out")
     assert done.end() == 0, done.complained
     assert "train/weight_norm" in record(project / "out")["metrics"]
@@ -72,36 +62,32 @@ def test_the_project_is_trained_with_its_callback_and_evaluated(project: Path) -
 
 
 @pytest.mark.slow  # two processes that import torch
-def test_the_other_ranks_of_a_run_know_a_package_that_is_not_installed(
-    tmp_path: Path, installed: wheel.Environment
-) -> None:
+def test_the_other_ranks_of_a_run_know_a_package_that_is_not_installed(tmp_path, installed) -> None:
     write_project(tmp_path, "wavelets")
     words = " ".join(WORDS).replace("mynet", "wavelets")
     code, lines = Shell(tmp_path, installed).run(f"batchscope train {words} trainer=ddp trainer.devices=2")
     assert code == 0, lines
 
 
-def damage_file(project: Path) -> None:
-    (project / "data" / "waves").mkdir(parents=True)
-    (project / "data" / "waves" / "train.npy").write_bytes(b"\x93NUMPY\x01\x00v\x00{'descr': ")
+NOWHERE = "model._target_: mynet.model.Net cannot be imported: ModuleNotFoundError: No module named 'nowhere_at_all'"
 
 
-def break_import(project: Path) -> None:
-    model = project / "mynet" / "model.py"
-    model.write_text(model.read_text().replace("from torch import", "import nowhere_at_all\nfrom torch import"))
-
-
-MISTAKES = {
-    damage_file: "data: the train split of waves cannot be loaded: ValueError: ",
-    break_import: "model._target_: mynet.model.Net cannot be imported: ModuleNotFoundError: No module named "
-    "'nowhere_at_all' (mynet/model.py, line 3)",
-}
-
-
-@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda one: one.__name__)
-def test_a_mistake_in_the_project_is_one_line(mistake: Callable[[Path], None], project: Path) -> None:
-    mistake(project)
-    done = run(project, *WORDS, "hydra.run.dir=out")
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        (
+            "data/waves/train.npy",
+            b"\x93NUMPY\x01\x00v\x00{'descr': ",
+            "data: the train split of waves cannot be loaded: ",
+        ),
+        ("mynet/model.py", b'"""Mine."""\n\nimport nowhere_at_all\n', f"{NOWHERE} (mynet/model.py, line 3)"),
+    ],
+)
+def test_a_mistake_in_the_project_is_one_line(file: str, content: bytes, said: str, tmp_path: Path) -> None:
+    write_project(tmp_path, "mynet")
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).write_bytes(content)
+    done = run(tmp_path, *WORDS, "hydra.run.dir=out")
     assert done.end() == 1
     (line,) = done.complained.splitlines()
-    assert line.startswith(f"error: {MISTAKES[mistake]}")
+    assert line.startswith(f"error: {said}")

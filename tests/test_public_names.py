@@ -1,77 +1,45 @@
-"""The public face: which names the packages offer, and that importing them costs nothing until one is used."""
+"""The public face: the names that the packages offer, what importing them costs, and docs/api.md, which is true."""
 
 import importlib
 import importlib.metadata
+import re
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-CALLBACKS = [
-    "DeviceMonitor",
-    "MemoryMonitor",
-    "NoiseScaleMonitor",
-    "OperationProfiler",
-    "PredictionImages",
-    "ProgressBar",
-    "StopOnNonFinite",
-    "StopWhenKnown",
-    "ThroughputMonitor",
-    "TrainCurves",
-]
+import batchscope
+from batchscope.callbacks.throughput import ThroughputMonitor
+
+PAGE = (Path(__file__).parents[1] / "docs" / "api.md").read_text(encoding="utf-8")
+CALLBACKS = "DeviceMonitor MemoryMonitor NoiseScaleMonitor OperationProfiler PredictionImages ProgressBar"
+CALLBACKS += " StopOnNonFinite StopWhenKnown ThroughputMonitor TrainCurves"
 PUBLIC = {
-    "batchscope": [*CALLBACKS, "load_model"],
+    "batchscope": f"{CALLBACKS} load_model",
     "batchscope.callbacks": CALLBACKS,
-    "batchscope.models": [
-        "LSTMCell",
-        "LSTMCellModel",
-        "MLP",
-        "RNNCell",
-        "RNNCellModel",
-        "SimpleCNN",
-        "StackedLSTM",
-        "StackedLSTMModel",
-        "TorchvisionModel",
-        "torch_state_dict",
-        "unroll",
-    ],
-    "batchscope.data": [
-        "Adding",
-        "Augment",
-        "CIFAR10",
-        "CopyMemory",
-        "DataModule",
-        "DataSpec",
-        "Digits",
-        "FashionMNIST",
-        "MNIST",
-        "SequentialMNIST",
-        "TensorDataModule",
-    ],
+    "batchscope.models": "LSTMCell LSTMCellModel MLP RNNCell RNNCellModel SimpleCNN StackedLSTM StackedLSTMModel"
+    " TorchvisionModel torch_state_dict unroll",
+    "batchscope.data": "Adding Augment CIFAR10 CopyMemory DataModule DataSpec Digits FashionMNIST MNIST"
+    " SequentialMNIST TensorDataModule",
 }
 
 
 @pytest.mark.parametrize("package", PUBLIC)
-def test_a_package_offers_exactly_these_names(package: str) -> None:
-    module = importlib.import_module(package)
-    assert module.__all__ == PUBLIC[package]
-    assert set(PUBLIC[package]) <= set(dir(module))
-    for name in PUBLIC[package]:
-        assert getattr(module, name).__name__ == name
-
-
-@pytest.mark.parametrize("package", PUBLIC)
-def test_a_name_that_is_not_there_is_an_attribute_error(package: str) -> None:
-    module = importlib.import_module(package)
+def test_a_package_offers_exactly_these_names_and_the_page_has_a_row_for_each(package: str) -> None:
+    module, names = importlib.import_module(package), PUBLIC[package].split()
+    rows = [line.split("|")[1] for line in PAGE.splitlines() if line.startswith("| `")]
+    assert module.__all__ == names
+    assert set(names) <= set(dir(module)) & {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert [getattr(module, name).__name__ for name in names] == names
     with pytest.raises(AttributeError, match=f"module '{package}' has no attribute 'Throughput'"):
         _ = module.Throughput
 
 
-def test_both_ways_lead_to_the_same_class() -> None:
-    import batchscope
-    from batchscope.callbacks.throughput import ThroughputMonitor
-
+def test_both_ways_lead_to_the_same_class_and_the_version_is_that_of_the_project() -> None:
     assert batchscope.ThroughputMonitor is batchscope.callbacks.ThroughputMonitor is ThroughputMonitor
+    assert batchscope.__version__ == importlib.metadata.version("batchscope")
 
 
 def test_importing_the_packages_imports_neither_torch_nor_lightning() -> None:
@@ -80,7 +48,15 @@ def test_importing_the_packages_imports_neither_torch_nor_lightning() -> None:
     assert done.stdout.strip() == "set()"
 
 
-def test_the_version_is_that_of_the_project() -> None:
-    import batchscope
-
-    assert batchscope.__version__ == importlib.metadata.version("batchscope")
+def test_the_examples_of_the_page_run_from_top_to_bottom(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    examples = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    assert len(examples) == 4
+    namespace: dict[str, Any] = {"__name__": "api"}
+    for number, example in enumerate(examples, start=1):
+        exec(compile(example, f"docs/api.md, example {number}", "exec"), namespace)  # noqa: S102 - our own documentation
+    said = capsys.readouterr().out
+    assert "Classifier · batch 32 · cpu" in said
+    assert "\nstep    " in said
+    found = namespace["monitor"].summary  # of 64 time steps a sample
+    assert found["timesteps_per_sec"] == pytest.approx(64 * found["samples_per_sec"])
