@@ -1,6 +1,5 @@
 """What the tests of this room share."""
 
-import os
 import signal
 from collections.abc import Callable
 from functools import partial
@@ -9,11 +8,9 @@ from pathlib import Path
 import torch
 
 from batchscope.checkpointing.checkpoint_file import load_checkpoint, write_checkpoint
-from tests.support.runs import run
+from batchscope.data.copy_memory import CopyMemory
 
 OUT = "hydra.run.dir=out"
-
-
 STEP, VALIDATION, TEST = (f"batchscope.training.task.Task.{kind}_step" for kind in ("training", "validation", "test"))
 LOAD = "batchscope.data.copy_memory.CopyMemory.load"
 SAVE = "batchscope.checkpointing.checkpoint_file.AtomicCheckpointIO.save_checkpoint"
@@ -21,11 +18,7 @@ SAVE = "batchscope.checkpointing.checkpoint_file.AtomicCheckpointIO.save_checkpo
 
 def send(number: int) -> Callable[[], None]:
     """A fault: this process gets a signal."""
-    return partial(_send, number)
-
-
-def _send(number: int) -> None:
-    os.kill(os.getpid(), number)
+    return partial(signal.raise_signal, number)
 
 
 terminate, interrupt, hang_up = send(signal.SIGTERM), send(signal.SIGINT), send(signal.SIGHUP)
@@ -34,10 +27,6 @@ terminate, interrupt, hang_up = send(signal.SIGTERM), send(signal.SIGINT), send(
 def break_down() -> None:
     """A fault: an exception that nobody expects."""
     raise RuntimeError("the training broke")
-
-
-def everything(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def change(path: Path, how: Callable[[dict], None]) -> None:
@@ -56,11 +45,6 @@ def flip_a_bit(path: Path) -> None:
     path.write_bytes(data)
 
 
-def refuses(folder: Path, said: str, *options: str, faults: list | None = None) -> None:
-    """Resuming `out` in the folder is refused in one line that begins so, and nothing is changed."""
-    before = everything(folder / "out")
-    done = run(folder, "resume=out", *options, faults=faults or [])
-    assert done.end() == 1, done.said
-    (line,) = done.complained.splitlines()
-    assert line.startswith(f"error: {said}"), line
-    assert everything(folder / "out") == before
+def other_data() -> None:
+    """A fault: the options are the same, and the dataset is another one."""
+    CopyMemory.fingerprint = "0123456789abcdef"

@@ -1,7 +1,5 @@
 """A checkpoint is written atomically, damage is found when it is read, and nothing in it is ever run."""
 
-import errno
-import os
 import resource
 import zipfile
 from pathlib import Path
@@ -12,8 +10,8 @@ import torch
 from batchscope.checkpointing.checkpoint_file import link_checkpoint, load_checkpoint, write_checkpoint
 from batchscope.errors import UserError
 from batchscope.files import WriteError
-from tests.checkpointing.support import OUT, STEP, break_down
-from tests.support.runs import EVERY_4, SMALL, last, record, run
+from tests.checkpointing.support import OUT, STEP
+from tests.support.runs import EVERY_4, SMALL, assert_alike, last, record, run
 
 CHECKPOINT = {"state_dict": {"weight": torch.arange(10_000.0)}, "batchscope": {"name": "a", "config": {}}, "step": 3}
 
@@ -26,15 +24,15 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_what_was_written_is_read_also_by_torch_and_zip_programs_and_nothing_else_is_left(path: Path) -> None:
-    for load in (load_checkpoint, lambda path: torch.load(path, weights_only=True)):
-        assert torch.equal(load(path)["state_dict"]["weight"], CHECKPOINT["state_dict"]["weight"])
+    for loaded in (load_checkpoint(path), torch.load(path, weights_only=True)):
+        assert_alike(loaded, CHECKPOINT)
     assert zipfile.ZipFile(path).testzip() is None
     assert list(path.parent.iterdir()) == [path]
 
 
 def test_a_flipped_bit_is_found_or_changes_nothing(path: Path) -> None:
     whole, found = path.read_bytes(), 0
-    places = [*range(0, len(whole), 97), *range(len(whole) - 1500, len(whole), 7)]
+    places = [*range(0, len(whole), 197), *range(len(whole) - 1500, len(whole), 11)]
     for place in places:
         damaged = bytearray(whole)
         damaged[place] ^= 1 << place % 8
@@ -45,8 +43,7 @@ def test_a_flipped_bit_is_found_or_changes_nothing(path: Path) -> None:
             assert str(path) in str(error)
             found += 1
         else:  # in what nobody reads: a time, or the padding between two files of the archive
-            assert torch.equal(loaded["state_dict"]["weight"], CHECKPOINT["state_dict"]["weight"]), f"byte {place}"
-            assert loaded["batchscope"] == CHECKPOINT["batchscope"]
+            assert_alike(loaded, CHECKPOINT, f"byte {place}")
     assert found > 0.8 * len(places)
 
 
@@ -65,21 +62,11 @@ def test_the_best_one_is_kept_when_the_last_one_goes_on(path: Path, links: bool,
     assert sorted(p.name for p in path.parent.iterdir()) == ["best.ckpt", "last.ckpt"]
 
 
-@pytest.mark.parametrize("folder", ["a file", "read-only"])
-def test_a_folder_that_takes_no_checkpoint_is_one_line_that_says_so(folder: str, tmp_path: Path, monkeypatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    (tmp_path / "there").write_text("")
-    path = tmp_path / ("there" if folder == "a file" else "folder") / "last.ckpt"
-    if folder == "read-only":  # for root, too
-        path.parent.mkdir()
-        for owner, name in ((Path, "open"), (Path, "unlink"), (os, "link"), (os, "replace")):
-            monkeypatch.setattr(owner, name, refuse)
-    for write in (lambda: write_checkpoint(CHECKPOINT, path), lambda: link_checkpoint(tmp_path / "there", path)):
-        with pytest.raises(WriteError, match=f"checkpoint: {path} .*cannot be written: ") as caught:
+def test_a_folder_that_takes_no_checkpoint_is_one_line_that_says_so(path: Path) -> None:
+    there = path / "best.ckpt"  # below a file
+    for write in (lambda: write_checkpoint(CHECKPOINT, there), lambda: link_checkpoint(path, there)):
+        with pytest.raises(WriteError, match=f"^checkpoint: {there} .*cannot be written: .*$"):
             write()
-        assert "\n" not in str(caught.value)
 
 
 def fill_the_disk() -> None:
@@ -91,27 +78,9 @@ def test_a_full_disk_is_one_line_with_the_bytes_needed_and_the_checkpoint_before
     done = run(tmp_path, *SMALL, EVERY_4, OUT, faults=[(STEP, 6, fill_the_disk)])
     assert done.end() == 1
     (line,) = done.complained.splitlines()
-    size = (tmp_path / "out" / "checkpoints" / "last.ckpt").stat().st_size
+    (kept,) = (tmp_path / "out" / "checkpoints").iterdir()
     assert line.startswith("error: checkpoint: out/checkpoints/last.ckpt needs ")
-    assert abs(int(line.split("needs ")[1].split(" bytes")[0].replace(",", "")) - size) < 2_000
+    assert abs(int(line.split("needs ")[1].split(" bytes")[0].replace(",", "")) - kept.stat().st_size) < 2_000
     assert line.endswith("the checkpoint before it is kept: out/checkpoints/last.ckpt")
     assert last(tmp_path / "out")["global_step"] == 4
     assert record(tmp_path / "out")["status"] == "interrupted"
-    assert [p.name for p in (tmp_path / "out" / "checkpoints").iterdir()] == ["last.ckpt"]
-
-
-def test_a_checkpoint_is_written_as_often_as_is_asked_for(tmp_path: Path) -> None:
-    often = ["callbacks.checkpoint.every_minutes=1e-9", "trainer.max_epochs=1", OUT]
-    assert run(tmp_path, *SMALL, *often, faults=[(STEP, 4, break_down)]).end() == 1
-    assert last(tmp_path / "out")["global_step"] == 3
-
-
-def test_what_a_run_saves_is_tensors_and_plain_values(interrupted: Path) -> None:
-    def check(node: object, where: str) -> None:
-        plain = (dict, list, tuple, int, float, str, bool, type(None), torch.Tensor)
-        assert type(node) in plain or hasattr(node, "move_to_end"), f"{where} is a {type(node)}"
-        children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list | tuple) else ()
-        for key, child in children:
-            check(child, f"{where}.{key}")
-
-    check(last(interrupted / "out"), "checkpoint")

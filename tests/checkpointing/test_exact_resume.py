@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -12,37 +12,21 @@ from lightning.pytorch.callbacks import Timer
 
 from batchscope.checkpointing.callback import Checkpoints
 from batchscope.options.groups import choices_of
-from tests.checkpointing.support import (
-    LOAD,
-    OUT,
-    SAVE,
-    STEP,
-    TEST,
-    VALIDATION,
-    break_down,
-    change,
-    flip_a_bit,
-    hang_up,
-    interrupt,
-    of_another_model,
-    send,
-    terminate,
-)
-from tests.support.runs import EVERY_4, SMALL, Fault, assert_alike, kill_9, last, ranks, record, results, run
+from tests.checkpointing import support
+from tests.checkpointing.support import LOAD, OUT, SAVE, STEP, TEST, VALIDATION, hang_up, interrupt, terminate
+from tests.support.runs import EVERY_4, SMALL, Fault, Run, assert_alike, kill_9, ranks, record, results, run
 from tests.support.third_party_modules import Stranger, train
 
 # Steps 1 to 10 are the first epoch, 11 to 20 the second; every epoch has one validation of one batch. The record is
 # written twice before the first step, and once after the first checkpoint. Every atomic write flushes a file and its folder.
 FSYNC, REPLACE = "batchscope.files.os.fsync", "batchscope.files.os.replace"
 LINK = "batchscope.checkpointing.callback.link_checkpoint"
-USR1 = send(10)
+USR1 = support.send(10)
 EACH = "callbacks.checkpoint.every_n_steps=1"
 CONSTANT = "optimizer.schedule=constant"
 AVERAGES = ["callbacks=weight_averaging", "callbacks.weight_averaging.decay=0.5"]
 STOPS = ["callbacks=early_stopping", "callbacks.early_stopping.patience=2", "optimizer.lr=0.3", "trainer.max_epochs=20"]
 OVERFITS = ["trainer.max_epochs=4", "optimizer.lr=0.3", "optimizer.patience=0"]  # so that plateau lowers the rate
-
-
 IMAGES = ["data=digits", "data.num_train=76", "data.num_val=16", "data.num_test=16", "data.batch_size=8", EVERY_4]
 
 
@@ -61,6 +45,7 @@ class Case(NamedTuple):
     at: str = "out"
     warns: str = ""
     aside: str = "run.json"
+    rank: int | None = None  # that is stopped, of two
 
 
 def of_last(how: Callable[[Path], object]) -> Callable[[Path], object]:
@@ -78,13 +63,30 @@ def run_out_of_time() -> None:
     Timer.time_elapsed = lambda self, stage=None: 1e9
 
 
+# Two ranks of four batches an epoch: 64 samples, 8 in each process.
+SHORT = [word.replace("data.num_train=76", "data.num_train=64") for word in SMALL]
+LOST = "the connection to another process of the run is lost, and the run ends"
+CALLBACK = "batchscope.checkpointing.callback.Checkpoints.save"
+LOCAL = "stopped while each accumulates its own gradients"
+OF_TWO_RANKS: dict[str, tuple[Fault, list[str]]] = {
+    "killed in mid-epoch": ((STEP, 7, kill_9), [EVERY_4]),
+    "killed in mid-epoch of a sharded model": ((STEP, 7, kill_9), [EVERY_4, "trainer=fsdp"]),
+    "stopped in the first step": ((STEP, 1, terminate), []),
+    "stopped in an epoch's last step": ((STEP, 4, terminate), []),
+    "stopped in the last step": ((STEP, 8, terminate), []),
+    "stopped in a validation": ((VALIDATION, 2, terminate), []),
+    "stopped at the first checkpoint": ((CALLBACK, 1, terminate), []),
+    "stopped at the last checkpoint": ((CALLBACK, 2, terminate), []),
+    LOCAL: ((STEP, 2, terminate), ["trainer.accumulate_grad_batches=4"]),
+}
+
 CASES = {
     # when it is killed
     "killed before the first checkpoint": Case(
         [(STEP, 3, kill_9)], slow=False,
         warns="warning: resume: the run had ended before it wrote a checkpoint; it starts again from its first step",
     ),
-    "killed in mid-epoch": Case([(STEP, 7, kill_9)], slow=False),
+    "killed in mid-epoch": Case([(STEP, 7, kill_9)]),
     "killed on an epoch's last batch": Case([(STEP, 10, kill_9)]),
     "killed between an epoch's end and its validation": Case([(VALIDATION, 1, kill_9)], slow=False),
     "killed between a validation and the best checkpoint": Case([(LINK, 1, kill_9)]),
@@ -95,13 +97,13 @@ CASES = {
     "killed between a checkpoint and its name": Case([(REPLACE, 5, kill_9)]),
     "killed in the last validation": Case([(VALIDATION, 2, kill_9)]),
     "killed in the test": Case([(TEST, 1, kill_9)]),
-    "killed twice in one epoch": Case([(STEP, 6, kill_9), (STEP, 6, kill_9)], slow=False),
+    "killed twice in one epoch": Case([(STEP, 6, kill_9), (STEP, 6, kill_9)]),
     # what stops it
     "SIGTERM while the data load": Case([(LOAD, 1, terminate)]),
     "SIGTERM in the first step": Case([(STEP, 1, terminate)]),
     "SIGINT in an epoch's last step": Case([(STEP, 10, interrupt)]),
     "SIGINT in the last step": Case([(STEP, 20, interrupt)]),
-    "SIGINT in a validation": Case([(VALIDATION, 1, interrupt)], slow=False),
+    "SIGINT in a validation": Case([(VALIDATION, 1, interrupt)]),
     "SIGTERM while the first checkpoint is saved": Case([(SAVE, 1, terminate)]),
     "SIGHUP while a checkpoint is saved": Case([(SAVE, 2, hang_up)]),
     "SIGUSR1 in the test": Case([(TEST, 1, USR1)]),
@@ -113,15 +115,15 @@ CASES = {
     "its record is torn": Case(
         IN_EPOCH_2, slow=False, meanwhile=lambda out: (out / "run.json").write_text('{"schema": 3, "sta'), aside="run.json.aside"
     ),
-    "its last checkpoint has a flipped bit": Case(IN_EPOCH_2, slow=False, meanwhile=of_last(flip_a_bit), warns=f"{LAST} is damaged"),
+    "its last checkpoint has a flipped bit": Case(IN_EPOCH_2, slow=False, meanwhile=of_last(support.flip_a_bit), warns=f"{LAST} is damaged"),
     "its last checkpoint is empty": Case(
         IN_EPOCH_2, meanwhile=of_last(lambda path: path.write_bytes(b"")), warns=f"{LAST} is not a whole checkpoint (0 bytes)"
     ),
     "its last checkpoint is of another model": Case(
-        IN_EPOCH_2, meanwhile=of_last(partial(change, how=of_another_model)),
+        IN_EPOCH_2, meanwhile=of_last(partial(support.change, how=support.of_another_model)),
         warns=f"{LAST} cannot be resumed from: its weights are of another model: model.head.bias is (7,) there and (9,) here",
     ),
-    "a resume fails while it restores": Case([*IN_EPOCH_2, (RESTORE, 1, break_down)], slow=False),
+    "a resume fails while it restores": Case([*IN_EPOCH_2, (RESTORE, 1, support.break_down)], slow=False),
     "it is made longer": Case([None], [CONSTANT], ["trainer.max_epochs=3"]),
     # how it trains
     "loaded to the device": Case([(STEP, 7, kill_9)], [EVERY_4, "data.pipeline=device"]),
@@ -148,6 +150,12 @@ CASES = {
         for name in choices_of("optimizer")
         if name not in ("adamw", "sgd")  # of the cases above
     },
+    # one of two ranks; the other one ends as well
+    **{
+        f"rank {rank} {when}": Case([fault], options, slow=(rank, when) != (1, LOCAL), rank=rank)
+        for when, (fault, options) in OF_TWO_RANKS.items()
+        for rank in (0, 1)
+    },
     # with the counting of FLOPs, which must not draw a number
     **{f"model {name}": Case([(STEP, 16, kill_9)], [*IMAGES, f"model={name}"]) for name in choices_of("model")},
 }  # fmt: skip
@@ -155,15 +163,15 @@ CASES = {
 
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory: pytest.TempPathFactory, unstopped: Path) -> Callable[..., dict[str, Any]]:
-    """The results of a run with some options that was never stopped; runs with the same options are one."""
-    found = {(): results(unstopped)}
+    """The results of a run that was never stopped; runs with the same options are one."""
+    found = {(1,): results(unstopped)}
 
-    def results_of(options: list[str]) -> dict[str, Any]:
-        key = tuple(option for option in options if "every_n_steps" not in option and "max_time" not in option)
+    def results_of(options: list[str], count: int) -> dict[str, Any]:
+        key = (count, *(word for word in options if "every_n_steps" not in word and "max_time" not in word))
         if key not in found:
             folder = tmp_path_factory.mktemp("whole")
-            done = run(folder, *small(key), *key, OUT)
-            assert done.end() == 0, done.complained
+            started = ranks(folder, *SHORT, *key[1:]) if count > 1 else [run(folder, *small(key[1:]), *key[1:], OUT)]
+            assert not any(one.end() for one in started), [one.complained for one in started]
             found[key] = results(folder / "out")
         return found[key]
 
@@ -183,21 +191,33 @@ def test_a_stopped_run_ends_as_one_that_never_stopped(name, whole, interrupted, 
     case, stops = CASES[name], CASES[name].stops
     if name == "compiled" and not (shutil.which("g++") or shutil.which("clang++")):
         pytest.skip("torch.compile needs a C++ compiler")
-    line = [*small(tuple(case.options)), *case.options, OUT]
+
+    def start(*words: str, fault: Fault | None = None) -> list[Run]:
+        faults = [fault] if fault else []
+        if case.rank is None:
+            return [run(tmp_path, *words, faults=faults)]
+        return ranks(tmp_path, *words, faults={case.rank: faults})
+
+    place = Path() if case.rank is None else tmp_path
+    line = [*small(tuple(case.options)), *case.options, OUT] if case.rank is None else [*SHORT, *case.options]
     if stops[:1] == IN_EPOCH_2:
         shutil.copytree(interrupted, tmp_path, dirs_exist_ok=True)
         line, stops = ["resume=out"], stops[1:]
     for fault in stops:
-        stopped = run(tmp_path, *line, faults=[fault] if fault else [])
-        status = {-9: "running", 1: "failed"}.get(stopped.end(), "finished" if case.resumed_with else "interrupted")
-        assert record(tmp_path / "out")["status"] == status, stopped.complained
-        line = ["resume=out", *case.resumed_with]
+        stopped = start(*line, fault=fault)
+        codes = [one.end() for one in stopped]
+        status = {-9: "running", 1: "failed"}.get(codes[0], "finished" if case.resumed_with else "interrupted")
+        assert record(tmp_path / "out")["status"] == status, [one.complained for one in stopped]
+        assert all(codes) or case.resumed_with
+        if case.rank is not None and -9 in codes:
+            assert LOST in stopped[1 - case.rank].complained
+        line = [f"resume={place / 'out'}", *case.resumed_with]
     if case.meanwhile:
         case.meanwhile(tmp_path / "out")
-    done = run(tmp_path, f"resume={case.at}", *case.resumed_with)
-    assert done.end() == 0, done.complained
-    assert done.complained.startswith(case.warns), done.complained
-    assert_alike(results(tmp_path / case.at), whole([*case.options, *case.resumed_with]))
+    resumed = start(f"resume={place / case.at}", *case.resumed_with)
+    assert not any(one.end() for one in resumed), [one.complained for one in resumed]
+    assert resumed[0].complained.startswith(case.warns), resumed[0].complained
+    assert_alike(results(tmp_path / case.at), whole([*case.options, *case.resumed_with], len(resumed)))
     assert (tmp_path / case.at / case.aside).exists()
 
 
@@ -207,11 +227,10 @@ class ByHand(Stranger):
     automatic_optimization = False
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
-        self.manual_backward(cast(Any, super().training_step(batch, batch_idx)))
+        self.manual_backward(super().training_step(batch, batch_idx))
         if batch_idx % 2:
-            optimizer = cast(Any, self.optimizers())
-            optimizer.step()
-            optimizer.zero_grad()
+            self.optimizers().step()
+            self.optimizers().zero_grad()
 
 
 def test_gradients_that_a_module_accumulates_by_hand_are_kept(tmp_path: Path) -> None:
@@ -219,55 +238,3 @@ def test_gradients_that_a_module_accumulates_by_hand_are_kept(tmp_path: Path) ->
     train(module, Checkpoints(str(tmp_path)), max_epochs=1, enable_checkpointing=True)
     (kept,) = torch.load(tmp_path / "last.ckpt", weights_only=True)["loop_state"]["gradients"]
     assert_alike(kept, {name: p.grad for name, p in module.named_parameters()})
-
-
-# Two ranks of four batches an epoch: 64 samples, 8 in each process.
-SHORT = [word.replace("data.num_train=76", "data.num_train=64") for word in SMALL]
-ACCUMULATE = "trainer.accumulate_grad_batches=4"
-CALLBACK = "batchscope.checkpointing.callback.Checkpoints.save"
-# What one rank gets where, and with which options; the other rank ends as well.
-OF_TWO_RANKS = {
-    "killed in mid-epoch": ((STEP, 7, kill_9), [EVERY_4]),
-    "in the first step": ((STEP, 1, terminate), []),
-    "in an epoch's last step": ((STEP, 4, terminate), []),
-    "in the last step": ((STEP, 8, terminate), []),
-    "in a validation": ((VALIDATION, 2, terminate), []),
-    "at the first checkpoint": ((CALLBACK, 1, terminate), []),
-    "at the last checkpoint": ((CALLBACK, 2, terminate), []),
-    "while each rank accumulates its own gradients": ((STEP, 2, terminate), [ACCUMULATE]),
-}
-
-
-@pytest.fixture(scope="session")
-def whole_of_two(tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[str]], dict[str, Any]]:
-    found: dict[tuple[str, ...], dict[str, Any]] = {}
-
-    def results_of(options: list[str]) -> dict[str, Any]:
-        if (key := tuple(options)) not in found:
-            folder = tmp_path_factory.mktemp("whole")
-            assert [one.end() for one in ranks(folder, *SHORT, *options)] == [0, 0]
-            found[key] = results(folder / "out")
-        return found[key]
-
-    return results_of
-
-
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[pytest.mark.slow] * (options != [ACCUMULATE])) for n, (_, options) in OF_TWO_RANKS.items()],
-)
-def test_two_ranks_of_which_one_is_stopped_are_resumed_to_the_same_end(name, rank, tmp_path, whole_of_two):
-    fault, options = OF_TWO_RANKS[name]
-    both = ranks(tmp_path, *SHORT, *options, faults={rank: [fault]})
-    ends = [one.end() for one in both]
-    if fault[-1] is kill_9:
-        assert (ends[rank], ends[1 - rank]) == (-9, 1), [one.complained for one in both]
-    else:
-        assert ends == [143, 143], [one.complained for one in both]
-        assert record(tmp_path / "out")["status"] == "interrupted"
-    if options == [ACCUMULATE]:
-        own = last(tmp_path / "out")["loop_state"]["gradients"]
-        assert not all(own[0][name].equal(own[1][name]) for name in own[0]), "no gradients were accumulated"
-    assert [one.end() for one in ranks(tmp_path, f"resume={tmp_path / 'out'}")] == [0, 0]
-    assert_alike(results(tmp_path / "out"), whole_of_two(options))

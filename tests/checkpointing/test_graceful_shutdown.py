@@ -2,7 +2,6 @@
 
 import os
 import signal
-import stat
 import time
 from pathlib import Path
 
@@ -11,88 +10,66 @@ from lightning.pytorch.callbacks import LambdaCallback
 
 from batchscope.checkpointing.callback import Checkpoints
 from batchscope.checkpointing.graceful_shutdown import GracefulShutdown
-from batchscope.checkpointing.signals import STOPPING, forces_exit, handled_signals
+from batchscope.checkpointing.signals import forces_exit, handled_signals
 from batchscope.errors import Interrupted
 from tests.checkpointing.support import OUT, STEP, break_down, hang_up, interrupt, send, terminate
 from tests.support.runs import EVERY_4, SMALL, Run, last, record, run
 from tests.support.third_party_modules import Stranger, loader, train
 from tests.support.waiting import PATIENCE_S, wait_until
 
-TRAIN = "batchscope.training.run.train"
-requeue = send(signal.SIGUSR1)
+TERMINAL: list[int] = []
 
 
-def ignore_hang_ups() -> None:
-    """What nohup does."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+def open_terminal() -> None:
+    """Give this process a session with a terminal of its own."""
+    master, slave = os.openpty()
+    TERMINAL.append(master)
+    os.login_tty(slave)
 
 
-def terminate_and_hang_up() -> None:
-    """What systemd does, and when a terminal closes both the system and the shell send SIGHUP."""
-    terminate()
-    time.sleep(0.4)
-    hang_up()
-
-
-class Terminal:
-    """The terminal of a process's session, which is closed while the process runs."""
-
-    master = -1
-
-    @classmethod
-    def open(cls) -> None:
-        os.setsid()
-        cls.master, slave = os.openpty()
-        name = os.ttyname(slave)
-        os.close(slave)
-        slave = os.open(name, os.O_RDWR)  # the first terminal that a session opens becomes its own
-        for stream in (0, 1, 2):
-            os.dup2(slave, stream)
-        os.close(slave)
-
-    @classmethod
-    def close(cls) -> None:
-        os.close(cls.master)
-
-
-def interrupt_and_hang() -> None:
-    """Ctrl-C in a step that does not end."""
-    interrupt()
-    Path("hangs").touch()
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        time.sleep(0.01)
+def close_terminal() -> None:
+    """The system sends SIGHUP, and writing to the terminal is an error from now on."""
+    os.close(TERMINAL.pop())
 
 
 @pytest.mark.parametrize(
-    ("told", "name", "codes"),
+    ("told", "name", "code"),
     [
-        (terminate, "SIGTERM", (143,)),
-        # The tests of a terminal that closes, of a line that resumes, and of SLURM send the others.
-        pytest.param(interrupt, "SIGINT", (130,), marks=pytest.mark.slow),
-        pytest.param(hang_up, "SIGHUP", (129,), marks=pytest.mark.slow),
-        pytest.param(requeue, "SIGUSR1", (138,), marks=pytest.mark.slow),
-        pytest.param(terminate_and_hang_up, "SIG", (129, 143), marks=pytest.mark.slow),
+        (terminate, "SIGTERM", 143),
+        (send(signal.SIGUSR1), "SIGUSR1", 138),
+        # A line that resumes and a terminal that closes send these by default.
+        pytest.param(interrupt, "SIGINT", 130, marks=pytest.mark.slow),
+        pytest.param(hang_up, "SIGHUP", 129, marks=pytest.mark.slow),
     ],
 )
-def test_a_signal_in_a_step_lets_it_finish_and_keeps_it(told, name, codes, tmp_path):
-    stopped = run(tmp_path, *SMALL, OUT, faults=[(STEP, 7, told)])
-    assert stopped.end() in codes
-    assert stopped.complained == ""
-    stop, *how = stopped.said.splitlines()[-3:]
+def test_a_signal_in_a_step_lets_it_finish_and_keeps_it(told, name, code, tmp_path):
+    """SIGUSR1 is SLURM's, and asks SLURM to start the job again."""
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(f"#!/bin/sh\necho $@ > {tmp_path}/asked\n")
+    scontrol.chmod(0o755)
+    in_slurm = {"SLURM_JOB_ID": "123", "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_NAME": "interactive"}
+    stopped = run(tmp_path, *SMALL, OUT, faults=[(STEP, 7, told)], environ=in_slurm)
+    assert (stopped.end(), stopped.complained) == (code, "")
+    stop, *how = [line for line in stopped.said.splitlines() if line.startswith(("stopped", "kept", "resume"))]
     assert stop.startswith(f"stopped by {name}")
     assert how == ["kept     out/checkpoints/last.ckpt", "resume   batchscope train resume=out"]
     assert record(tmp_path / "out")["status"] == "interrupted"
     assert last(tmp_path / "out")["global_step"] == 7
+    asked = tmp_path / "asked"
+    assert (asked.read_text() if asked.exists() else "") == ("requeue 123\n" if name == "SIGUSR1" else "")
+
+
+EACH = "callbacks.checkpoint.every_minutes=1e-9"
+ELSEWHERE = ["callbacks.checkpoint.dirpath=null", "+trainer.default_root_dir=x"]
 
 
 @pytest.mark.parametrize(
     ("step", "kept", "options"),
     [
-        (6, "out/checkpoints/last.ckpt", []),
+        (4, "out/checkpoints/last.ckpt", [EACH]),
         (2, "no checkpoint: none was due yet", []),
         (6, "no checkpoint: trainer.enable_checkpointing is false", ["+trainer.enable_checkpointing=false"]),
-        (6, "x/checkpoints/last.ckpt", ["callbacks.checkpoint.dirpath=null", "+trainer.default_root_dir=x"]),
+        pytest.param(6, "x/checkpoints/last.ckpt", ELSEWHERE, marks=pytest.mark.slow),
     ],
 )
 def test_below_the_traceback_of_an_exception_stands_what_was_kept(step, kept, options, tmp_path) -> None:
@@ -103,46 +80,44 @@ def test_below_the_traceback_of_an_exception_stands_what_was_kept(step, kept, op
     assert said == ["RuntimeError: the training broke", "", f"kept     {kept}"]
     assert how.startswith("resume   batchscope train resume=out")
     assert record(tmp_path / "out")["status"] == "failed"
+    assert options != [EACH] or last(tmp_path / "out")["global_step"] == 3
 
 
 def test_a_run_outlives_its_terminal_until_its_step_is_kept(tmp_path: Path) -> None:
     """Writing to a closed terminal is an error; the progress bar and the last lines do so."""
     with_bar = [word for word in SMALL if word != "callbacks.progress=null"]
-    faults = [(TRAIN, 1, Terminal.open), (STEP, 7, Terminal.close)]
+    faults = [("batchscope.training.run.train", 1, open_terminal), (STEP, 7, close_terminal)]
     stopped = run(tmp_path, *with_bar, "+callbacks.progress.interval_s=1e-9", OUT, faults=faults)
     assert stopped.end() == 129
     assert record(tmp_path / "out")["status"] == "interrupted"
     assert last(tmp_path / "out")["global_step"] == 7
 
 
-@pytest.mark.slow
-def test_nohup_is_respected(tmp_path: Path) -> None:
-    assert run(tmp_path, *SMALL, OUT, faults=[(TRAIN, 1, ignore_hang_ups), (STEP, 7, hang_up)]).end() == 0
-    assert record(tmp_path / "out")["status"] == "finished"
-
-
-def test_a_hang_up_is_heeded_unless_it_was_ignored_from_the_start() -> None:
+def test_a_hang_up_is_heeded_unless_nohup_ignores_it_from_the_start() -> None:
     before = signal.getsignal(signal.SIGHUP)
     try:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
-        assert handled_signals() == list(STOPPING) == [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        assert handled_signals() == [signal.SIGINT, signal.SIGTERM]
+        for ignored in (signal.SIG_DFL, signal.SIG_IGN):
+            signal.signal(signal.SIGHUP, ignored)
+            heeded = [signal.SIGINT, signal.SIGTERM] + [signal.SIGHUP] * (ignored is signal.SIG_DFL)
+            assert handled_signals() == heeded
+            with GracefulShutdown():
+                assert (signal.getsignal(signal.SIGHUP) is signal.SIG_IGN) is (ignored is signal.SIG_IGN)
     finally:
         signal.signal(signal.SIGHUP, before)
 
 
-@pytest.mark.parametrize(
-    ("number", "seconds", "at_once"),
-    [
-        (signal.SIGINT, 0.1, False),  # one Ctrl-C, passed on by another process
-        (signal.SIGINT, 0.4, True),
-        (signal.SIGTERM, 0.4, True),
-        (signal.SIGHUP, 0.4, False),
-    ],
-)
-def test_a_second_signal_ends_a_run_at_once(number: int, seconds: float, at_once: bool) -> None:
-    assert forces_exit(number, seconds) is at_once
+def test_a_second_signal_ends_a_run_at_once_unless_it_is_the_first_one_passed_on() -> None:
+    assert forces_exit(signal.SIGINT, 0.4) and forces_exit(signal.SIGTERM, 0.4)
+    assert not forces_exit(signal.SIGINT, 0.2) and not forces_exit(signal.SIGHUP, 0.4)
+
+
+def interrupt_and_hang() -> None:
+    """Ctrl-C in a step that does not end."""
+    interrupt()
+    Path("hangs").touch()
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def test_a_second_ctrl_c_leaves_at_once_with_the_checkpoint_before_it_intact(tmp_path: Path) -> None:
@@ -157,37 +132,19 @@ def test_a_second_ctrl_c_leaves_at_once_with_the_checkpoint_before_it_intact(tmp
     assert record(tmp_path / "out")["status"] == "interrupted"
 
 
-def test_slurms_requeue_signal_asks_slurm_to_start_the_job_again(tmp_path: Path) -> None:
-    scontrol = tmp_path / "bin" / "scontrol"
-    scontrol.parent.mkdir()
-    scontrol.write_text(f"#!/bin/sh\necho $@ > {tmp_path}/asked\n")
-    scontrol.chmod(scontrol.stat().st_mode | stat.S_IEXEC)
-    in_slurm = {"SLURM_JOB_ID": "123", "PATH": f"{scontrol.parent}:{os.environ['PATH']}"}
-    assert run(tmp_path, *SMALL, OUT, faults=[(STEP, 3, requeue)], environ=in_slurm).end() == 138
-    assert (tmp_path / "asked").read_text() == "requeue 123\n"
+@pytest.mark.parametrize("hook", ["on_validation_start", "on_validation_batch_start"])
+def test_a_validation_ends_at_once_and_keeps_the_checkpoint_before_it(hook: str, tmp_path: Path) -> None:
+    """A signal as it starts waits for the checkpoint that is due."""
+    begun: list[int] = []
 
-
-class Validated(Stranger):
-    """It gets SIGTERM in its second batch of validation."""
-
-    batches: tuple[int, ...] = ()
-
-    def validation_step(self, batch: object, batch_idx: int) -> None:
-        self.batches += (batch_idx,)
-        if batch_idx == 1:
+    def signalled(*args: object) -> None:
+        begun.append(len(begun))
+        if hook == "on_validation_start" or len(begun) == 2:
             terminate()
 
-
-def test_a_validation_ends_at_once() -> None:
-    module = Validated()
-    with GracefulShutdown() as shutdown, pytest.raises(Interrupted, match="SIGTERM"):
-        train(module, shutdown, data=(loader(), loader()), num_sanity_val_steps=0)
-    assert module.batches == (0, 1)
-
-
-def test_a_signal_before_a_validation_waits_for_its_checkpoint(tmp_path: Path) -> None:
-    signalled = LambdaCallback(on_validation_start=lambda *args: terminate())
     with GracefulShutdown() as shutdown, pytest.raises(Interrupted, match="SIGTERM"):
         how = {"val_check_interval": 2, "num_sanity_val_steps": 0, "enable_checkpointing": True}
-        train(Stranger(), signalled, shutdown, Checkpoints(str(tmp_path)), data=(loader(), loader()), **how)
+        callbacks = (LambdaCallback(**{hook: signalled}), shutdown, Checkpoints(str(tmp_path)))
+        train(Stranger(), *callbacks, data=(loader(), loader()), **how)
+    assert len(begun) == (1 if hook == "on_validation_start" else 2)
     assert (tmp_path / "last.ckpt").exists()

@@ -91,7 +91,7 @@ def ranks(folder: Path, *overrides: str, faults: dict[int, list[Fault]] | None =
 
     Args:
         folder: the run's folder is `out` in it.
-        overrides: the command line of both; `resume=…` gets no other options.
+        overrides: the command line of both, in which `{rank}` is the number; `resume=…` gets no other options.
         faults: what goes wrong, by rank.
         environ: additional environment variables.
     """
@@ -101,11 +101,11 @@ def ranks(folder: Path, *overrides: str, faults: dict[int, list[Fault]] | None =
         where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(one.getsockname()[1])}
     where |= {"TORCHELASTIC_RUN_ID": "test", "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
     new = ["trainer=ddp", f"trainer.devices={count}", f"hydra.run.dir={folder / 'out'}"]
-    options = [*overrides, *(new if not overrides[0].startswith("resume=") else [])]
+    options = [*(new if not overrides[0].startswith("resume=") else []), *overrides]
     return [
         Run(
             folder / str(rank),
-            *options,
+            *(word.replace("{rank}", str(rank)) for word in options),
             faults=(faults or {}).get(rank, []),
             environ={**where, "RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0", **environ},
         )

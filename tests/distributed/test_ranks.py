@@ -1,0 +1,114 @@
+"""Two real ranks on this machine's CPU: they train as one process would, agree, and end together."""
+
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.checkpointing.support import STEP, TEST, VALIDATION, other_data, send
+from tests.checkpointing.test_exact_resume import SHORT  # four batches an epoch
+from tests.support.runs import Fault, Run, last, ranks, record, results, run
+
+terminate = send(signal.SIGTERM)
+
+
+def end(both: list[Run]) -> list[int]:
+    """Wait for both; their exit codes. Neither may print a traceback."""
+    codes = [one.end() for one in both]
+    assert "Traceback" not in "".join(one.complained for one in both), [one.complained for one in both]
+    return codes
+
+
+# --- what they train -------------------------------------------------------------------------------------------------
+
+# 21 samples in batches of 8: the last batch holds 5, which two ranks cannot share evenly. There is one sample for
+# validation, so that one of two ranks has none.
+UNEVEN = [
+    *("data=adding", "data.num_train=21", "data.num_val=1", "data.num_test=17", "data.sequence_length=8"),
+    *("model=rnn_cell", "model.hidden_size=8", "optimizer=sgd", "trainer.max_epochs=2", "callbacks.device=null"),
+    *("callbacks.throughput=null", "callbacks.progress=null", "callbacks.prediction_images=null"),
+    "trainer.accelerator=cpu",
+]
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "data.pipeline=memory",
+        pytest.param("data.pipeline=device", marks=pytest.mark.slow),
+        pytest.param("data.pipeline=workers", marks=pytest.mark.slow),
+        pytest.param("trainer=fsdp", marks=pytest.mark.slow),  # a sharded model, whose checkpoint is evaluated alone
+    ],
+)
+def test_two_processes_train_and_measure_what_one_does_with_twice_the_batch(option: str, tmp_path: Path) -> None:
+    """Weights, losses and metrics agree up to the rounding of sums in another order."""
+    alone = run(tmp_path / "alone", *UNEVEN, "data.batch_size=8", "hydra.run.dir=out")
+    assert alone.end() == 0, alone.complained
+    assert end(ranks(tmp_path, *UNEVEN, "data.batch_size=4", option)) == [0, 0]
+    found, expected = results(tmp_path / "out"), results(tmp_path / "alone/out")
+    assert found["steps"] == expected["steps"] == 6
+    torch.testing.assert_close(found["weights"], expected["weights"], rtol=1e-5, atol=1e-6)
+    assert expected["metrics"].keys() == {"val/loss", "test/loss"}
+    assert found["metrics"] == pytest.approx(expected["metrics"], rel=1e-6, abs=1e-7)
+    for key, steps in expected["curves"].items():
+        assert found["curves"][key] == [(step, pytest.approx(value, rel=1e-5, abs=1e-6)) for step, value in steps]
+    evaluated = run(tmp_path, "ckpt=out/checkpoints/best.ckpt", module="batchscope.cli.evaluate")
+    assert float(evaluated.said.split()[-1]) == pytest.approx(expected["metrics"]["test/loss"], abs=2e-6)
+
+
+# --- what they have to agree on --------------------------------------------------------------------------------------
+
+SETUP = "batchscope.data.datamodule.TensorDataModule.setup"
+# Options, the faults of rank 1, how the one line of those that complain begins.
+REFUSED: list[tuple[str, list[Fault], str]] = [
+    ("optimizer.lr=0.1{rank}", [], "optimizer.lr: is 0.11 in process 1 (on "),
+    ("seed=0", [(SETUP, 1, other_data)], "dataset.fingerprint: is "),
+    ("data.num_train=1", [], "trainer.devices: 2 processes, and copy-memory has 1 training samples"),
+]
+
+
+@pytest.mark.parametrize(("option", "faults", "said"), REFUSED)
+def test_what_ranks_cannot_train_or_do_not_agree_on_is_one_line(option, faults, said, tmp_path) -> None:
+    both = ranks(tmp_path, *SHORT, option, faults={1: faults})
+    assert all(end(both))
+    lines = [line for one in both for line in one.complained.splitlines()]
+    (line,) = {line.replace("error: process 1: ", "error: ") for line in lines if "error: " in line}
+    assert line.startswith(f"error: {said}")
+    assert record(tmp_path / "out")["status"] == "failed"
+
+
+# --- how they end ----------------------------------------------------------------------------------------------------
+
+LONG = ["trainer.max_epochs=1000", "+trainer.check_val_every_n_epoch=1000"]
+MANY = 2 * 256 * 10  # samples; ten batches on each rank
+# Options, the fault of the rank that gets the signal, and after how many steps the last checkpoint may be.
+MOMENTS: dict[str, tuple[list[str], Fault, tuple[int, ...]]] = {
+    "a step": (LONG, (STEP, 7, terminate), (7, 8, 9)),
+    "a validation": ([f"data.num_val={MANY}"], (VALIDATION, 3, terminate), (4, 5, 6)),
+    "a test": ([f"data.num_test={MANY}", "trainer.max_epochs=1"], (TEST, 3, terminate), (4,)),
+}
+
+
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.parametrize("moment", [pytest.param(m, marks=[pytest.mark.slow] * (m != "a step")) for m in MOMENTS])
+def test_a_signal_to_one_rank_ends_both_after_the_same_step(moment: str, rank: int, tmp_path: Path) -> None:
+    options, fault, steps = MOMENTS[moment]
+    both = ranks(tmp_path, *SHORT, *options, faults={rank: [fault]})
+    assert end(both) == [143, 143]
+    assert record(tmp_path / "out")["status"] == "interrupted"
+    assert last(tmp_path / "out")["global_step"] in steps
+    assert [one.said.count("stopped by SIGTERM") for one in both] == [1, 0]
+
+
+def note_broadcasts() -> None:
+    """Note every broadcast from now on."""
+    torch.distributed.broadcast = lambda *args, **kwargs: Path("broadcast").touch()
+
+
+@pytest.mark.slow
+def test_lightning_does_not_ask_the_ranks_of_a_signal_before_every_batch(tmp_path: Path) -> None:
+    """Its broadcast runs on the device, and waits for it."""
+    both = ranks(tmp_path, *SHORT, "trainer.max_epochs=1", faults={1: [(STEP, 2, note_broadcasts)]})
+    assert end(both) == [0, 0]
+    assert not (tmp_path / "1" / "broadcast").exists()
