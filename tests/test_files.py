@@ -108,16 +108,12 @@ def test_a_lock_file_that_cannot_be_opened_is_not_one_that_is_held(number: int, 
 # --- folders ---------------------------------------------------------------------------------------------------------
 
 
-def test_of_several_that_ask_for_the_same_folder_each_has_its_own(tmp_path: Path) -> None:
-    assert [files.new_folder(tmp_path / "a").name for _ in range(3)] == ["a", "a-2", "a-3"]
-
-
-def test_what_is_set_aside_is_known_by_its_name_and_overwrites_nothing(tmp_path: Path) -> None:
+def test_a_new_folder_and_what_is_set_aside_take_the_next_free_name(tmp_path: Path) -> None:
+    assert [files.new_folder(tmp_path / "new" / "a").name for _ in range(3)] == ["a", "a-2", "a-3"]
     for content in ("one", "two"):
         (tmp_path / "1").write_text(content)
-        files.set_aside(tmp_path / "1")
-    assert contents(tmp_path) == {"1.aside": b"one", "1.aside-2": b"two"}
-    assert all(files.is_set_aside(path.name) for path in tmp_path.iterdir())
+        assert files.is_set_aside(files.set_aside(tmp_path / "1").name)
+    assert (tmp_path / "1.aside").read_text() + (tmp_path / "1.aside-2").read_text() == "onetwo"
     assert not any(map(files.is_set_aside, ("1", "aside", "1-aside", "1.asides", ".aside")))
 
 

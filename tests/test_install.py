@@ -1,6 +1,6 @@
-"""An ordinary installation works as the checkout does: the wheel carries the configs, and has one program.
+"""An ordinary installation works as the checkout does: the wheel carries the configs, and every processor trains.
 
-That it trains from anywhere stands in test_own_project.py.
+That the wheel trains from anywhere stands in test_own_project.py.
 """
 
 import os
@@ -9,8 +9,11 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pytest
+
 from batchscope.cli import new
 from batchscope.options.groups import CONFIGS
+from tests.support.spawned import TRAIN, end, spawn
 from tests.support.wheel import ROOT, build
 
 
@@ -34,3 +37,15 @@ def test_the_wheel_holds_every_file_and_one_program_which_finds_the_configs_in_i
     environ = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str(tmp_path / "site" / "batchscope" / "configs")
+
+
+OPTIONS = ["data=digits", "data.num_train=64", "data.num_val=16", "data.num_test=16", "trainer.accelerator=cpu"]
+OPTIONS += ["trainer.precision=bf16-mixed", "trainer.max_epochs=1", "hydra.run.dir=out"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("onednn", "aten"), [("AVX2", "avx2"), ("SSE41", "default")])
+def test_a_run_is_calibrated_and_trained_without_the_newest_instructions(onednn, aten, tmp_path: Path) -> None:
+    done = end(spawn(tmp_path, TRAIN, *OPTIONS, ONEDNN_MAX_CPU_ISA=onednn, ATEN_CPU_CAPABILITY=aten))
+    assert done.code == 0, done.err
+    assert "\nresult  " in done.out

@@ -69,21 +69,16 @@ def test_the_other_ranks_of_a_run_know_a_package_that_is_not_installed(tmp_path,
     assert code == 0, lines
 
 
-NOWHERE = "model._target_: mynet.model.Net cannot be imported: ModuleNotFoundError: No module named 'nowhere_at_all'"
+IMPORTED = "model._target_: mynet.model.Net cannot be imported: ModuleNotFoundError: No module named 'nowhere'"
+MISTAKES = {
+    "data/waves/train.npy": (b"\x93NUMPY\x01\x00v\x00{'descr': ", "data: the train split of waves cannot be loaded: "),
+    "mynet/model.py": (b"\nimport nowhere\n", f"{IMPORTED} (mynet/model.py, line 2)"),
+}
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "said"),
-    [
-        (
-            "data/waves/train.npy",
-            b"\x93NUMPY\x01\x00v\x00{'descr': ",
-            "data: the train split of waves cannot be loaded: ",
-        ),
-        ("mynet/model.py", b'"""Mine."""\n\nimport nowhere_at_all\n', f"{NOWHERE} (mynet/model.py, line 3)"),
-    ],
-)
-def test_a_mistake_in_the_project_is_one_line(file: str, content: bytes, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", MISTAKES)
+def test_a_mistake_in_the_project_is_one_line(file: str, tmp_path: Path) -> None:
+    content, said = MISTAKES[file]
     write_project(tmp_path, "mynet")
     (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / file).write_bytes(content)

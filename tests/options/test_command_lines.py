@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from batchscope.checkpointing import resume
-from batchscope.cli import train as command
 from batchscope.errors import UserError
 from batchscope.options.command_lines import resume_command
 from tests.checkpointing.support import STEP, interrupt
-from tests.support.command_lines import composed, refusal
+from tests.support.command_lines import answer, composed
 from tests.support.runs import EVERY_4, QUIET, Run, kill_9, record, run
 
 SCRIPT = Path(__file__).resolve().parents[2] / "docs" / "train.sbatch"
@@ -95,17 +94,15 @@ def test_a_requeued_job_goes_on_with_its_run_whatever_options_it_was_given(tmp_p
 # --- the options of a new run, beside resume= ------------------------------------------------------------------------
 
 
-def resumed(run_dir: Path, started_with: list[str], *words: str) -> tuple[dict[str, Any], list[str]]:
-    """Configuration and recorded options of a run that is resumed; `words` are the command line beside `resume=`."""
-    config = composed(*started_with, run_dir=run_dir)
-    facts = {"status": "interrupted", "config": config, "choices": {}, "overrides": ["as recorded"]}
+def resumed(run_dir: Path, started_with: list[str], *words: str) -> Any:
+    """Configuration and recorded options of a run that is resumed, or why not; `words` stand beside `resume=`."""
+    config, trained = composed(*started_with, run_dir=run_dir), []
+    facts = {"schema": 3, "status": "interrupted", "config": config, "choices": {}, "overrides": ["as recorded"]}
     (run_dir / "run.json").write_text(json.dumps(facts))
-    trained = []
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("batchscope.training.run.train", lambda *run: trained.append((run[0], run[3])))
-        command._resume([f"resume={run_dir}", *words])
-    (resumption,) = trained
-    return resumption
+        refused = answer("train", f"resume={run_dir}", *words).err.removeprefix("error: ")
+    return refused or trained[0]
 
 
 @pytest.mark.parametrize(
@@ -129,9 +126,9 @@ def test_other_options_are_changes_to_the_run_and_confirm_nothing(run_dir: Path)
     config, overrides = resumed(run_dir, options, *options, "trainer.max_epochs=4")
     assert config["trainer"]["max_epochs"] == 4
     assert overrides == ["as recorded", *options, "trainer.max_epochs=4"]
-    said = refusal(resumed, run_dir, options, *options, "optimizer.lr=7.0")
+    said = resumed(run_dir, options, *options, "optimizer.lr=7.0")
     assert said.startswith("resume: optimizer.lr is ") and "and 7.0 would change the result" in said
-    said = refusal(resumed, run_dir, options, "seed=0")
+    said = resumed(run_dir, options, "seed=0")
     assert said.startswith("data.root: is '/elsewhere' in out/run.json; repeat data.root=")
 
 

@@ -3,6 +3,8 @@
 What is refused stands in tests/cli/test_command_lines.py.
 """
 
+import re
+import shlex
 from pathlib import Path
 
 import hydra
@@ -11,11 +13,14 @@ from hydra import initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from batchscope.options.check import check_config
-from batchscope.options.compose import apply_overrides, compose, compose_command_line
-from batchscope.options.groups import CONFIGS, use_config_dir
+from batchscope.options.command_lines import for_evaluation, for_explanation
+from batchscope.options.compose import apply_overrides, check_command_line, compose, compose_command_line
+from batchscope.options.groups import CONFIGS, choices_of, known_nodes, use_config_dir
+from batchscope.options.habits import HABITS, answer_to
 from batchscope.options.signatures import is_installed
+from batchscope.options.update import batches_of_update, largest_part
 from tests.support.command_lines import composed, refusal
-from tests.support.own_package import Write
+from tests.support.own_package import NET, Write
 
 YAMLS = sorted([*CONFIGS.glob("*/*.yaml"), *CONFIGS.glob("hydra/*/*.yaml")])
 
@@ -48,7 +53,7 @@ SWEEPS = [
     ),
     ("test=False data.augment.flip=true,false", "test=false", ["data.augment.flip=true", "data.augment.flip=false"]),
     ("model=glob([cnn,ml*])", "", ["model=cnn", "model=mlp"]),
-    ("seed=1,2 seed=3,4", "", ["seed=3", "seed=4"]),
+    ("seed=1,2 seed=0,4", "", ["seed=0", "seed=4"]),
 ]
 
 
@@ -59,10 +64,7 @@ def test_a_sweep_has_a_run_for_each_combination_as_people_write_it(line: str, fi
     assert sweep.labels == labels
     assert [sorted(one.hydra.overrides.task) for one in sweep.compositions] == [*map(sorted, runs)]
     assert sweep.configs == [composed(*run) for run in runs]
-
-
-def test_the_seed_reaches_the_data_also_when_it_is_0() -> None:
-    assert [composed(f"seed={seed}")["data"]["seed"] for seed in (0, 1)] == [0, 1]
+    assert all(config["data"]["seed"] == config["seed"] for config in sweep.configs)
 
 
 FOLDERS = {
@@ -120,32 +122,22 @@ def test_what_is_wrong_with_an_option_is_said_as_for_a_new_run(text: str) -> Non
     assert refusal(changed, text) == refusal(composed, text)
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("seed=1,2", "seed: got several values, takes one"),
-        ("experiment=quickstart", "experiment: is for a new run"),
-        ("hydra.run.dir=x", "hydra.run.dir: is for a new run"),
-        ("hydra/launcher=ray", "hydra/launcher: is for a new run"),
-    ],
-)
-def test_what_belongs_to_a_new_run_is_refused(text: str, said: str) -> None:
-    assert refusal(changed, text).startswith(said)
+def test_what_belongs_to_a_new_run_is_refused() -> None:
+    assert refusal(changed, "seed=1,2") == "seed: got several values, takes one"
+    for option in ("experiment=quickstart", "hydra.run.dir=x", "hydra/launcher=ray"):
+        assert refusal(changed, option).startswith(f"{option.partition('=')[0]}: is for a new run")
 
 
 # --- a composition whose choices were composed before is the one that Hydra composes ---------------------------------
 
 LINES = [
-    [],
-    ["seed=7", "data.batch_size=8"],
-    ["data=copy_memory", "model=lstm_cell", "model.hidden_size=8", "data.delay=3"],
-    ["experiment=mnist_99", "+trainer.max_time={hours: 1}", "~trainer.precision"],
-    ["logger=[]", "~callbacks.device", "callbacks.progress=null"],
-    ["++trainer.limit_val_batches=2", "optimizer.lr=${model.hidden_size}", "run_dir='a b'"],
-    ["hydra.run.dir=out/${hydra.job.override_dirname}", "seed=3", "data.batch_size=4"],
-    ["hydra.sweep.subdir=${hydra.job.num}", "hydra/launcher=basic"],
-    ["hydra.job.config.override_dirname.exclude_keys=[seed]", "seed=3", "data.batch_size=4"],
-    ["model.hidden_size=5", "model={hidden_size: 3}"],
+    "",
+    "data=copy_memory model=lstm_cell model.hidden_size=8 data.delay=3 seed=7",
+    "experiment=mnist_99 +trainer.max_time={hours:1} ~trainer.precision model.hidden_size=5 model={hidden_size:3}",
+    "logger=[] ~callbacks.device callbacks.progress=null",
+    "++trainer.limit_val_batches=2 optimizer.lr=${model.hidden_size} run_dir='a\tb'",
+    "hydra.run.dir=out/${hydra.job.override_dirname} seed=3 data.batch_size=4 hydra/launcher=basic",
+    "hydra.job.config.override_dirname.exclude_keys=[seed] seed=3 hydra.sweep.subdir=${hydra.job.num}",
 ]
 
 
@@ -158,7 +150,7 @@ def plain(config: DictConfig) -> dict:
     return OmegaConf.to_container(config, resolve=False)
 
 
-@pytest.mark.parametrize("line", LINES, ids=" ".join)
+@pytest.mark.parametrize("line", [line.split(" ") if line else [] for line in LINES], ids=" ".join)
 def test_is_what_hydra_composes(line: list[str]) -> None:
     compose(line).model.hidden_size = 17  # what is set in one does not reach the next
     again, by_hydra = compose(line), composed_by_hydra(line)
@@ -171,3 +163,130 @@ def test_knows_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyP
     compose([])
     monkeypatch.chdir(tmp_path)
     assert compose([]).hydra.runtime.cwd == str(tmp_path)
+
+
+# --- the configs of --config-dir -------------------------------------------------------------------------------------
+
+GROUPS = "optimizer.groups"
+OF_THE_USERS = {
+    "model=mynt": "Did you mean 'mynet'?",
+    "mynet": "did you mean 'model=mynet'?",
+    "model=mynet +model.flavor=x": "Did you mean 'flavour'? model takes flavour, size.",
+    "model=mynet model.flavour=5": "model.flavour: got 5, takes a text.",
+    "model=cnn data=adding": "lstm_cell, mynet, rnn_cell, stacked_lstm",
+    f"experiment=own {GROUPS}.x.lr=1": "Index 'x' (str) is not an int",
+    f"experiment=own {GROUPS}.5.lr=1": f"Error merging override {GROUPS}.5.lr=1",
+    f"experiment=own {GROUPS}.0.lr=1": f"To append to your config use +{GROUPS}.0.lr=1",
+}
+
+
+def test_the_users_own_choices_and_options_are_answered_and_nothing_is_imported(package: Write) -> None:
+    net = "open('ran', 'w')\n" + NET.replace("    def", "    accepts = ('sequence',)\n    def")
+    own = "# @package _global_\noptimizer: {groups: [{match: ['*.bias']}]}"
+    package({"experiment/own": own, "model/broken": "{"}, net=net)
+    use_config_dir("conf")
+    for line, said in OF_THE_USERS.items():
+        assert said in refusal(composed, *line.split()), line
+    assert composed("model=mynet", "data=adding")["model"]["flavour"] == "salty"
+    use_config_dir(None)
+    assert refusal(composed, "model=mynet").endswith("; conf/model/mynet.yaml has it: add --config-dir=conf")
+    assert not Path("ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "place"),
+    [
+        ("model/own", "mine: 1", "model"),
+        ("model/own", "part: {mine: 1}", "model.part"),
+        ("model/part/own", "mine: 1", "model.part"),
+        ("callbacks/own", "watch: {mine: 1}", "callbacks.watch"),
+        ("experiment/own", "# a comment\n# @package _global_\ndata: {augment: {mine: 1}}", "data.augment"),
+        ("experiment/own", "# @package trainer.strategy\nmine: 1", "trainer.strategy"),
+        ("data/own", "defaults: [/_own@_here_]", "data"),
+    ],
+)
+def test_a_section_stands_where_its_file_says(file: str, text: str, place: str, package: Write) -> None:
+    package({file: text, "_own": "mine: 1"})
+    Path("conf/model/.#mynet.yaml").symlink_to("me@here.1")  # by which an editor locks a file
+    use_config_dir("conf")
+    assert [name for name, nodes in known_nodes().items() if any("mine" in node for node in nodes)] == [place]
+    assert "mynet" in choices_of("model") and ".#mynet" not in choices_of("model")
+
+
+# --- global_batch_size: how many batches an update takes -------------------------------------------------------------
+
+OF_64 = "data.batch_size=64 global_batch_size="
+
+
+UPDATES = {
+    f"{OF_64}512": (1, 8),
+    f"{OF_64}512 trainer.devices=2": (2, 4),
+    f"{OF_64}512 trainer.devices=auto": (8, 1),  # known when they are counted
+    f"{OF_64}64": (1, 1),
+    "trainer.accumulate_grad_batches=3": (2, 3),
+    "": (2, 1),
+}
+
+
+def test_an_update_takes_as_many_batches_as_fill_it() -> None:
+    for words, (ranks, batches) in UPDATES.items():
+        assert batches_of_update(composed(*words.split()), ranks) == batches, words
+
+
+GOT = "global_batch_size: got {}, takes a multiple of {} (data.batch_size=64{}), such as {}"
+UNDIVIDED = {
+    "100": GOT.format(100, 64, "", 128),
+    "10": GOT.format(10, 64, "", 64),
+    "192 trainer.devices=2": GOT.format(192, 128, " on 2 devices", 256),
+    "192 trainer.devices=2 trainer.num_nodes=2": GOT.format(192, 256, " on 4 devices", 256),
+    "128 trainer.accumulate_grad_batches=2": "trainer.accumulate_grad_batches: got 2, and global_batch_size=128 decides "
+    "it; leave one out",
+    "0": "global_batch_size: got 0, takes a whole number of at least 1 or null.",
+    "128 compile=reduce-overhead": "compile: reduce-overhead uses CUDA graphs, which overwrite accumulated gradients",
+}
+
+
+def test_what_does_not_divide_is_one_line_also_for_each_run_of_a_sweep() -> None:
+    for words, said in UNDIVIDED.items():
+        assert refusal(composed, *f"{OF_64}{words}".split()).startswith(said)
+    said = refusal(check_command_line, ["data.batch_size=32,48,64", "global_batch_size=128"], multirun=True)
+    assert "takes a multiple of 48" in said
+
+
+def test_one_device_explains_its_share_of_an_update_and_an_evaluation_has_none() -> None:
+    trained = composed("global_batch_size=256", "trainer.devices=2")
+    assert batches_of_update(for_explanation(trained), ranks=1) == batches_of_update(trained, ranks=2) == 1
+    assert for_evaluation(trained)["global_batch_size"] is None
+
+
+def test_the_largest_part_divides_the_share_of_a_rank() -> None:
+    for most, found in ((32, 32), (100, 64), (7, 4), (4096, 128)):
+        assert largest_part(composed("global_batch_size=256"), 2, most) == found
+        assert largest_part(composed(), 2, most) == most
+
+
+# --- words that are typed by habit -----------------------------------------------------------------------------------
+
+PAGE = (CONFIGS.parent / "docs" / "commands.md").read_text(encoding="utf-8").partition("## Coming from")[2]
+SAME = PAGE.partition("work as there:")[2].partition("\n\n")[0]
+ANSWERS = {f"{word}=7": text.replace("*", "7").replace("`", "") for word, text in HABITS.items() if word != "run_dir"}
+ANSWERS |= {
+    "model.optimizer.lr=0.1": "write optimizer=adam",
+    "+trainer.gpus=2": "write trainer.accelerator=gpu trainer.devices=2",
+    "+extras.print_config=true": "there is nothing like it",
+    "paths.data_dir=/data": "write data.root=/data",
+}
+
+
+@pytest.mark.parametrize("word", ANSWERS)
+def test_a_word_typed_by_habit_is_answered_with_its_value_and_stands_for_what_is_below_it(word: str) -> None:
+    option = word.lstrip("+").partition("=")[0].removesuffix(".print_config")
+    assert refusal(composed, word).startswith(f"{option}: {ANSWERS[word]}")
+    assert answer_to("model.hidden_size", "3") is None
+
+
+@pytest.mark.parametrize("words", re.findall("`([^`]+)`", SAME))
+def test_what_the_page_says_to_work_as_elsewhere_works(words: str) -> None:
+    if any(name in words and not is_installed(name) for name in ("wandb", "mlflow", "optuna")):
+        pytest.skip("needs an extra")
+    compose_command_line([word for word in shlex.split(words) if word != "-m"], multirun="-m" in words.split())
