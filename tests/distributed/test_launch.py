@@ -152,7 +152,7 @@ import os
 from batchscope import train
 from batchscope.training import task
 if (os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]) == ("0", "1"):
-    task.Task.on_train_epoch_end = None
+    task.Task.on_train_epoch_end = lambda self: 1 / 0
 train.main()
 """
 
