@@ -2,7 +2,7 @@
 
     python benchmarks/causes.py --list
     python benchmarks/causes.py
-    python benchmarks/causes.py --only "60 tiny layers" --threads 2
+    python benchmarks/causes.py --only "60 tiny layers"
     python benchmarks/causes.py --device cuda
 
 Each case is a plain LightningModule (or a model of the zoo) with a plain Trainer and ThroughputMonitor, in a process of its
@@ -14,7 +14,6 @@ marked, because its cause may be another one there, and counts as the others do.
 
 import argparse
 import contextlib
-import json
 import math
 import os
 import statistics
@@ -22,8 +21,7 @@ import subprocess
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial, reduce
 from itertools import chain, pairwise
@@ -43,27 +41,19 @@ from batchscope.hardware.microbenchmarks import clock
 MI, MANY = 2**20, 1_000_000  # MANY batches: a run ends by its steps or its time
 DEVICE = "cpu"  # of this process
 PATIENCE_S, RUN_S, TURN_S = 600, 10.0, 1.5  # of a process; of the run with the verdict; of a turn of a check
-FEW = 12  # steps: so short a run is not calibrated
+STEPS, FEW = 100, 12  # of a run; one with few steps is not calibrated
 Parts = tuple[Any, Any, dict[str, Any]]  # module, loader, the Trainer's options
 sgd = partial(torch.optim.SGD, lr=1e-4)
 
 
-@dataclass(frozen=True)
 class Case:
-    """A cause: the kind that is right, why, and what builds its step."""
+    """A cause: the kind that is right, why, and what builds its step; with the `changed` sizes it takes `least` to `most` as long."""
 
-    expected: str
-    why: str
-    make: Callable[..., Parts]
-    changed: Mapping[str, Any]  # sizes of `make`, with which the step takes `least` to `most` of its time
-    most: float
-    least: float
-
-
-def case(
-    expected: str, why: str, make: Callable[..., Parts], most: float = 0.5, least: float = 0.0, **changed: Any
-) -> Case:
-    return Case(expected, why, make, changed, most, least)
+    def __init__(
+        self, expected: str, why: str, make: Callable[..., Parts], most: float = 0.5, least: float = 0.0, **changed: Any
+    ):
+        self.expected, self.why, self.make = expected, why, make
+        self.most, self.least, self.changed = most, least, changed
 
 
 class Plain(lightning.LightningModule):
@@ -218,50 +208,50 @@ def zoo(model: str, samples: int, *options: str) -> Callable[..., Parts]:
 PIECES, NOTHING, FEWER = {"pieces": 32, "most": 0.75}, {"times": 0}, {"most": 0.4}
 TWICE = {"least": 1.5, "most": 3.0}  # for twice the samples
 CASES: dict[str, Case] = {
-    "square products": case("compute", "16 GFLOP on 60 MB", products(1024, 1024), **TWICE, batch=2048),
-    "convolutions 3×3": case("compute", "64 → 64 channels on 32×32 images: 288 FLOPs a byte",
+    "square products": Case("compute", "16 GFLOP on 60 MB", products(1024, 1024), **TWICE, batch=2048),
+    "convolutions 3×3": Case("compute", "64 → 64 channels on 32×32 images: 288 FLOPs a byte",
         of(lambda: nn.Sequential(*(nn.Conv2d(64, 64, 3, padding=1) for _ in range(3))), 16, 64, 32, 32), **TWICE, batch=32),
-    "LSTM, hidden 512": case("compute", "oneDNN's LSTM at batch 64: products of (64×512)·(512×2048)",
+    "LSTM, hidden 512": Case("compute", "oneDNN's LSTM at batch 64: products of (64×512)·(512×2048)",
         of(lambda: LSTM(512), 64, 32, 512), **TWICE, batch=128),
-    "attention, length 2048": case("compute", "no T×T matrix is kept: 4·T²·width FLOPs, 2.5 times that backward",
+    "attention, length 2048": Case("compute", "no T×T matrix is kept: 4·T²·width FLOPs, 2.5 times that backward",
         of(lambda: Apply(lambda x: F.scaled_dot_product_attention(x, x, x)), 1, 4, 2048, 64), **TWICE, batch=2),
-    "zoo: resnet18, batch 32": case("compute", "0.22 GFLOP a sample, 45 MB of weights", zoo("torchvision", 32), **TWICE, samples=64),
-    "special functions in the cache": case("compute", "tens of instructions a value, and no product",
+    "zoo: resnet18, batch 32": Case("compute", "0.22 GFLOP a sample, 45 MB of weights", zoo("torchvision", 32), **TWICE, samples=64),
+    "special functions in the cache": Case("compute", "tens of instructions a value, and no product",
         instead(repeated(lambda x: torch.lgamma(x).abs() + 0.5, 3), 256, 1024), cheap=True),
-    "sequences that grow to 100": case("compute", "the steps that are recorded first are not those that are measured",
+    "sequences that grow to 100": Case("compute", "the steps that are recorded first are not those that are measured",
         of(lambda: LSTM(256, grows=True), 64, 200, 256), most=0.8, batch=16),
-    "MLP of 64 MB, batch 4": case("memory", "each weight is read for 8 FLOPs, in each of three passes",
+    "MLP of 64 MB, batch 4": Case("memory", "each weight is read for 8 FLOPs, in each of three passes",
         of(lambda: linears(*[2048] * 5, act=None), 4, 2048), most=1.5, batch=8),
-    "elementwise chain, 64 MB": case("memory", "64 MB are read and written for 16 M FLOPs",
+    "elementwise chain, 64 MB": Case("memory", "64 MB are read and written for 16 M FLOPs",
         activations(repeated(lambda x: torch.relu(x * 0.99 + 0.01), 4), 64, 1024), **PIECES),
-    "batch norm and pooling, 64 MB": case("memory", "a few FLOPs a value",
+    "batch norm and pooling, 64 MB": Case("memory", "a few FLOPs a value",
         activations(nn.Sequential(nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2)), 64, 32, 64, 64), **PIECES),
-    "embedding, 512 MB": case("memory", "rows at random places of a table that no cache holds",
+    "embedding, 512 MB": Case("memory", "rows at random places of a table that no cache holds",
         lambda rows=MI: table(rows, 128, 200_000), most=0.8, rows=8192),
-    "Adam, 61 M weights, fused": case("memory", "32 bytes a weight for 15 FLOPs", adam(120_000), **FEWER, part=0.1),
-    "cumsum across the rows, 64 MB": case("memory", "each step goes to a row that is 16 KiB further",
+    "Adam, 61 M weights, fused": Case("memory", "32 bytes a weight for 15 FLOPs", adam(120_000), **FEWER, part=0.1),
+    "cumsum across the rows, 64 MB": Case("memory", "each step goes to a row that is 16 KiB further",
         instead(lambda x: x.cumsum(0), 4096, 4096, cheaper=lambda x: x.cumsum(1)), most=0.7, cheap=True),
-    "60 tiny layers": case("host", "120 operations of 8×32 values", of(lambda: linears(*[32] * 61), 8, 32), 2.0, batch=32),
-    "zoo: lstm_cell, reference, batch 4": case("host", "the readable cell, unrolled for 28 steps",
+    "60 tiny layers": Case("host", "120 operations of 8×32 values", of(lambda: linears(*[32] * 61), 8, 32), 2.0, batch=32),
+    "zoo: lstm_cell, reference, batch 4": Case("host", "the readable cell, unrolled for 28 steps",
         zoo("lstm_cell", 4, "model.backend=reference"), 2.0, samples=16),
-    "100 .item() a step": case("host", "small operations, each followed by a read", of(lambda: Apply(repeated(
+    "100 .item() a step": Case("host", "small operations, each followed by a read", of(lambda: Apply(repeated(
         lambda x: x.tanh() if x.abs().max().item() > 0 else x, 100)), 4, 16), 2.0, batch=16),
-    "sleep in training_step": case("host", "20 ms without an operation", tiny("training_step", sleep, 0.02), **NOTHING),
-    "slow callback": case("host", "100,000 turns of a Python loop", tiny("callback", python_loop, 1e5), **NOTHING),
-    "32 tiny batches an update": case("host", "three layers on 2 samples, 32 times", lambda pieces=32: (
+    "sleep in training_step": Case("host", "20 ms without an operation", tiny("training_step", sleep, 0.02), **NOTHING),
+    "slow callback": Case("host", "100,000 turns of a Python loop", tiny("callback", python_loop, 1e5), **NOTHING),
+    "32 tiny batches an update": Case("host", "three layers on 2 samples, 32 times", lambda pieces=32: (
         Plain(linears(64, 64, 64, 8)), same(torch.randn(2, 64)), {"accumulate_grad_batches": pieces}), 0.3, pieces=1),
-    "dataset that sleeps": case("input", "1 ms for each of 32 samples", loading(sleep, 0.001), **NOTHING),
-    "heavy transform": case("input", "40 operations for each sample", loading(spectrum, 10), **NOTHING),
-    "sleep in on_after_batch_transfer": case("input", "20 ms", tiny("on_after_batch_transfer", sleep, 0.02), **NOTHING),
+    "dataset that sleeps": Case("input", "1 ms for each of 32 samples", loading(sleep, 0.001), **NOTHING),
+    "heavy transform": Case("input", "40 operations for each sample", loading(spectrum, 10), **NOTHING),
+    "sleep in on_after_batch_transfer": Case("input", "20 ms", tiny("on_after_batch_transfer", sleep, 0.02), **NOTHING),
 }  # fmt: skip
 ON_GPU: dict[str, Case] = {
-    "large products": case("compute", "2.2 TFLOP on 0.7 GB", products(4096, 8192), 0.4, batch=2048),
-    "large products, bf16-mixed": case("compute", "on tensor cores", products(4096, 8192, precision="bf16-mixed"), 0.4, batch=2048),
-    "LSTM, hidden 1024": case("compute", "cuDNN's, at batch 512", of(lambda: LSTM(1024), 512, 64, 1024), 0.4, batch=128),
-    "activations of 4 GiB": case("memory", "a FLOP for every 8 bytes", of(lambda: Apply(repeated(
+    "large products": Case("compute", "2.2 TFLOP on 0.7 GB", products(4096, 8192), 0.4, batch=2048),
+    "large products, bf16-mixed": Case("compute", "on tensor cores", products(4096, 8192, precision="bf16-mixed"), 0.4, batch=2048),
+    "LSTM, hidden 1024": Case("compute", "cuDNN's, at batch 512", of(lambda: LSTM(1024), 512, 64, 1024), 0.4, batch=128),
+    "activations of 4 GiB": Case("memory", "a FLOP for every 8 bytes", of(lambda: Apply(repeated(
         lambda x: torch.relu(x * 0.99 + 0.01), 4)), MI, 1024), 0.35, batch=MI // 4),
-    "Adam, 400 M weights": case("memory", "of which a step reads a few rows", adam(800_000), 0.4, part=0.25),
-    "large batches from pageable memory": case("transfer", "256 MiB a step, which are read once", lambda mib=256: (
+    "Adam, 400 M weights": Case("memory", "of which a step reads a few rows", adam(800_000), 0.4, part=0.25),
+    "large batches from pageable memory": Case("transfer", "256 MiB a step, which are read once", lambda mib=256: (
         Plain(Apply(torch.mean)), same(torch.randn(mib * MI // 4)), {}), 0.3, mib=32),
 } | {name: CASES[name] for name in ("60 tiny layers", "sleep in training_step", "dataset that sleeps", "heavy transform")}  # fmt: skip
 ALL = {"cpu": CASES, "cuda": ON_GPU}
@@ -301,39 +291,26 @@ def step_seconds(one: Case, **sizes: Any) -> float:
     return outside.seconds
 
 
-def run(args: argparse.Namespace) -> None:
-    """Run a case in this process; print its verdict, and the step with changed sizes ÷ the step as it is."""
+def run(name: str, device: str, threads: int, steps: int, rounds: int) -> dict[str, Any]:
+    """Run a case in this process: its verdict, and the step with changed sizes ÷ the step as it is."""
     global DEVICE
-    DEVICE = args.device
-    torch.set_num_threads(args.threads[0])
+    DEVICE = device
+    torch.set_num_threads(threads)
     warnings.simplefilter("ignore")
-    one, monitor = ALL[DEVICE][args.child], ThroughputMonitor(verbose=False, calibrate=args.steps > FEW)
+    one, monitor = ALL[device][name], ThroughputMonitor(verbose=False, calibrate=steps > FEW)
     with open(os.devnull, "w") as null, contextlib.redirect_stdout(null):
-        fit(one.make(), monitor, args.steps)
+        fit(one.make(), monitor, steps)
         turns = {"step": partial(step_seconds, one), "changed": partial(step_seconds, one, **one.changed)}
-        ratio = median(compare_variants(turns, args.rounds).ratios("changed", "step"))
-    print(json.dumps({"verdict": monitor.summary.get("bottleneck"), "ratio": ratio}))
+        ratio = median(compare_variants(turns, rounds).ratios("changed", "step"))
+    return {"verdict": monitor.summary.get("bottleneck"), "ratio": ratio}
 
 
 def judged(name: str, threads: int, args: argparse.Namespace, folder: str) -> dict[str, Any]:
     """What a process of its own finds of a case, and whether its verdict and its check are right."""
-    line = [
-        "--child",
-        name,
-        "--threads",
-        threads,
-        "--steps",
-        args.steps,
-        "--rounds",
-        args.rounds,
-        "--device",
-        args.device,
-    ]
-    one, number = ALL[args.device][name], str(threads)
+    one, steps, number = ALL[args.device][name], FEW if args.smallest else STEPS, str(threads)
+    environment = {"XDG_CACHE_HOME": folder, "OMP_NUM_THREADS": number, "MKL_NUM_THREADS": number}
     try:
-        found = in_a_process(
-            __file__, *line, seconds=PATIENCE_S, XDG_CACHE_HOME=folder, OMP_NUM_THREADS=number, MKL_NUM_THREADS=number
-        )
+        found = in_a_process(run, name, args.device, threads, steps, args.rounds, seconds=PATIENCE_S, **environment)
     except (subprocess.SubprocessError, ValueError) as error:  # a case that fails is a result
         found = {"verdict": None, "ratio": math.nan, "error": str(error)}
     verdict = found["verdict"] or {"kind": "no verdict"}
@@ -350,25 +327,18 @@ def judged(name: str, threads: int, args: argparse.Namespace, folder: str) -> di
 def main() -> None:
     parser = arguments(__doc__, rounds=3, device=True)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="cases to run; results are printed only")
-    parser.add_argument(
-        "--threads", nargs="+", type=int, help="by default 1 and 2; beside a GPU as many as torch takes"
-    )
-    parser.add_argument("--steps", type=int, default=100, help="of a run, which ends after 10 s at the latest")
     parser.add_argument("--list", action="store_true", help="only list the cases")
-    parser.add_argument("--child", help=argparse.SUPPRESS)  # a case, in this process
     args = parser.parse_args()
-    if args.child:
-        run(args)
-        return
     cases = ALL[args.device]
     if args.list:
         print("\n".join(f"{name}: {one.expected}. {one.why}" for name, one in cases.items()))
         return
+    counts = (1, 2) if args.device == "cpu" else (torch.get_num_threads(),)
     if args.smallest:
-        args.only, args.threads, args.steps, args.rounds = ["sleep in training_step"], [1], FEW, 1
+        args.only, counts, args.rounds = ["sleep in training_step"], (1,), 1
     found = []
     with tempfile.TemporaryDirectory() as folder:
-        for threads in args.threads or ([1, 2] if args.device == "cpu" else [torch.get_num_threads()]):
+        for threads in counts:
             for name in args.only or cases:
                 found.append(judged(name, threads, args, folder))
                 print(*found[-1]["row"][:5], sep=" | ", flush=True)

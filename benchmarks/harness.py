@@ -5,20 +5,24 @@ A result is `results/<name>.md`, its table, and `results/<name>.json`, its numbe
 """
 
 import argparse
+import atexit
 import json
 import os
 import platform
 import random
 import re
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from batchscope.data.spec import DataSpec
 from batchscope.hardware.devices import cpu_name
@@ -99,12 +103,8 @@ def task_of(config: Mapping[str, Any], spec: DataSpec) -> Task:
 def zoo_task(model: str, *options: str) -> Task:
     """The task of `model=<model>`, with further options such as `model.backend=reference`."""
     spec = CIFAR if model == "torchvision" else MNIST
-    line = [
-        f"model={model}",
-        f"data={'cifar10' if spec is CIFAR else 'digits'}",
-        *options,
-        "optimizer.schedule=constant",
-    ]
+    data = "cifar10" if spec is CIFAR else "digits"
+    line = [f"model={model}", f"data={data}", *options, "optimizer.schedule=constant"]
     return task_of(check_command_line(line, multirun=False)[0], spec)
 
 
@@ -114,22 +114,43 @@ def zoo_batch(model: str, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(samples, *spec.input_shape), torch.randint(spec.num_outputs, (samples,))
 
 
-def in_a_process(script: str, *words: object, seconds: float | None = None, **environment: str) -> Any:
-    """What a script prints as JSON in its last line, from a process of its own: an allocator, for example, cannot be reset.
+def in_a_process(function: Callable, *given: Any, seconds: float | None = None, **environment: str) -> Any:
+    """What a script's function returns, as JSON, from a process of its own: an allocator, for example, cannot be reset.
 
     Raises:
         subprocess.SubprocessError: if it fails, or takes more than so many seconds.
     """
-    line = [sys.executable, script, *map(str, words)]
+    module = Path(function.__code__.co_filename)
+    code = f"import json, sys; sys.path.insert(0, {str(module.parent)!r}); import {module.stem} as script; "
+    code += f"print(json.dumps(script.{function.__name__}(*json.loads(sys.argv[1]))))"
     done = subprocess.run(
-        line, stdout=subprocess.PIPE, text=True, check=True, timeout=seconds, env=os.environ | environment
-    )
+        [sys.executable, "-c", code, json.dumps(given)], env=os.environ | environment, timeout=seconds,
+        stdout=subprocess.PIPE, text=True, check=True,
+    )  # fmt: skip
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def sweep_line(place: Path, options: Sequence[str]) -> list[str]:
-    """The command line of a sweep into a folder, to be run in the repository's root."""
-    return [sys.executable, "train.py", "-m", *options, "callbacks.progress=null", f"hydra.sweep.dir={place}"]
+def in_two_ranks(function: Callable, *given: Any) -> Any:
+    """What a script's function returns in the first of two processes, for which torch.distributed's variables are set."""
+    how = LaunchConfig(1, 1, nproc_per_node=2, rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=0)
+    return elastic_launch(how, function)(*given)[0]
+
+
+def train(place: Path, options: Sequence[str], sweep: bool = False) -> bool:
+    """Run train.py into a folder, with its output on stderr; whether it ended well."""
+    line = [sys.executable, "train.py", *(["-m"] if sweep else []), *options, "callbacks.progress=null"]
+    line.append(f"hydra.{'sweep' if sweep else 'run'}.dir={place}")
+    return not subprocess.run(line, cwd=ROOT, check=False, stdout=sys.stderr).returncode
+
+
+def folder_of(name: str, args: argparse.Namespace) -> Path:
+    """The folder below outputs/ that keeps what was measured, for a second start; a temporary one for the smallest case."""
+    if args.smallest:
+        place = Path(tempfile.mkdtemp())
+        atexit.register(shutil.rmtree, place, ignore_errors=True)
+        return place
+    (ROOT / "outputs" / name).mkdir(parents=True, exist_ok=True)
+    return ROOT / "outputs" / name
 
 
 def arguments(doc: str | None, rounds: int | None = None, device: bool = False) -> argparse.ArgumentParser:

@@ -9,8 +9,6 @@ the image. Bytes are those of tensors that are read and written once. Nothing ma
 exit code 1. On a machine that others use, it says more about them than about the peaks.
 """
 
-import argparse
-import json
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -31,9 +29,8 @@ CONVOLUTIONS = [(1, 32, 28), (32, 64, 14), (64, 64, 8), (128, 128, 4), (256, 256
 RECURRENT = [(28, 28, 128), (28, 128, 128), (16, 512, 512)]  # time steps, features in, hidden size
 NUMBERS = {"cpu": 2**25, "cuda": 2**28}  # of a tensor of traffic: 128 MiB; 1 GiB, of which an L2 of 50 MiB holds little
 Run = Callable[[], object]
-Layer = tuple[
-    str, float, float, Callable[[], Run]
-]  # name, FLOPs, the share of them inside the image, what makes its run
+# Name, FLOPs, the share of them inside the image, what makes its run.
+Layer = tuple[str, float, float, Callable[[], Run]]
 
 
 def layers(device: str) -> Iterator[Layer]:
@@ -91,42 +88,31 @@ def traffic(device: str, count: int) -> Iterator[tuple[str, int, Callable[[], Ru
     yield "fused AdamW", 7, adam  # reads four, and writes all but the gradient
 
 
-def parts_of_peaks(args: argparse.Namespace) -> dict[str, list[float]]:
+def parts_of_peaks(threads: int, of_device: str, smallest: bool) -> dict[str, list[float]]:
     """By name: the rate, its part of the peak, and the part inside the image; best first."""
-    torch.set_num_threads(args.threads[0])
-    device = torch.device(args.device)
-    peaks, count = microbenchmarks(device, cache_bytes(device)), 2**16 if args.smallest else NUMBERS[args.device]
-    of_peaks, of_layers, seconds = (2, 3, 0.1) if args.smallest else (None, None, 60.0)
-    largest = LARGEST if args.device == "cpu" else float("inf")
-    found = [layer for layer in layers(args.device) if layer[1] <= largest][:of_layers]
+    torch.set_num_threads(threads)
+    device = torch.device(of_device)
+    peaks, count = microbenchmarks(device, cache_bytes(device)), 2**16 if smallest else NUMBERS[of_device]
+    of_peaks, of_layers, seconds = (2, 3, 0.1) if smallest else (None, None, 60.0)
+    largest = LARGEST if of_device == "cpu" else float("inf")
+    found = [layer for layer in layers(of_device) if layer[1] <= largest][:of_layers]
     compute = {name: [Microbenchmark(flops, make)] for name, flops, _, make in found}
-    memory = {name: [Microbenchmark(4.0 * count * each, make)] for name, each, make in traffic(args.device, count)}
+    memory = {name: [Microbenchmark(4.0 * count * each, make)] for name, each, make in traffic(of_device, count)}
     with torch.inference_mode():
-        rates = best_rates(compute | {PEAK: list(peaks["fp32"])[:of_peaks]}, seconds)
-        rates |= best_rates(memory | {BANDWIDTH: list(peaks[MEMORY])[:of_peaks]}, seconds / 4)
+        products = best_rates(compute | {PEAK: list(peaks["fp32"])[:of_peaks]}, seconds)
+        copies = best_rates(memory | {BANDWIDTH: list(peaks[MEMORY])[:of_peaks]}, seconds / 4)
+    parts = {name: [rate, rate / products[PEAK]] for name, rate in products.items()}
+    parts |= {name: [rate, rate / copies[BANDWIDTH]] for name, rate in copies.items()}
     inside = {name: share for name, _, share, _ in found}
-    parts = {
-        name: rate / rates[BANDWIDTH if name in memory or name == BANDWIDTH else PEAK] for name, rate in rates.items()
-    }
-    every = {name: [rates[name], part, part * inside.get(name, 1.0)] for name, part in parts.items()}
+    every = {name: [rate, part, part * inside.get(name, 1.0)] for name, (rate, part) in parts.items()}
     return dict(sorted(every.items(), key=lambda each: -each[1][1]))
 
 
 def main() -> None:
-    parser = arguments(__doc__, device=True)
-    parser.add_argument("--threads", nargs="+", type=int, help="by default 1 and 2; 1 beside a GPU")
-    parser.add_argument(
-        "--child", action="store_true", help=argparse.SUPPRESS
-    )  # one number of threads, in this process
-    args = parser.parse_args()
-    if args.child:
-        print(json.dumps(parts_of_peaks(args)))
-        return
+    args = arguments(__doc__, device=True).parse_args()
     lines, data, over = [], {}, []
-    for threads in args.threads or ([1] if args.smallest or args.device == "cuda" else [1, 2]):
-        smallest = ["--smallest"] if args.smallest else []
-        line = ["--child", "--threads", threads, "--device", args.device, *smallest]
-        parts = data[threads] = in_a_process(__file__, *line)
+    for threads in (1,) if args.smallest or args.device == "cuda" else (1, 2):
+        parts = data[threads] = in_a_process(parts_of_peaks, threads, args.device, args.smallest)
         over += [f"{name} ({threads} threads): {part[2]:.2f}" for name, part in parts.items() if part[2] > MOST]
         for place, (name, (rate, part, inside)) in enumerate(parts.items()):
             if place < 12 or name in (PEAK, BANDWIDTH):

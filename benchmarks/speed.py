@@ -8,7 +8,6 @@ a round, with its middle half.
 """
 
 import argparse
-import json
 import resource
 import time
 from collections.abc import Callable, Iterator
@@ -30,7 +29,7 @@ BATCH_SIZE = 128
 MEMORY = (8, 32, 128, 512, 2048)  # samples of a batch
 
 
-def pipelines(args: argparse.Namespace) -> tuple[str, Any]:
+def pipelines(args: argparse.Namespace, rounds: int) -> tuple[str, Any]:
     """Samples a second that nothing consumes: shuffled batches of 128 of MNIST's training set on the CPU.
 
     torchvision's pipeline is that of the tutorials.
@@ -56,7 +55,7 @@ def pipelines(args: argparse.Namespace) -> tuple[str, Any]:
         served["workers (2)"] = ours("workers").train_dataloader().__iter__
     seconds = 0.05 if args.smallest else 3.0
     turns = {name: partial(samples_per_sec, start, seconds) for name, start in served.items()}
-    found = compare_variants(turns, args.rounds)
+    found = compare_variants(turns, rounds)
     lines = [[name, f"{found.median(name):,.0f}", found.ratio("memory", name)] for name in served]
     return rows(["pipeline", "samples/s", "memory ÷ it (middle half)"], lines), found.rounds
 
@@ -74,12 +73,12 @@ def samples_per_sec(start: Callable[[], Iterator], seconds: float) -> float:
         batches = start()
 
 
-def memory(args: argparse.Namespace) -> tuple[str, Any]:
+def memory(args: argparse.Namespace, rounds: int) -> tuple[str, Any]:
     """SimpleCNN's steps on a CPU with and without `keep_freed_memory`, each measurement in its own process."""
     lines, data = [], {}
     for size in MEMORY[:1] if args.smallest else MEMORY:
-        turns = {way: partial(in_a_process, __file__, "memory", "--child", size, way) for way in ("kept", "returned")}
-        found = compare_variants(turns, args.rounds)
+        turns = {way: partial(in_a_process, memory_here, size, way) for way in ("kept", "returned")}
+        found = compare_variants(turns, rounds)
         data[str(size)] = found.rounds
         cells = [f"{1e3 * found.median(way):.2f} ms" for way in ("returned", "kept")]
         cells.append(found.ratio("returned", "kept"))
@@ -108,6 +107,7 @@ def memory_here(size: int, way: str) -> dict[str, float]:
         faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
         return {"seconds": (time.perf_counter() - started) / steps, "faults": faults / steps}
 
+    stretch(3)  # warm-up
     steps = 1
     while (found := stretch(steps))["seconds"] * steps < 0.5:
         steps *= 2
@@ -121,15 +121,9 @@ SUBJECTS = {"pipelines": (pipelines, "pipelines", 5), "memory": (memory, "alloca
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("subject", choices=SUBJECTS)
-    parser.add_argument("--rounds", type=int, help="by default 3 or 5, by the subject")
-    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)  # one measurement, in this process
     args = parser.parse_args()
-    if args.child:
-        print(json.dumps(memory_here(int(args.child[0]), args.child[1])))
-        return
     measure, name, rounds = SUBJECTS[args.subject]
-    args.rounds = 1 if args.smallest else args.rounds or rounds
-    table, found = measure(args)
+    table, found = measure(args, 1 if args.smallest else rounds)
     write_result(name, table, {"rounds": found}, args)
 
 
