@@ -52,7 +52,7 @@ class Compared:
 
     def ratios(self, name: str, base: str, key: str = "seconds") -> list[float]:
         """A variant ÷ another one, within each round."""
-        return [one / other for one, other in zip(self.of(name, key), self.of(base, key), strict=True)]
+        return ratios(self.of(name, key), self.of(base, key))
 
     def ratio(self, name: str, base: str, key: str = "seconds") -> str:
         """The median of these ratios, with their middle half."""
@@ -82,6 +82,10 @@ def compare_variants(
                 found[name].append(one if isinstance(one, Mapping) else {"seconds": one})
         print(f"round {round_ + 1} of {rounds}", end="\r", file=sys.stderr, flush=True)
     return Compared(found)
+
+
+def ratios(values: Sequence[float], of: Sequence[float]) -> list[float]:
+    return [one / other for one, other in zip(values, of, strict=True)]
 
 
 def middle_half(values: Sequence[float]) -> str:
@@ -132,7 +136,7 @@ def in_a_process(function: Callable, *given: Any, seconds: float | None = None, 
 
 def in_two_ranks(function: Callable, *given: Any) -> Any:
     """What a script's function returns in the first of two processes, for which torch.distributed's variables are set."""
-    how = LaunchConfig(1, 1, nproc_per_node=2, rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=0)
+    how = LaunchConfig(1, 1, 2, run_id="two", rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=0)
     return elastic_launch(how, function)(*given)[0]
 
 

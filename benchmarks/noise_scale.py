@@ -9,14 +9,12 @@ estimate ÷ truth − 1, the spread its standard deviation; `held` counts the se
 monitor costs is in `monitoring.py`.
 """
 
-import argparse
-import json
 import statistics
 from typing import Any
 
 import lightning
 import torch
-from harness import arguments, in_a_process, rows, write_result
+from harness import arguments, in_two_ranks, rows, write_result
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
@@ -28,6 +26,7 @@ from batchscope.callbacks import NoiseScaleMonitor
 SAMPLES, FEATURES, CLASSES = 2000, 20, 5
 UPDATE = 256  # samples
 COMPARISONS = 100
+SEEDS = 6
 RATES = (0.0, 0.05, 0.2)
 RANKS = "two ranks"
 KINDS: dict[str, dict[str, Any]] = {
@@ -105,10 +104,11 @@ def estimate(seed: int, lr: float, batches: int = 1, ranks: int = 1, halves: boo
     return monitor.record_facts()["noise_scale"] | {"truth": truth.noise / truth.gradient}
 
 
-def estimates(kind: str, args: argparse.Namespace) -> dict[str, list[Estimate]]:
+def estimates(kind: str, smallest: bool) -> dict[str, list[Estimate]]:
     """Of each learning rate, one a seed."""
-    rates = RATES[:1] if args.smallest else RATES
-    return {str(lr): [estimate(seed, lr, **KINDS[kind]) for seed in range(args.seeds)] for lr in rates}
+    torch.set_num_threads(1)
+    rates, seeds = (RATES[:1], 1) if smallest else (RATES, SEEDS)
+    return {str(lr): [estimate(seed, lr, **KINDS[kind]) for seed in range(seeds)] for lr in rates}
 
 
 def row(kind: str, lr: str, found: list[Estimate]) -> list[str]:
@@ -123,20 +123,10 @@ def row(kind: str, lr: str, found: list[Estimate]) -> list[str]:
 
 
 def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("--seeds", type=int, default=6)
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)  # becomes the first of two ranks
-    args = parser.parse_args()
-    args.seeds = 2 if args.smallest else args.seeds
-    if args.child:
-        found = estimates(RANKS, args)
-        if not torch.distributed.get_rank():
-            print(json.dumps(found))
-        return
-    data = {kind: estimates(kind, args) for kind in KINDS if kind != RANKS}
-    if not args.smallest:
-        data[RANKS] = in_a_process(__file__, "--seeds", args.seeds, "--child")
-    lines = [row(kind, lr, found) for kind in KINDS if kind in data for lr, found in data[kind].items()]
+    args = arguments(__doc__).parse_args()
+    data = {kind: estimates(kind, args.smallest) for kind in KINDS if kind != RANKS}
+    data[RANKS] = in_two_ranks(estimates, RANKS, args.smallest)
+    lines = [row(kind, lr, found) for kind in KINDS for lr, found in data[kind].items()]
     head = ["gradients of", "learning rate", "true noise scale", "bias", "spread", "held"]
     write_result("noise_scale", rows(head, lines, words=2), {"accuracy": data}, args)
 

@@ -17,17 +17,26 @@ Nothing of the exchange is hidden behind the backward pass. A model whose gradie
 nothing to hide it behind; for a larger model the prediction is the worst case.
 """
 
-import json
-import socket
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
-from harness import arguments, median, middle_half, rows, write_result, zoo_batch, zoo_task
-from torch import distributed, multiprocessing, nn
+from harness import (
+    Compared,
+    arguments,
+    compare_variants,
+    in_two_ranks,
+    median,
+    middle_half,
+    ratios,
+    rows,
+    write_result,
+    zoo_batch,
+    zoo_task,
+)
+from torch import distributed, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
@@ -35,19 +44,18 @@ from batchscope.hardware.host_memory import keep_freed_memory
 
 MODELS = ("cnn", "mlp", "rnn_cell", "lstm_cell", "stacked_lstm", "torchvision")
 BATCH, ROUNDS = 64, 7
-DEVICES = (64, 1024)  # of which a scaling efficiency is predicted
-# Nominal bytes/s in one direction, and milliseconds of an empty message; a real link is slower.
+DEVICES = 64  # of which a scaling efficiency is predicted
+# Nominal bytes/s in one direction, and seconds of an empty message; a real link is slower.
 LINKS = {
-    "1 Gbit/s Ethernet": (0.125e9, 0.05),
-    "25 Gbit/s Ethernet": (3.125e9, 0.02),
-    "400 Gbit/s InfiniBand": (50e9, 0.005),
+    "1 Gbit/s Ethernet": (0.125e9, 50e-6),
+    "25 Gbit/s Ethernet": (3.125e9, 20e-6),
+    "400 Gbit/s InfiniBand": (50e9, 5e-6),
 }
 
 
-def ring_ms(gradient_bytes: float, devices: int, bytes_per_sec: float, latency_ms: float) -> float:
-    """Time of an all-reduce by a ring; nothing for one device."""
-    sent = 2 * (devices - 1) / devices * gradient_bytes
-    return 1e3 * sent / bytes_per_sec + 2 * (devices - 1) * latency_ms
+def ring_s(gradient_bytes: float, devices: int, bytes_per_sec: float, latency_s: float) -> float:
+    """Seconds of an all-reduce by a ring; nothing for one device."""
+    return 2 * (devices - 1) / devices * gradient_bytes / bytes_per_sec + 2 * (devices - 1) * latency_s
 
 
 def step_of(model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> Callable[[], None]:
@@ -61,7 +69,7 @@ def step_of(model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> Cal
     return step
 
 
-def median_ms(step: Callable[[], object], seconds: float, both: bool) -> float:
+def median_s(step: Callable[[], object], seconds: float, both: bool = True) -> float:
     """The median of single steps, for so many seconds and at least three steps.
 
     Args:
@@ -69,7 +77,7 @@ def median_ms(step: Callable[[], object], seconds: float, both: bool) -> float:
         seconds: for how long.
         both: True where both processes take the same number of steps; False where the second one sleeps on its socket.
     """
-    found: list[float] = []
+    found = [0.0]
     distributed.barrier()
     if both or distributed.get_rank() == 0:
         step()
@@ -78,87 +86,83 @@ def median_ms(step: Callable[[], object], seconds: float, both: bool) -> float:
         count = torch.tensor(max(3, int(seconds / (time.perf_counter() - started))))
         if both:
             distributed.broadcast(count, 0)
-        for _ in range(int(count)):
-            started = time.perf_counter()
-            step()
-            found.append(1e3 * (time.perf_counter() - started))
+        found = [seconds_of(step) for _ in range(int(count))]
     distributed.barrier()
-    return median(found) if found else 0.0
+    return median(found)
 
 
-def process(rank: int, port: int, out: str, smallest: bool) -> None:
-    """One of the two processes; rank 0 writes the results."""
+def seconds_of(step: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    step()
+    return time.perf_counter() - started
+
+
+def measure(smallest: bool) -> dict[str, Any]:
+    """The link and the models, in each of the two processes."""
     torch.set_num_threads(1)
     keep_freed_memory()
-    distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    distributed.init_process_group("gloo")
     seconds, rounds, link = (0.02, 1, {}) if smallest else (1.0, ROUNDS, {})
     for count in (1, 2**24):  # float32
-        tensor = torch.zeros(count)
-        link[4 * count] = median_ms(lambda tensor=tensor: distributed.all_reduce(tensor), seconds, both=True)
-    models = {name: measured(name, rounds, seconds) for name in MODELS[: 1 if smallest else None]}
-    if rank == 0:
-        Path(out).write_text(json.dumps({"link": link, "models": models}))
+        link[4 * count] = median_s(partial(distributed.all_reduce, torch.zeros(count)), seconds)
+    models = {name: measure_model(name, rounds, seconds) for name in MODELS[: 1 if smallest else None]}
     distributed.destroy_process_group()
+    return {"link": link, "models": models}
 
 
-def measured(name: str, count: int, seconds: float) -> dict[str, Any]:
-    """The bytes of a model's gradients, and its steps in each round, in ms."""
+def measure_model(name: str, rounds: int, seconds: float) -> dict[str, Any]:
+    """The bytes of a model's gradients, and the seconds of its steps in each round."""
     torch.manual_seed(0)
-    model, batch, rounds = zoo_task(name).model, zoo_batch(name, BATCH), []
+    model, batch = zoo_task(name).model, zoo_batch(name, BATCH)
     own, shared = step_of(model, *batch), step_of(DistributedDataParallel(model), *batch)
-    for _ in range(count):
-        alone, beside, together = (
-            median_ms(*how) for how in ((own, seconds, False), (own, seconds, True), (shared, seconds, True))
-        )
-        rounds.append({"alone": alone, "beside": beside, "together": together})
-    return {"bytes": sum(4 * parameter.numel() for parameter in model.parameters()), "rounds": rounds}
+    turns = {
+        "alone": partial(median_s, own, seconds, both=False),
+        "beside": partial(median_s, own, seconds),
+        "together": partial(median_s, shared, seconds),
+    }
+    found = compare_variants(turns, rounds)
+    return {"bytes": sum(4 * parameter.numel() for parameter in model.parameters()), "rounds": found.rounds}
 
 
 def page(found: dict[str, Any]) -> str:
     """Both tables, each below what it is of."""
-    times = {int(size): ms for size, ms in found["link"].items()}
-    least, most = min(times), max(times)
+    (least, shortest), (most, longest) = found["link"].items()
     # For two processes two messages, and all bytes sent once.
-    here = 1e3 * most / (times[most] - times[least]), times[least] / 2
-    measured_rows, predicted_rows = [], []
+    here = (most - least) / (longest - shortest), shortest / 2
+    measured, predicted = [], []
     for name, model in found["models"].items():
-        rounds, ring = model["rounds"], ring_ms(model["bytes"], 2, *here)
-        ratios = [(r["beside"] + ring) / r["together"] for r in rounds]
-        alone, beside, together = (median([r[kind] for r in rounds]) for kind in ("alone", "beside", "together"))
-        cells = [name, f"{model['bytes'] / 1e6:.2f} MB", *(f"{ms:.2f} ms" for ms in (alone, beside, ring, together))]
-        cells += [f"{median(ratios):.2f} ({middle_half(ratios)})"]
-        cells += [f"{median([r['alone'] / (r['beside'] + ring) for r in rounds]):.0%}"]
-        measured_rows.append([*cells, f"{median([r['alone'] / r['together'] for r in rounds]):.0%}"])
-        efficiencies = [
-            f"{alone / (alone + ring_ms(model['bytes'], n, *link)):.0%}" for link in LINKS.values() for n in DEVICES
-        ]
-        predicted_rows.append([name, *efficiencies])
+        steps, ring = Compared(model["rounds"]), ring_s(model["bytes"], 2, *here)
+        alone, beside, together = (steps.of(each) for each in ("alone", "beside", "together"))
+        expected = [step + ring for step in beside]
+        by_prediction = ratios(expected, together)
+        cells = [median(alone), median(beside), ring, median(together)]
+        cells = [name, f"{model['bytes'] / 1e6:.2f} MB", *(f"{1e3 * each:.2f} ms" for each in cells)]
+        cells += [f"{median(by_prediction):.2f} ({middle_half(by_prediction)})"]
+        measured.append([*cells, *(f"{median(ratios(alone, each)):.0%}" for each in (expected, together))])
+        step = median(alone)
+        predicted.append(
+            [name, *(f"{step / (step + ring_s(model['bytes'], DEVICES, *link)):.0%}" for link in LINKS.values())]
+        )
     head = ["model", "gradients", "alone", "beside another", "ring", "two under DDP"]
     head += ["predicted ÷ measured (middle half)", "efficiency predicted", "measured"]
-    predicted_head = ["model", *(f"{name}: {n:,} devices" for name in LINKS for n in DEVICES)]
     return f"""Two processes on one machine, a batch of {BATCH} for each. The prediction is the step of each of two processes without
-communication (*beside another*) plus the ring. The link: {here[0] / 1e9:.2f} GB/s, {1e3 * here[1]:.0f} µs a message.
+communication (*beside another*) plus the ring. The link: {here[0] / 1e9:.2f} GB/s, {1e6 * here[1]:.0f} µs a message.
 
-{rows(head, measured_rows)}
+{rows(head, measured)}
 
 DDP's own hooks and copies, the wait for the slower process at every step, and gloo's threads, which need one of the two busy
 cores, are in the measured step alone: the efficiencies below are upper bounds.
 
-Predicted, a batch of {BATCH} for each device (weak scaling): the efficiency. Each device is as fast as one core of this machine,
-and has its own link.
+Predicted, a batch of {BATCH} for each of {DEVICES} devices (weak scaling): the efficiency. Each device is as fast as one core of
+this machine, and has its own link.
 
-{rows(predicted_head, predicted_rows)}"""
+{rows(["model", *LINKS], predicted)}"""
 
 
 def main() -> None:
     args = arguments(__doc__).parse_args()
-    torch.set_num_threads(1)
-    with socket.socket() as free, tempfile.TemporaryDirectory() as folder:
-        free.bind(("127.0.0.1", 0))
-        port, out = free.getsockname()[1], Path(folder) / "found.json"
-        free.close()
-        multiprocessing.spawn(process, (port, str(out), args.smallest), nprocs=2)
-        found = json.loads(out.read_text())
+    torch.set_num_threads(1)  # for the line below the tables
+    found = in_two_ranks(measure, args.smallest)
     write_result("scaling", page(found), found, args)
 
 

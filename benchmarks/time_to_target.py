@@ -1,31 +1,29 @@
 """Does the gradient noise scale name the batch size that reaches a target first?
 
     python benchmarks/time_to_target.py --root ../shared/data
-    python benchmarks/time_to_target.py --smallest
 
 Each case is a sweep of experiment=time_to_target over sizes from 16 to 4,096, one or two learning rates and three seeds. The noise
 scale and the rates of the runs name a size: that with the largest goodput. It is compared with the size that was measured to be
 first, and so is the size with the highest rate. A case is right where the named size takes at most 1.3 times the best time;
 the measured time of a size is the median over the seeds, each at its best rate. A size that was ended early is wrong.
 Rendered digits stand in for MNIST in two cases, and the sequences of the adding problem are short, so that all of it takes a
-quarter of an hour. Interrupted, it continues: the runs that are done are kept in `--out`.
+quarter of an hour. A case without an answer is wrong. Interrupted, it continues: the runs that are done are kept below
+outputs/bench-time-to-target.
 """
 
 import argparse
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import write_result
+from harness import arguments, folder_of, rows, train, write_result
 
 from batchscope.analysis.answer import Answer
 from batchscope.analysis.progress import progress_of
 from batchscope.analysis.report import analyse
 from batchscope.records.formatting import significant
 
-ROOT = Path(__file__).resolve().parent.parent
 WITHIN = 1.3  # × the best time
 SIZES = "search.sizes=[16,64,256,1024,4096]"
 ONE_RATE, TWO_RATES = "search.rates=[0.25]", "search.rates=[0.25,1]"
@@ -49,15 +47,14 @@ SMALLEST = {
 
 def sweep(place: Path, words: Sequence[str]) -> Answer | None:
     """Run a case, or what is left of it; its answer, None where no two sizes were measured."""
-    line = [sys.executable, "train.py", "-m", "experiment=time_to_target", *words, "callbacks.progress=null"]
-    subprocess.run([*line, "logger=csv", f"hydra.sweep.dir={place.absolute()}"], cwd=ROOT, check=True)
+    if not train(place, ["experiment=time_to_target", *words, "logger=csv"], sweep=True):
+        sys.exit(f"a run below {place} failed; the next start tries it again")
     return next(iter(analyse([place]).answers), None)
 
 
 def compared(answer: Answer) -> dict[str, Any]:
     """The named, the fastest and the best size of a case, with what they take in times of the best; None if unknown."""
     arrivals, progress = answer.arrivals, progress_of(answer.group.sizes, answer.rates)
-    assert arrivals is not None
     times = {size: one.seconds for size, one in arrivals.typical.items()}
     best = min(times, key=lambda size: times[size], default=None)
     named = max(progress.updates, key=progress.goodput) if progress else None
@@ -78,43 +75,43 @@ def compared(answer: Answer) -> dict[str, Any]:
     }
 
 
-def row(name: str, found: Mapping[str, Any]) -> str:
+def row(name: str, found: Mapping[str, Any] | None) -> list[str]:
+    if found is None:
+        return [name, *8 * ["–"]]
     scale = found["noise_scale"]
     shown = f"{significant(scale[1])} ({significant(scale[0])} to {significant(scale[2])})" if scale else "not known"
     cells = [name, found["target"], shown]
     for of in (found["named"], found["fastest"]):
         cells += [f"{of['size']:,}" if of["size"] else "–", f"{of['times']:.2f}" if of["times"] else f"> {WITHIN}"]
     first = found["first"]
-    cells += [f"{first:,}", f"{found['seconds'][first]:.1f} s"] if first else ["–", "not reached"]
-    return f"| {' | '.join(cells)} |"
+    return cells + ([f"{first:,}", f"{found['seconds'][first]:.1f} s"] if first else ["–", "not reached"])
+
+
+def measure(args: argparse.Namespace) -> dict[str, dict[str, Any] | None]:
+    """What each case has shown; None for one without an answer."""
+    if args.smallest:
+        cases, common = SMALLEST, []
+    else:
+        cases, common = CASES, [SIZES, "seed=0,1,2"]
+    found, out = {}, folder_of("bench-time-to-target", args)
+    for name, words in cases.items():
+        root = [] if "data=adding" in words else [f"data.root={Path(args.root).absolute()}"]
+        answer = sweep(out / name.replace(" ", "-"), [*common, *words, *root])
+        found[name] = compared(answer) if answer and answer.arrivals else None
+    return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", default="data")
-    parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "bench-time-to-target")
-    parser.add_argument("--smallest", action="store_true", help="one tiny case, which writes no result")
-    args = parser.parse_args()
-    common = [f"data.root={Path(args.root).absolute()}"]
-    data: dict[str, Any] = {}
-    for name, words in (SMALLEST if args.smallest else CASES).items():
-        own = words if args.smallest else [SIZES, "seed=0,1,2", *words]
-        root = [] if "adding" in name else common
-        if answer := sweep(args.out / name.replace(" ", "-"), [*own, *root]):
-            data[name] = compared(answer)
-    lines = ["| case | target | noise scale | named | × best | highest rate | × best | first | after |"]
-    lines.append("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
-    lines += [row(name, found) for name, found in data.items()]
-    right = sum((found["named"]["times"] or WITHIN + 1) <= WITHIN for found in data.values())
-    table = "\n".join(
-        [*lines, "", f"The named size is within {WITHIN} × of the best time in {right} of {len(data)} cases."]
-    )
-    if busy := [name for name, found in data.items() if found["busy"]]:
+    args = arguments(__doc__).parse_args()
+    found = measure(args)
+    head = ["case", "target", "noise scale", "named", "× best", "highest rate", "× best", "first", "after"]
+    table = rows(head, [row(name, one) for name, one in found.items()], words=2)
+    times = [one and one["named"]["times"] for one in found.values()]
+    right = sum(each is not None and each <= WITHIN for each in times)
+    table += f"\n\nThe named size is within {WITHIN} × of the best time in {right} of {len(found)} cases."
+    if busy := [name for name, one in found.items() if one and one["busy"]]:
         table += f" Other programs took much of the processor meanwhile, so times say little: {', '.join(busy)}."
-    if args.smallest:
-        print(table)
-    else:
-        write_result("time_to_target", table, {"cases": data})
+    write_result("time_to_target", table, {"cases": found}, args)
 
 
 if __name__ == "__main__":

@@ -11,14 +11,12 @@ the validation set, every 250 steps, shows that it has solved its task: its step
 
 import argparse
 import shutil
-import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness import ROOT, arguments, fill_in, rows, write_result
+from harness import ROOT, arguments, fill_in, folder_of, rows, train, write_result
 
 from batchscope.records.formatting import count
 from batchscope.records.read import read
@@ -98,43 +96,35 @@ PAGES = {"zoo": ZOO, "sequences": sequences(), "accuracy": ACCURACY}
 SMALLEST: Commands = {"smallest": "model=mlp data=digits data.num_train=256 data.num_val=64 data.num_test=64"}
 
 
-def finished(place: Path) -> dict[str, Any] | None:
-    """The record of a run that has finished."""
+def finished(place: Path, options: str) -> dict[str, Any] | None:
+    """The record of a run that has finished, with these options."""
     record = read(place) if (place / "run.json").exists() else None
-    return record if record and record["status"] == "finished" else None
+    same = record and set(options.split()) <= set(record["overrides"])
+    return record if same and record["status"] == "finished" else None
 
 
 def train_missing(folder: Path, commands: Commands, root: str) -> None:
     for number, (name, options) in enumerate(commands.items(), start=1):
-        place = folder / name
-        if finished(place):
+        if finished(folder / name, options):
             continue
-        shutil.rmtree(place, ignore_errors=True)
-        line = ["train.py", *options.split(), "callbacks.progress=null", f"hydra.run.dir={place}"]
-        line += [] if name.startswith(("adding", "copy")) else [f"data.root={Path(root).resolve()}"]
-        print(f"{number} of {len(commands)}: python {' '.join(line)}", flush=True)
-        if subprocess.run([sys.executable, *line], cwd=ROOT, check=False, stdout=sys.stderr).returncode:
+        shutil.rmtree(folder / name, ignore_errors=True)
+        print(f"{number} of {len(commands)}: python train.py {options}", flush=True)
+        where = [] if name.startswith(("adding", "copy")) else [f"data.root={Path(root).resolve()}"]
+        if not train(folder / name, [*options.split(), *where]):
             print(f"{name} failed; the next start tries it again", flush=True)
 
 
 def row(options: str, record: Mapping[str, Any]) -> list[object]:
-    metrics, epochs = record["metrics"], record["epochs"]
+    metrics, epochs, parameters = record["metrics"], record["epochs"], record["model"]["parameters"]
     test = f"{metrics['test/acc']:.2%}" if "test/acc" in metrics else f"loss {metrics['test/loss']:.4f}"
     model = record["config"]["model"].get("name", record["model"]["class"])
-    cells = [
-        model,
-        record["dataset"]["name"],
-        f"{record['model']['parameters']:,}",
-        test,
-        epochs,
-        f"{record['steps']:,}",
-    ]
-    return [*cells, f"{record['fit_seconds'] / epochs:.0f} s", f"`python train.py {options}`".replace(" `", "`")]
+    cells = [model, record["dataset"]["name"], f"{parameters:,}", test, epochs, f"{record['steps']:,}"]
+    return [*cells, f"{record['fit_seconds'] / epochs:.0f} s", f"`python train.py {options}`"]
 
 
 def page(name: str, folder: Path, commands: Commands, args: argparse.Namespace) -> None:
     """Write the table of all runs that have finished."""
-    records = {each: record for each in commands if (record := finished(folder / each))}
+    records = {each: record for each, options in commands.items() if (record := finished(folder / each, options))}
     if not records:
         sys.exit(f"no finished runs in {folder}")
     head = ["model", "data", "parameters", "test", "epochs", "steps", "time an epoch", "command"]
@@ -153,21 +143,15 @@ def page(name: str, folder: Path, commands: Commands, args: argparse.Namespace) 
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("page", choices=PAGES)
-    parser.add_argument("names", nargs="*", help="runs of --list, or how their names begin; all when left out")
     parser.add_argument("--list", action="store_true", help="list the runs and whether they have finished")
     args = parser.parse_args()
-    commands, folder = PAGES[args.page], ROOT / "outputs" / args.page
-    chosen = {name: words for name, words in commands.items() if not args.names or name.startswith(tuple(args.names))}
+    commands, folder = SMALLEST if args.smallest else PAGES[args.page], folder_of(args.page, args)
     if args.list:
-        for name, words in chosen.items():
-            print("finished" if finished(folder / name) else "missing ", name, "python train.py", words)
-    elif args.smallest:
-        with tempfile.TemporaryDirectory() as place:
-            train_missing(Path(place), SMALLEST, place)
-            page(args.page, Path(place), SMALLEST, args)
-    else:
-        train_missing(folder, chosen, args.root)
-        page(args.page, folder, commands, args)
+        for name, options in PAGES[args.page].items():
+            print("finished" if finished(folder / name, options) else "missing ", name, "python train.py", options)
+        return
+    train_missing(folder, commands, args.root)
+    page(args.page, folder, commands, args)
 
 
 if __name__ == "__main__":
