@@ -41,7 +41,7 @@ from batchscope.hardware.microbenchmarks import clock
 MI, MANY = 2**20, 1_000_000  # MANY batches: a run ends by its steps or its time
 DEVICE = "cpu"  # of this process
 PATIENCE_S, RUN_S, TURN_S = 600, 10.0, 1.5  # of a process; of the run with the verdict; of a turn of a check
-STEPS, FEW = 100, 12  # of a run; one with few steps is not calibrated
+FULL, SMALLEST = (100, 3), (12, 1)  # steps of the run with the verdict, rounds of the check
 Parts = tuple[Any, Any, dict[str, Any]]  # module, loader, the Trainer's options
 sgd = partial(torch.optim.SGD, lr=1e-4)
 
@@ -291,13 +291,14 @@ def step_seconds(one: Case, **sizes: Any) -> float:
     return outside.seconds
 
 
-def run(name: str, device: str, threads: int, steps: int, rounds: int) -> dict[str, Any]:
+def run(name: str, device: str, threads: int, smallest: bool) -> dict[str, Any]:
     """Run a case in this process: its verdict, and the step with changed sizes ÷ the step as it is."""
     global DEVICE
+    steps, rounds = SMALLEST if smallest else FULL
     DEVICE = device
     torch.set_num_threads(threads)
     warnings.simplefilter("ignore")
-    one, monitor = ALL[device][name], ThroughputMonitor(verbose=False, calibrate=steps > FEW)
+    one, monitor = ALL[device][name], ThroughputMonitor(verbose=False, calibrate=not smallest)
     with open(os.devnull, "w") as null, contextlib.redirect_stdout(null):
         fit(one.make(), monitor, steps)
         turns = {"step": partial(step_seconds, one), "changed": partial(step_seconds, one, **one.changed)}
@@ -307,10 +308,10 @@ def run(name: str, device: str, threads: int, steps: int, rounds: int) -> dict[s
 
 def judged(name: str, threads: int, args: argparse.Namespace, folder: str) -> dict[str, Any]:
     """What a process of its own finds of a case, and whether its verdict and its check are right."""
-    one, steps, number = ALL[args.device][name], FEW if args.smallest else STEPS, str(threads)
+    one, number = ALL[args.device][name], str(threads)
     environment = {"XDG_CACHE_HOME": folder, "OMP_NUM_THREADS": number, "MKL_NUM_THREADS": number}
     try:
-        found = in_a_process(run, name, args.device, threads, steps, args.rounds, seconds=PATIENCE_S, **environment)
+        found = in_a_process(run, name, args.device, threads, args.smallest, seconds=PATIENCE_S, **environment)
     except (subprocess.SubprocessError, ValueError) as error:  # a case that fails is a result
         found = {"verdict": None, "ratio": math.nan, "error": str(error)}
     verdict = found["verdict"] or {"kind": "no verdict"}
@@ -325,7 +326,7 @@ def judged(name: str, threads: int, args: argparse.Namespace, folder: str) -> di
 
 
 def main() -> None:
-    parser = arguments(__doc__, rounds=3, device=True)
+    parser = arguments(__doc__, device=True)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="cases to run; results are printed only")
     parser.add_argument("--list", action="store_true", help="only list the cases")
     args = parser.parse_args()
@@ -335,7 +336,7 @@ def main() -> None:
         return
     counts = (1, 2) if args.device == "cpu" else (torch.get_num_threads(),)
     if args.smallest:
-        args.only, counts, args.rounds = ["sleep in training_step"], (1,), 1
+        args.only, counts = ["sleep in training_step"], (1,)
     found = []
     with tempfile.TemporaryDirectory() as folder:
         for threads in counts:

@@ -1,8 +1,7 @@
 """Which device for two trainings? Writes the tables of docs/choosing-a-device.md, and checks predictions on a GPU.
 
     python benchmarks/choose.py --root ../shared/data
-    python benchmarks/choose.py --from outputs/choose-cases     # from an earlier measurement's records
-    python benchmarks/choose.py --device cuda                   # this GPU's steps, as those of the CPU predict them
+    python benchmarks/choose.py --device cuda      # this GPU's steps, as those of the CPU predict them
 
 Measures a small CNN and a ResNet-50 on images of CIFAR's size with `batchscope choose`, on this machine, and predicts five
 cards. About three minutes on two cores; nothing else should run meanwhile. The ResNet's images are those of MNIST in
@@ -12,7 +11,6 @@ cards. About three minutes on two cores; nothing else should run meanwhile. The 
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,23 +19,17 @@ from harness import ROOT, arguments, fill_in, machine, rows, write_result
 
 from batchscope.choice.measured import read_trainings
 from batchscope.choice.step import step_on
-from batchscope.files import set_aside
 from batchscope.hardware.datasheet import by_short_name
 
 PAGE = ROOT / "docs" / "choosing-a-device.md"
 # Modal's price list of 2026-05-07: an hour of the GPU alone, in dollars.
 PRICES = {"t4": 0.5904, "l4": 0.7992, "l40s": 1.9512, "a100": 2.4984, "h100": 3.9492}
-FLAGS = [
-    "--devices",
-    ",".join(PRICES),
-    *(word for each in PRICES.items() for word in ("--price", "{}={}".format(*each))),
-]
+PRICED = [word for card, price in PRICES.items() for word in ("--price", f"{card}={price}")]
+FLAGS = ["--devices", ",".join(PRICES), *PRICED]
+RESNET = ["model=torchvision", "model.name=resnet50", "model.image_size=32"]
 CASES = {  # the options of the training, and the flags of choose
     "cnn": (["model=cnn", "data=mnist"], ["--epochs", "10"]),
-    "resnet50": (
-        ["model=torchvision", "model.name=resnet50", "model.image_size=32", "data=mnist"],
-        ["--epochs", "100", "--start-up", "300"],
-    ),
+    "resnet50": ([*RESNET, "data=mnist"], ["--epochs", "100", "--start-up", "300"]),
 }
 SMALLEST = (["model=mlp", "data=digits", "data.num_train=256", "data.batch_size=8,16"], ["--epochs", "10"])
 WIDTH = 100  # columns
@@ -80,24 +72,13 @@ def check(args: argparse.Namespace) -> Path:
 
 
 def main() -> None:
-    parser = arguments(__doc__, device=True)
-    parser.add_argument("--from", dest="earlier", type=Path, help="the folder of an earlier measurement")
-    args = parser.parse_args()
+    args = arguments(__doc__, device=True).parse_args()
     if args.device == "cuda":
         check(args)
         return
-    kept = args.earlier or ROOT / "outputs" / "choose-cases"
     made, numbers = {}, {}
     for name, (options, flags) in {"cnn": SMALLEST}.items() if args.smallest else CASES.items():
-        place = kept / name
-        if args.smallest:
-            place = check(args)
-        elif args.earlier is None:
-            found = measured(choose(*options, f"data.root={args.root}", *flags, *FLAGS))
-            if place.exists():
-                set_aside(place)
-            kept.mkdir(parents=True, exist_ok=True)
-            shutil.move(found, place)
+        place = check(args) if args.smallest else measured(choose(*options, f"data.root={args.root}", *flags, *FLAGS))
         words = [str(place), *flags, *FLAGS]
         made[name] = f"```text\n{choose(*words).strip()}\n```"
         numbers[name] = json.loads(choose(*words, "--json"))

@@ -31,13 +31,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness import ROOT, arguments, rows, write_result
+from harness import arguments, folder_of, rows, write_result
 
 from batchscope.analysis.compare import Comparison, compare
 from batchscope.analysis.noise import Rates
 from batchscope.analysis.read import find
 from batchscope.analysis.windows import STEP, windows_of
-from batchscope.errors import UserError
 from batchscope.options.compose import check_command_line
 from batchscope.records.read import read
 from batchscope.records.step_parts import PARTS
@@ -46,21 +45,16 @@ from batchscope.sweep.loop import Loop
 from batchscope.sweep.plans import Job
 from batchscope.sweep.rerun import FEWEST, a_b, decided
 
+# Comparisons of each kind, pairs in a triple, seconds of training of each of its runs, and of a separate run.
+FULL, SMALLEST = (20, 5, 2.0, 30.0), (2, 1, 0.3, 0.3)
 SIDE_BY_SIDE, SEPARATE = 0.1, 0.5  # built-in slowdowns
 MOST, MAX_SLOWDOWN = 15, 0.05  # pairs, and what is allowed: the defaults of `compare --rerun`
 REMEMBERED = 5  # steps, of whose time the wait is a share: one that held a pause does not count
 OPTIONS = (
-    "experiment=throughput",
-    "data=mnist",
-    "data.batch_size=32",
-    "trainer.accelerator=cpu",
-    "callbacks.throughput.calibrate=false",
-    "+callbacks.throughput.verbose=false",
-    "callbacks.throughput.record_operations=false",
-    "callbacks.device=null",
-    "callbacks.memory=null",
-    "logger.tensorboard=null",
-    "logger.csv=null",
+    *("experiment=throughput", "data=mnist", "data.batch_size=32", "trainer.accelerator=cpu"),
+    *("callbacks.throughput.calibrate=false", "callbacks.throughput.record_operations=false"),
+    *("+callbacks.throughput.verbose=false", "callbacks.device=null", "callbacks.memory=null"),
+    *("logger.tensorboard=null", "logger.csv=null"),
 )
 
 
@@ -96,27 +90,29 @@ def slow_down(share: float) -> None:
     Task.training_step = training_step
 
 
-def side(name: str, words: Sequence[str], share: float = 0.0) -> Job:
+def side(name: str, root: str, share: float = 0.0) -> Job:
     """Runs of the same thing, slower by a share."""
-    line = [*OPTIONS, *words]
+    line = [*OPTIONS, f"data.root={root}"]
     (config,) = check_command_line(line, multirun=False, run_dir="run")
     choices = {"model": "cnn", "data": "mnist", "slowed": str(share)}
     return Job(Path(name), config, {"choices": choices, "overrides": line})
 
 
-def measure(out: Path, args: argparse.Namespace, loop: Loop, words: Sequence[str]) -> None:
-    """All runs, in the order of the docstring."""
-    together = [side("a", words), side("again", words), side("slower", words, SIDE_BY_SIDE)]
-    unchanged, slower = side("a", words), side("slower", words, SEPARATE)
-    for number in range(args.comparisons):
-        began = time.perf_counter()
-        place = out / "together" / str(number)
-        loop.run(a_b({"": together}, place, args.passes, args.seconds))
+def measure(out: Path, args: argparse.Namespace) -> None:
+    """All runs, in the order of the docstring; this file is the program of each."""
+    comparisons, pairs, seconds, separate_seconds = SMALLEST if args.smallest else FULL
+    os.environ["PYTHONPATH"], process.PROGRAM = str(Path(__file__).parent), "compare"
+    process.PRELOADED.append(process.PROGRAM)
+    shutil.rmtree(out, ignore_errors=True)
+    unchanged, loop = side("a", args.root), Loop()
+    together = [unchanged, side("again", args.root), side("slower", args.root, SIDE_BY_SIDE)]
+    slower = side("slower", args.root, SEPARATE)
+    for number in range(comparisons):
+        loop.run(a_b({"": together}, out / "together" / str(number), pairs, seconds))
         for name, one in (("x", unchanged), ("slower", slower), ("y", unchanged)):
-            loop.run(
-                a_b({"": [replace(one, run_dir=Path(name))]}, out / "separate" / str(number), 1, args.separate_seconds)
-            )
-        print(f"{number + 1} of {args.comparisons}: {time.perf_counter() - began:.0f} s", flush=True)
+            alone = {"": [replace(one, run_dir=Path(name))]}
+            loop.run(a_b(alone, out / "separate" / str(number), 1, separate_seconds))
+        print(f"{number + 1} of {comparisons}", flush=True)
 
 
 def separate(out: Path, number: int, name: str) -> Path:
@@ -174,50 +170,24 @@ def row(title: str, found: list[Comparison], wanted: str) -> list[object]:
     return [*cells, f"{value:.3f}", f"{low:.2f} to {high:.2f}"]
 
 
-def main() -> None:
-    """The benchmark, or one of its runs."""
-    if len(sys.argv) > 1 and Path(sys.argv[1]).is_dir():
-        return run_job()
-    parser = arguments(__doc__)
-    parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "bench-compare", help="is emptied")
-    parser.add_argument("--comparisons", type=int, default=20, help="of each kind")
-    parser.add_argument("--passes", type=int, default=5, help="pairs")
-    parser.add_argument("--seconds", type=float, default=2.0, help="of training of each side in a pass")
-    parser.add_argument("--separate-seconds", type=float, default=30.0, help="of training in a separate run")
-    parser.add_argument("--kept", action="store_true", help="analyse the runs in --out again")
-    args = parser.parse_args()
-    if args.smallest:
-        args.comparisons, args.passes, args.seconds, args.separate_seconds = 2, 1, 0.3, 0.3
-        args.out = args.out.with_name("bench-compare-smallest")
-    if not args.kept:
-        run_all(args)
-    report(args)
-
-
-def run_all(args: argparse.Namespace) -> None:
-    """All runs, into an empty folder; this file is the program of each."""
-    os.environ["PYTHONPATH"], process.PROGRAM = str(Path(__file__).parent), "compare"
-    process.PRELOADED.append(process.PROGRAM)
-    shutil.rmtree(args.out, ignore_errors=True)
-    measure(args.out, args, Loop(), [f"data.root={Path(args.root).resolve()}"])
-
-
-def report(args: argparse.Namespace) -> None:
+def page(out: Path, args: argparse.Namespace) -> None:
+    """Compare what was run, and write the table."""
+    comparisons, pairs, seconds, separate_seconds = SMALLEST if args.smallest else FULL
     tables = {
-        "unchanged, separate": (half_apart(args.out, args.comparisons, "y"), "≤ 5 %"),
-        "unchanged, side by side": (side_by_side(args.out, args.comparisons, "again"), "≤ 5 %"),
-        f"{SIDE_BY_SIDE:.0%} slower, side by side": (side_by_side(args.out, args.comparisons, "slower"), "≥ 90 %"),
-        f"{SEPARATE:.0%} slower, separate": (half_apart(args.out, args.comparisons, "slower"), ""),
+        "unchanged, separate": (half_apart(out, comparisons, "y"), "≤ 5 %"),
+        "unchanged, side by side": (side_by_side(out, comparisons, "again"), "≤ 5 %"),
+        f"{SIDE_BY_SIDE:.0%} slower, side by side": (side_by_side(out, comparisons, "slower"), "≥ 90 %"),
+        f"{SEPARATE:.0%} slower, separate": (half_apart(out, comparisons, "slower"), ""),
     }
-    found = spread(args.out, args.comparisons)
+    between = spread(out, comparisons)
     head = ["", "comparisons", "exit code 3", "wanted", "any row", "busy", "B ÷ A, median", "its interval, median"]
-    lines = [rows(head, [row(title, comparisons, wanted) for title, (comparisons, wanted) in tables.items()])]
+    lines = [rows(head, [row(title, found, wanted) for title, (found, wanted) in tables.items()])]
     lines += ["", "Separate runs of the same thing differ by (standard deviation of log times):"]
-    lines += [", ".join(f"{name.replace('_', ' ')} {value:.1%}" for name, value in found.items()) + "."]
-    lines += [f"{args.passes} passes of {args.seconds:g} s, separate runs of {args.separate_seconds:g} s."]
-    data: dict[str, Any] = {key: getattr(args, key) for key in ("passes", "seconds", "separate_seconds")}
-    short = {title: [_short(one) for one in comparisons] for title, (comparisons, _) in tables.items()}
-    write_result("compare", "\n".join(lines), data | {"spread": found, "tables": short}, args)
+    lines += [", ".join(f"{name.replace('_', ' ')} {value:.1%}" for name, value in between.items()) + "."]
+    lines += [f"{pairs} passes of {seconds:g} s, separate runs of {separate_seconds:g} s."]
+    short = {title: [_short(one) for one in found] for title, (found, _) in tables.items()}
+    data = {"passes": pairs, "seconds": seconds, "separate_seconds": separate_seconds}
+    write_result("compare", "\n".join(lines), data | {"spread": between, "tables": short}, args)
 
 
 def _short(one: Comparison) -> dict[str, Any]:
@@ -233,8 +203,19 @@ def run_job() -> None:
     job.main()
 
 
+def main() -> None:
+    """The benchmark, or one of its runs."""
+    if len(sys.argv) > 1 and Path(sys.argv[1]).is_dir():
+        run_job()
+        return
+    parser = arguments(__doc__)
+    parser.add_argument("--kept", action="store_true", help="analyse the runs of the last time again")
+    args = parser.parse_args()
+    out = folder_of("bench-compare", args)
+    if not args.kept:
+        measure(out, args)
+    page(out, args)
+
+
 if __name__ == "__main__":
-    try:
-        main()
-    except UserError as error:
-        raise SystemExit(f"error: {error}") from None
+    main()

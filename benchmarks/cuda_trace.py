@@ -22,19 +22,14 @@ from lightning.pytorch.callbacks import Callback
 from monitoring import cnn, default_trainer
 
 WARM_UP = 130  # steps: by then the first 100 have been read and written
-SYNCHRONISING = (
-    *("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize"),
-    *("cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize"),
-    *("cudaMemcpy", "cudaMemcpy2D", "cudaMemcpyToSymbol", "cudaMemcpyFromSymbol"),  # the ones that are not Async
-    *("cuMemcpyHtoD", "cuMemcpyDtoH"),
+# Synchronisations, copies that are not Async, allocations and releases; the last two are torch's expandable segments. The
+# driver's functions have a version and a kind of stream at the end of their names.
+WAITING = re.compile(
+    r"(cuda(Device|Stream|Event)|cu(Ctx|Stream|Event))Synchronize|cudaMemcpy(2D|ToSymbol|FromSymbol)?|cuMemcpy(HtoD|DtoH)"
+    r"|cuda(Malloc|MallocManaged|Free|HostAlloc|MallocHost|FreeHost|HostRegister|HostUnregister)"
+    r"|cuMem(Alloc|Free|HostAlloc|AllocHost|FreeHost|HostRegister|HostUnregister|Create|Map|Unmap|Release)"
 )
-ALLOCATING = (
-    *("cudaMalloc", "cudaMallocManaged", "cudaFree", "cuMemAlloc", "cuMemFree"),
-    *("cuMemCreate", "cuMemMap", "cuMemUnmap", "cuMemRelease"),  # torch's expandable segments
-    *("cudaHostAlloc", "cudaMallocHost", "cudaFreeHost", "cudaHostRegister", "cudaHostUnregister"),
-    *("cuMemHostAlloc", "cuMemAllocHost", "cuMemFreeHost", "cuMemHostRegister", "cuMemHostUnregister"),
-)
-WAITING = frozenset(SYNCHRONISING + ALLOCATING)
+ENDING = re.compile(r"(_v\d+|_ptsz|_ptds)+$")
 Event = dict[str, Any]  # of a Chrome trace, as torch's profiler writes it
 
 
@@ -67,9 +62,8 @@ def waits(events: Sequence[Event], steps: int) -> list[str]:
     found = []
     for call in calls:
         why = " of pageable memory" if _correlation(call) in pageable - {None} else ""
-        # The driver's functions have a version and a kind of stream at the end of their names.
-        plain = re.sub(r"(_v\d+|_ptsz|_ptds)+$", "", call["name"])
-        if begin <= float(call["ts"]) < end and (why or plain in WAITING):
+        waits_itself = WAITING.fullmatch(ENDING.sub("", call["name"]))
+        if begin <= float(call["ts"]) < end and (why or waits_itself):
             at, took = float(call["ts"]) - begin, float(call.get("dur", 0))
             found.append(f"{call['name']}{why} at {at:,.0f} µs for {took:,.0f} µs")
     return found

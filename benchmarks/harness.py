@@ -157,13 +157,11 @@ def folder_of(name: str, args: argparse.Namespace) -> Path:
     return ROOT / "outputs" / name
 
 
-def arguments(doc: str | None, rounds: int | None = None, device: bool = False) -> argparse.ArgumentParser:
+def arguments(doc: str | None, device: bool = False) -> argparse.ArgumentParser:
     """The parser of a script, with the options that scripts have in common."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smallest", action="store_true", help="the smallest case; writes no result")
-    parser.add_argument("--root", default="data", help="the folder of the datasets")
-    if rounds is not None:
-        parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--root", type=os.path.abspath, default="data", help="the folder of the datasets")
     if device:
         parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     return parser

@@ -9,6 +9,7 @@ that of another some hundred steps later, with everything that is written meanwh
 as ours does. The processor time is that of all threads: other processes hardly change it, and it counts a writer thread.
 """
 
+import argparse
 import tempfile
 import time
 import warnings
@@ -18,7 +19,7 @@ from typing import Any
 
 import lightning
 import torch
-from harness import arguments, compare_variants, rows, write_result, zoo_task
+from harness import arguments, compare_variants, rows, write_result, zoo_batch, zoo_task
 from lightning.pytorch.callbacks import Callback, DeviceStatsMonitor
 from lightning.pytorch.callbacks import ThroughputMonitor as LightningThroughputMonitor
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
@@ -39,7 +40,7 @@ from batchscope.options.compose import check_command_line
 from batchscope.training.build import build_all, build_callbacks
 from batchscope.training.quiet import quiet_libraries
 
-WARM_UP = 20  # steps
+ROUNDS, WARM_UP = 9, 20  # the latter in steps
 CPU = torch.device("cpu")
 Made = tuple[Any, Loader]  # a module and its loader
 
@@ -60,20 +61,21 @@ class Linear(lightning.LightningModule):
 
 def linear(steps: int, device: torch.device = CPU) -> Made:
     x = torch.randn(8 * (steps + 1), 8)
-    batches = TensorBatches((x, x.sum(1, keepdim=True)))
-    return Linear(), Loader(batches, DeterministicBatchSampler(len(x), 8, True), device)
+    return Linear(), loader((x, x.sum(1, keepdim=True)), 8, device)
 
 
 def cnn(steps: int, device: torch.device = CPU, batch: int = 128) -> Made:
-    data = images(batch * (steps + 1))
-    order = DeterministicBatchSampler(len(data[0]), batch, True)
-    return zoo_task("cnn"), Loader(TensorBatches(data), order, device)
+    return zoo_task("cnn"), loader(images(batch * (steps + 1)), batch, device)
+
+
+def loader(data: tuple[Tensor, Tensor], batch: int, device: torch.device) -> Loader:
+    return Loader(TensorBatches(data), DeterministicBatchSampler(len(data[0]), batch, True), device)
 
 
 @cache
 def images(number: int) -> tuple[Tensor, Tensor]:
     """So many images `(N, 1, 28, 28)` and classes `(N,)`, the same ones for all turns."""
-    return torch.randn(number, 1, 28, 28), torch.randint(0, 10, (number,))
+    return zoo_batch("cnn", number)
 
 
 class Clock(Callback):
@@ -124,23 +126,6 @@ def turn(
     return outside.found
 
 
-def bare_loop(make: Callable, steps: int, device: str) -> dict[str, float]:
-    """A turn with the same model and loader, and without a framework."""
-    task, loader = make(steps, device=torch.device(device, 0) if device == "cuda" else CPU)
-    model = task.model.to(device, memory_format=torch.channels_last)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    outside = Clock(steps)
-    for number, (x, y) in enumerate(loader):
-        outside.on_train_batch_start(None, None, None, number)
-        if number == steps:
-            break
-        loss = nn.functional.cross_entropy(model(x.to(memory_format=torch.channels_last)), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return outside.found
-
-
 def monitor() -> ThroughputMonitor:
     return ThroughputMonitor(calibrate=False, verbose=False)
 
@@ -150,47 +135,47 @@ def lightnings_own() -> list[Callback]:
     return [own, DeviceStatsMonitor(cpu_stats=True)]
 
 
-# name → (callbacks, whether TensorBoard and CSV are there)
-VARIANTS = {
+def ours() -> list[Callback]:
+    return [DeviceMonitor(), monitor(), TrainCurves(), ProgressBar()]
+
+
+WHOLE = "train.py"
+VARIANTS: dict[
+    str, tuple[Callable[[], list[Callback]] | None, bool]
+] = {  # callbacks, and whether TensorBoard and CSV are there
     "off": (list, False),
     "off, with loggers": (list, True),
     "ThroughputMonitor, no logger": (lambda: [monitor()], False),
     "ThroughputMonitor, every step to TensorBoard and CSV": (lambda: [monitor()], True),
-    "all of ours, every step to TensorBoard and CSV": (
-        lambda: [DeviceMonitor(), monitor(), TrainCurves(), ProgressBar()],
-        True,
-    ),
+    "all of ours, every step to TensorBoard and CSV": (ours, True),
     "Lightning's ThroughputMonitor + DeviceStatsMonitor": (lightnings_own, True),
     "StopOnNonFinite": (lambda: [StopOnNonFinite()], False),
     "NoiseScaleMonitor": (lambda: [NoiseScaleMonitor()], False),
+    WHOLE: (None, True),
 }
 
 
-def compared(make: Callable, steps: int, rounds: int, device: str, loops: bool) -> tuple[str, Any]:
-    """The table of all variants on one model; with `loops` also of a bare loop and of train.py."""
-    variants: dict[str, Callable] = {name: partial(turn, make, steps, device, *how) for name, how in VARIANTS.items()}
-    if loops:
-        variants |= {"bare loop": partial(bare_loop, make, steps, device)}
-        variants |= {"train.py": partial(turn, make, steps, device, None, True)}
-    found = compare_variants(variants, rounds, warm_up=1 if rounds > 1 else 0)
+def compared(make: Callable, steps: int, args: argparse.Namespace) -> tuple[str, Any]:
+    """The table of all variants on one model; train.py does not train the linear layer."""
+    used = {name: how for name, how in VARIANTS.items() if name != WHOLE or make is not linear}
+    turns = {name: partial(turn, make, steps, args.device, *how) for name, how in used.items()}
+    found = compare_variants(turns, *((1, 0) if args.smallest else (ROUNDS, 1)))
     lines = []
-    for name in variants:
+    for name in used:
         added = (f"{1e6 * found.difference(name, 'off', key):+,.0f} µs" for key in ("seconds", "processor"))
         lines.append([name, f"{1e3 * found.median(name):.3f} ms", found.ratio(name, "off"), *added])
-        lines[-1] += [found.ratio(name, "bare loop")] if loops else []
     head = ["callbacks", "median step", "it ÷ off (middle half)", "it − off, wall", "it − off, processor time"]
-    return rows([*head, *(["it ÷ bare loop"] if loops else [])], lines), found.rounds
+    return rows(head, lines), found.rounds
 
 
 def main() -> None:
-    args = arguments(__doc__, rounds=9, device=True).parse_args()
-    args.rounds = 1 if args.smallest else args.rounds
+    args = arguments(__doc__, device=True).parse_args()
     quiet_libraries()
     few, many = (WARM_UP + 2, WARM_UP + 4) if args.smallest else (120, 2020)
-    cases = {"one linear layer, batch 8": (linear, many, False)}
+    cases: dict[str, tuple[Callable, int]] = {"one linear layer, batch 8": (linear, many)}
     for batch in (8,) if args.smallest else (128,) if args.device == "cpu" else (64, 4096):
-        cases[f"SimpleCNN, batch {batch:,}"] = (partial(cnn, batch=batch), few, True)
-    found = {title: compared(make, n, args.rounds, args.device, loops) for title, (make, n, loops) in cases.items()}
+        cases[f"SimpleCNN, batch {batch:,}"] = (partial(cnn, batch=batch), few)
+    found = {title: compared(*case, args) for title, case in cases.items()}
     text = "\n\n".join(f"**{title}**\n\n{table}" for title, (table, _) in found.items())
     write_result("monitoring", text, {title: data for title, (_, data) in found.items()}, args)
 

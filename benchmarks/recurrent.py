@@ -1,6 +1,6 @@
 """Recurrent models against torch's own, and against the readable cells.
 
-    python benchmarks/recurrent.py --rounds 25
+    python benchmarks/recurrent.py
     python benchmarks/recurrent.py --device cuda
 
 A shape is (T, F, H, L, B): steps, features, hidden units, layers, batch. All variants take turns within a round; a ratio
@@ -12,7 +12,6 @@ is the median over rounds of the ratio within a round.
 - torch's network runs twice in each round: the ratio of the two shows the noise of this machine.
 """
 
-import argparse
 from collections.abc import Callable
 from functools import partial
 
@@ -36,7 +35,8 @@ SHAPES = [
 Shape = tuple[int, int, int, int, int]
 # An RNNCell has one layer, whatever the shape says.
 CASES = [("LSTM", shape) for shape in SHAPES] + [("RNN", (*shape[:3], 1, shape[4])) for shape in SHAPES]
-PASSES = ("forward", "forward+backward")
+SMALLEST = [("LSTM", (5, 4, 8, 2, 3)), ("RNN", (5, 4, 8, 1, 3))]
+PASSES, ROUNDS = ("forward", "forward+backward"), 25
 
 
 def network(kind: str, shape: Shape, way: str) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
@@ -56,12 +56,12 @@ def network(kind: str, shape: Shape, way: str) -> tuple[nn.Module, Callable[[Ten
 
 def passes(kind: str, shape: Shape, way: str, device: str) -> dict[str, Callable[[], object]]:
     """The two timed functions of a variant."""
-    steps, features, hidden, _, batch = shape
+    length, features, hidden, _, batch = shape
     net, run = network(kind, shape, way)
     net.to(device)
     generator = torch.Generator().manual_seed(1)
-    x = torch.randn(batch, steps, features, generator=generator).to(device)
-    gradient = torch.randn(batch, steps, hidden, generator=generator).to(device)
+    x = torch.randn(batch, length, features, generator=generator).to(device)
+    gradient = torch.randn(batch, length, hidden, generator=generator).to(device)
 
     def forward() -> Tensor:
         with torch.no_grad():
@@ -81,35 +81,33 @@ def seconds(work: Callable[[], object], repeats: int) -> float:
     return (clock() - started) / repeats
 
 
-def times(kind: str, shape: Shape, args: argparse.Namespace) -> dict[str, Compared]:
+def times(kind: str, shape: Shape, device: str, rounds: int) -> dict[str, Compared]:
     """Every variant of forward and of forward+backward, in turns."""
     ways = {"auto": "auto", "torch": "torch", "torch again": "torch", "reference": "reference"}
-    work = {name: passes(kind, shape, way, args.device) for name, way in ways.items()}
+    work = {name: passes(kind, shape, way, device) for name, way in ways.items()}
     found = {}
     for what in PASSES:
-        for way in work:
-            work[way][what]()
-        turns = {way: partial(seconds, of[what], max(1, int(0.05 / seconds(of[what], 1)))) for way, of in work.items()}
-        found[what] = compare_variants(turns, args.rounds)
+        turns = {}
+        for way, of in work.items():
+            of[what]()  # warm-up
+            turns[way] = partial(seconds, of[what], max(1, int(0.05 / seconds(of[what], 1))))
+        found[what] = compare_variants(turns, rounds)
     return found
 
 
 def row(kind: str, shape: Shape, of: Compared) -> list[str]:
-    ours, theirs = (f"{1e3 * of.median(way):.1f}" for way in ("auto", "torch"))
-    itself, reference = (
-        f"{median(of.ratios(*pair)):.2f}" for pair in (("torch", "torch again"), ("reference", "auto"))
-    )
-    return [kind, ", ".join(map(str, shape)), ours, theirs, of.ratio("torch", "auto"), itself, reference]
+    cells = [kind, ", ".join(map(str, shape)), *(f"{1e3 * of.median(way):.1f}" for way in ("auto", "torch"))]
+    cells.append(of.ratio("torch", "auto"))
+    return cells + [f"{median(of.ratios(*pair)):.2f}" for pair in (("torch", "torch again"), ("reference", "auto"))]
 
 
 def main() -> None:
-    args = arguments(__doc__, rounds=25, device=True).parse_args()
-    cases = [("LSTM", (5, 4, 8, 2, 3)), ("RNN", (5, 4, 8, 1, 3))] if args.smallest else CASES
-    args.rounds = 2 if args.smallest else args.rounds
+    args = arguments(__doc__, device=True).parse_args()
+    cases, rounds = (SMALLEST, 2) if args.smallest else (CASES, ROUNDS)
     keep_freed_memory()
     found = {}
     for case in cases:
-        found[case] = times(*case, args)
+        found[case] = times(*case, args.device, rounds)
         print(*case, flush=True)
     head = ["network", "T, F, H, L, B", "auto", "torch's", "torch's ÷ auto (middle half)", "torch's ÷ itself"]
     head += ["reference ÷ auto"]

@@ -95,7 +95,7 @@ def measure(args: argparse.Namespace) -> dict[str, dict[str, Any] | None]:
         cases, common = CASES, [SIZES, "seed=0,1,2"]
     found, out = {}, folder_of("bench-time-to-target", args)
     for name, words in cases.items():
-        root = [] if "data=adding" in words else [f"data.root={Path(args.root).absolute()}"]
+        root = [] if "data=adding" in words else [f"data.root={args.root}"]
         answer = sweep(out / name.replace(" ", "-"), [*common, *words, *root])
         found[name] = compared(answer) if answer and answer.arrivals else None
     return found

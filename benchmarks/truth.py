@@ -80,9 +80,8 @@ def main() -> None:
         for model, pipeline in cases:
             samples = 640 if args.smallest else SIZES.get(model, 6_400)
             accelerator = "cpu" if args.device == "cpu" else "gpu"
-            r = results[f"{model} {pipeline}"] = measure(
-                model, pipeline, folder, accelerator, samples, not args.smallest
-            )
+            r = measure(model, pipeline, folder, accelerator, samples, not args.smallest)
+            results[f"{model} {pipeline}"] = r
             ratios = [f"{r['samples_per_sec_ratio']:.4f}", f"{r['writing_share']:.2%}"]
             bound = f"{r['bound_ratio']:.2f}" if "bound_ratio" in r else "–"
             lines.append([model, pipeline, r["steps"], f"{r['samples_per_sec']:,.0f}", *ratios, bound])

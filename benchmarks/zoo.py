@@ -109,7 +109,7 @@ def train_missing(folder: Path, commands: Commands, root: str) -> None:
             continue
         shutil.rmtree(folder / name, ignore_errors=True)
         print(f"{number} of {len(commands)}: python train.py {options}", flush=True)
-        where = [] if name.startswith(("adding", "copy")) else [f"data.root={Path(root).resolve()}"]
+        where = [] if name.startswith(("adding", "copy")) else [f"data.root={root}"]
         if not train(folder / name, [*options.split(), *where]):
             print(f"{name} failed; the next start tries it again", flush=True)
 
