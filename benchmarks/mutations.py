@@ -4,10 +4,10 @@
     python benchmarks/mutations.py OLD --suite NEW            # the mistakes drawn from OLD, made in NEW, by NEW's tests
 
 A mutation changes one statement of a function: off by one, a dropped call, two swapped arguments, a negated condition, or
-a factor that divides (a wrong unit). They are spread over all rooms of src/. All happens in a clone below `--work`. The
+a factor that divides (a wrong unit). They are spread over all rooms of src/. All happens in a clone below outputs/mutations. The
 suite runs once, with a probe at each statement that notes which test reaches it, also in processes that tests start. Then
 each mutation is made, and the tests that reach it run until one fails, those of its room first. A failure counts if the
-test passes without the mutation. The same command goes on with `--out`. Some mutations change nothing that can be seen,
+test passes without the mutation. The same command goes on where it was stopped. Some mutations change nothing that can be seen,
 so no suite catches all: what counts is the same ones with two suites.
 """
 
@@ -29,16 +29,11 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 KINDS = ("off by one", "dropped call", "swapped arguments", "negated condition", "wrong unit")
+WORK = ROOT / "outputs" / "mutations"
 RESULTS = ("caught", "survived", "not reached", "gone")
 SCALES = {24, 60, 100, 1000, 1024, 3600, 10**6, 10**9, 1e-3, 1e-6, 1e-9}
-ALIKE = {
-    "max",
-    "min",
-    "zip",
-    "isinstance",
-    "getattr",
-    "next",
-}  # to swap their arguments changes nothing, or is an error
+# To swap their arguments changes nothing, or is an error.
+ALIKE = {"max", "min", "zip", "isinstance", "getattr", "next"}
 COMPARED = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
 SITE = """import sys
 from pathlib import Path
@@ -152,23 +147,24 @@ def write(path: Path, text: str) -> None:
     Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
 
 
+def commit_of(checkout: Path) -> str:
+    return subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=checkout, text=True).strip()
+
+
 def clone(checkout: Path, work: Path) -> Path:
-    """A clone of a checkout's commit, from which this Python imports batchscope when WORK/site is on its path."""
+    """A clone of a checkout's commit, from which this Python imports batchscope when `site` beside it is on its path."""
     copy, site = work / "copy", work / "site"
-    if not copy.exists():
-        site.mkdir(parents=True)
-        subprocess.run(["git", "clone", "-q", str(checkout), str(copy)], check=True)
-        if (shared := checkout.resolve().parent / "shared").is_dir():
-            (work / "shared").symlink_to(shared)  # the data of the tests
-    subprocess.run(["git", "checkout", "-q", "--", "src"], cwd=copy, check=True)
+    shutil.rmtree(copy, ignore_errors=True)
+    site.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["git", "clone", "-q", str(checkout), str(copy)], check=True)
+    if (shared := checkout.resolve().parent / "shared").is_dir() and not (work / "shared").exists():
+        (work / "shared").symlink_to(shared)  # the data of the tests
     shutil.copy(__file__, site / "mutations.py")
     (site / "sitecustomize.py").write_text(SITE.format(root=str(copy)))
-    line = [sys.executable, "-c", "import batchscope; print(batchscope.__file__)"]
-    found = subprocess.run(
-        line, check=False, env=os.environ | {"PYTHONPATH": str(site)}, capture_output=True, text=True, cwd=copy
-    )
-    if found.stdout.strip() != str(copy / "src" / "__init__.py"):
-        sys.exit(f"error: tests would import {found.stdout.strip() or 'nothing'}; it takes pip install -e '.[test]'")
+    line, environment = [sys.executable, "-c", "import batchscope as b; print(b.__file__)"], {"PYTHONPATH": str(site)}
+    found = subprocess.check_output(line, env=os.environ | environment, text=True, cwd=copy).strip()
+    if found != str(copy / "src" / "__init__.py"):
+        sys.exit(f"error: tests would import {found or 'nothing'}; it takes pip install -e '.[test]'")
     return copy
 
 
@@ -288,19 +284,18 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=40)
     parser.add_argument("--seconds", type=float, default=300, help="of tests for each mutation")
-    parser.add_argument("--work", type=Path, default=ROOT / "outputs" / "mutations", help="where the clone is")
-    parser.add_argument("--out", type=Path, default=Path("mutations.json"))
     args = parser.parse_args()
-    copy = clone(args.suite or args.checkout, args.work.resolve())
-    kept = json.loads(args.out.read_text()) if args.out.exists() else {"ends": {}, "mutations": []}
+    suite = args.suite or args.checkout
+    copy, out = clone(suite, WORK), WORK / f"{commit_of(args.checkout)}-{commit_of(suite)}-{args.seed}.json"
+    kept = json.loads(out.read_text()) if out.exists() else {"ends": {}, "mutations": []}
     mutations = kept["mutations"] + draw(args.checkout / "src", args.seed, args.count)[len(kept["mutations"]) :]
     if new := [each for each in mutations if "tests" not in each]:
         kept = {"ends": kept["ends"] | probe(copy, new), "mutations": mutations}
-        args.out.write_text(json.dumps(kept, indent=1))
+        out.write_text(json.dumps(kept, indent=1))
     for each in mutations:
         if "result" not in each:
             each["result"] = judge(copy, each, kept["ends"], args.seconds)
-            args.out.write_text(json.dumps(kept, indent=1))
+            out.write_text(json.dumps(kept, indent=1))
         words = f"{each['kind']}, {each['file']}, {each['function']}: {each['before']} → {each['after']}"
         print(f"{each['result']:11} {words}", flush=True)
     print(f"\n| room | {' | '.join(RESULTS)} |\n| --- |{' ---: |' * len(RESULTS)}")

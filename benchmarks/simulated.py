@@ -1,7 +1,6 @@
 """Thousands of simulated sweeps: how often is a sentence of their answers false?
 
     python benchmarks/simulated.py
-    python benchmarks/simulated.py --sweeps 600
 
 The runs have known true rates and accuracies, and noise like that of real machines. A world has a time axis on which the
 runs take their windows. The log time of a sample in a window is
@@ -18,8 +17,8 @@ import math
 import multiprocessing
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +31,14 @@ from batchscope.analysis.run import Run
 from batchscope.records.read import SCHEMA
 from batchscope.records.step_parts import PARTS
 from batchscope.records.step_times import StepTimes
+from batchscope.sweep.passes import FEWEST
 
 SHARE_OFF = 0.1  # by which a stated share may be off, as a fraction of it
 REACHED = 0.88  # of the best rate, by a size of which 0.9 is claimed
 WINDOW_S = 0.25
-STEPS = 3  # of a window in a file: the analysis takes their median
 METRIC = "test/acc"
 SIZES = (8, 32, 64, 128, 256, 512)
-_FIRST_LOOK = 6  # passes, of a sweep that looks at its answer while it measures
-_PER_WINDOW = ("window", "pass_", "start_unix", "others_share", "disturbed")
+SWEEPS = 600  # of each kind of noise
 
 # --- claims
 
@@ -174,8 +172,18 @@ def random_accuracies(sizes: Sequence[int], rng: np.random.Generator) -> dict[in
     return {size: float(best - fall * math.log2(max(size / last, 1))) for size in sizes}
 
 
-def simulate(of: Scenario, truth: Reference, rng: np.random.Generator) -> list[Run]:
-    """The runs of a sweep: one a size and seed."""
+@dataclass(frozen=True)
+class Windows:
+    """What is measured of runs, one a size and seed."""
+
+    cells: Sequence[tuple[int, int]]  # (runs,) size and seed
+    step_s: np.ndarray  # (runs, passes) median step of each window
+    taken: np.ndarray  # (runs, passes) share of the processor that others took
+    metrics: Sequence[dict[str, float]]  # (runs,)
+
+
+def simulate(of: Scenario, truth: Reference, rng: np.random.Generator) -> Windows:
+    """The windows of a sweep."""
     cells, passes = [(size, seed) for size in truth.rates for seed in range(of.seeds)], of.passes
     count = len(cells)
     place = np.arange(count * passes).reshape(count, passes)  # (run, pass) → its place in time
@@ -184,19 +192,13 @@ def simulate(of: Scenario, truth: Reference, rng: np.random.Generator) -> list[R
     drift = np.cumsum(rng.normal(0, of.drift / math.sqrt(count if of.shared else 1), count * passes))[place]
     covered = _bursts(count * passes, of.busy, rng)[place]
     strength = np.linspace(0.5, 1, count)[:, None]  # the smallest size suffers half as much of a burst as the largest
+    sizes = np.array([size for size, _ in cells])[:, None]
     exact = -np.log([truth.rates[size] for size, _ in cells])[:, None] + rng.normal(0, of.mood, (count, 1))
     log_s = exact + drift + np.where(covered > 0.5, math.log(2), 0.0) * strength
     log_s += of.window * _autoregressive(count, passes, of.alike, rng)
     taken = np.clip(0.02 + 0.01 * rng.normal(size=place.shape) + (covered / 2 if of.seen else 0), 0, 1)
-    found = []
-    for number, (size, seed) in enumerate(cells):
-        metrics = {}
-        if of.samples:
-            accuracy = np.clip(truth.metrics[size] + rng.normal(0, of.seed_noise), 0, 1)
-            metrics = {METRIC: float(rng.binomial(of.samples, accuracy)) / of.samples}
-        steps = _step_times(np.exp(log_s[number]) * size, taken[number], of.shared)
-        found.append(_run(str(number), size, seed, steps, metrics, of.samples))
-    return found
+    metrics = [_tested(of, truth.metrics[size], rng) if of.samples else {} for size, _ in cells]
+    return Windows(cells, np.exp(log_s) * sizes, taken, metrics)
 
 
 def _bursts(windows: int, busy: float, rng: np.random.Generator) -> np.ndarray:
@@ -219,54 +221,42 @@ def _autoregressive(runs: int, windows: int, alike: float, rng: np.random.Genera
     return noise
 
 
-def _step_times(seconds: np.ndarray, taken: np.ndarray, shared: bool) -> StepTimes:
-    count, step_s = len(seconds), np.repeat(seconds, STEPS).astype(np.float32)
-    return StepTimes(
-        step_s=step_s,
-        window=STEPS * np.arange(count),
-        pass_=np.arange(count) if shared else np.full(count, -1),
-        start_unix=WINDOW_S * np.arange(count, dtype=float),
-        others_share=taken,
-        disturbed=(taken > 0.25).astype(float),  # what hardware/contention.py would say of such a window
-        parts_s=step_s[:, None] * np.full(len(PARTS), 1 / len(PARTS), np.float32),
-        parts_every=1,
-    )
+def _tested(of: Scenario, mean: float, rng: np.random.Generator) -> dict[str, float]:
+    """The measured accuracy of a seed."""
+    accuracy = np.clip(mean + rng.normal(0, of.seed_noise), 0, 1)
+    return {METRIC: float(rng.binomial(of.samples, accuracy)) / of.samples}
 
 
-def _run(name: str, size: int, seed: int, steps: StepTimes, metrics: dict[str, float], samples: int) -> Run:
-    """A run with its record and its windows, in memory."""
-    seconds, quiet = steps.step_s[::STEPS], steps.disturbed == 0
-    median = float(np.median(seconds[quiet] if quiet.sum() >= 3 else seconds))
-    record = {
-        "config": {"data": {"_target_": "…", "batch_size": size}, "model": {"_target_": "…"}, "seed": seed},
-        "choices": {"model": "simulated", "data": "simulated"},
-        "overrides": [f"data.batch_size={size}"],
-        "status": "finished",
-        "schema": SCHEMA,
-        "hardware": {"device": "cpu", "device_name": "simulated", "torch_threads": 2},
-        "throughput": {
-            "batch_size": size,
-            "samples_per_sec": size / median,
-            "step_ms_median": 1e3 * median,
-            "step_ms": 1e3 * float(seconds.mean()),
-        },
-        "metrics": metrics,
-        "evaluated": {"test": samples},
-        "epochs": 1,
-        "seconds": float(seconds.sum()),
-    }
-    run = Run(name, Path("simulated") / name, record)
-    run.__dict__["steps"] = steps  # what the property would read
-    return run
-
-
-def first_windows(run: Run, count: int) -> Run:
-    """The run as it was after so many windows."""
-    assert isinstance(run.steps, StepTimes)
-    rows = {name: getattr(run.steps, name)[:count] for name in _PER_WINDOW}
-    steps = {name: getattr(run.steps, name)[: STEPS * count] for name in ("step_s", "parts_s")}
-    found = Run(run.name, run.folder, run.record)
-    found.__dict__["steps"] = replace(run.steps, **rows, **steps)
+def runs(of: Scenario, windows: Windows, passes: int) -> list[Run]:
+    """The runs as they are after so many passes, with their records and windows in memory."""
+    found = []
+    for number, (size, seed) in enumerate(windows.cells):
+        step_s, taken = windows.step_s[number, :passes].astype(np.float32), windows.taken[number, :passes]
+        median = float(np.median(step_s))
+        record = {
+            "config": {"data": {"_target_": "…", "batch_size": size}, "model": {"_target_": "…"}, "seed": seed},
+            "choices": {"model": "simulated", "data": "simulated"},
+            "overrides": [f"data.batch_size={size}"],
+            "status": "finished",
+            "schema": SCHEMA,
+            "hardware": {"device": "cpu", "device_name": "simulated", "torch_threads": 2},
+            "throughput": {"batch_size": size, "samples_per_sec": size / median, "step_ms_median": 1e3 * median},
+            "metrics": windows.metrics[number],
+            "evaluated": {"test": of.samples},
+            "epochs": 1,
+        }
+        run = Run(str(number), Path("simulated") / str(number), record)
+        run.__dict__["steps"] = StepTimes(  # what the property would read
+            step_s=step_s,
+            window=np.arange(passes),
+            pass_=np.arange(passes) if of.shared else np.full(passes, -1),
+            start_unix=WINDOW_S * np.arange(passes, dtype=float),
+            others_share=taken,
+            disturbed=(taken > 0.25).astype(float),  # what hardware/contention.py would say of such a window
+            parts_s=np.zeros((0, len(PARTS)), np.float32),
+            parts_every=1,
+        )
+        found.append(run)
     return found
 
 
@@ -278,8 +268,11 @@ def one(scenario: Scenario, seed: int) -> dict[str, Any]:
     rng = np.random.default_rng([seed, sum(map(ord, scenario.name))])
     rates = random_rates(scenario.kinds[seed % len(scenario.kinds)], scenario.sizes, rng)
     truth = Reference(rates, metrics=random_accuracies(scenario.sizes, rng) if scenario.samples else {})
-    looks = _looks(scenario, simulate(scenario, truth, rng))
-    found = next(a for n, a in looks if n == scenario.passes or (a.size is not None and not a.vague))
+    windows, passes = simulate(scenario, truth, rng), FEWEST if scenario.looks else scenario.passes
+    found = answered(scenario, windows, passes)
+    while passes < scenario.passes and (found.size is None or found.vague):
+        passes += 1
+        found = answered(scenario, windows, passes)
     ratios = [(a, b, found.rates.ratio(a, b)) for a, b in itertools.combinations(scenario.sizes, 2)]
     overall = found.overall.ratios.items() if found.overall else ()
     reaches = [ratio.reach for size, ratio in overall if size != found.overall.best]
@@ -293,13 +286,11 @@ def one(scenario: Scenario, seed: int) -> dict[str, Any]:
     }
 
 
-def _looks(scenario: Scenario, runs: Sequence[Run]) -> Iterator[tuple[int, Answer]]:
-    """The answers after each pass at which the sweep looks, with the number of passes."""
-    for passes in range(_FIRST_LOOK if scenario.looks else scenario.passes, scenario.passes + 1, 2):
-        seen = Group("simulated", [first_windows(run, passes) for run in runs])
-        found = answer(seen, [METRIC] if scenario.samples else [])
-        assert found is not None
-        yield passes, found
+def answered(scenario: Scenario, windows: Windows, passes: int) -> Answer:
+    """The answer after so many passes."""
+    found = answer(Group("simulated", runs(scenario, windows, passes)), [METRIC] if scenario.samples else [])
+    assert found is not None
+    return found
 
 
 def row(name: str, sweeps: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -318,15 +309,13 @@ def row(name: str, sweeps: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("--sweeps", type=int, default=600, help="of each kind of noise")
-    args = parser.parse_args()
-    grid, args.sweeps = (GRID[:1], 4) if args.smallest else (GRID, args.sweeps)
+    args = arguments(__doc__).parse_args()
+    grid, count, processes = (GRID[:1], 4, 1) if args.smallest else (GRID, SWEEPS, os.cpu_count())
     lines = []
     os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    with multiprocessing.get_context("spawn").Pool(1 if args.smallest else os.cpu_count()) as pool:
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
         for scenario in grid:
-            sweeps = pool.starmap(one, [(scenario, seed) for seed in range(args.sweeps)], chunksize=8)
+            sweeps = pool.starmap(one, [(scenario, seed) for seed in range(count)], chunksize=8)
             lines.append(row(scenario.name, sweeps))
             print(*lines[-1], sep=" | ", flush=True)
     head = [
@@ -338,8 +327,8 @@ def main() -> None:
         "half-width",
         "least share",
     ]
-    text = f"{rows(head, lines)}\n\n{args.sweeps} sweeps of each kind. A claim is false by the exact rates."
-    write_result("answers_attack", text, {"sweeps": args.sweeps, "head": head, "rows": lines}, args)
+    text = f"{rows(head, lines)}\n\n{count} sweeps of each kind. A claim is false by the exact rates."
+    write_result("answers_attack", text, {"sweeps": count, "head": head, "rows": lines}, args)
 
 
 if __name__ == "__main__":
