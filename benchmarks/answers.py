@@ -130,17 +130,23 @@ def options_of(model: str, sizes: str, args: argparse.Namespace) -> list[str]:
     return [*options, f"data.batch_size={sizes}", "trainer.accelerator=cpu", *(QUICK if args.smallest else ())]
 
 
-def references(cases: Mapping[str, str], out: Path, args: argparse.Namespace) -> dict[str, Reference]:
-    """By model the pooled rates of its long sweeps."""
-    found = {}
+def references(cases: Mapping[str, str], out: Path, args: argparse.Namespace) -> tuple[dict[str, Reference], str]:
+    """By model the pooled rates of its long sweeps, and what the page says of them."""
+    found, text = {}, ""
     for model, sizes in cases.items():
         places = [out / "reference" / f"{model}-{number}" for number in range(1 if args.smallest else 2)]
         for place in places:
             sweep(place, [*options_of(model, sizes, args), *(() if args.smallest else LONG)])
         rates = find(places).groups[0].rates
-        off = {size: rates.reach(size) for size in rates.settings}
-        found[model] = Reference({size: rates.rate(size) for size in sorted(rates.settings)}, off)
-    return found
+        off = {size: rates.reach(size) for size in sorted(rates.settings)}
+        found[model] = Reference({size: rates.rate(size) for size in off}, off)
+        known = ", ".join(f"{size}: {rates.rate(size):,.0f} ± {off[size]:.1%}" for size in off)
+        one, other = (find([place]).groups[0].rates for place in (places[0], places[-1]))
+        largest = max(off)
+        most = max(abs(one.ratio(size, largest).value / other.ratio(size, largest).value - 1) for size in off)
+        text += f"\n\nReference of {model}, samples/s: {known}. "
+        text += f"The two sweeps differed by at most {most:.1%} (of ratios to the largest size)."
+    return found, text
 
 
 def judged(place: Path, truth: Reference) -> dict[str, Any]:
@@ -182,7 +188,7 @@ def main() -> None:
     if args.smallest:
         cases, conditions, repetitions = {"mlp": "16,256"}, ("light",), 1
     out, models, sweeps = folder_of("bench-answers", args), list(cases), []
-    truths = references(cases, out, args)
+    truths, said = references(cases, out, args)
     for repetition in range(repetitions):
         model = models[repetition % len(models)]
         for condition in conditions:
@@ -191,10 +197,7 @@ def main() -> None:
             about = {"name": name, "model": model, "condition": condition}
             sweeps.append(about | facts | judged(out / "sweeps" / name, truths[model]))
             print(name, *sweeps[-1]["lines"], sep="\n", flush=True)
-    text = table_of_sweeps(sweeps)
-    for model, truth in truths.items():
-        known = ", ".join(f"{size}: {rate:,.0f} ± {truth.off[size]:.1%}" for size, rate in truth.rates.items())
-        text += f"\n\nReference of {model}, samples/s: {known}."
+    text = table_of_sweeps(sweeps) + said
     facts = {model: {"rates": truth.rates, "off": truth.off} for model, truth in truths.items()}
     write_result("answers", text, {"reference": facts, "sweeps": sweeps}, args)
     if not args.smallest:
