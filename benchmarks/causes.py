@@ -29,7 +29,7 @@ from typing import Any
 
 import lightning
 import torch
-from harness import arguments, compare_variants, in_a_process, median, rows, write_result, zoo_batch, zoo_task
+from harness import arguments, bare_trainer, compare_variants, in_a_process, rows, write_result, zoo_batch, zoo_task
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -277,12 +277,10 @@ class Clock(Callback):
 
 def fit(parts: Parts, callback: Callback, steps: int) -> None:
     module, loader, options = parts
-    options = {"logger": False, **options, "callbacks": [callback, *options.get("callbacks", [])]}
-    lightning.Trainer(
-        accelerator="cpu" if DEVICE == "cpu" else "gpu", devices=1, max_steps=steps, max_time=timedelta(seconds=RUN_S),
-        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False, use_distributed_sampler=False,
-        **options,
-    ).fit(module, loader)  # fmt: skip
+    callbacks, limit = [callback, *options.get("callbacks", [])], timedelta(seconds=RUN_S)
+    bare_trainer(DEVICE, **options | {"callbacks": callbacks, "max_steps": steps, "max_time": limit}).fit(
+        module, loader
+    )
 
 
 def step_seconds(one: Case, **sizes: Any) -> float:
@@ -302,7 +300,7 @@ def run(name: str, device: str, threads: int, smallest: bool) -> dict[str, Any]:
     with open(os.devnull, "w") as null, contextlib.redirect_stdout(null):
         fit(one.make(), monitor, steps)
         turns = {"step": partial(step_seconds, one), "changed": partial(step_seconds, one, **one.changed)}
-        ratio = median(compare_variants(turns, rounds).ratios("changed", "step"))
+        ratio = statistics.median(compare_variants(turns, rounds).ratios("changed", "step"))
     return {"verdict": monitor.summary.get("bottleneck"), "ratio": ratio}
 
 

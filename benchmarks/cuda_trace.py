@@ -101,7 +101,7 @@ def main() -> None:
     steps, warm_up, batch = (3, 8, 8) if args.smallest else (200, WARM_UP, 128)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "trace.json"
-        trace(file, steps, "gpu" if args.device == "cuda" else "cpu", warm_up, batch)
+        trace(file, steps, args.device, warm_up, batch)
         events = json.loads(file.read_text())["traceEvents"]
     try:
         found = waits(events, steps)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch import Callback, Trainer
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from batchscope.data.spec import DataSpec
@@ -52,12 +53,13 @@ class Compared:
 
     def ratios(self, name: str, base: str, key: str = "seconds") -> list[float]:
         """A variant ÷ another one, within each round."""
-        return ratios(self.of(name, key), self.of(base, key))
+        return [one / other for one, other in zip(self.of(name, key), self.of(base, key), strict=True)]
 
     def ratio(self, name: str, base: str, key: str = "seconds") -> str:
         """The median of these ratios, with their middle half."""
         found = self.ratios(name, base, key)
-        return f"{median(found):.3f} ({middle_half(found)})"
+        low, middle, high = statistics.quantiles(2 * found if len(found) == 1 else found, n=4, method="inclusive")
+        return f"{middle:.3f} ({low:.3f}–{high:.3f})"
 
     def difference(self, name: str, base: str, key: str = "seconds") -> float:
         """The median over rounds of a variant − another one."""
@@ -84,15 +86,6 @@ def compare_variants(
     return Compared(found)
 
 
-def ratios(values: Sequence[float], of: Sequence[float]) -> list[float]:
-    return [one / other for one, other in zip(values, of, strict=True)]
-
-
-def middle_half(values: Sequence[float]) -> str:
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else 3 * list(values)
-    return f"{low:.3f}–{high:.3f}"
-
-
 def rows(head: Sequence[str], lines: Sequence[Sequence[object]], words: int = 1) -> str:
     """A table in Markdown; the first `words` columns are text, the others numbers."""
     rule = ["---" if place < words else "---:" for place in range(len(head))]
@@ -116,6 +109,13 @@ def zoo_batch(model: str, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Random images and classes that a model of the zoo takes."""
     spec = CIFAR if model == "torchvision" else MNIST
     return torch.randn(samples, *spec.input_shape), torch.randint(spec.num_outputs, (samples,))
+
+
+def bare_trainer(device: str, callbacks: Sequence[Callback], **options: Any) -> Trainer:
+    """A Trainer that shows and saves nothing."""
+    shown = {f"enable_{name}": False for name in ("progress_bar", "model_summary", "checkpointing")}
+    usual = {"accelerator": device, "devices": 1, "use_distributed_sampler": False, "logger": False}
+    return Trainer(callbacks=list(callbacks), **usual | shown | options)
 
 
 def in_a_process(function: Callable, *given: Any, seconds: float | None = None, **environment: str) -> Any:

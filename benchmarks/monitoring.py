@@ -19,7 +19,7 @@ from typing import Any
 
 import lightning
 import torch
-from harness import arguments, compare_variants, rows, write_result, zoo_batch, zoo_task
+from harness import arguments, bare_trainer, compare_variants, rows, write_result, zoo_batch, zoo_task
 from lightning.pytorch.callbacks import Callback, DeviceStatsMonitor
 from lightning.pytorch.callbacks import ThroughputMonitor as LightningThroughputMonitor
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
@@ -109,19 +109,17 @@ def turn(
     make: Callable, steps: int, device: str, used: Callable[[], list[Callback]] | None, logs: bool
 ) -> dict[str, float]:
     """A turn with these callbacks and, if it logs, TensorBoard and CSV; with None all that train.py has."""
-    outside, accelerator = Clock(steps), "cpu" if device == "cpu" else "gpu"
+    outside = Clock(steps)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if used is None:
-            trainer = default_trainer(folder, accelerator, [outside])
+            trainer = default_trainer(folder, device, [outside])
         else:
             callbacks = [*used(), outside]
-            trainer = lightning.Trainer(
-                accelerator=accelerator, devices=1, max_epochs=1, callbacks=callbacks, log_every_n_steps=1,
-                logger=[TensorBoardLogger(folder), CSVLogger(folder)] if logs else False,
-                enable_progress_bar=any(isinstance(each, ProgressBar) for each in callbacks),
-                enable_model_summary=False, enable_checkpointing=False,
-            )  # fmt: skip
+            loggers = [TensorBoardLogger(folder), CSVLogger(folder)] if logs else False
+            has_bar = any(isinstance(each, ProgressBar) for each in callbacks)
+            options = {"max_epochs": 1, "logger": loggers, "log_every_n_steps": 1, "enable_progress_bar": has_bar}
+            trainer = bare_trainer(device, callbacks, **options)
         trainer.fit(*make(steps, device=trainer.strategy.root_device))
     return outside.found
 

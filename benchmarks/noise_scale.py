@@ -14,7 +14,7 @@ from typing import Any
 
 import lightning
 import torch
-from harness import arguments, in_two_ranks, rows, write_result
+from harness import arguments, bare_trainer, in_two_ranks, rows, write_result
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
@@ -93,11 +93,9 @@ def estimate(seed: int, lr: float, batches: int = 1, ranks: int = 1, halves: boo
     """A fit, and what it estimates; of two ranks each does this."""
     x, y, net = fixed_set()
     monitor, truth = NoiseScaleMonitor(every_n_steps=2, halves=halves), Truth(x, y)
-    options: dict[str, Any] = {"strategy": "ddp", "devices": 2, "use_distributed_sampler": False} if ranks > 1 else {}
-    trainer = lightning.Trainer(
-        accelerator="cpu", callbacks=[monitor, truth], max_steps=2 * COMPARISONS + 10, accumulate_grad_batches=batches,
-        logger=False, enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False, **options,
-    )  # fmt: skip
+    options: dict[str, Any] = {"strategy": "ddp", "devices": 2} if ranks > 1 else {}
+    options |= {"max_steps": 2 * COMPARISONS + 10, "accumulate_grad_batches": batches}
+    trainer = bare_trainer("cpu", [monitor, truth], **options)
     torch.manual_seed(2 * seed + trainer.global_rank)
     drawn = torch.randint(SAMPLES, (trainer.max_steps * batches + 1, UPDATE // batches // ranks))
     trainer.fit(Learner(net, lr), DataLoader([(x[at], y[at]) for at in drawn], batch_size=None))

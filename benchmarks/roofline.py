@@ -1,4 +1,4 @@
-"""Are the measured peaks peaks? Layers of the zoo and large operations of traffic, against what a calibration finds.
+"""Are the measured peaks peaks? Linear and convolutional layers and large operations of traffic, against a calibration.
 
     python benchmarks/roofline.py
     python benchmarks/roofline.py --device cuda
@@ -26,7 +26,6 @@ PEAK, BANDWIDTH = "the peak: FLOP/s", "the peak: bytes/s"
 BATCHES = (1, 8, 64, 512, 2048)
 LINEAR = [(3136, 128), (784, 512), (512, 256), (156, 512), (256, 512), (1024, 1024)]  # features in and out
 CONVOLUTIONS = [(1, 32, 28), (32, 64, 14), (64, 64, 8), (128, 128, 4), (256, 256, 2), (512, 512, 1), (64, 64, 28)]
-RECURRENT = [(28, 28, 128), (28, 128, 128), (16, 512, 512)]  # time steps, features in, hidden size
 NUMBERS = {"cpu": 2**25, "cuda": 2**28}  # of a tensor of traffic: 128 MiB; 1 GiB, of which an L2 of 50 MiB holds little
 Run = Callable[[], object]
 # Name, FLOPs, the share of them inside the image, what makes its run.
@@ -48,10 +47,6 @@ def layers(device: str) -> Iterator[Layer]:
                 of = partial(convolution, random, batch, c_in, c_out, size, layout)
                 yield name, flops, inside, partial(of, backward=False)
                 yield f"{name}, backward", 2 * flops, inside, partial(of, backward=True)
-        for steps, features, hidden in RECURRENT:
-            flops = 2.0 * steps * batch * 4 * hidden * (features + hidden)
-            name = f"lstm {batch}×{steps}×{features} → {hidden}"
-            yield name, flops, 1.0, partial(lstm, random, batch, steps, features, hidden)
 
 
 def convolution(
@@ -63,12 +58,6 @@ def convolution(
         return partial(F.conv2d, x, weight, padding=1)
     rest = (None, ones, ones, ones, False, [0, 0], 1, [True, True, False])
     return partial(torch.ops.aten.convolution_backward, gradient, x, weight, *rest)
-
-
-def lstm(random: Callable, batch: int, steps: int, features: int, hidden: int) -> Run:
-    states = (random(1, batch, hidden), random(1, batch, hidden))
-    weights = [random(4 * hidden, features), random(4 * hidden, hidden), random(4 * hidden), random(4 * hidden)]
-    return partial(torch.lstm, random(steps, batch, features), states, weights, True, 1, 0.0, False, False, False)
 
 
 def traffic(device: str, count: int) -> Iterator[tuple[str, int, Callable[[], Run]]]:

@@ -23,19 +23,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from harness import (
-    Compared,
-    arguments,
-    compare_variants,
-    in_two_ranks,
-    median,
-    middle_half,
-    ratios,
-    rows,
-    write_result,
-    zoo_batch,
-    zoo_task,
-)
+from harness import Compared, arguments, compare_variants, in_two_ranks, median, rows, write_result, zoo_batch, zoo_task
 from torch import distributed, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -72,10 +60,7 @@ def step_of(model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> Cal
 def median_s(step: Callable[[], object], seconds: float, both: bool = True) -> float:
     """The median of single steps, for so many seconds and at least three steps.
 
-    Args:
-        step: what is timed.
-        seconds: for how long.
-        both: True where both processes take the same number of steps; False where the second one sleeps on its socket.
+    Both processes take as many steps; or the first one alone, while the second one sleeps on its socket.
     """
     found = [0.0]
     distributed.barrier()
@@ -131,18 +116,15 @@ def page(found: dict[str, Any]) -> str:
     here = (most - least) / (longest - shortest), shortest / 2
     measured, predicted = [], []
     for name, model in found["models"].items():
-        steps, ring = Compared(model["rounds"]), ring_s(model["bytes"], 2, *here)
-        alone, beside, together = (steps.of(each) for each in ("alone", "beside", "together"))
-        expected = [step + ring for step in beside]
-        by_prediction = ratios(expected, together)
-        cells = [median(alone), median(beside), ring, median(together)]
-        cells = [name, f"{model['bytes'] / 1e6:.2f} MB", *(f"{1e3 * each:.2f} ms" for each in cells)]
-        cells += [f"{median(by_prediction):.2f} ({middle_half(by_prediction)})"]
-        measured.append([*cells, *(f"{median(ratios(alone, each)):.0%}" for each in (expected, together))])
-        step = median(alone)
-        predicted.append(
-            [name, *(f"{step / (step + ring_s(model['bytes'], DEVICES, *link)):.0%}" for link in LINKS.values())]
-        )
+        rounds, size, ring = model["rounds"], model["bytes"], ring_s(model["bytes"], 2, *here)
+        expected = [{"seconds": each["seconds"] + ring} for each in rounds["beside"]]
+        steps = Compared(rounds | {"expected": expected})
+        alone, beside, together = (steps.median(each) for each in ("alone", "beside", "together"))
+        cells = [name, f"{size / 1e6:.2f} MB", *(f"{1e3 * each:.2f} ms" for each in (alone, beside, ring, together))]
+        cells.append(steps.ratio("expected", "together"))
+        measured.append([*cells, *(f"{median(steps.ratios('alone', by)):.0%}" for by in ("expected", "together"))])
+        efficiencies = (alone / (alone + ring_s(size, DEVICES, *link)) for link in LINKS.values())
+        predicted.append([name, *(f"{each:.0%}" for each in efficiencies)])
     head = ["model", "gradients", "alone", "beside another", "ring", "two under DDP"]
     head += ["predicted ÷ measured (middle half)", "efficiency predicted", "measured"]
     return f"""Two processes on one machine, a batch of {BATCH} for each. The prediction is the step of each of two processes without

@@ -14,8 +14,7 @@ import os
 import tempfile
 from typing import Any
 
-import lightning
-from harness import arguments, rows, task_of, write_result
+from harness import arguments, bare_trainer, rows, task_of, write_result
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger
 
@@ -51,11 +50,9 @@ def measure(
     source, steps = build(config["data"], "data"), -(-samples // config["data"]["batch_size"])
     outside, monitor = OutsideClock(), ThroughputMonitor(warmup_steps=steps, calibrate=calibrate, verbose=False)
     with open(os.devnull, "w") as null, contextlib.redirect_stdout(null), tempfile.TemporaryDirectory() as logs:
-        lightning.Trainer(
-            accelerator=accelerator, devices=1, max_epochs=2, logger=CSVLogger(logs), log_every_n_steps=1,
-            limit_val_batches=0, use_distributed_sampler=False, callbacks=[outside, monitor],
-            enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
-        ).fit(task_of(config, source.spec), datamodule=source)  # fmt: skip
+        options = {"max_epochs": 2, "logger": CSVLogger(logs), "log_every_n_steps": 1, "limit_val_batches": 0}
+        trainer = bare_trainer(accelerator, [outside, monitor], **options)
+        trainer.fit(task_of(config, source.spec), datamodule=source)
     summary = monitor.summary
     assert summary["updates"] == steps, summary
     writing = summary.get("excluded_ms", 0.0) / 1e3 * steps
@@ -79,8 +76,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for model, pipeline in cases:
             samples = 640 if args.smallest else SIZES.get(model, 6_400)
-            accelerator = "cpu" if args.device == "cpu" else "gpu"
-            r = measure(model, pipeline, folder, accelerator, samples, not args.smallest)
+            r = measure(model, pipeline, folder, args.device, samples, not args.smallest)
             results[f"{model} {pipeline}"] = r
             ratios = [f"{r['samples_per_sec_ratio']:.4f}", f"{r['writing_share']:.2%}"]
             bound = f"{r['bound_ratio']:.2f}" if "bound_ratio" in r else "–"
