@@ -5,8 +5,8 @@
     python benchmarks/device_choice/main.py --fit ../shared/data/gpu_kernels --write         # also writes src/choice/kernels.json
 
 A folder has `kernels.csv` (op, B, M, N, K, H, device, ms; float32) and `devices.csv` (device, memory_gb, bandwidth_gb_s, sms,
-cores_per_sm, mhz, fp32_gflop_s, l2_mb, tdp_w; of these only device, bandwidth_gb_s and fp32_gflop_s are needed). `measure.py`
-writes such a folder on a machine with a GPU. No device's name enters a prediction.
+cores_per_sm, mhz, fp32_gflop_s, l2_mb, tdp_w). `measure.py` writes such a folder on a machine with a GPU. No device's name
+enters a prediction.
 
 The fit is maximum a posteriori, with a physical prior for each coefficient. Few devices are measured, so a coefficient that
 differs between cards is known mostly from its prior:
@@ -35,6 +35,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the matrices are small, and the sums are the same on every machine
 
@@ -55,6 +56,7 @@ SOURCE = "NeuSight (Lee, Phanishayee, Mahajan, ASPLOS 2025), repository sitar-la
 
 DIMS = {"linear": ["M", "N", "K"], "bmm": ["B", "M", "N", "K"]}  # columns; of all others B and H
 KINDS = {"linear": "linear", "bmm": "bmm", "softmax": "softmax", "ln": "layer_norm"}
+FACTS = ["memory_gb", "bandwidth_gb_s", "sms", "cores_per_sm", "mhz", "fp32_gflop_s", "l2_mb", "tdp_w"]
 # By op, the tensors that are read and written: `add` adds two, `addu` a number to one.
 TENSORS = dict.fromkeys(("add", "sub", "mul", "div", "pow"), 3)
 TENSORS |= {f"{name}u": 2 for name in TENSORS} | dict.fromkeys(("relu", "tanh", "gelu", "softmax", "ln"), 2)
@@ -78,7 +80,7 @@ def read(folder: Path) -> Measured:
     Raises:
         UserError: for a missing file, a missing column, and a value that is no positive number.
     """
-    devices = _table(folder / "devices.csv", ["device"], ["bandwidth_gb_s", "fp32_gflop_s"])
+    devices = _table(folder / "devices.csv", ["device"], FACTS)
     kernels = _table(folder / "kernels.csv", ["op", "device"], ["ms"])
     cards = {row["device"]: _datasheet(row) for row in devices.to_dict("records")}
     for column, known in (("device", cards), ("op", {*DIMS, *TENSORS})):
@@ -112,21 +114,11 @@ def _table(path: Path, names: list[str], numbers: list[str]) -> pd.DataFrame:
     return found
 
 
-def _datasheet(row: Mapping[str, float]) -> Datasheet:
-    known = {name: value for name, value in row.items() if not pd.isna(value)}
-    return Datasheet(
-        names=(row["device"],),
-        short=(row["device"],),
-        memory_gib=known.get("memory_gb", 0.0),
-        memory_bytes_per_sec=row["bandwidth_gb_s"] * 1e9,
-        flops_per_sec={"fp32": row["fp32_gflop_s"] * 1e9},
-        source={},
-        sms=known.get("sms"),
-        cores_per_sm=known.get("cores_per_sm"),
-        clock_mhz=known.get("mhz"),
-        l2_mib=known.get("l2_mb"),
-        tdp_w=known.get("tdp_w"),
-    )
+def _datasheet(row: Mapping[str, Any]) -> Datasheet:
+    names = (row["device"],)
+    peak, bandwidth = {"fp32": row["fp32_gflop_s"] * 1e9}, row["bandwidth_gb_s"] * 1e9
+    same = {"sms": row["sms"], "cores_per_sm": row["cores_per_sm"], "tdp_w": row["tdp_w"]}
+    return Datasheet(names, names, row["memory_gb"], bandwidth, peak, {}, clock_mhz=row["mhz"], l2_mib=row["l2_mb"], **same)
 
 
 def _work(folder: Path, row: Mapping[str, float]) -> Work:

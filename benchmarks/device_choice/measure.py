@@ -26,9 +26,10 @@ ROWS, WIDTHS = (4096, 16384, 65536), (768, 1024, 4096)
 
 
 def device_row(device: str) -> dict[str, Any]:
-    """This card's line of devices.csv; numbers without a meaning for a CPU."""
+    """This card's line of devices.csv; that of an invented one for a CPU."""
     if device == "cpu":
-        return {"device": "smallest", "bandwidth_gb_s": 20, "fp32_gflop_s": 200}
+        row = {"device": "smallest", "memory_gb": 16, "bandwidth_gb_s": 20, "sms": 2, "cores_per_sm": 64, "mhz": 1000}
+        return row | {"fp32_gflop_s": 200, "l2_mb": 1, "tdp_w": 50}
     properties, sheet = torch.cuda.get_device_properties(0), datasheet(torch.cuda.get_device_name())
     if sheet is None:
         raise UserError(f"no datasheet of {torch.cuda.get_device_name()} in devices.yaml")
