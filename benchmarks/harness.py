@@ -181,12 +181,12 @@ def fill_in(page: Path, made: Mapping[str, str]) -> None:
     """Replace the blocks between their marks, `<!-- name -->` and `<!-- end -->`, in a page of the docs."""
     text = page.read_text(encoding="utf-8")
     for name, block in made.items():
-        pattern = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
-        text = re.sub(pattern, lambda match, block=block: f"{match[1]}{block}\n{match[2]}", text, flags=re.DOTALL)
+        (old,) = re.findall(rf"<!-- {name} -->\n.*?<!-- end -->", text, re.DOTALL)
+        text = text.replace(old, f"<!-- {name} -->\n{block}\n<!-- end -->")
     page.write_text(text, encoding="utf-8")
 
 
-def write_result(name: str, table: str, data: Mapping[str, Any], args: argparse.Namespace | None = None) -> None:
+def write_result(name: str, table: str, data: Mapping[str, Any], args: argparse.Namespace) -> None:
     """Print a table and, but for the smallest case, write it and its numbers to `results/`.
 
     A result of a GPU has `-cuda` in its name. `data["machine"]` says on which machine and when the numbers were measured,
@@ -195,7 +195,7 @@ def write_result(name: str, table: str, data: Mapping[str, Any], args: argparse.
     data = {**data, "machine": data.get("machine") or machine()}
     text = f"{table}\n\n{data['machine']}\n"
     print("\n" + text, flush=True)
-    if not getattr(args, "smallest", False):
+    if not args.smallest:
         name += "-cuda" if getattr(args, "device", "cpu") == "cuda" else ""
         (RESULTS / f"{name}.md").write_text(text, encoding="utf-8")
         (RESULTS / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")

@@ -6,11 +6,13 @@
 The second epoch of a run is compared, in which nothing starts up any more: the samples/s by the sum of all parts of all steps,
 against the wall clock between the epoch's first and last hook. What the monitor itself takes (`excluded_ms` of its summary) is
 in no step; it is shown, and left out of the wall clock. The lower bound of a step is compared with the median step: no step may
-be faster. The epoch is of rendered digits or of the adding problem.
+be faster. The epoch is of rendered digits or of the adding problem. The exit code is 1 if samples/s differ by more than 0.5 %,
+or a lower bound is above its step.
 """
 
 import contextlib
 import os
+import sys
 import tempfile
 from typing import Any
 
@@ -25,6 +27,7 @@ from batchscope.options.groups import choices_of
 from batchscope.training.build import build
 from batchscope.training.quiet import quiet_libraries
 
+MOST = 0.005  # by which samples/s may differ
 # Enough steps for an epoch of some seconds on a CPU, and of a second on a GPU.
 SIZES = {"cnn": 12_800, "mlp": 51_200, "torchvision": 2_560, "rnn_cell": 19_200, "lstm_cell": 12_800}
 
@@ -88,6 +91,7 @@ def main() -> None:
     text = f"{rows(head, lines, words=2)}\n\nWorst deviation of samples/s: {worst:.2%}."
     text += f" A lower bound above the step: {', '.join(above) or 'none'}."
     write_result("truth", text, {"results": results}, args)
+    sys.exit(not args.smallest and (worst > MOST or bool(above)))
 
 
 if __name__ == "__main__":

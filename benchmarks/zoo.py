@@ -62,13 +62,8 @@ TASKS = {
     "permuted": f"{PIXELS} data.permute=true",
 }
 LENGTHS = {"adding": (50, 100, 200, 400), "copy": (10, 20, 50, 100), "copy_cycle": (10, 20, 50, 100)}
-# The rates of an LSTMCell come from short trials; the others are guesses from them.
-RATES = {
-    "adding": (0.0003, 0.002),
-    "copy": (0.0003, 0.02),
-    "rows": (0.001, 0.003),
-    "pixels": (0.0003, 0.01),
-}  # RNN, LSTM
+# Of an RNN, and of LSTMs. The rates of an LSTMCell come from short trials; the others are guesses from them.
+RATES = {"adding": (0.0003, 0.002), "copy": (0.0003, 0.02), "rows": (0.001, 0.003), "pixels": (0.0003, 0.01)}
 RATES |= {"copy_cycle": RATES["copy"], "permuted": RATES["pixels"]}
 # Two layers by pixels take longer than an hour here. An RNN copies hardly better than chance, so it is shown once.
 LEFT_OUT = {("pixels", "stacked_lstm"), ("permuted", "stacked_lstm"), ("copy_cycle", "rnn_cell")}

@@ -118,7 +118,9 @@ def _datasheet(row: Mapping[str, Any]) -> Datasheet:
     names = (row["device"],)
     peak, bandwidth = {"fp32": row["fp32_gflop_s"] * 1e9}, row["bandwidth_gb_s"] * 1e9
     same = {"sms": row["sms"], "cores_per_sm": row["cores_per_sm"], "tdp_w": row["tdp_w"]}
-    return Datasheet(names, names, row["memory_gb"], bandwidth, peak, {}, clock_mhz=row["mhz"], l2_mib=row["l2_mb"], **same)
+    return Datasheet(
+        names, names, row["memory_gb"], bandwidth, peak, {}, clock_mhz=row["mhz"], l2_mib=row["l2_mb"], **same
+    )
 
 
 def _work(folder: Path, row: Mapping[str, float]) -> Work:
