@@ -47,7 +47,7 @@ sgd = partial(torch.optim.SGD, lr=1e-4)
 
 
 class Case:
-    """A cause: the kind that is right, why, and what builds its step; with the `changed` sizes it takes `least` to `most` as long."""
+    """A cause: the kind that is right, why, and what builds its step, which `changed` sizes make `least` to `most` as long."""
 
     def __init__(
         self, expected: str, why: str, make: Callable[..., Parts], most: float = 0.5, least: float = 0.0, **changed: Any

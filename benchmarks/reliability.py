@@ -69,8 +69,8 @@ def killed(place: Path, line: list[str], run_dir: Path, after: float | None) -> 
 def main() -> None:
     args = arguments(__doc__).parse_args()
     found = kill_and_resume(1 if args.smallest else KILLS)
-    text = f"""{found["kills"]} times kill -9 at a random moment and resume, {found["resumed_in_training"]} of them in the middle of
-training: all {found["runs"]} runs of {found["steps"]} steps are bit-identical to one that was never stopped."""
+    text = f"{found['kills']} times kill -9 at a random moment and resume, {found['resumed_in_training']} of them in the middle"
+    text += f" of training: all {found['runs']} runs of {found['steps']} steps are bit-identical to one that was never stopped."
     write_result("reliability", text, {"kills": found}, args)
 
 
