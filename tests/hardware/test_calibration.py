@@ -30,7 +30,7 @@ def test_a_calibration_survives_its_dict():
 
 
 @pytest.mark.parametrize(
-    "change", [{"launch_us": -1}, {"cache_bytes": float("nan")}, {"matmul_flops_per_sec": {"fp32": 0}}, {"speed": 3}]
+    "change", [{"launch_us": -1}, {"cache_bytes": float("nan")}, {"matmul_flops_per_sec": {"fp32": None}}, {"speed": 3}]
 )
 def test_what_is_no_calibration_is_refused(change):
     with pytest.raises((ValueError, TypeError)):

@@ -103,7 +103,7 @@ def test_amd_readings_are_torchs_and_what_is_not_available_is_left_out(monkeypat
 
 
 def test_a_process_has_its_time_of_one_core_and_a_processor_of_all_usable_ones(monkeypatch):
-    clock, used, own = Clock(), iter([2.0, 2.5, 2.5, 2.6, 2.0]), iter([1.0, 1.5, 1.5, 2.6, 2.5])
+    clock, used, own = Clock(), iter([2.0, 2.5, 2.5, 2.6, 2.0, 0.0]), iter([1.0, 1.5, 1.5, 2.6, 2.5])
     monkeypatch.setattr(time, "process_time", lambda: next(used))
     monkeypatch.setattr(probes, "usable_cores", lambda: 4)
     monkeypatch.setattr(probes, "own_seconds", lambda: next(own))
@@ -116,6 +116,7 @@ def test_a_process_has_its_time_of_one_core_and_a_processor_of_all_usable_ones(m
     assert [reading.get(CPU) for reading in seen] == pytest.approx([None, 200, None, 40, 0])
     assert [reading.get(PROCESSOR_TIME) for reading in seen] == pytest.approx([None, 50, None, 100, 0])
     assert seen[-1][RSS] == pytest.approx(psutil.Process().memory_info().rss / 2**30, rel=0.1)
+    assert set(probe_for(torch.device("meta")).read()) == {RSS}
     assert set(seen[0]) == {RSS, ALLOCATED, PEAK} and set(seen[-1]) == {CPU, RSS, PROCESSOR_TIME, ALLOCATED, PEAK}
 
 
