@@ -12,21 +12,10 @@ from batchscope.records.step_file import read_rows
 from batchscope.training.build import build_callbacks
 from tests.checkpointing.support import OUT, STEP, terminate
 from tests.support.command_lines import composed, refusal
-from tests.support.runs import EVERY_4, SMALL, curves, kill_9, record, run, table
+from tests.support.runs import EVERY_4, SMALL, curves, record, run, table
 
 needs_mlflow = pytest.mark.skipif(not is_installed("mlflow"), reason="needs mlflow: pip install 'batchscope[mlflow]'")
 needs_wandb = pytest.mark.skipif(not is_installed("wandb"), reason="needs wandb: pip install 'batchscope[wandb]'")
-
-
-@pytest.mark.parametrize(
-    ("choice", "names"),
-    [
-        *(("default", {"tensorboard", "csv"}), ("tensorboard", {"tensorboard"}), ("csv", {"csv"})),
-        *(("none", set()), ("null", set()), ("[tensorboard,csv]", {"tensorboard", "csv"})),
-    ],
-)
-def test_a_choice_has_these_loggers(choice: str, names: set[str]) -> None:
-    assert set(composed(f"logger={choice}")["logger"] or ()) == names
 
 
 def test_each_logger_alone_has_every_step_that_is_asked_for(tmp_path: Path) -> None:
@@ -91,10 +80,11 @@ def mlflow_run(run_dir: Path) -> tuple[Any, dict[str, list[tuple[int, float]]]]:
 
 
 @needs_mlflow
-def test_mlflow_has_every_step_of_every_curve_in_the_runs_folder(tmp_path: Path) -> None:
-    done = run(tmp_path, *SMALL, "logger=mlflow", "tags=[one,two]", OUT)
+def test_mlflow_has_every_step_of_every_curve_of_a_resumed_run_in_its_folder(tmp_path: Path) -> None:
+    line = [EVERY_4, "logger=mlflow", "tags=[one,two]"]
+    assert run(tmp_path, *SMALL, *line, OUT, faults=[(STEP, 15, terminate)]).end() == 143
+    done = run(tmp_path, "resume=out")
     assert done.end() == 0, done.complained
-    assert not done.complained
     found, points = mlflow_run(tmp_path / "out")
     rows = read_rows(tmp_path / "out" / "csv" / "metrics.csv")[1]
     for name in ("train/loss", "time/step_ms", "throughput/samples_per_sec"):
@@ -102,20 +92,12 @@ def test_mlflow_has_every_step_of_every_curve_in_the_runs_folder(tmp_path: Path)
         numpy.testing.assert_allclose(points[name], expected, rtol=1e-6)
     assert (len(points["val/loss"]), len(points["test/loss"])) == (2, 1)
     assert (found.info.status, found.data.tags["tags"]) == ("FINISHED", "one, two")
-    assert found.info.run_name == record(tmp_path / "out")["name"]
+    assert (found.data.tags["batchscope.run"], found.info.run_name) == (
+        record(tmp_path / "out")["id"],
+        "stacked-lstm-copy-memory-bs8",
+    )
     assert found.data.params["data.batch_size"] == "8"
     assert {path.name for path in tmp_path.iterdir()} == {"out", "stdout", "stderr"}
-
-
-@needs_mlflow
-def test_a_resumed_run_continues_the_same_run_in_mlflow(tmp_path: Path) -> None:
-    assert run(tmp_path, *SMALL, EVERY_4, "logger=mlflow", OUT, faults=[(STEP, 15, kill_9)]).end() != 0
-    done = run(tmp_path, "resume=out")
-    assert done.end() == 0, done.complained
-    found, points = mlflow_run(tmp_path / "out")
-    assert found.data.tags["batchscope.run"] == record(tmp_path / "out")["id"]
-    assert found.info.status == "FINISHED"
-    assert {step for step, _ in points["train/loss"]} == set(range(1, 21))
 
 
 @needs_mlflow

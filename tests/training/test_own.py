@@ -9,7 +9,7 @@ import pytest
 import torch
 import torchmetrics
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 from batchscope.checkpointing.resume import configuration
 from batchscope.cli.evaluate import evaluate
@@ -22,6 +22,7 @@ from batchscope.training.module import lightning_module
 from batchscope.training.run import train
 from batchscope.training.task import Task
 from tests.support.command_lines import composed, refusal
+from tests.support.third_party_modules import Stranger, loader
 
 OUTPUTS = 3
 
@@ -100,27 +101,16 @@ class Smoothed(Task):
         self.share = share
 
 
-class Regression(lightning.LightningModule):
-    """As in a tutorial: its own loss, metric names, optimizer and schedule."""
+class Tutorial(Stranger):
+    """A LightningModule with its own loss and metric names, an optimizer and a test."""
 
     def __init__(self, by_hand: bool = False) -> None:
         super().__init__()
-        self.save_hyperparameters()
         self.automatic_optimization = not by_hand
-        self.net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return nn.functional.huber_loss(self.net(batch[0]), batch[1])
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("val_loss", self.training_step(batch, batch_idx))
 
-    def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
-
-
-class WithTest(Regression):
     def test_step(self, batch: Any, batch_idx: int) -> None:
         self.log("test_loss", self.training_step(batch, batch_idx))
 
@@ -128,27 +118,22 @@ class WithTest(Regression):
 class FixedBatches(lightning.LightningDataModule):
     """Without a spec, and without an option for the batch size."""
 
-    def loader(self, size: int, batch_size: int = 8) -> DataLoader:
-        x = torch.randn(size, 2, generator=torch.Generator().manual_seed(size))
-        return DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=batch_size)
+    size = 8
 
     def train_dataloader(self) -> DataLoader:
-        return self.loader(40)
+        return loader(80, self.size)
+
+    def val_dataloader(self) -> DataLoader:
+        return loader(16, self.size)
+
+    def test_dataloader(self) -> DataLoader:
+        return loader(24, self.size)
 
 
 class Points(FixedBatches):
     def __init__(self, batch_size: int = 8) -> None:
         super().__init__()
-        self.save_hyperparameters()
-
-    def train_dataloader(self) -> DataLoader:
-        return self.loader(80, self.hparams["batch_size"])
-
-    def val_dataloader(self) -> DataLoader:
-        return self.loader(16)
-
-    def test_dataloader(self) -> DataLoader:
-        return self.loader(24)
+        self.batch_size = self.size = batch_size
 
 
 HERE = __name__
@@ -159,8 +144,8 @@ YAML = {
     "data/points": f"_target_: {HERE}.Points\nbatch_size: 8\n",
     "data/fixedbatches": f"_target_: {HERE}.FixedBatches\n",
     "model/net": f"_target_: {HERE}.Net\nanswers: null\n",
-    "model/regression": f"_target_: {HERE}.Regression\n",
-    "model/withtest": f"_target_: {HERE}.WithTest\nby_hand: false\n",
+    "model/stranger": "_target_: tests.support.third_party_modules.Stranger\n",
+    "model/tutorial": f"_target_: {HERE}.Tutorial\nby_hand: false\n",
     "task/dice": "defaults: [default, _self_]\n_target_: batchscope.training.task.Task\n"
     f"loss: {{_target_: {HERE}.dice, smooth: 0.5}}\nmetrics: {IOU}\n",
     "task/smoothed": f"_target_: {HERE}.Smoothed\nshare: 0.25\n",
@@ -273,28 +258,27 @@ def test_a_stopped_run_ends_as_one_that_was_not(folder: Path, monkeypatch: pytes
 
 
 def test_a_lightning_module_is_trained_tested_recorded_and_evaluated_by_its_path(folder: Path) -> None:
-    record = trained(folder, "model=withtest", "data=points", "global_batch_size=16")
-    assert (record["status"], record["steps"], record["learning_rate"]) == ("finished", 10, 0.1)
-    assert record["model"] == {"class": "WithTest", "parameters": 17, "lightning_module": True}
+    record = trained(folder, "model=tutorial", "data=points", "global_batch_size=16")
+    assert (record["status"], record["steps"], record["learning_rate"]) == ("finished", 10, 0.01)
+    assert record["model"] == {"class": "Tutorial", "parameters": 5, "lightning_module": True}
     assert record["metrics"].keys() >= {"val_loss", "test_loss"}
     assert record["dataset"]["train_samples"] == 80  # as its loader says
     assert record["checkpoints"].keys() == {"best", "last"}  # by val_loss
     name, metrics = evaluated(folder)
-    assert name == "withtest-Points-bs8, tested on Points (24 samples)"
+    assert name == "tutorial-Points-bs8, tested on Points (24 samples)"
     assert metrics["test_loss"] == pytest.approx(record["metrics"]["test_loss"])
 
 
 def test_it_may_have_no_test_and_its_data_no_batch_size(folder: Path) -> None:
-    record = trained(folder, "model=regression", "data=fixedbatches", "callbacks.checkpoint.monitor=null")
-    assert (record["steps"], record["name"]) == (10, "regression-FixedBatches")
-    checkpoint = folder / record["checkpoints"]["last"]
-    assert refusal(evaluate, checkpoint, []).startswith("model: Regression has no test_step")
+    record = trained(folder, "model=stranger", "data=fixedbatches")
+    assert (record["steps"], record["name"]) == (20, "stranger-FixedBatches")
+    assert refusal(evaluated, folder).startswith("model: Stranger has no test_step")
 
 
 # --- what does not fit -----------------------------------------------------------------------------------------------
 
 SHAPES = "an output (2, 3, 6, 6) and a target (2, 6, 6)"
-WITH_TEST, OLD = "model=withtest data=points", "_target_=pytorch_lightning.demos.boring_classes."
+OWN, OLD = "model=tutorial data=points", "_target_=pytorch_lightning.demos.boring_classes."
 MISTAKES = {
     "model.answers=[2]": "model: Net answers (2, 2), and task.loss=cross_entropy and the accuracy for a target "
     "class_per_pixel (2, 6, 6) takes (2, 3, 6, 6)",
@@ -310,7 +294,6 @@ MISTAKES = {
     "task.loss=mse": "task.loss: got 'mse'; for the data's target, class_per_pixel, it takes auto, cross_entropy or a node with",
     "task.loss=crossentropy": "task.loss: got 'crossentropy', takes auto, cross_entropy, bce, mse, l1, smooth_l1 or a node with "
     "a _target_. Did you mean 'cross_entropy'?",
-    "task.loss={smooth:1}": "task.loss: got {'smooth': 1}; for the data's target",
     "task.metrics={f1:{_target_:torchmetrics.classification.BinaryF1Score}}": f"task.metrics.f1: BinaryF1Score fails with {SHAPES}: "
     "RuntimeError: Predictions and targets are expected to have the same shape",
     "task.metrics={f1:{_target_:torchmetrics.classification.MulticlassF1Score,num_classes:3,average:null}}": "task.metrics.f1: "
@@ -319,7 +302,6 @@ MISTAKES = {
     "task.metrics={loss:{_target_:torchmetrics.MeanMetric}}": "task.metrics.loss: is the name of the loss",
     "task.freeze=[encodr.*]": "task.freeze: 'encodr.*' matches no parameter of the model. Did you mean 'encoder.*'?",
     "task.freeze=['*']": "task.freeze: got ['*'], which leaves no parameter to train",
-    "task.model=x": "task.model: no such option.",
     "task.los=mse": "task.los: no such option. Did you mean 'loss'?",
     "task._target_=torch.nn.Identity": "task: got an Identity, takes a batchscope.training.task.Task",
     "optimizer.groups=[{match:[encodr.*],lr:0.1}]": "optimizer.groups.0.match: 'encodr.*' matches no parameter of the model. Did",
@@ -328,20 +310,19 @@ MISTAKES = {
     "optimizer.groups=[{match:head.*,lr:-1}]": "optimizer.groups.0.lr: got -1, takes a number above 0",
     "optimizer.groups=[{match:head.*,weight_decy:0}]": "optimizer.groups.0.weight_decy: no such option. Did you mean 'weight_dec",
     "optimizer.groups=[{match:head.*,lr:1e-5}] optimizer.min_lr=1e-4": "optimizer.min_lr: got 0.0001, takes at most the lowest lr",
-    "optimizer=torchs optimizer.lr=0": "optimizer.lr: got 0, takes a number above 0",
     "optimizer=torchs optimizer.momentun=0": "optimizer.momentun: no such option. Did you mean 'momentum'?",
     "optimizer=torchs optimizer.momentum=-1": "optimizer: ValueError: Invalid momentum value: -1",
     "optimizer=torchs +optimizer.groups=[{match:head.*,eps:1e-3}]": "optimizer.groups.0.eps: no such option",
     "optimizer=torchs optimizer._target_=torch.nn.Identity": "optimizer: Identity is no torch.optim.Optimizer",
     "data=points": "data: Points has no spec: a property that returns a batchscope.data.DataSpec",
-    f"{WITH_TEST} task.loss=mse": "task.loss: WithTest is a LightningModule, which has its own loss, metrics and optimizer",
-    f"{WITH_TEST} compile=true": "compile: WithTest is a LightningModule, which compiles itself",
-    f"{WITH_TEST} model.by_hand=true global_batch_size=40": "global_batch_size: takes 5 batches an update, and WithTest optimises by hand",
-    f"{WITH_TEST} callbacks.checkpoint.monitor=loss": "callbacks.checkpoint.monitor: got 'loss', and the validation measures val_loss. "
+    f"{OWN} task.loss=mse": "task.loss: Tutorial is a LightningModule, which has its own loss, metrics and optimizer",
+    f"{OWN} compile=true": "compile: Tutorial is a LightningModule, which compiles itself",
+    f"{OWN} model.by_hand=true global_batch_size=40": "global_batch_size: takes 5 batches an update, and Tutorial optimises by hand",
+    f"{OWN} callbacks.checkpoint.monitor=loss": "callbacks.checkpoint.monitor: got 'loss', and the validation measures val_loss. "
     "Did you mean 'val_loss'?",
-    f"model=regression data=points model.{OLD}BoringModel": "model: BoringModel is of the package pytorch_lightning; import "
+    f"model=stranger data=points model.{OLD}BoringModel": "model: BoringModel is of the package pytorch_lightning; import "
     "lightning.pytorch",
-    f"model=regression data=fixedbatches data.{OLD}BoringDataModule": "data: BoringDataModule is of the package pytorch_lightning",
+    f"model=stranger data=fixedbatches data.{OLD}BoringDataModule": "data: BoringDataModule is of the package pytorch_lightning",
 }  # fmt: skip
 
 

@@ -13,16 +13,16 @@ from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 
+from batchscope.analysis.report import analyse
 from batchscope.cli.evaluate import evaluate
 from batchscope.errors import UserError
-from batchscope.options.compose import compose_command_line
 from batchscope.options.groups import CONFIGS, choices_of
 from batchscope.options.signatures import class_attribute
 from batchscope.training.run import train
 from tests.checkpointing.support import LOAD, OUT, STEP, interrupt
 from tests.checkpointing.test_exact_resume import AVERAGES, STOPS
 from tests.support.command_lines import composed
-from tests.support.runs import EVERY_4, SMALL, record
+from tests.support.runs import EVERY_4, SMALL, record, results
 from tests.support.runs import run as forked
 from tests.training.test_failures import break_one_loss
 
@@ -214,15 +214,47 @@ def test_early_stopping_ends_a_run_whose_validation_gets_worse(tmp_path: Path) -
     assert 3 <= record(tmp_path / "out")["epochs"] < 20
 
 
-def test_find_lr_is_a_sweep_over_rates_that_another_range_replaces() -> None:
-    assert len(compose_command_line(["experiment=find_lr"], multirun=True).configs) == 6
-    line = compose_command_line(["experiment=find_lr", "optimizer.lr=0.1,0.2"], multirun=True)
-    assert [config["optimizer"]["lr"] for config in line.configs] == [0.1, 0.2]
-
-
 def test_debug_is_short_and_shows_the_first_wrong_number_and_the_traceback(tmp_path: Path) -> None:
     trainer = composed("debug=default", "compile=true")["trainer"]
     assert (trainer["max_epochs"], trainer["limit_train_batches"], trainer["detect_anomaly"]) == (1, 5, True)
     done = forked(tmp_path, *SMALL, OUT, "debug=default", faults=[(STEP, 3, break_one_loss)])
     assert done.end() == 1
     assert "Traceback" in done.complained  # of an error that is one line otherwise
+
+
+# --- a constant update: global_batch_size -----------------------------------------------------------------------------
+
+PLAIN = ["model.dropout=0", "optimizer=sgd", "optimizer.lr_scaling=linear", "optimizer.reference_batch_size=32"]
+PLAIN += ["callbacks.throughput.warmup_steps=1", "callbacks.throughput.record_operations=false"]  # two steps are few
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of one update and two batch sizes, with the order of samples of one seed; and of an update of all samples."""
+    folder = tmp_path_factory.mktemp("constant")
+    for size, update in ((4, 16), (16, 16), (8, 160)):
+        line = [f"global_batch_size={update}", f"data.batch_size={size}", f"hydra.run.dir=out/{size}"]
+        done = forked(folder, *SMALL, *PLAIN, *line)
+        assert done.end() == 0, done.complained
+    return folder / "out"
+
+
+def test_runs_of_any_batch_size_make_the_same_updates(runs: Path) -> None:
+    whole, parts = results(runs / "16"), results(runs / "4")
+    for name, weight in whole["weights"].items():  # the last update of each epoch has 12 samples: 3 batches of 4
+        assert weight.sub(parts["weights"][name]).abs().max() < 0.05, name
+
+
+@pytest.mark.parametrize(("size", "updates", "update"), [(4, 5, 16), (16, 5, 16), (8, 1, 76)])
+def test_schedule_learning_rate_and_record_are_those_of_the_update(runs: Path, size, updates, update) -> None:
+    found = record(runs / str(size))
+    assert (found["steps"], found["global_batch_size"]) == (2 * updates, update)  # of 76 samples
+    assert found["learning_rate"] == pytest.approx(found["config"]["optimizer"]["lr"] * update / 32)
+    assert found["throughput"]["batch_size"] == size
+
+
+def test_a_report_shows_the_update(runs: Path) -> None:
+    report = analyse([runs])
+    shown = dict(zip(report.frame["batch_size"], report.frame["global_batch_size"], strict=True))
+    assert (shown[4], shown[8]) == (16, 76)
+    assert [run.values["samples_seen"] for run in report.sweep.runs] == [152] * 3

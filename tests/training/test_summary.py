@@ -5,13 +5,13 @@ import io
 import logging
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from lightning import LightningDataModule, Trainer
+from lightning import Trainer
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 
@@ -19,13 +19,11 @@ from batchscope.analysis import write_report
 from batchscope.analysis.report import Report
 from batchscope.callbacks.nonfinite import StopOnNonFinite
 from batchscope.data.adding import Adding
-from batchscope.data.plain import PlainData
 from batchscope.training.quiet import is_shown
 from batchscope.training.run import limit_batch_size
 from batchscope.training.summary import (
     callback_facts,
     evaluated_samples,
-    log_hyperparameters,
     print_summary,
     whole_epochs,
 )
@@ -154,15 +152,10 @@ def test_an_epoch_that_has_not_ended_does_not_count(steps: int, epochs: int) -> 
     assert (trainer.global_step, whole_epochs(trainer)) == (steps, epochs)
 
 
-class Ten(LightningDataModule):
-    def num_samples(self, split: str) -> int:
-        return 10
-
-
 @pytest.mark.parametrize(("limit", "samples"), [(2, 8), (3, 10), (1.0, 10)])
 def test_a_limited_validation_counts_the_samples_of_its_batches(limit: float, samples: int) -> None:
     trainer = train(Stranger(), data=(loader(), loader(10, batch_size=4)), limit_val_batches=limit, max_epochs=1)
-    assert evaluated_samples(trainer, PlainData(Ten())) == {"val": samples}
+    assert evaluated_samples(trainer, SimpleNamespace(num_samples=lambda split: 10)) == {"val": samples}
 
 
 @pytest.mark.parametrize("row", RESULTS)
@@ -189,17 +182,6 @@ def test_the_details_name_the_checkpoint_that_was_kept(kept, others, place, top,
     assert f"\nkept    {path}\n" in said
     assert f" ckpt={path}" in said
     assert f"\nlook    tensorboard --logdir {top}\n" in said
-
-
-@pytest.mark.parametrize("of_task", [True, False])
-def test_hparams_shows_only_options_that_have_an_effect(of_task: bool, oversize: Path, tmp_path: Path) -> None:
-    facts = record(oversize / "out")
-    facts["model"]["lightning_module"] = not of_task
-    logger = TensorBoardLogger(str(tmp_path), name=None, version="")
-    log_hyperparameters(Trainer(logger=logger, accelerator="cpu", enable_checkpointing=False), facts)
-    shown = hparams_in(tmp_path)
-    assert "data.batch_size" in shown
-    assert ("optimizer.lr" in shown) == of_task
 
 
 # --- what Lightning has to say --------------------------------------------------------------------------------------
