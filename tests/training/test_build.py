@@ -155,7 +155,7 @@ def test_what_cannot_be_built_is_one_line(path: str, node: dict[str, Any], said:
     ("target", "said"),
     [
         ("mynet.net.Missing", "AttributeError: module 'mynet.net' has no attribute 'Missing'"),
-        ("mynet.net.Recurent", "AttributeError: module 'mynet.net' has no attribute 'Recurent'. Did you mean 'Recurrent'?"),
+        ("mynet.net.Dottedd", "AttributeError: module 'mynet.net' has no attribute 'Dottedd'. Did you mean 'Dotted'?"),
         ("mynet.missing.Net", "AttributeError: module 'mynet' has no attribute 'missing'"),
         ("nowhere_at_all.Net", "ModuleNotFoundError: No module named 'nowhere_at_all'"),
         ("mynet.absent.Net", "ModuleNotFoundError: No module named 'nowhere_at_all' (mynet/absent.py, line 1)"),
