@@ -38,12 +38,12 @@ def samples(wrong: Any, spec: DataSpec = Own.spec, right: Any = (IMAGE, 0)) -> C
     return lambda: inputs(Own([right] * 7 + [wrong] + [right] * 12, spec, batch_size=20))
 
 
-def collated(**wrong: Callable[[Any], Any]) -> Callable[[], Any]:
-    """The batches of a `collate_fn` that makes fields of samples wrong."""
+def collated(wrong: Callable[[list[Any], Any], Any]) -> Callable[[], Any]:
+    """The batches of a `collate_fn` that makes something wrong of samples and their batch."""
 
     class Wrong(Collated):
         def collate_fn(self, samples: list[Any]) -> Any:
-            return {**super().collate_fn(samples), **{name: make(samples) for name, make in wrong.items()}}
+            return wrong(samples, super().collate_fn(samples))
 
     return lambda: inputs(Wrong(num_workers=0))
 
@@ -107,16 +107,23 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "no samples": (lambda: inputs(Own([])), "data: own has no samples in its train split"),
     # a batch of a collate_fn
     "a collate_fn that fails": (
-        collated(label=lambda samples: samples[0]["nothing"]),
+        collated(lambda samples, batch: samples[0]["nothing"]),
         "data: collate_fn fails for number … of own-tokens's train split: KeyError: 'nothing' (test_refusals.py:…)",
     ),
-    "a list": (collated(label=lambda samples: [0]), f"{COLLATED} its 'label' is a list, and has to be a tensor"),
+    "no batch": (
+        collated(lambda samples, batch: None),
+        f"{COLLATED} it has the type NoneType, and the spec names 'input_ids', 'attention_mask' and 'label'",
+    ),
+    "a list": (
+        collated(lambda samples, batch: batch | {"label": [0]}),
+        f"{COLLATED} its 'label' is a list, and has to be a tensor",
+    ),
     "another number of samples": (
-        collated(attention_mask=lambda samples: torch.ones(99, 9)),
+        collated(lambda samples, batch: batch | {"attention_mask": torch.ones(99, 9)}),
         f"{COLLATED} its 'attention_mask' has the shape (99, 9), and its target is of 1 samples",
     ),
     "a target of another shape": (
-        collated(label=lambda samples: torch.zeros(len(samples), 3)),
+        collated(lambda samples, batch: batch | {"label": torch.zeros(len(samples), 3)}),
         f"{COLLATED} its targets have the shape (3,), and a target that is class has ()",
     ),
     # a spec
