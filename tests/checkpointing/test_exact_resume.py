@@ -108,7 +108,7 @@ CASES = {
     "SIGHUP while a checkpoint is saved": Case([(SAVE, 2, hang_up)]),
     "SIGUSR1 in the test": Case([(TEST, 1, USR1)]),
     "out of time": Case(
-        [(STEP, 7, run_out_of_time)], [EVERY_4, "+trainer.max_time={hours:1}"], ["trainer.max_time=null"], slow=False
+        [(STEP, 7, run_out_of_time)], [EVERY_4, "+trainer.max_time={hours:1}"], ["trainer.max_time=null"]
     ),
     # what befalls it before it is resumed
     "its folder is moved": Case(IN_EPOCH_2, slow=False, meanwhile=lambda out: out.rename(out.with_name("there")), at="there"),

@@ -32,14 +32,10 @@ UNEVEN = [
 ]
 
 
+# The last one is a sharded model, whose checkpoint is evaluated alone.
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "option",
-    [
-        "data.pipeline=memory",
-        pytest.param("data.pipeline=device", marks=pytest.mark.slow),
-        pytest.param("data.pipeline=workers", marks=pytest.mark.slow),
-        pytest.param("trainer=fsdp", marks=pytest.mark.slow),  # a sharded model, whose checkpoint is evaluated alone
-    ],
+    "option", [*(f"data.pipeline={how}" for how in ("memory", "device", "workers")), "trainer=fsdp"]
 )
 def test_two_processes_train_and_measure_what_one_does_with_twice_the_batch(option: str, tmp_path: Path) -> None:
     """Weights, losses and metrics agree up to the rounding of sums in another order."""
@@ -68,7 +64,9 @@ REFUSED: list[tuple[str, list[Fault], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("option", "faults", "said"), REFUSED)
+@pytest.mark.parametrize(
+    ("option", "faults", "said"), [REFUSED[0], *(pytest.param(*row, marks=pytest.mark.slow) for row in REFUSED[1:])]
+)
 def test_what_ranks_cannot_train_or_do_not_agree_on_is_one_line(option, faults, said, tmp_path) -> None:
     both = ranks(tmp_path, *SHORT, option, faults={1: faults})
     assert all(end(both))

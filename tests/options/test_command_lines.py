@@ -11,7 +11,6 @@ import pytest
 
 from batchscope.checkpointing import resume
 from batchscope.errors import UserError
-from batchscope.options.command_lines import resume_command
 from tests.checkpointing.support import STEP, interrupt
 from tests.support.command_lines import answer, composed
 from tests.support.runs import EVERY_4, QUIET, Run, kill_9, record, run
@@ -130,7 +129,3 @@ def test_other_options_are_changes_to_the_run_and_confirm_nothing(run_dir: Path)
     assert said.startswith("resume: optimizer.lr is ") and "and 7.0 would change the result" in said
     said = resumed(run_dir, options, "seed=0")
     assert said.startswith("data.root: is '/elsewhere' in out/run.json; repeat data.root=")
-
-
-def test_a_run_in_a_folder_called_last_is_not_taken_for_the_newest(run_dir: Path) -> None:
-    assert resume_command(composed(run_dir="last"), Path("last")) == "batchscope train resume=./last"

@@ -16,9 +16,7 @@ class Net(nn.Module):
         super().__init__()
         self.flavour, self.size = flavour, size
 """
-Write = Callable[
-    ..., None
-]  # YAML files by their places in `conf`, `model/mynet`; modules of the package by their names
+Write = Callable[..., None]  # of YAML files by their places in `conf`, and of the package's modules by their names
 
 
 @pytest.fixture
