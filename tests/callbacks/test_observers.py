@@ -44,7 +44,7 @@ class Observers(NamedTuple):
 def observers() -> Observers:
     """Updates 2 to 4 are recorded, 6 and 7 are timed, and 8 to 11 are traced."""
     timed, profiler = monitoring(record_operations=True), OperationProfiler(steps=2, verbose=False)
-    return Observers(TrainCurves(), timed, profiler, MemoryMonitor(verbose=False), DeviceMonitor(), StopOnNonFinite())
+    return Observers(TrainCurves(), timed, profiler, MemoryMonitor(), DeviceMonitor(), StopOnNonFinite())
 
 
 def assert_nothing_is_left(trainer: Trainer) -> None:
@@ -156,6 +156,7 @@ def test_a_measurement_that_fails_is_one_warning_and_the_training_goes_on(place:
     assert ("samples_per_sec" in summary) == is_timed
     assert summary.get("missing", {}).get("bottleneck") == (UNKNOWN if whose == "monitor" else None)
     assert seen.memory.facts.get("uncounted") == (UNKNOWN if whose == "memory" else None)
+    assert (f"memory  not measured: {UNKNOWN}" in seen.memory.detail_lines()) == (whose == "memory")
     assert bool(seen.device.summary) == (whose != "device")
     assert (seen.profiler.explanation is not None) == (whose not in ("monitor", "profiler"))
     train(Stranger(), *seen, max_epochs=3)  # the next fit knows nothing of it

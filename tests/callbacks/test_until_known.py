@@ -73,12 +73,12 @@ def fit(*callbacks: Callback, module: Any = None, **options: Any) -> lightning.T
 
 
 def test_a_fit_ends_when_the_step_is_known_or_its_time_is_up_and_else_has_no_reason(monkeypatch) -> None:
-    monkeypatch.setattr(until_known, "LEAST_S", 0.1)
+    monkeypatch.setattr(until_known, "LEAST_S", 0.2)
     timed = monitoring()
-    fit(timed, StopWhenKnown(precision=5.0, seconds=300, min_steps=20))
+    fit(timed, StopWhenKnown(precision=5.0, seconds=300, min_steps=60))
     summary = timed.summary
     assert (summary["ended"], summary["disturbed_windows"]) == ("known to ± 500 %", 0)
-    assert summary["updates"] >= 20 and summary["windows"] >= 2
+    assert summary["updates"] >= 60 and summary["windows"] >= 2
     low, high = summary["step_ms_interval"]
     assert 0 < low <= summary["step_ms_median"] <= high
     fit(timed, StopWhenKnown(precision=1e-9, seconds=0.2))
