@@ -1,4 +1,4 @@
-"""Which batch size is recommended, by rates, quality, progress or the time to a target, and what the sentences claim."""
+"""Which batch size is recommended, by rates, quality, progress or the time to a target, and what is claimed."""
 
 import math
 from pathlib import Path
@@ -17,6 +17,8 @@ from tests.support.synthetic_runs import write_curve, write_measured, write_rate
 
 TIMED, SEEDS = "experiment=throughput data.batch_size=", "seed=0,1,2 data.batch_size="
 ENOUGH = "64 is enough: it gives at least 90 % of the best rate."
+BUSY = "The machine was busy: other programs took 45 % of the processor. No"
+UNKNOWN = "No rate is known well enough to compare sizes: the runs measured too few steps."
 UNTRAINED = "Accuracy was not measured: train these sizes before you choose."
 
 
@@ -34,6 +36,8 @@ NOISY = {"noise": 0.08, "windows": 6, "seed": 1}
 ACCURACY = {"evaluated": {"test": 360}, "epochs": 1, "noise": 0.0002}
 ACCURACY["metrics"] = {size: {"test/acc": value} for size, value in ((8, 0.72), (64, 0.70), (2048, 0.20))}.get
 LOSS = {"metrics": {8: {"test/loss": 0.1}, 64: {"test/loss": 0.12}}.get}
+FEW, NONE = {"more": {512: 51200}, "windows": 1}, {"more": {8: 2667}, "windows": 0}
+FULL = {"more": {1024: 1}, "status": "out_of_memory", "throughput": {"samples_per_sec": None}}
 SLOWED = {"more": {1024: 3984}, "others": 0.2}
 RISES = "The rate still rises at 512"
 # The rates, and facts of the runs (`more` are runs with facts of their own); the size that is recommended, the options
@@ -43,15 +47,9 @@ RULES: dict[str, tuple[dict[int, float], dict[str, Any], int | None, str, list[s
         {8: 1000, 64: 3000, 512: 4000}, {}, 512, "",
         ["512 is the fastest; 64 gives 75 % of it.", UNTRAINED, f"{RISES}: 1,024 may be faster."],
     ),
-    "the smallest size that is shown to reach 90 % is enough": (
-        {8: 1000, 64: 3800, 512: 4000}, {}, 64, "", [ENOUGH],
-    ),
-    "equal sizes are not called faster, and a slower one between them is not called equal": (
-        {64: 4000, 256: 2000, 512: 4000}, {"noise": 0.03, "seed": 4}, 64, "", [ENOUGH],
-    ),
-    "a smaller size that may reach it makes it undecided": (
-        {8: 1000, 64: 3600, 512: 4000}, NOISY, None, f"{TIMED}64,512", ["Undecided between 64 and 512: "],
-    ),
+    "the smallest that reaches 90 % is enough": ({8: 1000, 64: 3800, 512: 4000}, {}, 64, "", [ENOUGH]),
+    "equal ones are not faster": ({64: 4000, 256: 2000, 512: 4000}, {"noise": 0.03, "seed": 4}, 64, "", [ENOUGH]),
+    "a smaller one may do": ({8: 1000, 64: 3600, 512: 4000}, NOISY, None, f"{TIMED}64,512", ["Undecided between"]),
     "a larger size that other programs slowed may be worth it": (
         {64: 3951, 256: 4000}, SLOWED, None, f"{TIMED}64,1024",
         ["Undecided between 64 and 1,024: 1,024 gives 95 to 123 % of the rate of 256; 110 % would be worth it."],
@@ -64,22 +62,12 @@ RULES: dict[str, tuple[dict[int, float], dict[str, Any], int | None, str, list[s
         ],
     ),
     "the noise of one loss is not known": (
-        {8: 1000, 64: 4000}, LOSS, None, f"{SEEDS}8,64", ["Undecided between 8 and 64: 8 has the best"],
+        {8: 1000, 64: 4000}, LOSS, None, f"{SEEDS}8,64", ["Undecided between 8 and 64: 8 has the best test/loss."],
     ),
-    "a busy machine has no answer": (
-        {8: 1000, 64: 4000}, {"others": 0.45}, None, f"{TIMED}8,64",
-        ["The machine was busy: other programs took 45 % of the processor. No"],
-    ),
-    "records without windows have none": (
-        {8: 800, 64: 6400}, {"windows": 0}, None, f"{TIMED}8,64",
-        ["No rate is known well enough to compare sizes: the runs measured too few steps."],
-    ),
-    "a size of too few windows is never recommended": (
-        {8: 1000, 64: 2000}, {"more": {512: 51200}, "windows": 1}, None, f"{TIMED}64,512", ["Undecided between"],
-    ),
-    "a smaller size that is not known is no candidate": (
-        {64: 2000, 512: 2560}, {"more": {8: 2667}, "windows": 0}, None, f"{TIMED}8,512", ["Undecided between"],
-    ),
+    "a busy machine has no answer": ({8: 1000, 64: 4000}, {"others": 0.45}, None, f"{TIMED}8,64", [BUSY]),
+    "records without windows have none": ({8: 800, 64: 6400}, {"windows": 0}, None, f"{TIMED}8,64", [UNKNOWN]),
+    "too few windows": ({8: 1000, 64: 2000}, FEW, None, f"{TIMED}64,512", ["Undecided between 64 and 512: "]),
+    "none are no candidate": ({64: 2000, 512: 2560}, NONE, None, f"{TIMED}8,512", ["Undecided between 8 and 512: "]),
     "a rate that is not known to 10 % is said to be": (
         {64: 1000, 512: 4000}, {"more": {8: 100}, "noise": 0.3, "seed": 5, "passes": False}, 512, "",
         ["512", UNTRAINED, "Not known to ± 10 %, and marked with ?: the rate at 8."],
@@ -88,8 +76,7 @@ RULES: dict[str, tuple[dict[int, float], dict[str, Any], int | None, str, list[s
         {64: 2000, 512: 4000}, {"train_samples": 600}, 512, "", ["512", f"{RISES}; the training set has 600."],
     ),
     "a larger size ran out of memory": (
-        {64: 2000, 512: 4000}, {"more": {1024: 1}, "status": "out_of_memory", "throughput": {"samples_per_sec": None}}, 512, "",
-        ["512", f"{RISES}, and 1,024 ran out of memory."],
+        {64: 2000, 512: 4000}, FULL, 512, "", ["512", f"{RISES}, and 1,024 ran out of memory."],
     ),
 }  # fmt: skip
 
@@ -256,20 +243,14 @@ def write_trained(folder: Path, times: dict[int, float | None], ended: str = "",
         ),
         # Validations that lie between them do not tell two sizes apart.
         ([{16: 4.0, 64: 2.0, 256: 2.1}], {}, None, [f"64 or 256 {FIRST}: which of them is not told apart."]),
-        (
-            [{16: None, 64: None}], {}, None,
-            ["No run reached val/acc 90.0 %: the best was 80.0 %. Take an easier target, or give"],
-        ),
+        ([{16: None, 64: None}], {}, None, ["No run reached val/acc 90.0 %: the best was 80.0 %. Take an easier"]),
         # A size whose time was over before may have won.
         (
             [{16: 7.0, 64: None}], {"ended": "the time limit"}, None,
             [f"16 {FIRST} of those that did.", "Stopped while still in time: 64. Give more time by search.minutes."],
         ),
         # Most seeds decide.
-        (
-            [{16: 4.0, 64: 2.0}, {16: 2.0, 64: 4.0}], {}, None,
-            [f"16 or 64 {FIRST}: which of them depends on the seed."],
-        ),
+        ([{16: 4.0, 64: 2.0}, {16: 2.0, 64: 4.0}], {}, None, [f"16 or 64 {FIRST}: which of them depends on the seed."]),
         (
             [{16: 4.0, 64: 2.0}, {16: 4.2, 64: 2.2}, {16: 3.0, 64: 3.5}], {}, 64,
             [f"64 {FIRST} with 2 of 3 seeds, after 2.2 s of training"],

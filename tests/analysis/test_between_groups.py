@@ -1,4 +1,4 @@
-"""What is said of groups that differ in devices, `compile` or other options: each sentence as strong as its interval."""
+"""What is said of groups that differ in devices, `compile` or other options: each line as strong as its interval."""
 
 import pytest
 
@@ -95,7 +95,7 @@ ALIKE = "No difference in speed is shown between cnn · memory and cnn · device
         (THREE, {"noise": 0.05}, ALIKE),
         (TWO, {"others": 0.5}, "The machine was busy: other programs took 50 % of the processor. No setting is called"),
         (TWO, {"windows": 1}, "No rate is known well enough to be compared"),
-        (THREE, ACCURACIES, "Best test/acc: 98.0 % with cnn · memory; cnn · device is not shown to be worse (one seed)."),
+        (THREE, ACCURACIES, "Best test/acc: 98.0 % with cnn · memory; cnn · device is not shown to be worse (one seed"),
     ],
 )  # fmt: skip
 def test_a_setting_is_the_fastest_or_the_best_where_the_interval_shows_it(tmp_path, step_ms, facts, said):

@@ -17,7 +17,7 @@ PIPELINE, PRECISION = "data.pipeline=workers", "trainer.precision=bf16-mixed"
 
 
 def leave(folder: Path, role: str, rate: float | None, *options: str, others: float | None = 0, **facts: Any) -> None:
-    """A run of a diagnosis with little noise; `rate` in samples/s, 0 or None if it was refused; no single steps without `others`."""
+    """A run of a diagnosis with little noise; without `rate` it was refused, without `others` it has no steps."""
     known = {"role": role, "options": list(options), "not_tried": facts.pop("not_tried", [])}
     place = folder / ("+".join(options) or role)
     if not rate:
@@ -33,7 +33,7 @@ def leave(folder: Path, role: str, rate: float | None, *options: str, others: fl
 
 
 def diagnosed(folder: Path, *changes: Any, at_begin: Any = 1000.0, at_end: Any = 1000.0, **facts: Any) -> Findings:
-    """The findings of a baseline, changes of it, two changes together where the options are two, and the baseline again.
+    """The findings of a baseline, changes, two together where the options are two, and the baseline again.
 
     Without `at_end` it did not begin again, and at a rate of 0 it was refused.
     """

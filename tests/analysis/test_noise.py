@@ -41,10 +41,6 @@ def ratio(*windows: pd.DataFrame, **known: float) -> Ratio:
     return Rates(pd.concat(apart), **known).ratio(1, 2)
 
 
-def test_a_rate_is_the_mean_of_its_windows_in_logs():
-    assert Rates(simulated({1: math.log(0.01)})).rate(1) == pytest.approx(100, rel=0.01)
-
-
 def test_drift_is_in_no_ratio_of_settings_that_share_passes_and_widens_that_of_others():
     together, apart = (
         ratio(simulated({1: -0.1, 2: 0.0}, noise=0.02, drift=0.1, passes=passes)) for passes in (True, False)

@@ -85,14 +85,14 @@ OWN, MINE = "batchscope train --config-dir=conf -m …", "batchscope train --con
 @pytest.mark.parametrize(
     ("given", "command", "printed"),
     [
-        (["model=cnn", "data.root=/my data", "x=\x1b; rm"], "", "train -m model=cnn 'data.root=/my data' 'x=\ufffd; rm' experiment=throughput"),
+        (["data.root=/my data", "x=\x1b;"], "", "train -m 'data.root=/my data' 'x=\ufffd;' experiment=throughput"),
         (["experiment=mynet"], OWN, "--config-dir=conf -m 'experiment=[mynet,throughput]'"),
         (["experiment=[a,throughput]"], "batchscope train -m …", "train -m 'experiment=[a,throughput]'"),
         (["trainer.max_steps=8", "+trainer.max_time=1"], MINE, "'--config-dir=my conf' -m experiment=throughput"),
         (["seed=1"], "batchscope 'train", "train -m seed=1 experiment=throughput"),
         (["~callbacks.device"], "", "train -m '~callbacks.device' experiment=throughput"),
     ],
-    ids=["a value with spaces", "own project", "timed already", "its own length", "a torn command", "a callback left out"],
+    ids=["a value with spaces", "own project", "timed already", "its own length", "a torn command", "no callback"],
 )  # fmt: skip
 def test_the_command_that_repeats_a_sweep_trains_the_same_and_times_it(tmp_path, given, command, printed):
     facts = {"overrides": lambda size: [*given, f"data.batch_size={size}"], "command": command}

@@ -8,7 +8,7 @@ from batchscope.records.metrics import FRACTION, METRICS, RUN_METRICS, best_firs
 from batchscope.records.step_parts import PARTS
 
 SHOWN = {
-    significant: {"61,200": 61234, "843": 843.2, "100": 99.96, "8.43": 8.434, "0.0123": 0.01234, "0.00": 0, "-5.00": -5},
+    significant: {"61,200": 61234, "843": 843, "100": 99.96, "8.43": 8.434, "0.0123": 0.01234, "0.00": 0, "-5.00": -5},
     duration: {"3.2 ms": 0.0032, "45 s": 45.04, "12 min": 720, "1.5 h": 5400, "1.23 s": 1.234},
     with_prefix: {
         "10.3 TFLOP/s": (10.34e12, "FLOP/s"), "900 µJ": (0.0009, "J"), "422 ns": (4.22e-7, "s"), "1 kB": (999.96, "B"),

@@ -34,7 +34,7 @@ def write_run(
     parts: Sequence[float] = SHARES,
     **facts: Any,
 ) -> Path:
-    """One run; `options` sets config values by dotted name, `parts` are shares of the step, and `facts` other values of the record."""
+    """One run; `options` are config values by dotted name, `parts` shares of the step, `facts` values of the record."""
     config: dict[str, Any] = {
         "seed": seed,
         "run_dir": str(folder),
