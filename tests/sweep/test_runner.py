@@ -141,12 +141,13 @@ def test_a_forked_run_ends_in_the_bits_the_memory_and_the_threads_of_a_run_alone
     assert peaks[0] == pytest.approx(peaks[1], rel=0.05)
 
 
+SHORT = ["trainer.max_epochs=-1", "data.num_train=400", "callbacks.until_known.seconds=1"]
 # A search, with options → whether several runs are visited, and what is said of an idle machine.
 REAL = {
     "throughput": (["-m", "data.batch_size=4,16", "trainer.max_epochs=-1"], True, "2 runs: 2 finished"),
     "find_batch_size": (["-m", "search.max_runs=3", "data.num_train=20000"], False, "→"),
-    "diagnose": (["callbacks.until_known.seconds=1", "trainer.precision=32-true"], False, "÷ baseline"),
-    "time_to_target": (["target=0.5", "target_metric=val/loss", "search.sizes=[8,64]", "search.rates=[1]"], False, "s to target"),
+    "diagnose": ([*SHORT, "trainer.precision=32-true", "data.pipeline=memory"], False, "÷ baseline"),
+    "time_to_target": (["target=0.5", "target_metric=val/loss", "search.sizes=[8,64]", "search.rates=[1]"], False, "· target after "),
 }  # fmt: skip
 
 
