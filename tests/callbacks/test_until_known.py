@@ -159,4 +159,4 @@ def test_a_visit_is_of_whole_updates_and_has_one_however_short_it_is(accumulated
 def test_a_run_that_is_not_told_to_stop_ends_as_a_run_alone(orders, options, ended) -> None:
     monitor, trainer = visited(Sweep(*orders), **options)
     assert monitor.summary.get("ended") == ended
-    assert (trainer.global_step == 9) == (ended is None)
+    assert ended or trainer.global_step == 9
