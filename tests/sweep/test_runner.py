@@ -147,7 +147,7 @@ REAL = {
     "throughput": (["-m", "data.batch_size=4,16", "trainer.max_epochs=-1"], True, "2 runs: 2 finished"),
     "find_batch_size": (["-m", "search.max_runs=3", "data.num_train=20000"], False, "→"),
     "diagnose": ([*SHORT, "trainer.precision=32-true", "data.pipeline=memory"], False, "÷ baseline"),
-    "time_to_target": (["target=0.5", "target_metric=val/loss", "search.sizes=[8,64]", "search.rates=[1]"], False, "· target after "),
+    "time_to_target": (["target=0.5", "target_metric=val/loss", "search.sizes=[8,64]", "search.rates=[1]"], False, "— run 2 of at most 2: "),
 }  # fmt: skip
 
 
