@@ -7,10 +7,10 @@ import platform
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pynvml
 import pytest
 import torch
 
@@ -18,6 +18,7 @@ from batchscope.hardware import measure, microbenchmarks
 from batchscope.hardware.calibration import Calibration, faster_precision, peak_flops_per_sec
 from batchscope.hardware.devices import cache_bytes
 from batchscope.hardware.measure import cached_calibration, find_calibration, identity, load_or_measure, store
+from tests.hardware.conftest import REFUSED
 from tests.support.devices import GPU, HOST
 
 CPU = torch.device("cpu")
@@ -60,36 +61,29 @@ PEAKS = {  # the calibration, torch's switches, the precision, shares of the FLO
     "float32 where none does": (GPU, IEEE, "32-true", None, 50e12),
     "kinds of products weigh by their FLOPs": (GPU, DEFAULT, "32-true", MIXED, 1 / (0.5 / 50e12 + 0.5 / 400e12)),
     "recurrent kernels alone": (GPU, DEFAULT, "32-true", RECURRENT, 400e12),
+    "without cuDNN they are matrix products": (GPU, DEFAULT, "32-true", RECURRENT, 50e12),
     "a GPU without TF32": (OLDER, DEFAULT, "32-true", RECURRENT, 15e12),
 }
 
 
 @pytest.fixture
-def switch() -> Iterator[Callable[..., None]]:
-    """Sets torch's switches."""
+def switches():
+    """Torch's, which get their values back."""
     backends = torch.backends
-    switches = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn, backends.mkldnn.matmul)
-
-    def to(*formats: str) -> None:
-        for each, value in zip(switches, formats, strict=True):
-            each.fp32_precision = value
-
-    before = [each.fp32_precision for each in switches]
-    yield to
-    to(*before)
+    found = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn, backends.mkldnn.matmul)
+    before = [each.fp32_precision for each in found]
+    yield found
+    for each, value in zip(found, before, strict=True):
+        each.fp32_precision = value
 
 
 @pytest.mark.parametrize("name", PEAKS)
-def test_a_step_is_compared_with_the_peak_of_what_it_computes(name, switch):
-    calibration, switches, precision, shares, peak = PEAKS[name]
-    switch(*switches)
+def test_a_step_is_compared_with_the_peak_of_what_it_computes(name, switches, monkeypatch):
+    calibration, formats, precision, shares, peak = PEAKS[name]
+    for each, value in zip(switches, formats, strict=True):
+        each.fp32_precision = value
+    monkeypatch.setattr(torch.backends.cudnn, "enabled", not name.startswith("without cuDNN"))
     assert peak_flops_per_sec(calibration, precision, shares) == (peak and pytest.approx(peak))
-
-
-def test_without_cudnn_a_recurrent_kernel_consists_of_matrix_products(switch):
-    switch(*DEFAULT)
-    with torch.backends.cudnn.flags(enabled=False):
-        assert peak_flops_per_sec(GPU, "32-true", RECURRENT) == 50e12
 
 
 FASTER = {  # the calibration, what the run is known to reach → the precision that is recommended to it in float32
@@ -169,32 +163,28 @@ def test_a_process_measures_where_permitted_and_this_one_where_it_fails(said, ti
     assert not times or capsys.readouterr().out == ""
 
 
-def test_a_device_is_measured_once_in_each_setting(measured, monkeypatch):
+def test_a_device_is_measured_once_in_each_setting(measured, nvml, monkeypatch):
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
-    assert load_or_measure(CPU) == load_or_measure(CPU) == cached_calibration(CPU)
-    assert measured == [CPU]
-    for place, name, value in (
-        (torch, "__version__", "9.9"),
-        (torch, "get_num_threads", lambda: 77),
-        (platform, "node", lambda: "a machine with the same home"),
-        (os, "environ", os.environ | {"ONEDNN_MAX_CPU_ISA": "SSE41"}),
+    gpu = torch.device("cuda")
+    for device in (CPU, gpu):
+        found = load_or_measure(device)
+        assert found == load_or_measure(device) == cached_calibration(device)
+    assert measured == [CPU, gpu]
+    assert (found.uuid, found.power_limit_w, found.driver) == (nvml.uuid, 700, "570.1")
+    for device, place, name, value in (
+        (CPU, torch, "__version__", "9.9"),
+        (CPU, torch, "get_num_threads", lambda: 77),
+        (CPU, platform, "node", lambda: "a machine with the same home"),
+        (CPU, os, "environ", os.environ | {"ONEDNN_MAX_CPU_ISA": "SSE41"}),
+        (gpu, nvml, "uuid", "5678"),
+        (gpu, nvml, "limit_mw", 500_000),
+        (gpu, nvml, "version", "580.2"),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(place, name, value)
-            assert cached_calibration(CPU) is None, name
-
-
-def test_a_gpu_is_told_apart_by_its_uuid_its_power_limit_and_its_driver(measured, nvml, monkeypatch):
-    device = torch.device("cuda")
-    found = load_or_measure(device)
-    assert (found.uuid, found.power_limit_w, found.driver) == (nvml.seen.uuid, 700, "570.1")
-    assert cached_calibration(device) == found
-    for thing, name, value in ((nvml.seen, "uuid", "5678"), (nvml, "limit_mw", 500_000), (nvml, "version", "580.2")):
-        with monkeypatch.context() as patch:
-            patch.setattr(thing, name, value)
             assert cached_calibration(device) is None, name
-    nvml.refused.add("nvmlInit")
-    assert identity(device)["driver"] is None
+    monkeypatch.setattr(pynvml, "nvmlInit", REFUSED)
+    assert identity(gpu)["driver"] is None
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"\xff\xfe", b"[" * 100_000])

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
+import pynvml
 import pytest
 import torch
 
@@ -17,6 +18,7 @@ from batchscope.hardware import contention, processor
 from batchscope.hardware.contention import WINDOW_S, Noise, NoiseMeter, disturbance
 from batchscope.hardware.devices import cache_bytes
 from batchscope.hardware.processor import Load, cpu_seconds, own_seconds, usable_cores
+from tests.hardware.conftest import REFUSED
 
 Core = namedtuple("Core", "user nice system idle iowait irq softirq steal guest guest_nice")
 CORES = [  # guests are in `user` and `nice`, too
@@ -171,7 +173,8 @@ def test_a_processor_is_disturbed_where_others_took_more_than_they_left(noise, f
 )
 def test_a_gpu_on_which_others_compute_right_after_is_disturbed(after, waits, finding, nvml, monkeypatch):
     nvml.busy_pct, slept = 98, []
-    nvml.refused = {"nvmlDeviceGetUtilizationRates"} if after is None else set()
+    if after is None:
+        monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates", REFUSED)
     monkeypatch.setattr(contention.time, "sleep", lambda s: slept.append(s) or setattr(nvml, "busy_pct", after))
     assert disturbance(torch.device("cuda"), Noise()) == finding
     assert slept == waits
