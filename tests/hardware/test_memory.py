@@ -2,8 +2,7 @@
 
 import mmap
 import sys
-from collections.abc import Callable
-from typing import Any
+from contextlib import nullcontext
 
 import psutil
 import pytest
@@ -112,43 +111,34 @@ def mean(network: nn.Module, x: Tensor) -> Tensor:
     return network(x).mean()
 
 
-class Odd(nn.Module):
+def odd(network: nn.ModuleList, x: Tensor) -> Tensor:
     """Computes with sparse tensors, and with gradients of torch.func, which refuses hooks of saved tensors."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.layer = nn.EmbeddingBag(5, 16, sparse=True), nn.Linear(16, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        sparse = torch.sparse.mm(torch.eye(len(x)).to_sparse(), self.layer(x))
-        inner = torch.func.grad(lambda x: torch.func.grad(lambda x: self.layer(x).square().sum())(x).square().sum())(x)
-        return sparse.sum() + self.table(torch.tensor([[1, 2]])).sum() + inner.sum()
+    table, layer = network
+    sparse = torch.sparse.mm(torch.eye(len(x)).to_sparse(), layer(x))
+    inner = torch.func.grad(lambda x: torch.func.grad(lambda x: layer(x).square().sum())(x).square().sum())(x)
+    return sparse.sum() + table(torch.tensor([[1, 2]])).sum() + inner.sum()
 
 
-Loss = Callable[[nn.Module, Tensor], Any]
+ODD = nn.ModuleList([nn.EmbeddingBag(5, 16, sparse=True), nn.Linear(16, 4)])
 SIGMOIDS = nn.Sequential(nn.Linear(16, WIDE), nn.Sigmoid(), nn.Linear(WIDE, 4), nn.Sigmoid())
-SAVED: dict[str, tuple[nn.Module, Loss, int | None]] = {  # → numbers; None: not asked
+SAVED = {  # → numbers; None: not asked
     "the result of a ReLU, no weight and no batch": (mlp(), mean, BATCH * WIDE),
     "a storage that two operations save, once": (SIGMOIDS, mean, BATCH * (WIDE + 4)),
     "nothing without gradients": (mlp().requires_grad_(False), lambda net, x: None, 0),
     "what is freed in between is not added up": (mlp(), twice, BATCH * WIDE),
-    "sparse tensors and gradients of gradients": (Odd(), mean, None),
+    "sparse tensors and gradients of gradients": (ODD, odd, None),
 }
 
 
 @pytest.mark.parametrize("name", SAVED)
 def test_each_saved_storage_counts_once_none_is_held_and_gradients_are_bit_for_bit_those_without(name):
     network, loss, numbers = SAVED[name]
-    gradients = []
-    for found in (None, SavedTensors(torch.device("cpu"))):
-        x = torch.randn(BATCH, 16, generator=torch.Generator().manual_seed(0))
+    found, gradients, x = SavedTensors(torch.device("cpu")), [], torch.randn(BATCH, 16)
+    for watching in (nullcontext(), found.watch([*network.parameters(), x])):
         network.zero_grad()
-        if found is None:
+        with watching:
             result = loss(network, x)
-        else:
-            with found.watch([*network.parameters(), *network.buffers(), x]):
-                result = loss(network, x)
-        if isinstance(result, Tensor):
+        if result is not None:
             result.backward()
         gradients.append([each.grad.to_dense() for each in network.parameters() if each.grad is not None])
         del result

@@ -1,6 +1,7 @@
 """What is measured of a device: each microbenchmark does as much as it says, and the best of many short blocks counts."""
 
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -10,13 +11,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from batchscope.hardware import microbenchmarks as bench
 from batchscope.hardware.microbenchmarks import LAUNCHES, MEMORY, Microbenchmark, best_rates, microbenchmarks, time_runs
 from batchscope.hardware.operations import OperationRecorder
+from tests.support.devices import Clock
 
 CPU = torch.device("cpu")
 MIB = 2**20
 
 
 def test_products_do_as_many_flops_as_they_say_smallest_first(monkeypatch):
-    done: list[int] = []
+    done = []
 
     def count(run: Callable[[], object], times: int) -> float:
         with FlopCounterMode(display=False) as counter:
@@ -40,7 +42,7 @@ def test_traffic_counts_every_byte_of_tensors_several_times_larger_than_the_cach
         moved.append(sum(operation.bytes for operation in recorder.operations()) / (tensor_mib * MIB))
         return 1.0
 
-    moved: list[float] = []
+    moved = []
     monkeypatch.setattr(bench, "time_runs", count)
     every = list(microbenchmarks(torch.device("meta"), cache_mib and cache_mib * MIB)[MEMORY])
     for traffic in every:
@@ -58,29 +60,24 @@ def test_an_nvidia_gpu_has_tf32_from_ampere_on_and_a_cpu_has_none(capability, ha
     assert set(microbenchmarks(CPU)) == every
 
 
-class FakeDevice:
-    """A device on which a run takes exactly what the test says; its clock stands still otherwise."""
-
-    now = 0.0
-
-    def runs(self, amount: float, *seconds: float) -> Microbenchmark:
-        """A run takes these seconds, one after another; the last of them from then on."""
-        left = list(seconds)
-
-        def run() -> None:
-            self.now += left.pop(0) if len(left) > 1 else left[0]
-
-        return Microbenchmark(amount, lambda: run)
-
-
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
-    """Times are read off the clock of a fake device, in blocks of half a second."""
-    fake = FakeDevice()
-    monkeypatch.setattr(bench, "clock", lambda: fake.now)
+def device(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of a device whose runs take exactly what the test says, in blocks of half a second."""
+    device = Clock()
+    monkeypatch.setattr(bench, "clock", device)
     for name, value in {"_BLOCK_S": 0.5, "_PASS_S": 1.0, "_SLOWEST_RUN_S": 2.0, "_ALWAYS_TRIED": 2}.items():
         monkeypatch.setattr(bench, name, value)  # so that numbers of the test are exact
-    return fake
+    return device
+
+
+def runs(device: Clock, amount: float, *seconds: float) -> Microbenchmark:
+    """Runs take these seconds, one after another; the last of them from then on."""
+    left = list(seconds)
+
+    def run() -> None:
+        device.now += left.pop(0) if len(left) > 1 else left[0]
+
+    return Microbenchmark(amount, lambda: run)
 
 
 def test_runs_are_timed_from_an_idle_accelerator_to_an_idle_one(monkeypatch):
@@ -104,22 +101,18 @@ def test_runs_are_timed_from_an_idle_accelerator_to_an_idle_one(monkeypatch):
     ],
 )
 def test_the_best_rate(candidates, rate, device):
-    def no_memory() -> Callable[[], None]:
-        raise torch.OutOfMemoryError("out of memory")
-
-    def unsupported() -> None:
-        raise RuntimeError('"addmm" not implemented for this format')
-
+    no_memory = Mock(side_effect=torch.OutOfMemoryError("out of memory"))
+    unsupported = Mock(side_effect=RuntimeError('"addmm" not implemented for this format'))
     refused = [Microbenchmark(1, lambda: unsupported), Microbenchmark(1, no_memory)]
-    runs = [device.runs(*each) for each in candidates]
-    assert best_rates({"a": runs, "of no format that is known here": refused}, seconds=10.0) == {"a": rate}
+    every = {"a": [runs(device, *each) for each in candidates], "of no format that is known here": refused}
+    assert best_rates(every, seconds=10.0) == {"a": rate}
 
 
 def test_short_runs_are_timed_in_blocks_until_the_time_is_up(device, monkeypatch):
     blocks = []
     monkeypatch.setattr(bench, "time_runs", lambda run, times: blocks.append(times) or time_runs(run, times))
-    device.runs(1, 0.125).time_for(1.0)
+    runs(device, 1, 0.125).time_for(1.0)
     assert blocks == [1, 4, 4]  # 1/8 s to learn how fast it is, then blocks of half a second
     device.now = 0.0
-    best_rates({"a": [device.runs(1, 1.0)], "b": [device.runs(1, 1.0)]}, seconds=10.0)
+    best_rates({name: [runs(device, 1, 1.0)] for name in "ab"}, seconds=10.0)
     assert device.now == 2 * (1 + 1) + 10  # a first run and a visit of each, then the time for the passes
