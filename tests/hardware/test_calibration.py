@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock, call
 
 import pynvml
 import pytest
@@ -38,7 +38,7 @@ def test_what_is_no_calibration_is_refused(change):
         Calibration.from_dict({**HOST.to_dict(), **change})
 
 
-def with_peaks(calibration: Calibration, **peaks: float) -> Calibration:
+def with_peaks(calibration, **peaks):
     return dataclasses.replace(calibration, matmul_flops_per_sec=peaks)
 
 
@@ -124,15 +124,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def measured(cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
-    """Every measurement that this process makes; none takes any time."""
-    made = []
-
-    def fake(device: torch.device) -> Calibration:
-        made.append(device)
-        return Calibration(**identity(device), matmul_flops_per_sec={"fp32": 1e11}, memory_bytes_per_sec=1e10)
-
-    monkeypatch.setattr(measure, "calibrate", fake)
+def measured(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """The measurements that this process makes; none takes any time."""
+    made = Mock(side_effect=lambda device: Calibration(**identity(device), matmul_flops_per_sec={"fp32": 1e11}))
+    monkeypatch.setattr(measure, "calibrate", made)
     return made
 
 
@@ -146,19 +141,16 @@ def measured(cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[torch.device]
     ],
 )
 def test_a_process_measures_where_permitted_and_this_one_where_it_fails(said, times, measured, monkeypatch, capsys):
-    def run(line: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        assert line[1] == "-P"  # nothing from the current folder
-        assert line[-2:] == ["cpu", str(torch.get_num_threads())]
-        if isinstance(said, str):
-            return subprocess.CompletedProcess([], 0, stdout=said)
-        raise said
-
+    run = Mock(side_effect=[subprocess.CompletedProcess([], 0, stdout=said) if isinstance(said, str) else said])
     monkeypatch.setattr(measure.subprocess, "run", run)
     assert find_calibration(CPU, measure=False) is None
     assert capsys.readouterr().out == ""
     found = find_calibration(CPU, measure=True)
     assert capsys.readouterr().out == "measuring what this cpu can do; once, some seconds …\n"
-    assert (found == MEASURED, len(measured)) == (not times, times)
+    line = run.call_args.args[0]
+    assert line[1] == "-P"  # nothing from the current folder
+    assert line[-2:] == ["cpu", str(torch.get_num_threads())]
+    assert (found == MEASURED, measured.call_count) == (not times, times)
     assert not times or find_calibration(CPU, measure=True) == cached_calibration(CPU) == found
     assert not times or capsys.readouterr().out == ""
 
@@ -169,7 +161,7 @@ def test_a_device_is_measured_once_in_each_setting(measured, nvml, monkeypatch):
     for device in (CPU, gpu):
         found = load_or_measure(device)
         assert found == load_or_measure(device) == cached_calibration(device)
-    assert measured == [CPU, gpu]
+    assert measured.call_args_list == [call(CPU), call(gpu)]
     assert (found.uuid, found.power_limit_w, found.driver) == (nvml.uuid, 700, "570.1")
     for device, place, name, value in (
         (CPU, torch, "__version__", "9.9"),
@@ -194,7 +186,7 @@ def test_a_damaged_cache_is_ignored_with_one_warning_and_measured_again(measured
     file.write_bytes(content)
     with pytest.warns(UserWarning, match=f"{file.name} is damaged, and is ignored"):
         load_or_measure(CPU)
-    assert len(measured) == 2
+    assert measured.call_count == 2
     assert cached_calibration(CPU) is not None
 
 

@@ -1,5 +1,6 @@
 """Telemetry: what probes read of a GPU, a CPU and the process, the thread that reads, and the sums over spans of time."""
 
+import itertools
 import sys
 import threading
 import time
@@ -18,6 +19,7 @@ from batchscope.hardware.probes import CPU, PROCESSOR_TIME, RSS, probe_for
 from batchscope.hardware.sampler import Sample, Sampler, Spans, Timeline, named
 from tests.hardware.conftest import REFUSED, UUIDS
 from tests.support.devices import Clock
+from tests.support.waiting import wait_until
 
 CUDA = torch.device("cuda", 0)
 OFFERED = {UTILIZATION: 40.0, POWER: 250.0, ENERGY: 1000.0, SM_CLOCK: 1980.0, THROTTLED: 0.0}
@@ -184,34 +186,27 @@ def test_spans_begin_and_end_and_can_be_forgotten():
     assert (spans.running, spans.all()) == (True, [(7, 9)])
 
 
-def threads() -> list[threading.Thread]:
+def threads():
     return [thread for thread in threading.enumerate() if thread.name == "telemetry"]
 
 
 def test_the_thread_samples_stops_and_starts_again(monkeypatch):
-    third, reads = threading.Event(), []
-
-    def read() -> dict[str, float]:
-        reads.append(float(len(reads)))
-        if len(reads) >= 3:
-            third.set()
-        return {CPU: reads[-1]}
-
     monkeypatch.setattr(sampling, "MIN_INTERVAL_S", 0.01)
-    sampler = Sampler(read, interval_s=0.001)
+    reads = itertools.count(1.0)
+    sampler = Sampler(lambda: {CPU: next(reads)}, interval_s=0.001)
     assert sampler.interval_s == 0.01
     sampler.stop()  # before any start
     for _ in range(2):
-        third.clear()
-        reads.clear()
+        first = next(reads) + 1
         sampler.start()
         sampler.start()
-        assert third.wait(5)
+        wait_until(lambda: len(sampler.timeline.after(0)) >= 3, "no samples")
         assert len(threads()) == 1 and threads()[0].daemon
         sampler.stop()
         sampler.stop()
         assert threads() == []
-        assert [sample.readings[CPU] for sample in sampler.timeline.after(0)] == reads
+        found = [sample.readings[CPU] for sample in sampler.timeline.after(0)]
+        assert found == [first + number for number in range(len(found))]
 
 
 def test_a_short_run_has_a_sample_at_its_beginning_at_its_end_and_where_one_is_asked_for():
