@@ -6,6 +6,7 @@ Times follow from the formulas and the fitted coefficients: whoever changes thes
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -132,17 +133,14 @@ def test_the_packages_coefficients_name_their_source_and_a_choice_from_records_i
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 
-def recorded(size: int, rows: list[OperationRow]) -> StepOperations:
+def recorded(size, rows):
     return StepOperations(size, 1.0, "cpu", "A CPU", "32-true", rows)
 
 
 STEPS = {size: recorded(size, mlp(size)) for size in (8, 64, 512)}
 
 
-@pytest.mark.parametrize(
-    ("size", "around"),
-    [(1, (8, 64)), (8, (8, 64)), (30, (8, 64)), (65, (64, 512)), (512, (64, 512)), (4096, (64, 512))],
-)
+@pytest.mark.parametrize(("size", "around"), [(1, (8, 64)), (8, (8, 64)), (65, (64, 512)), (4096, (64, 512))])
 def test_work_that_is_linear_in_the_batch_size_is_exact_everywhere(size, around):
     assert nearest([512, 8, 64], size) == around
     for found, true in zip(rows_at(STEPS, size), mlp(size), strict=True):
@@ -153,11 +151,9 @@ def test_work_that_is_linear_in_the_batch_size_is_exact_everywhere(size, around)
 
 def test_a_number_never_falls_below_what_it_cannot():
     assert line({64: 1.0, 128: 3.0}, 1) == 0.0
-    falling = {
-        size: recorded(size, [elementwise("aten.x", "", "forward", rows, 8)]) for size, rows in ((64, 64), (128, 16))
-    }
-    (row,) = rows_at(falling, 4096)
-    assert (row.bytes, row.dims) == (0.1 * falling[128].rows[0].bytes, (1, 8))
+    first, second = (elementwise("aten.x", "", "forward", rows, 8) for rows in (64, 16))
+    (row,) = rows_at({64: recorded(64, [first]), 128: recorded(128, [second])}, 4096)
+    assert (row.bytes, row.dims) == (0.1 * second.bytes, (1, 8))
 
 
 def test_two_sizes_with_other_operations_give_those_of_the_nearer_one():
@@ -170,17 +166,16 @@ def test_two_sizes_with_other_operations_give_those_of_the_nearer_one():
 
 
 NO_WAIT = (0, 0, 0.3, 0.6, 0.1, 0)
+wide, emulated = partial(mlp, width=4096), lambda batch: [replace(row, dtype="bf16") for row in mlp(batch)]
 TRAININGS = {
     "mlp": {},
-    "wide": {"rows": lambda batch: mlp(batch, 4096), "parts": NO_WAIT},
+    "wide": {"rows": wide, "parts": NO_WAIT},
     "lstm": {"rows": lstm},
     "convolution": {"rows": convolution},
     "starved": {"parts": (0.8, 0.0, 0.1, 0.1, 0, 0)},
     "on an L4": {"device": "cuda", "name": "NVIDIA L4"},
-    "wide on an L4": {"device": "cuda", "name": "NVIDIA L4", "rows": lambda batch: mlp(batch, 4096), "parts": NO_WAIT},
-    "emulated on a T4": {
-        "device": "cuda", "name": "Tesla T4", "rows": lambda batch: [replace(row, dtype="bf16") for row in mlp(batch)],
-    },
+    "wide on an L4": {"device": "cuda", "name": "NVIDIA L4", "rows": wide, "parts": NO_WAIT},
+    "emulated on a T4": {"device": "cuda", "name": "Tesla T4", "rows": emulated},
 }  # fmt: skip
 
 
@@ -197,10 +192,8 @@ def test_a_measured_step_is_as_it_was_measured(sources):
 
 
 PREDICTED = {  # a training, a card, a batch size, a precision → the limit, and ms: the low end, the middle, the high end
-    ("mlp", "t4", 8, None): ("launches", (0.62997, 1.0803, 1.7118)),
     ("mlp", "h100", 8, None): ("launches", (0.62997, 1.08, 1.7116)),
     ("wide", "t4", 8192, None): ("compute", (444.11, 651.79, 952.24)),
-    ("wide", "h100", 8192, None): ("compute", (34.348, 55.752, 94.61)),
     ("wide", "a100", 4096, None): ("compute", (58.365, 81.487, 125.01)),
     ("wide", "a100", 4096, "bf16-mixed"): ("compute", (4.5854, 11.461, 22.913)),
     ("lstm", "h100", 8, None): ("launches", (0.636, 1.1658, 2.09)),
@@ -251,9 +244,7 @@ def test_a_time_has_one_unit_and_two_digits(interval, text):
     ("first", "second", "probability"),
     [
         (Interval(0.8, 1, 1.25), Interval(1.2, 1.5, 1.9), 0.9476),  # ends may overlap
-        (Interval(10, 20, 30), Interval(1, 2, 3), 0),
         (Interval(1, 2, 3), Interval(1.5, 2.5, 3.5), 0.6599),
-        (exactly(1), exactly(2), 1),
         (exactly(2), exactly(2), 0.5),
         (exactly(0), Interval(1, 2, 3), 1),
     ],

@@ -5,9 +5,8 @@ from pathlib import Path
 from batchscope.records.operations import OperationRow, StepOperations, write_operations
 from tests.support.synthetic_runs import change_record, write_run
 
-GFLOPS, BYTES_PER_SEC = 100e9, 30e9  # of the CPU that measured
+GFLOPS, BYTES_PER_SEC, LAUNCH_S = 100e9, 30e9, 1.5e-6  # of the CPU that measured
 CALIBRATION = {"matmul_flops_per_sec": {"fp32": GFLOPS}, "memory_bytes_per_sec": BYTES_PER_SEC, "launch_us": 1.5}
-LAUNCH_S = 1.5e-6
 
 
 def product(module, part, m, n, k):
@@ -25,13 +24,11 @@ def elementwise(name, module, part, rows, columns, tensors=2):
 
 def mlp(batch, width=512, layers=3):
     """The rows of a step of an MLP."""
-    rows = []
-    for layer in range(layers):
-        module = f"model.{layer}"
+    rows, modules = [], [f"model.{layer}" for layer in range(layers)]
+    for module in modules:
         rows += [product(module, "forward", batch, width, width)]
         rows += [elementwise("aten.relu", module, "forward", batch, width)]
-    for layer in reversed(range(layers)):
-        module = f"model.{layer}"
+    for module in reversed(modules):
         rows += [elementwise("aten.threshold_backward", module, "backward", batch, width, 3)]
         rows += [product(module, "backward", batch, width, width), product(module, "backward", width, width, batch)]
     numbers = layers * (width * width + width)
@@ -44,11 +41,9 @@ def lstm(batch, steps=64, features=32, hidden=128):
     """The rows of a step of one LSTM layer, as oneDNN computes it."""
     flops = 2.0 * steps * batch * 4 * hidden * (features + hidden)
     dims, moved = (steps, batch, features, hidden), 4.0 * steps * batch * (features + hidden)
-    rows = [OperationRow("aten.mkldnn_rnn_layer", "model.lstm", "forward", "fp32", dims, 1, flops, moved, moved)]
-    backward = OperationRow(
-        "aten.mkldnn_rnn_layer_backward", "model.lstm", "backward", "fp32", dims, 1, 2 * flops, moved
-    )
-    return [*rows, backward]
+    forward = OperationRow("aten.mkldnn_rnn_layer", "lstm", "forward", "fp32", dims, 1, flops, moved, moved)
+    name = "aten.mkldnn_rnn_layer_backward"
+    return [forward, OperationRow(name, "lstm", "backward", "fp32", dims, 1, 2 * flops, moved)]
 
 
 def convolution(batch):
