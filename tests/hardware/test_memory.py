@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import psutil
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from batchscope.hardware import device_memory, host_memory
@@ -98,20 +98,15 @@ def test_the_memory_of_each_kind_of_device(monkeypatch):
 FLOAT, BATCH, WIDE = 4, 8, 512
 
 
-def mlp() -> nn.Sequential:
+def mlp():
     return nn.Sequential(nn.Linear(16, WIDE), nn.ReLU(), nn.Linear(WIDE, 4))
 
 
-def twice(network: nn.Module, x: Tensor) -> None:
-    for _ in range(2):
-        network(x).mean().backward()
-
-
-def mean(network: nn.Module, x: Tensor) -> Tensor:
+def mean(network, x):
     return network(x).mean()
 
 
-def odd(network: nn.ModuleList, x: Tensor) -> Tensor:
+def odd(network, x):
     """Computes with sparse tensors, and with gradients of torch.func, which refuses hooks of saved tensors."""
     table, layer = network
     sparse = torch.sparse.mm(torch.eye(len(x)).to_sparse(), layer(x))
@@ -125,7 +120,11 @@ SAVED = {  # → numbers; None: not asked
     "the result of a ReLU, no weight and no batch": (mlp(), mean, BATCH * WIDE),
     "a storage that two operations save, once": (SIGMOIDS, mean, BATCH * (WIDE + 4)),
     "nothing without gradients": (mlp().requires_grad_(False), lambda net, x: None, 0),
-    "what is freed in between is not added up": (mlp(), twice, BATCH * WIDE),
+    "what is freed in between is not added up": (
+        mlp(),
+        lambda net, x: (mean(net, x).backward(), mean(net, x))[1],
+        BATCH * WIDE,
+    ),
     "sparse tensors and gradients of gradients": (ODD, odd, None),
 }
 

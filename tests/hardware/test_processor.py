@@ -62,12 +62,13 @@ def test_where_other_cores_are_offline_the_whole_machine_counts(monkeypatch):
     assert cpu_seconds()[1] == pytest.approx(BUSY_S + 900)
 
 
-TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "WORLD_SIZE": "2"}
-
-
 @pytest.mark.parametrize(
     ("launched", "shared", "counts"),
-    [(TORCHRUN, True, True), ({"LOCAL_RANK": "1"}, True, True), ({"LOCAL_RANK": "1"}, False, False), ({}, True, False)],
+    [
+        ({"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "WORLD_SIZE": "2"}, True, True),
+        ({"LOCAL_RANK": "1"}, False, False),
+        ({}, True, False),
+    ],
 )
 def test_other_ranks_of_a_run_are_its_own_where_they_share_its_cores(launched, shared, counts, tmp_path, monkeypatch):
     for name in ("TORCHELASTIC_RUN_ID", "SLURM_NTASKS", "LOCAL_RANK"):
@@ -99,14 +100,13 @@ def test_the_time_of_a_running_child_is_this_processs_own(place, monkeypatch):
 
 
 MIB = 2**20
-PAIRS = (2, "512K", 1), (3, "32768K", 2)  # caches: the level, the size, and how many cores share one
-CHIPLETS = (2, "1M", 1), (3, "32M", 8)
+CHIPLETS = (2, "1M", 1), (3, "32M", 8)  # caches: the level, the size, and how many cores share one
 
 
 @pytest.mark.parametrize(
     ("cores", "threads", "caches", "mib"),
     [
-        ({2, 3, 4}, 3, PAIRS, 1.5 + 64),  # each core that the process may use adds its L2
+        ({2, 3, 4}, 3, ((2, "512K", 1), (3, "32768K", 2)), 1.5 + 64),  # each core that the process may use adds its L2
         (set(range(16)), 1, CHIPLETS, 1 + 32),  # one thread, one of each level
         (set(range(16)), 4, CHIPLETS, 4 + 64),  # threads on two chiplets
         ({0, 1}, 2, ((2, "many", 1),), None),
