@@ -4,17 +4,26 @@ from types import SimpleNamespace
 
 import pytest
 
-from batchscope.callbacks import _analysis, _timer, device, throughput
-from batchscope.hardware.calibration import Calibration
+from batchscope.callbacks import _analysis, _timer, _windows, device, throughput
+from batchscope.hardware.contention import Noise
 from batchscope.hardware.sampler import Spans
 from tests.callbacks.support import World
 
 
 @pytest.fixture(autouse=True)
-def measured(monkeypatch: pytest.MonkeyPatch) -> list[Calibration | None]:
+def measured(monkeypatch: pytest.MonkeyPatch):
     """The device's calibration; None before a test sets it."""
-    found: list[Calibration | None] = [None]
+    found = [None]
     monkeypatch.setattr(_analysis, "find_calibration", lambda device, measure: found[0])
+    return found
+
+
+@pytest.fixture
+def noises(monkeypatch: pytest.MonkeyPatch) -> list[Noise]:
+    """What the meter reads at the ends of windows; quiet where the list is empty."""
+    found = []
+    meter = SimpleNamespace(read=lambda: found.pop(0) if found else Noise(others_share=0.0, idle_share=0.5))
+    monkeypatch.setattr(_windows, "NoiseMeter", lambda: meter)
     return found
 
 

@@ -3,7 +3,6 @@
 import math
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from batchscope.callbacks._timer import HostClock
 from batchscope.callbacks._windows import Window, Windows
 from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.hardware.calibration import Calibration
-from batchscope.records.explanation import Explanation, Gap
+from batchscope.records.explanation import Gap
 from batchscope.records.operations import OperationRow
 from tests.hardware.test_trace import two_steps
 from tests.support.explanations import cost, explanation
@@ -31,7 +30,6 @@ STEP = [
 GPU = Calibration("cuda", "NVIDIA X", "1", "2", None, {"fp32": 1e11}, memory_bytes_per_sec=1e11, launch_us=5.0)
 CPU = Calibration.from_dict({**GPU.to_dict(), "device": "cpu"})
 PLAIN = {"forward": 0.9, "other": 0.1}  # ms
-BUSY = {"kind": "unclear", "certainty": "unclear", "share": 0.0, "evidence": "others took 43 %", "busy": True}
 
 
 @pytest.fixture(autouse=True)
@@ -39,18 +37,15 @@ def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_explanation, "device_name", lambda device: f"a {device.type}")
 
 
-def explained(device: str, *steps: Any, others=math.nan, events=None, operations=STEP, bottleneck=None) -> Explanation:
+def explained(device: str, *steps, others=math.nan, events=None, operations=STEP, bottleneck=None):
     """Twenty steps of 1 ms, or these, with the operations above; on a GPU they were traced, too."""
     table, made = UpdateTable(1, Windows(1)), list(steps) or [PLAIN] * 20
     table.add([batch(n, 8, **ms) for n, ms in enumerate([PLAIN, *made], start=1)], HostClock())
     table.windows.all.append(Window(1, end=len(table), seconds=1.0, others_share=others, disturbed=others > 0.1))
-    monitor: Any = ThroughputMonitor()
+    monitor = ThroughputMonitor()
     monitor.table, monitor.analysis = table, SimpleNamespace(calibration=CPU if device == "cpu" else GPU)
-    monitor.recorded = SimpleNamespace(
-        operations=lambda: operations,
-        recorder=SimpleNamespace(steps=[operations]),
-        why_no_operations="the parameters are sharded",
-    )
+    recorder, why = SimpleNamespace(steps=[operations]), "the parameters are sharded"
+    monitor.recorded = SimpleNamespace(operations=lambda: operations, recorder=recorder, why_no_operations=why)
     monitor.summary = {"title": "net", "precision": "32-true", "bottleneck": bottleneck, **table.windows.facts()}
     events = events if events is not None else two_steps() if device == "cuda" else []
     monitor.kernel_s = 450e-6 if device == "cuda" and any(event["cat"] == "kernel" for event in events) else None
@@ -112,7 +107,8 @@ def test_operations_that_take_longer_than_their_step_are_scaled_to_it(room_ms: f
 
 
 def test_a_busy_machine_is_a_note_and_has_no_verdict_but_what_to_do() -> None:
-    step = explained("cpu", others=0.43, bottleneck=BUSY)
+    busy = {"kind": "unclear", "certainty": "unclear", "share": 0.0, "evidence": "others took 43 %", "busy": True}
+    step = explained("cpu", others=0.43, bottleneck=busy)
     assert any(note.startswith("other programs used 43 % of the processor meanwhile") for note in step.notes)
     text = explanation_text(step, width=200)
     assert "\nbusy: others took 43 %\n" in text
@@ -125,8 +121,7 @@ NUMBERS = {"calls": 1234, "flops": 1.23e9, "bytes": 1.23e8, "cold_bytes": 1.23e7
 EVIDENCE = "86 % of the step is arithmetic: 4 GFLOP, at 41 % of the peak measured here; most of it in convolution"
 
 
-def wide() -> Explanation:
-    """A step whose names and lines are long."""
+def test_every_module_has_its_numbers_and_a_line_has_its_words_though_the_terminal_is_narrow(monkeypatch) -> None:
     attention = "aten._scaled_dot_product_flash_attention_for_cpu_backward"
     operations = [
         cost("model.encoder.layers.11.self_attention.output_projection", "backward", attention, **NUMBERS),
@@ -135,12 +130,9 @@ def wide() -> Explanation:
     ]
     found = {"kind": "compute", "share": 0.86, "certainty": "clear", "evidence": EVIDENCE}
     gaps, notes = [Gap(attention, "aten.convolution", 1e-3, 2, 1e-3)], ["the trace is " + "very " * 40 + "long"]
-    return replace(explanation(*operations), bottleneck=found, gaps=gaps, notes=notes)
-
-
-def test_every_module_has_its_numbers_and_a_line_has_its_words_though_the_terminal_is_narrow(monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    lines = explanation_text(wide()).splitlines()
+    step = replace(explanation(*operations), bottleneck=found, gaps=gaps, notes=notes)
+    lines = explanation_text(step).splitlines()
     assert max(map(len, lines)) <= 80
     assert f"limit: {EVIDENCE}" in " ".join(" ".join(lines).split())
     (heading,) = [line for line in lines if line.startswith("module")]

@@ -1,11 +1,8 @@
 """A number that is not finite ends the run in its own step, with the weights from before it, or is left out."""
 
-from typing import Any
-
-import lightning
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from batchscope.callbacks import nonfinite
 from batchscope.callbacks._deferred_scalars import DeferredScalars
@@ -17,11 +14,11 @@ from tests.support.third_party_modules import Stranger, train
 class Other(nn.Module):
     """A parameter of another kind, beside the layer."""
 
-    def __init__(self, **kind: Any) -> None:
+    def __init__(self, **kind) -> None:
         super().__init__()
         self.table = nn.Embedding(10, 4, **kind)
 
-    def forward(self) -> Tensor:
+    def forward(self):
         weight = self.table.weight
         if weight.is_complex():
             return torch.view_as_real(weight.conj().resolve_conj()).sum()
@@ -34,13 +31,13 @@ class Breaking(Stranger):
     def __init__(self, *bad: int, where: str = "loss", fused: bool = False, other: nn.Module | None = None) -> None:
         super().__init__()
         self.bad, self.where, self.fused, self.other = bad, where, fused, other
-        self.weights: list[Tensor] = []  # before each step
+        self.weights = []  # before each step
         self.layer.weight.register_hook(lambda gradient: gradient / (1 - self._breaks("gradient")))
 
     def _breaks(self, where: str) -> bool:
         return len(self.weights) in self.bad and self.where == where
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx: int):
         self.weights.append(self.layer.weight.detach().clone())
         loss = super().training_step(batch, batch_idx) * (float("nan") if self._breaks("loss") else 1)
         return loss if self.other is None else loss + self.other() / (1 - self._breaks("other"))
@@ -57,11 +54,11 @@ class Breaking(Stranger):
 class Late(StopOnNonFinite):
     """As on a device whose flags are read some steps late, which no test on a CPU can have otherwise."""
 
-    def __init__(self, action: Any = "stop", leaves_out: bool = True, device: str = "cuda") -> None:
+    def __init__(self, action="stop", leaves_out: bool = True, device: str = "cuda") -> None:
         super().__init__(action)
         self.leaves_out, self.device = leaves_out, device
 
-    def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+    def on_train_start(self, trainer, pl_module) -> None:
         super().on_train_start(trainer, pl_module)
         self._device, self._leaves_out = self.device, self.leaves_out
 
@@ -81,26 +78,22 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nonfinite, "DeferredScalars", OnTheWay)
 
 
-OTHERS = {
-    "a sparse gradient": {"sparse": True},
-    "a complex gradient": {"dtype": torch.cfloat},
-    "a gradient of another precision": {"dtype": torch.float64},
-}
-STOPS = {
-    "the loss": (Breaking(3), "nan, the gradient of layer.weight is not finite .of 2 of 2 parameters.; batch 2 of "),
-    "a gradient": (
-        Breaking(7, where="gradient"),
-        ".*, the gradient of layer.weight is not finite; batch 1 of epoch 1, ",
-    ),
-} | {
-    name: (Breaking(3, where="other", other=Other(**kind)), ".*, the gradient of other.table.weight is not finite; ")
-    for name, kind in OTHERS.items()
-}
+def other(**kind) -> Breaking:
+    return Breaking(3, where="other", other=Other(**kind))
 
 
-@pytest.mark.parametrize("name", STOPS)
-def test_a_number_that_is_not_finite_ends_the_run_with_the_weights_from_before(name: str) -> None:
-    module, said = STOPS[name]
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        (Breaking(3), "nan, the gradient of layer.weight is not finite .of 2 of 2 parameters.; batch 2 of "),
+        (Breaking(7, where="gradient"), ".*, the gradient of layer.weight is not finite; batch 1 of epoch 1, "),
+        (other(sparse=True), ".*, the gradient of other.table.weight is not finite; "),
+        (other(dtype=torch.cfloat), ".*, the gradient of other.table.weight is not finite; "),
+        (other(dtype=torch.float64), ".*, the gradient of other.table.weight is not finite; "),
+    ],
+    ids=["the loss", "a gradient", "a sparse gradient", "a complex gradient", "a gradient of another precision"],
+)
+def test_a_number_that_is_not_finite_ends_the_run_with_the_weights_from_before(module, said) -> None:
     where = f"step {module.bad[0]}: the loss is {said}"
     with pytest.raises(UserError, match=f"^{where}.*learning rate 0.01. The weights were left as they were"):
         train(module, StopOnNonFinite())

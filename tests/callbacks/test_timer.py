@@ -6,20 +6,11 @@ import pytest
 import torch
 
 from batchscope.callbacks import _timer
-from batchscope.callbacks._timer import (
-    PAUSE,
-    TIMED,
-    CudaClock,
-    HostClock,
-    StepTimer,
-    clock_for,
-    parts_ms,
-)
-from tests.callbacks.support import World
+from batchscope.callbacks._timer import PAUSE, TIMED, CudaClock, HostClock, StepTimer, clock_for, parts_ms
 
 
 @pytest.fixture
-def timer(world: World) -> StepTimer:
+def timer(world) -> StepTimer:
     return StepTimer(world)
 
 
@@ -51,9 +42,8 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("name", STEPS)
-def test_time_belongs_to_the_part_that_runs(name: str, timer: StepTimer, world: World) -> None:
-    happens, expected = STEPS[name]
+@pytest.mark.parametrize(("happens", "expected"), STEPS.values(), ids=STEPS)
+def test_time_belongs_to_the_part_that_runs(happens, expected, timer, world) -> None:
     timer.begin_batch()
     for each in happens.split():
         if each.isdecimal():
@@ -64,7 +54,7 @@ def test_time_belongs_to_the_part_that_runs(name: str, timer: StepTimer, world: 
     assert parts_of(timer) == [expected]
 
 
-def test_steps_adjoin_so_that_no_time_is_lost_but_between_two_epochs(timer: StepTimer, world: World) -> None:
+def test_steps_adjoin_so_that_no_time_is_lost_but_between_two_epochs(timer: StepTimer, world) -> None:
     for _ in range(2):
         for _ in range(3):
             timer.begin_batch()

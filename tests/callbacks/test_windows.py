@@ -5,23 +5,11 @@ import math
 import numpy
 import pytest
 
-from batchscope.callbacks import _windows
 from batchscope.callbacks._windows import Windows
 from batchscope.hardware.contention import Noise
 from tests.support.devices import Clock
 
-
-@pytest.fixture(autouse=True)
-def noises(monkeypatch: pytest.MonkeyPatch) -> list[Noise]:
-    """What the meter reads at the ends of windows; quiet where the list is empty."""
-    found: list[Noise] = []
-
-    class Meter:
-        def read(self) -> Noise:
-            return found.pop(0) if found else Noise(others_share=0.0, idle_share=0.5)
-
-    monkeypatch.setattr(_windows, "NoiseMeter", Meter)
-    return found
+pytestmark = pytest.mark.usefixtures("noises")
 
 
 def trained(first: int, *seconds: float) -> tuple[Windows, list[int]]:
@@ -65,7 +53,6 @@ def test_in_passes_each_visit_is_a_window_and_one_without_an_update_is_dropped()
     windows.end(6)
     windows.end(6)  # nothing lasts
     ended = windows.last
-    assert ended is not None
     assert (ended.pass_, ended.first, ended.end, ended.seconds) == (7, 4, 6, 3.0)
     windows.begin(9, pass_=8)
     assert windows.of_updates(numpy.array([5, 6, 8, 9])).tolist() == [0, -1, -1, 1]

@@ -4,7 +4,7 @@ import csv
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from unittest.mock import Mock
 
 import numpy
 import pytest
@@ -16,21 +16,12 @@ from batchscope.callbacks._writer import POINTS, Scalars, StepWriter
 from batchscope.checkpointing.csv_logger import append_to_file
 
 
-class FakeTrainer(SimpleNamespace):
-    """A trainer as far as writing goes; unlike a SimpleNamespace it can be referred to weakly."""
-
-    __slots__ = ("__weakref__",)
-    __hash__ = object.__hash__
+def writer(*loggers, rank: int = 0, details: bool = True, step: int = 0) -> StepWriter:
+    return StepWriter(Mock(is_global_zero=rank == 0, loggers=list(loggers), global_step=step), details)
 
 
-def writer(*loggers: Any, rank: int = 0, details: bool = True, step: int = 0) -> StepWriter:
-    return StepWriter(FakeTrainer(is_global_zero=rank == 0, loggers=list(loggers), global_step=step), details)
-
-
-def both(folder: Path, **options: Any) -> tuple[CSVLogger, TensorBoardLogger]:
-    return CSVLogger(folder, name="csv", version="", **options), TensorBoardLogger(
-        folder, name="tb", version="", **options
-    )
+def both(folder: Path) -> tuple[CSVLogger, TensorBoardLogger]:
+    return CSVLogger(folder, name="csv", version=""), TensorBoardLogger(folder, name="tb", version="")
 
 
 def shown(folder: Path, tag: str = "a") -> list[tuple[int, float]]:
@@ -80,12 +71,12 @@ def test_every_float32_is_told_from_its_neighbours(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [CSVLogger, TensorBoardLogger])
-def test_a_logger_that_overrides_log_metrics_is_asked_for_every_step_in_a_pause(tmp_path: Path, kind: Any) -> None:
+def test_a_logger_that_overrides_log_metrics_is_asked_for_every_step_in_a_pause(tmp_path: Path, kind) -> None:
     class Own(kind):
-        def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        def log_metrics(self, metrics, step: int | None = None) -> None:
             seen.append((step, metrics, timer.part))
 
-    seen: list[Any] = []
+    seen = []
     timer, writing = StepTimer(SimpleNamespace(mark=lambda: 0.0)), writer(Own(tmp_path))
     add_timer(writing._trainer, timer)
     writing.write_rows([(1, {"a": 1.0}), (2000, {"a": 2.0}), (2001, {"a": 3.0})])
@@ -109,7 +100,7 @@ def test_events_follow_those_that_were_logged_before_also_where_the_file_was_clo
 def test_a_long_run_has_few_points_in_tensorboard_and_every_step_in_csv_also_where_it_is_resumed(tmp_path) -> None:
     steps = numpy.arange(1, 10_001)
 
-    def run(name: str, *parts: Any) -> list[int]:
+    def run(name: str, *parts) -> list[int]:
         for part in parts:
             file, board = both(tmp_path / name)
             append_to_file(file)
@@ -130,7 +121,7 @@ def test_a_long_run_has_few_points_in_tensorboard_and_every_step_in_csv_also_whe
 
 def test_a_logger_that_fails_gets_nothing_more_with_one_warning(tmp_path: Path) -> None:
     class Broken(CSVLogger):
-        def log_metrics(self, *_: Any, **__: Any) -> None:
+        def log_metrics(self, *_, **__) -> None:
             raise ConnectionError("no network")
 
     broken, good = Broken(tmp_path / "broken"), CSVLogger(tmp_path, name="", version="")
