@@ -1,9 +1,8 @@
-"""For tests of callbacks: a quiet monitor, modules that fail or are slow, and a world whose time a test moves."""
+"""For tests of callbacks: a quiet monitor, modules that do something first, and a world whose time a test moves."""
 
 import time
-from typing import Any
 
-from torch import Tensor
+from torch import nn
 
 from batchscope.callbacks._timer import HostClock
 from batchscope.callbacks.throughput import ThroughputMonitor
@@ -13,35 +12,30 @@ from batchscope.hardware.sampler import Sampler
 from tests.support.third_party_modules import Stranger
 
 
-def monitoring(**options: Any) -> ThroughputMonitor:
+def monitoring(**options) -> ThroughputMonitor:
     """A monitor that says nothing, measures no peak, and records no operations unless it is asked to."""
     return ThroughputMonitor(**{"calibrate": False, "verbose": False, "record_operations": False, **options})
 
 
-class Failing(Stranger):
-    """Fails in the update after so many; None: before the first one."""
+def stranger(*layers: nn.Module, **before) -> Stranger:
+    """A Stranger, of these layers, whose methods of these names first call these functions, with the module."""
 
-    def __init__(self, after: int | None) -> None:
-        super().__init__()
-        self.after = after
+    def method(name: str):
+        def call(self, *args):
+            before[name](self)
+            return getattr(Stranger, name)(self, *args)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        if self.global_step == self.after:
-            raise ConnectionError("the user's own")
-        return super().training_step(batch, batch_idx)
+        return call
 
-    def configure_optimizers(self) -> Any:
-        if self.after is None:
-            raise ConnectionError("the user's own")
-        return super().configure_optimizers()
+    module = type("Spending", (Stranger,), {name: method(name) for name in before})()
+    if layers:
+        module.layer = nn.Sequential(*layers)
+    return module
 
 
-class Slow(Stranger):
+def slow() -> Stranger:
     """Each step takes 5 ms."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        time.sleep(0.005)
-        return super().training_step(batch, batch_idx)
+    return stranger(training_step=lambda module: time.sleep(0.005))
 
 
 class Unseen(Stranger):
@@ -49,7 +43,7 @@ class Unseen(Stranger):
 
     automatic_optimization = False
 
-    def training_step(self, batch: Any, batch_idx: int) -> None:
+    def training_step(self, batch, batch_idx: int) -> None:
         super().training_step(batch, batch_idx).backward()
         self.optimizers(use_pl_optimizer=False).step()
 
@@ -61,8 +55,7 @@ class World(HostClock):
     """
 
     def __init__(self, lags: bool = False) -> None:
-        self.now, self.joules, self.waited, self.lags = 0.0, 0.0, 0, lags
-        self.sampler: Sampler | None = None
+        self.now, self.joules, self.waited, self.lags, self.sampler = 0.0, 0.0, 0, lags, None
 
     def mark(self) -> float:
         return self.now
@@ -79,7 +72,7 @@ class World(HostClock):
         if self.sampler is not None:
             self.sampler.sample()  # while the power is constant, energy is interpolated exactly
 
-    def sample(self, read: Any, interval_s: float) -> Sampler:
+    def sample(self, read, interval_s: float) -> Sampler:
         """In place of a DeviceMonitor's sampler."""
         self.sampler = Sampler(lambda: {ENERGY: self.joules, RSS: 1.0}, 60, lambda: self.now)
         return self.sampler

@@ -1,11 +1,8 @@
 """What the devices, the ranks, the loader and the rule of the bottleneck add to a run's summary."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
-from lightning.pytorch.callbacks import Callback
-from torch import Tensor
 from torch.utils.data import DataLoader
 
 from batchscope.callbacks._analysis import (
@@ -20,6 +17,7 @@ from batchscope.hardware.advice import Setting
 from batchscope.hardware.calibration import Calibration
 from batchscope.options.compose import check_command_line
 from batchscope.records.operations import OperationRow
+from tests.callbacks.support import stranger
 from tests.support.third_party_modules import Stranger, loader, train
 
 
@@ -82,11 +80,6 @@ def test_tf32_is_faster_where_it_was_measured_so_and_most_of_the_flops_are_produ
     assert not is_tf32_faster(operations, None, form)
 
 
-class AnyBatch(Stranger):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return super().training_step(batch["a"] if isinstance(batch, dict) else batch, batch_idx)
-
-
 @pytest.mark.parametrize(
     ("data", "words", "known"),
     [
@@ -99,13 +92,14 @@ class AnyBatch(Stranger):
     ids=["loader", "own batches", "several loaders", "a run's options", "a run of a diagnosis"],
 )
 def test_the_advice_knows_a_run_or_a_dataloader_and_guesses_no_other(data, words, known) -> None:
-    class Asks(Callback):
-        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-            found.append(setting_of(trainer, {"batch_size": 100}, None))
+    def ask(module) -> None:
+        found.append(setting_of(module.trainer, {"batch_size": 100}, None))
 
-    module, found = AnyBatch(), []
+    module, found = stranger(on_train_end=ask), []
+    if isinstance(data, dict):
+        module.training_step = lambda batch, batch_idx: Stranger.training_step(module, batch["a"], batch_idx)
     if words is not None:
         (module.batchscope_config,) = check_command_line(words, multirun=False, run_dir="x")
-    train(module, Asks(), data=data)
+    train(module, data=data)
     assert found[0].own == (words is not None)
     assert {key: getattr(found[0], key) for key in known} == known

@@ -1,7 +1,6 @@
 """TrainCurves writes what every training step returned at that step, in a stranger's project as in this one."""
 
 import weakref
-from typing import Any
 
 import pytest
 import torch
@@ -15,11 +14,11 @@ from tests.support.third_party_modules import Memory, Stranger, loader, train
 class Returning(Stranger):
     """Returns its loss, which is 3, beside other values, or nothing."""
 
-    def __init__(self, returns: bool = True, **values: Any) -> None:
+    def __init__(self, returns: bool = True, **values) -> None:
         super().__init__()
         self.returns, self.values = returns, values
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx: int):
         loss = super().training_step(batch, batch_idx) * 0 + 3
         return {"loss": loss, **self.values} if self.returns else None
 
@@ -53,7 +52,7 @@ def test_every_step_is_written_at_its_own_place(module, every, options, steps, v
 
 def test_a_scalar_on_the_cpu_beside_the_devices_own_is_read_with_them() -> None:
     scalars = [torch.ones((), device="meta"), torch.tensor([2.0]), torch.tensor(3, dtype=torch.int64)]
-    seen: list[tuple[str, int]] = []
+    seen = []
     for order in (scalars, scalars[::-1]):
         DeferredScalars(order, lambda values: seen.append((str(values.device), len(values))) or torch.zeros(3))
     assert seen == [("meta", 3)] * 2
@@ -69,16 +68,16 @@ def test_the_mean_of_all_ranks_is_taken_without_a_barrier(monkeypatch: pytest.Mo
 
 
 def test_a_number_keeps_no_graph_until_it_is_read() -> None:
-    graphs: list[weakref.ref] = []
+    graphs = []
 
     class Kept(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        def forward(ctx, x: torch.Tensor) -> torch.Tensor:
             graphs.append(weakref.ref(ctx))
             return x.sum()
 
     class Measuring(Stranger):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
+        def training_step(self, batch, batch_idx: int):
             assert sum(graph() is not None for graph in graphs) <= 2  # Lightning has the last one
             return {"loss": super().training_step(batch, batch_idx), "mae": Kept.apply(self.layer(batch[0]))}
 

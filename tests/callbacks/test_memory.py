@@ -1,18 +1,16 @@
 """MemoryMonitor says what a step holds, in anybody's project."""
 
-from typing import Any
-
-import lightning
 import pytest
 import torch
 from torch import nn
 
 from batchscope.callbacks import memory
 from batchscope.callbacks.memory import MemoryMonitor
+from tests.callbacks.support import stranger
 from tests.support.third_party_modules import Stranger, loader, train
 
 
-def fit(module: lightning.LightningModule, **options: Any) -> MemoryMonitor:
+def fit(module, **options) -> MemoryMonitor:
     train(module, monitor := MemoryMonitor(), **{"max_epochs": 1, **options})
     return monitor
 
@@ -31,17 +29,17 @@ class Wide(Stranger):
 class Manual(Wide):
     automatic_optimization = False
 
-    def training_step(self, batch: Any, batch_idx: int) -> None:
+    def training_step(self, batch, batch_idx: int) -> None:
         optimizer = self.optimizers()
         optimizer.zero_grad()
         self.manual_backward(super().training_step(batch, batch_idx))
         optimizer.step()
 
 
-class Compiled(Wide):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer._compiled_call_impl = self.layer._call_impl  # what module.compile() sets, without a compiler
+def compiled() -> Wide:
+    module = Wide()
+    module.layer._compiled_call_impl = module.layer._call_impl  # what module.compile() sets, without a compiler
+    return module
 
 
 WEIGHTS = 4 * (4 * 64 + 64 + 64 + 1)  # bytes
@@ -59,42 +57,39 @@ def test_the_record_has_the_parts_of_a_step(module: type[Wide]) -> None:
 
 @pytest.mark.parametrize(
     ("told", "rest", "line"),
-    [({"process_peak": 2**30}, [], ""), ({"allocated": sum(PARTS.values()) + 100, "reserved": 2**20}, [100], "7.1")],
+    [
+        ({"process_peak": 2**30}, {}, ""),
+        ({"allocated": sum(PARTS.values()) + 100, "reserved": 2**20}, {"rest": 100}, "7.1"),
+    ],
     ids=["on a CPU", "on a GPU, where the rest is what its peak has beyond the parts"],
 )
 def test_the_line_has_the_parts_and_what_the_device_measures(told, rest, line, monkeypatch, capsys) -> None:
     monkeypatch.setattr(memory, "measured_bytes", lambda device: dict(told))
     facts, said = fit(Wide()).facts, " ".join(capsys.readouterr().out.split())
-    assert [*facts["parts_bytes"].values()] == [
-        PARTS[part] for part in ("parameters", "optimizer", "gradients", "saved")
-    ] + rest
-    assert facts["measured_bytes"] == told
+    assert (facts["parts_bytes"], facts["measured_bytes"]) == (PARTS | rest, told)
     assert said.startswith("memory a step holds 7.")
     assert all(f" {part} " in said for part in ("parameters", "gradients", "optimizer", "saved by autograd"))
     assert (f"; measured {line}" in said) == bool(line)
 
 
 def test_the_updates_2_to_4_are_seen_and_no_other() -> None:
-    class Seeing(Wide):
-        seen: list[bool] = []
+    def look(module) -> None:
+        seen.append(torch._C._autograd._top_saved_tensors_default_hooks(True) is not None)
 
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            self.seen.append(torch._C._autograd._top_saved_tensors_default_hooks(True) is not None)
-            return super().training_step(batch, batch_idx)
-
-    fit(Seeing(), accumulate_grad_batches=2, data=loader(40))
-    assert Seeing.seen == [False] * 2 + [True] * 6 + [False] * 2
+    seen = []
+    fit(stranger(training_step=look), accumulate_grad_batches=2, data=loader(40))
+    assert seen == [False] * 2 + [True] * 6 + [False] * 2
 
 
 @pytest.mark.parametrize(
     ("module", "steps", "why"),
     [
-        (Wide, 1, "recording begins with update 2"),
-        (Compiled, 5, "a compiled step keeps other tensors than a recorded one would"),
+        (Wide(), 1, "recording begins with update 2"),
+        (compiled(), 5, "a compiled step keeps other tensors than a recorded one would"),
     ],
 )
-def test_a_fit_whose_saved_tensors_cannot_be_seen_says_why(module: type[Wide], steps: int, why: str) -> None:
-    monitor = fit(module(), max_steps=steps)
+def test_a_fit_whose_saved_tensors_cannot_be_seen_says_why(module: Wide, steps: int, why: str) -> None:
+    monitor = fit(module, max_steps=steps)
     assert monitor.facts["uncounted"] == why
     assert (monitor.facts["parts_bytes"]["parameters"], "saved" in monitor.facts["parts_bytes"]) == (WEIGHTS, False)
     assert monitor.detail_lines()[0].endswith(f"; what autograd saves is not known: {why}")

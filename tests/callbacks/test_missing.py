@@ -1,12 +1,10 @@
 """A summary without a bottleneck, FLOP/s or MFU says why, and a complete one misses nothing."""
 
 import warnings
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader
 
 from batchscope.callbacks import throughput
@@ -14,58 +12,42 @@ from batchscope.callbacks._run_words import details
 from batchscope.callbacks.memory import MemoryMonitor
 from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.hardware.calibration import Calibration
-from tests.callbacks.support import Unseen, World
+from tests.callbacks.support import Unseen, World, stranger
 from tests.support.third_party_modules import Stranger, train
 
 pytestmark = pytest.mark.usefixtures("alone")
-Step = Callable[[Stranger, Any, int], Tensor]
 MEASURED = Calibration("cpu", "a processor", None, torch.__version__, 2, {"fp32": 1e9})
 
 
 class Doing(Stranger):
     """Its step is a function of the module, the batch and its number."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step) -> None:
         super().__init__()
         self.step = step
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx: int):
         return self.step(self, batch, batch_idx)
 
 
-def growing(after: int) -> Step:
+def growing(after: int) -> Stranger:
     """Nearly nothing up to an update, and then 30 products of 384×384 in each."""
-
-    def step(module: Stranger, batch: Any, number: int) -> Tensor:
-        x = torch.ones(384, 384)
-        for _ in range(30 if module.global_step >= after else 0):
-            x @ x
-        return Stranger.training_step(module, batch, number)
-
-    return step
+    x = torch.ones(384, 384)
+    return stranger(training_step=lambda module: [x @ x for _ in range(30 if module.global_step >= after else 0)])
 
 
-class Profiled(Stranger):
-    def on_fit_start(self) -> None:
-        self.profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]).__enter__()
-
-    def on_fit_end(self) -> None:
-        self.profile.__exit__(None, None, None)
+def profiled() -> Stranger:
+    profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+    return stranger(on_fit_start=lambda _: profile.__enter__(), on_fit_end=lambda _: profile.__exit__(None, None, None))
 
 
 class Row(NamedTuple):
     missing: dict[str, str]
-    module: type[Stranger] = Stranger
-    step: Step | None = None
+    module: Stranger = Stranger()
     fit: dict[str, Any] = {}
     monitor: dict[str, Any] = {}
     calibration: Calibration | None = MEASURED
     clock: World | None = None
-    warns: bool = False
-
-
-def unknown(reason: str) -> dict[str, str]:
-    return {"bottleneck": reason}
 
 
 def no_flops(reason: str) -> dict[str, str]:
@@ -81,45 +63,43 @@ DISTURBED = Calibration("cpu", "a processor", None, "2", 2, {"fp32": 1e9}, distu
 TEXTS = DataLoader([f"text {n}" for n in range(8)], batch_size=2, collate_fn=list)
 ROWS = {
     "nothing": Row({}),
-    "updates that Lightning does not count": Row(unknown(UNSEEN), Unseen),
-    "no batch": Row(unknown("no batch was trained"), fit={"limit_train_batches": 0}),
-    "one step": Row(unknown("of 1 updates none came after the warm-up of 5"), fit={"fast_dev_run": True}),
-    "only warm-up": Row(unknown("of 5 updates none came after the warm-up of 5"), fit={"max_steps": 5}),
+    "updates that Lightning does not count": Row({"bottleneck": UNSEEN}, Unseen()),
+    "no batch": Row({"bottleneck": "no batch was trained"}, fit={"limit_train_batches": 0}),
+    "only warm-up": Row({"bottleneck": "of 5 updates none came after the warm-up of 5"}, fit={"max_steps": 5}),
     "only recorded steps": Row(
-        unknown("of 4 updates none came after the warm-up of 4"), fit={"max_steps": 4}, monitor={"warmup_steps": 1}
+        {"bottleneck": "of 4 updates none came after the warm-up of 4"},
+        fit={"max_steps": 4},
+        monitor={"warmup_steps": 1},
     ),
-    "a clock that stands still": Row(unknown("no step has a time: the clock has jumped"), clock=World()),
+    "a clock that stands still": Row({"bottleneck": "no step has a time: the clock has jumped"}, clock=World()),
     "steps that the user profiles": Row(
-        unknown("every step was profiled or recorded, which makes it slower"), Profiled
+        {"bottleneck": "every step was profiled or recorded, which makes it slower"}, profiled()
     ),
     "a peak that was not measured": Row(
         {"mfu": "this device's peak was not measured before, and calibrate=False"}, calibration=None
     ),
     "a peak at another precision": Row(
         {"mfu": "the peak at precision 64-true was not measured here"},
-        step=lambda module, batch, number: Stranger.training_step(module, [part.double() for part in batch], number),
+        Doing(lambda module, batch, _: module.layer(batch[0].double()).mean()),
         fit={"precision": "64-true"},
     ),
     "a disturbed peak": Row({"mfu": "the device's peak is not known: others were busy"}, calibration=DISTURBED),
     "an operation without a formula": Row(
         no_flops("the FLOPs of aten._fft_r2c.default are not known"),
-        step=lambda module, batch, number: torch.fft.rfft(module.layer(batch[0])).abs().mean(),
-        warns=True,
+        Doing(lambda module, batch, _: torch.fft.rfft(module.layer(batch[0])).abs().mean()),
     ),
     "different FLOPs": Row(
         no_flops("the recorded updates take different numbers of FLOPs a sample"),
-        step=lambda module, batch, number: module.layer(batch[0].repeat(1 + number, 1)).square().mean(),
-        warns=True,
+        Doing(lambda module, batch, number: module.layer(batch[0].repeat(1 + number, 1)).square().mean()),
     ),
     "steps that change later": Row(
-        no_flops("the steps have changed since their FLOPs were recorded"), step=growing(12), fit={"max_steps": 20}
+        no_flops("the steps have changed since their FLOPs were recorded"), growing(12), fit={"max_steps": 20}
     ),
     "recording that is not wanted": Row(no_flops("record_operations=False"), monitor={"record_operations": False}),
     "batches without tensors": Row(
         no_flops(NO_TENSORS) | {"samples_per_sec": NO_TENSORS},
-        step=lambda module, batch, number: module.layer(torch.ones(len(batch), 4)).mean(),
+        Doing(lambda module, batch, _: module.layer(torch.ones(len(batch), 4)).mean()),
         fit={"data": TEXTS},
-        warns=True,
     ),
 }
 
@@ -134,14 +114,15 @@ def test_what_is_missing_has_its_reason(name: str, monkeypatch, measured, capsys
     monitor, memory = ThroughputMonitor(**{"calibrate": False, **row.monitor}), MemoryMonitor(verbose=False)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        train(row.module() if row.step is None else Doing(row.step), monitor, memory, **row.fit)
+        train(row.module, monitor, memory, **row.fit)
     summary, said = monitor.summary, " ".join(capsys.readouterr().out.split())
     assert summary.get("missing", {}) == row.missing
     lines = [line for line in details(summary) if line.startswith("no ")]
     assert all(any(line.endswith(reason) for line in lines) for reason in row.missing.values())
     assert len(lines) == len({*row.missing.values()})
     cannot = "The FLOPs of Doing cannot be counted, so there is no FLOP/s and no MFU: "
-    assert any(cannot in str(one.message) for one in caught) == row.warns
+    warns = isinstance(row.module, Doing) and "flops_per_sec" in row.missing
+    assert any(cannot in str(one.message) for one in caught) == warns
     if "bottleneck" in row.missing:
         assert list(summary) == ["missing"] and monitor.step_times() is None
         assert f"speed unknown: {row.missing['bottleneck']}" in said or "no batch" in name  # Lightning does not start
@@ -152,7 +133,7 @@ def test_what_is_missing_has_its_reason(name: str, monkeypatch, measured, capsys
 
 
 def test_a_verdict_on_steps_that_changed_is_unclear() -> None:
-    train(Doing(growing(6)), monitor := ThroughputMonitor(calibrate=False), max_steps=20)
+    train(growing(6), monitor := ThroughputMonitor(calibrate=False), max_steps=20)
     found = monitor.summary["bottleneck"]
     assert found["kind"] == "unclear"
     assert "because the steps changed: the median step takes" in found["evidence"]

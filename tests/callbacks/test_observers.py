@@ -2,17 +2,17 @@
 
 import pickle
 import threading
-from typing import Any, NamedTuple
+from typing import NamedTuple
+from unittest.mock import Mock, patch
 
 import lightning
 import numpy as np
 import pytest
 import torch
-from lightning import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback
+from lightning import LightningModule
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.profilers import PassThroughProfiler
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.data import DataLoader, TensorDataset
@@ -26,7 +26,7 @@ from batchscope.callbacks.noise_scale import NoiseScaleMonitor
 from batchscope.callbacks.nonfinite import StopOnNonFinite
 from batchscope.callbacks.profile import OperationProfiler
 from batchscope.callbacks.throughput import ThroughputMonitor
-from tests.callbacks.support import Failing, World, monitoring
+from tests.callbacks.support import monitoring, stranger
 from tests.support.third_party_modules import Memory, Stranger, train
 
 
@@ -47,7 +47,7 @@ def observers() -> Observers:
     return Observers(TrainCurves(), timed, profiler, MemoryMonitor(), DeviceMonitor(), StopOnNonFinite())
 
 
-def assert_nothing_is_left(trainer: Trainer) -> None:
+def assert_nothing_is_left(trainer) -> None:
     assert _get_current_dispatch_mode() is None
     assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
     assert not torch.autograd._profiler_enabled()
@@ -64,7 +64,7 @@ class Net(LightningModule):
         self.accuracy = MulticlassAccuracy(3)
         self.seen: list[int] = []
 
-    def training_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+    def training_step(self, batch, batch_idx: int):
         x, y = batch
         output = self.net(x + torch.randn_like(x) + np.random.rand())
         self.accuracy(output, y)
@@ -76,7 +76,7 @@ class Net(LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=0.01)
 
 
-def trained(*callbacks: Callback, scaled: bool = False, **options: Any) -> list[Any]:
+def trained(*callbacks, scaled: bool = False, **options):
     """All that a training leaves, in bits."""
     options |= {"plugins": [MixedPrecision("16-mixed", "cpu")]} if scaled else {}
     lightning.seed_everything(0, verbose=False)
@@ -96,17 +96,27 @@ def trained(*callbacks: Callback, scaled: bool = False, **options: Any) -> list[
         pytest.param(True, {"precision": "bf16-mixed"}, id="noise of halves"),
     ],
 )
-def test_a_training_is_bit_for_bit_as_without_them(halves: bool | None, options: dict[str, Any]) -> None:
+def test_a_training_is_bit_for_bit_as_without_them(halves: bool | None, options) -> None:
     callbacks = [*observers()] if halves is None else [noise := NoiseScaleMonitor(every_n_steps=2, halves=halves)]
     assert trained(*callbacks, **options) == trained(**options)
     if halves is not None:
         assert (noise.failure, len(noise.estimates) >= 4) == (None, True)
 
 
+def failing(after: int | None) -> Stranger:
+    """Fails in the update after so many; None: before the first one."""
+
+    def fail(module) -> None:
+        if after in (None, module.global_step):
+            raise ConnectionError("the user's own")
+
+    return stranger(**{"configure_optimizers" if after is None else "training_step": fail})
+
+
 @pytest.mark.parametrize("after", [2, 8, None], ids=["in a recorded step", "in a traced step", "before the first step"])
 @pytest.mark.filterwarnings("error:.*stopped measuring:UserWarning")
 def test_an_error_of_the_user_passes_and_what_was_measured_stays(after: int | None) -> None:
-    module, logger, seen = Failing(after), Memory(), observers()
+    module, logger, seen = failing(after), Memory(), observers()
     with pytest.raises(ConnectionError, match="the user's own"):
         train(module, *seen, logger=logger, max_epochs=3)
     assert_nothing_is_left(module.trainer)
@@ -118,9 +128,9 @@ def test_an_error_of_the_user_passes_and_what_was_measured_stays(after: int | No
 
 
 @pytest.mark.parametrize("world", [True], indirect=True)
-def test_a_fit_that_fails_waits_for_no_device(world: World) -> None:
+def test_a_fit_that_fails_waits_for_no_device(world) -> None:
     with pytest.raises(ConnectionError):
-        train(Failing(8), monitor := monitoring())
+        train(failing(8), monitor := monitoring())
     assert world.waited == 0
     assert monitor.summary == {"missing": {"bottleneck": "the fit ended with ConnectionError"}}
 
@@ -138,16 +148,11 @@ BREAKS = {
 
 
 @pytest.mark.parametrize("place", BREAKS)
-def test_a_measurement_that_fails_is_one_warning_and_the_training_goes_on(place: str, monkeypatch) -> None:
-    def broken(*_: Any, **__: Any) -> None:
-        raise OSError("the driver\nwent away")
-
+def test_a_measurement_that_fails_is_one_warning_and_the_training_goes_on(place: str) -> None:
     whose, is_timed = BREAKS[place]
-    seen = observers()
-    with monkeypatch.context() as patch:
-        patch.setattr(f"batchscope.callbacks.{place}", broken)
-        with pytest.warns(UserWarning) as caught:
-            trainer = train(Stranger(), *seen, max_epochs=3)
+    seen, broken = observers(), Mock(side_effect=OSError("the driver\nwent away"))
+    with patch(f"batchscope.callbacks.{place}", broken), pytest.warns(UserWarning) as caught:
+        trainer = train(Stranger(), *seen, max_epochs=3)
     warned = [str(one.message) for one in caught if "stopped measuring" in str(one.message)]
     assert warned == [f"{type(getattr(seen, whose)).__name__} stopped measuring: OSError: the driver went away"]
     assert_nothing_is_left(trainer)

@@ -2,8 +2,6 @@
 
 import itertools
 import json
-from collections.abc import Callable
-from typing import Any
 
 import lightning
 import pytest
@@ -12,39 +10,26 @@ from lightning.pytorch.profilers import PassThroughProfiler, SimpleProfiler
 from batchscope._lightning import profiler_of
 from batchscope.callbacks._profiler_hook import ProfilerHook
 from batchscope.callbacks.profile import OperationProfiler
-from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.errors import UserError
-from batchscope.records.explanation import FILE, TRACE, Cost, Explanation
-from tests.callbacks.support import Slow, monitoring
+from batchscope.records.explanation import FILE, TRACE
+from tests.callbacks.support import monitoring, slow
 from tests.support.devices import CPU
 from tests.support.third_party_modules import Stranger, train
 
-UPDATES = 4 + 2 + 4  # of `profiler()`: warm-up, in which operations are recorded; timed; traced after one
 
-
-def monitor(**options: Any) -> ThroughputMonitor:
+def monitor(**options):
     return monitoring(**{"warmup_steps": 1, "record_operations": True, **options})
 
 
-def profiler(**options: Any) -> OperationProfiler:
+def profiler(**options) -> OperationProfiler:
     return OperationProfiler(**{"steps": 2, "stop": True, "verbose": False, **options})
 
 
-def explained(module: lightning.LightningModule, **options: Any) -> Explanation:
-    train(module, monitor(), callback := profiler(), **{"max_epochs": 10, **options})
-    assert callback.explanation is not None
-    return callback.explanation
-
-
-def only(step: Explanation, name: str) -> Cost:
-    (found,) = [cost for cost in step.operations if cost.name == name]
-    return found
-
-
-def test_every_operation_has_its_part_module_work_time_and_lower_bound(measured: list[Any]) -> None:
+def test_every_operation_has_its_part_module_work_time_and_lower_bound(measured) -> None:
     measured[0] = CPU
-    step = explained(Slow())
-    forward = only(step, "aten.addmm")
+    train(slow(), monitor(), callback := profiler(), max_epochs=10)
+    step = callback.explanation
+    (forward,) = [cost for cost in step.operations if cost.name == "aten.addmm"]
     assert (forward.part, forward.module, forward.dtype, forward.calls) == ("forward", "layer", "fp32", 1)
     assert (forward.flops, forward.bytes) == (2 * 4 * 4 * 1, 4 * (4 * 4 + 4 + 1 + 4))
     assert forward.seconds > 0
@@ -58,8 +43,8 @@ def test_every_operation_has_its_part_module_work_time_and_lower_bound(measured:
 
 def test_the_training_ends_after_the_trace_and_the_tables_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     trainer = train(Stranger(), timed := monitor(), callback := profiler(verbose=True), max_epochs=10)
-    assert trainer.global_step == callback.updates(timed) == UPDATES
-    assert callback.explanation is not None
+    # Warm-up, in which operations are recorded; timed; traced after one.
+    assert trainer.global_step == callback.updates(timed) == 4 + 2 + 4
     assert callback.explanation.bottleneck == timed.summary["bottleneck"]  # one verdict for one run
     assert json.loads(callback.files[FILE]) == callback.explanation.to_dict() and set(callback.files) == {FILE, TRACE}
     text = capsys.readouterr().out
@@ -71,7 +56,7 @@ def test_the_training_ends_after_the_trace_and_the_tables_are_printed(capsys: py
 def test_a_training_that_ends_early_is_explained_as_far_as_it_went_and_what_is_missing_is_a_note() -> None:
     train(Stranger(), monitor(), callback := profiler(), max_steps=6)
     step = callback.explanation
-    assert step is not None and step.operations and step.total.floor_seconds == 0
+    assert step.operations and step.total.floor_seconds == 0
     assert (step.trace_steps, set(callback.files)) == (0, {FILE})
     assert "there is no trace: the training ended before it" in step.notes
     assert any("no lower bounds" in note for note in step.notes)
@@ -89,15 +74,11 @@ def test_without_a_monitor_before_it_it_is_refused() -> None:
 ACTION = "[Strategy]Any.training_step"
 
 
-class Hearing:
-    """Attaches a hook to a trainer, and notes what it hears."""
-
-    def __init__(self, trainer: lightning.Trainer, *actions: str):
-        self.heard: list[str] = []
-        self.hook = ProfilerHook.attach(trainer, frozenset(actions), self.note("+"), self.note("-"))
-
-    def note(self, sign: str) -> Callable[[str], None]:
-        return lambda action: self.heard.append(sign + action)
+def hearing(trainer: lightning.Trainer, *actions: str):
+    """A hook on a trainer, and what it hears."""
+    heard = []
+    begins, ends = (lambda action: heard.append("+" + action)), (lambda action: heard.append("-" + action))
+    return ProfilerHook.attach(trainer, frozenset(actions), begins, ends), heard
 
 
 @pytest.mark.parametrize("kind", [PassThroughProfiler, SimpleProfiler])
@@ -105,13 +86,13 @@ def test_a_hook_hears_its_actions_until_it_is_removed_and_the_trainers_own_profi
     for order in itertools.permutations(range(3)):
         trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, profiler=kind())
         own = profiler_of(trainer)
-        hearing = [Hearing(trainer, "training_step", f"else{number}") for number in range(3)]
+        hooks = [hearing(trainer, "training_step", f"else{number}") for number in range(3)]
         for removed in order:
             with profiler_of(trainer).profile(ACTION):
                 pass
-            hearing[removed].hook.detach(trainer)
-            hearing[removed].hook.detach(trainer)  # it is not attached
-        heard = [hearing[number].heard for number in order]
+            for _ in range(2):  # the second time it is not attached
+                hooks[removed][0].detach(trainer)
+        heard = [hooks[number][1] for number in order]
         assert heard == [["+training_step", "-training_step"] * times for times in (1, 2, 3)]
         assert profiler_of(trainer) is own
         if isinstance(own, SimpleProfiler):

@@ -4,15 +4,11 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from unittest.mock import Mock, patch
 
-import lightning
 import pytest
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
-from torch import Tensor
 
 from batchscope.callbacks._table import UpdateTable
 from batchscope.callbacks.curves import TrainCurves
@@ -20,63 +16,55 @@ from batchscope.callbacks.noise_scale import NoiseScaleMonitor
 from batchscope.callbacks.prediction_images import PredictionImages
 from batchscope.callbacks.target import StopAtTarget
 from batchscope.callbacks.until_known import StopWhenKnown
-from tests.callbacks.support import Slow, monitoring
+from tests.callbacks.support import monitoring, slow, stranger
 from tests.callbacks.test_noise_scale import Mean, fit_noisy
 from tests.callbacks.test_observers import trained
 from tests.support.runs import Forked
 from tests.support.third_party_modules import Memory, Stranger, loader, train
 from tests.support.waiting import PATIENCE_S
 
-DDP: dict[str, Any] = {"strategy": "ddp", "devices": 2, "use_distributed_sampler": False}
+DDP = {"strategy": "ddp", "devices": 2, "use_distributed_sampler": False}
 SLOWER_MS = 40
 
 
-def fit(module: lightning.LightningModule, *callbacks: lightning.Callback, **options: Any) -> lightning.Trainer:
+def fit(module, *callbacks, **options):
     return train(module, *callbacks, **DDP | options)
 
 
 class Different(Stranger):
     """Rank 0 returns `a` always and `b` from the second step on, rank 1 `a` in the first step and `c`."""
 
-    def training_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+    def training_step(self, batch, batch_idx: int):
         loss, number = super().training_step(batch, batch_idx), torch.tensor(self.global_rank + 1.0)
         if self.global_rank == 0:
             return {"loss": loss * 0, "a": number} | ({"b": number} if self.global_step else {})
         return {"c": number, "loss": loss * 0 + 1} | ({} if self.global_step else {"a": number})
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx: int) -> None:
         self.log("val/acc", self.global_step / 100 + self.global_rank)
 
-    def test_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+    def test_step(self, batch, batch_idx: int):
         target = torch.full((len(batch[0]),), self.global_rank)
         return {"output": torch.eye(2)[target], "target": target, "input": batch[0]}
 
 
-def differ(folder: Path) -> dict[str, Any]:
+def differ(folder):
     memory, images, stop = Memory(), PredictionImages(), StopAtTarget("val/acc", 0.5)
     options = {"max_steps": 400, "max_epochs": -1, "num_sanity_val_steps": 0, "accumulate_grad_batches": 2}
     options |= {"logger": [memory, TensorBoardLogger(folder)], "use_distributed_sampler": True}
     trainer = fit(module := Different(), TrainCurves(), images, stop, data=(loader(), loader()), **options)
     trainer.test(module, loader(16), verbose=False)
     facts = {"steps": trainer.global_step, "curve": [row for _, row in memory.rows if "train/loss" in row]}
-    return facts | {"confusion": images.confusion.tolist() if images.confusion is not None else None}
+    return facts | {"confusion": images.confusion.tolist()}
 
 
-class Uneven(Stranger):
-    """Whose second rank computes for some time longer."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        time.sleep(1e-3 * SLOWER_MS * self.global_rank)
-        return super().training_step(batch, batch_idx)
-
-
-def wait(folder: Path, batches: int) -> dict[str, Any]:
-    module = Uneven()
+def wait(folder, batches: int):
+    module = stranger(training_step=lambda module: time.sleep(1e-3 * SLOWER_MS * module.global_rank))
     fit(module, monitor := monitoring(), data=loader(200), max_epochs=1, accumulate_grad_batches=batches)
     return monitor.summary | {"hooks": sum(len(p._post_accumulate_grad_hooks or {}) for p in module.parameters())}
 
 
-def compare_noise(folder: Path, batches: int) -> dict[str, Any]:
+def compare_noise(folder, batches: int):
     module, monitor, other = Mean(), NoiseScaleMonitor(every_n_steps=2), NoiseScaleMonitor(every_n_steps=2)
     fit_noisy(module, monitor, seed=1 + int(os.environ["RANK"]), **DDP, accumulate_grad_batches=batches)
     options = DDP | {"accumulate_grad_batches": batches}
@@ -85,25 +73,20 @@ def compare_noise(folder: Path, batches: int) -> dict[str, Any]:
     return facts | monitor.record_facts()["noise_scale"]
 
 
-def time_up(folder: Path) -> dict[str, Any]:
+def time_up(folder):
     monitor = monitoring()
-    trainer = fit(Slow(), monitor, StopWhenKnown(precision=1e-6, seconds=0.5), max_epochs=-1, min_epochs=0)
+    trainer = fit(slow(), monitor, StopWhenKnown(precision=1e-6, seconds=0.5), max_epochs=-1, min_epochs=0)
     return {"steps": trainer.global_step, "ended": monitor.summary.get("ended")}
 
 
-def give_up(folder: Path) -> dict[str, Any]:
-    def broken(*_: Any) -> None:
-        raise RuntimeError("cannot be measured")
-
-    module, add = Stranger(), UpdateTable.add
-    if os.environ["RANK"] == "1":
-        UpdateTable.add = broken  # pyrefly: ignore[bad-assignment]
-    fit(module, monitor := monitoring())
-    UpdateTable.add = add
+def give_up(folder):
+    add = UpdateTable.add if os.environ["RANK"] == "0" else Mock(side_effect=RuntimeError)
+    with patch.object(UpdateTable, "add", add):
+        fit(Stranger(), monitor := monitoring())
     return monitor.summary
 
 
-SCENARIOS: dict[str, Callable[[Path], dict[str, Any]]] = {
+SCENARIOS = {
     "differ": differ,
     "wait": lambda folder: wait(folder, 1),
     "wait, accumulated": lambda folder: wait(folder, 5),
@@ -114,7 +97,7 @@ SCENARIOS: dict[str, Callable[[Path], dict[str, Any]]] = {
 }
 
 
-def run_rank(folder: Path, rank: int, port: int) -> None:
+def run_rank(folder, rank: int, port: int) -> None:
     """One of two ranks, as torchrun starts them; it writes what each scenario has found."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "test"}
     os.environ |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
@@ -125,7 +108,7 @@ def run_rank(folder: Path, rank: int, port: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+def found(tmp_path_factory: pytest.TempPathFactory):
     """What the ranks have found, by scenario."""
     folder = tmp_path_factory.mktemp("ranks")
     with socket.socket() as one:
@@ -139,12 +122,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, 
 
 @pytest.mark.slow
 class TestTwoRanks:
-    def test_that_differ_agree_on_what_is_averaged_counted_and_ended(self, found: dict[str, Any]) -> None:
+    def test_that_differ_agree_on_what_is_averaged_counted_and_ended(self, found) -> None:
         one, other = found["differ"]
-        assert one["curve"][:2] == [
-            {"train/loss": 0.5, "train/a": 1.5},
-            {"train/loss": 0.5, "train/a": 1.0, "train/b": 1.0},
-        ]
+        first = {"train/loss": 0.5, "train/a": 1.5}
+        assert one["curve"][:2] == [first, {"train/loss": 0.5, "train/a": 1.0, "train/b": 1.0}]
         assert one["confusion"] == [[8, 0], [0, 8]]
         assert one["steps"] == other["steps"] < 400
 
@@ -159,14 +140,14 @@ class TestTwoRanks:
         assert faster["hooks"] == slower["hooks"] == 0
 
     @pytest.mark.parametrize("scenario", ["noise", "noise, accumulated"])
-    def test_know_the_noise_scale_and_train_as_without_it(self, scenario: str, found: dict[str, Any]) -> None:
+    def test_know_the_noise_scale_and_train_as_without_it(self, scenario: str, found) -> None:
         for one in found[scenario]:
             assert one["alike"] and one["hooks"] == 0
             assert one["samples"] == pytest.approx(4, rel=0.5)
 
-    def test_end_after_the_same_step_when_the_time_is_up(self, found: dict[str, Any]) -> None:
+    def test_end_after_the_same_step_when_the_time_is_up(self, found) -> None:
         one, other = found["time up"]
         assert one["ended"] == "time limit" and one["steps"] == other["steps"] > 5
 
-    def test_of_which_one_gives_up_measuring_keep_each_other_not_waiting(self, found: dict[str, Any]) -> None:
+    def test_of_which_one_gives_up_measuring_keep_each_other_not_waiting(self, found) -> None:
         assert found["give up"][0] == {"missing": {"bottleneck": "rank 1 has stopped measuring"}}

@@ -1,52 +1,27 @@
 """The operations of three steps are recorded in the run itself: which steps, their FLOPs, their record, and when not."""
 
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
-from lightning import LightningModule
-from lightning.pytorch.callbacks import Callback
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from batchscope.callbacks._analysis import step_operations
-from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.hardware import operations
 from batchscope.hardware.calibration import Calibration
 from batchscope.records.operations import OperationRow
-from tests.callbacks.support import monitoring
-from tests.support.third_party_modules import train
+from tests.callbacks.support import monitoring, stranger
+from tests.support.third_party_modules import loader, train
 
 BATCH, STEPS = 4, 12
-FLOPS = 3 * (2 * 8 * 16 + 2 * 16 * 2) - 2 * 8 * 16  # of a sample
+FLOPS = 3 * (2 * 4 * 16 + 2 * 16 * 1) - 2 * 4 * 16  # of a sample
 pytestmark = pytest.mark.usefixtures("alone")
 
 
-class Net(LightningModule):
-    """Two layers, which may be compiled."""
-
-    def __init__(self, compiled: bool = False) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
-        if compiled:
-            self.net.compile(backend="eager")
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        return self.net(batch[0]).square().mean()
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-def fit(
-    module: LightningModule, *callbacks: Callback, steps: int = STEPS, save: Path | None = None, **options: Any
-) -> ThroughputMonitor:
-    """Train on alike batches, and save a checkpoint at the end."""
-    monitor = monitoring(record_operations=True)
-    data = DataLoader(TensorDataset(torch.ones(BATCH * 40, 8)), batch_size=BATCH)
-    trainer = train(module, monitor, *callbacks, data=data, max_steps=steps, **options)
+def fit(compiled: bool = False, steps: int = STEPS, save=None, **options):
+    """Train two layers, which may be compiled, and save a checkpoint at the end."""
+    module, monitor = stranger(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1)), monitoring(record_operations=True)
+    if compiled:
+        module.layer.compile(backend="eager")
+    trainer = train(module, monitor, data=loader(BATCH * 40, BATCH), max_steps=steps, **options)
     if save is not None:
         trainer.save_checkpoint(save)
     return monitor
@@ -55,10 +30,10 @@ def fit(
 @pytest.fixture
 def recorded_in(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The name of every operation that is noted, in order: there is no other way to see in which updates."""
-    seen: list[str] = []
+    seen = []
     note = operations.OperationRecorder._note
 
-    def noted(self: Any, func: Any, *args: Any) -> None:
+    def noted(self, func, *args) -> None:
         seen.append(func.overloadpacket.__name__)
         note(self, func, *args)
 
@@ -66,58 +41,50 @@ def recorded_in(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-@pytest.fixture
-def compiler() -> Iterator[None]:
-    """Afterwards this process has compiled nothing."""
-    yield
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-
-
 @pytest.mark.parametrize("accumulated", [1, 3])
 def test_every_batch_of_updates_2_to_4_is_recorded_and_gives_the_flops(accumulated: int, recorded_in) -> None:
-    monitor = fit(Net(), accumulate_grad_batches=accumulated)
+    monitor = fit(accumulate_grad_batches=accumulated)
     assert recorded_in.count("addmm") == 3 * accumulated * 2
     assert monitor.summary["updates"] == STEPS - 5  # the warm-up holds the recorded ones
     assert monitor.summary["flops_per_sample"] == FLOPS
-    assert monitor.operations is not None and monitor.operations.batches == pytest.approx(accumulated, abs=0.01)
+    assert monitor.operations.batches == pytest.approx(accumulated, abs=0.01)
 
 
 def test_an_operation_that_cannot_be_noted_ends_the_recording_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations.OperationRecorder, "_note", lambda *_: 1 / 0)
-    found = fit(Net()).summary
+    found = fit().summary
     assert found["updates"] == STEPS - 5
     assert "ZeroDivisionError" in found["missing"]["flops_per_sec"]
 
 
-@pytest.mark.usefixtures("compiler")
-def test_a_compiled_training_runs_three_updates_uncompiled_also_after_a_stop(recorded_in, tmp_path: Path) -> None:
-    found = fit(Net(compiled=True)).summary
+def test_a_compiled_training_runs_three_updates_uncompiled_also_after_a_stop(recorded_in, tmp_path, request) -> None:
+    request.addfinalizer(torch._dynamo.utils.counters.clear)  # afterwards this process has compiled nothing
+    request.addfinalizer(torch._dynamo.reset)
+    found = fit(compiled=True).summary
     assert found["flops_per_sample"] == FLOPS
     assert found["step"] == {"not_recorded": "the step is compiled"}
     for stopped_at, recorded in ((1, 3), (2, 2), (6, 0)):  # the updates 2 to 4 of the training, not of the fit
-        fit(Net(), steps=stopped_at, save=tmp_path / "stopped.ckpt")
+        fit(steps=stopped_at, save=tmp_path / "stopped.ckpt")
         recorded_in.clear()
-        found = fit(Net(compiled=True), ckpt_path=tmp_path / "stopped.ckpt").summary
+        found = fit(compiled=True, ckpt_path=tmp_path / "stopped.ckpt").summary
         assert recorded_in.count("addmm") == 2 * recorded
         assert ("flops_per_sample" in found) == bool(recorded)
     assert found["missing"]["mfu"].startswith("the training was resumed after update 4")
 
 
 def test_the_record_of_a_step_has_its_operations_with_parts_and_dimensions() -> None:
-    monitor = fit(Net())
+    monitor = fit()
     step, facts = monitor.operations, monitor.summary["step"]
-    assert step is not None
     assert (step.batch_size, step.batches, step.device, step.precision) == (BATCH, 1, "cpu", "32-true")
     assert step.threads == torch.get_num_threads()
     products = {row.module: (row.dims, row.part) for row in step.rows if row.name == "aten.addmm"}
-    assert products == {"net.0": ((BATCH, 16, 8), "forward"), "net.2": ((BATCH, 2, 16), "forward")}
+    assert products == {"layer.0": ((BATCH, 16, 4), "forward"), "layer.2": ((BATCH, 1, 16), "forward")}
     assert {row.part for row in step.rows if row.name == "aten.mm"} == {"backward"}
     assert "optimizer" in {row.part for row in step.rows}
     assert all(row.calls > 0 and row.bytes > 0 and row.seconds > 0 for row in step.rows)
     assert facts["operations"] == sum(row.calls for row in step.rows)
     assert 0 <= facts["memory_bytes"] <= facts["bytes"]
-    assert fit(Net(), steps=1).operations is None
+    assert fit(steps=1).operations is None
 
 
 def test_a_record_has_a_row_for_calls_of_the_same_dimensions_and_of_the_device_what_it_can_do() -> None:
@@ -126,6 +93,5 @@ def test_a_record_has_a_row_for_calls_of_the_same_dimensions_and_of_the_device_w
     known = Calibration("cpu", "A CPU", "avx2", "2.9", 2, {"fp32": 1e11}, launch_us=1.5, host="somewhere")
     summary = {"batch_size": 4, "batches_per_sec": 100.0, "step_ms_median": 10.0, "device": "cpu"}
     step = step_operations([relu, relu, other], summary | {"device_name": "A CPU", "precision": "32-true"}, known)
-    assert step is not None
     assert [(row.dims, row.calls, row.bytes) for row in step.rows] == [((4, 8), 2, 200), ((4, 16), 1, 200)]
     assert step.calibration == {"threads": 2, "matmul_flops_per_sec": {"fp32": 1e11}, "launch_us": 1.5}

@@ -1,12 +1,11 @@
 """ThroughputMonitor in strangers' projects: what it measures of each step, what it leaves out, and the summary."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
-from torch import Tensor, nn
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import nn
 from torch.utils.data import DataLoader
 
 from batchscope.callbacks._batches import samples_in
@@ -17,13 +16,11 @@ from batchscope.hardware import calibration
 from batchscope.hardware.calibration import Calibration
 from batchscope.records.metrics import METRICS
 from batchscope.records.step_parts import PARTS
-from tests.callbacks.support import World, monitoring
+from tests.callbacks.support import monitoring, stranger
 from tests.support.third_party_modules import Memory, Stranger, loader, train
 
-DOCS = Path(__file__).parents[2] / "docs" / "measuring.md"
 
-
-def fit(monitor: ThroughputMonitor, module: Any = None, *callbacks: Callback, **options: Any) -> Memory:
+def fit(monitor: ThroughputMonitor, module=None, *callbacks, **options) -> Memory:
     """Train for two epochs of five steps of four samples, by default; returns what was logged."""
     memory = Memory()
     train(module or Stranger(), monitor, *callbacks, **{"logger": memory, **options})
@@ -31,10 +28,9 @@ def fit(monitor: ThroughputMonitor, module: Any = None, *callbacks: Callback, **
 
 
 def test_a_name_in_place_of_a_function_is_refused() -> None:
-    with pytest.raises(
-        TypeError, match="^timesteps_fn: got 'mine.tokens', takes {_target_: …, _partial_: true} of a func"
-    ):
-        ThroughputMonitor(timesteps_fn="mine.tokens")  # pyrefly: ignore[bad-argument-type]
+    said = "^timesteps_fn: got 'mine.tokens', takes {_target_: …, _partial_: true} of a func"
+    with pytest.raises(TypeError, match=said):
+        ThroughputMonitor(timesteps_fn="mine.tokens")
 
 
 # --- the curves -------------------------------------------------------------------------------------------------------
@@ -52,24 +48,18 @@ def test_every_step_after_the_recorded_ones_has_all_that_can_be_known() -> None:
 
 
 def test_the_documented_metrics_are_the_declared_ones_with_their_units() -> None:
-    table = DOCS.read_text(encoding="utf-8").partition("## Metrics")[2].partition("##")[0]
+    docs = Path(__file__).parents[2] / "docs" / "measuring.md"
+    table = docs.read_text(encoding="utf-8").partition("## Metrics")[2].partition("##")[0]
     rows = [[cell.strip() for cell in line.split("|")[1:4]] for line in table.splitlines() if line.startswith("| `")]
     assert [(key.strip("`"), unit) for key, unit, _ in rows] == [(m.key, m.unit) for m in METRICS.values()]
     assert all(meaning for *_, meaning in rows)
     assert set(LOGGED) <= set(METRICS)
 
 
-@pytest.mark.parametrize(
-    ("batch", "samples"),
-    [
-        (torch.zeros(3, 4), 3),
-        ([torch.zeros(4, 4), torch.zeros(4)], 4),
-        ({"id": 3, "a": (torch.zeros(5),)}, 5),
-        (["a text"], 0),
-    ],
-)
-def test_the_samples_of_a_batch_are_the_length_of_its_first_tensor(batch: Any, samples: int) -> None:
-    assert samples_in(batch) == samples
+def test_the_samples_of_a_batch_are_the_length_of_its_first_tensor() -> None:
+    assert samples_in([torch.zeros(4, 4), torch.zeros(3)]) == 4
+    assert samples_in({"id": 3, "a": (torch.zeros(5),)}) == 5
+    assert samples_in(["a text"]) == 0
 
 
 def test_the_arguments_decide_what_is_written_and_what_a_summary_is_of() -> None:
@@ -100,26 +90,21 @@ SPENT = {
 }
 
 
-def spending(world: World) -> Stranger:
+def spending(world) -> Stranger:
     """A module whose hooks take these times; up to the warm-up's end its device draws twenty watts more."""
 
-    def hook(name: str) -> Any:
-        def spend(self: Stranger, *args: Any) -> Any:
-            seconds, watts = SPENT[name]
-            world.move(seconds, watts + 20 * (self.global_step < 5))
-            return getattr(Stranger, name)(self, *args)
+    def hook(seconds: float, watts: float):
+        return lambda module: world.move(seconds, watts + 20 * (module.global_step < 5))
 
-        return spend
-
-    return type("Spending", (Stranger,), {name: hook(name) for name in SPENT})()
+    return stranger(**{name: hook(*spent) for name, spent in SPENT.items()})
 
 
-def test_time_and_energy_are_those_of_steps_and_of_no_validation_or_checkpoint(world: World, tmp_path: Path) -> None:
+def test_time_and_energy_are_those_of_steps_and_of_no_validation_or_checkpoint(world, tmp_path: Path) -> None:
     class Reading(torch.utils.data.Dataset):
         def __len__(self) -> int:
             return 20
 
-        def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        def __getitem__(self, index: int):
             world.move(0.5)
             return torch.zeros(4), torch.zeros(1)
 
@@ -140,27 +125,25 @@ def test_time_and_energy_are_those_of_steps_and_of_no_validation_or_checkpoint(w
     assert "on_after_batch_transfer" in found["advice"]
 
 
-def test_a_validation_between_two_batches_of_an_update_is_in_no_step(world: World) -> None:
+def test_a_validation_between_two_batches_of_an_update_is_in_no_step(world) -> None:
     options = {"accumulate_grad_batches": 2, "val_check_interval": 1, "data": (loader(16), loader(8))}
     steps = fit(monitoring(), spending(world), **options).values("time/step_ms")
     assert len(steps) == 3 and max(steps) < 500e3  # a validation takes 1,000 s
 
 
 @pytest.mark.parametrize("world", [False, True], indirect=True, ids=["a device in time", "a device that lags behind"])
-def test_equal_steps_are_a_flat_curve_and_nobody_waits_for_the_device_before_the_end(world: World) -> None:
-    class Equal(Stranger):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            world.move(0.002)
-            assert world.waited == 0
-            return super().training_step(batch, batch_idx)
-
+def test_equal_steps_are_a_flat_curve_and_nobody_waits_for_the_device_before_the_end(world) -> None:
     class SlowMemory(Memory):
-        def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        def log_metrics(self, metrics, step: int | None = None) -> None:
             world.move(0.5)
             super().log_metrics(metrics, step)
 
-    memory, monitor = SlowMemory(), monitoring()
-    fit(monitor, Equal(), TrainCurves(), data=loader(120, 1), max_epochs=1, logger=memory)
+    def step(module) -> None:
+        world.move(0.002)
+        assert world.waited == 0
+
+    memory, monitor, module = SlowMemory(), monitoring(), stranger(training_step=step)
+    fit(monitor, module, TrainCurves(), data=loader(120, 1), max_epochs=1, logger=memory)
     assert world.waited == 1
     assert memory.steps("train/loss") == list(range(1, 121))
     assert memory.steps("time/step_ms") == list(range(2, 121))
@@ -171,24 +154,21 @@ def test_equal_steps_are_a_flat_curve_and_nobody_waits_for_the_device_before_the
 # --- the summary ------------------------------------------------------------------------------------------------------
 
 
-class Mixed(Stranger):
-    """Where a linear layer of 4 → 1 takes 8 FLOPs, forward and for its weights: a convolution of 16 FLOPs, forward and for its weights, and a head of 4, also for its input."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 2, 4), nn.Flatten(), nn.Linear(2, 1))
+# Where a linear layer of 4 → 1 takes 8 FLOPs, forward and for its weights: a convolution of 16 FLOPs, forward and for
+# its weights, and a head of 4, also for its input.
+MIXED = stranger(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 2, 4), nn.Flatten(), nn.Linear(2, 1))
 
 
 @pytest.mark.parametrize(
     ("module", "flops", "peak"),
-    [(Stranger, 16, 1e9), (Mixed, 44, 44 / (32 / 8e9 + 12 / 1e9))],  # convolutions in TF32, other products not
+    [(Stranger(), 16, 1e9), (MIXED, 44, 44 / (32 / 8e9 + 12 / 1e9))],  # convolutions in TF32, other products not
     ids=["one product", "products of two peaks"],
 )
 def test_flops_are_those_of_the_layers_and_mfu_is_of_their_peak(module, flops, peak, measured, monkeypatch) -> None:
     formats = {"matmul": "none", "convolution": "tf32", "recurrent": "tf32"}
     monkeypatch.setattr(calibration, "float32_formats", lambda device: formats)  # as on a GPU
     measured[0] = Calibration("cpu", "a device", None, torch.__version__, 2, {"fp32": 1e9, "tf32": 8e9})
-    memory = fit(monitor := monitoring(record_operations=True), module())
+    memory = fit(monitor := monitoring(record_operations=True), module)
     summary = monitor.summary
     assert (summary["flops_per_sample"], summary["peak_flops_per_sec"]) == (flops, pytest.approx(peak))
     assert summary["flops_per_sec"] == pytest.approx(flops * summary["samples_per_sec"])

@@ -1,26 +1,20 @@
 """A timed run ends when its median step is known, when its time is up, or when a sweep that visits it says so."""
 
 import time
-from collections.abc import Mapping
-from typing import Any
+from types import SimpleNamespace
 
-import lightning
 import numpy
 import pytest
-from lightning.pytorch.callbacks import Callback
 
 from batchscope.callbacks import _windows, until_known
-from batchscope.callbacks._table import UpdateTable
 from batchscope.callbacks._visits import seconds_waited, visits_of
-from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.callbacks.until_known import StopWhenKnown, reason_to_end
-from batchscope.hardware.contention import Noise
-from tests.callbacks.support import Slow, Unseen, monitoring
+from tests.callbacks.support import Unseen, monitoring, slow
 from tests.support.tables import table_of
 from tests.support.third_party_modules import train
 
 
-def known(undisturbed: int, ms: float, disturbed: int = 0, spread: float = 0.0) -> UpdateTable:
+def known(undisturbed: int, ms: float, disturbed: int = 0, spread: float = 0.0):
     """So many undisturbed steps of about so many ms, and disturbed ones of the same length."""
     step_ms = numpy.abs(ms * (1 + spread * numpy.random.default_rng(0).normal(size=undisturbed)))
     return table_of([*step_ms, *[ms] * disturbed], disturbed_from=undisturbed)
@@ -52,24 +46,13 @@ def test_a_run_ends_when_the_interval_of_undisturbed_steps_is_narrow_or_its_time
 
 
 @pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+def short(noises, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that nothing disturbs, and short windows."""
-
-    class Quiet:
-        def read(self) -> Noise:
-            return Noise(others_share=0.0, idle_share=1.0)
-
-    monkeypatch.setattr(_windows, "NoiseMeter", Quiet)
     monkeypatch.setattr(_windows, "MIN_WINDOW_S", 0.05)
 
 
-class Broken(ThroughputMonitor):
-    def on_train_batch_start(self, *args: Any) -> None:
-        self.disable()
-
-
-def fit(*callbacks: Callback, module: Any = None, **options: Any) -> lightning.Trainer:
-    return train(module or Slow(), *callbacks, **{"max_epochs": -1, "min_epochs": 0, **options})
+def fit(*callbacks, module=None, **options):
+    return train(module or slow(), *callbacks, **{"max_epochs": -1, "min_epochs": 0, **options})
 
 
 def test_a_fit_ends_when_the_step_is_known_or_its_time_is_up_and_else_has_no_reason(monkeypatch) -> None:
@@ -87,54 +70,40 @@ def test_a_fit_ends_when_the_step_is_known_or_its_time_is_up_and_else_has_no_rea
     assert timed.summary["updates"] == 7 and "ended" not in timed.summary
 
 
-@pytest.mark.parametrize(
-    ("monitors", "module", "steps"),
-    [([], Slow, True), ([Broken(calibrate=False, verbose=False)], Slow, True), ([monitoring()], Unseen, False)],
-    ids=["no monitor", "one that has failed", "updates that Lightning does not count"],
-)
-def test_where_nothing_is_measured_the_clock_ends_the_fit(monitors: list[Any], module: Any, steps: bool) -> None:
-    assert (fit(*monitors, StopWhenKnown(seconds=0.1, min_steps=5), module=module()).global_step > 0) == steps
+def test_where_nothing_is_measured_the_clock_ends_the_fit() -> None:
+    failed = monitoring()
+    failed.on_train_batch_start = lambda *_: failed.disable()
+    for monitors in ([], [failed]):
+        assert fit(*monitors, StopWhenKnown(seconds=0.1, min_steps=5)).global_step > 0
+    assert fit(monitoring(), StopWhenKnown(seconds=0.1, min_steps=5), module=Unseen()).global_step == 0
 
 
 # --- visits ---------------------------------------------------------------------------------------------------------
 
-STOP = "stop known to ± 5 %"
 
+def visited(*orders: str, after_s: float = 0.0, **options):
+    """The answers to a sweep that gives these orders, each after a while, and then none any more."""
 
-class Sweep:
-    """Gives these orders, each after a while, and then none any more; keeps the answers."""
+    def hear() -> str:
+        time.sleep(after_s)
+        return left.pop(0) if left else "null"
 
-    def __init__(self, *orders: str, after_s: float = 0.0):
-        self.orders, self.after_s = [*orders], after_s
-        self.heard: list[Mapping[str, Any]] = []
-
-    def tell(self, facts: Mapping[str, Any]) -> None:
-        self.heard.append(facts)
-
-    def hear(self) -> str:
-        time.sleep(self.after_s)
-        return self.orders.pop(0) if self.orders else "null"
-
-
-def visited(sweep: Sweep, **options: Any) -> tuple[ThroughputMonitor, lightning.Trainer]:
-    monitor = monitoring(warmup_steps=2)
+    heard, left, monitor = [], [*orders], monitoring(warmup_steps=2)
     callbacks = [monitor, StopWhenKnown(precision=5.0, seconds=0.05, min_steps=1)]
-    callbacks += visits_of(callbacks, sweep)
-    return monitor, fit(*callbacks, **options)
+    callbacks += visits_of(callbacks, SimpleNamespace(tell=heard.append, hear=hear))
+    return heard, monitor, fit(*callbacks, **options)
 
 
 def test_a_run_trains_while_it_is_visited_and_waits_in_between() -> None:
-    sweep = Sweep("warm up", "go 4 0.1", "go 5 0.1", STOP, after_s=0.5)
-    monitor, trainer = visited(sweep)
-    assert sweep.heard[:2] == [{"ready": True}, {"warm": True}]
-    visits = sweep.heard[2:]
-    assert len(visits) == 2
+    orders = ("warm up", "go 4 0.1", "go 5 0.1", "stop known to ± 5 %")
+    (ready, warm, *visits), monitor, trainer = visited(*orders, after_s=0.5)
+    assert (ready, warm, len(visits)) == ({"ready": True}, {"warm": True}, 2)
     assert all(one["steps"] >= 1 and one["samples"] == 4 and one["disturbed"] is False for one in visits)
     assert all(one["median_s"] >= 0.005 for one in visits)
     summary, times = monitor.summary, monitor.step_times()
     assert (summary["ended"], summary["windows"]) == ("known to ± 5 %", 2)
     assert summary["updates"] == sum(one["steps"] for one in visits) + 2  # the first one of each visit
-    assert times is not None and times.pass_.tolist() == [4, 5]
+    assert times.pass_.tolist() == [4, 5]
     assert times.step_s.max() < 0.5  # waiting is in no step
     assert summary["samples_per_sec_fit"] > 0.3 * summary["samples_per_sec_mean"]  # nor in the fit
     assert 2.0 <= seconds_waited(trainer.callbacks) < 4.0
@@ -142,21 +111,13 @@ def test_a_run_trains_while_it_is_visited_and_waits_in_between() -> None:
 
 @pytest.mark.parametrize("accumulated", [1, 2])
 def test_a_visit_is_of_whole_updates_and_has_one_however_short_it_is(accumulated: int) -> None:
-    sweep = Sweep("warm up", "go 0 0", STOP)
-    _, trainer = visited(sweep, accumulate_grad_batches=accumulated)
-    assert (sweep.heard[2]["steps"], sweep.heard[2]["samples"]) == (1, 4 * accumulated)
+    heard, _, trainer = visited("warm up", "go 0 0", "stop known", accumulate_grad_batches=accumulated)
+    assert (heard[2]["steps"], heard[2]["samples"]) == (1, 4 * accumulated)
     assert trainer.global_step == 4
 
 
-@pytest.mark.parametrize(
-    ("orders", "options", "ended"),
-    [
-        ([], {}, "time limit"),  # as a run alone; in a sweep a signal ends it first
-        (["warm up", "go 0 100"], {"max_steps": 9}, None),
-    ],
-    ids=["the sweep is gone", "the run ends by itself"],
-)
-def test_a_run_that_is_not_told_to_stop_ends_as_a_run_alone(orders, options, ended) -> None:
-    monitor, trainer = visited(Sweep(*orders), **options)
-    assert monitor.summary.get("ended") == ended
-    assert ended or trainer.global_step == 9
+def test_a_run_that_is_not_told_to_stop_ends_as_a_run_alone() -> None:
+    _, monitor, _ = visited()  # the sweep is gone; a signal ends it first
+    assert monitor.summary["ended"] == "time limit"
+    _, monitor, trainer = visited("warm up", "go 0 100", max_steps=9)
+    assert "ended" not in monitor.summary and trainer.global_step == 9
