@@ -4,42 +4,38 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from omegaconf import OmegaConf
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.plugins.hparams import plugin_data_pb2
 
 from batchscope.analysis.report import analyse
 from batchscope.cli.evaluate import evaluate
-from batchscope.errors import UserError
 from batchscope.options.groups import CONFIGS, choices_of
 from batchscope.options.signatures import class_attribute
 from batchscope.training.run import train
 from tests.checkpointing.support import LOAD, OUT, STEP, interrupt
 from tests.checkpointing.test_exact_resume import AVERAGES, STOPS
 from tests.support.command_lines import composed
-from tests.support.runs import EVERY_4, SMALL, record, results
-from tests.support.runs import run as forked
+from tests.support.runs import EVERY_4, SMALL, last, record, run
+from tests.training.support import completed, hparams, tensorboard
 from tests.training.test_failures import break_one_loss
 
 # Enough to see every part of a run once.
 SHORT = ["trainer.max_epochs=1", "trainer.limit_train_batches=4", "trainer.limit_val_batches=1", "data.batch_size=8"]
-SHORT += ["trainer.limit_test_batches=1", "trainer.accelerator=cpu", "callbacks.progress=null"]
-SHORT += ["callbacks.throughput.calibrate=false", "callbacks.throughput.warmup_steps=1"]
-
-# To count a step takes longer than to train it.
-UNCOUNTED = ["+callbacks.throughput.flops_per_sample=1", "callbacks.memory=null"]
-UNCOUNTED += ["callbacks.throughput.record_operations=false"]
+SHORT += ["trainer.limit_test_batches=1", "trainer.accelerator=cpu", "callbacks.throughput.calibrate=false"]
+SHORT += ["callbacks.throughput.warmup_steps=1", "callbacks.throughput.record_operations=false"]  # 3 of 4 have a rate
 
 
 def in_process(tmp_path: Path, *overrides: str) -> tuple[float | None, dict]:
-    """A run without the start of a new process, and without counting FLOPs and memory: its metric and its record."""
+    """A run without the start of a new process: its metric and its record."""
     run_dir = tmp_path / "run"
-    lines = [*SHORT, *UNCOUNTED, *overrides, f"run_dir={run_dir}"]
+    # To count FLOPs and memory takes longer than to train.
+    quick = ["callbacks.progress=null", "+callbacks.throughput.flops_per_sample=1", "callbacks.memory=null"]
+    lines = [*SHORT, *quick, *overrides, f"run_dir={run_dir}"]
     metric = train(composed(*lines), run_dir, {"model": "cnn", "data": "mnist"}, lines)
     return metric, record(run_dir)
 
@@ -48,20 +44,17 @@ def in_process(tmp_path: Path, *overrides: str) -> tuple[float | None, dict]:
 def finished(tmp_path_factory: pytest.TempPathFactory, shared_data: Path) -> Path:
     """The folder of one run of the program on the real MNIST."""
     folder = tmp_path_factory.mktemp("finished")
-    overrides = [o for o in SHORT if o != "callbacks.progress=null"]
-    overrides.append("callbacks.throughput.record_operations=false")  # of 4 steps three would have no rate
-    done = forked(folder, *overrides, "seed=0", f"data.root={shared_data}", OUT)
-    assert done.end() == 0, done.complained
+    completed(folder, *SHORT, "seed=0", f"data.root={shared_data}", OUT)
     return folder
 
 
 def test_a_run_ends_with_a_few_rows_of_at_most_80_columns(finished: Path) -> None:
     said = (finished / "stdout").read_text()
     assert "SimpleCNN (421,642 parameters) on mnist, cpu" in said
-    last = said[said.index("\ncnn · mnist · batch 8 · cpu\n") :].splitlines()[1:]
-    shown = {line.split()[0] for line in last[1:] if line[0] != " "}
+    rows = said[said.index("\ncnn · mnist · batch 8 · cpu\n") :].splitlines()[1:]
+    shown = {line.split()[0] for line in rows[1:] if line[0] != " "}
     assert {"speed", "step", "result", "files"} <= shown <= {"speed", "step", "limit", "try", "busy", "result", "files"}
-    assert max(map(len, last)) <= 80
+    assert max(map(len, rows)) <= 80
     assert re.search(r"\nresult  test acc [\d.]+ % in [\d.]+ m?s\nfiles   out\n$", said)
     assert "p99" not in said  # a detail
 
@@ -82,24 +75,19 @@ def test_the_record_says_everything_about_the_run(finished: Path) -> None:
 
 
 def test_tensorboard_shows_every_step_the_options_that_were_set_and_what_came_of_them(finished: Path) -> None:
-    (folder,) = {path.parent for path in (finished / "out").glob("*/events.*")}
-    assert folder.name == "cnn-mnist-bs8"
-    events = EventAccumulator(str(folder)).Reload()
+    events = tensorboard(finished / "out")
+    assert Path(events.path).name == "cnn-mnist-bs8"
     for key, steps in {"train/loss": [1, 2, 3, 4], "train/acc": [1, 2, 3, 4], "time/step_ms": [2, 3, 4]}.items():
         assert [event.step for event in events.Scalars(key)] == steps
     assert [event.step for event in events.Scalars("throughput/samples_per_sec")] == [2, 3, 4]
     assert {event.step for event in events.Scalars("val/loss")} <= {3, 4}
     assert {"val/loss", "val/acc", "test/loss", "test/acc"} <= set(events.Tags()["scalars"])
     assert {"test/samples", "test/confusion"} <= set(events.Tags()["images"])
-    set_up, experiment = (
-        plugin_data_pb2.HParamsPluginData.FromString(events.SummaryMetadata(f"_hparams_/{key}").plugin_data.content)
-        for key in ("session_start_info", "experiment")
-    )
-    hparams = set_up.session_start_info.hparams
-    assert (hparams["data.batch_size"].number_value, hparams["optimizer.lr"].number_value) == (8, 0.004)
-    assert hparams["dataset"].string_value == "mnist"
-    assert "trainer.limit_val_batches" in hparams and "optimizer.weight_decay" not in hparams  # of what was set
-    assert experiment.experiment.metric_infos[0].name.tag == "test/acc"  # the one that the table begins with
+    options = hparams(events).hparams
+    assert (options["data.batch_size"].number_value, options["optimizer.lr"].number_value) == (8, 0.004)
+    assert options["dataset"].string_value == "mnist"
+    assert "trainer.limit_val_batches" in options and "optimizer.weight_decay" not in options  # of what was set
+    assert hparams(events, "experiment").metric_infos[0].name.tag == "test/acc"  # the one that the table begins with
 
 
 def test_the_program_starts_from_anywhere(tmp_path: Path) -> None:
@@ -110,29 +98,19 @@ def test_the_program_starts_from_anywhere(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def fail() -> None:
-    raise UserError("data: odd")
-
-
-def exhaust_memory() -> None:
-    raise MemoryError
-
-
-# What only a run can find: words, faults, and how the one line begins.
+# What only a run can find: how the one line begins, and the words.
 MISTAKES = {
-    "data.root: file/below cannot be created: Not a directory": (["data.root=file/below"], []),
-    "trainer: ": (["data=digits", "data.root=data", "trainer.max_time=soon"], []),  # only Lightning knows
-    "data: odd": ([*SMALL, OUT], [(LOAD, 1, fail)]),
+    "data.root: file/below cannot be created: Not a directory": ["data.root=file/below"],
+    "trainer: ": ["data=digits", "data.root=data", "trainer.max_time=soon"],  # only Lightning knows
 }
 if not torch.cuda.is_available():
-    MISTAKES["trainer.accelerator: got 'gpu', and this machine has "] = (["trainer.accelerator=gpu"], [])
+    MISTAKES["trainer.accelerator: got 'gpu', and this machine has "] = ["trainer.accelerator=gpu"]
 
 
 @pytest.mark.parametrize("line", MISTAKES)
 def test_a_mistake_is_one_line_and_nothing_is_written(line: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    words, faults = MISTAKES[line]
-    done = forked(tmp_path, *words, faults=faults)
+    done = run(tmp_path, *MISTAKES[line])
     assert done.end() == 1
     (said,) = done.complained.splitlines()
     assert said.startswith(f"error: {line}")
@@ -142,24 +120,26 @@ def test_a_mistake_is_one_line_and_nothing_is_written(line: str, tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("fault", "code", "status", "said"),
-    [(interrupt, 130, "interrupted", "resume   batchscope train resume=out"), (exhaust_memory, 1, "out_of_memory", "")],
+    [
+        (interrupt, 130, "interrupted", "resume   batchscope train resume=out"),
+        (partial(bytearray, 10**18), 1, "out_of_memory", ""),
+    ],
 )
 def test_a_run_that_ends_while_data_are_loaded_is_recorded(fault, code, status, said, tmp_path):
-    done = forked(tmp_path, *SMALL, OUT, faults=[(LOAD, 1, fault)])
+    done = run(tmp_path, *SMALL, OUT, faults=[(LOAD, 1, fault)])
     assert done.end() == code
     assert said in done.said
     assert record(tmp_path / "out")["status"] == status
 
 
-SIZES = ["data.num_train=16", "data.num_val=8", "data.num_test=8"]
 TINY = {  # of each kind of target one
-    "digits": ("image", [*SIZES, "data.root=."]),
-    "adding": ("sequence", [*SIZES, "data.sequence_length=5"]),
-    "copy_memory": ("sequence", [*SIZES, "data.delay=2"]),
+    "digits": ("image", "data.root=."),
+    "adding": ("sequence", "data.sequence_length=5"),
+    "copy_memory": ("sequence", "data.delay=2"),
 }
 
 
-def trained() -> Iterator[Any]:
+def trainings() -> Iterator[Any]:
     """Each model on one kind of data by default, and on every other one that it accepts in the slow tests."""
     for option in choices_of("model"):
         accepts = class_attribute(OmegaConf.load(CONFIGS / "model" / f"{option}.yaml")._target_, "accepts")
@@ -169,11 +149,11 @@ def trained() -> Iterator[Any]:
             yield pytest.param(option, data, marks=[pytest.mark.slow] * is_slow)
 
 
-@pytest.mark.parametrize(("option", "data"), [*trained()])
+@pytest.mark.parametrize(("option", "data"), [*trainings()])
 def test_every_model_trains_on_every_kind_of_data_that_it_accepts(option, data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    line = [f"model={option}", f"data={data}", *TINY[data][1], "trainer.limit_train_batches=2"]
-    metric, found = in_process(tmp_path, *line)
+    few = ["data.num_train=16", "data.num_val=8", "data.num_test=8", "trainer.limit_train_batches=2"]
+    metric, found = in_process(tmp_path, f"model={option}", f"data={data}", TINY[data][1], *few)
     assert found["status"] == "finished"
     assert metric == found["metrics"]["val/loss"] > 0
 
@@ -199,9 +179,7 @@ def test_a_seed_gives_the_same_run_and_the_metric_that_a_sweeper_asks_for(tmp_pa
 
 
 def test_the_best_checkpoint_holds_the_averaged_weights_that_are_tested(tmp_path: Path) -> None:
-    done = forked(tmp_path, *SMALL, *AVERAGES, EVERY_4, OUT)
-    assert done.end() == 0, done.complained
-    assert "warning" not in done.complained.lower()
+    assert "warning" not in completed(tmp_path, *SMALL, *AVERAGES, EVERY_4, OUT).complained.lower()
     best = torch.load(tmp_path / "out/checkpoints/best.ckpt", weights_only=True)
     assert not all(torch.equal(best["state_dict"][name], own) for name, own in best["current_model_state"].items())
     _, tested = evaluate(tmp_path / "out/checkpoints/best.ckpt", ["trainer.accelerator=cpu"])
@@ -210,51 +188,31 @@ def test_the_best_checkpoint_holds_the_averaged_weights_that_are_tested(tmp_path
 
 
 def test_early_stopping_ends_a_run_whose_validation_gets_worse(tmp_path: Path) -> None:
-    assert forked(tmp_path, *SMALL, *STOPS, OUT).end() == 0
+    completed(tmp_path, *SMALL, *STOPS, OUT)
     assert 3 <= record(tmp_path / "out")["epochs"] < 20
 
 
 def test_debug_is_short_and_shows_the_first_wrong_number_and_the_traceback(tmp_path: Path) -> None:
     trainer = composed("debug=default", "compile=true")["trainer"]
     assert (trainer["max_epochs"], trainer["limit_train_batches"], trainer["detect_anomaly"]) == (1, 5, True)
-    done = forked(tmp_path, *SMALL, OUT, "debug=default", faults=[(STEP, 3, break_one_loss)])
+    done = run(tmp_path, *SMALL, OUT, "debug=default", faults=[(STEP, 3, break_one_loss)])
     assert done.end() == 1
     assert "Traceback" in done.complained  # of an error that is one line otherwise
 
 
-# --- a constant update: global_batch_size -----------------------------------------------------------------------------
-
-PLAIN = ["model.dropout=0", "optimizer=sgd", "optimizer.lr_scaling=linear", "optimizer.reference_batch_size=32"]
-PLAIN += ["callbacks.throughput.warmup_steps=1", "callbacks.throughput.record_operations=false"]  # two steps are few
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs of one update and two batch sizes, with the order of samples of one seed; and of an update of all samples."""
-    folder = tmp_path_factory.mktemp("constant")
-    for size, update in ((4, 16), (16, 16), (8, 160)):
-        line = [f"global_batch_size={update}", f"data.batch_size={size}", f"hydra.run.dir=out/{size}"]
-        done = forked(folder, *SMALL, *PLAIN, *line)
-        assert done.end() == 0, done.complained
-    return folder / "out"
-
-
-def test_runs_of_any_batch_size_make_the_same_updates(runs: Path) -> None:
-    whole, parts = results(runs / "16"), results(runs / "4")
-    for name, weight in whole["weights"].items():  # the last update of each epoch has 12 samples: 3 batches of 4
-        assert weight.sub(parts["weights"][name]).abs().max() < 0.05, name
-
-
-@pytest.mark.parametrize(("size", "updates", "update"), [(4, 5, 16), (16, 5, 16), (8, 1, 76)])
-def test_schedule_learning_rate_and_record_are_those_of_the_update(runs: Path, size, updates, update) -> None:
-    found = record(runs / str(size))
-    assert (found["steps"], found["global_batch_size"]) == (2 * updates, update)  # of 76 samples
-    assert found["learning_rate"] == pytest.approx(found["config"]["optimizer"]["lr"] * update / 32)
-    assert found["throughput"]["batch_size"] == size
-
-
-def test_a_report_shows_the_update(runs: Path) -> None:
-    report = analyse([runs])
+def test_runs_of_one_update_and_any_batch_size_make_the_same_updates_and_say_so(tmp_path: Path) -> None:
+    words = ["model.dropout=0", "optimizer=sgd", "optimizer.lr_scaling=linear", "optimizer.reference_batch_size=32"]
+    words += ["callbacks.throughput.warmup_steps=1", "callbacks.throughput.record_operations=false"]  # few steps
+    for size, update, steps, held in ((4, 16, 10, 16), (16, 16, 10, 16), (8, 160, 2, 76)):  # of 76 samples
+        folder = f"hydra.run.dir=out/{size}"
+        completed(tmp_path, *SMALL, *words, f"global_batch_size={update}", f"data.batch_size={size}", folder)
+        found = record(tmp_path / "out" / str(size))
+        assert (found["throughput"]["batch_size"], found["steps"], found["global_batch_size"]) == (size, steps, held)
+        assert found["learning_rate"] == pytest.approx(found["config"]["optimizer"]["lr"] * held / 32)
+    whole, parts = (last(tmp_path / "out" / size)["state_dict"] for size in ("16", "4"))
+    for name, weight in whole.items():  # the last update of each epoch has 12 samples: 3 batches of 4
+        assert weight.sub(parts[name]).abs().max() < 0.05, name
+    report = analyse([tmp_path / "out"])
     shown = dict(zip(report.frame["batch_size"], report.frame["global_batch_size"], strict=True))
     assert (shown[4], shown[8]) == (16, 76)
-    assert [run.values["samples_seen"] for run in report.sweep.runs] == [152] * 3
+    assert [one.values["samples_seen"] for one in report.sweep.runs] == [152] * 3

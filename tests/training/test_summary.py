@@ -9,26 +9,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from lightning import Trainer
 from lightning.pytorch.callbacks import Callback
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.plugins.hparams import plugin_data_pb2
 
 from batchscope.analysis import write_report
-from batchscope.analysis.report import Report
 from batchscope.callbacks.nonfinite import StopOnNonFinite
 from batchscope.data.adding import Adding
 from batchscope.training.quiet import is_shown
 from batchscope.training.run import limit_batch_size
-from batchscope.training.summary import (
-    callback_facts,
-    evaluated_samples,
-    print_summary,
-    whole_epochs,
-)
-from tests.support.runs import SMALL, last, record, run, table
+from batchscope.training.summary import callback_facts, evaluated_samples, print_summary, whole_epochs
+from tests.checkpointing.support import OUT
+from tests.support.runs import SMALL, last, record, table
 from tests.support.third_party_modules import Stranger, loader, train
+from tests.training.support import completed, hparams, tensorboard
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +30,7 @@ def oversize(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("oversize")
     line = ["data.batch_size=200", "optimizer.lr_scaling=linear", "optimizer.reference_batch_size=76"]
     line += ["callbacks.throughput.warmup_steps=1", "callbacks.throughput.record_operations=false"]  # two steps in all
-    done = run(folder, *SMALL, *line, "hydra.run.dir=out")
-    assert done.end() == 0, done.complained
+    completed(folder, *SMALL, *line, OUT)
     return folder
 
 
@@ -62,17 +54,7 @@ def test_a_batch_is_what_the_training_set_can_fill(size, ranks, batches, facts, 
     assert capsys.readouterr().err == (f"warning: {said}\n" if said else "")
 
 
-@pytest.fixture(scope="module")
-def report(oversize: Path) -> Report:
-    return write_report([oversize / "out"], oversize / "report")
-
-
-def hparams_in(folder: Path) -> Any:
-    metadata = EventAccumulator(str(folder)).Reload().SummaryMetadata("_hparams_/session_start_info")
-    return plugin_data_pb2.HParamsPluginData.FromString(metadata.plugin_data.content).session_start_info.hparams
-
-
-def test_a_batch_larger_than_the_training_set_is_labelled_as_what_it_held(oversize: Path, report: Report) -> None:
+def test_a_batch_larger_than_the_training_set_is_labelled_as_what_it_held(oversize: Path) -> None:
     (line,) = [line for line in (oversize / "stderr").read_text().splitlines() if "data.batch_size" in line]
     said = "data.batch_size: got 200, and copy-memory has 76 training samples: every step takes all of them"
     assert line == f"warning: {said}"
@@ -81,24 +63,22 @@ def test_a_batch_larger_than_the_training_set_is_labelled_as_what_it_held(oversi
     assert found["config"]["data"]["batch_size"] == 200  # what was asked for
     assert found["learning_rate"] == found["config"]["optimizer"]["lr"]  # scaled to what the batch held
     assert "· batch 76 ·" in (oversize / "stdout").read_text()
-    (folder,) = {path.parent for path in (oversize / "out").glob("*/events.*")}
-    assert folder.name == found["name"] == "stacked-lstm-copy-memory-bs76"
-    assert hparams_in(folder)["data.batch_size"].number_value == 76
-    assert report.headlines[0].split("samples/s at ")[1].startswith("batch size 76.")
+    events = tensorboard(oversize / "out")
+    assert Path(events.path).name == found["name"] == "stacked-lstm-copy-memory-bs76"
+    assert hparams(events).hparams["data.batch_size"].number_value == 76
 
 
-def test_a_number_is_the_same_in_the_record_the_report_and_the_curves(oversize: Path, report: Report) -> None:
-    found = record(oversize / "out")
+def test_a_number_is_the_same_in_the_record_the_report_and_the_curves(oversize: Path) -> None:
+    found, report = record(oversize / "out"), write_report([oversize / "out"], oversize / "report")
     throughput = found["throughput"]
     assert throughput["samples_per_sec"] == pytest.approx(76e3 / throughput["step_ms_median"])
     assert report.sweep.runs[0].values["samples_per_sec"] == throughput["samples_per_sec"]
-    (folder,) = {path.parent for path in (oversize / "out").glob("*/events.*")}
-    events = EventAccumulator(str(folder)).Reload()
+    assert report.headlines[0].split("samples/s at ")[1].startswith("batch size 76.")
     for key in ("samples_per_sec", "step_ms_median"):
-        assert events.Scalars(f"summary/{key}")[-1].value == pytest.approx(throughput[key])
+        assert tensorboard(oversize / "out").Scalars(f"summary/{key}")[-1].value == pytest.approx(throughput[key])
     # Of the last validation, though the best checkpoint, which was written before its own one, was tested.
-    last = [float(row["val/loss"]) for row in table(oversize / "out") if row.get("val/loss")][-1]
-    assert found["metrics"]["val/loss"] == pytest.approx(last, rel=1e-6)
+    curve = [float(row["val/loss"]) for row in table(oversize / "out") if row.get("val/loss")]
+    assert found["metrics"]["val/loss"] == pytest.approx(curve[-1], rel=1e-6)
 
 
 # --- callbacks ------------------------------------------------------------------------------------------------------
@@ -117,33 +97,21 @@ class CountsSteps(Callback):
 
 def summary_of(facts: dict[str, Any], *callbacks: Callback) -> str:
     """What a run of these callbacks ends with."""
-    silent = Trainer(callbacks=[*callbacks], logger=False, accelerator="cpu", enable_checkpointing=False)
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
-        print_summary(silent, facts)
+        print_summary(Trainer(callbacks=[*callbacks], logger=False, accelerator="cpu"), facts)
     return said.getvalue()
 
 
 def test_a_callback_of_ones_own_reaches_the_record_the_last_lines_and_the_details(oversize: Path, monkeypatch) -> None:
-    trainer = Trainer(callbacks=[CountsSteps()], logger=False, accelerator="cpu", enable_checkpointing=False)
-    trainer.optimizers = [torch.optim.SGD([torch.zeros(1)], lr=0.5)]
+    optimizer = SimpleNamespace(param_groups=[{"lr": 0.5}])
+    trainer = SimpleNamespace(callbacks=[CountsSteps()], optimizers=[optimizer], lr_scheduler_configs=[])
     unmeasured = {"missing": {"bottleneck": "callbacks.throughput is left out"}}
     assert callback_facts(trainer) == {"counted": 3, "learning_rate": None, "throughput": unmeasured}
     said = summary_of(record(oversize / "out"), CountsSteps())
     assert "\ncounted 3 steps\n" in said and "one by one" not in said
     monkeypatch.setenv("BATCHSCOPE_VERBOSE", "1")
     assert "\n\none by one\n" in summary_of(record(oversize / "out"), CountsSteps())
-
-
-RESULTS = {
-    "test acc 98.9 % in 47 s": {},
-    "val acc 98.8 % in 47 s": {"metrics": {"val/acc": 0.9881, "val/loss": 0.1}, "resumed": [{"step": 430}]},
-    "test loss 0.6188 in 47 s": {"metrics": {"test/loss": 0.61881, "val/loss": 0.1}},
-    "test loss nan in 47 s": {"metrics": {"test/loss": float("nan")}},
-    "1 epoch, 430 steps in 47 s": {"metrics": {"train/loss": 0.1}},
-    "430 steps in 47 s": {"metrics": {"train/loss": 0.1}, "epochs": 0},
-    "test acc 98.9 % in 47 s, the last 130 of 430 steps": {"resumed": [{"step": 100}, {"step": 300}]},
-}
 
 
 @pytest.mark.parametrize(("steps", "epochs"), [(0, 0), (4, 0), (5, 1), (6, 1), (10, 2)])
@@ -158,6 +126,17 @@ def test_a_limited_validation_counts_the_samples_of_its_batches(limit: float, sa
     assert evaluated_samples(trainer, SimpleNamespace(num_samples=lambda split: 10)) == {"val": samples}
 
 
+RESULTS = {
+    "test acc 98.9 % in 47 s": {},
+    "val acc 98.8 % in 47 s": {"metrics": {"val/acc": 0.9881, "val/loss": 0.1}, "resumed": [{"step": 430}]},
+    "test loss 0.6188 in 47 s": {"metrics": {"test/loss": 0.61881, "val/loss": 0.1}},
+    "test loss nan in 47 s": {"metrics": {"test/loss": float("nan")}},
+    "1 epoch, 430 steps in 47 s": {"metrics": {"train/loss": 0.1}},
+    "430 steps in 47 s": {"metrics": {"train/loss": 0.1}, "epochs": 0},
+    "test acc 98.9 % in 47 s, the last 130 of 430 steps": {"resumed": [{"step": 100}, {"step": 300}]},
+}
+
+
 @pytest.mark.parametrize("row", RESULTS)
 def test_the_result_is_one_row(row: str, oversize: Path) -> None:
     facts = {"metrics": {"test/acc": 0.98871, "test/loss": 0.03}, "fit_seconds": 47.0, "epochs": 1, "steps": 430}
@@ -165,23 +144,17 @@ def test_the_result_is_one_row(row: str, oversize: Path) -> None:
     assert said.splitlines()[-2:] == [f"result  {row}", "files   out"]
 
 
-@pytest.mark.parametrize(
-    ("kept", "others", "place", "top"),
-    [
-        ("best", {"last": "checkpoints/last.ckpt"}, "out", "out"),
-        ("last", {}, "out", "out"),  # a run that has ended before its first validation
-        ("last", {}, ".", "."),
-    ],
-)
-def test_the_details_name_the_checkpoint_that_was_kept(kept, others, place, top, oversize, monkeypatch) -> None:
+@pytest.mark.parametrize(("kept", "place"), [("best", "out"), ("last", ".")])  # no best one before a validation
+def test_the_details_name_the_checkpoint_that_was_kept(kept: str, place: str, oversize: Path, monkeypatch) -> None:
     monkeypatch.setenv("BATCHSCOPE_VERBOSE", "1")
     monkeypatch.chdir(oversize if place == "out" else oversize / "out")
-    facts = record(oversize / "out") | {"checkpoints": {kept: f"checkpoints/{kept}.ckpt", **others}}
+    facts = record(oversize / "out")
+    facts["checkpoints"] = {one: f"checkpoints/{one}.ckpt" for one in dict.fromkeys((kept, "last"))}
     facts["config"]["run_dir"] = place
     said, path = summary_of(facts), os.path.join(place, "checkpoints", f"{kept}.ckpt")
     assert f"\nkept    {path}\n" in said
     assert f" ckpt={path}" in said
-    assert f"\nlook    tensorboard --logdir {top}\n" in said
+    assert f"\nlook    tensorboard --logdir {place}\n" in said
 
 
 # --- what Lightning has to say --------------------------------------------------------------------------------------
@@ -195,8 +168,7 @@ def test_a_learning_rate_that_was_found_is_the_schedules_and_what_was_asked_for_
     line = ["+callbacks.finder._target_=lightning.pytorch.callbacks.LearningRateFinder"]
     line += ["+callbacks.finder.num_training_steps=20", "+trainer.profiler=simple", f"optimizer.schedule={schedule}"]
     line += ["+callbacks.stop._target_=lightning.pytorch.callbacks.EarlyStopping", "+callbacks.stop.monitor=val/loss"]
-    done = run(tmp_path, *SMALL, *line, "+callbacks.stop.verbose=true", "hydra.run.dir=out")
-    assert done.end() == 0, done.complained
+    done = completed(tmp_path, *SMALL, *line, "+callbacks.stop.verbose=true", OUT)
     both, found = done.said + done.complained, record(tmp_path / "out")
     assert (both.count("Learning rate set to"), both.count("FIT Profiler Report")) == (1, 1)
     assert "Metric val/loss improved" in both
@@ -210,7 +182,6 @@ def test_a_learning_rate_that_was_found_is_the_schedules_and_what_was_asked_for_
     ("file", "level", "shown"),
     [
         ("tuner/batch_size_scaling.py", logging.INFO, True),
-        ("callbacks/model_checkpoint.py", logging.INFO, True),
         ("callbacks/timer.py", logging.INFO, False),
         ("trainer/setup.py", logging.INFO, False),
         ("trainer/setup.py", logging.WARNING, True),
