@@ -13,48 +13,31 @@ from batchscope.training import compiling
 from batchscope.training.task import Task
 from tests.checkpointing.support import OUT
 from tests.support.command_lines import composed, refusal
-from tests.support.runs import EVERY_4, SMALL, last, record, run
-
-# 20 steps in 2 epochs; the last batch of an epoch holds 4 samples in place of 8.
-MLP = [
-    *(word for word in SMALL if not word.startswith(("data=", "data.delay", "model"))),
-    *("data=digits", "model=mlp", "model.hidden_sizes=[8]", EVERY_4),
-]
+from tests.support.runs import EVERY_4, SMALL, last, record
+from tests.training.support import completed
 
 can_compile = shutil.which("g++") is not None or shutil.which("clang++") is not None
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a compiled run."""
-    if not can_compile:
-        pytest.skip("torch.compile needs a C++ compiler")
-    folder = tmp_path_factory.mktemp("compiled")
-    done = run(folder, "-v", *MLP, "compile=true", OUT)
-    assert done.end() == 0, done.complained
-    return folder / "out"
-
-
 @pytest.mark.slow
-def test_a_compiled_run_compiles_one_graph_says_so_and_counts_it_in_no_rate(compiled: Path) -> None:
-    found = record(compiled)
+@pytest.mark.skipif(not can_compile, reason="torch.compile needs a C++ compiler")
+def test_a_compiled_run_counts_its_one_graph_in_no_rate_and_its_checkpoint_is_one_of_any_other(tmp_path: Path) -> None:
+    # 20 steps in 2 epochs; the last batch of an epoch holds 4 samples in place of 8.
+    words = [word for word in SMALL if not word.startswith(("data=", "data.delay", "model"))]
+    words += ["data=digits", "model=mlp", "model.hidden_sizes=[8]", EVERY_4, OUT]
+    completed(tmp_path / "plain", *words)
+    done, out = completed(tmp_path, "-v", *words, "compile=true"), tmp_path / "out"
+    found = record(out)
     assert (found["compilation"]["graphs"], found["compilation"]["graph_breaks"]) == (1, 0)
-    said = " ".join((compiled.parent / "stdout").read_text().split())
-    assert "compiled 1 graph with 0 graph breaks in " in said
+    assert "compiled 1 graph with 0 graph breaks in " in " ".join(done.said.split())
     assert found["compilation"]["seconds"] > 0.5
     assert found["throughput"]["fit_seconds"] < found["fit_seconds"] - found["compilation"]["seconds"]
-
-
-@pytest.mark.slow
-def test_a_checkpoint_of_a_compiled_run_is_one_of_any_other(compiled: Path, tmp_path: Path) -> None:
-    run(tmp_path, *MLP, OUT)
-    plain, weights = last(tmp_path / "out")["state_dict"], last(compiled)["state_dict"]
+    plain, weights = last(tmp_path / "plain" / "out")["state_dict"], last(out)["state_dict"]
     assert list(weights) == list(plain)
     torch.testing.assert_close(weights, plain, rtol=1e-3, atol=1e-4)
-    done = run(tmp_path, f"ckpt={compiled}/checkpoints/best.ckpt", module="batchscope.cli.evaluate")
-    assert done.end() == 0, done.complained
+    done = completed(tmp_path, "ckpt=out/checkpoints/best.ckpt", module="batchscope.cli.evaluate")
     tested = {line.split()[0]: float(line.split()[1]) for line in done.said.splitlines() if line.startswith("test/")}
-    assert tested == {k: pytest.approx(v, abs=1e-6) for k, v in record(compiled)["metrics"].items() if "test" in k}
+    assert tested == {k: pytest.approx(v, abs=1e-6) for k, v in found["metrics"].items() if "test" in k}
 
 
 def test_a_machine_that_cannot_compile_is_refused_before_anything_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,16 +50,11 @@ def test_a_machine_that_cannot_compile_is_refused_before_anything_is_written(mon
 
 @pytest.mark.parametrize("width", [8, 4])
 def test_only_whole_batches_of_training_run_the_compiled_network(width: int) -> None:
-    calls = []
+    calls: list[torch.fx.GraphModule] = []
     spec = DataSpec("image", (1, 3, 1), "class", 2)
-
-    def backend(graph: torch.fx.GraphModule, inputs: list) -> object:
-        calls.append(len(inputs))
-        return graph.forward
-
     task = Task(mlp.MLP(spec), spec, None, compile_mode="default")  # torch 2.11 compiles no bare Linear
     task._compiled_samples = 8
-    task.model.compile(backend=backend, dynamic=False)
+    task.model.compile(backend=lambda graph, inputs: calls.append(graph) or graph.forward, dynamic=False)
     try:
         task(torch.ones(width, 1, 3, 1))
         task.eval()(torch.ones(8, 1, 3, 1))

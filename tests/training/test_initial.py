@@ -10,43 +10,36 @@ import torch
 from torch import nn
 
 from batchscope.training.initial import line, start_from
+from tests.checkpointing.support import OUT, STEP
 from tests.support.command_lines import answer, refusal
 from tests.support.runs import SMALL, assert_alike, kill_9, record, results, run
+from tests.training.support import completed
 
 
-class Net(nn.Module):
+def net(seed: int, classes: int = 3) -> nn.ModuleDict:
     """An encoder with buffers, and a head."""
-
-    def __init__(self, classes: int = 3) -> None:
-        super().__init__()
-        self.encoder = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))
-        self.head = nn.Linear(8, classes)
-
-
-def random_net(seed: int, classes: int = 3) -> Net:
     torch.manual_seed(seed)
-    return Net(classes)
+    return nn.ModuleDict({"encoder": nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)), "head": nn.Linear(8, classes)})
 
 
 def renamed(prefix: str, state: dict[str, Any]) -> dict[str, Any]:
     return {prefix + name: value for name, value in state.items()}
 
 
-OTHER = random_net(1).state_dict()
-ENCODER = random_net(1).encoder.state_dict()
-
-
+OTHER, ENCODER = net(1).state_dict(), net(1)["encoder"].state_dict()
 WHOLE = [
     OTHER,
     {"state_dict": renamed("model.", OTHER), "epoch": 3},  # of Lightning, and of this program
     {"model_state_dict": renamed("_orig_mod.", OTHER), "optimizer": {}},  # compiled
     {"state_dict": renamed("model._orig_mod.module.", OTHER)},
-    renamed("module.", OTHER),
 ]
-PART = [OTHER, renamed("model.", OTHER), renamed("encoder.", ENCODER)]
-OF_PART = ["encoder.", ["encoder"], "model.encoder."]
+PART = [renamed("model.", OTHER), renamed("encoder.", ENCODER)]
 LOADED = [(held, None, "9 of 9 tensors from w.ckpt") for held in WHOLE]
-LOADED += [(held, prefix, "7 of 9 tensors from w.ckpt (encoder") for held in (*PART, ENCODER) for prefix in OF_PART]
+LOADED += [
+    (held, prefix, "7 of 9 tensors from w.ckpt (encoder")
+    for held in (*PART, ENCODER)
+    for prefix in ("encoder.", ["encoder"], "model.encoder.")
+]
 LOADED += [
     (held, ["encoder.0.", "encoder.1."], "7 of 9 tensors from w.ckpt (encoder.0.*, encoder.1.*)") for held in PART
 ]
@@ -55,11 +48,11 @@ LOADED += [
 @pytest.mark.parametrize(("held", "prefix", "said"), LOADED)
 def test_weights_are_taken_in_whole_or_below_a_prefix(held: Any, prefix: Any, said: str, tmp_path: Path) -> None:
     torch.save(held, tmp_path / "w.ckpt")
-    net = random_net(2, classes=7 if prefix else 3)
-    head = net.head.weight.clone()
-    assert line(start_from(net, tmp_path / "w.ckpt", prefix)).startswith(said)
-    assert all(value.equal(ENCODER[name]) for name, value in net.encoder.state_dict().items())
-    assert net.head.weight.equal(head if prefix else OTHER["head.weight"])
+    model = net(2, classes=7 if prefix else 3)
+    head = model["head"].weight.clone()
+    assert line(start_from(model, tmp_path / "w.ckpt", prefix)).startswith(said)
+    assert all(value.equal(ENCODER[name]) for name, value in model["encoder"].state_dict().items())
+    assert model["head"].weight.equal(head if prefix else OTHER["head.weight"])
 
 
 def damaged() -> bytes:
@@ -80,57 +73,52 @@ NO_WEIGHTS = "init: w.pt holds no weights that can be read without running code;
         (damaged(), None, "init: w.pt is damaged: the checksum of"),
         ({"hyper_parameters": argparse.Namespace(lr=1)}, None, NO_WEIGHTS),
         ({"epoch": 3}, None, "init: w.pt holds no weights: neither a checkpoint nor a state_dict"),
-        (ENCODER, None, 'init: w.pt does not fit Net: Missing key(s) in state_dict: "encoder.0.weight"'),
-        (OTHER | {"extra": torch.ones(3)}, None, 'init: w.pt does not fit Net: Unexpected key(s) in state_dict: "extra".; init_prefix=… takes a part of it'),
-        (OTHER, "enkoder.", "init_prefix: got 'enkoder.', and Net has encoder, head. Did you mean 'encoder'?"),
-        ({"encoder.0.weight": torch.ones(8, 4)}, "encoder.", 'init: w.pt does not fit Net: Missing key(s) in state_dict: "encoder.0.bias"'),
-        (random_net(0, 7).state_dict(), None, "init: w.pt does not fit Net: size mismatch for head.weight: copying a param with shape torch.Size([7, 8])"),
+        (ENCODER, None, 'init: w.pt does not fit ModuleDict: Missing key(s) in state_dict: "encoder.0.weight"'),
+        (OTHER | {"extra": torch.ones(3)}, None, 'init: w.pt does not fit ModuleDict: Unexpected key(s) in state_dict: "extra".; init_prefix=… takes a part of it'),
+        (OTHER, "enkoder.", "init_prefix: got 'enkoder.', and ModuleDict has encoder, head. Did you mean 'encoder'?"),
+        ({"encoder.0.weight": torch.ones(8, 4)}, "encoder.", 'init: w.pt does not fit ModuleDict: Missing key(s) in state_dict: "encoder.0.bias"'),
+        (net(0, 7).state_dict(), None, "init: w.pt does not fit ModuleDict: size mismatch for head.weight: copying a param with shape torch.Size([7, 8])"),
     ],
 )  # fmt: skip
 def test_what_does_not_match_is_one_line(held: Any, prefix: str | None, said: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("w.pt").write_bytes(held) if isinstance(held, bytes) else torch.save(held, "w.pt")
-    assert refusal(start_from, random_net(2), Path("w.pt"), prefix).startswith(said)
+    assert refusal(start_from, net(2), Path("w.pt"), prefix).startswith(said)
 
 
 # --- in a run --------------------------------------------------------------------------------------------------------
 
-EACH, STEP = "callbacks.checkpoint.every_n_steps=1", "batchscope.training.task.Task.training_step"
-NEW = [*SMALL, "seed=3", EACH, "init=w.ckpt", "hydra.run.dir=out"]
+NEW = [*SMALL, "seed=3", "callbacks.checkpoint.every_n_steps=1", "init=w.ckpt", OUT]
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run that starts from the weights of another, `w.ckpt`."""
     folder = tmp_path_factory.mktemp("initial")
-    assert run(folder, *SMALL, "trainer.max_epochs=1", "hydra.run.dir=first").end() == 0
+    completed(folder, *SMALL, "trainer.max_epochs=1", "hydra.run.dir=first")
     (folder / "first" / "checkpoints" / "last.ckpt").rename(folder / "w.ckpt")
-    done = run(folder, *NEW)
-    assert done.end() == 0, done.complained
+    completed(folder, *NEW)
     return folder
 
 
 def test_a_run_says_what_it_starts_from_and_what_came_of_it_needs_the_file_no_more(whole: Path, tmp_path: Path) -> None:
     tensors = record(whole / "out")["init"]["tensors"]
     assert f"init    {tensors} of {tensors} tensors from w.ckpt\n" in (whole / "stdout").read_text()
-    done = run(tmp_path, f"ckpt={whole}/out/checkpoints/best.ckpt", module="batchscope.cli.evaluate")
-    assert done.end() == 0, done.complained
+    completed(tmp_path, f"ckpt={whole}/out/checkpoints/best.ckpt", module="batchscope.cli.evaluate")
 
 
 @pytest.mark.parametrize("stop", [6, 1], ids=["with a checkpoint", "before the first one"])
 def test_a_resumed_run_reads_the_file_only_where_it_starts_again(whole: Path, stop: int, tmp_path: Path) -> None:
     (tmp_path / "w.ckpt").write_bytes((whole / "w.ckpt").read_bytes())
     assert run(tmp_path, *NEW, faults=[(STEP, stop, kill_9)]).end() == -9
-    again = ["resume=out"]
     if stop == 6:
         (tmp_path / "w.ckpt").unlink()
+        completed(tmp_path, "resume=out")
     else:
         refused = run(tmp_path, "resume=out")
         assert refused.end() == 1
         assert "init: is 'w.ckpt' in out/run.json; repeat init=w.ckpt: places are not taken" in refused.complained
-        again += ["init=w.ckpt"]
-    done = run(tmp_path, *again)
-    assert done.end() == 0, done.complained
+        completed(tmp_path, "resume=out", "init=w.ckpt")
     assert_alike(results(tmp_path / "out"), results(whole / "out"))
 
 

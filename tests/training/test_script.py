@@ -4,11 +4,10 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from lightning import Trainer
+from lightning.pytorch.callbacks import LambdaCallback
 
 from batchscope import ThroughputMonitor, attached
 from batchscope.analysis.read import find
@@ -19,19 +18,10 @@ from tests.support.runs import record
 from tests.support.third_party_modules import Stranger, loader, train
 
 
-class Failing(Stranger):
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        raise ValueError("their own mistake")
-
-
-def fit(folder: Path, *callbacks: Any, module: type[Stranger] = Stranger, **options: Any) -> Trainer:
-    return train(module(), ScriptRecord(folder), *callbacks, max_epochs=1, **options)
-
-
 def test_a_fit_leaves_a_record_that_reports_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["their.py", "--batch-size=4", "--lr", "0.1"])
     own = ThroughputMonitor(calibrate=False)
-    trainer = fit(tmp_path / "run", own, data=loader(80))
+    trainer = train(Stranger(), ScriptRecord(tmp_path / "run"), own, data=loader(80), max_epochs=1)
     assert [one for one in trainer.callbacks if isinstance(one, ThroughputMonitor)] == [own]  # it is not added twice
     found = record(tmp_path / "run")
     assert (found["status"], found["steps"], found["epochs"]) == ("finished", 20, 1)
@@ -45,26 +35,23 @@ def test_a_fit_leaves_a_record_that_reports_read(tmp_path: Path, monkeypatch: py
     )
 
 
-def test_an_epoch_of_a_script_that_has_not_ended_does_not_count(tmp_path: Path) -> None:
-    train(Stranger(), ScriptRecord(tmp_path / "run"), max_steps=3)
-    assert (record(tmp_path / "run")["steps"], record(tmp_path / "run")["epochs"]) == (3, 0)
-
-
 def test_each_fit_is_recorded_and_a_trainer_without_one_takes_no_folder(tmp_path: Path, monkeypatch) -> None:
     with monkeypatch.context() as command:
         command.setenv(attached.FOLDER, str(tmp_path / "run"))
         _, callbacks = attached.callbacks(), attached.callbacks()  # of two Trainers
     trainer = train(Stranger(), *callbacks, max_epochs=1)
-    trainer.fit_loop.max_epochs = 2
+    trainer.fit_loop.max_epochs, trainer.fit_loop.epoch_loop.max_steps = 2, 8
     trainer.fit(Stranger(), trainer.train_dataloader)
-    assert {folder.name: record(folder)["steps"] for folder in tmp_path.iterdir()} == {"run": 5, "run-2": 10}
+    found = {folder.name: record(folder) for folder in tmp_path.iterdir()}
+    ends = {name: (one["steps"], one["epochs"]) for name, one in found.items()}
+    assert ends == {"run": (5, 1), "run-2": (8, 1)}  # an epoch that has not ended does not count
 
 
 def test_a_fit_that_raises_is_recorded_as_failed(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="their own mistake"):
-        fit(tmp_path / "run", module=Failing)
+    with pytest.raises(ZeroDivisionError):
+        train(Stranger(), ScriptRecord(tmp_path / "run"), LambdaCallback(on_train_batch_end=lambda *_: 1 / 0))
     assert record(tmp_path / "run")["status"] == "failed"
-    assert "their own mistake" in record(tmp_path / "run")["error"]
+    assert "division by zero" in record(tmp_path / "run")["error"]
 
 
 def test_a_barebones_trainer_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,7 +66,7 @@ def test_a_barebones_trainer_is_left_alone(tmp_path: Path, capsys: pytest.Captur
 def test_a_folder_that_cannot_be_written_stops_no_training(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file")
     with pytest.warns(UserWarning, match="ScriptRecord stopped measuring"):
-        assert fit(tmp_path / "run").global_step == 5
+        assert train(Stranger(), ScriptRecord(tmp_path / "run")).global_step == 10
 
 
 def test_the_factory_adds_nothing_outside_of_the_command_and_explains_the_old_package(monkeypatch, capsys) -> None:
