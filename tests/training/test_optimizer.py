@@ -17,7 +17,8 @@ from tests.checkpointing.support import OUT
 from tests.checkpointing.test_exact_resume import OVERFITS
 from tests.support.command_lines import composed, refusal
 from tests.support.recipes import sgd
-from tests.support.runs import SMALL, last, record, run
+from tests.support.runs import SMALL, last, record
+from tests.training.support import completed
 
 
 def layer() -> nn.Linear:
@@ -43,12 +44,11 @@ def test_every_optimizer_trains_under_every_schedule(name: str) -> None:
         assert not same(list(model.parameters()), list(layer().parameters()))
 
 
-def scheduled(steps: float = float("inf"), **options: Any) -> torch.optim.Optimizer:
-    """An optimizer with the schedule of its options."""
+def scheduled(steps: float = float("inf"), **options: Any) -> tuple[torch.optim.Optimizer, Any]:
+    """An optimizer and the schedule of its options."""
     recipe = Optimizer(torch.optim.SGD, **options)
     optimizer = recipe.build(layer().parameters())
-    recipe.build_schedule(optimizer, steps)
-    return optimizer
+    return optimizer, recipe.build_schedule(optimizer, steps)
 
 
 NO_END = "needs an end: set trainer.max_steps, or trainer.max_epochs where the data's loader has a length"
@@ -91,31 +91,26 @@ def test_the_learning_rate_is_scaled_from_the_reference_batch_size(scaling: str,
         ("cosine", {"min_lr": 0.2}, [1, 0.883, 0.6, 0.317, 0.2]),
         ("step", {"step_epochs": 2, "factor": 0.5}, [1, 1, 0.5, 0.5, 0.25]),
         ("one_cycle", {"warmup": 0}, [0.854, 0.5, 0.146, 0]),
-        ("one_cycle", {"warmup": 0.25}, [1, 0.75, 0.25, 0]),
         ("one_cycle", {"warmup": 0.5}, [0.04, 1, 0.5, 0]),
         ("one_cycle", {"warmup": 1}, [0.04, 0.28, 0.76, 1]),
     ],
 )
 def test_a_schedule_has_these_rates(schedule: Any, options: dict[str, Any], expected: list[float]) -> None:
-    recipe = Optimizer(torch.optim.SGD, lr=1.0, schedule=schedule, **options)
-    optimizer = recipe.build(layer().parameters())
-    stepped, found = recipe.build_schedule(optimizer, 4), [optimizer.param_groups[0]["lr"]]
-    for _ in expected[1:]:
+    optimizer, stepped = scheduled(4, lr=1.0, schedule=schedule, **options)
+    for rate in expected:
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(rate, abs=1e-3)
         optimizer.step()
         stepped.step()
-        found.append(optimizer.param_groups[0]["lr"])
-    assert found == pytest.approx(expected, abs=1e-3)
 
 
 def test_plateau_lowers_the_rate_when_the_validation_gets_no_better(tmp_path: Path) -> None:
-    done = run(tmp_path, *SMALL, *OVERFITS, "optimizer.schedule=plateau", OUT)
-    assert done.end() == 0, done.complained
+    completed(tmp_path, *SMALL, *OVERFITS, "optimizer.schedule=plateau", OUT)
     assert last(tmp_path / "out")["optimizer_states"][0]["param_groups"][0]["lr"] < 0.2
     assert record(tmp_path / "out")["learning_rate"] == 0.3
 
 
 def test_one_cycle_gives_no_momentum_to_an_optimizer_of_none() -> None:
-    optimizer = scheduled(10, schedule="one_cycle")
+    optimizer, _ = scheduled(10, schedule="one_cycle")
     assert optimizer.param_groups[0]["momentum"] == 0
     assert not optimizer.state  # nor a buffer for it
 
@@ -127,7 +122,6 @@ def test_one_cycle_gives_no_momentum_to_an_optimizer_of_none() -> None:
 def poisoned() -> Iterator[None]:
     """Memory that nobody has written holds NaN, instead of whatever was there before."""
     torch.use_deterministic_algorithms(True)
-    assert torch.utils.deterministic.fill_uninitialized_memory
     yield
     torch.use_deterministic_algorithms(False)
 
@@ -136,14 +130,12 @@ def torchs_own(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True, fused=True)
 
 
-def train(
-    model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, skipped: tuple[int, ...] = ()
-) -> list[Tensor]:
-    """The weights after some steps; in the skipped ones the kernel leaves the update out, as a scaler's overflow has it."""
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, skipped: int = -1) -> list[Tensor]:
+    """The weights after some steps; in the skipped one the kernel leaves the update out, as a scaler's overflow has it."""
     for step in range(steps):
         generator = torch.Generator().manual_seed(step)
         model(torch.randn(4, 5, generator=generator)).square().mean().backward()
-        optimizer.grad_scale, optimizer.found_inf = None, torch.tensor(float(step in skipped))
+        optimizer.grad_scale, optimizer.found_inf = None, torch.tensor(float(step == skipped))
         optimizer.step()
         optimizer.zero_grad()
     return [parameter.detach().clone() for parameter in model.parameters()]
@@ -151,9 +143,8 @@ def train(
 
 def test_momentum_survives_a_first_update_that_is_left_out(poisoned: None) -> None:
     model = layer()
-    before = [parameter.detach().clone() for parameter in model.parameters()]
     optimizer = sgd().build(model.parameters())
-    assert same(train(model, optimizer, 1, skipped=(0,)), before)
+    assert same(train(model, optimizer, 1, skipped=0), list(layer().parameters()))
     assert all(torch.equal(s["momentum_buffer"], torch.zeros_like(p)) for p, s in optimizer.state.items())
     assert all(weights.isfinite().all() for weights in train(model, optimizer, 3))
 
@@ -172,4 +163,4 @@ def test_a_checkpoint_without_momentum_is_completed(poisoned: None) -> None:
     model = layer()
     optimizer = sgd().build(model.parameters())
     optimizer.load_state_dict(torchs_own(layer()).state_dict())  # saved before its first step
-    assert all(weights.isfinite().all() for weights in train(model, optimizer, 3, skipped=(0,)))
+    assert all(weights.isfinite().all() for weights in train(model, optimizer, 3, skipped=0))

@@ -6,6 +6,7 @@ from typing import Any
 import lightning
 import pytest
 import torch
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -28,12 +29,8 @@ SPECS = {
     "vector": DataSpec(kind="tensor", input_shape=(5,), target="vector", num_outputs=3),
     "input": DataSpec(kind="tensor", input_shape=(4, 5), target="input"),
 }
-LOSSES: dict[str, Any] = {
-    **dict.fromkeys(("class", "class per step", "class per pixel"), nn.functional.cross_entropy),
-    "labels": nn.functional.binary_cross_entropy_with_logits,
-    **dict.fromkeys(("value", "vector", "input"), nn.functional.mse_loss),
-}
 specs = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS.keys())
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def batch(spec: DataSpec, size: int) -> tuple[Tensor, ...]:
@@ -80,10 +77,12 @@ def test_the_loss_is_that_of_the_target(name: str) -> None:
     spec = SPECS[name]
     x, y, _ = spec.parts(batch(spec, 7))
     output = network(spec)(x)
-    expected = LOSSES[name](
-        output.flatten(0, 1) if name == "class per step" else output.view(y.shape) if name == "value" else output,
-        y.flatten() if name == "class per step" else y.float() if name == "labels" else y,
-    )
+    if name == "labels":
+        expected = nn.functional.binary_cross_entropy_with_logits(output, y.float())
+    elif name.startswith("class"):
+        expected = nn.functional.cross_entropy(output.transpose(1, -1) if name == "class per step" else output, y)
+    else:
+        expected = nn.functional.mse_loss(output.view(y.shape), y)
     assert measured(spec, [batch(spec, 7)])["val/loss"] == pytest.approx(expected.item(), rel=1e-6)
 
 
@@ -122,19 +121,14 @@ def test_an_empty_batch_counts_for_nothing(spec: DataSpec) -> None:
     assert measured(spec, [full, empty]) == measured(spec, [empty, full]) == measured(spec, [full])
 
 
-def image_task(model: type[nn.Module], size: int = 32, **options: Any) -> Task:
-    spec = DataSpec(kind="image", input_shape=(3, size, size), target="class", num_outputs=10)
-    return Task(model(spec, **options), spec, sgd())
-
-
 def test_a_task_knows_the_least_batch_and_the_shape_that_its_network_computes_on() -> None:
-    tasks = [image_task(TorchvisionModel, name="resnet18", image_size=size) for size in (None, 64)]
-    tasks += [image_task(TorchvisionModel, name="squeezenet1_1"), image_task(SimpleCNN)]
-    assert [task.min_samples for task in tasks] == [2, 2, 1, 1]  # two for batch norm
-    assert [task.input_shape for task in tasks] == [(3, size, size) for size in (32, 64, 32, 32)]
+    spec = DataSpec(kind="image", input_shape=(3, 32, 32), target="class", num_outputs=10)
+    networks = [TorchvisionModel(spec, name="resnet18", image_size=64), SimpleCNN(spec)]
+    tasks = [Task(network, spec, sgd()) for network in networks]
+    assert [task.min_samples for task in tasks] == [2, 1]  # two for batch norm
+    assert [task.input_shape for task in tasks] == [(3, 64, 64), (3, 32, 32)]
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_an_epoch_whose_last_batch_would_be_one_sample_trains_with_batch_norm() -> None:
     data = Adding(sequence_length=2, num_train=9, num_val=1, batch_size=4)
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
@@ -155,14 +149,13 @@ def fit(recipe: Any, precision: str, steps: int = 3, init_scale: float = 2.0**10
     # Lightning has no 16-mixed of its own on a CPU.
     how = {"plugins": [MixedPrecision(precision, "cpu", scaler)]} if scaler else {"precision": precision}
 
-    class Watch(lightning.Callback):
-        def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-            (optimizer,) = trainer.optimizers
-            assert optimizer.defaults["fused"]
-            optimizer.register_step_post_hook(lambda *_: seen.append([p.grad.clone() for p in task.parameters()]))
+    def watch(trainer: lightning.Trainer, module: Task) -> None:
+        (optimizer,) = trainer.optimizers
+        assert optimizer.defaults["fused"]
+        optimizer.register_step_post_hook(lambda *_: seen.append([p.grad.clone() for p in task.parameters()]))
 
     data = DataLoader([batch(spec, 2)] * steps, batch_size=None)
-    train(task, Watch(), data=data, max_steps=steps, **how, **options)
+    train(task, LambdaCallback(on_train_start=watch), data=data, max_steps=steps, **how, **options)
     return [p.detach().clone() for p in task.parameters()], seen, scaler
 
 
@@ -170,7 +163,6 @@ def norms(seen: list[list[Tensor]]) -> list[float]:
     return [float(torch.nn.utils.get_total_norm(gradients)) for gradients in seen]
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("recipe", [sgd(), adamw()], ids=["sgd", "adamw"])
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "16-mixed"])
 def test_gradients_are_clipped_by_norm_or_value_at_every_precision(recipe: Any, precision: str) -> None:
@@ -181,19 +173,17 @@ def test_gradients_are_clipped_by_norm_or_value_at_every_precision(recipe: Any, 
     assert [max(float(g.abs().max()) for g in gradients) for gradients in seen] == pytest.approx([1e-3] * 3)
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("clip", [CLIP, 1e3])
 def test_the_scale_of_the_loss_changes_nothing_of_a_clipped_update(clip: float) -> None:
     one, other = (fit(sgd(), "16-mixed", init_scale=scale, gradient_clip_val=clip)[0] for scale in (1.0, 2.0**10))
     torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_an_overflow_leaves_the_clipped_update_out_and_lowers_the_scale() -> None:
-    before = fit(sgd(), "16-mixed", steps=1, init_scale=2.0**40, gradient_clip_val=CLIP)
+    before, _, scaler = fit(sgd(), "16-mixed", steps=1, init_scale=2.0**40, gradient_clip_val=CLIP)
     torch.manual_seed(0)
-    assert all(torch.equal(a, b) for a, b in zip(before[0], nn.Linear(5, 1).parameters(), strict=True))
-    assert before[2].get_scale() == 2.0**39
-    later = fit(sgd(), "16-mixed", steps=40, init_scale=2.0**40, gradient_clip_val=CLIP)
-    assert all(weights.isfinite().all() for weights in later[0])
-    assert not torch.equal(later[0][0], before[0][0])
+    assert all(torch.equal(a, b) for a, b in zip(before, nn.Linear(5, 1).parameters(), strict=True))
+    assert scaler.get_scale() == 2.0**39
+    later = fit(sgd(), "16-mixed", steps=40, init_scale=2.0**40, gradient_clip_val=CLIP)[0]
+    assert all(weights.isfinite().all() for weights in later)
+    assert not torch.equal(later[0], before[0])
