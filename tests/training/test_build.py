@@ -17,26 +17,20 @@ from tests.support.command_lines import refusal
 from tests.support.own_package import Write
 
 SPEC = DataSpec(kind="image", input_shape=(1, 4, 4), target="class", num_outputs=2)
-CHECKPOINTS = {"_target_": "batchscope.checkpointing.callback.Checkpoints"}
 TRAINER = {"_target_": "lightning.Trainer", "logger": False, "enable_progress_bar": False, "accelerator": "cpu"}
 LAYERS = [{"_target_": "torch.nn.Flatten"}, {"_target_": "torch.nn.Linear", "in_features": 16, "out_features": 2}]
 MODULES = {
     "net": """
-import torch.nn
 from torch import nn
 
-class Sequence(nn.Sequential):
-    def __init__(self, hidden=3):
-        super().__init__(nn.Flatten(), nn.Linear(16, hidden))
-
-class Recurrent(nn.LSTM):
-    def __init__(self, spec):
-        super().__init__(spec.input_shape[-1], 3)
-
-class Dotted(torch.nn.Module):
+class Net(nn.Module):
     def __init__(self, spec, encoder, sizes=(), parts=None):
         super().__init__()
         self.encoder, self.sizes, self.parts = encoder, sizes, parts
+
+class Passes(Net):
+    def __init__(self, **rest):
+        super().__init__(**rest)
 
 class OfSequences(nn.Identity):
     accepts = ("sequence",)
@@ -51,8 +45,6 @@ class Leaving(nn.Module):
 
 def made(spec): return nn.Linear(16, spec.num_outputs)
 """,
-    "star": "from .net import *\nclass Star(Dotted): pass\n",
-    "passes": "from .net import Dotted\nclass Passes(Dotted):\n    def __init__(self, **rest): super().__init__(**rest)\n",
     "absent": "import nowhere_at_all\n",
     "raises": "import torch\n1 / 0\n",
     "leaves": "raise SystemExit(3)\n",
@@ -74,10 +66,7 @@ def model_of(target: str, **options: Any) -> nn.Module:
     ("target", "options"),
     [
         ("torch.nn.Sequential", {"_args_": LAYERS}),
-        ("mynet.net.Sequence", {"hidden": 5}),
-        ("mynet.net.Recurrent", {}),
-        ("mynet.star.Star", {"encoder": None}),
-        ("mynet.passes.Passes", {"encoder": None}),
+        ("mynet.net.Passes", {"encoder": None}),
         ("mynet.net.made", {}),
         ("torchvision.models.resnet18", {"num_classes": 2}),
     ],
@@ -88,7 +77,7 @@ def test_any_class_or_function_that_makes_a_module_is_a_model(target: str, optio
 
 def test_nodes_within_nodes_are_built_wherever_they_stand() -> None:
     loss = {"_target_": "torch.nn.CrossEntropyLoss", "_partial_": True}
-    model: Any = model_of("mynet.net.Dotted", encoder=LAYERS[1], sizes=LAYERS, parts={"loss": loss, "width": [4, 5]})
+    model: Any = model_of("mynet.net.Net", encoder=LAYERS[1], sizes=LAYERS, parts={"loss": loss, "width": [4, 5]})
     assert isinstance(model.encoder, nn.Linear)
     assert [type(layer) for layer in model.sizes] == [nn.Flatten, nn.Linear]
     assert isinstance(model.parts["loss"], partial)
@@ -99,8 +88,9 @@ def test_nodes_within_nodes_are_built_wherever_they_stand() -> None:
 def test_an_argument_is_passed_as_it_is_and_takes_the_place_of_an_option() -> None:
     node = {"_target_": "batchscope.models.mlp.MLP", "hidden_sizes": [3]}
     assert isinstance(build(node, "model", spec=SPEC), mlp.MLP)
-    assert build(CHECKPOINTS | {"dirpath": "a"}, "callbacks.checkpoint", dirpath="b").dirpath == "b"
-    first = build(CHECKPOINTS, "callbacks.checkpoint")
+    checkpoints = {"_target_": "batchscope.checkpointing.callback.Checkpoints", "dirpath": "a"}
+    first = build(checkpoints, "callbacks.checkpoint", dirpath="b")
+    assert first.dirpath == "b"
     assert first in build(TRAINER, "trainer", callbacks=[first]).callbacks
 
 
@@ -112,10 +102,9 @@ def test_the_current_folder_shadows_nothing_that_is_installed() -> None:
 
 
 IDENTITY, FAILING, SHELL = ({"_target_": name} for name in ("torch.nn.Identity", "mynet.net.Failing", "os.system"))
-VARYING = DataSpec("sequence", (9, 2), "class", 2, variable_length=True)
 SORTED = {"_target_": "lightning.pytorch.profilers.PyTorchProfiler", "sort_by_key": "name"}
 BLOCKED = "Target 'os.system' is blocklisted because it allows … … … …"  # the whole of Hydra's sentence
-ONE_LENGTH = "reads sequences of one length: its forward takes no `lengths`"
+VARYING = DataSpec("sequence", (9, 2), "class", 2, variable_length=True)
 AUGMENT = "data.augment.shift, data.augment.rotation, data.augment.crop, data.augment.flip"
 # A section and its node, and the line, in which "…" stands for any text.
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
@@ -129,17 +118,17 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     # what a constructor raises
     ("model", FAILING, f"model: KeyError: 'size' (mynet/net.py, line {LINE})"),
     ("model", {"_target_": "mynet.net.Leaving"}, f"model: SystemExit: no such size (mynet/net.py, line {LINE + 4})"),
-    ("model", {"_target_": "mynet.net.Dotted", "encoder": FAILING}, f"model.encoder: KeyError: 'size' (mynet/net.py, line {LINE})"),
+    ("model", {"_target_": "mynet.net.Net", "encoder": FAILING}, f"model.encoder: KeyError: 'size' (mynet/net.py, line {LINE})"),
     ("model", {"_target_": "torch.nn.Sequential", "_args_": [LAYERS[1] | {"in_features": "x"}]}, "model._args_.0: …"),
-    ("model", {"_target_": "mynet.net.Dotted"}, "model: Dotted.__init__() missing 1 required positional argument: 'encoder'"),
+    ("model", {"_target_": "mynet.net.Net"}, "model: Net.__init__() missing 1 required positional argument: 'encoder'"),
     ("trainer", TRAINER | {"profiler": SORTED}, "trainer.profiler: Found sort_by_key: name…"),
     ("data", {"_target_": "batchscope.data.mnist.MNIST", "augment": 2}, f"data.augment: got 2, takes null; its options are {AUGMENT}"),
     # a function that runs commands
     ("model", SHELL | {"command": "touch ran"}, f"model: {BLOCKED}"),
-    ("model", {"_target_": "mynet.net.Dotted", "encoder": SHELL | {"command": "touch ran"}}, f"model.encoder: {BLOCKED}"),
+    ("model", {"_target_": "mynet.net.Net", "encoder": SHELL | {"command": "touch ran"}}, f"model.encoder: {BLOCKED}"),
     # a model for other data
     ("model", {"_target_": "mynet.net.OfSequences"}, "model: OfSequences reads sequence data, and toy has image data"),
-    ("model", IDENTITY, f"model: Identity {ONE_LENGTH}, and those of toy vary"),
+    ("model", IDENTITY, "model: Identity reads sequences of one length: its forward takes no `lengths`, and those of toy vary"),
 ]  # fmt: skip
 
 
@@ -154,8 +143,7 @@ def test_what_cannot_be_built_is_one_line(path: str, node: dict[str, Any], said:
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        ("mynet.net.Missing", "AttributeError: module 'mynet.net' has no attribute 'Missing'"),
-        ("mynet.net.Dottedd", "AttributeError: module 'mynet.net' has no attribute 'Dottedd'. Did you mean 'Dotted'?"),
+        ("mynet.net.Passess", "AttributeError: module 'mynet.net' has no attribute 'Passess'. Did you mean 'Passes'?"),
         ("mynet.missing.Net", "AttributeError: module 'mynet' has no attribute 'missing'"),
         ("nowhere_at_all.Net", "ModuleNotFoundError: No module named 'nowhere_at_all'"),
         ("mynet.absent.Net", "ModuleNotFoundError: No module named 'nowhere_at_all' (mynet/absent.py, line 1)"),
