@@ -16,11 +16,10 @@ from batchscope.data.loader import Loader, TensorBatches
 from batchscope.data.order import DeterministicBatchSampler
 from batchscope.data.spec import DataSpec
 from batchscope.data.workers import raised
-from tests.data.support import InMemory
+from tests.data.support import InMemory, loaded
 from tests.support.own_data import MapStyle
 from tests.support.third_party_modules import Stranger, train
 
-GPU = torch.device("cuda", 0)
 LOG: list[Any] = []
 CURRENT = ["training"]  # the name of the current stream
 
@@ -28,7 +27,7 @@ CURRENT = ["training"]  # the name of the current stream
 class Stream:
     """The part of a CUDA stream that a loader may use; an event is the number of copies until then."""
 
-    def __init__(self, device: object = GPU, name: str = "copying"):
+    def __init__(self, device: object, name: str = "copying"):
         self.name = name
         LOG.append(("stream", name))
 
@@ -39,38 +38,16 @@ class Stream:
         LOG.append(("wait", self.name, event))
 
 
-class FakeTensor(Tensor):
-    """A tensor that writes down what is done with it."""
-
-    label: str
-
-    def pin_memory(self, device: object = None) -> "FakeTensor":
-        return self
-
-    def to(self, device: object, non_blocking: bool = False) -> "FakeTensor":
-        LOG.append(("copy", self.label, *CURRENT, non_blocking))
-        return fake_tensor(f"{self.label} on {device}")
-
-    def record_stream(self, stream: Any) -> None:
-        LOG.append(("in use by", stream.name, self.label))
-
-
-def fake_tensor(label: str) -> FakeTensor:
-    tensor = torch.empty(0).as_subclass(FakeTensor)
-    tensor.label = label
-    return tensor
-
-
-class FakeBatches(Dataset):
-    """Batches of two tensors and a text."""
+class Batches(Dataset):
+    """Batches of two tensors, n and 10 + n, and a text."""
 
     def __getitems__(self, key: Any) -> Any:
-        return {"x": fake_tensor(f"x{key[1][0]}"), "rest": [fake_tensor(f"y{key[1][0]}"), "a"]}
+        return {"x": torch.tensor(key[1][0]), "rest": [torch.tensor(10 + key[1][0]), "a"]}
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The part of torch.cuda that a loader may use; of what waits, nothing is there."""
+def gpu(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """The part of a GPU that a loader may use; a copy is 100 more. Of what waits, nothing is there."""
 
     @contextmanager
     def stream(chosen: Stream) -> Iterator[None]:
@@ -78,11 +55,19 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         yield
         CURRENT[:] = before
 
+    def copied(tensor: Tensor, device: torch.device, non_blocking: bool) -> Tensor:
+        LOG.append(("copy", tensor.item(), device.type, *CURRENT, non_blocking))
+        return tensor + 100
+
     LOG.clear()
+    monkeypatch.setattr(Tensor, "to", copied)
+    monkeypatch.setattr(Tensor, "pin_memory", lambda tensor, device=None: tensor)
+    monkeypatch.setattr(Tensor, "record_stream", lambda used, by: LOG.append(("in use by", by.name, used.item())))
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: Stream(name=CURRENT[0]))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: Stream(device, CURRENT[0]))
     monkeypatch.delattr(torch.cuda, "synchronize")
+    return torch.device("cuda", 0)
 
 
 @contextmanager
@@ -92,27 +77,24 @@ def waiting() -> Iterator[None]:
     LOG.append("waited")
 
 
-def received(number: int) -> list[Any]:
-    """What happens before a batch is handed out: the training stream alone waits for the copies of its two tensors."""
-    names = [f"{tensor}{number} on cuda:0" for tensor in "xy"]
-    waits = ["waiting", ("wait", "training", 2 * (number + 1)), "waited"]
-    return [("stream", "training"), *waits, *(("in use by", "training", name) for name in names), ("train", *names)]
-
-
 @pytest.mark.filterwarnings("ignore:.*pin_memory.*")
 @pytest.mark.parametrize("num", [1, 2, 4])
-def test_a_batch_is_copied_while_the_one_before_is_trained_on(gpu: None, num: int) -> None:
+def test_a_batch_is_copied_while_the_one_before_is_trained_on(gpu: torch.device, num: int) -> None:
     order = DeterministicBatchSampler(num, 1, shuffle=False)
-    batches = Loader(FakeBatches(), order, GPU, 0, waiting, lambda batch: int(batch["x"].label[1:]))
-    copies = [[("copy", f"{tensor}{number}", "copying", True) for tensor in "xy"] for number in range(num)]
+    batches = Loader(Batches(), order, gpu, 0, waiting, lambda batch: batch["x"].item())
+    copies = [[("copy", tensor, "cuda", "copying", True) for tensor in (number, 10 + number)] for number in range(num)]
     copies.append([])  # behind the last
     for epoch in range(2):
-        for number, batch in enumerate(batches):
-            LOG.append(("train", batch["x"].label, batch["rest"][0].label))
-            assert (batch["rest"][1], batches.timesteps) == ("a", number)
+        for batch in batches:
+            x, (y, text) = batch.values()
+            LOG.append(("train", x.item(), y.item(), text, batches.timesteps))
         expected = [("stream", "copying")] * (not epoch) + copies[0]  # one stream for all epochs
         for number in range(num):
-            expected += copies[number + 1] + received(number)
+            x, y = 100 + number, 110 + number
+            # before a batch is handed out, the training stream alone waits for the copies of its two tensors
+            waits = ["waiting", ("wait", "training", 2 * (number + 1)), "waited"]
+            used = [("in use by", "training", x), ("in use by", "training", y)]
+            expected += [*copies[number + 1], ("stream", "training"), *waits, *used, ("train", x, y, "a", number)]
         assert expected == LOG
         LOG.clear()
 
@@ -145,9 +127,7 @@ def test_a_worker_that_is_killed_while_it_sends_a_batch_is_said_as_any_other() -
 
 
 def test_the_workers_of_a_loader_that_is_garbage_in_a_cycle_end_at_once() -> None:
-    data = MapStyle(batch_size=8, num_workers=1)
-    data.setup("fit")
-    loader = data.train_dataloader()
+    loader = loaded(MapStyle(batch_size=8, num_workers=1)).train_dataloader()
     next(iter(loader))
     loader.trainer = [loader]  # as a trainer, its loops and its loaders hold each other
     del loader
