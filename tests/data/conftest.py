@@ -14,44 +14,36 @@ from batchscope.data.cifar10 import CIFAR10
 from batchscope.data.torchvision_images import ExpectedFile, TorchvisionImages
 from tests.support import fabricated_mnist
 
-NUM_TRAIN, NUM_TEST = 250, 60
-
 
 def small_cifar10() -> dict[str, bytes]:
     """CIFAR-10's pickles with few images of random pixels."""
     random = numpy.random.default_rng(0)
-    sizes = {f"data_batch_{number}": NUM_TRAIN // 5 for number in range(1, 6)} | {"test_batch": NUM_TEST}
     files = {"batches.meta": pickle.dumps({"label_names": list("abcdefghij")})}
-    for name, num in sizes.items():
+    for name, num in ({f"data_batch_{number}": 50 for number in range(1, 6)} | {"test_batch": 60}).items():
         pixels = random.integers(0, 256, (num, 3 * 32 * 32), dtype=numpy.uint8)
         files[name] = pickle.dumps({"data": pixels, "labels": [i % 10 for i in range(num)]})
     return files
 
 
-def md5(content: bytes) -> str:
-    return hashlib.md5(content, usedforsecurity=False).hexdigest()
-
-
 @pytest.fixture
 def small_official(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[type[TorchvisionImages]], Path]:
-    """A function of a dataset's class: it writes small files, makes the class expect them, and returns their root."""
+    """A function of a dataset's class: it writes 250 and 60 images, has the class expect them, and returns their root."""
 
     def write(kind: type[TorchvisionImages]) -> Path:
-        root = tmp_path / "small"
-        if kind is CIFAR10:
-            contents = small_cifar10()
-            for part in ("train_list", "test_list"):  # torchvision verifies them, too
-                known = [[name, md5(contents[name])] for name, _ in getattr(datasets.CIFAR10, part)]
+        root, files = tmp_path / "small", {}
+        is_cifar = kind is CIFAR10
+        contents = small_cifar10() if is_cifar else fabricated_mnist.contents(250, 60, fabricated_mnist.random_pixels)
+        md5 = {name: hashlib.md5(data, usedforsecurity=False).hexdigest() for name, data in contents.items()}
+        if is_cifar:  # torchvision verifies them, too
+            for part in ("train_list", "test_list"):
+                known = [[name, md5[name]] for name, _ in getattr(datasets.CIFAR10, part)]
                 monkeypatch.setattr(datasets.CIFAR10, part, known)
-            monkeypatch.setitem(datasets.CIFAR10.meta, "md5", md5(contents["batches.meta"]))
-        else:
-            contents = fabricated_mnist.contents(NUM_TRAIN, NUM_TEST, fabricated_mnist.random_pixels)
-        files = {}
+            monkeypatch.setitem(datasets.CIFAR10.meta, "md5", md5["batches.meta"])
         for path, expected in kind.files.items():
-            content = contents[Path(path).name]
+            name = Path(path).name
             (root / path).parent.mkdir(parents=True, exist_ok=True)
-            (root / path).write_bytes(content)
-            files[path] = ExpectedFile(expected.size and len(content), expected.md5 and md5(content))
+            (root / path).write_bytes(contents[name])
+            files[path] = ExpectedFile(expected.size and len(contents[name]), expected.md5 and md5[name])
         monkeypatch.setattr(kind, "files", files)
         return root
 

@@ -1,6 +1,7 @@
-"""What the tests of this room share: any samples as a dataset, and what a fit has seen."""
+"""What the tests of this room share: any samples as a dataset, what a fit has seen, and a file that runs code."""
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,3 +73,19 @@ def inputs(data: Any, epoch: int = 0) -> list[Any]:
     train = loaded(data).train_dataloader()
     train.batch_sampler.set_epoch(epoch)
     return [data.spec.parts(batch)[0] for batch in train]
+
+
+def prepared(data: Any) -> Any:
+    """The data, with all that a run does with them before it trains."""
+    data.check()
+    data.prepare_data()
+    data.setup("fit")
+    data.setup("test")
+    return data
+
+
+class Payload:
+    """Unpickled, it makes the file `ran`."""
+
+    def __reduce__(self) -> tuple:
+        return (Path.touch, (Path("ran"),))

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from batchscope.data.digits import cached_digits, render_digits
+from tests.data.support import Payload
 
 Rendered = tuple[Tensor, Tensor]
 
@@ -58,11 +59,6 @@ def test_no_two_digits_are_drawn_alike_and_each_is_told_by_its_nearest_neighbour
 def cache_of(root: Path) -> Path:
     (file,) = (root / "digits").iterdir()  # and no temporary file beside it
     return file
-
-
-class Payload:
-    def __reduce__(self) -> tuple:
-        return (Path.touch, (Path("ran"),))
 
 
 @pytest.mark.parametrize(
