@@ -8,23 +8,22 @@ from typing import Any, ClassVar
 
 import psutil
 import pytest
-import torch
 
 from batchscope.data.plain import described
 from tests.checkpointing.support import OUT, STEP
+from tests.data.support import loaded
 from tests.support.own_data import MapStyle, Plain, Stateful, write_config
 from tests.support.runs import QUIET, assert_alike, kill_9, last, ranks, record, results, run
-
-MLP = ["model=mlp", "model.hidden_sizes=[8]"]
-PLAIN = {"Plain", "NoSpec", "Prepared", "Stateful"}  # which have no options of ours
 
 
 def line(folder: Path, name: str, *options: str) -> list[str]:
     """The command line of 20 steps in 2 epochs, or of what the options say."""
-    config_dir = write_config(folder, name, None if name in PLAIN else "_data")
-    short = ["trainer.accelerator=cpu", "trainer.max_epochs=2", "data.batch_size=8", *QUIET]
-    model = [] if any(option.startswith("model=") for option in options) else MLP
-    return [f"--config-dir={config_dir}", "data=own", *short, *model, *options]
+    if name == "Stateful":
+        pytest.importorskip("torchdata", reason="torchdata is not installed")
+    words = ["data=own", "trainer.accelerator=cpu", "trainer.max_epochs=2", "data.batch_size=8", *QUIET]
+    if not any(option.startswith("model=") for option in options):
+        words += ["model=mlp", "model.hidden_sizes=[8]"]
+    return [f"--config-dir={write_config(folder, name)}", *words, *options]
 
 
 def finished(folder: Path, *words: str) -> Any:
@@ -55,10 +54,8 @@ FAST = {"random transforms", "a stream"}
 )
 def test_a_killed_run_is_resumed_to_the_same_end(name: str, tmp_path: Path) -> None:
     data, step, options = RESUMES[name]
-    if data == "Stateful":
-        pytest.importorskip("torchdata", reason="torchdata is not installed")
     words = [*line(tmp_path, data, *options), OUT]
-    alone, apart = ([] if data in PLAIN else [f"data.num_workers={workers}"] for workers in (0, 1))
+    alone, apart = ([] if data in ("Plain", "Stateful") else [f"data.num_workers={workers}"] for workers in (0, 1))
     kill = [*apart, "callbacks.checkpoint.every_n_steps=1"]
     assert run(tmp_path / "killed", *words, *kill, faults=[(STEP, step + 1, kill_9)]).end() == -9
     again = [words[0], "resume=out", f"data._target_=tests.support.own_data.{data}", *apart]
@@ -68,22 +65,18 @@ def test_a_killed_run_is_resumed_to_the_same_end(name: str, tmp_path: Path) -> N
     assert_alike(results(tmp_path / "killed" / "out"), results(tmp_path / "whole" / "out"))
 
 
+NO_STATE = "it has no resume_at, and its training loader no state_dict: the rest of the epoch is trained"
+NO_LENGTH = "its training loader has no length: Lightning had fetched a "
+
+
 @pytest.mark.parametrize(
     ("data", "batches", "said"),
     [
         (Plain(), 10, ""),  # the end of an epoch
-        (
-            Plain(),
-            5,
-            "Plain: it has no resume_at, and its training loader no state_dict: the rest of the epoch is trained",
-        ),
+        (Plain(), 5, f"Plain: {NO_STATE}"),
         (Stateful(), 5, ""),
         (Stateful(stream=True), 5, ""),
-        (
-            Stateful(stream=True, sized=False),
-            5,
-            "Stateful: its training loader has no length: Lightning had fetched a ",
-        ),
+        (Stateful(stream=True, sized=False), 5, f"Stateful: {NO_LENGTH}"),
     ],
 )
 def test_what_a_loader_loses_on_resume_is_said_once(data: Plain, batches: int, said: str, capsys) -> None:
@@ -113,65 +106,31 @@ def test_a_signal_to_all_processes_keeps_a_checkpoint(tmp_path: Path, number: si
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_every_start_method_serves_the_same(method: str) -> None:
-    alone, apart = (MapStyle(batch_size=8, num_workers=workers) for workers in (0, 1))
-    for data in (alone, apart):
-        data.setup("fit")
-    loader = apart.train_dataloader()
-    loader._loader.multiprocessing_context = method  # an option of torch's that ours has not
-    for (x, _), (expected, _) in zip(loader, alone.train_dataloader(), strict=True):
-        assert torch.equal(x, expected)
+    alone, apart = (loaded(MapStyle(batch_size=8, num_workers=workers)).train_dataloader() for workers in (0, 1))
+    apart._loader.multiprocessing_context = method  # an option of torch's that ours has not
+    assert_alike([*apart], [*alone])
 
 
-IMAGES = "tests.support.own_data.Images.__getitem__"
-# a dataset, its options, what goes wrong, how the line begins, and whether that is known before anything is written
-REFUSED: dict[str, tuple[str, list[str], list[Any], str, bool]] = {
-    "no spec": ("NoSpec", [], [], "data: NoSpec has no spec: a property that returns a batchscope.data.DataSpec", True),
-    "every batch is wrong": (
-        "NoMask",
-        ["model=masked_mean"],
-        [],
-        "data: a sample of number 0 of own-tokens's train split is not what the spec says: it has the fields ",
-        True,
-    ),
-    "a stream without an end": (
-        "Stateful",
-        [STREAM, "+data.sized=false"],
-        [],
-        "optimizer.schedule: one_cycle needs an end: set trainer.max_steps, or ",
-        False,
-    ),
-    "a worker is killed": (
-        "MapStyle",
-        ["data.num_workers=1"],
-        [(IMAGES, 60, kill_9)],  # the training process has loaded fewer for its checks
-        "data: DataLoader worker (pid",
-        False,
-    ),
-}
+# the training process has loaded fewer for its checks
+KILLED = [("tests.support.own_data.Images.__getitem__", 60, kill_9)]
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_trained_ends_in_one_line(name: str, tmp_path: Path) -> None:
-    data, options, faults, said, early = REFUSED[name]
-    if data == "Stateful":
-        pytest.importorskip("torchdata", reason="torchdata is not installed")
+@pytest.mark.parametrize(
+    ("data", "options", "faults", "said"),
+    [
+        ("Stateful", [STREAM, "+data.sized=false"], [], "optimizer.schedule: one_cycle needs an end: "),
+        ("MapStyle", ["data.num_workers=1"], KILLED, "data: DataLoader worker (pid"),
+    ],
+)
+def test_what_cannot_be_trained_ends_in_one_line(data, options, faults, said, tmp_path: Path) -> None:
     done = run(tmp_path, *line(tmp_path, data, *options), OUT, faults=faults)
     assert done.end() == 1
     (found,) = (text for text in done.complained.splitlines() if text.startswith(("error: ", "Traceback")))
     assert found.startswith(f"error: {said}"), found
-    assert (tmp_path / "out" / "run.json").exists() is not early
-
-
-def test_any_lightning_datamodule_is_trained_tested_and_recorded(tmp_path: Path) -> None:
-    finished(tmp_path, *line(tmp_path, "Plain"), OUT)
-    found = record(tmp_path / "out")
-    assert found["dataset"] == {"name": "Plain", "fingerprint": "unknown", "train_samples": 76}  # its loader says them
-    assert (found["steps"], found["name"]) == (20, "mlp-Plain-bs8")
-    assert found["metrics"].keys() >= {"test/acc", "val/loss"}
 
 
 def test_every_step_of_different_lengths_is_trained_and_measured(tmp_path: Path) -> None:
-    words = line(tmp_path, "Lengths", "model=rnn_cell", "+data.every_step=true", "+data.fields=true")
+    words = line(tmp_path, "Lengths", "model=rnn_cell", "+data.every_step=true")
     off = {"callbacks.memory=null", "callbacks.prediction_images=null", "+callbacks.throughput.flops_per_sample=1"}
     said = finished(tmp_path, *(word for word in words if word not in off), OUT)
     assert "Warning" not in said
@@ -198,6 +157,8 @@ class Says(Plain):
 
 
 def test_what_a_datamodule_says_of_itself_is_used_and_it_is_set_up_once() -> None:
+    unknown = described(Plain())
+    assert (unknown.num_samples("train"), unknown.fingerprint, unknown.name) == (None, "unknown", "Plain")
     plain = Says()
     known = described(plain)
     known.resume_at(1, 5)

@@ -156,7 +156,7 @@ def test_the_table_has_the_names_of_the_classes(target: Any, output: list, truth
 
 
 def test_steps_behind_the_end_of_a_sequence_have_no_answer(tmp_path: Path, configs: None) -> None:
-    use_config_dir(str(write_config(tmp_path / "configs", "Lengths", every_step=True)))
+    use_config_dir(str(write_config(tmp_path / "configs", "Lengths", "every_step: true")))
     words = ["data=own", "model=stacked_lstm", "trainer.accelerator=cpu", "data.num_workers=0", "data.batch_size=5"]
     network = untrained(composed(*words))
     table, first = predict(network, "test").table(), samples_of(network, 5)

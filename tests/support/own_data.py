@@ -46,9 +46,9 @@ class Lengths(DataModule):
 
     kind, name = "sequence", "own-lengths"
 
-    def __init__(self, every_step: bool = False, fields: bool = False, **kwargs: Any):
+    def __init__(self, every_step: bool = False, **kwargs: Any):
         super().__init__(**kwargs)
-        self.every_step, self.fields = every_step, fields
+        self.every_step = every_step
 
     @property
     def spec(self) -> DataSpec:
@@ -60,8 +60,7 @@ class Lengths(DataModule):
         samples = []
         for _ in range(SIZES[split]):
             x = random.normal(size=(random.integers(3, 10), 2)).astype("float32")
-            y = (x[:, 0] > 0).astype("int64") if self.every_step else int(x[-1, 0] > 0)
-            samples.append({"x": x, "y": y} if self.fields else (x, y))
+            samples.append((x, (x[:, 0] > 0).astype("int64") if self.every_step else int(x[-1, 0] > 0)))
         return samples
 
 
@@ -79,13 +78,6 @@ class Tokens(DataModule):
             mask = numpy.ones(len(ids), bool)
             samples.append({"number": number, "input_ids": ids, "attention_mask": mask, "label": int(ids[0] > 9)})
         return samples
-
-
-class NoMask(Tokens):
-    """Its samples lack a field that the spec names."""
-
-    def dataset(self, split: str) -> Any:
-        return [{key: sample[key] for key in ("input_ids", "label")} for sample in super().dataset(split)]
 
 
 class MaskedMean(nn.Module):
@@ -106,7 +98,7 @@ class MaskedMean(nn.Module):
 class Plain(LightningDataModule):
     """A LightningDataModule of somebody who has not heard of this project, with a `spec` added."""
 
-    spec: DataSpec | None = MapStyle.spec
+    spec = MapStyle.spec
 
     def __init__(self, batch_size: int = 8):
         super().__init__()
@@ -120,10 +112,6 @@ class Plain(LightningDataModule):
 
     def test_dataloader(self) -> DataLoader:
         return DataLoader(Images(12, 2), self.batch_size)
-
-
-class NoSpec(Plain):
-    spec = None
 
 
 class Prepared(Plain):
@@ -182,12 +170,11 @@ class Stream(IterableDataset):
         self.epoch, self.done = state["epoch"], state["done"]
 
 
-def write_config(folder: Path, name: str, inherits: str | None = "_data", **options: Any) -> Path:
+def write_config(folder: Path, name: str, *options: str) -> Path:
     """A folder for `--config-dir` with `data=own`, a class of this module and its options, and `model=masked_mean`."""
-    base = f"defaults: [/{inherits}@_here_, _self_]" if inherits else "batch_size: 8"
-    lines = [base, f"_target_: {__name__}.{name}", *(f"{key}: {value}" for key, value in options.items())]
-    for file, text in {"data/own": "\n".join(lines), "model/masked_mean": f"_target_: {__name__}.MaskedMean"}.items():
+    base = "defaults: [/_data@_here_, _self_]" if issubclass(globals()[name], DataModule) else "batch_size: 8"
+    for file, lines in {"data/own": [base, name, *options], "model/masked_mean": ["", "MaskedMean"]}.items():
         path = folder / "conf" / f"{file}.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{text}\n")
+        path.write_text("\n".join([lines[0], f"_target_: {__name__}.{lines[1]}", *lines[2:]]))
     return folder / "conf"
