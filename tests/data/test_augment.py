@@ -14,8 +14,6 @@ from tests.support.third_party_modules import train
 
 IMAGE = torch.arange(2 * 5 * 5, dtype=torch.float32).view(1, 2, 5, 5)
 RANDOM = torch.rand(200, 1, 6, 6, generator=torch.Generator().manual_seed(0))
-WIDE = torch.rand(1, 1, 4, 8)
-LARGE = torch.rand(1, 1, 256, 256)
 LEAST, MOST = 0.0, 1 - 1e-6
 NUMBERS = {"right": 0.5, "down": 0.5, "angle": 0.5, "left": 0.5, "top": 0.5, "flip": 0.5}
 
@@ -35,7 +33,6 @@ CHANGES: dict[str, tuple[Tensor, dict[str, Any], dict[str, float], Tensor]] = {
     "2 pixels up": (IMAGE, {"shift": 2}, {"down": LEAST}, F.pad(IMAGE, (0, 0, 0, 2), "replicate")[..., 2:, :]),
     "90 degrees": (IMAGE, {"rotation": 90}, {"angle": 1.0}, IMAGE.rot90(1, (2, 3))),
     "-90 degrees": (IMAGE, {"rotation": 90}, {"angle": 0.0}, IMAGE.rot90(-1, (2, 3))),
-    "180 degrees of a wide image": (WIDE, {"rotation": 180}, {"angle": 1.0}, WIDE.flip(2, 3)),
     "flipped": (IMAGE, {"flip": True}, {"flip": 0.4}, IMAGE.flip(3)),
     "not flipped": (IMAGE, {"flip": True}, {"flip": 0.6}, IMAGE),
 }
@@ -49,14 +46,16 @@ def test_a_change_is_what_its_name_says(name: str) -> None:
 
 
 def test_a_rotation_of_a_wide_image_is_around_its_middle() -> None:
-    turned = changed(WIDE, Augment(rotation=90), angle=1.0)
-    torch.testing.assert_close(turned[..., 2:6], torch.rot90(WIDE[..., 2:6], 1, (2, 3)))
+    wide = torch.rand(1, 1, 4, 8)
+    turned = changed(wide, Augment(rotation=90), angle=1.0)
+    torch.testing.assert_close(turned[..., 2:6], torch.rot90(wide[..., 2:6], 1, (2, 3)))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
 def test_places_are_computed_precisely_for_every_type_of_image(dtype: torch.dtype) -> None:
-    turned = changed(LARGE.to(dtype), Augment(rotation=180), angle=1.0)
-    torch.testing.assert_close(turned, LARGE.to(dtype).flip(2, 3), atol=0.01, rtol=0)
+    large = torch.rand(1, 1, 256, 256).to(dtype)
+    turned = changed(large, Augment(rotation=180), angle=1.0)
+    torch.testing.assert_close(turned, large.flip(2, 3), atol=0.01, rtol=0)
 
 
 @pytest.mark.parametrize(("number", "first"), [(LEAST, 0), (MOST, 2)])
@@ -94,13 +93,13 @@ class OwnHook(InMemory):
         return [batch[0] + 100, batch[1]]
 
 
-PICTURES = (RANDOM.clone(), torch.arange(200) % 2)
 AUGMENT = Augment(shift=2, rotation=10, flip=True)
 
 
 def seen(kind: type[InMemory] = InMemory, **options: Any) -> tuple[Tensor, Tensor]:
     """The images of two epochs of training, and of a validation."""
-    recorder, data = Recorder(), kind(PICTURES, DataSpec("image", (1, 6, 6), "class", 2), **options)
+    pictures = (RANDOM.clone(), torch.arange(200) % 2)
+    recorder, data = Recorder(), kind(pictures, DataSpec("image", (1, 6, 6), "class", 2), **options)
     train(recorder, data=data, num_sanity_val_steps=0)
     images = [batch[0] for batches in recorder.trained.values() for batch in batches]
     return torch.cat(images), torch.cat([batch[0] for batch in recorder.validated[: len(recorder.validated) // 2]])
