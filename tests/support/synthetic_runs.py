@@ -16,26 +16,11 @@ SHARES = (0.02, 0.03, 0.3, 0.5, 0.1, 0.05)  # of the parts of a step
 
 
 def write_run(
-    folder: Path,
-    batch_size: int = 64,
-    step_ms: float | None = None,
-    *,
-    model: str = "cnn",
-    device: str = "cpu",
-    device_name: str | None = None,
-    status: str = "finished",
-    seed: int = 0,
-    options: dict[str, Any] | None = None,
-    metrics: dict[str, float] | None = None,
-    steps: int | None = None,
-    throughput: dict[str, Any] | None = None,
-    hardware: dict[str, Any] | None = None,
-    train_samples: int = 55000,
-    parts: Sequence[float] = SHARES,
-    **facts: Any,
+    folder, batch_size=64, step_ms=None, *, model="cnn", device="cpu", status="finished", seed=0, **facts
 ) -> Path:
-    """One run; `options` are config values by dotted name, `parts` shares of the step, `facts` values of the record."""
-    config: dict[str, Any] = {
+    """One run. `facts` are values of the record; `options` config values by dotted name, `parts` shares of the step."""
+    options, hardware, throughput = (facts.pop(name, None) or {} for name in ("options", "hardware", "throughput"))
+    config = {
         "seed": seed,
         "run_dir": str(folder),
         "model": {"_target_": f"batchscope.models.{model}", "hidden_size": 128},
@@ -44,30 +29,30 @@ def write_run(
         "trainer": {"accelerator": "auto", "precision": "32-true", "max_epochs": 2, "accumulate_grad_batches": 1},
         "callbacks": {"checkpoint": {"dirpath": f"{folder}/checkpoints"}},
     }
-    config["data"]["seed"] = seed
-    for name, value in (options or {}).items():
+    for name, value in {"data.seed": seed, **options}.items():
         group, _, key = name.partition(".")
         (config[group] if key else config)[key or group] = value
-    names = {"cpu": "A CPU", "cuda": "A GPU"}
-    known = {"device": device, "device_name": device_name or names[device], "torch_threads": 2, "memory_gib": 16.0}
+    name = facts.pop("device_name", None) or {"cpu": "A CPU", "cuda": "A GPU"}[device]
+    known = {"device": device, "device_name": name, "torch_threads": 2, "memory_gib": 16.0}
     record = {
         "schema": SCHEMA,
         "status": status,
         "overrides": [f"data.batch_size={batch_size}"],
         "choices": {"model": model, "data": "mnist", "optimizer": "adamw", "trainer": "default"},
         "config": config,
-        "hardware": known | (hardware or {}),
+        "hardware": known | hardware,
         "versions": {"torch": "2.9.0"},
         "seconds": 30.0,
     }
     if status == "finished":
-        record["dataset"] = {"name": "mnist", "fingerprint": "0", "train_samples": train_samples}
-        record |= {"metrics": metrics or {}, "steps": steps or 110000 // batch_size}
+        record["dataset"] = {"name": "mnist", "fingerprint": "0", "train_samples": facts.pop("train_samples", 55000)}
+        record |= {"metrics": {}, "steps": 110000 // batch_size}
     if step_ms is not None:
         measured = {"batch_size": batch_size, "step_ms": step_ms, "step_ms_median": step_ms}
         measured |= {"step_ms_p10": 0.95 * step_ms, "step_ms_p90": 1.1 * step_ms}
-        measured["parts_ms"] = {part: share * step_ms for part, share in zip(PARTS, parts, strict=True)}
-        measured |= throughput or {}
+        shares = facts.pop("parts", SHARES)
+        measured["parts_ms"] = {part: share * step_ms for part, share in zip(PARTS, shares, strict=True)}
+        measured |= throughput
         samples = measured["batch_size"] * config["trainer"]["accumulate_grad_batches"] * measured.get("processes", 1)
         record["throughput"] = {"samples_per_sec": 1e3 * samples / measured["step_ms_median"], **measured}
     folder.mkdir(parents=True, exist_ok=True)
@@ -99,14 +84,7 @@ def write_curve(folder: Path, points: Iterable[tuple[int, float]], step_ms: floa
     (folder / "csv" / "metrics.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def write_steps(
-    folder: Path,
-    step_ms: Sequence[Sequence[float]],
-    *,
-    rounds: Iterable[int] | None = None,
-    shares: Sequence[float] = SHARES,
-    others: float = math.nan,
-) -> Path:
+def write_steps(folder, step_ms: Sequence[Sequence[float]], *, rounds=None, shares=SHARES, others=math.nan) -> Path:
     """`steps.npz` of a run's folder: the steps of each window, its pass, and the share that other programs took."""
     steps = np.array([ms for window in step_ms for ms in window]) / 1e3
     count = len(step_ms)
@@ -126,23 +104,14 @@ def write_steps(
 
 
 def write_measured(
-    folder: Path,
-    step_ms: Mapping[int, float],
-    *,
-    first: int = 0,
-    windows: int = 12,
-    noise: float = 0.003,
-    drift: float = 0.02,
-    passes: bool = True,
-    others: float = math.nan,
-    seed: int = 0,
-    **facts: Any,
+    folder, step_ms, *, first=0, windows=12, noise=0.003, drift=0.02, passes=True, others=math.nan, seed=0, **facts
 ) -> Path:
-    """A run with windows for each size, in folders numbered from `first`; the time of a step by size.
+    """A run for each size, in folders numbered from `first`, of windows that deviate by `noise` (SD, in logs).
 
     Args:
-        windows: of each run; 0 for none.
-        noise, drift: the standard deviation of a window, and of the change from one pass to the next, in logs.
+        step_ms: the time of a step by size.
+        windows: of each run; 0 for no single steps.
+        drift: the standard deviation of the change from one pass to the next, in logs.
         passes: whether the runs were visited side by side.
         others: the share of the processor that other programs took.
         facts: of `write_run`; a function gets the size.
