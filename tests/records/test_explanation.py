@@ -33,13 +33,10 @@ def test_modules_are_added_up_to_a_depth_or_to_the_one_that_has_few_enough_rows(
         assert [row.module for row in step.modules(**asked)] == names
 
 
-def test_the_time_outside_is_what_no_operation_and_no_wait_between_batches_explains():
+def test_the_time_outside_is_what_no_operation_and_no_wait_explains_and_floor_over_time_needs_both():
     step = replace(explanation(cost("net", seconds=3.0)), step_seconds=5.0, between_seconds=0.5)
     assert step.outside_seconds == pytest.approx(1.5)
     assert replace(step, step_seconds=3.2).outside_seconds == 0
-
-
-def test_floor_over_time_is_unknown_without_either():
     costs = cost("net", seconds=2.0, floor_seconds=1.0), cost("net", seconds=2.0), cost("net", floor_seconds=1.0)
     assert [each.of_floor for each in costs] == [0.5, None, None]
 

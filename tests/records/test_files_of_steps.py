@@ -2,16 +2,14 @@
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import numpy
 import pytest
 
 from batchscope.errors import UserError
 from batchscope.files import WriteError
-from batchscope.records import operations, step_times
 from batchscope.records.operations import OperationRow, StepOperations, read_operations, to_json, write_operations
 from batchscope.records.step_file import read_rows, write_rows
 from batchscope.records.step_times import read_step_times, thinned
@@ -23,7 +21,7 @@ ROWS = [
 ]
 
 
-def step(rows: list[OperationRow] = ROWS) -> StepOperations:
+def step(rows=ROWS):
     return StepOperations(64, 1.0, "cpu", "AMD EPYC", "32-true", rows, threads=2, calibration={"launch_us": 1.2})
 
 
@@ -66,13 +64,10 @@ def test_of_a_hundred_thousand_steps_the_parts_of_every_fifth_are_kept():
 
 
 def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
-    def refuse(*args: Any) -> None:
-        raise OSError(28, "No space left on device")
-
     write_steps(tmp_path, [[1.0]])
     write_operations(tmp_path, step())
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    monkeypatch.setattr("os.replace", refuse)
+    monkeypatch.setattr("os.replace", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(WriteError, match=r"steps\.npz cannot be written: the disk is full"):
         write_steps(tmp_path, [[2.0]])
     with pytest.raises(WriteError, match=r"operations\.json cannot be written: the disk is full"):
@@ -80,10 +75,10 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def columns(**changed: Any) -> Callable[[Path], None]:
+def columns(**changed):
     """Step times with some columns changed, or left out."""
 
-    def make(path: Path) -> None:
+    def make(path):
         write_steps(path.parent, [[1.0] * 4, [], [2.0] * 6])
         kept = {**numpy.load(path), **changed}
         numpy.savez_compressed(path, **{name: value for name, value in kept.items() if value is not None})
@@ -92,21 +87,21 @@ def columns(**changed: Any) -> Callable[[Path], None]:
 
 
 class Evil:
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self):
         return os.mkdir, ("evil",)
 
 
-def text(said: str) -> Callable[[Path], Any]:
+def text(said):
     return lambda path: path.write_text(said)
 
 
-def facts(**changed: Any) -> Callable[[Path], Any]:
+def facts(**changed):
     """Operations with some facts changed, or left out."""
-    found = {name: value for name, value in {**json.loads(to_json(step())), **changed}.items() if value is not ...}
-    return text(json.dumps(found))
+    known = json.loads(to_json(step())) | changed
+    return text(json.dumps({name: value for name, value in known.items() if value is not ...}))
 
 
-def row(at: int, value: Any) -> Callable[[Path], Any]:
+def row(at, value):
     """Operations the first row of which has another value."""
     first, second = json.loads(to_json(step()))["rows"]
     return facts(rows=[[*first[:at], value, *first[at + 1 :]], second])
@@ -127,12 +122,10 @@ OPERATIONS = {
     "must be integers": [text("[1, 2]")],
     "not subscriptable": [text("null")],
     "it is not a file": [os.mkfifo],
-    "has no schema": [text("{}")],
     "Expecting|Unterminated|delimiter": [text(to_json(step())[:300])],
     "recursion": [text("[" * 100_000)],
     "its schema is '1', and this version reads 2": [facts(schema=1)],
     "it has no rows": [facts(rows=...)],
-    "it has no batch_size": [facts(batch_size=...)],
     "batch_size cannot be '0'": [facts(batch_size=0)],
     "batch_size cannot be 'True'": [facts(batch_size=True)],
     "batches cannot be 'nan'": [facts(batches=float("nan"))],
@@ -140,13 +133,11 @@ OPERATIONS = {
     "device cannot be 'None'": [facts(device=None)],
     "its columns are others": [facts(columns=["name"])],
     r"calibration cannot be '\[\]'": [facts(calibration=[])],
-    "shorter": [facts(rows=["row"]), facts(rows=[["aten.mm"]])],
-    "name cannot be '99'": [row(0, 99)],
+    "shorter": [facts(rows=[["aten.mm"]])],
     r"dims cannot be '\[-1\]'": [row(4, [-1])],
     "flops cannot be '-5'": [row(6, -5)],
-    "flops cannot be '5'": [row(6, "5")],
 }
-KINDS = [(read_step_times, step_times.FILE, TIMES), (read_operations, operations.FILE, OPERATIONS)]
+KINDS = [(read_step_times, "steps.npz", TIMES), (read_operations, "operations.json", OPERATIONS)]
 
 
 @pytest.mark.parametrize(

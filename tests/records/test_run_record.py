@@ -3,10 +3,7 @@
 import errno
 import json
 import os
-from collections.abc import Callable
 from datetime import datetime, timedelta
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,7 +18,7 @@ RESUMED = {"step": 8, "checkpoint": "checkpoints/last.ckpt"}
 MEASURED = {"metrics": {"val/loss": 0.5}, "throughput": {"step_ms": 3.0}, "checkpoints": {"best": "b"}}
 
 
-def lived(run_dir: Path, error: BaseException | None = None, *, resumed: Any = None, **facts: Any) -> dict[str, Any]:
+def lived(run_dir, error=None, *, resumed=None, **facts):
     """The record of a run that began, added facts, and ended: well, or by an error."""
     with RunRecord(run_dir, config={"epochs": 2}) as record:
         record.begin(resumed)
@@ -31,10 +28,10 @@ def lived(run_dir: Path, error: BaseException | None = None, *, resumed: Any = N
     return read(run_dir)
 
 
-def full_disk(monkeypatch: pytest.MonkeyPatch, has_room: Callable[[], bool] = lambda: False) -> None:
+def full_disk(monkeypatch, has_room=lambda: False):
     """From now on the disk is full, unless it has room."""
 
-    def fsync(_: int) -> None:
+    def fsync(_):
         if not has_room():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from batchscope.records import terminal
 from batchscope.records.formatting import count, duration, memory, option_value, percent, significant, with_prefix
 from batchscope.records.metrics import FRACTION, METRICS, RUN_METRICS, best_first, metric
 from batchscope.records.step_parts import PARTS
+from batchscope.records.terminal import wrapped
 
 SHOWN = {
     significant: {"61,200": 61234, "843": 843, "100": 99.96, "8.43": 8.434, "0.0123": 0.01234, "0.00": 0, "-5.00": -5},
@@ -57,17 +57,12 @@ def test_an_accuracy_tells_most_and_a_metric_of_unknown_direction_least():
     assert best_first(["val/f1", "val/loss", "val/acc", "val/loss"]) == ["val/acc", "val/loss", "val/f1"]
 
 
-PARTS_LINE = "step 57.2 ms = data 0.298 + transfer 0.148 + forward 16.4"
-
-
-@pytest.mark.parametrize(
-    ("line", "width", "lines"),
-    [
-        pytest.param(PARTS_LINE, 50, [PARTS_LINE[:42], f"  {PARTS_LINE[43:]}"], id="before the signs between items"),
-        pytest.param("  one two three", 11, ["  one two", "    three"], id="at any space, and keeps its margin"),
-        pytest.param("see outputs/runs/2026/run.json", 20, ["see", "  outputs/runs/2026/run.json"], id="in no word"),
-        pytest.param("", 20, [""], id="an empty one stays"),
-    ],
-)
-def test_a_line_breaks(line, width, lines):
-    assert terminal.wrapped([line], width) == lines
+def test_a_line_breaks_before_the_signs_between_items_or_at_any_space_keeps_its_margin_and_breaks_no_word():
+    parts = "step 57.2 ms = data 0.298 + transfer 0.148"
+    for line, width, lines in (
+        (f"{parts} + forward 16.4", 50, [parts, "  + forward 16.4"]),
+        ("  one two three", 11, ["  one two", "    three"]),
+        ("see outputs/runs/2026/run.json", 20, ["see", "  outputs/runs/2026/run.json"]),
+        ("", 20, [""]),
+    ):
+        assert wrapped([line], width) == lines
