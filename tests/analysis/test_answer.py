@@ -1,12 +1,10 @@
 """Which batch size is recommended, by rates, quality, progress or the time to a target, and what is claimed."""
 
 import math
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from batchscope.analysis.answer import Answer, answer
+from batchscope.analysis.answer import answer
 from batchscope.analysis.noise import Ratio
 from batchscope.analysis.progress import pooled
 from batchscope.analysis.quality import quality_of
@@ -17,19 +15,14 @@ from tests.support.synthetic_runs import write_curve, write_measured, write_rate
 
 TIMED, SEEDS = "experiment=throughput data.batch_size=", "seed=0,1,2 data.batch_size="
 ENOUGH = "64 is enough: it gives at least 90 % of the best rate."
-BUSY = "The machine was busy: other programs took 45 % of the processor. No"
-UNKNOWN = "No rate is known well enough to compare sizes: the runs measured too few steps."
 UNTRAINED = "Accuracy was not measured: train these sizes before you choose."
 
 
-def answered(folder: Path) -> Answer | None:
+def answered(folder):
     """The answer for the one group in a folder."""
     sweep = find([folder])
     (group,) = sweep.groups
     return answer(group, shown_metrics(sweep))
-
-
-# --- the rules -------------------------------------------------------------------------------------------------------
 
 
 NOISY = {"noise": 0.08, "windows": 6, "seed": 1}
@@ -42,7 +35,7 @@ SLOWED = {"more": {1024: 3984}, "others": 0.2}
 RISES = "The rate still rises at 512"
 # The rates, and facts of the runs (`more` are runs with facts of their own); the size that is recommended, the options
 # that decide between several, and lines of the answer.
-RULES: dict[str, tuple[dict[int, float], dict[str, Any], int | None, str, list[str]]] = {
+RULES = {
     "the fastest is what all others are shown to be slower than": (
         {8: 1000, 64: 3000, 512: 4000}, {}, 512, "",
         ["512 is the fastest; 64 gives 75 % of it.", UNTRAINED, f"{RISES}: 1,024 may be faster."],
@@ -64,8 +57,8 @@ RULES: dict[str, tuple[dict[int, float], dict[str, Any], int | None, str, list[s
     "the noise of one loss is not known": (
         {8: 1000, 64: 4000}, LOSS, None, f"{SEEDS}8,64", ["Undecided between 8 and 64: 8 has the best test/loss."],
     ),
-    "a busy machine has no answer": ({8: 1000, 64: 4000}, {"others": 0.45}, None, f"{TIMED}8,64", [BUSY]),
-    "records without windows have none": ({8: 800, 64: 6400}, {"windows": 0}, None, f"{TIMED}8,64", [UNKNOWN]),
+    "a busy machine has no answer": ({8: 1000, 64: 4000}, {"others": 0.45}, None, f"{TIMED}8,64", ["The machine was busy"]),
+    "records without windows have none": ({8: 800, 64: 6400}, {"windows": 0}, None, f"{TIMED}8,64", ["No rate is known"]),
     "too few windows": ({8: 1000, 64: 2000}, FEW, None, f"{TIMED}64,512", ["Undecided between 64 and 512: "]),
     "none are no candidate": ({64: 2000, 512: 2560}, NONE, None, f"{TIMED}8,512", ["Undecided between 8 and 512: "]),
     "a rate that is not known to 10 % is said to be": (
@@ -120,9 +113,6 @@ def test_a_size_that_nobody_asked_for_is_not_recommended_and_one_size_has_no_ans
     assert "a batch of 128 is larger than the training set: it held 88" in find([tmp_path]).notes
 
 
-# --- quality ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("values", "key", "samples", "as_good", "words"),
     [
@@ -143,9 +133,8 @@ def test_a_size_is_worse_where_its_loss_is_more_than_noise(tmp_path, values, key
     seeds = max(map(len, values.values()))
     for seed in range(seeds):
         metrics = {size: {key: of_size[seed]} for size, of_size in values.items()}
-        sizes = dict.fromkeys(values, 10.0)
-        facts = {"evaluated": {"test": samples}, "metrics": metrics.get}
-        write_measured(tmp_path, sizes, first=10 * seed, seed=seed, windows=1, **facts)
+        facts = {"evaluated": {"test": samples}, "metrics": metrics.get, "seed": seed, "windows": 1}
+        write_measured(tmp_path, dict.fromkeys(values, 10.0), first=10 * seed, **facts)
     found = quality_of(find([tmp_path]).groups[0].sizes, key)
     assert (found.best, found.as_good, found.seeds) == (8, as_good or list(values), seeds)
     assert (found.allowed is None) == (as_good is None)
@@ -158,20 +147,21 @@ def test_a_metric_without_direction_or_that_no_run_has_decides_nothing(tmp_path)
     assert quality_of(sizes, "test/temperature") is quality_of(sizes, "test/acc") is None
 
 
-# --- progress: what the gradient noise scale says --------------------------------------------------------------------
-
 RATES = {16: 1000.0, 64: 3000.0, 256: 6000.0, 1024: 8000.0}
 KNOWN = {"samples": 400.0, "low": 380.0, "high": 420.0}
 VAGUE = {"samples": 400.0, "low": 20.0, "high": 8000.0}
 
 
-def test_goodput_is_the_rate_times_the_progress_of_a_sample(tmp_path):
+def test_goodput_is_the_rate_times_the_progress_of_a_sample_by_the_samples_of_all_batches_and_ranks(tmp_path):
     progress = answered(write_rates(tmp_path, RATES, drift=0, noise_scale=KNOWN)).progress
     assert [progress.efficiency(size) for size in RATES] == pytest.approx([416 / (400 + size) for size in RATES])
     assert progress.goodput(256) == pytest.approx(6000 * 416 / 656, rel=0.03)
     ratio = progress.ratio(1024, 256)
     assert ratio.value == pytest.approx(8 / 6 * 656 / 1424, rel=0.03)
     assert ratio.low < ratio.value < ratio.high
+    more = {"options": {"trainer.accumulate_grad_batches": 4}, "throughput": {"processes": 2}}
+    progress = answered(write_rates(tmp_path / "more", RATES, noise_scale=KNOWN, **more)).progress
+    assert progress.updates == {size: 8 * size for size in RATES}
 
 
 EARLY = "samples (390 to 410) at the beginning of the training, and it grows. An update"
@@ -196,12 +186,6 @@ def test_a_sentence_is_as_strong_as_its_interval(noise_scale, facts, lines, tmp_
     assert bool(found) == bool(lines)
 
 
-def test_the_samples_of_an_update_count_with_accumulated_batches_and_ranks(tmp_path):
-    options = {"trainer.accumulate_grad_batches": 4}
-    write_rates(tmp_path, RATES, noise_scale=KNOWN, options=options, throughput={"processes": 2})
-    assert answered(tmp_path).progress.updates == {size: 8 * size for size in RATES}
-
-
 def test_runs_that_differ_widen_the_interval_of_their_noise_scale():
     alike = pooled([Ratio(100, 90, 111)] * 4)
     apart = pooled([Ratio(value, 0.9 * value, 1.11 * value) for value in (50, 100, 100, 200)])
@@ -211,24 +195,19 @@ def test_runs_that_differ_widen_the_interval_of_their_noise_scale():
     assert pooled([]) is None
 
 
-# --- time to target --------------------------------------------------------------------------------------------------
-
 FIRST = "reached val/acc 90.0 % first"
 
 
-def write_trained(folder: Path, times: dict[int, float | None], ended: str = "", **facts: Any) -> None:
-    """Runs that were trained to val/acc 0.9: each time in seconds, or None for one that was ended after 5 s.
+def write_trained(folder, times, ended="", **facts):
+    """Runs that were trained to val/acc 0.9: seconds, known to a tenth, or None for one that was ended after 5 s."""
 
-    Every time is known to a tenth.
-    """
-
-    def target(size: int) -> dict[str, Any]:
+    def target(size):
         seconds = times[size] or 5.0
         found = {"metric": "val/acc", "value": 0.9, "best": 0.8, "steps": round(100 * seconds), "seconds": seconds}
         return found | {"after_seconds": 0.9 * seconds, "ended": ended}
 
-    sizes = dict.fromkeys(times, 10.0)
-    write_measured(folder, sizes, steps=500, target=target, time_to_target_s=times.get, **facts)
+    facts |= {"steps": 500, "target": target, "time_to_target_s": times.get}
+    write_measured(folder, dict.fromkeys(times, 10.0), **facts)
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,14 @@
 
 import json
 import re
+from functools import partial
 
 import numpy as np
 import pytest
 
 from batchscope.analysis import compare as module
 from batchscope.errors import UserError
-from tests.support.synthetic_runs import change_record, write_run, write_steps
+from tests.support.synthetic_runs import SHARES, change_record, write_run, write_steps
 
 ONLY_STEPS = (0.0,) * 6
 
@@ -21,10 +22,16 @@ def compare(a, b, **options):
     return found
 
 
-def measured(folder, step_ms, batch_size=64, others=float("nan"), **facts):
-    """A run of 8 windows with little noise; `others` is what other programs took."""
+def left(folder, steps, batch_size=64, rounds=None, shares=ONLY_STEPS, others=float("nan"), **facts):
+    """A run of these steps; `others` is what other programs took."""
+    run = write_run(folder, batch_size, float(np.median(steps)), **facts)
+    return write_steps(run, steps, rounds=rounds, shares=shares, others=others)
+
+
+def measured(folder, step_ms, batch_size=64, **facts):
+    """A run of 8 windows with little noise."""
     steps = step_ms * np.exp(0.02 * np.random.default_rng(0).standard_normal((8, 10)))
-    return write_steps(write_run(folder, batch_size, float(np.median(steps)), **facts), steps, others=others)
+    return left(folder, steps, batch_size, shares=SHARES, **facts)
 
 
 def apart(folder, a_ms, b_ms, a=None, b=None):
@@ -37,8 +44,7 @@ def in_passes(folder, slowdown, random, noise=0.03, shares=(ONLY_STEPS, ONLY_STE
     machine = 10 * np.exp(np.cumsum(0.1 * random.standard_normal((9, 1)), axis=0))
     for name, factor, parts in zip("ab", (1.0, slowdown), shares, strict=True):
         steps = machine * factor * np.exp(noise * random.standard_normal((9, 1)) + np.zeros((9, 4)))
-        write_run(folder / name, 64, float(np.median(steps)))
-        write_steps(folder / name, steps, rounds=range(9), shares=parts)
+        left(folder / name, steps, rounds=range(9), shares=parts)
     return folder / "a", folder / "b"
 
 
@@ -49,11 +55,9 @@ def in_pairs(folder, slowdown, random, windows=1):
         for name, factor in (("a", 1.0), ("b", slowdown)):
             process = np.exp(0.03 * random.standard_normal())
             steps = machine * factor * process * np.exp(0.03 * random.standard_normal((windows, 10)))
-            place = folder / name / f"0-{number}"
             rerun = {"of": "x"} | ({"pair": number} if windows == 1 else {})
-            write_run(place, 64, float(np.median(steps)), rerun=rerun)
             shared = range(number * windows, (number + 1) * windows) if windows > 1 else None
-            write_steps(place, steps, rounds=shared, shares=ONLY_STEPS)
+            left(folder / name / f"0-{number}", steps, rounds=shared, rerun=rerun)
     return folder / "a", folder / "b"
 
 
@@ -141,11 +145,7 @@ def test_a_pair_of_new_processes_is_a_pass_and_a_run_beside_them_is_left_out(tmp
     assert "A and B were measured side by side, in 9 passes." in found.text
 
 
-KINDS = {
-    "passes": in_passes,
-    "pairs, one after the other": in_pairs,
-    "alternating pairs": lambda place, slowdown, random: in_pairs(place, slowdown, random, windows=4),
-}
+KINDS = {"passes": in_passes, "successive pairs": in_pairs, "alternating pairs": partial(in_pairs, windows=4)}
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,12 @@
 """The table of a diagnosis: each change against two baselines, and one closing sentence that the numbers bear out."""
 
 import re
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from batchscope.analysis import diagnose
-from batchscope.analysis.diagnose import AGAIN, BASELINE, CHANGE, TOGETHER, Findings, find_findings, write_diagnosis
+from batchscope.analysis.diagnose import AGAIN, BASELINE, CHANGE, TOGETHER, find_findings, write_diagnosis
 from batchscope.errors import UserError
 from tests.support.synthetic_runs import change_record, write_run, write_steps
 
@@ -16,7 +14,7 @@ BATCH, LARGER = "data.batch_size=256", "data.batch_size=512"
 PIPELINE, PRECISION = "data.pipeline=workers", "trainer.precision=bf16-mixed"
 
 
-def leave(folder: Path, role: str, rate: float | None, *options: str, others: float | None = 0, **facts: Any) -> None:
+def leave(folder, role, rate, *options, others=0, **facts):
     """A run of a diagnosis with little noise; without `rate` it was refused, without `others` it has no steps."""
     known = {"role": role, "options": list(options), "not_tried": facts.pop("not_tried", [])}
     place = folder / ("+".join(options) or role)
@@ -32,7 +30,7 @@ def leave(folder: Path, role: str, rate: float | None, *options: str, others: fl
         write_steps(place, 1e3 * size / rate * noise, others=others)
 
 
-def diagnosed(folder: Path, *changes: Any, at_begin: Any = 1000.0, at_end: Any = 1000.0, **facts: Any) -> Findings:
+def diagnosed(folder, *changes, at_begin=1000.0, at_end=1000.0, **facts):
     """The findings of a baseline, changes, two together where the options are two, and the baseline again.
 
     Without `at_end` it did not begin again, and at a rate of 0 it was refused.
@@ -48,9 +46,8 @@ def diagnosed(folder: Path, *changes: Any, at_begin: Any = 1000.0, at_end: Any =
 RECOMMENDED = rf"Recommended: {BATCH}, 2.20 times \(1.\d+ to 2.\d+\) the baseline's rate.$"
 BOTH = f"{BATCH} {PIPELINE}"
 NOTHING = "The baseline was not measured, so there is nothing to compare."
-INCOMPLETE = (
-    "Incomplete: 2 changes tried, and the baseline was not measured again after that, so no change is recommended."
-)
+INCOMPLETE = "Incomplete: 2 changes tried, and the baseline was not measured again after that, so no change is rec"
+CLOSE = {"at_end": 1003.0}
 BUSY = "The machine was busy: other programs took 40 % of the processor. No change is recommended"
 
 
@@ -64,14 +61,9 @@ BUSY = "The machine was busy: other programs took 40 % of the processor. No chan
         ([(1300.0, BATCH)], {"at_end": 1010.0}, BATCH, "Recommended: "),
         ([(1300.0, BATCH)], {"at_end": 1200.0}, None, "No change helps: "),
         # Of equal ones the one that changes less: a smaller batch, then one option.
-        ([(2200.0, BATCH), (2210.0, LARGER)], {"at_end": 1003.0}, BATCH, "Recommended: "),
-        ([(2200.0, BATCH), (4000.0, LARGER)], {"at_end": 1003.0}, LARGER, "Recommended: "),
-        (
-            [(2200.0, LARGER), (2198.0, PRECISION), (2202.0, f"{LARGER} {PRECISION}")],
-            {"at_end": 1003.0},
-            PRECISION,
-            "Recommended: ",
-        ),
+        ([(2200.0, BATCH), (2210.0, LARGER)], CLOSE, BATCH, "Recommended: "),
+        ([(2200.0, BATCH), (4000.0, LARGER)], CLOSE, LARGER, "Recommended: "),
+        ([(2200.0, LARGER), (2198.0, PRECISION), (2202.0, f"{LARGER} {PRECISION}")], CLOSE, PRECISION, "Recommended: "),
         ([(2200.0, BATCH), (1500.0, PIPELINE), (3000.0, BOTH)], {}, BOTH, rf"Recommended: {BOTH}, 3.00 times \("),
         ([(2200.0, BATCH), (3000.0, PIPELINE)], {"others": 0.4}, None, BUSY),
         # What is not known is not recommended.

@@ -13,23 +13,23 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from batchscope.analysis import Report, analyse, plots, write_report
+from batchscope.analysis import analyse, plots, write_report
 from batchscope.analysis.compare import compare
 from batchscope.analysis.diagnose import BASELINE, write_diagnosis
 from batchscope.analysis.page import anonymous, page
 from batchscope.errors import UserError
-from tests.support.fuzzing import HOSTILE, refused_or_fine
+from tests.support.fuzzing import HOSTILE
 from tests.support.synthetic_runs import change_record, write_curve, write_measured, write_rates, write_run
 
 TWO = {32: 1000, 64: 2000}
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+def report(tmp_path_factory):
     """On one model on two devices, trained, with a run that ran out of memory."""
     folder = tmp_path_factory.mktemp("sweep")
 
-    def use(size: int) -> dict[str, float]:
+    def use(size):
         percent = {"utilization_pct": 50.0, "processor_time_pct": 60 + size / 10}
         return {**percent, "mfu": size / 1e4, "memory_peak_gib": size / 100}
 
@@ -44,12 +44,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 
 @pytest.fixture
-def out(report: Report) -> Path:
+def out(report):
     """Where it was written."""
     return report.files[0].parent
-
-
-# --- the terminal ----------------------------------------------------------------------------------------------------
 
 
 def test_a_timed_sweep_is_a_block_with_the_answer(tmp_path):
@@ -152,9 +149,6 @@ def test_runs_without_a_rate_and_a_damaged_step_file_are_notes(tmp_path):
     assert "finished without a rate: 2" in notes
 
 
-# --- the files -------------------------------------------------------------------------------------------------------
-
-
 def test_everything_is_written_and_the_markdown_begins_with_the_answer(report, out):
     assert {path.name for path in out.iterdir()} == {
         "report.md", "report.html", "sweep.csv", "tensorboard", "throughput.png", "utilisation.png",
@@ -209,8 +203,6 @@ def test_a_report_needs_no_torch():
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
 
 
-# --- records from strangers ------------------------------------------------------------------------------------------
-
 MARKUP = "</script></svg><img src=x onerror=alert(1)>"
 
 
@@ -244,13 +236,12 @@ def test_hostile_records_neither_crash_nor_inject(tmp_path):
         change_record(tmp_path / "s" / str(number), **hostile)
     found = write_report([tmp_path / "s"], tmp_path / "out")
     diagnosis = write_diagnosis(tmp_path / "s", tmp_path / "out")
+    comparison = compare(tmp_path / "s", tmp_path / "s").text
     assert (found.printed + diagnosis).replace("\n", "").isprintable()
-    refused_or_fine(lambda: compare(tmp_path / "s", tmp_path / "s"), "hostile fields")
+    for text in (found.printed, found.markdown, diagnosis, comparison):
+        assert not re.search(r"stretch|disturbed|\bturn|\brounds?\b|time was up|stall|whole fit|floor", text)
     for text in (found.markdown, page(found, {})):
         assert "<script>alert" not in text and "<img" not in text and "\x1b" not in text
-
-
-# --- the plots -------------------------------------------------------------------------------------------------------
 
 
 def points(figure, is_ring=False):
@@ -297,9 +288,6 @@ def test_what_is_drawn_of_a_run_has_its_id_and_of_one_size_nothing_is_drawn(tmp_
         assert {f"run-{number}" for number in range(8)} <= {artist.get_gid() for artist in artists}
     found = analyse([write_rates(tmp_path, {64: 1000})])
     assert plots.draw(found.sweep, found.answers, []) == {}
-
-
-# --- the page --------------------------------------------------------------------------------------------------------
 
 
 def tags(html):
@@ -349,9 +337,6 @@ def test_a_host_of_any_name_breaks_no_page(report, monkeypatch):
         assert "data: mnist" in after
 
 
-# --- where it goes ---------------------------------------------------------------------------------------------------
-
-
 def test_nothing_to_report_writes_nothing_and_a_place_that_cannot_be_written_is_one_line(tmp_path):
     with pytest.raises(UserError, match="no runs in"):
         write_report([tmp_path], tmp_path / "out")
@@ -368,11 +353,7 @@ def test_a_link_out_of_the_reports_folder_is_refused(name, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     link.parent.mkdir(parents=True, exist_ok=True)
     link.symlink_to(tmp_path / "elsewhere" / name.rpartition(".")[0])
-    said = (
-        f"{name}: is a link that leads out of the report's folder"
-        if name
-        else "report: is behind a link that leads out of"
-    )
+    said = f"{name}: is a link that leads out of" if name else "report: is behind a link that leads out of"
     with pytest.raises(UserError, match=said):
         write_report([folder], folder / "report")
     assert list((tmp_path / "elsewhere").iterdir()) == []
