@@ -3,7 +3,6 @@
 import pytest
 
 from batchscope.analysis.read import find
-from batchscope.errors import UserError
 from tests.support.synthetic_runs import change_record, write_curve, write_measured, write_run
 
 
@@ -38,29 +37,15 @@ def test_a_broken_record_is_a_note_and_the_rest_is_read(tmp_path, content, note)
     assert (len(sweep.runs), len(sweep.notes), sweep.notes[0][: len(note)]) == (2, 1, note)
 
 
-def test_nothing_at_all_is_the_users_mistake(tmp_path):
-    for folder, said in ((tmp_path, "no runs in"), (tmp_path / "missing", "no such folder")):
-        with pytest.raises(UserError, match=said):
-            find([folder])
-
-
-def only(folder, batch_size=64, step_ms=10.0, **facts):
-    write_run(folder / "0", batch_size, step_ms, **facts)
-    return find([folder]).runs[0]
-
-
-def test_values_of_the_wrong_kind_are_unknown(tmp_path):
+def test_values_of_the_wrong_kind_are_unknown_and_the_metrics_of_any_module_are_named_by_their_stage(tmp_path):
     wrong = {"samples_per_sec": [1], "step_ms_median": "fast", "parts_ms": [1], "mfu": True}
     facts = {"hardware": None, "metrics": 3, "seconds": "long", "versions": [], "dataset": "mnist"}
     change_record(write_run(tmp_path / "0", 64, 10.0), throughput=wrong, **facts)
-    (run,) = find([tmp_path]).runs
+    write_run(tmp_path / "1", metrics={"test_acc": 0.5, "val/loss": 1.0, "train_loss_epoch": 2.0, "f1": 3.0})
+    run, other = find([tmp_path]).runs
     assert not {"samples_per_sec", "step_ms_median", "mfu", "seconds", "forward_ms_mean"} & run.values.keys()
     assert (run.metrics, run.device) == ({}, "")
-
-
-def test_the_metrics_of_any_module_are_named_by_their_stage(tmp_path):
-    run = only(tmp_path, metrics={"test_acc": 0.5, "val/loss": 1.0, "train_loss_epoch": 2.0, "f1": 3.0})
-    assert run.metrics == {"test/acc": 0.5, "val/loss": 1.0, "train/loss_epoch": 2.0, "f1": 3.0}
+    assert other.metrics == {"test/acc": 0.5, "val/loss": 1.0, "train/loss_epoch": 2.0, "f1": 3.0}
 
 
 @pytest.mark.parametrize(
@@ -75,7 +60,8 @@ def test_the_metrics_of_any_module_are_named_by_their_stage(tmp_path):
     ],
 )
 def test_the_samples_of_an_update_and_of_a_second(tmp_path, facts, rate, update):
-    run = only(tmp_path, **facts)
+    write_run(tmp_path / "0", 64, 10.0, **facts)
+    (run,) = find([tmp_path]).runs
     assert run.values["samples_per_sec"] == pytest.approx(rate)
     assert run.values.get("samples_per_sec_mean") == facts.get("throughput", {}).get("samples_per_sec_mean")
     assert (run.batch_size, run.global_batch_size) == (64, update)
@@ -93,25 +79,15 @@ def test_a_curve_counts_training_time_and_samples_of_which_the_last_batch_holds_
     assert list(run.curve["samples"]) == [55000, 95000, 110000]
 
 
-@pytest.mark.parametrize(
-    ("content", "metric", "values"),
-    [
-        # The most telling one is drawn, and none of unknown direction.
-        ("step,time/step_ms,val/f1,val/loss,val/acc\n1,10,,,\n0,,0.9,0.2,0.5\n", "val/acc", [0.5]),
-        *(
-            (nothing, None, None)
-            for nothing in ("", "step\n", "a,b\n1,2\n", "step,val/acc\n1,\n", "step,val/acc\nx,y\n\0")
-        ),
-        ("step,val/f1\n1,0.5\n", None, None),
-    ],
-)
-def test_a_curve_is_of_the_most_telling_validation_metric(tmp_path, content, metric, values):
-    folder = write_run(tmp_path / "0", 64, 10.0)
-    (folder / "csv").mkdir()
-    (folder / "csv" / "metrics.csv").write_text(content)
-    curve = find([tmp_path]).runs[0].curve
-    assert (curve if curve is None else curve.attrs["metric"]) == metric
-    assert (curve if curve is None else list(curve["value"])) == values
+def test_a_curve_is_of_the_most_telling_validation_metric_and_of_none_of_unknown_direction(tmp_path):
+    nothing = ("", "step\n", "step,val/acc\n1,\n", "step,val/acc\nx,y\n\0", "step,val/f1\n1,0.5\n")
+    values = "step,time/step_ms,val/f1,val/loss,val/acc\n1,10,,,\n0,,0.9,0.2,0.5\n"
+    for number, content in enumerate((values, *nothing)):
+        folder = write_run(tmp_path / str(number), 64, 10.0) / "csv"
+        folder.mkdir()
+        (folder / "metrics.csv").write_text(content)
+    found, *none = [run.curve for run in find([tmp_path]).runs]
+    assert (found.attrs["metric"], list(found["value"]), none) == ("val/acc", [0.5], [None] * 5)
 
 
 LR, SIZE, TARGET = "optimizer.lr", "data.batch_size", {"target": {"metric": "val/acc", "value": 0.9}}
@@ -153,8 +129,7 @@ def test_groups(tmp_path, kind):
 
 
 def test_a_learning_rate_that_grows_with_the_batch_divides_no_group(tmp_path):
-    for number, size in enumerate((32, 64, 128)):
-        write(tmp_path, [size], first=number, options={LR: size / 1e4})
+    write(tmp_path, (32, 64, 128), options=lambda size: {LR: size / 1e4})
     sweep = find([tmp_path])
     assert (LR in sweep.factors, len(sweep.groups)) == (True, 1)
 

@@ -89,7 +89,6 @@ OWN, MINE = "batchscope train --config-dir=conf -m …", "batchscope train --con
         (["seed=1"], "batchscope 'train", "train -m seed=1 experiment=throughput"),
         (["~callbacks.device"], "", "train -m '~callbacks.device' experiment=throughput"),
     ],
-    ids=["a value with spaces", "own project", "timed already", "its own length", "a torn command", "no callback"],
 )  # fmt: skip
 def test_the_command_that_repeats_a_sweep_trains_the_same_and_times_it(tmp_path, given, command, printed):
     facts = {"overrides": lambda size: [*given, f"data.batch_size={size}"], "command": command}
