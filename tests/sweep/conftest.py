@@ -1,41 +1,36 @@
-"""Runs that are stand-ins, for the tests of plans, loops and processes."""
+"""Runs that are stand-ins (tests/support/stand_in.py), for the tests of plans, loops and processes."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
+from batchscope.records.read import read
+from batchscope.records.run_record import plan
 from batchscope.sweep import process
 from batchscope.sweep.loop import Loop
-from batchscope.sweep.plans import Job, Plan, Record
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def use_stand_ins() -> None:
-    """From now on runs are stand-ins (tests/support/stand_in.py), forked from a server that imports no torch."""
-    process.PROGRAM = "tests.support.stand_in"
-    process.PRELOADED = [process.PROGRAM, process.__name__]
+from batchscope.sweep.plans import Job
+from tests.support.synthetic_runs import change_record, write_steps
 
 
-@pytest.fixture
-def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
-    """Its runs are stand-ins."""
-    for name in ("PROGRAM", "PRELOADED"):
-        monkeypatch.setattr(process, name, getattr(process, name))  # as they are again after the test
-    use_stand_ins()
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+def stand_ins(monkeypatch):
+    """A loop whose runs are stand-ins, forked from a server that imports no torch."""
+    monkeypatch.setattr(process, "PROGRAM", "tests.support.stand_in")
+    monkeypatch.setattr(process, "PRELOADED", [process.PROGRAM, process.__name__])
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     return Loop()
 
 
+loop = pytest.fixture(stand_ins)
+
+
 @pytest.fixture
-def do(loop: Loop, tmp_path: Path) -> Callable[..., list[Record]]:
+def do(loop, tmp_path):
     """Do runs in the folders a, b, …, each of which does a line of Python; returns their records."""
 
-    def do(*lines: str, timed: bool = False, **how: Any) -> list[Record]:
+    def do(*lines, timed=False, **how):
         named = enumerate(zip("abc", lines, strict=False), 1)
         return loop.do([replace(job(tmp_path, name, 8**n, timed, does=does), **how) for n, (name, does) in named])
 
@@ -45,7 +40,7 @@ def do(loop: Loop, tmp_path: Path) -> Callable[..., list[Record]]:
 TIMED = {"until_known": {"precision": 0.05, "seconds": 0.3}, "throughput": {"a": 1}}
 
 
-def job(folder: Path, name: str, size: int = 8, timed: bool = True, **config: Any) -> Job:
+def job(folder, name, size=8, timed=True, **config):
     """A run, which waits for visits if it is timed and beside others."""
     run_dir = folder / name
     trainer = {"devices": 1, "accelerator": "cpu"}
@@ -54,17 +49,24 @@ def job(folder: Path, name: str, size: int = 8, timed: bool = True, **config: An
     return Job(run_dir, plain, {"choices": {}, "overrides": [f"data.batch_size={size}"]}, f"run {name}")
 
 
-def play(plan: Plan[Any], do: Callable[[Job], dict[str, Any]]) -> Any:
-    """What a plan returns if `do` gives the record of each run."""
-    try:
-        jobs = next(plan)
-        while True:
-            jobs = plan.send([do(one) for one in jobs])
-    except StopIteration as end:
-        return end.value
-
-
-def running(folder: Path) -> list[int]:
+def running(folder):
     """The processes of stand-ins that have not ended."""
     pids, all_ = (folder / "pids").read_text().split(), psutil.process_iter(["status"])
     return [one.pid for one in all_ if str(one.pid) in pids and one.info["status"] != psutil.STATUS_ZOMBIE]
+
+
+def play(plan, do):
+    """What a plan returns if `do` gives the record of each run."""
+    loop = Loop()
+    loop.do = lambda jobs: [do(one) for one in jobs]
+    return loop.run(plan)
+
+
+def ended(job, ms, noise=1.0, passes=None, **facts):
+    """The record of a run with steps of `ms` that took no time."""
+    plan(job.run_dir, config=job.config, **job.facts)
+    size = job.config["data"]["batch_size"]
+    cost = {"batch_size": size, "step_ms_median": ms, "samples_per_sec": 1e3 * size / ms}
+    change_record(job.run_dir, **{"status": "finished", "throughput": cost, **facts})
+    write_steps(job.run_dir, ms * noise * np.ones((8, 10)), rounds=passes)
+    return read(job.run_dir)

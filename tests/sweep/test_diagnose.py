@@ -1,62 +1,57 @@
 """A diagnosis: which changes it tries, in which order, and what its table says of them."""
 
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from batchscope.analysis.diagnose import write_diagnosis
 from batchscope.analysis.run import Run
-from batchscope.records.read import read
-from batchscope.records.run_record import plan
 from batchscope.sweep import diagnose
 from batchscope.sweep.changes import Machine, changes_to_try, fixed_options, words_of
 from batchscope.sweep.plans import Job, RunFailed
 from batchscope.sweep.search import search_of
 from tests.support.command_lines import answer, composed
-from tests.support.synthetic_runs import change_record, write_steps
-from tests.sweep.conftest import play
+from tests.sweep.conftest import ended, play
 
 # --- which changes ---------------------------------------------------------------------------------------------------
 
-BESIDE_A_GPU = Machine(accelerators=("cpu", "cuda"), cores=4)
-# How the baseline was measured, on which machine, by which factors its batch is to grow, and what the user has set.
-USUAL: dict[str, Any] = {"device": "cpu", "size": 128, "processes": 1, "bottleneck": "compute"}
-USUAL |= {"machine": Machine(cores=4), "factors": (2, 4), "fixed": None}
+ON_CPU, BESIDE_A_GPU = Machine(cores=4), Machine(accelerators=("cpu", "cuda"), cores=4)
+CPU = (
+    "data.batch_size=512 trainer.precision=bf16-mixed data.pipeline=workers channels_last=false keep_freed_memory=false"
+)
+GPU = """data.batch_size=512 trainer.precision=bf16-mixed trainer.precision=16-mixed data.pipeline=device data.pipeline=workers
+    channels_last=false trainer.accelerator=cpu trainer.devices=4"""
 
 
-def tried(words: str = "", **other: Any) -> tuple[list[str], list[str]]:
-    """The options that are tried, and the lines on what is left out."""
-    how = USUAL | other
-    throughput = {"batch_size": how["size"], "bottleneck": {"kind": how["bottleneck"]}}
-    facts = {"hardware": {"device": how["device"]}, "dataset": {"train_samples": 55_000}, "processes": how["processes"]}
+@pytest.fixture(autouse=True)
+def this_machine(monkeypatch):
+    monkeypatch.setattr(diagnose, "this_machine", lambda device: Machine(cores=2))
+    monkeypatch.setattr("sys.platform", "linux")
+
+
+def tried(
+    words="", machine=ON_CPU, device="cpu", size=128, processes=1, bottleneck="compute", factors=(2, 4), fixed=None
+):
+    """The options that are tried after such a baseline, and the lines on what is left out."""
+    throughput = {"batch_size": size, "bottleneck": {"kind": bottleneck}}
+    facts = {"hardware": {"device": device}, "dataset": {"train_samples": 55_000}, "processes": processes}
     baseline = Run("baseline", Path("x"), {"status": "finished", "throughput": throughput, **facts})
     config = composed("experiment=diagnose", *words.split(), run_dir="x")
-    fixed = fixed_options(words.split()) if how["fixed"] is None else how["fixed"]
-    changes, left_out = changes_to_try(config, baseline, how["machine"], fixed, how["factors"])
+    fixed = fixed_options(words.split()) if fixed is None else fixed
+    changes, left_out = changes_to_try(config, baseline, machine, fixed, factors)
     return [" ".join(words_of(change)) for change in changes], left_out
 
 
-def test_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.platform", "linux")
-    found = ["data.batch_size=256", "data.batch_size=512", "trainer.precision=bf16-mixed", "data.pipeline=workers"]
-    assert tried() == ([*found, "channels_last=false", "keep_freed_memory=false"], [])
-
-
-def test_on_gpus() -> None:
-    machine = Machine(accelerators=("cpu", "cuda"), devices=4, cores=16)
-    assert tried(machine=machine, device="cuda", bottleneck="host")[0] == [
-        *("data.batch_size=256", "data.batch_size=512"),
-        *("trainer.precision=bf16-mixed", "trainer.precision=16-mixed"),
-        *("data.pipeline=device", "data.pipeline=workers", "channels_last=false"),
-        *("trainer.accelerator=cpu", "trainer.devices=4"),
-    ]
+def test_on_a_cpu_and_on_gpus():
+    assert tried() == (["data.batch_size=256", *CPU.split()], [])
+    gpus = replace(BESIDE_A_GPU, devices=4, cores=16)
+    assert tried("", gpus, "cuda", bottleneck="host")[0] == ["data.batch_size=256", *GPU.split()]
 
 
 @pytest.mark.parametrize("line", ["trainer.accelerator=cpu", "trainer=cpu"])
-def test_what_the_user_has_set_stays_and_is_said(line: str) -> None:
+def test_what_the_user_has_set_stays_and_is_said(line):
     found, left_out = tried(f"{line} data.batch_size=64", machine=BESIDE_A_GPU)
     assert not any("batch_size" in one or "accelerator" in one for one in found)
     assert left_out == [
@@ -71,7 +66,6 @@ OFFERED = [
     ("", {"size": 20_000}, "data.batch_size=40000 data.batch_size=55000"),
     ("", {"size": 55_000}, "-data.batch_size"),
     ("", {"size": 20_000, "processes": 2}, "data.batch_size=27500"),
-    ("", {"factors": (8,)}, "data.batch_size=1024"),
     ("", {"factors": ()}, "-data.batch_size"),
     ("global_batch_size=384", {"factors": (2, 3)}, "data.batch_size=384 -data.batch_size=256"),
     ("trainer.precision=32-true", {"machine": BESIDE_A_GPU}, "trainer.accelerator=gpu"),
@@ -85,7 +79,7 @@ OFFERED = [
 
 
 @pytest.mark.parametrize(("words", "how", "changes"), OFFERED)
-def test_a_change_is_tried_where_it_can_have_an_effect(words: str, how: dict[str, Any], changes: str) -> None:
+def test_a_change_is_tried_where_it_can_have_an_effect(words, how, changes):
     found = [option for change in tried(words, fixed=set(), **how)[0] for option in change.split()]
     for change in changes.split():
         assert any(one.startswith(change.lstrip("-")) for one in found) is not change.startswith("-")
@@ -94,35 +88,26 @@ def test_a_change_is_tried_where_it_can_have_an_effect(words: str, how: dict[str
 # --- the runs --------------------------------------------------------------------------------------------------------
 
 WORDS = ["experiment=diagnose", "model=mlp", "data.num_workers=2"]
-Rate = Callable[[dict[str, Any]], float | str]  # of a configuration: samples/s, or the status of a run that failed
 
 
-@pytest.fixture(autouse=True)
-def this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diagnose, "this_machine", lambda device: Machine(cores=2))
-    monkeypatch.setattr("sys.platform", "linux")
+def diagnosed(folder, rate, *words):
+    """The runs of a diagnosis, which take no time; what its report says, and what has ended it.
 
+    `rate` is of a configuration: samples/s, or the status of a run that failed.
+    """
+    jobs = []
 
-def diagnosed(folder: Path, rate: Rate, *words: str) -> tuple[list[Job], str, BaseException | None]:
-    """The runs of a diagnosis, which take no time; what its report says, and what has ended it."""
-    jobs: list[Job] = []
-
-    def do(job: Job) -> dict[str, Any]:
+    def do(job):
         jobs.append(job)
-        found, size = rate(job.config), job.config["data"]["batch_size"]
+        found = rate(job.config)
         if found == "signal":
             raise SystemExit(143)
-        plan(job.run_dir, config=job.config, **job.facts)
-        facts: dict[str, Any] = {"status": found, "error": "trainer: a reason"}
-        if not isinstance(found, str):
-            step_ms, noise = 1e3 * size / found, np.exp(0.01 * np.random.default_rng(0).standard_normal((8, 10)))
-            write_steps(job.run_dir, step_ms * noise)
-            cost = {"samples_per_sec": found, "step_ms_median": step_ms, "batch_size": size}
-            facts = {"status": "finished", "throughput": cost}
-        dataset = {"name": "mnist", "train_samples": 55_000}
-        facts |= {"hardware": {"device": "cpu"}, "dataset": dataset, "started": f"2026-01-01T00:00:{len(jobs):02d}"}
-        change_record(job.run_dir, **facts)
-        return read(job.run_dir)
+        facts = {"dataset": {"name": "mnist", "train_samples": 55_000}, "hardware": {"device": "cpu"}}
+        facts["started"] = f"2026-01-01T00:00:{len(jobs):02d}"
+        if isinstance(found, str):
+            return ended(job, 1.0, status=found, error="trainer: a reason", throughput={}, **facts)
+        noise = np.exp(0.01 * np.random.default_rng(0).standard_normal((8, 10)))
+        return ended(job, 1e3 * job.config["data"]["batch_size"] / found, noise, **facts)
 
     config = composed(*WORDS, *words, run_dir=folder / "0")
     job, end = Job(folder / "0", config, {"choices": {"model": "mlp"}, "overrides": [*WORDS, *words]}), None
@@ -133,12 +118,12 @@ def diagnosed(folder: Path, rate: Rate, *words: str) -> tuple[list[Job], str, Ba
     return jobs, write_diagnosis(folder), end
 
 
-def faster_with_a_larger_batch(config: dict[str, Any]) -> float:
+def faster_with_a_larger_batch(config):
     rate = 10.0 * config["data"]["batch_size"]
     return rate * (1.5 if config["trainer"]["precision"] == "bf16-mixed" else 1.0)
 
 
-def test_a_baseline_each_change_the_two_best_together_and_the_baseline_again(tmp_path: Path) -> None:
+def test_a_baseline_each_change_the_two_best_together_and_the_baseline_again(tmp_path):
     jobs, said, _ = diagnosed(tmp_path, faster_with_a_larger_batch)
     assert [job.run_dir.name for job in jobs] == [
         *("baseline", "batch_size-256", "batch_size-512", "precision-bf16-mixed", "pipeline-workers"),
@@ -153,10 +138,10 @@ def test_a_baseline_each_change_the_two_best_together_and_the_baseline_again(tmp
     assert [path.name for path in (tmp_path / "report").iterdir() if "sweep" in path.name] == []
 
 
-def test_started_again_it_has_the_same_runs(tmp_path: Path) -> None:
+def test_started_again_it_has_the_same_runs(tmp_path):
     """Although a baseline at the end that differs leaves no change that is shown to help."""
 
-    def rate(config: dict[str, Any]) -> float:
+    def rate(config):
         return 1e5 if config["run_dir"].endswith("again") else faster_with_a_larger_batch(config)
 
     ran = [[job.run_dir.name for job in diagnosed(tmp_path, rate)[0]] for _ in range(2)]
@@ -166,7 +151,7 @@ def test_started_again_it_has_the_same_runs(tmp_path: Path) -> None:
 INTERRUPTED = "Incomplete: 6 changes tried, and the baseline was not measured again after that, so no change is"
 REFUSED = "No change helps: of 6 changes tried, none is shown to be faster than the"
 # A part of the configuration of one run, and how that run goes → how many runs there are, and what the report says.
-ENDS: dict[str, tuple[str, str, int, str]] = {
+ENDS = {
     "it is interrupted": ("again'", "signal", 8, INTERRUPTED),
     "a change is refused": ("bf16-mixed'", "failed", 8, REFUSED),
     "the baseline fails": ("baseline'", "out_of_memory", 1, "The baseline was not measured, so there is nothing to compare."),
@@ -174,7 +159,7 @@ ENDS: dict[str, tuple[str, str, int, str]] = {
 
 
 @pytest.mark.parametrize("name", ENDS)
-def test_whatever_happens_the_report_says_it(name: str, tmp_path: Path) -> None:
+def test_whatever_happens_the_report_says_it(name, tmp_path):
     part, how, runs, line = ENDS[name]
     jobs, said, end = diagnosed(tmp_path, lambda config: how if part in str(config) else 100.0)
     assert line in " ".join(said.split())
@@ -183,7 +168,7 @@ def test_whatever_happens_the_report_says_it(name: str, tmp_path: Path) -> None:
     assert (len(jobs), answer("report", tmp_path).code) == (runs, int(is_failure)) and is_failure is (runs == 1)
 
 
-def test_what_the_user_has_set_is_said_when_the_changes_are_chosen_and_below_the_table(tmp_path: Path, capsys) -> None:
+def test_what_the_user_has_set_is_said_when_the_changes_are_chosen_and_below_the_table(tmp_path, capsys):
     _, said, _ = diagnosed(tmp_path, lambda config: 100.0, "data.pipeline=memory")
     for shown in (capsys.readouterr().out, said):
         assert "not tried: data.pipeline=workers: you have set data.pipeline" in " ".join(shown.split())

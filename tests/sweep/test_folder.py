@@ -1,8 +1,6 @@
 """A sweep's folder: a run that ended is kept, a run that was stopped is resumed or started again, and nothing is removed."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +15,7 @@ CONFIG = {"seed": 0, "data": {"batch_size": 4}, "run_dir": "s/0", "logger": {"sa
 KEPT, RESUMED, PLANNED, ASIDE = "kept", "resumed", "planned again", "set aside"
 
 
-def leave(run_dir: Path, status: str, config: object = CONFIG, checkpoint: bool = False) -> None:
+def leave(run_dir, status, config=CONFIG, checkpoint=False):
     """What a run may have left; nothing readable without a status."""
     (run_dir / "checkpoints").mkdir(parents=True)
     text = json.dumps({"schema": 3, "status": status, "config": config})
@@ -25,7 +23,7 @@ def leave(run_dir: Path, status: str, config: object = CONFIG, checkpoint: bool 
     (run_dir / "checkpoints" / ("last.ckpt" if checkpoint else "notes")).write_text("weights")
 
 
-def everything(folder: Path) -> dict[str, str]:
+def everything(folder):
     return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
@@ -70,7 +68,7 @@ def test_a_run_that_is_going_on_in_another_process_is_left_as_it_is(tmp_path):
 BATCH_SIZE = "data.batch_size is 4 there and 8 here"
 ROOT = "data.root is '/theirs' there and 'mine' here"
 # The configuration in the folder, that of the sweep → the difference.
-CONFIGS: dict[str, tuple[Any, dict[str, Any], str]] = {
+CONFIGS = {
     "an option": (CONFIG, {**CONFIG, "data": {"batch_size": 8}}, BATCH_SIZE),
     "where it lies, and that it was resumed": (
         {**CONFIG, "resume": "s/0"},
@@ -96,11 +94,6 @@ def test_a_run_of_another_sweep_is_refused_with_the_option_that_differs(name, tm
     assert everything(tmp_path) == before
 
 
-def test_a_single_runs_folder_is_refused(tmp_path):
-    leave(tmp_path / "run", "finished")
-    assert "holds a single run" in refusal(folder.refuse_other, tmp_path / "run", [CONFIG])
-
-
 def test_a_folder_is_held_by_one_sweep_at_a_time(tmp_path):
     with folder.lock_sweep_dir(tmp_path / "s"):
         assert "is being run in" in refusal(folder.lock_sweep_dir(tmp_path / "s").__enter__)
@@ -109,7 +102,7 @@ def test_a_folder_is_held_by_one_sweep_at_a_time(tmp_path):
 
 
 @pytest.mark.parametrize("name", [".lock", "0", "0/run.json", "0/checkpoints"])
-def test_a_sweeps_folder_with_a_link_out_of_it_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_sweeps_folder_with_a_link_out_of_it_is_refused(name, tmp_path):
     link = tmp_path / "sweep" / name
     link.parent.mkdir(parents=True)
     link.symlink_to(tmp_path / "elsewhere")

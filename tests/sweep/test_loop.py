@@ -3,45 +3,20 @@
 import json
 import os
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from batchscope.errors import UserError
 from batchscope.sweep import folder, visits
-from batchscope.sweep.plans import Plan
 from tests.sweep.conftest import TIMED, job, running
 
 WAIT, REMOVE = "list(visits)", "import shutil; shutil.rmtree(folder); os._exit(0)"
 
 
-def test_a_plan_gets_the_records_of_what_it_asks_for(loop, tmp_path: Path) -> None:
-    def plan() -> Plan[str]:
-        one, two = yield [job(tmp_path, "a", 1, timed=False), job(tmp_path, "b", 2, timed=False, does="sys.exit(1)")]
-        (three,) = yield [job(tmp_path, f"after-{one['throughput']['batch_size']}", timed=False)]
-        return f"{two['status']}, {three['status']}"
-
-    assert loop.run(plan()) == "failed, finished"
-    assert (tmp_path / "after-1/run.json").exists()
-
-
-def test_each_run_is_named_with_its_end_and_a_kept_one_is_not_run_again(do, tmp_path: Path, capfd) -> None:
-    first = do("", "sys.exit(1)")
-    said = capfd.readouterr()
-    assert said.out == "\n— run a\n  0 s\n\n— run b\n"
-    assert said.err == "  failed: ended with exit code 1 and said no more\n"
-    assert do("", "sys.exit(1)") == first
-    said = capfd.readouterr()
-    assert "— run a — kept" in said.out
-    assert f"to run it again with the sweep: mv {os.path.relpath(tmp_path / 'b')}" in said.err
-    assert len((tmp_path / "pids").read_text().split()) == 2
-
-
 @pytest.mark.parametrize("timed", [True, False])
 @pytest.mark.parametrize("lies", ["the run of another sweep", "a file"])
-def test_a_run_that_is_refused_is_not_started_and_the_others_are(do, loop, timed, lies, tmp_path, capfd) -> None:
+def test_a_run_that_is_refused_is_not_started_and_the_others_are(do, loop, timed, lies, tmp_path, capfd):
     other = tmp_path / "b" if lies == "a file" else tmp_path / "b/run.json"
     other.parent.mkdir(exist_ok=True)
     other.write_text(before := json.dumps({"schema": 3, "status": "finished", "config": {"seed": 7}}))
@@ -70,21 +45,21 @@ OTHERS_GO_ON = {
 
 
 @pytest.mark.parametrize("name", OTHERS_GO_ON)
-def test_what_happens_to_a_run_ends_no_other(do, loop, name: str, capfd) -> None:
+def test_what_happens_to_a_run_ends_no_other(do, loop, name, capfd):
     lines, timed, ends, said = OTHERS_GO_ON[name]
     assert " ".join(record["status"] for record in do(*lines, timed=timed)) == ends
     assert loop.refused is ("refused" in ends)
     assert said in capfd.readouterr().err
 
 
-def test_a_run_without_memory_beside_others_is_not_kept_where_the_sweep_ends_meanwhile(do, tmp_path: Path) -> None:
+def test_a_run_without_memory_beside_others_is_not_kept_where_the_sweep_ends_meanwhile(do, tmp_path):
     with pytest.raises(SystemExit):
         do(f"[n for n in visits if os.kill({os.getpid()}, 15)]", "record['status'] = 'out_of_memory'", timed=True)
     assert not folder.has_ended(tmp_path / "b")
     assert json.loads((tmp_path / "b.aside/run.json").read_text())["status"] == "out_of_memory"
 
 
-def test_what_a_run_prints_is_in_its_log_and_warnings_of_visited_runs_are_said_once(loop, do, tmp_path, capfd) -> None:
+def test_what_a_run_prints_is_in_its_log_and_warnings_of_visited_runs_are_said_once(loop, do, tmp_path, capfd):
     says = "print('said'); print('warning: slow', file=sys.stderr); list(visits)"
     do(says, says, timed=True)
     assert capfd.readouterr().err == "warning: slow\n"
@@ -93,7 +68,7 @@ def test_what_a_run_prints_is_in_its_log_and_warnings_of_visited_runs_are_said_o
     assert capfd.readouterr() == ("\n— run c\n  0 s\n", "")
 
 
-def test_a_python_that_there_is_not_is_one_line(do) -> None:
+def test_a_python_that_there_is_not_is_one_line(do):
     with pytest.raises(UserError, match=r"^no-python cannot be started: No such file"):
         do("", python="no-python", forks=False)
 
@@ -101,7 +76,7 @@ def test_a_python_that_there_is_not_is_one_line(do) -> None:
 # --- visits ----------------------------------------------------------------------------------------------------------
 
 
-def test_runs_with_the_same_limits_share_passes_and_are_told_why_they_end(loop, tmp_path: Path) -> None:
+def test_runs_with_the_same_limits_share_passes_and_are_told_why_they_end(loop, tmp_path):
     jobs = [job(tmp_path, str(n), 8**n) for n in (1, 2, 3, 4)]
     for one in jobs[::2]:
         one.config["callbacks"] = {**TIMED, "until_known": {"precision": 0.5}}
@@ -112,7 +87,7 @@ def test_runs_with_the_same_limits_share_passes_and_are_told_why_they_end(loop, 
 
 
 @pytest.mark.parametrize("has_room_for", ["training one", "one"])
-def test_a_run_that_finds_less_than_a_quarter_of_the_memory_waits(loop, has_room_for, tmp_path, monkeypatch) -> None:
+def test_a_run_that_finds_less_than_a_quarter_of_the_memory_waits(loop, has_room_for, tmp_path, monkeypatch):
     """It is not started twice, and leaves nothing but its own folder."""
     quarter = 2**50
     left = iter([quarter, quarter - 1] if has_room_for == "training one" else [quarter - 1])
@@ -126,7 +101,7 @@ def test_a_run_that_finds_less_than_a_quarter_of_the_memory_waits(loop, has_room
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2", "pids"]
 
 
-def test_an_error_in_the_sweep_leaves_no_run_behind(loop, tmp_path: Path, monkeypatch) -> None:
+def test_an_error_in_the_sweep_leaves_no_run_behind(loop, tmp_path, monkeypatch):
     monkeypatch.setattr(visits, "measure_in_passes", lambda *args, **how: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         loop.do([job(tmp_path, str(n), 8**n) for n in (1, 2)])
@@ -150,7 +125,7 @@ SUITED = {"callbacks": {"until_known": {"a": 1}, "throughput": {"a": 1}}, "train
         ({"callbacks": None}, False),
     ],
 )
-def test_only_timed_runs_of_one_process_on_a_cpu_wait(changed: dict[str, Any], suited: bool, tmp_path: Path) -> None:
+def test_only_timed_runs_of_one_process_on_a_cpu_wait(changed, suited, tmp_path):
     assert visits.can_wait(SUITED | changed, devices=tmp_path) is suited
     (tmp_path / "nvidia0").touch()  # Lightning's `auto` would take it
     assert visits.can_wait(SUITED | changed, devices=tmp_path) is (suited and "trainer" in changed)

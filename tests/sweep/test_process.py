@@ -3,19 +3,19 @@
 import json
 import os
 import signal
-import subprocess
 import sys
-import time
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 
 from batchscope.errors import UserError
-from batchscope.records.read import read
 from batchscope.sweep import folder, process
 from batchscope.sweep import job as program
+from tests.support.fork_server import Forked
 from tests.support.locks import RUN_DIR, held
-from tests.sweep.conftest import ROOT, job, running
+from tests.support.runs import record
+from tests.support.waiting import PATIENCE_S, wait_until
+from tests.sweep.conftest import job, running, stand_ins
 
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux")
 
@@ -30,13 +30,13 @@ LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs L
         ("record['status'] = 'out_of_memory'; file.write_text(json.dumps(record)); os.kill(0, 9)", "out_of_memory", None),
     ],
 )  # fmt: skip
-def test_the_record_says_how_a_run_ended_also_where_the_run_did_not(do, does: str, status: str, error: str) -> None:
-    (record,) = do(does)
-    assert (record["status"], record.get("error")) == (status, error)
+def test_the_record_says_how_a_run_ended_also_where_the_run_did_not(do, does, status, error):
+    (found,) = do(does)
+    assert (found["status"], found.get("error")) == (status, error)
 
 
 @LINUX
-def test_a_forked_run_is_a_process_as_any_other(do, tmp_path: Path, monkeypatch) -> None:
+def test_a_forked_run_is_a_process_as_any_other(do, tmp_path, monkeypatch):
     """In a session of its own and the sweep's folder, which shadows nothing; with its start method and exit functions."""
     (tmp_path / "json.py").write_text("raise SystemExit(9)")
     monkeypatch.chdir(tmp_path)
@@ -55,7 +55,7 @@ sys.exit(7)"""
 
 
 @pytest.mark.parametrize("status", ["planned", "killed"])
-def test_the_program_trains_what_it_was_told_and_resumes_what_has_begun(status: str, tmp_path, monkeypatch) -> None:
+def test_the_program_trains_what_it_was_told_and_resumes_what_has_begun(status, tmp_path, monkeypatch):
     """Whatever configuration the folder's record has."""
     trained = []
     monkeypatch.setattr("batchscope.training.run.train", lambda *run: trained.append(run))
@@ -67,20 +67,20 @@ def test_the_program_trains_what_it_was_told_and_resumes_what_has_begun(status: 
     assert trained == [({**config, "resume": resumed}, tmp_path, {}, [], None)]
 
 
-def test_a_run_that_is_going_on_elsewhere_is_not_closed(loop, tmp_path: Path) -> None:
+def test_a_run_that_is_going_on_elsewhere_is_not_closed(loop, tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a/run.json").write_text(json.dumps({"schema": 3, "status": "planned", "config": None}))
     with held(tmp_path / "a", RUN_DIR):
         with pytest.raises(UserError):
             program.run_planned(tmp_path / "a", {"config": {}, "choices": {}, "overrides": [], "visited": False})
-        assert read(tmp_path / "a")["status"] == "planned"
+        assert record(tmp_path / "a")["status"] == "planned"
         ended = process.Process(job(tmp_path, "a", timed=False, does="time.sleep(600)"))
         os.killpg(ended.pid, signal.SIGKILL)
         ended.wait()
-        assert read(tmp_path / "a")["status"] in ("planned", "running")
+        assert record(tmp_path / "a")["status"] in ("planned", "running")
 
 
-def test_a_signal_ends_a_sweep_that_has_started_no_run_at_once() -> None:
+def test_a_signal_ends_a_sweep_that_has_started_no_run_at_once():
     with pytest.raises(SystemExit) as stop, process.Processes():
         os.kill(os.getpid(), signal.SIGTERM)
         pytest.fail("waits on")
@@ -100,7 +100,7 @@ SIGNALS = {
 
 @LINUX
 @pytest.mark.parametrize("name", SIGNALS)
-def test_a_signal_to_the_sweep_ends_its_runs_and_no_other_is_started(do, name: str, tmp_path: Path) -> None:
+def test_a_signal_to_the_sweep_ends_its_runs_and_no_other_is_started(do, name, tmp_path):
     sent, does, timed, ends = SIGNALS[name]
     number = signal.Signals[sent].value
     with pytest.raises(SystemExit) as stop:
@@ -108,34 +108,30 @@ def test_a_signal_to_the_sweep_ends_its_runs_and_no_other_is_started(do, name: s
     assert stop.value.code == 128 + number
     assert running(tmp_path) == []
     assert " ".join(folder.statuses(tmp_path)) == ends
-    assert read(tmp_path / "a")["error"] == f"stopped by {sent}"
+    assert record(tmp_path / "a")["error"] == f"stopped by {sent}"
 
 
 @LINUX
-def test_a_launchers_own_handler_of_a_signal_is_called_once_the_runs_have_ended(do, tmp_path: Path) -> None:
+def test_a_launchers_own_handler_of_a_signal_is_called_once_the_runs_have_ended(do, tmp_path):
     """As submitit's, which has SLURM start the job again."""
-    seen: list[object] = []
-    before = signal.signal(signal.SIGUSR2, lambda *_: seen.append([running(tmp_path), read(tmp_path / "a")["status"]]))
+    seen = []
+    before = signal.signal(
+        signal.SIGUSR2, lambda *_: seen.append([running(tmp_path), record(tmp_path / "a")["status"]])
+    )
     with pytest.raises(SystemExit) as stop:
         do(f"os.kill({os.getpid()}, signal.SIGUSR2); time.sleep(600)", forks=False)
     signal.signal(signal.SIGUSR2, before)
     assert (stop.value.code, seen) == (128 + signal.SIGUSR2, [[[], "running"]])
-    assert read(tmp_path / "a")["error"] == "stopped by SIGTERM"
+    assert record(tmp_path / "a")["error"] == "stopped by SIGTERM"
+
+
+def killed_sweep(folder):
+    kill = f"[n for n in visits if len(record['taken']) == 1 and os.kill({os.getpid()}, 9)]"
+    jobs = job(folder, "0"), job(folder, "1", 16, does=kill)
+    stand_ins(pytest.MonkeyPatch()).do([replace(one, title="") for one in jobs])  # which prints nothing
 
 
 @LINUX
-def test_no_run_is_left_when_the_sweep_is_killed(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    sweep = f"""
-import os, pathlib
-from batchscope.sweep.loop import Loop
-from tests.sweep.conftest import job, use_stand_ins
-use_stand_ins()
-place = pathlib.Path({str(tmp_path)!r})
-kill = f"[n for n in visits if len(record['taken']) == 1 and os.kill({{os.getpid()}}, 9)]"
-Loop().do([job(place, "0"), job(place, "1", 16, does=kill)])
-"""
-    done = subprocess.run([sys.executable, "-c", sweep], capture_output=True, check=False)
-    assert (done.returncode, done.stderr) == (-signal.SIGKILL, b"")
-    while running(tmp_path):
-        time.sleep(0.05)
+def test_no_run_is_left_when_the_sweep_is_killed(tmp_path):
+    assert Forked.start(killed_sweep, tmp_path).end(PATIENCE_S) == -signal.SIGKILL
+    wait_until(lambda: not running(tmp_path), "a run is left")

@@ -4,10 +4,7 @@ import os
 import pickle
 import re
 import signal
-import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
@@ -20,7 +17,7 @@ from batchscope.sweep.plans import RunFailed
 from tests.support import fake_slurm as slurm
 from tests.support.command_lines import answer, refusal
 from tests.support.runs import assert_alike, record, results
-from tests.support.spawned import TRAIN, Ended, end, spawn
+from tests.support.spawned import TRAIN, end, spawn
 from tests.support.waiting import wait_until
 
 TINY = [
@@ -32,7 +29,7 @@ linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs L
 
 
 @pytest.fixture
-def here(loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def here(loop, tmp_path, monkeypatch):
     """The folder of sweeps whose runs are stand-ins: each does what a file `<run>.does` says."""
     monkeypatch.chdir(tmp_path)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
@@ -41,19 +38,21 @@ def here(loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
         signal.signal(number, handler)
 
 
-def test_a_run_that_fails_stops_no_other_and_one_that_does_not_fit_is_a_result(here: Path) -> None:
+def test_a_run_that_fails_stops_no_other_and_one_that_does_not_fit_is_a_result(here):
     (here / "0.does").write_text("record['status'] = 'out_of_memory'")
     (here / "1.does").write_text("sys.exit(7)")
     code, out, err = answer("train", "-m", *TINY, "seed=1,2,3")
     assert (code, err) == (1, "  out of memory: out_of_memory\n  failed: ended with exit code 7 and said no more\n")
-    assert re.findall("— (run . of 3: seed=.)", out) == [f"run {n} of 3: seed={n}" for n in (1, 2, 3)]
+    assert re.findall("\n— (run . of 3: seed=.)", out) == [f"run {n} of 3: seed={n}" for n in (1, 2, 3)]
+    assert out.startswith("\n— run 1 of 3: seed=1\n") and "\n  0 s\n" in out
     assert "3 runs: 1 out of memory, 1 failed, 1 finished" in out
     code, out, err = answer("train", "-m", *TINY, "seed=1,2,3")  # it would fail again
     assert (code, out.count(" — kept")) == (1, 3)
     assert "to run it again with the sweep: mv s/1 s/1.aside" in err
+    assert len((here / "s/pids").read_text().split()) == 3
 
 
-def test_a_sweep_that_is_interrupted_reports_what_it_has_and_says_how_it_goes_on(here: Path) -> None:
+def test_a_sweep_that_is_interrupted_reports_what_it_has_and_says_how_it_goes_on(here):
     keeps = "(folder / 'checkpoints').mkdir(); (folder / 'checkpoints/last.ckpt').touch(); "
     (here / "1.does").write_text(f"{keeps}os.kill({os.getpid()}, 2); signal.pause()")
     code, out, err = answer("train", "-m", *TINY, "seed=1,2,3")
@@ -66,7 +65,7 @@ def test_a_sweep_that_is_interrupted_reports_what_it_has_and_says_how_it_goes_on
     assert resume.endswith(" seed=1,2,3 hydra.sweep.dir=s")
 
 
-def test_timed_runs_are_visited_and_a_search_recommends_one_of_its_runs(here: Path) -> None:
+def test_timed_runs_are_visited_and_a_search_recommends_one_of_its_runs(here):
     timed = answer("train", "-m", *TINY, "experiment=throughput", "data.batch_size=4,16", "trainer.accelerator=cpu")
     assert timed.code == 0, timed.err
     assert timed.out.startswith("preparing 2 settings\n\n2 runs: 2 finished\n")  # what each run prints is left to -v
@@ -77,7 +76,7 @@ def test_timed_runs_are_visited_and_a_search_recommends_one_of_its_runs(here: Pa
     assert sorted(int(path.parent.name) for path in here.glob("t/0/*/run.json")) == [8, 32, 128, 512, 2048, 4000]
 
 
-def test_a_failure_comes_back_from_another_process() -> None:
+def test_a_failure_comes_back_from_another_process():
     """As a launcher brings it to a searching sweeper."""
     came = pickle.loads(pickle.dumps(RunFailed("s/0: a bug")))
     assert (str(came), came.exit_code, came.reported) == ("s/0: a bug", 1, True)
@@ -86,16 +85,11 @@ def test_a_failure_comes_back_from_another_process() -> None:
 # --- real runs -------------------------------------------------------------------------------------------------------
 
 
-def start(cwd: Path, *options: str, **environ: str) -> subprocess.Popen[str]:
+def start(cwd, *options, **environ):
     return spawn(cwd, TRAIN, "-m", *TINY, *options, **environ)
 
 
-def sweep(cwd: Path, *options: str) -> Ended:
-    """A whole sweep."""
-    return end(start(cwd, *options))
-
-
-def process_of(cwd: Path, run: str) -> int | None:
+def process_of(cwd, run):
     """The process that trains in a folder, if there is one: the one that has a file of the folder open."""
     folder = f"{(cwd / 's' / run).resolve()}/"
     opened = ((one.pid, one.info["open_files"] or ()) for one in psutil.process_iter(["open_files"]))
@@ -104,7 +98,7 @@ def process_of(cwd: Path, run: str) -> int | None:
 
 @pytest.mark.slow
 @linux
-def test_a_killed_sweep_ends_its_run_and_resumed_keeps_what_was_finished(tmp_path: Path) -> None:
+def test_a_killed_sweep_ends_its_run_and_resumed_keeps_what_was_finished(tmp_path):
     endless = "trainer.max_epochs=1,1000000"  # the second run continues until it is stopped
     killed = start(tmp_path, endless)
     files = [tmp_path / "s/1" / name for name in ("csv/metrics.csv", "checkpoints/last.ckpt")]
@@ -129,9 +123,9 @@ def test_a_killed_sweep_ends_its_run_and_resumed_keeps_what_was_finished(tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("loader", ["pipeline=memory", "pipeline=workers"])
-def test_a_forked_run_ends_in_the_bits_the_memory_and_the_threads_of_a_run_alone(tmp_path: Path, loader: str) -> None:
+def test_a_forked_run_ends_in_the_bits_the_memory_and_the_threads_of_a_run_alone(tmp_path, loader):
     options = ["trainer.max_epochs=5", "model.hidden_size=512", f"data.{loader}"]
-    code, _, err = sweep(tmp_path, *options, "data.batch_size=64,8")  # a large run before the one that is compared
+    code, _, err = end(start(tmp_path, *options, "data.batch_size=64,8"))  # a large run before the one that is compared
     assert code == 0, err
     assert end(spawn(tmp_path, TRAIN, *TINY[:-1], *options, "data.batch_size=8", "hydra.run.dir=alone")).code == 0
     forked, alone = tmp_path / "s/1", tmp_path / "alone"
@@ -154,7 +148,7 @@ REAL = {
 @pytest.mark.slow
 @linux
 @pytest.mark.parametrize("experiment", REAL)
-def test_real_runs_end_in_an_answer_and_are_kept(experiment: str, tmp_path: Path) -> None:
+def test_real_runs_end_in_an_answer_and_are_kept(experiment, tmp_path):
     options, visited, said = REAL[experiment]
     words = [f"experiment={experiment}", *options, "trainer.accelerator=cpu"]
     for again in (False, True):
@@ -172,14 +166,13 @@ def test_real_runs_end_in_an_answer_and_are_kept(experiment: str, tmp_path: Path
 # --- launchers and searching sweepers: what they need, and sweeps by them --------------------------------------------
 
 
-def node(options: str) -> dict:
+def node(options):
     return compose_command_line([*f"hydra/launcher={options} seed=0,1".split()], True).launcher
 
 
 # Options, whether plugins are installed → the refusal.
 NEEDS = [
     ("submitit_slurm", False, "is not installed; pip install 'batchscope[slurm]'"),
-    ("ray", False, "is not installed; pip install 'batchscope[ray]'"),
     ("submitit_slurm", True, "submitit_slurm needs sbatch, srun, scontrol, sacct, which"),
     ("submitit_local hydra.launcher.nodes=2", True, "hydra.launcher.nodes: got 2, takes 1"),
     ("submitit_local hydra.launcher.tasks_per_node=2", True, "hydra.launcher.tasks_per_node: got 2, takes 1"),
@@ -187,25 +180,19 @@ NEEDS = [
 
 
 @pytest.mark.parametrize(("options", "is_installed", "said"), NEEDS)
-def test_what_is_missing_is_said_before_anything_is_started(options, is_installed, said, monkeypatch, tmp_path) -> None:
+def test_what_is_missing_is_said_before_anything_is_started(options, is_installed, said, monkeypatch, tmp_path):
     launcher = node(options)
     monkeypatch.setattr("importlib.util.find_spec", lambda module: module if is_installed else None)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert said in refusal(launchers.check_launcher, launcher)
 
 
-@pytest.mark.parametrize(
-    ("options", "here"),
-    [
-        ("basic", True),
-        ("submitit_local", True),
-        ("submitit_slurm", False),
-        ("ray", True),
-        ("ray hydra.launcher.ray.init.address=auto", False),
-    ],
-)
-def test_devices_are_looked_for_only_where_the_runs_will_be(options: str, here: bool) -> None:
-    assert launchers.runs_here(node(options)) is here
+ELSEWHERE = ["submitit_slurm", "ray hydra.launcher.ray.init.address=auto"]
+
+
+@pytest.mark.parametrize("options", ["basic", "submitit_local", "ray", *ELSEWHERE])
+def test_devices_are_looked_for_only_where_the_runs_will_be(options):
+    assert launchers.runs_here(node(options)) is (options not in ELSEWHERE)
 
 
 # --- sweeps ----------------------------------------------------------------------------------------------------------
@@ -213,21 +200,23 @@ def test_devices_are_looked_for_only_where_the_runs_will_be(options: str, here: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("plugin", "options", "said"),
+    "options",
     [
-        ("submitit_launcher", ["hydra/launcher=submitit_local"], "2 runs: 1 failed, 1 finished"),
-        ("ray_launcher", ["hydra/launcher=ray", "hydra.launcher.ray.init.num_cpus=2"], "2 runs: 1 failed, 1 finished"),
-        ("joblib_launcher", ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"], "2 runs: 1 failed, 1 finished"),
-        ("optuna_sweeper", ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=3", "hydra.sweeper.n_jobs=1"], "3 runs: 3 finished"),
+        "hydra/launcher=submitit_local",
+        "hydra/launcher=ray hydra.launcher.ray.init.num_cpus=2",
+        "hydra/launcher=joblib hydra.launcher.n_jobs=2",
+        "hydra/sweeper=optuna hydra.sweeper.n_trials=3 hydra.sweeper.n_jobs=1",
     ],
-)  # fmt: skip
-def test_a_sweep_of_a_plugin_ends_in_its_report_and_exit_code(plugin, options, said, tmp_path: Path) -> None:
-    pytest.importorskip(f"hydra_plugins.hydra_{plugin}")
-    searches = plugin == "optuna_sweeper"
+)
+def test_a_sweep_of_a_plugin_ends_in_its_report_and_exit_code(options, tmp_path):
+    kind, plugin = re.match(r"hydra/(\w+)=([a-z]+)", options).groups()
+    pytest.importorskip(f"hydra_plugins.hydra_{plugin}_{kind}")
+    searches = kind == "sweeper"
+    said = "3 runs: 3 finished" if searches else "2 runs: 1 failed, 1 finished"
     varied = "optimizer.lr=interval(1e-4,1e-1)" if searches else "trainer.max_epochs=-1,1"  # the schedule refuses -1
-    code, out, err = sweep(tmp_path, *options, varied)
+    code, out, err = end(start(tmp_path, *options.split(), varied))
     assert (code, said in out) == (int(not searches), True), err
-    assert out.startswith("the runs are jobs, and write their output to s/.submitit\n") is plugin.startswith("submitit")
+    assert out.startswith("the runs are jobs, and write their output to s/.submitit\n") is (plugin == "submitit")
     assert ".submitit" not in (tmp_path / "s/report/report.md").read_text()
     if searches:
         records = [record(tmp_path / "s" / str(run)) for run in range(3)]
@@ -238,7 +227,7 @@ def test_a_sweep_of_a_plugin_ends_in_its_report_and_exit_code(plugin, options, s
 
 @pytest.mark.slow
 @linux
-def test_slurm_starts_a_preempted_job_again_asked_once_and_the_run_resumes(tmp_path: Path) -> None:
+def test_slurm_starts_a_preempted_job_again_asked_once_and_the_run_resumes(tmp_path):
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
     twins = ["seed=0,0", "data.num_train=1000", "data.batch_size=4", "trainer.max_epochs=2", "optimizer.lr=0.001"]
     twins += ["callbacks.checkpoint.every_n_steps=50", "callbacks.device=null", "hydra/launcher=submitit_slurm"]
