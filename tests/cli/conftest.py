@@ -1,7 +1,5 @@
 """A short finished run on rendered digits, which the commands for runs and checkpoints are given."""
 
-from pathlib import Path
-
 import pytest
 
 from batchscope.training.run import train
@@ -12,7 +10,7 @@ SIZES = ["data.num_train=64", "data.num_val=32", "data.num_test=100", "data.batc
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tmp_path_factory):
     """The run's folder."""
     folder = tmp_path_factory.mktemp("finished")
     line = ["data=digits", f"data.root={folder}", *SIZES, "trainer.max_epochs=1", "trainer.accelerator=cpu", *QUIET]
@@ -22,6 +20,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def root(finished: Path) -> str:
+def root(finished):
     """The run's own `data.root=…`, which a record or a checkpoint alone does not decide."""
     return f"data.root={finished.parent}"
+
+
+def contents(folder):
+    """All folders and files, with what is in the files."""
+    return {path: path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}

@@ -6,12 +6,12 @@ this process, in one folder that holds what `world` makes.
 
 import re
 import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from tests.choice.trainings import write_training
+from tests.cli.conftest import contents
 from tests.support.command_lines import answer
 from tests.support.synthetic_runs import write_run
 
@@ -35,7 +35,6 @@ REFUSED = {
     "train modle=cnn": "modle: no such option. Did you mean 'model'?",
     "train data.batch_sise=3": "data.batch_sise: no such option. Did you mean 'batch_size'?",
     "train ~data.batch_sise": "data.batch_sise: no such option. Did you mean 'batch_size'?",
-    "train +foo=3": "foo: no such option",
     "train +trainer.max_epoch=3": "trainer.max_epoch: no such option. Did you mean 'max_epochs'?",
     "train trainer.min_epochs=2": "trainer.min_epochs: … To append to your config use +trainer.min_epochs=2",
     "train optimizer._target_=torch.optim.Adamax": "optimizer.fused: no such option. … ~optimizer.fused leaves out what a config sets for another class.",
@@ -44,11 +43,9 @@ REFUSED = {
     "train checkpoint.every_minutes=3": "checkpoint.every_minutes: … Did you mean 'callbacks.checkpoint.every_minutes'?",
     "train hydra.swep.dir=x": "hydra.swep.dir: no such option. Did you mean 'sweep'?",
     "train search.start=3": "search.start: no such option. search is null, not a section.",
-    "train search={max:3}": "search.max: no such option.",
     "train seed.foo=3": "seed.foo: no such option. seed is a value, not a section.",
     "train --help modle=cnn": "modle: no such option. Did you mean 'model'?",
     "train --cfg job --resolve data.root=${nowhere}": "data.root: … 'nowhere'",
-    "train data.root=${nothing.here}": "data.root: … 'nothing.here'",
     # a choice
     "train model=foo": "model: got 'foo', takes cnn, lstm_cell, mlp, rnn_cell, stacked_lstm, torchvision",
     "train model=cn": "model: got 'cn', … Did you mean 'cnn'?",
@@ -58,8 +55,6 @@ REFUSED = {
     "train model=null": "model: got null, takes cnn",
     "train ~model": "model: got null, takes cnn",
     "train model=[cnn,mlp]": f"model=[cnn,mlp]: model {ONE_CHOICE}",
-    "train -m data=[mnist,digits]": "data=[mnist,digits]: data takes one choice",
-    "train -m model=cnn,foo": "model: got 'foo'",
     "train +model=cnn": "model: is chosen already; write model=… without the plus",
     "train experiment=foo": "experiment: got 'foo', takes … quickstart",
     "train hydra/launcher=joblib": "hydra/launcher: joblib is not installed; pip install 'batchscope[joblib]'",
@@ -72,7 +67,6 @@ REFUSED = {
     "train data.batch_size=0": "data.batch_size: got 0, takes a whole number of at least 1",
     "train data.batch_size=2.5": "data.batch_size: got 2.5",
     "train data.batch_size=": "data.batch_size: got nothing",
-    "train data.batch_size=true": "data.batch_size: got True",
     "latency model=cnn data.batch_size=0": "data.batch_size: got '0', takes sizes from 1 to",
     "train data.batch_size=???": "data.batch_size: has no value; write data.batch_size=…",
     "train -m data.batch_size=64,0": "data.batch_size: got 0",
@@ -118,7 +112,6 @@ REFUSED = {
     # folders
     "train hydra.run.dir=../x": "hydra.run.dir: got '../x', … a folder below this one, or an absolute path",
     "train data.root=../../x hydra.run.dir=outputs/${data.root}": "hydra.run.dir: got 'outputs/../../x'",
-    "train hydra.run.dir=${nothing.here}": "hydra.run.dir: … nothing",
     "train hydra.run.dir=null": "hydra.run.dir: got null, takes a value",
     f"train hydra.run.dir=outputs/{'x' * 300}": "hydra.run.dir: has a name of more than 255 bytes",
     "predict ckpt=file input=nowhere output=file": "input: got 'nowhere', takes test, val, a folder of images, an image or an .npz file",
@@ -128,6 +121,7 @@ REFUSED = {
     f"train init={TOO_LONG}": "init: got … which is not a file",
     "train hydra.run.dir=sweep/0": "hydra.run.dir: sweep/0 already holds a run; choose another",
     "train -m hydra.sweep.dir=sweep data.batch_size=4,8": "hydra.sweep.dir: sweep/0 holds a run of another sweep",
+    "train -m hydra.sweep.dir=a seed=0,1": "hydra.sweep.dir: a holds a single run; choose another folder",
     "train -m hydra.sweep.dir=../x": "hydra.sweep.dir: got '../x'",
     "train -m seed=0,1 hydra.sweep.subdir=of-${hydra.job.num}": "hydra.sweep.subdir: is not taken: the folder of a run is its number",
     "train run_dir=mine": "run_dir: is set by the run; write hydra.run.dir=mine to choose its folder",
@@ -172,27 +166,22 @@ REFUSED = {
     **{f"run --vary={flag} file": "--vary: got …takes a flag with different values" for flag in ("--batch-size", "batch=1,2", "--b=", "--b=1,,2", "--b=1,1")},
     "run nowhere.py": "run: got 'nowhere.py', which is not a file",
 }  # fmt: skip
-COMMANDS = (
-    "batchscope takes train, new, evaluate, run, predict, export, latency, report, compare, explain, choose, hardware"
-)
 UNCLOSED = "…cannot be parsed: a quote, a bracket or a brace is not closed, or a value has to stand in quotes"
 SEVERAL = "…cannot be parsed: a value is missing beside a comma; write one value, or several: option=16,32"
 # exit code 2
 UNPARSED = {
-    "trani": f"trani: no such command. Did you mean 'train'? {COMMANDS}",
-    "--model cnn": f"--model: no such command. {COMMANDS}",
+    "trani": "trani: no such command. Did you mean 'train'? batchscope takes train, new, evaluate, run, predict",
+    "--model cnn": "--model: no such command. batchscope takes train",
     "model=cnn": "model=cnn: an option comes after a command; write batchscope train model=cnn",
     "train --nope": "--nope: no such flag.",
     "train --verbos": "--verbos: no such flag. Did you mean '--verbose'?",
     "train --model cnn": "--model: no such flag. Options are written without dashes: model=<value>",
-    "train --batch-size 64": "--batch-size: … Options are written without dashes: batch_size=<value>",
     "train --data.batch_size=64": "--data.batch_size=64: … Options are written without dashes: data.batch_size=64",
     "train cnn": "cnn: cannot be parsed: options are written as option=value; did you mean 'model=cnn'?",
     "train data.batch_size␣=␣8": "…cannot be parsed: write option=value without spaces around the =",
     "train -m data.batch_size=16,": SEVERAL,
     "train data.batch_size=,16": SEVERAL,
     "train data.batch_size=[1": UNCLOSED,
-    'train data.root="x': UNCLOSED,
     "train =3": "…cannot be parsed",
     "train --cfg": "argument --cfg: expected one argument",
     "train --cfg foo": "argument --cfg: invalid choice: 'foo' (choose from 'job', 'hydra', 'all')",
@@ -207,10 +196,7 @@ UNPARSED = {
     "compare a b data.batch_size=8": "compare: takes two folders; got 'data.batch_size=8', and options are for --rerun",
     "compare a b --rerun --passes 4": "argument --passes: takes a whole number from 5",
     **{f"compare a b {flag} 7": f"{flag}: is for --rerun, which runs both again" for flag in ("--passes", "--python-b", "--out")},
-    **{
-        f"compare a b --max-slowdown={share}": "argument --max-slowdown: takes a share such as 5% or 0.05"
-        for share in ("5", "-5%", "nan")
-    },
+    **{f"compare a b --max-slowdown={share}": "argument --max-slowdown: takes a share such as 5% or 0.05" for share in ("5", "-5%", "nan")},
     "choose": "choose: takes the folder of a sweep, or options such as model=cnn data=mnist",
     "choose sweep model=cnn": "choose: takes folders or options; got sweep and model=cnn",
     "choose sweep --config-dir x": "choose: takes folders or options; got sweep and --config-dir",
@@ -222,7 +208,7 @@ UNPARSED = {
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def world(tmp_path_factory):
     """A file, two runs, a sweep with a checkpoint, two folders of configs, and a name that is taken."""
     folder = tmp_path_factory.mktemp("world")
     for name in ("a", "b"):
@@ -233,10 +219,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).touch()
     (folder / "taken").symlink_to("nowhere")
     return folder
-
-
-def contents(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
 
 
 ROWS = [(line, 1, said) for line, said in REFUSED.items()] + [(line, 2, said) for line, said in UNPARSED.items()]

@@ -1,7 +1,6 @@
 """A checkpoint is evaluated and exported by its path alone, and one that cannot be is refused in one line."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,7 @@ NAME = "cnn-rendered-digits-bs16"
 
 
 @pytest.fixture
-def best(finished: Path) -> Path:
+def best(finished):
     return finished / "checkpoints" / "best.ckpt"
 
 
@@ -27,14 +26,14 @@ def test_the_test_metrics_of_the_run_are_printed_and_nothing_is_written(best, fi
     assert not [*tmp_path.iterdir()]
 
 
-def test_options_that_change_no_metric_change_none_also_in_a_folder_that_was_moved(finished, root, tmp_path) -> None:
+def test_options_that_change_no_metric_change_none_also_in_a_folder_that_was_moved(finished, root, tmp_path):
     moved = shutil.copytree(finished, tmp_path / "elsewhere")
     path = moved / record(moved)["checkpoints"]["last"]
     words = ["data.batch_size=1000", "++trainer.inference_mode=false", "~trainer.num_sanity_val_steps"]
     assert evaluate(path, [root, *words])[1] == pytest.approx(evaluate(path, [root])[1], rel=1e-5)
 
 
-def test_the_samples_are_those_that_were_tested(best: Path, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_samples_are_those_that_were_tested(best, root, monkeypatch):
     monkeypatch.setattr("batchscope.data.base.MIN_EVAL_BATCH_SIZE", 30)
     name, _ = evaluate(best, ["+trainer.limit_test_batches=2", root])
     assert name == f"{NAME}, tested on rendered-digits (60 of 100 samples)"
@@ -65,7 +64,7 @@ def test_options_that_do_not_fit_are_refused(options, said, best, root, tmp_path
         ("torch_export", f"{NAME} → model.pt2: differs from the network by at most "),
     ],
 )
-def test_a_network_is_exported_with_one_line(form, said, best, root, tmp_path, monkeypatch) -> None:
+def test_a_network_is_exported_with_one_line(form, said, best, root, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = answer("export", f"ckpt={best}", f"format={form}", root)
     assert found.code == 0, found.err

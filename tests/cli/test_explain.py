@@ -11,7 +11,7 @@ import pytest
 from batchscope.callbacks import _analysis
 from batchscope.records.explanation import FILE, TRACE
 from tests.checkpointing.support import interrupt, terminate
-from tests.cli.conftest import SIZES
+from tests.cli.conftest import SIZES, contents
 from tests.support.command_lines import answer
 from tests.support.devices import CPU
 from tests.support.explanations import explanation
@@ -23,25 +23,19 @@ STEP = "batchscope.training.task.Task.training_step"
 
 
 @pytest.fixture
-def run_dir(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def run_dir(finished, tmp_path, monkeypatch):
     """A copy of the finished run, in outputs/runs of the working directory. No peak is measured."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(_analysis, "find_calibration", lambda device, measure: None)
     return Path(shutil.copytree(finished, "outputs/runs/one"))
 
 
-def files_in(folder: Path) -> dict[str, bytes]:
-    files = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    return {str(path.relative_to(folder)): data for path, data in files.items()}
-
-
 def test_the_newest_run_is_explained_and_nothing_else_in_its_folder_changes(run_dir, root):
-    before = files_in(run_dir)
+    before, folder = contents(run_dir), run_dir / "explain"
     said = answer("explain", "last", root, *QUICK)
-    after = files_in(run_dir)
-    step = json.loads(after.pop(f"explain/{FILE}"))
-    assert after.pop(f"explain/{TRACE}") and after == before
+    after = contents(run_dir)
+    step = json.loads(after.pop(folder / FILE))
+    assert after.pop(folder / TRACE) and not after.pop(folder) and after == before
     assert (step["title"], step["batch_size"], step["trace_steps"]) == ("cnn · rendered-digits", 16, 3)
     assert {"model.features.0", "model.classifier.1"} <= {row["module"] for row in step["modules"]}
     assert "costliest operations" in said.out
@@ -71,13 +65,13 @@ def test_a_verdict_that_contradicts_the_runs_record_is_unclear_and_both_are_said
     assert f"limit: {'unclear: ' if kind == 'unclear' else ''}{evidence}" in " ".join(said.split())
 
 
-def test_options_change_what_is_explained_and_where_it_is_written(run_dir: Path, root: str) -> None:
+def test_options_change_what_is_explained_and_where_it_is_written(run_dir, root):
     found = json.loads(answer("explain", run_dir, root, "data={batch_size: 8}", *QUICK, "--json", "--out", "out").out)
     assert (found["title"], found["batch_size"], found["folder"]) == ("cnn · rendered-digits", 8, "out")
     assert Path("out", FILE).is_file() and not (run_dir / "explain").exists()
 
 
-def test_without_a_run_options_are_enough_and_with_peaks_there_are_lower_bounds(run_dir, root, monkeypatch) -> None:
+def test_without_a_run_options_are_enough_and_with_peaks_there_are_lower_bounds(run_dir, root, monkeypatch):
     monkeypatch.setattr(_analysis, "find_calibration", lambda device, measure: CPU)
     found = answer("explain", "model=mlp", "data=digits", root, *SIZES, "trainer.accelerator=cpu", *QUICK)
     assert "mlp · rendered-digits, batches of 16" in found.out
@@ -86,17 +80,12 @@ def test_without_a_run_options_are_enough_and_with_peaks_there_are_lower_bounds(
     assert {path.name for path in folder.iterdir()} == {FILE, TRACE}
 
 
-def test_what_cannot_be_written_is_explained_in_print(run_dir: Path, root: str) -> None:
+def test_what_cannot_be_written_is_explained_in_print(run_dir, root):
     Path("file").touch()
     said = answer("explain", run_dir, root, *QUICK, "--out", "file/out")
     assert "costliest operations" in said.out
     assert "trace.json.gz" not in said.out
     assert "cannot be written" in said.err
-
-
-def measure_nothing() -> None:
-    """In the process of a test: where the cache is empty, to measure the processor takes ten seconds."""
-    _analysis.find_calibration = lambda device, measure: None
 
 
 @pytest.mark.parametrize(
@@ -105,8 +94,7 @@ def measure_nothing() -> None:
 )
 def test_an_interruption_is_one_line_and_leaves_nothing(fault, where, call, name, tmp_path):
     words = ["model=mlp", "data=digits", "data.root=.", *SIZES, "trainer.accelerator=cpu", *QUICK, "--out", "here/out"]
-    faults = [("batchscope.training.explain.explain", 1, measure_nothing), (where, call, fault)]
-    done = Run(tmp_path, *words, module="batchscope.cli.explain", faults=faults)
+    done = Run(tmp_path, *words, module="batchscope.cli.explain", faults=[(where, call, fault)])
     assert done.end() == 128 + signal.Signals[name]
     lines = [line for line in done.complained.splitlines() if line and "rendered" not in line]
     assert lines == [f"explain: stopped by {name}; nothing was written"]
@@ -114,8 +102,8 @@ def test_an_interruption_is_one_line_and_leaves_nothing(fault, where, call, name
     assert not list(tmp_path.glob("here/*"))
 
 
-def test_what_cannot_be_explained_is_refused_in_one_line(run_dir, root, monkeypatch) -> None:
-    def refused(*words: object) -> str:
+def test_what_cannot_be_explained_is_refused_in_one_line(run_dir, root, monkeypatch):
+    def refused(*words):
         code, out, err = answer("explain", run_dir, *words)
         assert (code, out) == (1, "")
         return err.splitlines()[-1]

@@ -1,10 +1,8 @@
 """`batchscope hardware`: what is measured and cached, and the table."""
 
 import json
-from pathlib import Path
 
 import pytest
-import torch
 
 from batchscope.cli import hardware
 from batchscope.hardware import devices, measure
@@ -15,11 +13,11 @@ from tests.support.devices import GPU, HOST
 
 
 @pytest.fixture
-def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
+def measured(tmp_path, monkeypatch):
     """Every measurement that is made, with what disturbs it; none takes any time. The cache is empty."""
-    made: list[str | None] = [None]
+    made = [None]
 
-    def fake(device: torch.device) -> Calibration:
+    def fake(device):
         made.append(made[0])
         rates = {"fp32": 1e11}
         return Calibration(**identity(device), matmul_flops_per_sec=rates, launch_us=0.422, disturbed=made[0])

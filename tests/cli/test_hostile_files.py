@@ -7,10 +7,9 @@ in tests/options/test_trust.py. `FUZZ_SECONDS=600 pytest -k nodes` plants hostil
 
 import copy
 import json
+import os
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -44,7 +43,7 @@ ROWS.remove(("a configuration of one target", "report x"))  # which reads no con
 
 
 @pytest.mark.parametrize(("kind", "reader"), ROWS)
-def test_what_is_no_record_is_one_line(kind: str, reader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_record_is_one_line(kind, reader, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_run(Path("a"), 64, 10.0)
     Path("x").mkdir()
@@ -70,32 +69,26 @@ NOT_OURS, CONFIRM = "a.ckpt is not a checkpoint that batchscope wrote", "in a.ck
 class Payload:
     """An object whose unpickling leaves a file."""
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self):
         return (Path.touch, (Path("ran"),))
 
 
-def written(**changed: Any) -> Callable[[Path], None]:
+def written(**changed):
     """A whole checkpoint with other values."""
     return lambda path: write_checkpoint({**GOOD, **changed}, path)
 
 
-def cut(share: float) -> Callable[[Path], None]:
-    def how(path: Path) -> None:
-        write_checkpoint(GOOD, path)
-        path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
-
-    return how
+def cut(share):
+    return lambda path: (write_checkpoint(GOOD, path), os.truncate(path, int(share * path.stat().st_size)))
 
 
-def with_node(section: str, **node: Any) -> Callable[[Path], None]:
-    config = copy.deepcopy(CONFIG)
-    config[section] |= node
-    return written(batchscope={"name": "a", "config": config})
+def with_node(section, **node):
+    return written(batchscope={"name": "a", "config": {**CONFIG, section: CONFIG[section] | node}})
 
 
 RUNS = {"_target_": "pathlib.Path.touch", "_args_": [{"_target_": "pathlib.Path", "_args_": ["ran"]}]}
 # What is wrong → how it is made, and what a reader of weights says.
-CHECKPOINTS: dict[str, tuple[Callable[[Path], Any], str]] = {
+CHECKPOINTS = {
     "empty": (lambda path: path.touch(), NOT_WHOLE),
     "zeros": (lambda path: path.write_bytes(bytes(5000)), NOT_WHOLE),
     **{f"{share} of it": (cut(share), NOT_WHOLE) for share in (0.0001, 0.5, 0.99999)},
@@ -143,12 +136,6 @@ def test_what_is_no_checkpoint_is_one_line_and_nothing_of_it_runs(kind, reader, 
 # --- hostile nodes, planted where real configurations have others ----------------------------------------------------
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return Path()
-
-
 LINES = (
     ["data=digits", "model=torchvision", "trainer=fsdp"],
     ["data=sequential_mnist", "model=stacked_lstm", "optimizer=sgd", "+trainer.max_time={hours:1}"],
@@ -158,7 +145,7 @@ SECTIONS = ("model", "data", "task", "optimizer", "trainer", "callbacks", "logge
 TARGETS = ["pathlib.Path.touch", "os.system", "torch.optim.AdamW", "batchscope.records.run_record.RunRecord", 5, None]
 
 
-def nodes(node: Any, path: str = "") -> list[tuple[dict, str]]:
+def nodes(node, path=""):
     """All dicts in the sections of a configuration, with their names."""
     if not isinstance(node, dict):
         return []
@@ -166,14 +153,15 @@ def nodes(node: Any, path: str = "") -> list[tuple[dict, str]]:
     return [(node, path), *below] if path.partition(".")[0] in SECTIONS else below
 
 
-def test_hostile_nodes_in_records_and_checkpoints_are_refused_and_nothing_of_them_runs(here: Path) -> None:
+def test_hostile_nodes_in_records_and_checkpoints_are_refused_and_nothing_of_them_runs(tmp_path, monkeypatch):
     """Here "fine" is no answer."""
+    monkeypatch.chdir(tmp_path)
     configs = [composed(*line, run_dir="out") for line in LINES]
     Path("out").mkdir()
     for dice in budget("hostile configuration"):
         config = copy.deepcopy(dice.choice(configs))
         node, path = dice.choice(nodes(config))
-        target: Any = {"_target_": dice.choice(TARGETS), "self": {"_target_": "pathlib.Path", "_args_": ["ran"]}}
+        target = {"_target_": dice.choice(TARGETS), "self": {"_target_": "pathlib.Path", "_args_": ["ran"]}}
         hidden = dice.choice((target, [1, target], {"a": target}, {"_target": [target]}))
         known = dice.choice([key for key in node if not key.startswith("_")] or ["kwargs"])
         option = dice.choice(("_partial_", "_args_", "kwargs", "a b", known))
@@ -183,4 +171,4 @@ def test_hostile_nodes_in_records_and_checkpoints_are_refused_and_nothing_of_the
         refused(lambda: resume.configuration(read(Path("out")), Path("out"), []), (path, planted))
         write_checkpoint({"state_dict": {}, "batchscope": {"config": config, "name": "a"}}, Path("a.ckpt"))
         refused(lambda: evaluate(Path("a.ckpt"), []), (path, planted))  # at the latest because it has no weights
-        assert {one.name for one in here.rglob("*")} <= {"out", "run.json", ".lock", "a.ckpt"}, (path, planted)
+        assert {one.name for one in tmp_path.rglob("*")} <= {"out", "run.json", ".lock", "a.ckpt"}, (path, planted)

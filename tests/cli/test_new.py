@@ -11,7 +11,7 @@ from tests.support.command_lines import answer, composed
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "own-project"
 
 
-def test_every_file_of_the_example_is_written_with_the_name_of_the_project(tmp_path: Path, monkeypatch) -> None:
+def test_every_file_of_the_example_is_written_with_the_name_of_the_project(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = answer("new", "wavelets")
     assert "cd wavelets\n    batchscope train --config-dir=conf experiment=wavelets\n" in found.out
@@ -28,6 +28,6 @@ def test_every_file_of_the_example_is_written_with_the_name_of_the_project(tmp_p
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder in which nobody can write")
-def test_a_folder_that_cannot_be_written_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_written_is_one_line(monkeypatch):
     monkeypatch.chdir("/proc/self")
     assert answer("new", "mynet").err.startswith("error: new: mynet cannot be written: ")

@@ -3,13 +3,10 @@
 import os
 import shlex
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
 
 from batchscope.errors import UserError
 from batchscope.records.terminal import is_verbose
@@ -18,9 +15,9 @@ from tests.support.command_lines import answer
 
 
 @pytest.fixture(autouse=True)
-def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[tuple[Any, ...]]]:
+def started(monkeypatch, tmp_path):
     """The arguments of every run and sweep that would be started."""
-    calls: list[tuple[Any, ...]] = []
+    calls = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("batchscope.training.run.train", lambda *run: calls.append(run))
     monkeypatch.setattr("batchscope.sweep.runner.run_sweep", lambda *sweep: calls.append(sweep))
@@ -41,7 +38,7 @@ SWEEPS = {  # batch size and seed of each run
 
 
 @pytest.mark.parametrize("line", SWEEPS)
-def test_flags_may_stand_anywhere(line: str, started, tmp_path: Path) -> None:
+def test_flags_may_stand_anywhere(line, started, tmp_path):
     folder = tmp_path / "my configs, and more" / "model"  # which Hydra's grammar would split
     folder.mkdir(parents=True)
     (folder / "mine.yaml").write_text("_target_: batchscope.models.mlp.MLP\nhidden_sizes: [8]\n")
@@ -54,13 +51,13 @@ def test_flags_may_stand_anywhere(line: str, started, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("group", ["logger", "callbacks", "experiment"])
-def test_null_leaves_a_group_out(group: str, started) -> None:
+def test_null_leaves_a_group_out(group, started):
     assert answer("train", f"{group}=null") == (0, "", "")
     assert started[0][3] == [f"{group}=[]"]
 
 
 @pytest.mark.parametrize("word", ["resume=x", "+resume=x", "++resume=x"])
-def test_a_run_is_resumed_whatever_the_order(word: str) -> None:
+def test_a_run_is_resumed_whatever_the_order(word):
     found = answer("train", "trainer.accelerator=cpu", "-v", word)
     assert found.err.startswith("error: resume: got 'x', which does not exist")
 
@@ -68,16 +65,16 @@ def test_a_run_is_resumed_whatever_the_order(word: str) -> None:
 @pytest.mark.parametrize(
     ("word", "is_one"), [("seed=1", True), ("seed=1,2", False), ("experiment=find_batch_size", False)]
 )
-def test_a_sweep_of_one_run_is_said(word: str, is_one: bool) -> None:
+def test_a_sweep_of_one_run_is_said(word, is_one):
     said = "warning: -m: no option has several values, so this is a sweep of one run; write data.batch_size=32,64 for two\n"
     assert answer("train", "-m", word) == (0, "", said if is_one else "")
 
 
 @pytest.mark.parametrize("by_hydra", [False, True])
-def test_a_job_gets_what_hydra_gives_it(by_hydra: bool, started, tmp_path: Path, monkeypatch) -> None:
+def test_a_job_gets_what_hydra_gives_it(by_hydra, started, tmp_path, monkeypatch):
     seen = []
 
-    def job(config: DictConfig) -> None:
+    def job(config):
         known = HydraConfig.get()
         facts = (known.job.num, known.runtime.output_dir, known.runtime.choices.model, [*known.overrides.task][:2])
         seen.append((*facts, config.data.batch_size, os.environ.get("MARK"), "hydra" in config))
@@ -105,7 +102,7 @@ SHOWN = {
 
 
 @pytest.mark.parametrize("line", SHOWN)
-def test_what_starts_no_run_is_shown(line: str, started, tmp_path: Path) -> None:
+def test_what_starts_no_run_is_shown(line, started, tmp_path):
     code, out, err = answer("train", *line.split())
     assert (code, err, started, [*tmp_path.iterdir()]) == (0, "", [], [])
     assert all(text in out for text in SHOWN[line])
@@ -113,7 +110,7 @@ def test_what_starts_no_run_is_shown(line: str, started, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("word", ["seed=0", "hydra.run.dir=made/here", "hydra.run.dir=empty/mine"])
 def test_a_late_mistake_leaves_the_folders_that_were_there_and_no_others(word, tmp_path, monkeypatch):
-    def train(*_: object) -> None:
+    def train(*_):
         raise UserError("it is too late")
 
     monkeypatch.setattr("batchscope.training.run.train", train)
@@ -122,7 +119,7 @@ def test_a_late_mistake_leaves_the_folders_that_were_there_and_no_others(word, t
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")} == {"empty", "empty/mine"}
 
 
-def test_the_printed_resume_command_starts_the_same_sweep(started, monkeypatch, capsys) -> None:
+def test_the_printed_resume_command_starts_the_same_sweep(started, monkeypatch, capsys):
     options = ["data.root='my data, here'", "model=mlp", "model.hidden_sizes=[8,8],[4]", "++hydra.sweep.dir=before"]
     monkeypatch.setattr(sys, "argv", ["train.py", "--multirun", *options])
     SweepRunner(Path("it's {my} sweep, a=b"), ["a", "b"]).print_remaining()
