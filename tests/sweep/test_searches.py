@@ -1,7 +1,5 @@
 """Plans that search: the batch size that fills a device, the time to a target, and the sizes that choose measures."""
 
-from functools import partial
-
 import pytest
 
 from batchscope.errors import UserError
@@ -135,7 +133,7 @@ NO_MEMORY, NAN = {"status": "out_of_memory"}, {"status": "failed", "error": "ste
 @pytest.mark.parametrize(
     ("end", "word", "ran"),
     [
-        (NO_MEMORY, "search.rates=[1,2]", [(64, 0.01), (16, 0.01), (16, 0.02)]),  # nothing as large or larger is tried again
+        (NO_MEMORY, "search.rates=[1,2]", [(64, 0.01), (16, 0.01), (16, 0.02)]),  # nor anything larger
         (NAN, "search.rates=[1]", [(64, 0.01), (16, 0.01), (256, 0.01)]),  # a result
         ({"dataset": {"train_samples": 70}}, "search.rates=[1]", [(64, 0.01), (16, 0.01)]),  # no batch is larger
         ({"seconds": 115.0}, "search.minutes=2", [(64, 0.01), (16, 0.01)]),  # which are over
@@ -213,5 +211,5 @@ def test_what_does_not_fit_ends_the_list_and_any_other_failure_the_measurement(t
 
 def test_two_measurements_at_once_have_a_folder_each(tmp_path, monkeypatch):
     monkeypatch.setattr(sizes.Loop, "run", lambda loop, plan: None)
-    measure = partial(sizes.measure, [], [], ["cpu"], tmp_path / "new", print)
-    assert [measure(), measure()] == [[tmp_path / "new" / "cpu"], [tmp_path / "new-2" / "cpu"]]
+    found = [sizes.measure([], [], ["cpu"], tmp_path / "new", print) for _ in range(2)]
+    assert found == [[tmp_path / "new" / "cpu"], [tmp_path / "new-2" / "cpu"]]
