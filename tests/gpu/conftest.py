@@ -2,9 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import lightning
 import pytest
@@ -21,7 +19,7 @@ each_precision = pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"] 
 
 
 @pytest.fixture
-def device() -> torch.device:
+def device():
     if REHEARSAL:
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -30,7 +28,7 @@ def device() -> torch.device:
 
 
 @pytest.fixture
-def cuda(device: torch.device) -> torch.device:
+def cuda(device):
     """For what a CPU does not have."""
     if device.type != "cuda":
         pytest.skip("not on a CPU")
@@ -38,13 +36,13 @@ def cuda(device: torch.device) -> torch.device:
 
 
 @pytest.fixture
-def accelerator(device: torch.device) -> str:
+def accelerator(device):
     return "gpu" if device.type == "cuda" else "cpu"
 
 
 @pytest.fixture(autouse=True)
-def float32_products() -> Iterator[None]:
-    """The switches for TF32 as they were."""
+def float32_products():
+    """The switches for TF32 are afterwards as they were."""
     switches = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn)
     before = [switch.fp32_precision for switch in switches]
     yield
@@ -53,26 +51,16 @@ def float32_products() -> Iterator[None]:
 
 
 @pytest.fixture
-def train(accelerator: str, tmp_path: Path) -> Callable[..., tuple[lightning.Trainer, Task]]:
+def train(accelerator, tmp_path):
     """Train the SimpleCNN on rendered digits; keywords are the Trainer's, `data` those of the dataset, `mode` torch.compile's."""
 
-    def fit(
-        *callbacks: Any,
-        data: dict[str, Any] | None = None,
-        optimizer: Any = None,
-        mode: str | None = None,
-        **options: Any,
-    ) -> Any:
+    def fit(*callbacks, data=None, optimizer=None, mode=None, **options):
         lightning.seed_everything(0, verbose=False)
         sizes = {"num_train": 256, "num_val": 32, "num_test": 32, "batch_size": 32}
         source = Digits(root=str(tmp_path / "data"), **{**sizes, **(data or {})})
-        task = Task(
-            SimpleCNN(source.spec, channels=[4, 8], hidden_size=16),
-            source.spec,
-            optimizer or adamw(schedule="one_cycle"),
-            compile_mode=mode,
-        )
-        usual: dict[str, Any] = {"max_epochs": 1, "limit_val_batches": 0, "logger": False}
+        network = SimpleCNN(source.spec, channels=[4, 8], hidden_size=16)
+        task = Task(network, source.spec, optimizer or adamw(schedule="one_cycle"), compile_mode=mode)
+        usual = {"max_epochs": 1, "limit_val_batches": 0, "logger": False}
         trainer = lightning.Trainer(
             accelerator=accelerator, devices=1, callbacks=list(callbacks), enable_checkpointing=False,
             enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False, **usual | options,

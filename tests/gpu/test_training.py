@@ -1,25 +1,19 @@
 """On a GPU: precisions, clipping, overflow, layouts, pipelines, memory, and a resumed run."""
 
 import itertools
-import json
 import math
-import subprocess
-import sys
-from typing import Any
 
-import lightning
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, LambdaCallback
 from lightning.pytorch.plugins import MixedPrecision
 from torch.nn.utils import get_total_norm
 
-from batchscope.hardware.device_memory import is_out_of_memory
 from batchscope.models.recurrent import RNNCell, StackedLSTM, unroll
-from batchscope.random_state import random_state, restore_random_state
 from tests.gpu.conftest import REHEARSAL, each_precision
 from tests.support.recipes import sgd
-from tests.support.runs import EVERY_4, SMALL, assert_alike, kill_9, results, run
+from tests.support.runs import EVERY_4, SMALL, assert_alike, kill_9, record, results, run
+from tests.support.spawned import TRAIN, end, spawn
 
 pytestmark = pytest.mark.gpu
 STEP = "batchscope.training.task.Task.training_step"
@@ -29,14 +23,13 @@ TOLERANCE = {"fp32": 1e-4, "tf32": 2e-2, "bf16": 8e-2, "fp16": 2e-2}  # of the l
 class EachEpoch(Callback):
     """The memory that torch has taken from the device, and the loss of the last step, at the end of each epoch."""
 
-    def __init__(self) -> None:
-        self.reserved: list[int] = []
-        self.losses: list[float] = []
+    def __init__(self):
+        self.reserved, self.losses = [], []
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         self.last = outputs["loss"]
 
-    def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: Any) -> None:
+    def on_train_epoch_end(self, trainer, pl_module):
         self.losses.append(float(self.last))
         if pl_module.device.type == "cuda":
             self.reserved.append(torch.cuda.memory_reserved(pl_module.device))
@@ -82,13 +75,12 @@ def test_the_fused_kernels_compute_what_the_readable_cells_do(kind, precision, d
 def test_gradients_are_clipped_at_every_precision(precision, train):
     norms = []
 
-    class Norms(Callback):
-        def on_before_zero_grad(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-            gradients = [parameter.grad for parameter in pl_module.parameters() if parameter.grad is not None]
-            if gradients:  # those of the last update
-                norms.append(float(get_total_norm(gradients)))
+    def note(trainer, module, optimizer):
+        gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+        if gradients:  # those of the last update
+            norms.append(float(get_total_norm(gradients)))
 
-    train(Norms(), precision=precision, gradient_clip_val=1e-3)
+    train(LambdaCallback(on_before_zero_grad=note), precision=precision, gradient_clip_val=1e-3)
     finite = [norm for norm in norms if math.isfinite(norm)]  # the scaler's first scale may be too large
     assert len(finite) >= len(norms) / 2 > 0
     assert max(finite) <= 1e-3 * 1.01
@@ -98,13 +90,17 @@ def test_gradients_are_clipped_at_every_precision(precision, train):
 def test_a_first_overflow_of_the_scaler_leaves_the_weights_and_the_momentum_sound(train):
     weights = []
 
-    class Weights(Callback):
-        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-            weights.append([parameter.detach().clone() for parameter in pl_module.parameters()])
+    def note(trainer, module, batch, batch_idx):
+        weights.append([parameter.detach().clone() for parameter in module.parameters()])
 
     scaler = torch.amp.GradScaler("cuda", init_scale=2.0**24, growth_interval=1)
     plugin = MixedPrecision("16-mixed", "cuda", scaler)
-    trainer, task = train(Weights(), plugins=plugin, optimizer=sgd(lr=0.01, schedule="one_cycle"), max_epochs=4)
+    trainer, task = train(
+        LambdaCallback(on_train_batch_start=note),
+        plugins=plugin,
+        optimizer=sgd(lr=0.01, schedule="one_cycle"),
+        max_epochs=4,
+    )
     assert all(map(torch.equal, weights[0], weights[1])), "the first step overflows, and is skipped"
     assert not all(map(torch.equal, weights[0], weights[-1]))
     assert all(parameter.isfinite().all() for parameter in task.parameters())
@@ -121,26 +117,6 @@ def test_a_compiled_network_trains_as_the_network_does(mode, cuda, train):
     train(eager, max_epochs=3)
     train(compiled, max_epochs=3, mode=mode)
     assert compiled.losses == pytest.approx(eager.losses, rel=0.05)
-
-
-def test_random_states_are_restored(device):
-    torch.rand(3, device=device)
-    state = random_state()
-    expected = torch.rand(100, device=device)
-    restore_random_state(state)
-    assert torch.equal(torch.rand(100, device=device), expected)
-
-
-def test_too_little_memory_is_recognized(cuda, train):
-    torch.cuda.empty_cache()
-    taken = torch.cuda.memory_reserved(cuda) / torch.cuda.get_device_properties(cuda).total_memory
-    torch.cuda.set_per_process_memory_fraction(taken + 0.0003, cuda)  # some 25 MB; the batch takes 51
-    try:
-        with pytest.raises(RuntimeError) as caught:
-            train(data={"batch_size": 16_384, "num_train": 16_384})
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0, cuda)
-    assert is_out_of_memory(caught.value)
 
 
 @pytest.mark.parametrize("model", ["cnn", "stacked_lstm", *["lstm_cell"] * (not REHEARSAL)])  # as the others, on a CPU
@@ -164,8 +140,7 @@ def test_a_run_out_of_memory_is_a_row_of_its_sweep(tmp_path, mnist_files):
     """1,536 images take some 400 GB, and no tensor among them has more elements than 32 bits can count."""
     options = ["experiment=throughput", "model=torchvision", "model.name=resnet152", "model.image_size=224"]
     options += ["data=mnist", f"data.root={mnist_files}", "trainer.accelerator=gpu", "data.batch_size=8,1536,16"]
-    line = [sys.executable, "-m", "batchscope.train", "-m", *options, f"hydra.sweep.dir={tmp_path}"]
-    subprocess.run(line, check=False, stdout=subprocess.DEVNULL)
-    records = [json.loads(path.read_text()) for path in tmp_path.rglob("run.json")]
-    found = {record["config"]["data"]["batch_size"]: record["status"] for record in records}
+    end(spawn(tmp_path, TRAIN, "-m", *options, f"hydra.sweep.dir={tmp_path}"))
+    records = [record(path.parent) for path in tmp_path.rglob("run.json")]
+    found = {one["config"]["data"]["batch_size"]: one["status"] for one in records}
     assert found == {8: "finished", 16: "finished", 1536: "out_of_memory"}
