@@ -18,11 +18,6 @@ from tests.sweep.conftest import ended, play
 # --- which changes ---------------------------------------------------------------------------------------------------
 
 ON_CPU, BESIDE_A_GPU = Machine(cores=4), Machine(accelerators=("cpu", "cuda"), cores=4)
-CPU = (
-    "data.batch_size=512 trainer.precision=bf16-mixed data.pipeline=workers channels_last=false keep_freed_memory=false"
-)
-GPU = """data.batch_size=512 trainer.precision=bf16-mixed trainer.precision=16-mixed data.pipeline=device data.pipeline=workers
-    channels_last=false trainer.accelerator=cpu trainer.devices=4"""
 
 
 @pytest.fixture(autouse=True)
@@ -31,11 +26,9 @@ def this_machine(monkeypatch):
     monkeypatch.setattr("sys.platform", "linux")
 
 
-def tried(
-    words="", machine=ON_CPU, device="cpu", size=128, processes=1, bottleneck="compute", factors=(2, 4), fixed=None
-):
+def tried(words="", machine=ON_CPU, device="cpu", size=128, processes=1, kind="compute", factors=(2, 4), fixed=None):
     """The options that are tried after such a baseline, and the lines on what is left out."""
-    throughput = {"batch_size": size, "bottleneck": {"kind": bottleneck}}
+    throughput = {"batch_size": size, "bottleneck": {"kind": kind}}
     facts = {"hardware": {"device": device}, "dataset": {"train_samples": 55_000}, "processes": processes}
     baseline = Run("baseline", Path("x"), {"status": "finished", "throughput": throughput, **facts})
     config = composed("experiment=diagnose", *words.split(), run_dir="x")
@@ -45,9 +38,13 @@ def tried(
 
 
 def test_on_a_cpu_and_on_gpus():
-    assert tried() == (["data.batch_size=256", *CPU.split()], [])
+    batches = ["data.batch_size=256", "data.batch_size=512"]
+    others = "trainer.precision=bf16-mixed data.pipeline=workers channels_last=false keep_freed_memory=false"
+    assert tried() == ([*batches, *others.split()], [])
+    others = "trainer.precision=bf16-mixed trainer.precision=16-mixed data.pipeline=device data.pipeline=workers"
+    others += " channels_last=false trainer.accelerator=cpu trainer.devices=4"
     gpus = replace(BESIDE_A_GPU, devices=4, cores=16)
-    assert tried("", gpus, "cuda", bottleneck="host")[0] == ["data.batch_size=256", *GPU.split()]
+    assert tried("", gpus, "cuda", kind="host")[0] == [*batches, *others.split()]
 
 
 @pytest.mark.parametrize("line", ["trainer.accelerator=cpu", "trainer=cpu"])
