@@ -81,15 +81,3 @@ def install(folder: Path) -> dict[str, str]:
         (programs / name).write_text(f"#!{sys.executable}\n{where}{text}")
         (programs / name).chmod(0o755)
     return {"PATH": f"{programs}:{os.environ['PATH']}"}
-
-
-def script(folder: Path) -> list[str]:
-    """The #SBATCH options of the first submitted job."""
-    lines = next((folder / "state").glob("*.sh")).read_text().splitlines()
-    return [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH ")]
-
-
-def requeued(folder: Path) -> list[str]:
-    """The jobs that were requeued."""
-    path = folder / "state" / "requeued"
-    return path.read_text().split() if path.exists() else []

@@ -14,8 +14,8 @@ from batchscope.options.compose import compose_command_line
 from batchscope.records.step_times import read_step_times
 from batchscope.sweep import launchers
 from batchscope.sweep.plans import RunFailed
-from tests.support import fake_slurm as slurm
 from tests.support.command_lines import answer, refusal
+from tests.support.fake_slurm import install
 from tests.support.runs import assert_alike, record, results
 from tests.support.spawned import TRAIN, end, spawn
 from tests.support.waiting import wait_until
@@ -231,7 +231,7 @@ def test_slurm_starts_a_preempted_job_again_asked_once_and_the_run_resumes(tmp_p
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
     twins = ["seed=0,0", "data.num_train=1000", "data.batch_size=4", "trainer.max_epochs=2", "optimizer.lr=0.001"]
     twins += ["callbacks.checkpoint.every_n_steps=50", "callbacks.device=null", "hydra/launcher=submitit_slurm"]
-    process = start(tmp_path, *twins, "hydra.launcher.partition=gpu", **slurm.install(tmp_path / "slurm"))
+    process = start(tmp_path, *twins, "hydra.launcher.partition=gpu", **install(tmp_path / "slurm"))
     wait_until((tmp_path / "s/1/checkpoints/last.ckpt").exists, "the run keeps no checkpoint")
     run = psutil.Process(process_of(tmp_path, "1"))
     for told in (run.parent(), run):  # the task of the job; some clusters tell all processes of a job
@@ -239,8 +239,9 @@ def test_slurm_starts_a_preempted_job_again_asked_once_and_the_run_resumes(tmp_p
     code, out, err = end(process)
     assert code == 0, err
     assert "2 runs: 2 finished" in out
-    assert slurm.requeued(tmp_path / "slurm") == ["1000_1"]
-    assert {"--partition=gpu", "--signal=USR2@120", "--requeue", "--nodes=1"} <= set(slurm.script(tmp_path / "slurm"))
+    assert (tmp_path / "slurm/state/requeued").read_text() == "1000_1\n"
+    script = (tmp_path / "slurm/state/1000.sh").read_text().splitlines()
+    assert {f"#SBATCH --{one}" for one in ("partition=gpu", "signal=USR2@120", "requeue", "nodes=1")} <= {*script}
     whole, again = (record(tmp_path / "s" / run) for run in "01")
     assert "resumed" not in whole
     assert 0 < again["resumed"][0]["step"] < again["steps"] == whole["steps"] == 500
