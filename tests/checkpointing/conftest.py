@@ -13,8 +13,7 @@ from tests.support.runs import EVERY_4, SMALL, kill_9, run
 def unstopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that was never stopped."""
     folder = tmp_path_factory.mktemp("unstopped")
-    done = run(folder, *SMALL, EVERY_4, OUT)
-    assert done.end() == 0, done.complained
+    run(folder, *SMALL, EVERY_4, OUT, code=0)
     return folder / "out"
 
 
@@ -22,7 +21,7 @@ def unstopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The working directory of a run that was killed in its second epoch: it has a last and a best checkpoint."""
     folder = tmp_path_factory.mktemp("interrupted")
-    assert run(folder, *SMALL, EVERY_4, OUT, faults=[(STEP, 18, kill_9)]).end() == -9
+    run(folder, *SMALL, EVERY_4, OUT, faults=[(STEP, 18, kill_9)], code=-9)
     return folder
 
 

@@ -9,6 +9,7 @@ import torch
 
 from batchscope.checkpointing.checkpoint_file import load_checkpoint, write_checkpoint
 from batchscope.data.copy_memory import CopyMemory
+from tests.support.runs import Run
 
 OUT = "hydra.run.dir=out"
 STEP, VALIDATION, TEST = (f"batchscope.training.task.Task.{kind}_step" for kind in ("training", "validation", "test"))
@@ -29,7 +30,14 @@ def break_down() -> None:
     raise RuntimeError("the training broke")
 
 
-def change(path: Path, how: Callable[[dict], None]) -> None:
+def refused(done: Run) -> str:
+    """The one line with which a run fails."""
+    assert done.end() == 1, done.said
+    (line,) = done.complained.splitlines()
+    return line
+
+
+def change(path: Path, how: Callable[[dict], object]) -> None:
     checkpoint = load_checkpoint(path)
     how(checkpoint)
     write_checkpoint(checkpoint, path)

@@ -7,7 +7,7 @@ import pytest
 from lightning.pytorch.loggers import CSVLogger
 
 from batchscope.checkpointing.csv_logger import append_to_file
-from tests.checkpointing.support import OUT, STEP, terminate
+from tests.checkpointing.support import OUT, STEP, refused, terminate
 from tests.support.runs import SMALL, curves, run, table
 
 
@@ -45,10 +45,9 @@ def test_the_csv_file_holds_what_lightnings_own_holds_and_a_kill_while_a_column_
 
 def test_curves_are_kept_while_their_logger_is_off(unstopped: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert run(tmp_path, *SMALL, OUT, faults=[(STEP, 7, terminate)]).end() == 143
-    assert run(tmp_path, "resume=out", "logger=null", faults=[(STEP, 6, terminate)]).end() == 143
-    done = run(tmp_path, "resume=out", "logger=default")
-    assert (done.end(), done.complained) == (0, "")
+    run(tmp_path, *SMALL, OUT, faults=[(STEP, 7, terminate)], code=143)
+    run(tmp_path, "resume=out", "logger=null", faults=[(STEP, 6, terminate)], code=143)
+    assert run(tmp_path, "resume=out", "logger=default", code=0).complained == ""
     steps = [*range(1, 8), *range(14, 21)]
     assert curves(out)["train/loss"] == [point for point in curves(unstopped)["train/loss"] if point[0] in steps]
     assert [int(row["step"]) for row in table(out) if row["train/loss"]] == steps
@@ -60,7 +59,5 @@ def test_something_else_in_the_place_of_a_log_is_one_line(place: str, killed: Pa
     was_folder = path.is_dir()
     path.rename(killed / "before")
     path.write_text("") if was_folder else path.mkdir()
-    done = run(killed, "resume=out")
-    assert done.end() == 1
-    (line,) = done.complained.splitlines()
+    line = refused(run(killed, "resume=out"))
     assert line.startswith("error: ") and f"{path.relative_to(killed)} cannot be written: " in line

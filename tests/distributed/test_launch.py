@@ -1,7 +1,6 @@
 """The processes that were started are checked before torch is imported; launched processes make one run."""
 
 import json
-import socket
 import subprocess
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from batchscope.distributed.launch import check_processes
 from batchscope.hardware.devices import check_accelerator
 from batchscope.ranks import Rank, current
 from tests.support.command_lines import refusal
-from tests.support.spawned import TRAIN, end, spawn
+from tests.support.spawned import TRAIN, end, free_port, spawn
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}
 SRUN = {"SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "2", "SLURM_PROCID": "2", "SLURM_LOCALID": "0"}
@@ -40,16 +39,14 @@ STRATEGIES = "trainer.strategy: got {}, takes auto, single_device, ddp, "
 # A trainer, who has started the processes, and what is said, if anything.
 TRAINERS: list[tuple[dict, dict[str, str], str]] = [
     ({"devices": "auto"}, {}, ""),
-    ({"devices": -1, "accelerator": "gpu"}, {}, ""),
-    ({"devices": [0, 2], "accelerator": "gpu"}, {}, ""),
-    ({"devices": "0,2", "accelerator": "auto"}, {}, ""),
+    *(({"devices": devices, "accelerator": "gpu"}, {}, "") for devices in (-1, [0, 2], "0,2")),
     ({"devices": 2, "strategy": "ddp", "accelerator": "cpu", "num_nodes": 1}, {}, ""),
     ({"strategy": "deepspeed_stage_2", "accelerator": "gpu", "devices": 2}, {}, ""),
     ({"strategy": {"_target_": DDP, "start_method": "popen"}}, {}, ""),
     *(({"devices": 2, "num_nodes": 2, "strategy": "ddp"}, launcher, "") for launcher in (TORCHRUN, SRUN)),
     *(
         ({"devices": devices}, {}, f"trainer.devices: got {devices!r}, takes a number of devices (at least 1)")
-        for devices in (0, -2, "abc", "atuo", [], [0, "x"], True)
+        for devices in (0, -2, "abc", [], [0, "x"], True)
     ),
     ({"devices": "atuo"}, {}, "Did you mean 'auto'?"),
     *(({"devices": devices, "accelerator": "cpu"}, {}, ON_CPU.format(devices)) for devices in (-1, [0, 1])),
@@ -72,12 +69,9 @@ def test_what_lightning_can_do_is_let_through_and_what_cannot_work_is_one_line(t
         check_processes(trainer, environ=environ)
 
 
-def test_a_sweep_is_not_started_by_torchrun() -> None:
+def test_a_sweep_by_torchrun_and_more_gpus_than_there_are_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     said = refusal(check_processes, {"devices": 4}, multirun=True, environ=TORCHRUN)
     assert "a sweep starts the processes of its runs itself" in said
-
-
-def test_more_gpus_than_there_are_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     check_accelerator("gpu", 1)
@@ -87,43 +81,35 @@ def test_more_gpus_than_there_are_are_refused(monkeypatch: pytest.MonkeyPatch) -
 # --- started by others ------------------------------------------------------------------------------------------------
 
 # Without the rendezvous every process would choose a folder of its own, by its clock and its number.
-OWN_FOLDER = "hydra.run.dir=out/${now:%H-%M-%S-%f}-${oc.env:MINE}"
-SMALL = ["data=adding", "data.num_train=64", "data.num_val=16", "data.num_test=16", "data.batch_size=4"]
-SMALL += ["model=rnn_cell", "callbacks.throughput.calibrate=false", "callbacks.progress=null", "callbacks.device=null"]
-SMALL += ["trainer.max_epochs=1", "trainer.accelerator=cpu", "trainer=ddp"]
+TWO = ["hydra.run.dir=out/${now:%H-%M-%S-%f}-${oc.env:MINE}", "trainer=ddp", "trainer.accelerator=cpu"]
+TWO += ["data=adding", "data.num_train=64", "data.num_val=16", "data.num_test=16", "data.batch_size=4"]
+TWO += ["model=rnn_cell", "callbacks.throughput.calibrate=false", "callbacks.progress=null", "callbacks.device=null"]
+TWO += ["trainer.max_epochs=1", "trainer.devices=2"]
+TORCH = ["-m", "torch.distributed.run"]
 
 
 def by_lightning(folder: Path) -> list[subprocess.Popen[str]]:
-    return [spawn(folder, TRAIN, *SMALL, "trainer.devices=2", OWN_FOLDER, MINE="0")]
+    return [spawn(folder, TRAIN, *TWO, MINE="0")]
 
 
 def by_torchrun(folder: Path, *words: str, program: str = TRAIN, restarts: int = 0) -> list[subprocess.Popen[str]]:
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", f"--max-restarts={restarts}"]
-    return [spawn(folder, *launcher, program, *SMALL, "trainer.devices=2", OWN_FOLDER, *words, MINE="0")]
+    launcher = [*TORCH, "--standalone", "--nproc_per_node=2", f"--max-restarts={restarts}"]
+    return [spawn(folder, *launcher, program, *TWO, *words, MINE="0")]
 
 
 def by_two_torchruns(folder: Path) -> list[subprocess.Popen[str]]:
     """As on two machines."""
-    launcher = ["-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1", "--master_addr=127.0.0.1"]
-    launcher += [f"--master_port={free_port()}"]
-    words = [TRAIN, *SMALL, "trainer.devices=1", "trainer.num_nodes=2", OWN_FOLDER]
+    launcher = [*TORCH, "--nnodes=2", "--nproc_per_node=1", "--master_addr=127.0.0.1", f"--master_port={free_port()}"]
+    words = [TRAIN, *TWO, "trainer.devices=1", "trainer.num_nodes=2"]
     return [spawn(folder, *launcher, f"--node_rank={agent}", *words, MINE=str(agent)) for agent in (0, 1)]
 
 
 def by_srun(folder: Path) -> list[subprocess.Popen[str]]:
     """Two tasks as SLURM's srun starts them, with the variables that Lightning and batchscope read."""
-    slurm = {"NTASKS": 2, "NTASKS_PER_NODE": 2, "NODEID": 0, "NNODES": 1, "JOB_ID": 7, "NODELIST": "127.0.0.1"}
-    slurm |= {"JOB_NAME": "train", "STEP_ID": 0, "STEP_NUM_TASKS": 2}
-    environ = {f"SLURM_{key}": str(value) for key, value in slurm.items()} | {"MASTER_PORT": str(free_port())}
-    words = [TRAIN, *SMALL, "trainer.devices=2", OWN_FOLDER]
-    own = ({"SLURM_PROCID": task, "SLURM_LOCALID": task, "MINE": task} for task in ("0", "1"))
-    return [spawn(folder, *words, **environ, **one) for one in own]
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+    slurm = SRUN | {"SLURM_NTASKS": "2", "SLURM_JOB_ID": "7", "SLURM_NODEID": "0", "SLURM_NNODES": "1"}
+    slurm |= {"SLURM_NODELIST": "127.0.0.1", "SLURM_STEP_NUM_TASKS": "2", "MASTER_PORT": str(free_port())}
+    own = ({"SLURM_PROCID": task, "SLURM_LOCALID": task, "MINE": task} for task in "01")
+    return [spawn(folder, TRAIN, *TWO, **slurm | one) for one in own]
 
 
 @pytest.mark.slow
@@ -138,10 +124,9 @@ def test_two_processes_leave_one_record_of_both_and_only_the_first_prints(starte
     record = json.loads((run_dir / "run.json").read_text())
     found = [record[key] for key in ("status", "processes", "global_batch_size", "steps")]
     assert found == ["finished", 2, 8, 8]  # 64 samples, 4 in each of two processes
-    throughput = record["throughput"]
+    throughput = record["throughput"]  # of both ranks' samples, in the time of this rank's steps
     assert throughput["slowest_step_ms"] >= throughput["fastest_step_ms"]
     assert throughput["slowest_process"] in (0, 1)
-    # Both ranks' samples, in the time of this rank's steps.
     assert throughput["samples_per_sec"] == pytest.approx(8e3 / throughput["step_ms_median"])
     assert throughput["samples_per_sec_mean"] == pytest.approx(2 * throughput["samples"] / throughput["seconds"])
 
@@ -160,8 +145,7 @@ train.main()
 @pytest.mark.slow
 def test_torchrun_starts_processes_again_that_have_failed(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(FAILS_ONCE)
-    (process,) = by_torchrun(tmp_path, program="program.py", restarts=1)
-    done = end(process)
+    done = end(*by_torchrun(tmp_path, program="program.py", restarts=1))
     assert done.code == 0, done.err
     assert done.out.count("\nresult  ") == 1
     records = [json.loads((run / "run.json").read_text()) for run in sorted((tmp_path / "out").iterdir())]
@@ -170,8 +154,7 @@ def test_torchrun_starts_processes_again_that_have_failed(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_a_mistake_on_torchruns_command_line_is_printed_once(tmp_path: Path) -> None:
-    (process,) = by_torchrun(tmp_path, "data.batch_sise=3")
-    done = end(process)
+    done = end(*by_torchrun(tmp_path, "data.batch_sise=3"))
     assert done.code != 0
     assert done.err.count("error: ") == done.err.count("error: data.batch_sise: no such option") == 1
     assert not list(tmp_path.iterdir())

@@ -4,6 +4,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -11,15 +12,11 @@ import torch
 from batchscope.distributed.rank_sync import RankSync
 
 
-class Trainer:
-    world_size = 2
-
-
 class Exchange(list[torch.Tensor]):
-    """The tensors of one exchange of all ranks; done when all have started it."""
+    """The tensors of one exchange of two ranks; done when both have started it."""
 
     def wait(self) -> None:
-        assert len(self) == Trainer.world_size, "a rank waits for one that has not started the same exchange"
+        assert len(self) == 2, "a rank waits for one that has not started the same exchange"
         maximum = torch.stack([*self]).amax(0)
         for tensor in self:
             tensor.copy_(maximum)
@@ -33,7 +30,7 @@ class Ranks:
         monkeypatch.setattr(torch.distributed, "all_reduce", self.all_reduce)
         self.exchanges: defaultdict[int, Exchange] = defaultdict(Exchange)
         self.batches, self.wants = 0, [0, 0]
-        self.syncs = [RankSync(Trainer.world_size) for _ in self.wants]
+        self.syncs = [RankSync(2), RankSync(2)]
         for rank, sync in enumerate(self.syncs):
             sync.contribute("wish", lambda rank=rank: self.wants[rank])
 
@@ -90,12 +87,11 @@ def test_one_process_reads_its_own_at_once() -> None:
 
 
 def test_closing_leaves_an_exchange_behind_and_destroys_the_group_once(two: Ranks, monkeypatch) -> None:
-    destroyed: list[object] = []
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "destroy_process_group", destroyed.append)
-    trainer = Trainer()
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", destroy := Mock())
+    trainer = Mock(world_size=2)
     RankSync.of(trainer).start(1)
     assert RankSync.of(trainer) is RankSync.of(trainer)
     RankSync.close(trainer)
     RankSync.close(trainer)  # another callback does as well
-    assert len(destroyed) == 1
+    destroy.assert_called_once()

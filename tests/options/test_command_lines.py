@@ -10,19 +10,13 @@ from typing import Any
 import pytest
 
 from batchscope.checkpointing import resume
-from batchscope.errors import UserError
-from tests.checkpointing.support import STEP, interrupt
+from tests.checkpointing.support import STEP, break_down, interrupt
 from tests.support.command_lines import answer, composed
 from tests.support.runs import EVERY_4, QUIET, Run, kill_9, record, run
 
 SCRIPT = Path(__file__).resolve().parents[2] / "docs" / "train.sbatch"
-STOP_EARLY = "lightning.pytorch.callbacks.EarlyStopping"
 DIGITS = ["data=digits", "data.num_train=64", "data.num_val=16", "data.num_test=16", "data.batch_size=8", "model=mlp"]
 DIGITS += ["trainer.max_epochs=1", "trainer.accelerator=cpu", *QUIET, EVERY_4]
-
-
-def fail() -> None:
-    raise UserError("the loss is odd")
 
 
 def elsewhere(folder: Path) -> list[str]:
@@ -39,9 +33,7 @@ def printed(text: str, label: str, begins: str) -> list[str]:
 
 def started(folder: Path, words: list[str]) -> Run:
     """The command, run to its end by the module that has it."""
-    done = run(folder, *words[2:], module=f"batchscope.cli.{words[1]}")
-    assert done.end() == 0, done.complained
-    return done
+    return run(folder, *words[2:], module=f"batchscope.cli.{words[1]}", code=0)
 
 
 def test_an_interrupted_run_is_resumed_and_a_finished_one_evaluated_by_the_lines_that_they_print(tmp_path) -> None:
@@ -58,7 +50,7 @@ def test_an_interrupted_run_is_resumed_and_a_finished_one_evaluated_by_the_lines
 @pytest.mark.slow
 def test_a_failed_run_of_a_sweep_is_resumed_by_the_line_that_the_sweep_prints(tmp_path: Path) -> None:
     options = [*DIGITS, *elsewhere(tmp_path)]
-    assert run(tmp_path, *options, "hydra.run.dir=s/0", faults=[(STEP, 6, fail)]).end() == 1
+    run(tmp_path, *options, "hydra.run.dir=s/0", faults=[(STEP, 6, break_down)], code=1)
     (tmp_path / "s/0/run.json").write_text(json.dumps({**record(tmp_path / "s/0"), "error": "\x1b]0;the loss is odd"}))
     again = run(tmp_path, "-m", *options, "hydra.sweep.dir=s")
     assert "\x1b" not in again.complained + again.said
@@ -66,26 +58,18 @@ def test_a_failed_run_of_a_sweep_is_resumed_by_the_line_that_the_sweep_prints(tm
     assert record(tmp_path / "s/0")["status"] == "finished"
 
 
-def task_of_job(folder: Path, *options: str) -> list[str]:
-    """The options of the program that the script for SLURM starts by srun, as job 7."""
-    srun = folder / "srun"
-    srun.write_text('#!/bin/sh\nprintf "%s\\0" "$@"\n')
-    srun.chmod(0o755)
-    environ = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
-    done = subprocess.run(["bash", str(SCRIPT), *options], cwd=folder, env=environ, capture_output=True, check=True)
-    *words, _ = done.stdout.decode().split("\0")
-    assert words[:3] == ["python", "-m", "batchscope.train"]
-    return words[3:]
-
-
 @pytest.mark.slow
 def test_a_requeued_job_goes_on_with_its_run_whatever_options_it_was_given(tmp_path: Path) -> None:
+    (tmp_path / "srun").write_text('#!/bin/sh\nprintf "%s\\0" "$@"\n')
+    (tmp_path / "srun").chmod(0o755)
     root, curves = elsewhere(tmp_path)
-    options = [*DIGITS, f"++{root}", curves, "callbacks.curves=null", "+trainer.gradient_clip_val=1"]
-    first = task_of_job(tmp_path, *options)
-    assert run(tmp_path, *first, faults=[(STEP, 6, kill_9)]).end() == -9
-    second = run(tmp_path, *task_of_job(tmp_path, *options))
-    assert second.end() == 0, second.complained
+    line = ["bash", SCRIPT, *DIGITS, f"++{root}", curves, "callbacks.curves=null", "+trainer.gradient_clip_val=1"]
+    environ = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    for fault, code in (([(STEP, 6, kill_9)], -9), ([], 0)):
+        said = subprocess.check_output(line, cwd=tmp_path, env=environ, text=True)
+        *program, _ = said.split("\0")
+        assert program[:3] == ["python", "-m", "batchscope.train"]
+        run(tmp_path, *program[3:], faults=fault, code=code)
     known = record(tmp_path / "outputs/runs/7")
     assert (known["status"], known["resumed"][0]["step"], known["steps"]) == ("finished", 4, 8)
 
@@ -110,7 +94,7 @@ def resumed(run_dir: Path, started_with: list[str], *words: str) -> Any:
         ["experiment=mnist_99", "model=mlp", "data.root=/elsewhere"],
         ["++data.root=/elsewhere", "callbacks={checkpoint: {dirpath: /elsewhere}}", "hydra.job.name=x"],
         ["logger=null", "~callbacks.prediction_images", "model=torchvision", "model.weights=DEFAULT"],
-        [f"+callbacks.stop={{_target_: {STOP_EARLY}, monitor: val/loss}}", "+trainer.model_registry=a/b"],
+        ["+callbacks.stop={_target_: lightning.pytorch.callbacks.EarlyStopping}", "+trainer.model_registry=a/b"],
     ],
     ids=" ".join,
 )

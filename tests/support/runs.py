@@ -7,11 +7,12 @@ process with its own command line, folder, environment, standard output and sign
 import csv
 import importlib
 import io
+import itertools
 import json
 import logging
 import os
+import pkgutil
 import signal
-import socket
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -21,6 +22,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.support.fork_server import Forked
+from tests.support.spawned import free_port
 from tests.support.waiting import PATIENCE_S
 
 # Callbacks that take time and have no part in what a run learns.
@@ -79,10 +81,10 @@ class Run:
         return (self.folder / "stderr").read_text()
 
 
-def run(folder: Path, *overrides: str, **how: Any) -> Run:
-    """A run that has ended; arguments as Run."""
+def run(folder: Path, *overrides: str, code: int | None = None, **how: Any) -> Run:
+    """A run that has ended, with this exit code if one is given; other arguments as Run."""
     done = Run(folder, *overrides, **how)
-    done.end()
+    assert code in (done.end(), None), done.complained or done.said
     return done
 
 
@@ -95,22 +97,16 @@ def ranks(folder: Path, *overrides: str, faults: dict[int, list[Fault]] | None =
         faults: what goes wrong, by rank.
         environ: additional environment variables.
     """
-    count = 2
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(one.getsockname()[1])}
-    where |= {"TORCHELASTIC_RUN_ID": "test", "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
-    new = ["trainer=ddp", f"trainer.devices={count}", f"hydra.run.dir={folder / 'out'}"]
+    environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "TORCHELASTIC_RUN_ID": "test"}
+    environ |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}
+    new = ["trainer=ddp", "trainer.devices=2", f"hydra.run.dir={folder / 'out'}"]
     options = [*(new if not overrides[0].startswith("resume=") else []), *overrides]
-    return [
-        Run(
-            folder / str(rank),
-            *(word.replace("{rank}", str(rank)) for word in options),
-            faults=(faults or {}).get(rank, []),
-            environ={**where, "RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0", **environ},
-        )
-        for rank in range(count)
-    ]
+    both = []
+    for rank in "01":
+        own = environ | {"RANK": rank, "LOCAL_RANK": rank}
+        words = [word.replace("{rank}", rank) for word in options]
+        both.append(Run(folder / rank, *words, faults=(faults or {}).get(int(rank), []), environ=own))
+    return both
 
 
 def _program(
@@ -135,17 +131,12 @@ def _program(
 
 def _at_call(what: str, count: int, action: Callable[[], None]) -> None:
     """Make something happen before the n-th call of a function or method."""
-    module, _, name = what.rpartition(".")
-    try:
-        owner = importlib.import_module(module)
-    except ModuleNotFoundError:
-        module, _, cls = module.rpartition(".")
-        owner = getattr(importlib.import_module(module), cls)
-    inner, calls = getattr(owner, name), [0]
+    place, _, name = what.rpartition(".")
+    owner = pkgutil.resolve_name(place)
+    inner, calls = getattr(owner, name), itertools.count(1)
 
     def counted(*args: Any, **kwargs: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == count:
+        if next(calls) == count:
             action()
         return inner(*args, **kwargs)
 
@@ -170,25 +161,20 @@ def curves(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
 
 def table(run_dir: Path) -> list[dict[str, str]]:
     """The losses and metrics of the CSV file, by row, without times and rates."""
-    with (run_dir / "csv" / "metrics.csv").open(newline="") as file:
-        rows = [
-            {k: v for k, v in row.items() if "/" not in k or "loss" in k or "acc" in k} for row in csv.DictReader(file)
-        ]
-    return [row for row in rows if any(v for k, v in row.items() if "/" in k)]
+    rows = csv.DictReader((run_dir / "csv" / "metrics.csv").read_text().splitlines())
+    kept = [{k: v for k, v in row.items() if "/" not in k or "loss" in k or "acc" in k} for row in rows]
+    return [row for row in kept if any(v for k, v in row.items() if "/" in k)]
 
 
 def results(run_dir: Path) -> dict[str, Any]:
     """All that must be equal in two runs of the same training."""
-    checkpoint, best = last(run_dir), run_dir / "checkpoints" / "best.ckpt"
+    checkpoint, facts, best = last(run_dir), record(run_dir), run_dir / "checkpoints" / "best.ckpt"
     return {
         "weights": checkpoint["state_dict"],
-        "optimizer": checkpoint["optimizer_states"],
-        "schedule": checkpoint["lr_schedulers"],
+        **{key: checkpoint[key] for key in ("optimizer_states", "lr_schedulers")},
         "random": checkpoint["loop_state"]["random"],
         "best": torch.load(best, weights_only=True)["state_dict"] if best.exists() else None,
-        "metrics": record(run_dir)["metrics"],
-        "steps": record(run_dir)["steps"],
-        "epochs": record(run_dir)["epochs"],
+        **{key: facts[key] for key in ("metrics", "steps", "epochs")},
         "curves": curves(run_dir),
         "table": table(run_dir),
     }

@@ -1,6 +1,7 @@
 """The program in a new Python, as a user starts it: slower than a fork, and nothing of the tests is in it."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -31,3 +32,9 @@ def end(process: subprocess.Popen[str]) -> Ended:
     """Wait for its end."""
     out, err = process.communicate(timeout=PATIENCE_S)
     return Ended(process.returncode, out, err)
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
