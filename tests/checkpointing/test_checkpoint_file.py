@@ -2,7 +2,9 @@
 
 import resource
 import zipfile
+from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -49,11 +51,8 @@ def test_a_flipped_bit_is_found_or_changes_nothing(path: Path) -> None:
 
 @pytest.mark.parametrize("links", [True, False], ids=["a link", "a copy, where the file system has no links"])
 def test_the_best_one_is_kept_when_the_last_one_goes_on(path: Path, links: bool, monkeypatch) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError("no links here")
-
     if not links:
-        monkeypatch.setattr("os.link", refuse)
+        monkeypatch.setattr("os.link", Mock(side_effect=OSError("no links here")))
     best = path.with_name("best.ckpt")
     link_checkpoint(path, best)
     link_checkpoint(path, best)
@@ -69,13 +68,12 @@ def test_a_folder_that_takes_no_checkpoint_is_one_line_that_says_so(path: Path) 
             write()
 
 
-def fill_the_disk() -> None:
-    """Have the system limit the size of this process's files from now on."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (8_000, 8_000))
+# From now on the system limits the size of the process's files.
+FILL_THE_DISK = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (8_000, 8_000))
 
 
 def test_a_full_disk_is_one_line_with_the_bytes_needed_and_the_checkpoint_before_still_loads(tmp_path: Path) -> None:
-    line = refused(run(tmp_path, *SMALL, EVERY_4, OUT, faults=[(STEP, 6, fill_the_disk)]))
+    line = refused(run(tmp_path, *SMALL, EVERY_4, OUT, faults=[(STEP, 6, FILL_THE_DISK)]))
     (kept,) = (tmp_path / "out" / "checkpoints").iterdir()
     assert line.startswith("error: checkpoint: out/checkpoints/last.ckpt needs ")
     assert abs(int(line.split("needs ")[1].split(" bytes")[0].replace(",", "")) - kept.stat().st_size) < 2_000

@@ -21,7 +21,6 @@ from tests.support.third_party_modules import Stranger, train
 # written twice before the first step, and once after the first checkpoint. Every atomic write flushes a file and its folder.
 FSYNC, REPLACE = "batchscope.files.os.fsync", "batchscope.files.os.replace"
 LINK = "batchscope.checkpointing.callback.link_checkpoint"
-USR1 = support.send(10)
 EACH = "callbacks.checkpoint.every_n_steps=1"
 CONSTANT = "optimizer.schedule=constant"
 AVERAGES = ["callbacks=weight_averaging", "callbacks.weight_averaging.decay=0.5"]
@@ -106,7 +105,7 @@ CASES = {
     "SIGINT in a validation": Case([(VALIDATION, 1, interrupt)]),
     "SIGTERM while the first checkpoint is saved": Case([(SAVE, 1, terminate)]),
     "SIGHUP while a checkpoint is saved": Case([(SAVE, 2, hang_up)]),
-    "SIGUSR1 in the test": Case([(TEST, 1, USR1)]),
+    "SIGUSR1 in the test": Case([(TEST, 1, support.send(10))]),
     "out of time": Case(
         [(STEP, 7, run_out_of_time)], [EVERY_4, "+trainer.max_time={hours:1}"], ["trainer.max_time=null"]
     ),

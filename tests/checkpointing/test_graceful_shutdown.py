@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from lightning.pytorch.callbacks import LambdaCallback
@@ -48,8 +49,8 @@ def test_a_signal_in_a_step_lets_it_finish_and_keeps_it(told, name, code, tmp_pa
     scontrol.write_text(f"#!/bin/sh\necho $@ > {tmp_path}/asked\n")
     scontrol.chmod(0o755)
     in_slurm = {"SLURM_JOB_ID": "123", "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_NAME": "interactive"}
-    stopped = run(tmp_path, *SMALL, OUT, faults=[(STEP, 7, told)], environ=in_slurm)
-    assert (stopped.end(), stopped.complained) == (code, "")
+    stopped = run(tmp_path, *SMALL, OUT, faults=[(STEP, 7, told)], environ=in_slurm, code=code)
+    assert stopped.complained == ""
     stop, *how = [line for line in stopped.said.splitlines() if line.startswith(("stopped", "kept", "resume"))]
     assert stop.startswith(f"stopped by {name}")
     assert how == ["kept     out/checkpoints/last.ckpt", "resume   batchscope train resume=out"]
@@ -73,8 +74,7 @@ ELSEWHERE = ["callbacks.checkpoint.dirpath=null", "+trainer.default_root_dir=x"]
     ],
 )
 def test_below_the_traceback_of_an_exception_stands_what_was_kept(step, kept, options, tmp_path) -> None:
-    done = run(tmp_path, *SMALL, EVERY_4, OUT, *options, faults=[(STEP, step, break_down)])
-    assert done.end() == 1
+    done = run(tmp_path, *SMALL, EVERY_4, OUT, *options, faults=[(STEP, step, break_down)], code=1)
     assert "Traceback" in done.complained
     *said, how = done.complained.splitlines()[-4:]
     assert said == ["RuntimeError: the training broke", "", f"kept     {kept}"]
@@ -87,8 +87,7 @@ def test_a_run_outlives_its_terminal_until_its_step_is_kept(tmp_path: Path) -> N
     """Writing to a closed terminal is an error; the progress bar and the last lines do so."""
     with_bar = [word for word in SMALL if word != "callbacks.progress=null"]
     faults = [("batchscope.training.run.train", 1, open_terminal), (STEP, 7, close_terminal)]
-    stopped = run(tmp_path, *with_bar, "+callbacks.progress.interval_s=1e-9", OUT, faults=faults)
-    assert stopped.end() == 129
+    run(tmp_path, *with_bar, "+callbacks.progress.interval_s=1e-9", OUT, faults=faults, code=129)
     assert record(tmp_path / "out")["status"] == "interrupted"
     assert last(tmp_path / "out")["global_step"] == 7
 
@@ -115,9 +114,7 @@ def interrupt_and_hang() -> None:
     """Ctrl-C in a step that does not end."""
     interrupt()
     Path("hangs").touch()
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        time.sleep(0.01)
+    time.sleep(PATIENCE_S)
 
 
 def test_a_second_ctrl_c_leaves_at_once_with_the_checkpoint_before_it_intact(tmp_path: Path) -> None:
@@ -132,19 +129,13 @@ def test_a_second_ctrl_c_leaves_at_once_with_the_checkpoint_before_it_intact(tmp
     assert record(tmp_path / "out")["status"] == "interrupted"
 
 
-@pytest.mark.parametrize("hook", ["on_validation_start", "on_validation_batch_start"])
-def test_a_validation_ends_at_once_and_keeps_the_checkpoint_before_it(hook: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("hook", "number"), [("on_validation_start", 1), ("on_validation_batch_start", 2)])
+def test_a_validation_ends_at_once_and_keeps_the_checkpoint_before_it(hook: str, number: int, tmp_path: Path) -> None:
     """A signal as it starts waits for the checkpoint that is due."""
-    begun: list[int] = []
-
-    def signalled(*args: object) -> None:
-        begun.append(len(begun))
-        if hook == "on_validation_start" or len(begun) == 2:
-            terminate()
-
+    begun = Mock(side_effect=lambda *_: begun.call_count == number and terminate())
     with GracefulShutdown() as shutdown, pytest.raises(Interrupted, match="SIGTERM"):
         how = {"val_check_interval": 2, "num_sanity_val_steps": 0, "enable_checkpointing": True}
-        callbacks = (LambdaCallback(**{hook: signalled}), shutdown, Checkpoints(str(tmp_path)))
+        callbacks = (LambdaCallback(**{hook: begun}), shutdown, Checkpoints(str(tmp_path)))
         train(Stranger(), *callbacks, data=(loader(), loader()), **how)
-    assert len(begun) == (1 if hook == "on_validation_start" else 2)
+    assert begun.call_count == number
     assert (tmp_path / "last.ckpt").exists()

@@ -1,7 +1,9 @@
 """The log files are complete at every moment, and a resumed run has every step in them once."""
 
+import contextlib
 import csv
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from lightning.pytorch.loggers import CSVLogger
@@ -16,30 +18,22 @@ def logged(folder: Path, ours: bool = True) -> list[dict[str, str]]:
     logger = CSVLogger(folder, name="csv", version="")
     if ours:
         append_to_file(logger)
-    try:
+    with contextlib.suppress(KeyboardInterrupt):
         for step in range(5):
             logger.log_metrics({"train/loss": 1.0 / (step + 1)}, step)
         logger.save()
         logger.log_metrics({"val/loss": 0.5}, 5)
         logger.save()
-    except KeyboardInterrupt:
-        pass
-    with (folder / "csv" / "metrics.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
+    return list(csv.DictReader((folder / "csv" / "metrics.csv").read_text().splitlines()))
 
 
-def test_the_csv_file_holds_what_lightnings_own_holds_and_a_kill_while_a_column_is_added_loses_no_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
-
+def test_the_csv_file_holds_what_lightnings_own_holds_and_loses_no_row_in_a_kill(tmp_path: Path, monkeypatch) -> None:
     rows = logged(tmp_path / "theirs", ours=False)
     assert len(rows) == 6
     assert logged(tmp_path / "ours") == rows
     for step in ("batchscope.checkpointing.csv_logger.write_rows", "os.replace"):
         with monkeypatch.context() as patch:
-            patch.setattr(step, killed)
+            patch.setattr(step, Mock(side_effect=KeyboardInterrupt))  # while a column is added
             assert len(logged(tmp_path / step)) == 5
 
 

@@ -38,13 +38,10 @@ RANK_1 = {"LOCAL_RANK": "1", "BATCHSCOPE_RUN_DIR": "outputs/runs/mine"}
 
 
 def test_a_finished_run_says_so_and_last_is_the_newest_or_that_of_the_first_rank(unstopped, tmp_path) -> None:
-    for name, day, max_time in (
-        ("outputs/runs/latest", 2, None),
-        ("outputs/runs/mine", 1, None),
-        ("timed", 3, {"hours": 1}),
-    ):
-        facts = record(unstopped) | {"started": f"2026-01-0{day}"}
-        facts["config"]["trainer"]["max_time"] = max_time
+    facts = record(unstopped)
+    for name, day in (("outputs/runs/latest", 2), ("outputs/runs/mine", 1), ("timed", 3)):
+        facts["started"] = f"2026-01-0{day}"
+        facts["config"]["trainer"]["max_time"] = {"hours": 1} if name == "timed" else None
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "run.json").write_text(json.dumps(facts))
     said = {

@@ -166,14 +166,9 @@ NODES: list[tuple[dict[str, Any], str]] = [
     *(({"batch_size": 4, **more}, "") for more in ({}, {"_args_": [1]}, {"_partial_": True})),
     ({"_convert_": "none", "_recursive_": False}, ""),
     ({"batch_size": 4, "batch_sise": 3}, MISSPELT),
-    *(
-        ({place: {"a": [{"_target_": THING, "batch_size": 0}]}}, f"{place}.a.0.{TOO_SMALL}")
-        for place in ("part", "_args_")
-    ),
-    *(
-        ({"_target_": target}, f"_target_: got {target!r}, {NO_NAME}")
-        for target in (5, None, "", ".", "Thing", [THING])
-    ),
+    ({"part": {"a": [{"_target_": THING, "batch_size": 0}]}}, f"part.a.0.{TOO_SMALL}"),
+    ({"_args_": {"a": [{"_target_": THING, "batch_size": 0}]}}, f"_args_.a.0.{TOO_SMALL}"),
+    *(({"_target_": target}, f"_target_: got {target!r}, {NO_NAME}") for target in (5, None, "", ".", [THING])),
     ({"_arg_": []}, "_arg_: no such option; "),
     *(({"_target_": target, "any": 1}, "") for target in ("torch.nn.Missing", "missing.Thing", f"{THING}.made")),
     # with an annotation that cannot be read

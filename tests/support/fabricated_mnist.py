@@ -25,19 +25,13 @@ def rendered(num: int, seed: int) -> tuple[numpy.ndarray, numpy.ndarray]:
     return images[:, 0].numpy(), labels.numpy().astype(numpy.uint8)
 
 
-def idx(array: numpy.ndarray) -> bytes:
-    """An array of bytes in the IDX format: two zeros, the type, the number of dimensions, their sizes, the content."""
-    sizes = b"".join(size.to_bytes(4, "big") for size in array.shape)
-    return bytes([0, 0, 8, array.ndim]) + sizes + array.tobytes()
-
-
 def contents(num_train: int, num_test: int, images: Images = rendered) -> dict[str, bytes]:
-    """MNIST's four files by name."""
+    """MNIST's four files by name. IDX: two zeros, the type of bytes, the number of dimensions, their sizes, the content."""
     files = {}
     for seed, (prefix, num) in enumerate((("train", num_train), ("t10k", num_test))):
-        pixels, labels = images(num, seed)
-        files[f"{prefix}-images-idx3-ubyte"] = idx(pixels)
-        files[f"{prefix}-labels-idx1-ubyte"] = idx(labels)
+        for kind, array in zip(("images-idx3", "labels-idx1"), images(num, seed), strict=True):
+            sizes = b"".join(size.to_bytes(4, "big") for size in array.shape)
+            files[f"{prefix}-{kind}-ubyte"] = bytes([0, 0, 8, array.ndim]) + sizes + array.tobytes()
     return files
 
 

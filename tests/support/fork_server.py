@@ -5,6 +5,7 @@ tests themselves and for the processes that they start. A process that has compu
 GPU, cannot be forked; the tests have done neither when they are collected.
 """
 
+import contextlib
 import multiprocessing
 import os
 import pickle
@@ -14,12 +15,9 @@ from collections.abc import Callable
 from multiprocessing import connection
 from typing import Any, Self
 
-from tests.support.waiting import PATIENCE_S
-
 _fork = multiprocessing.get_context("fork") if "fork" in multiprocessing.get_all_start_methods() else None
 _server: connection.Connection | None = None
 _server_pid = 0
-_exit_codes: dict[int, int] = {}
 
 
 class Forked:
@@ -30,13 +28,14 @@ class Forked:
 
     @classmethod
     def start(cls, what: Callable[..., None], *args: Any) -> Self:
-        assert _server is not None, "the fork server starts when tests have been collected"
-        _server.send_bytes(pickle.dumps((what, args)))
-        return cls(_receive(None, timeout=PATIENCE_S))
+        return cls(_answer(pickle.dumps((what, args))))
 
     def end(self, timeout: float) -> int:
         """Wait for the end; returns the exit code, or minus the number of the signal."""
-        return _receive(self.pid, timeout)
+        deadline = time.monotonic() + timeout
+        while (code := _answer(self.pid)) is None:
+            assert time.monotonic() < deadline, "the process hangs"
+        return code
 
 
 def start() -> None:
@@ -64,45 +63,30 @@ def stop() -> None:
     """End the server and wait for it, so that the processor time of its processes is counted as the tests'."""
     global _server
     if _server is not None:
-        _server.send_bytes(b"")
+        _server.send(None)
         _server = None
         os.waitpid(_server_pid, 0)
 
 
-def _receive(pid: int | None, timeout: float) -> int:
-    """The exit code of a process, or without `pid` the number of the one that has just been started."""
-    deadline = time.monotonic() + timeout
-    while pid is None or pid not in _exit_codes:
-        assert _server.poll(deadline - time.monotonic()), "the process hangs"
-        kind, number, code = _server.recv()
-        if kind == "started":
-            return number
-        _exit_codes[number] = code
-    return _exit_codes[pid]
+def _answer(request: bytes | int) -> Any:
+    assert _server is not None, "the fork server starts when tests have been collected"
+    _server.send(request)
+    return _server.recv()
 
 
 def _serve(client: connection.Connection) -> None:
-    """Fork a process for each request, and say which has ended and how, until the client has gone."""
-    running: dict[int, multiprocessing.Process] = {}
-    while True:
-        sentinels = {process.sentinel: process for process in running.values()}
-        for ready in connection.wait([client, *sentinels]):
-            if ready is client:
-                try:
-                    request = client.recv_bytes()
-                except EOFError:
-                    return
-                if not request:
-                    return
+    """Fork a process for a pickled call, and say its number; for a number, how it has ended, or None after a moment."""
+    processes: dict[int, multiprocessing.Process] = {}
+    with contextlib.suppress(EOFError):  # the client has gone
+        while request := client.recv():
+            if isinstance(request, bytes):
                 process = _fork.Process(target=_run, args=(client, request))
                 process.start()
-                running[process.pid] = process
-                client.send(("started", process.pid, None))
+                processes[process.pid] = process
+                client.send(process.pid)
             else:
-                ended = sentinels[ready]
-                ended.join()
-                client.send(("ended", ended.pid, ended.exitcode))
-                del running[ended.pid]
+                processes[request].join(timeout=0.1)
+                client.send(processes[request].exitcode)
 
 
 def _run(client: connection.Connection, request: bytes) -> None:

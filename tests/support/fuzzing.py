@@ -1,4 +1,4 @@
-"""What fuzzers share: a budget of time, damage to bytes, and what counts as a good answer to it."""
+"""What fuzzers share: a budget of time, hostile values, and what counts as a good answer to them."""
 
 import contextlib
 import io
@@ -28,46 +28,19 @@ def budget(what: str) -> Iterator[random.Random]:
         number += 1
 
 
-def refused_or_fine(what: Callable[[], object], attempt: object) -> None:
-    """A UserError of one line, or none: anything else is a fault of the program's."""
+def refused_or_fine(what: Callable[[], object], attempt: object) -> bool:
+    """Whether it is refused: by a UserError of one line. Anything else that is raised is a fault of the program's."""
     try:
         with contextlib.redirect_stderr(io.StringIO()):
             what()
     except UserError as error:
         assert str(error) and "\n" not in str(error), attempt
+        return True
     except Exception as error:
         raise AssertionError(f"{attempt!r} (FUZZ_SEED={SEED}): {type(error).__name__}: {error}") from error
+    return False
 
 
 def refused(what: Callable[[], object], attempt: object) -> None:
     """A UserError of one line, and nothing else."""
-    refusals: list[UserError] = []
-
-    def note() -> None:
-        try:
-            what()
-        except UserError as error:
-            refusals.append(error)
-            raise
-
-    refused_or_fine(note, attempt)
-    assert refusals, f"{attempt!r} (FUZZ_SEED={SEED}) is accepted"
-
-
-def damage(data: bytes, dice: random.Random) -> bytes:
-    """The bytes, cut, flipped, repeated, overwritten or replaced."""
-    broken = bytearray(data)
-    for _ in range(dice.randint(1, 4)):
-        place, length = dice.randrange(len(broken) + 1), dice.choice((1, 4, 100, 5000))
-        kind = dice.randrange(5)
-        if kind == 0:
-            del broken[place:]
-        elif kind == 1:
-            broken[place : place + length] = dice.randbytes(length)
-        elif kind == 2 and place < len(broken):
-            broken[place] ^= 1 << dice.randrange(8)
-        elif kind == 3:
-            broken[place:place] = broken[:length]
-        elif dice.random() < 0.1:
-            broken = bytearray(dice.randbytes(length))
-    return bytes(broken)
+    assert refused_or_fine(what, attempt), f"{attempt!r} (FUZZ_SEED={SEED}) is accepted"

@@ -14,7 +14,7 @@ import os
 import pkgutil
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,26 +47,16 @@ def kill_9() -> None:
 
 
 class Run:
-    """One run of the program, `python train.py …`, in its own process and folder.
+    """One run of the program, `python train.py …`, in its own process and working directory.
 
-    Args:
-        folder: the working directory; its files `stdout` and `stderr` hold the output.
-        overrides: the command line.
-        faults: what goes wrong.
-        module: the program, as for `python -m`.
-        environ: additional environment variables.
+    `module` is the program, as for `python -m`; `environ` are additional variables.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        *overrides: str,
-        faults: Iterable[Fault] = (),
-        module: str = "batchscope.train",
-        environ: dict[str, str] | None = None,
+        self, folder: Path, *words: str, faults: Any = (), module: str = "batchscope.train", environ: Any = None
     ):
         self.folder = folder
-        self.process = Forked.start(_program, folder, module, overrides, list(faults), environ or {})
+        self.process = Forked.start(_program, folder, module, words, list(faults), environ or {})
 
     def end(self, timeout: float = PATIENCE_S) -> int:
         """Wait for the end; returns the exit code, or minus the number of the signal."""
@@ -89,13 +79,9 @@ def run(folder: Path, *overrides: str, code: int | None = None, **how: Any) -> R
 
 
 def ranks(folder: Path, *overrides: str, faults: dict[int, list[Fault]] | None = None, **environ: str) -> list[Run]:
-    """The two processes of one run, as torchrun starts them, each in its own folder below `folder`.
+    """The two processes of one run, as torchrun starts them, each in its own folder below `folder`; the run's is `out`.
 
-    Args:
-        folder: the run's folder is `out` in it.
-        overrides: the command line of both, in which `{rank}` is the number; `resume=…` gets no other options.
-        faults: what goes wrong, by rank.
-        environ: additional environment variables.
+    In the command line `{rank}` is the number of the process; `resume=…` gets no other options. `faults` are by rank.
     """
     environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "TORCHELASTIC_RUN_ID": "test"}
     environ |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}
@@ -109,9 +95,7 @@ def ranks(folder: Path, *overrides: str, faults: dict[int, list[Fault]] | None =
     return both
 
 
-def _program(
-    folder: Path, module: str, overrides: tuple[str, ...], faults: list[Fault], environ: dict[str, str]
-) -> None:
+def _program(folder: Path, module: str, words: tuple[str, ...], faults: list[Fault], environ: dict[str, str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     os.chdir(folder)
     os.environ |= environ
@@ -122,7 +106,7 @@ def _program(
         for handler in logging.getLogger(name).handlers:
             if type(handler) is logging.StreamHandler:  # pytest's is of a file, and Hydra would close its stream
                 handler.setStream(sys.stderr)
-    sys.argv = ["train.py", *overrides]
+    sys.argv = ["train.py", *words]
     torch.set_num_threads(1)
     for what, count, action in faults:
         _at_call(what, count, action)

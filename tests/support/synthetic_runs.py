@@ -74,12 +74,10 @@ def write_sweep(folder: Path, sizes: list[int], t: Callable[[int], float]) -> Pa
 
 def write_curve(folder: Path, points: Iterable[tuple[int, float]], step_ms: float) -> None:
     """`csv/metrics.csv` with a step time at every step, and after some a validation, which Lightning counts from 0."""
-    values = dict(points)
-    lines = ["epoch,step,time/step_ms,val/acc"]
-    for step in range(1, max(values) + 1):
-        lines.append(f"0,{step},{step_ms},")
-        if step in values:
-            lines.append(f"0,{step - 1},,{values[step]}")
+    lines, done = ["epoch,step,time/step_ms,val/acc"], 0
+    for last, value in points:
+        lines += [*(f"0,{step},{step_ms}," for step in range(done + 1, last + 1)), f"0,{last - 1},,{value}"]
+        done = last
     (folder / "csv").mkdir()
     (folder / "csv" / "metrics.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
 

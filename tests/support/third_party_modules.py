@@ -34,21 +34,14 @@ def loader(samples: int = 20, batch_size: int = 4) -> DataLoader:
     return DataLoader(TensorDataset(x, x.sum(dim=1, keepdim=True)), batch_size=batch_size)
 
 
-def train(
-    module: lightning.LightningModule, *callbacks: lightning.Callback, data: Any = None, **options: Any
-) -> lightning.Trainer:
+def train(module: Any, *callbacks: Any, data: Any = None, ckpt_path: Any = None, **options: Any) -> lightning.Trainer:
     """Fit a module for two epochs of five steps of four samples, by default, on a CPU; nothing is logged, kept or shown.
 
-    Args:
-        module, callbacks: of the fit.
-        data: a loader, or loaders for training and validation.
-        options: of the Trainer, and `ckpt_path`.
+    `data` is a loader, or one for training and one for validation; the other options are the Trainer's.
     """
-    ckpt_path = options.pop("ckpt_path", None)
-    given = options.keys() & {"max_epochs", "max_steps", "fast_dev_run"}
-    known: dict[str, Any] = {} if given else {"max_epochs": 2}
-    known |= {"accelerator": "cpu", "logger": False, "enable_checkpointing": False}
-    known |= {"enable_progress_bar": False, "enable_model_summary": False}
+    known: dict[str, Any] = {} if options.keys() & {"max_epochs", "max_steps", "fast_dev_run"} else {"max_epochs": 2}
+    off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    known |= {"accelerator": "cpu", **dict.fromkeys(off, False)}
     trainer = lightning.Trainer(callbacks=list(callbacks), **known | options)
     loaders = data if isinstance(data, tuple) else (loader() if data is None else data,)
     trainer.fit(module, *loaders, ckpt_path=ckpt_path)

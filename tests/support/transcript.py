@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from tests.support import wheel
@@ -19,6 +18,7 @@ from tests.support.waiting import PATIENCE_S
 SHOWN = re.compile(r"error: |\w+ is ready|result |report |— run|test[/_]\w+ +[\d.]+$|[\w-]+-bs\d")
 TIMED = re.compile(r"\d[\d,.]*(e[+-]\d+)?( ?(ms|s|min|h)\b)?")  # what differs from run to run, in a line that is shown
 
+COMMAND = re.compile(r"^    \$ (.*)\n((?:    (?!\$ ).*\n)*)", re.MULTILINE)  # and the lines that are shown below it
 _PLACE = re.compile(r"hydra.(?:run|sweep).dir=(\S+)")
 
 
@@ -50,13 +50,10 @@ class Shell:
 
     def check(self, page: Path) -> None:
         """See that the commands of a page end as they should, and print what it shows."""
-        text, written = page.read_text(encoding="utf-8"), []
-        found = {}
-        done = 0
-        for command, _ in commands(text):
-            here = text.index(f"    $ {command}\n", done)
-            write_files(text[done:here], self.folder)
-            done = here + 1
+        text, found, done = page.read_text(encoding="utf-8"), {}, 0
+        for shown in COMMAND.finditer(text):
+            write_files(text[done : shown.start()], self.folder)
+            command, done = shown[1], shown.end()
             code, lines = self.run(command)
             refused = [line for line in lines if line.startswith("error: ")]
             expected = -9 if command.endswith("# kill -9") else 1 if refused else 0
@@ -64,17 +61,12 @@ class Shell:
             assert len(refused) <= 1 and (not refused or lines == refused), lines
             found[command] = lines
         if os.environ.get("WRITE_DOCS") == "1":
-            printed = False  # whether a line is what a command printed
-            for line in text.splitlines():
-                printed = printed and line.startswith("    ") and not line.startswith("    $ ")
-                written += [] if printed else [line]
-                if line.startswith("    $ "):
-                    printed = True
-                    written += [f"    {one}" for one in found[line.removeprefix("    $ ")]]
-            page.write_text("\n".join(written) + "\n", encoding="utf-8")
-        shown_now = dict(commands(page.read_text(encoding="utf-8")))
-        for command, lines in found.items():
-            said, promised = [*map(normal, lines)], [*map(normal, shown_now[command])]
+            text = COMMAND.sub(lambda shown: "\n    ".join([f"    $ {shown[1]}", *found[shown[1]]]) + "\n", text)
+            page.write_text(text, encoding="utf-8")
+        for command, below in COMMAND.findall(text):
+            said, promised = (
+                [TIMED.sub("#", line.strip()) for line in of] for of in (found[command], below.splitlines())
+            )
             assert said == promised, f"{command}\n  prints {said}\n  and the page shows {promised}"
 
     def _kill(self, process: subprocess.Popen[str], folder: Path) -> None:
@@ -88,26 +80,9 @@ class Shell:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def commands(text: str) -> Iterator[tuple[str, list[str]]]:
-    """The commands of a page, and the lines that it shows below each."""
-    lines = text.splitlines()
-    for number, line in enumerate(lines):
-        if line.startswith("    $ "):
-            below = lines[number + 1 :]
-            end = next(
-                (n for n, one in enumerate(below) if not one.startswith("    ") or one.startswith("    $ ")), None
-            )
-            yield line.removeprefix("    $ "), [one.strip() for one in below[:end]]
-
-
 def write_files(text: str, folder: Path) -> None:
     """Write the examples of a page that begin with the path of a file."""
     for content in re.findall(r"^```\w+\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
         if path := re.match(r'(?:# @package _global_\n)?(?:"""|# )([\w/]+\.(?:py|yaml))\b', content):
             (folder / path[1]).parent.mkdir(parents=True, exist_ok=True)
             (folder / path[1]).write_text(content)
-
-
-def normal(line: str) -> str:
-    """A line without its numbers and times."""
-    return TIMED.sub("#", line)

@@ -24,12 +24,7 @@ def build(folder: Path) -> Path:
 
 
 class Environment:
-    """A virtual environment with the wheel, and the libraries of this Python.
-
-    Args:
-        folder: is made.
-        wheel: is installed in it.
-    """
+    """A virtual environment with the wheel, and the libraries of this Python, in a folder that is made."""
 
     def __init__(self, folder: Path, wheel: Path):
         self.programs = folder / "bin"
