@@ -66,6 +66,7 @@ def test_where_other_cores_are_offline_the_whole_machine_counts(monkeypatch):
     ("launched", "shared", "counts"),
     [
         ({"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "WORLD_SIZE": "2"}, True, True),
+        ({"LOCAL_RANK": "1"}, True, True),
         ({"LOCAL_RANK": "1"}, False, False),
         ({}, True, False),
     ],
