@@ -1,6 +1,5 @@
 """What a user brings is trained: a loss, metrics, an optimizer, a Task, a LightningModule; what does not fit is one line."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,10 @@ from batchscope.data.datamodule import TensorDataModule
 from batchscope.data.spec import DataSpec
 from batchscope.options.groups import use_config_dir
 from batchscope.options.types import Choice
-from batchscope.training.build import build_data, build_model
-from batchscope.training.module import lightning_module
 from batchscope.training.run import train
 from batchscope.training.task import Task
 from tests.support.command_lines import composed, refusal
+from tests.support.runs import last, record
 from tests.support.third_party_modules import Stranger, loader
 
 OUTPUTS = 3
@@ -60,26 +58,13 @@ class Net(nn.Module):
         return self.head(self.encoder(x)).view(-1, *self.shape)
 
 
-class FewSamples(Net):
-    def forward(self, x: Tensor) -> Tensor:
-        raise RuntimeError("x has too many samples")
-
-
-def dice(output: Tensor, target: Tensor, smooth: float = 1.0) -> Tensor:
+def dice(output: Tensor, target: Tensor, smooth: Any = 1.0) -> Tensor:
     found, asked = output.softmax(dim=1)[:, 1], (target == 1).float()
     return 1 - (2 * (found * asked).sum() + smooth) / (found.sum() + asked.sum() + smooth)
 
 
-def each_sample(output: Tensor, target: Tensor) -> Tensor:
-    return output.flatten(1).mean(dim=1)
-
-
-def detached(output: Tensor, target: Tensor) -> Tensor:
-    return dice(output.detach(), target)
-
-
-def failing(output: Tensor, target: Tensor) -> Tensor:
-    raise ValueError("no such target")
+def accuracy(output: Tensor, target: Tensor) -> Tensor:
+    return (output.argmax(dim=1) == target).float().mean()
 
 
 class Weighted(nn.Module):
@@ -93,12 +78,15 @@ class Weighted(nn.Module):
         return self.weight.abs() * dice(output, target)
 
 
-class Smoothed(Task):
-    """A Task with an option of its own."""
+class Shifted(Task):
+    """A Task with an option and a loss of its own."""
 
-    def __init__(self, share: float = 0.5, **kwargs: Any):
+    def __init__(self, shift: float = 0.5, **kwargs: Any):
         super().__init__(**kwargs)
-        self.share = share
+        self.shift = shift
+
+    def loss(self, output: Tensor, y: Tensor) -> Tensor:
+        return super().loss(output, y) + self.shift
 
 
 class Tutorial(Stranger):
@@ -137,7 +125,6 @@ class Points(FixedBatches):
 
 
 HERE = __name__
-IOU = f"{{iou: {{_target_: torchmetrics.classification.MulticlassJaccardIndex, num_classes: {OUTPUTS}}}}}"
 YAML = {
     "data/own": f"defaults: [/_tensors@_here_, _self_]\n_target_: {HERE}.Data\ntarget: class_per_pixel\nshape: null\n"
     "batch_size: 8\n",
@@ -146,9 +133,9 @@ YAML = {
     "model/net": f"_target_: {HERE}.Net\nanswers: null\n",
     "model/stranger": "_target_: tests.support.third_party_modules.Stranger\n",
     "model/tutorial": f"_target_: {HERE}.Tutorial\nby_hand: false\n",
-    "task/dice": "defaults: [default, _self_]\n_target_: batchscope.training.task.Task\n"
-    f"loss: {{_target_: {HERE}.dice, smooth: 0.5}}\nmetrics: {IOU}\n",
-    "task/smoothed": f"_target_: {HERE}.Smoothed\nshare: 0.25\n",
+    "task/dice": f"defaults: [default, _self_]\n_target_: {HERE}.Shifted\nshift: 0.25\n"
+    f"loss: {{_target_: {HERE}.dice, smooth: 0.5}}\n"
+    f"metrics: {{iou: {{_target_: torchmetrics.classification.MulticlassJaccardIndex, num_classes: {OUTPUTS}}}}}\n",
     "optimizer/torchs": "_target_: torch.optim.SGD\n_partial_: true\nlr: 0.1\nmomentum: 0.9\nschedule: cosine\n",
 }
 
@@ -169,21 +156,14 @@ def folder(conf: Path, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def configured(*words: str) -> dict[str, Any]:
-    """Two epochs, 6 steps of the network above or 20 of a LightningModule."""
-    quiet = [f"callbacks.{name}=null" for name in ("progress", "throughput", "memory", "device")]
-    return composed("model=net", "data=own", "trainer.max_epochs=2", "trainer.accelerator=cpu", *quiet, *words)
-
-
 def trained(folder: Path, *words: str) -> dict[str, Any]:
-    """The record of a run."""
-    chosen = {"model": "net", "data": "own"} | dict(word.split("=", 1) for word in words)
-    train(configured(*words, f"run_dir={folder}"), folder, {key: chosen[key] for key in ("model", "data")}, [*words])
-    return json.loads((folder / "run.json").read_text())
-
-
-def last(folder: Path) -> dict[str, Any]:
-    return torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
+    """The record of a run of two epochs: 6 steps of the network above, or 20 of a LightningModule."""
+    quiet = [f"callbacks.{name}=null" for name in ("progress", "throughput", "memory", "device")]
+    lines = ["model=net", "data=own", "trainer.max_epochs=2", "trainer.accelerator=cpu", *quiet, *words]
+    chosen = dict(word.split("=", 1) for word in lines)
+    choices = {key: chosen[key] for key in ("model", "data")}
+    train(composed(*lines, f"run_dir={folder}"), folder, choices, [*words])
+    return record(folder)
 
 
 def evaluated(folder: Path) -> tuple[str, dict[str, float]]:
@@ -195,19 +175,20 @@ def evaluated(folder: Path) -> tuple[str, dict[str, float]]:
 
 @pytest.mark.parametrize("target", ["multilabel", "input"])
 def test_every_kind_of_target_is_trained_and_evaluated(target: str, folder: Path) -> None:
-    record = trained(folder, f"data.target={target}")
-    assert record["status"] == "finished"
-    assert "test/acc" not in record["metrics"]
-    assert evaluated(folder)[1]["test/loss"] == pytest.approx(record["metrics"]["test/loss"])
+    found = trained(folder, f"data.target={target}")
+    assert found["status"] == "finished"
+    assert "test/acc" not in found["metrics"]
+    assert evaluated(folder)[1]["test/loss"] == pytest.approx(found["metrics"]["test/loss"])
 
 
-def test_an_own_loss_and_metric_are_logged_and_belong_to_the_checkpoint(folder: Path) -> None:
-    record = trained(folder, "task=dice", "optimizer.schedule=constant")
-    assert record["metrics"].keys() >= {"val/iou", "test/iou", "test/acc"}
+def test_an_own_task_loss_and_metric_are_logged_and_belong_to_the_checkpoint(folder: Path) -> None:
+    found = trained(folder, "task=dice", "task.shift=100", "optimizer.schedule=constant")["metrics"]
+    assert found.keys() >= {"val/iou", "test/iou", "test/acc"}
     names, *lines = [line.split(",") for line in (folder / "csv/metrics.csv").read_text().splitlines()]
     assert [sum(line[names.index(key)] != "" for line in lines) for key in ("train/iou", "train/loss")] == [6, 6]
     metrics = evaluated(folder)[1]
-    assert metrics == pytest.approx({key: record["metrics"][key] for key in ("test/loss", "test/iou", "test/acc")})
+    assert metrics == pytest.approx({key: found[key] for key in ("test/loss", "test/iou", "test/acc")})
+    assert 100 < metrics["test/loss"] < 101
     data = Data()
     data.setup("test")
     x, y = data.tensors("test")
@@ -224,17 +205,9 @@ def test_the_parameters_of_a_loss_are_trained_and_what_is_frozen_stays_as_it_is(
     assert all(torch.equal(after[f"model.encoder.2.{name}"], tensor) for name, tensor in norm.items())
 
 
-def test_a_task_of_ones_own_has_options_of_its_own(folder: Path) -> None:
-    config = configured("task=smoothed", "task.share=0.75")
-    data = build_data(config)
-    module: Any = lightning_module(build_model(config, data), data, config, {"choices": {}, "dataset": "own"})
-    assert (type(module), module.share, module.title) == (Smoothed, 0.75, "Net · own")
-
-
 def test_torchs_optimizer_has_a_schedule_and_groups_by_the_names_of_parameters(folder: Path) -> None:
     groups = "+optimizer.groups=[{match: [encoder.*.bias, '*.2.*'], weight_decay: 0.5, lr: 0.02}, {match: head.*}]"
-    record = trained(folder, "optimizer=torchs", groups, "test=false", "+optimizer.min_lr=0.01")
-    assert record["learning_rate"] == 0.1
+    assert trained(folder, "optimizer=torchs", groups, "test=false", "+optimizer.min_lr=0.01")["learning_rate"] == 0.1
     groups = last(folder)["optimizer_states"][0]["param_groups"]
     found = [(len(g["params"]), g["initial_lr"], g["weight_decay"], g["momentum"]) for g in groups]
     assert found == [(1, 0.1, 0, 0.9), (3, 0.02, 0.5, 0.9), (2, 0.1, 0, 0.9)]
@@ -244,12 +217,11 @@ def test_torchs_optimizer_has_a_schedule_and_groups_by_the_names_of_parameters(f
 def test_a_stopped_run_ends_as_one_that_was_not(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["task=dice", "task.freeze=[encoder.1.*]", "optimizer=torchs", "test=false"]
     trained(folder.with_name("whole"), *words)
-    with monkeypatch.context() as patched:
+    with monkeypatch.context() as patched, pytest.raises(ZeroDivisionError):
         patched.setattr(Task, "on_validation_end", lambda self: 1 / 0, raising=False)
-        with pytest.raises(ZeroDivisionError):
-            trained(folder, *words, "callbacks.checkpoint.every_n_steps=2")
-    record = json.loads((folder / "run.json").read_text())
-    train(configuration(record, folder, []), folder, record["choices"], [])
+        trained(folder, *words, "callbacks.checkpoint.every_n_steps=2")
+    found = record(folder)
+    train(configuration(found, folder, []), folder, found["choices"], [])
     whole, resumed = (last(place)["state_dict"] for place in (folder.with_name("whole"), folder))
     assert all(torch.equal(resumed[name], weight) for name, weight in whole.items())
 
@@ -258,20 +230,20 @@ def test_a_stopped_run_ends_as_one_that_was_not(folder: Path, monkeypatch: pytes
 
 
 def test_a_lightning_module_is_trained_tested_recorded_and_evaluated_by_its_path(folder: Path) -> None:
-    record = trained(folder, "model=tutorial", "data=points", "global_batch_size=16")
-    assert (record["status"], record["steps"], record["learning_rate"]) == ("finished", 10, 0.01)
-    assert record["model"] == {"class": "Tutorial", "parameters": 5, "lightning_module": True}
-    assert record["metrics"].keys() >= {"val_loss", "test_loss"}
-    assert record["dataset"]["train_samples"] == 80  # as its loader says
-    assert record["checkpoints"].keys() == {"best", "last"}  # by val_loss
+    found = trained(folder, "model=tutorial", "data=points", "global_batch_size=16")
+    assert (found["status"], found["steps"], found["learning_rate"]) == ("finished", 10, 0.01)
+    assert found["model"] == {"class": "Tutorial", "parameters": 5, "lightning_module": True}
+    assert found["metrics"].keys() >= {"val_loss", "test_loss"}
+    assert found["dataset"]["train_samples"] == 80  # as its loader says
+    assert found["checkpoints"].keys() == {"best", "last"}  # by val_loss
     name, metrics = evaluated(folder)
     assert name == "tutorial-Points-bs8, tested on Points (24 samples)"
-    assert metrics["test_loss"] == pytest.approx(record["metrics"]["test_loss"])
+    assert metrics["test_loss"] == pytest.approx(found["metrics"]["test_loss"])
 
 
 def test_it_may_have_no_test_and_its_data_no_batch_size(folder: Path) -> None:
-    record = trained(folder, "model=stranger", "data=fixedbatches")
-    assert (record["steps"], record["name"]) == (20, "stranger-FixedBatches")
+    found = trained(folder, "model=stranger", "data=fixedbatches")
+    assert (found["steps"], found["name"]) == (20, "stranger-FixedBatches")
     assert refusal(evaluated, folder).startswith("model: Stranger has no test_step")
 
 
@@ -284,13 +256,13 @@ MISTAKES = {
     "class_per_pixel (2, 6, 6) takes (2, 3, 6, 6)",
     "data.shape=[1,6,6]": "data: a sample of number 0 of own's train split is not what the spec says: its targets have the "
     "shape (1, 6, 6), and a target that is class_per_pixel has (6, 6)",
-    f"model._target_={HERE}.FewSamples": "model: FewSamples does not take a batch (2, 1, 6, 6): RuntimeError: x has too many "
-    "samples (tests/training/test_own.py, line ",
-    f"task.loss={{_target_:{HERE}.each_sample}}": f"task.loss: each_sample returns a tensor (2,) of torch.float32 for {SHAPES}, "
-    "takes a scalar: a mean over the batch",
-    f"task.loss={{_target_:{HERE}.failing}}": f"task.loss: failing fails with {SHAPES}: ValueError: no such target "
+    "model.answers=[-1,-1]": "model: Net does not take a batch (2, 1, 6, 6): RuntimeError: only one dimension can be inferred "
     "(tests/training/test_own.py, line ",
-    f"task.loss={{_target_:{HERE}.detached}}": "task.loss: detached depends on no parameter that is trained",
+    "task.loss={_target_:torch.nn.CrossEntropyLoss,reduction:none}": "task.loss: CrossEntropyLoss returns a tensor (2, 6, 6) of "
+    f"torch.float32 for {SHAPES}, takes a scalar: a mean over the batch",
+    f"task.loss={{_target_:{HERE}.dice,smooth:x}}": f"task.loss: dice fails with {SHAPES}: TypeError: unsupported operand type(s) "
+    "for +: 'Tensor' and 'str' (tests/training/test_own.py, line ",
+    f"task.loss={{_target_:{HERE}.accuracy}}": "task.loss: accuracy depends on no parameter that is trained",
     "task.loss=mse": "task.loss: got 'mse'; for the data's target, class_per_pixel, it takes auto, cross_entropy or a node with",
     "task.loss=crossentropy": "task.loss: got 'crossentropy', takes auto, cross_entropy, bce, mse, l1, smooth_l1 or a node with "
     "a _target_. Did you mean 'cross_entropy'?",
@@ -302,7 +274,6 @@ MISTAKES = {
     "task.metrics={loss:{_target_:torchmetrics.MeanMetric}}": "task.metrics.loss: is the name of the loss",
     "task.freeze=[encodr.*]": "task.freeze: 'encodr.*' matches no parameter of the model. Did you mean 'encoder.*'?",
     "task.freeze=['*']": "task.freeze: got ['*'], which leaves no parameter to train",
-    "task.los=mse": "task.los: no such option. Did you mean 'loss'?",
     "task._target_=torch.nn.Identity": "task: got an Identity, takes a batchscope.training.task.Task",
     "optimizer.groups=[{match:[encodr.*],lr:0.1}]": "optimizer.groups.0.match: 'encodr.*' matches no parameter of the model. Did",
     "optimizer.groups=[{match:['*']},{match:[head.*]}]": "optimizer.groups.1.match: an earlier group has every parameter",
@@ -310,7 +281,6 @@ MISTAKES = {
     "optimizer.groups=[{match:head.*,lr:-1}]": "optimizer.groups.0.lr: got -1, takes a number above 0",
     "optimizer.groups=[{match:head.*,weight_decy:0}]": "optimizer.groups.0.weight_decy: no such option. Did you mean 'weight_dec",
     "optimizer.groups=[{match:head.*,lr:1e-5}] optimizer.min_lr=1e-4": "optimizer.min_lr: got 0.0001, takes at most the lowest lr",
-    "optimizer=torchs optimizer.momentun=0": "optimizer.momentun: no such option. Did you mean 'momentum'?",
     "optimizer=torchs optimizer.momentum=-1": "optimizer: ValueError: Invalid momentum value: -1",
     "optimizer=torchs +optimizer.groups=[{match:head.*,eps:1e-3}]": "optimizer.groups.0.eps: no such option",
     "optimizer=torchs optimizer._target_=torch.nn.Identity": "optimizer: Identity is no torch.optim.Optimizer",
