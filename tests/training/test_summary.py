@@ -9,8 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from lightning import Trainer
-from lightning.pytorch.callbacks import Callback
 
 from batchscope.analysis import write_report
 from batchscope.callbacks.nonfinite import StopOnNonFinite
@@ -84,34 +82,30 @@ def test_a_number_is_the_same_in_the_record_the_report_and_the_curves(oversize: 
 # --- callbacks ------------------------------------------------------------------------------------------------------
 
 
-class CountsSteps(Callback):
-    def record_facts(self) -> dict[str, Any]:
-        return {"counted": 3, "learning_rate": None}
-
-    def summary_lines(self) -> list[str]:
-        return ["counted 3 steps"]
-
-    def detail_lines(self) -> list[str]:
-        return ["one by one"]
+COUNTER = SimpleNamespace(
+    record_facts=lambda: {"counted": 3, "learning_rate": None},
+    summary_lines=lambda: ["counted 3 steps"],
+    detail_lines=lambda: ["one by one"],
+)
 
 
-def summary_of(facts: dict[str, Any], *callbacks: Callback) -> str:
+def summary_of(facts: dict[str, Any], *callbacks: Any) -> str:
     """What a run of these callbacks ends with."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
-        print_summary(Trainer(callbacks=[*callbacks], logger=False, accelerator="cpu"), facts)
+        print_summary(SimpleNamespace(callbacks=callbacks), facts)
     return said.getvalue()
 
 
 def test_a_callback_of_ones_own_reaches_the_record_the_last_lines_and_the_details(oversize: Path, monkeypatch) -> None:
     optimizer = SimpleNamespace(param_groups=[{"lr": 0.5}])
-    trainer = SimpleNamespace(callbacks=[CountsSteps()], optimizers=[optimizer], lr_scheduler_configs=[])
+    trainer = SimpleNamespace(callbacks=[COUNTER], optimizers=[optimizer], lr_scheduler_configs=[])
     unmeasured = {"missing": {"bottleneck": "callbacks.throughput is left out"}}
     assert callback_facts(trainer) == {"counted": 3, "learning_rate": None, "throughput": unmeasured}
-    said = summary_of(record(oversize / "out"), CountsSteps())
+    said = summary_of(record(oversize / "out"), COUNTER)
     assert "\ncounted 3 steps\n" in said and "one by one" not in said
     monkeypatch.setenv("BATCHSCOPE_VERBOSE", "1")
-    assert "\n\none by one\n" in summary_of(record(oversize / "out"), CountsSteps())
+    assert "\n\none by one\n" in summary_of(record(oversize / "out"), COUNTER)
 
 
 @pytest.mark.parametrize(("steps", "epochs"), [(0, 0), (4, 0), (5, 1), (6, 1), (10, 2)])
