@@ -143,7 +143,7 @@ def test_what_cannot_be_built_is_one_line(path: str, node: dict[str, Any], said:
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        ("mynet.net.Passess", "AttributeError: module 'mynet.net' has no attribute 'Passess'. Did you mean 'Passes'?"),
+        ("mynet.net.Passesx", "AttributeError: module 'mynet.net' has no attribute 'Passesx'. Did you mean 'Passes'?"),
         ("mynet.missing.Net", "AttributeError: module 'mynet' has no attribute 'missing'"),
         ("nowhere_at_all.Net", "ModuleNotFoundError: No module named 'nowhere_at_all'"),
         ("mynet.absent.Net", "ModuleNotFoundError: No module named 'nowhere_at_all' (mynet/absent.py, line 1)"),
