@@ -25,7 +25,7 @@ def step(rows=ROWS):
     return StepOperations(64, 1.0, "cpu", "AMD EPYC", "32-true", rows, threads=2, calibration={"launch_us": 1.2})
 
 
-def test_step_times_are_read(tmp_path):
+def test_step_times_are_read_and_many_are_kept_with_the_parts_of_every_fifth(tmp_path):
     write_steps(tmp_path, [[1, 2, 3, 4], [], [5, 6, 7, 8, 9, 10]], rounds=(3, -1, 4), shares=SHARES, others=0.25)
     found = read_step_times(tmp_path)
     assert found.step_s == pytest.approx(numpy.arange(1, 11) / 1e3)
@@ -34,6 +34,8 @@ def test_step_times_are_read(tmp_path):
     assert (found.step_s.dtype, found.parts_s.dtype, found.pass_.dtype) == ("float32", "float32", "int64")
     assert [len(steps) for steps in found.of_windows()] == [4, 0, 6]
     assert found.medians() == pytest.approx([0.0025, numpy.nan, 0.0075], nan_ok=True)
+    parts, every = thinned(numpy.arange(100_000.0)[:, None])
+    assert (len(parts), every, parts[1, 0]) == (20_000, 5, 5)
 
 
 def test_operations_are_read_with_five_digits_of_each_number(tmp_path):
@@ -52,15 +54,9 @@ def test_the_rows_of_the_step_file_are_read_without_a_torn_one(tmp_path):
 
 
 def test_what_a_run_did_not_leave_is_none(tmp_path):
-    for folder in (tmp_path, tmp_path / "missing"):
-        assert read_step_times(folder) is read_operations(folder) is None
+    assert read_step_times(tmp_path) is read_operations(tmp_path / "missing") is None
     os.mkfifo(tmp_path / "pipe")
     assert read_rows(tmp_path / "metrics.csv") == read_rows(tmp_path / "pipe") == ([], [])
-
-
-def test_of_a_hundred_thousand_steps_the_parts_of_every_fifth_are_kept():
-    parts, every = thinned(numpy.arange(100_000.0)[:, None])
-    assert (len(parts), every, parts[1, 0]) == (20_000, 5, 5)
 
 
 def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
@@ -101,12 +97,6 @@ def facts(**changed):
     return text(json.dumps({name: value for name, value in known.items() if value is not ...}))
 
 
-def row(at, value):
-    """Operations the first row of which has another value."""
-    first, second = json.loads(to_json(step()))["rows"]
-    return facts(rows=[[*first[:at], value, *first[at + 1 :]], second])
-
-
 TIMES = {
     "not a zip file": [text("no archive"), text("")],
     "it is not a file": [Path.mkdir, os.mkfifo, lambda path: path.symlink_to(path)],
@@ -122,8 +112,6 @@ OPERATIONS = {
     "must be integers": [text("[1, 2]")],
     "not subscriptable": [text("null")],
     "it is not a file": [os.mkfifo],
-    "Expecting|Unterminated|delimiter": [text(to_json(step())[:300])],
-    "recursion": [text("[" * 100_000)],
     "its schema is '1', and this version reads 2": [facts(schema=1)],
     "it has no rows": [facts(rows=...)],
     "batch_size cannot be '0'": [facts(batch_size=0)],
@@ -134,8 +122,8 @@ OPERATIONS = {
     "its columns are others": [facts(columns=["name"])],
     r"calibration cannot be '\[\]'": [facts(calibration=[])],
     "shorter": [facts(rows=[["aten.mm"]])],
-    r"dims cannot be '\[-1\]'": [row(4, [-1])],
-    "flops cannot be '-5'": [row(6, -5)],
+    r"dims cannot be '\[-1\]'": [text(to_json(step()).replace("[64,10,128]", "[-1]"))],
+    "flops cannot be '-5'": [text(to_json(step()).replace("163840", "-5"))],
 }
 KINDS = [(read_step_times, "steps.npz", TIMES), (read_operations, "operations.json", OPERATIONS)]
 

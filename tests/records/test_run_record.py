@@ -4,6 +4,7 @@ import errno
 import json
 import os
 from datetime import datetime, timedelta
+from unittest.mock import Mock
 
 import pytest
 
@@ -16,6 +17,7 @@ from tests.support.runs import SMALL, run
 
 RESUMED = {"step": 8, "checkpoint": "checkpoints/last.ckpt"}
 MEASURED = {"metrics": {"val/loss": 0.5}, "throughput": {"step_ms": 3.0}, "checkpoints": {"best": "b"}}
+full_disk = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
 
 def lived(run_dir, error=None, *, resumed=None, **facts):
@@ -26,16 +28,6 @@ def lived(run_dir, error=None, *, resumed=None, **facts):
         if error:
             raise error
     return read(run_dir)
-
-
-def full_disk(monkeypatch, has_room=lambda: False):
-    """From now on the disk is full, unless it has room."""
-
-    def fsync(_):
-        if not has_room():
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr("os.fsync", fsync)
 
 
 def test_a_run_that_is_refused_before_it_begins_changes_nothing(tmp_path):
@@ -110,7 +102,7 @@ def test_a_full_disk_leaves_room_for_the_records_last_word(tmp_path, monkeypatch
         record.begin()
         reserve = tmp_path / ".run.json.reserve.tmp"
         assert reserve.stat().st_size == 2**16
-        full_disk(monkeypatch, has_room=lambda: not reserve.exists())
+        monkeypatch.setattr("os.fsync", lambda file: full_disk(file) if reserve.exists() else None)
         record.add(metrics={"val/loss": 0.5})
     after = read(tmp_path)
     assert after["status"] == "interrupted"
@@ -121,7 +113,7 @@ def test_a_full_disk_leaves_room_for_the_records_last_word(tmp_path, monkeypatch
 def test_a_full_disk_at_the_end_hides_no_error_and_at_the_start_it_is_one(tmp_path, monkeypatch, capsys):
     with pytest.raises(ValueError, match="broken"), RunRecord(tmp_path / "end") as record:
         record.begin()
-        full_disk(monkeypatch)
+        monkeypatch.setattr("os.fsync", full_disk)
         raise ValueError("broken")
     said = f"warning: {tmp_path}/end/run.json cannot be written: the disk is full"
     assert capsys.readouterr().err.startswith(said)
@@ -142,10 +134,9 @@ def test_a_planned_run_keeps_the_command_to_repeat_and_no_number_that_is_none(tm
 
 
 def test_room_is_taken_in_no_file_behind_a_link(tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / ".run.json.reserve.tmp").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / ".run.json.reserve.tmp").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "elsewhere").write_text("mine")
-    lived(tmp_path / "run")
+    lived(tmp_path)
     assert (tmp_path / "elsewhere").read_text() == "mine"
 
 
