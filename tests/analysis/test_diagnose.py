@@ -126,13 +126,6 @@ def test_the_table_has_the_rate_the_ratio_its_interval_and_the_bottleneck(tmp_pa
         assert f"note: {note}" in said
 
 
-def test_where_the_files_cannot_be_written_the_text_says_so(tmp_path):
-    diagnosed(tmp_path, (900.0, BATCH))
-    (tmp_path / "report").write_text("a file")
-    text = write_diagnosis(tmp_path)
-    assert text.startswith(f"note: {tmp_path}/report: cannot be ") and "No change helps" in text
-
-
 def test_one_diagnosis_is_told_from_other_runs_and_from_several(tmp_path):
     diagnosed(tmp_path / "one", (2200.0, BATCH))
     assert diagnose.holds_one_diagnosis(tmp_path / "one")
@@ -144,7 +137,7 @@ def test_one_diagnosis_is_told_from_other_runs_and_from_several(tmp_path):
         find_findings(tmp_path / "other")
 
 
-def test_a_record_that_is_damaged_or_a_link_to_itself_is_left_out(tmp_path):
+def test_a_damaged_record_is_left_out_and_files_that_cannot_be_written_are_a_note(tmp_path):
     diagnosed(tmp_path, (2200.0, BATCH))
     for damage in (5, "baseline", {"role": "magic"}, {}):
         change_record(tmp_path / BATCH, diagnosis=damage)
@@ -152,3 +145,6 @@ def test_a_record_that_is_damaged_or_a_link_to_itself_is_left_out(tmp_path):
     (tmp_path / BATCH / "run.json").unlink()
     (tmp_path / BATCH / "run.json").symlink_to("run.json")
     assert find_findings(tmp_path).headline == "No change has been tried."
+    (tmp_path / "report").write_text("a file")  # the diagnosis is printed where it cannot be written
+    text = write_diagnosis(tmp_path)
+    assert text.startswith(f"note: {tmp_path}/report: cannot be ") and "No change has been tried." in text
