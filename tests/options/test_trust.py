@@ -119,7 +119,6 @@ ELSEWHERE |= {"model.encoder.width": "mynet.net.Encoder", "logger.csv": "lightni
 ELSEWHERE |= {"callbacks.curves": "lightning.pytorch.callbacks.ModelCheckpoint"}
 # It would run a file.
 HUB = {"_target_": "torch.hub.load", "repo_or_dir": "repo", "model": "f", "source": "local"}
-PLACES = "task optimizer data callbacks.curves logger.csv"
 ALONE = "in out/run.json, which a file alone cannot decide; if you want it, "
 # A change to the record of `model=mynet`; how the refusal begins, where it is not that of the option itself.
 REFUSED: list[tuple[str, Any, str]] = [
@@ -139,7 +138,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("trainer.model_registry", "somebody/model", ""),
     ("trainer.plugins", ["it's", "a, b", None, True, 1.5], ""),
     *((place, {"_target_": target}, f"{place}._target_: is ") for place, target in ELSEWHERE.items()),
-    *((f"{place}._args_", [HUB], "") for place in PLACES.split()),
+    *((f"{place}._args_", [HUB], "") for place in ("task", "optimizer", "data", "callbacks.curves", "logger.csv")),
     ("data.root", "/a", "is '/a' in out/run.json; repeat data.root=/a: places are not taken from records"),
     *((DIRPATH, path, "") for path in AWAY),
     *((f"logger.{name}.save_dir", path, "") for name in ("csv", "tensorboard") for path in AWAY[::7]),
@@ -184,9 +183,8 @@ def test_without_the_configs_every_target_and_text_is_typed(own: Own) -> None:
     assert refusal(resumed, layers).startswith("model._args_: is [")
 
 
-OPTION = "callbacks.checkpoint={dirpath: /elsewhere, every_n_steps: 1}"
-REPLACED = ["callbacks.checkpoint=null", "~callbacks.checkpoint", "callbacks=default", "callbacks=null"]
-CONFIRMS = [OPTION, "++callbacks.checkpoint={dirpath: /elsewhere}", *REPLACED]
+CONFIRMS = [f"{plus}callbacks.checkpoint={{dirpath: /elsewhere, every_n_steps: 1}}" for plus in ("", "++")]
+CONFIRMS += ["callbacks.checkpoint=null", "~callbacks.checkpoint", "callbacks=default", "callbacks=null"]
 CONFIRMS_NOT = [f"{plus}callbacks.checkpoint={{every_n_steps: 1}}" for plus in ("", "+", "++")]
 CONFIRMS_NOT += ["callbacks.checkpoint={}", "~callbacks.checkpoint.every_minutes", "callbacks.curves=null"]
 CONFIRMS_NOT += ["callbacks={checkpoint: {every_n_steps: 1}}", "data=mnist", "data.root=/elsewhere"]

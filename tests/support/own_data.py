@@ -72,12 +72,9 @@ class Tokens(DataModule):
 
     def dataset(self, split: str) -> Any:
         random = numpy.random.default_rng(self.split_seed(split))
-        samples = []
-        for number in range(SIZES[split]):
-            ids = random.integers(1, 20, random.integers(3, 10))
-            mask = numpy.ones(len(ids), bool)
-            samples.append({"number": number, "input_ids": ids, "attention_mask": mask, "label": int(ids[0] > 9)})
-        return samples
+        sentences = [random.integers(1, 20, random.integers(3, 10)) for _ in range(SIZES[split])]
+        fields = [(ids, numpy.ones(len(ids), bool), int(ids[0] > 9)) for ids in sentences]
+        return [{"number": n, **dict(zip(self.spec.fields, own, strict=True))} for n, own in enumerate(fields)]
 
 
 class MaskedMean(nn.Module):

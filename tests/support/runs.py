@@ -53,10 +53,10 @@ class Run:
     """
 
     def __init__(
-        self, folder: Path, *words: str, faults: Any = (), module: str = "batchscope.train", environ: Any = None
+        self, folder: Path, *words: str, faults: Any = (), module: str = "batchscope.train", environ: Any = ()
     ):
         self.folder = folder
-        self.process = Forked.start(_program, folder, module, words, list(faults), environ or {})
+        self.process = Forked.start(_program, folder, module, words, list(faults), dict(environ))
 
     def end(self, timeout: float = PATIENCE_S) -> int:
         """Wait for the end; returns the exit code, or minus the number of the signal."""
@@ -91,7 +91,7 @@ def ranks(folder: Path, *overrides: str, faults: dict[int, list[Fault]] | None =
     for rank in "01":
         own = environ | {"RANK": rank, "LOCAL_RANK": rank}
         words = [word.replace("{rank}", rank) for word in options]
-        both.append(Run(folder / rank, *words, faults=(faults or {}).get(int(rank), []), environ=own))
+        both.append(Run(folder / rank, *words, faults=(faults or {}).get(int(rank), ()), environ=own))
     return both
 
 

@@ -5,20 +5,12 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
+from tests.support.command_lines import Answer as Ended
 from tests.support.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = str(ROOT / "train.py")
-
-
-class Ended(NamedTuple):
-    """Exit code, standard output and standard error of a process."""
-
-    code: int
-    out: str
-    err: str
 
 
 def spawn(folder: Path, *words: str, python: str = sys.executable, **environ: str) -> subprocess.Popen[str]:

@@ -16,8 +16,6 @@ os.environ.pop("BATCHSCOPE_FORK_SERVER", None)  # its server imports no torch (s
 from batchscope.sweep import job
 
 STEP_MS = 10.0
-DEFAULT = "list(visits)"
-IMPORTS = "import json, os, signal, sys, time\n"
 
 
 def visited(sweep: job.Sweep, size: int, record: dict[str, Any]) -> Iterator[int]:
@@ -45,17 +43,15 @@ def main() -> None:
     cost = {"batch_size": size, "step_ms_median": STEP_MS, "samples_per_sec": 1e3 * size / STEP_MS}
     record |= {"throughput": cost, "dataset": {"train_samples": 4000}}
     told = Path(f"{folder.name}.does")
-    does = asked["config"].get("does") or (told.read_text() if told.exists() else DEFAULT)
-    exec(IMPORTS + does, dict(locals()))  # noqa: S102 - a line of a test
+    does = asked["config"].get("does") or (told.read_text() if told.exists() else "list(visits)")
+    exec(f"import json, os, signal, sys, time\n{does}", dict(locals()))  # noqa: S102 - a line of a test
     if record["status"] == "running":
         record["status"] = "finished"
     file.write_text(json.dumps(record))
     if "rerun" in record:
-        import numpy as np
-
         from tests.support.synthetic_runs import write_steps
 
-        write_steps(folder, STEP_MS * np.ones((max(len(record["taken"]), 2), 50)), rounds=record["taken"] or None)
+        write_steps(folder, [[STEP_MS] * 50] * max(len(record["taken"]), 2), rounds=record["taken"] or None)
 
 
 if __name__ == "__main__":
