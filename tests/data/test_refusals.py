@@ -131,10 +131,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a field twice": (fields("x", "x"), f"data: DataSpec.fields: got ('x', 'x'), {FIELDS}"),
     "a field of ours": (fields("x", "lengths"), f"data: DataSpec.fields: got ('x', 'lengths'), {FIELDS}"),
     "two words": (fields("an input", "y"), f"data: DataSpec.fields: got ('an input', 'y'), {FIELDS}"),
-    "a kind": (
-        lambda: DataSpec("images", (1, 8, 8), "class", 4),
-        "data: DataSpec.kind: got 'images', takes image, sequence or tensor. Did you mean 'image'?",
-    ),
     "a target": (
         lambda: DataSpec("image", (1, 8, 8), "label", 4),
         "data: DataSpec.target: got 'label', takes class, … vector or input. Did you mean 'multilabel'?",

@@ -1,8 +1,8 @@
 """An exported network answers what the network answers, for batches of any size."""
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -67,13 +67,9 @@ class _Difference(nn.Module):
         return x - mask
 
 
-def with_network(trained: Trained, network: nn.Module, data: Any) -> Trained:
-    return Trained(trained.module, network, data, "other", trained.config)
-
-
 @pytest.mark.parametrize("network", [_Branches(), _NoNumber()])
 def test_a_network_that_no_file_answers_for_leaves_nothing(trained, tmp_path, network) -> None:
-    other, samples = with_network(trained, network, trained.data), samples_of(trained, 4).named
+    other, samples = replace(trained, network=network), samples_of(trained, 4).named
     said = f"export: {type(network).__name__} cannot be written as torch_export: "
     assert refusal(export, other, "torch_export", tmp_path / "a.pt2", samples).startswith(said)
     assert not list(tmp_path.iterdir())
@@ -81,7 +77,7 @@ def test_a_network_that_no_file_answers_for_leaves_nothing(trained, tmp_path, ne
 
 def test_an_input_called_x_beside_others_has_no_place(reader: Trained, tmp_path: Path) -> None:
     spec = DataSpec("tensor", (3,), "vector", 3, fields=("x", "mask", "y"))
-    other, samples = with_network(reader, _Difference(), KnownData(spec, "own")), {"x": torch.ones(9, 3)}
+    other, samples = replace(reader, network=_Difference(), known=KnownData(spec, "own")), {"x": torch.ones(9, 3)}
     done = export(other, "torch_export", tmp_path / "other.pt2", samples | {"mask": torch.zeros(9, 3)})
     found = torch.export.load(done.path).module()(x=torch.ones(2, 3), mask=torch.zeros(2, 3))
     assert found.tolist() == [[1.0] * 3] * 2

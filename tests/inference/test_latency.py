@@ -1,5 +1,6 @@
 """Latency by batch size: a row a size, an answer that follows the rules of sweeps, and a picture."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ class _OutOfMemory(torch.nn.Module):
 
 
 def test_a_size_that_does_not_fit_is_named(trained: Trained, limits: Limits) -> None:
-    small = Trained(trained.module, _OutOfMemory(), trained.data, "small", trained.config)
+    small = replace(trained, network=_OutOfMemory())
     found = measure_latency(small, [1, 8], limits)
     assert found.table["p50_ms"].isna().tolist() == [False, True]
     assert found.sentences()[-1] == "Out of memory: 8."
@@ -44,5 +45,5 @@ def test_a_size_that_does_not_fit_is_named(trained: Trained, limits: Limits) -> 
 
 
 def test_a_network_of_other_inputs_is_refused(trained: Trained) -> None:
-    other = Trained(trained.module, torch.nn.Linear(3, 3), trained.data, "other", trained.config)
+    other = replace(trained, network=torch.nn.Linear(3, 3))
     assert refusal(measure_latency, other, [2]).startswith("model: Linear does not take (2, 1, 28, 28): ")
