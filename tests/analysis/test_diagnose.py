@@ -89,7 +89,7 @@ def test_the_first_sentence_names_the_change_to_make_or_why_there_is_none(tmp_pa
 def test_the_two_best_changes_help_and_set_different_options(tmp_path):
     found = diagnosed(tmp_path, (2200.0, BATCH), (3000.0, LARGER), (1500.0, PIPELINE), (900.0, PRECISION))
     assert [trial.options for trial in diagnose.best_pair(found)] == [(LARGER,), (PIPELINE,)]
-    early = diagnosed(tmp_path / "early", (2000.0, BATCH), (3000.0, PIPELINE), at_end=None)
+    early = diagnosed(tmp_path / "early", (2000.0, BATCH), (3000.0, PIPELINE), (1900.0, PRECISION), at_end=None)
     assert [trial.options for trial in diagnose.best_pair(early)] == [(PIPELINE,), (BATCH,)]
     unknown = diagnosed(tmp_path / "unknown", (2000.0, BATCH), at_begin=None, at_end=None)
     assert diagnose.best_pair(unknown) == []

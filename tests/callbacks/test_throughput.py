@@ -99,6 +99,7 @@ def spending(world) -> Stranger:
     return stranger(**{name: hook(*spent) for name, spent in SPENT.items()})
 
 
+@pytest.mark.usefixtures("alone")
 def test_time_and_energy_are_those_of_steps_and_of_no_validation_or_checkpoint(world, tmp_path: Path) -> None:
     class Reading(torch.utils.data.Dataset):
         def __len__(self) -> int:

@@ -1,5 +1,6 @@
 """DataModule: from the samples of a torch Dataset, or from tensors in memory, to the batches that a network gets."""
 
+import random
 from collections import UserDict
 from itertools import product
 from typing import Any
@@ -12,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from batchscope.data.samples import SampleBatches
 from batchscope.data.spec import PADDING, DataSpec
+from batchscope.data.workers import seeded
 from batchscope.models.sequence import LSTMCellModel, RNNCellModel, StackedLSTMModel
 from batchscope.training.optimizer import Optimizer
 from batchscope.training.task import Task
@@ -119,6 +121,15 @@ def test_random_transforms_depend_on_seed_epoch_and_sample_alone() -> None:
     assert_alike(inputs(data, 1), whole[3:])
     samples = [SampleBatches(Images(9, 0, True), data.spec, "", seed).sample(epoch, 5)[0] for seed, epoch in SEEDS]
     assert len({x.tobytes() for x in samples}) == 3
+
+
+def test_python_numpy_and_torch_repeat_the_random_numbers_of_a_seed() -> None:
+    def drawn(seed: int) -> tuple[float, ...]:
+        with seeded(seed):
+            return random.random(), numpy.random.random(), torch.rand(()).item()
+
+    assert drawn(3) == drawn(3)
+    assert all(one != other for one, other in zip(drawn(3), drawn(4), strict=True))
 
 
 def test_the_fingerprint_is_of_some_samples_and_the_number_of_all() -> None:

@@ -41,9 +41,10 @@ ALL = "and adding has 101 training samples: every step takes all of them"
         (64, 2, 1, {"batch_size": 51, "global_batch_size": 101}, f"data.batch_size: got 64 for each of 2 processes, {ALL}"),
         (50, 2, 1, {"global_batch_size": 100}, None),
         (25, 2, 2, {"global_batch_size": 100}, None),
+        (1, 1, 101, {"global_batch_size": 101}, None),
         (25, 2, 4, {"global_batch_size": 101}, "an update of 200 samples takes all 101 training samples of adding"),
     ],
-    ids=["several ranks share the training set", "it can be filled", "by several batches", "an update takes all"],
+    ids=["several ranks share the training set", "it can be filled", "by several batches", "exactly", "an update takes all"],
 )  # fmt: skip
 def test_a_batch_is_what_the_training_set_can_fill(size, ranks, batches, facts, said, capsys) -> None:
     data = Adding(batch_size=size)
