@@ -12,7 +12,7 @@ from tests.support.waiting import PATIENCE_S
 TESTS = Path(__file__).parent
 DECISIVE = [
     "models/test_recurrent.py::test_autocast_stays_near_full_precision_and_has_gradients",
-    "hardware/test_measure.py::test_this_machines_processor_is_measured",
+    "hardware/test_calibration.py::test_this_machines_processor_is_measured",
 ]
 
 

@@ -17,11 +17,29 @@ import torch
 from batchscope.hardware import measure, microbenchmarks
 from batchscope.hardware.calibration import Calibration, faster_precision, peak_flops_per_sec
 from batchscope.hardware.devices import cache_bytes
-from batchscope.hardware.measure import cached_calibration, find_calibration, identity, load_or_measure, store
+from batchscope.hardware.measure import (
+    cached_calibration,
+    calibrate,
+    find_calibration,
+    identity,
+    load_or_measure,
+    store,
+)
 from tests.hardware.conftest import REFUSED
 from tests.support.devices import GPU, HOST
 
 CPU = torch.device("cpu")
+
+
+@pytest.mark.slow
+def test_this_machines_processor_is_measured(monkeypatch):
+    monkeypatch.setattr(measure, "_PASSES_S", 0.0)
+    random_state = torch.get_rng_state()
+    found = calibrate(CPU)
+    assert (found.device, found.threads, found.cache_bytes) == ("cpu", torch.get_num_threads(), cache_bytes(CPU))
+    assert min(found.matmul_flops_per_sec["fp32"], found.memory_bytes_per_sec) > 1e8
+    assert 0.1 < found.launch_us < 1000
+    assert torch.get_rng_state().equal(random_state)
 
 
 def test_a_calibration_survives_its_dict():
