@@ -1,8 +1,10 @@
 """Time to target: after which training time the runs of each batch size have reached the target of their training.
 
-A run has reached it between its last validation below it and the first one at it. The size that is first in each seed is found
-within these bounds. What they do not tell apart is not told apart. The target is that of experiment=time_to_target. Trained runs
-without one are compared at the value that half of the sizes reach.
+A run has reached it between its last validation below it and the first one at it. A size is later than another one if the mean
+over the seeds of log(last validation below it ÷ the other's arrival) is shown to be above 0. Separate runs of the same thing on a
+CPU differ by 10 %, so that times are no more exact than rates are (noise.py). Where several sizes may be first, the one with the
+smallest typical time is the best guess. The target is that of experiment=time_to_target. Trained runs without one are compared at
+the value that half of the sizes reach.
 """
 
 import math
@@ -11,28 +13,29 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import pandas as pd
+from scipy.special import stdtrit
 
 from ..records.formatting import duration, option_value, significant
-from ..records.intervals import TIME_LIMIT
 from ..records.metrics import metric
 from ..records.values import at, number, positive, table
+from .noise import BETWEEN_CPU, CONFIDENCE
 from .run import LEARNING_RATE, Run
 from .text import and_
+
+_WORTH = 10.0  # degrees of freedom of the assumed BETWEEN_CPU
+_MORE_TIME = "give more time by search.minutes; with hydra.sweep.dir=<its folder> the finished runs are kept"
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """When a run has reached the target; `seconds` is infinite if it has not, and `after` the time until which it had not.
-
-    `is_open`: it has not, because its time was over.
-    """
+    """When a run has reached the target; `seconds` is infinite if it has not, and `after` the time until which it had not."""
 
     run: Run
     after: float
     seconds: float
     samples: float
-    is_open: bool = False
 
 
 @dataclass(frozen=True)
@@ -50,53 +53,55 @@ class Arrivals:
         middle = {size: found[len(found) // 2] for size, found in ordered.items()}
         return {size: one for size, one in middle.items() if math.isfinite(one.seconds)}
 
+    @property
+    def best_guess(self) -> int | None:
+        """The size with the smallest typical time; of sizes that arrived with a few seeds alone the one that arrived first."""
+        times = {size: [run.seconds for run in of.values()] for size, of in sorted(self.sizes.items())}
+        arrived = [size for size, of_size in times.items() if math.isfinite(min(of_size))]
+        typical = {size: arrival.seconds for size, arrival in self.typical.items()}
+        return min(arrived, key=lambda size: (typical.get(size, math.inf), min(times[size])), default=None)
+
     @cached_property
-    def first(self) -> list[list[int]]:
-        """For each seed in which a size has arrived, the sizes that may be first; one whose time was over may be, too."""
-        found = []
-        for seed in dict.fromkeys(seed for of in self.sizes.values() for seed in of):
-            runs = {size: of[seed] for size, of in self.sizes.items() if seed in of}
-            earliest = min(one.seconds for one in runs.values())
-            if math.isfinite(earliest):
-                may = {size: one for size, one in runs.items() if math.isfinite(one.seconds) or one.is_open}
-                found.append([size for size, one in may.items() if one.after < earliest or one.seconds == earliest])
-        return found
+    def contenders(self) -> list[int]:
+        """The sizes that may be first, smallest first: the best guess, and all that are not shown to be later."""
+        guess = self.best_guess
+        if guess is None:
+            return []
+        return [size for size in sorted(self.sizes) if size == guess or not self._is_later(size, guess)]
 
     @property
     def winner(self) -> int | None:
-        """The size that is first in more than half of the seeds, and is told apart from the others there."""
-        alone = [sizes[0] for sizes in self.first if len(sizes) == 1]
-        size = statistics.mode(alone) if alone else None
-        return size if 2 * alone.count(size or 0) > len(self.first) else None
+        """The best guess, if all other sizes are shown to be later."""
+        return self.best_guess if len(self.contenders) == 1 else None
 
-    @property
-    def contenders(self) -> list[int]:
-        """The sizes that may have arrived first in a seed, smallest first."""
-        return sorted({size for sizes in self.first for size in sizes})
+    def _is_later(self, size: int, other: int) -> bool:
+        """Whether a size is shown to arrive after another one. Each seed with which one of them has arrived is a pair."""
+        of, of_other = self.sizes[size], self.sizes[other]
+        pairs = [(run, of_other[seed]) for seed, run in of.items() if seed in of_other]
+        pairs = [pair for pair in pairs if any(math.isfinite(run.seconds) for run in pair)]
+        if not pairs or any(not run.after or math.isinf(than.seconds) for run, than in pairs):
+            return False
+        logs = [math.log(run.after / than.seconds) for run, than in pairs]
+        return statistics.fmean(logs) > _reach(logs, len(self.sizes), any(run.run.device == "cpu" for run, _ in pairs))
 
     @property
     def lines(self) -> list[str]:
         """What the runs show, the answer first."""
-        if not self.first:
+        guess, seeds = self.best_guess, len({seed for of in self.sizes.values() for seed in of})
+        if guess is None:
             best = f": the best was {self.best}" if self.best else ""
-            return [f"No run reached {self.target}{best}. Take an easier target, or give more time by search.minutes."]
-        never = [s for s, of in self.sizes.items() if all(one.seconds == math.inf for one in of.values())]
-        stopped = [size for size in never if size in self.contenders]
-        if (size := self.winner) is None:
-            sizes = [size for size in self.contenders if size not in stopped]
-            differ = all(len(sizes) == 1 for sizes in self.first)
-            why = "which of them depends on the seed" if differ else "which of them is not told apart"
-            which = f": {why}" if len(sizes) > 1 else " of those that did"
-            found = [f"{and_(sizes, 'or')} reached {self.target} first{which}."]
-        else:
-            seeds, count = len(self.first), self.first.count([size])
-            words = f"with {count} of {seeds} seeds" if seeds > 1 else "(one seed)"
-            found = [f"{size:,} reached {self.target} first {words}{self._after(size)}."]
-        if stopped:
-            found.append(f"Stopped while still in time: {and_(stopped)}. Give more time by search.minutes.")
+            return [f"No run reached {self.target}{best}. Take an easier target, or {_MORE_TIME}."]
+        begin = "" if self.winner else "Best guess: "
+        words = f"({seeds} seeds)" if seeds > 1 else "(one seed)"
+        lines = [f"{begin}{guess:,} reached {self.target} first {words}{self._after(guess)}."]
+        never = [size for size, of in self.sizes.items() if all(run.seconds == math.inf for run in of.values())]
+        if others := [size for size in self.contenders if size != guess and size not in never]:
+            lines.append(f"{and_(others, 'or')} may be first, too; more seeds tell more (seed=0,1,2).")
+        if stopped := [size for size in never if size in self.contenders]:
+            lines.append(f"Stopped while still in time: {and_(stopped)}; {_MORE_TIME}.")
         if late := [size for size in never if size not in stopped]:
-            found.append(f"Not reached while others could win: {and_(late)}.")
-        return found
+            lines.append(f"Not reached while others could win: {and_(late)}.")
+        return lines
 
     def _after(self, size: int) -> str:
         if (one := self.typical.get(size)) is None:
@@ -104,6 +109,28 @@ class Arrivals:
         rate = one.run.settings.get(LEARNING_RATE)
         words = f", after {duration(one.seconds)} of training and {significant(one.samples)} samples"
         return f"{words}, at {LEARNING_RATE}={option_value(rate)}" if rate is not None else words
+
+
+def apart(sizes: int) -> float:
+    """By which factor two runs on a CPU have to differ in time to be told apart, among runs of so many sizes."""
+    return math.exp(_reach([0.0], sizes, is_on_cpu=True))
+
+
+def _reach(logs: Sequence[float], sizes: int, is_on_cpu: bool) -> float:
+    """How far the mean log ratio of pairs of runs may exceed the truth, with 95 % confidence for all other sizes together.
+
+    The variance of a pair is what the rates of two runs differ by, and what seeds differ by beyond that; its degrees of freedom are
+    those of Welch and Satterthwaite.
+    """
+    n = len(logs)
+    of_rates = 2 * BETWEEN_CPU**2 if is_on_cpu else 0.0
+    beyond = max(0.0, float(np.var(logs, ddof=1)) - of_rates) if n > 1 else 0.0
+    variance = of_rates + beyond
+    if not variance:
+        return 0.0
+    freedom = variance**2 / (of_rates**2 / _WORTH + beyond**2 / max(1, n - 1))
+    confidence = 1 - (1 - CONFIDENCE) / 2 / max(1, sizes - 1)
+    return float(stdtrit(freedom, confidence)) * math.sqrt(variance / n)
 
 
 def arrivals_of(sizes: Mapping[int, Sequence[Run]]) -> Arrivals | None:
@@ -158,6 +185,5 @@ def _first_of_seeds(arrivals: Iterable[tuple[int, Arrival]]) -> dict[int, dict[s
 def _arrival(run: Run) -> Arrival:
     seconds, samples = (run.values.get(key) for key in ("time_to_target_s", "samples_to_target"))
     if seconds is None or samples is None:
-        is_open = at(run.record, "target.ended") == f"the {TIME_LIMIT}"
-        return Arrival(run, positive(at(run.record, "target.seconds")) or 0.0, math.inf, math.inf, is_open)
+        return Arrival(run, positive(at(run.record, "target.seconds")) or 0.0, math.inf, math.inf)
     return Arrival(run, positive(at(run.record, "target.after_seconds")) or 0.0, seconds, samples)

@@ -1,7 +1,7 @@
 """`experiment=time_to_target`: batch sizes × learning rates, each trained until a metric of the validation reaches a target.
 
 The base rate of every size comes first, from the middle of the sizes outwards. Then the sizes go on in the order of their
-times. So the best time is known early, and a run ends once it has trained for longer than that and a margin.
+times. So the best time is known early, and a run ends once it has trained for so much longer that its report shows it to be later.
 
 The limits of a run follow from the records of the runs before it alone. So a sweep that is started again in its folder
 gives the runs that it keeps the same configurations.
@@ -10,11 +10,12 @@ gives the runs that it keeps the same configurations.
 import math
 import sys
 
+from ..analysis.target import apart
 from ..records.values import at, positive
 from .plans import Job, Plan, RunFailed
 from .search import TimeToTarget
 
-MARGIN = 1.3  # a run goes on for so many best times: mean steps of two runs differ by chance
+MARGIN = 1.05  # × the time from which on a run is shown to be later than the best: its own clock is not the report's
 SHARES = 3  # a run gets so many equal shares of the time that is left for all runs, and half of it at most
 
 
@@ -42,7 +43,8 @@ def time_to_target(job: Job, search: TimeToTarget, of_job: str = "") -> Plan[flo
             share_s = left_s * max(1 / (runs - done), min(SHARES / (runs - done), 0.5))
             best_s = min(times.values(), default=None)
             done += 1
-            one = _trial(job, f"{of_job}run {done} of at most {runs}", size, rate, best_s, share_s)
+            seconds = best_s and MARGIN * apart(len(order)) * best_s
+            one = _trial(job, f"{of_job}run {done} of at most {runs}", size, rate, seconds, share_s)
             (record,) = yield [one]
             left_s -= positive(record.get("seconds")) or 0.0
             if record["status"] == "out_of_memory":
@@ -63,11 +65,11 @@ def _is_not_finite(record: dict) -> bool:
     return str(record.get("error")).startswith("step ")
 
 
-def _trial(job: Job, title: str, size: int, rate: float, best_s: float | None, share_s: float) -> Job:
-    """The run with a batch size and a learning rate."""
+def _trial(job: Job, title: str, size: int, rate: float, seconds: float | None, share_s: float) -> Job:
+    """The run with a batch size and a learning rate; it may train for `seconds`, and take `share_s` in all."""
     lr = float(f"{rate * job.config['optimizer']['lr']:.4g}")
     options = {"data.batch_size": size, "optimizer.lr": lr}
     trial = job.below(f"{size}-{lr:g}", options, f"{title}: data.batch_size={size} optimizer.lr={lr:g}")
-    limits = {"seconds": best_s and round(MARGIN * best_s, 3), "wall_seconds": round(share_s, 3)}
+    limits = {"seconds": seconds and round(seconds, 3), "wall_seconds": round(share_s, 3)}
     trial.config["callbacks"]["stop_at_target"] |= limits
     return trial

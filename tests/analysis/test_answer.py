@@ -218,18 +218,18 @@ def write_trained(folder, times, ended="", **facts):
             [f"64 {FIRST} (one seed), after 2 s of training and", "Not reached while others could win: 256."],
         ),
         # Validations that lie between them do not tell two sizes apart.
-        ([{16: 4.0, 64: 2.0, 256: 2.1}], {}, None, [f"64 or 256 {FIRST}: which of them is not told apart."]),
+        ([{16: 4.0, 64: 2.0, 256: 2.1}], {}, None, [f"Best guess: 64 {FIRST} (one seed)", "256 may be first, too; more"]),
         ([{16: None, 64: None}], {}, None, ["No run reached val/acc 90.0 %: the best was 80.0 %. Take an easier"]),
         # A size whose time was over before may have won.
         (
             [{16: 7.0, 64: None}], {"ended": "the time limit"}, None,
-            [f"16 {FIRST} of those that did.", "Stopped while still in time: 64. Give more time by search.minutes."],
+            [f"Best guess: 16 {FIRST} (one seed)", "Stopped while still in time: 64; give more time by search.minutes;"],
         ),
-        # Most seeds decide.
-        ([{16: 4.0, 64: 2.0}, {16: 2.0, 64: 4.0}], {}, None, [f"16 or 64 {FIRST}: which of them depends on the seed."]),
+        # The typical time of several seeds is the guess, and all of them together decide.
+        ([{16: 4.0, 64: 2.0}, {16: 2.0, 64: 4.0}], {}, None, [f"Best guess: 16 {FIRST} (2 seeds)", "64 may be first, too"]),
         (
-            [{16: 4.0, 64: 2.0}, {16: 4.2, 64: 2.2}, {16: 3.0, 64: 3.5}], {}, 64,
-            [f"64 {FIRST} with 2 of 3 seeds, after 2.2 s of training"],
+            [{16: 4.0, 64: 2.0}, {16: 4.2, 64: 2.2}, {16: 4.4, 64: 2.4}], {}, 64,
+            [f"64 {FIRST} (3 seeds), after 2.2 s of training"],
         ),
         # The first size is known where no rate is.
         ([{16: 4.0, 64: 2.0}], {"windows": 0}, None, [f"64 {FIRST} (one seed), after 2 s"]),

@@ -2,12 +2,13 @@
 
 import pytest
 
+from batchscope.analysis.target import apart
 from batchscope.errors import UserError
 from batchscope.sweep import sizes
 from batchscope.sweep.grow_batch import grow_batch
 from batchscope.sweep.plans import Job, RunFailed
 from batchscope.sweep.search import BatchSizeSearch, search_of
-from batchscope.sweep.time_to_target import MARGIN, time_to_target
+from batchscope.sweep.time_to_target import time_to_target
 from tests.support.command_lines import composed
 from tests.support.synthetic_runs import write_measured
 from tests.sweep.conftest import job, play
@@ -124,7 +125,17 @@ def test_the_middle_size_is_first_and_then_the_size_with_the_best_time(tmp_path)
     best, ran, limits = searched(tmp_path, lambda size, lr: {"time_to_target_s": times[size] / (100 * lr)})
     assert best == 1.0
     assert ran == [*((size, 0.01) for size in (64, 16, 256)), (64, 0.02), (16, 0.02), (256, 0.02)]
-    assert [limit for limit, _ in limits] == [one and MARGIN * one for one in (None, 2.0, 2.0, 2.0, 1.0, 1.0)]
+    assert limits[0][0] is None
+    in_best_times = [limit / best for (limit, _), best in zip(limits[1:], (2.0, 2.0, 2.0, 1.0, 1.0), strict=True)]
+    assert in_best_times == pytest.approx([1.05 * apart(3)] * 5, rel=1e-3)
+
+
+def test_a_run_is_ended_once_its_report_shows_that_it_is_not_the_first(tmp_path):
+    """Not before: it might be the first in another run."""
+    _, _, limits = searched(tmp_path, lambda size, lr: {"time_to_target_s": 2.0})
+    assert all(limit > 2.0 * apart(3) for limit, _ in limits[1:])
+    _, _, limits = searched(tmp_path, lambda size, lr: {"time_to_target_s": 2.0}, "search.sizes=[1,4,16,64,256]")
+    assert all(limit > 2.0 * apart(5) for limit, _ in limits[1:])
 
 
 NO_MEMORY, NAN = {"status": "out_of_memory"}, {"status": "failed", "error": "step 3: the loss is nan"}

@@ -1,0 +1,84 @@
+"""Which batch size reached a target first, by times that separate runs of the same thing would not repeat exactly."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from batchscope.analysis.run import Run
+from batchscope.analysis.target import Arrival, Arrivals, apart
+
+
+def arrivals(*seeds, device="cpu", validated=1.0):
+    """The arrivals of a run a size and seed: its seconds, or minus the seconds after which it was ended.
+
+    `validated`: the time of the last validation below the target, in times of the arrival.
+    """
+    sizes = {}
+    for seed, times in enumerate(seeds):
+        for size, seconds in times.items():
+            record = {"hardware": {"device": device}, "config": {"seed": seed}}
+            run = Run(f"{seed}/{size}", Path(), record)
+            reached = seconds > 0
+            after = validated * seconds if reached else -seconds
+            arrival = Arrival(run, after, seconds if reached else math.inf, 100 * seconds if reached else math.inf)
+            sizes.setdefault(size, {})[str(seed)] = arrival
+    return Arrivals("val/acc 90.0 %", "", sizes)
+
+
+def found(*seeds, **how):
+    """The winner, the best guess, and the sizes that may be first."""
+    of = arrivals(*seeds, **how)
+    return of.winner, of.best_guess, of.contenders
+
+
+@pytest.mark.parametrize(
+    ("seconds", "answer"),
+    [
+        (2.06, (None, 16, [16, 64])),  # runs of the same thing differ by more
+        (2.5, (None, 16, [16, 64])),
+        (2.7, (16, 16, [16])),
+        (-2.5, (None, 16, [16, 64])),  # ended while it may have been first
+        (-2.7, (16, 16, [16])),
+    ],
+)
+def test_times_of_separate_runs_on_a_cpu_decide_where_they_differ_by_more_than_the_same_run_twice(seconds, answer):
+    assert found({16: 2.0, 64: seconds}) == answer
+
+
+def test_times_are_told_apart_from_the_last_validation_below_the_target_on():
+    assert found({16: 2.0, 64: 2.7}, validated=0.9) == (None, 16, [16, 64])
+    assert found({16: 2.0, 64: 2.1}, device="cuda") == (16, 16, [16])
+    assert found({16: 2.0, 64: 2.1}, device="cuda", validated=0.9) == (None, 16, [16, 64])
+
+
+def test_each_seed_is_a_pair_so_that_several_tell_closer_sizes_apart():
+    assert found({16: 2.0, 64: 2.5}) == (None, 16, [16, 64])
+    assert found(*({16: seconds, 64: 1.25 * seconds} for seconds in (1.0, 2.0, 4.0))) == (16, 16, [16])
+
+
+def test_seeds_that_disagree_tell_nothing_apart_and_the_best_guess_has_the_smallest_typical_time():
+    assert found({16: 4.0, 64: 2.0}, {16: 2.0, 64: 4.0}, {16: 3.0, 64: 2.9}) == (None, 64, [16, 64])
+    assert found({16: 2.0, 64: 9.0}, {16: 2.0, 64: 9.0}, {16: -9.0, 64: 9.0}) == (None, 16, [16, 64])
+
+
+def test_more_sizes_need_more_evidence_because_the_first_of_many_may_be_so_by_chance():
+    assert apart(2) < apart(5) < 1.5
+    assert found({16: 2.0, 64: 2.7}) == (16, 16, [16])
+    assert found({16: 2.0, 64: 2.7, 256: 2.8, 1024: 20.0, 4096: 20.0}) == (None, 16, [16, 64, 256])
+
+
+def test_where_no_run_arrived_there_is_no_guess():
+    assert found({16: -2.0, 64: -4.0}) == (None, None, [])
+
+
+MORE_TIME = "give more time by search.minutes; with hydra.sweep.dir=<its folder> the finished runs are kept"
+
+
+def test_a_guess_is_said_with_its_time_and_with_the_sizes_that_may_be_first():
+    lines = arrivals({16: 2.0, 64: 2.1, 256: 9.0, 1024: -1.0}).lines
+    assert lines == [
+        "Best guess: 16 reached val/acc 90.0 % first (one seed), after 2 s of training and 200 samples.",
+        "64 may be first, too; more seeds tell more (seed=0,1,2).",
+        f"Stopped while still in time: 1,024; {MORE_TIME}.",
+    ]
