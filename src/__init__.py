@@ -10,6 +10,8 @@ from ._lazy import lazy_names
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
+    from .analysis.answer_file import read_answer as read_answer
+    from .analysis.read import read_runs as read_runs
     from .callbacks.curves import TrainCurves as TrainCurves
     from .callbacks.device import DeviceMonitor as DeviceMonitor
     from .callbacks.memory import MemoryMonitor as MemoryMonitor

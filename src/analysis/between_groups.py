@@ -1,7 +1,7 @@
 """What groups show that differ in something else than the batch size: devices, `compile`, other options.
 
 Two groups that differ in the device alone, or in `compile` alone, are compared at the batch sizes that ran in both. A
-sentence is as strong as the 98 % interval of the ratio that it is about (noise.py).
+sentence is as strong as its intervals, which hold together with 95 % confidence (noise.py).
 """
 
 import itertools
@@ -9,12 +9,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from ..records.formatting import option_value
 from ..records.rates import RATE
-from .answer import decide
 from .groups import Group, SweepResults, label, rates_of
-from .noise import STATED, Ratio
+from .noise import Ratio, simultaneous
 from .quality import quality_of
 from .run import BATCH_SIZE, HARDWARE, SEED, Run
-from .text import and_, busy_line, times_as_fast
+from .selection import select
+from .text import and_, load_words, times_as_fast
 
 # Settings that follow from the number of devices, or do not matter beside it.
 _ALONG = ("trainer.devices", "trainer.num_nodes", SEED, "trainer.strategy", "trainer", "threads")
@@ -34,10 +34,10 @@ def crossovers(sweep: SweepResults) -> list[str]:
         if not (is_one_thing and key and sizes):
             continue
         rates = rates_of({2 * n + m: (one, two)[m].sizes[size] for n, size in enumerate(sizes) for m in (0, 1)})
-        if rates.busy is None:
-            base = label(one.runs[0], [other for other in sweep.group_keys if other not in (*HARDWARE, *differing)])
-            ratios = {size: rates.ratio(2 * n + 1, 2 * n, STATED) for n, size in enumerate(sizes)}
-            found.append(f"{base}: {_compared(_name(key, first.get(key)), _name(key, second.get(key)), ratios)}.")
+        base = label(one.runs[0], [other for other in sweep.group_keys if other not in (*HARDWARE, *differing)])
+        confidence = simultaneous(2 * len(sizes))  # of both ends
+        ratios = {size: rates.ratio(2 * n + 1, 2 * n, confidence) for n, size in enumerate(sizes)}
+        found.append(f"{base}: {_compared(_name(key, first.get(key)), _name(key, second.get(key)), ratios)}.")
     return found
 
 
@@ -109,24 +109,21 @@ def name_of(group: Group, sweep: SweepResults) -> str:
 
 
 def _fastest(groups: Sequence[Group], names: Sequence[str]) -> Iterator[str]:
+    """The fastest group, and how much faster it is than the next one."""
     measured = {n: runs for n, group in enumerate(groups) if (runs := [r for r in group.runs if RATE in r.values])}
     if len(measured) < 2:
         return
     rates = rates_of(measured)
-    decision = decide(rates)
-    if rates.busy is not None:
-        yield busy_line(rates.busy, "setting is called faster", "repeat the sweep")
-    elif decision is None:
+    selection = select(rates)
+    if selection is None or len(selection.shares) < 2:
         yield "No rate is known well enough to be compared: the runs measured too few steps."
-    else:
-        best = decision.best
-        ratios = {number: rates.ratio(best, number, STATED) for number in measured if number != best}
-        second = min(ratios, key=lambda number: ratios[number].value)
-        if decision.fastest is not None:
-            words = times_as_fast(ratios[second])
-            yield f"{names[best]} is the fastest: {words} {'than' if words == 'faster' else 'as'} {names[second]}."
-            return
-        alike = sorted([best, *(number for number, ratio in ratios.items() if ratio.low <= 1)])
-        slower = and_([names[number] for number in ratios if number not in alike])
-        line = f"No difference in speed is shown between {and_([names[number] for number in alike])}"
-        yield f"{line}; slower than {names[best]}: {slower}." if slower else f"{line}."
+        return
+    best, confidence = selection.best, simultaneous(len(selection.shares) - 1)
+    ratios = {number: rates.ratio(best, number, confidence) for number in selection.shares if number != best}
+    second = min(ratios, key=lambda number: ratios[number].value)
+    ratio, beside = ratios[second], f" beside {load_words(rates.load)}" if rates.load is not None else ""
+    words = "is the fastest" if ratio.low > 1 else "is the fastest by estimate"
+    span = f" ({ratio.span})" if ratio.span else ""
+    yield f"{names[best]} {words}{beside}: {ratio.value:.2f}{span} times as fast as {names[second]}."
+    if alike := [names[number] for number, ratio in ratios.items() if number != second and ratio.low <= 1]:
+        yield f"{and_(alike)} may be as fast."

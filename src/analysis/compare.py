@@ -21,12 +21,12 @@ from ..records.step_parts import PARTS
 from ..records.terminal import wrapped
 from .groups import rates_of
 from .match import Pair, differences, match
-from .noise import BETWEEN_CPU, Rates, Ratio, busy_share
+from .noise import BETWEEN_CPU, Rates, Ratio, load_of
 from .read import find
-from .text import aligned, busy_line
+from .text import aligned, load_words
 from .windows import STEP, windows_of
 
-SCHEMA = 2  # of the JSON
+SCHEMA = 3  # of the JSON
 _ERROR_RATE = 0.05  # of all intervals together
 _SMALL = 0.02  # of the step: a smaller part is not compared
 _WIDTH = 80  # columns
@@ -70,7 +70,7 @@ class Compared:
     pair: Pair
     slowdown: Ratio  # of the time of a sample, B ÷ A
     rows: list[Row]  # the rate, the step, its parts
-    busy: float | None  # the share that other programs took on a busy machine, which allows no verdict
+    load: float | None  # the share of the processor that other programs took beside the busier side, if worth a word
     passes: int  # in which A and B were measured side by side; 0 for separate runs
     assumed: bool  # whether separate runs of the same thing are taken to differ by BETWEEN_CPU
 
@@ -123,8 +123,6 @@ class Comparison:
         """The answer, in a line for each pair that is slower than allowed, or one line."""
         if self.regressions:
             return [f"{c.words}, more than the {1 + self.max_slowdown:g} that is allowed." for c in self.regressions]
-        if taken := [c.busy for c in self.compared if c.busy is not None]:
-            return [busy_line(max(taken), "difference can be shown", "measure both again (compare --rerun)")]
         for verdict, allowed in ((_SLOWER, f"; {1 + self.max_slowdown:g} is allowed"), (_FASTER, "")):
             if found := [c for c in self.compared if c.verdict == verdict]:
                 return [max(found, key=lambda c: abs(math.log(c.slowdown.value))).words + f"{allowed}."]
@@ -151,6 +149,9 @@ class Comparison:
             lines = lines[len(c.shown) :]
 
     def _how(self) -> Iterator[str]:
+        if loads := [c.load for c in self.compared if c.load is not None]:
+            allowed = "" if all(c.passes for c in self.compared) else ", which widens the intervals of separate runs"
+            yield f"Measured beside {load_words(max(loads))}{allowed}."
         yield f"All intervals together hold with {percent(1 - _ERROR_RATE)} confidence."
         if passes := [c.passes for c in self.compared if c.passes]:
             yield f"A and B were measured side by side, in {min(passes)} passes{' or more' * (len(set(passes)) > 1)}."
@@ -167,7 +168,7 @@ class Comparison:
                 "a": [run.name for run in c.pair.a],
                 "b": [run.name for run in c.pair.b],
                 "passes": c.passes,
-                "busy": c.busy,
+                "load": c.load,
                 "regression": c in self.regressions,
                 "rows": [row.as_dict() for row in c.rows],
             }
@@ -201,26 +202,26 @@ def compare(a: str | os.PathLike[str], b: str | os.PathLike[str], max_slowdown: 
 def _compare_pair(pair: Pair, confidence: float) -> Compared:
     sides = {_A: pair.a, _B: pair.b}
     between = None if min(map(len, sides.values())) > 1 else BETWEEN_CPU  # repeated runs show it
-    steps = rates_of(sides, between, sweeps=0.0)  # what slows one slows the other
+    steps = rates_of(sides, between, processes=0.0)  # what slows one slows the other
     windows = {part: windows_of(sides, part) for part in PARTS}
     rates = {part: Rates(of, steps.assumed) for part, of in windows.items() if of["setting"].nunique() == 2}
-    busy = max((busy_share(side) or 0.0 for _, side in steps.windows.groupby("setting")), default=0.0) or None
+    load = max((load_of(side) or 0.0 for _, side in steps.windows.groupby("setting")), default=0.0) or None
     small = {p for p, r in rates.items() if all(steps.rate(s) < _SMALL * r.rate(s) for s in sides)}
     of_part = 1 - (1 - confidence) / max(len(rates) - len(small), 1)
     slowdown = steps.ratio(_A, _B, confidence)
-    rows = [_row(STEP, steps, slowdown, busy)]
-    rows += [_row(p, r, None if p in small else r.ratio(_A, _B, of_part), busy) for p, r in rates.items()]
+    rows = [_row(STEP, steps, slowdown)]
+    rows += [_row(p, r, None if p in small else r.ratio(_A, _B, of_part)) for p, r in rates.items()]
     rate = Row(RATE, steps.rate(_A), steps.rate(_B), slowdown.inverse, rows[0].verdict)
     passes = _shared_passes(steps.windows) if steps.together(_A, _B) else 0
-    return Compared(pair, slowdown, [rate, *rows], busy, passes, not passes and steps.assumed is not None)
+    return Compared(pair, slowdown, [rate, *rows], load, passes, not passes and steps.assumed is not None)
 
 
-def _row(name: str, rates: Rates, ratio: Ratio | None, busy: float | None) -> Row:
+def _row(name: str, rates: Rates, ratio: Ratio | None) -> Row:
     a, b = (1e6 / rates.rate(setting) for setting in (_A, _B))
     if ratio is None:
         return Row(name, a, b, ratio, f"below {percent(_SMALL)} of the step")
     known = "no difference shown" if not ratio.differs else _SLOWER if ratio.value > 1 else _FASTER
-    return Row(name, a, b, ratio, "busy" if busy else known if ratio.span else "noise unknown")
+    return Row(name, a, b, ratio, known if ratio.span else "noise unknown")
 
 
 def _shared_passes(windows: pd.DataFrame) -> int:

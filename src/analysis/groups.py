@@ -14,7 +14,7 @@ from ..errors import printable
 from ..records.formatting import count, option_value
 from ..records.rates import RATE
 from ..records.values import at
-from .noise import BETWEEN_CPU, SWEEPS_CPU, Rates
+from .noise import BETWEEN_CPU, PROCESSES_CPU, Rates
 from .run import BATCH_SIZE, CHOICES, HARDWARE, LEARNING_RATE, SEED, Run
 from .windows import windows_of
 
@@ -45,18 +45,33 @@ class Group:
     def medians(self, name: str) -> dict[int, float]:
         """The median of a number (see `Run.values`) over repeated runs, at every size at which it is known.
 
-        MFU is that of the rate in `rates`.
+        MFU is that of the rate in `rates`: by the share of the peak that a sample a second takes.
         """
-        known = {size: [r.values[name] for r in runs if name in r.values] for size, runs in self.sizes.items()}
-        found = {size: statistics.median(values) for size, values in known.items() if values}
-        if name != "mfu":
-            return found
-        return {size: mfu * self.rates.rate(size) / self.medians(RATE)[size] for size, mfu in found.items()}
+        known = {size: [run.values for run in runs if name in run.values] for size, runs in self.sizes.items()}
+        if name == "mfu":
+            return {
+                size: self.rates.rate(size) * statistics.median(values[name] / values[RATE] for values in of_size)
+                for size, of_size in known.items()
+                if of_size
+            }
+        return {
+            size: statistics.median(values[name] for values in of_size) for size, of_size in known.items() if of_size
+        }
 
     @cached_property
     def rates(self) -> Rates:
         """The rates of the sizes: from the windows of their runs, and from the records of runs without windows."""
         return rates_of(self.sizes)
+
+    @cached_property
+    def without_rate(self) -> dict[int, str]:
+        """The sizes of which no run was measured, and why; smallest first."""
+        ordered = sorted((run for run in self.runs if run.batch_size), key=lambda run: run.batch_size or 0)
+        return {
+            run.batch_size: run.reason or "no rate was measured"
+            for run in ordered
+            if run.batch_size and run.batch_size not in self.sizes
+        }
 
     @cached_property
     def asked(self) -> list[int]:
@@ -77,14 +92,14 @@ class Group:
 
 
 def rates_of(
-    settings: Mapping[int, Sequence[Run]], between: float | None = BETWEEN_CPU, sweeps: float = SWEEPS_CPU
+    settings: Mapping[int, Sequence[Run]], between: float | None = BETWEEN_CPU, processes: float = PROCESSES_CPU
 ) -> Rates:
     """The rates of some settings that are compared with each other.
 
-    `between` and `sweeps` are what separate runs, and sweeps, on a CPU are taken to differ by (see Rates).
+    `between` and `processes` are what separate runs, and processes that share passes, differ by on a CPU (see Rates).
     """
     on_cpu = any(run.device == "cpu" for runs in settings.values() for run in runs)
-    return Rates(windows_of(settings), between if on_cpu else None, sweeps if on_cpu else 0.0)
+    return Rates(windows_of(settings), between if on_cpu else None, processes if on_cpu else 0.0)
 
 
 @dataclass(frozen=True)

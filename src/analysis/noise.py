@@ -1,19 +1,20 @@
-"""How well rates are known: windows of runs → the rate of each setting, and the 90 % interval of a ratio of two.
+"""How well rates are known: windows of runs → the rate of each setting, and the interval of a ratio of two.
 
 A window is a short time of successive steps (windows.py). The log time of a sample in a window of run r in pass p is
 
     y = a_r + d_p + e
 
-d_p is what made a whole pass slow or fast, so drift is not in a ratio of settings that share passes. The noise e is pooled
-over all runs and passes, and widened by its autocorrelation. For one run it is never less than its own windows show.
-Runs that share no pass with others (two sessions, or a new pair of processes in each pass) are in blocks of their own. What
-a block differs by is taken out, too, so repeated runs count by what they differ by within blocks.
+d_p is what made a whole pass slow or fast, so neither drift nor other programs are in a ratio of settings that share passes. A
+pass counts for all of its settings. The noise e is pooled over all runs and passes, and widened by its autocorrelation. For one
+run it is never less than its own windows show. Runs that share no pass with others (two sessions, or a new pair of processes in
+each pass) are in blocks of their own. What a block differs by is taken out, too, so repeated runs count by what they differ by
+within blocks. Processes of the same thing differ by something that no window shows: a measured constant is assumed on a CPU.
 
 Settings that share no passes were measured one after the other, and the machine may have changed meanwhile. By how much
 such runs differ is estimated from what the two halves of each run differ by, or from repeated runs if these differ by more.
-What changes more slowly than a run, or than a sweep, shows in neither: for that, measured constants are assumed on a CPU.
-
-Other programs may have lowered a rate by what they took of the processor: each interval reaches that much further.
+What changes more slowly than a run shows in neither: a measured constant is assumed on a CPU, too. Of such runs disturbed
+windows are left out, and other programs may have lowered a rate by what they took of the processor: the interval reaches that
+much further.
 """
 
 import math
@@ -26,15 +27,16 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from scipy.special import stdtrit
 
-CONFIDENCE = 0.9
-STATED = 0.98  # confidence of what a sentence states as certain: the fastest, at most, at least
+from ..records.rates import LOAD_SAID
+
+CONFIDENCE = 0.9  # of the interval of a single rate or ratio
+STATED = 0.95  # that all comparisons of one statement hold together
 FEWEST = 3  # windows of a run, and passes that two settings share: fewer have no spread to speak of
 USUAL_SHARE = 0.05  # of the processor, taken by others and the hypervisor when a machine is quiet
-BUSY_SHARE = 0.25  # of the processor, taken by others: such a window is busy
 _VAGUE = 1e4  # the ratio of an interval's ends from which on it says nothing
 BETWEEN_CPU = 0.1  # standard deviation of log rates between separate runs on a CPU (benchmarks/compare.py)
 _FEW = 4  # degrees of freedom of repeated runs, below which they do not decide alone what runs differ by
-SWEEPS_CPU = 0.02  # the same between sweeps, of a size beside others in common passes (benchmarks/results/answers.md)
+PROCESSES_CPU = 0.02  # the same between processes that share passes (benchmarks/results/answers.md)
 _LARGEST = 700  # whose exponential is a number
 _WORTH = 10.0  # degrees of freedom of what is not estimated
 _ROUNDING = 1e-20  # smaller squares of log times are not noise
@@ -87,13 +89,12 @@ class Rates:
         windows: with the columns of `windows_of`.
         between: a standard deviation that separate runs of the same thing are taken to differ by, in logs, where settings
             share no passes. It counts as ten repeated runs beside those that there are.
-        sweeps: a standard deviation, in logs, that a setting differs by from one sweep to another, although it shares passes
-            with others: what slows a machine for minutes slows small batches more than large ones, or less.
+        processes: a standard deviation, in logs, that processes of the same thing differ by although they share passes.
     """
 
-    def __init__(self, windows: pd.DataFrame, between: float | None = None, sweeps: float = 0.0):
+    def __init__(self, windows: pd.DataFrame, between: float | None = None, processes: float = 0.0):
         self.windows = windows
-        self._sweeps = sweeps
+        self._processes = processes
         self.assumed = between
         self.settings: list[int] = list(dict.fromkeys(windows["setting"]))
         used = _used(windows)
@@ -134,7 +135,7 @@ class Rates:
         return math.expm1(half) if half < _LARGEST else math.inf
 
     def ratio(self, a: int, b: int, confidence: float = CONFIDENCE) -> Ratio:
-        """The rate of a ÷ that of b."""
+        """The rate of a ÷ that of b. Settings that share passes met the same load, so nothing is allowed for it."""
         if a == b:
             return Ratio(1.0, 1.0, 1.0)
         value = self.rate(a) / self.rate(b)
@@ -144,7 +145,7 @@ class Rates:
         if not math.isfinite(variance):
             return Ratio(value, 0.0, math.inf)
         half = stdtrit(min(one.freedom, two.freedom), (1 + confidence) / 2) * math.sqrt(variance)
-        low, high = (half - math.log1p(-self._slowed[s]) for s in (b, a))
+        low, high = (half - (0.0 if together else math.log1p(-self._slowed[setting])) for setting in (b, a))
         return Ratio(value, value * math.exp(-min(low, _LARGEST)), value * math.exp(min(high, _LARGEST)))
 
     def together(self, a: int, b: int) -> bool:
@@ -152,9 +153,20 @@ class Rates:
         return self._component[a] == self._component[b]
 
     @property
-    def busy(self) -> float | None:
-        """The mean share of the processor that other programs took, if they took over a quarter in most windows."""
-        return busy_share(self.windows)
+    def load(self) -> float | None:
+        """The mean share of the processor that other programs took, if it is worth a word."""
+        return load_of(self.windows)
+
+    @property
+    def busy(self) -> float | None:  # TEMPORARY
+        """Temporary."""
+        return self.load
+
+    @property
+    def passes(self) -> int:
+        """In how many passes the settings were measured side by side; 0 where no two of them share passes."""
+        shared = [setting for setting in self.settings if self._shares_passes(setting)]
+        return self.windows[self.windows["setting"].isin(shared)]["pass_"].nunique()
 
     def _shares_passes(self, setting: int) -> bool:
         return list(self._component.values()).count(self._component[setting]) > 1
@@ -172,19 +184,28 @@ class Rates:
         elif self._repeats and self._repeats.freedom < _FEW:  # hardly known: the windows' noise counts beside them
             repeats = _pooled(self._repeats, noise._replace(freedom=_WORTH)) or noise
         found = max(noise, repeats if together else self._between)
-        beyond = self._sweeps**2 if together else 0.0
+        beyond = self._processes**2 if together else 0.0
         return _Spread(found.variance / len(spreads) + beyond, found.freedom)
 
 
-def busy_share(windows: pd.DataFrame) -> float | None:
-    """The mean share of the processor that other programs took, if they took over a quarter in most windows."""
-    taken = windows["taken"]
-    return float(taken.mean()) if len(taken) and (taken > BUSY_SHARE).mean() > 0.5 else None
+def load_of(windows: pd.DataFrame) -> float | None:
+    """The mean share of the processor that other programs took in some windows, if it is worth a word."""
+    share = float(windows["taken"].mean()) if len(windows) else 0.0
+    return share if share >= LOAD_SAID else None
+
+
+def simultaneous(comparisons: int) -> float:
+    """The confidence of a two-sided interval each end of which is one of so many bounds that hold together (Šidák)."""
+    return 2 * STATED ** (1 / max(comparisons, 1)) - 1
 
 
 def _used(windows: pd.DataFrame) -> pd.DataFrame:
-    """The undisturbed windows. Of a run with hardly any, all count if every run of its setting is such a run, otherwise none."""
-    quiet = ~windows["disturbed"].astype(bool)
+    """All windows of passes, and the undisturbed ones of runs alone.
+
+    Of a run alone with hardly any undisturbed windows, all count if every run of its setting is such a run, otherwise none.
+    """
+    in_passes = windows["pass_"].notna()
+    quiet = in_passes | ~windows["disturbed"].astype(bool)
     of_run = quiet.groupby(windows["run"])
     is_lost = ~of_run.transform("all") & (of_run.transform("sum") < FEWEST)
     return windows[(quiet & ~is_lost) | is_lost.groupby(windows["setting"]).transform("all")]

@@ -44,6 +44,7 @@ def page(report: "Report", pictures: Mapping[str, Picture]) -> str:
     return Template(Path(__file__).with_suffix(".html").read_text(encoding="utf-8")).substitute(
         title=_shown(report.title),
         answer=_answer(report),
+        sizes=_sizes(report),
         counts=_shown(report.counts),
         plots="".join(plots),
         runs=_table(report),
@@ -57,6 +58,19 @@ def _answer(report: "Report") -> str:
         parts += [f"<h2>{_shown(one.group.label)}</h2>"] if several and one.group else []
         parts += [f"<p>{_shown(line)}</p>" for line in one.lines]
         parts += [f"<pre>{_shown(one.command)}</pre>"] if one.command else []
+    return "".join(parts)
+
+
+def _sizes(report: "Report") -> str:
+    """The table of each group with several batch sizes."""
+    parts = []
+    for group, texts in report.size_texts:
+        cells = texts.rename(lambda size: f"{size:,}").reset_index(names="batch size")
+        rows = ("".join(f"<td>{_shown(cell)}</td>" for cell in line) for line in cells.to_numpy().tolist())
+        headings = "".join(f'<th scope="col">{_shown(str(heading))}</th>' for heading in cells)
+        body = "".join(f"<tr>{row}</tr>" for row in rows)
+        caption = f"<caption>{_shown(group.label)}</caption>"
+        parts.append(f'<table class="sizes">{caption}<thead><tr>{headings}</tr></thead><tbody>{body}</tbody></table>')
     return "".join(parts)
 
 

@@ -6,7 +6,6 @@ with its number among the runs of the report (`run-<n>_<m>` for several), by whi
 
 import io
 import math
-import statistics
 import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -22,12 +21,14 @@ from matplotlib.figure import Figure
 
 from ..records.formatting import significant
 from ..records.metrics import FRACTION, metric
+from ..records.rates import RATE
 from ..records.step_parts import PARTS
 from . import plot_style as style
 from .answer import Answer
 from .groups import Group, SweepResults
 from .run import Run
 from .table import BUSY
+from .text import KNOWN
 
 CAPTIONS = {
     "throughput": "Samples per second against batch size",
@@ -63,20 +64,24 @@ class _Series:
     dashed: bool = False
 
 
-def draw(sweep: SweepResults, answers: Sequence[Answer], metrics: Sequence[str]) -> dict[str, Picture]:
+def draw(
+    sweep: SweepResults, tables: Sequence[pd.DataFrame], answers: Sequence[Answer], metrics: Sequence[str]
+) -> dict[str, Picture]:
     """Every plot that has data, by its name."""
     with rc_context(style.RC), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # letters that the font lacks
-        return {name: _saved(figure, name) for name, figure in figures(sweep, answers, metrics).items()}
+        return {name: _saved(figure, name) for name, figure in figures(sweep, tables, answers, metrics).items()}
 
 
-def figures(sweep: SweepResults, answers: Sequence[Answer], metrics: Sequence[str]) -> dict[str, Figure]:
+def figures(
+    sweep: SweepResults, tables: Sequence[pd.DataFrame], answers: Sequence[Answer], metrics: Sequence[str]
+) -> dict[str, Figure]:
     """The same before they are saved, in matplotlib's own style."""
-    groups = [group for group in sweep.groups if len(group.sizes) > 1]
+    groups = [(group, sizes) for group, sizes in zip(sweep.groups, tables, strict=True) if len(group.sizes) > 1]
     found = {
         "throughput": _throughput(groups, answers),
         "utilisation": _utilisation(groups),
-        "step_time": _step_time(groups),
+        "step_time": _step_time([group for group, _ in groups]),
         "memory": _memory(groups),
         "time_to_target": _time_to_target(answers),
         "accuracy": _accuracy(groups, metrics[0]) if metrics else None,
@@ -106,17 +111,30 @@ def remove_stale(folder: Path, keep: Collection[str]) -> None:
 # --- a series for each group against the batch size -----------------------------------------------------------------
 
 
-def _throughput(groups: Sequence[Group], answers: Sequence[Answer]) -> Figure | None:
-    """Samples/s with their intervals; the recommended size has a ring."""
-    found = {id(answer.group): answer for answer in answers}
+_Groups = Sequence[tuple[Group, pd.DataFrame]]  # with their tables of sizes, see table.py
+
+
+def _values(sizes: pd.DataFrame, name: str, scale: float = 1.0) -> dict[int, float]:
+    """The known numbers of a column, by size."""
+    return (scale * sizes[name].dropna()).to_dict() if name in sizes else {}
+
+
+def _ends(low: pd.Series, high: pd.Series) -> dict[int, tuple[float, float]]:
+    """Both ends of the intervals that are known, by size."""
+    known = pd.DataFrame({"low": low, "high": high}).dropna()
+    return {int(str(size)): (row["low"], row["high"]) for size, row in known.iterrows()}
+
+
+def _throughput(groups: _Groups, answers: Sequence[Answer]) -> Figure | None:
+    """Samples/s with their intervals; the chosen size has a ring."""
+    chosen = {id(answer.group): answer.size for answer in answers}
     series = []
-    for group in groups:
-        rates, known = group.rates, found.get(id(group))
-        reach = {size: rates.reach(size) for size in group.sizes}
-        values = {size: rates.rate(size) for size in group.sizes}
-        ends = {s: (values[s] / (1 + r), values[s] * (1 + r)) for s, r in reach.items() if r < 1}
-        vague = known.vague if known else [size for size, r in reach.items() if not r < 1]
-        series.append(_Series(group, values, ends, vague, known.size if known else None))
+    for group, sizes in groups:
+        known = sizes["high"] <= 2 * sizes[RATE]  # wider intervals say nothing
+        ends = _ends(sizes["low"][known], sizes["high"][known])
+        values = _values(sizes, RATE)
+        vague = [size for size in values if not sizes["high"][size] <= (1 + KNOWN) * values[size]]
+        series.append(_Series(group, values, ends, vague, chosen.get(id(group))))
     figure = _against_size(series, "samples/s", "Throughput, with 90 % intervals")
     if figure is None:
         return None
@@ -127,15 +145,15 @@ def _throughput(groups: Sequence[Group], answers: Sequence[Answer]) -> Figure | 
     if any(one.open_ for one in series):
         marks["not known to ± 10 %"] = {"mfc": "white", "mec": style.GREY}
     if any(one.ringed for one in series):
-        marks["recommended"] = {"ms": 12, "mfc": "none", "mec": "black"}
+        marks["chosen"] = {"ms": 12, "mfc": "none", "mec": "black"}
     style.legend_above(figure, {name: {"ls": "", "marker": "o", **look} for name, look in marks.items()})
     return figure
 
 
-def _utilisation(groups: Sequence[Group]) -> Figure | None:
+def _utilisation(groups: _Groups) -> Figure | None:
     """The useful part of the device (MFU) and the time in which it is busy, in one picture."""
-    useful = [_Series(g, {s: 100 * v for s, v in g.medians("mfu").items()}) for g in groups]
-    busy = [_Series(g, g.medians(BUSY[g.device != "cpu"]), dashed=True) for g in groups]
+    useful = [_Series(group, _values(sizes, "mfu", 100)) for group, sizes in groups]
+    busy = [_Series(group, _values(sizes, BUSY[group.device != "cpu"]), dashed=True) for group, sizes in groups]
     figure = _against_size([*useful, *busy], "%", "How much of the device is used")
     if figure is not None:
         figure.axes[0].set_ylim(0, max(105, *(v for one in (*useful, *busy) for v in one.values.values())))
@@ -145,22 +163,21 @@ def _utilisation(groups: Sequence[Group]) -> Figure | None:
     return figure
 
 
-def _memory(groups: Sequence[Group]) -> Figure | None:
-    figure = _against_size([_Series(g, g.medians("memory_peak_gib")) for g in groups], "GiB", "Peak memory")
+def _memory(groups: _Groups) -> Figure | None:
+    series = [_Series(group, _values(sizes, "memory_peak_gib")) for group, sizes in groups]
+    figure = _against_size(series, "GiB", "Peak memory")
     if figure is not None:
         figure.axes[0].set_ylim(0, 1.1 * figure.axes[0].dataLim.y1)
     return figure
 
 
-def _accuracy(groups: Sequence[Group], key: str) -> Figure | None:
+def _accuracy(groups: _Groups, key: str) -> Figure | None:
     """A metric; where runs repeat each other the mean, with a bar of one standard deviation to each side."""
     scale = 100 if metric(key).unit == FRACTION else 1
     series = []
-    for group in groups:
-        found = {s: [scale * r.metrics[key] for r in runs if key in r.metrics] for s, runs in group.sizes.items()}
-        means = {size: statistics.fmean(values) for size, values in found.items() if values}
-        spread = {size: statistics.stdev(values) for size, values in found.items() if len(values) > 1}
-        series.append(_Series(group, means, {s: (means[s] - sd, means[s] + sd) for s, sd in spread.items()}))
+    for group, sizes in (pair for pair in groups if key in pair[1]):
+        mean, deviation = scale * sizes[key], scale * sizes[f"{key}_sd"]
+        series.append(_Series(group, _values(sizes, key, scale), _ends(mean - deviation, mean + deviation)))
     title = f"{key}, mean ± standard deviation" if any(one.ends for one in series) else key
     return _against_size(series, f"{key}, %" if scale == 100 else key, title)
 

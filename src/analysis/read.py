@@ -5,10 +5,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from ..errors import UserError
 from ..records.read import read, run_dirs
 from .groups import SweepResults, group_runs
 from .run import Run
+from .table import run_table
 
 
 def find(folders: Iterable[str | os.PathLike[str]]) -> SweepResults:
@@ -50,3 +53,12 @@ def _read(run_dir: Path, name: str, notes: list[str]) -> dict[str, Any] | None:
         notes.append(f"{name}: left out: it has no config")
         return None
     return record
+
+
+def read_runs(folder: str | os.PathLike[str]) -> pd.DataFrame:
+    """The runs in and below a folder: a row for each, with the columns of `sweep.csv`; an unknown value is NaN.
+
+    Raises:
+        UserError: for a folder that does not exist, or without a readable record.
+    """
+    return run_table(find([folder]))

@@ -1,6 +1,5 @@
 """write_report: the folders of a sweep → report.md, report.html, sweep.csv, plots, TensorBoard, and a text for the terminal."""
 
-import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -14,10 +13,11 @@ from ..files import refuse_links, why, write_bytes, write_text
 from ..records.formatting import count
 from ..records.rates import RATE
 from ..records.terminal import wrapped
-from . import page, plots, table, tensorboard
+from . import answer_file, page, plots, table, tensorboard
 from .answer import Answer, answer
-from .groups import SweepResults
+from .groups import Group, SweepResults
 from .read import find
+from .selection import ENOUGH
 from .statements import Statement, failures, headlines, notes, statements
 from .text import aligned, page_width, size_blocks
 
@@ -29,7 +29,9 @@ class Report:
     sweep: SweepResults
     frame: pd.DataFrame  # a row for each run, see table.py
     metrics: list[str]  # of quality, the most telling one first
+    tables: list[pd.DataFrame]  # the sizes of each group, see table.py
     answers: list[Answer]  # one for each group with two batch sizes or more
+    enough: float  # the share of the best rate that a size is to reach
     statements: list[Statement]  # the answers first
     notes: list[str]  # what could not be read, compared or written
     files: list[Path]  # everything that was written
@@ -58,21 +60,25 @@ class Report:
         return line
 
     @property
+    def size_texts(self) -> list[tuple[Group, pd.DataFrame]]:
+        """The tables of the groups with several batch sizes, as texts."""
+        pairs = zip(self.sweep.groups, self.tables, strict=True)
+        return [
+            (group, table.size_texts(sizes, group.device)) for group, sizes in pairs if len(sizes) > 1 and group.sizes
+        ]
+
+    @property
     def text(self) -> str:
         """For the terminal, at most 80 columns wide; only commands are longer."""
-        width, groups = page_width(), self.sweep.groups
-        answers = {id(found.group): found for found in self.answers}
-        said = {id(one.group): one for one in self.statements if one.group}
+        width, said = page_width(), {id(one.group): one for one in self.statements if one.group}
         lines = [*wrapped([self.counts], width), ""]
-        if any(len(group.sizes) > 1 for group in groups):
-            for group in (group for group in groups if group.sizes):
-                unknown = [size for size in group.sizes if not math.isfinite(group.rates.reach(size))]
-                found = answers.get(id(group))
-                numbers = table.summary(group, found.vague if found else unknown, self.metrics[:1], found)
-                lines += size_blocks(group.label, numbers)
-                lines += [*(_lines(said[id(group)], width) if id(group) in said else []), ""]
-        elif len(self.sweep.runs) > 1 and (cells := table.settings_table(self.sweep, self.metrics[:2])):
-            lines += [*aligned(cells), ""]
+        for group, texts in self.size_texts:
+            lines += size_blocks(group.label, texts)
+            lines += [*(_lines(said[id(group)], width) if id(group) in said else []), ""]
+        settings = (
+            [] if self.size_texts or len(self.sweep.runs) == 1 else table.settings_table(self.sweep, self.metrics[:2])
+        )
+        lines += [*aligned(settings), ""] if settings else []
         for one in self.statements:
             lines += [] if one.group else _lines(one, width)
         lines += wrapped([f"failed   {failed}"], width) if (failed := failures(self.sweep)) else []
@@ -91,7 +97,11 @@ class Report:
         """`report.md`."""
         commands = [f"    {one.command}" for one in self.statements if one.command]
         lines = [f"# {self.title}", "", *(f"- {line}" for line in self.headlines), ""]
-        lines += [*(["To decide it:", "", *commands, ""] if commands else []), f"{self.counts}.", "", "## Runs", ""]
+        lines += [*(["To know more:", "", *commands, ""] if commands else []), f"{self.counts}.", ""]
+        for group, texts in self.size_texts:
+            cells = texts.rename(lambda size: f"{size:,}").reset_index(names="batch size")
+            lines += [f"## {group.label}", "", table.to_markdown(cells)]
+        lines += ["## Runs", ""]
         lines.append(table.to_markdown(table.shown(self.sweep, self.frame)))
         pictures = [file for file in self.files if file.suffix == ".png"]
         if pictures:
@@ -110,30 +120,35 @@ def _lines(statement: Statement, width: int) -> list[str]:
     """A statement for the terminal, and the command that decides it."""
     first, *rest = statement.lines
     lines = wrapped([f"→ {first}", *(f"  {line}" for line in rest)], width)
-    return [*lines, f"  repeat   {statement.command}"] if statement.command else lines
+    return [*lines, f"  for more   {statement.command}"] if statement.command else lines
 
 
-def write_report(folders: Iterable[str | os.PathLike[str]], out_dir: str | os.PathLike[str]) -> Report:
+def write_report(
+    folders: Iterable[str | os.PathLike[str]], out_dir: str | os.PathLike[str], enough: float | None = None
+) -> Report:
     """Read all runs below the folders, and write the report. What an earlier report wrote in its folder is replaced.
+
+    `enough` is the share of the best rate that a batch size is to reach; by default that of the runs' configurations.
 
     Raises:
         UserError: if there is not one readable record, or `out_dir` has or is a link that leads elsewhere, before
             anything is written; or if `out_dir` cannot be written.
     """
     paths, out = [Path(folder) for folder in folders], Path(out_dir)
-    report = analyse(paths)
+    report = analyse(paths, enough)
     _refuse_links(out, paths)
-    pictures = plots.draw(report.sweep, report.answers, report.metrics)
+    pictures = plots.draw(report.sweep, report.tables, report.answers, report.metrics)
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, picture in pictures.items():
             write_bytes(out / f"{name}.png", picture.png)
         plots.remove_stale(out, keep=pictures)
         report.files.extend(out / f"{name}.png" for name in pictures)
-        tensorboard.write(report.sweep.groups, report.metrics, out / "tensorboard")
+        tensorboard.write(report.sweep.groups, report.tables, out / "tensorboard")
         texts = {
             "report.md": report.markdown,
             page.FILE: page.page(report, pictures),
+            answer_file.FILE: answer_file.text_of(report),
             "sweep.csv": report.frame.to_csv(index=False, lineterminator="\n"),
         }
         for name, text in texts.items():
@@ -144,12 +159,16 @@ def write_report(folders: Iterable[str | os.PathLike[str]], out_dir: str | os.Pa
     return report
 
 
-def analyse(folders: Iterable[str | os.PathLike[str]]) -> Report:
+def analyse(folders: Iterable[str | os.PathLike[str]], enough: float | None = None) -> Report:
     """What the runs below the folders show, with nothing written; UserError if there is not one readable record."""
     sweep = find(folders)
+    enough = enough or next((share for run in sweep.runs if (share := run.enough)), ENOUGH)
     metrics, frame = table.shown_metrics(sweep), table.run_table(sweep)
-    answers = [found for group in sweep.groups if (found := answer(group, metrics))]
-    return Report(sweep, frame, metrics, answers, statements(sweep, answers, metrics), list(notes(sweep)), files=[])
+    by_group = {id(group): answer(group, metrics, enough) for group in sweep.groups}
+    answers = [answer_ for answer_ in by_group.values() if answer_]
+    tables = [table.size_table(group, by_group[id(group)], metrics[:1]) for group in sweep.groups]
+    said = statements(sweep, answers, metrics)
+    return Report(sweep, frame, metrics, tables, answers, enough, said, list(notes(sweep)), files=[])
 
 
 def _refuse_links(out: Path, folders: Sequence[Path]) -> None:
@@ -157,4 +176,4 @@ def _refuse_links(out: Path, folders: Sequence[Path]) -> None:
     here = Path(os.path.abspath(out))
     # The default place lies in a folder that may be anybody's. The user typed any other place.
     root = next((folder for folder in folders if here == Path(os.path.abspath(folder)) / "report"), None)
-    refuse_links(out, "the report's folder", root, ("report.*", "sweep.*", "*.png", "tensorboard"))
+    refuse_links(out, "the report's folder", root, ("report.*", "answer.*", "sweep.*", "*.png", "tensorboard"))

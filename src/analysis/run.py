@@ -114,6 +114,12 @@ class Run:
         return round(found) if found and found >= 1 else None
 
     @property
+    def enough(self) -> float | None:
+        """The share of the best rate that a batch size of its sweep is to reach; None if the record does not say."""
+        share = positive(at(self.record, "config.enough"))
+        return share if share and share <= 1 else None
+
+    @property
     def train_samples(self) -> int | None:
         """Size of the training set; None if the run ended before loading it."""
         found = positive(at(self.record, "dataset.train_samples"))

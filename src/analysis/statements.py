@@ -13,10 +13,12 @@ from ..records.rates import RATE
 from ..records.values import table
 from .answer import TIMED, Answer
 from .between_groups import compare_settings, crossovers
-from .groups import Group, SweepResults, rates_of
+from .groups import Group, SweepResults
 from .run import BATCH_SIZE, Run
 
 _LONGEST = 60  # characters of a reason
+SEARCHES = ("find_batch_size", "time_to_target", "diagnose")  # experiments that decide which runs there are
+_SEARCH = ("search", "target", "target_metric")  # their options
 
 
 @dataclass(frozen=True)
@@ -31,10 +33,11 @@ class Statement:
 def statements(sweep: SweepResults, answers: Sequence[Answer], metrics: Sequence[str]) -> list[Statement]:
     """What the runs show; `metrics` are those of quality, the most telling one first."""
     runs = sweep.runs
-    commands = (_command(one.group.runs[:1], one.repeat) if one.repeat else "" for one in answers)
-    found = [Statement(one.lines, one.group, command) for one, command in zip(answers, commands, strict=True)]
-    if found := [*found, *(Statement([line]) for line in crossovers(sweep))]:
-        return found
+    commands = (_command(answer.group.runs[:1], answer.repeat) if answer.repeat else "" for answer in answers)
+    said = [Statement(answer.lines, answer.group, command) for answer, command in zip(answers, commands, strict=True)]
+    unanswered = [Statement([line], group) for group in sweep.groups if (line := _too_few_sizes(group))]
+    if said := [*said, *(Statement([line]) for line in crossovers(sweep))]:
+        return [*said, *unanswered]
     if not any(RATE in run.values or run.status == "finished" for run in runs):
         [(reason, _)] = Counter(run.reason for run in runs).most_common(1)
         return [Statement([f"No run finished, so there is nothing to recommend. Most often: {reason}."])]
@@ -42,22 +45,34 @@ def statements(sweep: SweepResults, answers: Sequence[Answer], metrics: Sequence
         rate = runs[0].values.get(RATE)
         speed = f": {significant(rate)} samples/s at batch size {runs[0].batch_size:,}" if rate else ""
         return [Statement([f"One run only{speed}. Several batch sizes are needed for a recommendation."])]
-    if any(len(group.sizes) > 1 for group in sweep.groups):
-        return [Statement(["Fewer than two batch sizes were measured as they were asked for, so none is recommended."])]
+    if unanswered:
+        return unanswered
     lines = compare_settings(sweep, metrics) if len(sweep.groups) > 1 else []
     if not lines:
         why = "Nothing but the seed varied" if len(sweep.groups) == 1 else "Fewer than two settings were measured"
         return [Statement([f"{why}, so there is nothing to compare."])]
-    is_busy = rates_of(dict(enumerate([run] for run in runs))).busy is not None
-    return [Statement(lines, command=_command(runs) if is_busy else "")]
+    return [Statement(lines)]
+
+
+def _too_few_sizes(group: Group) -> str:
+    """Why a group of several batch sizes has no answer; empty where it has, or is of one size."""
+    if (
+        len(group.asked) > 1
+        or len({*group.sizes, *group.without_rate}) < 2
+        or any("target" in r.record for r in group.runs)
+    ):
+        return ""
+    if not group.sizes:
+        return "No batch size was measured."
+    if not group.asked or len(group.sizes) > 1:
+        return "Fewer than two batch sizes were measured as they were asked for, so none is recommended."
+    (size,) = group.asked
+    return f"Only {size:,} was measured, so there is nothing to compare it with."
 
 
 def notes(sweep: SweepResults) -> Iterator[str]:
     """What could not be read, and which conclusions the runs do not allow."""
     yield from sweep.notes
-    if BATCH_SIZE in sweep.factors and any(len(group.sizes) > 1 for group in sweep.groups):
-        for group in (group for group in sweep.groups if len(group.sizes) == 1):
-            yield f"{group.label}: one batch size was measured, so none is recommended"
     without = [run.name for run in sweep.runs if run.status == "finished" and RATE not in run.values]
     if without:
         yield f"finished without a rate: {', '.join(without)}"
@@ -98,7 +113,9 @@ def _command(runs: Sequence[Run], changed: Sequence[str] = ()) -> str:
     if TIMED in changed:
         config = table(runs[0].record.get("config"))
         values = {option: found for option, found in values.items() if not _is_length(_option(option), config)}
-        names = [name for value in values.get("experiment", ()) for name in value.strip("[]").split(",") if name]
+        values = {option: given for option, given in values.items() if _option(option).partition(".")[0] not in _SEARCH}
+        words = [name for value in values.get("experiment", ()) for name in value.strip("[]").split(",")]
+        names = [name for name in words if name and name not in SEARCHES]
         experiments = [*dict.fromkeys([*names, "throughput"])]
         together = f"experiment=[{','.join(experiments)}]" if len(experiments) > 1 else TIMED
         changed = [together if word == TIMED else word for word in changed]

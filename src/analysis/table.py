@@ -4,22 +4,23 @@ A run has a row, with the rate and the MFU as in the answer: from its windows (n
 90 % interval. The time of a step is that of the same rate. A run without windows has the rate of its record.
 """
 
+import itertools
 import math
+import statistics
 import textwrap
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from ..errors import printable
 from ..records.formatting import option_value, significant
-from ..records.metrics import FRACTION, RUN_METRICS, best_first, metric
+from ..records.metrics import RUN_METRICS, best_first, metric
 from ..records.rates import RATE
 from .between_groups import name_of, scaling_efficiencies
 from .groups import Group, SweepResults, rates_of
 from .run import BATCH_SIZE, Run
-from .target import Arrivals
-from .text import is_number_column, mean_and_deviation, reach_text
+from .text import KNOWN, is_number_column, mean_and_deviation, reach_text
 
 if TYPE_CHECKING:
     from .answer import Answer
@@ -62,7 +63,7 @@ def _of_rate(run: Run, rate: float, reach: float) -> dict[str, float]:
     """The rate of a run and what follows from it."""
     found = {RATE: rate} | ({LOW: rate / (1 + reach), HIGH: rate * (1 + reach)} if math.isfinite(reach) else {})
     found |= {STEP_MS: 1e3 * run.samples_a_step / rate} if run.samples_a_step else {}
-    return found | ({"mfu": run.values["mfu"] * rate / run.values[RATE]} if "mfu" in run.values else {})
+    return found | ({"mfu": rate * (run.values["mfu"] / run.values[RATE])} if "mfu" in run.values else {})
 
 
 def shown_metrics(sweep: SweepResults) -> list[str]:
@@ -107,50 +108,94 @@ def to_markdown(cells: pd.DataFrame) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in escaped) + "\n"
 
 
-def summary(
-    group: Group, vague: Collection[int], metrics: Sequence[str], answer: "Answer | None" = None
-) -> pd.DataFrame:
-    """The numbers of a group as text, a row for each measured batch size; the rates of the sizes in `vague` have a `?`."""
-    progress, arrivals = (answer.progress, answer.arrivals) if answer else (None, None)
-    if arrivals:
-        metrics = []  # of runs that ended at the target, or early
-    headings = {"mfu": "MFU"} | ({} if group.device == "cpu" else {BUSY[1]: "busy", "memory_peak_gib": "memory GiB"})
-    medians, rates = {name: group.medians(name) for name in headings}, group.rates
-    rows = []
-    for size, runs in (group.sizes or {0: group.runs}).items():
-        row = {"samples/s": "", "±": ""}
-        if size in rates.settings:
-            mark = "?" if size in vague else ""
-            row = {"samples/s": significant(rates.rate(size)) + mark, "±": _tight(reach_text(rates.reach(size))) or "?"}
-        row |= {heading: _cell(name, medians[name].get(size)) for name, heading in headings.items()}
-        for key in metrics:
-            values = [run.metrics[key] for run in runs if key in run.metrics]
-            row[key] = _tight(mean_and_deviation(key, values)) if values else ""
-        if progress and size in progress.updates:
-            row |= {
-                "efficiency": f"{100 * progress.efficiency(size):.0f}%",
-                "goodput": significant(progress.goodput(size)),
-            }
-        if arrivals and size in arrivals.sizes:
-            row |= _to_target(arrivals, size)
-        rows.append(row)
-    frame = pd.DataFrame(rows, index=list(group.sizes or [0])).fillna("")
-    return frame.loc[:, (frame != "").any()]
+# --- the sizes of a group: one table, from which the terminal, Markdown, the page, JSON and the plots are written -----
 
 
-def _to_target(arrivals: Arrivals, size: int) -> dict[str, str]:
-    """Seconds and samples to the target; of a size that has not reached it, how long it was trained at least."""
-    if one := arrivals.typical.get(size):
-        return {"s to target": significant(one.seconds), "samples": significant(one.samples)}
-    return {"s to target": f"> {significant(max(one.after for one in arrivals.sizes[size].values()))}"}
+def size_table(group: Group, answer: "Answer | None" = None, metrics: Sequence[str] = ()) -> pd.DataFrame:
+    """The numbers of a group, a row for each batch size, smallest first; of a size without a rate all are NaN.
+
+    `low` and `high` are the ends of the 90 % interval of the rate, with what other programs may have lowered it by. `gain` is
+    over the next smaller size, and `gain_reach` how far its interval reaches. `share` is that of the best rate.
+    """
+    rates, known = group.rates, [size for size in group.sizes if size in group.rates.settings]
+    frame = pd.DataFrame(index=pd.Index(sorted({*group.sizes, *group.without_rate}), name="batch_size"))
+    frame["runs"] = pd.Series({size: len(runs) for size, runs in group.sizes.items()}, dtype=float)
+    reach = {size: rates.reach(size) for size in known}
+    gains = {size: rates.ratio(size, smaller) for smaller, size in itertools.pairwise(known)}
+    columns: dict[str, Mapping[int, float]] = {
+        RATE: {size: rates.rate(size) for size in known},
+        "low": {size: rates.rate(size) / (1 + reach[size]) for size in known if math.isfinite(reach[size])},
+        "high": {size: rates.rate(size) * (1 + reach[size]) for size in known if math.isfinite(reach[size])},
+        "gain": {size: ratio.value - 1 for size, ratio in gains.items()},
+        "gain_reach": {size: ratio.reach for size, ratio in gains.items()},
+    }
+    if answer and answer.overall:  # also of an answer by quality or by times to a target
+        columns["share"] = {size: share.value for size, share in answer.overall.shares.items()}
+        columns["sure_share"] = answer.overall.sure
+    columns |= {name: group.medians(name) for name in ("mfu", BUSY[group.device != "cpu"], "memory_peak_gib")}
+    for key in () if answer and answer.arrivals else metrics:  # runs to a target end at it, or early
+        values = {size: [run.metrics[key] for run in runs if key in run.metrics] for size, runs in group.sizes.items()}
+        columns[key] = {size: statistics.fmean(of_size) for size, of_size in values.items() if of_size}
+        columns[f"{key}_sd"] = {size: statistics.stdev(of_size) for size, of_size in values.items() if len(of_size) > 1}
+    for name, column in (columns | _of_progress(answer)).items():
+        frame[name] = pd.Series(column, dtype=float)
+    return frame
 
 
-def _cell(name: str, value: float | None) -> str:
-    if value is None:
-        return ""
-    if metric(name).unit == FRACTION:
-        return f"{100 * value:.1f}%" if value < 0.0995 else f"{100 * value:.0f}%"
-    return f"{value:.0f}%" if name.endswith("_pct") else significant(value)
+def _of_progress(answer: "Answer | None") -> dict[str, Mapping[int, float]]:
+    """What the noise scale and the times to a target say of the sizes."""
+    found: dict[str, Mapping[int, float]] = {}
+    if answer and (progress := answer.progress):
+        found["efficiency"] = {size: progress.efficiency(size) for size in progress.updates}
+        found["goodput"] = {size: progress.goodput(size) for size in progress.updates}
+    if answer and (arrivals := answer.arrivals):
+        found["time_to_target_s"] = {size: arrival.seconds for size, arrival in arrivals.typical.items()}
+        found["samples_to_target"] = {size: arrival.samples for size, arrival in arrivals.typical.items()}
+        missing = arrivals.sizes.keys() - arrivals.typical.keys()
+        found["not_reached_after_s"] = {
+            size: max(arrival.after for arrival in arrivals.sizes[size].values()) for size in missing
+        }
+    return found
+
+
+def size_texts(sizes: pd.DataFrame, device: str = "cpu") -> pd.DataFrame:
+    """The numbers of `size_table` as texts under their headings; `?` marks what is not known to ± 10 %."""
+    reach, rate = sizes["high"] / sizes[RATE] - 1, sizes[RATE].map(significant, na_action="ignore")
+    found = {
+        "samples/s": rate + reach.map(_mark),
+        "±": reach[rate.notna()].map(lambda value: _tight(reach_text(value)) or "?"),
+        "gain": sizes["gain"].map(_gain, na_action="ignore") + sizes["gain_reach"].map(_mark),
+        "MFU": sizes["mfu"].map(_share_text, na_action="ignore"),
+    }
+    if device != "cpu":
+        found["busy"] = sizes[BUSY[1]].map("{:.0f}%".format, na_action="ignore")
+    found["GiB"] = sizes["memory_peak_gib"].map(significant, na_action="ignore")
+    for key in (str(name).removesuffix("_sd") for name in sizes if str(name).endswith("_sd")):
+        texts = [
+            mean_and_deviation(key, *row) if pd.notna(row[0]) else "" for row in sizes[[key, f"{key}_sd"]].to_numpy()
+        ]
+        found[key] = pd.Series([_tight(text) for text in texts], sizes.index)
+    if "efficiency" in sizes:
+        found["efficiency"] = sizes["efficiency"].map(_share_text, na_action="ignore")
+        found["goodput"] = sizes["goodput"].map(significant, na_action="ignore")
+    if "time_to_target_s" in sizes:
+        missed = sizes["not_reached_after_s"].map(lambda value: f"> {significant(value)}", na_action="ignore")
+        found["s to target"] = sizes["time_to_target_s"].map(significant, na_action="ignore").fillna(missed)
+        found["samples"] = sizes["samples_to_target"].map(significant, na_action="ignore")
+    texts = pd.DataFrame(found, sizes.index).astype(object).fillna("")
+    return texts.loc[:, (texts != "").any()]
+
+
+def _mark(reach: float) -> str:
+    return "" if reach <= KNOWN else "?"
+
+
+def _gain(value: float) -> str:
+    return f"{100 * value:+.0f}%" if abs(value) >= 0.005 else "0%"
+
+
+def _share_text(value: float) -> str:
+    return f"{100 * value:.1f}%" if value < 0.0995 else f"{100 * value:.0f}%"
 
 
 def _tight(text: str) -> str:
@@ -159,7 +204,7 @@ def _tight(text: str) -> str:
 
 def settings_table(sweep: SweepResults, metrics: Sequence[str]) -> list[list[str]]:
     """A line for each group of a sweep in which each group ran at one batch size, below the headings."""
-    rows = [summary(group, [], metrics).iloc[0].to_dict() for group in sweep.groups]
+    rows = [size_texts(size_table(g, None, metrics), g.device).iloc[0].to_dict() for g in sweep.groups]
     names = [{"setting": name_of(group, sweep), "runs": str(len(group.runs))} for group in sweep.groups]
     table = pd.DataFrame([name | row for name, row in zip(names, rows, strict=True) if row]).fillna("")
     return [list(table.columns), *table.to_numpy().tolist()] if len(table) else []

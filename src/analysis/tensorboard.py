@@ -6,6 +6,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import pandas as pd
+
 from ..files import write_bytes
 from ..records.rates import RATE
 from .groups import Group
@@ -15,13 +17,13 @@ _LONGEST = 40  # characters of a name
 _EVENTS = re.compile(r"events\.out\.tfevents\.\d+")  # TensorBoard's own writers add the host's name
 
 
-def write(groups: Sequence[Group], metrics: Sequence[str], folder: Path) -> None:
+def write(groups: Sequence[Group], tables: Sequence[pd.DataFrame], folder: Path) -> None:
     """Write the scalars of each group that has any, by TensorBoard's own record writer; those of an earlier report are removed."""
     _remove_earlier(folder)
     when = time.time()
     names: set[str] = set()
-    for group in groups:
-        if scalars := _scalars(group, metrics):
+    for group, sizes in zip(groups, tables, strict=True):
+        if scalars := _scalars(sizes):
             name = _name(group, names)
             names.add(name)
             (folder / name).mkdir(parents=True, exist_ok=True)
@@ -43,11 +45,14 @@ def _events(scalars: Mapping[str, Mapping[int, float]], when: float) -> bytes:
     return data.getvalue()
 
 
-def _scalars(group: Group, metrics: Sequence[str]) -> dict[str, dict[int, float]]:
+def _scalars(sizes: pd.DataFrame) -> dict[str, dict[int, float]]:
     """Numbers by batch size; one that has a single value or is constant is left out."""
-    names = ("mfu", *BUSY, "memory_peak_gib", *metrics[:1])
-    found = {RATE: {size: group.rates.rate(size) for size in group.sizes}}
-    found |= {name: group.medians(name) for name in names}
+    metrics = (name for name in sizes if f"{name}_sd" in sizes)
+    found = {
+        name: sizes[name].dropna().to_dict()
+        for name in (RATE, "mfu", *BUSY, "memory_peak_gib", *metrics)
+        if name in sizes
+    }
     return {name: values for name, values in found.items() if len(set(values.values())) > 1}
 
 

@@ -1,7 +1,6 @@
 """Words that several answers share, each for one fact; and tables of text for the terminal, in at most 80 columns."""
 
 import math
-import statistics
 from collections.abc import Iterable, Sequence
 
 import pandas as pd
@@ -10,6 +9,7 @@ from ..records.formatting import percent, significant
 from ..records.metrics import FRACTION, metric
 from ..records.terminal import columns
 from .noise import Ratio
+from .selection import LEAST, Selection
 
 WIDTH = 80
 _GAP = 2  # columns between two columns
@@ -86,10 +86,35 @@ def at_least(ratio: Ratio) -> float:
     return max(1.0, math.floor(10 * ratio.low) / 10)
 
 
-def busy_line(share: float, no: str, do: str) -> str:
-    """Why a busy machine gets no answer, and what to do."""
-    taken = f"The machine was busy: other programs took {percent(share)} of the processor."
-    return f"{taken} No {no}. Close them, and {do}."
+def choice_words(selection: Selection, of: str, of_those: str = "", load: float | None = None) -> str:
+    """`256: 92 % of the best measured rate (1,024), at least 86 % in this sweep.`
+
+    Args:
+        selection: among two sizes or more.
+        of: what was measured: `sweep`.
+        of_those: which sizes were compared, if not all.
+        load: the share of the processor that other programs took, if it is to be said.
+    """
+    size, beside = selection.size, "" if load is None else f" beside {load_words(load)}"
+    if size is None:
+        line = f"Undecided: {selection.best:,} has the best measured rate{of_those}"
+        return f"{line}, and no size is sure of {percent(LEAST)} of it{beside}."
+    share, sure = percent(selection.shares[size].value), percent(selection.sure[size])
+    if size != selection.best:
+        gives = f"{share} of the best measured rate{of_those} ({selection.best:,}), at least {sure}"
+    elif selection.sure[size] >= 1:
+        gives = f"faster than all others{of_those}"
+    else:
+        gives = f"the best measured rate{of_those}, at least {sure} of any other"
+    guess = "Best guess " if selection.rule == "best_guess" else ""
+    is_unsure = guess and selection.sure[size] < selection.wanted
+    why = f"; no size is sure of {percent(selection.wanted)}" if is_unsure else ""
+    return f"{guess}{size:,}: {gives} in this {of}{beside}{why}."
+
+
+def load_words(share: float) -> str:
+    """What ran beside a measurement: `other programs that took 65 % of the processor`."""
+    return f"other programs that took {percent(share)} of the processor"
 
 
 def reach_text(reach: float) -> str:
@@ -97,11 +122,15 @@ def reach_text(reach: float) -> str:
     return f"{significant(100 * reach)} %" if reach < 0.01 else percent(reach) if reach < 1 else ""
 
 
-def mean_and_deviation(key: str, values: Sequence[float]) -> str:
-    """A metric of repeated runs, mean ± standard deviation: `98.42 ± 0.11 %`; of one value the value alone."""
-    if len(values) < 2:
-        return metric(key).text(values[0])
-    mean, deviation = statistics.fmean(values), statistics.stdev(values)
+def mean_and_deviation(key: str, mean: float, deviation: float) -> str:
+    """A metric of repeated runs, mean ± standard deviation: `98.42 ± 0.11 %`; the mean alone where that is NaN."""
+    if math.isnan(deviation):
+        return metric(key).text(mean)
     if metric(key).unit == FRACTION:
         return f"{100 * mean:.2f} ± {100 * deviation:.2f} %"
     return f"{significant(mean)} ± {significant(deviation)}"
+
+
+def busy_line(share: float, no: str, do: str) -> str:  # TEMPORARY
+    """Temporary."""
+    return f"{share} {no} {do}"

@@ -23,7 +23,7 @@ def windows_of(settings: Mapping[int, Sequence[Run]], part: str = STEP) -> pd.Da
 
     A setting without windows has the median rate of its records as the only one: nothing is known of its spread.
     Columns: `setting`; `run`, a number; `pass_`, which windows of several runs share that were measured side by side, None
-    elsewhere; `log_s`, the log of the seconds that a sample took; `taken`, the share of the processor that others
+    elsewhere; `log_s`, the log of time ÷ samples; `taken`, the share of the processor that others
     took; `disturbed`, whether that was too much.
     """
     runs = [(setting, run) for setting, members in settings.items() for run in members]
@@ -40,13 +40,13 @@ def _rows(run: Run, part: str) -> Iterable[tuple[Any, ...]]:
     times, samples = run.steps, run.samples_a_step
     if not isinstance(times, StepTimes) or not samples:
         return
-    medians = times.medians() if part == STEP else _of_part(times, part)
+    means = times.means() if part == STEP else _of_part(times, part)
     taken = np.nan_to_num(np.clip(times.others_share, 0, 1))
     if run.device != "cpu":  # an accelerator's host has free cores for other programs
         taken = np.where(times.disturbed == 1, taken, 0.0)
     rerun = table(run.record.get("rerun"))  # of a run that is one of many short ones, A B A B …
     session = str(rerun.get("of") or run.folder.resolve().parent)
-    for number, seconds in enumerate(medians):
+    for number, seconds in enumerate(means):
         of_pass = rerun.get("pair", int(times.pass_[number]))  # of the whole run, or of each window
         shared = isinstance(of_pass, int) and of_pass >= 0
         if 0 < seconds < np.inf:
@@ -59,11 +59,11 @@ def _rows(run: Run, part: str) -> Iterable[tuple[Any, ...]]:
 
 
 def _of_part(times: StepTimes, part: str) -> np.ndarray:
-    """The median time of a part in each window; NaN where it was not kept."""
+    """The mean time of a part in each window; NaN where it was not kept."""
     values = times.parts_s[:, PARTS.index(part)].astype(float)
     owner = np.searchsorted(times.window, np.arange(len(values)) * times.parts_every, side="right") - 1
-    return np.array([_median(values[owner == number]) for number in range(len(times.window))])
+    return np.array([_mean(values[owner == number]) for number in range(len(times.window))])
 
 
-def _median(values: np.ndarray) -> float:
-    return float(np.median(values)) if len(values) and np.isfinite(values).all() else np.nan
+def _mean(values: np.ndarray) -> float:
+    return float(np.mean(values)) if len(values) and np.isfinite(values).all() else np.nan

@@ -80,7 +80,7 @@ class Visits(Callback):
             self._begin(*self._visit)
         elif time.perf_counter() >= self._until:
             facts = monitor.end_window(trainer)
-            self._is_short = facts.get("median_s", 0.0) < SHORT_S
+            self._is_short = facts.get("mean_s", 0.0) < SHORT_S
             self._tell(facts | {"samples": monitor.table.whole_batch() or None})
             self._wait(trainer)
 

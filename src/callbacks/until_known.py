@@ -26,12 +26,14 @@ class StopWhenKnown(SyncsRanks):
     The steps are those of a ThroughputMonitor, which stands before it among the callbacks. The median is known when the
     95 % interval of the undisturbed steps lies within `precision` of it. Warm-up, validation and waiting do not count as
     time. Rank 0 decides, and all ranks end after the same step. Where no ThroughputMonitor measures, the run ends after
-    so many seconds by the clock. Runs of a sweep in passes are ended by the sweep.
+    so many seconds by the clock. Runs that a sweep visits in passes are ended by the sweep (sweep/passes.py).
 
     Args:
         precision: a fraction of the median.
-        seconds: of measured steps, after which the time is up; a run has at least six measured steps.
+        seconds: of measured steps, after which the time is up; a run has at least six measured steps. Runs that a sweep
+            visits have so many on average, eight runs no more than six.
         min_steps: undisturbed steps that are enough. Of steps longer than 0.3 s, as many as take `min_steps` × 0.3 s.
+        min_passes: of a run that a sweep visits, before it is asked whether the sweep has its answer.
     """
 
     def __init__(
@@ -39,10 +41,12 @@ class StopWhenKnown(SyncsRanks):
         precision: Annotated[PositiveFloat, Purpose.LENGTH] = 0.05,
         seconds: Annotated[PositiveFloat, Purpose.LENGTH] = 10.0,
         min_steps: Annotated[PositiveInt, Purpose.LENGTH] = 30,
+        min_passes: Annotated[PositiveInt, Purpose.LENGTH] = 10,
     ):
         self.precision = precision
         self.seconds = seconds
         self.min_steps = min_steps
+        self.min_passes = min_passes  # for the sweep, which reads the configuration
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ..analysis import plot_style as style
-from ..analysis.answer import Decision, decide
-from ..analysis.noise import SWEEPS_CPU, Rates
-from ..analysis.text import aligned
+from ..analysis.noise import PROCESSES_CPU, Rates
+from ..analysis.selection import Selection, select
+from ..analysis.text import aligned, choice_words
 from ..analysis.windows import COLUMNS
 from ..data.spec import DataSpec, arguments
 from ..errors import UserError, in_one_line
@@ -68,7 +68,7 @@ class _Size(Run):
         self.times_s += times
         found = noise.read()
         others = 0.0 if math.isnan(found.others_share) else found.others_share
-        facts = {"median_s": float(np.median(times)), "samples": self.size}
+        facts = {"mean_s": float(np.mean(times)), "samples": self.size}
         return facts | {"others_share": others, "disturbed": is_disturbed(found)}
 
     @override
@@ -86,7 +86,7 @@ class Latencies:
 
     table: pd.DataFrame
     rates: Rates
-    decision: Decision | None  # None on a busy machine, or where no rate is known
+    selection: Selection | None  # None where no rate is known
     device: str
     precision: str
 
@@ -100,22 +100,17 @@ class Latencies:
         """The answer, and the sizes that did not fit."""
         missing = self.table.loc[self.table["p50_ms"].isna(), "batch_size"]
         left = [f"Out of memory: {', '.join(f'{size:,}' for size in missing)}."] if len(missing) else []
-        if self.rates.busy is not None:
-            return ["The machine was busy with other programs. No batch size is recommended.", *left]
-        if self.decision is None:
-            return ["No rate is known well enough to recommend a batch size.", *left]
-        if self.decision.size is None:
-            between = " and ".join(f"{size:,}" for size in self.decision.between)
-            return [f"Undecided between {between}: run it again on a quiet machine.", *left]
-        row = next(row for row in self.table.to_dict("records") if row["batch_size"] == self.decision.size)
-        answer = (
-            f"{self.decision.size:,} is the smallest of these batch sizes that is shown to reach 90 % of the best rate: "
-            f"{significant(row['samples_per_sec'])} samples/s at {significant(row['p50_ms'])} ms a batch."
-        )
-        return [answer, *left]
+        if self.selection is None or len(self.selection.shares) < 2:
+            return ["No two rates are known well enough to be compared.", *left]
+        answer = choice_words(self.selection, "measurement", load=self.rates.load)
+        if self.selection.size is None:
+            return [answer, *left]
+        row = next(row for row in self.table.to_dict("records") if row["batch_size"] == self.selection.size)
+        gives = f"{significant(row['samples_per_sec'])} samples/s at {significant(row['p50_ms'])} ms a batch."
+        return [answer, f"{self.selection.size:,} answers {gives}", *left]
 
     def draw(self, title: str) -> Figure:
-        """Latency and rate against batch size; the recommended size has a ring."""
+        """Latency and rate against batch size; the chosen size has a ring."""
         known = self.table.dropna(subset="p50_ms")
         with rc_context(style.RC):
             figure = style.new_figure(5.6, style.REPORT_WIDTH)
@@ -133,10 +128,10 @@ class Latencies:
             for axes in (upper, lower):
                 style.log_axis(axes)
             style.size_axis(lower, known["batch_size"])
-            if self.decision is not None and self.decision.size is not None:
-                row = known.set_index("batch_size").loc[self.decision.size]
+            if self.selection is not None and self.selection.size is not None:
+                row = known.set_index("batch_size").loc[self.selection.size]
                 ring = {"markersize": 14, "markerfacecolor": "none", "color": "black"}
-                upper.plot(self.decision.size, row["samples_per_sec"], marker="o", **ring)
+                upper.plot(self.selection.size, row["samples_per_sec"], marker="o", **ring)
         return figure
 
 
@@ -180,12 +175,11 @@ def measure_latency(
             raise UserError(f"data.batch_size: no batch of {', '.join(f'{s:,}' for s in sizes)} fits into memory")
         measure_in_passes(fitting, limits or Limits(), say=say)
     windows = pd.DataFrame([row for one in fitting for row in one.windows], columns=list(COLUMNS))
-    rates = Rates(windows, sweeps=SWEEPS_CPU if device.type == "cpu" else 0.0)
-    decision = None if rates.busy is not None else decide(rates)
+    rates = Rates(windows, processes=PROCESSES_CPU if device.type == "cpu" else 0.0)
     table = pd.DataFrame([_row(one, rates) for one in fitting], columns=list(_HEADINGS)).set_index("batch_size")
     table = table.reindex(sorted(sizes)).reset_index().astype(dict.fromkeys(list(_HEADINGS)[1:], float))
     table["of_best"] = table["samples_per_sec"] / table["samples_per_sec"].max()
-    return Latencies(table, rates, decision, device_name(device), str(plugin.precision))
+    return Latencies(table, rates, select(rates), device_name(device), str(plugin.precision))
 
 
 def inputs_like(network: nn.Module, spec: DataSpec, size: int) -> tuple[Tensor, Tensor | None]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from .signatures import Signature, class_attribute, signature_of
 from .trainer import CALLBACK, LOGGER, OBSERVERS, TRAINER
-from .types import Choice, PositiveInt, Purpose, Seed
+from .types import Choice, Fraction, PositiveInt, Purpose, Seed
 from .values import alternatives
 
 PLACES = (Purpose.READ_FROM, Purpose.WRITTEN_TO)
@@ -18,6 +18,7 @@ _CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotu
 TOP_LEVEL: dict[str, Any] = {
     "seed": Seed,
     "test": Annotated[bool, Purpose.OBSERVATION],
+    "enough": Annotated[Fraction, Purpose.OBSERVATION],
     "optimized_metric": Annotated[str | None, Purpose.OBSERVATION],
     "global_batch_size": PositiveInt | None,
     "channels_last": bool,
@@ -35,7 +36,12 @@ TOP_LEVEL: dict[str, Any] = {
 }
 OF_EXPERIMENTS = {"target": "time_to_target", "target_metric": "time_to_target"}  # that only these experiments have
 # Of options that an older record does not have.
-DEFAULTS: dict[str, Any] = {"compile": False, "tags": [], "task": {"_target_": "batchscope.training.task.Task"}}
+DEFAULTS: dict[str, Any] = {
+    "compile": False,
+    "enough": 0.9,
+    "tags": [],
+    "task": {"_target_": "batchscope.training.task.Task"},
+}
 DEFAULTS |= dict.fromkeys(("global_batch_size", "init", "init_prefix"))
 # Parameters that the program gives, so that they are no options.
 _GIVEN = {

@@ -8,6 +8,7 @@ between epochs. The parts of a step are means as well, because only means add up
 """
 
 RATE, MEAN_RATE, FIT_RATE = "samples_per_sec", "samples_per_sec_mean", "samples_per_sec_fit"
+LOAD_SAID = 0.1  # of the processor: what other programs took beside a measurement is said from this share on
 NEAR_BEST = 0.05  # a rate that is lower than the best by this fraction at most counts as reaching it
 
 

@@ -39,10 +39,10 @@ class StepTimes:
         """The steps of each window, in order."""
         return numpy.split(self.step_s, self.window[1:]) if len(self.window) else []
 
-    def medians(self) -> _FLOATS:
-        """The median step of each window in seconds, shape (W,); NaN for a window without a step."""
-        steps = (part.astype(float) for part in self.of_windows())  # the mean of two large float32 is infinite
-        return numpy.array([numpy.nanmedian(part) if numpy.isfinite(part).any() else math.nan for part in steps])
+    def means(self) -> _FLOATS:
+        """The mean step of each window in seconds, shape (W,), hiccups included; NaN for a window without a step."""
+        steps = (part.astype(float) for part in self.of_windows())  # the sum of large float32 is infinite
+        return numpy.array([numpy.nanmean(part) if numpy.isfinite(part).any() else math.nan for part in steps])
 
 
 _DTYPES = {field.name: numpy.dtype("f8") for field in fields(StepTimes)} | {

@@ -1,7 +1,7 @@
-"""Passes: a timed sweep visits its runs in order, then in reverse, again and again, until it can say which batch size to take.
+"""Passes: a timed sweep visits its runs in order, then in reverse, and so on, until it can say which batch size to take.
 
-A slow moment of the machine is then in the visits of all runs alike, and rates are compared within passes. This file decides
-who is visited, and who is done; visits.py has the processes.
+A slow moment of the machine is then in the visits of all runs alike, and rates are compared within passes. This file
+decides how long a group of runs is visited; visits.py has the processes.
 """
 
 import math
@@ -12,14 +12,18 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from ..analysis.answer import decide
-from ..analysis.noise import SWEEPS_CPU, Rates
+from ..analysis.noise import PROCESSES_CPU, Rates
+from ..analysis.selection import ENOUGH, Selection, select
 from ..analysis.windows import COLUMNS
+from ..records.formatting import count, percent
 from ..records.intervals import TIME_LIMIT, known_to
 
 VISIT_S = 0.25  # many short passes say more than few long ones: what disturbs a machine often lasts for a second
-FEWEST = 10  # passes; with fewer, answers are wrong too often (benchmarks/results/answers_attack.md)
-CLOSER = 0.02  # of a rate: sweeps of different minutes differ by more
+FEWEST = 10  # passes before the first look: with fewer, sure shares are false too often (benchmarks/simulated.py)
+EVERY = 2  # passes from one look to the next
+LEAST = 4  # passes, also where a pass takes so long that the time is up: fewer have no interval
+AT_ONCE = 6  # runs of a group that bring time of their own: so eight sizes take no longer than six
+SETTLED = "the sweep had its answer"  # why a run has ended
 
 
 class Run(ABC):
@@ -44,95 +48,107 @@ class Run(ABC):
 
 
 class Limits(NamedTuple):
-    """When a run is done."""
+    """How long runs are visited.
 
-    precision: float = 0.05  # of a rate: how far its interval may reach
-    seconds: float = 3.0  # of visits, a run on average
-    passes: int = FEWEST  # at least
-    decide_s: float = 120.0  # of all visits: so long they may take to decide between sizes
+    Attributes:
+        seconds: of visits, a run on average, with at most six runs of a group counted.
+        min_passes: before it is asked whether the answer is known.
+        precision: of a rate, where a group has one size and its runs are compared with no other.
+        enough: of the best rate, see selection.py.
+        settles: whether the answer ends the visits; otherwise the time alone does.
+    """
 
+    seconds: float = 10.0
+    min_passes: int = FEWEST
+    precision: float = 0.05
+    enough: float = ENOUGH
+    settles: bool = True
 
-USUAL = Limits()
+    def time_of(self, runs: Sequence[Run]) -> float:
+        """Seconds of all visits at most."""
+        groups = [run.group for run in runs]
+        return self.seconds * sum(min(groups.count(group), AT_ONCE) for group in set(groups))
+
+    def end(self, runs: Sequence[Run], passes: int, is_over: bool) -> str | None:
+        """Why the visits of a group end after so many passes; None if they go on."""
+        if self.settles and passes >= self.min_passes and (passes - self.min_passes) % EVERY == 0:
+            if (sizes := len({run.size for run in runs})) > 1:
+                found = selection_of(runs, self.enough)
+                if found is not None and found.is_settled(sizes):
+                    return SETTLED
+            elif self._is_known(runs):
+                return known_to(self.precision)
+        least = min(LEAST, self.min_passes) if self.settles else self.min_passes
+        return TIME_LIMIT if is_over and passes >= least else None
+
+    def _is_known(self, runs: Sequence[Run]) -> bool:
+        """Whether the rate of runs of one size is known to the precision."""
+        rates = Rates(windows_of(runs))
+        return max((rates.reach(size, others=False) for size in rates.settings), default=math.inf) <= self.precision
 
 
 def measure_in_passes(
     runs: Sequence[Run],
-    limits: Limits = USUAL,
+    limits: Limits | None = None,
     clock: Callable[[], float] = time.monotonic,
     say: Callable[[str], None] = lambda line: None,
     first_pass: int = 0,
 ) -> None:
-    """Visit runs until each has ended, by itself or because it is done.
-
-    A run is done when its rate is known to the precision and its size is not among those between which the answer is
-    undecided. After the time that the runs have, only these go on, for at most two minutes in all.
+    """Visit runs until each has ended, by itself or with its group. All runs of a group are in every pass of it.
 
     Args:
         runs: that wait.
-        limits: see Limits.
+        limits: by default those of `Limits`.
         clock: seconds.
         say: is told what happens, in one line, before every pass.
         first_pass: the number of the first pass; passes of other times in the same folder have other numbers.
     """
-    waiting, measured = list(runs), list(runs)
-    began, most = clock(), limits.seconds * len(runs)
-    at_most = max(most, limits.decide_s)
-    number = 0
+    limits = limits or Limits()
+    waiting, most, began, number, so_far = list(runs), limits.time_of(runs), clock(), 0, ""
     while waiting:
-        spent = clock() - began
-        say(_words(waiting, len(runs), number, most - spent, at_most - spent))
-        for one in waiting[:: -1 if number % 2 else 1]:
-            if not _visit(one, first_pass + number):
-                waiting.remove(one)
-                measured.remove(one)
-                one.stop("")
+        say(f"measuring {count(len(waiting), 'run')} · {clock() - began:.0f} s of at most {most:.0f}{so_far}")
+        for run in waiting[:: -1 if number % 2 else 1]:
+            if not _visit(run, first_pass + number):
+                waiting.remove(run)
+                run.stop("")
         number += 1
-        spent = clock() - began
-        if number < limits.passes and spent < at_most:
-            continue
-        vague, contending = _open(measured, limits.precision)
-        for one in list(waiting):
-            goes_on = spent < at_most and one in contending or spent < most and one in vague
-            if not goes_on:
-                waiting.remove(one)
-                one.stop(TIME_LIMIT if one in vague else known_to(limits.precision))
+        for group in dict.fromkeys(run.group for run in waiting):
+            members = [run for run in waiting if run.group == group]
+            if reason := limits.end(members, number, clock() - began >= most):
+                for run in members:
+                    waiting.remove(run)
+                    run.stop(reason)
+        so_far = _so_far(waiting, limits, number)
 
 
-def _visit(one: Run, number: int) -> bool:
+def selection_of(runs: Sequence[Run], enough: float = ENOUGH) -> Selection | None:
+    """The choice among the sizes of a group that is being visited."""
+    return select(Rates(windows_of(runs), processes=PROCESSES_CPU), enough=enough)
+
+
+def windows_of(runs: Sequence[Run]) -> pd.DataFrame:
+    """What the visits of some runs have measured so far."""
+    return pd.DataFrame([row for run in runs for row in run.windows], columns=list(COLUMNS))
+
+
+def _visit(run: Run, number: int) -> bool:
     """Visit a run, and keep what it has measured; whether the run goes on."""
-    facts = one.visit(number, VISIT_S)
+    facts = run.visit(number, VISIT_S)
     if facts is None:
         return False
-    seconds, samples = facts.get("median_s") or math.nan, facts.get("samples") or math.nan
+    seconds, samples = facts.get("mean_s") or math.nan, facts.get("samples") or math.nan
     if seconds > 0 and samples > 0:
         taken = facts.get("others_share", 0.0)
-        row = (one.size, id(one), str(number), math.log(seconds / samples), taken, bool(facts.get("disturbed")))
-        one.windows.append(row)
+        row = (run.size, id(run), str(number), math.log(seconds / samples), taken, bool(facts.get("disturbed")))
+        run.windows.append(row)
     return True
 
 
-def _open(measured: Sequence[Run], precision: float) -> tuple[list[Run], list[Run]]:
-    """The runs whose rate is not known to the precision, and those on which an answer still depends."""
-    vague: list[Run] = []
-    contending: list[Run] = []
-    for group in dict.fromkeys(one.group for one in measured):
-        members = [one for one in measured if one.group == group]
-        windows = pd.DataFrame([row for one in members for row in one.windows], columns=list(COLUMNS))
-        rates = Rates(windows)
-        known = {size: rates.reach(size, others=False) for size in rates.settings}
-        vague += [one for one in members if known.get(one.size, math.inf) > precision]
-        if len(known) > 1 and rates.busy is None:
-            found = decide(Rates(windows, sweeps=SWEEPS_CPU))
-            open_ = {*found.between, found.best} if found and found.between else set()
-            # More passes narrow the noise alone: not what sweeps differ by, nor what is allowed for other programs.
-            contending += [one for one in members if one.size in open_ and known[one.size] > CLOSER]
-    return vague, contending
-
-
-def _words(waiting: Sequence[Run], runs: int, number: int, left: float, at_most: float) -> str:
-    """`measuring 4 settings · pass 2 · at most 20 s left`, or what is measured again."""
-    done = f" · {runs - len(waiting)} done" if len(waiting) < runs else ""
-    if left > 0 or number < FEWEST:
-        return f"measuring {runs} settings · pass {number + 1}{done} · at most {max(left, 1):.0f} s left"
-    sizes = " and ".join(f"{size:,}" for size in sorted({one.size for one in waiting}))
-    return f"not decided yet: measuring {sizes} again · pass {number + 1} · at most {at_most:.0f} s left"
+def _so_far(waiting: Sequence[Run], limits: Limits, passes: int) -> str:
+    """` · so far 128, sure of 74 %`, of the only group that is still visited."""
+    if not limits.settles or passes < LEAST or len({run.group for run in waiting}) != 1:
+        return ""
+    found = selection_of(waiting, limits.enough)
+    if found is None or len(found.shares) < 2:
+        return ""
+    return f" · so far {found.smallest:,}, sure of {percent(found.sure[found.smallest])} of the best rate"

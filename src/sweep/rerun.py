@@ -114,7 +114,7 @@ def decided(sides: Sequence[Path], max_slowdown: float) -> set[int]:
     found = set[int]()
     for one in compare(*sides, max_slowdown=max_slowdown).compared:
         slower = one.slowdown.low > 1 and one.slowdown.value > 1 + max_slowdown
-        if one.busy is None and one.slowdown.span and (slower or one.slowdown.high <= 1 + max_slowdown):
+        if one.slowdown.span and (slower or one.slowdown.high <= 1 + max_slowdown):
             found |= {int(run.folder.name.partition("-")[0]) for run in one.pair.a}  # see a_b
     return found
 

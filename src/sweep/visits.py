@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 from typing_extensions import override
 
+from ..analysis.selection import ENOUGH
 from ..hardware.host_memory import host_memory
 from ..records.formatting import count
 from .passes import Limits, Run, measure_in_passes
@@ -26,7 +27,7 @@ _SET_UP_AT_ONCE = min(4, os.cpu_count() or 1)  # reading and checking is the wor
 _SHARE_LEFT = 0.25  # of the memory
 _ACCELERATORS = ("nvidia[0-9]*", "kfd", "dxg", "davinci[0-9]*")  # in /dev: Lightning's `auto` would take them
 _PASSES_PER_S = 1000  # more than there can be: passes of another time in the same folder have other numbers
-_FEWEST, _NEVER = 8, -1.0  # passes of runs that have so many seconds, and a precision that no rate is known to
+_FEWEST = 8  # passes of runs that have so many seconds
 _NOT_COMPARED = ("data.batch_size=", "seed=", "optimizer.")  # overrides
 
 
@@ -118,11 +119,12 @@ def _end(process: Process, on_end: Callable[[Process], None]) -> None:
 
 
 def _limits_of(job: Job) -> Limits:
-    """When a run is done."""
+    """How long a run is visited."""
     if job.seconds is not None:
-        return Limits(precision=_NEVER, seconds=job.seconds, passes=_FEWEST)
+        return Limits(seconds=job.seconds, min_passes=_FEWEST, settles=False)
     options = job.config["callbacks"]["until_known"]
-    return Limits(**{key: options[key] for key in ("precision", "seconds") if key in options})
+    known = {key: options[key] for key in ("precision", "seconds", "min_passes") if key in options}
+    return Limits(**known, enough=job.config.get("enough", ENOUGH))
 
 
 def _setting(job: Job) -> tuple[str, int]:

@@ -65,7 +65,7 @@ def rows(found):
     return {row.name: row for row in found.compared[0].rows}
 
 
-BUSY = r"The machine was busy: other programs took 40 % of the processor. No difference can be shown. Close them, and "
+LOAD = "Measured beside other programs that took 40 % of the processor"
 SMALLER = r"No difference shown: .* 1.08 times as long \(0.7.*\). compare --rerun shows smaller differences."
 
 
@@ -77,8 +77,16 @@ SMALLER = r"No difference shown: .* 1.08 times as long \(0.7.*\). compare --reru
         (10.8, {}, {}, 0, "no difference shown", SMALLER),
         (6.2, {}, {}, 0, "faster", "B is faster: a sample takes 0.62 times as long"),
         (12.0, {"b": {"batch_size": 128}}, {}, 0, "faster", "B is faster: a sample takes 0.60 times as long"),
-        (40.0, {"a": {"others": 0.4}}, {}, 0, "busy", rf"{BUSY}measure both again \(compare --rerun\)."),
-        (40.0, {"b": {"others": 0.4}}, {}, 0, "busy", BUSY),
+        # Other programs may have slowed a run by what they took.
+        (
+            16.0,
+            {"b": {"others": 0.4}},
+            {},
+            0,
+            "no difference shown",
+            "No difference shown: a sample takes 1.60 times as",
+        ),
+        (40.0, {"b": {"others": 0.4}}, {}, 3, "slower", "B is slower: a sample takes 4.00 times as long"),
     ],
 )
 def test_a_slowdown_that_is_shown_and_not_allowed_is_exit_code_3(tmp_path, b_ms, facts, options, code, verdict, said):
@@ -88,7 +96,7 @@ def test_a_slowdown_that_is_shown_and_not_allowed_is_exit_code_3(tmp_path, b_ms,
     assert re.match(said, line)
     samples = 2 if "128" in str(facts) else 1
     assert rows(found)["samples_per_sec"].ratio.value == pytest.approx(samples * 10 / b_ms)
-    assert verdict != "busy" or {row.verdict for row in rows(found).values()} == {"busy", "below 2 % of the step"}
+    assert (LOAD in " ".join(found.text.split())) == ("others" in str(facts))
 
 
 def test_a_shown_slowdown_below_the_limit_is_allowed(tmp_path):
@@ -227,7 +235,7 @@ def test_what_differs_in_configuration_versions_and_hardware_is_said_and_json_ha
     assert "   versions: torch: 2.9.0 → 2.10.0\n" in found.text
     as_json = found.as_json()
     (one,) = as_json["pairs"]
-    assert (as_json["schema"], as_json["regression"], one["regression"], one["passes"]) == (2, True, True, 0)
+    assert (as_json["schema"], as_json["regression"], one["regression"], one["passes"]) == (3, True, True, 0)
     assert [row["name"] for row in one["rows"]][:2] == ["samples_per_sec", "step"]
     step = one["rows"][1]
     assert (step["a"], step["b"], step["ratio"]) == tuple(map(pytest.approx, (156.25, 250.0, 1.6), (2, 2, 0.01)))

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from batchscope.analysis.noise import Rates
+from batchscope.analysis.noise import Rates, simultaneous
 
 COLUMNS = ["setting", "run", "pass_", "log_s", "taken", "disturbed"]
 EQUAL = {1: 0.0, 2: 0.0}
@@ -40,10 +40,10 @@ def test_drift_is_in_no_ratio_of_settings_that_share_passes_and_widens_that_of_o
     assert apart.reach > max(0.15, 4 * together.reach)
 
 
-def test_what_sweeps_differ_by_is_the_same_for_all_repeats_of_a_sweep():
+def test_what_processes_differ_by_widens_what_passes_show():
     windows = simulated(dict.fromkeys(range(6), 0.0))
     repeated = windows.assign(setting=windows["setting"] % 2)  # three runs of each of two settings
-    one, three = (Rates(each, sweeps=0.02).ratio(0, 1).reach for each in (windows, repeated))
+    one, three = (Rates(each, processes=0.02).ratio(0, 1).reach for each in (windows, repeated))
     assert one < three < 1.4 * one  # of three runs it is less well known what they differ by
 
 
@@ -98,33 +98,39 @@ def test_a_run_of_its_own_beside_runs_that_share_passes_does_not_count():
     assert rates.ratio(1, 2).reach < 0.01
 
 
-def test_disturbed_windows_are_left_out_unless_there_are_hardly_others():
-    windows = simulated({1: 0.0})
+def test_of_runs_alone_disturbed_windows_are_left_out_unless_there_are_hardly_others():
+    windows = simulated({1: 0.0}, passes=False)
     windows.loc[windows.index[:9], ["log_s", "disturbed"]] = [1.0, True]
     assert Rates(windows).rate(1) == pytest.approx(1, rel=0.01)
     windows.loc[windows.index[:10], "disturbed"] = True
     assert Rates(windows).rate(1) < 0.6
 
 
-def test_a_run_that_was_disturbed_does_not_count_beside_others_of_its_setting_and_neither_does_its_partner():
-    worst, *pairs = [simulated({1: 0.0, 2: 0.1}, seed=seed) for seed in range(5)]
-    is_first = worst["run"] == 0
-    assert ratio(*pairs, worst.assign(disturbed=is_first, log_s=worst["log_s"] + is_first)) == ratio(*pairs)
+def test_a_pass_counts_for_all_settings_however_disturbed_one_of_them_was():
+    windows = simulated({1: 0.0, 2: 0.1})
+    disturbed = windows.assign(disturbed=windows["run"] == 0, taken=0.5)
+    assert Rates(disturbed).ratio(1, 2) == Rates(windows).ratio(1, 2)
 
 
-def test_what_other_programs_took_is_allowed_for_on_the_side_that_they_slowed():
-    windows = simulated()
-    windows.loc[windows["setting"] == 1, "taken"] = 0.25
-    found = ratio(windows)
+def test_what_other_programs_took_is_allowed_for_in_a_rate_and_in_a_ratio_of_separate_runs():
+    together, apart = (simulated(passes=passes) for passes in (True, False))
+    for windows in (together, apart):
+        windows.loc[windows["setting"] == 1, "taken"] = 0.25
+    found = ratio(apart)
     assert (found.low, found.high) == (pytest.approx(1, rel=0.02), pytest.approx(1 / 0.8, rel=0.02))
-    rates = Rates(windows)
-    assert rates.reach(1) == pytest.approx(0.25, abs=0.02)
-    assert rates.reach(1, others=False) == Rates(simulated()).reach(1)
+    assert ratio(together).reach < 0.01
+    for windows in (together, apart):
+        assert Rates(windows).reach(1) == pytest.approx(0.25, abs=0.02)
+        assert Rates(windows).reach(1, others=False) < 0.01
 
 
-def test_a_machine_is_busy_where_others_took_over_a_quarter_in_most_windows():
+def test_the_load_is_the_mean_share_of_other_programs_from_a_tenth_on():
     windows = simulated()
-    windows.loc[windows.index[:13], "taken"] = 0.6
-    assert Rates(windows).busy == pytest.approx(0.6 * 13 / 24)
-    windows.loc[windows.index[11:13], "taken"] = 0.1
-    assert Rates(windows).busy is None
+    windows.loc[windows.index[:6], "taken"] = 0.6
+    assert Rates(windows).load == pytest.approx(0.6 * 6 / 24)
+    windows.loc[windows.index[:6], "taken"] = 0.3
+    assert Rates(windows).load is None
+
+
+def test_comparisons_hold_together_by_sidak():
+    assert [simultaneous(count) for count in (0, 1, 7)] == pytest.approx([0.9, 0.9, 2 * 0.95 ** (1 / 7) - 1])

@@ -61,4 +61,4 @@ def reader(tmp_path: Path, configs: None) -> Trained:
 def limits(monkeypatch: pytest.MonkeyPatch) -> Limits:
     """Short visits."""
     monkeypatch.setattr(passes, "VISIT_S", 0.002)
-    return Limits(seconds=0.05, decide_s=0.1)
+    return Limits(seconds=0.05)

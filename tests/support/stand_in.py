@@ -25,7 +25,7 @@ def visited(sweep: job.Sweep, size: int, record: dict[str, Any]) -> Iterator[int
         if order[0] == "go":
             yield int(order[1])
             record["taken"].append(int(order[1]))
-        sweep.tell({"median_s": STEP_MS / 1e3, "samples": size})
+        sweep.tell({"mean_s": STEP_MS / 1e3, "samples": size})
     record["told"] = " ".join(order)
 
 

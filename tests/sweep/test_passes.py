@@ -1,10 +1,13 @@
-"""Runs are visited in passes until the answer is decided; what decides it, with runs that are pretended."""
+"""Runs are visited in passes until their sweep has its answer; what ends the visits, with runs that are pretended."""
 
+import math
 import random
+import re
 
 import pytest
 
-from batchscope.sweep.passes import FEWEST, VISIT_S, Limits, Run, measure_in_passes
+from batchscope.records.intervals import TIME_LIMIT
+from batchscope.sweep.passes import EVERY, FEWEST, LEAST, SETTLED, VISIT_S, Limits, Run, measure_in_passes
 from tests.support.devices import Clock
 
 
@@ -27,8 +30,8 @@ class Pretended(Run):
         self.order.append(self.size)
         self.clock.now += seconds
         noise = 1 + self.spread * self.random.uniform(-1, 1)
-        median_s = self.size * noise * self.slow.get(number, 1) / self.rate
-        return {"median_s": median_s, "samples": self.size, "others_share": self.taken}
+        mean_s = self.size * noise * self.slow.get(number, 1) / self.rate
+        return {"mean_s": mean_s, "samples": self.size, "others_share": self.taken}
 
     def stop(self, reason):
         assert self.reason is None
@@ -44,62 +47,90 @@ def measure(*runs, **how):
     return clock.now - 100
 
 
-def test_runs_that_do_not_vary_are_done_after_the_fewest_passes_in_changing_order():
+EIGHT = [(2**n, 2**n / (2**n + 30)) for n in range(2, 10)]  # a curve that saturates, as many have
+
+
+def test_sizes_that_differ_clearly_are_visited_ten_times_in_changing_order():
     runs = [Pretended(size, 100 * size) for size in (1, 8, 64)]
     assert measure(*runs, first_pass=70) == pytest.approx(3 * FEWEST * VISIT_S)
     assert [run.passes for run in runs] == [list(range(70, 70 + FEWEST))] * 3
-    assert [run.reason for run in runs] == ["known to ± 5 %"] * 3
+    assert [run.reason for run in runs] == [SETTLED] * 3
     assert runs[0].order[:9] == [1, 8, 64, 64, 8, 1, 1, 8, 64]
 
 
-@pytest.mark.parametrize(
-    ("limits", "passes", "reason"),
-    [(Limits(precision=0.5), FEWEST, "known to ± 50 %"), (Limits(0.001, seconds=5), 5 / VISIT_S, "time limit")],
-)
-def test_the_precision_and_the_time_are_the_users(limits, passes, reason):
-    runs = [Pretended(size, 100 * size, spread=0.2) for size in (1, 8)]
-    measure(*runs, limits=limits)
-    assert [(len(run.passes), run.reason) for run in runs] == [(passes, reason)] * 2
+@pytest.mark.parametrize("seed", range(5))
+def test_doubling_sizes_on_a_curve_that_saturates_are_decided_in_half_a_minute(seed):
+    """Every list of doubling sizes has one near 90 %: that it lies there is no reason to go on."""
+    runs = [Pretended(*run, spread=0.12) for run in EIGHT]
+    for run in runs:
+        run.random.seed(f"{seed} {run.size}")
+    assert measure(*runs) <= 30
+    assert {run.reason for run in runs} == {SETTLED}
+    assert {len(run.passes) for run in runs} == {len(runs[0].passes)}  # a pass is of all sizes
 
 
-def test_only_sizes_on_which_the_answer_depends_go_on():
-    slow, near, best = (Pretended(*run, spread=0.16) for run in ((1, 100), (64, 930), (512, 1000)))
-    assert measure(slow, near, best, limits=Limits(decide_s=12)) > 3 * Limits().seconds  # the time that they have
-    assert len(slow.passes) < len(near.passes) == len(best.passes)
+def test_after_ten_passes_every_second_one_is_followed_by_a_look():
+    runs = [Pretended(64, 900, spread=0.9), Pretended(512, 1000, spread=0.9)]
+    measure(*runs)
+    assert runs[0].reason == SETTLED
+    assert len(runs[0].passes) > FEWEST and (len(runs[0].passes) - FEWEST) % EVERY == 0
 
 
 def test_what_slows_a_whole_pass_is_not_in_the_comparison():
     slow = dict(enumerate([1, 1.6, 1, 0.7, 1.5, 1, 0.8, 1.4] * 60))
-    together = [Pretended(*run, slow=slow) for run in ((64, 950), (512, 1000))]
+    together = [Pretended(*run, slow=slow, taken=0.5) for run in ((64, 950), (512, 1000))]
     measure(*together)
     assert len(together[0].passes) == FEWEST
 
 
-def test_an_answer_that_stays_undecided_ends_after_its_time():
+@pytest.mark.parametrize(
+    ("limits", "runs", "passes", "reason"),
+    [
+        # More passes make an answer surer.
+        (Limits(min_passes=24), 2, 24, SETTLED),
+        # The time is that of all runs, of which no more than six bring their own.
+        (Limits(seconds=5, min_passes=1000), 2, 5 / VISIT_S, TIME_LIMIT),
+        (Limits(seconds=5, min_passes=1000), 8, math.ceil(6 * 5 / VISIT_S / 8), TIME_LIMIT),
+        # Where it is up at once, there are so many passes that rates have intervals.
+        (Limits(seconds=0.1), 3, LEAST, TIME_LIMIT),
+        # Without an answer to wait for, the time and a number of passes decide.
+        (Limits(seconds=3, min_passes=8, settles=False), 2, 3 / VISIT_S, TIME_LIMIT),
+        (Limits(seconds=0.1, min_passes=8, settles=False), 2, 8, TIME_LIMIT),
+    ],
+)
+def test_the_time_and_the_number_of_passes_are_the_users(limits, runs, passes, reason):
+    members = [Pretended(size, 100 * size) for size in range(1, runs + 1)]
+    measure(*members, limits=limits)
+    assert [(len(run.passes), run.reason) for run in members] == [(passes, reason)] * runs
+
+
+def test_a_group_of_one_size_ends_when_its_rate_is_known():
+    quiet, noisy = Pretended(64, 1000, group="cnn"), Pretended(64, 2000, spread=0.5, group="mlp")
+    measure(quiet, noisy)
+    assert (len(quiet.passes), quiet.reason) == (FEWEST, "known to ± 5 %")
+    assert len(noisy.passes) > 2 * FEWEST
+
+
+def test_a_group_that_has_its_answer_leaves_the_visits_to_the_others():
+    clear = [Pretended(size, 100 * size, group="cnn") for size in (1, 8)]
+    unclear = [Pretended(size, rate, spread=0.9, group="mlp") for size, rate in ((1, 100), (8, 112))]
+    measure(*clear, *unclear)
+    assert [run.reason for run in clear] == [SETTLED] * 2
+    assert len(unclear[0].passes) > len(clear[0].passes) == FEWEST
+
+
+def test_steps_that_are_not_known_end_with_the_time():
+    (run,) = runs = [Pretended(8, float("nan"))]
+    assert measure(*runs) <= Limits().seconds + VISIT_S
+    assert run.reason == TIME_LIMIT
+    measure()
+
+
+def test_the_line_says_how_long_it_may_take_and_what_is_known_so_far():
     said = []
-    every_other = {number: 1.5 if number % 2 else 1 / 1.5 for number in range(100)}
-    runs = Pretended(64, 900, slow=every_other), Pretended(512, 1000)  # exactly at the limit of 90 %
-    assert 8 <= measure(*runs, say=said.append, limits=Limits(decide_s=8)) <= 8 + 2 * VISIT_S
-    assert said[0] == "measuring 2 settings · pass 1 · at most 6 s left"
-    assert said[-1].startswith("not decided yet: measuring 64 and 512 again · pass ")
-
-
-LIMIT, KNOWN = "time limit", "known to ± 5 %"
-TWO_CLEAR_ANSWERS = [("cnn", 1, 100), ("cnn", 64, 930), ("mlp", 1, 1000), ("mlp", 64, 8000)]
-# Runs that more passes would not help, and how the first one ends.
-NOT_LONGER = {
-    "a busy machine": ([Pretended(*run, 0.5, taken=0.4) for run in ((64, 900), (512, 1000))], LIMIT),
-    "two models": ([Pretended(*run, 0.16, group) for group, *run in TWO_CLEAR_ANSWERS], KNOWN),
-    "steps that are not known": ([Pretended(8, float("nan"))], LIMIT),
-    "no run": ([], None),
-}
-
-
-@pytest.mark.parametrize("name", NOT_LONGER)
-def test_what_more_passes_cannot_decide_takes_no_longer_than_asked(name):
-    runs, reason = NOT_LONGER[name]
-    assert measure(*runs) <= len(runs) * (Limits().seconds + VISIT_S)
-    assert [run.reason for run in runs[:1]] == [reason] * len(runs[:1])
+    measure(*(Pretended(*run, spread=0.12) for run in EIGHT), say=said.append)
+    assert said[0] == "measuring 8 runs · 0 s of at most 60"
+    assert re.fullmatch(r"measuring 8 runs · 18 s of at most 60 · so far \d+, sure of \d+ % of the best rate", said[9])
 
 
 def test_a_run_that_ends_leaves_the_visits_to_the_others():

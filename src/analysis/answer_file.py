@@ -1,0 +1,82 @@
+"""`answer.json`: the answer of a report for programs, with the numbers that it rests on; docs/batch-size.md has its fields."""
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from ..errors import UserError
+from ..files import why
+from ..records.rates import RATE
+from .answer import Answer
+from .groups import Group
+
+if TYPE_CHECKING:
+    from .report import Report
+
+FILE = "answer.json"
+SCHEMA = 1  # until 1.0 a file of another schema is refused
+
+
+def text_of(report: "Report") -> str:
+    """The content of the file."""
+    answers = {id(answer.group): answer for answer in report.answers}
+    groups = [
+        _group(group, sizes, answers.get(id(group)))
+        for group, sizes in zip(report.sweep.groups, report.tables, strict=True)
+    ]
+    content = {"schema": SCHEMA, "enough": report.enough, "groups": groups, "lines": report.headlines}
+    return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _group(group: Group, sizes: pd.DataFrame, answer: Answer | None) -> dict[str, Any]:
+    run, size = group.runs[0], answer.size if answer else None
+    overall = answer.selection or answer.overall if answer else None
+    known = overall.shares.get(size) if overall and size is not None else None
+    settings = {key: run.settings.get(key) for key in ("model", "data", "device", "device_name")}
+    return {
+        "label": group.label,
+        **settings,
+        "chosen": size,
+        "rule": answer.rule if answer else "undecided",
+        "best": overall.best if overall else None,
+        "estimated_share": known.value if known else None,
+        "sure_share": overall.sure[size] if known and overall and size is not None else None,
+        "load": group.rates.load,
+        "passes": group.rates.passes,
+        "sizes": _rows(sizes, group),
+        "claims": answer.claims if answer else [],
+        "lines": answer.lines if answer else [],
+    }
+
+
+def _rows(sizes: pd.DataFrame, group: Group) -> list[dict[str, Any]]:
+    """A dict for each size with what is known of it, and why a size has no rate."""
+    rows = []
+    for size, row in sizes.iterrows():
+        known = {str(name): float(value) for name, value in row.items() if math.isfinite(value)}
+        named = {"batch_size": int(str(size)), **known} | ({"runs": int(known["runs"])} if "runs" in known else {})
+        rows.append(named | ({} if RATE in known else {"reason": group.without_rate.get(int(str(size)), "")}))
+    return rows
+
+
+def read_answer(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """The answer of a sweep's folder, or of the folder of a report: the content of its `answer.json`.
+
+    Raises:
+        UserError: if there is no such file, or it cannot be read.
+    """
+    places = [Path(folder) / "report" / FILE, Path(folder) / FILE]
+    path = next((place for place in places if place.is_file()), places[0])
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {why(error)}; batchscope report {folder} writes it") from error
+    except ValueError as error:
+        raise UserError(f"{path}: is no JSON document; batchscope report {folder} writes it again") from error
+    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+        raise UserError(f"{path}: was written by another version; batchscope report {folder} writes it again")
+    return content
