@@ -3,11 +3,15 @@
 With the noise scale φ (callbacks/noise_scale.py) a sample in an update of B samples makes φ/(φ + B) of the progress that it makes
 in a small one (McCandlish et al. 2018). Against the smallest size of a sweep, B₀, that is the efficiency (φ + B₀)/(φ + B).
 Times samples/s it is the goodput (Pollux, Qiao et al. 2021): the size with the largest one reaches a given quality first.
+
+A sentence that compares several sizes holds with 98 % confidence for all of them together (Bonferroni): the rates and φ enter it
+with the intervals of that confidence. φ is recorded with a 90 % interval, whose ends in logs are moved by the ratio of the quantiles.
 """
 
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from scipy.special import stdtrit
@@ -18,15 +22,27 @@ from .noise import CONFIDENCE, STATED, Rates, Ratio
 from .run import Run
 from .text import KNOWN, and_
 
+_FEWEST = 10  # comparisons of a run that has a noise scale (callbacks/noise_scale.py)
+
 
 @dataclass(frozen=True)
 class Progress:
     """The noise scale of a group of runs, and what follows from it for each size. A size is samples a device and step."""
 
-    scale: Ratio  # φ in samples; `high` may be infinite
+    scales: Sequence[Ratio]  # φ of each run in samples, with its 90 % interval; `high` may be infinite
+    freedom: float  # degrees of freedom of these intervals
     updates: Mapping[int, float]  # samples of an update, by size
     rates: Rates
     is_early: bool  # whether it is of timed runs, which see the beginning of a training alone
+
+    @cached_property
+    def scale(self) -> Ratio:
+        """φ of all runs, with its 90 % interval."""
+        return self.scale_at(CONFIDENCE)
+
+    def scale_at(self, confidence: float) -> Ratio:
+        """φ of all runs, with the interval of a confidence."""
+        return pooled(self.scales, confidence, self.freedom) or Ratio(math.inf, 0.0, math.inf)
 
     @property
     def known(self) -> list[int]:
@@ -44,15 +60,16 @@ class Progress:
 
     def ratio(self, a: int, b: int, confidence: float = CONFIDENCE) -> Ratio:
         """The goodput of a ÷ that of b. Its interval reaches as far as those of the rates and of φ together."""
-        rates = self.rates.ratio(a, b, confidence)
-        ends = [self.efficiency(a, phi) / self.efficiency(b, phi) for phi in (self.scale.low, self.scale.high)]
+        rates, scale = self.rates.ratio(a, b, confidence), self.scale_at(confidence)
+        ends = [self.efficiency(a, phi) / self.efficiency(b, phi) for phi in (scale.low, scale.high)]
         value = self.goodput(a) / self.goodput(b)
         return Ratio(value, rates.low * min(ends), rates.high * max(ends))
 
     def first(self, sizes: Collection[int]) -> list[int]:
         """The sizes that may reach a given quality first, smallest first; one where it is known."""
         best = max(sizes, key=self.goodput)
-        return sorted(size for size in sizes if size == best or self.ratio(size, best, STATED).high >= 1)
+        together = 1 - (1 - STATED) / max(1, len(sizes) - 1)
+        return sorted(size for size in sizes if size == best or self.ratio(size, best, together).high >= 1)
 
     @property
     def lines(self) -> list[str]:
@@ -87,11 +104,13 @@ class Progress:
 def progress_of(sizes: Mapping[int, Sequence[Run]], rates: Rates, is_early: bool = False) -> Progress | None:
     """The progress of sizes by their runs' noise scales; None where no run has one, or a size has no rate."""
     runs = [run for of_size in sizes.values() for run in of_size]
-    scale = pooled([found for run in runs if (found := noise_scale_of(run))])
+    scales = [scale for run in runs if (scale := noise_scale_of(run))]
+    pairs = [number(at(run.record, "noise_scale.pairs")) for run in runs if noise_scale_of(run)]
+    freedom = max(_FEWEST, min((n or _FEWEST for n in pairs), default=_FEWEST)) - 1
     updates = {size: found for size, of_size in sizes.items() if (found := of_size[0].global_batch_size)}
-    if scale is None or not updates or updates.keys() - set(rates.settings):
+    if not scales or not updates or updates.keys() - set(rates.settings):
         return None
-    return Progress(scale, updates, rates, is_early)
+    return Progress(scales, freedom, updates, rates, is_early)
 
 
 def noise_scale_of(run: Run) -> Ratio | None:
@@ -101,17 +120,24 @@ def noise_scale_of(run: Run) -> Ratio | None:
     return Ratio(value, min(low or 0.0, value), max(high or math.inf, value)) if value else None
 
 
-def pooled(scales: Sequence[Ratio]) -> Ratio | None:
+def pooled(scales: Sequence[Ratio], confidence: float = CONFIDENCE, freedom: float = _FEWEST - 1) -> Ratio | None:
     """One noise scale of several runs: the mean of their logs, with its t interval, or their own intervals if these are wider.
 
     Runs differ by more than their intervals, because the noise scale grows in the course of a training. Runs without both
     ends count only where no run has them: then the one that is known best stands for all.
+
+    Args:
+        scales: with their 90 % intervals.
+        confidence: of the interval that is returned.
+        freedom: degrees of freedom of the runs' own intervals.
     """
-    known = [one for one in scales if one.low > 0 and math.isfinite(one.high)]
+    wider = float(stdtrit(freedom, (1 + confidence) / 2) / stdtrit(freedom, (1 + CONFIDENCE) / 2))
+    known = [scale for scale in scales if scale.low > 0 and math.isfinite(scale.high)]
     if not known:
-        return max(scales, key=lambda one: one.low, default=None)
-    x, n = np.log([one.value for one in known]), len(known)
-    within = float(np.mean([math.log(one.high / one.low) for one in known])) / 2
-    between = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2) * x.std(ddof=1)) if n > 1 else 0.0
+        best = max(scales, key=lambda scale: scale.low, default=None)
+        return best and Ratio(best.value, best.low * (best.low / best.value) ** (wider - 1), best.high)
+    x, n = np.log([scale.value for scale in known]), len(known)
+    within = wider * float(np.mean([math.log(scale.high / scale.low) for scale in known])) / 2
+    between = float(stdtrit(n - 1, (1 + confidence) / 2) * x.std(ddof=1)) if n > 1 else 0.0
     mean, half = float(x.mean()), max(within, between) / math.sqrt(n)
     return Ratio(math.exp(mean), math.exp(mean - half), math.exp(mean + half))
