@@ -25,6 +25,8 @@ class UserError(Exception):
     `exit_code` is 2 for a command line that cannot be parsed, and otherwise 1.
     """
 
+    kind = ""  # `error_kind` of a run's record, where something is decided by it
+
     def __init__(self, message: str, exit_code: int = 1):
         super().__init__(message, exit_code)  # both, so that it survives pickling into and out of a worker process
         self.exit_code = exit_code
@@ -53,6 +55,12 @@ def place_of(error: BaseException, is_own: Callable[[str], bool]) -> str:
         if is_own(str(frame.f_globals.get("__name__")).partition(".")[0])
     ]
     return f" ({os.path.relpath(frames[-1][0])}, line {frames[-1][1]})" if frames else ""
+
+
+class NonFiniteError(UserError):
+    """A loss or a gradient is infinite or NaN."""
+
+    kind = "not_finite"
 
 
 class PeerLostError(UserError):

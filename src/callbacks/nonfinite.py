@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from .._torch import non_finite_check, stored_values, supports_found_inf
 from ..distributed.sharding import local
-from ..errors import UserError
+from ..errors import NonFiniteError, UserError
 from ._deferred_scalars import DeferredScalars
 from ._setting import own_config
 
@@ -163,7 +163,7 @@ class StopOnNonFinite(Callback):
         where = f"batch {step.batch} of epoch {step.epoch}{_samples(trainer, step)}, learning rate {step.lr:.4g}"
         weights = "were left as they were" if self._leaves_out else "have this update, no checkpoint has"
         hint = f"; {_skip(module)} leaves such steps out" if self._leaves_out else ""
-        raise UserError(f"step {step.number}: {what}; {where}. The weights {weights}{hint}")
+        raise NonFiniteError(f"step {step.number}: {what}; {where}. The weights {weights}{hint}")
 
 
 def _can_leave_out(device: str, optimizers: Sequence[Optimizer], sharded: bool) -> bool:

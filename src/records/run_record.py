@@ -26,6 +26,7 @@ from .values import at, number
 # `interrupted`: stopped by a signal, or the system refused to write a file; `killed`: ended without a chance to report.
 Status = Literal["planned", "running", "finished", "failed", "out_of_memory", "interrupted", "killed"]
 _OPEN = ("planned", "running")  # the statuses of a run that has not ended, or has not reported its end
+_OF_END = ("error", "error_kind", "finished", "seconds")  # what a resumed run has not yet
 _RESERVE = 64 * 2**10  # bytes of disk kept free for the final record
 _PACKAGES = ("batchscope", "torch", "torchvision", "lightning", "torchmetrics", "hydra-core")
 
@@ -69,7 +70,7 @@ class RunRecord:
             refuse_used(run_dir)
         before = _read_or_set_aside(run_dir)
         if resumed is not None:
-            ended = {key: before.pop(key) for key in ("error", "finished", "seconds") if key in before}
+            ended = {key: before.pop(key) for key in _OF_END if key in before}
             entry = {"at": self.facts["started"], **resumed, "before": {"status": before.get("status"), **ended}}
             self.facts["resumed"] = [*before.get("resumed", []), entry]
             taken = (at(each, "before.seconds") for each in self.facts["resumed"])  # of each, with those before it
@@ -111,15 +112,16 @@ class RunRecord:
             # The first rank may know only that this rank is lost. Ranks that have agreed to end leave the record to the first.
             alone = isinstance(error, UserError) or not getattr(error, "agreed", True)
             if error is not None and alone and not isinstance(error, PeerLostError):
-                close_open(self.path.parent, ended_as(error), reason(error))
+                close_open(self.path.parent, ended_as(error), reason(error), _kind_of(error))
             return
         self.facts["finished"] = _iso(time.time())
         here_s = time.time() - self._started - self.facts.get("waiting_seconds", 0.0)
         self.facts["seconds"] = round(self._before_s + here_s, 3)
         self.facts["status"] = ended_as(error)
         if error is not None:
-            self.facts["error"] = reason(error)
-            self.facts |= _end_reported_by_another_rank(self.path.parent)
+            reported = _end_reported_by_another_rank(self.path.parent)
+            own = {} if "error" in reported else _error_facts(reason(error), _kind_of(error))
+            self.facts |= own | reported
         try:
             _write_final(self.path, self.facts)
         except WriteError as refused:
@@ -137,17 +139,17 @@ def plan(run_dir: Path, **facts: Any) -> None:
     _replace(run_dir / FILE, {"schema": SCHEMA, "status": "planned", **facts})
 
 
-def close(run_dir: Path, status: Status, reason: str) -> None:
-    """Record the end of a run whose process could not record it. Raises WriteError."""
+def close(run_dir: Path, status: Status, reason: str, kind: str = "") -> None:
+    """Record the end of a run whose process could not record it, and the kind of its error. Raises WriteError."""
     known = {"schema": SCHEMA, **_read_or_set_aside(run_dir)}
-    _write_final(run_dir / FILE, {**known, "status": status, "error": reason[:1000]})
+    _write_final(run_dir / FILE, {**known, "status": status, **_error_facts(reason[:1000], kind)})
 
 
-def close_open(run_dir: Path, status: Status, reason: str) -> None:
+def close_open(run_dir: Path, status: Status, reason: str, kind: str = "") -> None:
     """`close` a run whose record has no end yet; a record that cannot be read or written is left as it is."""
     with contextlib.suppress(UserError):
         if read(run_dir).get("status") in _OPEN:
-            close(run_dir, status, reason)
+            close(run_dir, status, reason, kind)
 
 
 def ended_as(error: BaseException | None) -> Status:
@@ -164,6 +166,14 @@ def reason(error: BaseException) -> str:
     """The exception in one line; anything but a user's mistake with its type."""
     text = " ".join(str(error).split())
     return (text if isinstance(error, UserError) else f"{type(error).__name__}: {text}")[:1000]
+
+
+def _kind_of(error: BaseException | None) -> str:
+    return error.kind if isinstance(error, UserError) else ""
+
+
+def _error_facts(reason: str, kind: str) -> dict[str, str]:
+    return {"error": reason} | ({"error_kind": kind} if kind else {})
 
 
 def versions() -> dict[str, str]:
@@ -226,7 +236,7 @@ def _end_reported_by_another_rank(run_dir: Path) -> dict[str, Any]:
     with contextlib.suppress(UserError):
         record = read(run_dir)
         if record.get("status") not in _OPEN:
-            return {key: record[key] for key in ("status", "error") if key in record}
+            return {key: record[key] for key in ("status", "error", "error_kind") if key in record}
     return {}
 
 

@@ -11,6 +11,7 @@ import math
 import sys
 
 from ..analysis.target import apart
+from ..errors import NonFiniteError
 from ..records.values import at, positive
 from .plans import Job, Plan, RunFailed
 from .search import TimeToTarget
@@ -49,7 +50,8 @@ def time_to_target(job: Job, search: TimeToTarget, of_job: str = "") -> Plan[flo
             left_s -= positive(record.get("seconds")) or 0.0
             if record["status"] == "out_of_memory":
                 most = size - 1
-            elif record["status"] != "finished" and not _is_not_finite(record):
+            # That the loss is not finite with so large a learning rate is a result.
+            elif record["status"] != "finished" and record.get("error_kind") != NonFiniteError.kind:
                 why = record.get("error") or record["status"]
                 print(f"  the search ends: {record['status']}", file=sys.stderr, flush=True)
                 raise RunFailed(f"the search: {why}")
@@ -58,11 +60,6 @@ def time_to_target(job: Job, search: TimeToTarget, of_job: str = "") -> Plan[flo
             if taken := positive(record.get("time_to_target_s")):
                 times[size] = min(taken, times.get(size, math.inf))
     return min(times.values(), default=None)
-
-
-def _is_not_finite(record: dict) -> bool:
-    """Whether StopOnNonFinite has ended a run: so large a learning rate is a result."""
-    return str(record.get("error")).startswith("step ")
 
 
 def _trial(job: Job, title: str, size: int, rate: float, seconds: float | None, share_s: float) -> Job:

@@ -7,7 +7,7 @@ from torch import nn
 from batchscope.callbacks import nonfinite
 from batchscope.callbacks._deferred_scalars import DeferredScalars
 from batchscope.callbacks.nonfinite import StopOnNonFinite
-from batchscope.errors import UserError
+from batchscope.errors import NonFiniteError, UserError
 from tests.support.third_party_modules import Stranger, train
 
 
@@ -95,7 +95,7 @@ def other(**kind) -> Breaking:
 )
 def test_a_number_that_is_not_finite_ends_the_run_with_the_weights_from_before(module, said) -> None:
     where = f"step {module.bad[0]}: the loss is {said}"
-    with pytest.raises(UserError, match=f"^{where}.*learning rate 0.01. The weights were left as they were"):
+    with pytest.raises(NonFiniteError, match=f"^{where}.*learning rate 0.01. The weights were left as they were"):
         train(module, StopOnNonFinite())
     assert module.unchanged() == [*module.bad] == [len(module.weights)]
 

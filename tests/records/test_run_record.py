@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from batchscope.errors import Interrupted, PeerLostError, UserError
+from batchscope.errors import Interrupted, NonFiniteError, PeerLostError, UserError
 from batchscope.files import WriteError
 from batchscope.records.read import read, refuse_used
 from batchscope.records.run_record import RunRecord, close, close_open, plan
@@ -54,6 +54,27 @@ def test_a_resumed_run_keeps_what_it_was_before_and_says_how_it_ended_itself(tmp
     ended = read(tmp_path)
     assert (ended["status"], ended.get("error")) == ("finished", None)
     assert ended["resumed"][1]["before"]["error"] == "ValueError: broken"
+
+
+def test_an_error_that_has_a_kind_is_recorded_with_it_until_the_run_is_resumed(tmp_path):
+    with pytest.raises(NonFiniteError):
+        lived(tmp_path, NonFiniteError("step 3: the loss is nan"))
+    assert (read(tmp_path)["error_kind"], read(tmp_path)["error"]) == ("not_finite", "step 3: the loss is nan")
+    ended = lived(tmp_path, resumed=RESUMED)
+    assert "error_kind" not in ended and ended["resumed"][0]["before"]["error_kind"] == "not_finite"
+    with pytest.raises(UserError):
+        lived(tmp_path / "other", UserError("step 3: of another kind"))
+    assert "error_kind" not in read(tmp_path / "other")
+
+
+def test_the_kind_of_an_error_of_another_rank_is_recorded(tmp_path):
+    with pytest.raises(RuntimeError), RunRecord(tmp_path) as first:
+        first.begin()
+        with pytest.raises(NonFiniteError), RunRecord(tmp_path, enabled=False) as other:
+            other.begin()
+            raise NonFiniteError("step 3: the loss is nan")
+        raise RuntimeError("closed by peer")
+    assert read(tmp_path)["error_kind"] == "not_finite"
 
 
 def test_the_time_of_a_resumed_run_is_that_of_all_its_processes(tmp_path, monkeypatch):
