@@ -20,6 +20,7 @@ from .throughput import ThroughputMonitor
 FIRST = 5  # updates before the first validation; the clock of the limit starts after them
 RESOLUTION = 0.1  # of the updates so far, between two validations
 _TOPIC = "target"
+_OUT_OF_TIME = f"the {TIME_LIMIT}"
 _VALIDATE, _STOP = 1, 2
 _NEVER = 2**62  # batches between two validations
 
@@ -48,8 +49,8 @@ class StopAtTarget(SyncsRanks):
         self,
         metric: Annotated[Choice, Purpose.OBSERVATION],  # a group of runs is told apart by the option `target`
         value: Annotated[float, Purpose.OBSERVATION],
-        seconds: Annotated[PositiveFloat | None, Purpose.OBSERVATION] = None,
-        wall_seconds: Annotated[PositiveFloat | None, Purpose.OBSERVATION] = None,
+        seconds: Annotated[PositiveFloat | None, Purpose.SEARCH] = None,
+        wall_seconds: Annotated[PositiveFloat | None, Purpose.SEARCH] = None,
     ):
         self.metric, self.value = metric, value
         self.seconds = math.inf if seconds is None else seconds
@@ -85,7 +86,7 @@ class StopAtTarget(SyncsRanks):
         """What is to follow this update."""
         now = time.perf_counter()
         if now - self._began >= self.wall_seconds:
-            self.ended = f"the {TIME_LIMIT}"
+            self.ended = _OUT_OF_TIME
         if now >= self._limit:
             self.ended = "other runs were faster"
         if self.ended:
@@ -165,6 +166,7 @@ class StopAtTarget(SyncsRanks):
             "after_seconds": self._seconds(self._before),
         }
         facts |= {"ended": self.ended} if self.ended else {}
+        facts |= {"out_of_time": True} if self.ended == _OUT_OF_TIME else {}
         return {"target": facts, "time_to_target_s": facts["seconds"] if self.reached else None}
 
     def summary_lines(self) -> list[str]:

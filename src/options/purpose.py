@@ -13,7 +13,11 @@ from .types import Choice, Fraction, PositiveInt, Purpose, Seed
 from .values import alternatives
 
 PLACES = (Purpose.READ_FROM, Purpose.WRITTEN_TO)
-CHOOSES_NOTHING = (*PLACES, Purpose.OBSERVATION)  # left out of tables, of HPARAMS, and of what divides groups of runs
+CHOOSES_NOTHING = (
+    *PLACES,
+    Purpose.SEARCH,
+    Purpose.OBSERVATION,
+)  # left out of tables, of HPARAMS, and of what divides groups of runs
 _CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 TOP_LEVEL: dict[str, Any] = {
     "seed": Seed,
@@ -26,7 +30,7 @@ TOP_LEVEL: dict[str, Any] = {
     "keep_freed_memory": Annotated[bool, Purpose.SPEED],
     "compile": Annotated[bool | _CompileMode, Purpose.SPEED],
     "tags": Annotated[list[str], Purpose.OBSERVATION],
-    "search": Annotated[dict | None, Purpose.OBSERVATION],  # it decides which runs there are, and changes none of them
+    "search": Annotated[dict | None, Purpose.SEARCH],
     "target": Annotated[float | None, Purpose.LENGTH],
     "target_metric": Annotated[Choice | None, Purpose.LENGTH],
     "init": str | None,

@@ -18,6 +18,7 @@ class Purpose(Enum):
     SPEED = auto()  # hardware and speed; the result stays the same
     READ_FROM = auto()  # a place on this machine that is read
     WRITTEN_TO = auto()  # a place on this machine that is written to
+    SEARCH = auto()  # which runs a search does, and how long it lets each go on without a result
     OBSERVATION = auto()  # what is logged, shown, tested or kept
 
 

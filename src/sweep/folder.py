@@ -1,6 +1,7 @@
 """A sweep's folder: which sweep it holds, and which of its runs are kept when the sweep is started again."""
 
 import os
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,11 @@ from typing import Any
 from ..checkpointing.resume import lock_run_dir
 from ..errors import UserError
 from ..files import LOCK, WriteError, is_set_aside, lock_folder, new_folder, refuse_links, set_aside, why
+from ..options.purpose import purpose_of
+from ..options.types import Purpose
 from ..records.read import FILE, DamagedRecordError, read
 from ..records.run_record import close, plan
+from ..records.values import at, number
 
 # A run that ended in one of these ways is not run again: that it did not fit is a result, too.
 KEPT = ("finished", "out_of_memory")
@@ -17,6 +21,7 @@ KEPT = ("finished", "out_of_memory")
 UNFINISHED = ("running", "interrupted", "killed")
 # What a sweep, Hydra and its plugins write directly in the sweep's folder.
 _WRITTEN = ("[0-9]*", "report", LOCK, ".submitit", "multirun.yaml", "optimization_results.yaml")
+_TIME = "callbacks.stop_at_target.wall_seconds"  # that a run to a target may take
 
 
 def make_folder(folder: Path) -> Path:
@@ -37,15 +42,16 @@ def refuse_other(sweep_dir: Path, configs: list[dict[str, Any]]) -> None:
     """Raise UserError if the folder holds the runs of a sweep other than the one with these configurations."""
     if os.path.exists(sweep_dir / FILE):
         raise UserError(f"hydra.sweep.dir: {sweep_dir} holds a single run; choose another folder")
-    for number, config in enumerate(configs):
-        _refuse_different(sweep_dir / str(number), _read(sweep_dir / str(number)), config)
+    for job, config in enumerate(configs):
+        _refuse_different(sweep_dir / str(job), _read(sweep_dir / str(job)), config)
 
 
 def keep_or_plan(run_dir: Path, config: dict[str, Any], **facts: Any) -> dict[str, Any] | None:
     """The record of a run that need not be run again; otherwise None, and the folder is ready for the run.
 
     A run that was ended from outside and has left a checkpoint will be resumed from it. A run that failed by itself
-    would fail again, and is kept. What any other run has left is set aside.
+    would fail again, and is kept. A run to a target whose time was over is done again if it has more time now. What any
+    other run has left is set aside.
 
     Raises:
         UserError: if the folder holds a run with another configuration, or one that is being trained.
@@ -55,12 +61,12 @@ def keep_or_plan(run_dir: Path, config: dict[str, Any], **facts: Any) -> dict[st
         return None
     record = _read(run_dir)
     _refuse_different(run_dir, record, config)
-    if record.get("status") in KEPT:
+    if record.get("status") in KEPT and not _has_more_time(record, config):
         return record
     with lock_run_dir(run_dir, option="hydra.sweep.dir"):  # a run that a launcher started may outlive its sweep
         record = _read(run_dir)
         status = record.get("status")
-        if status in (*KEPT, "failed"):
+        if status in (*KEPT, "failed") and not _has_more_time(record, config):
             return record
         if status in UNFINISHED and has_checkpoint(run_dir):
             if status == "running":
@@ -113,6 +119,14 @@ def _read(run_dir: Path) -> dict[str, Any]:
     return {}
 
 
+def _has_more_time(record: dict[str, Any], config: dict[str, Any]) -> bool:
+    """Whether a run to a target has ended because its time was over, and would have more of it now."""
+    if at(record, "target.out_of_time") is not True:
+        return False
+    before, now = (number(at(of, _TIME)) for of in (record.get("config"), config))
+    return now is None or (before is not None and now > before)
+
+
 def _set_aside(run_dir: Path) -> str:
     try:
         return os.path.relpath(set_aside(run_dir))
@@ -125,7 +139,8 @@ def _refuse_different(run_dir: Path, record: dict[str, Any], config: dict[str, A
     recorded = record.get("config")
     difference = "cannot be compared"
     if isinstance(recorded, dict):
-        difference = _difference(recorded, config, str(recorded.get("run_dir")))
+        found = _differences(recorded, config, str(recorded.get("run_dir")))
+        difference = next((words for path, words in found if purpose_of(path, config) is not Purpose.SEARCH), "")
     if record and difference:
         raise UserError(
             f"hydra.sweep.dir: {os.path.relpath(run_dir)} holds a run of another sweep ({difference}); "
@@ -133,13 +148,13 @@ def _refuse_different(run_dir: Path, record: dict[str, Any], config: dict[str, A
         )
 
 
-def _difference(there: Any, here: Any, run_dir: str, path: str = "") -> str:
-    """The first option in which two configurations differ, in words; paths in the recorded folder equal any others."""
+def _differences(there: Any, here: Any, run_dir: str, path: str = "") -> Iterator[tuple[str, str]]:
+    """The options in which two configurations differ, and how; paths in the recorded folder equal any others."""
     if isinstance(there, dict) and isinstance(here, dict):
-        keys = [key for key in dict.fromkeys([*there, *here]) if path or key not in ("run_dir", "resume")]
-        found = (_difference(there.get(key), here.get(key), run_dir, f"{path}.{key}" if path else key) for key in keys)
-        return next(filter(None, found), "")
+        for key in dict.fromkeys([*there, *here]):
+            if path or key not in ("run_dir", "resume"):
+                yield from _differences(there.get(key), here.get(key), run_dir, f"{path}.{key}" if path else key)
+        return
     in_folder = isinstance(there, str) and run_dir and (there == run_dir or there.startswith(run_dir + os.sep))
-    if there == here or in_folder:
-        return ""
-    return f"{path} is {there!r} there and {here!r} here"
+    if there != here and not in_folder:
+        yield path, f"{path} is {there!r} there and {here!r} here"

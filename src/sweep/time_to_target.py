@@ -4,7 +4,8 @@ The base rate of every size comes first, from the middle of the sizes outwards. 
 times. So the best time is known early, and a run ends once it has trained for so much longer that its report shows it to be later.
 
 The limits of a run follow from the records of the runs before it alone. So a sweep that is started again in its folder
-gives the runs that it keeps the same configurations.
+gives the runs that it keeps the same configurations. With more `search.minutes` they get larger limits, which make no other
+configuration (folder.py), and a run whose share of the time was over is done again.
 """
 
 import math

@@ -10,6 +10,7 @@ from batchscope.records.read import read
 from batchscope.sweep import folder
 from tests.support.command_lines import refusal
 from tests.support.locks import RUN_DIR, held
+from tests.support.synthetic_runs import change_record
 
 CONFIG = {"seed": 0, "data": {"batch_size": 4}, "run_dir": "s/0", "logger": {"save_dir": "s/0", "name": None}}
 KEPT, RESUMED, PLANNED, ASIDE = "kept", "resumed", "planned again", "set aside"
@@ -65,6 +66,15 @@ def test_a_run_that_is_going_on_in_another_process_is_left_as_it_is(tmp_path):
     assert everything(tmp_path) == before | {"0/.lock": ""}
 
 
+STOP = "callbacks.stop_at_target"
+
+
+def limited(**options):
+    """The configuration of a run to a target."""
+    stop = {"_target_": "batchscope.callbacks.target.StopAtTarget", "metric": "val/acc", "value": 0.9}
+    return {**CONFIG, "callbacks": {"stop_at_target": {**stop, "seconds": None, "wall_seconds": None, **options}}}
+
+
 BATCH_SIZE = "data.batch_size is 4 there and 8 here"
 ROOT = "data.root is '/theirs' there and 'mine' here"
 # The configuration in the folder, that of the sweep → the difference.
@@ -75,6 +85,17 @@ CONFIGS = {
         {**CONFIG, "resume": None, "run_dir": "../s/0", "logger": {"save_dir": "../s/0", "name": None}},
         "",
     ),
+    "which runs a search does": (
+        {**CONFIG, "search": {"_target_": "x", "minutes": 1, "sizes": [4, 8]}},
+        {**CONFIG, "search": {"_target_": "x", "minutes": 5, "sizes": [4, 8, 16]}},
+        "",
+    ),
+    "how long a search lets a run go on": (
+        limited(seconds=2.0, wall_seconds=9.0),
+        limited(seconds=1.0, wall_seconds=90.0),
+        "",
+    ),
+    "the target": (limited(value=0.9), limited(value=0.8), f"{STOP}.value is 0.9 there and 0.8 here"),
     "no configuration": (7, CONFIG, "cannot be compared"),
     "every path is its own": ({"run_dir": "/", "data": {"root": "/theirs"}}, {"data": {"root": "mine"}}, ROOT),
     "no path is its own": ({"run_dir": "", "data": {"root": "/theirs"}}, {"data": {"root": "mine"}}, ROOT),
@@ -92,6 +113,28 @@ def test_a_run_of_another_sweep_is_refused_with_the_option_that_differs(name, tm
         else:
             look()
     assert everything(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("target", "now", "is_kept"),
+    [
+        ({"reached": False, "out_of_time": True}, 20.0, False),
+        ({"reached": False, "out_of_time": True}, None, False),  # no limit
+        ({"reached": False, "out_of_time": True}, 10.0, True),
+        ({"reached": False, "out_of_time": True}, 5.0, True),
+        ({"reached": False, "ended": "other runs were faster"}, 20.0, True),
+        ({"reached": True}, 20.0, True),
+    ],
+)
+@pytest.mark.parametrize("checkpoint", [True, False])
+def test_a_run_whose_share_of_the_time_was_over_is_done_again_with_a_larger_one(
+    target, now, is_kept, checkpoint, tmp_path
+):
+    leave(tmp_path / "0", "finished", limited(wall_seconds=10.0), checkpoint)
+    change_record(tmp_path / "0", target=target)
+    assert (folder.keep_or_plan(tmp_path / "0", limited(wall_seconds=now)) is not None) is is_kept
+    assert (tmp_path / "0.aside").exists() is not is_kept
+    assert read(tmp_path / "0")["status"] == ("finished" if is_kept else "planned")
 
 
 def test_a_folder_is_held_by_one_sweep_at_a_time(tmp_path):
