@@ -7,8 +7,10 @@ runs before it have ended.
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +28,40 @@ MOST_AT_ONCE = 16  # a larger sweep is measured 16 runs at a time; runs of diffe
 _SET_UP_AT_ONCE = min(4, os.cpu_count() or 1)  # reading and checking is the work of one core
 _SHARE_LEFT = 0.25  # of the memory
 _ACCELERATORS = ("nvidia[0-9]*", "kfd", "dxg", "davinci[0-9]*")  # in /dev: Lightning's `auto` would take them
+_BUILD = re.compile(r"^(?:cuda|hip|rocm)\b.*= *(\S+)", re.MULTILINE)  # `cuda: Optional[str] = None` in torch/version.py
 _PASSES_PER_S = 1000  # more than there can be: passes of another time in the same folder have other numbers
 _FEWEST = 8  # passes of runs that have so many seconds
 _NOT_COMPARED = ("data.batch_size=", "seed=", "optimizer.")  # overrides
 
 
-def can_wait(config: Mapping[str, Any], devices: Path = Path("/dev")) -> bool:
-    """Whether a run can wait for visits: one process that is timed until its rate is known, on a CPU."""
+def can_wait(config: Mapping[str, Any], devices: Path = Path("/dev"), torch: Path | None = None) -> bool:
+    """Whether a run can wait for visits: one process that is timed until its rate is known, on a CPU.
+
+    `devices` has the files of devices, and `torch` is the folder of the package, by default the installed one.
+    """
     callbacks, trainer = config["callbacks"] or {}, config["trainer"]
     accelerator = trainer.get("accelerator", "auto")
-    on_cpu = accelerator == "cpu" or (
-        accelerator == "auto" and not any(any(devices.glob(name)) for name in _ACCELERATORS)
-    )
+    on_cpu = accelerator == "cpu" or (accelerator == "auto" and not _may_take_accelerator(devices, torch))
     timed = bool(callbacks.get("until_known")) and bool(callbacks.get("throughput"))
     return is_one_process(config) and on_cpu and timed and not trainer.get("max_time")  # which waiting would use up
+
+
+def _may_take_accelerator(devices: Path, torch: Path | None) -> bool:
+    """Whether Lightning's `auto` may take an accelerator: one is there, and torch is not built for CPUs alone."""
+    if not any(any(devices.glob(name)) for name in _ACCELERATORS):
+        return False
+    if torch is None:
+        spec = find_spec("torch")  # to import it takes seconds
+        torch = Path(str(spec and spec.origin)).parent
+    return not _is_cpu_build(torch)
+
+
+def _is_cpu_build(torch: Path) -> bool:
+    """Whether `version.py` of torch, which is read and not run, says that it has no CUDA and no ROCm."""
+    with contextlib.suppress(OSError, ValueError):
+        builds = _BUILD.findall((torch / "version.py").read_text(encoding="utf-8"))
+        return bool(builds) and set(builds) == {"None"}
+    return False
 
 
 def measure_together(

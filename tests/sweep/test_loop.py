@@ -128,4 +128,20 @@ SUITED = {"callbacks": {"until_known": {"a": 1}, "throughput": {"a": 1}}, "train
 def test_only_timed_runs_of_one_process_on_a_cpu_wait(changed, suited, tmp_path):
     assert visits.can_wait(SUITED | changed, devices=tmp_path) is suited
     (tmp_path / "nvidia0").touch()  # Lightning's `auto` would take it
-    assert visits.can_wait(SUITED | changed, devices=tmp_path) is (suited and "trainer" in changed)
+    assert visits.can_wait(SUITED | changed, devices=tmp_path, torch=tmp_path) is (suited and "trainer" in changed)
+
+
+@pytest.mark.parametrize(
+    ("version", "waits"),
+    [
+        ("cuda: Optional[str] = None\nhip: Optional[str] = None\n", True),
+        ("__version__ = '2.6.0+cpu'\ncuda = None\n", True),  # as older ones write it
+        ("cuda: Optional[str] = '12.8'\nhip: Optional[str] = None\n", False),
+        ("cuda: Optional[str] = None\nhip: Optional[str] = '6.3'\n", False),
+        ("from .generated import *\n", False),  # it does not say
+    ],
+)
+def test_where_torch_is_built_for_cpus_alone_runs_wait_beside_the_device_file_of_a_gpu(version, waits, tmp_path):
+    (tmp_path / "nvidia0").touch()
+    (tmp_path / "version.py").write_text(version)
+    assert visits.can_wait(SUITED, devices=tmp_path, torch=tmp_path) is waits
