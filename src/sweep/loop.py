@@ -22,7 +22,7 @@ from ..records.values import at, positive, table
 from . import folder
 from .plans import LOG, Job, Plan, Record
 from .process import Process, Processes
-from .visits import can_wait, measure_together
+from .visits import can_wait, groups_of, measure_together
 
 T = TypeVar("T")
 
@@ -59,14 +59,14 @@ class Loop:
     def do(self, jobs: Sequence[Job]) -> list[Record]:
         """Do runs, and return their records in the same order."""
         records: dict[Job, Record] = {}
-        waiting: list[Job] = []
+        suited = [job for job in jobs if len(jobs) > 1 and can_wait(job.config)]
+        waiting = [job for job in suited if not folder.has_ended(job.run_dir)]
         for number, job in enumerate(jobs):
-            if len(jobs) > 1 and can_wait(job.config) and not folder.has_ended(job.run_dir):
-                waiting.append(job)
-            else:
+            if job not in waiting:
                 records[job] = self._do_alone(job, len(jobs) - number)
+        groups = groups_of(suited) if len(waiting) > 1 else {}  # also of runs that are kept, as in the report
         while len(waiting) > 1:
-            waiting = self._do_together(waiting, records)
+            waiting = self._do_together(waiting, groups, records)
         for number, job in enumerate(jobs):
             if job not in records:  # the last that waits, or one that ran out of memory beside others
                 records[job] = self._do_alone(job, len(jobs) - number)
@@ -89,7 +89,7 @@ class Loop:
         self._say_end(job, record, kept)
         return record
 
-    def _do_together(self, jobs: Sequence[Job], records: dict[Job, Record]) -> list[Job]:
+    def _do_together(self, jobs: Sequence[Job], groups: Mapping[Job, str], records: dict[Job, Record]) -> list[Job]:
         """Visit runs side by side, and note their records; the jobs that are left."""
         line, warned, ready, started = LiveLine(), set[str](), [], 0
         for job in jobs:
@@ -124,7 +124,8 @@ class Loop:
                     if record["status"] != "finished":
                         self._say_end(job, record)
 
-            return measure_together(ready, start, end, line if any(job.title for job in jobs) else lambda text: None)
+            say = line if any(job.title for job in jobs) else lambda text: None
+            return measure_together(ready, groups, start, end, say)
 
     def _kept(self, job: Job) -> Record | None:
         """None if the job's folder is ready for the run; otherwise the record that takes its place."""

@@ -7,9 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from batchscope.analysis.groups import group_runs
+from batchscope.analysis.run import Run
 from batchscope.errors import UserError
 from batchscope.sweep import folder, visits
-from tests.sweep.conftest import TIMED, job, running
+from tests.sweep.conftest import TIMED, ended, job, running
 
 WAIT, REMOVE = "list(visits)", "import shutil; shutil.rmtree(folder); os._exit(0)"
 
@@ -84,6 +86,80 @@ def test_runs_with_the_same_limits_share_passes_and_are_told_why_they_end(loop, 
     assert [record["told"] for record in records] == ["stop known to ± 50 %", "stop known to ± 5 %"] * 2
     taken = [record["taken"] for record in records]
     assert taken[0] == taken[2] != taken[1] == taken[3]
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    """The runs that have shared passes, a list for each time, by group and the names of their folders: `0:a8 1:b8`."""
+    found, measure = [], visits.measure_in_passes
+
+    def noted(runs, *args, **how):
+        found.append(" ".join(f"{run.group}:{run.process.job.run_dir.name}" for run in runs))
+        return measure(runs, *args, **how)
+
+    monkeypatch.setattr(visits, "measure_in_passes", noted)
+    return found
+
+
+def settings_of(folder, names, model=str, lr=lambda name: 0.1):
+    """Jobs with names such as `a8` and `a8'` (model a, batch size 8, another seed), and the model and learning rate of each."""
+    parts = [(name, name[0], int(name[1:].rstrip("'")), name.count("'")) for name in names.split()]
+    return [
+        job(folder, name, size, model={"_target_": model(letter)}, optimizer={"lr": lr(name)}, seed=seed)
+        for name, letter, size, seed in parts
+    ]
+
+
+@pytest.mark.parametrize(
+    ("names", "together"),
+    [
+        ("a1 b1 a2 b2 a4 b4", ["0:a1 0:a2 0:a4", "1:b1 1:b2 1:b4"]),
+        ("a1 a2 b1 b2 c1 c2", ["0:a1 0:a2 1:b1 1:b2", "2:c1 2:c2"]),  # as many groups as there is room for
+        ("a1 b1 b2 b4 b8 c1", ["0:a1 2:c1", "1:b1 1:b2 1:b4 1:b8"]),
+        ("a1 a2 a4 a8 a16 a32", ["0:a1 0:a2 0:a4 0:a8", "0:a16 0:a32"]),  # more than there is room for
+        ("a1 a1' a1'' a2 a2' a2''", ["0:a1 0:a2 0:a1' 0:a2'", "0:a1'' 0:a2''"]),  # each size before it is repeated
+    ],
+)
+def test_runs_that_are_compared_share_passes_where_not_all_runs_do(
+    names, together, loop, passes, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(visits, "MOST_AT_ONCE", 4)
+    records = loop.do(settings_of(tmp_path, names))
+    assert passes == together
+    assert [record["status"] for record in records] == ["finished"] * 6
+
+
+LEARNING_RATES = {
+    "two at each size": (lambda name: 0.1 if "a" in name else 0.2, "0 1 0 1"),
+    "one at each size": (lambda name: 0.1 * int(name[1]), "0 0 0 0"),
+}
+
+
+@pytest.mark.parametrize("name", LEARNING_RATES)
+def test_passes_compare_the_runs_that_a_report_compares(name, tmp_path):
+    lr, groups = LEARNING_RATES[name]
+    jobs = settings_of(tmp_path, "a8 b8 a64 b64'", model=lambda letter: "cnn", lr=lr)
+    assert " ".join(visits.groups_of(jobs).values()) == groups
+    runs = [Run(one.run_dir.name, one.run_dir, ended(one, 10.0), number) for number, one in enumerate(jobs)]
+    reported = {run.number: str(group.number) for group in group_runs(runs).groups for run in group.runs}
+    assert [reported[number] for number in range(4)] == groups.split()
+
+
+def test_runs_are_compared_as_those_of_the_whole_sweep_are_where_some_are_kept(loop, passes, tmp_path):
+    """Of a8 and b64 alone, each learning rate would seem to belong to a size."""
+    jobs = settings_of(tmp_path, "a8 b8 a64 b64", model=lambda letter: "cnn", lr=LEARNING_RATES["two at each size"][0])
+    for kept in jobs[1:3]:
+        ended(kept, 10.0)
+    loop.do(jobs)
+    assert passes == ["0:a8 1:b64"]
+
+
+def test_a_group_that_does_not_fit_in_the_memory_beside_another_one_is_measured_after_it(
+    loop, passes, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(visits, "_has_memory_for", lambda more, processes: more + len(processes) <= 4)
+    loop.do(settings_of(tmp_path, "a1 a2 b1 b2 b4"))
+    assert passes == ["0:a1 0:a2", "1:b1 1:b2 1:b4"]
 
 
 @pytest.mark.parametrize("has_room_for", ["training one", "one"])
