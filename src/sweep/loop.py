@@ -16,7 +16,7 @@ from ..options.command_lines import program, resume_command
 from ..records.formatting import duration, significant
 from ..records.metrics import best_first, metric, staged
 from ..records.rates import MEAN_RATE
-from ..records.read import read
+from ..records.read import FILE, read
 from ..records.terminal import LiveLine, is_verbose
 from ..records.values import at, positive, table
 from . import folder
@@ -113,13 +113,8 @@ class Loop:
                     _show_log(job, warned)
                 if record["status"] == "out_of_memory" and started > 1:
                     # At once: a sweep that ends meanwhile would be repeated with this run kept.
-                    aside, place = folder.set_run_aside(job.run_dir), os.path.relpath(job.run_dir)
-                    print(
-                        f"{place} ran out of memory beside other runs, and is done alone; what it left is in {aside}",
-                        file=sys.stderr,
-                        flush=True,
-                    )
-                else:
+                    record = self._set_aside(job)
+                if record is not None:
                     records[job] = record
                     if record["status"] != "finished":
                         self._say_end(job, record)
@@ -134,10 +129,24 @@ class Loop:
         except UserError as error:
             return self._refused(error)
 
+    def _set_aside(self, job: Job) -> Record | None:
+        """Make room for a run that ran out of memory beside others: None; otherwise the record that takes its place."""
+        try:
+            aside = folder.set_run_aside(job.run_dir)
+        except UserError as error:
+            return self._refused(error)
+        place = os.path.relpath(job.run_dir)
+        text = f"{place} ran out of memory beside other runs, and is done alone; what it left is in {aside}"
+        print(text, file=sys.stderr, flush=True)
+        return None
+
     def _read(self, job: Job) -> Record:
         """The record of a run that has ended; if somebody has removed or damaged it, the other runs go on."""
         try:
-            return read(job.run_dir)
+            record = read(job.run_dir)
+            if not isinstance(record.get("status"), str):
+                raise UserError(f"{job.run_dir / FILE}: does not say how the run ended")
+            return record
         except UserError as error:
             return self._refused(error)
 

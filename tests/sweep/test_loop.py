@@ -10,6 +10,7 @@ import pytest
 from batchscope.analysis.groups import group_runs
 from batchscope.analysis.run import Run
 from batchscope.errors import UserError
+from batchscope.files import WriteError
 from batchscope.sweep import folder, visits
 from tests.sweep.conftest import TIMED, ended, job, running
 
@@ -32,6 +33,8 @@ def test_a_run_that_is_refused_is_not_started_and_the_others_are(do, loop, timed
 KILL_SELF = "[len(record['taken']) == 2 and os.kill(os.getpid(), 9) for n in visits]"
 PID_OF_A = "int((folder.parent / 'pids').read_text().split()[0])"
 KILL_A = f"[os.kill({PID_OF_A}, 9) for n in visits if len(record['taken']) == 1]"
+WARM_UP_AND_DIE = "sweep.tell({'ready': True}); sweep.hear(); os.kill(os.getpid(), 9)"
+EMPTY = "file.write_text('{}'); os._exit(0)"
 NO_MEMORY = "record['status'] = 'out_of_memory' if asked['visited'] else 'finished'; list(visits)"
 ALONE = "b ran out of memory beside other runs, and is done alone; what it left is in "
 # What the runs do, whether they are visited side by side → how they end, and what is said.
@@ -41,6 +44,14 @@ OTHERS_GO_ON = {
     "one is killed while it waits": ([WAIT, KILL_A], True, "killed finished", "  killed: "),
     "a folder is removed": ([REMOVE, WAIT, WAIT], True, "refused finished finished", "error: "),
     "a folder is removed before the next begins": ([REMOVE, WAIT, WAIT], False, "refused finished finished", "error: "),
+    "one is killed as it is set up": (
+        [WAIT, "os.kill(os.getpid(), 9)", WAIT],
+        True,
+        "finished killed finished",
+        "  killed",
+    ),
+    "one is killed as it warms up": ([WAIT, WARM_UP_AND_DIE, WAIT], True, "finished killed finished", "  killed: "),
+    "a record is emptied": ([WAIT, EMPTY, WAIT], True, "finished refused finished", "error: "),
     "one lacks memory, and is done alone": ([WAIT, NO_MEMORY], True, "finished finished", ALONE),
     "the server is killed": (["os.kill(os.getppid(), 9); time.sleep(0.3)", ""], False, "finished finished", ""),
 }
@@ -52,6 +63,17 @@ def test_what_happens_to_a_run_ends_no_other(do, loop, name, capfd):
     assert " ".join(record["status"] for record in do(*lines, timed=timed)) == ends
     assert loop.refused is ("refused" in ends)
     assert said in capfd.readouterr().err
+
+
+def test_a_run_without_memory_beside_others_whose_folder_cannot_be_renamed_ends_no_other(do, loop, monkeypatch, capfd):
+    def refuse(run_dir):
+        raise WriteError(f"hydra.sweep.dir: {run_dir.name} cannot be renamed: Permission denied")
+
+    monkeypatch.setattr(folder, "set_run_aside", refuse)
+    records = do(WAIT, NO_MEMORY, WAIT, timed=True)
+    assert [record["status"] for record in records] == ["finished", "refused", "finished"]
+    assert capfd.readouterr().err == "error: hydra.sweep.dir: b cannot be renamed: Permission denied\n"
+    assert loop.refused
 
 
 def test_a_run_without_memory_beside_others_is_not_kept_where_the_sweep_ends_meanwhile(do, tmp_path):
