@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 from ..errors import UserError, printable
 from ..files import WriteError, why
 from ..options.command_lines import program, resume_command
-from ..records.formatting import duration, significant
+from ..records.formatting import duration, percent, significant
 from ..records.metrics import best_first, metric, staged
-from ..records.rates import MEAN_RATE
+from ..records.rates import RATE
 from ..records.read import FILE, read
 from ..records.terminal import LiveLine, is_verbose
 from ..records.values import at, positive, table
@@ -25,6 +25,7 @@ from .process import Process, Processes
 from .visits import can_wait, groups_of, measure_together
 
 T = TypeVar("T")
+_MUCH = 0.1  # of the processor, by other programs: it is said beside a rate
 
 
 class Loop:
@@ -203,10 +204,11 @@ def _show_log(job: Job, warned: set[str]) -> None:
 
 
 def _outcome(record: Mapping[str, Any]) -> str:
-    """`3,230 samples/s · test acc 98.9 % · 47 s`, as far as it is known."""
-    rate = positive(at(record, f"throughput.{MEAN_RATE}"))
+    """`3,230 samples/s · test acc 98.9 % · 47 s`, as far as it is known: the rate is the one in the report."""
+    rate, others = (positive(at(record, f"throughput.{name}")) for name in (RATE, "others_share"))
     metrics = {staged(key): value for key, value in record.get("metrics", {}).items()}
-    words = [f"{significant(rate)} samples/s"] if rate else []
+    beside = f" beside other programs ({percent(others)})" if others and others >= _MUCH else ""
+    words = [f"{significant(rate)} samples/s{beside}"] if rate else []
     shown = best_first(key for key in metrics if key.startswith("test/"))[:1]
     words += [f"{key.replace('/', ' ')} {metric(key).text(metrics[key])}" for key in shown]
     if target := table(record.get("target")):

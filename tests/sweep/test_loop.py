@@ -89,7 +89,21 @@ def test_what_a_run_prints_is_in_its_log_and_warnings_of_visited_runs_are_said_o
     assert capfd.readouterr().err == "warning: slow\n"
     loop.do([replace(job(tmp_path, "c", timed=False, does=says), logged=True)])
     assert (tmp_path / "c/log.txt").read_text().splitlines() == ["said", "warning: slow"]
-    assert capfd.readouterr() == ("\n— run c\n  0 s\n", "")
+    assert capfd.readouterr() == ("\n— run c\n  800 samples/s · 0 s\n", "")
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"samples_per_sec": 3630.0, "samples_per_sec_mean": 1140.0}, "3,630 samples/s · 0 s"),
+        ({"samples_per_sec": 3630.0, "others_share": 0.38}, "3,630 samples/s beside other programs (38 %) · 0 s"),
+        ({"samples_per_sec": 3630.0, "others_share": 0.09}, "3,630 samples/s · 0 s"),
+        ({"others_share": 0.38}, "0 s"),
+    ],
+)
+def test_a_run_that_has_ended_is_told_by_the_rate_that_is_in_the_report(facts, said, do, capfd):
+    do(f"record['throughput'] = {facts}")
+    assert capfd.readouterr().out == f"\n— run a\n  {said}\n"
 
 
 def test_a_python_that_there_is_not_is_one_line(do):

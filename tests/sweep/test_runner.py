@@ -44,7 +44,7 @@ def test_a_run_that_fails_stops_no_other_and_one_that_does_not_fit_is_a_result(h
     code, out, err = answer("train", "-m", *TINY, "seed=1,2,3")
     assert (code, err) == (1, "  out of memory: out_of_memory\n  failed: ended with exit code 7 and said no more\n")
     assert re.findall("\n— (run . of 3: seed=.)", out) == [f"run {n} of 3: seed={n}" for n in (1, 2, 3)]
-    assert out.startswith("\n— run 1 of 3: seed=1\n") and "\n  0 s\n" in out
+    assert out.startswith("\n— run 1 of 3: seed=1\n") and " samples/s · 0 s\n" in out
     assert "3 runs: 1 out of memory, 1 failed, 1 finished" in out
     code, out, err = answer("train", "-m", *TINY, "seed=1,2,3")  # it would fail again
     assert (code, out.count(" — kept")) == (1, 3)
