@@ -22,7 +22,9 @@ import time
 from collections.abc import Callable, Mapping
 from multiprocessing import forkserver
 from types import FrameType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
+
+from typing_extensions import override
 
 from ..checkpointing.resume import lock_run_dir
 from ..checkpointing.signals import (
@@ -38,6 +40,8 @@ from ..records.run_record import Status, close_open
 from .fork_server import IS_SERVER
 from .plans import Job, is_one_process
 
+C = TypeVar("C", bound="Child")
+
 PROGRAM = "batchscope.sweep.job"  # of a run
 PRELOADED = ["batchscope.sweep.fork_server"]
 _SERVER_LOST = 255  # the exit code of all runs of a server that was killed
@@ -46,7 +50,57 @@ _GROUP_TIMEOUT_S = 5
 LAUNCHER_SIGNALS = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name))
 
 
-class Process:
+class Child:
+    """A process that was started as the leader of a group, of which nothing is left once it was waited for.
+
+    Attributes:
+        pid: of the process and of its group.
+        ended: whether it was waited for.
+        code: its exit code, or minus the number of the signal that killed it; 0 until it has ended.
+        how: how it ended, in words; empty until it has.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes] | multiprocessing.process.BaseProcess):
+        self.pid = int(process.pid or 0)
+        self.ended = False
+        self.code = 0
+        self.how = ""
+        self._process = process
+        self._stopped_by: int | None = None
+
+    def interrupt(self, number: int) -> None:
+        """Send a signal that asks the process to end, once."""
+        if not self.ended and self._stopped_by is None:
+            self._stopped_by = number
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def wait(self) -> None:
+        """Wait until nothing of the group is left, and record how the process ended."""
+        if self.ended:
+            return
+        try:
+            self.code = self._exit_code()
+        finally:
+            end_group(self.pid)
+            wait_for_group(self.pid)
+        self.ended = True
+        status, self.how = _how_it_ended(self._stopped_by, self.code)
+        self._record_end(status, self.how)
+
+    def _exit_code(self) -> int:
+        """Wait for the end of the process itself."""
+        if isinstance(self._process, subprocess.Popen):
+            return self._process.wait()
+        self._process.join()
+        return self._process.exitcode or 0
+
+    def _record_end(self, status: Status, reason: str) -> None:
+        """Record the end, unless the process did."""
+        raise NotImplementedError
+
+
+class Process(Child):
     """The process of one run, which has just been started.
 
     Args:
@@ -60,16 +114,13 @@ class Process:
 
     def __init__(self, job: Job, output: tuple[int, int] = (1, 2), visited: bool = False):
         self.job = job
-        self.ended = False
-        self._stopped_by: int | None = None
         self._connection, theirs = socket.socketpair()
         with theirs:
-            self._process = _forked(job, theirs) or _new_python(job, theirs, output)
+            super().__init__(_forked(job, theirs) or _new_python(job, theirs, output))
         with contextlib.suppress(OSError):  # it has ended
             if not isinstance(self._process, subprocess.Popen):
                 socket.send_fds(self._connection, [b"\n"], output)
                 self._connection.recv(1)  # it is in a session of its own now
-        self.pid = int(self._process.pid or 0)
         self._answers = self._connection.makefile("rb")
         asked = {"config": job.config, "choices": job.facts["choices"], "overrides": job.facts["overrides"]}
         self.tell(json.dumps({**asked, "visited": visited}))
@@ -93,40 +144,27 @@ class Process:
             return False
         return True
 
+    @override
     def interrupt(self, number: int) -> None:
         """Send a signal that asks the run to end, and let it wait for no more visits."""
-        if not self.ended and self._stopped_by is None:
-            self._stopped_by = number
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)
-            self.tell("end")
+        super().interrupt(number)
+        self.tell("end")
 
-    def wait(self) -> None:
-        """Wait until nothing of the run is left, and record how it ended, unless the run did."""
-        if self.ended:
-            return
-        try:
-            code = self._exit_code()
-        finally:
-            end_group(self.pid)
-            wait_for_group(self.pid)
-        self.ended = True
-        self._answers.close()
-        self._connection.close()
-        # Where another process holds the folder, that process does the run.
-        with contextlib.suppress(UserError), lock_run_dir(self.job.run_dir):
-            close_open(self.job.run_dir, *_how_it_ended(self._stopped_by, code))
-
+    @override
     def _exit_code(self) -> int:
-        """Wait for the end; the exit code, or minus the number of the signal."""
-        if isinstance(self._process, subprocess.Popen):
-            return self._process.wait()
-        self._process.join()
-        code = self._process.exitcode or 0
+        code = super()._exit_code()
         if code == _SERVER_LOST:  # the run goes on, and closes its socket at its end
             with contextlib.suppress(OSError):
                 self._answers.read()
         return code
+
+    @override
+    def _record_end(self, status: Status, reason: str) -> None:
+        self._answers.close()
+        self._connection.close()
+        # Where another process holds the folder, that process does the run.
+        with contextlib.suppress(UserError), lock_run_dir(self.job.run_dir):
+            close_open(self.job.run_dir, status, reason)
 
 
 class Processes:
@@ -139,24 +177,32 @@ class Processes:
     """
 
     def __init__(self) -> None:
-        self._running: list[Process] = []
+        self._running: list[Child] = []
         self._stopped_by: int | None = None  # a signal
         self._stopped_at = 0.0
 
     def start(self, job: Job, output: tuple[int, int] = (1, 2), visited: bool = False) -> Process:
-        """Start a run.
+        """Start a run; raises as `add`."""
+        return self.add(lambda: Process(job, output, visited))
+
+    def add(self, start: Callable[[], C]) -> C:
+        """Start a process.
 
         Raises:
             UserError: if it cannot be started.
             SystemExit: if a signal has asked this process to stop.
         """
-        if self._stopped_by is not None:
-            raise SystemExit(128 + self._stopped_by)
-        process = Process(job, output, visited)
+        self.exit_if_stopped()
+        process = start()
         self._running.append(process)
         if self._stopped_by is not None:  # while it was started
             process.interrupt(self._stopped_by)
         return process
+
+    def exit_if_stopped(self) -> None:
+        """Raise SystemExit if a signal has asked this process to stop."""
+        if self._stopped_by is not None:
+            raise SystemExit(128 + self._stopped_by)
 
     def __enter__(self) -> Self:
         """Forward signals that end this process to the runs.
@@ -185,8 +231,7 @@ class Processes:
             for number, handler in self._before.items():
                 if handler is not None:  # one that C code has set cannot be set again
                     signal.signal(number, handler)
-            if self._stopped_by is not None:
-                raise SystemExit(128 + self._stopped_by)
+            self.exit_if_stopped()
 
     def _interrupt(self, number: int) -> None:
         for process in self._running:
