@@ -5,20 +5,25 @@
 
 The options of batchscope stand before the script. The first fit leaves a run folder with run.json, which batchscope report,
 compare and choose read; a second fit of the same process has a folder of its own. --vary runs the script once for each
-value of one of its flags, ends each run when its speed is known (--whole: when it ends by itself), and reports.
+value of one of its flags, ends each run when its speed is known (--whole: when it ends by itself), and reports. The exit
+code is 1 if a value failed. Ctrl-C, SIGTERM or SIGHUP ends the running script first; a second signal kills it.
 """
 
 import argparse
+import functools
 import os
 import runpy
-import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..attached import FOLDER, UNTIL_KNOWN
 from ..errors import UserError
 from ..files import refuse_existing
 from . import command_parser, folder_of
+
+if TYPE_CHECKING:
+    from ..sweep.script import ScriptProcess
 
 
 def main() -> None:
@@ -58,21 +63,43 @@ def _varied(text: str) -> tuple[str, list[str]]:
 
 
 def _run_each(folder: Path, script: Path, flags: list[str], flag: str, values: list[str], whole: bool) -> int:
-    """Run the script for each value, one after the other; the exit code of the report on them."""
-    for number, value in enumerate(values):
-        place = folder / str(number)
-        print(f"\n— run {number + 1} of {len(values)}: {flag}={value}", flush=True)
-        environ = dict(os.environ) | ({} if whole else {UNTIL_KNOWN: "1"})
-        program = [sys.executable, "-P", "-m", "batchscope", "run", f"--out={place}", str(script)]
-        done = subprocess.run([*program, *flags, f"{flag}={value}"], env=environ, check=False)
-        if done.returncode:
-            print(f"  failed with exit code {done.returncode}", file=sys.stderr, flush=True)
-        elif not os.path.isfile(place / "run.json"):
-            print("  not measured: the script ran no fit of a lightning.pytorch Trainer", file=sys.stderr, flush=True)
+    """Run the script for each value, one after the other, and report; 1 if a value failed or nothing was measured.
+
+    Raises:
+        SystemExit: once the running script has ended, if a signal has come.
+    """
+    from ..sweep.process import Processes
+    from ..sweep.script import ScriptProcess
+
+    environ = dict(os.environ) | ({} if whole else {UNTIL_KNOWN: "1"})
+    failures = 0
+    with Processes() as processes:
+        for number, value in enumerate(values):
+            place = folder / str(number)
+            print(f"\n— run {number + 1} of {len(values)}: {flag}={value}", flush=True)
+            program = [sys.executable, "-P", "-m", "batchscope", "run", f"--out={place}", str(script)]
+            command = [*program, *flags, f"{flag}={value}"]
+            process = processes.add(functools.partial(ScriptProcess, command, environ, place))
+            process.wait()
+            processes.exit_if_stopped()
+            if failure := _failure(process):
+                failures += 1
+                print(f"  {failure}", file=sys.stderr, flush=True)
     if not os.path.isdir(folder):
         raise UserError("run: nothing was measured")
     from ..analysis import write_report
 
     report = write_report([folder], folder / "report")
     print(report.printed, flush=True)
-    return report.exit_code
+    return 1 if failures else report.exit_code
+
+
+def _failure(process: "ScriptProcess") -> str | None:
+    """Why a script that has ended was not measured as it should be; None if it was."""
+    if process.code > 0:
+        return f"failed with exit code {process.code}"
+    if process.code < 0:
+        return process.how
+    if not os.path.isfile(process.run_dir / "run.json"):
+        return "not measured: the script ran no fit of a lightning.pytorch Trainer"
+    return None

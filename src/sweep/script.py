@@ -1,0 +1,29 @@
+"""The process of somebody's script under `batchscope run --vary`."""
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from typing_extensions import override
+
+from ..records.run_record import Status, close_open
+from .process import Child
+
+
+class ScriptProcess(Child):
+    """A script that is measured, in a session of its own: a signal to the command reaches it once.
+
+    Args:
+        command: the words that start it.
+        environ: its environment.
+        run_dir: the folder of its first fit; the second one has the folder `<run_dir>-2`.
+    """
+
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str], run_dir: Path):
+        self.run_dir = run_dir
+        super().__init__(subprocess.Popen(command, env=environ, start_new_session=True))
+
+    @override
+    def _record_end(self, status: Status, reason: str) -> None:
+        for folder in (self.run_dir, *self.run_dir.parent.glob(f"{self.run_dir.name}-*")):
+            close_open(folder, status, reason)
