@@ -31,7 +31,7 @@ def cpu_seconds() -> Load:
     quota, cores = _quota(), len(_affinity())
     if quota is not None and quota[0] < cores:
         total, busy = quota[0] * time.monotonic(), quota[1] + steal * quota[0] / cores
-    return Load(total, busy, own_seconds(_root_of_run()))
+    return Load(total, busy, own_seconds(root_of_run()))
 
 
 def own_seconds(root: int | None = None) -> float:
@@ -43,7 +43,7 @@ def own_seconds(root: int | None = None) -> float:
     seconds = time.process_time() + ended.children_user + ended.children_system
     root = os.getpid() if root is None else root
     for pid in {root, *_descendants(root)} - {os.getpid()}:
-        if _shares_cores(pid):
+        if shares_cores(pid):
             with contextlib.suppress(psutil.Error):  # it has just ended, and its parent's time holds its own
                 seconds += sum(psutil.Process(pid).cpu_times()[:4])  # with that of its own ended children
     return seconds
@@ -55,7 +55,7 @@ def usable_cores() -> float:
     return cores if quota is None else min(cores, quota[0])
 
 
-def _root_of_run() -> int:
+def root_of_run() -> int:
     """The process that has started all processes of the run: of several ranks it is their parent."""
     rank = ranks.current()
     is_one_of_several = rank.rank > 0 or (rank.launcher and rank.world_size > 1)
@@ -67,7 +67,8 @@ def _affinity(pid: int = 0) -> set[int]:
     return os.sched_getaffinity(pid) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
-def _shares_cores(pid: int) -> bool:
+def shares_cores(pid: int) -> bool:
+    """Whether a process may use a core that this one may use; True of one that has ended."""
     with contextlib.suppress(OSError):  # it has ended
         return bool(_affinity(pid) & _affinity())
     return True
