@@ -1,12 +1,14 @@
-"""The table of a diagnosis: what each change really gave, against a baseline measured at the beginning and at the end.
+"""The table of a diagnosis: what each change really gave, against the baseline.
 
-The baselines repeat one setting, so they show what separate runs of the same thing differ by here. A change is recommended
-only where the 90 % interval of its rate over theirs (noise.py) lies above 1. Of changes that are not shown to differ from
-the fastest one, the one that changes least is recommended: with the fewest options, then with the smallest batch.
+A change that was visited side by side with the baseline is compared within their passes: what slowed one slowed the other.
+One that ran at another time is compared only where the machine was quiet, and the baseline, run again, was as fast as before.
+The intervals of all changes hold together: the lower ends, one-sided, with 95 % confidence (Šidák). A change helps where its
+interval lies above 1. Of changes that are not shown to differ from the fastest one that helps, the one that changes least is
+recommended: with the fewest options, then with the smallest batch.
 """
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,47 +16,45 @@ from typing import Any
 
 from ..errors import UserError, printable
 from ..files import refuse_links, why, write_text
-from ..records.formatting import count
+from ..records.formatting import count, percent
 from ..records.metrics import metric
 from ..records.rates import NEAR_BEST, RATE
 from ..records.terminal import wrapped
 from ..records.values import at, table
 from .groups import rates_of
-from .noise import CONFIDENCE, Ratio
+from .noise import Ratio, busy_share
 from .read import find
 from .run import Run
-from .text import aligned, busy_line
+from .text import aligned, and_
 
-BASELINE, CHANGE, AGAIN, TOGETHER = "baseline", "change", "baseline_again", "together"  # roles of a run
-_ORDER = (BASELINE, AGAIN, CHANGE, TOGETHER)
+BASELINE, CHANGE, AGAIN = "baseline", "change", "baseline_again"  # roles of a run
 FILE = "diagnosis.md"
+_SURE = 0.95  # confidence that all changes give as much as the lower ends of their intervals
 _WIDTH = 80  # columns
-_LONGEST = 24  # characters of the kind of a bottleneck, which a record may give as anything
+_LONGEST, _LONGEST_REASON = (
+    24,
+    200,
+)  # characters of a bottleneck's kind and of an error, which a record may give as anything
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of a diagnosis."""
+    """The baseline, or a change that was tried."""
 
-    role: str
     options: tuple[str, ...]  # that it changes, as on a command line; none for the baseline
-    run: Run
+    runs: list[Run]
+    number: int  # its setting among the rates; 0 for the baseline
+    rate: float  # samples/s; 0 unless a run finished
 
     @property
     def name(self) -> str:
-        """What people call the run: its options, or `baseline`."""
-        return "baseline, at the end" if self.role == AGAIN else " ".join(self.options) or "baseline"
+        """What people call it: its options, or `baseline`."""
+        return " ".join(self.options) or "baseline"
 
     @property
-    def is_baseline(self) -> bool:
-        """Whether it changes nothing."""
-        return self.role in (BASELINE, AGAIN)
-
-    @cached_property
-    def rate(self) -> float:
-        """Samples/s; 0 unless the run finished."""
-        is_measured = self.run.status == "finished" and RATE in self.run.values
-        return rates_of({0: [self.run]}).rate(0) if is_measured else 0.0
+    def run(self) -> Run:
+        """The run that its facts are of: the last one that was measured."""
+        return ([run for run in self.runs if _is_measured(run)] or self.runs)[-1]
 
     @property
     def kind(self) -> str:
@@ -64,98 +64,133 @@ class Trial:
         return probably + " ".join(str(said.get("kind") or "").split())[:_LONGEST]
 
     @property
-    def why_not(self) -> str:
+    def why_no_rate(self) -> str:
         """Why there is no rate; empty if there is one."""
         said = "no rate was measured" if self.run.status == "finished" else self.run.reason
-        return "" if self.rate else f"refused: {said}" if self.run.status == "failed" else said
+        return "" if self.rate else (f"refused: {said}" if self.run.status == "failed" else said)[:_LONGEST_REASON]
 
 
 class Findings:
-    """What the runs of a diagnosis say.
+    """What the runs of a diagnosis say; other runs are left out."""
 
-    Args:
-        trials: all of them.
-        not_tried: lines on changes that were not tried, with the reason.
-    """
+    def __init__(self, runs: Iterable[Run]):
+        runs_of: dict[tuple[str, ...], list[Run]] = {(): []}
+        self.not_tried: list[str] = []  # lines on changes that were not tried, with the reason
+        for run in sorted(runs, key=lambda run: str(run.record.get("started") or "~")):
+            if (options := _options(run)) is not None:
+                runs_of.setdefault(options, []).append(run)
+                self.not_tried += _texts(at(run.record, "diagnosis.not_tried"))
+        measured = {number: [*filter(_is_measured, members)] for number, members in enumerate(runs_of.values())}
+        self._rates = rates_of({number: members for number, members in measured.items() if members})
+        rate = {number: self._rates.rate(number) for number in self._rates.settings}
+        trials = [Trial(*of, number, rate.get(number, 0.0)) for number, of in enumerate(runs_of.items())]
+        self.baseline = trials[0]
+        self.changes = sorted(trials[1:], key=lambda trial: -trial.rate)
+        self.trials = [self.baseline] * bool(self.baseline.runs) + self.changes
 
-    def __init__(self, trials: Iterable[Trial], not_tried: Sequence[str] = ()):
-        self.not_tried = list(dict.fromkeys(not_tried))
-        self.trials = sorted(trials, key=lambda trial: (_ORDER.index(trial.role), -trial.rate))
-        self.changes = [trial for trial in self.trials if trial.role == CHANGE]
-        self.baselines = [trial.rate for trial in self.trials if trial.is_baseline and trial.rate]
-        self.is_complete = len(self.baselines) > 1  # both show how much the machine itself drifts
-        runs: dict[int, list[Run]] = {}
-        for trial in (trial for trial in self.trials if trial.rate):
-            runs.setdefault(self._setting(trial), []).append(trial.run)
-        self._rates = rates_of(runs)
+    def ratio(self, trial: Trial) -> Ratio | None:
+        """The rate of a change over that of the baseline; None where they cannot be compared."""
+        return None if self.why_not_compared(trial) else self._ratio(trial)
 
-    def _setting(self, trial: Trial) -> int:
-        return 0 if trial.is_baseline else 1 + self.trials.index(trial)
+    def why_not_compared(self, trial: Trial) -> str:
+        """Why a change cannot be compared with the baseline; empty if it can."""
+        if not trial.rate or not self.baseline.rate:
+            return trial.why_no_rate or "the baseline has no rate"
+        if not self._rates.together(trial.number, 0):
+            if (load := self._load(trial, self.baseline)) is not None:
+                return f"other programs took {percent(load)} of the processor, and the baseline ran at another time"
+            if self._why_no_ruler:
+                return self._why_no_ruler
+        return "" if self._ratio(trial).span else "too few steps were measured to know their noise"
 
-    def ratio(self, trial: Trial, confidence: float = CONFIDENCE) -> Ratio | None:
-        """The rate of a change over that of the baseline; None where it is not known, and for the baseline."""
-        if not trial.rate or trial.is_baseline or not self.baselines:
-            return None
-        return self._rates.ratio(self._setting(trial), 0, confidence)
+    def _ratio(self, trial: Trial) -> Ratio:
+        """The ratio with its interval. Its upper end alone is as sure as its lower one."""
+        measured = sum(change.rate > 0 for change in self.changes)
+        return self._rates.ratio(trial.number, 0, confidence=2 * _SURE ** (1 / max(measured, 1)) - 1)
 
-    def is_faster(self, trial: Trial, confidence: float = CONFIDENCE) -> bool:
-        """Whether a change is shown to be faster than the baseline; never on a busy machine."""
-        ratio = self.ratio(trial, confidence)
-        return ratio is not None and ratio.low > 1 and self._rates.busy is None
+    def _load(self, *trials: Trial) -> float | None:
+        """The share of the processor that other programs took from one of some trials; None if it was little."""
+        windows = self._rates.windows
+        shares = [busy_share(windows[windows["setting"] == trial.number]) for trial in trials]
+        return max((share for share in shares if share is not None), default=None)
+
+    @cached_property
+    def _why_no_ruler(self) -> str:
+        """Why runs of another time cannot be compared with the baseline; empty if they can."""
+        runs = [run for run in self.baseline.runs if _is_measured(run)]
+        if len(runs) < 2:
+            return "the baseline was not measured again after it"
+        slowest, *_, fastest = sorted(runs, key=lambda run: run.values[RATE])
+        ratio = rates_of({0: [slowest], 1: [fastest]}).ratio(1, 0)
+        if ratio.low <= 1 or ratio.value <= 1 + NEAR_BEST:
+            return ""
+        rates = and_([metric(RATE).text(run.values[RATE]) for run in (slowest, fastest)])
+        return f"the machine changed: the baseline ran at {rates}"
+
+    @cached_property
+    def _helping(self) -> list[Trial]:
+        """The changes that are shown to be faster than the baseline, the fastest first."""
+        ratios = [(trial, self.ratio(trial)) for trial in self.changes]
+        return [trial for trial, ratio in ratios if ratio is not None and ratio.low > 1]
+
+    @property
+    def best_pair(self) -> list[Trial]:
+        """The fastest change that helps, and the next that sets other options; fewer if there are no two."""
+        first, rest = self._helping[:1], self._helping[1:]
+        return first + [trial for trial in rest if not _names(first[0]) & _names(trial)][:1]
 
     @cached_property
     def best(self) -> Trial | None:
-        """The change to recommend; None if none helps, or the baseline was not measured again.
-
-        Of many changes, one is the fastest by chance. So each is held to a confidence by which all hold together.
-        """
-        confidence = 1 - (1 - CONFIDENCE) / max(len(self.changes), 1)
-        helping = [trial for trial in self.trials if self.is_complete and self.is_faster(trial, confidence)]
-        if not helping:
+        """The change to recommend; None if none helps."""
+        if not self._helping:
             return None
-        first = self._setting(max(helping, key=lambda trial: trial.rate))
-        equal = [trial for trial in helping if not self._rates.ratio(self._setting(trial), first).differs]
+        first = self._helping[0].number
+        equal = [trial for trial in self._helping if not self._rates.ratio(trial.number, first).differs]
         return min(equal, key=lambda trial: (len(trial.options), trial.run.batch_size or 0, -trial.rate))
 
     @property
     def headline(self) -> str:
         """The best change, or why none is recommended."""
-        tried = count(len(self.changes), "change")
-        if not self.baselines:
+        if not self.baseline.rate:
             return "The baseline was not measured, so there is nothing to compare."
-        if self._rates.busy is not None:
-            return busy_line(self._rates.busy, "change is recommended", "start a new diagnosis")
-        if not self.is_complete:
-            again = "the baseline was not measured again after that"
-            return f"Incomplete: {tried} tried, and {again}, so no change is recommended."
         if not self.changes:
             return "No change has been tried."
-        if self.best is None:
-            return f"No change helps: of {tried} tried, none is shown to be faster than the baseline."
-        ratio = self.ratio(self.best) or Ratio(1, 1, 1)
-        return f"Recommended: {self.best.name}, {ratio.value:.2f} times ({ratio.span}) the baseline's rate."
+        compared = [trial for trial in self.changes if not self.why_not_compared(trial)]  # the fastest first
+        if not compared:
+            return f"No change can be compared with the baseline: {self.why_not_compared(self.changes[0]).rstrip('.')}."
+        trial = self.best or compared[0]
+        ratio, load = self._ratio(trial), self._load(trial)
+        beside = "" if load is None else f", beside other programs that took {percent(load)} of the processor"
+        if self.best:
+            least = ratio.span.partition(" to ")[0]
+            times = f"{ratio.value:.2f} times the baseline's rate, at least {least} in this diagnosis"
+            return f"Recommended: {trial.name}, {times}{beside}."
+        tried = f"of {count(len(compared), 'change')} compared, none is shown to be faster than the baseline"
+        return f"No change helps: {tried}; the best is {trial.name} with {ratio.value:.2f} ({ratio.span}){beside}."
 
     @property
     def remarks(self) -> list[str]:
         """What to know before the table is believed."""
-        lines = ["÷ baseline divides by the mean of both baselines"] if self.is_complete else []
-        lines += [f"{trial.name}: {' '.join(trial.why_not.split())[:200]}" for trial in self.trials if trial.why_not]
-        lines += self.not_tried
-        if self.is_complete and abs((drift := self.baselines[-1] / self.baselines[0]) - 1) > NEAR_BEST:
-            when = f"at the end the baseline was {drift:.2f} times as fast as at the beginning"
-            lines.append(f"{when}: something else uses the machine, or its clock changes")
+        reasons: dict[str, list[str]] = {}
+        for trial in self.trials:
+            if why_not := self.why_not_compared(trial):
+                reasons.setdefault(why_not, []).append(trial.name)
+        lines = [f"{and_(names)}: {why_not}" for why_not, names in reasons.items()]
+        lines += dict.fromkeys(self.not_tried)
+        if len(self.changes) > 1 and any(self.ratio(trial) for trial in self.changes):
+            lines.append("all intervals together hold with 90 % confidence")
         if self.best and any(word.startswith("data.batch_size=") for word in self.best.options):
             lines.append("a larger batch also changes how the model learns")
-        evident = [(t, at(t.run.record, "throughput.bottleneck.evidence")) for t in self.trials if t.is_baseline]
-        return [*lines, *(f"{trial.name}: {trial.kind}: {evidence}" for trial, evidence in evident if evidence)]
+        evidence = at(self.baseline.run.record, "throughput.bottleneck.evidence") if self.baseline.runs else None
+        return [*lines, f"baseline: {self.baseline.kind}: {evidence}"] if evidence else lines
 
     def text(self, line: str | None) -> str:
         """What the terminal and `diagnosis.md` show; `line` is the command with the recommended change."""
-        rows = [["run", metric(RATE).heading, "÷ baseline", "90 % interval", "bottleneck"]]
+        rows = [["run", metric(RATE).heading, "÷ baseline", "interval", "bottleneck"]]
         for trial in self.trials:
-            name = " ".join(word.rpartition(".")[2] for word in trial.options) if trial.options else trial.name
+            name = " ".join(word.rpartition(".")[2] for word in trial.options) or trial.name
             rate = metric(RATE).cell(trial.rate) if trial.rate else "not measured"
-            ratio = self.ratio(trial)
+            ratio = self.ratio(trial) if trial.options else None
             rows.append([name, rate, *([f"{ratio.value:.2f}", ratio.span] if ratio else ["", ""]), trial.kind])
         notes = wrapped([f"note: {remark}" for remark in self.remarks], _WIDTH)
         lines = [*wrapped([self.headline], _WIDTH), *([line] if line else []), "", *aligned(rows, _WIDTH), "", *notes]
@@ -164,28 +199,17 @@ class Findings:
 
 def find_findings(folder: Path) -> Findings:
     """What the runs in and below a folder say; UserError if there is no run of a diagnosis."""
-    trials, not_tried = [], []
-    for run in find([folder]).runs:
-        known = table(run.record.get("diagnosis"))
-        if known.get("role") in _ORDER:
-            trials.append(Trial(known["role"], _texts(known.get("options")), run))
-            not_tried += _texts(known.get("not_tried"))
-    if not trials:
+    findings = Findings(find([folder]).runs)
+    if not findings.trials:
         raise UserError(f"{folder}: holds no diagnosis")
-    trials.sort(key=lambda trial: str(trial.run.record.get("started") or "~"))
-    return Findings(trials, not_tried)
+    return findings
 
 
 def holds_one_diagnosis(folder: Path) -> bool:
     """Whether the runs in and below a folder are those of one diagnosis."""
-    roles = [table(run.record.get("diagnosis")).get("role") for run in find([folder]).runs]
-    return all(role in _ORDER for role in roles) and roles.count(BASELINE) == 1
-
-
-def best_pair(findings: Findings) -> list[Trial]:
-    """The two best single changes that are faster and set different options; fewer if there are no two."""
-    faster = list(filter(findings.is_faster, findings.changes))  # the fastest first
-    return faster[:1] + [trial for trial in faster[1:] if not _names(faster[0]) & _names(trial)][:1]
+    runs = find([folder]).runs
+    firsts = [run for run in runs if at(run.record, "diagnosis.role") == BASELINE]
+    return len(firsts) == 1 and all(_options(run) is not None for run in runs)
 
 
 def write_diagnosis(folder: Path, out: Path | None = None) -> str:
@@ -213,6 +237,18 @@ def write_diagnosis(folder: Path, out: Path | None = None) -> str:
     except UserError as error:
         return f"note: {error}\n{text}"
     return text
+
+
+def _options(run: Run) -> tuple[str, ...] | None:
+    """The options that a run of a diagnosis changes, none for the baseline; None for any other run."""
+    known = table(run.record.get("diagnosis"))
+    if known.get("role") == CHANGE:
+        return _texts(known.get("options")) or None
+    return () if known.get("role") in (BASELINE, AGAIN) else None
+
+
+def _is_measured(run: Run) -> bool:
+    return run.status == "finished" and RATE in run.values
 
 
 def _names(trial: Trial) -> set[str]:

@@ -28,7 +28,7 @@ def main() -> None:
 
     if len(args.folders) == 1 and holds_one_diagnosis(args.folders[0]):
         print(write_diagnosis(args.folders[0], args.out), flush=True)
-        sys.exit(int(not find_findings(args.folders[0]).baselines))
+        sys.exit(int(not find_findings(args.folders[0]).baseline.rate))
     report = write_report(args.folders, args.out or _place(args.folders))
     print(report.printed, flush=True)
     sys.exit(report.exit_code)

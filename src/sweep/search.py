@@ -25,7 +25,7 @@ class BatchSizeSearch:
 
 
 class Diagnosis:
-    """Changes of one run are tried, each alone, and the two best together (see diagnose.py).
+    """Changes of one run are tried beside it, each alone, and the two best together (see diagnose.py).
 
     Args:
         batch_factors: by which the batch is to grow, one run for each.

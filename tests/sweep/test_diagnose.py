@@ -1,5 +1,7 @@
-"""A diagnosis: which changes it tries, in which order, and what its table says of them."""
+"""A diagnosis: which changes it tries, beside what, and what its table says of them."""
 
+import re
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,12 +10,17 @@ import pytest
 
 from batchscope.analysis.diagnose import write_diagnosis
 from batchscope.analysis.run import Run
+from batchscope.records.read import read
+from batchscope.records.run_record import plan
 from batchscope.sweep import diagnose
 from batchscope.sweep.changes import Machine, changes_to_try, fixed_options, words_of
+from batchscope.sweep.folder import has_ended
+from batchscope.sweep.loop import Loop
 from batchscope.sweep.plans import Job, RunFailed
 from batchscope.sweep.search import search_of
+from batchscope.sweep.visits import can_wait
 from tests.support.command_lines import answer, composed
-from tests.sweep.conftest import ended, play
+from tests.sweep.conftest import ended
 
 # --- which changes ---------------------------------------------------------------------------------------------------
 
@@ -88,31 +95,46 @@ WORDS = ["experiment=diagnose", "model=mlp", "data.num_workers=2"]
 
 
 def diagnosed(folder, rate, *words):
-    """The runs of a diagnosis, which take no time; what its report says, and what has ended it.
+    """The jobs of each yield of a diagnosis, whose runs take no time; what its report says, and what has ended it.
 
-    `rate` is of a configuration: samples/s, or the status of a run that failed.
+    `rate` is of a configuration: samples/s, or the status of a run that failed. Runs that are not kept share passes where
+    they can.
     """
-    jobs = []
+    yields, loop = [], Loop()
 
-    def do(job):
-        jobs.append(job)
+    def do(job, passes):
+        if has_ended(job.run_dir):
+            return read(job.run_dir)
         found = rate(job.config)
         if found == "signal":
+            plan(job.run_dir, config=job.config, **job.facts)
             raise SystemExit(143)
         facts = {"dataset": {"name": "mnist", "train_samples": 55_000}, "hardware": {"device": "cpu"}}
-        facts["started"] = f"2026-01-01T00:00:{len(jobs):02d}"
+        facts["started"] = f"2026-01-01T00:00:{sum(map(len, yields)):02d}"
         if isinstance(found, str):
             return ended(job, 1.0, status=found, error="trainer: a reason", throughput={}, **facts)
-        noise = np.exp(0.01 * np.random.default_rng(0).standard_normal((8, 10)))
-        return ended(job, 1e3 * job.config["data"]["batch_size"] / found, noise, **facts)
+        noise = np.exp(0.01 * np.random.default_rng(zlib.crc32(job.run_dir.name.encode())).standard_normal((8, 10)))
+        return ended(job, 1e3 * job.config["data"]["batch_size"] / found, noise, passes, **facts)
+
+    def do_all(jobs):
+        yields.append(jobs)
+        first = 100 * len(list(folder.rglob("run.json")))
+        shared = range(first, first + 8)
+        return [do(job, shared if len(jobs) > 1 and can_wait(job.config) else None) for job in jobs]
 
     config = composed(*WORDS, *words, run_dir=folder / "0")
     job, end = Job(folder / "0", config, {"choices": {"model": "mlp"}, "overrides": [*WORDS, *words]}), None
+    loop.do = do_all
     try:
-        play(diagnose.diagnose(job, search_of(config)), do)
+        loop.run(diagnose.diagnose(job, search_of(config)))
     except (RunFailed, SystemExit) as error:
         end = error
-    return jobs, write_diagnosis(folder), end
+    return yields, write_diagnosis(folder), end
+
+
+def names(yields):
+    """The folders of the runs of each yield."""
+    return [[job.run_dir.name for job in jobs] for jobs in yields]
 
 
 def faster_with_a_larger_batch(config):
@@ -120,14 +142,22 @@ def faster_with_a_larger_batch(config):
     return rate * (1.5 if config["trainer"]["precision"] == "bf16-mixed" else 1.0)
 
 
-def test_a_baseline_each_change_the_two_best_together_and_the_baseline_again(tmp_path):
-    jobs, said, _ = diagnosed(tmp_path, faster_with_a_larger_batch)
-    assert [job.run_dir.name for job in jobs] == [
-        *("baseline", "batch_size-256", "batch_size-512", "precision-bf16-mixed", "pipeline-workers"),
-        *("channels_last-false", "keep_freed_memory-false", "batch_size-512+precision-bf16-mixed", "baseline_again"),
+CHANGES = [
+    *("batch_size-256", "batch_size-512", "precision-bf16-mixed", "pipeline-workers"),
+    *("channels_last-false", "keep_freed_memory-false"),
+]
+TOGETHER = "batch_size-512+precision-bf16-mixed"
+
+
+def test_a_baseline_then_all_changes_beside_it_then_the_two_best_together_beside_it(tmp_path):
+    yields, said, _ = diagnosed(tmp_path, faster_with_a_larger_batch, "trainer.accelerator=cpu")
+    assert names(yields) == [["baseline"], ["baseline_2", *CHANGES], ["baseline_3", TOGETHER]]
+    assert [job.title for job in (yields[0][0], yields[1][1])] == [
+        "run 1: baseline",
+        "run 3 of at most 10: data.batch_size=256",
     ]
-    assert [job.title for job in jobs[:2]] == ["run 1: baseline", "run 2 of at most 9: data.batch_size=256"]
-    assert said.startswith("Recommended: data.batch_size=512 trainer.precision=bf16-mixed, 6.00 ")
+    assert {job.seconds for job in yields[1]} == {yields[1][0].config["callbacks"]["until_known"]["seconds"]}
+    assert re.match(r"Recommended: data.batch_size=512 trainer.precision=bf16-mixed, (6\.0|5\.9)\d ", said)
     assert any(line.endswith(" … data.batch_size=512 trainer.precision=bf16-mixed") for line in said.splitlines())
     written = (tmp_path / "report/diagnosis.md").read_bytes()
     assert answer("report", tmp_path)[:2] == (0, f"{said}\n")
@@ -135,21 +165,48 @@ def test_a_baseline_each_change_the_two_best_together_and_the_baseline_again(tmp
     assert [path.name for path in (tmp_path / "report").iterdir() if "sweep" in path.name] == []
 
 
+def test_where_runs_cannot_wait_the_baseline_follows_the_changes(tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.sweep.test_diagnose.can_wait", lambda config: False)
+    monkeypatch.setattr(diagnose, "can_wait", lambda config: False)
+    yields, said, _ = diagnosed(tmp_path, faster_with_a_larger_batch)
+    assert names(yields) == [["baseline"], [*CHANGES, "baseline_2"], [TOGETHER, "baseline_3"]]
+    assert said.startswith("Recommended: data.batch_size=512")
+
+
+def test_each_sixteen_runs_that_share_passes_have_a_baseline(tmp_path):
+    factors = f"search.batch_factors={[*range(2, 20)]}".replace(" ", "")
+    yields, _, _ = diagnosed(tmp_path, lambda config: 100.0, factors)
+    assert [(len(jobs), jobs[0].run_dir.name) for jobs in yields] == [
+        (1, "baseline"),
+        (16, "baseline_2"),
+        (8, "baseline_3"),
+    ]
+
+
 def test_started_again_it_has_the_same_runs(tmp_path):
-    """Although a baseline at the end that differs leaves no change that is shown to help."""
+    """Although the last baseline alone is so fast that no two changes help."""
 
     def rate(config):
-        return 1e5 if config["run_dir"].endswith("again") else faster_with_a_larger_batch(config)
+        return 1e5 if config["run_dir"].endswith("baseline_3") else faster_with_a_larger_batch(config)
 
-    ran = [[job.run_dir.name for job in diagnosed(tmp_path, rate)[0]] for _ in range(2)]
-    assert ran[0] == ran[1] and any("+" in name for name in ran[0])
+    ran = [names(diagnosed(tmp_path, rate)[0]) for _ in range(2)]
+    assert ran[0] == ran[1] and TOGETHER in ran[0][-1]
 
 
-INTERRUPTED = "Incomplete: 6 changes tried, and the baseline was not measured again after that, so no change is"
-REFUSED = "No change helps: of 6 changes tried, none is shown to be faster than the"
+def test_a_change_that_is_measured_later_has_a_baseline_of_its_own_passes(tmp_path):
+    diagnosed(tmp_path, faster_with_a_larger_batch)
+    (tmp_path / "0/batch_size-512").rename(tmp_path / "elsewhere")
+    yields, said, _ = diagnosed(tmp_path, faster_with_a_larger_batch)
+    assert names(yields)[1] == ["baseline_2", "baseline_2-again", *CHANGES]
+    assert re.search(r"^batch_size=512 +5,\d+ +(4\.0|3\.9)\d +3\.", said, re.MULTILINE)
+    assert names(diagnosed(tmp_path, faster_with_a_larger_batch)[0]) == names(yields)
+
+
+INTERRUPTED = "No change can be compared with the baseline: not run."
+REFUSED = "No change helps: of 5 changes compared, none is shown to be faster than the baseline; the best is"
 # A part of the configuration of one run, and how that run goes → how many runs there are, and what the report says.
 ENDS = {
-    "it is interrupted": ("again'", "signal", 8, INTERRUPTED),
+    "it is interrupted": ("batch_size-256'", "signal", 8, INTERRUPTED),
     "a change is refused": ("bf16-mixed'", "failed", 8, REFUSED),
     "the baseline fails": ("baseline'", "out_of_memory", 1, "The baseline was not measured, so there is nothing to compare."),
 }  # fmt: skip
@@ -158,11 +215,12 @@ ENDS = {
 @pytest.mark.parametrize("name", ENDS)
 def test_whatever_happens_the_report_says_it(name, tmp_path):
     part, how, runs, line = ENDS[name]
-    jobs, said, end = diagnosed(tmp_path, lambda config: how if part in str(config) else 100.0)
+    yields, said, end = diagnosed(tmp_path, lambda config: how if part in str(config) else 100.0)
     assert line in " ".join(said.split())
     assert ("refused: trainer: a reason" in said) is (how == "failed")
     is_failure = isinstance(end, RunFailed)
-    assert (len(jobs), answer("report", tmp_path).code) == (runs, int(is_failure)) and is_failure is (runs == 1)
+    assert sum(map(len, yields)) == runs
+    assert answer("report", tmp_path).code == is_failure == (runs == 1)
 
 
 def test_what_the_user_has_set_is_said_when_the_changes_are_chosen_and_below_the_table(tmp_path, capsys):

@@ -5,6 +5,7 @@ import pickle
 import re
 import signal
 import sys
+from collections import Counter
 
 import psutil
 import pytest
@@ -140,7 +141,7 @@ SHORT = ["trainer.max_epochs=-1", "data.num_train=400", "callbacks.until_known.s
 REAL = {
     "throughput": (["-m", "data.batch_size=4,16", "trainer.max_epochs=-1"], True, "2 runs: 2 finished"),
     "find_batch_size": (["-m", "search.max_runs=3", "data.num_train=20000"], False, "→"),
-    "diagnose": ([*SHORT, "trainer.precision=32-true", "data.pipeline=memory"], False, "÷ baseline"),
+    "diagnose": ([*SHORT, "trainer.precision=32-true", "data.pipeline=memory"], True, "÷ baseline"),
     "time_to_target": (["target=0.5", "target_metric=val/loss", "search.sizes=[8,64]", "search.rates=[1]"], False, "— run 2 of at most 2: "),
 }  # fmt: skip
 
@@ -159,8 +160,8 @@ def test_real_runs_end_in_an_answer_and_are_kept(experiment, tmp_path):
         assert {record(folder)["status"] for folder in runs} == {"finished"}
         assert out.count(" — kept") == (len(runs) if again else 0)
     if visited:
-        passes = [set(read_step_times(folder).pass_.tolist()) - {-1} for folder in runs]
-        assert len(set.intersection(*passes)) >= 3
+        passes = Counter(number for folder in runs for number in {*read_step_times(folder).pass_.tolist()} - {-1})
+        assert sum(runs_in_pass > 1 for runs_in_pass in passes.values()) >= 3
 
 
 # --- launchers and searching sweepers: what they need, and sweeps by them --------------------------------------------
