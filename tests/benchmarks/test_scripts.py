@@ -28,6 +28,7 @@ LINES = {  # command line → what is printed
     "simulated.py": "| quiet, 30 passes |",
     "noise_scale.py": "| consecutive updates | 0.0 |",
     "compare.py": "| unchanged, side by side | 2 |",
+    "diagnose.py": "| that do nothing | 2 |",
     "choose.py": "**cnn**",
     "cuda_trace.py": "",
     "reliability.py": "are bit-identical",
