@@ -1,40 +1,45 @@
-"""Are the sentences true that sweeps print? Each is held against a longer measurement on a quiet machine.
+"""Do timed sweeps name the right batch size, also beside other programs? Each answer is held against other sweeps.
 
-    python benchmarks/answers.py --root ../shared/data                  # about 90 minutes
+    python benchmarks/answers.py --root ../shared/data                  # about two hours
+    python benchmarks/answers.py --root ../shared/data --only quiet --repetitions 2
 
-First two long sweeps of each model on a quiet machine, which are pooled: the reference. Then timed sweeps as users start
-them, in three conditions that take turns: nothing beside them; a process that takes 10 to 20 % of the processor; processes
-that take all of it in bursts of 0.2 to 3 s, half of the time. Each claim of an answer is judged by the reference. The
-table also says how long sweeps take, and how much of that is not training.
+Sweeps as users start them, of two models and two lists of sizes, in four conditions: nothing beside them (quiet); a process
+that takes 10 to 20 % of the processor (light); processes that take all of it in bursts of 0.2 to 3 s, half of the time
+(bursts); a process that takes a core all the time (steady). These 16 cases take turns. After the second turn, each case has
+one long sweep.
 
-What has been measured is kept below outputs/bench-answers, and not measured again. The report of one quiet sweep of each
-model goes to results/sweep.
+The reference of a sweep is the windows of all other sweeps of its case, and of the long one. So it had the same load, and
+is independent of the sweep.
+
+What has been measured is kept below outputs/bench-answers, and not measured again: to measure other code, delete that folder.
+The report of one quiet sweep of each model goes to results/sweep.
 """
 
-import argparse
 import contextlib
-import json
+import functools
+import itertools
 import multiprocessing
 import os
 import random
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from harness import RESULTS, arguments, folder_of, machine, median, rows, train, write_result
-from simulated import Reference, why_false
+import pandas as pd
+from harness import RESULTS, arguments, folder_of, rows, train, write_result
+from simulated import ENOUGH, FIGURES, judge
 
+from batchscope import read_answer
 from batchscope.analysis import write_report
-from batchscope.analysis.answer import answer
+from batchscope.analysis.groups import Group
+from batchscope.analysis.noise import Rates
 from batchscope.analysis.read import find
-from batchscope.records.read import FILE, read
 
-CONDITIONS = ("quiet", "light", "bursts")
-CASES = {"cnn": "2,8,32,256", "stacked_lstm": "2,8,32,256"}  # model → batch sizes
-SWEEPS = 20  # in each condition
-LONG = ("callbacks.until_known.seconds=25", "callbacks.until_known.precision=0.005")
+MODELS = ("cnn", "stacked_lstm")
+SIZES = ("4,8,16,32,64,128,256,512", "32,64,128,256,512,1024")
+LONG = ("callbacks.until_known.seconds=7.5", "callbacks.until_known.precision=0.001")  # 30 passes
 QUICK = (  # leaves out what has no part in a rate, for --smallest
     "callbacks.throughput.calibrate=false",
     "callbacks.throughput.record_operations=false",
@@ -43,57 +48,46 @@ QUICK = (  # leaves out what has no part in a rate, for --smallest
     "logger.tensorboard=null",
     "callbacks.until_known.seconds=0.3",
 )
-Schedule = Iterator[tuple[float, float]]  # seconds busy, then seconds idle
+CONFIDENCE = 0.95  # of the reference's interval
 
 # --- foreign load
 
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+CONDITIONS = {"quiet": 0, "light": -(-CORES // 5), "bursts": CORES, "steady": 1}  # processes that make the load
 
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
-
-def light(seed: int) -> Schedule:
-    """Busy for 10 to 20 % of the machine in slices of 2 to 8 ms, another share each second."""
-    dice, processes = random.Random(seed), processes_of("light")
-    while True:
-        share, spent = dice.uniform(0.1, 0.2) * cores() / processes, 0.0
-        while spent < 1:
+def schedule(condition: str, dice: random.Random) -> Iterator[tuple[float, float]]:
+    """How many seconds a process of the load is busy and then idle, again and again."""
+    while condition == "steady":
+        yield 1.0, 0.0
+    while condition == "bursts":
+        yield dice.uniform(0.2, 3), dice.uniform(0.2, 3)
+    while condition == "light":
+        share = dice.uniform(0.1, 0.2) * CORES / CONDITIONS["light"]
+        for _ in range(round(share / 0.005)):  # about a second of slices of 5 ms on average
             busy = dice.uniform(0.002, 0.008)
-            spent += busy / share
             yield busy, busy / share - busy
 
 
-def bursts(seed: int) -> Schedule:
-    """Busy in bursts of 0.2 to 3 s, half of the time."""
-    dice = random.Random(seed)
-    while True:
-        yield dice.uniform(0.2, 3), dice.uniform(0.2, 3)
-
-
-def processes_of(condition: str) -> int:
-    """How many processes make the load: a light one needs a fifth of the cores, a burst takes all."""
-    return {"quiet": 0, "light": -(-cores() // 5), "bursts": cores()}[condition]
-
-
 @contextlib.contextmanager
-def beside(condition: str, seed: int) -> Iterator[None]:
-    """Make the load of a condition; the processes of `bursts` have the same bursts."""
-    seeds = [seed if condition == "bursts" else 1000 * seed + n for n in range(processes_of(condition))]
-    started = [multiprocessing.Process(target=load, args=(condition, each), daemon=True) for each in seeds]
-    for process in started:
+def beside(condition: str, seed: str) -> Iterator[None]:
+    """Make the load of a condition. Its processes have the same schedule."""
+    load = functools.partial(multiprocessing.Process, target=keep_busy, args=(condition, seed), daemon=True)
+    processes = [load() for _ in range(CONDITIONS[condition])]
+    for process in processes:
         process.start()
     try:
         yield
     finally:
-        for process in started:
+        for process in processes:
             process.kill()
             process.join()
 
 
-def load(condition: str, seed: int) -> None:
+def keep_busy(condition: str, seed: str) -> None:
     """Follow the schedule by the clock, so that processes with the same seed stay together, until the parent has ended."""
     now, parent = time.monotonic(), multiprocessing.parent_process()
-    for busy, idle in {"light": light, "bursts": bursts}[condition](seed):
+    for busy, idle in schedule(condition, random.Random(seed)):
         while time.monotonic() < now + busy:
             pass
         now += busy + idle
@@ -106,106 +100,138 @@ def load(condition: str, seed: int) -> None:
 # --- sweeps
 
 
-def sweep(place: Path, options: Sequence[str], condition: str = "quiet", seed: int = 0) -> dict[str, Any]:
-    """Do a sweep by the command line, beside some load; its wall time. One that was done before is not done again."""
-    file = place.with_name(f"{place.name}.json")
-    if file.exists():
-        return json.loads(file.read_text())
-    shutil.rmtree(place, ignore_errors=True)
-    with beside(condition, seed):
-        started = time.perf_counter()
-        assert train(place, options, sweep=True)
-        seconds = time.perf_counter() - started
-    records = [read(path.parent) for path in place.rglob(FILE)]
-    training = sum(record["throughput"]["fit_seconds"] for record in records if record.get("throughput"))
-    found = {"seconds": seconds, "training": training, "runs": len(records), "measured": machine()}
-    file.with_suffix(".tmp").write_text(json.dumps(found))
-    file.with_suffix(".tmp").replace(file)
-    return found
+class Case(NamedTuple):
+    """Sweeps that are repeated."""
+
+    model: str
+    sizes: str
+    condition: str
+
+    @property
+    def name(self) -> str:
+        """`cnn-8-sizes-quiet`."""
+        return f"{self.model}-{self.sizes.count(',') + 1}-sizes-{self.condition}"
 
 
-def options_of(model: str, sizes: str, args: argparse.Namespace) -> list[str]:
-    """The options of a timed sweep."""
-    options = ["experiment=throughput", f"model={model}", "data=mnist", f"data.root={args.root}"]
-    return [*options, f"data.batch_size={sizes}", "trainer.accelerator=cpu", *(QUICK if args.smallest else ())]
+def sweep(case: Case, place: Path, options: Sequence[str]) -> float:
+    """Do a sweep by the command line, beside the load of its case; its wall time. It is not done twice."""
+    file = place.with_name(f"{place.name}.seconds")
+    if not file.exists():
+        shutil.rmtree(place, ignore_errors=True)
+        usual = ["experiment=throughput", f"model={case.model}", "data=mnist", f"data.batch_size={case.sizes}"]
+        with beside(case.condition, f"{case.name} {place.name}"):
+            started = time.perf_counter()
+            assert train(place, [*usual, "trainer.accelerator=cpu", *options], sweep=True)
+            seconds = time.perf_counter() - started
+        file.with_suffix(".tmp").write_text(str(seconds))
+        file.with_suffix(".tmp").replace(file)
+    return float(file.read_text())
 
 
-def references(cases: Mapping[str, str], out: Path, args: argparse.Namespace) -> tuple[dict[str, Reference], str]:
-    """By model the pooled rates of its long sweeps, and what the page says of them."""
-    found, text = {}, ""
-    for model, sizes in cases.items():
-        places = [out / "reference" / f"{model}-{number}" for number in range(1 if args.smallest else 2)]
-        for place in places:
-            sweep(place, [*options_of(model, sizes, args), *(() if args.smallest else LONG)])
-        rates = find(places).groups[0].rates
-        off = {size: rates.reach(size) for size in sorted(rates.settings)}
-        found[model] = Reference({size: rates.rate(size) for size in off}, off)
-        known = ", ".join(f"{size}: {rates.rate(size):,.0f} ± {off[size]:.1%}" for size in off)
-        one, other = (find([place]).groups[0].rates for place in (places[0], places[-1]))
-        largest = max(off)
-        most = max(abs(one.ratio(size, largest).value / other.ratio(size, largest).value - 1) for size in off)
-        text += f"\n\nReference of {model}, samples/s: {known}. "
-        text += f"The two sweeps differed by at most {most:.1%} (of ratios to the largest size)."
-    return found, text
+def judged(case: Case, turn: str, places: Mapping[str, Path]) -> dict[str, Any]:
+    """The answer of a sweep, held against the other sweeps of its case."""
+    (answer,) = read_answer(places[turn])["groups"]
+    rates = pooled(place for other, place in places.items() if other != turn)
+    chosen, sure = answer["chosen"], answer["sure_share"] or 0.0
+    best = max(rates.settings, key=rates.rate)
+    shares = {size: rate / rates.rate(best) for size, rate in rates_of(rates).items()}
+    margin = rates.ratio(chosen, best, CONFIDENCE).reach if chosen else 0.0
+    about = {"case": case.name, "condition": case.condition, "turn": turn, "seconds": sweep(case, places[turn], ())}
+    said = {key: answer[key] for key in ("chosen", "rule", "load", "passes", "lines")}
+    numbers = {"sure": sure, "rates": rates_of(pooled([places[turn]])), "shares": shares, "margin": margin}
+    return about | said | numbers | judge(chosen, sure, shares, margin)
 
 
-def judged(place: Path, truth: Reference) -> dict[str, Any]:
-    """The answer of a sweep's folder, held against the reference."""
-    group = find([place]).groups[0]
-    found = answer(group)
-    assert found is not None
-    return {
-        "size": found.size,
-        "of_best": truth.of_best(found.size) if found.size else None,
-        "busy": found.rates.busy,
-        "lines": found.lines,
-        "claims": found.claims,
-        "false": [why for claim in found.claims if (why := why_false(claim, truth))],
-        "reach": {size: found.rates.reach(size) for size in group.sizes},
-    }
+def pooled(places: Iterable[Path]) -> Rates:
+    """The rates of some sweeps together. A report has two groups of them, because the long sweep has other options."""
+    return Group("reference", find(places).runs).rates
 
 
-def table_of_sweeps(sweeps: list[dict[str, Any]]) -> str:
-    """A line for each condition, and one for each false claim."""
-    lines = []
-    for condition in dict.fromkeys(one["condition"] for one in sweeps):
-        of = [one for one in sweeps if one["condition"] == condition]
-        decided = [one for one in of if one["size"]]
-        least = f"{min(one['of_best'] for one in decided):.2f}" if decided else "–"
-        seconds, wrong = [one["seconds"] for one in of], sum(bool(one["false"]) for one in of)
-        beyond = median([(one["seconds"] - one["training"]) / one["runs"] for one in of])
-        cells = [condition, len(of), len(decided), wrong, least, f"{median(seconds):.0f}", f"{max(seconds):.0f}"]
-        lines.append([*cells, f"{beyond:.1f}"])
-    head = ["beside the sweep", "sweeps", "decided", "with a false claim", "recommended ÷ best, least", "s, median"]
-    text = [rows([*head, "s, most", "no training, s a run"], lines), ""]
-    text += ["Wanted: at most 1 sweep of 60 with a false claim, 18 of 20 quiet ones decided, 0.88 of the best rate."]
-    return "\n".join([*text, *(f"- {one['name']}: {why}" for one in sweeps for why in one["false"])])
+def rates_of(rates: Rates) -> dict[int, float]:
+    """The rate of each size."""
+    return {size: rates.rate(size) for size in sorted(rates.settings)}
+
+
+# --- the page
+
+WANTED = """Wanted of 80 sweeps: 76 named, 78 and 70 with the next two figures, at most 6 false; and a median of 40 s for quiet
+sweeps of eight sizes."""
+RATES = """The sizes that were named in each case; the most by which its sweeps differ in the ratio of a size to the largest; and
+samples/s of all of them with 90 % intervals:"""
+
+
+def row(name: str, sweeps: pd.DataFrame) -> list[object]:
+    """How many sweeps have each figure and each rule, and how long they took."""
+    counts = [sweeps[figure].sum() for figure in FIGURES]
+    counts += [(sweeps["rule"] == rule).sum() for rule in ("shown", "best_guess")]
+    return [name, len(sweeps), *counts, f"{sweeps['seconds'].median():.0f}", f"{sweeps['seconds'].max():.0f}"]
+
+
+def table(key: str, sweeps: pd.DataFrame) -> str:
+    """A row for each condition or case, and one for all sweeps."""
+    lines = [row(str(name), members) for name, members in sweeps.groupby(key, sort=False)]
+    head = [key, "sweeps", *FIGURES, "shown", "best guess", "s, median", "s, most"]
+    return rows(head, [*lines, row("all", sweeps)])
+
+
+def numbers_of(sweep: Mapping[str, Any]) -> str:
+    """What a sweep has named, and what would have been right."""
+    shares, chosen = sweep["shares"], sweep["chosen"]
+    right = min(size for size, share in shares.items() if share >= ENOUGH)
+    line = f"- {sweep['case']}, {sweep['turn']}: {chosen} ({sweep['rule']}), where {right} is right"
+    if chosen is None:
+        return line
+    return f"{line}; {sweep['sure']:.3f} of the best rate for sure, of {shares[chosen]:.3f} ± {sweep['margin']:.1%}"
+
+
+def case_words(name: str, rates: Rates, sweeps: Sequence[Mapping[str, Any]]) -> str:
+    """What the sweeps of a case named, by how much they differed, and the rates of all of them together."""
+    known = ", ".join(f"{size}: {rates.rate(size):,.0f} ± {rates.reach(size):.1%}" for size in sorted(rates.settings))
+    named = ", ".join(str(sweep["chosen"]) for sweep in sweeps)
+    to_largest = pd.DataFrame([sweep["rates"] for sweep in sweeps]).apply(lambda rates: rates / rates.iloc[-1], axis=1)
+    differ = (to_largest.max() / to_largest.min()).max() - 1
+    return f"- {name}: {named}; {differ:.1%}; {known}"
+
+
+def page(sweeps: Sequence[Mapping[str, Any]], reference: Mapping[str, Rates]) -> str:
+    """The tables, each sweep that is not as it should be, and the rates."""
+    numbers = pd.DataFrame(sweeps)
+    quiet = numbers["seconds"][numbers["case"].str.endswith("-8-sizes-quiet")]
+    wrong = [numbers_of(sweep) for sweep in sweeps if [sweep[name] for name in FIGURES] != [True, True, True, False]]
+    text = [table("condition", numbers), "", table("case", numbers), "", WANTED]
+    text += [f"Quiet sweeps of eight sizes took {quiet.median():.0f} s (median)."] if len(quiet) else []
+    text += ["", "Not as it should be:", "", *wrong, "", RATES, ""]
+    text += [case_words(name, rates, [s for s in sweeps if s["case"] == name]) for name, rates in reference.items()]
+    return "\n".join(text)
 
 
 def main() -> None:
-    args = arguments(__doc__).parse_args()
-    cases, conditions, repetitions = CASES, CONDITIONS, SWEEPS
+    parser = arguments(__doc__)
+    parser.add_argument(
+        "--only", nargs="+", choices=CONDITIONS, default=[*CONDITIONS], help="measure and judge these alone"
+    )
+    parser.add_argument("--repetitions", type=int, default=5, help="judged sweeps of each case (5)")
+    args = parser.parse_args()
+    cases = [Case(model, sizes, condition) for sizes in SIZES for condition in args.only for model in MODELS]
     if args.smallest:
-        cases, conditions, repetitions = {"mlp": "16,256"}, ("light",), 1
-    out, models, sweeps = folder_of("bench-answers", args), list(cases), []
-    truths, said = references(cases, out, args)
-    for repetition in range(repetitions):
-        model = models[repetition % len(models)]
-        for condition in conditions:
-            name = f"{model}-{condition}-{repetition}"
-            facts = sweep(out / "sweeps" / name, options_of(model, cases[model], args), condition, repetition)
-            about = {"name": name, "model": model, "condition": condition}
-            sweeps.append(about | facts | judged(out / "sweeps" / name, truths[model]))
-            print(name, *sweeps[-1]["lines"], sep="\n", flush=True)
-    text = table_of_sweeps(sweeps) + said
-    facts = {model: {"rates": truth.rates, "off": truth.off} for model, truth in truths.items()}
-    write_result("answers", text, {"reference": facts, "sweeps": sweeps}, args)
-    if not args.smallest:
-        quiet = {one["model"]: out / "sweeps" / one["name"] for one in sweeps if one["condition"] == "quiet"}
+        cases, args.repetitions = [Case("mlp", "16,256", "light")], 1
+    turns = [str(number) for number in range(args.repetitions)]
+    turns.insert(2, "long")
+    out = folder_of("bench-answers", args)
+    places = {case: {turn: out / case.name / turn for turn in turns} for case in cases}
+    for turn, case in itertools.product(turns, cases):
+        options = QUICK if args.smallest else LONG if turn == "long" else ()
+        seconds = sweep(case, places[case][turn], [f"data.root={args.root}", *options])
+        print(f"{case.name}, {turn}: {seconds:.0f} s", flush=True)
+    sweeps = [judged(case, turn, places[case]) for case in cases for turn in turns if turn != "long"]
+    reference = {case.name: pooled(places[case].values()) for case in cases}
+    pooled_rates = {name: rates_of(rates) for name, rates in reference.items()}
+    write_result("answers", page(sweeps, reference), {"reference": pooled_rates, "sweeps": sweeps}, args)
+    if not args.smallest and "quiet" in args.only:
         shutil.rmtree(RESULTS / "sweep", ignore_errors=True)
-        write_report(quiet.values(), RESULTS / "sweep")
-        for page in [*(RESULTS / "sweep").glob("*.html"), RESULTS / "sweep" / "tensorboard"]:
-            shutil.rmtree(page) if page.is_dir() else page.unlink(missing_ok=True)
+        write_report([places[Case(model, SIZES[0], "quiet")]["0"] for model in MODELS], RESULTS / "sweep")
+        for path in [*(RESULTS / "sweep").glob("*.html"), RESULTS / "sweep" / "tensorboard"]:
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ LINES = {  # command line → what is printed
     "zoo.py accuracy": "| MLP | rendered-digits |",
     "zoo.py sequences --list": "adding-400-stacked_lstm",
     "answers.py": "| light | 1 |",
-    "simulated.py": "| quiet, 30 passes |",
+    "simulated.py": "| quiet, eight sizes |",
     "noise_scale.py": "| consecutive updates | 0.0 |",
     "compare.py": "| unchanged, side by side | 2 |",
     "diagnose.py": "| that do nothing | 2 |",
@@ -62,6 +62,24 @@ def test_the_smallest_case_runs(line: str, unwritten: None, mnist_files: Path):
 def test_every_script_has_a_smallest_case():
     scripts = {path.name for path in BENCHMARKS.glob("*.py")} - {"harness.py", "mutations.py"}
     assert scripts == {line.split()[0] for line in LINES}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "sure", "margin", "figures"),
+    [
+        (32, 0.87, 0.0, [True, True, True, False]),
+        (16, 0.80, 0.0, [True, False, True, False]),  # too slow
+        (128, 0.99, 0.0, [True, True, False, False]),  # two doublings above 32
+        (32, 0.93, 0.0, [True, True, True, True]),
+        (32, 0.93, 0.03, [True, True, True, False]),  # the reference may be off by as much
+        (None, 0.0, 0.0, [False, False, False, False]),
+    ],
+)
+def test_an_answer_is_judged_by_the_true_shares(chosen, sure, margin, figures, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    judge = runpy.run_path(str(BENCHMARKS / "simulated.py"))["judge"]
+    shares = {16: 0.82, 32: 0.92, 64: 0.97, 128: 1.0}
+    assert list(judge(chosen, sure, shares, margin).values()) == figures
 
 
 @pytest.mark.slow
