@@ -2,12 +2,12 @@
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..analysis.answer import Answer, answer
+from ..analysis.answer import ENOUGH, answer
 from ..analysis.read import find
 from ..analysis.table import shown_metrics
 from ..errors import UserError
@@ -17,11 +17,15 @@ from .plans import Job, Plan, RunFailed
 from .search import BatchSizeSearch
 from .visits import can_wait
 
+_NEAR = 0.8  # of the best rate: of runs that follow each other, such a size may be the answer
+_MOST_AGAIN = 6  # sizes that are measured again
+_MOST_TAKEN = 0.9  # of the processor, by other programs
+
 
 def grow_batch(job: Job, search: BatchSizeSearch, title: str = "") -> Plan[int | None]:
     """The runs of a BatchSizeSearch, one for each size, in folders below the job's own.
 
-    Sizes between which the answer is undecided are measured once more, side by side, which tells smaller differences.
+    The sizes near the best rate are then measured once more, side by side, which tells smaller differences.
 
     Returns the size that a report on these runs recommends; None if no size fits.
 
@@ -30,7 +34,8 @@ def grow_batch(job: Job, search: BatchSizeSearch, title: str = "") -> Plan[int |
         UserError: for a run without a rate.
     """
     rates: dict[int, float] = {}  # samples/s of each size that fits
-    tried: dict[int, Path] = {}  # the folder of each size: beside them, a search that is started again has `again`
+    highest: dict[int, float] = {}  # the same if other programs have slowed it by all that they took
+    tried: list[int] = []
     update, ranks = job.config.get("global_batch_size"), ranks_asked(job.config) or 1
     limit = update // ranks if update else sys.maxsize
 
@@ -41,9 +46,8 @@ def grow_batch(job: Job, search: BatchSizeSearch, title: str = "") -> Plan[int |
     def measure(size: int) -> Plan[bool]:
         """Run a size; whether it fits, and is faster than all before it."""
         nonlocal limit
-        one = run(size, f"run {len(tried) + 1} of at most {search.max_runs}")
-        tried[size] = one.run_dir
-        (record,) = yield [one]
+        tried.append(size)
+        (record,) = yield [run(size, f"run {len(tried)} of at most {search.max_runs}")]
         if record["status"] == "out_of_memory":
             return False
         rate = _rate(record)
@@ -51,6 +55,7 @@ def grow_batch(job: Job, search: BatchSizeSearch, title: str = "") -> Plan[int |
         limit = min(limit, max(1, samples // record.get("processes", 1))) if samples else limit
         is_faster = not rates or rate > (1 + NEAR_BEST) * max(rates.values())
         rates[min(size, limit)] = rate
+        highest[min(size, limit)] = rate / (1 - min(record["throughput"].get("others_share") or 0.0, _MOST_TAKEN))
         return is_faster
 
     size = largest_part(job.config, ranks, search.start)
@@ -60,15 +65,16 @@ def grow_batch(job: Job, search: BatchSizeSearch, title: str = "") -> Plan[int |
             break
     if not rates:
         return None
-    upper = _found(tried.values(), rates) if size in rates else size  # the answer, or where memory ended
+    upper = _enough(rates) if size in rates else size  # what the answer may be, or where memory ended
     below = max((size for size in tried if size < upper), default=upper)
     between = largest_part(job.config, ranks, max(1, upper // 2))
     if len(tried) < search.max_runs and between > below:
         yield from measure(between)
-    undecided = undecided_in(tried.values())
-    if len(undecided) > 1 and can_wait(job.config):
-        yield [run(size, "again", "again") for size in undecided]
-    return _found([job.run_dir], rates)
+    again = _to_measure_again(rates, highest)
+    if len(again) > 1 and can_wait(job.config):
+        print(f"\n— {title}measured again side by side: data.batch_size={','.join(map(str, again))}", flush=True)
+        yield [run(size, "again", "again") for size in again]
+    return _recommended(job.run_dir) or _enough(rates)
 
 
 def _rate(record: Mapping[str, Any]) -> float:
@@ -84,21 +90,24 @@ def _rate(record: Mapping[str, Any]) -> float:
     return rate
 
 
-def _found(folders: Iterable[Path], rates: Mapping[int, float]) -> int:
-    """What a report on the runs in some folders recommends; where it recommends none, the smallest size near the best rate."""
-    found, enough = _answer_in(folders), (1 - NEAR_BEST) * max(rates.values())
-    recommended = found.candidate if found else None
-    return recommended or min(size for size, rate in rates.items() if rate >= enough)
+def _to_measure_again(rates: Mapping[int, float], highest: Mapping[int, float]) -> list[int]:
+    """The sizes that may be near the best rate, and the next smaller one: the best and the smallest, if there are many."""
+    best = max(rates, key=rates.__getitem__)
+    near = {size for size, rate in highest.items() if rate >= _NEAR * rates[best]}
+    below = [size for size in rates if size < min(near)]
+    others = sorted({*near, *sorted(below)[-1:]} - {best})
+    return sorted([best, *others[: _MOST_AGAIN - 1]])
 
 
-def undecided_in(folders: Iterable[Path]) -> list[int]:
-    """The batch sizes between which a report on the runs in some folders is undecided; empty if it is not."""
-    found = _answer_in(folders)
-    return found.decision.between if found and found.decision else []
+def _enough(rates: Mapping[int, float]) -> int:
+    """The smallest size that reaches enough of the best rate."""
+    return min(size for size, rate in rates.items() if rate >= ENOUGH * max(rates.values()))
 
 
-def _answer_in(folders: Iterable[Path]) -> Answer | None:
+def _recommended(folder: Path) -> int | None:
+    """The size that a report on the runs in a folder recommends; None where it has no answer."""
     with suppress(UserError):  # no record can be read
-        sweep = find(folders)
-        return answer(max(sweep.groups, key=lambda group: len(group.sizes)), shown_metrics(sweep))
+        sweep = find([folder])
+        found = answer(max(sweep.groups, key=lambda group: len(group.sizes)), shown_metrics(sweep))
+        return found.size if found else None
     return None

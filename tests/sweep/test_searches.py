@@ -1,5 +1,8 @@
 """Plans that search: the batch size that fills a device, the time to a target, and the sizes that choose measures."""
 
+from collections import Counter
+from types import SimpleNamespace
+
 import pytest
 
 from batchscope.analysis.target import apart
@@ -43,7 +46,7 @@ def search(folder, end, samples=None, update=None, timed=False, **options):
 @pytest.mark.parametrize(
     ("end", "options", "found", "tried"),
     [
-        (device(8e-6), {}, 128, [8, 32, 128, 512, 64]),  # the size that was left out below the answer
+        (device(8e-6), {}, 64, [8, 32, 128, 512, 64]),  # the size that was left out below the answer
         (device(1.0, memory=300), {}, 256, [8, 32, 128, 512, 256]),  # where memory ends, the size below
         (device(1, 1, memory=4), {}, None, [8]),  # no size fits
         (device(0), {"start": 16}, 16, [16, 64]),  # a larger batch is never faster
@@ -61,16 +64,16 @@ def test_batches_grow_by_four_until_they_are_no_faster_or_do_not_fit(end, option
 
 
 def test_the_answer_is_what_a_report_recommends_also_where_the_search_is_started_again(tmp_path):
-    """64 reaches 91 % of the fastest, which a report calls enough and the rates alone do not."""
-    step_ms = {8: 10.0, 32: 20.0, 64: 22.0, 128: 41.0, 256: 81.0, 512: 160.0}
+    step_ms = {8: 10.0, 32: 20.0, 64: 21.2, 128: 41.0, 256: 81.0, 512: 160.0}
+    alone = {"device": "cuda", "passes": False, "drift": 0}
 
     def measure(size):
-        write_measured(tmp_path / str(size), {size: step_ms[size]}, drift=0)
+        write_measured(tmp_path, {size: step_ms[size]}, first=size, **alone)
         return rate(1e3 * size / step_ms[size])
 
     found = search(tmp_path, measure)
     assert found[0] == 64
-    write_measured(tmp_path / "again", {512: 80.0}, drift=0)  # a run that came later the first time
+    write_measured(tmp_path / "again", {512: 80.0}, first=512, **alone)  # a run that came later the first time
     assert search(tmp_path, measure)[1] == found[1]
 
 
@@ -88,10 +91,49 @@ def test_a_run_without_a_rate_ends_the_search_and_is_told(end, error, said, tmp_
     assert (why in capsys.readouterr().err) is bool(end)
 
 
-def test_undecided_sizes_are_measured_once_more_side_by_side(tmp_path, monkeypatch):
-    monkeypatch.setattr("batchscope.sweep.grow_batch.undecided_in", lambda folders: [32, 64])
-    assert search(tmp_path, rate, 4000)[1][-1] == "4000"  # not where the runs cannot wait for each other
-    assert search(tmp_path, rate, 4000, timed=True)[1][-2:] == ["again/32", "again/64"]
+def rates(known, taken=None):
+    """A device with these rates, by size, and the share of the processor that other programs took."""
+    return lambda size: {"throughput": {"samples_per_sec": known[size], "others_share": (taken or {}).get(size)}}
+
+
+FEW_NEAR_BEST = rates({8: 60, 32: 70, 128: 85, 256: 86, 512: 91, 2048: 100})
+MANY_NEAR_BEST = rates({8: 70, 32: 85, 128: 90, 512: 95, 1024: 97, 2048: 100, 8192: 106, 32768: 105})
+
+
+@pytest.mark.parametrize(
+    ("end", "options", "again"),
+    [
+        (device(8e-6), {}, [8, 32, 64, 128, 512]),
+        (device(0), {}, [8, 32]),  # no size is smaller
+        (FEW_NEAR_BEST, {"samples": 2048}, [32, 128, 256, 512, 2048]),  # and the next smaller one
+        (MANY_NEAR_BEST, {}, [8, 32, 128, 512, 1024, 8192]),  # six at most, with the best
+        (rates({8: 10, 32: 39, 64: 300, 128: 130, 512: 100}, {128: 0.5, 512: 0.8}), {}, [32, 64, 128, 512]),
+        (device(1.0, memory=300), {}, [128, 256]),
+        (device(1.0), {"samples": 1500}, [750, 1500]),  # the whole training set
+        (device(1.0), {"samples": 50, "start": 64}, []),  # a single size
+        (device(1, 1, memory=4), {}, []),  # no size fits
+    ],
+)
+def test_the_sizes_near_the_best_rate_are_measured_again_side_by_side(end, options, again, tmp_path, capsys):
+    ran = search(tmp_path, end, timed=True, **options)[1]
+    assert [place for place in ran if place.startswith("again")] == [f"again/{size}" for size in again]
+    words = f"\n— measured again side by side: data.batch_size={','.join(map(str, again))}\n"
+    assert capsys.readouterr().out == (words if again else "")
+    alone = search(tmp_path, end, **options)[1]
+    assert ran == [*alone, *(f"again/{size}" for size in again)]  # where the runs cannot wait, none
+
+
+def test_the_answer_is_that_of_the_sizes_that_were_measured_again(tmp_path, monkeypatch):
+    times = Counter()
+    answer = lambda group, metrics: SimpleNamespace(size=512 if any("again" in run.name for run in group.runs) else 128)
+
+    def measure(size):
+        times[size] += 1
+        write_measured(tmp_path / ("again" if times[size] > 1 else ""), {size: 1.0}, first=size)
+        return device(8e-6)(size)
+
+    monkeypatch.setattr("batchscope.sweep.grow_batch.answer", answer)
+    assert search(tmp_path, measure, timed=True)[0] == 512
 
 
 # --- time_to_target --------------------------------------------------------------------------------------------------
