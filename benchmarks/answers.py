@@ -1,15 +1,14 @@
 """Do timed sweeps name the right batch size, also beside other programs? Each answer is held against other sweeps.
 
-    python benchmarks/answers.py --root ../shared/data                  # about two hours
+    python benchmarks/answers.py --root ../shared/data                  # 80 minutes
     python benchmarks/answers.py --root ../shared/data --only quiet --repetitions 2
 
 Sweeps as users start them, of two models and two lists of sizes, in four conditions: nothing beside them (quiet); a process
 that takes 10 to 20 % of the processor (light); processes that take all of it in bursts of 0.2 to 3 s, half of the time
-(bursts); a process that takes a core all the time (steady). These 16 cases take turns. After the second turn, each case has
-one long sweep.
+(bursts); a process that takes a core all the time (steady). These 16 cases take turns, five times.
 
-The reference of a sweep is the windows of all other sweeps of its case, and of the long one. So it had the same load, and
-is independent of the sweep.
+The reference of a sweep is the windows of the four other sweeps of its case. So it is independent of the sweep, had the same
+load, and is spread over the same hours.
 
 What has been measured is kept below outputs/bench-answers, and not measured again: to measure other code, delete that folder.
 The report of one quiet sweep of each model goes to results/sweep.
@@ -32,14 +31,12 @@ from harness import RESULTS, arguments, folder_of, rows, train, write_result
 from simulated import ENOUGH, FIGURES, judge
 
 from batchscope import read_answer
-from batchscope.analysis import write_report
-from batchscope.analysis.groups import Group
+from batchscope.analysis import groups, write_report
 from batchscope.analysis.noise import Rates
 from batchscope.analysis.read import find
 
 MODELS = ("cnn", "stacked_lstm")
 SIZES = ("4,8,16,32,64,128,256,512", "32,64,128,256,512,1024")
-LONG = ("callbacks.until_known.seconds=7.5", "callbacks.until_known.precision=0.001")  # 30 passes
 QUICK = (  # leaves out what has no part in a rate, for --smallest
     "callbacks.throughput.calibrate=false",
     "callbacks.throughput.record_operations=false",
@@ -143,8 +140,9 @@ def judged(case: Case, turn: str, places: Mapping[str, Path]) -> dict[str, Any]:
 
 
 def pooled(places: Iterable[Path]) -> Rates:
-    """The rates of some sweeps together. A report has two groups of them, because the long sweep has other options."""
-    return Group("reference", find(places).runs).rates
+    """The rates of some sweeps together: they show themselves what processes differ by."""
+    (group,) = find(places).groups
+    return groups.rates_of(group.sizes, processes=0.0)
 
 
 def rates_of(rates: Rates) -> dict[int, float]:
@@ -216,14 +214,13 @@ def main() -> None:
     if args.smallest:
         cases, args.repetitions = [Case("mlp", "16,256", "light")], 1
     turns = [str(number) for number in range(args.repetitions)]
-    turns.insert(2, "long")
     out = folder_of("bench-answers", args)
     places = {case: {turn: out / case.name / turn for turn in turns} for case in cases}
     for turn, case in itertools.product(turns, cases):
-        options = QUICK if args.smallest else LONG if turn == "long" else ()
+        options = QUICK if args.smallest else ()
         seconds = sweep(case, places[case][turn], [f"data.root={args.root}", *options])
         print(f"{case.name}, {turn}: {seconds:.0f} s", flush=True)
-    sweeps = [judged(case, turn, places[case]) for case in cases for turn in turns if turn != "long"]
+    sweeps = [judged(case, turn, places[case]) for case in cases for turn in turns]
     reference = {case.name: pooled(places[case].values()) for case in cases}
     pooled_rates = {name: rates_of(rates) for name, rates in reference.items()}
     write_result("answers", page(sweeps, reference), {"reference": pooled_rates, "sweeps": sweeps}, args)

@@ -24,18 +24,17 @@ import numpy as np
 import pandas as pd
 from harness import arguments, rows, write_result
 
-from batchscope.analysis.noise import BETWEEN_CPU, SWEEPS_CPU, Rates
+from batchscope.analysis.noise import BETWEEN_CPU, PROCESSES_CPU, Rates
 from batchscope.analysis.quality import quality_of
 from batchscope.analysis.run import Run
 from batchscope.analysis.selection import is_settled, select
 from batchscope.analysis.windows import COLUMNS
-from batchscope.sweep.passes import EVERY, FEWEST, MOST
+from batchscope.sweep.passes import AT_ONCE, EVERY, FEWEST, VISIT_S, Limits
 
 ENOUGH = 0.9  # of the best rate: the smallest size that has it is the right one
 NEARLY = 0.85  # of the best rate, which each named size should have
 FIGURES = ("named", f"≥ {NEARLY} of the best", "at most one doubling too large", "sure share false")
 DISTURBED = 0.25  # of the processor, taken by others (`is_disturbed` in src/hardware/contention.py)
-WINDOW_S = 0.25
 METRIC = "test/acc"
 SIX, EIGHT, LARGE = ((32, 1024), (4, 512), (16, 2048))  # the smallest and the largest size
 SWEEPS = 600  # of each kind of noise
@@ -105,6 +104,11 @@ GRID = (
 )
 
 
+def most_passes(sizes: int) -> int:
+    """The passes of a sweep at most, where a visit takes no longer than it is to take."""
+    return round(min(sizes, AT_ONCE) * Limits().seconds / VISIT_S / sizes)
+
+
 def random_rates(curve: str, sizes: Sequence[int], rng: np.random.Generator) -> dict[int, float]:
     """True rates: a `saturating` curve, one with a `knee`, all `equal`, or `near`: others at 0.85 to 0.95 of the best."""
     half, floor, best = rng.uniform(5, 120), rng.uniform(2, 200), rng.choice(sizes)
@@ -125,7 +129,7 @@ def random_accuracies(sizes: Sequence[int], rng: np.random.Generator) -> dict[in
 
 def simulate(of: Scenario, truth: Mapping[int, float], rng: np.random.Generator) -> dict[str, np.ndarray]:
     """The windows of a sweep by column, each of shape (runs, passes)."""
-    count, passes = len(truth) * of.seeds, of.passes or MOST
+    count, passes = len(truth) * of.seeds, of.passes or most_passes(len(truth))
     run, number = np.indices((count, passes))
     place = run * passes + number  # in time
     if of.shared:
@@ -143,14 +147,14 @@ def simulate(of: Scenario, truth: Mapping[int, float], rng: np.random.Generator)
 
 def _bursts(windows: int, busy: float, rng: np.random.Generator) -> np.ndarray:
     """The share of each successive window that lies in a burst of 0.2 to 3 s."""
-    edges, now, on = np.linspace(0, windows * WINDOW_S, windows + 1), 0.0, rng.random() < busy
+    edges, now, on = np.linspace(0, windows * VISIT_S, windows + 1), 0.0, rng.random() < busy
     covered = np.zeros(windows)
     while busy and now < edges[-1]:
         length = rng.uniform(0.2, 3) * (1.0 if on else (1 - busy) / busy)
         if on:
             covered += np.clip(np.minimum(edges[1:], now + length) - np.maximum(edges[:-1], now), 0, None)
         now, on = now + length, not on
-    return covered / WINDOW_S
+    return covered / VISIT_S
 
 
 def _autoregressive(runs: int, windows: int, alike: float, rng: np.random.Generator) -> np.ndarray:
@@ -187,7 +191,7 @@ def judged_sweep(scenario: Scenario, seed: int) -> dict[str, Any]:
     among = as_good(scenario, accuracies, rng) if scenario.samples else sizes
     passes = scenario.passes or FEWEST
     rates = rates_after(windows, passes)
-    while not scenario.passes and passes < MOST and not is_settled(rates, among):
+    while not scenario.passes and passes < most_passes(len(sizes)) and not is_settled(rates, among):
         passes += EVERY
         rates = rates_after(windows, passes)
     selection = select(rates, among)
@@ -206,7 +210,7 @@ def judged_sweep(scenario: Scenario, seed: int) -> dict[str, Any]:
 def rates_after(windows: Mapping[str, np.ndarray], passes: int) -> Rates:
     """What is known after so many passes."""
     table = pd.DataFrame({name: values[:, :passes].ravel() for name, values in windows.items()})
-    return Rates(table, BETWEEN_CPU, SWEEPS_CPU)
+    return Rates(table, BETWEEN_CPU, PROCESSES_CPU)
 
 
 def row(name: str, sweeps: pd.DataFrame) -> list[str]:

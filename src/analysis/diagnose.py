@@ -22,14 +22,13 @@ from ..records.rates import NEAR_BEST, RATE
 from ..records.terminal import wrapped
 from ..records.values import at, table
 from .groups import rates_of
-from .noise import Ratio, busy_share
+from .noise import Ratio, load_of, simultaneous
 from .read import find
 from .run import Run
 from .text import aligned, and_
 
 BASELINE, CHANGE, AGAIN = "baseline", "change", "baseline_again"  # roles of a run
 FILE = "diagnosis.md"
-_SURE = 0.95  # confidence that all changes give as much as the lower ends of their intervals
 _WIDTH = 80  # columns
 _LONGEST, _LONGEST_REASON = (
     24,
@@ -106,12 +105,12 @@ class Findings:
     def _ratio(self, trial: Trial) -> Ratio:
         """The ratio with its interval. Its upper end alone is as sure as its lower one."""
         measured = sum(change.rate > 0 for change in self.changes)
-        return self._rates.ratio(trial.number, 0, confidence=2 * _SURE ** (1 / max(measured, 1)) - 1)
+        return self._rates.ratio(trial.number, 0, simultaneous(measured))
 
     def _load(self, *trials: Trial) -> float | None:
         """The share of the processor that other programs took from one of some trials; None if it was little."""
         windows = self._rates.windows
-        shares = [busy_share(windows[windows["setting"] == trial.number]) for trial in trials]
+        shares = [load_of(windows[windows["setting"] == trial.number]) for trial in trials]
         return max((share for share in shares if share is not None), default=None)
 
     @cached_property

@@ -129,8 +129,3 @@ def mean_and_deviation(key: str, mean: float, deviation: float) -> str:
     if metric(key).unit == FRACTION:
         return f"{100 * mean:.2f} ± {100 * deviation:.2f} %"
     return f"{significant(mean)} ± {significant(deviation)}"
-
-
-def busy_line(share: float, no: str, do: str) -> str:  # TEMPORARY
-    """Temporary."""
-    return f"{share} {no} {do}"

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -50,3 +51,12 @@ def number(least: float, most: float, kind: type[int] | type[float] = float) -> 
 def folder_of(name: str) -> Path:
     """The folder of what a command writes, if none is chosen: named by the command and the time."""
     return Path("outputs") / name / time.strftime("%Y-%m-%d_%H-%M-%S")
+
+
+def fraction(text: str) -> float:
+    """`5%`, `5 %` or `0.05`."""
+    found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(%?)", text.strip())
+    value = float(found[1]) / (100 if found[2] else 1) if found else -1.0
+    if found is None or (value >= 1 and not found[2]) or value > 10:
+        raise argparse.ArgumentTypeError(f"takes a share such as 5% or 0.05, got {text!r}")
+    return value

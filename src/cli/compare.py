@@ -12,14 +12,13 @@ intervals hold, and how to use this in a project's CI.
 
 import argparse
 import json
-import re
 import sys
 from pathlib import Path
 
 from ..errors import UserError
 from ..files import refuse_existing
 from ..options.groups import use_config_dir
-from . import add_config_dir, command_parser, folder_of, number
+from . import add_config_dir, command_parser, folder_of, fraction, number
 
 _FOR_RERUN = ("passes", "seconds", "python_a", "python_b", "out")
 
@@ -80,12 +79,3 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, metavar="DIR", help="with --rerun: folder of the new runs")
     add_config_dir(parser, "; with --rerun")
     return parser
-
-
-def fraction(text: str) -> float:
-    """`5%`, `5 %` or `0.05`."""
-    found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(%?)", text.strip())
-    value = float(found[1]) / (100 if found[2] else 1) if found else -1.0
-    if found is None or (value >= 1 and not found[2]) or value > 10:
-        raise argparse.ArgumentTypeError(f"takes a share such as 5% or 0.05, got {text!r}")
-    return value

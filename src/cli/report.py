@@ -11,7 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import command_parser
+from ..errors import UserError
+from . import command_parser, fraction
 
 _LONGEST = 120  # characters of a folder's name
 
@@ -21,7 +22,12 @@ def main() -> None:
     parser = command_parser("report", __doc__)
     parser.add_argument("folders", nargs="+", type=Path, metavar="folder", help="of a sweep or a run")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the report")
+    parser.add_argument(
+        "--enough", type=fraction, metavar="SHARE", help="of the best rate that a batch size is to reach (90%%)"
+    )
     args = parser.parse_args()
+    if args.enough is not None and args.enough > 1:
+        raise UserError("--enough: takes a share of at most 100 %", exit_code=2)
 
     from ..analysis import write_report
     from ..analysis.diagnose import find_findings, holds_one_diagnosis, write_diagnosis
@@ -29,7 +35,7 @@ def main() -> None:
     if len(args.folders) == 1 and holds_one_diagnosis(args.folders[0]):
         print(write_diagnosis(args.folders[0], args.out), flush=True)
         sys.exit(int(not find_findings(args.folders[0]).baseline.rate))
-    report = write_report(args.folders, args.out or _place(args.folders))
+    report = write_report(args.folders, args.out or _place(args.folders), args.enough)
     print(report.printed, flush=True)
     sys.exit(report.exit_code)
 

@@ -12,10 +12,11 @@ from typing import Any, TypeVar
 
 from ..errors import UserError, printable
 from ..files import WriteError, why
+from ..hardware.programs import ProgramWatch
 from ..options.command_lines import program, resume_command
 from ..records.formatting import duration, percent, significant
 from ..records.metrics import best_first, metric, staged
-from ..records.rates import RATE
+from ..records.rates import LOAD_SAID, RATE
 from ..records.read import FILE, read
 from ..records.terminal import LiveLine, is_verbose
 from ..records.values import at, positive, table
@@ -25,7 +26,6 @@ from .process import Process, Processes
 from .visits import can_wait, groups_of, measure_together
 
 T = TypeVar("T")
-_MUCH = 0.1  # of the processor, by other programs: it is said beside a rate
 
 
 class Loop:
@@ -120,8 +120,19 @@ class Loop:
                     if record["status"] != "finished":
                         self._say_end(job, record)
 
-            say = line if any(job.title for job in jobs) else lambda text: None
-            return measure_together(ready, groups, start, end, say)
+            shown = any(job.title for job in jobs)
+            programs = ProgramWatch([os.getpid()])
+
+            def say(text: str) -> None:
+                programs.sample()
+                if shown:
+                    line(text)
+
+            left = measure_together(ready, groups, start, end, say)
+            if shown and sum(share for _, share in programs.top()) >= LOAD_SAID:
+                line.clear()
+                print(f"beside these runs: {programs.words()} of the processor", flush=True)  # in no file
+            return left
 
     def _kept(self, job: Job) -> Record | None:
         """None if the job's folder is ready for the run; otherwise the record that takes its place."""
@@ -207,7 +218,7 @@ def _outcome(record: Mapping[str, Any]) -> str:
     """`3,230 samples/s · test acc 98.9 % · 47 s`, as far as it is known: the rate is the one in the report."""
     rate, others = (positive(at(record, f"throughput.{name}")) for name in (RATE, "others_share"))
     metrics = {staged(key): value for key, value in record.get("metrics", {}).items()}
-    beside = f" beside other programs ({percent(others)})" if others and others >= _MUCH else ""
+    beside = f" beside other programs ({percent(others)})" if others and others >= LOAD_SAID else ""
     words = [f"{significant(rate)} samples/s{beside}"] if rate else []
     shown = best_first(key for key in metrics if key.startswith("test/"))[:1]
     words += [f"{key.replace('/', ' ')} {metric(key).text(metrics[key])}" for key in shown]

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from batchscope.cli import compare
+from batchscope.cli import fraction
 from batchscope.sweep import sizes
 from tests.choice.trainings import write_training
 from tests.support.command_lines import answer
 from tests.support.runs import record
-from tests.support.synthetic_runs import change_record, write_run, write_steps, write_sweep
+from tests.support.synthetic_runs import change_record, write_rates, write_run, write_steps, write_sweep
 
 # --- report ----------------------------------------------------------------------------------------------------------
 
@@ -62,7 +62,7 @@ def test_a_slowdown_is_exit_code_3_and_its_absence_0(runs):
 
 @pytest.mark.parametrize(("text", "value"), [("0.05", 0.05), ("12.5 %", 0.125), ("0", 0.0), ("200%", 2.0)])
 def test_a_share_is_a_percentage_or_a_fraction(text, value):
-    assert compare.fraction(text) == pytest.approx(value)
+    assert fraction(text) == pytest.approx(value)
 
 
 def test_hostile_numbers_and_steps_are_no_traceback(runs):
@@ -148,3 +148,10 @@ def test_options_are_measured_and_the_answer_says_where(sweep, monkeypatch):
     assert "9 epochs of 55,000 samples" in said.out
     assert said.out.splitlines()[-1].startswith("measured outputs/choose/")
     assert said.err == "cpu: measuring batch size 8\n"
+
+
+def test_a_report_takes_the_share_that_is_enough(tmp_path):
+    write_rates(tmp_path, {8: 1000, 64: 3800, 512: 4000})
+    assert "→ 64: 95 % of the best measured rate (512)" in answer("report", tmp_path).out
+    assert "→ 512: " in answer("report", tmp_path, "--enough", "98%").out
+    assert "--enough: takes a share of at most 100 %" in answer("report", tmp_path, "--enough", "150%").err
