@@ -1,12 +1,13 @@
 """`report.html`: the report as one file for a browser, with nothing loaded and nothing sent.
 
 The answer comes first. What is drawn of a run and its row in the table have the attribute `data-runs`, by which the script in
-page.html picks a run everywhere. What a record says is escaped. Home folders and the name of this host are replaced in what is
-shown, never in attributes.
+page.html picks a run everywhere. What a record says is escaped. Home folders, where a path begins, and the name of this host are
+replaced in what is shown, never in attributes.
 """
 
 import os
 import re
+import shlex
 import socket
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping
@@ -27,11 +28,8 @@ FILE = "report.html"
 _SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 _GID = re.compile(r"run-(\d+(?:_\d+)*)")
 _HOME = os.path.expanduser("~")  # "/" or "~" where a user has none
-_HOMES = (
-    *([re.escape(_HOME)] if len(Path(_HOME).parts) > 2 else []),
-    r"/(?:home|Users)/[^/\s\"'<>:;,\\]+",
-    r"/root(?=[/\s\"'<>:;,]|$)",
-)
+_PATH_BEGINS = r"(?:(?<![\w.~/-])|(?<=://))"
+_ANY_HOME = r"/(?:home|Users)/[^/\s\"'<>:;,()\[\]{}\\]+|/root(?![\w.-])"
 
 
 def page(report: "Report", pictures: Mapping[str, Picture]) -> str:
@@ -57,7 +55,7 @@ def _answer(report: "Report") -> str:
     for one in report.statements:
         parts += [f"<h2>{_shown(one.group.label)}</h2>"] if several and one.group else []
         parts += [f"<p>{_shown(line)}</p>" for line in one.lines]
-        parts += [f"<pre>{_shown(one.command)}</pre>"] if one.command else []
+        parts += [f"<pre>{escape(anonymous_command(one.command))}</pre>"] if one.command else []
     return "".join(parts)
 
 
@@ -116,9 +114,25 @@ def _shown(text: str, host: bool = False) -> str:
     return escape(anonymous(printable(text), host))
 
 
+def anonymous_command(command: str) -> str:
+    """The command with `"$HOME"` for home folders, which a shell expands within a word, as it does not with `~`."""
+    words = []
+    for word in shlex.split(printable(command)):
+        parts = [shlex.quote(part) if part else "" for part in re.split(_homes(), word)]
+        words.append('"$HOME"'.join(parts) or "''")
+    return " ".join(words)
+
+
+def _homes() -> str:
+    """The pattern of a home folder: this user's, by its name and where it really is, or anybody's in the usual places."""
+    places = {home for home in (_HOME, os.path.realpath(_HOME)) if len(Path(home).parts) > 2}
+    own = (re.escape(home) + r"(?![\w-])" for home in sorted(places))
+    return f"{_PATH_BEGINS}(?:{'|'.join([*own, _ANY_HOME])})"
+
+
 def anonymous(text: str, host: bool = False) -> str:
     """The text with `~` for home folders; with `host`, also without this host's name, which may be any word."""
-    text = re.sub("|".join(_HOMES), "~", text)
+    text = re.sub(_homes(), "~", text)
     names = {socket.gethostname(), socket.gethostname().partition(".")[0]} - {"", "localhost"}
     if not host or not names:
         return text

@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
@@ -72,11 +72,12 @@ class ProgramWatch:
         if len(self._times) < 2 or self._times[1] <= self._times[0]:
             return []
         available = (self._times[1] - self._times[0]) * self._cores()
-        shares: Counter[str] = Counter()
+        shares: defaultdict[str, float] = defaultdict(float)
         for identity, process in self._seen.items():
             taken = process.seconds - self._before.get(identity, 0.0)
             shares[printable(" ".join(process.name.split()))] += taken / available
-        return [(name, share) for name, share in shares.most_common(n) if share >= LEAST_SHARE]
+        largest = sorted(shares.items(), key=lambda item: -item[1])[:n]
+        return [(name, share) for name, share in largest if share >= LEAST_SHARE]
 
     def words(self) -> str:
         """`chrome 35 %, python 20 %`; empty if no program took much."""

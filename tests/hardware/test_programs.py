@@ -42,9 +42,8 @@ def test_processes_of_one_name_are_one_program():
 
 
 def test_the_largest_programs_are_named_and_no_small_one():
-    after = [
-        process(2 + number, name, seconds) for number, (name, seconds) in enumerate(zip("abcde", (3, 5, 4, 1, 0.39)))
-    ]
+    taken = {"a": 3.0, "b": 5.0, "c": 4.0, "d": 1.0, "e": 0.39}
+    after = [process(pid, name, seconds) for pid, (name, seconds) in enumerate(taken.items(), 2)]
     assert [name for name, _ in watch([], after).top()] == ["b", "c", "a"]
     assert [name for name, _ in watch([], after).top(9)] == ["b", "c", "a", "d"]
 
