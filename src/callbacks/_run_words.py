@@ -6,6 +6,7 @@ from typing import Any
 from ..hardware.evidence import limit_line, limit_row
 from ..records.formatting import count, percent, significant, with_prefix
 from ..records.intervals import TIME_LIMIT
+from ..records.rates import LOAD_SAID
 from ..records.step_parts import PARTS, StepPart
 from ..records.terminal import row
 
@@ -16,13 +17,18 @@ _MIN_OTHERS = 0.02  # of the processor: less has slowed no step
 _MUCH_THROTTLED_PCT = 10.0  # of the time; less is not worth a word in the few lines
 
 
-def headline(summary: Mapping[str, Any]) -> list[str]:
-    """The rows that every run ends with: what ran, how fast, where the time goes, what limits it, and what to try."""
+def headline(summary: Mapping[str, Any], programs: str = "") -> list[str]:
+    """The rows that every run ends with: what ran, how fast, where the time goes, what limits it, and what to try.
+
+    Args:
+        summary: of the run.
+        programs: which other programs took most of the processor, for the terminal alone.
+    """
     missing = summary.get("missing", {})
     if "title" not in summary:
-        rate = _speed(summary) if "samples_per_sec" in summary else "unknown"
+        rate = _speed(summary, programs) if "samples_per_sec" in summary else "unknown"
         return [row("speed", f"{rate}: {missing.get('bottleneck', 'nothing was measured')}")]
-    rows = [_heading(summary), row("speed", _speed(summary)), row("step", _mean_step(summary))]
+    rows = [_heading(summary), row("speed", _speed(summary, programs)), row("step", _mean_step(summary))]
     rows += [row("ranks", _ranks(summary))] if _differ(summary) else []
     rows += [row("device", facts)] if summary["device"] != "cpu" and (facts := _device(summary)) else []
     found = summary.get("bottleneck")
@@ -46,17 +52,22 @@ def _accumulated(summary: Mapping[str, Any]) -> int:
     return round(summary["batches_per_sec"] * summary["step_ms_median"] / 1e3)
 
 
-def _speed(summary: Mapping[str, Any]) -> str:
+def _speed(summary: Mapping[str, Any], programs: str) -> str:
+    """The mean rate, the load beside it, and the rate of the median step where it differs."""
     if "samples_per_sec" not in summary:
         return f"unknown: {summary['missing']['samples_per_sec']}"
     mean, at_median = summary["samples_per_sec_mean"], summary["samples_per_sec"]
-    words = f"{significant(mean)} samples/s"
+    taken = summary.get("others_share", 0.0)
+    words, without = f"{significant(mean)} samples/s", "without other programs"
+    if taken >= LOAD_SAID:
+        words += f" beside other programs that took {percent(taken)} of the processor"
+        words += f", mostly {programs}" if programs else ""
+        without = "without them"
     if abs(at_median - mean) <= _NOISE * mean:
         return words
     if "undisturbed_share" not in summary or not summary.get("disturbed_windows"):
         return f"{words} ({significant(at_median)} at the median step)"
-    taken = summary.get("others_share", 0.0)
-    when = "without other programs" if taken > _MIN_OTHERS else "at its usual speed"
+    when = without if taken > _MIN_OTHERS else "at its usual speed"
     return f"{words} ({significant(at_median)} in the {percent(summary['undisturbed_share'])} of the time {when})"
 
 

@@ -22,9 +22,12 @@ from typing_extensions import override
 from .._lightning import overrides
 from .._torch import any_mode, is_profiler_active
 from ..distributed.gather import gather
+from ..hardware.processor import root_of_run
+from ..hardware.programs import ProgramWatch
 from ..options.types import NonNegativeInt
+from ..records.rates import LOAD_SAID
 from ..records.step_times import StepTimes
-from ..records.terminal import block, is_verbose, say
+from ..records.terminal import block, is_in_sweep, is_verbose, say
 from ._batches import samples_in, timesteps_in
 from ._cost import cost_of, metrics_of, stalls_among
 from ._never_raise import never_raise
@@ -133,6 +136,8 @@ class ThroughputMonitor(Callback):
         self.failure: str | None = None
         self.ended: str | None = None
         self.kernel_s: float | None = None
+        self._watch: ProgramWatch | None = None
+        self._programs = ""  # that took most of the processor; nothing but the terminal has their names
         self._active = False
         self._hook: ProfilerHook | None = None
 
@@ -150,7 +155,7 @@ class ThroughputMonitor(Callback):
         """For the run's last lines: what ran, how fast, what limits it, and what to try."""
         from ._run_words import headline
 
-        return headline(self.summary) if self.verbose else []
+        return headline(self.summary, self._programs) if self.verbose else []
 
     def detail_lines(self) -> list[str]:
         """For the details of a run: every number, and the evidence."""
@@ -206,6 +211,7 @@ class ThroughputMonitor(Callback):
         from ._recording import RecordedUpdates
 
         self.teardown(trainer, pl_module, "fit")  # of an earlier fit that has ended early
+        self._watch_programs(trainer)
         self.summary, self.operations, self.ended, self.kernel_s = {}, None, None, None
         self.timer = StepTimer(clock_for(trainer.strategy.root_device), trainer.global_step)
         self.recorded = RecordedUpdates(trainer, pl_module, self.record_operations, lambda: self.timer.part)
@@ -263,8 +269,22 @@ class ThroughputMonitor(Callback):
         seconds = time.perf_counter() - self._started - self.timer.paused_s
         if cost := cost_of(self.table, trainer.world_size, seconds):
             self.summary = cost | self.windows.facts() | ({"ended": self.ended} if self.ended else {})
+            self._name_programs()
             if wait and self._exchanges is not None:
                 self.summary |= self._exchanges.facts()
+
+    def _watch_programs(self, trainer: Trainer) -> None:
+        """Begin to watch what other programs take; a sweep watches for its runs, whose output goes to a file."""
+        self._programs = ""
+        self._watch = ProgramWatch([root_of_run()]) if trainer.is_global_zero and not is_in_sweep() else None
+        if self._watch is not None:
+            self._watch.sample()
+
+    def _name_programs(self) -> None:
+        share = self.summary.get("others_share", 0.0)
+        if self._watch is not None and share >= LOAD_SAID:
+            self._watch.sample()
+            self._programs = self._watch.most_of(share)
 
     def _own_ms(self) -> float | None:
         """The mean step of this rank without its waits for others; NaN where these are not measured.

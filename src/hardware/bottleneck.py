@@ -126,7 +126,7 @@ def _others_share(step: Step) -> float:
 
 
 def _others(share: float) -> str:
-    return f"other programs took {percent(share)} of the processor"
+    return f"other programs took {percent(share)} of the processor in the median window"
 
 
 def _waits(step: Step, parts: Mapping[str, float], total: float) -> dict[str, float]:

@@ -74,9 +74,14 @@ def leave_words_to_sweep() -> None:
     os.environ[_IN_SWEEP] = "1"
 
 
+def is_in_sweep() -> bool:
+    """Whether this process is a run of a sweep."""
+    return bool(os.environ.get(_IN_SWEEP))
+
+
 def has_words() -> bool:
     """Whether a run prints what it trains and what came of it: alone, or where the user wants details."""
-    return is_verbose() or not os.environ.get(_IN_SWEEP)
+    return is_verbose() or not is_in_sweep()
 
 
 def row(label: str, text: str) -> str:

@@ -66,21 +66,29 @@ def test_a_run_ends_with_five_rows_and_several_ranks_and_a_gpu_have_one_each() -
     ]
     first, speed, *others = headline(EVERYTHING)
     assert first == "cnn · mnist · batch 2 × 512 · cuda (NVIDIA H200) · bf16-mixed"
-    assert speed == "speed   333,000 samples/s (413,000 in the 60 % of the time without other programs)"
+    assert speed == (
+        "speed   333,000 samples/s beside other programs that took 20 % of the processor "
+        "(413,000 in the 60 % of the time without them)"
+    )
     assert others == shared
 
 
 FAST = {"samples_per_sec_mean": 3330.0, "samples_per_sec": 3900.0}
 DISTURBED = FAST | {"disturbed_windows": 4, "undisturbed_share": 0.6}
 IN_60 = "3,330 samples/s (3,900 in the 60 % of the time"
-BUSY = "other programs took 43 % of the processor: close them and run again"
+LOADED = "3,330 samples/s beside other programs that took 38 % of the processor"
+BUSY = "other programs took 43 % of the processor in the median window: close them and run again"
 UNTIMED = rank_facts([math.nan, math.nan])  # of ranks whose wait for gradients is not known
 UNCLEAR = {"kind": "unclear", "certainty": "unclear", "share": 0.0, "shares": {}, "evidence": BUSY, "busy": True}
 ROWS = [
     (FAST | {"samples_per_sec": 3480.0}, "speed", "3,330 samples/s"),  # no more than the noise
     (FAST, "speed", "3,330 samples/s (3,900 at the median step)"),
     (FAST | {"disturbed_windows": 4}, "speed", "3,330 samples/s (3,900 at the median step)"),
-    (DISTURBED | {"others_share": 0.2}, "speed", f"{IN_60} without other programs)"),
+    (DISTURBED | {"others_share": 0.09}, "speed", f"{IN_60} without other programs)"),
+    (DISTURBED | {"others_share": 0.38}, "speed", f"{LOADED} (3,900 in the 60 % of the time without them)"),
+    (FAST | {"others_share": 0.38}, "speed", f"{LOADED} (3,900 at the median step)"),
+    ({"others_share": 0.1}, "speed", "413,000 samples/s beside other programs that took 10 % of the processor"),
+    ({"others_share": 0.09}, "speed", "413,000 samples/s"),
     (DISTURBED | {"others_share": 0.01}, "speed", f"{IN_60} at its usual speed)"),
     ({"samples_per_sec": 0.1234, "samples_per_sec_mean": 0.1234}, "speed", "0.123 samples/s"),
     ({"parts_ms": {"forward": 96, "optimizer": 4}}, "step", "1.24 ms: forward 96, rest 4 %"),
@@ -97,6 +105,12 @@ ROWS = [
 def test_a_row_says_what_is_known_of_a_run(facts, row: str, words: str | None) -> None:
     rows = {line[:8].rstrip(): line[8:] for line in headline(summary(**facts))[1:]}
     assert rows.get(row) == words
+
+
+def test_the_programs_that_took_most_are_named_where_their_load_is_said() -> None:
+    facts = summary(**FAST, others_share=0.38)
+    assert headline(facts, "chrome")[1] == f"speed   {LOADED}, mostly chrome (3,900 at the median step)"
+    assert "chrome" not in " ".join(headline(facts | {"others_share": 0.09}, "chrome"))
 
 
 @pytest.mark.parametrize("facts", [{}, {"updates": 9, "step_ms": 1.0}], ids=["no time", "no analysis and no samples"])

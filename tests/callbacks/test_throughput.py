@@ -1,6 +1,8 @@
 """ThroughputMonitor in strangers' projects: what it measures of each step, what it leaves out, and the summary."""
 
+import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,12 +10,14 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader
 
+from batchscope.callbacks import throughput
 from batchscope.callbacks._batches import samples_in
 from batchscope.callbacks.curves import TrainCurves
 from batchscope.callbacks.device import LOGGED, DeviceMonitor
 from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.hardware import calibration
 from batchscope.hardware.calibration import Calibration
+from batchscope.hardware.contention import Noise
 from batchscope.records.metrics import METRICS
 from batchscope.records.step_parts import PARTS
 from tests.callbacks.support import monitoring, stranger
@@ -190,3 +194,21 @@ def test_the_rows_are_printed_and_the_details_where_they_are_wanted(capsys, monk
     monkeypatch.setenv("BATCHSCOPE_VERBOSE", "1")
     fit(ThroughputMonitor(calibrate=False))
     assert "p99 step" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("taken", "is_in_sweep", "is_named"), [(0.4, False, True), (0.4, True, False), (0.05, False, False)]
+)
+@pytest.mark.usefixtures("alone")
+def test_a_run_alone_names_the_programs_that_took_most_and_keeps_them_to_the_terminal(
+    taken, is_in_sweep, is_named, noises, capsys, monkeypatch
+) -> None:
+    watch = SimpleNamespace(sample=lambda: None, most_of=lambda share: "chrome" * (share > 0.3))
+    monkeypatch.setattr(throughput, "ProgramWatch", lambda roots: watch)
+    if is_in_sweep:
+        monkeypatch.setenv("BATCHSCOPE_IN_SWEEP", "1")
+    noises += [Noise(taken, 0.5)] * 10
+    monitor = monitoring(verbose=True)
+    fit(monitor)
+    assert ("mostly chrome" in " ".join(capsys.readouterr().out.split())) == is_named
+    assert "chrome" not in json.dumps(monitor.record_facts())

@@ -98,7 +98,7 @@ def test_a_step_without_a_time_has_no_bottleneck(parts):
 MOST = product(8, 0.6), mul(2, cold_mb=40)
 DOUBTS = {
     "only 3 steps measured": on_cpu(*MOST, steps=3),
-    "other programs took 15 % of the processor": on_cpu(*MOST, others_shares=[0.15]),
+    "other programs took 15 % of the processor in the median window": on_cpu(*MOST, others_shares=[0.15]),
     "one step in ten takes 2.1 times the median": on_cpu(*MOST, spread=2.1),
     "the device is not calibrated": on_cpu(*MOST, calibration=None),
     "waiting for other ranks is not measured here": on_cpu(*MOST, communication_ms=None),
@@ -150,7 +150,7 @@ EVIDENCE = {
     "waiting for data 34 %, memory traffic 33 %, arithmetic 33 %": on_cpu(
         product(3.3, 0.2), mul(3.3, cold_mb=60), data_wait=3.4, forward=6.6
     ),
-    "other programs took 43 % of the processor: close them and run again": on_cpu(
+    "other programs took 43 % of the processor in the median window: close them and run again": on_cpu(
         product(9, 0.6), others_shares=[0.43, 0.03, 0.43]
     ),
 }
