@@ -20,7 +20,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checkpointing": {"options", "records", "distributed", "callbacks"},
     "training": {"options", "records", "data", "hardware", "distributed", "callbacks", "checkpointing"},
     "analysis": {"options", "records"},
-    "choice": {"options", "records", "hardware"},
+    "choice": {"options", "records", "hardware", "analysis"},
     "sweep": {"options", "records", "hardware", "distributed", "checkpointing", "training", "analysis"},
 }
 MAY_IMPORT["inference"] = {*MAY_IMPORT} - {"choice"}
