@@ -24,7 +24,7 @@ class Question:
     cards: Sequence[Datasheet]  # to compare with
     epochs: int | None = None  # None: as many as the runs were to train, or 1
     batch_size: int | None = None  # a measured one, the same for every device; None: each device has its own
-    prices: Mapping[str, float] = field(default_factory=dict)  # of an hour, by label
+    prices: Mapping[str, float] = field(default_factory=dict)  # of an hour, by label; of one that is here also by kind
     start_up_s: float = 0.0  # until a device that is not here can train
     precision: str | None = None  # as of `step_on`
 
@@ -75,9 +75,7 @@ def rows(training: Training, question: Question) -> tuple[list[Row], list[str]]:
     if question.precision and training.precision != FULL:
         raise UserError(f"--precision: {training.title} was measured in {training.precision}, takes steps in {FULL}")
     devices = [source.device for source in training.sources]
-    for card in question.cards:
-        if card not in devices:
-            devices.append(card)
+    devices += [card for card in question.cards if card not in devices]
     found, left_out = [], []
     for device in devices:
         try:
@@ -85,6 +83,22 @@ def rows(training: Training, question: Question) -> tuple[list[Row], list[str]]:
         except UserError as error:
             left_out.append(f"{device.short[0]} {error}")
     return sorted(found, key=lambda row: row.total.middle), left_out
+
+
+def check_prices(trainings: Sequence[Training], question: Question) -> None:
+    """Raises UserError for a price that no device has, here or among the cards to compare with."""
+    here = [source.device for training in trainings for source in training.sources]
+    names = [_priced_as(device, device in here, question.prices) for device in (*here, *question.cards)]
+    if unused := [name for name in question.prices if name not in names]:
+        known = ", ".join(dict.fromkeys(device.short[0] for device in (*here, *question.cards)))
+        got = f"{unused[0]}={question.prices[unused[0]]:g}"
+        raise UserError(f"--price: got {got}, the price of no device that is compared; takes those of {known}")
+
+
+def _priced_as(device: Datasheet, here: bool, prices: Mapping[str, float]) -> str | None:
+    """The name that a device has among the prices: its own one, or the kind of one that is here."""
+    names = (device.short[0], device.kind) if here else (device.short[0],)
+    return next((name for name in names if name in prices), None)
 
 
 def _row(training: Training, device: Datasheet, question: Question) -> Row:
@@ -100,8 +114,8 @@ def _row(training: Training, device: Datasheet, question: Question) -> Row:
     epochs = question.epochs or training.epochs or 1
     seconds = steps[size].seconds * (math.ceil(training.train_samples / size) * epochs)
     total = seconds if here else seconds + exactly(question.start_up_s)
-    price = question.prices.get(device.short[0])
-    cost = None if price is None else total * (price / 3600)
+    priced_as = _priced_as(device, here, question.prices)
+    cost = None if priced_as is None else total * (question.prices[priced_as] / 3600)
     return Row(device, here, size, steps[size], seconds, total, cost)
 
 

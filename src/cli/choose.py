@@ -12,13 +12,14 @@ In the documentation, choosing-a-device.md says how to read the answer.
 import argparse
 import json
 import sys
+from collections.abc import Container
 from pathlib import Path
 
 from ..checkpointing.signals import exit_on_signals
 from ..choice.answer import Answer
 from ..choice.cards import card_names, find_card
 from ..choice.measured import read_trainings
-from ..choice.rows import Question
+from ..choice.rows import Question, check_prices
 from ..choice.work import PRECISIONS
 from ..errors import UserError
 from ..options.compose import check_command_line, compose
@@ -44,9 +45,10 @@ def main() -> None:
     prices = _prices(args.price)
     names = args.devices.split(",") if args.devices else [*USUAL, *(name for name in prices if name not in KINDS)]
     cards = [find_card(name) for name in (card_names() if names == ["all"] else names)]
-    epochs, places = _measured(overrides) if overrides else (None, [Path(folder) for folder in folders])
+    epochs, places = _measured(overrides, prices) if overrides else (None, [Path(folder) for folder in folders])
     trainings, left_out = read_trainings(places)
     question = Question(cards, args.epochs or epochs, args.batch_size, prices, args.start_up or 0.0, args.precision)
+    check_prices(trainings, question)
     answers = [Answer(training, question) for training in trainings]
     if args.json:
         found = {"schema": SCHEMA, "trainings": [answer.as_json() for answer in answers], "left_out": left_out}
@@ -63,14 +65,17 @@ def _prices(words: list[str]) -> dict[str, float]:
     found = {}
     for word in words:
         name, _, price = word.partition("=")
+        name = name if name in KINDS else find_card(name, "--price").short[0]
+        if name in found:
+            raise UserError(f"--price: got {word!r}, and {name} has a price already")
         try:
-            found[name if name in KINDS else find_card(name, "--price").short[0]] = number(0, 10**9)(price)
+            found[name] = number(0, 10**9)(price)
         except argparse.ArgumentTypeError:
             raise UserError(f"--price: got {word!r}, takes what an hour of a device costs, such as h100=2.5") from None
     return found
 
 
-def _measured(overrides: list[str]) -> tuple[int | None, list[Path]]:
+def _measured(overrides: list[str], prices: Container[str]) -> tuple[int | None, list[Path]]:
     """Measure the training that options describe: its epochs, and the folders of its runs."""
     compose([word for word in overrides if not word.startswith("data.batch_size=")])  # names, before slow imports
     from ..sweep.sizes import BATCH_SIZE, measure, own_sizes
@@ -85,6 +90,8 @@ def _measured(overrides: list[str]) -> tuple[int | None, list[Path]]:
     asked = trainer.get("accelerator", "auto")
     check_accelerator(asked)
     kinds = [kind for kind in available() if asked in ("auto", kind) or (asked == "gpu" and kind != "cpu")]
+    if unmeasured := [kind for kind in KINDS if kind in prices and kind not in kinds]:
+        raise UserError(f"--price: got {unmeasured[0]}, takes what is measured here ({', '.join(kinds)}) and cards")
     exit_on_signals()
     places = measure(overrides, sizes, kinds, folder_of("choose"), _say)
     epochs = trainer.get("max_epochs")
@@ -109,7 +116,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--start-up", type=seconds, metavar="SECONDS", help="until a device elsewhere can train; else 0"
     )
-    parser.add_argument("--price", action="append", default=[], metavar="h100=2.5", help="of an hour; several")
+    parser.add_argument(
+        "--price",
+        action="append",
+        default=[],
+        metavar="h100=2.5",
+        help="of an hour; of what is here also cpu=0.1; several",
+    )
     parser.add_argument("--precision", choices=PRECISIONS, help="of the predictions; else that of the measurement")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
     add_config_dir(parser, "; without a folder")

@@ -10,7 +10,7 @@ from batchscope.choice.answer import Answer
 from batchscope.choice.cards import find_card
 from batchscope.choice.interval import Interval
 from batchscope.choice.measured import read_trainings
-from batchscope.choice.rows import Question
+from batchscope.choice.rows import Question, check_prices
 from batchscope.choice.step import step_on
 from batchscope.errors import UserError
 from tests.choice.trainings import mlp, write_training
@@ -111,6 +111,22 @@ def test_a_device_that_differs_from_the_first_parts_it_from_those_behind(light, 
     made = [replace(row(each, label), total=time, training=time) for label, time in zip(labels, times, strict=True)]
     monkeypatch.setattr("batchscope.choice.answer.rows", lambda training, question: (made, []))  # no such cards
     assert (answer(light).taken, answer(light).too_close) == (made[0], [])
+
+
+def test_a_price_is_that_of_a_card_or_of_the_kind_of_a_device_that_is_here(tmp_path):
+    here = training(tmp_path, device="cuda", name="NVIDIA L4")
+    asked = Question(CARDS, prices={"cuda": 1.0, "t4": 2.0})
+    check_prices([here], asked)
+    assert [bool(row(Answer(here, asked), label).cost) for label in ("l4", "t4", "h100")] == [True, True, False]
+
+
+@pytest.mark.parametrize("prices", [{"mps": 1.0}, {"cuda": 1.0}, {"a100": 1.0}, {"t4": 1.0, "a100": 1.0}])
+def test_a_price_that_no_device_has_is_refused(light, prices):
+    refused = "mps" if "mps" in prices else "cuda" if "cuda" in prices else "a100"
+    with pytest.raises(
+        UserError, match=f"--price: got {refused}=1, the price of no device .*; takes those of cpu, t4, l4"
+    ):
+        check_prices([light], Question(CARDS, prices=prices))
 
 
 def test_the_batch_is_the_smallest_whose_rate_is_near_the_best_of_those_that_fit(tmp_path, heavy):
