@@ -21,7 +21,7 @@ differs between cards is known mostly from its prior:
 The intervals come from the fitted devices alone: each is left out of the fit in turn. Columns of the tables, in percent:
 
     error       median of |predicted / measured - 1|
-    holds       of the 80 % intervals: how many hold the measurement
+    holds       of the 90 % intervals: how many hold the measurement
     width       median of (high - low) / middle
     roofline    the error of max(FLOPs / peak, bytes / bandwidth)
     roof ratio  the error of another fitted device's measurement of the same shape, times the ratio of the rooflines
@@ -196,7 +196,7 @@ class Fit:
             for (family, kind), own in self.rows[self.rows["device"] == name].groupby(["family", "kind"]):
                 residuals = np.log(own["seconds"]) - log_seconds(own, self.cards)(values[family])
                 effects[kind].append(residuals.median())
-                share, normal = QUANTILE  # right at the ends of an 80 % interval
+                share, normal = QUANTILE  # the width of the middle of the residuals, and not of a few odd kernels
                 kernels[kind].append((residuals - residuals.median()).abs().quantile(share) / normal)
         known = pd.DataFrame([facts(self.cards[name]) for name in devices])
         return Coefficients(

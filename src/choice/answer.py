@@ -12,8 +12,9 @@ from typing import Any
 
 import pandas as pd
 
+from ..analysis.noise import CONFIDENCE
 from ..errors import UserError
-from ..records.formatting import count
+from ..records.formatting import count, percent
 from ..records.terminal import wrapped
 from .interval import CALLED_FROM, Interval, digits, exactly, probability_shorter
 from .measured import Training
@@ -45,8 +46,6 @@ class Answer:
 
     def sentences(self) -> list[str]:
         """Which device to take, what the best one here or elsewhere takes, and the cheapest where prices are known."""
-        if self.training.busy:
-            return ["No device is recommended: close other programs, and measure again."]
         return [
             f"{line[0].upper()}{line[1:]}." for line in (self._take(), self._other_place(), self._cheapest()) if line
         ]
@@ -114,14 +113,20 @@ class Answer:
             f"{training.title}: {count(self.epochs, 'epoch')} of {training.train_samples:,} samples, training steps alone",
             f"measured: {', '.join(places)}",
             f"assumed elsewhere: {start_up} to start, a host as fast as this one, precision {precision}",
-            "predicted: in 80 of 100 cases within the interval",
+            f"times and costs: in {100 * CONFIDENCE:.0f} of 100 cases within the interval",
         ]
 
     def notes(self) -> list[str]:
-        """The devices that are left out, and that batch sizes differ."""
+        """What other programs took, the devices that are left out, and that batch sizes differ."""
         sizes = {row.batch_size for row in self.rows}
         differ = f"a larger batch may need more epochs; --batch-size {min(sizes)} compares all at the same size"
-        return [*self.left_out, *([differ] if len(sizes) > 1 else [])]
+        busy = [
+            f"{row.name} was measured while other programs took {percent(row.others_share)} of the processor: its times are "
+            "those beside them, and its intervals are wider by what they may have cost"
+            for row in self.rows
+            if row.others_share
+        ]
+        return [*busy, *self.left_out, *([differ] if len(sizes) > 1 else [])]
 
     def as_json(self) -> dict[str, Any]:
         """Everything in plain containers: seconds, bytes, and what is paid."""
@@ -135,7 +140,7 @@ class Answer:
                 "precision": question.precision or self.training.precision,
             },
             "devices": [{"label": row.label, "known": row.known, **asdict(row)} for row in self.rows],
-            "recommended": None if self.training.busy else self.taken.label,
+            "recommended": self.taken.label,
             "too_close_to_call": [row.label for row in self.too_close],
             "sentences": self.sentences(),
             "notes": [*self.training.doubts, *self.notes()],

@@ -1,16 +1,25 @@
-"""A time that is not known exactly: sums, which of two is shorter, and its text."""
+"""A time that is not known exactly: sums, the ratio of two, and its text.
+
+Every interval has the confidence of analysis (`CONFIDENCE`), so that a measured time is known here as well as in a report.
+What is known with another confidence is converted where it enters (`converted`, `normal_spread`).
+"""
 
 import math
 from dataclasses import dataclass
 
-TEN_TO_NINETY = 2 * 1.2815515594457  # standard deviations between the 10th and the 90th percentile
+from scipy.special import ndtri
+
+from ..analysis.noise import CONFIDENCE, Ratio
+
 CALLED_FROM = 0.75  # the probability from which on one of two times is called the shorter one
+SURE = 0.95  # of the interval of a ratio: a time that is called shorter is not in at most 1 of 40 cases
+_MOST = 1e100  # from the middle to an end
 _UNITS = ((2 * 86400, 86400, "d"), (5400, 3600, "h"), (90, 60, "min"), (1, 1, "s"), (1e-3, 1e-3, "ms"), (0, 1e-6, "µs"))
 
 
 @dataclass(frozen=True)
 class Interval:
-    """Seconds (or bytes, or money): the middle, and the ends between which the truth lies in 80 of 100 cases."""
+    """Seconds (or bytes, or money): the middle, and the ends of the interval of `CONFIDENCE` that the truth lies in."""
 
     low: float
     middle: float
@@ -19,6 +28,11 @@ class Interval:
     def __add__(self, other: "Interval") -> "Interval":
         """Ends add to ends: most of the error is a device's own, which all of its kernels share."""
         return Interval(self.low + other.low, self.middle + other.middle, self.high + other.high)
+
+    def __sub__(self, other: "Interval") -> "Interval":
+        """What is left of it after the other, at least nothing; a low end is left where most is taken."""
+        ends = zip(self.ends(), reversed(other.ends()), strict=True)
+        return Interval(*(max(0.0, end - taken) for end, taken in ends))
 
     def __mul__(self, factor: float) -> "Interval":
         """The time of so many calls."""
@@ -51,12 +65,38 @@ def digits(value: float) -> str:
     return f"{rounded:,.{max(0, 1 - math.floor(math.log10(abs(rounded))))}f}"
 
 
+def deviations(confidence: float) -> float:
+    """How many standard deviations the interval of a normal distribution reaches to either side: 1.96 for 0.95."""
+    return float(ndtri((1 + confidence) / 2))
+
+
+def converted(low: float, middle: float, high: float, confidence: float, error: float = 0.0) -> Interval:
+    """The interval of a lognormal time that is known with another confidence.
+
+    It is wider by an independent error, of which `error` is the standard deviation of the logarithm.
+    """
+    power, own = deviations(CONFIDENCE) / deviations(confidence), deviations(CONFIDENCE) * error
+    factors = (min(max(factor, 1.0), _MOST) for factor in (middle / low, high / middle))
+    below, above = (math.exp(math.hypot(power * math.log(factor), own)) for factor in factors)
+    return Interval(middle / below, middle, middle * above)
+
+
 def probability_shorter(first: Interval, second: Interval) -> float:
     """That the first time is the shorter one, if both are lognormal and independent. From `CALLED_FROM` on it is called."""
     if min(first.low, second.low) <= 0:
         return 0.5 if first.middle == second.middle else float(first.middle < second.middle)
-    spread = math.hypot(*(math.log(each.high / each.low) / TEN_TO_NINETY for each in (first, second)))
+    spread = math.hypot(*(math.log(each.high / each.low) / 2 / deviations(CONFIDENCE) for each in (first, second)))
     distance = math.log(second.middle / first.middle)
     if spread == 0:
         return 0.5 if distance == 0 else float(distance > 0)
     return 0.5 * (1 + math.erf(distance / spread / math.sqrt(2)))
+
+
+def times_longer(time: Interval, other: Interval) -> Ratio:
+    """How many times as long as the other a time is, and the interval of `SURE`, if both are lognormal and independent."""
+    if min(time.low, other.low) <= 0:
+        return Ratio(time.middle / other.middle if other.middle else math.inf, 0.0, math.inf)
+    value, wider = time.middle / other.middle, deviations(SURE) / deviations(CONFIDENCE)
+    low = math.hypot(math.log(time.low / time.middle), math.log(other.high / other.middle))
+    high = math.hypot(math.log(time.high / time.middle), math.log(other.low / other.middle))
+    return Ratio(value, value * math.exp(-wider * low), value * math.exp(wider * high))

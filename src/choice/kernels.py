@@ -1,4 +1,4 @@
-"""What a kernel takes on a card: a middle, and the interval that holds it in 80 of 100 cases.
+"""What a kernel takes on a card: a middle, and its interval.
 
 The roofs of `roofs.py` with the coefficients of `kernels.json`, which `benchmarks/device_choice/main.py --write` fits to measurements
 on other cards. What these coefficients miss has three parts: a card's own effect, which its kernels share; a kernel's own
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from ..hardware.datasheet import Datasheet
-from .interval import TEN_TO_NINETY
+from .interval import CONFIDENCE, deviations
 from .roofs import Array, card, memory_seconds, product_seconds, shapeless_product_seconds
 from .work import Work
 
@@ -71,7 +71,7 @@ def predict(works: Sequence[Work], device: Datasheet, of: Coefficients | None = 
     """
     of = of or coefficients()
     middle, spread = middles(works, device, of), _spreads(works, device, of)
-    factor = np.exp(TEN_TO_NINETY / 2 * spread)
+    factor = np.exp(deviations(CONFIDENCE) * spread)
     floor = np.array([floor_seconds(work, device) for work in works])
     return np.stack([np.maximum(middle / factor, np.minimum(middle, floor)), middle, middle * factor])
 

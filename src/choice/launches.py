@@ -19,12 +19,15 @@ and as many batch norms, forward and backward: some 60 µs for each on a host of
 from collections.abc import Sequence
 
 from ..records.operations import OperationRow
-from .interval import Interval
+from .interval import Interval, converted
 
-# Seconds of a simple operation on the host of a GPU: dispatch and launch, without and with Python and autograd above it.
-BELOW_AUTOGRAD = Interval(3e-6, 5e-6, 9e-6)
-WHOLE_OPERATION = Interval(5e-6, 8e-6, 15e-6)
-OTHER_HOST = Interval(0.6, 1.0, 1.5)  # the time that another processor takes for the same Python, relative to this one
+_ASSUMED = 0.8  # the confidence of the intervals below, which follow from the published values
+# Seconds of a simple operation on the host of a GPU: dispatch and launch; and at most, with Python and autograd above it.
+BELOW_AUTOGRAD = converted(3e-6, 5e-6, 9e-6, _ASSUMED)
+MOST_WHOLE_OPERATION = 15e-6
+OTHER_HOST = converted(
+    0.6, 1.0, 1.5, _ASSUMED
+)  # the time that another processor takes for the same Python, relative to this one
 _LEAST_BESIDE = 8e-6  # seconds of Python and autograd for an operation
 _MOST_BESIDE = 5e-3, 50e-6  # seconds of the loop for a step, and for an operation
 _THROUGH_CUDNN = 8.0  # simple operations that one of these is worth

@@ -2,6 +2,9 @@
 
 Runs belong to one training where everything is alike that makes a step what it is: model, data, optimizer, precision.
 Seeds, folders, learning rates and the length of the training may differ.
+
+A time is that of the rates of analysis, with the interval that a report gives it: by the noise of its windows, what separate
+runs differ by, and what other programs may have lowered the rate by.
 """
 
 import json
@@ -12,18 +15,24 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
+from ..analysis.groups import rates_of
+from ..analysis.noise import BETWEEN_CPU, Rates
+from ..analysis.run import Run
 from ..errors import UserError, printable
 from ..hardware.datasheet import Datasheet, datasheet
 from ..options.tree import flatten
-from ..records.formatting import option_value, percent
+from ..records.formatting import option_value
 from ..records.operations import StepOperations, read_operations
+from ..records.rates import RATE
 from ..records.read import read, run_dirs
 from ..records.values import at, positive, table
-from .interval import Interval
+from .interval import Interval, converted
 from .step import Measured, Source
 
 _MOST_EPOCHS = 10**6
-_BUSY = 0.25  # of the processor, taken by others: no time of such a run is its own
+_MEDIAN, _STEPS = 0.95, 0.8  # confidence of a record's interval of the median; the share of steps from p10 to p90
 _SECTIONS = ("model", "data")  # of the configuration, whose options make a step another one
 _ALSO = ("optimizer._target_", "trainer.precision", "trainer.accumulate_grad_batches", "global_batch_size")
 _ALSO += ("channels_last", "compile")
@@ -40,18 +49,18 @@ class Training:
     precision: str  # as Lightning takes it
     sources: Sequence[Source]
     doubts: Sequence[str] = ()  # why not to trust the answer
-    busy: bool = False  # whether other programs took so much of the processor that no time decides
 
 
 @dataclass(frozen=True)
 class _Run:
     path: Path
+    record: Run
     options: Mapping[str, Any]  # that make a step another one, by dotted name
-    measured: Measured
+    measured: Measured  # by the record alone
+    slowest: float  # the mean step over the median one
     samples: int  # of an epoch
     epochs: int  # that it was to train; 0: unknown
     memory_gib: float  # of the device; 0: unknown
-    others: float  # the share of the processor that other programs took, where they disturbed most windows; else 0
 
     @property
     def step(self) -> StepOperations:
@@ -113,32 +122,40 @@ def _read(path: Path) -> _Run:
         raise UserError(
             "has no operations.json: its step cannot be recorded (compiled, sharded, record_operations=false)"
         )
-    # The mean counts towards the high end: slow steps are a part of a training, and the median leaves them out.
-    ends = at(record, "throughput.step_ms_interval")
-    if not isinstance(ends, list) or len(ends) != 2:
-        ends = [known("throughput.step_ms_p10"), known("throughput.step_ms_p90")]
-    low, high, mean = (positive(each) or middle for each in (*ends, known("throughput.step_ms")))
+    run = Run(path.name, path, record)
+    if RATE not in run.values:
+        raise UserError("does not say how many samples a step has")
+    mean = known("throughput.step_ms") or middle
     waiting = (known("throughput.parts_ms.data_wait") or 0.0) * min(1.0, middle / mean)  # a few slow steps raise a mean
     per_batch = 1e-3 / step.batches
     counted, moving = _memory(record, step)
     measured = Measured(
-        seconds=Interval(min(low, middle), middle, max(high, middle, mean)) * per_batch,
+        seconds=_recorded(record, middle, step.device) * per_batch,
         waiting=waiting * per_batch,
         counted=counted,
         moving=moving,
         step=_of_batch(step),
     )
-    disturbed, windows = known("throughput.disturbed_windows"), known("throughput.windows")
     shared = None if step.device == "cuda" else known("hardware.memory_gib")
     return _Run(
         path,
+        run,
         _options(record),
         measured,
+        slowest=max(1.0, mean / middle),
         samples=round(samples),
         epochs=min(round(known("config.trainer.max_epochs") or 0), _MOST_EPOCHS),
         memory_gib=known("hardware.device_memory_gib") or shared or 0.0,
-        others=(known("throughput.others_share") or 0.0) if 2 * (disturbed or 0.0) > (windows or 0.0) else 0.0,
     )
+
+
+def _recorded(record: Mapping[str, Any], middle: float, device: str) -> Interval:
+    """A step in ms by its record alone, for want of windows: the median's interval, else that of single steps."""
+    ends, confidence = at(record, "throughput.step_ms_interval"), _MEDIAN
+    if not isinstance(ends, list) or len(ends) != 2:
+        ends, confidence = [at(record, f"throughput.step_ms_{name}") for name in ("p10", "p90")], _STEPS
+    low, high = (positive(end) or middle for end in ends)
+    return converted(low, middle, high, confidence, BETWEEN_CPU if device == "cpu" else 0.0)
 
 
 def _options(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -182,15 +199,20 @@ def _source(runs: Sequence[_Run]) -> Source:
         threads = f", {first.threads} thread{'s' if first.threads > 1 else ''}" if first.threads else ""
         names = (printable(first.device_name or first.device) + threads,)
         device = Datasheet(names, (printable(first.device),), runs[0].memory_gib, 0.0, {}, {}, first.device)
-    sizes = _grouped(sorted(runs, key=lambda run: run.step.batch_size), lambda run: run.step.batch_size)
-    return Source(device, {same[0].step.batch_size: _pooled([run.measured for run in same]) for same in sizes})
+    ordered = sorted(runs, key=lambda run: run.step.batch_size)
+    sizes = {same[0].step.batch_size: same for same in _grouped(ordered, lambda run: run.step.batch_size)}
+    rates = rates_of({size: [run.record for run in same] for size, same in sizes.items()})
+    return Source(device, {size: _pooled(same, rates, size) for size, same in sizes.items()}, rates.busy)
 
 
-def _pooled(each: Sequence[Measured]) -> Measured:
-    """One batch size from several runs: their steps lie between the lowest and the highest end."""
-    lows, middles, highs = zip(*(one.seconds.ends() for one in each), strict=True)
+def _pooled(runs: Sequence[_Run], rates: Rates, batch_size: int) -> Measured:
+    """One batch size from several runs."""
+    each = [run.measured for run in runs]
+    seconds = _seconds(each, rates, batch_size)
+    # The mean counts towards the high end: slow steps are a part of a training, and the median leaves them out.
+    most = max(seconds.high, seconds.middle * max(run.slowest for run in runs))
     return Measured(
-        seconds=Interval(min(lows), median(middles), max(highs)),
+        seconds=replace(seconds, high=most),
         waiting=median(one.waiting for one in each),
         counted=max(one.counted for one in each),
         moving=max(one.moving for one in each),
@@ -198,14 +220,21 @@ def _pooled(each: Sequence[Measured]) -> Measured:
     )
 
 
+def _seconds(each: Sequence[Measured], rates: Rates, batch_size: int) -> Interval:
+    """The time of a batch by its rate; by the records where there are too few windows to tell how well that is known."""
+    reach = rates.reach(batch_size)
+    if math.isfinite(reach):
+        middle = batch_size / rates.rate(batch_size)
+        return Interval(middle / (1 + reach), middle, middle * (1 + reach))
+    lows, middles, highs = zip(*(one.seconds.ends() for one in each), strict=True)
+    taken = float(rates.windows.loc[rates.windows["setting"] == batch_size, "taken"].mean())
+    left = 1 - float(np.clip(taken, 0, 0.9))  # of the processor: a step may be shorter or longer by as much
+    return Interval(min(lows) * left, median(middles), max(highs) / left)
+
+
 def _training(runs: Sequence[_Run], sources: Sequence[Source], different: Sequence[str]) -> Training:
     first, epochs = runs[0], {run.epochs for run in runs}
     doubts = []
-    if busiest := max(run.others for run in runs):
-        share = percent(min(1.0, busiest))
-        doubts.append(
-            f"Measured on a busy machine: other programs took up to {share} of its processor, so times are too long."
-        )
     if first.options.get("data.pipeline") == "workers":
         doubts.append(
             "data.pipeline=workers hides how long the workers take to load a batch: a faster device may wait."
@@ -219,5 +248,4 @@ def _training(runs: Sequence[_Run], sources: Sequence[Source], different: Sequen
         precision=first.step.precision,
         sources=sources,
         doubts=doubts,
-        busy=busiest > _BUSY,
     )

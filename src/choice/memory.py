@@ -7,6 +7,8 @@ most bytes stands for it: a third of these bytes is the middle, as a count of ev
 cnn, +11 % for a ResNet-18, +27 % for LSTMs, -19 % for the mlp). Where Python goes through the time steps, all their
 gradients are there at once: five thirds of these bytes held the rnn_cell, and are the high end for all.
 
+The ends are the least and the most, and no interval of a confidence: what may not fit is not tried.
+
 What is added on a GPU, in MiB:
 
 - CUDA's context and the kernels that are loaded: 250 to 800. A tensor of one number took 723 with torch 1.4 (PyTorch forum,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from ..errors import UserError
 from ..hardware.datasheet import Datasheet
 from ..records.formatting import memory
+from ..records.rates import NEAR_BEST
 from .interval import Interval, exactly
 from .measured import Training
 from .memory import USABLE
@@ -14,7 +15,6 @@ from .step import Step, step_here, step_on
 
 MAX_EXTRAPOLATION = 8  # times the largest size that ran
 FULL = "32-true"  # as Lightning calls float32
-NEAR = 0.95  # of the best rate: the smallest batch that reaches it is taken
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class Row:
     training: Interval  # seconds of all epochs
     total: Interval  # the same and the start-up
     cost: Interval | None  # None where no price is known
+    others_share: float | None = None  # of the processor, that other programs took where they made it busy
 
     @property
     def label(self) -> str:
@@ -103,20 +104,21 @@ def _priced_as(device: Datasheet, here: bool, prices: Mapping[str, float]) -> st
 
 def _row(training: Training, device: Datasheet, question: Question) -> Row:
     steps = _steps(training, device, question)
-    here = any(source.device is device for source in training.sources)
+    source = next((source for source in training.sources if source.device is device), None)
+    here = source is not None
     sizes = [size for size, step in steps.items() if here or _fits(step, device)]
     if not sizes:
         size, step = next(iter(steps.items()))
         needs = memory(step.memory.high) if step.memory else "more"
         raise UserError(f"may need {needs} at batch size {size:,}, and has {memory(device.memory_gib * 2**30)}")
     rates = {size: size / steps[size].seconds.middle for size in sizes}
-    size = next(size for size in sizes if rates[size] >= NEAR * max(rates.values()))
+    size = next(size for size in sizes if rates[size] >= (1 - NEAR_BEST) * max(rates.values()))
     epochs = question.epochs or training.epochs or 1
     seconds = steps[size].seconds * (math.ceil(training.train_samples / size) * epochs)
     total = seconds if here else seconds + exactly(question.start_up_s)
     priced_as = _priced_as(device, here, question.prices)
     cost = None if priced_as is None else total * (question.prices[priced_as] / 3600)
-    return Row(device, here, size, steps[size], seconds, total, cost)
+    return Row(device, here, size, steps[size], seconds, total, cost, source.others_share if source else None)
 
 
 def _steps(training: Training, device: Datasheet, question: Question) -> dict[int, Step]:

@@ -16,14 +16,15 @@ from ..hardware.datasheet import Datasheet
 from ..records.operations import OperationRow, StepOperations
 from .interval import Interval, exactly
 from .kernels import is_compute, predict
-from .launches import BELOW_AUTOGRAD, WHOLE_OPERATION, beside_operations, elsewhere, launched
+from .launches import BELOW_AUTOGRAD, MOST_WHOLE_OPERATION, beside_operations, elsewhere, launched
 from .memory import on_gpu
 from .scale import line, rows_at
 from .work import as_computed, works_of
 
 _OVERLAP = 4.0  # of the norm that adds device and host up: with 1 they would not overlap at all
 _LARGEST_CORRECTION = 3.0
-# Seconds a byte, of a batch on its way to a GPU: prefetched; from pinned memory over PCIe 3; from pageable memory.
+# Seconds a byte, of a batch on its way to a GPU: prefetched; from pinned memory over PCIe 3; from pageable memory. The first
+# and the last are the least and the most, and are taken for the ends of an interval.
 _TRANSFER = Interval(0.0, 1 / 12e9, 1 / 5e9)
 
 
@@ -44,6 +45,7 @@ class Source:
 
     device: Datasheet
     sizes: Mapping[int, Measured]
+    others_share: float | None = None  # of the processor, that other programs took, where that is called busy
 
     def line(self, name: str, batch_size: int) -> float:
         """A number of `Measured` at any batch size, on a line."""
@@ -134,8 +136,8 @@ def _launches(source: Source, rows: Sequence[OperationRow]) -> Interval:
     """What the host of a GPU takes for the launches of a step, and for the loop, Python and autograd beside them."""
     if source.device.kind == "cpu":
         return BELOW_AUTOGRAD * launched(rows) + elsewhere(_beside(source))
-    middle = min(source.shortest, (WHOLE_OPERATION * launched(rows)).high)  # the host takes no longer than any step
-    return Interval(0.6 * middle, middle, 1.1 * source.shortest)
+    middle = min(source.shortest, MOST_WHOLE_OPERATION * launched(rows))  # the host takes no longer than any step
+    return Interval(0.6 * middle, middle, 1.1 * source.shortest)  # the least and the most
 
 
 @cache

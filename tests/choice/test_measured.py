@@ -1,9 +1,13 @@
 """What runs have measured: trainings, devices and batch sizes; and what cannot be used, in one line."""
 
 import json
+import math
 
 import pytest
 
+from batchscope.analysis.noise import BETWEEN_CPU
+from batchscope.analysis.read import find
+from batchscope.choice.interval import deviations
 from batchscope.choice.measured import read_trainings
 from batchscope.errors import UserError
 from batchscope.records.operations import FILE, StepOperations, write_operations
@@ -25,11 +29,20 @@ def test_times_operations_and_memory_are_by_batch_size(tmp_path):
     training, sizes = only(write_training(tmp_path))
     assert (training.title, training.epochs, training.train_samples) == ("cnn · mnist", 2, 55_000)
     assert (training.precision, list(sizes), training.doubts) == ("32-true", [8, 64, 512], [])
-    low, middle, high = sizes[64].seconds.ends()
-    assert (low, high, sizes[64].waiting) == pytest.approx((0.98 * middle, 1.03 * middle, 0.02 * middle))
+    assert sizes[64].waiting == pytest.approx(0.02 * sizes[64].seconds.middle)
     assert training.sources[0].device.names == ("AMD EPYC, 2 threads",)
     assert training.sources[0].device.memory_gib == 16
     assert (sizes[64].counted, sizes[64].moving) == (4e6 + 3.1e5 * 64, 0)
+
+
+@pytest.mark.parametrize("others", [math.nan, 0.2, 0.6])
+def test_a_time_is_known_as_well_as_a_report_says_that_its_rate_is_beside_other_programs_too(tmp_path, others):
+    training, sizes = only(write_training(tmp_path, windows=12, others=others))
+    rates = find([tmp_path]).groups[0].rates
+    rate, reach = rates.rate(64), rates.reach(64)
+    assert sizes[64].seconds.ends() == pytest.approx([64 / rate / (1 + reach), 64 / rate, 64 / rate * (1 + reach)])
+    assert training.sources[0].others_share == rates.busy
+    assert (rates.busy is None) == (others != 0.6)
 
 
 def test_repeated_runs_are_one_size(tmp_path):
@@ -86,37 +99,46 @@ def stall(record):
     record["throughput"]["step_ms"] = 2 * record["throughput"]["step_ms_median"]
 
 
+FROM_95, FROM_80 = (deviations(0.9) / deviations(confidence) for confidence in (0.95, 0.8))
+
+
 @pytest.mark.parametrize(
     ("change", "ends"),
-    [(stall, (0.98, 2.0)), (lambda record: record["throughput"].pop("step_ms_interval"), (0.95, 1.1))],
-    ids=["slow steps count", "few steps have their percentiles"],
+    [
+        (None, (0.98**FROM_95, 1.03**FROM_95)),
+        (lambda record: record["throughput"].pop("step_ms_interval"), (0.95**FROM_80, 1.1**FROM_80)),
+        (stall, (0.98**FROM_95, 2.0)),
+    ],
+    ids=["95 % of the median", "80 % of a few steps", "slow steps count"],
 )
-def test_the_ends_of_a_step(tmp_path, change, ends):
-    _, sizes = only(write_training(tmp_path), change)
+def test_without_windows_the_ends_of_a_record_are_taken_at_the_confidence_of_all_intervals(tmp_path, change, ends):
+    _, sizes = only(write_training(tmp_path, device="cuda", name="A card"), change)
     low, middle, high = sizes[64].seconds.ends()
     assert (low / middle, high / middle) == pytest.approx(ends)
     assert sizes[64].waiting == pytest.approx(0.02 * middle / (2 if change is stall else 1))
 
 
-BUSY = {"windows": 8, "disturbed_windows": 5, "others_share": 0.86}
+def test_without_windows_a_run_on_a_cpu_is_known_no_better_than_separate_runs_agree(tmp_path):
+    _, sizes = only(write_training(tmp_path))
+    low, middle, high = sizes[64].seconds.ends()
+    assert min(middle / low, high / middle) > math.exp(deviations(0.9) * BETWEEN_CPU)
+
+
+def test_too_few_windows_beside_other_programs_are_wider_by_what_these_took(tmp_path):
+    alone, beside = (only(write_training(tmp_path / str(o), windows=2, others=o))[1][64].seconds for o in (0.0, 0.5))
+    assert beside.ends() == pytest.approx([alone.low / 2, alone.middle, alone.high * 2])
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (
-            lambda record: record["throughput"].update(BUSY),
-            "Measured on a busy machine: other programs took up to 86 %",
-        ),
-        (lambda record: record["throughput"].update(BUSY, windows=10), None),  # no more than half of the windows
         (lambda record: record["config"]["data"].update(pipeline="workers"), "data.pipeline=workers hides how long"),
         (lambda record: record.pop("memory"), "Not every run has counted its memory"),
     ],
 )
 def test_what_the_runs_cannot_tell_is_a_doubt(tmp_path, change, said):
     training, _ = only(write_training(tmp_path), change)
-    assert not training.doubts if said is None else training.doubts[0].startswith(said)
-    assert training.busy == ("busy" in (said or ""))
+    assert training.doubts[0].startswith(said)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +152,8 @@ def test_what_the_runs_cannot_tell_is_a_doubt(tmp_path, change, said):
             "0, .*1, .*2: has no operations.json",
         ),
         (write_training, lambda record: record.update(processes=2), "several devices"),
-        (write_training, lambda record: record.pop("dataset"), "how many samples"),
+        (write_training, lambda record: record.pop("dataset"), "how many samples an epoch has"),
+        (write_training, lambda record: record["throughput"].pop("samples_per_sec"), "how many samples a step has"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_used_is_one_line(tmp_path, prepare, change, reason):

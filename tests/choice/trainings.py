@@ -1,9 +1,12 @@
 """Sweeps as train.py would have left them: an MLP and a small CNN whose operations follow from the batch size."""
 
+import math
 from pathlib import Path
 
+import numpy as np
+
 from batchscope.records.operations import OperationRow, StepOperations, write_operations
-from tests.support.synthetic_runs import change_record, write_run
+from tests.support.synthetic_runs import change_record, write_run, write_steps
 
 GFLOPS, BYTES_PER_SEC, LAUNCH_S = 100e9, 30e9, 1.5e-6  # of the CPU that measured
 CALIBRATION = {"matmul_flops_per_sec": {"fp32": GFLOPS}, "memory_bytes_per_sec": BYTES_PER_SEC, "launch_us": 1.5}
@@ -64,14 +67,21 @@ def counted(size):
 
 def write_training(
     folder: Path, sizes=(8, 64, 512), rows=mlp, loop_s=1e-3, device="cpu", name="AMD EPYC", precision="32-true",
-    memory=counted, **options,
+    memory=counted, windows=0, others=math.nan, **options,
 ) -> Path:  # fmt: skip
-    """A run for each size, in numbered folders; options are those of `write_run`."""
+    """A run for each size, in numbered folders; options are those of `write_run`.
+
+    With `windows`, so many of them, in which other programs took the share `others` of the processor.
+    """
+    noise = np.random.default_rng(0)
     for number, size in enumerate(sizes):
         ours, place = rows(size), folder / str(number)
         step_ms = 1e3 * (loop_s + sum(row.seconds for row in ours))
         interval = {"step_ms_interval": [0.98 * step_ms, 1.03 * step_ms]}
         write_run(place, size, step_ms, device=device, device_name=name, throughput=interval, **options)
+        if windows:
+            times = step_ms * np.exp(0.01 * noise.standard_normal(windows))
+            write_steps(place, [[time] * 5 for time in times], others=others)
         change_record(place, memory={"batch_size": size, "parts_bytes": memory(size)})
         threads = 2 if device == "cpu" else None
         write_operations(place, StepOperations(size, 1.0, device, name, precision, ours, threads, CALIBRATION))
