@@ -1,26 +1,26 @@
 """The answer of `batchscope choose` for one training: a table of devices, three sentences at most, and notes.
 
-The device whose training ends first is taken. Two devices differ where one is called the shorter one (interval.py) and its
-middle is shorter by more than 5 %. Of those that are too close to call, one that is here is taken, then the cheapest, then
-the fastest.
+The device whose training ends first by the middles of the intervals is taken. Of devices whose rate is within 5 % of the best,
+one that is here is taken, then the cheapest, then the fastest. It is called the first one where it is shown to be faster than
+every other (interval.py), and else the best guess, with those that may be first as well.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import takewhile
 from typing import Any
 
 import pandas as pd
 
-from ..analysis.noise import CONFIDENCE
+from ..analysis.noise import CONFIDENCE, Ratio
 from ..errors import UserError
 from ..records.formatting import count, percent
+from ..records.rates import NEAR_BEST
 from ..records.terminal import wrapped
-from .interval import CALLED_FROM, Interval, digits, exactly, probability_shorter
+from .interval import SURE, Interval, digits, exactly, times_longer
 from .measured import Training
 from .rows import Question, Row, rows
 
-ALIKE = 1.05  # a device whose time is longer by less than this factor is as good
 _MOST_NAMED = 4  # devices in a sentence
 
 
@@ -37,25 +37,33 @@ class Answer:
         self.rows, self.left_out = rows(training, question)
         if not self.rows:
             raise UserError(f"choose: no device is left: {'; '.join(self.left_out)}")
-        best, *others = self.rows  # the fastest first
-        alike = [best, *takewhile(lambda row: not _differs(best.total, row.total), others)]
+        alike = [row for row in self.rows if (1 - NEAR_BEST) * row.total.middle <= self.rows[0].total.middle]
         self.taken = min(
             alike, key=lambda row: (not row.here, row.cost.middle if row.cost else math.inf, row.total.middle)
         )
-        self.too_close = [row for row in alike if row is not self.taken]
+        self.others = [row for row in self.rows if row is not self.taken]
+        may_be = may_be_first(self.taken.total, [row.total for row in self.others])
+        self.may_be_first = [self.others[number] for number in may_be]
 
     def sentences(self) -> list[str]:
-        """Which device to take, what the best one here or elsewhere takes, and the cheapest where prices are known."""
+        """Which device is first, what the best one here or elsewhere takes, and the cheapest where prices are known."""
         return [
-            f"{line[0].upper()}{line[1:]}." for line in (self._take(), self._other_place(), self._cheapest()) if line
+            f"{line[0].upper()}{line[1:]}." for line in (self._first(), self._other_place(), self._cheapest()) if line
         ]
 
-    def _take(self) -> str:
-        named = [f"{row.name} ({row.total})" for row in self.too_close[:_MOST_NAMED]]
-        named += [f"{more} more"] if (more := len(self.too_close) - _MOST_NAMED) > 0 else []
-        close = f"; too close to call: {', '.join(named)}" if named else ""
-        takes = "takes" if self.epochs == 1 else "take"
-        return f"take {self.taken.name}: {count(self.epochs, 'epoch')} {takes} {self.taken}{close}"
+    def _first(self) -> str:
+        taken, slower = self.taken, [row for row in self.others if row not in self.may_be_first]
+        ratios = [(times_longer(row.total, taken.total), row) for row in slower]
+        compared = [min(ratios, key=lambda each: each[0].low)] if ratios and not self.may_be_first else []
+        other_place = [each for each in ratios if each[1].here != taken.here][:1]
+        compared += [each for each in other_place if each not in compared]
+        takes = f"{count(self.epochs, 'epoch')} {'takes' if self.epochs == 1 else 'take'} {taken}"
+        takes = ", ".join([takes, *(_as_fast(ratio, row.name) for ratio, row in compared)])
+        if not self.may_be_first:
+            return f"{taken.name} first: {takes}" if self.others else f"take {taken.name}: {takes}"
+        named = [f"{row.name} ({row.total})" for row in self.may_be_first[:_MOST_NAMED]]
+        named += [f"{more} more"] if (more := len(self.may_be_first) - _MOST_NAMED) > 0 else []
+        return f"best guess {taken.name}: {takes}; may be first as well: {', '.join(named)}"
 
     def _other_place(self) -> str:
         """What the best device here takes where another is taken, else the best one elsewhere; and the start-up."""
@@ -66,7 +74,7 @@ class Answer:
         assumed = f"{exactly(start_up) if start_up else 'no time'} to start a device elsewhere is assumed (--start-up)"
         if taken.here:
             return f"{other.name}, the best elsewhere, takes {other}; {assumed}"
-        longest = exactly(max(0.0, other.total.middle - taken.training.middle))
+        longest = other.total - taken.training
         return f"{other.name} takes {other}, and is done first if {taken.name} takes more than {longest} to start; {assumed}"
 
     def _cheapest(self) -> str:
@@ -113,7 +121,7 @@ class Answer:
             f"{training.title}: {count(self.epochs, 'epoch')} of {training.train_samples:,} samples, training steps alone",
             f"measured: {', '.join(places)}",
             f"assumed elsewhere: {start_up} to start, a host as fast as this one, precision {precision}",
-            f"times and costs: in {100 * CONFIDENCE:.0f} of 100 cases within the interval",
+            f"times and costs: in {100 * CONFIDENCE:.0f} of 100 cases within the interval; ratios: in {100 * SURE:.0f}",
         ]
 
     def notes(self) -> list[str]:
@@ -141,15 +149,21 @@ class Answer:
             },
             "devices": [{"label": row.label, "known": row.known, **asdict(row)} for row in self.rows],
             "recommended": self.taken.label,
-            "too_close_to_call": [row.label for row in self.too_close],
+            "may_be_first": [row.label for row in self.may_be_first],
             "sentences": self.sentences(),
             "notes": [*self.training.doubts, *self.notes()],
         }
 
 
-def _differs(best: Interval, other: Interval) -> bool:
-    """Whether one is called shorter than the other, and by enough to matter."""
-    return probability_shorter(best, other) >= CALLED_FROM and other.middle > ALIKE * best.middle
+def may_be_first(first: Interval, others: Sequence[Interval]) -> list[int]:
+    """The numbers of the other times that are not shown to be longer than the one that is taken for the shortest."""
+    return [number for number, other in enumerate(others) if times_longer(other, first).low <= 1]
+
+
+def _as_fast(ratio: Ratio, name: str) -> str:
+    """`40 times as fast as the CPU here (25 to 60)`; a number near 1 with more digits, so that it does not seem to be 1."""
+    value, low, high = (f"{end:.4g}" if end < 1.1 else digits(end) for end in (ratio.value, ratio.low, ratio.high))
+    return f"{value} times as fast as {name} ({low} to {high})"
 
 
 def _memory(row: Row) -> str:

@@ -108,7 +108,7 @@ def test_a_table_a_recommendation_and_nothing_written(sweep, tmp_path):
     assert lines[0] == "cnn · mnist: 3 epochs of 55,000 samples, training steps alone"
     at = next(number for number, line in enumerate(lines) if line.endswith(" known"))
     assert sorted(line.split()[0] for line in lines[at + 1 : at + 4]) == ["cpu", "h100", "t4"]
-    assert any(line.startswith("Take H100: 3 epochs take ") for line in lines)
+    assert any(line.startswith("Best guess H100: 3 epochs take ") for line in lines)
     assert [path.name for path in tmp_path.iterdir()] == ["sweep"]
 
 
