@@ -92,6 +92,16 @@ def test_single_operations_are_predicted_on_cards_that_were_not_fitted(tmp_path:
     assert done.stdout.startswith("1 devices, each predicted from the fitted ones without it.")
 
 
+@pytest.mark.slow
+def test_of_cards_that_were_not_fitted_few_are_called_the_first_that_are_not():
+    if not KERNELS.is_dir():
+        pytest.skip(f"needs {KERNELS}")
+    command = [sys.executable, BENCHMARKS / "device_choice" / "orders.py", "--fit", KERNELS]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    answers, first, false, *_ = map(float, next(line for line in lines if line.startswith("operation")).split()[1:])
+    assert answers == 8000 and first > 40 and false < 2.5
+
+
 def test_mutations_of_every_kind_are_drawn_and_found_again():
     script = runpy.run_path(str(BENCHMARKS / "mutations.py"))
     source = BENCHMARKS.parent / "src" / "checkpointing"
