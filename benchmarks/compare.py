@@ -12,8 +12,8 @@ slowdown is a busy wait at the end of `training_step`, a share of the time of th
 - Separate: runs of A, and runs that are 50 % slower, one after the other in between. A run of A is compared with another
   one of A, and with a slower one, that was run half of the benchmark earlier or later.
 
-A false alarm is exit code 3; "any row" counts a part or rate that is said to differ, too; "busy" counts comparisons without
-a verdict. The last lines say what separate runs of the same thing differed by (`BETWEEN_CPU` in src/analysis/noise.py).
+A false alarm is exit code 3; "any row" counts a part or rate that is said to differ, too; "loaded" counts comparisons beside
+a load that is said. The last lines say what separate runs of the same thing differed by (`BETWEEN_CPU` in src/analysis/noise.py).
 """
 
 import argparse
@@ -163,10 +163,10 @@ def row(title: str, found: list[Comparison], wanted: str) -> list[object]:
     """A line of the table."""
     alarms = sum(one.exit_code == 3 for one in found)
     differing = sum(len(one.compared[0].shown) > 1 or one.compared[0].verdict in ("slower", "faster") for one in found)
-    busy = sum(one.compared[0].busy is not None for one in found)
+    loaded = sum(one.compared[0].load is not None for one in found)
     ratios = [one.compared[0].slowdown for one in found]
     low, value, high = (statistics.median(getattr(ratio, end) for ratio in ratios) for end in ("low", "value", "high"))
-    cells = [title, len(found), f"{alarms} ({alarms / len(found):.0%})", wanted, differing, busy]
+    cells = [title, len(found), f"{alarms} ({alarms / len(found):.0%})", wanted, differing, loaded]
     return [*cells, f"{value:.3f}", f"{low:.2f} to {high:.2f}"]
 
 
@@ -180,7 +180,7 @@ def page(out: Path, args: argparse.Namespace) -> None:
         f"{SEPARATE:.0%} slower, separate": (half_apart(out, comparisons, "slower"), ""),
     }
     between = spread(out, comparisons)
-    head = ["", "comparisons", "exit code 3", "wanted", "any row", "busy", "B ÷ A, median", "its interval, median"]
+    head = ["", "comparisons", "exit code 3", "wanted", "any row", "loaded", "B ÷ A, median", "its interval, median"]
     lines = [rows(head, [row(title, found, wanted) for title, (found, wanted) in tables.items()])]
     lines += ["", "Separate runs of the same thing differ by (standard deviation of log times):"]
     lines += [", ".join(f"{name.replace('_', ' ')} {value:.1%}" for name, value in between.items()) + "."]
@@ -193,7 +193,7 @@ def page(out: Path, args: argparse.Namespace) -> None:
 def _short(one: Comparison) -> dict[str, Any]:
     """The numbers without the folders."""
     pair = one.as_json()["pairs"][0]
-    return {key: pair[key] for key in ("passes", "busy", "regression", "rows")}
+    return {key: pair[key] for key in ("passes", "load", "regression", "rows")}
 
 
 def run_job() -> None:

@@ -65,7 +65,7 @@ def compared(answer: Answer) -> dict[str, Any]:
 
     return {
         "target": arrivals.target,
-        "busy": answer.rates.busy,
+        "load": answer.rates.load,
         "seconds": times,
         "samples_per_sec": {size: answer.rates.rate(size) for size in sorted(arrivals.sizes)},
         "noise_scale": progress and [progress.scale.low, progress.scale.value, progress.scale.high],
@@ -109,8 +109,8 @@ def main() -> None:
     times = [one and one["named"]["times"] for one in found.values()]
     right = sum(each is not None and each <= WITHIN for each in times)
     table += f"\n\nThe named size is within {WITHIN} × of the best time in {right} of {len(found)} cases."
-    if busy := [name for name, one in found.items() if one and one["busy"]]:
-        table += f" Other programs took much of the processor meanwhile, so times say little: {', '.join(busy)}."
+    if loaded := [name for name, one in found.items() if one and one["load"]]:
+        table += f" Other programs took much of the processor meanwhile, so times say little: {', '.join(loaded)}."
     write_result("time_to_target", table, {"cases": found}, args)
 
 

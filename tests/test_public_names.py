@@ -17,7 +17,7 @@ PAGE = (Path(__file__).parents[1] / "docs" / "api.md").read_text(encoding="utf-8
 CALLBACKS = "DeviceMonitor MemoryMonitor NoiseScaleMonitor OperationProfiler PredictionImages ProgressBar"
 CALLBACKS += " StopOnNonFinite StopWhenKnown ThroughputMonitor TrainCurves"
 PUBLIC = {
-    "batchscope": f"{CALLBACKS} load_model",
+    "batchscope": f"{CALLBACKS} load_model read_answer read_runs",
     "batchscope.callbacks": CALLBACKS,
     "batchscope.models": "LSTMCell LSTMCellModel MLP RNNCell RNNCellModel SimpleCNN StackedLSTM StackedLSTMModel"
     " TorchvisionModel torch_state_dict unroll",

@@ -158,11 +158,6 @@ class Rates:
         return load_of(self.windows)
 
     @property
-    def busy(self) -> float | None:  # TEMPORARY
-        """Temporary."""
-        return self.load
-
-    @property
     def passes(self) -> int:
         """In how many passes the settings were measured side by side; 0 where no two of them share passes."""
         shared = [setting for setting in self.settings if self._shares_passes(setting)]

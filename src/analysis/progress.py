@@ -4,7 +4,7 @@ With the noise scale φ (callbacks/noise_scale.py) a sample in an update of B sa
 in a small one (McCandlish et al. 2018). Against the smallest size of a sweep, B₀, that is the efficiency (φ + B₀)/(φ + B).
 Times samples/s it is the goodput (Pollux, Qiao et al. 2021): the size with the largest one reaches a given quality first.
 
-A sentence that compares several sizes holds with 98 % confidence for all of them together (Bonferroni): the rates and φ enter it
+A sentence that compares several sizes holds with 95 % confidence for all of them together (Bonferroni): the rates and φ enter it
 with the intervals of that confidence. φ is recorded with a 90 % interval, whose ends in logs are moved by the ratio of the quantiles.
 """
 

@@ -47,12 +47,9 @@ def _events(scalars: Mapping[str, Mapping[int, float]], when: float) -> bytes:
 
 def _scalars(sizes: pd.DataFrame) -> dict[str, dict[int, float]]:
     """Numbers by batch size; one that has a single value or is constant is left out."""
-    metrics = (name for name in sizes if f"{name}_sd" in sizes)
-    found = {
-        name: sizes[name].dropna().to_dict()
-        for name in (RATE, "mfu", *BUSY, "memory_peak_gib", *metrics)
-        if name in sizes
-    }
+    metrics = [str(name) for name in sizes if f"{name}_sd" in sizes]
+    names = [name for name in (RATE, "mfu", *BUSY, "memory_peak_gib", *metrics) if name in sizes]
+    found = {name: {int(str(size)): float(value) for size, value in sizes[name].dropna().items()} for name in names}
     return {name: values for name, values in found.items() if len(set(values.values())) > 1}
 
 

@@ -5,6 +5,7 @@ What is known with another confidence is converted where it enters (`converted`,
 """
 
 import math
+import sys
 from dataclasses import dataclass
 
 from scipy.special import ndtri
@@ -75,7 +76,8 @@ def converted(low: float, middle: float, high: float, confidence: float, error: 
     It is wider by an independent error, of which `error` is the standard deviation of the logarithm.
     """
     power, own = deviations(CONFIDENCE) / deviations(confidence), deviations(CONFIDENCE) * error
-    factors = (min(max(factor, 1.0), _MOST) for factor in (middle / low, high / middle))
+    least = max(low, sys.float_info.min)  # a processor that rounds smaller numbers to 0 has no others
+    factors = (min(max(factor, 1.0), _MOST) for factor in (middle / least, high / middle))
     below, above = (math.exp(math.hypot(power * math.log(factor), own)) for factor in factors)
     return Interval(middle / below, middle, middle * above)
 

@@ -202,7 +202,7 @@ def _source(runs: Sequence[_Run]) -> Source:
     ordered = sorted(runs, key=lambda run: run.step.batch_size)
     sizes = {same[0].step.batch_size: same for same in _grouped(ordered, lambda run: run.step.batch_size)}
     rates = rates_of({size: [run.record for run in same] for size, same in sizes.items()})
-    return Source(device, {size: _pooled(same, rates, size) for size, same in sizes.items()}, rates.busy)
+    return Source(device, {size: _pooled(same, rates, size) for size, same in sizes.items()}, rates.load)
 
 
 def _pooled(runs: Sequence[_Run], rates: Rates, batch_size: int) -> Measured:

@@ -4,10 +4,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from ..analysis.selection import ENOUGH
 from ..errors import UserError
 from ..hardware.datasheet import Datasheet
 from ..records.formatting import memory
-from ..records.rates import NEAR_BEST
 from .interval import Interval, exactly
 from .measured import Training
 from .memory import USABLE
@@ -112,7 +112,7 @@ def _row(training: Training, device: Datasheet, question: Question) -> Row:
         needs = memory(step.memory.high) if step.memory else "more"
         raise UserError(f"may need {needs} at batch size {size:,}, and has {memory(device.memory_gib * 2**30)}")
     rates = {size: size / steps[size].seconds.middle for size in sizes}
-    size = next(size for size in sizes if rates[size] >= (1 - NEAR_BEST) * max(rates.values()))
+    size = next(size for size in sizes if rates[size] >= ENOUGH * max(rates.values()))
     epochs = question.epochs or training.epochs or 1
     seconds = steps[size].seconds * (math.ceil(training.train_samples / size) * epochs)
     total = seconds if here else seconds + exactly(question.start_up_s)

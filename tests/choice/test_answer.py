@@ -164,7 +164,7 @@ def test_a_price_that_no_device_has_is_refused(light, prices):
 
 def test_the_batch_is_the_smallest_whose_rate_is_near_the_best_of_those_that_fit(tmp_path, heavy):
     found = answer(heavy)
-    assert {each.label: each.batch_size for each in found.rows} == {"h100": 2048, "l4": 2048, "t4": 2048, "cpu": 8}
+    assert {each.label: each.batch_size for each in found.rows} == {"h100": 1024, "l4": 2048, "t4": 1024, "cpu": 8}
     assert "more epochs; --batch-size" in " ".join(found.notes())
     assert {each.batch_size for each in answer(heavy, batch_size=64).rows} == {64}
     greedy = training(tmp_path, memory=lambda size: {"parameters": 1e6, "saved": 0.1e9 * size})

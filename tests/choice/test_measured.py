@@ -41,8 +41,8 @@ def test_a_time_is_known_as_well_as_a_report_says_that_its_rate_is_beside_other_
     rates = find([tmp_path]).groups[0].rates
     rate, reach = rates.rate(64), rates.reach(64)
     assert sizes[64].seconds.ends() == pytest.approx([64 / rate / (1 + reach), 64 / rate, 64 / rate * (1 + reach)])
-    assert training.sources[0].others_share == rates.busy
-    assert (rates.busy is None) == (others != 0.6)
+    assert training.sources[0].others_share == rates.load
+    assert (rates.load is None) == math.isnan(others)
 
 
 def test_repeated_runs_are_one_size(tmp_path):

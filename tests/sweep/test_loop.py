@@ -12,6 +12,7 @@ from batchscope.analysis.run import Run
 from batchscope.errors import UserError
 from batchscope.files import WriteError
 from batchscope.sweep import folder, visits
+from batchscope.sweep.passes import SETTLED
 from tests.sweep.conftest import TIMED, ended, job, running
 
 WAIT, REMOVE = "list(visits)", "import shutil; shutil.rmtree(folder); os._exit(0)"
@@ -117,9 +118,9 @@ def test_a_python_that_there_is_not_is_one_line(do):
 def test_runs_with_the_same_limits_share_passes_and_are_told_why_they_end(loop, tmp_path):
     jobs = [job(tmp_path, str(n), 8**n) for n in (1, 2, 3, 4)]
     for one in jobs[::2]:
-        one.config["callbacks"] = {**TIMED, "until_known": {"precision": 0.5}}
+        one.config["callbacks"] = {**TIMED, "until_known": {"min_passes": 12}}
     records = loop.do(jobs)
-    assert [record["told"] for record in records] == ["stop known to ± 50 %", "stop known to ± 5 %"] * 2
+    assert [record["told"] for record in records] == [f"stop {SETTLED}"] * 4
     taken = [record["taken"] for record in records]
     assert taken[0] == taken[2] != taken[1] == taken[3]
 
