@@ -18,7 +18,7 @@ from ..analysis.windows import COLUMNS
 from ..records.formatting import count, percent
 from ..records.intervals import TIME_LIMIT, known_to
 
-VISIT_S = 0.25  # many short passes say more than few long ones: what disturbs a machine often lasts for a second
+VISIT_S = 0.2  # many short passes say more than few long ones: what disturbs a machine often lasts for a second
 FEWEST = 10  # passes before the first look: with fewer, sure shares are false too often (benchmarks/simulated.py)
 EVERY = 2  # passes from one look to the next
 LEAST = 4  # passes, also where a pass takes so long that the time is up: fewer have no interval

@@ -130,7 +130,7 @@ def test_the_line_says_how_long_it_may_take_and_what_is_known_so_far():
     said = []
     measure(*(Pretended(*run, spread=0.12) for run in EIGHT), say=said.append)
     assert said[0] == "measuring 8 runs · 0 s of at most 60"
-    assert re.fullmatch(r"measuring 8 runs · 18 s of at most 60 · so far \d+, sure of \d+ % of the best rate", said[9])
+    assert re.fullmatch(r"measuring 8 runs · 14 s of at most 60 · so far \d+, sure of \d+ % of the best rate", said[9])
 
 
 def test_a_run_that_ends_leaves_the_visits_to_the_others():
