@@ -212,7 +212,7 @@ def main() -> None:
     args = parser.parse_args()
     cases = [Case(model, sizes, condition) for sizes in SIZES for condition in args.only for model in MODELS]
     if args.smallest:
-        cases, args.repetitions = [Case("mlp", "16,256", "light")], 1
+        cases, args.repetitions = [Case("mlp", "16,256", "light")], 2
     turns = [str(number) for number in range(args.repetitions)]
     out = folder_of("bench-answers", args)
     places = {case: {turn: out / case.name / turn for turn in turns} for case in cases}

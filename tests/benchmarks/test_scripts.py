@@ -24,7 +24,7 @@ LINES = {  # command line → what is printed
     "recurrent.py": "| LSTM | 5, 4, 8, 2, 3 |",
     "zoo.py accuracy": "| MLP | rendered-digits |",
     "zoo.py sequences --list": "adding-400-stacked_lstm",
-    "answers.py": "| light | 1 |",
+    "answers.py": "| light | 2 |",
     "simulated.py": "| quiet, eight sizes |",
     "noise_scale.py": "| consecutive updates | 0.0 |",
     "compare.py": "| unchanged, side by side | 2 |",
