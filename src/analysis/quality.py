@@ -74,12 +74,15 @@ def quality_of(sizes: Mapping[int, Sequence[Run]], key: str) -> Quality | None:
     means = {size: float(np.mean(values)) for size, values in found.items()}
     best = (max if declared.higher_is_better else min)(means, key=lambda size: means[size])
     confidence = 1 - (1 - _CONFIDENCE) / (len(found) - 1)
+    error = _standard_errors(sizes, key, means) if declared.unit == FRACTION else None
     if freedom := sum(len(values) - 1 for values in found.values()):
         pooled = math.sqrt(sum(float(np.var(v)) * len(v) for v in found.values()) / freedom)
+        pooled = max(pooled, *(error or {}).values(), 0.0)  # seeds that agree by chance tell no more than their samples
         t = float(stdtrit(freedom, confidence)) * pooled
         allowed = {size: t * math.sqrt(1 / len(v) + 1 / len(found[best])) for size, v in found.items()}
-    elif declared.unit == FRACTION and (error := _standard_errors(sizes, key, means)):
-        allowed = {size: float(ndtri(confidence)) * math.hypot(error[size], error[best]) for size in means}
+    elif error:
+        z = math.sqrt(2) * float(ndtri(confidence))  # what seeds differ by is taken to be as large
+        allowed = {size: z * math.hypot(error[size], error[best]) for size in means}
     else:
         allowed = None
     return Quality(declared, means, allowed, max(map(len, found.values())))
@@ -90,14 +93,16 @@ def _standard_errors(
 ) -> dict[int, float] | None:
     """Of an accuracy at each size, by how many samples it was measured on; None where that is not known.
 
-    What seeds differ by is taken to be as large. The rule of succession keeps the error of an accuracy of 0 or 1 above 0.
+    The rule of succession keeps the error of an accuracy of 0 or 1 above 0.
     """
+    if not all(0 <= mean <= 1 for mean in means.values()):  # an accuracy of somebody's own, in percent
+        return None
     tested = {s: next(run for run in sizes[s] if key in run.metrics) for s in means}
     counts = {s: positive(at(run.record, f"evaluated.{key.partition('/')[0]}")) for s, run in tested.items()}
     if not all(counts.values()):
         return None
     smooth = {s: (means[s] * n + 1) / (n + 2) for s, n in counts.items() if n}
-    return {s: math.sqrt(2 * p * (1 - p) / (counts[s] or 1)) for s, p in smooth.items()}
+    return {s: math.sqrt(p * (1 - p) / (counts[s] or 1)) for s, p in smooth.items()}
 
 
 def training_words(runs: Sequence[Run]) -> str:

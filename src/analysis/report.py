@@ -79,8 +79,9 @@ class Report:
             [] if self.size_texts or len(self.sweep.runs) == 1 else table.settings_table(self.sweep, self.metrics[:2])
         )
         lines += [*aligned(settings), ""] if settings else []
-        for one in self.statements:
-            lines += [] if one.group else _lines(one, width)
+        shown = {id(group) for group, _ in self.size_texts}
+        for statement in (statement for statement in self.statements if id(statement.group) not in shown):
+            lines += _lines(statement.labelled(), width)
         lines += wrapped([f"failed   {failed}"], width) if (failed := failures(self.sweep)) else []
         lines += wrapped([f"note: {note}" for note in self.notes], width)
         return printable("\n".join(lines).rstrip("\n"))
@@ -164,7 +165,7 @@ def analyse(folders: Iterable[str | os.PathLike[str]], enough: float | None = No
     sweep = find(folders)
     enough = enough or next((share for run in sweep.runs if (share := run.enough)), ENOUGH)
     metrics, frame = table.shown_metrics(sweep), table.run_table(sweep)
-    by_group = {id(group): answer(group, metrics, enough) for group in sweep.groups}
+    by_group = {id(group): answer(group, table.quality_metrics(sweep), enough) for group in sweep.groups}
     answers = [answer_ for answer_ in by_group.values() if answer_]
     tables = [table.size_table(group, by_group[id(group)], metrics[:1]) for group in sweep.groups]
     said = statements(sweep, answers, metrics)

@@ -178,7 +178,7 @@ class Run:
             names, rows = read_rows(self.folder / "csv" / "metrics.csv")
         except (OSError, csv.Error):
             return None
-        for name in best_first(name for name in names if name.startswith("val/") and "step" in names):
+        for name in best_first(name for name in names if name.startswith("val/") and "step" in names and name.isprintable()):
             points = pd.DataFrame(rows, columns=["step", name]).apply(pd.to_numeric, errors="coerce")
             points = (
                 points[(points.abs() < _ABSURD).all(axis=1)].drop_duplicates("step", keep="last").sort_values("step")
@@ -193,10 +193,10 @@ class Run:
 
     @cached_property
     def metrics(self) -> dict[str, float]:
-        """Metrics of a finished run; in an unfinished run they are not final."""
-        if self.status != "finished":
+        """Metrics of a finished run. In an unfinished run, and in one that ended once its speed was known, they are not final."""
+        if self.status != "finished" or at(self.record, "throughput.ended"):
             return {}
-        found = {staged(str(key)): number(value) for key, value in table(self.record.get("metrics")).items()}
+        found = {_one_line(staged(str(key))): number(value) for key, value in table(self.record.get("metrics")).items()}
         return {key: value for key, value in found.items() if value is not None}
 
     @cached_property

@@ -3,7 +3,7 @@
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import printable
@@ -27,7 +27,12 @@ class Statement:
 
     lines: list[str]
     group: Group | None = None  # that they are about, if it is one of several
-    command: str = ""  # that decides what is left open; empty where there is none
+    command: str = ""  # that would know more; empty where there is none
+
+    def labelled(self) -> "Statement":
+        """The same with the label of its group before the first sentence, if it has a group."""
+        first, *rest = self.lines
+        return replace(self, lines=[f"{self.group.label}: {first}", *rest]) if self.group else self
 
 
 def statements(sweep: SweepResults, answers: Sequence[Answer], metrics: Sequence[str]) -> list[Statement]:

@@ -66,12 +66,15 @@ def _of_rate(run: Run, rate: float, reach: float) -> dict[str, float]:
     return found | ({"mfu": rate * (run.values["mfu"] / run.values[RATE])} if "mfu" in run.values else {})
 
 
+def quality_metrics(sweep: SweepResults) -> list[str]:
+    """The metrics of the test, or of the validation where no run was tested, the most telling one first."""
+    return _of_stage("test/", sweep.runs) or _of_stage("val/", sweep.runs)
+
+
 def shown_metrics(sweep: SweepResults) -> list[str]:
-    """The metrics of quality: of the test, or of the validation where no run was tested; losses if there is nothing else."""
-    for stage in ("test/", "val/"):
-        if found := _of_stage(stage, sweep.runs):
-            return [name for name in found if metric(name).higher_is_better is not False] or found
-    return []
+    """Those of them that have a column: losses only if there is nothing else."""
+    found = quality_metrics(sweep)
+    return [name for name in found if metric(name).higher_is_better is not False] or found
 
 
 def _of_stage(stage: str, runs: Sequence[Run]) -> list[str]:
@@ -204,7 +207,8 @@ def _tight(text: str) -> str:
 
 def settings_table(sweep: SweepResults, metrics: Sequence[str]) -> list[list[str]]:
     """A line for each group of a sweep in which each group ran at one batch size, below the headings."""
-    rows = [size_texts(size_table(g, None, metrics), g.device).iloc[0].to_dict() for g in sweep.groups]
+    texts = (size_texts(size_table(group, None, metrics), group.device) for group in sweep.groups)
+    rows = [cells.iloc[0].to_dict() if len(cells) else {} for cells in texts]  # of a run without a size there is none
     names = [{"setting": name_of(group, sweep), "runs": str(len(group.runs))} for group in sweep.groups]
     table = pd.DataFrame([name | row for name, row in zip(names, rows, strict=True) if row]).fillna("")
     return [list(table.columns), *table.to_numpy().tolist()] if len(table) else []

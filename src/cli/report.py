@@ -26,8 +26,8 @@ def main() -> None:
         "--enough", type=fraction, metavar="SHARE", help="of the best rate that a batch size is to reach (90%%)"
     )
     args = parser.parse_args()
-    if args.enough is not None and args.enough > 1:
-        raise UserError("--enough: takes a share of at most 100 %", exit_code=2)
+    if args.enough is not None and not 0 < args.enough <= 1:
+        raise UserError("--enough: takes a share above 0 %, at most 100 %", exit_code=2)
 
     from ..analysis import write_report
     from ..analysis.diagnose import find_findings, holds_one_diagnosis, write_diagnosis

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from .signatures import Signature, class_attribute, signature_of
 from .trainer import CALLBACK, LOGGER, OBSERVERS, TRAINER
-from .types import Choice, Fraction, PositiveInt, Purpose, Seed
+from .types import Choice, PositiveInt, Purpose, Range, Seed
 from .values import alternatives
 
 PLACES = (Purpose.READ_FROM, Purpose.WRITTEN_TO)
@@ -22,7 +22,7 @@ _CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotu
 TOP_LEVEL: dict[str, Any] = {
     "seed": Seed,
     "test": Annotated[bool, Purpose.OBSERVATION],
-    "enough": Annotated[Fraction, Purpose.OBSERVATION],
+    "enough": Annotated[float, Range(0, 1, open_low=True), Purpose.OBSERVATION],
     "optimized_metric": Annotated[str | None, Purpose.OBSERVATION],
     "global_batch_size": PositiveInt | None,
     "channels_last": bool,

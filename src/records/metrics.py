@@ -95,7 +95,7 @@ samples_per_sec_low | samples/s | up | | | the lower end of the rate's 90 % inte
 samples_per_sec_high | samples/s | up | | | the upper end of the rate's 90 % interval
 samples_per_sec_mean | samples/s | up | | | all samples over the time of all steps
 samples_per_sec_fit | samples/s | up | | | all samples over the wall time of the fit
-step_ms_typical | ms | down | | step ms | the geometric mean of the median steps of the windows
+step_ms_typical | ms | down | | step ms | the geometric mean of the mean steps of the windows
 data_wait_ms_mean | ms | down | | | a part of the mean step
 transfer_ms_mean | ms | down | | | a part of the mean step
 forward_ms_mean | ms | down | | | a part of the mean step

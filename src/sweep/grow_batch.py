@@ -9,7 +9,7 @@ from typing import Any
 
 from ..analysis.answer import ENOUGH, answer
 from ..analysis.read import find
-from ..analysis.table import shown_metrics
+from ..analysis.table import quality_metrics
 from ..errors import UserError
 from ..options.update import largest_part, ranks_asked
 from ..records.rates import NEAR_BEST, RATE
@@ -108,6 +108,6 @@ def _recommended(folder: Path) -> int | None:
     """The size that a report on the runs in a folder recommends; None where it has no answer."""
     with suppress(UserError):  # no record can be read
         sweep = find([folder])
-        found = answer(max(sweep.groups, key=lambda group: len(group.sizes)), shown_metrics(sweep))
+        found = answer(max(sweep.groups, key=lambda group: len(group.sizes)), quality_metrics(sweep))
         return found.size if found else None
     return None

@@ -154,4 +154,5 @@ def test_a_report_takes_the_share_that_is_enough(tmp_path):
     write_rates(tmp_path, {8: 1000, 64: 3800, 512: 4000})
     assert "→ 64: 95 % of the best measured rate (512)" in answer("report", tmp_path).out
     assert "→ 512: " in answer("report", tmp_path, "--enough", "98%").out
-    assert "--enough: takes a share of at most 100 %" in answer("report", tmp_path, "--enough", "150%").err
+    for share in ("150%", "0"):
+        assert "--enough: takes a share above 0 %, at most 100 %" in answer("report", tmp_path, "--enough", share).err
