@@ -14,15 +14,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..records.formatting import percent
+from ..records.values import at, positive
 from .groups import Group
-from .noise import Rates, simultaneous
+from .noise import Rates, load_of, simultaneous
 from .progress import Progress, progress_of
 from .quality import Quality, quality_of, training_words
 from .selection import ENOUGH, Rule, Selection, select
 from .target import Arrivals, arrivals_at_common_value, arrivals_of
-from .text import and_, at_least, choice_words, times_as_fast
+from .text import and_, at_least, choice_words, load_words, times_as_fast
 
 TIMED = "experiment=throughput"  # the option of a sweep of timed runs
+_SECONDS = "callbacks.until_known.seconds"
 _RISES = 0.05  # by which the largest size is faster than the next one where the rate is said to rise
 
 
@@ -60,13 +62,16 @@ def answer(group: Group, metrics: Sequence[str] = (), enough: float = ENOUGH) ->
     if arrivals:
         return _of_arrivals(group, arrivals, overall)
     if overall is None:
-        line = "No rate is known well enough to compare sizes: the runs measured too few steps."
+        line = "No rate is known well enough to compare sizes: single steps were not kept, or too few were measured."
         return Answer(group, [line], repeat=_timed(sizes))
     quality = next((known for key in metrics if (known := quality_of(sizes, key))), None)
     selection = overall
     if quality:
         candidates = quality.as_good if quality.allowed is not None else [quality.best]
-        selection = select(group.rates, candidates, enough) or overall
+        selection = select(group.rates, candidates, enough)
+        if selection is None:
+            line = f"Of the sizes with the best {quality.metric.key}, {and_(candidates)}, no rate is known."
+            return Answer(group, [line], overall=overall, repeat=_timed(sizes))
         if quality.allowed is None and selection.rule == "shown":  # how far the metric differs by chance is not known
             selection = replace(selection, rule="best_guess")
     progress = progress_of(sizes, group.rates, is_early=quality is None)
@@ -95,7 +100,11 @@ def _repeat(group: Group, selection: Selection, quality: Quality | None, sizes: 
         return []
     if quality and quality.allowed is None:
         return ["seed=0,1,2", _sizes(quality.values)]
-    return [] if group.rates.passes else _timed(sizes)
+    if group.rates.passes:
+        return []
+    seconds = [positive(at(run.record, f"config.{_SECONDS}")) or 0.0 for run in group.runs]
+    was_timed = all(at(run.record, "throughput.ended") for run in group.runs)
+    return [*_timed(sizes), *([f"{_SECONDS}={2 * max(seconds):g}"] if was_timed and max(seconds) else [])]
 
 
 def _timed(sizes: Iterable[int]) -> list[str]:
@@ -115,7 +124,7 @@ def _sentences(group: Group, selection: Selection, overall: Selection, quality: 
     unknown = sorted(set(group.asked) - set(overall.shares))
     best = f" with the best {quality.metric.key}" if quality else " whose rate is known"
     yield _choice(group, selection, best, bool(unknown) or len(selection.shares) < len(overall.shares))
-    if beside := list(filter(None, (_next_smaller(selection), _larger(group, overall)))):
+    if beside := list(filter(None, (_next_smaller(selection), _larger(group, selection, overall)))):
         yield ("; ".join(words for words, *_ in beside) + ".", *(claim for _, *claims in beside for claim in claims))
     if quality:
         yield from _price(group, selection, overall.best, quality)
@@ -127,8 +136,10 @@ def _sentences(group: Group, selection: Selection, overall: Selection, quality: 
         yield ("The sizes saw different numbers of samples, which changes the metric.",)
     if unknown:
         yield (f"Measured too briefly to be compared: {and_(unknown)}.",)
-    if group.rates.load is not None:
-        yield ("The rates and MFU are those beside this load: a quiet machine may have higher ones.",)
+    apart = [size for size in overall.shares if not group.rates.together(size, overall.best)]
+    if apart and group.rates.passes:
+        yield (f"Measured apart from {overall.best:,}, so that less is known of the ratio: {and_(apart)}.",)
+    yield from _load(group)
 
 
 def _claim(kind: str, size: int, **facts: Any) -> dict[str, Any]:
@@ -138,19 +149,30 @@ def _claim(kind: str, size: int, **facts: Any) -> dict[str, Any]:
 def _choice(group: Group, selection: Selection, best_words: str, is_part: bool) -> _Said:
     """The chosen size, what it gives and what it is sure to give."""
     size, of_those = selection.size, f" of those{best_words}" if is_part else ""
+    load = group.rates.load if group.rates.passes else None
     if size is None:
-        return (choice_words(selection, "sweep", of_those, group.rates.load),)
+        return (choice_words(selection, "sweep", of_those, load),)
     claim = _claim("share", size, of=selection.best, estimated=selection.shares[size].value, sure=selection.sure[size])
     if len(selection.shares) == 1:
         guess = "Best guess " if selection.rule == "best_guess" else ""
         return (f"{guess}{size:,}: the only size{best_words}.", claim)
-    return (choice_words(selection, "sweep", of_those, group.rates.load), claim)
+    return (choice_words(selection, "sweep", of_those, load), claim)
+
+
+def _load(group: Group) -> Iterator[_Said]:
+    """What other programs mean for the rates; of runs that followed each other, beside which of them they ran."""
+    rates = group.rates
+    loads = {size: load for size in group.sizes if (load := load_of(rates.windows[rates.windows["setting"] == size]))}
+    if rates.passes and rates.load is not None:
+        yield ("On a quiet machine the rates and MFU may be higher.",)
+    elif loads and not rates.passes:
+        yield (f"Of {and_([*loads])} the rates are those beside {load_words(max(loads.values()))} at most.",)
 
 
 def _next_smaller(selection: Selection) -> _Said | None:
     """`128 gives 83 to 93 %`: what one would lose by the next smaller size."""
     smaller = [size for size in selection.shares if size < (selection.size or 0)]
-    if not smaller or not (share := selection.shares[smaller[-1]]).span:
+    if not smaller or smaller[-1] == selection.best or not (share := selection.shares[smaller[-1]]).span:
         return None
     words = f"{smaller[-1]:,} gives {100 * share.low:.0f} to {percent(share.high)}"
     return words, _claim("interval", smaller[-1], of=selection.best, low=share.low, high=share.high)
@@ -169,15 +191,17 @@ def _price(group: Group, selection: Selection, fast: int, quality: Quality) -> I
         yield (line, claim, _claim("worse", fast, metric=quality.metric.key))
 
 
-def _larger(group: Group, overall: Selection) -> _Said | None:
+def _larger(group: Group, selection: Selection, overall: Selection) -> _Said | None:
     """Whether a size that did not run may be faster; None where nothing is known of that."""
     largest, limit, whole = max(overall.shares), group.out_of_memory, group.largest_possible
     rest = [share.value for size, share in overall.shares.items() if size != largest]
-    if overall.best != largest or max(rest, default=1.0) > 1 - _RISES:
+    if largest not in selection.shares or overall.best != largest or max(rest, default=1.0) > 1 - _RISES:
         return (f"{limit:,} ran out of memory",) if limit else None
     rises = f"{largest:,} still rises"
     if limit and limit <= 2 * largest:
         return (f"{rises}, and {limit:,} ran out of memory",)
+    if failed := [size for size in group.without_rate if largest < size <= 2 * largest]:
+        return (f"{rises}, and {failed[0]:,} was not measured",)
     if whole is not None and whole < 2 * largest:
         return (f"{rises}, and the training set has {whole:,}",)
     return (f"{rises}: {2 * largest:,} may be faster",)

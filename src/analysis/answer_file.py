@@ -42,6 +42,7 @@ def _group(group: Group, sizes: pd.DataFrame, answer: Answer | None) -> dict[str
         **settings,
         "chosen": size,
         "rule": answer.rule if answer else "undecided",
+        "among": list(overall.shares) if overall else [],
         "best": overall.best if overall else None,
         "estimated_share": known.value if known else None,
         "sure_share": overall.sure[size] if known and overall and size is not None else None,

@@ -5,8 +5,9 @@ A window is a short time of successive steps (windows.py). The log time of a sam
     y = a_r + d_p + e
 
 d_p is what made a whole pass slow or fast, so neither drift nor other programs are in a ratio of settings that share passes. A
-pass counts for all of its settings. The noise e is pooled over all runs and passes, and widened by its autocorrelation. For one
-run it is never less than its own windows show. Runs that share no pass with others (two sessions, or a new pair of processes in
+pass counts for all of its settings. The variance of the noise e is that of a run's own windows, moderated by that of a typical
+run (Smyth 2004), and widened by the autocorrelation: beside a load, runs of small batches are noisier than others by a multiple,
+and a few windows alone tell a variance badly. Runs that share no pass with others (two sessions, or a new pair of processes in
 each pass) are in blocks of their own. What a block differs by is taken out, too, so repeated runs count by what they differ by
 within blocks. Processes of the same thing differ by something that no window shows: a measured constant is assumed on a CPU.
 
@@ -39,6 +40,7 @@ _FEW = 4  # degrees of freedom of repeated runs, below which they do not decide 
 PROCESSES_CPU = 0.02  # the same between processes that share passes (benchmarks/results/answers.md)
 _LARGEST = 700  # whose exponential is a number
 _WORTH = 10.0  # degrees of freedom of what is not estimated
+_TYPICAL = 4.0  # degrees of freedom by which the typical run moderates a run's variance (benchmarks/simulated.py)
 _ROUNDING = 1e-20  # smaller squares of log times are not noise
 _MOST_ALIKE = 0.8  # autocorrelation of neighbours: of few values, more cannot be told from drift
 
@@ -229,9 +231,7 @@ def _within_passes(windows: pd.DataFrame) -> tuple[dict[int, float], dict[int, _
         center |= of_run
         residuals |= dict(list(e.groupby(members["run"])))
         freedom += len(members) - members["run"].nunique() - members["pass_"].nunique() + 1
-    pooled = sum(float((e**2).sum()) for e in residuals.values()) / freedom if freedom > 0 else math.inf
-    alike = _autocorrelation([e.to_numpy() for e in residuals.values()])
-    spread = {int(run): _of_mean(e.to_numpy(), pooled, alike, freedom) for run, e in residuals.items()}
+    spread = _spreads({int(run): e.to_numpy() for run, e in residuals.items()}, freedom)
     if block.max():
         firsts = cells.assign(block=block).drop_duplicates("run")
         y = firsts["run"].map(center)
@@ -241,50 +241,63 @@ def _within_passes(windows: pd.DataFrame) -> tuple[dict[int, float], dict[int, _
 
 
 def _two_way(y: pd.Series, rows: pd.Series, columns: pd.Series) -> tuple[dict[int, float], pd.Series]:
-    """The effect of each row by least squares on rows and columns, whose effects add up to 0; and the residuals."""
+    """The effect of each row by least squares on rows and columns, whose effects add up to 0; and the residuals.
+
+    The column effects are eliminated from the normal equations, so that many passes cost little.
+    """
     row, of_rows = pd.factorize(rows)
     column, of_columns = pd.factorize(columns)
-    n = len(y)
-    design = np.zeros((n + 1, len(of_rows) + len(of_columns)))
-    design[np.arange(n), row] = 1
-    design[np.arange(n), len(of_rows) + column] = 1
-    design[n, len(of_rows) :] = 1
-    solution = np.linalg.lstsq(design, np.append(y.to_numpy(), 0.0), rcond=None)[0]
-    effects = {int(each): float(value) for each, value in zip(of_rows, solution, strict=False)}
-    return effects, y - design[:n] @ solution
+    values, shape = y.to_numpy(dtype=float), (len(of_rows), len(of_columns))
+    present = coo_array((np.ones(len(values)), (row, column)), shape=shape).tocsr()
+    in_row, in_column = np.bincount(row), np.bincount(column)
+    of_row, of_column = np.bincount(row, values), np.bincount(column, values)
+    left = np.diag(in_row.astype(float)) - (present / in_column[None, :] @ present.T).toarray()
+    effects = np.linalg.lstsq(left, of_row - present @ (of_column / in_column), rcond=None)[0]
+    of_passes = (of_column - present.T @ effects) / in_column
+    effects = effects + of_passes.mean()
+    residuals = y - effects[row] - (of_passes - of_passes.mean())[column]
+    return {int(name): float(value) for name, value in zip(of_rows, effects, strict=True)}, residuals
 
 
 def _alone(windows: pd.DataFrame) -> tuple[dict[int, float], dict[int, _Spread], int]:
     """The same for runs of one setting, by their windows alone."""
     residuals = {int(str(run)): (y - y.mean()).to_numpy() for run, y in windows.groupby("run", sort=False)["log_s"]}
-    freedom = sum(len(e) - 1 for e in residuals.values())
-    pooled = sum(float((e**2).sum()) for e in residuals.values()) / freedom if freedom else math.inf
-    alike = _autocorrelation(list(residuals.values()))
-    return {}, {run: _of_mean(e, pooled, alike, freedom) for run, e in residuals.items()}, 0
+    return {}, _spreads(residuals, sum(len(e) - 1 for e in residuals.values())), 0
 
 
-def _of_mean(residuals: np.ndarray, pooled: float, alike: float, freedom: int) -> _Spread:
-    """The spread of the mean of a run's windows.
+def _spreads(residuals: dict[int, np.ndarray], freedom: int) -> dict[int, _Spread]:
+    """The spread of the mean of each run's windows, of which all residuals have so many degrees of freedom together.
 
     n windows whose neighbours correlate say as much as n / k independent ones, k = (1 + alike) / (1 - alike). Their own
     variance is too small by (n / k - 1) / (n / k) · n / (n - 1), because they move together.
     """
-    n = len(residuals)
+    alike = _autocorrelation(list(residuals.values()))
     k = (1 + alike) / (1 - alike)
-    if n < FEWEST or n <= k:
-        return _Spread()
-    own = float((residuals**2).sum()) / (n - 1) if n >= 2 * FEWEST else 0.0
-    return _Spread(max(pooled, own) * (n - 1) / n / (n / k - 1), max(freedom / k, 1))
+    total = sum(map(len, residuals.values()))
+    own = {run: float((e**2).sum()) / len(e) * total / freedom for run, e in residuals.items()} if freedom > 0 else {}
+    typical = float(np.median(list(own.values()) or [math.inf]))
+    found = {}
+    for run, e in residuals.items():
+        n, of_run = len(e), freedom * len(e) / total
+        if freedom <= 0 or n < FEWEST or n <= k:
+            found[run] = _Spread()
+            continue
+        variance = (_TYPICAL * typical + of_run * own[run]) / (_TYPICAL + of_run)
+        degrees = min(_TYPICAL + of_run, freedom) / k
+        found[run] = _Spread(variance * (n - 1) / n / (n / k - 1), max(degrees, 1))
+    return found
 
 
 def _autocorrelation(series: list[np.ndarray]) -> float:
-    """Of neighbours, pooled. The estimate of a series of n values is low by (1 + 3 · the truth) / n (Kendall 1954)."""
-    squares = sum(float((e**2).sum()) for e in series)
-    products = sum(float((e[1:] * e[:-1]).sum()) for e in series)
-    n = sum(map(len, series)) / max(len(series), 1)
-    if squares < _ROUNDING:
+    """Of neighbours, pooled over series of unit variance.
+
+    The estimate of a series of n values is low by (1 + 3 · the truth) / n (Kendall 1954).
+    """
+    known = [e / math.sqrt(square) for e in series if (square := float((e**2).mean()) if len(e) else 0.0) > _ROUNDING]
+    if not known:
         return 0.0
-    estimate = products / squares
+    estimate = sum(float((e[1:] * e[:-1]).sum()) for e in known) / sum(map(len, known))
+    n = sum(map(len, series)) / len(series)
     return min(max(estimate + (1 + 3 * max(estimate, 0.0)) / n, 0.0), _MOST_ALIKE)
 
 

@@ -8,7 +8,7 @@ comparisons together hold (Bonferroni).
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,35 +74,36 @@ def quality_of(sizes: Mapping[int, Sequence[Run]], key: str) -> Quality | None:
     means = {size: float(np.mean(values)) for size, values in found.items()}
     best = (max if declared.higher_is_better else min)(means, key=lambda size: means[size])
     confidence = 1 - (1 - _CONFIDENCE) / (len(found) - 1)
-    error = _standard_errors(sizes, key, means) if declared.unit == FRACTION else None
+    is_share = declared.unit == FRACTION and all(0 <= mean <= 1 for mean in means.values())  # and not in percent
+    tested = _tested(sizes, key, means) if is_share else {}
     if freedom := sum(len(values) - 1 for values in found.values()):
         pooled = math.sqrt(sum(float(np.var(v)) * len(v) for v in found.values()) / freedom)
-        pooled = max(pooled, *(error or {}).values(), 0.0)  # seeds that agree by chance tell no more than their samples
+        pooled = max(pooled, *(1 / count for count in tested.values()), 0.0)  # no less than one sample
         t = float(stdtrit(freedom, confidence)) * pooled
         allowed = {size: t * math.sqrt(1 / len(v) + 1 / len(found[best])) for size, v in found.items()}
-    elif error:
-        z = math.sqrt(2) * float(ndtri(confidence))  # what seeds differ by is taken to be as large
-        allowed = {size: z * math.hypot(error[size], error[best]) for size in means}
+    elif tested:
+        error = {size: _standard_error(means[size], count) for size, count in tested.items()}
+        allowed = {size: float(ndtri(confidence)) * math.hypot(error[size], error[best]) for size in means}
     else:
         allowed = None
     return Quality(declared, means, allowed, max(map(len, found.values())))
 
 
-def _standard_errors(
-    sizes: Mapping[int, Sequence[Run]], key: str, means: Mapping[int, float]
-) -> dict[int, float] | None:
-    """Of an accuracy at each size, by how many samples it was measured on; None where that is not known.
+def _tested(sizes: Mapping[int, Sequence[Run]], key: str, among: Iterable[int]) -> dict[int, float]:
+    """The number of samples on which each size was tested; empty where that of one is not known."""
+    runs = {size: next(run for run in sizes[size] if key in run.metrics) for size in among}
+    counts = {size: positive(at(run.record, f"evaluated.{key.partition('/')[0]}")) for size, run in runs.items()}
+    known = {size: count for size, count in counts.items() if count}
+    return known if len(known) == len(counts) else {}
+
+
+def _standard_error(accuracy: float, samples: float) -> float:
+    """Of an accuracy of one seed; what seeds differ by is taken to be as large as the error of its samples.
 
     The rule of succession keeps the error of an accuracy of 0 or 1 above 0.
     """
-    if not all(0 <= mean <= 1 for mean in means.values()):  # an accuracy of somebody's own, in percent
-        return None
-    tested = {s: next(run for run in sizes[s] if key in run.metrics) for s in means}
-    counts = {s: positive(at(run.record, f"evaluated.{key.partition('/')[0]}")) for s, run in tested.items()}
-    if not all(counts.values()):
-        return None
-    smooth = {s: (means[s] * n + 1) / (n + 2) for s, n in counts.items() if n}
-    return {s: math.sqrt(p * (1 - p) / (counts[s] or 1)) for s, p in smooth.items()}
+    smooth = (accuracy * samples + 1) / (samples + 2)
+    return math.sqrt(2 * smooth * (1 - smooth) / samples)
 
 
 def training_words(runs: Sequence[Run]) -> str:

@@ -178,7 +178,9 @@ class Run:
             names, rows = read_rows(self.folder / "csv" / "metrics.csv")
         except (OSError, csv.Error):
             return None
-        for name in best_first(name for name in names if name.startswith("val/") and "step" in names and name.isprintable()):
+        for name in best_first(
+            name for name in names if name.startswith("val/") and "step" in names and name.isprintable()
+        ):
             points = pd.DataFrame(rows, columns=["step", name]).apply(pd.to_numeric, errors="coerce")
             points = (
                 points[(points.abs() < _ABSURD).all(axis=1)].drop_duplicates("step", keep="last").sort_values("step")

@@ -75,9 +75,3 @@ def select(rates: Rates, sizes: Collection[int] | None = None, enough: float = E
     if sure[surest] >= LEAST:
         return Selection(surest, "best_guess", best, enough, shares, sure)
     return Selection(None, "undecided", best, enough, shares, sure)
-
-
-def is_settled(rates: Rates, sizes: Collection[int] | None = None, enough: float = ENOUGH) -> bool:
-    """Whether a sweep over these sizes may end: see the top of this file."""
-    found = select(rates, sizes, enough)
-    return found is not None and found.is_settled(len(rates.settings if sizes is None else sizes))

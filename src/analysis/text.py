@@ -97,19 +97,24 @@ def choice_words(selection: Selection, of: str, of_those: str = "", load: float 
     """
     size, beside = selection.size, "" if load is None else f" beside {load_words(load)}"
     if size is None:
-        line = f"Undecided: {selection.best:,} has the best measured rate{of_those}"
-        return f"{line}, and no size is sure of {percent(LEAST)} of it{beside}."
-    share, sure = percent(selection.shares[size].value), percent(selection.sure[size])
+        line = f"Undecided: {selection.best:,} was the fastest{of_those} in this {of}{beside}"
+        return f"{line}, but of no size is it known that it reaches {percent(LEAST)} of the best rate."
+    share, sure = percent(selection.shares[size].value), at_least_percent(selection.sure[size])
     if size != selection.best:
-        gives = f"{share} of the best measured rate{of_those} ({selection.best:,}), at least {sure}"
+        gives = f"{share} of the best measured rate{of_those} ({selection.best:,}), {sure}"
     elif selection.sure[size] >= 1:
         gives = f"faster than all others{of_those}"
     else:
-        gives = f"the best measured rate{of_those}, at least {sure} of any other"
+        gives = f"the best measured rate{of_those}, {sure} of any other"
     guess = "Best guess " if selection.rule == "best_guess" else ""
     is_unsure = guess and selection.sure[size] < selection.wanted
     why = f"; no size is sure of {percent(selection.wanted)}" if is_unsure else ""
     return f"{guess}{size:,}: {gives} in this {of}{beside}{why}."
+
+
+def at_least_percent(share: float) -> str:
+    """`at least 84 %`, rounded down."""
+    return f"at least {math.floor(100 * share + 1e-9)} %"
 
 
 def load_words(share: float) -> str:

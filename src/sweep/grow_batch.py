@@ -7,8 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..analysis.answer import ENOUGH, answer
+from ..analysis.answer import answer
 from ..analysis.read import find
+from ..analysis.selection import ENOUGH, INDIFFERENCE
 from ..analysis.table import quality_metrics
 from ..errors import UserError
 from ..options.update import largest_part, ranks_asked
@@ -17,7 +18,6 @@ from .plans import Job, Plan, RunFailed
 from .search import BatchSizeSearch
 from .visits import can_wait
 
-_NEAR = 0.8  # of the best rate: of runs that follow each other, such a size may be the answer
 _MOST_AGAIN = 6  # sizes that are measured again
 _MOST_TAKEN = 0.9  # of the processor, by other programs
 
@@ -36,6 +36,7 @@ def grow_batch(job: Job, search: BatchSizeSearch, title: str = "") -> Plan[int |
     rates: dict[int, float] = {}  # samples/s of each size that fits
     highest: dict[int, float] = {}  # the same if other programs have slowed it by all that they took
     tried: list[int] = []
+    enough = job.config.get("enough", ENOUGH)
     update, ranks = job.config.get("global_batch_size"), ranks_asked(job.config) or 1
     limit = update // ranks if update else sys.maxsize
 
@@ -65,16 +66,16 @@ def grow_batch(job: Job, search: BatchSizeSearch, title: str = "") -> Plan[int |
             break
     if not rates:
         return None
-    upper = _enough(rates) if size in rates else size  # what the answer may be, or where memory ended
+    upper = _enough(rates, enough) if size in rates else size  # what the answer may be, or where memory ended
     below = max((size for size in tried if size < upper), default=upper)
     between = largest_part(job.config, ranks, max(1, upper // 2))
     if len(tried) < search.max_runs and between > below:
         yield from measure(between)
-    again = _to_measure_again(rates, highest)
+    again = _to_measure_again(rates, highest, enough - INDIFFERENCE)
     if len(again) > 1 and can_wait(job.config):
         print(f"\n— {title}measured again side by side: data.batch_size={','.join(map(str, again))}", flush=True)
         yield [run(size, "again", "again") for size in again]
-    return _recommended(job.run_dir) or _enough(rates)
+    return _recommended(job.run_dir, enough) or _enough(rates, enough)
 
 
 def _rate(record: Mapping[str, Any]) -> float:
@@ -90,24 +91,24 @@ def _rate(record: Mapping[str, Any]) -> float:
     return rate
 
 
-def _to_measure_again(rates: Mapping[int, float], highest: Mapping[int, float]) -> list[int]:
-    """The sizes that may be near the best rate, and the next smaller one: the best and the smallest, if there are many."""
+def _to_measure_again(rates: Mapping[int, float], highest: Mapping[int, float], near_share: float) -> list[int]:
+    """The sizes that may have a share of the best rate, and the next smaller one: the best and the smallest, if there are many."""
     best = max(rates, key=rates.__getitem__)
-    near = {size for size, rate in highest.items() if rate >= _NEAR * rates[best]}
+    near = {size for size, rate in highest.items() if rate >= near_share * rates[best]}
     below = [size for size in rates if size < min(near)]
     others = sorted({*near, *sorted(below)[-1:]} - {best})
     return sorted([best, *others[: _MOST_AGAIN - 1]])
 
 
-def _enough(rates: Mapping[int, float]) -> int:
+def _enough(rates: Mapping[int, float], enough: float) -> int:
     """The smallest size that reaches enough of the best rate."""
-    return min(size for size, rate in rates.items() if rate >= ENOUGH * max(rates.values()))
+    return min(size for size, rate in rates.items() if rate >= enough * max(rates.values()))
 
 
-def _recommended(folder: Path) -> int | None:
+def _recommended(folder: Path, enough: float) -> int | None:
     """The size that a report on the runs in a folder recommends; None where it has no answer."""
     with suppress(UserError):  # no record can be read
         sweep = find([folder])
-        found = answer(max(sweep.groups, key=lambda group: len(group.sizes)), quality_metrics(sweep))
+        found = answer(max(sweep.groups, key=lambda group: len(group.sizes)), quality_metrics(sweep), enough)
         return found.size if found else None
     return None

@@ -14,14 +14,16 @@ import pandas as pd
 
 from ..analysis.noise import PROCESSES_CPU, Rates
 from ..analysis.selection import ENOUGH, Selection, select
+from ..analysis.text import at_least_percent
 from ..analysis.windows import COLUMNS
-from ..records.formatting import count, percent
+from ..records.formatting import count
 from ..records.intervals import TIME_LIMIT, known_to
 
 VISIT_S = 0.2  # many short passes say more than few long ones: what disturbs a machine often lasts for a second
-FEWEST = 10  # passes before the first look: with fewer, sure shares are false too often (benchmarks/simulated.py)
+FEWEST = (
+    10  # passes, also where they take longer than the time: with fewer, too little is known (benchmarks/simulated.py)
+)
 EVERY = 2  # passes from one look to the next
-LEAST = 4  # passes, also where a pass takes so long that the time is up: fewer have no interval
 AT_ONCE = 6  # runs of a group that bring time of their own: so eight sizes take no longer than six
 SETTLED = "the sweep had its answer"  # why a run has ended
 
@@ -37,6 +39,7 @@ class Run(ABC):
     def __init__(self, group: str, size: int):
         self.group, self.size = group, size
         self.windows: list[tuple[Any, ...]] = []  # what its visits have measured, as COLUMNS
+        self.is_cut = False  # whether a batch holds fewer samples than its size, as of a small training set
 
     @abstractmethod
     def visit(self, number: int, seconds: float) -> Mapping[str, Any] | None:
@@ -52,7 +55,7 @@ class Limits(NamedTuple):
 
     Attributes:
         seconds: of visits, a run on average, with at most six runs of a group counted.
-        min_passes: before it is asked whether the answer is known.
+        min_passes: that there are in any case.
         precision: of a rate, where a group has one size and its runs are compared with no other.
         enough: of the best rate, see selection.py.
         settles: whether the answer ends the visits; otherwise the time alone does.
@@ -71,15 +74,16 @@ class Limits(NamedTuple):
 
     def end(self, runs: Sequence[Run], passes: int, is_over: bool) -> str | None:
         """Why the visits of a group end after so many passes; None if they go on."""
-        if self.settles and passes >= self.min_passes and (passes - self.min_passes) % EVERY == 0:
-            if (sizes := len({run.size for run in runs})) > 1:
+        if passes < self.min_passes:
+            return None
+        if self.settles and (passes - self.min_passes) % EVERY == 0:
+            if (sizes := len({run.size for run in compared(runs)})) > 1:
                 found = selection_of(runs, self.enough)
                 if found is not None and found.is_settled(sizes):
                     return SETTLED
             elif self._is_known(runs):
                 return known_to(self.precision)
-        least = min(LEAST, self.min_passes) if self.settles else self.min_passes
-        return TIME_LIMIT if is_over and passes >= least else None
+        return TIME_LIMIT if is_over else None
 
     def _is_known(self, runs: Sequence[Run]) -> bool:
         """Whether the rate of runs of one size is known to the precision."""
@@ -106,7 +110,9 @@ def measure_in_passes(
     limits = limits or Limits()
     waiting, most, began, number, so_far = list(runs), limits.time_of(runs), clock(), 0, ""
     while waiting:
-        say(f"measuring {count(len(waiting), 'run')} · {clock() - began:.0f} s of at most {most:.0f}{so_far}")
+        spent = clock() - began
+        limit = f" of at most {most:.0f}" if spent < most else ""
+        say(f"measuring {count(len(waiting), 'run')} · pass {number + 1} · {spent:.0f} s{limit}{so_far}")
         for run in waiting[:: -1 if number % 2 else 1]:
             if not _visit(run, first_pass + number):
                 waiting.remove(run)
@@ -123,7 +129,12 @@ def measure_in_passes(
 
 def selection_of(runs: Sequence[Run], enough: float = ENOUGH) -> Selection | None:
     """The choice among the sizes of a group that is being visited."""
-    return select(Rates(windows_of(runs), processes=PROCESSES_CPU), enough=enough)
+    return select(Rates(windows_of(compared(runs)), processes=PROCESSES_CPU), enough=enough)
+
+
+def compared(runs: Sequence[Run]) -> list[Run]:
+    """The runs whose batches hold as many samples as they were asked for, as in a report."""
+    return [run for run in runs if not run.is_cut]
 
 
 def windows_of(runs: Sequence[Run]) -> pd.DataFrame:
@@ -138,6 +149,7 @@ def _visit(run: Run, number: int) -> bool:
         return False
     seconds, samples = facts.get("mean_s") or math.nan, facts.get("samples") or math.nan
     if seconds > 0 and samples > 0:
+        run.is_cut = samples < run.size
         taken = facts.get("others_share", 0.0)
         row = (run.size, id(run), str(number), math.log(seconds / samples), taken, bool(facts.get("disturbed")))
         run.windows.append(row)
@@ -145,10 +157,10 @@ def _visit(run: Run, number: int) -> bool:
 
 
 def _so_far(waiting: Sequence[Run], limits: Limits, passes: int) -> str:
-    """` · so far 128, sure of 74 %`, of the only group that is still visited."""
-    if not limits.settles or passes < LEAST or len({run.group for run in waiting}) != 1:
+    """` · so far 128, with at least 74 % of the best rate`, of the only group that is still visited."""
+    if not limits.settles or 2 * passes < FEWEST or len({run.group for run in waiting}) != 1:
         return ""
     found = selection_of(waiting, limits.enough)
     if found is None or len(found.shares) < 2:
         return ""
-    return f" · so far {found.smallest:,}, sure of {percent(found.sure[found.smallest])} of the best rate"
+    return f" · so far {found.smallest:,}, with {at_least_percent(found.sure[found.smallest])} of the best rate"

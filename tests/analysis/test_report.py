@@ -20,7 +20,7 @@ from batchscope.analysis.diagnose import BASELINE, write_diagnosis
 from batchscope.analysis.page import anonymous, page
 from batchscope.errors import UserError
 from tests.support.fuzzing import HOSTILE
-from tests.support.synthetic_runs import change_record, write_curve, write_measured, write_rates, write_run
+from tests.support.synthetic_runs import change_record, write_curve, write_measured, write_rates, write_run, write_steps
 
 TWO = {32: 1000, 64: 2000}
 
@@ -66,7 +66,7 @@ def test_a_timed_sweep_is_a_block_with_the_answer(tmp_path):
     assert words[5] == ["GiB", "0.501", "0.508", "0.564", "1.01"]
     assert said[8:11] == [
         "→ 512: faster than all others in this sweep.",
-        "  64 gives 79 to 89 %; 512 still rises, and 1,024 ran out of memory.",
+        "  64 gives 78 to 90 %; 512 still rises, and 1,024 ran out of memory.",
         "  Accuracy was not measured: train these sizes before you choose.",
     ]
     assert said[-1] == "failed   1,024: out of memory"
@@ -112,6 +112,34 @@ def test_the_terminal_the_markdown_the_page_the_files_and_the_plots_have_the_sam
     runs = read_runs(tmp_path).set_index("run")
     assert runs["samples_per_sec"].tolist()[:2] == pytest.approx(sizes["samples_per_sec"].tolist()[:2])
     assert runs["mfu"].tolist()[:2] == pytest.approx(sizes["mfu"].tolist()[:2])
+
+
+def test_columns_of_the_terminal_stand_on_the_right(tmp_path):
+    said = analyse([write_rates(tmp_path, {8: 1000, 64: 3000, 512: 4000})]).text.splitlines()
+    block = said[2 : said.index("→ 512: faster than all others in this sweep.")]
+    assert len({len(line) for line in block}) == 1
+
+
+def test_a_run_without_a_batch_size_is_a_failure_and_no_row(tmp_path):
+    """A script's fit that failed before it knew its data."""
+    write_rates(tmp_path, {8: 1000}, options={"lr": 0.1})
+    for number, rate in enumerate((10, 20), 1):
+        failed = write_run(tmp_path / str(number), 8, status="failed", error="E: no", options={"lr": rate})
+        config = json.loads((failed / "run.json").read_text())["config"]
+        change_record(failed, config=config | {"data": {}})
+    said = analyse([tmp_path]).text
+    assert "failed   cnn · lr 10, cnn · lr 20: E: no" in said
+
+
+def test_a_metric_of_any_name_and_many_windows_break_no_report(tmp_path):
+    metrics = {"metrics": {"test/acc\x1b": 0.5}}
+    write_rates(tmp_path, TWO, **metrics)
+    assert write_report([tmp_path], tmp_path / "out").answers
+    many = [
+        write_steps(write_run(tmp_path / "many" / str(n), 2**n, 10.0), [[10.0]] * 4000, rounds=range(4000))
+        for n in (5, 6)
+    ]
+    assert analyse([many[0].parent]).answers[0].size == 64
 
 
 def test_the_answer_is_a_file_for_programs(report, out):

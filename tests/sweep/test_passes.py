@@ -7,7 +7,7 @@ import re
 import pytest
 
 from batchscope.records.intervals import TIME_LIMIT
-from batchscope.sweep.passes import EVERY, FEWEST, LEAST, SETTLED, VISIT_S, Limits, Run, measure_in_passes
+from batchscope.sweep.passes import EVERY, FEWEST, SETTLED, VISIT_S, Limits, Run, measure_in_passes
 from tests.support.devices import Clock
 
 
@@ -20,7 +20,7 @@ class Pretended(Run):
     def __init__(self, size, rate, spread=0.0, group="cnn", slow=None, visits=None, taken=0.01):
         super().__init__(group, size)
         self.rate, self.spread, self.slow, self.visits, self.taken = rate, spread, slow or {}, visits, taken
-        self.random, self.passes, self.reason = random.Random(size), [], None
+        self.random, self.passes, self.reason, self.holds = random.Random(size), [], None, None
 
     def visit(self, number, seconds):
         assert self.reason is None
@@ -31,7 +31,7 @@ class Pretended(Run):
         self.clock.now += seconds
         noise = 1 + self.spread * self.random.uniform(-1, 1)
         mean_s = self.size * noise * self.slow.get(number, 1) / self.rate
-        return {"mean_s": mean_s, "samples": self.size, "others_share": self.taken}
+        return {"mean_s": mean_s, "samples": self.holds or self.size, "others_share": self.taken}
 
     def stop(self, reason):
         assert self.reason is None
@@ -89,10 +89,11 @@ def test_what_slows_a_whole_pass_is_not_in_the_comparison():
         # More passes make an answer surer.
         (Limits(min_passes=24), 2, 24, SETTLED),
         # The time is that of all runs, of which no more than six bring their own.
-        (Limits(seconds=5, min_passes=1000), 2, 5 / VISIT_S, TIME_LIMIT),
-        (Limits(seconds=5, min_passes=1000), 8, math.ceil(6 * 5 / VISIT_S / 8), TIME_LIMIT),
-        # Where it is up at once, there are so many passes that rates have intervals.
-        (Limits(seconds=0.1), 3, LEAST, TIME_LIMIT),
+        (Limits(seconds=5, settles=False), 2, 5 / VISIT_S, TIME_LIMIT),
+        (Limits(seconds=5, settles=False), 8, math.ceil(6 * 5 / VISIT_S / 8), TIME_LIMIT),
+        # There are ten passes, however long they take, or as few as the user says.
+        (Limits(seconds=0.1, settles=False), 3, FEWEST, TIME_LIMIT),
+        (Limits(seconds=0.1, min_passes=5, settles=False), 3, 5, TIME_LIMIT),
         # Without an answer to wait for, the time and a number of passes decide.
         (Limits(seconds=3, min_passes=8, settles=False), 2, 3 / VISIT_S, TIME_LIMIT),
         (Limits(seconds=0.1, min_passes=8, settles=False), 2, 8, TIME_LIMIT),
@@ -129,8 +130,19 @@ def test_steps_that_are_not_known_end_with_the_time():
 def test_the_line_says_how_long_it_may_take_and_what_is_known_so_far():
     said = []
     measure(*(Pretended(*run, spread=0.12) for run in EIGHT), say=said.append)
-    assert said[0] == "measuring 8 runs · 0 s of at most 60"
-    assert re.fullmatch(r"measuring 8 runs · 14 s of at most 60 · so far \d+, sure of \d+ % of the best rate", said[9])
+    assert said[0] == "measuring 8 runs · pass 1 · 0 s of at most 60"
+    assert re.fullmatch(
+        r"measuring 8 runs · pass 10 · 14 s of at most 60 · so far \d+, with at least \d+ % of the best rate", said[9]
+    )
+
+
+def test_a_size_that_is_larger_than_the_training_set_is_not_compared():
+    """A batch of 5,000 holds the 600 samples that there are."""
+    cut = Pretended(5000, 1000, spread=0.9)
+    cut.holds = 600
+    runs = [Pretended(64, 100), Pretended(256, 1000), cut]
+    measure(*runs)
+    assert [(len(run.passes), run.reason) for run in runs] == [(FEWEST, SETTLED)] * 3
 
 
 def test_a_run_that_ends_leaves_the_visits_to_the_others():
