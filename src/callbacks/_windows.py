@@ -1,4 +1,4 @@
-"""The windows of a run: successive updates of a quarter of a second or more, each with what others took of the processor."""
+"""The windows of a run: successive updates of a fifth of a second or more, each with what others took of the processor."""
 
 import math
 import time
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..hardware.contention import NoiseMeter, is_disturbed
 
-MIN_WINDOW_S = 0.25  # the shortest: the system counts ticks of 10 ms, of which a shorter one has too few
+MIN_WINDOW_S = 0.25  # the shortest by the clock: the system counts ticks of 10 ms, of which a shorter one has too few
 MIN_TELLING_S = 0.15  # of less, these ticks are too few for a share
 _GROWTH = 0.02  # of the time so far: a long run has longer windows instead of more and more of them
 NO_PASS = -1

@@ -30,10 +30,10 @@ class StopWhenKnown(SyncsRanks):
 
     Args:
         precision: a fraction of the median.
-        seconds: of measured steps, after which the time is up; a run has at least six measured steps. Runs that a sweep
-            visits have so many on average, eight runs no more than six.
+        seconds: of measured steps, after which the time is up; a run has at least six measured steps. In a sweep the
+            visits of all runs take `seconds` × the number of runs, of which at most six count.
         min_steps: undisturbed steps that are enough. Of steps longer than 0.3 s, as many as take `min_steps` × 0.3 s.
-        min_passes: of a run that a sweep visits, before it is asked whether the sweep has its answer.
+        min_passes: of runs that a sweep visits, in any case.
     """
 
     def __init__(

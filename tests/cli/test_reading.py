@@ -25,7 +25,7 @@ def test_it_prints_the_table_and_the_recommendation_and_says_where_the_report_is
     found = answer("report", sweep)
     assert (found.code, found.out.splitlines()[-1]) == (0, "report   sweep/report/report.html")
     assert "3 runs: 3 finished" in found.out
-    assert "→ No rate is known well enough to compare sizes: the runs measured" in found.out
+    assert "→ No rate is known well enough to compare sizes: single steps were not" in found.out
     assert (sweep / "report" / "sweep.csv").exists()
     assert "note: report" not in answer("report", sweep).out  # a second report does not read the first
 
