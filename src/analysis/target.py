@@ -71,8 +71,8 @@ class Arrivals:
 
     @property
     def winner(self) -> int | None:
-        """The best guess, if all other sizes are shown to be later."""
-        return self.best_guess if len(self.contenders) == 1 else None
+        """The best guess, if there are other sizes and all are shown to be later."""
+        return self.best_guess if len(self.sizes) > 1 and len(self.contenders) == 1 else None
 
     def _is_later(self, size: int, other: int) -> bool:
         """Whether a size is shown to arrive after another one. Each seed with which one of them has arrived is a pair."""
@@ -91,8 +91,10 @@ class Arrivals:
         if guess is None:
             best = f": the best was {self.best}" if self.best else ""
             return [f"No run reached {self.target}{best}. Take an easier target, or {_MORE_TIME}."]
-        begin = "" if self.winner else "Best guess: "
         words = f"({seeds} seeds)" if seeds > 1 else "(one seed)"
+        if len(self.sizes) == 1:
+            return [f"{guess:,} reached {self.target} {words}{self._after(guess)}; it is the only size that ran."]
+        begin = "" if self.winner else "Best guess: "
         lines = [f"{begin}{guess:,} reached {self.target} first {words}{self._after(guess)}."]
         never = [size for size, of in self.sizes.items() if all(run.seconds == math.inf for run in of.values())]
         if others := [size for size in self.contenders if size != guess and size not in never]:

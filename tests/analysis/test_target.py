@@ -82,3 +82,11 @@ def test_a_guess_is_said_with_its_time_and_with_the_sizes_that_may_be_first():
         "64 may be first, too; more seeds tell more (seed=0,1,2).",
         f"Stopped while still in time: 1,024; {MORE_TIME}.",
     ]
+
+
+def test_one_size_alone_is_no_winner():
+    assert found({256: 2.0}) == (None, 256, [256])
+    (line,) = arrivals({256: 2.0}).lines
+    assert line == (
+        "256 reached val/acc 90.0 % (one seed), after 2 s of training and 200 samples; it is the only size that ran."
+    )
