@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -90,7 +91,8 @@ class Arrivals:
         guess, seeds = self.best_guess, len({seed for of in self.sizes.values() for seed in of})
         if guess is None:
             best = f": the best was {self.best}" if self.best else ""
-            return [f"No run reached {self.target}{best}. Take an easier target, or {_MORE_TIME}."]
+            more_time = f", or {_MORE_TIME}" if any(map(self._is_out_of_time, self.sizes)) else ""
+            return [f"No run reached {self.target}{best}. Take an easier target{more_time}."]
         words = f"({seeds} seeds)" if seeds > 1 else "(one seed)"
         if len(self.sizes) == 1:
             return [f"{guess:,} reached {self.target} {words}{self._after(guess)}; it is the only size that ran."]
@@ -99,11 +101,29 @@ class Arrivals:
         never = [size for size, of in self.sizes.items() if all(run.seconds == math.inf for run in of.values())]
         if others := [size for size in self.contenders if size != guess and size not in never]:
             lines.append(f"{and_(others, 'or')} may be first, too; more seeds tell more (seed=0,1,2).")
-        if stopped := [size for size in never if size in self.contenders]:
-            lines.append(f"Stopped while still in time: {and_(stopped)}; {_MORE_TIME}.")
-        if late := [size for size in never if size not in stopped]:
-            lines.append(f"Not reached while others could win: {and_(late)}.")
+        return lines + self._not_reached(sorted(never))
+
+    def _not_reached(self, sizes: Sequence[int]) -> list[str]:
+        """What it says that some sizes did not reach the target."""
+        lines, may_be_first = [], [size for size in sizes if size in self.contenders]
+        if in_time := [size for size in may_be_first if self._is_out_of_time(size)]:
+            lines.append(f"Stopped while still in time: {and_(in_time)}; {_MORE_TIME}.")
+        rest = [size for size in may_be_first if size not in in_time]
+        if slower := [size for size in rest if self._records(size, "ended")]:
+            lines.append(f"Not decided: {_were_ended(slower)} because others were faster.")
+        if others := [size for size in rest if size not in slower]:
+            lines.append(f"Not decided: {and_(others)} did not reach it.")
+        if late := [size for size in sizes if size not in may_be_first]:
+            they = "it" if len(late) == 1 else "they"
+            lines.append(f"{_were_ended(late)}: {they} could no longer be the first.")
         return lines
+
+    def _is_out_of_time(self, size: int) -> bool:
+        return True in self._records(size, "out_of_time")
+
+    def _records(self, size: int, name: str) -> list[Any]:
+        """What the records of a size's runs hold of the target under a name; empty values are left out."""
+        return [known for of in self.sizes[size].values() if (known := at(of.run.record, f"target.{name}"))]
 
     def _after(self, size: int) -> str:
         if (one := self.typical.get(size)) is None:
@@ -111,6 +131,10 @@ class Arrivals:
         rate = one.run.settings.get(LEARNING_RATE)
         words = f", after {duration(one.seconds)} of training and {significant(one.samples)} samples"
         return f"{words}, at {LEARNING_RATE}={option_value(rate)}" if rate is not None else words
+
+
+def _were_ended(sizes: Sequence[int]) -> str:
+    return f"{and_(sizes)} {'was' if len(sizes) == 1 else 'were'} ended"
 
 
 def apart(sizes: int) -> float:

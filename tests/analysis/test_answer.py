@@ -247,7 +247,7 @@ def test_runs_that_differ_widen_the_interval_of_their_noise_scale():
     assert pooled([]) is None
 
 
-FIRST = "reached val/acc 90.0 % first"
+FIRST, TIME_OVER = "reached val/acc 90.0 % first", "the time limit"
 
 
 def write_trained(folder, times, ended="", **facts):
@@ -256,7 +256,7 @@ def write_trained(folder, times, ended="", **facts):
     def target(size):
         seconds = times[size] or 5.0
         found = {"metric": "val/acc", "value": 0.9, "best": 0.8, "steps": round(100 * seconds), "seconds": seconds}
-        return found | {"after_seconds": 0.9 * seconds, "ended": ended}
+        return found | {"after_seconds": 0.9 * seconds, "ended": ended, "out_of_time": ended == TIME_OVER}
 
     facts |= {"steps": 500, "target": target, "time_to_target_s": times.get}
     write_measured(folder, dict.fromkeys(times, 10.0), **facts)
@@ -267,14 +267,14 @@ def write_trained(folder, times, ended="", **facts):
     [
         (
             [{16: 4.0, 64: 2.0, 256: None}], {}, 64,
-            [f"64 {FIRST} (one seed), after 2 s of training and", "Not reached while others could win: 256."],
+            [f"64 {FIRST} (one seed), after 2 s of training and", "256 was ended: it could no longer be the first."],
         ),
         # Validations that lie between them do not tell two sizes apart.
         ([{16: 4.0, 64: 2.0, 256: 2.1}], {}, None, [f"Best guess: 64 {FIRST} (one seed)", "256 may be first, too; more"]),
         ([{16: None, 64: None}], {}, None, ["No run reached val/acc 90.0 %: the best was 80.0 %. Take an easier"]),
         # A size whose time was over before may have won.
         (
-            [{16: 7.0, 64: None}], {"ended": "the time limit"}, None,
+            [{16: 7.0, 64: None}], {"ended": TIME_OVER}, None,
             [f"Best guess: 16 {FIRST} (one seed)", "Stopped while still in time: 64; give more time by search.minutes;"],
         ),
         # The typical time of several seeds is the guess, and all of them together decide.
