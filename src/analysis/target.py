@@ -27,6 +27,7 @@ from .text import and_
 
 _WORTH = 10.0  # degrees of freedom of the assumed BETWEEN_CPU
 _MORE_TIME = "give more time by search.minutes; with hydra.sweep.dir=<its folder> the finished runs are kept"
+_SEEDS = 3  # that are advised after one
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,8 @@ class Arrivals:
         lines = [f"{begin}{guess:,} reached {self.target} first {words}{self._after(guess)}."]
         never = [size for size, of in self.sizes.items() if all(run.seconds == math.inf for run in of.values())]
         if others := [size for size in self.contenders if size != guess and size not in never]:
-            lines.append(f"{and_(others, 'or')} may be first, too; more seeds tell more (seed=0,1,2).")
+            more = ",".join(map(str, range(max(_SEEDS, 2 * seeds))))
+            lines.append(f"{and_(others, 'or')} may be first, too; more seeds tell more (seed={more}).")
         return lines + self._not_reached(sorted(never))
 
     def _not_reached(self, sizes: Sequence[int]) -> list[str]:

@@ -115,3 +115,11 @@ def test_where_no_run_arrived_more_time_is_advised_only_if_it_was_over():
     easier = "No run reached val/acc 90.0 %. Take an easier target"
     assert arrivals({16: -2.0, 64: -4.0}, ended=TIME_OVER).lines == [f"{easier}, or {MORE_TIME}."]
     assert arrivals({16: -2.0, 64: -4.0}, ended={}).lines == [f"{easier}."]
+
+
+def test_more_seeds_than_have_run_are_advised():
+    def advised(seeds):
+        return arrivals(*[{16: 2.0, 64: 2.1}, {16: 2.1, 64: 2.0}] * (seeds // 2) or [{16: 2.0, 64: 2.1}]).lines[1]
+
+    assert advised(1) == "64 may be first, too; more seeds tell more (seed=0,1,2)."
+    assert advised(4) == "64 may be first, too; more seeds tell more (seed=0,1,2,3,4,5,6,7)."
