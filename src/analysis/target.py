@@ -148,14 +148,14 @@ def _reach(logs: Sequence[float], sizes: int, is_on_cpu: bool) -> float:
     """How far the mean log ratio of pairs of runs may exceed the truth, with 95 % confidence for all other sizes together.
 
     The variance of a pair is what the rates of two runs differ by, and what seeds differ by beyond that; its degrees of freedom are
-    those of Welch and Satterthwaite.
+    those of Welch and Satterthwaite. Of one pair on an accelerator nothing is known.
     """
     n = len(logs)
     of_rates = 2 * BETWEEN_CPU**2 if is_on_cpu else 0.0
     beyond = max(0.0, float(np.var(logs, ddof=1)) - of_rates) if n > 1 else 0.0
     variance = of_rates + beyond
     if not variance:
-        return 0.0
+        return 0.0 if n > 1 else math.inf
     freedom = variance**2 / (of_rates**2 / _WORTH + beyond**2 / max(1, n - 1))
     confidence = 1 - (1 - CONFIDENCE) / 2 / max(1, sizes - 1)
     return float(stdtrit(freedom, confidence)) * math.sqrt(variance / n)

@@ -52,8 +52,14 @@ def test_times_of_separate_runs_on_a_cpu_decide_where_they_differ_by_more_than_t
 
 def test_times_are_told_apart_from_the_last_validation_below_the_target_on():
     assert found({16: 2.0, 64: 2.7}, validated=0.9) == (None, 16, [16, 64])
-    assert found({16: 2.0, 64: 2.1}, device="cuda") == (16, 16, [16])
-    assert found({16: 2.0, 64: 2.1}, device="cuda", validated=0.9) == (None, 16, [16, 64])
+    seeds = [{16: seconds, 64: 1.05 * seconds} for seconds in (1.0, 2.0)]
+    assert found(*seeds, device="cuda") == (16, 16, [16])
+    assert found(*seeds, device="cuda", validated=0.9) == (None, 16, [16, 64])
+
+
+def test_one_seed_on_an_accelerator_is_a_guess_because_no_noise_is_known_or_assumed():
+    assert found({16: 2.0, 64: 20.0}, device="cuda") == (None, 16, [16, 64])
+    assert found({16: 2.0, 64: 20.0}) == (16, 16, [16])
 
 
 def test_each_seed_is_a_pair_so_that_several_tell_closer_sizes_apart():
