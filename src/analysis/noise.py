@@ -39,7 +39,7 @@ BETWEEN_CPU = 0.1  # standard deviation of log rates between separate runs on a 
 _FEW = 4  # degrees of freedom of repeated runs, below which they do not decide alone what runs differ by
 PROCESSES_CPU = 0.02  # the same between processes that share passes (benchmarks/results/answers.md)
 _LARGEST = 700  # whose exponential is a number
-_WORTH = 10.0  # degrees of freedom of what is not estimated
+WORTH = 10.0  # degrees of freedom of what is not estimated
 _TYPICAL = 4.0  # degrees of freedom by which the typical run moderates a run's variance (benchmarks/simulated.py)
 _ROUNDING = 1e-20  # smaller squares of log times are not noise
 _MOST_ALIKE = 0.8  # autocorrelation of neighbours: of few values, more cannot be told from drift
@@ -117,7 +117,7 @@ class Rates:
             self._spread |= spread
             blocks += more
         self._repeats = _of_repeats(self._by_setting(self._center), blocks)
-        apart = _pooled(self._repeats, None if between is None else _Spread(between**2, _WORTH))
+        apart = _pooled(self._repeats, None if between is None else _Spread(between**2, WORTH))
         self._between = max((one for one in (_of_halves(used), apart) if one), default=_Spread())
         taken = used["taken"].sub(USUAL_SHARE).clip(0, 0.9)
         self._slowed = taken.groupby(used["setting"]).mean().to_dict()
@@ -179,7 +179,7 @@ class Rates:
         if self._repeats and not math.isfinite(noise.variance):  # too few windows, which repeated runs make up for
             noise = self._repeats
         elif self._repeats and self._repeats.freedom < _FEW:  # hardly known: the windows' noise counts beside them
-            repeats = _pooled(self._repeats, noise._replace(freedom=_WORTH)) or noise
+            repeats = _pooled(self._repeats, noise._replace(freedom=WORTH)) or noise
         found = max(noise, repeats if together else self._between)
         beyond = self._processes**2 if together else 0.0
         return _Spread(found.variance / len(spreads) + beyond, found.freedom)

@@ -21,11 +21,10 @@ from scipy.special import stdtrit
 from ..records.formatting import duration, option_value, significant
 from ..records.metrics import metric
 from ..records.values import at, number, positive, table
-from .noise import BETWEEN_CPU, CONFIDENCE
+from .noise import BETWEEN_CPU, CONFIDENCE, WORTH
 from .run import LEARNING_RATE, Run
 from .text import and_
 
-_WORTH = 10.0  # degrees of freedom of the assumed BETWEEN_CPU
 _MORE_TIME = "give more time by search.minutes; with hydra.sweep.dir=<its folder> the finished runs are kept"
 _SEEDS = 3  # that are advised after one
 
@@ -156,7 +155,7 @@ def _reach(logs: Sequence[float], sizes: int, is_on_cpu: bool) -> float:
     variance = of_rates + beyond
     if not variance:
         return 0.0 if n > 1 else math.inf
-    freedom = variance**2 / (of_rates**2 / _WORTH + beyond**2 / max(1, n - 1))
+    freedom = variance**2 / (of_rates**2 / WORTH + beyond**2 / max(1, n - 1))
     confidence = 1 - (1 - CONFIDENCE) / 2 / max(1, sizes - 1)
     return float(stdtrit(freedom, confidence)) * math.sqrt(variance / n)
 
