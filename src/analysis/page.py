@@ -115,18 +115,27 @@ def _shown(text: str, host: bool = False) -> str:
 
 
 def anonymous_command(command: str) -> str:
-    """The command with `"$HOME"` for home folders, which a shell expands within a word, as it does not with `~`."""
-    words = []
+    """The command with `"$HOME"` for this user's home folder, which a shell expands within a word, as it does not with `~`.
+
+    The home folder of another user is `'<home>'`, so that the command fails where the name is missing.
+    """
+    own, words = _own_homes(), []
     for word in shlex.split(printable(command)):
-        parts = [shlex.quote(part) if part else "" for part in re.split(_homes(), word)]
-        words.append('"$HOME"'.join(parts) or "''")
+        texts = [shlex.quote(text) if text else "" for text in re.split(_homes(), word)]
+        homes = ['"$HOME"' if home in own else "'<home>'" for home in re.findall(_homes(), word)]
+        words.append("".join(map("".join, zip(texts, [*homes, ""], strict=True))) or "''")
     return " ".join(words)
 
 
+def _own_homes() -> set[str]:
+    """This user's home folder, by its name and where it really is."""
+    return {_HOME, os.path.realpath(_HOME)}
+
+
 def _homes() -> str:
-    """The pattern of a home folder: this user's, by its name and where it really is, or anybody's in the usual places."""
-    places = {home for home in (_HOME, os.path.realpath(_HOME)) if len(Path(home).parts) > 2}
-    own = (re.escape(home) + r"(?![\w-])" for home in sorted(places))
+    """The pattern of a home folder: this user's, or anybody's in the usual places."""
+    places = (home for home in sorted(_own_homes()) if len(Path(home).parts) > 2)
+    own = (re.escape(home) + r"(?![\w-])" for home in places)
     return f"{_PATH_BEGINS}(?:{'|'.join([*own, _ANY_HOME])})"
 
 

@@ -56,10 +56,20 @@ def test_a_command_without_the_home_folder_means_the_same_to_the_shell(word, hom
     assert words.splitlines() == ["echo", word]
 
 
+@pytest.mark.parametrize("folder", ["/home/shared", "/Users/bob", "/root"])
+def test_the_home_folder_of_another_user_is_no_folder_in_a_command(folder):
+    assert page.anonymous_command(f"train data.root={folder}/mnist") == "train data.root='<home>'/mnist"
+
+
+def test_the_home_folder_of_root_is_its_own(monkeypatch):
+    monkeypatch.setattr(page, "_HOME", "/root")
+    assert page.anonymous_command("train data.root=/root/mnist") == 'train data.root="$HOME"/mnist'
+
+
 def test_a_page_shows_its_commands_so(tmp_path):
     command = shlex.join(["train", "data.root=/home/alice/my data"])
     report = replace(
         analyse([write_rates(tmp_path, {8: 1000, 64: 6000})]), statements=[Statement(["Line."], None, command)]
     )
     shown = page.page(report, {})
-    assert html.escape("train data.root=\"$HOME\"'/my data'") in shown and "alice" not in shown
+    assert html.escape("train data.root='<home>''/my data'") in shown and "alice" not in shown
