@@ -22,7 +22,7 @@ from ..records.rates import NEAR_BEST, RATE
 from ..records.terminal import wrapped
 from ..records.values import at, table
 from .groups import rates_of
-from .noise import Ratio, load_of, simultaneous
+from .noise import Rates, Ratio, load_of, simultaneous
 from .read import find
 from .run import Run
 from .text import aligned, and_
@@ -80,12 +80,23 @@ class Findings:
                 runs_of.setdefault(options, []).append(run)
                 self.not_tried += _texts(at(run.record, "diagnosis.not_tried"))
         measured = {number: [*filter(_is_measured, members)] for number, members in enumerate(runs_of.values())}
-        self._rates = rates_of({number: members for number, members in measured.items() if members})
-        rate = {number: self._rates.rate(number) for number in self._rates.settings}
-        trials = [Trial(*of, number, rate.get(number, 0.0)) for number, of in enumerate(runs_of.items())]
+        self._measured = {number: members for number, members in measured.items() if members}
+        self._of_devices: dict[frozenset[str], Rates] = {}
+        trials = [Trial(*of, number, self._rate(number)) for number, of in enumerate(runs_of.items())]
         self.baseline = trials[0]
         self.changes = sorted(trials[1:], key=lambda trial: -trial.rate)
         self.trials = [self.baseline] * bool(self.baseline.runs) + self.changes
+
+    def _rate(self, number: int) -> float:
+        return self._rates(number).rate(number) if number in self._measured else 0.0
+
+    def _rates(self, *numbers: int) -> Rates:
+        """The rates of the runs on the devices of the baseline and of these trials: others say nothing of their noise."""
+        devices = frozenset(self._measured[number][-1].device for number in {0, *numbers} & self._measured.keys())
+        if devices not in self._of_devices:
+            runs = {number: of for number, of in self._measured.items() if of[-1].device in devices}
+            self._of_devices[devices] = rates_of(runs)
+        return self._of_devices[devices]
 
     def ratio(self, trial: Trial) -> Ratio | None:
         """The rate of a change over that of the baseline; None where they cannot be compared."""
@@ -95,22 +106,26 @@ class Findings:
         """Why a change cannot be compared with the baseline; empty if it can."""
         if not trial.rate or not self.baseline.rate:
             return trial.why_no_rate or "the baseline has no rate"
-        if not self._rates.together(trial.number, 0):
+        if not self._ran_beside_baseline(trial):
             if (load := self._load(trial, self.baseline)) is not None:
                 return f"other programs took {percent(load)} of the processor, and the baseline ran at another time"
             if self._why_no_ruler:
                 return self._why_no_ruler
         return "" if self._ratio(trial).span else "too few steps were measured to know their noise"
 
+    def _ran_beside_baseline(self, trial: Trial) -> bool:
+        """Whether a change that has a rate shared passes with the baseline."""
+        return self._rates(trial.number).together(trial.number, 0)
+
     def _ratio(self, trial: Trial) -> Ratio:
         """The ratio with its interval. Its upper end alone is as sure as its lower one."""
         measured = sum(change.rate > 0 for change in self.changes)
-        return self._rates.ratio(trial.number, 0, simultaneous(measured))
+        return self._rates(trial.number).ratio(trial.number, 0, simultaneous(measured))
 
     def _load(self, *trials: Trial) -> float | None:
         """The share of the processor that other programs took from one of some trials; None if it was little."""
-        windows = self._rates.windows
-        shares = [load_of(windows[windows["setting"] == trial.number]) for trial in trials]
+        windows = [(trial.number, self._rates(trial.number).windows) for trial in trials]
+        shares = [load_of(of[of["setting"] == number]) for number, of in windows]
         return max((share for share in shares if share is not None), default=None)
 
     @cached_property
@@ -144,7 +159,8 @@ class Findings:
         if not self._helping:
             return None
         first = self._helping[0].number
-        equal = [trial for trial in self._helping if not self._rates.ratio(trial.number, first).differs]
+        rates = [(trial, self._rates(trial.number, first)) for trial in self._helping]
+        equal = [trial for trial, known in rates if not known.ratio(trial.number, first).differs]
         return min(equal, key=lambda trial: (len(trial.options), trial.run.batch_size or 0, -trial.rate))
 
     @property

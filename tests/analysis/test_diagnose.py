@@ -12,7 +12,8 @@ from batchscope.errors import UserError
 from tests.support.synthetic_runs import change_record, write_run, write_steps
 
 BATCH, LARGER = "data.batch_size=256", "data.batch_size=512"
-PIPELINE, PRECISION, GPU = "data.pipeline=workers", "trainer.precision=bf16-mixed", "trainer.accelerator=gpu"
+PIPELINE, PRECISION = "data.pipeline=workers", "trainer.precision=bf16-mixed"
+GPU, CPU = "trainer.accelerator=gpu", "trainer.accelerator=cpu"
 BOTH = f"{BATCH} {PIPELINE}"
 
 
@@ -126,6 +127,22 @@ def test_a_change_that_ran_at_another_time_has_a_ratio_only_on_a_quiet_machine_t
     cells = [r"accelerator=gpu +[34],\d+", *([r" +[34]\.\d\d +\d\.\d\d to \d+\.\d\d"] if is_known else [])]
     assert re.fullmatch("".join(cells), row)
     assert any(GPU in remark for remark in found.remarks) is not is_known
+
+
+def test_a_run_on_a_cpu_widens_no_interval_of_runs_on_a_gpu(tmp_path):
+    """Of separate runs on a CPU a difference is assumed; it concerns the ratio of the GPU to the CPU alone."""
+
+    def ratio(folder, name):
+        return next(
+            found.ratio(trial) for found in [find_findings(folder)] for trial in found.changes if trial.name == name
+        )
+
+    leave(tmp_path, CHANGE, 300.0, CPU)
+    diagnosed(tmp_path, (2200.0, BATCH), (2000.0, PIPELINE), at_end=1010.0, device="cuda")
+    beside_a_cpu = ratio(tmp_path, BATCH)
+    assert ratio(tmp_path, CPU).reach > 1.5 * beside_a_cpu.reach
+    change_record(tmp_path / CPU, hardware={"device": "cuda"})
+    assert ratio(tmp_path, BATCH).reach == pytest.approx(beside_a_cpu.reach, rel=0.2)
 
 
 def test_the_two_fastest_changes_that_help_and_set_different_options_are_tried_together(tmp_path):
