@@ -76,7 +76,9 @@ def rows(training: Training, question: Question) -> tuple[list[Row], list[str]]:
     if question.precision and training.precision != FULL:
         raise UserError(f"--precision: {training.title} was measured in {training.precision}, takes steps in {FULL}")
     devices = [source.device for source in training.sources]
-    devices += [card for card in question.cards if card not in devices]
+    for card in question.cards:
+        if card not in devices:
+            devices.append(card)
     found, left_out = [], []
     for device in devices:
         try:
