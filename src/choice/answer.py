@@ -1,8 +1,9 @@
 """The answer of `batchscope choose` for one training: a table of devices, three sentences at most, and notes.
 
-The device whose training ends first by the middles of the intervals is taken. Of devices whose rate is within 5 % of the best,
-one that is here is taken, then the cheapest, then the fastest. It is called the first one where it is shown to be faster than
-every other (interval.py), and else the best guess, with those that may be first as well.
+The device whose training ends first by the middles of the intervals is taken. Of devices that take at most 5 % longer, one
+that is here is taken, then the cheapest, then the fastest. It is called the first one where it is shown to be faster than
+every other (interval.py). It is the best guess where others may be first as well. Where another is shown to be faster than
+it, the answer says so, and why it is taken.
 """
 
 import math
@@ -15,12 +16,12 @@ import pandas as pd
 from ..analysis.noise import CONFIDENCE, Ratio
 from ..errors import UserError
 from ..records.formatting import count, percent
-from ..records.rates import NEAR_BEST
 from ..records.terminal import wrapped
 from .interval import SURE, Interval, digits, exactly, times_longer
 from .measured import Training
 from .rows import Question, Row, rows
 
+_ALIKE = 0.05  # by which a time may be longer than the shortest, so that place and cost decide
 _MOST_NAMED = 4  # devices in a sentence
 
 
@@ -37,13 +38,13 @@ class Answer:
         self.rows, self.left_out = rows(training, question)
         if not self.rows:
             raise UserError(f"choose: no device is left: {'; '.join(self.left_out)}")
-        alike = [row for row in self.rows if (1 - NEAR_BEST) * row.total.middle <= self.rows[0].total.middle]
+        first, *later = self.rows
+        alike = [row for row in self.rows if row.total.middle <= (1 + _ALIKE) * first.total.middle]
         self.taken = min(
             alike, key=lambda row: (not row.here, row.cost.middle if row.cost else math.inf, row.total.middle)
         )
-        self.others = [row for row in self.rows if row is not self.taken]
-        may_be = may_be_first(self.taken.total, [row.total for row in self.others])
-        self.may_be_first = [self.others[number] for number in may_be]
+        may_be = may_be_first(first.total, [row.total for row in later])
+        self.may_be_first = [first, *(later[number] for number in may_be)]  # alone where it is shown to be the first
 
     def sentences(self) -> list[str]:
         """Which device is first, what the best one here or elsewhere takes, and the cheapest where prices are known."""
@@ -52,18 +53,37 @@ class Answer:
         ]
 
     def _first(self) -> str:
-        taken, slower = self.taken, [row for row in self.others if row not in self.may_be_first]
-        ratios = [(times_longer(row.total, taken.total), row) for row in slower]
-        compared = [min(ratios, key=lambda each: each[0].low)] if ratios and not self.may_be_first else []
-        other_place = [each for each in ratios if each[1].here != taken.here][:1]
-        compared += [each for each in other_place if each not in compared]
+        """The device that is taken, what it takes, how it compares with slower ones, and how sure it is that it is first."""
+        taken = self.taken
         takes = f"{count(self.epochs, 'epoch')} {'takes' if self.epochs == 1 else 'take'} {taken}"
-        takes = ", ".join([takes, *(_as_fast(ratio, row.name) for ratio, row in compared)])
-        if not self.may_be_first:
-            return f"{taken.name} first: {takes}" if self.others else f"take {taken.name}: {takes}"
-        named = [f"{row.name} ({row.total})" for row in self.may_be_first[:_MOST_NAMED]]
-        named += [f"{more} more"] if (more := len(self.may_be_first) - _MOST_NAMED) > 0 else []
+        takes = ", ".join([takes, *(_as_fast(ratio, row.name) for ratio, row in self._compared())])
+        rivals = [row for row in self.may_be_first if row is not taken]
+        if taken not in self.may_be_first:
+            first, why = self.rows[0], self._why_not_the_first()
+            near = f"within {percent(_ALIKE)} of {first.name} ({first.total}), {'the first' if len(rivals) == 1 else 'the best guess'}"
+            return f"take {taken.name}: {takes}; {near}, and {why}"
+        if not rivals:
+            return f"{taken.name} first: {takes}" if len(self.rows) > 1 else f"take {taken.name}: {takes}"
+        named = [f"{row.name} ({row.total})" for row in rivals[:_MOST_NAMED]]
+        named += [f"{more} more"] if (more := len(rivals) - _MOST_NAMED) > 0 else []
         return f"best guess {taken.name}: {takes}; may be first as well: {', '.join(named)}"
+
+    def _compared(self) -> list[tuple[Ratio, Row]]:
+        """How many times as long others take: the next one where none may be first as well, and the best at the other place."""
+        taken = self.taken
+        ratios = [
+            (times_longer(row.total, taken.total), row)
+            for row in self.rows
+            if row is not taken and row not in self.may_be_first
+        ]
+        found = [min(ratios, key=lambda each: each[0].low)] if ratios and self.may_be_first == [taken] else []
+        other_place = [each for each in ratios if each[1].here != taken.here][:1]
+        return found + [each for each in other_place if each not in found]
+
+    def _why_not_the_first(self) -> str:
+        if self.taken.here and not self.rows[0].here:
+            return "here"
+        return "cheaper" if self.rows[0].cost else "its price is known"
 
     def _other_place(self) -> str:
         """What the best device here takes where another is taken, else the best one elsewhere; and the start-up."""

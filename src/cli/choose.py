@@ -29,7 +29,7 @@ from . import add_config_dir, command_parser, folder_of, folders_and_options, nu
 
 KINDS = ("cpu", "cuda", "mps")  # what a device that is here is called, unless it is a known card
 USUAL = ("t4", "l4", "a10", "a100", "l40s", "h100", "rtx4090")  # that people rent or own
-SCHEMA = 2  # of the JSON document
+SCHEMA = 3  # of the JSON document
 
 
 def main() -> None:
