@@ -22,6 +22,7 @@ from .measured import Training
 from .rows import Question, Row, rows
 
 _ALIKE = 0.05  # by which a time may be longer than the shortest, so that place and cost decide
+_LITTLE = 0.005  # of a rate: no percent
 _MOST_NAMED = 4  # devices in a sentence
 
 
@@ -148,12 +149,7 @@ class Answer:
         """What other programs took, the devices that are left out, and that batch sizes differ."""
         sizes = {row.batch_size for row in self.rows}
         differ = f"a larger batch may need more epochs; --batch-size {min(sizes)} compares all at the same size"
-        busy = [
-            f"{row.name} was measured while other programs took {percent(row.others_share)} of the processor: its times are "
-            "those beside them, and its intervals are wider by what they may have cost"
-            for row in self.rows
-            if row.others_share
-        ]
+        busy = [_beside_others(row) for row in self.rows if row.others_share]
         return [*busy, *self.left_out, *([differ] if len(sizes) > 1 else [])]
 
     def as_json(self) -> dict[str, Any]:
@@ -184,6 +180,15 @@ def _as_fast(ratio: Ratio, name: str) -> str:
     """`40 times as fast as the CPU here (25 to 60)`; a number near 1 with more digits, so that it does not seem to be 1."""
     value, low, high = (f"{end:.4g}" if end < 1.1 else digits(end) for end in (ratio.value, ratio.low, ratio.high))
     return f"{value} times as fast as {name} ({low} to {high})"
+
+
+def _beside_others(row: Row) -> str:
+    """What other programs took meanwhile, and what that means for the times."""
+    took = f"{row.name} was measured while other programs took {percent(row.others_share or 0.0)} of the processor"
+    if row.lowered_by < _LITTLE:
+        return f"{took}: its times are of the moments in which they took little"
+    may_have = f"they may have lowered its rate by {percent(row.lowered_by)}, and its intervals are wider by that"
+    return f"{took}: in the moments that its times are of, {may_have}"
 
 
 def _memory(row: Row) -> str:

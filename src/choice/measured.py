@@ -208,7 +208,7 @@ def _source(runs: Sequence[_Run]) -> Source:
 def _pooled(runs: Sequence[_Run], rates: Rates, batch_size: int) -> Measured:
     """One batch size from several runs."""
     each = [run.measured for run in runs]
-    seconds = _seconds(each, rates, batch_size)
+    seconds, lowered_by = _seconds(each, rates, batch_size)
     # The mean counts towards the high end: slow steps are a part of a training, and the median leaves them out.
     most = max(seconds.high, seconds.middle * max(run.slowest for run in runs))
     return Measured(
@@ -217,19 +217,25 @@ def _pooled(runs: Sequence[_Run], rates: Rates, batch_size: int) -> Measured:
         counted=max(one.counted for one in each),
         moving=max(one.moving for one in each),
         step=each[0].step,
+        lowered_by=lowered_by,
     )
 
 
-def _seconds(each: Sequence[Measured], rates: Rates, batch_size: int) -> Interval:
-    """The time of a batch by its rate; by the records where there are too few windows to tell how well that is known."""
+def _seconds(each: Sequence[Measured], rates: Rates, batch_size: int) -> tuple[Interval, float]:
+    """The time of a batch by its rate, and by what fraction other programs may have lowered that.
+
+    It is by the records where there are too few windows to tell how well the rate is known.
+    """
     reach = rates.reach(batch_size)
     if math.isfinite(reach):
         middle = batch_size / rates.rate(batch_size)
-        return Interval(middle / (1 + reach), middle, middle * (1 + reach))
+        lowered_by = 1 - (1 + rates.reach(batch_size, others=False)) / (1 + reach)
+        return Interval(middle / (1 + reach), middle, middle * (1 + reach)), lowered_by
     lows, middles, highs = zip(*(one.seconds.ends() for one in each), strict=True)
     taken = float(rates.windows.loc[rates.windows["setting"] == batch_size, "taken"].mean())
-    left = 1 - float(np.clip(taken, 0, 0.9))  # of the processor: a step may be shorter or longer by as much
-    return Interval(min(lows) * left, median(middles), max(highs) / left)
+    lowered_by = float(np.clip(taken, 0, 0.9))
+    left = 1 - lowered_by  # of the processor: a step may be shorter or longer by as much
+    return Interval(min(lows) * left, median(middles), max(highs) / left), lowered_by
 
 
 def _training(runs: Sequence[_Run], sources: Sequence[Source], different: Sequence[str]) -> Training:

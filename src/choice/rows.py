@@ -40,7 +40,8 @@ class Row:
     training: Interval  # seconds of all epochs
     total: Interval  # the same and the start-up
     cost: Interval | None  # None where no price is known
-    others_share: float | None = None  # of the processor, that other programs took where they made it busy
+    others_share: float | None = None  # of the processor, that other programs took, if it is worth a word
+    lowered_by: float = 0.0  # as of `Measured`
 
     @property
     def label(self) -> str:
@@ -120,7 +121,8 @@ def _row(training: Training, device: Datasheet, question: Question) -> Row:
     total = seconds if here else seconds + exactly(question.start_up_s)
     priced_as = _priced_as(device, here, question.prices)
     cost = None if priced_as is None else total * (question.prices[priced_as] / 3600)
-    return Row(device, here, size, steps[size], seconds, total, cost, source.others_share if source else None)
+    beside = (source.others_share, source.sizes[size].lowered_by) if source else ()
+    return Row(device, here, size, steps[size], seconds, total, cost, *beside)
 
 
 def _steps(training: Training, device: Datasheet, question: Question) -> dict[int, Step]:

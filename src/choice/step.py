@@ -37,6 +37,7 @@ class Measured:
     counted: float  # bytes, as `moving` in memory.py; NaN where no run has counted them
     moving: float
     step: StepOperations
+    lowered_by: float = 0.0  # a fraction of the rate: what other programs may have cost, by which `seconds` is wider
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +46,7 @@ class Source:
 
     device: Datasheet
     sizes: Mapping[int, Measured]
-    others_share: float | None = None  # of the processor, that other programs took, where that is called busy
+    others_share: float | None = None  # of the processor, that other programs took, if it is worth a word
 
     def line(self, name: str, batch_size: int) -> float:
         """A number of `Measured` at any batch size, on a line."""

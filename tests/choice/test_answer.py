@@ -95,11 +95,24 @@ def test_beside_other_programs_it_answers_and_says_under_the_table_how_much_they
     wide = {"rows": partial(mlp, width=4096), "parts": (0, 0, 0.3, 0.6, 0.1, 0), "windows": 12}
     alone, beside = (answer(training(tmp_path / str(o), others=o, **wide)) for o in (0.0, 0.6))
     (said,) = {*beside.notes()} - {*alone.notes()}
-    assert said.startswith("the CPU here was measured while other programs took 60 % of the processor: ")
+    assert said == (
+        "the CPU here was measured while other programs took 60 % of the processor: in the moments that its times are of, "
+        "they may have lowered its rate by 55 %, and its intervals are wider by that"
+    )
     assert beside.as_json()["recommended"] == "h100" and beside.sentences()[0].startswith("H100 first: ")
     quiet, busy = (row(each, "cpu").total for each in (alone, beside))
     assert busy.middle == pytest.approx(quiet.middle)  # no guess at a quiet machine
     assert (busy.low, busy.high) == pytest.approx((0.45 * quiet.low, quiet.high / 0.45))
+
+
+def test_where_disturbed_windows_are_dropped_it_says_that_the_times_are_of_the_others(tmp_path):
+    (said,) = (
+        each for each in answer(training(tmp_path, windows=12, others=0.6, quiet=6)).notes() if "other pro" in each
+    )
+    assert said == (
+        "the CPU here was measured while other programs took 30 % of the processor: its times are of the moments in which "
+        "they took little"
+    )
 
 
 def test_no_start_up_is_assumed_so_that_only_the_user_lets_one_decide(light):

@@ -67,11 +67,12 @@ def counted(size):
 
 def write_training(
     folder: Path, sizes=(8, 64, 512), rows=mlp, loop_s=1e-3, device="cpu", name="AMD EPYC", precision="32-true",
-    memory=counted, windows=0, others=math.nan, **options,
+    memory=counted, windows=0, others=math.nan, quiet=0, **options,
 ) -> Path:  # fmt: skip
     """A run for each size, in numbered folders; options are those of `write_run`.
 
-    With `windows`, so many of them, in which other programs took the share `others` of the processor.
+    With `windows`, so many of them, in which other programs took the share `others` of the processor, and in the
+    first `quiet` of them nothing; these alone are then undisturbed.
     """
     noise = np.random.default_rng(0)
     for number, size in enumerate(sizes):
@@ -81,7 +82,8 @@ def write_training(
         write_run(place, size, step_ms, device=device, device_name=name, throughput=interval, **options)
         if windows:
             times = step_ms * np.exp(0.01 * noise.standard_normal(windows))
-            write_steps(place, [[time] * 5 for time in times], others=others)
+            beside = np.where(np.arange(windows) < quiet, 0.0, others)
+            write_steps(place, [[time] * 5 for time in times], others=beside, disturbed=quiet and beside > 0)
         change_record(place, memory={"batch_size": size, "parts_bytes": memory(size)})
         threads = 2 if device == "cpu" else None
         write_operations(place, StepOperations(size, 1.0, device, name, precision, ours, threads, CALIBRATION))

@@ -82,8 +82,13 @@ def write_curve(folder: Path, points: Iterable[tuple[int, float]], step_ms: floa
     (folder / "csv" / "metrics.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def write_steps(folder, step_ms: Sequence[Sequence[float]], *, rounds=None, shares=SHARES, others=math.nan) -> Path:
-    """`steps.npz` of a run's folder: the steps of each window, its pass, and the share that other programs took."""
+def write_steps(
+    folder, step_ms: Sequence[Sequence[float]], *, rounds=None, shares=SHARES, others=math.nan, disturbed=0.0
+) -> Path:
+    """`steps.npz` of a run's folder: the steps of each window, its pass, and what other programs took and disturbed.
+
+    The last two are numbers, or have one for each window.
+    """
     steps = np.array([ms for window in step_ms for ms in window]) / 1e3
     count = len(step_ms)
     parts, every = thinned(steps[:, None] * np.array(shares))
@@ -93,7 +98,7 @@ def write_steps(folder, step_ms: Sequence[Sequence[float]], *, rounds=None, shar
         pass_=np.array([-1] * count if rounds is None else list(rounds)),
         start_unix=np.arange(count, dtype=float),
         others_share=np.full(count, others),
-        disturbed=np.zeros(count),
+        disturbed=np.full(count, disturbed),
         parts_s=parts,
         parts_every=every,
     )
