@@ -191,8 +191,11 @@ class Findings:
             if why_not := self.why_not_compared(trial):
                 reasons.setdefault(why_not, []).append(trial.name)
         lines = [f"{and_(names)}: {why_not}" for why_not, names in reasons.items()]
+        compared = [trial for trial in self.changes if self.ratio(trial)]
+        if apart := [trial.name for trial in compared if not self._ran_beside_baseline(trial)]:
+            lines.append(f"{and_(apart)}: ran at another time than the baseline")
         lines += dict.fromkeys(self.not_tried)
-        if len(self.changes) > 1 and any(self.ratio(trial) for trial in self.changes):
+        if len(self.changes) > 1 and compared:
             lines.append("all intervals together hold with 90 % confidence")
         if self.best and any(word.startswith("data.batch_size=") for word in self.best.options):
             lines.append("a larger batch also changes how the model learns")
