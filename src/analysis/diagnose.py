@@ -30,10 +30,8 @@ from .text import aligned, and_
 BASELINE, CHANGE, AGAIN = "baseline", "change", "baseline_again"  # roles of a run
 FILE = "diagnosis.md"
 _WIDTH = 80  # columns
-_LONGEST, _LONGEST_REASON = (
-    24,
-    200,
-)  # characters of a bottleneck's kind and of an error, which a record may give as anything
+_LONGEST = 24  # characters of a bottleneck's kind, which a record may give as anything
+_LONGEST_REASON = 200  # characters of an error, likewise
 
 
 @dataclass(frozen=True)
