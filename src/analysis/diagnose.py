@@ -2,7 +2,7 @@
 
 A change that was visited side by side with the baseline is compared within their passes: what slowed one slowed the other.
 One that ran at another time is compared only where the machine was quiet, and the baseline, run again, was as fast as before.
-The intervals of all changes hold together: the lower ends, one-sided, with 95 % confidence (Šidák). A change helps where its
+The lower ends of the intervals of all changes hold together with 95 % confidence (Šidák). A change helps where its
 interval lies above 1. Of changes that are not shown to differ from the fastest one that helps, the one that changes least is
 recommended: with the fewest options, then with the smallest batch.
 """
@@ -194,7 +194,7 @@ class Findings:
             lines.append(f"{and_(apart)}: ran at another time than the baseline")
         lines += dict.fromkeys(self.not_tried)
         if len(self.changes) > 1 and compared:
-            lines.append("all intervals together hold with 90 % confidence")
+            lines.append("the lower ends of all intervals hold together with 95 % confidence")
         if self.best and any(word.startswith("data.batch_size=") for word in self.best.options):
             lines.append("a larger batch also changes how the model learns")
         evidence = at(self.baseline.run.record, "throughput.bottleneck.evidence") if self.baseline.runs else None

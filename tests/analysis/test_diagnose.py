@@ -111,7 +111,7 @@ def test_the_more_changes_are_compared_the_wider_each_interval_is(tmp_path):
     many = diagnosed(tmp_path / "many", (1200.0, BATCH), *((1000.0, f"seed={number}") for number in range(11)))
     narrow, wide = (next(found.ratio(trial) for trial in found.changes if trial.name == BATCH) for found in (few, many))
     assert wide.low < narrow.low < 1.2 < narrow.high < wide.high
-    note = "all intervals together hold with 90 % confidence"
+    note = "the lower ends of all intervals hold together with 95 % confidence"
     assert note in many.remarks and note not in few.remarks
 
 
