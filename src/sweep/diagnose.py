@@ -48,7 +48,8 @@ def diagnose(job: Job, search: Diagnosis) -> Plan[None]:
     print("\n".join(["", *wrapped(tried.not_tried)]), flush=True)
     most = MOST_AT_ONCE - 1  # beside a baseline
     groups = [changes[first : first + most] for first in range(0, len(changes), most)]
-    tried.at_most = f" of at most {1 + len(changes) + len(groups) + 2}"
+    baselines = sum(tried.kept(f"{BASELINE}_{number}") + 1 for number in range(2, len(groups) + 3))
+    tried.at_most = f" of at most {1 + len(changes) + 1 + baselines}"
     runs = [baseline]  # those that decide; of a diagnosis that is started again, what came later is there already
     for number, group in enumerate(groups, 2):  # a change that is refused is a result, and in the table
         jobs = tried.beside_baseline(f"{BASELINE}_{number}", group)
@@ -85,12 +86,17 @@ class _Tried:
         Where some changes are kept and others are not, those that are not get a new baseline, because passes do not go on.
         """
         is_open = any(not has_ended(self._job.run_dir / folder_of(change)) for change in changes)
-        kept = 0
-        while has_ended(self._job.run_dir / f"{name}{_AGAIN * kept}"):
-            kept += 1
+        kept = self.kept(name)
         fresh = 1 if is_open or not kept else 0
         baselines = [(AGAIN, f"{name}{_AGAIN * number}", Change()) for number in range(kept + fresh)]
         changed = [(CHANGE, folder_of(change), change) for change in changes]
         # Of passes the baseline is the first to get memory; where runs follow each other it is the last, and shows drift.
         waits = can_wait(self._job.config)
         return [self.run(*run) for run in ([*baselines, *changed] if waits else [*changed, *baselines])]
+
+    def kept(self, name: str) -> int:
+        """How many runs of a baseline are kept."""
+        kept = 0
+        while has_ended(self._job.run_dir / f"{name}{_AGAIN * kept}"):
+            kept += 1
+        return kept

@@ -198,6 +198,7 @@ def test_a_change_that_is_measured_later_has_a_baseline_of_its_own_passes(tmp_pa
     (tmp_path / "0/batch_size-512").rename(tmp_path / "elsewhere")
     yields, said, _ = diagnosed(tmp_path, faster_with_a_larger_batch)
     assert names(yields)[1] == ["baseline_2", "baseline_2-again", *CHANGES]
+    assert [job.title.partition(":")[0] for job in yields[-1]] == ["run 10 of at most 12", "run 11 of at most 12"]
     assert re.search(r"^batch_size=512 +5,\d+ +(4\.0|3\.9)\d +3\.", said, re.MULTILINE)
     assert names(diagnosed(tmp_path, faster_with_a_larger_batch)[0]) == names(yields)
 
