@@ -191,14 +191,18 @@ def _of_batch(step: StepOperations) -> StepOperations:
     return replace(step, rows=rows, batches=1.0)
 
 
+def device_here(kind: str, name: str, threads: str = "", memory_gib: float = 0.0) -> Datasheet:
+    """A device that measures: its datasheet, or its name and memory alone."""
+    names, short = (printable(name or kind) + threads,), (printable(kind),)
+    known = datasheet(name) if kind == "cuda" else None
+    return known or Datasheet(names, short, memory_gib, 0.0, {}, {}, kind)
+
+
 def _source(runs: Sequence[_Run]) -> Source:
-    """What the runs on one device have measured; the device as its datasheet, or with its name and memory alone."""
+    """What the runs on one device have measured."""
     first = runs[0].step
-    device = datasheet(first.device_name) if first.device == "cuda" else None
-    if device is None:
-        threads = f", {first.threads} thread{'s' if first.threads > 1 else ''}" if first.threads else ""
-        names = (printable(first.device_name or first.device) + threads,)
-        device = Datasheet(names, (printable(first.device),), runs[0].memory_gib, 0.0, {}, {}, first.device)
+    threads = f", {first.threads} thread{'s' if first.threads > 1 else ''}" if first.threads else ""
+    device = device_here(first.device, first.device_name, threads, runs[0].memory_gib)
     ordered = sorted(runs, key=lambda run: run.step.batch_size)
     sizes = {same[0].step.batch_size: same for same in _grouped(ordered, lambda run: run.step.batch_size)}
     rates = rates_of({size: [run.record for run in same] for size, same in sizes.items()})

@@ -1,7 +1,7 @@
 """What a training takes on each device, at the batch size that suits the device."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..analysis.selection import ENOUGH
@@ -68,14 +68,10 @@ def rows(training: Training, question: Question) -> tuple[list[Row], list[str]]:
     Raises:
         UserError: for a batch size that was not measured, and for another precision of steps that were not in float32.
     """
-    measured = sorted({size for source in training.sources for size in source.sizes})
-    if question.batch_size not in (None, *measured):
-        sizes = ", ".join(f"{size:,}" for size in measured)
-        raise UserError(f"--batch-size: got {question.batch_size:,}; {training.title} was measured at {sizes}")
+    sizes = {size for source in training.sources for size in source.sizes}
+    check_measured(question, f"{training.title} was", sizes, training.precision)
     if question.precision == training.precision:
         question = replace(question, precision=None)
-    if question.precision and training.precision != FULL:
-        raise UserError(f"--precision: {training.title} was measured in {training.precision}, takes steps in {FULL}")
     devices = [source.device for source in training.sources]
     for card in question.cards:
         if card not in devices:
@@ -89,10 +85,19 @@ def rows(training: Training, question: Question) -> tuple[list[Row], list[str]]:
     return sorted(found, key=lambda row: row.total.middle), left_out
 
 
-def check_prices(trainings: Sequence[Training], question: Question) -> None:
-    """Raises UserError for a price that no device has, here or among the cards to compare with."""
-    here = [source.device for training in trainings for source in training.sources]
-    names = [_priced_as(device, device in here, question.prices) for device in (*here, *question.cards)]
+def check_measured(question: Question, which: str, sizes: Collection[int], precision: str) -> None:
+    """Raises UserError for a batch size or a precision that measured steps do not answer, of a training that `which` names."""
+    if question.batch_size not in (None, *sizes):
+        known = ", ".join(f"{size:,}" for size in sorted(sizes))
+        raise UserError(f"--batch-size: got {question.batch_size:,}; {which} measured at {known}")
+    if question.precision not in (None, precision) and precision != FULL:
+        raise UserError(f"--precision: {which} measured in {precision}, takes steps in {FULL}")
+
+
+def check_prices(here: Sequence[Datasheet], question: Question) -> None:
+    """Raises UserError for a price that no device has, of those that are here and the cards to compare with."""
+    names = [_priced_as(device, True, question.prices) for device in here]
+    names += [_priced_as(card, False, question.prices) for card in question.cards]
     if unused := [name for name in question.prices if name not in names]:
         known = ", ".join(dict.fromkeys(device.short[0] for device in (*here, *question.cards)))
         got = f"{unused[0]}={question.prices[unused[0]]:g}"

@@ -12,14 +12,14 @@ In the documentation, choosing-a-device.md says how to read the answer.
 import argparse
 import json
 import sys
-from collections.abc import Container
+from dataclasses import replace
 from pathlib import Path
 
 from ..checkpointing.signals import exit_on_signals
 from ..choice.answer import Answer
 from ..choice.cards import card_names, find_card
-from ..choice.measured import read_trainings
-from ..choice.rows import Question, check_prices
+from ..choice.measured import device_here, read_trainings
+from ..choice.rows import FULL, Question, check_measured, check_prices
 from ..choice.work import PRECISIONS
 from ..errors import UserError
 from ..options.compose import check_command_line, compose
@@ -45,10 +45,11 @@ def main() -> None:
     prices = _prices(args.price)
     names = args.devices.split(",") if args.devices else [*USUAL, *(name for name in prices if name not in KINDS)]
     cards = [find_card(name) for name in (card_names() if names == ["all"] else names)]
-    epochs, places = _measured(overrides, prices) if overrides else (None, [Path(folder) for folder in folders])
+    question = Question(cards, args.epochs, args.batch_size, prices, args.start_up or 0.0, args.precision)
+    epochs, places = _measured(overrides, question) if overrides else (None, [Path(folder) for folder in folders])
     trainings, left_out = read_trainings(places)
-    question = Question(cards, args.epochs or epochs, args.batch_size, prices, args.start_up or 0.0, args.precision)
-    check_prices(trainings, question)
+    question = replace(question, epochs=args.epochs or epochs)
+    check_prices([source.device for training in trainings for source in training.sources], question)
     answers = [Answer(training, question) for training in trainings]
     if args.json:
         found = {"schema": SCHEMA, "trainings": [answer.as_json() for answer in answers], "left_out": left_out}
@@ -75,23 +76,28 @@ def _prices(words: list[str]) -> dict[str, float]:
     return found
 
 
-def _measured(overrides: list[str], prices: Container[str]) -> tuple[int | None, list[Path]]:
-    """Measure the training that options describe: its epochs, and the folders of its runs."""
+def _measured(overrides: list[str], question: Question) -> tuple[int | None, list[Path]]:
+    """Measure the training that options describe: its epochs, and the folders of its runs.
+
+    What is known before to have no answer is refused first.
+    """
     compose([word for word in overrides if not word.startswith("data.batch_size=")])  # names, before slow imports
-    from ..sweep.sizes import BATCH_SIZE, measure, own_sizes
+    from ..sweep.sizes import BATCH_SIZE, SIZES, measure, own_sizes
 
     overrides, sizes = own_sizes(overrides)
     config = check_command_line([*overrides, f"{BATCH_SIZE}={min(sizes, default=1)}"], False)[0]
     trainer = config["trainer"]
     if trainer.get("devices") not in (1, "auto") or trainer.get("num_nodes") not in (1, None):
         raise UserError("trainer.devices: choose compares single devices; leave it at 1")
-    from ..hardware.devices import available, check_accelerator  # torch takes seconds to import
+    precision = str(trainer.get("precision"))
+    precision = precision if "-" in precision else FULL  # `32`; what a short form stands for is known after the run
+    check_measured(question, "the training is to be", sizes or SIZES, precision)
+    from ..hardware.devices import available, check_accelerator, name_of_kind  # torch takes seconds to import
 
     asked = trainer.get("accelerator", "auto")
     check_accelerator(asked)
     kinds = [kind for kind in available() if asked in ("auto", kind) or (asked == "gpu" and kind != "cpu")]
-    if unmeasured := [kind for kind in KINDS if kind in prices and kind not in kinds]:
-        raise UserError(f"--price: got {unmeasured[0]}, takes what is measured here ({', '.join(kinds)}) and cards")
+    check_prices([device_here(kind, name_of_kind(kind)) for kind in kinds], question)
     exit_on_signals()
     places = measure(overrides, sizes, kinds, folder_of("choose"), _say)
     epochs = trainer.get("max_epochs")

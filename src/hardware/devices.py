@@ -47,6 +47,11 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
 
 
+def name_of_kind(kind: str) -> str:
+    """The model of the device of a kind that a run takes: `cpu`, `cuda`, `mps`."""
+    return device_name(torch.device(kind))
+
+
 @cache
 def cpu_name() -> str:
     """The processor's name as the system gives it, or its architecture."""

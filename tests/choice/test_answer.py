@@ -193,7 +193,7 @@ def test_a_device_is_near_the_first_if_it_takes_at_most_5_percent_longer(light, 
 def test_a_price_is_that_of_a_card_or_of_the_kind_of_a_device_that_is_here(tmp_path):
     here = training(tmp_path, device="cuda", name="NVIDIA L4")
     asked = Question(CARDS, prices={"cuda": 1.0, "t4": 2.0})
-    check_prices([here], asked)
+    check_prices([each.device for each in here.sources], asked)
     assert [bool(row(Answer(here, asked), label).cost) for label in ("l4", "t4", "h100")] == [True, True, False]
 
 
@@ -203,7 +203,7 @@ def test_a_price_that_no_device_has_is_refused(light, prices):
     with pytest.raises(
         UserError, match=f"--price: got {refused}=1, the price of no device .*; takes those of cpu, t4, l4"
     ):
-        check_prices([light], Question(CARDS, prices=prices))
+        check_prices([each.device for each in light.sources], Question(CARDS, prices=prices))
 
 
 def test_the_batch_is_the_smallest_whose_rate_is_near_the_best_of_those_that_fit(tmp_path, heavy):
