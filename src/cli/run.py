@@ -6,7 +6,8 @@
 The options of batchscope stand before the script. The first fit leaves a run folder with run.json, which batchscope report,
 compare and choose read; a second fit of the same process has a folder of its own. --vary runs the script once for each
 value of one of its flags, ends each run when its speed is known (--whole: when it ends by itself), and reports. The exit
-code is 1 if a value failed. Ctrl-C, SIGTERM or SIGHUP ends the running script first; a second signal kills it.
+code is 1 if a value failed; one that did not fit into memory is a result. Ctrl-C, SIGTERM or SIGHUP ends the running
+script first; a second Ctrl-C or SIGTERM, more than 0.3 s later, kills it.
 """
 
 import argparse
@@ -14,12 +15,14 @@ import functools
 import os
 import runpy
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..attached import FOLDER, UNTIL_KNOWN
-from ..errors import UserError
+from ..errors import UserError, printable
 from ..files import refuse_existing
+from ..records.read import read
 from . import command_parser, folder_of
 
 if TYPE_CHECKING:
@@ -82,9 +85,10 @@ def _run_each(folder: Path, script: Path, flags: list[str], flag: str, values: l
             process = processes.add(functools.partial(ScriptProcess, command, environ, place))
             process.wait()
             processes.exit_if_stopped()
-            if failure := _failure(process):
-                failures += 1
-                print(f"  {failure}", file=sys.stderr, flush=True)
+            ending, is_failure = _ending(process)
+            failures += is_failure
+            if ending:
+                print(f"  {ending}", file=sys.stderr, flush=True)
     if not os.path.isdir(folder):
         raise UserError("run: nothing was measured")
     from ..analysis import write_report
@@ -94,12 +98,25 @@ def _run_each(folder: Path, script: Path, flags: list[str], flag: str, values: l
     return 1 if failures else report.exit_code
 
 
-def _failure(process: "ScriptProcess") -> str | None:
-    """Why a script that has ended was not measured as it should be; None if it was."""
-    if process.code > 0:
-        return f"failed with exit code {process.code}"
-    if process.code < 0:
-        return process.how
-    if not os.path.isfile(process.run_dir / "run.json"):
-        return "not measured: the script ran no fit of a lightning.pytorch Trainer"
-    return None
+def _ending(process: "ScriptProcess") -> tuple[str, bool]:
+    """How a script has ended, in words that are empty where all of its fits finished; and whether that is a failure."""
+    try:
+        records = [read(folder) for folder in process.fits()]
+    except UserError as error:
+        return str(error), True
+    if (
+        records and records[-1].get("status") == "out_of_memory"
+    ):  # a result, as in every sweep, whatever exit code follows
+        return _status_words(records[-1]), False
+    if process.code:
+        return f"failed with exit code {process.code}" if process.code > 0 else process.how, True
+    if not records:
+        return "not measured: the script ran no fit of a lightning.pytorch Trainer", True
+    failed = [record for record in records if record.get("status") not in ("finished", "out_of_memory")]
+    return (_status_words(failed[0]), True) if failed else ("", False)
+
+
+def _status_words(record: Mapping[str, Any]) -> str:
+    """`failed: ValueError: …`, of a run's record."""
+    error, status = record.get("error"), str(record.get("status")).replace("_", " ")
+    return printable(f"{status}: {error}" if error else status)

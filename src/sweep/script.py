@@ -6,6 +6,7 @@ from pathlib import Path
 
 from typing_extensions import override
 
+from ..records.read import FILE
 from ..records.run_record import Status, close_open
 from .process import Child
 
@@ -23,7 +24,12 @@ class ScriptProcess(Child):
         self.run_dir = run_dir
         super().__init__(subprocess.Popen(command, env=environ, start_new_session=True))
 
+    def fits(self) -> list[Path]:
+        """The folders of its fits that have a record, in their order."""
+        later = sorted(self.run_dir.parent.glob(f"{self.run_dir.name}-*"), key=lambda path: (len(path.name), path.name))
+        return [folder for folder in (self.run_dir, *later) if (folder / FILE).is_file()]
+
     @override
     def _record_end(self, status: Status, reason: str) -> None:
-        for folder in (self.run_dir, *self.run_dir.parent.glob(f"{self.run_dir.name}-*")):
+        for folder in self.fits():
             close_open(folder, status, reason)

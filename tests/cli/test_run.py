@@ -15,9 +15,9 @@ from tests.support.waiting import PATIENCE_S, wait_until
 
 MEASURED = """import os, sys
 from pathlib import Path
-from tests.support.synthetic_runs import write_run
-size = int(sys.argv[1].removeprefix("--batch-size="))
-write_run(Path(os.environ["BATCHSCOPE_RUN"]), size, step_ms=1.0)
+from tests.support.synthetic_runs import change_record, write_run
+size, folder = int(sys.argv[1].removeprefix("--batch-size=")), Path(os.environ["BATCHSCOPE_RUN"])
+write_run(folder, size, step_ms=1.0)
 """
 LASTING = """import os, signal, subprocess, sys, time
 from pathlib import Path
@@ -52,6 +52,17 @@ def vary(tmp_path, monkeypatch):
             "os.kill(os.getpid(), 9 * (size == 64))",
             1,
             "  killed by SIGKILL, as the system does where it runs out of memory\n",
+        ),
+        (
+            "size == 64 and change_record(folder, status='out_of_memory') or sys.exit(size == 64)",
+            0,
+            "  out of memory\n",
+        ),
+        ("size == 64 and change_record(folder, status='failed', error='caught')", 1, "  failed: caught\n"),
+        (
+            "size == 64 and (change_record(folder, status='running') or os._exit(0))",
+            1,
+            "  failed: ended with exit code 0 and said no more\n",
         ),
     ],
 )
