@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import forkserver
 from types import FrameType
 from typing import Any, Self, TypeVar
@@ -178,6 +178,7 @@ class Processes:
 
     def __init__(self) -> None:
         self._running: list[Child] = []
+        self._is_starting = False  # a process, which is not among the running ones yet
         self._stopped_by: int | None = None  # a signal
         self._stopped_at = 0.0
 
@@ -193,8 +194,12 @@ class Processes:
             SystemExit: if a signal has asked this process to stop.
         """
         self.exit_if_stopped()
-        process = start()
-        self._running.append(process)
+        self._is_starting = True
+        try:
+            process = start()
+            self._running.append(process)
+        finally:
+            self._is_starting = False
         if self._stopped_by is not None:  # while it was started
             process.interrupt(self._stopped_by)
         return process
@@ -242,7 +247,7 @@ class Processes:
         redirect_closed_terminals(self._terminals)
         if self._stopped_by is None:
             self._stopped_by, self._stopped_at = number, time.monotonic()
-            if not self._running:
+            if not self._running and not self._is_starting:
                 raise SystemExit(128 + number)
             self._interrupt(number)
         elif forces_exit(number, time.monotonic() - self._stopped_at):
@@ -310,10 +315,15 @@ def _new_python(job: Job, theirs: socket.socket, output: tuple[int, int]) -> sub
     """A run in a session of its own, which keeps the terminal's Ctrl-C from it."""
     out, err = (None, None) if output == (1, 2) else output
     command = [job.python, "-P", "-m", PROGRAM, str(job.run_dir)]
+    return in_own_session(command, stdin=theirs.fileno(), stdout=out, stderr=err)
+
+
+def in_own_session(command: Sequence[str], **how: Any) -> subprocess.Popen[bytes]:
+    """Start a program in a session of its own, with options of Popen; UserError if the system refuses."""
     try:
-        return subprocess.Popen(command, stdin=theirs.fileno(), stdout=out, stderr=err, start_new_session=True)
+        return subprocess.Popen(command, start_new_session=True, **how)
     except OSError as error:
-        raise UserError(f"{job.python} cannot be started: {why(error)}") from error
+        raise UserError(f"{command[0]} cannot be started: {why(error)}") from error
 
 
 def _how_it_ended(stopped_by: int | None, code: int) -> tuple[Status, str]:

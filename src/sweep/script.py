@@ -1,6 +1,5 @@
 """The process of somebody's script under `batchscope run --vary`."""
 
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -8,7 +7,7 @@ from typing_extensions import override
 
 from ..records.read import FILE
 from ..records.run_record import Status, close_open
-from .process import Child
+from .process import Child, in_own_session
 
 
 class ScriptProcess(Child):
@@ -18,11 +17,14 @@ class ScriptProcess(Child):
         command: the words that start it.
         environ: its environment.
         run_dir: the folder of its first fit; the second one has the folder `<run_dir>-2`.
+
+    Raises:
+        UserError: if it cannot be started.
     """
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str], run_dir: Path):
         self.run_dir = run_dir
-        super().__init__(subprocess.Popen(command, env=environ, start_new_session=True))
+        super().__init__(in_own_session(command, env=environ))
 
     def fits(self) -> list[Path]:
         """The folders of its fits that have a record, in their order."""

@@ -79,6 +79,14 @@ def test_a_value_whose_script_runs_no_fit_has_failed(vary):
     assert answered.err == "  not measured: the script ran no fit of a lightning.pytorch Trainer\n"
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the longest command line is that of Linux")
+def test_a_script_that_cannot_be_started_is_one_line(tmp_path):
+    (tmp_path / "script.py").touch()
+    answered = answer("run", "--vary=--n=1", f"--out={tmp_path / 'out'}", tmp_path / "script.py", "x" * 2**18)
+    assert answered.code == 1
+    assert answered.err == f"error: {sys.executable} cannot be started: Argument list too long\n"
+
+
 def is_running(pid):
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 

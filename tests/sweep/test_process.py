@@ -11,6 +11,7 @@ import pytest
 from batchscope.errors import UserError
 from batchscope.sweep import folder, process
 from batchscope.sweep import job as program
+from batchscope.sweep.script import ScriptProcess
 from tests.support.fork_server import Forked
 from tests.support.locks import RUN_DIR, held
 from tests.support.runs import record
@@ -85,6 +86,20 @@ def test_a_signal_ends_a_sweep_that_has_started_no_run_at_once():
         os.kill(os.getpid(), signal.SIGTERM)
         pytest.fail("waits on")
     assert stop.value.code == 143
+
+
+@LINUX
+def test_a_signal_while_the_first_process_is_started_leaves_none_behind(tmp_path):
+    def start():
+        started.append(ScriptProcess([sys.executable, "-c", "import time; time.sleep(600)"], os.environ, tmp_path))
+        os.kill(os.getpid(), signal.SIGTERM)
+        return started[0]
+
+    started = []
+    with pytest.raises(SystemExit) as stop, process.Processes() as processes:
+        processes.add(start)
+    process.end_group(started[0].pid)
+    assert (stop.value.code, started[0].ended) == (143, True)
 
 
 IN_A_VISIT = "[n for n in visits if len(record['taken']) == 1 and os.kill({0}, {1})]"
