@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 FOLDER = "BATCHSCOPE_RUN"  # in the environment: the folder of the script's run
+PARENT = "BATCHSCOPE_PARENT"  # in the environment: a descriptor that is at its end when `batchscope run --vary` is
 UNTIL_KNOWN = "BATCHSCOPE_UNTIL_KNOWN"  # in the environment: whether a run ends when its speed is known
 
 

@@ -14,12 +14,14 @@ import argparse
 import functools
 import os
 import runpy
+import signal
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..attached import FOLDER, UNTIL_KNOWN
+from ..attached import FOLDER, PARENT, UNTIL_KNOWN
 from ..errors import UserError, printable
 from ..files import refuse_existing
 from ..records.read import read
@@ -40,10 +42,19 @@ def main() -> None:
     refuse_existing("--out", folder)
     if values:
         sys.exit(_run_each(folder, script, args.flags, flag, values, args.whole))
+    if descriptor := os.environ.pop(PARENT, ""):
+        os.set_inheritable(int(descriptor), False)
+        threading.Thread(target=_end_with_parent, args=(int(descriptor),), daemon=True).start()
     os.environ[FOLDER] = str(folder.absolute())
     sys.argv = [str(script), *args.flags]
     sys.path.insert(0, str(script.resolve().parent))
     runpy.run_path(str(script), run_name="__main__")
+
+
+def _end_with_parent(descriptor: int) -> None:
+    """End this script and its workers, which are a group of their own, when the command that started it ends."""
+    os.read(descriptor, 1)  # nothing is written there
+    os.killpg(os.getpgrp(), signal.SIGTERM)
 
 
 def _parser() -> argparse.ArgumentParser:

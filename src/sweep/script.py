@@ -1,10 +1,13 @@
 """The process of somebody's script under `batchscope run --vary`."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from typing_extensions import override
 
+from ..attached import PARENT
+from ..errors import UserError
 from ..records.read import FILE
 from ..records.run_record import Status, close_open
 from .process import Child, in_own_session
@@ -24,7 +27,15 @@ class ScriptProcess(Child):
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str], run_dir: Path):
         self.run_dir = run_dir
-        super().__init__(in_own_session(command, env=environ))
+        theirs, self._ours = os.pipe()  # ours closes with this process, however it ends
+        try:
+            known = {**environ, PARENT: str(theirs)}
+            super().__init__(in_own_session(command, env=known, pass_fds=[theirs]))
+        except UserError:
+            os.close(self._ours)
+            raise
+        finally:
+            os.close(theirs)
 
     def fits(self) -> list[Path]:
         """The folders of its fits that have a record, in their order."""
@@ -33,5 +44,6 @@ class ScriptProcess(Child):
 
     @override
     def _record_end(self, status: Status, reason: str) -> None:
+        os.close(self._ours)
         for folder in self.fits():
             close_open(folder, status, reason)

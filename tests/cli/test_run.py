@@ -91,6 +91,23 @@ def is_running(pid):
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
+def started(folder, script):
+    """`batchscope run --vary` of a script that trains by now, and the file with the processes of the script."""
+    (folder / "script.py").write_text(script)
+    words = ["-m", "batchscope", "run", "--vary=--batch-size=16,64", "--out=out", "script.py"]
+    command, pids = spawn(folder, *words, PYTHONPATH=str(ROOT)), folder / "pids"
+    wait_until(lambda: command.poll() is not None or (pids.exists() and pids.read_text()), "the script does not start")
+    return command, pids
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
+def test_the_script_ends_with_its_workers_when_the_command_is_killed(tmp_path):
+    command, pids = started(tmp_path, LASTING)
+    command.kill()
+    command.communicate(timeout=PATIENCE_S)  # until nobody holds its output
+    wait_until(lambda: not any(is_running(int(pid)) for pid in pids.read_text().split()), "the script goes on")
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
 @pytest.mark.parametrize(
     ("script", "signals"),
@@ -98,10 +115,7 @@ def is_running(pid):
     ids=["SIGTERM", "SIGINT", "SIGHUP", "twice, to a script that ignores it"],
 )
 def test_a_signal_ends_the_running_script_with_its_workers_and_starts_no_other(script, signals, tmp_path):
-    (tmp_path / "script.py").write_text(script)
-    words = ["-m", "batchscope", "run", "--vary=--batch-size=16,64", "--out=out", "script.py"]
-    command, pids = spawn(tmp_path, *words, PYTHONPATH=str(ROOT)), tmp_path / "pids"
-    wait_until(lambda: command.poll() is not None or (pids.exists() and pids.read_text()), "the script does not start")
+    command, pids = started(tmp_path, script)
     for name in signals:
         command.send_signal(signal.Signals[name])
         time.sleep(0.5)  # sooner, it would be the same signal that arrives twice
