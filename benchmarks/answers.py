@@ -1,6 +1,6 @@
 """Do timed sweeps name the right batch size, also beside other programs? Each answer is held against other sweeps.
 
-    python benchmarks/answers.py --root ../shared/data                  # 80 minutes
+    python benchmarks/answers.py --root ../shared/data                  # 100 minutes
     python benchmarks/answers.py --root ../shared/data --only quiet --repetitions 2
 
 Sweeps as users start them, of two models and two lists of sizes, in four conditions: nothing beside them (quiet); a process
@@ -10,33 +10,40 @@ that takes 10 to 20 % of the processor (light); processes that take all of it in
 The reference of a sweep is the windows of the four other sweeps of its case. So it is independent of the sweep, had the same
 load, and is spread over the same hours.
 
-What has been measured is kept below outputs/bench-answers, and not measured again: to measure other code, delete that folder.
+What has been measured is kept below outputs/bench-answers, with the commit that it is of, and not measured again: to measure
+other code, delete that folder. Sweeps of different commits are not put in one page. A page says how many sweeps it is of.
 The report of one quiet sweep of each model goes to results/sweep.
 """
 
 import contextlib
 import functools
 import itertools
+import json
+import math
 import multiprocessing
 import os
 import random
 import shutil
+import subprocess
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
-from harness import RESULTS, arguments, folder_of, rows, train, write_result
+from harness import RESULTS, ROOT, arguments, folder_of, rows, train, write_result
 from simulated import ENOUGH, FIGURES, judge
 
 from batchscope import read_answer
 from batchscope.analysis import groups, write_report
 from batchscope.analysis.noise import Rates
 from batchscope.analysis.read import find
+from batchscope.errors import UserError, exit_on_user_error
+from batchscope.files import write_text
 
 MODELS = ("cnn", "stacked_lstm")
 SIZES = ("4,8,16,32,64,128,256,512", "32,64,128,256,512,1024")
+REPETITIONS = 5
 QUICK = (  # leaves out what has no part in a rate, for --smallest
     "callbacks.throughput.calibrate=false",
     "callbacks.throughput.record_operations=false",
@@ -112,17 +119,45 @@ class Case(NamedTuple):
 
 def sweep(case: Case, place: Path, options: Sequence[str]) -> float:
     """Do a sweep by the command line, beside the load of its case; its wall time. It is not done twice."""
-    file = place.with_name(f"{place.name}.seconds")
+    file = facts_file(place)
     if not file.exists():
         shutil.rmtree(place, ignore_errors=True)
+        commit = current_commit()
         usual = ["experiment=throughput", f"model={case.model}", "data=mnist", f"data.batch_size={case.sizes}"]
         with beside(case.condition, f"{case.name} {place.name}"):
             started = time.perf_counter()
             assert train(place, [*usual, "trainer.accelerator=cpu", *options], sweep=True)
             seconds = time.perf_counter() - started
-        file.with_suffix(".tmp").write_text(str(seconds))
-        file.with_suffix(".tmp").replace(file)
-    return float(file.read_text())
+        write_text(file, json.dumps({"seconds": seconds, "commit": commit}))
+    return json.loads(file.read_text())["seconds"]
+
+
+def facts_file(place: Path) -> Path:
+    """The file beside a sweep's folder that says, once the sweep is done, how long it took and of which commit it is."""
+    return place.with_name(f"{place.name}.json")
+
+
+def current_commit() -> str:
+    """The short hash of the commit, with `, changed` where what a sweep runs differs from it."""
+    git = functools.partial(subprocess.run, cwd=ROOT, check=True, capture_output=True, text=True)
+    is_dirty = git(["git", "status", "--porcelain", "--", "src", "configs", "train.py"]).stdout
+    return git(["git", "rev-parse", "--short", "HEAD"]).stdout.strip() + ", changed" * bool(is_dirty)
+
+
+def commit_of(sweeps: Collection[Path], folder: Path) -> str:
+    """The commit of the sweeps that are kept and, where some are not done, of those to come.
+
+    Raises:
+        UserError: if there are several.
+    """
+    files = [facts_file(place) for place in sweeps]
+    commits = {json.loads(file.read_text())["commit"] for file in files if file.exists()}
+    commits |= set() if all(file.exists() for file in files) else {current_commit()}
+    if len(commits) > 1:
+        raise UserError(
+            f"{folder}: has or gets sweeps of commits {' and '.join(sorted(commits))}; delete it to start again"
+        )
+    return commits.pop()
 
 
 def judged(case: Case, turn: str, places: Mapping[str, Path]) -> dict[str, Any]:
@@ -152,10 +187,25 @@ def rates_of(rates: Rates) -> dict[int, float]:
 
 # --- the page
 
-WANTED = """Wanted of 80 sweeps: 76 named, 78 and 70 with the next two figures, at most 6 false; and a median of 40 s for quiet
-sweeps of eight sizes."""
 RATES = """The sizes that were named in each case; the most by which its sweeps differ in the ratio of a size to the largest; and
 samples/s of all of them with 90 % intervals:"""
+
+
+def wanted(sweeps: int) -> str:
+    """What so many sweeps should reach."""
+    named, nearly, near = (math.ceil(share * sweeps) for share in (0.95, 0.975, 0.875))
+    return (
+        f"Wanted of {sweeps} sweeps: {named} named, {nearly} and {near} with the next two figures, at most "
+        f"{math.floor(0.075 * sweeps)} false; and a median of 40 s for quiet sweeps of eight sizes."
+    )
+
+
+def extent(sweeps: int, cases: int, commit: str) -> str:
+    """How much of the benchmark a page is of."""
+    full = len(MODELS) * len(SIZES) * len(CONDITIONS)
+    every = full * REPETITIONS
+    kind = "All" if (sweeps, cases) == (every, full) else "A part of the benchmark:"
+    return f"{kind} {sweeps} sweeps of {every}, {cases} cases of {full}, at commit {commit}."
 
 
 def row(name: str, sweeps: pd.DataFrame) -> list[object]:
@@ -191,12 +241,13 @@ def case_words(name: str, rates: Rates, sweeps: Sequence[Mapping[str, Any]]) -> 
     return f"- {name}: {named}; {differ:.1%}; {known}"
 
 
-def page(sweeps: Sequence[Mapping[str, Any]], reference: Mapping[str, Rates]) -> str:
+def page(sweeps: Sequence[Mapping[str, Any]], reference: Mapping[str, Rates], commit: str) -> str:
     """The tables, each sweep that is not as it should be, and the rates."""
     numbers = pd.DataFrame(sweeps)
     quiet = numbers["seconds"][numbers["case"].str.endswith("-8-sizes-quiet")]
     wrong = [numbers_of(sweep) for sweep in sweeps if [sweep[name] for name in FIGURES] != [True, True, True, False]]
-    text = [table("condition", numbers), "", table("case", numbers), "", WANTED]
+    text = [extent(len(sweeps), len(reference), commit), "", table("condition", numbers), "", table("case", numbers)]
+    text += ["", wanted(len(sweeps))]
     text += [f"Quiet sweeps of eight sizes took {quiet.median():.0f} s (median)."] if len(quiet) else []
     text += ["", "Not as it should be:", "", *wrong, "", RATES, ""]
     text += [case_words(name, rates, [s for s in sweeps if s["case"] == name]) for name, rates in reference.items()]
@@ -208,22 +259,32 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="+", choices=CONDITIONS, default=[*CONDITIONS], help="measure and judge these alone"
     )
-    parser.add_argument("--repetitions", type=int, default=5, help="judged sweeps of each case (5)")
+    parser.add_argument(
+        "--repetitions", type=int, default=REPETITIONS, help=f"sweeps of each case, at least 2 ({REPETITIONS})"
+    )
     args = parser.parse_args()
+    if args.repetitions < 2:
+        raise UserError(
+            f"--repetitions: got {args.repetitions}, takes 2 or more: a sweep is judged by the others of its case"
+        )
     cases = [Case(model, sizes, condition) for sizes in SIZES for condition in args.only for model in MODELS]
     if args.smallest:
         cases, args.repetitions = [Case("mlp", "16,256", "light")], 2
     turns = [str(number) for number in range(args.repetitions)]
     out = folder_of("bench-answers", args)
     places = {case: {turn: out / case.name / turn for turn in turns} for case in cases}
+    folders = [place for of_case in places.values() for place in of_case.values()]
+    commit_of(folders, out)
     for turn, case in itertools.product(turns, cases):
         options = QUICK if args.smallest else ()
         seconds = sweep(case, places[case][turn], [f"data.root={args.root}", *options])
         print(f"{case.name}, {turn}: {seconds:.0f} s", flush=True)
+    commit = commit_of(folders, out)
     sweeps = [judged(case, turn, places[case]) for case in cases for turn in turns]
     reference = {case.name: pooled(places[case].values()) for case in cases}
     pooled_rates = {name: rates_of(rates) for name, rates in reference.items()}
-    write_result("answers", page(sweeps, reference), {"reference": pooled_rates, "sweeps": sweeps}, args)
+    data = {"commit": commit, "reference": pooled_rates, "sweeps": sweeps}
+    write_result("answers", page(sweeps, reference, commit), data, args)
     if not args.smallest and "quiet" in args.only:
         shutil.rmtree(RESULTS / "sweep", ignore_errors=True)
         write_report([places[Case(model, SIZES[0], "quiet")]["0"] for model in MODELS], RESULTS / "sweep")
@@ -232,4 +293,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    exit_on_user_error(main)

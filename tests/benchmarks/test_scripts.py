@@ -1,14 +1,17 @@
 """The smallest case of each script in benchmarks/ runs, and writes no result."""
 
+import json
 import os
 import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from batchscope.errors import UserError
 from tests.support.waiting import PATIENCE_S
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -80,6 +83,42 @@ def test_an_answer_is_judged_by_the_true_shares(chosen, sure, margin, figures, m
     judge = runpy.run_path(str(BENCHMARKS / "simulated.py"))["judge"]
     shares = {16: 0.82, 32: 0.92, 64: 0.97, 128: 1.0}
     assert list(judge(chosen, sure, shares, margin).values()) == figures
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What answers.py defines."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return runpy.run_path(str(BENCHMARKS / "answers.py"))
+
+
+@pytest.mark.parametrize(
+    ("sweeps", "said"), [(80, "80 sweeps: 76 named, 78 and 70"), (40, "40 sweeps: 38 named, 39 and 35")]
+)
+def test_what_is_wanted_follows_the_number_of_sweeps(sweeps: int, said: str, answers: dict[str, Any]):
+    assert f"Wanted of {said} with the next two figures, at most {6 * sweeps // 80} false" in answers["wanted"](sweeps)
+
+
+def test_a_page_says_how_much_of_the_benchmark_it_is_of(answers: dict[str, Any]):
+    assert answers["extent"](80, 16, "abc") == "All 80 sweeps of 80, 16 cases of 16, at commit abc."
+    assert answers["extent"](8, 4, "abc").startswith("A part of the benchmark: 8 sweeps of 80, 4 cases of 16")
+
+
+@pytest.mark.parametrize(("kept", "other"), [(["abc", "def"], ""), (["abc", None], "def")])
+def test_sweeps_of_different_commits_are_refused(kept, other, answers: dict[str, Any], tmp_path: Path):
+    places = [tmp_path / str(number) for number in range(len(kept))]
+    for place, commit in zip(places, kept, strict=True):
+        if commit:
+            answers["facts_file"](place).write_text(json.dumps({"seconds": 1.0, "commit": commit}))
+    answers["commit_of"].__globals__["current_commit"] = lambda: other
+    with pytest.raises(UserError, match=r"commits abc and def; delete it"):
+        answers["commit_of"](places, tmp_path)
+
+
+def test_a_single_repetition_has_no_reference_and_is_refused(answers: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "argv", ["answers.py", "--repetitions", "1"])
+    with pytest.raises(UserError, match="--repetitions: got 1, takes 2 or more"):
+        answers["main"]()
 
 
 @pytest.mark.slow
