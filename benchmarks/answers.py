@@ -40,6 +40,7 @@ from batchscope.analysis.noise import Rates
 from batchscope.analysis.read import find
 from batchscope.errors import UserError, exit_on_user_error
 from batchscope.files import write_text
+from batchscope.records.rates import LOAD_SAID
 
 MODELS = ("cnn", "stacked_lstm")
 SIZES = ("4,8,16,32,64,128,256,512", "32,64,128,256,512,1024")
@@ -53,6 +54,7 @@ QUICK = (  # leaves out what has no part in a rate, for --smallest
     "callbacks.until_known.seconds=0.3",
 )
 CONFIDENCE = 0.95  # of the reference's interval
+NO_MARGIN = "cannot be judged"  # the reference has no interval
 
 # --- foreign load
 
@@ -164,14 +166,27 @@ def judged(case: Case, turn: str, places: Mapping[str, Path]) -> dict[str, Any]:
     """The answer of a sweep, held against the other sweeps of its case."""
     (answer,) = read_answer(places[turn])["groups"]
     rates = pooled(place for other, place in places.items() if other != turn)
-    chosen, sure = answer["chosen"], answer["sure_share"] or 0.0
+    chosen, sure = answer["chosen"], answer["sure_share"]
     best = max(rates.settings, key=rates.rate)
     shares = {size: rate / rates.rate(best) for size, rate in rates_of(rates).items()}
-    margin = rates.ratio(chosen, best, CONFIDENCE).reach if chosen else 0.0
+    margin = margin_of(rates, chosen) if chosen else math.nan
     about = {"case": case.name, "condition": case.condition, "turn": turn, "seconds": sweep(case, places[turn], ())}
-    said = {key: answer[key] for key in ("chosen", "rule", "load", "passes", "lines")}
-    numbers = {"sure": sure, "rates": rates_of(pooled([places[turn]])), "shares": shares, "margin": margin}
+    said = {key: answer[key] for key in ("chosen", "rule", "passes", "lines")}
+    own = pooled([places[turn]])
+    numbers = {"sure": sure, "rates": rates_of(own), "load": load_of(own), "shares": shares}
+    numbers |= {"margin": margin if math.isfinite(margin) else None, NO_MARGIN: math.isinf(margin)}
     return about | said | numbers | judge(chosen, sure, shares, margin)
+
+
+def margin_of(rates: Rates, chosen: int) -> float:
+    """How far the interval of a size's rate ÷ the best of the others reaches; infinite where there is no interval."""
+    best = max((size for size in rates.settings if size != chosen), key=rates.rate)
+    return rates.ratio(chosen, best, CONFIDENCE).reach
+
+
+def load_of(rates: Rates) -> float:
+    """The mean share of the processor that other programs took."""
+    return float(rates.windows["taken"].mean())
 
 
 def pooled(places: Iterable[Path]) -> Rates:
@@ -196,7 +211,7 @@ def wanted(sweeps: int) -> str:
     named, nearly, near = (math.ceil(share * sweeps) for share in (0.95, 0.975, 0.875))
     return (
         f"Wanted of {sweeps} sweeps: {named} named, {nearly} and {near} with the next two figures, at most "
-        f"{math.floor(0.075 * sweeps)} false; and a median of 40 s for quiet sweeps of eight sizes."
+        f"{math.floor(0.075 * sweeps)} whose sure share is false; and a median of 40 s for quiet sweeps of eight sizes."
     )
 
 
@@ -210,15 +225,17 @@ def extent(sweeps: int, cases: int, commit: str) -> str:
 
 def row(name: str, sweeps: pd.DataFrame) -> list[object]:
     """How many sweeps have each figure and each rule, and how long they took."""
-    counts = [sweeps[figure].sum() for figure in FIGURES]
+    counts = [sweeps[figure].sum() for figure in (*FIGURES, NO_MARGIN)]
+    middles = [f"{sweeps[number].astype(float).median():.1%}" for number in ("margin", "load")]
     counts += [(sweeps["rule"] == rule).sum() for rule in ("shown", "best_guess")]
-    return [name, len(sweeps), *counts, f"{sweeps['seconds'].median():.0f}", f"{sweeps['seconds'].max():.0f}"]
+    return [name, len(sweeps), *counts, *middles, f"{sweeps['seconds'].median():.0f}", f"{sweeps['seconds'].max():.0f}"]
 
 
 def table(key: str, sweeps: pd.DataFrame) -> str:
     """A row for each condition or case, and one for all sweeps."""
     lines = [row(str(name), members) for name, members in sweeps.groupby(key, sort=False)]
-    head = [key, "sweeps", *FIGURES, "shown", "best guess", "s, median", "s, most"]
+    head = [key, "sweeps", *FIGURES, NO_MARGIN, "shown", "best guess", "margin, median", "load, median"]
+    head += ["s, median", "s, most"]
     return rows(head, [*lines, row("all", sweeps)])
 
 
@@ -229,7 +246,16 @@ def numbers_of(sweep: Mapping[str, Any]) -> str:
     line = f"- {sweep['case']}, {sweep['turn']}: {chosen} ({sweep['rule']}), where {right} is right"
     if chosen is None:
         return line
-    return f"{line}; {sweep['sure']:.3f} of the best rate for sure, of {shares[chosen]:.3f} ± {sweep['margin']:.1%}"
+    sure = "no share" if sweep["sure"] is None else f"{sweep['sure']:.3f} of the best rate"
+    margin = "unknown" if sweep["margin"] is None else f"{sweep['margin']:.1%}"
+    return f"{line}; {sure} for sure, of {shares[chosen]:.3f} ± {margin}"
+
+
+def not_quiet(sweeps: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line on the quiet sweeps that had a load; none if there are none."""
+    loaded = [sweep for sweep in sweeps if sweep["condition"] == "quiet" and sweep["load"] >= LOAD_SAID]
+    named = ", ".join(f"{sweep['case']} {sweep['turn']} ({sweep['load']:.0%})" for sweep in loaded)
+    return [f"Not quiet, although nothing was started beside them: {named}."] if loaded else []
 
 
 def case_words(name: str, rates: Rates, sweeps: Sequence[Mapping[str, Any]]) -> str:
@@ -245,10 +271,11 @@ def page(sweeps: Sequence[Mapping[str, Any]], reference: Mapping[str, Rates], co
     """The tables, each sweep that is not as it should be, and the rates."""
     numbers = pd.DataFrame(sweeps)
     quiet = numbers["seconds"][numbers["case"].str.endswith("-8-sizes-quiet")]
-    wrong = [numbers_of(sweep) for sweep in sweeps if [sweep[name] for name in FIGURES] != [True, True, True, False]]
+    wrong = [numbers_of(sweep) for sweep in sweeps if sweep[NO_MARGIN] or any(sweep[f] != FIGURES[f] for f in FIGURES)]
     text = [extent(len(sweeps), len(reference), commit), "", table("condition", numbers), "", table("case", numbers)]
     text += ["", wanted(len(sweeps))]
     text += [f"Quiet sweeps of eight sizes took {quiet.median():.0f} s (median)."] if len(quiet) else []
+    text += not_quiet(sweeps)
     text += ["", "Not as it should be:", "", *wrong, "", RATES, ""]
     text += [case_words(name, rates, [s for s in sweeps if s["case"] == name]) for name, rates in reference.items()]
     return "\n".join(text)

@@ -33,27 +33,35 @@ from batchscope.sweep.passes import AT_ONCE, EVERY, FEWEST, VISIT_S, Limits
 
 ENOUGH = 0.9  # of the best rate: the smallest size that has it is the right one
 NEARLY = 0.85  # of the best rate, which each named size should have
-FIGURES = ("named", f"≥ {NEARLY} of the best", "at most one doubling too large", "sure share false")
+FIGURES = {  # and whether they should hold
+    "named": True,
+    f"≥ {NEARLY} of the best": True,
+    "at most one doubling too large": True,
+    "too small": False,
+    "sure share false": False,
+}
 DISTURBED = 0.25  # of the processor, taken by others (`is_disturbed` in src/hardware/contention.py)
 METRIC = "test/acc"
 SIX, EIGHT, LARGE = ((32, 1024), (4, 512), (16, 2048))  # the smallest and the largest size
 SWEEPS = 600  # of each kind of noise
 
 
-def judge(chosen: int | None, sure: float, shares: Mapping[int, float], margin: float = 0.0) -> dict[str, bool]:
-    """The four figures of an answer.
+def judge(chosen: int | None, sure: float | None, shares: Mapping[int, float], margin: float = 0.0) -> dict[str, bool]:
+    """The figures of an answer.
 
     Args:
         chosen: the named size, if there is one.
-        sure: the share of the best rate that it surely has, as the answer states.
+        sure: the share of the best rate that it surely has, as the answer states; `ENOUGH` where it states none.
         shares: the true shares of all sizes.
         margin: how far the true share of the chosen size may be off, as a fraction of it.
     """
     if chosen is None:
         return dict.fromkeys(FIGURES, False)
     smallest = min(size for size, share in shares.items() if share >= ENOUGH)
-    is_false = shares[chosen] * (1 + margin) < sure
-    return dict(zip(FIGURES, (True, shares[chosen] >= NEARLY, chosen <= 2 * smallest, is_false), strict=True))
+    most = shares[chosen] * (1 + margin)
+    is_small, is_false = chosen < smallest and most < ENOUGH, most < (ENOUGH if sure is None else sure)
+    held = (True, shares[chosen] >= NEARLY, chosen <= 2 * smallest, is_small, is_false)
+    return dict(zip(FIGURES, held, strict=True))
 
 
 # --- sweeps

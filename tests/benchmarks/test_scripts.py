@@ -1,6 +1,7 @@
 """The smallest case of each script in benchmarks/ runs, and writes no result."""
 
 import json
+import math
 import os
 import runpy
 import subprocess
@@ -9,8 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
+from batchscope.analysis.noise import Rates
 from batchscope.errors import UserError
 from tests.support.waiting import PATIENCE_S
 
@@ -70,12 +73,14 @@ def test_every_script_has_a_smallest_case():
 @pytest.mark.parametrize(
     ("chosen", "sure", "margin", "figures"),
     [
-        (32, 0.87, 0.0, [True, True, True, False]),
-        (16, 0.80, 0.0, [True, False, True, False]),  # too slow
-        (128, 0.99, 0.0, [True, True, False, False]),  # two doublings above 32
-        (32, 0.93, 0.0, [True, True, True, True]),
-        (32, 0.93, 0.03, [True, True, True, False]),  # the reference may be off by as much
-        (None, 0.0, 0.0, [False, False, False, False]),
+        (32, 0.87, 0.0, [True, True, True, False, False]),
+        (16, 0.80, 0.0, [True, False, True, True, False]),  # too slow
+        (16, 0.80, 0.1, [True, False, True, False, False]),  # perhaps not
+        (128, 0.99, 0.0, [True, True, False, False, False]),  # two doublings above 32
+        (32, 0.93, 0.0, [True, True, True, False, True]),
+        (16, None, 0.0, [True, False, True, True, True]),  # says nothing of its share: enough is claimed
+        (32, 0.93, 0.03, [True, True, True, False, False]),  # the reference may be off by as much
+        (None, 0.0, 0.0, [False] * 5),
     ],
 )
 def test_an_answer_is_judged_by_the_true_shares(chosen, sure, margin, figures, monkeypatch: pytest.MonkeyPatch):
@@ -96,12 +101,26 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     ("sweeps", "said"), [(80, "80 sweeps: 76 named, 78 and 70"), (40, "40 sweeps: 38 named, 39 and 35")]
 )
 def test_what_is_wanted_follows_the_number_of_sweeps(sweeps: int, said: str, answers: dict[str, Any]):
-    assert f"Wanted of {said} with the next two figures, at most {6 * sweeps // 80} false" in answers["wanted"](sweeps)
+    assert f"Wanted of {said} with the next two figures, at most {6 * sweeps // 80} whose" in answers["wanted"](sweeps)
 
 
 def test_a_page_says_how_much_of_the_benchmark_it_is_of(answers: dict[str, Any]):
     assert answers["extent"](80, 16, "abc") == "All 80 sweeps of 80, 16 cases of 16, at commit abc."
     assert answers["extent"](8, 4, "abc").startswith("A part of the benchmark: 8 sweeps of 80, 4 cases of 16")
+
+
+def test_the_best_size_is_no_better_known_than_its_ratio_to_the_next(answers: dict[str, Any]):
+    columns = {"run": 0, "pass_": None, "log_s": 0.0, "taken": 0.0, "disturbed": False}
+    rates = Rates(pd.DataFrame([columns | {"setting": size, "run": size} for size in (16, 32)]))
+    assert math.isinf(answers["margin_of"](rates, 16))
+
+
+def test_a_quiet_sweep_that_had_a_load_is_named(answers: dict[str, Any]):
+    sweeps = [
+        {"case": "cnn-quiet", "condition": "quiet", "turn": turn, "load": load} for turn, load in enumerate((0.02, 0.2))
+    ]
+    assert answers["not_quiet"](sweeps) == ["Not quiet, although nothing was started beside them: cnn-quiet 1 (20%)."]
+    assert not answers["not_quiet"](sweeps[:1])
 
 
 @pytest.mark.parametrize(("kept", "other"), [(["abc", "def"], ""), (["abc", None], "def")])
