@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -88,6 +89,27 @@ def test_an_answer_is_judged_by_the_true_shares(chosen, sure, margin, figures, m
     judge = runpy.run_path(str(BENCHMARKS / "simulated.py"))["judge"]
     shares = {16: 0.82, 32: 0.92, 64: 0.97, 128: 1.0}
     assert list(judge(chosen, sure, shares, margin).values()) == figures
+
+
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What simulated.py defines."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return runpy.run_path(str(BENCHMARKS / "simulated.py"))
+
+
+def test_some_simulated_rates_fall_after_a_peak(simulated: dict[str, Any]):
+    sizes = [4 * 2**n for n in range(8)]
+    curves = simulated["Scenario"]("").curves
+    assert curves == ("saturating", "knee", "peak")
+    many = [simulated["random_rates"]("peak", sizes, np.random.default_rng(seed)) for seed in range(20)]
+    assert sum(rates[sizes[-1]] < max(rates.values()) for rates in many) > 10
+
+
+def test_a_simulated_load_of_a_core_is_noise_that_differs_by_size(simulated: dict[str, Any]):
+    (beside,) = [scenario for scenario in simulated["GRID"] if scenario.load == 0.5]
+    log_s = simulated["simulate"](beside, {4 * 2**n: 1.0 for n in range(8)}, np.random.default_rng(0))["log_s"]
+    assert log_s[0].std() > 3 * log_s[-1].std()
 
 
 @pytest.fixture
