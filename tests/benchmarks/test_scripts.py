@@ -16,6 +16,7 @@ import pytest
 
 from batchscope.analysis.noise import Rates
 from batchscope.errors import UserError
+from batchscope.sweep.visits import MOST_AT_ONCE
 from tests.support.waiting import PATIENCE_S
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -110,6 +111,14 @@ def test_a_simulated_load_of_a_core_is_noise_that_differs_by_size(simulated: dic
     (beside,) = [scenario for scenario in simulated["GRID"] if scenario.load == 0.5]
     log_s = simulated["simulate"](beside, {4 * 2**n: 1.0 for n in range(8)}, np.random.default_rng(0))["log_s"]
     assert log_s[0].std() > 3 * log_s[-1].std()
+
+
+def test_a_diagnosis_is_of_as_many_changes_as_a_real_one_and_says_its_runs(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    script = runpy.run_path(str(BENCHMARKS / "diagnose.py"))
+    groups, diagnoses, nothings = script["FULL"]
+    assert nothings == 8 and 2 * diagnoses + nothings <= MOST_AT_ONCE
+    assert script["extent"](groups, diagnoses, nothings).startswith("The 180 ratios are drawn from 80 runs in 5 groups")
 
 
 @pytest.fixture
