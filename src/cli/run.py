@@ -93,7 +93,7 @@ def _run_each(folder: Path, script: Path, flags: list[str], flag: str, values: l
             print(f"\n— run {number + 1} of {len(values)}: {flag}={value}", flush=True)
             program = [sys.executable, "-P", "-m", "batchscope", "run", f"--out={place}", str(script)]
             command = [*program, *flags, f"{flag}={value}"]
-            process = processes.add(functools.partial(ScriptProcess, command, environ, place))
+            process = processes.add(functools.partial(ScriptProcess, command, environ, place, PARENT))
             process.wait()
             processes.exit_if_stopped()
             ending, is_failure = _ending(process)

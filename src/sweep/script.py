@@ -6,7 +6,6 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from ..attached import PARENT
 from ..errors import UserError
 from ..records.read import FILE
 from ..records.run_record import Status, close_open
@@ -20,16 +19,17 @@ class ScriptProcess(Child):
         command: the words that start it.
         environ: its environment.
         run_dir: the folder of its first fit; the second one has the folder `<run_dir>-2`.
+        variable: of its environment, for a descriptor that is at its end when this process is.
 
     Raises:
         UserError: if it cannot be started.
     """
 
-    def __init__(self, command: Sequence[str], environ: Mapping[str, str], run_dir: Path):
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str], run_dir: Path, variable: str):
         self.run_dir = run_dir
         theirs, self._ours = os.pipe()  # ours closes with this process, however it ends
         try:
-            known = {**environ, PARENT: str(theirs)}
+            known = {**environ, variable: str(theirs)}
             super().__init__(in_own_session(command, env=known, pass_fds=[theirs]))
         except UserError:
             os.close(self._ours)

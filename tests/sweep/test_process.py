@@ -91,7 +91,8 @@ def test_a_signal_ends_a_sweep_that_has_started_no_run_at_once():
 @LINUX
 def test_a_signal_while_the_first_process_is_started_leaves_none_behind(tmp_path):
     def start():
-        started.append(ScriptProcess([sys.executable, "-c", "import time; time.sleep(600)"], os.environ, tmp_path))
+        lasting = [sys.executable, "-c", "import time; time.sleep(600)"]
+        started.append(ScriptProcess(lasting, os.environ, tmp_path, "PARENT"))
         os.kill(os.getpid(), signal.SIGTERM)
         return started[0]
 
