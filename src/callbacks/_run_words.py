@@ -6,7 +6,7 @@ from typing import Any
 from ..hardware.evidence import limit_line, limit_row
 from ..records.formatting import count, percent, significant, with_prefix
 from ..records.intervals import TIME_LIMIT
-from ..records.rates import LOAD_SAID
+from ..records.rates import load_words
 from ..records.step_parts import PARTS, StepPart
 from ..records.terminal import row
 
@@ -59,9 +59,8 @@ def _speed(summary: Mapping[str, Any], programs: str) -> str:
     mean, at_median = summary["samples_per_sec_mean"], summary["samples_per_sec"]
     taken = summary.get("others_share", 0.0)
     words, without = f"{significant(mean)} samples/s", "without other programs"
-    if taken >= LOAD_SAID:
-        words += f" beside other programs that took {percent(taken)} of the processor"
-        words += f", mostly {programs}" if programs else ""
+    if load := load_words(summary):
+        words += f" {load}, mostly {programs}" if programs else f" {load}"
         without = "without them"
     if abs(at_median - mean) <= _NOISE * mean:
         return words

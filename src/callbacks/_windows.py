@@ -32,6 +32,10 @@ class Window:
     others_share: float = math.nan  # of the processor
     disturbed: bool = False
 
+    def share(self, slowed_only: bool) -> float:
+        """What others took of the processor; with `slowed_only` 0 unless they disturbed the window."""
+        return self.others_share if self.disturbed or not slowed_only else 0.0
+
 
 class Windows:
     """Divides a run into windows, and reads at their borders, between two updates, what others took of the processor.
@@ -105,11 +109,14 @@ class Windows:
 
     def others_shares(self, slowed_only: bool) -> list[float]:
         """The share of others in each window of at least 0.15 s; with `slowed_only` 0 in windows that were not disturbed."""
-        ended = [each for each in self.all if each.end is not None and each.seconds >= MIN_TELLING_S]
-        return [each.others_share if each.disturbed or not slowed_only else 0.0 for each in ended]
+        ended = [window for window in self.all if window.end is not None and window.seconds >= MIN_TELLING_S]
+        return [window.share(slowed_only) for window in ended]
 
-    def facts(self) -> dict[str, Any]:
-        """For the run's summary: how many windows there are, how many disturbed, and the share of others over all of them."""
+    def facts(self, slowed_only: bool = False) -> dict[str, Any]:
+        """For the run's summary: how many windows there are, how many disturbed, and the share of others over all of them.
+
+        With `slowed_only` others took nothing in windows that were not disturbed.
+        """
         ended = [window for window in self.all if window.end is not None]
         if not ended:
             return {}
@@ -117,5 +124,6 @@ class Windows:
         known = [window for window in ended if not math.isnan(window.others_share) and window.seconds > 0]
         if known:
             seconds = sum(window.seconds for window in known)
-            facts["others_share"] = sum(window.others_share * window.seconds for window in known) / seconds
+            shares = ((window.share(slowed_only), window.seconds) for window in known)
+            facts["others_share"] = sum(share * part for share, part in shares) / seconds
         return facts

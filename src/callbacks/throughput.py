@@ -268,7 +268,9 @@ class ThroughputMonitor(Callback):
         self.disable()
         seconds = time.perf_counter() - self._started - self.timer.paused_s
         if cost := cost_of(self.table, trainer.world_size, seconds):
-            self.summary = cost | self.windows.facts() | ({"ended": self.ended} if self.ended else {})
+            on_host = trainer.strategy.root_device.type == "cpu"  # an accelerator's host has free cores for others
+            windows = self.windows.facts(slowed_only=not on_host)
+            self.summary = cost | windows | ({"ended": self.ended} if self.ended else {})
             self._name_programs()
             if wait and self._exchanges is not None:
                 self.summary |= self._exchanges.facts()

@@ -7,11 +7,23 @@ all samples, those of the warm-up included, over the wall time of the fit with i
 between epochs. The parts of a step are means as well, because only means add up, to the mean step `step_ms`.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
+from .formatting import percent
+from .values import positive
+
 RATE, MEAN_RATE, FIT_RATE = "samples_per_sec", "samples_per_sec_mean", "samples_per_sec_fit"
 # A rate is said with the load beside it where other programs took this share of the processor: an idle virtual machine
 # loses 2 to 3 %, and a step on a CPU takes at least as much longer as others take of its cores.
 LOAD_SAID = 0.1
 NEAR_BEST = 0.05  # a rate that is lower than the best by this fraction at most counts as reaching it
+
+
+def load_words(throughput: Mapping[str, Any]) -> str:
+    """`beside other programs that took 38 % of the processor`, of a run's summary; empty for a load that is not said."""
+    share = positive(throughput.get("others_share"))
+    return f"beside other programs that took {percent(share)} of the processor" if share and share >= LOAD_SAID else ""
 
 
 def rate(samples: float, step_ms: float) -> float:

@@ -14,9 +14,9 @@ from ..errors import UserError, printable
 from ..files import WriteError, why
 from ..hardware.programs import ProgramWatch
 from ..options.command_lines import program, resume_command
-from ..records.formatting import duration, percent, significant
+from ..records.formatting import duration, significant
 from ..records.metrics import best_first, metric, staged
-from ..records.rates import LOAD_SAID, RATE
+from ..records.rates import LOAD_SAID, MEAN_RATE, RATE, load_words
 from ..records.read import FILE, read
 from ..records.terminal import LiveLine, is_verbose
 from ..records.values import at, positive, table
@@ -215,11 +215,14 @@ def _show_log(job: Job, warned: set[str]) -> None:
 
 
 def _outcome(record: Mapping[str, Any]) -> str:
-    """`3,230 samples/s · test acc 98.9 % · 47 s`, as far as it is known: the rate is the one in the report."""
-    rate, others = (positive(at(record, f"throughput.{name}")) for name in (RATE, "others_share"))
+    """`3,230 samples/s · test acc 98.9 % · 47 s`, as far as it is known.
+
+    The rate is the one in the report; beside other programs it is the mean, as their load slowed all steps together.
+    """
+    load = load_words(table(record.get("throughput")))
+    rate = positive(at(record, f"throughput.{MEAN_RATE if load else RATE}"))
     metrics = {staged(key): value for key, value in record.get("metrics", {}).items()}
-    beside = f" beside other programs ({percent(others)})" if others and others >= LOAD_SAID else ""
-    words = [f"{significant(rate)} samples/s{beside}"] if rate else []
+    words = [" ".join(filter(None, (f"{significant(rate)} samples/s", load)))] if rate else []
     shown = best_first(key for key in metrics if key.startswith("test/"))[:1]
     words += [f"{key.replace('/', ' ')} {metric(key).text(metrics[key])}" for key in shown]
     if target := table(record.get("target")):

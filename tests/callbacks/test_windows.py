@@ -69,6 +69,7 @@ def test_the_share_of_others_is_over_the_time_of_all_windows_and_on_an_accelerat
     assert windows.disturbed().tolist() == [True, False, False, False]
     share = pytest.approx((0.8 + 2 * 0.04 + 0.4) / 4)
     assert windows.facts() == {"windows": 4, "disturbed_windows": 1, "others_share": share}
+    assert windows.facts(slowed_only=True)["others_share"] == pytest.approx(0.8 / 4)
     shares = [0.8, math.nan, 0.04, 0.4]
     assert windows.others_shares(slowed_only=False) == pytest.approx(shares, nan_ok=True)
     assert windows.others_shares(slowed_only=True) == [0.8, 0.0, 0.0, 0.0]

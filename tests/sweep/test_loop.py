@@ -97,12 +97,17 @@ def test_what_a_run_prints_is_in_its_log_and_warnings_of_visited_runs_are_said_o
     ("facts", "said"),
     [
         ({"samples_per_sec": 3630.0, "samples_per_sec_mean": 1140.0}, "3,630 samples/s · 0 s"),
-        ({"samples_per_sec": 3630.0, "others_share": 0.38}, "3,630 samples/s beside other programs (38 %) · 0 s"),
+        (
+            {"samples_per_sec": 3630.0, "samples_per_sec_mean": 1140.0, "others_share": 0.38},
+            "1,140 samples/s beside other programs that took 38 % of the processor · 0 s",
+        ),
         ({"samples_per_sec": 3630.0, "others_share": 0.09}, "3,630 samples/s · 0 s"),
         ({"others_share": 0.38}, "0 s"),
     ],
 )
-def test_a_run_that_has_ended_is_told_by_the_rate_that_is_in_the_report(facts, said, do, capfd):
+def test_a_run_that_has_ended_is_told_by_the_rate_in_the_report_or_by_its_mean_beside_other_programs(
+    facts, said, do, capfd
+):
     do(f"record['throughput'] = {facts}")
     assert capfd.readouterr().out == f"\n— run a\n  {said}\n"
 
