@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import errno
+import io
 import os
 import re
 import signal
@@ -127,12 +128,20 @@ def show_tracebacks() -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"
 
 
+def replace_unprintable() -> None:
+    """From now on a character that standard output or error has no code for is printed as `?`."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
 def exit_on_user_error(program: Callable[[], None]) -> None:
     """Run a program; a UserError ends it with one line and an exit code, and so does a full disk under standard output.
 
     HYDRA_FULL_ERROR=1 in the environment adds the traceback. A closed standard output (`… --help | head -1`) ends the
     program silently.
     """
+    replace_unprintable()
     try:
         try:
             program()
