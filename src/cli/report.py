@@ -29,13 +29,20 @@ def main() -> None:
     if args.enough is not None and not 0 < args.enough <= 1:
         raise UserError("--enough: takes a share above 0 %, at most 100 %", exit_code=2)
 
-    from ..analysis import write_report
+    from ..analysis import analyse, write_report
     from ..analysis.diagnose import find_findings, holds_one_diagnosis, write_diagnosis
 
     if len(args.folders) == 1 and holds_one_diagnosis(args.folders[0]):
+        if args.enough is not None:
+            message = f"--enough: is for batch sizes, and {args.folders[0]} holds a diagnosis"
+            raise UserError(message, exit_code=2)
         print(write_diagnosis(args.folders[0], args.out), flush=True)
         sys.exit(int(not find_findings(args.folders[0]).baseline.rate))
-    report = write_report(args.folders, args.out or _place(args.folders), args.enough)
+    try:
+        report = write_report(args.folders, args.out or _place(args.folders), args.enough)
+    except UserError as error:  # its files cannot be written
+        print(analyse(args.folders, args.enough).text, flush=True)
+        raise UserError(f"{error}; --out names another folder") from error
     print(report.printed, flush=True)
     sys.exit(report.exit_code)
 
