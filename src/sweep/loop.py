@@ -99,6 +99,8 @@ class Loop:
             else:
                 records[job] = record
                 self._say_end(job, record, kept=True)
+        if not ready:
+            return []
         with contextlib.ExitStack() as files, Processes() as processes:
             files.callback(line.clear)
 

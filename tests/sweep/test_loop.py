@@ -66,6 +66,16 @@ def test_what_happens_to_a_run_ends_no_other(do, loop, name, capfd):
     assert said in capfd.readouterr().err
 
 
+def test_where_all_runs_are_refused_none_is_prepared(loop, tmp_path, monkeypatch, capfd):
+    def refuse(*_, **__):
+        raise UserError("refused")
+
+    monkeypatch.setattr(folder, "keep_or_plan", refuse)
+    records = loop.do([job(tmp_path, name) for name in "ab"])
+    assert [record["status"] for record in records] == ["refused", "refused"]
+    assert "preparing" not in capfd.readouterr().out
+
+
 def test_a_run_without_memory_beside_others_whose_folder_cannot_be_renamed_ends_no_other(do, loop, monkeypatch, capfd):
     def refuse(run_dir):
         raise WriteError(f"hydra.sweep.dir: {run_dir.name} cannot be renamed: Permission denied")
