@@ -6,8 +6,8 @@
     batchscope compare <a> <b> --rerun --python-b ../other/.venv/bin/python
 
 A and B are folders of runs. Runs of sweeps are matched by batch size and settings. The exit code is 3 if B is shown to be
-slower than --max-slowdown allows. On a busy machine there is no verdict. In the documentation, batch-size.md says what the
-intervals hold, and how to use this in a project's CI.
+slower than --max-slowdown allows. Other programs' load widens the intervals. In the documentation, batch-size.md says
+what the intervals hold, and how to use this in a project's CI.
 """
 
 import argparse

@@ -243,7 +243,10 @@ class Processes:
             process.interrupt(number)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        """Ask the runs to end; a second signal kills them. Before any run has started, the sweep exits at once."""
+        """Ask the runs to end; a second Ctrl-C or SIGTERM, more than 0.3 s later, kills them.
+
+        Before any run has started, the sweep exits at once.
+        """
         redirect_closed_terminals(self._terminals)
         if self._stopped_by is None:
             self._stopped_by, self._stopped_at = number, time.monotonic()
