@@ -95,8 +95,8 @@ class Answer:
         assumed = f"{exactly(start_up) if start_up else 'no time'} to start a device elsewhere is assumed (--start-up)"
         if taken.here:
             return f"{other.name}, the best elsewhere, takes {other}; {assumed}"
-        longest = other.total - taken.training
-        return f"{other.name} takes {other}, and is done first if {taken.name} takes more than {longest} to start; {assumed}"
+        start = f"{taken.name} takes longer than about {(other.total - taken.training).about()} to start"
+        return f"{other.name} takes {other}, and is done first if {start}; {assumed}"
 
     def _cheapest(self) -> str:
         priced = [(row.cost.middle, row) for row in self.rows if row.cost is not None]

@@ -1,7 +1,7 @@
 """A time that is not known exactly: sums, the ratio of two, and its text.
 
 Every interval has the confidence of analysis (`CONFIDENCE`), so that a measured time is known here as well as in a report.
-What is known with another confidence is converted where it enters (`converted`, `normal_spread`).
+What is known with another confidence is converted where it enters (`converted`).
 """
 
 import math
@@ -40,8 +40,18 @@ class Interval:
 
     def __str__(self) -> str:
         """Seconds in the unit that suits the middle, with two digits: `2.1–4.0 min`, `49 s`."""
+        scaled, unit = self._in_unit()
+        return f"{scaled.span()} {unit}"
+
+    def about(self) -> str:
+        """The same with the middle first: `10 s (0 to 72)`; no interval where all three are written alike."""
+        scaled, unit = self._in_unit()
+        low, middle, high = map(digits, scaled.ends())
+        return f"{middle} {unit}" + ("" if low == middle == high else f" ({low} to {high})")
+
+    def _in_unit(self) -> tuple["Interval", str]:
         factor, unit = next((factor, unit) for least, factor, unit in _UNITS if self.middle >= least)
-        return f"{(self * (1 / factor)).span()} {unit}"
+        return self * (1 / factor), unit
 
     def span(self) -> str:
         """Both ends with two digits, without a unit: `2.1–4.0`; one number where both are written alike."""

@@ -59,7 +59,7 @@ class Row:
         return "measured" if self.here else "predicted"
 
     def __str__(self) -> str:
-        return f"{self.total} ({self.known})" + (f" for {self.cost.span()}" if self.cost else "")
+        return f"{self.total} ({self.known}{f', cost {self.cost.span()}' if self.cost else ''})"
 
 
 def rows(training: Training, question: Question) -> tuple[list[Row], list[str]]:
@@ -126,8 +126,10 @@ def _row(training: Training, device: Datasheet, question: Question) -> Row:
     total = seconds if here else seconds + exactly(question.start_up_s)
     priced_as = _priced_as(device, here, question.prices)
     cost = None if priced_as is None else total * (question.prices[priced_as] / 3600)
-    beside = (source.others_share, source.sizes[size].lowered_by) if source else ()
-    return Row(device, here, size, steps[size], seconds, total, cost, *beside)
+    row = Row(device, here, size, steps[size], seconds, total, cost)
+    if source is None:
+        return row
+    return replace(row, others_share=source.others_share, lowered_by=source.sizes[size].lowered_by)
 
 
 def _steps(training: Training, device: Datasheet, question: Question) -> dict[int, Step]:

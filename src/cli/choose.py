@@ -127,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="h100=2.5",
-        help="of an hour; of what is here also cpu=0.1; several",
+        help="price of an hour; cpu=0.1 for this machine; may be repeated",
     )
     parser.add_argument("--precision", choices=PRECISIONS, help="of the predictions; else that of the measurement")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")

@@ -65,8 +65,10 @@ def test_the_fastest_is_first_and_is_taken_the_cheapest_is_the_last_sentence(hea
     assert [each.label for each in found.rows] == ["h100", "l4", "t4", "cpu"]
     assert (found.taken, found.may_be_first) == (h100, [h100])
     first, second, third = found.sentences()
-    assert first.startswith(f"H100 first: 20 epochs take {h100.total} (predicted) for {h100.cost.span()}, ")
-    assert second.startswith(f"The CPU here takes {here.total} (measured), and is done first if H100 takes more than ")
+    assert first.startswith(f"H100 first: 20 epochs take {h100.total} (predicted, cost {h100.cost.span()}), ")
+    assert second.startswith(
+        f"The CPU here takes {here.total} (measured), and is done first if H100 takes longer than about "
+    )
     assert third == f"T4 is the cheapest of those with a price: {t4}."
     table = found.table()
     assert list(table["cost"]) == [h100.cost.span(), "", t4.cost.span(), ""]
@@ -127,6 +129,16 @@ def test_no_start_up_is_assumed_so_that_only_the_user_lets_one_decide(light):
     assert (alike.taken.label, {each.label for each in alike.may_be_first}) == ("cpu", {"cpu", "h100"})  # here first
 
 
+@pytest.mark.parametrize(
+    ("elsewhere", "said"),
+    [(Interval(30, 92, 110), "about 10 s (0 to 72) to start"), (exactly(80), "about 22 s to start")],
+)
+def test_how_long_a_start_may_take_is_a_middle_with_its_interval(light, monkeypatch, elsewhere, said):
+    cpu = Interval(102, 102, 102)
+    found = answer_of_times(light, monkeypatch, t4=elsewhere, cpu=cpu)
+    assert f"is done first if T4 takes longer than {said}; " in found.sentences()[1]
+
+
 def test_all_steps_of_all_epochs_are_the_training_and_its_start_up_is_paid_too(heavy):
     t4 = row(answer(heavy, epochs=3, batch_size=64, start_up_s=100, prices={"t4": 3.6}), "t4")
     steps = 3 * 860  # the last batch of 55,000 samples counts
@@ -173,7 +185,7 @@ def test_one_that_is_shown_to_be_slower_but_is_within_5_percent_is_taken_with_th
     found = answer_of_times(light, monkeypatch, prices, **times)
     assert (found.taken.label, found.as_json()["may_be_first"]) == ("l4", ["h100"])
     (first, *_) = found.sentences()
-    assert first.startswith("Take L4: 2 epochs take 1.7 min (predicted)")
+    assert first.startswith("Take L4: 2 epochs take 1.7 min (predicted, cost 100); ")
     assert first.endswith(f"; within 5 % of H100 (1.7 min), the first, and {why}.")
 
 
