@@ -20,9 +20,7 @@ from ..records.formatting import count
 from ..records.intervals import TIME_LIMIT, known_to
 
 VISIT_S = 0.2  # many short passes say more than few long ones: what disturbs a machine often lasts for a second
-FEWEST = (
-    10  # passes, also where they take longer than the time: with fewer, too little is known (benchmarks/simulated.py)
-)
+FEWEST = 10  # passes, also where they take longer than the time: with fewer, too little is known (benchmarks/log.md)
 EVERY = 2  # passes from one look to the next
 AT_ONCE = 6  # runs of a group that bring time of their own: so eight sizes take no longer than six
 SETTLED = "the sweep had its answer"  # why a run has ended
