@@ -81,11 +81,11 @@ ACCURACIES = {"metrics": [{"test/acc": accuracy} for accuracy in (0.98, 0.979, 0
 @pytest.mark.parametrize(
     ("step_ms", "facts", "said"),
     [
-        (TWO, QUIET, "cnn · device is the fastest: 2.00 (1.90 to 2.11) times as fast as cnn · memory."),
-        (THREE, QUIET, "cnn · device is the fastest by estimate: 1.01 (0.95 to 1.07) times as fast as cnn · memory."),
+        (TWO, QUIET, "cnn · device is the fastest: 2.00 (1.95 to 2.05) times as fast as cnn · memory."),
+        (THREE, QUIET, "cnn · device is the fastest by estimate: 1.01 (0.98 to 1.04) times as fast as cnn · memory."),
         (
             TWO, {"others": 0.5, **QUIET},
-            "cnn · device is the fastest beside other programs that took 50 % of the processor: 2.00 (1.90 to 2.11) times",
+            "cnn · device is the fastest beside other programs that took 50 % of the processor: 2.00 (1.95 to 2.05) times",
         ),
         (TWO, {"windows": 1}, "No rate is known well enough to be compared"),
         (THREE, ACCURACIES, "Best test/acc: 98.0 % with cnn · memory; cnn · device is not shown to be worse (one seed"),

@@ -66,7 +66,7 @@ def test_a_timed_sweep_is_a_block_with_the_answer(tmp_path):
     assert words[5] == ["GiB", "0.501", "0.508", "0.564", "1.01"]
     assert said[8:11] == [
         "→ 512: faster than all others in this sweep.",
-        "  64 gives 78 to 90 %; 512 still rises, and 1,024 ran out of memory.",
+        "  64 gives 81 to 87 %; 512 still rises, and 1,024 ran out of memory.",
         "  Accuracy was not measured: train these sizes before you choose.",
     ]
     assert said[-1] == "failed   1,024: out of memory"
