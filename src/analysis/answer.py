@@ -135,7 +135,7 @@ def _sentences(group: Group, selection: Selection, overall: Selection, quality: 
     if seen and max(seen) > 1.1 * min(seen):
         yield ("The sizes saw different numbers of samples, which changes the metric.",)
     if unknown:
-        yield (f"Measured too briefly to be compared: {and_(unknown)}.",)
+        yield (f"Not known well enough to be compared: {and_(unknown)}.",)
     apart = [size for size in overall.shares if not group.rates.together(size, overall.best)]
     if apart and group.rates.passes:
         yield (f"Measured apart from {overall.best:,}, so that less is known of the ratio: {and_(apart)}.",)
@@ -197,6 +197,9 @@ def _larger(group: Group, selection: Selection, overall: Selection) -> _Said | N
     rest = [share.value for size, share in overall.shares.items() if size != largest]
     if largest not in selection.shares or overall.best != largest or max(rest, default=1.0) > 1 - _RISES:
         return (f"{limit:,} ran out of memory",) if limit else None
+    second = max((size for size in overall.shares if size != largest), key=lambda size: overall.shares[size].value)
+    if group.rates.ratio(largest, second).low <= 1:
+        return None
     rises = f"{largest:,} still rises"
     if limit and limit <= 2 * largest:
         return (f"{rises}, and {limit:,} ran out of memory",)

@@ -78,6 +78,7 @@ def read_answer(folder: str | os.PathLike[str]) -> dict[str, Any]:
         raise UserError(f"{path}: cannot be read: {why(error)}; batchscope report {folder} writes it") from error
     except ValueError as error:
         raise UserError(f"{path}: is no JSON document; batchscope report {folder} writes it again") from error
-    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
-        raise UserError(f"{path}: was written by another version; batchscope report {folder} writes it again")
+    groups = content.get("groups") if isinstance(content, dict) and content.get("schema") == SCHEMA else None
+    if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
+        raise UserError(f"{path}: holds no answer of this version; batchscope report {folder} writes it again")
     return content

@@ -28,7 +28,7 @@ from .answer import Answer
 from .groups import Group, SweepResults
 from .run import Run
 from .table import BUSY
-from .text import KNOWN
+from .text import HARDLY, KNOWN
 
 CAPTIONS = {
     "throughput": "Samples per second against batch size",
@@ -130,7 +130,7 @@ def _throughput(groups: _Groups, answers: Sequence[Answer]) -> Figure | None:
     chosen = {id(answer.group): answer.size for answer in answers}
     series = []
     for group, sizes in groups:
-        known = sizes["high"] <= 2 * sizes[RATE]  # wider intervals say nothing
+        known = sizes["high"] <= (1 + HARDLY) * sizes[RATE]  # a wider interval says nothing
         ends = _ends(sizes["low"][known], sizes["high"][known])
         values = _values(sizes, RATE)
         vague = [size for size in values if not sizes["high"][size] <= (1 + KNOWN) * values[size]]

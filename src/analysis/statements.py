@@ -13,7 +13,7 @@ from ..records.rates import RATE
 from ..records.values import table
 from .answer import TIMED, Answer
 from .between_groups import compare_settings, crossovers
-from .groups import Group, SweepResults
+from .groups import Group, SweepResults, rates_of
 from .run import BATCH_SIZE, Run
 
 _LONGEST = 60  # characters of a reason
@@ -47,14 +47,15 @@ def statements(sweep: SweepResults, answers: Sequence[Answer], metrics: Sequence
         [(reason, _)] = Counter(run.reason for run in runs).most_common(1)
         return [Statement([f"No run finished, so there is nothing to recommend. Most often: {reason}."])]
     if len(runs) == 1:
-        rate = runs[0].values.get(RATE)
+        rates = rates_of({0: runs})
+        rate = rates.rate(0) if rates.settings else None
         speed = f": {significant(rate)} samples/s at batch size {runs[0].batch_size:,}" if rate else ""
         return [Statement([f"One run only{speed}. Several batch sizes are needed for a recommendation."])]
     if unanswered:
         return unanswered
     lines = compare_settings(sweep, metrics) if len(sweep.groups) > 1 else []
     if not lines:
-        why = "Nothing but the seed varied" if len(sweep.groups) == 1 else "Fewer than two settings were measured"
+        why = "All runs repeat one setting" if len(sweep.groups) == 1 else "Fewer than two settings were measured"
         return [Statement([f"{why}, so there is nothing to compare."])]
     return [Statement(lines)]
 

@@ -168,7 +168,7 @@ def size_texts(sizes: pd.DataFrame, device: str = "cpu") -> pd.DataFrame:
         "samples/s": rate + reach.map(_mark),
         "±": reach[rate.notna()].map(lambda value: _tight(reach_text(value)) or "?"),
         "gain": sizes["gain"].map(_gain, na_action="ignore") + sizes["gain_reach"].map(_mark),
-        "MFU": sizes["mfu"].map(_share_text, na_action="ignore"),
+        "MFU": sizes["mfu"].map(_share_text, na_action="ignore") + reach.map(_mark),
     }
     if device != "cpu":
         found["busy"] = sizes[BUSY[1]].map("{:.0f}%".format, na_action="ignore")

@@ -16,6 +16,7 @@ _GAP = 2  # columns between two columns
 _LEAST = 8  # characters that remain of a text that is cut
 KNOWN = 0.1  # a ratio that is known to ± 10 % is a number; of another one the nearer end is said
 _MOST_NAMED = 6
+HARDLY = 9.995  # an interval that reaches so far says nothing
 
 
 def page_width() -> int:
@@ -123,8 +124,8 @@ def load_words(share: float) -> str:
 
 
 def reach_text(reach: float) -> str:
-    """How far an interval reaches, as a part of the rate: `4 %`; empty where the rate is hardly known."""
-    return f"{significant(100 * reach)} %" if reach < 0.01 else percent(reach) if reach < 1 else ""
+    """How far an interval reaches, as a part of the rate: `4 %`; empty where nothing is known of the rate."""
+    return f"{significant(100 * reach)} %" if reach < 0.01 else percent(reach) if reach < HARDLY else ""
 
 
 def mean_and_deviation(key: str, mean: float, deviation: float) -> str:

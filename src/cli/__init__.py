@@ -57,6 +57,6 @@ def fraction(text: str) -> float:
     """`5%`, `5 %` or `0.05`."""
     found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(%?)", text.strip())
     value = float(found[1]) / (100 if found[2] else 1) if found else -1.0
-    if found is None or (value >= 1 and not found[2]) or value > 10:
+    if found is None or (value > 1 and not found[2]) or value > 10:
         raise argparse.ArgumentTypeError(f"takes a share such as 5% or 0.05, got {text!r}")
     return value

@@ -114,6 +114,20 @@ def test_the_terminal_the_markdown_the_page_the_files_and_the_plots_have_the_sam
     assert runs["mfu"].tolist()[:2] == pytest.approx(sizes["mfu"].tolist()[:2])
 
 
+def test_beside_a_load_rates_and_mfu_are_marked_and_their_intervals_shown(tmp_path):
+    found = analyse([write_rates(tmp_path, {8: 1000, 64: 4000}, others=0.6, throughput={"mfu": 0.5})])
+    rows = {line.split()[0]: line.split()[1:] for line in found.text.splitlines() if line}
+    assert all(cell.endswith("?") for cell in rows["samples/s"] + rows["MFU"])
+    assert all(int(cell[:-1]) > 100 for cell in rows["±"])  # 1 / (1 - 0.55) at least
+    assert len(plots.figures(found.sweep, found.tables, [], [])["throughput"].axes[0].collections) == 2
+
+
+def test_one_run_has_one_rate(tmp_path):
+    """The record's rate is of its median step."""
+    found = analyse([write_rates(tmp_path, {8: 1000}, throughput={"samples_per_sec": 3000.0, "step_ms_median": 2.67})])
+    assert f"{found.frame['samples_per_sec'][0]:,.0f} samples/s at batch size 8" in found.text
+
+
 def test_columns_of_the_terminal_stand_on_the_right(tmp_path):
     said = analyse([write_rates(tmp_path, {8: 1000, 64: 3000, 512: 4000})]).text.splitlines()
     block = said[2 : said.index("→ 512: faster than all others in this sweep.")]
@@ -156,7 +170,12 @@ def test_the_answer_is_a_file_for_programs(report, out):
 
 def test_an_answer_that_cannot_be_read_is_one_line(tmp_path):
     (tmp_path / "report").mkdir()
-    for text, said in ((None, "cannot be read: No such file"), ("{", "no JSON"), ('{"schema": 7}', "another version")):
+    for text, said in (
+        (None, "cannot be read: No such file"),
+        ("{", "no JSON"),
+        ('{"schema": 7}', "no answer"),
+        ('{"schema": 1}', "no answer"),
+    ):
         if text is not None:
             (tmp_path / "report" / "answer.json").write_text(text)
         with pytest.raises(UserError, match=said):
@@ -215,7 +234,7 @@ def test_many_sizes_are_several_blocks_and_a_long_label_is_cut(tmp_path):
     ("sizes", "facts", "code", "said"),
     [
         ([64], {}, 0, "One run only: 6,400 samples/s at batch size 64. Several batch sizes are needed"),
-        ([64, 64], {}, 0, "Nothing but the seed varied, so there is nothing to compare."),
+        ([64, 64], {}, 0, "All runs repeat one setting, so there is nothing to compare."),
         ([32, 64], {"status": "failed"}, 1, "No run finished, so there is nothing to recommend. Most often: E: no."),
     ],
 )
