@@ -36,7 +36,9 @@ class Answer:
     lines: list[str]  # sentences, the answer first
     size: int | None = None  # chosen, or the best guess
     rule: Rule = "undecided"
-    selection: Selection | None = None  # among the sizes that train as well as the best; None where no rate is known
+    selection: Selection | None = (
+        None  # of the sizes that train as well as the best; None without a rate or with a target
+    )
     overall: Selection | None = None  # among all sizes
     claims: list[dict[str, Any]] = field(default_factory=list)  # what the sentences state
     repeat: list[str] = field(default_factory=list)  # options of the command that would know more; empty if none would

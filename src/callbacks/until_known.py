@@ -46,7 +46,7 @@ class StopWhenKnown(SyncsRanks):
         self.precision = precision
         self.seconds = seconds
         self.min_steps = min_steps
-        self.min_passes = min_passes  # for the sweep, which reads the configuration
+        self.min_passes = min_passes  # not read here: a sweep reads the configuration
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

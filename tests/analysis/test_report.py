@@ -18,6 +18,7 @@ from batchscope.analysis import analyse, plots, write_report
 from batchscope.analysis.compare import compare
 from batchscope.analysis.diagnose import BASELINE, write_diagnosis
 from batchscope.analysis.page import anonymous, page
+from batchscope.analysis.statements import SEARCHES
 from batchscope.errors import UserError
 from tests.support.fuzzing import HOSTILE
 from tests.support.synthetic_runs import change_record, write_curve, write_measured, write_rates, write_run, write_steps
@@ -214,6 +215,12 @@ def test_the_command_that_repeats_a_sweep_trains_the_same_and_times_it(tmp_path,
     assert found.text.splitlines()[-1].endswith(f"{printed} data.batch_size=8,64")
     assert any(line.endswith(f"{printed} data.batch_size=8,64") for line in found.markdown.splitlines())
     assert "data.batch_size=8,64</pre>" in page(found, {})
+
+
+def test_a_printed_command_starts_no_search_again():
+    """Every experiment that searches is left out of it."""
+    files = (Path(__file__).parents[2] / "configs" / "experiment").glob("*.yaml")
+    assert {file.stem for file in files if "\nsearch:" in file.read_text()} == set(SEARCHES)
 
 
 def test_where_nothing_is_known_no_number_stands_beside_it(tmp_path):
