@@ -7,8 +7,9 @@ run through torch's kernels with the cells' own weights; see `backend` of `unrol
 Shapes: B sequences in a batch, T steps, F input features, H hidden units, L layers.
 """
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal, Self, cast
 
 import torch
@@ -30,8 +31,20 @@ def reset_recurrent_parameters(i2h: nn.Linear, h2h: nn.Linear, hidden_size: int)
     bound = 1 / math.sqrt(hidden_size)
     for parameter in (i2h.weight, i2h.bias, h2h.bias):
         nn.init.uniform_(parameter, -bound, bound)
-    for gate in h2h.weight.split(hidden_size):
-        nn.init.orthogonal_(gate)
+    with _one_thread():
+        for gate in h2h.weight.split(hidden_size):
+            nn.init.orthogonal_(gate)
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute on one thread: on several, a QR decomposition has other last digits, and waits long on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 @torch.no_grad()

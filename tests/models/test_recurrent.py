@@ -170,6 +170,19 @@ def test_the_recurrent_weights_of_every_gate_start_orthogonal(cell: type[RNNCell
         torch.testing.assert_close(gate @ gate.T, torch.eye(HIDDEN), rtol=0, atol=1e-5)
 
 
+def test_a_model_starts_with_the_same_weights_on_any_number_of_threads() -> None:
+    weights, threads = [], torch.get_num_threads()
+    try:
+        for number in (1, 2):
+            torch.set_num_threads(number)
+            torch.manual_seed(0)
+            weights.append(LSTMCell(FEATURES, 128).h2h.weight.detach())  # on two threads a QR has other last digits
+            assert torch.get_num_threads() == number
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(*weights)
+
+
 def test_forget_gates_start_open_or_with_memories_of_all_lengths_up_to_a_known_one() -> None:
     cell = LSTMCell(FEATURES, HIDDEN)
     torch.testing.assert_close((cell.i2h.bias + cell.h2h.bias)[HIDDEN : 2 * HIDDEN], torch.ones(HIDDEN))
