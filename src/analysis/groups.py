@@ -4,7 +4,7 @@ import json
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -28,6 +28,7 @@ class Group:
     label: str  # short: `cnn`, `cnn · cpu`
     runs: list[Run]  # all of them, failed ones too
     number: int = 0  # among the groups of a report
+    beside: Sequence[Run] = field(default=(), repr=False)  # all runs of the sweep
 
     @property
     def device(self) -> str:
@@ -60,8 +61,19 @@ class Group:
 
     @cached_property
     def rates(self) -> Rates:
-        """The rates of the sizes: from the windows of their runs, and from the records of runs without windows."""
-        return rates_of(self.sizes)
+        """The rates of the sizes: from the windows of their runs, and from the records of runs without windows.
+
+        A sweep of trainings visits one run of those with the same speed: it tells the rate of the others.
+        """
+        return rates_of({size: self._timed(runs) for size, runs in self.sizes.items()})
+
+    def _timed(self, runs: list[Run]) -> list[Run]:
+        """The runs that tell the rate of some: these, or those with the same speed that were visited in their place."""
+        if any(run.in_passes for run in runs):
+            return runs
+        settings = {run.speed_setting for run in runs}
+        visited = [run for run in self.beside if run.in_passes and run.speed_setting in settings]
+        return visited or runs
 
     @cached_property
     def without_rate(self) -> dict[int, str]:
@@ -126,7 +138,7 @@ def group_runs(runs: list[Run], notes: Sequence[str] = ()) -> SweepResults:
     found: dict[tuple[str, ...], list[Run]] = {}
     for run, row in zip(runs, dividing[group_keys].fillna("").to_numpy().tolist(), strict=True):
         found.setdefault(tuple(row), []).append(run)
-    groups = [Group(_label_of(members[0], group_keys), members, n) for n, members in enumerate(found.values())]
+    groups = [Group(_label_of(members[0], group_keys), members, n, runs) for n, members in enumerate(found.values())]
     return SweepResults(runs, _factors(values), group_keys, groups, [*notes, *_doubts(runs)])
 
 

@@ -88,23 +88,25 @@ class Rates:
     """The rates of settings that are compared with each other. A setting is a batch size, or a side of a comparison.
 
     Args:
-        windows: with the columns of `windows_of`.
+        windows: with the columns of `windows_of`. Of a run that shares passes these alone count: a training that goes on
+            after them is alone.
         between: a standard deviation that separate runs of the same thing are taken to differ by, in logs, where settings
             share no passes. It counts as ten repeated runs beside those that there are.
         processes: a standard deviation, in logs, that processes of the same thing differ by although they share passes.
     """
 
     def __init__(self, windows: pd.DataFrame, between: float | None = None, processes: float = 0.0):
-        self.windows = windows
         self._processes = processes
         self.assumed = between
         self.settings: list[int] = list(dict.fromkeys(windows["setting"]))
         used = _used(windows)
         self._component = _components(used)
-        # A setting with passes is not compared by runs that share none.
+        # A setting with passes is not compared by runs that share none, nor by what runs did after them.
         is_shared = used.groupby("pass_")["setting"].transform("nunique") > 1
         is_alone = ~used["setting"].map(self._shares_passes).astype(bool)
-        used = used[is_alone | is_shared.groupby(used["run"]).transform("any")]
+        sharing = used["run"][is_shared].unique()
+        used = used[is_alone | used["run"].isin(sharing) & used["pass_"].notna()]
+        self.windows = windows[~windows["run"].isin(sharing) | windows["pass_"].notna()]
         runs = used.groupby("run", sort=False)
         self._setting_of = runs["setting"].first()  # of each run
         self._center: dict[int, float] = runs["log_s"].mean().to_dict()  # of each run

@@ -1,6 +1,7 @@
 """Run: one record, with its settings and its numbers by name."""
 
 import csv
+import json
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from ..errors import UserError, printable
-from ..options.purpose import CHOOSES_NOTHING, purpose_of
+from ..options.purpose import CHOOSES_NOTHING, changes_speed, purpose_of
 from ..options.tree import flatten
 from ..records.metrics import best_first, metric, staged
 from ..records.rates import FIT_RATE, MEAN_RATE, RATE
@@ -65,6 +66,14 @@ class Run:
             if not skipped and purpose_of(key, config) not in CHOOSES_NOTHING:
                 flat[key] = value
         return {key: _one_line(value) if isinstance(value, str) else value for key, value in flat.items()}
+
+    @cached_property
+    def speed_setting(self) -> str:
+        """The settings that may change the time of a step: runs with the same have the same speed."""
+        config = table(self.record.get("config"))
+        return json.dumps(
+            {k: v for k, v in self.settings.items() if changes_speed(k, config)}, sort_keys=True, default=str
+        )
 
     @staticmethod
     def _hardware(hardware: dict[str, Any]) -> dict[str, Any]:
@@ -163,6 +172,11 @@ class Run:
             return read_step_times(self.folder)
         except UserError as error:
             return str(error)
+
+    @property
+    def in_passes(self) -> bool:
+        """Whether a sweep has visited the run in passes."""
+        return isinstance(self.steps, StepTimes) and bool((self.steps.pass_ >= 0).any())
 
     @cached_property
     def curve(self) -> pd.DataFrame | None:

@@ -22,6 +22,7 @@ _CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotu
 TOP_LEVEL: dict[str, Any] = {
     "seed": Seed,
     "test": Annotated[bool, Purpose.OBSERVATION],
+    "timing": Annotated[bool | Literal["auto"], Purpose.OBSERVATION],
     "enough": Annotated[float, Range(0, 1, open_low=True), Purpose.OBSERVATION],
     "optimized_metric": Annotated[str | None, Purpose.OBSERVATION],
     "global_batch_size": PositiveInt | None,
@@ -38,12 +39,15 @@ TOP_LEVEL: dict[str, Any] = {
     "resume": Annotated[str | None, Purpose.READ_FROM],
     "run_dir": Annotated[str | None, Purpose.WRITTEN_TO],
 }
+# Without influence on the time of a step, as the learning rate's schedule and all lengths are.
+_SAME_SPEED = ("seed", "init", "init_prefix", "optimizer.lr", "optimizer.weight_decay")
 OF_EXPERIMENTS = {"target": "time_to_target", "target_metric": "time_to_target"}  # that only these experiments have
 # Of options that an older record does not have.
 DEFAULTS: dict[str, Any] = {
     "compile": False,
     "enough": 0.9,
     "tags": [],
+    "timing": "auto",
     "task": {"_target_": "batchscope.training.task.Task"},
 }
 DEFAULTS |= dict.fromkeys(("global_batch_size", "init", "init_prefix"))
@@ -104,6 +108,13 @@ def purpose_of(option: str, config: Mapping[str, Any]) -> Purpose:
     if section == "logger" or (section == "callbacks" and only_observes(target)):
         return declared if declared in PLACES else Purpose.OBSERVATION
     return declared
+
+
+def changes_speed(option: str, config: Mapping[str, Any]) -> bool:
+    """Whether a step may take another time with another value of an option; True where nothing says that it does not."""
+    of_schedule = signature_of(_SCHEDULE)
+    schedule = {f"optimizer.{name}" for name in of_schedule.parameters} - {"optimizer.groups"} if of_schedule else set()
+    return option not in {*_SAME_SPEED, *schedule} and purpose_of(option, config) is not Purpose.LENGTH
 
 
 def only_observes(target: Any) -> bool:

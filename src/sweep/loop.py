@@ -23,7 +23,7 @@ from ..records.values import at, positive, table
 from . import folder
 from .plans import LOG, Job, Plan, Record
 from .process import Process, Processes
-from .visits import can_wait, groups_of, measure_together
+from .visits import can_wait, groups_of, is_timed, measure_together, to_visit
 
 T = TypeVar("T")
 
@@ -61,15 +61,15 @@ class Loop:
         """Do runs, and return their records in the same order."""
         records: dict[Job, Record] = {}
         suited = [job for job in jobs if len(jobs) > 1 and can_wait(job.config)]
-        waiting = [job for job in suited if not folder.has_ended(job.run_dir)]
+        waiting = to_visit([job for job in suited if not folder.has_ended(job.run_dir)])
         for number, job in enumerate(jobs):
-            if job not in waiting:
+            if folder.has_ended(job.run_dir):
                 records[job] = self._do_alone(job, len(jobs) - number)
         groups = groups_of(suited) if len(waiting) > 1 else {}  # also of runs that are kept, as in the report
         while len(waiting) > 1:
             waiting = self._do_together(waiting, groups, records)
         for number, job in enumerate(jobs):
-            if job not in records:  # the last that waits, or one that ran out of memory beside others
+            if job not in records:  # cannot wait, has the speed of a visited run, or ran out of memory beside others
                 records[job] = self._do_alone(job, len(jobs) - number)
         return [records[job] for job in jobs]
 
@@ -112,14 +112,17 @@ class Loop:
             def end(process: Process) -> None:
                 line.clear()
                 job, record = process.job, self._read(process.job)
+                training = not is_timed(job.config)
                 if job.title:
+                    if training or is_verbose():
+                        print(f"\n— {job.title}", flush=True)
                     _show_log(job, warned)
                 if record["status"] == "out_of_memory" and started > 1:
                     # At once: a sweep that ends meanwhile would be repeated with this run kept.
                     record = self._set_aside(job)
                 if record is not None:
                     records[job] = record
-                    if record["status"] != "finished":
+                    if training or record["status"] != "finished":
                         self._say_end(job, record)
 
             shown = any(job.title for job in jobs)
@@ -208,7 +211,7 @@ def _show_log(job: Job, warned: set[str]) -> None:
     with contextlib.suppress(OSError):
         text = (job.run_dir / LOG).read_text(errors="replace")
         if is_verbose():
-            print(f"\n— {job.title}\n{text}", end="", flush=True)
+            print(text, end="", flush=True)
             return
         for line in text.splitlines():
             if line.startswith("warning: ") and line not in warned:

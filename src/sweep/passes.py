@@ -1,4 +1,4 @@
-"""Passes: a timed sweep visits its runs in order, then in reverse, and so on, until it can say which batch size to take.
+"""Passes: a sweep visits its runs in order, then in reverse, and so on, until it can say which batch size is fast enough.
 
 A slow moment of the machine is then in the visits of all runs alike, and rates are compared within passes. This file
 decides how long a group of runs is visited; visits.py has the processes.
@@ -23,6 +23,7 @@ VISIT_S = 0.2  # many short passes say more than few long ones: what disturbs a 
 FEWEST = 10  # passes, also where they take longer than the time: with fewer, too little is known (benchmarks/log.md)
 EVERY = 2  # passes from one look to the next
 AT_ONCE = 6  # runs of a group that bring time of their own: so eight sizes take no longer than six
+LEFT_ALONE = "the other runs have ended"
 SETTLED = "the sweep had its answer"  # why a run has ended
 
 
@@ -32,10 +33,11 @@ class Run(ABC):
     Args:
         group: the runs that it is compared with.
         size: its batch size.
+        goes_on: whether it goes on after its visits, as a training does.
     """
 
-    def __init__(self, group: str, size: int):
-        self.group, self.size = group, size
+    def __init__(self, group: str, size: int, goes_on: bool = False):
+        self.group, self.size, self.goes_on = group, size, goes_on
         self.windows: list[tuple[Any, ...]] = []  # what its visits have measured, as COLUMNS
         self.is_cut = False  # whether a batch holds fewer samples than its size, as of a small training set
 
@@ -45,7 +47,7 @@ class Run(ABC):
 
     @abstractmethod
     def stop(self, reason: str) -> None:
-        """End the run and wait for it; no run trains meanwhile."""
+        """End the visits of the run, and the run if it is timed: wait for that end. No run trains meanwhile."""
 
 
 class Limits(NamedTuple):
@@ -98,6 +100,8 @@ def measure_in_passes(
 ) -> None:
     """Visit runs until each has ended, by itself or with its group. All runs of a group are in every pass of it.
 
+    A training that is left alone, because the others have ended, is visited no more.
+
     Args:
         runs: that wait.
         limits: by default those of `Limits`.
@@ -122,6 +126,8 @@ def measure_in_passes(
                 for run in members:
                     waiting.remove(run)
                     run.stop(reason)
+        if len(waiting) == 1 < len(runs) and waiting[0].goes_on:
+            waiting.pop().stop(LEFT_ALONE)
         so_far = _so_far(waiting, limits, number)
 
 

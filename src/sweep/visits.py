@@ -1,4 +1,6 @@
-"""Timed runs side by side: their processes are set up together, stay, and are visited in passes (passes.py).
+"""Runs side by side: their processes are set up together, stay, and are visited in passes (passes.py).
+
+A timed run ends with the passes. A training then waits for its turn, and goes on to its end while no other run trains.
 
 Runs that a report compares share passes: they are started together, and before runs of other groups. Runs are set up after
 the first one alone, which may have to calibrate the device, several at a time. They warm up one after the other. A run waits
@@ -23,7 +25,7 @@ from ..analysis.groups import group_runs
 from ..analysis.run import Run as RecordedRun
 from ..analysis.selection import ENOUGH
 from ..hardware.host_memory import host_memory
-from ..records.formatting import count
+from ..records.formatting import count, duration
 from .passes import Limits, Run, measure_in_passes
 from .plans import Job, is_one_process
 from .process import Process
@@ -35,19 +37,34 @@ _ACCELERATORS = ("nvidia[0-9]*", "kfd", "dxg", "davinci[0-9]*")  # in /dev: Ligh
 _BUILD = re.compile(r"^(?:cuda|hip|rocm)\b.*= *(\S+)", re.MULTILINE)  # `cuda: Optional[str] = None` in torch/version.py
 _PASSES_PER_S = 1000  # more than there can be: passes of another time in the same folder have other numbers
 _FEWEST = 8  # passes of runs that have so many seconds
+_LONG_S = 3600.0  # of a training: longer ones do not hold the memory of others that wait, unless they are asked to
 T = TypeVar("T")
 
 
 def can_wait(config: Mapping[str, Any], devices: Path = Path("/dev"), torch: Path | None = None) -> bool:
-    """Whether a run can wait for visits: one process that is timed until its rate is known, on a CPU.
+    """Whether a run can wait for visits: one process on a CPU, whose steps are measured, and that no time limit ends.
 
     `devices` has the files of devices, and `torch` is the folder of the package, by default the installed one.
     """
     callbacks, trainer = config["callbacks"] or {}, config["trainer"]
     accelerator = trainer.get("accelerator", "auto")
     on_cpu = accelerator == "cpu" or (accelerator == "auto" and not _may_take_accelerator(devices, torch))
-    timed = bool(callbacks.get("until_known")) and bool(callbacks.get("throughput"))
-    return is_one_process(config) and on_cpu and timed and not trainer.get("max_time")  # which waiting would use up
+    has_time_limit = trainer.get("max_time") or config.get("target") is not None  # which waiting would use up
+    measured = bool(callbacks.get("throughput")) and not trainer.get("fast_dev_run")
+    return is_one_process(config) and on_cpu and measured and not has_time_limit and config.get("timing") is not False
+
+
+def is_timed(config: Mapping[str, Any]) -> bool:
+    """Whether a run ends once its rate is known; otherwise it trains as long as its configuration says."""
+    return bool((config["callbacks"] or {}).get("until_known"))
+
+
+def to_visit(jobs: Sequence[Job]) -> list[Job]:
+    """The runs that are visited: all that are timed, and of trainings with the same speed the first."""
+    first: dict[str, Job] = {}
+    for number, job in enumerate(jobs):
+        first.setdefault(str(number) if is_timed(job.config) else _planned(job, number).speed_setting, job)
+    return list(first.values())
 
 
 def _may_take_accelerator(devices: Path, torch: Path | None) -> bool:
@@ -84,7 +101,7 @@ def measure_together(
     on_end: Callable[[Process], None],
     say: Callable[[str], None],
 ) -> list[Job]:
-    """Start as many runs as there is memory for, and visit them in passes until they have ended.
+    """Start as many runs as there is memory for, visit them in passes, and have trainings go on to their ends.
 
     Args:
         jobs: at most MOST_AT_ONCE are started, all with the limits of the first one.
@@ -95,7 +112,7 @@ def measure_together(
 
     Returns the jobs that were not started.
     """
-    chosen = _groups_at_once([job for job in jobs if _limits_of(job) == _limits_of(jobs[0])], groups)
+    chosen = _groups_at_once([job for job in jobs if _kind_of(job) == _kind_of(jobs[0])], groups)
     say(f"preparing {count(sum(map(len, chosen)), 'setting')}")
     started: list[Process] = []
     for part in _parts_with_memory(chosen, _SET_UP_AT_ONCE, started):
@@ -104,6 +121,9 @@ def measure_together(
         for process in setting_up:
             if process.answer() is None:
                 _end(process, on_end)
+        if len(started) == 1 and _is_too_long(started[0], on_end):
+            _train_to_end(started, on_end, say)
+            break
     waiting = [process for process in started if not process.ended]
     while waiting:
         warm = _warm_up(waiting, groups, on_end)
@@ -111,16 +131,38 @@ def measure_together(
         runs = [Visited(process, groups[process.job], on_end) for process in warm if not process.ended]
         first = int(_PASSES_PER_S * time.time())
         if runs:
-            measure_in_passes(runs, _limits_of(runs[0].process.job), say=say, first_pass=first)
+            measure_in_passes(runs, _kind_of(runs[0].process.job)[0], say=say, first_pass=first)
+            _train_to_end([run.process for run in runs], on_end, say)
     begun = {process.job for process in started}
     return [job for job in jobs if job not in begun]
+
+
+def _is_too_long(process: Process, on_end: Callable[[Process], None]) -> bool:
+    """Whether the first run is a training that is too long for others to wait for; `timing=true` takes any."""
+    if process.ended or is_timed(process.job.config) or process.job.config.get("timing") is True:
+        return False
+    if not _is_warm(process, on_end) or (process.fit_s is not None and process.fit_s <= _LONG_S):
+        return False
+    length = "is of unknown length" if process.fit_s is None else f"takes about {duration(process.fit_s)}"
+    print(f"{process.job.title} {length}: it is not timed beside the others; timing=true does it", flush=True)
+    return True
+
+
+def _train_to_end(processes: Sequence[Process], on_end: Callable[[Process], None], say: Callable[[str], None]) -> None:
+    """Let trainings go on, one after the other, and say where they are."""
+    for process in processes:
+        if not process.ended:
+            process.tell("train")
+            while (facts := process.answer()) is not None:
+                say(f"{process.job.title} · {facts.get('progress', '')}")
+            _end(process, on_end)
 
 
 class Visited(Run):
     """A run with its process, and the group of runs that it is compared with."""
 
     def __init__(self, process: Process, group: str, on_end: Callable[[Process], None]):
-        super().__init__(group, _size_of(process.job))
+        super().__init__(group, _size_of(process.job), goes_on=not is_timed(process.job.config))
         self.process, self._on_end = process, on_end
 
     @override
@@ -129,8 +171,10 @@ class Visited(Run):
 
     @override
     def stop(self, reason: str) -> None:
-        self.process.tell(f"stop {reason}")
-        _end(self.process, self._on_end)
+        """See Run. A training waits then."""
+        if not self.goes_on or not reason:
+            self.process.tell(f"stop {reason}")
+            _end(self.process, self._on_end)
 
 
 def _groups_at_once(jobs: Sequence[Job], groups: Mapping[Job, str]) -> list[list[Job]]:
@@ -173,9 +217,19 @@ def _warm_up(waiting: Sequence[Process], groups: Mapping[Job, str], on_end: Call
     in_groups = [list(members) for _, members in itertools.groupby(waiting, lambda process: groups[process.job])]
     for (process,) in _parts_with_memory(in_groups, 1, warm):
         warm.append(process)
-        if process.ask("warm up") is None:
-            _end(process, on_end)
+        _is_warm(process, on_end)
     return warm
+
+
+def _is_warm(process: Process, on_end: Callable[[Process], None]) -> bool:
+    """Train what is not measured of a run, unless that was done; whether the run goes on, which notes its length."""
+    if not process.is_warm:
+        facts = process.ask("warm up")
+        if facts is None:
+            _end(process, on_end)
+            return False
+        process.is_warm, process.fit_s = True, facts.get("fit_s")
+    return True
 
 
 def _end(process: Process, on_end: Callable[[Process], None]) -> None:
@@ -183,13 +237,13 @@ def _end(process: Process, on_end: Callable[[Process], None]) -> None:
     on_end(process)
 
 
-def _limits_of(job: Job) -> Limits:
-    """How long a run is visited."""
+def _kind_of(job: Job) -> tuple[Limits, bool]:
+    """How long a run is visited, and whether it is timed: of one kind are runs that are visited together."""
     if job.seconds is not None:
-        return Limits(seconds=job.seconds, min_passes=_FEWEST, settles=False)
-    options = job.config["callbacks"]["until_known"]
+        return Limits(seconds=job.seconds, min_passes=_FEWEST, settles=False), True
+    options = (job.config["callbacks"] or {}).get("until_known") or {}
     known = {key: options[key] for key in ("precision", "seconds", "min_passes") if key in options}
-    return Limits(**known, enough=job.config.get("enough", ENOUGH))
+    return Limits(**known, enough=job.config.get("enough", ENOUGH)), is_timed(job.config)
 
 
 def _size_of(job: Job) -> int:

@@ -134,3 +134,11 @@ def test_the_load_is_the_mean_share_of_other_programs_from_a_tenth_on():
 
 def test_comparisons_hold_together_by_sidak():
     assert [simultaneous(count) for count in (0, 1, 7)] == pytest.approx([0.9, 0.9, 2 * 0.95 ** (1 / 7) - 1])
+
+
+def test_what_a_training_does_after_its_passes_is_in_no_rate_and_no_load():
+    together = simulated({1: -0.1, 2: 0.0})
+    after = together.assign(pass_=None, log_s=together["log_s"] + 1, taken=0.7)
+    alone, rates = Rates(together), Rates(pd.concat([together, after]))
+    assert (rates.rate(1), rates.ratio(1, 2), rates.passes) == (alone.rate(1), alone.ratio(1, 2), 12)
+    assert rates.load is None

@@ -135,6 +135,23 @@ def test_columns_of_the_terminal_stand_on_the_right(tmp_path):
     assert len({len(line) for line in block}) == 1
 
 
+def test_runs_that_were_not_visited_have_the_rate_of_the_visited_run_with_the_same_speed(tmp_path):
+    rates = {32: 1000, 64: 2000, 128: 2100}
+    write_rates(tmp_path, rates, options={"optimizer.lr": 0.1})
+    write_measured(
+        tmp_path, {size: 9.0 for size in rates}, passes=False, windows=4, first=3, options={"optimizer.lr": 0.2}
+    )
+    visited, other = analyse([tmp_path]).tables
+    assert other["samples_per_sec"].tolist() == visited["samples_per_sec"].tolist()
+    assert read_groups(tmp_path) == [(64, "shown", 12)] * 2
+
+
+def read_groups(folder):
+    """The answers of a sweep: the size, by which rule, and how many passes there were."""
+    write_report([folder], folder / "report")
+    return [(group["chosen"], group["rule"], group["passes"]) for group in read_answer(folder)["groups"]]
+
+
 def test_a_run_without_a_batch_size_is_a_failure_and_no_row(tmp_path):
     """A script's fit that failed before it knew its data."""
     write_rates(tmp_path, {8: 1000}, options={"lr": 0.1})

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy
 import pytest
 
-from batchscope.callbacks import _windows, until_known
+from batchscope.callbacks import _visits, _windows, until_known
 from batchscope.callbacks._visits import seconds_waited, visits_of
 from batchscope.callbacks.until_known import StopWhenKnown, reason_to_end
 from tests.callbacks.support import Unseen, monitoring, slow
@@ -81,7 +81,7 @@ def test_where_nothing_is_measured_the_clock_ends_the_fit() -> None:
 # --- visits ---------------------------------------------------------------------------------------------------------
 
 
-def visited(*orders: str, after_s: float = 0.0, **options):
+def visited(*orders: str, after_s: float = 0.0, timed: bool = True, **options):
     """The answers to a sweep that gives these orders, each after a while, and then none any more."""
 
     def hear() -> str:
@@ -89,7 +89,7 @@ def visited(*orders: str, after_s: float = 0.0, **options):
         return left.pop(0) if left else "null"
 
     heard, left, monitor = [], [*orders], monitoring(warmup_steps=2)
-    callbacks = [monitor, StopWhenKnown(precision=5.0, seconds=0.05, min_steps=1)]
+    callbacks = [monitor, *[StopWhenKnown(precision=5.0, seconds=0.05, min_steps=1)] * timed]
     callbacks += visits_of(callbacks, SimpleNamespace(tell=heard.append, hear=hear))
     return heard, monitor, fit(*callbacks, **options)
 
@@ -97,7 +97,7 @@ def visited(*orders: str, after_s: float = 0.0, **options):
 def test_a_run_trains_while_it_is_visited_and_waits_in_between() -> None:
     orders = ("warm up", "go 4 0.1", "go 5 0.1", "stop known to ± 5 %")
     (ready, warm, *visits), monitor, trainer = visited(*orders, after_s=0.5)
-    assert (ready, warm, len(visits)) == ({"ready": True}, {"warm": True}, 2)
+    assert (ready, warm, len(visits)) == ({"ready": True}, {"warm": True, "fit_s": None}, 2)  # it trains without an end
     assert all(one["steps"] >= 1 and one["samples"] == 4 and one["disturbed"] is False for one in visits)
     assert all(one["mean_s"] >= 0.005 for one in visits)
     summary, times = monitor.summary, monitor.step_times()
@@ -121,3 +121,16 @@ def test_a_run_that_is_not_told_to_stop_ends_as_a_run_alone() -> None:
     assert monitor.summary["ended"] == "time limit"
     _, monitor, trainer = visited("warm up", "go 0 100", max_steps=9)
     assert "ended" not in monitor.summary and trainer.global_step == 9
+
+
+def test_a_training_goes_on_after_its_visits_and_says_how_long_it_takes_and_where_it_is(monkeypatch) -> None:
+    monkeypatch.setattr(_visits, "PROGRESS_S", 0.0)
+    (_, warm, visit, *progress), monitor, trainer = visited("warm up", "go 4 0.1", "train", timed=False, max_epochs=20)
+    assert visit["steps"] >= 1 and "ended" not in monitor.summary
+    assert trainer.current_epoch == 20
+    left = trainer.global_step - 5
+    assert warm["fit_s"] == pytest.approx(left * visit["mean_s"], rel=1.0)
+    last = f"epoch 20, batch {trainer.num_training_batches} of {trainer.num_training_batches}"
+    assert progress[-1] == {"progress": last}
+    times = monitor.step_times()
+    assert times.pass_[0] == 4 and set(times.pass_[1:]) == {-1}  # then windows follow each other by the clock

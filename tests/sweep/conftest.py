@@ -38,6 +38,7 @@ def do(loop, tmp_path):
 
 
 TIMED = {"until_known": {"precision": 0.05, "seconds": 0.3}, "throughput": {"a": 1}}
+TRAINED = {"throughput": {"a": 1}}
 
 
 def job(folder, name, size=8, timed=True, **config):
@@ -45,7 +46,7 @@ def job(folder, name, size=8, timed=True, **config):
     run_dir = folder / name
     trainer = {"devices": 1, "accelerator": "cpu"}
     plain = {"run_dir": str(run_dir), "data": {"batch_size": size}, "trainer": trainer, "search": None, **config}
-    plain["callbacks"] = TIMED if timed else None
+    plain.setdefault("callbacks", TIMED if timed else None)
     return Job(run_dir, plain, {"choices": {}, "overrides": [f"data.batch_size={size}"]}, f"run {name}")
 
 

@@ -1,5 +1,6 @@
 """The loop: a plan asks for runs and gets their records; how runs are refused, visited side by side, and end."""
 
+import itertools
 import json
 import os
 from dataclasses import replace
@@ -12,8 +13,8 @@ from batchscope.analysis.run import Run
 from batchscope.errors import UserError
 from batchscope.files import WriteError
 from batchscope.sweep import folder, visits
-from batchscope.sweep.passes import SETTLED
-from tests.sweep.conftest import TIMED, ended, job, running
+from batchscope.sweep.passes import FEWEST, SETTLED
+from tests.sweep.conftest import TIMED, TRAINED, ended, job, running
 
 WAIT, REMOVE = "list(visits)", "import shutil; shutil.rmtree(folder); os._exit(0)"
 
@@ -237,6 +238,58 @@ def test_an_error_in_the_sweep_leaves_no_run_behind(loop, tmp_path, monkeypatch)
     assert running(tmp_path) == []
 
 
+TURNS = "list(visits); record['began'] = time.time(); time.sleep(0.1); record['over'] = time.time()"
+
+
+def trainings(folder, **values):
+    """Runs that are trained to their ends, one for each of the values of an option, with growing sizes unless these are given."""
+    (option, members), *rest = values.items()
+    sizes = [8] * len(members) if option != "size" else members
+    own = [{} if option == "size" else {option: member} for member in members]
+    return [
+        job(folder, f"{option}{n}", size, callbacks=TRAINED, does=TURNS, **one, **dict(rest))
+        for n, (size, one) in enumerate(zip(sizes, own, strict=True))
+    ]
+
+
+def test_trainings_share_passes_and_then_go_on_to_their_ends_one_after_the_other(loop, tmp_path, capfd):
+    records = loop.do(trainings(tmp_path, size=[8, 64, 512]))
+    assert [record["told"] for record in records] == ["train"] * 3
+    assert len(records[0]["taken"]) == FEWEST
+    assert records[0]["taken"] == records[1]["taken"] == records[2]["taken"]
+    for before, after in itertools.pairwise(records):
+        assert before["over"] <= after["began"]
+    out = capfd.readouterr().out
+    assert [f"\n— run size{n}\n  " in out for n in range(3)] == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("option", "values", "visited"),
+    [
+        ("seed", [0, 1, 0, 1], [True, False, True, False]),
+        ("optimizer", [{"lr": 0.1}, {"lr": 0.2}] * 2, [True, False, True, False]),
+        ("model", [{"hidden_size": 1}, {"hidden_size": 2}] * 2, [True] * 4),
+    ],
+)
+def test_of_trainings_with_the_same_speed_the_first_is_visited(option, values, visited, loop, tmp_path):
+    jobs = trainings(tmp_path, **{option: values})
+    for one in jobs[2:]:
+        one.config["data"]["batch_size"] = 64
+    records = loop.do(jobs)
+    assert [bool(record["taken"]) for record in records] == visited
+    assert all(record["status"] == "finished" for record in records)
+
+
+@pytest.mark.parametrize(("timing", "visited"), [("auto", [False, True, True]), (True, [True] * 3)])
+def test_a_training_of_more_than_an_hour_is_not_waited_for_unless_that_is_asked(timing, visited, loop, tmp_path, capfd):
+    jobs = trainings(tmp_path, size=[8, 64, 512], timing=timing)
+    jobs[0].config["does"] = f"import tests.support.stand_in as s; s.FIT_S = 7200; {TURNS}"
+    records = loop.do(jobs)
+    assert [bool(record["taken"]) for record in records] == visited
+    said = "run size0 takes about 2.0 h: it is not timed beside the others; timing=true does it\n"
+    assert (said in capfd.readouterr().out) is (timing == "auto")
+
+
 SUITED = {"callbacks": {"until_known": {"a": 1}, "throughput": {"a": 1}}, "trainer": {"devices": 1}}
 
 
@@ -248,12 +301,15 @@ SUITED = {"callbacks": {"until_known": {"a": 1}, "throughput": {"a": 1}}, "train
         ({"trainer": {"devices": 2, "accelerator": "cpu"}}, False),
         ({"trainer": {"devices": 1, "accelerator": "cuda"}}, False),
         ({"trainer": {"devices": 1, "max_time": {"seconds": 10}}}, False),
-        ({"callbacks": {"until_known": None, "throughput": {"a": 1}}}, False),
+        ({"trainer": {"devices": 1, "fast_dev_run": True}}, False),
+        ({"callbacks": {"until_known": None, "throughput": {"a": 1}}}, True),
+        ({"callbacks": {"until_known": None, "throughput": {"a": 1}}, "timing": False}, False),
+        ({"callbacks": {"until_known": None, "throughput": {"a": 1}}, "target": 0.9}, False),
         ({"callbacks": {"until_known": {"a": 1}, "throughput": None}}, False),
         ({"callbacks": None}, False),
     ],
 )
-def test_only_timed_runs_of_one_process_on_a_cpu_wait(changed, suited, tmp_path):
+def test_only_measured_runs_of_one_process_on_a_cpu_wait(changed, suited, tmp_path):
     assert visits.can_wait(SUITED | changed, devices=tmp_path) is suited
     (tmp_path / "nvidia0").touch()  # Lightning's `auto` would take it
     assert visits.can_wait(SUITED | changed, devices=tmp_path, torch=tmp_path) is (suited and "trainer" in changed)

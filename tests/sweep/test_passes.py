@@ -7,7 +7,7 @@ import re
 import pytest
 
 from batchscope.records.intervals import TIME_LIMIT
-from batchscope.sweep.passes import EVERY, FEWEST, SETTLED, VISIT_S, Limits, Run, measure_in_passes
+from batchscope.sweep.passes import EVERY, FEWEST, LEFT_ALONE, SETTLED, VISIT_S, Limits, Run, measure_in_passes
 from tests.support.devices import Clock
 
 
@@ -17,8 +17,8 @@ class Pretended(Run):
     It ends after so many `visits`; other programs have `taken` a share of the processor.
     """
 
-    def __init__(self, size, rate, spread=0.0, group="cnn", slow=None, visits=None, taken=0.01):
-        super().__init__(group, size)
+    def __init__(self, size, rate, spread=0.0, group="cnn", slow=None, visits=None, taken=0.01, goes_on=False):
+        super().__init__(group, size, goes_on)
         self.rate, self.spread, self.slow, self.visits, self.taken = rate, spread, slow or {}, visits, taken
         self.random, self.passes, self.reason, self.holds = random.Random(size), [], None, None
 
@@ -150,3 +150,13 @@ def test_a_run_that_ends_leaves_the_visits_to_the_others():
     measure(ends, never, stays)
     assert (ends.passes, ends.reason, never.reason) == ([0], "", "")
     assert (stays.reason, len(stays.passes)) == ("known to ± 5 %", FEWEST)
+
+
+def test_a_training_that_is_left_alone_is_visited_no_more():
+    for goes_on, reason in ((True, LEFT_ALONE), (False, TIME_LIMIT)):
+        ends, stays = (
+            Pretended(n, 100, spread=9, visits=visits, goes_on=goes_on) for n, visits in ((8, 3), (64, None))
+        )
+        measure(ends, stays)
+        assert stays.reason == reason
+        assert (len(stays.passes) == 4) is goes_on

@@ -137,6 +137,47 @@ def test_a_forked_run_ends_in_the_bits_the_memory_and_the_threads_of_a_run_alone
     assert peaks[0] == pytest.approx(peaks[1], rel=0.05)
 
 
+TRAINED = ["data.batch_size=16,32,64", "data.num_train=3072", "trainer.max_epochs=30", "trainer.accelerator=cpu"]
+
+
+@pytest.mark.slow
+@linux
+def test_a_sweep_of_trainings_is_timed_in_passes_and_trains_what_runs_alone_train(tmp_path):
+    code, out, err = end(start(tmp_path, *TRAINED))
+    assert code == 0, err
+    for n, size in enumerate((16, 32, 64)):
+        assert f"\n— run {n + 1} of 3: data.batch_size={size}\n" in out
+    passes = [read_step_times(tmp_path / f"s/{n}").pass_ for n in range(3)]
+    assert all((of_run >= 0).sum() >= 10 and (of_run[:10] == passes[0][:10]).all() for of_run in passes)
+    assert record(tmp_path / "s/2")["waiting_seconds"] > 1
+    plain = end(start(tmp_path, *TRAINED, "timing=false", "hydra.sweep.dir=alone"))
+    assert plain.code == 0, plain.err
+    for n in range(3):
+        assert_alike(results(tmp_path / f"s/{n}"), results(tmp_path / f"alone/{n}"))
+
+
+@pytest.mark.slow
+@linux
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("when", ["in the passes", "after the passes"])
+def test_a_sweep_of_trainings_that_is_stopped_goes_on_to_the_same_results(when, number, tmp_path):
+    long = [*TRAINED, "callbacks.checkpoint.every_n_steps=20", "data.batch_size=16,32"]
+    stopped = start(tmp_path, *long)
+    last = tmp_path / "s/0/checkpoints/last.ckpt"
+    wait_until(last.exists, "the first run keeps no checkpoint")
+    if when == "after the passes":
+        wait_until(lambda: record(tmp_path / "s/0")["status"] == "finished", "the first run does not end")
+    stopped.send_signal(number)
+    stopped.communicate()
+    wait_until(lambda: not any(process_of(tmp_path, run) for run in "01"), "a run outlives its sweep")
+    code, _, err = end(start(tmp_path, *long))
+    assert code == 0, err
+    assert any(record(tmp_path / f"s/{n}").get("resumed") for n in range(2))
+    assert end(start(tmp_path, *long, "timing=false", "hydra.sweep.dir=alone")).code == 0
+    for n in range(2):
+        assert_alike(results(tmp_path / f"s/{n}"), results(tmp_path / f"alone/{n}"))
+
+
 SHORT = ["trainer.max_epochs=-1", "data.num_train=400", "callbacks.until_known.seconds=1"]
 # A search, with options → whether several runs are visited, and what is said of an idle machine.
 REAL = {
