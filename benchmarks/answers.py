@@ -120,15 +120,20 @@ class Case(NamedTuple):
 
 
 def sweep(case: Case, place: Path, options: Sequence[str]) -> float:
-    """Do a sweep by the command line, beside the load of its case; its wall time. It is not done twice."""
+    """Do the sweep of a case by the command line; its wall time. It is not done twice."""
+    usual = ["experiment=throughput", f"model={case.model}", "data=mnist", f"data.batch_size={case.sizes}"]
+    return done(place, [*usual, "trainer.accelerator=cpu", *options], case.condition, f"{case.name} {place.name}")
+
+
+def done(place: Path, words: Sequence[str], condition: str, seed: str = "") -> float:
+    """Do a sweep by the command line into a folder, beside the load of a condition; its wall time. It is not done twice."""
     file = facts_file(place)
     if not file.exists():
         shutil.rmtree(place, ignore_errors=True)
         commit = current_commit()
-        usual = ["experiment=throughput", f"model={case.model}", "data=mnist", f"data.batch_size={case.sizes}"]
-        with beside(case.condition, f"{case.name} {place.name}"):
+        with beside(condition, seed):
             started = time.perf_counter()
-            assert train(place, [*usual, "trainer.accelerator=cpu", *options], sweep=True)
+            assert train(place, words, sweep=True)
             seconds = time.perf_counter() - started
         write_text(file, json.dumps({"seconds": seconds, "commit": commit}))
     return json.loads(file.read_text())["seconds"]

@@ -33,6 +33,7 @@ LINES = {  # command line → what is printed
     "zoo.py accuracy": "| MLP | rendered-digits |",
     "zoo.py sequences --list": "adding-400-stacked_lstm",
     "answers.py": "| light | 2 |",
+    "trained.py": "Of 1 sweeps: 1 named",
     "simulated.py": "| quiet, eight sizes |",
     "noise_scale.py": "| consecutive updates | 0.0 |",
     "compare.py": "| unchanged, side by side | 2 |",
