@@ -1,7 +1,9 @@
 """Reading `run.json`, without trusting what is in it. A record of another schema is refused."""
 
+import contextlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,21 @@ def load_json(path: Path, max_bytes: int = 2**28) -> Any:
     except (ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())[:200]
         raise DamagedRecordError(f"{path}: cannot be read: {reason}") from error
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Within, a file beside a record is read, which may be anybody's: whatever fails is a UserError of one line."""
+    try:
+        if os.path.lexists(path) and not path.is_file():  # reading a pipe or a device may never end
+            raise ValueError("it is not a file")
+        yield
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {why(error)}") from error
+    # zipfile raises NotImplementedError and RuntimeError for what it does not support, and zlib has its own error.
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UserError(f"{path}: cannot be read: {reason}") from error
 
 
 def refuse_used(run_dir: Path) -> None:

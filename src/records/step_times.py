@@ -13,8 +13,8 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from ..errors import UserError
 from ..files import WriteError, atomic_write, why
+from .read import reading
 from .step_parts import PARTS
 
 FILE = "steps.npz"
@@ -74,18 +74,8 @@ def read_step_times(folder: Path) -> StepTimes | None:
         UserError: if the file cannot be read, or is not of this kind. Nothing in it is unpickled.
     """
     path = folder / FILE
-    try:
-        if not path.is_file():
-            if os.path.lexists(path):
-                raise ValueError("it is not a file")
-            return None
-        return _checked(_columns(path))
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {why(error)}") from error
-    # zipfile raises NotImplementedError and RuntimeError for what it does not support, and zlib has its own error.
-    except Exception as error:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise UserError(f"{path}: cannot be read: {reason}") from error
+    with reading(path):
+        return _checked(_columns(path)) if os.path.lexists(path) else None
 
 
 def _columns(path: Path) -> dict[str, NDArray[Any]]:

@@ -265,6 +265,8 @@ class _Run:
         )
         record.add(metrics={**record.facts["metrics"], **summary.last_metrics(self.trainer)})
         record.add(evaluated={**record.facts["evaluated"], **summary.evaluated_samples(self.trainer, self.data)})
+        if isinstance(self.module, Task):
+            summary.write_tested(self.trainer, self.module.tested_right, self.run_dir)
 
 
 def _known_id(run_dir: Path) -> dict[str, str]:

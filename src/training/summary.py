@@ -13,9 +13,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy
 from lightning import Trainer
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from .._lightning import callbacks_of
@@ -23,12 +25,15 @@ from ..callbacks._run_words import details, headline
 from ..callbacks.memory import MemoryMonitor
 from ..callbacks.throughput import ThroughputMonitor
 from ..data.base import Split
+from ..data.order import DeterministicBatchSampler
 from ..data.plain import Data
+from ..distributed.gather import gather
 from ..errors import warn
 from ..files import WriteError
 from ..options.command_lines import evaluate_command
 from ..options.purpose import CHOOSES_NOTHING, purpose_of
 from ..options.tree import flatten
+from ..records.correct import write_correct
 from ..records.formatting import count, duration, percent
 from ..records.operations import write_operations
 from ..records.step_times import write_step_times
@@ -102,6 +107,25 @@ def write_steps(trainer: Trainer, run_dir: Path) -> None:
             write_step_times(run_dir, times)
         if operations is not None:
             write_operations(run_dir, operations)
+    except WriteError as error:
+        warn(str(error))
+
+
+def write_tested(trainer: Trainer, right: Sequence[Tensor], run_dir: Path) -> None:
+    """Write which test samples were answered right, on all ranks together; nothing where the test left some out.
+
+    `right` are those of this rank, `(B,)` for each batch. A sampler that does not shuffle takes the batches in the stored
+    order, and gives each rank a part of each in its turn.
+    """
+    sampler = getattr(trainer.test_dataloaders, "batch_sampler", None)
+    if not isinstance(sampler, DeterministicBatchSampler) or sampler.shuffle:
+        return
+    ranks = gather([of_batch.cpu().numpy() for of_batch in right], trainer.world_size)
+    parts = [part for of_batch in zip(*ranks, strict=False) for part in of_batch]
+    if not trainer.is_global_zero or sum(map(len, parts)) != sampler.num_samples:
+        return
+    try:
+        write_correct(run_dir, numpy.concatenate(parts))
     except WriteError as error:
         warn(str(error))
 

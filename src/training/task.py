@@ -84,6 +84,7 @@ class Task(LightningModule):
         self.has_named_loss = isinstance(loss, str)
         self.has_accuracy = spec.target in CLASSES and "acc" not in (metrics or {})
         self.is_tried = False  # whether network, loss and metrics are known to fit the data
+        self.tested_right: list[Tensor] = []  # (B,) bool for each batch of the test, where a sample has one class
         self._takes_lengths = takes(model, LENGTHS)
         self._batch_weight: float = 1
         self.measured = self._metrics(own_metrics(metrics))
@@ -137,6 +138,10 @@ class Task(LightningModule):
     def named(self) -> list[tuple[str, nn.Parameter]]:
         """The parameters by the names that users know: those within the network, and those of the loss."""
         return [(name.removeprefix("model."), parameter) for name, parameter in self.named_parameters()]
+
+    @override
+    def on_test_start(self) -> None:
+        self.tested_right = []
 
     @override
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
@@ -243,6 +248,8 @@ class Task(LightningModule):
             if name == "acc" and self.has_accuracy:
                 right, asked = correct(self.spec, output, y)
                 metric.update(right.float() if asked is None else right[asked].float())
+                if stage == "test" and asked is None and self.spec.target == "class":
+                    self.tested_right.append(right)
             elif name != "loss" and samples:
                 metric.update(*for_metrics(self.spec, output, y))
             in_bar = name == "acc" and stage == "val"

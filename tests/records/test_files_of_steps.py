@@ -10,6 +10,7 @@ import pytest
 
 from batchscope.errors import UserError
 from batchscope.files import WriteError
+from batchscope.records.correct import read_correct, write_correct
 from batchscope.records.operations import OperationRow, StepOperations, read_operations, to_json, write_operations
 from batchscope.records.step_file import read_rows, write_rows
 from batchscope.records.step_times import read_step_times, thinned
@@ -45,6 +46,13 @@ def test_operations_are_read_with_five_digits_of_each_number(tmp_path):
     assert read_operations(tmp_path).rows[0].seconds == 1.2346e-4
 
 
+def test_of_each_test_sample_a_bit_is_read_that_says_whether_it_was_right(tmp_path):
+    right = numpy.arange(13) % 3 == 0
+    write_correct(tmp_path, right)
+    assert read_correct(tmp_path, 13, 5 / 13).tolist() == right.tolist()
+    assert (tmp_path / "correct.npy").stat().st_size < 200
+
+
 def test_the_rows_of_the_step_file_are_read_without_a_torn_one(tmp_path):
     names, rows = ["step", "train/loss"], [{"step": "1", "train/loss": "0.5"}, {"step": "2", "train/loss": ""}]
     write_rows(tmp_path / "metrics.csv", names, rows)
@@ -54,7 +62,7 @@ def test_the_rows_of_the_step_file_are_read_without_a_torn_one(tmp_path):
 
 
 def test_what_a_run_did_not_leave_is_none(tmp_path):
-    assert read_step_times(tmp_path) is read_operations(tmp_path / "missing") is None
+    assert read_step_times(tmp_path) is read_operations(tmp_path / "missing") is read_correct(tmp_path, 9, 0.5) is None
     os.mkfifo(tmp_path / "pipe")
     assert read_rows(tmp_path / "metrics.csv") == read_rows(tmp_path / "pipe") == ([], [])
 
@@ -62,12 +70,15 @@ def test_what_a_run_did_not_leave_is_none(tmp_path):
 def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
     write_steps(tmp_path, [[1.0]])
     write_operations(tmp_path, step())
+    write_correct(tmp_path, numpy.ones(9, bool))
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     monkeypatch.setattr("os.replace", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(WriteError, match=r"steps\.npz cannot be written: the disk is full"):
         write_steps(tmp_path, [[2.0]])
     with pytest.raises(WriteError, match=r"operations\.json cannot be written: the disk is full"):
         write_operations(tmp_path, step([]))
+    with pytest.raises(WriteError, match=r"correct\.npy cannot be written: the disk is full"):
+        write_correct(tmp_path, numpy.zeros(9, bool))
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
@@ -125,7 +136,28 @@ OPERATIONS = {
     r"dims cannot be '\[-1\]'": [text(to_json(step()).replace("[64,10,128]", "[-1]"))],
     "flops cannot be '-5'": [text(to_json(step()).replace("163840", "-5"))],
 }
-KINDS = [(read_step_times, "steps.npz", TIMES), (read_operations, "operations.json", OPERATIONS)]
+
+
+def saved(array):
+    return lambda path: numpy.save(path, array, allow_pickle=True)
+
+
+def longer(path):
+    """A header that tells of more than the file has."""
+    numpy.save(path, numpy.zeros(2, numpy.uint8))
+    path.write_bytes(path.read_bytes().replace(b"(2,), }", b"(9000,), }").replace(b"   \n", b"\n", 1))
+
+
+CORRECT = {
+    "magic string": [text("no array"), text("")],
+    "it is not a file": [os.mkfifo],
+    "mmap length is greater than file size": [longer],
+    "can't be memory-mapped": [saved(numpy.array([Evil()]))],
+    "it is not of the test": [saved(numpy.zeros(2)), saved(numpy.zeros(3, numpy.uint8)), saved(numpy.uint8(3))],
+    "it has another accuracy": [saved(numpy.array([255, 0], numpy.uint8))],
+}
+KINDS = [(lambda folder: read_correct(folder, 13, 5 / 13), "correct.npy", CORRECT)]
+KINDS += [(read_step_times, "steps.npz", TIMES), (read_operations, "operations.json", OPERATIONS)]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +15,11 @@ from omegaconf import OmegaConf
 
 from batchscope.analysis.report import analyse
 from batchscope.cli.evaluate import evaluate
+from batchscope.data.order import DeterministicBatchSampler
 from batchscope.options.groups import CONFIGS, choices_of
 from batchscope.options.signatures import class_attribute
+from batchscope.records.correct import read_correct
+from batchscope.training import summary
 from batchscope.training.run import train
 from tests.checkpointing.support import LOAD, OUT, STEP, interrupt
 from tests.checkpointing.test_exact_resume import AVERAGES, STOPS
@@ -173,6 +177,32 @@ def test_a_seed_gives_the_same_run_and_the_metric_that_a_sweeper_asks_for(tmp_pa
     (first, one), (other, two), (_, three) = runs
     assert one["metrics"] == two["metrics"] != three["metrics"]
     assert (first, other) == (one["metrics"]["val/loss"], one["metrics"]["test/loss"])
+
+
+def test_a_whole_test_leaves_which_samples_were_right_and_an_evaluation_leaves_them_alone(tmp_path: Path) -> None:
+    small = ["data=digits", "model=mlp", "data.num_train=64", "data.num_val=8", "data.num_test=300"]  # two batches
+    _, found = in_process(tmp_path / "whole", *small, "trainer.limit_test_batches=1.0")
+    run_dir = tmp_path / "whole" / "run"
+    right = read_correct(run_dir, 300, found["metrics"]["test/acc"])
+    assert right is not None and right.shape == (300,)
+    evaluate(run_dir / "checkpoints/best.ckpt", ["trainer.accelerator=cpu", "trainer.limit_test_batches=1"])
+    assert (read_correct(run_dir, 300, found["metrics"]["test/acc"]) == right).all()
+    in_process(tmp_path / "limited", *small)
+    assert not (tmp_path / "limited" / "run" / "correct.npy").exists()
+
+
+def test_the_answers_of_two_ranks_come_in_the_order_of_the_test_set(tmp_path: Path, monkeypatch) -> None:
+    order, right = DeterministicBatchSampler(19, 4, shuffle=False), torch.arange(19) % 3 == 0
+    ranks = []
+    for rank in (0, 1):
+        monkeypatch.setattr("batchscope.data.order.rank_and_world_size", lambda rank=rank: (rank, 2))
+        ranks.append([right[order.samples(number)] for number in range(len(order))])
+    assert [len(part) for part in ranks[1]] == [4, 4, 1]
+    others = [part.numpy() for part in ranks[1]]
+    monkeypatch.setattr(summary, "gather", lambda own, world_size: [own, others])
+    trainer = SimpleNamespace(world_size=2, is_global_zero=True, test_dataloaders=SimpleNamespace(batch_sampler=order))
+    summary.write_tested(trainer, ranks[0], tmp_path)
+    assert read_correct(tmp_path, 19, 7 / 19).tolist() == right.tolist()
 
 
 # --- recipes ---------------------------------------------------------------------------------------------------------

@@ -115,6 +115,21 @@ def test_what_has_no_class_counts_for_nothing_in_training_and_evaluation(name: s
     assert accuracy(spec, output, y).item() == pytest.approx(right.item())
 
 
+@pytest.mark.parametrize(
+    ("name", "blank", "is_kept"), [("class", None, True), ("class", 1, False), ("labels", None, False)]
+)
+def test_a_test_keeps_which_samples_were_right_where_each_has_one_class(
+    name: str, blank: int | None, is_kept: bool
+) -> None:
+    spec = replace(SPECS[name], blank_class=blank)
+    task, parts = Task(network(spec), spec, sgd()), [batch(spec, 7), batch(spec, 2)]
+    trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False)
+    for _ in range(2):  # a second test begins anew
+        trainer.test(task, DataLoader(parts, batch_size=None), verbose=False)
+    expected = [(network(spec)(x).argmax(-1) == y).tolist() for x, y in parts] if is_kept else []
+    assert [right.tolist() for right in task.tested_right] == expected
+
+
 @specs
 def test_an_empty_batch_counts_for_nothing(spec: DataSpec) -> None:
     full, empty = batch(spec, 7), tuple(tensor[:0] for tensor in batch(spec, 1))

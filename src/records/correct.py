@@ -1,0 +1,52 @@
+"""Which samples of the test set a run answered right (`correct.npy`): a bit each, in the order of the test set.
+
+Two runs on the same samples are compared by the samples that only one of them answers right.
+"""
+
+import os
+from pathlib import Path
+
+import numpy
+from numpy.lib.format import open_memmap
+from numpy.typing import NDArray
+
+from ..files import WriteError, atomic_write, why
+from .read import reading
+
+FILE = "correct.npy"
+_MAX_BYTES = 2**27  # of a billion samples
+
+
+def write_correct(folder: Path, correct: NDArray[numpy.bool_]) -> None:
+    """Write the file into a run's folder atomically; `correct` is of shape (N,). Raises WriteError."""
+    try:
+        with atomic_write(folder / FILE) as file:
+            numpy.save(file, numpy.packbits(correct))
+    except OSError as error:
+        raise WriteError(f"{folder / FILE} cannot be written: {why(error)}") from error
+
+
+def read_correct(folder: Path, samples: int, accuracy: float) -> NDArray[numpy.bool_] | None:
+    """Which samples a run answered right, shape (N,); None if it left no file.
+
+    Args:
+        folder: of the run.
+        samples: N, by its record.
+        accuracy: on them, by its record.
+
+    Raises:
+        UserError: if the file cannot be read, or is not of this test. Nothing in it is unpickled.
+    """
+    path = folder / FILE
+    with reading(path):
+        if not os.path.lexists(path):
+            return None
+        if path.stat().st_size > _MAX_BYTES:
+            raise ValueError("it is too large")
+        packed = open_memmap(path, mode="r")  # which allocates nothing that the file does not have
+        if packed.dtype != numpy.uint8 or packed.shape != (-(-samples // 8),):
+            raise ValueError("it is not of the test that the record tells of")
+        correct = numpy.unpackbits(packed, count=samples).astype(bool)
+        if correct.sum() != round(accuracy * samples):
+            raise ValueError("it has another accuracy than the record")
+        return correct
