@@ -1,7 +1,7 @@
 """The answer of a group of runs that differ in batch size: which size to take, in words, with what is claimed.
 
-1. The rule is that of selection.py. Of trained runs it applies to the sizes whose metric is not shown to be worse than the
-   best (quality.py). Of runs that were trained to a target, the size that reached it first is the answer (target.py).
+1. The rule is that of selection.py. Of trained runs it applies to the candidates, whose metric is as good as the best one
+   (quality.py). Of runs that were trained to a target, the size that reached it first is the answer (target.py).
 2. A sentence is as strong as its interval. The intervals of an answer hold together with 95 % confidence.
 3. Sizes that share passes met the same load, so their ratios need no allowance for other programs. The load is said.
 4. What the noise scale says (progress.py) stands beside the rates, and measured times to a target beside that.
@@ -13,12 +13,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..records.formatting import percent
+from ..records.formatting import count, percent
 from ..records.values import at, positive
 from .groups import Group
 from .noise import Rates, load_of, simultaneous
 from .progress import Progress, progress_of
-from .quality import Quality, quality_of, training_words
+from .quality import Quality, quality_of
+from .run import Run
 from .selection import ENOUGH, Rule, Selection, select
 from .target import Arrivals, arrivals_at_common_value, arrivals_of
 from .text import and_, at_least, choice_words, load_words, times_as_fast
@@ -36,12 +37,11 @@ class Answer:
     lines: list[str]  # sentences, the answer first
     size: int | None = None  # chosen, or the best guess
     rule: Rule = "undecided"
-    selection: Selection | None = (
-        None  # of the sizes that train as well as the best; None without a rate or with a target
-    )
+    selection: Selection | None = None  # among the candidates; None without a rate or with a target
     overall: Selection | None = None  # among all sizes
     claims: list[dict[str, Any]] = field(default_factory=list)  # what the sentences state
     repeat: list[str] = field(default_factory=list)  # options of the command that would know more; empty if none would
+    quality: Quality | None = None
     progress: Progress | None = None
     arrivals: Arrivals | None = None
 
@@ -51,10 +51,16 @@ class Answer:
         return self.group.rates
 
 
-def answer(group: Group, metrics: Sequence[str] = (), enough: float = ENOUGH) -> Answer | None:
+def answer(
+    group: Group, metrics: Sequence[str] = (), enough: float = ENOUGH, margin: float | None = None
+) -> Answer | None:
     """The answer for a group; None where fewer than two sizes were measured that were asked for.
 
-    `metrics` are those of the test or validation, the most telling one first.
+    Args:
+        group: the runs.
+        metrics: those of the test or validation, the most telling one first.
+        enough: as in selection.py.
+        margin: as in quality.py.
     """
     sizes = {size: group.sizes[size] for size in group.asked}
     arrivals = arrivals_of(sizes)
@@ -66,24 +72,25 @@ def answer(group: Group, metrics: Sequence[str] = (), enough: float = ENOUGH) ->
     if overall is None:
         line = "No rate is known well enough to compare sizes: single steps were not kept, or too few were measured."
         return Answer(group, [line], repeat=_timed(sizes))
-    quality = next((known for key in metrics if (known := quality_of(sizes, key))), None)
+    quality = next((known for key in metrics if (known := quality_of(sizes, key, margin))), None)
     selection = overall
     if quality:
-        candidates = quality.as_good if quality.allowed is not None else [quality.best]
-        selection = select(group.rates, candidates, enough)
+        selection = select(group.rates, quality.candidates, enough)
         if selection is None:
-            line = f"Of the sizes with the best {quality.metric.key}, {and_(candidates)}, no rate is known."
-            return Answer(group, [line], overall=overall, repeat=_timed(sizes))
-        if quality.allowed is None and selection.rule == "shown":  # how far the metric differs by chance is not known
-            selection = replace(selection, rule="best_guess")
+            line = f"Of the sizes with the best {quality.metric.key}, {and_(quality.candidates)}, no rate is known."
+            return Answer(group, [line], overall=overall, repeat=_timed(sizes), quality=quality)
     progress = progress_of(sizes, group.rates, is_early=quality is None)
+    if (
+        quality and quality.sure is None and selection.rule == "shown"
+    ):  # how far the metric differs by chance is not known
+        selection = replace(selection, rule="best_guess")
     said = list(_sentences(group, selection, overall, quality))
     lines, claims = [line for line, *_ in said], [claim for _, *of_line in said for claim in of_line]
     common = arrivals_at_common_value(sizes)
     lines += common.lines[:1] if common and common.winner else []
     lines += progress.lines if progress else []
     repeat = _repeat(group, selection, quality, sizes)
-    return Answer(group, lines, selection.size, selection.rule, selection, overall, claims, repeat, progress)
+    return Answer(group, lines, selection.size, selection.rule, selection, overall, claims, repeat, quality, progress)
 
 
 def _of_arrivals(group: Group, arrivals: Arrivals, overall: Selection | None) -> Answer:
@@ -98,15 +105,21 @@ def _of_arrivals(group: Group, arrivals: Arrivals, overall: Selection | None) ->
 
 def _repeat(group: Group, selection: Selection, quality: Quality | None, sizes: Iterable[int]) -> list[str]:
     """The options of a command that would know more; none where the answer is shown, or was measured in passes."""
+    if quality and quality.seeds == 1 and (quality.sure is None or _is_doubted(group.rates, selection.size, quality)):
+        return ["seed=0,1,2", _sizes(quality.values)]
     if selection.rule == "shown":
         return []
-    if quality and quality.allowed is None:
-        return ["seed=0,1,2", _sizes(quality.values)]
     if group.rates.passes:
         return []
     seconds = [positive(at(run.record, f"config.{_SECONDS}")) or 0.0 for run in group.runs]
     was_timed = all(at(run.record, "throughput.ended") for run in group.runs)
     return [*_timed(sizes), *([f"{_SECONDS}={2 * max(seconds):g}"] if was_timed and max(seconds) else [])]
+
+
+def _is_doubted(rates: Rates, chosen: int | None, quality: Quality) -> bool:
+    """Whether a size with a higher rate than the chosen one is no candidate only because too little is known of its loss."""
+    known = [size for size in quality.doubtful if size in rates.settings]
+    return chosen is not None and any(rates.rate(size) > rates.rate(chosen) for size in known)
 
 
 def _timed(sizes: Iterable[int]) -> list[str]:
@@ -129,7 +142,7 @@ def _sentences(group: Group, selection: Selection, overall: Selection, quality: 
     if beside := list(filter(None, (_next_smaller(selection), _larger(group, selection, overall)))):
         yield ("; ".join(words for words, *_ in beside) + ".", *(claim for _, *claims in beside for claim in claims))
     if quality:
-        yield from _price(group, selection, overall.best, quality)
+        yield from _price(group, selection, quality)
         yield (quality.best_words({size: f"{size:,}" for size in quality.values}),)
     else:
         yield ("Accuracy was not measured: train these sizes before you choose.",)
@@ -180,17 +193,31 @@ def _next_smaller(selection: Selection) -> _Said | None:
     return words, _claim("interval", smaller[-1], of=selection.best, low=share.low, high=share.high)
 
 
-def _price(group: Group, selection: Selection, fast: int, quality: Quality) -> Iterator[_Said]:
-    """What a faster size that trains worse would gain and lose."""
-    chosen = selection.size
-    if chosen is None or quality.allowed is None or fast in quality.as_good or fast not in quality.values:
+def _price(group: Group, selection: Selection, quality: Quality) -> Iterator[_Said]:
+    """What the fastest size that is no candidate would gain and lose."""
+    chosen, others = selection.size, (quality.values.keys() & {*group.rates.settings}) - {*quality.candidates}
+    if chosen is None or not others:
         return
+    fast = max(others, key=group.rates.rate)
     ratio = group.rates.ratio(fast, chosen, simultaneous(1))
     if ratio.low > 1:
         claim = _claim("at_least", fast, of=chosen, share=at_least(ratio))
-        loss, trained = quality.loss_words(fast, chosen), training_words(group.runs)
-        line = f"{fast:,} is {times_as_fast(ratio)} and loses {loss} after {trained}."
-        yield (line, claim, _claim("worse", fast, metric=quality.metric.key))
+        worse = [_claim("worse", fast, metric=quality.metric.key)] if quality.is_worse(fast) else []
+        yield (
+            f"{fast:,} is {times_as_fast(ratio)} and {quality.price(fast)} after {_trained(group.runs)}.",
+            claim,
+            *worse,
+        )
+
+
+def _trained(runs: Sequence[Run]) -> str:
+    """`2 epochs at this learning rate`; `this training` where the runs trained for different times."""
+    trained = [run for run in runs if run.metrics]
+    epochs = {positive(run.record.get("epochs")) for run in trained}
+    rates = {run.values.get("learning_rate") for run in trained}
+    number = epochs.pop() if len(epochs) == 1 else None
+    rate = "" if None in rates else " at this learning rate" if len(rates) == 1 else " at its learning rate"
+    return (count(round(number), "epoch") if number and number >= 1 else "this training") + rate
 
 
 def _larger(group: Group, selection: Selection, overall: Selection) -> _Said | None:

@@ -33,7 +33,7 @@ def text_of(report: "Report") -> str:
 
 
 def _group(group: Group, sizes: pd.DataFrame, answer: Answer | None) -> dict[str, Any]:
-    run, size = group.runs[0], answer.size if answer else None
+    run, size, quality = group.runs[0], answer.size if answer else None, answer.quality if answer else None
     overall = answer.selection or answer.overall if answer else None
     known = overall.shares.get(size) if overall and size is not None else None
     settings = {key: run.settings.get(key) for key in ("model", "data", "device", "device_name")}
@@ -45,6 +45,9 @@ def _group(group: Group, sizes: pd.DataFrame, answer: Answer | None) -> dict[str
         "among": list(overall.shares) if overall else [],
         "best": overall.best if overall else None,
         "estimated_share": known.value if known else None,
+        "metric": quality.metric.key if quality else None,
+        "margin": quality.margin if quality else None,
+        "candidates": quality.candidates if quality else [],
         "sure_share": overall.sure[size] if known and overall and size is not None else None,
         "load": group.rates.load,
         "passes": group.rates.passes,

@@ -91,13 +91,16 @@ def _alike(run: Run) -> str:
     return repr(sorted((key, repr(value)) for key, value in run.settings.items() if key not in _ALONG))
 
 
-def compare_settings(sweep: SweepResults, metrics: Sequence[str]) -> list[str]:
-    """What the groups of a sweep have to say about each other, of which each ran at one batch size."""
+def compare_settings(sweep: SweepResults, metrics: Sequence[str], margin: float | None = None) -> list[str]:
+    """What the groups of a sweep have to say about each other, of which each ran at one batch size.
+
+    `margin` is as in quality.py.
+    """
     if "data" in sweep.factors:
         return ["The runs are on different data: their rates and metrics are not compared."]
     names = [name_of(group, sweep) for group in sweep.groups]
     runs = {number: group.runs for number, group in enumerate(sweep.groups)}
-    quality = next((found for key in metrics if (found := quality_of(runs, key))), None)
+    quality = next((found for key in metrics if (found := quality_of(runs, key, margin))), None)
     best = [quality.best_words(dict(enumerate(names)), at="with")] if quality else []
     return [*_fastest(sweep.groups, names), *best]
 

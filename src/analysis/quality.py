@@ -1,113 +1,170 @@
-"""How good the trained networks are: a metric at each batch size, and which sizes are shown to be worse than the best.
+"""How good the trained networks are: a metric at each batch size, and which sizes are candidates for the answer.
 
-The noise of a metric is what runs with other seeds differ by. With one seed, it is the standard error of an accuracy on
-the samples of its set, and as much again for the seed. Of another metric with one seed the noise is not known.
+The *loss* of a size is by how much its metric is worse than the best one. Its *sure loss* is the upper end of the one-sided
+simultaneous 95 % interval of that against the best of all others (Hsu 1981; K − 1 comparisons, Šidák). A candidate is a size
+whose loss is at most a margin and whose sure loss is at most three; the best always is one. So in doubt a size is none.
 
-The best of many equal sizes is the luckiest one. So each of the others is compared with it at a confidence by which all
-comparisons together hold (Bonferroni).
+Two runs differ by the noise of their tests: by the samples that only one of them answers right (McNemar), else by two binomials.
+With several seeds, the runs of a seed are a block (as a pass in noise.py), and the tests moderate the variance of the residuals.
 """
 
+import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 from scipy.special import ndtri, stdtrit
 
-from ..records.formatting import count, significant
+from ..records.formatting import significant
 from ..records.metrics import FRACTION, Metric, metric
 from ..records.values import at, positive
-from .run import Run
+from .noise import simultaneous
+from .run import SEED, TEST_ACCURACY, Run
 from .text import and_
 
-_CONFIDENCE = 0.98  # that all sizes which are said to be worse are worse
+_MARGINS = 3  # that the sure loss of a candidate has at most
+_POINT, _OF_ERROR = 0.01, 1 / 3  # the margin of a fraction: this, or this part of the best one's error if that is less,
+_SAMPLES = 2  # but not less than these of the test, which resolves no less where the best has hardly an error
+_OF_VALUE = 0.02  # the margin of another metric, as a part of the best value
+_PRIOR = 4.0  # degrees of freedom by which the variance of two tests moderates that of the seeds
+_ONE_SEED = 2.0  # of the variance: what a seed shifts as a whole is assumed to be as much again, until it is measured
 
 
 @dataclass(frozen=True)
 class Quality:
-    """A metric of trained runs by batch size. `allowed` is None where its noise is not known."""
+    """A metric of trained runs by batch size. `sure` is None where its noise is not known."""
 
     metric: Metric
-    values: Mapping[int, float]  # means over the runs of a size
-    allowed: Mapping[int, float] | None  # by how much each size may be below the best without being shown to be worse
-    seeds: int  # runs of a size, at most
+    values: Mapping[int, float]  # means over the seeds of a size
+    margin: float  # in the unit of the metric
+    sure: Mapping[int, float] | None  # the sure loss of each size
+    seeds: int  # of a size, at most
 
     @property
     def best(self) -> int:
         """The size with the best value."""
         return (max if self.metric.higher_is_better else min)(self.values, key=lambda size: self.values[size])
 
-    @property
-    def as_good(self) -> list[int]:
-        """The sizes that are not shown to be worse than the best; all of them where the noise is not known."""
-        return [s for s in self.values if self.allowed is None or self.loss(s) <= self.allowed[s]]
-
     def loss(self, size: int) -> float:
         """By how much the metric of a size is worse than the best, at least 0."""
         return abs(self.values[self.best] - self.values[size])
 
+    @property
+    def doubtful(self) -> list[int]:
+        """The sizes that are no candidates only because their sure loss is too large; none where the noise is not known."""
+        sure, best = self.sure or {}, self._within(0.0)  # several sizes may be the best
+        return [s for s in self._within(self.margin) if s not in best and sure.get(s, 0.0) > _MARGINS * self.margin]
+
+    @property
+    def candidates(self) -> list[int]:
+        """The best size, and those that are as good: by estimate alone where the noise is not known."""
+        return [size for size in self._within(self.margin) if size not in self.doubtful]
+
+    def _within(self, loss: float) -> list[int]:
+        return [size for size in self.values if self.loss(size) <= loss + 1e-9 * self.margin]
+
     def best_words(self, names: Mapping[int, str], at: str = "at") -> str:
-        """The best value and where it is, by the names of the sizes; and which others are not shown to be worse."""
-        others = [names[size] for size in self.as_good if size != self.best]
-        alike = f"; {and_(others)} {'is' if len(others) == 1 else 'are'} not shown to be worse" if others else ""
-        if self.allowed is None:
-            alike = "; how far that differs by chance is not known"
+        """The best value and where it is, by the names of the sizes; and which others are as good, or may be."""
+        within = f" within {self._amount(self.margin)} of it"
+        near, doubtful = ([names[s] for s in of if s != self.best] for of in (self.candidates, self.doubtful))
+        alike = [f"{and_(near)} {'is' if len(near) == 1 else 'are'}{within}"] if near else []
+        alike += [f"{and_(doubtful)} may be{'' if near else within}"] if doubtful else []
+        alike += ["how far that differs by chance is not known"] if self.sure is None else []
         value, seeds = self.metric.text(self.values[self.best]), "" if self.seeds > 1 else " (one seed)"
-        return f"Best {self.metric.key}: {value} {at} {names[self.best]}{alike}{seeds}."
+        return f"Best {'; '.join([f'{self.metric.key}: {value} {at} {names[self.best]}', *alike])}{seeds}."
 
-    def loss_words(self, size: int, than: int) -> str:
-        """By how much a size is worse than another: `10 points` of an accuracy, `0.12 of val/loss` of another metric."""
-        loss = abs(self.values[than] - self.values[size])
-        if self.metric.unit != FRACTION:
-            return f"{significant(loss)} of {self.metric.key}"
-        points = 100 * loss
-        return f"{points:.0f} points" if points >= 9.5 else f"{points:.1f} points"
+    def is_worse(self, size: int) -> bool:
+        """Whether a size is shown to be worse than the best: the lower end of the interval of its loss lies above 0."""
+        return self.sure is not None and 2 * self.loss(size) > self.sure[size]
+
+    def price(self, size: int) -> str:
+        """What a size that is no candidate loses against the best: `loses 2.1 points`, `may lose up to 0.9 points`."""
+        of = "" if self.metric.unit == FRACTION else f" of {self.metric.key}"
+        if self.sure is not None and size in self.doubtful:
+            return f"may lose up to {self._amount(self.sure[size])}{of}"
+        return f"loses {self._amount(self.loss(size))}{of}{'' if self.is_worse(size) else ' by estimate'}"
+
+    def _amount(self, loss: float) -> str:
+        """`10 points` of an accuracy, `0.12` of another metric."""
+        digits = 0 if loss >= 0.095 else 1 if loss >= 0.00095 else 2
+        return f"{100 * loss:.{digits}f} points" if self.metric.unit == FRACTION else significant(loss)
 
 
-def quality_of(sizes: Mapping[int, Sequence[Run]], key: str) -> Quality | None:
-    """The metric of the sizes that have it; None where fewer than two do, or no direction of it is better."""
-    found = {s: [run.metrics[key] for run in runs if key in run.metrics] for s, runs in sizes.items()}
-    found = {size: values for size, values in found.items() if values}
+def quality_of(sizes: Mapping[int, Sequence[Run]], key: str, margin: float | None = None) -> Quality | None:
+    """The metric of the sizes that have it; None where fewer than two do, or no direction of it is better.
+
+    `margin` is that of a fraction, or a part of the best value of another metric; None for the rule.
+    """
+    found = {s: runs for s, of_size in sizes.items() if (runs := [run for run in of_size if key in run.metrics])}
     declared = metric(key)
     if len(found) < 2 or declared.higher_is_better is None:
         return None
-    means = {size: float(np.mean(values)) for size, values in found.items()}
-    best = (max if declared.higher_is_better else min)(means, key=lambda size: means[size])
-    confidence = 1 - (1 - _CONFIDENCE) / (len(found) - 1)
-    is_share = declared.unit == FRACTION and all(0 <= mean <= 1 for mean in means.values())  # and not in percent
-    tested = _tested(sizes, key, means) if is_share else {}
-    if freedom := sum(len(values) - 1 for values in found.values()):
-        pooled = math.sqrt(sum(float(np.var(v)) * len(v) for v in found.values()) / freedom)
-        pooled = max(pooled, *(1 / count for count in tested.values()), 0.0)  # no less than one sample
-        t = float(stdtrit(freedom, confidence)) * pooled
-        allowed = {size: t * math.sqrt(1 / len(v) + 1 / len(found[best])) for size, v in found.items()}
-    elif tested:
-        error = {size: _standard_error(means[size], count) for size, count in tested.items()}
-        allowed = {size: float(ndtri(confidence)) * math.hypot(error[size], error[best]) for size in means}
-    else:
-        allowed = None
-    return Quality(declared, means, allowed, max(map(len, found.values())))
+    rows = [
+        (str(run.settings.get(SEED, f"run {number}")), size, run.metrics[key])
+        for size, runs in found.items()
+        for number, run in enumerate(runs)
+    ]
+    cells = pd.DataFrame(rows, columns=["seed", "size", "value"]).pivot_table("value", "seed", "size")
+    values = cells.mean()
+    best = values.max() if declared.higher_is_better else values.min()
+    is_share = declared.unit == FRACTION and bool(values.between(0, 1).all())  # and not in percent
+    samples = max(_tested(runs, key) or 0.0 for runs in found.values())
+    error = max(_OF_ERROR * (1 - best), _SAMPLES / samples if samples else 0.0)
+    rule = min(_POINT, error) if is_share else _OF_VALUE
+    most = float((rule if margin is None else margin) * (1 if is_share else abs(best)))
+    pairs = itertools.combinations(found, 2)
+    known = {(a, b): _of_tests(found[a], found[b], key) if is_share else None for a, b in pairs}
+    sure = _sure(cells if declared.higher_is_better else -cells, known)
+    return Quality(declared, values.to_dict(), most, sure, int(cells.count().max()))
 
 
-def _tested(sizes: Mapping[int, Sequence[Run]], key: str, among: Iterable[int]) -> dict[int, float]:
-    """The number of samples on which each size was tested; empty where that of one is not known."""
-    runs = {size: next(run for run in sizes[size] if key in run.metrics) for size in among}
-    counts = {size: positive(at(run.record, f"evaluated.{key.partition('/')[0]}")) for size, run in runs.items()}
-    known = {size: count for size, count in counts.items() if count}
-    return known if len(known) == len(counts) else {}
+def _sure(cells: pd.DataFrame, known: Mapping[tuple[int, int], float | None]) -> dict[int, float] | None:
+    """The sure losses, by a metric of which more is better; None unless the noise of each difference is known.
 
-
-def _standard_error(accuracy: float, samples: float) -> float:
-    """Of an accuracy of one seed; what seeds differ by is taken to be as large as the error of its samples.
-
-    The rule of succession keeps the error of an accuracy of 0 or 1 above 0.
+    `cells` has a row for each seed and a column for each size, `known` the variance of two runs of each pair by their tests.
     """
-    smooth = (accuracy * samples + 1) / (samples + 2)
-    return math.sqrt(2 * smooth * (1 - smooth) / samples)
+    confidence = (1 + simultaneous(cells.shape[1] - 1)) / 2
+    counts, means = cells.count().to_dict(), cells.mean().to_dict()
+    residuals, freedom = cells - cells.mean(), sum(counts.values()) - len(counts)
+    if cells.notna().to_numpy().all():
+        residuals, freedom = residuals.sub(residuals.mean(axis=1), axis=0), freedom - len(cells) + 1
+    of_seeds = 2 * float(np.nansum(residuals.to_numpy() ** 2))  # × freedom
+    sure = dict.fromkeys(itertools.chain(*known), 0.0)
+    for (a, b), of_tests in known.items():
+        prior = 0.0 if of_tests is None else _PRIOR
+        if not prior + freedom:
+            return None
+        variance = (prior * (of_tests or 0.0) + of_seeds) / (prior + freedom)
+        variance *= (1 if freedom else _ONE_SEED) * (1 / counts[a] + 1 / counts[b]) / 2
+        half = float(stdtrit(prior + freedom, confidence) if freedom else ndtri(confidence)) * math.sqrt(variance)
+        sure[a], sure[b] = max(sure[a], means[b] - means[a] + half), max(sure[b], means[a] - means[b] + half)
+    return sure
 
 
-def training_words(runs: Sequence[Run]) -> str:
-    """`2 epochs`, or `this training` where the runs trained for different times."""
-    epochs = {positive(run.record.get("epochs")) for run in runs if run.metrics}
-    number = epochs.pop() if len(epochs) == 1 else None
-    return count(round(number), "epoch") if number and number >= 1 else "this training"
+def _of_tests(a: Sequence[Run], b: Sequence[Run], key: str) -> float | None:
+    """The variance of a difference of two runs by the samples of their tests; None where nobody knows how many these are."""
+    same = [v for one in a for two in b if key == TEST_ACCURACY and (v := _of_disagreement(one, two)) is not None]
+    if same:
+        return float(np.mean(same))
+    sizes = [(float(np.mean([run.metrics[key] for run in runs])), _tested(runs, key)) for runs in (a, b)]
+    smooth = [((value * n + 1) / (n + 2), n) for value, n in sizes if n]  # by the rule of succession, so never 0 or 1
+    return sum(share * (1 - share) / n for share, n in smooth) if len(smooth) == len(sizes) else None
+
+
+def _of_disagreement(a: Run, b: Run) -> float | None:
+    """McNemar's variance, with half a sample added on either side (Agresti and Min 2005); None if these are not known."""
+    fingerprint, other = (at(run.record, "dataset.fingerprint") for run in (a, b))
+    one, two = a.correct, b.correct
+    are_known = isinstance(one, np.ndarray) and isinstance(two, np.ndarray) and fingerprint not in (None, "unknown")
+    if not are_known or fingerprint != other or len(one) != len(two):
+        return None
+    n, n10, n01 = len(one), int((one & ~two).sum()), int((two & ~one).sum())
+    return (n10 + n01 + 1 - (n10 - n01) ** 2 / n) / n**2
+
+
+def _tested(runs: Sequence[Run], key: str) -> float | None:
+    """The number of samples that a size was tested on."""
+    counts = (positive(at(run.record, f"evaluated.{key.partition('/')[0]}")) for run in runs)
+    return next(filter(None, counts), None)

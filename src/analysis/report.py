@@ -125,18 +125,25 @@ def _lines(statement: Statement, width: int) -> list[str]:
 
 
 def write_report(
-    folders: Iterable[str | os.PathLike[str]], out_dir: str | os.PathLike[str], enough: float | None = None
+    folders: Iterable[str | os.PathLike[str]],
+    out_dir: str | os.PathLike[str],
+    enough: float | None = None,
+    margin: float | None = None,
 ) -> Report:
     """Read all runs below the folders, and write the report. What an earlier report wrote in its folder is replaced.
 
-    `enough` is the share of the best rate that a batch size is to reach; by default that of the runs' configurations.
+    Args:
+        folders: of runs.
+        out_dir: the folder of the report.
+        enough: the share of the best rate that a batch size is to reach; by default that of the runs' configurations.
+        margin: by how much a size may train worse than the best, as in quality.py; likewise.
 
     Raises:
         UserError: if there is not one readable record, or `out_dir` has or is a link that leads elsewhere, before
             anything is written; or if `out_dir` cannot be written.
     """
     paths, out = [Path(folder) for folder in folders], Path(out_dir)
-    report = analyse(paths, enough)
+    report = analyse(paths, enough, margin)
     _refuse_links(out, paths)
     pictures = plots.draw(report.sweep, report.tables, report.answers, report.metrics)
     try:
@@ -160,15 +167,18 @@ def write_report(
     return report
 
 
-def analyse(folders: Iterable[str | os.PathLike[str]], enough: float | None = None) -> Report:
+def analyse(
+    folders: Iterable[str | os.PathLike[str]], enough: float | None = None, margin: float | None = None
+) -> Report:
     """What the runs below the folders show, with nothing written; UserError if there is not one readable record."""
     sweep = find(folders)
-    enough = enough or next((share for run in sweep.runs if (share := run.enough)), ENOUGH)
+    enough = enough or next((share for run in sweep.runs if (share := run.share("enough"))), ENOUGH)
+    margin = margin or next((share for run in sweep.runs if (share := run.share("margin"))), None)
     metrics, frame = table.shown_metrics(sweep), table.run_table(sweep)
-    by_group = {id(group): answer(group, table.quality_metrics(sweep), enough) for group in sweep.groups}
+    by_group = {id(group): answer(group, table.quality_metrics(sweep), enough, margin) for group in sweep.groups}
     answers = [answer_ for answer_ in by_group.values() if answer_]
     tables = [table.size_table(group, by_group[id(group)], metrics[:1]) for group in sweep.groups]
-    said = statements(sweep, answers, metrics)
+    said = statements(sweep, answers, metrics, margin)
     return Report(sweep, frame, metrics, tables, answers, enough, said, list(notes(sweep)), files=[])
 
 

@@ -8,11 +8,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from ..errors import UserError, printable
 from ..options.purpose import CHOOSES_NOTHING, changes_speed, purpose_of
 from ..options.tree import flatten
+from ..records.correct import read_correct
 from ..records.metrics import best_first, metric, staged
 from ..records.rates import FIT_RATE, MEAN_RATE, RATE
 from ..records.step_file import read_rows
@@ -21,6 +24,7 @@ from ..records.step_times import StepTimes, read_step_times
 from ..records.values import at, number, positive, table
 
 BATCH_SIZE, SEED, LEARNING_RATE = "data.batch_size", "seed", "optimizer.lr"
+TEST_ACCURACY = "test/acc"
 CHOICES = ("model", "data", "task", "optimizer")  # groups of the configuration, as settings
 HARDWARE = ("device", "device_name", "threads")  # settings that come from the machine, not from the config
 
@@ -122,10 +126,9 @@ class Run:
         found = number(self.settings.get(BATCH_SIZE))
         return round(found) if found and found >= 1 else None
 
-    @property
-    def enough(self) -> float | None:
-        """The share of the best rate that a batch size of its sweep is to reach; None if the record does not say."""
-        share = positive(at(self.record, "config.enough"))
+    def share(self, option: str) -> float | None:
+        """`enough` or `margin`, as its sweep was asked for; None if the record does not say."""
+        share = positive(at(self.record, f"config.{option}"))
         return share if share and share <= 1 else None
 
     @property
@@ -177,6 +180,17 @@ class Run:
     def in_passes(self) -> bool:
         """Whether a sweep has visited the run in passes."""
         return isinstance(self.steps, StepTimes) and bool((self.steps.pass_ >= 0).any())
+
+    @cached_property
+    def correct(self) -> NDArray[np.bool_] | str | None:
+        """Which test samples it answered right, (N,); None if it left no file, and a line where that cannot be read."""
+        samples, accuracy = positive(at(self.record, "evaluated.test")), self.metrics.get(TEST_ACCURACY)
+        if not samples or accuracy is None:
+            return None
+        try:
+            return read_correct(self.folder, round(samples), accuracy)
+        except UserError as error:
+            return str(error)
 
     @cached_property
     def curve(self) -> pd.DataFrame | None:

@@ -35,8 +35,10 @@ class Statement:
         return replace(self, lines=[f"{self.group.label}: {first}", *rest]) if self.group else self
 
 
-def statements(sweep: SweepResults, answers: Sequence[Answer], metrics: Sequence[str]) -> list[Statement]:
-    """What the runs show; `metrics` are those of quality, the most telling one first."""
+def statements(
+    sweep: SweepResults, answers: Sequence[Answer], metrics: Sequence[str], margin: float | None = None
+) -> list[Statement]:
+    """What the runs show; `metrics` are those of quality, the most telling one first, and `margin` is as in quality.py."""
     runs = sweep.runs
     commands = (_command(answer.group.runs[:1], answer.repeat) if answer.repeat else "" for answer in answers)
     said = [Statement(answer.lines, answer.group, command) for answer, command in zip(answers, commands, strict=True)]
@@ -53,7 +55,7 @@ def statements(sweep: SweepResults, answers: Sequence[Answer], metrics: Sequence
         return [Statement([f"One run only{speed}. Several batch sizes are needed for a recommendation."])]
     if unanswered:
         return unanswered
-    lines = compare_settings(sweep, metrics) if len(sweep.groups) > 1 else []
+    lines = compare_settings(sweep, metrics, margin) if len(sweep.groups) > 1 else []
     if not lines:
         why = "All runs repeat one setting" if len(sweep.groups) == 1 else "Fewer than two settings were measured"
         return [Statement([f"{why}, so there is nothing to compare."])]
@@ -82,7 +84,7 @@ def notes(sweep: SweepResults) -> Iterator[str]:
     without = [run.name for run in sweep.runs if run.status == "finished" and RATE not in run.values]
     if without:
         yield f"finished without a rate: {', '.join(without)}"
-    yield from (f"{run.name}: {run.steps}" for run in sweep.runs if isinstance(run.steps, str))
+    yield from (f"{run.name}: {why}" for run in sweep.runs for why in (run.steps, run.correct) if isinstance(why, str))
 
 
 def failures(sweep: SweepResults) -> str:

@@ -72,9 +72,10 @@ def quality_metrics(sweep: SweepResults) -> list[str]:
 
 
 def shown_metrics(sweep: SweepResults) -> list[str]:
-    """Those of them that have a column: losses only if there is nothing else."""
+    """Those of them that have a column: losses only where no metric is known to be better the higher it is."""
     found = quality_metrics(sweep)
-    return [name for name in found if metric(name).higher_is_better is not False] or found
+    has_accuracy = any(metric(name).higher_is_better for name in found)
+    return [name for name in found if metric(name).higher_is_better is not False or not has_accuracy]
 
 
 def _of_stage(stage: str, runs: Sequence[Run]) -> list[str]:
@@ -118,7 +119,8 @@ def size_table(group: Group, answer: "Answer | None" = None, metrics: Sequence[s
     """The numbers of a group, a row for each batch size, smallest first; of a size without a rate all are NaN.
 
     `low` and `high` are the ends of the 90 % interval of the rate, with what other programs may have lowered it by. `gain` is
-    over the next smaller size, and `gain_reach` how far its interval reaches. `share` is that of the best rate.
+    over the next smaller size, and `gain_reach` how far its interval reaches. `share` is that of the best rate, `loss` and
+    `sure_loss` are those of the metric that decides which sizes are candidates (quality.py).
     """
     rates, known = group.rates, [size for size in group.sizes if size in group.rates.settings]
     frame = pd.DataFrame(index=pd.Index(sorted({*group.sizes, *group.without_rate}), name="batch_size"))
@@ -135,6 +137,8 @@ def size_table(group: Group, answer: "Answer | None" = None, metrics: Sequence[s
     if answer and answer.overall:  # also of an answer by quality or by times to a target
         columns["share"] = {size: share.value for size, share in answer.overall.shares.items()}
         columns["sure_share"] = answer.overall.sure
+    if answer and (quality := answer.quality):
+        columns |= {"loss": {size: quality.loss(size) for size in quality.values}, "sure_loss": quality.sure or {}}
     columns |= {name: group.medians(name) for name in ("mfu", BUSY[group.device != "cpu"], "memory_peak_gib")}
     for key in () if answer and answer.arrivals else metrics:  # runs to a target end at it, or early
         values = {size: [run.metrics[key] for run in runs if key in run.metrics] for size, runs in group.sizes.items()}

@@ -25,23 +25,31 @@ def main() -> None:
     parser.add_argument(
         "--enough", type=fraction, metavar="SHARE", help="of the best rate that a batch size is to reach (90%%)"
     )
+    parser.add_argument(
+        "--margin",
+        type=fraction,
+        metavar="SHARE",
+        help="by which a batch size may train worse than the best (1 point of an accuracy, or a third of the best error)",
+    )
     args = parser.parse_args()
-    if args.enough is not None and not 0 < args.enough <= 1:
-        raise UserError("--enough: takes a share above 0 %, at most 100 %", exit_code=2)
+    asked = {option: share for option in ("enough", "margin") if (share := getattr(args, option)) is not None}
+    for option, share in asked.items():
+        if not 0 < share <= 1:
+            raise UserError(f"--{option}: takes a share above 0 %, at most 100 %", exit_code=2)
 
     from ..analysis import analyse, write_report
     from ..analysis.diagnose import find_findings, holds_one_diagnosis, write_diagnosis
 
     if len(args.folders) == 1 and holds_one_diagnosis(args.folders[0]):
-        if args.enough is not None:
-            message = f"--enough: is for batch sizes, and {args.folders[0]} holds a diagnosis"
+        for option in asked:
+            message = f"--{option}: is for batch sizes, and {args.folders[0]} holds a diagnosis"
             raise UserError(message, exit_code=2)
         print(write_diagnosis(args.folders[0], args.out), flush=True)
         sys.exit(int(not find_findings(args.folders[0]).baseline.rate))
     try:
-        report = write_report(args.folders, args.out or _place(args.folders), args.enough)
+        report = write_report(args.folders, args.out or _place(args.folders), **asked)
     except UserError as error:  # its files cannot be written
-        print(analyse(args.folders, args.enough).text, flush=True)
+        print(analyse(args.folders, **asked).text, flush=True)
         raise UserError(f"{error}; --out names another folder") from error
     print(report.printed, flush=True)
     sys.exit(report.exit_code)

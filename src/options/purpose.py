@@ -24,6 +24,7 @@ TOP_LEVEL: dict[str, Any] = {
     "test": Annotated[bool, Purpose.OBSERVATION],
     "timing": Annotated[bool | Literal["auto"], Purpose.OBSERVATION],
     "enough": Annotated[float, Range(0, 1, open_low=True), Purpose.OBSERVATION],
+    "margin": Annotated[Annotated[float, Range(0, 1, open_low=True)] | None, Purpose.OBSERVATION],
     "optimized_metric": Annotated[str | None, Purpose.OBSERVATION],
     "global_batch_size": PositiveInt | None,
     "channels_last": bool,
@@ -50,7 +51,7 @@ DEFAULTS: dict[str, Any] = {
     "timing": "auto",
     "task": {"_target_": "batchscope.training.task.Task"},
 }
-DEFAULTS |= dict.fromkeys(("global_batch_size", "init", "init_prefix"))
+DEFAULTS |= dict.fromkeys(("global_batch_size", "init", "init_prefix", "margin"))
 # Parameters that the program gives, so that they are no options.
 _GIVEN = {
     "model": ("spec",),

@@ -73,6 +73,13 @@ def test_a_timed_sweep_is_a_block_with_the_answer(tmp_path):
     assert said[-1] == "failed   1,024: out of memory"
 
 
+def test_a_loss_is_shown_beside_a_metric_of_which_no_direction_is_known(tmp_path):
+    write_rates(tmp_path, TWO, metrics={"test/f_beta_thing": 0.5, "test/loss": 0.1})
+    report = analyse([tmp_path])
+    assert report.metrics == ["test/loss", "test/f_beta_thing"]
+    assert ["test/loss", "0.100", "0.100"] in [line.split() for line in report.text.splitlines()]
+
+
 def test_a_size_that_failed_has_no_number_of_another_size(tmp_path):
     for ends in ("killed", "failed", "interrupted", "running"):
         write_run(tmp_path / ends / "0", 20, status=ends, error=f"E: {ends}")
@@ -181,6 +188,9 @@ def test_the_answer_is_a_file_for_programs(report, out):
     assert (cpu["label"], cpu["model"], cpu["device"], gpu["device"]) == ("cnn · cpu", "cnn", "cpu", "gpu")
     assert (cpu["chosen"], cpu["rule"], cpu["best"], cpu["sure_share"]) == (128, "shown", 128, 1.0)
     assert {claim["kind"] for claim in cpu["claims"]} == {"share", "interval", "at_least", "worse"}
+    assert (cpu["metric"], cpu["margin"], cpu["candidates"]) == ("test/acc", pytest.approx(0.005), [32, 64, 128])
+    assert [row["loss"] for row in cpu["sizes"]] == pytest.approx([0, 0.001, 0.002, 0.035])
+    assert all(row["loss"] < row["sure_loss"] < row["loss"] + 0.01 for row in cpu["sizes"])
     assert gpu["sizes"][-1] == {"batch_size": 512, "reason": "out of memory"}
     row = cpu["sizes"][2]
     assert row["batch_size"] == 128 and row["low"] < row["samples_per_sec"] < row["high"]

@@ -42,6 +42,7 @@ REFUSED = {
     "train trainer.lr=0.1": "trainer.lr: no such option. Did you mean 'optimizer.lr'?",
     "train checkpoint.every_minutes=3": "checkpoint.every_minutes: … Did you mean 'callbacks.checkpoint.every_minutes'?",
     "train hydra.swep.dir=x": "hydra.swep.dir: no such option. Did you mean 'sweep'?",
+    "train margin=0": "margin: got 0, takes a number above 0, at most 1",
     "train search.start=3": "search.start: no such option. search is null, not a section.",
     "train seed.foo=3": "seed.foo: no such option. seed is a value, not a section.",
     "train --help modle=cnn": "modle: no such option. Did you mean 'model'?",

@@ -172,3 +172,11 @@ def test_a_report_takes_the_share_that_is_enough(tmp_path):
     assert "→ 512: " in answer("report", tmp_path, "--enough", "98%").out
     for share in ("150%", "0"):
         assert "--enough: takes a share above 0 %, at most 100 %" in answer("report", tmp_path, "--enough", share).err
+
+
+def test_a_report_takes_the_margin_of_a_loss(tmp_path):
+    facts = {"metrics": {8: {"test/acc": 0.97}, 64: {"test/acc": 0.95}}.get, "evaluated": {"test": 10_000}}
+    write_rates(tmp_path, {8: 1000, 64: 4000}, **facts)
+    assert "→ 8: the only size with the best test/acc." in answer("report", tmp_path).out
+    assert "→ 64: " in answer("report", tmp_path, "--margin", "2%").out
+    assert "--margin: takes a share above 0 %, at most 100 %" in answer("report", tmp_path, "--margin", "0").err
