@@ -4,7 +4,8 @@
    (quality.py). Of runs that were trained to a target, the size that reached it first is the answer (target.py).
 2. A sentence is as strong as its interval. The intervals of an answer hold together with 95 % confidence.
 3. Sizes that share passes met the same load, so their ratios need no allowance for other programs. The load is said.
-4. What the noise scale says (progress.py) stands beside the rates, and measured times to a target beside that.
+4. What the noise scale says (progress.py) stands beside the rates, and measured times to a target beside that. It decides
+   where φ has no bias to speak of and leaves one of the candidates.
 
 Each sentence that states something has a claim beside it, so that it can be checked against a longer measurement.
 """
@@ -80,15 +81,18 @@ def answer(
             line = f"Of the sizes with the best {quality.metric.key}, {and_(quality.candidates)}, no rate is known."
             return Answer(group, [line], overall=overall, repeat=_timed(sizes), quality=quality)
     progress = progress_of(sizes, group.rates, is_early=quality is None)
+    first = progress.decided(selection.shares) if progress else None
+    if first is not None:
+        selection = replace(selection, size=first, rule="shown")
     if (
         quality and quality.sure is None and selection.rule == "shown"
     ):  # how far the metric differs by chance is not known
         selection = replace(selection, rule="best_guess")
-    said = list(_sentences(group, selection, overall, quality))
+    said = list(_sentences(group, selection, overall, quality, first))
     lines, claims = [line for line, *_ in said], [claim for _, *of_line in said for claim in of_line]
     common = arrivals_at_common_value(sizes)
     lines += common.lines[:1] if common and common.winner else []
-    lines += progress.lines if progress else []
+    lines += progress.lines(is_decided=first is not None) if progress else []
     repeat = _repeat(group, selection, quality, sizes)
     return Answer(group, lines, selection.size, selection.rule, selection, overall, claims, repeat, quality, progress)
 
@@ -99,7 +103,7 @@ def _of_arrivals(group: Group, arrivals: Arrivals, overall: Selection | None) ->
     progress = progress_of(of_sizes, group.rates) if overall else None
     size = arrivals.winner or arrivals.best_guess
     rule: Rule = "shown" if arrivals.winner else "best_guess" if size else "undecided"
-    lines = [*arrivals.lines, *(progress.lines if progress else [])]
+    lines = [*arrivals.lines, *(progress.lines() if progress else [])]
     return Answer(group, lines, size, rule, None, overall, progress=progress, arrivals=arrivals)
 
 
@@ -135,10 +139,14 @@ def _sizes(sizes: Iterable[int]) -> str:
 _Said = tuple[Any, ...]  # a line, then its claims
 
 
-def _sentences(group: Group, selection: Selection, overall: Selection, quality: Quality | None) -> Iterator[_Said]:
+def _sentences(
+    group: Group, selection: Selection, overall: Selection, quality: Quality | None, first: int | None
+) -> Iterator[_Said]:
+    """All of them, the choice first. `first` is the size that was chosen by its goodput, if one was."""
     unknown = sorted(set(group.asked) - set(overall.shares))
     best = f" with the best {quality.metric.key}" if quality else " whose rate is known"
-    yield _choice(group, selection, best, bool(unknown) or len(selection.shares) < len(overall.shares))
+    is_part = bool(unknown) or len(selection.shares) < len(overall.shares)
+    yield _choice(group, selection, best, is_part, is_first=first is not None)
     if beside := list(filter(None, (_next_smaller(selection), _larger(group, selection, overall)))):
         yield ("; ".join(words for words, *_ in beside) + ".", *(claim for _, *claims in beside for claim in claims))
     if quality:
@@ -161,8 +169,8 @@ def _claim(kind: str, size: int, **facts: Any) -> dict[str, Any]:
     return {"kind": kind, "batch_size": size, **facts}
 
 
-def _choice(group: Group, selection: Selection, best_words: str, is_part: bool) -> _Said:
-    """The chosen size, what it gives and what it is sure to give."""
+def _choice(group: Group, selection: Selection, best_words: str, is_part: bool, is_first: bool) -> _Said:
+    """The chosen size, what it gives and what it is sure to give; or that it reaches a given quality first."""
     size, of_those = selection.size, f" of those{best_words}" if is_part else ""
     load = group.rates.load if group.rates.passes else None
     if size is None:
@@ -171,7 +179,17 @@ def _choice(group: Group, selection: Selection, best_words: str, is_part: bool) 
     if len(selection.shares) == 1:
         guess = "Best guess " if selection.rule == "best_guess" else ""
         return (f"{guess}{size:,}: the only size{best_words}.", claim)
+    if is_first:
+        return (_first_words(selection, size, of_those), claim)
     return (choice_words(selection, "sweep", of_those, load), claim)
+
+
+def _first_words(selection: Selection, size: int, of_those: str) -> str:
+    """A size that was chosen by its goodput."""
+    guess = "Best guess " if selection.rule == "best_guess" else ""
+    share = "" if size == selection.best else f"{percent(selection.shares[size].value)} of "
+    best = f"{share}the best measured rate{f' ({selection.best:,})' if share else ''}"
+    return f"{guess}{size:,}: by goodput the first{of_those} to reach a given quality, with {best} in this sweep."
 
 
 def _load(group: Group) -> Iterator[_Said]:

@@ -23,6 +23,7 @@ from .run import Run
 from .text import KNOWN, and_
 
 _FEWEST = 10  # comparisons of a run that has a noise scale (callbacks/noise_scale.py)
+_UNBIASED = ("batches", "halves")  # the gradients that a noise scale compares without a bias to speak of
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Progress:
     updates: Mapping[int, float]  # samples of an update, by size
     rates: Rates
     is_early: bool  # whether it is of timed runs, which see the beginning of a training alone
+    is_unbiased: bool  # whether φ compares batches or halves of one update, and not two updates
 
     @cached_property
     def scale(self) -> Ratio:
@@ -71,9 +73,16 @@ class Progress:
         together = 1 - (1 - STATED) / max(1, len(sizes) - 1)
         return sorted(size for size in sizes if size == best or self.ratio(size, best, together).high >= 1)
 
-    @property
-    def lines(self) -> list[str]:
-        """What it says of the sizes whose rates are known, the noise scale first."""
+    def decided(self, sizes: Collection[int]) -> int | None:
+        """The one of several sizes that reaches a given quality first; None unless that is known of a whole training."""
+        first = self.first(sizes) if self.is_unbiased and not self.is_early and len(sizes) > 1 else []
+        return first[0] if len(first) == 1 else None
+
+    def lines(self, is_decided: bool = False) -> list[str]:
+        """What it says of the sizes whose rates are known, the noise scale first.
+
+        `is_decided` is whether the answer names the size that reaches a given quality first.
+        """
         known, scale = self.known, self.scale
         high = f"to {significant(scale.high)}" if math.isfinite(scale.high) else "or more"
         early = " at the beginning of the training, and it grows" if self.is_early else ""
@@ -84,7 +93,9 @@ class Progress:
         if len(known) < 2:
             return found
         first = self.first(known)
-        if len(first) == 1:
+        if is_decided:
+            pass
+        elif len(first) == 1:
             found.append(f"By it {first[0]:,} reaches a given quality first.")
         elif len(first) < len(known):
             found.append(f"By it {and_(first, 'or')} reaches a given quality first; which of them is not known.")
@@ -106,11 +117,12 @@ def progress_of(sizes: Mapping[int, Sequence[Run]], rates: Rates, is_early: bool
     runs = [run for of_size in sizes.values() for run in of_size]
     scales = [scale for run in runs if (scale := noise_scale_of(run))]
     pairs = [number(at(run.record, "noise_scale.pairs")) for run in runs if noise_scale_of(run)]
+    is_unbiased = all(at(run.record, "noise_scale.of") in _UNBIASED for run in runs if noise_scale_of(run))
     freedom = max(_FEWEST, min((n or _FEWEST for n in pairs), default=_FEWEST)) - 1
     updates = {size: found for size, of_size in sizes.items() if (found := of_size[0].global_batch_size)}
     if not scales or not updates or updates.keys() - set(rates.settings):
         return None
-    return Progress(scales, freedom, updates, rates, is_early)
+    return Progress(scales, freedom, updates, rates, is_early, is_unbiased)
 
 
 def noise_scale_of(run: Run) -> Ratio | None:

@@ -320,6 +320,42 @@ def test_goodput_is_the_rate_times_the_progress_of_a_sample_by_the_samples_of_al
     assert progress.updates == {size: 8 * size for size in RATES}
 
 
+TRAINED = {"evaluated": {"test": 10_000}, "metrics": {"test/acc": 0.985}, "drift": 0}
+
+
+@pytest.mark.parametrize(
+    ("noise_scale", "facts", "size", "line"),
+    [
+        (
+            KNOWN | {"of": "halves"}, TRAINED, 256,
+            "256: by goodput the first to reach a given quality, with 75 % of the best measured rate (1,024) in this sweep.",
+        ),
+        (
+            KNOWN | {"of": "batches"}, TRAINED | {"metrics": {16: {ACC: 0.985}, 64: {ACC: 0.985}}.get}, 64,
+            "64: by goodput the first of those with the best test/acc to reach a given quality, with the best measured rate in",
+        ),
+        # Updates have a bias, a wide interval leaves several sizes, and at the beginning of a training φ is too small.
+        (KNOWN | {"of": "updates"}, TRAINED, 1024, "1,024: faster than all others in this sweep."),
+        (VAGUE | {"of": "halves"}, TRAINED, 1024, "1,024: faster than all others in this sweep."),
+        (KNOWN | {"of": "halves"}, {"drift": 0}, 1024, "1,024: faster than all others in this sweep."),
+        # Of a loss of one seed the noise is not known.
+        (
+            KNOWN | {"of": "halves"}, TRAINED | {"metrics": {TEST_LOSS: 0.1}}, 256,
+            "Best guess 256: by goodput the first to reach a given quality, with",
+        ),
+    ],
+)  # fmt: skip
+def test_goodput_decides_among_the_candidates_where_it_is_known_of_a_whole_training(
+    tmp_path, noise_scale, facts, size, line
+):
+    found = answered(write_rates(tmp_path, RATES, noise_scale=noise_scale, **facts))
+    assert found.size == size and found.lines[0].startswith(line)
+    assert [claim["batch_size"] for claim in found.claims if claim["kind"] == "share"] == [size]
+    is_decided = "goodput" in line
+    assert not (is_decided and any(said.startswith("By it") for said in found.lines))
+    assert any(said.startswith("Gradient noise scale: 400") for said in found.lines)
+
+
 EARLY = "samples (390 to 410) at the beginning of the training, and it grows. An update"
 LOST = "1,024 has the highest rate, of which 71 % is lost to noise, compared with 16."
 

@@ -69,6 +69,6 @@ class Normal:
 def test_a_rival_that_is_shown_to_be_later_than_a_size_alone_may_be_first_of_many():
     """Of many the best one is the best by chance, so that all comparisons hold together."""
     rates = {256: 1.0, 512: 0.88, **{2**n: 0.1 for n in range(7)}}
-    found = Progress([Ratio(1e9, 9e8, 1.1e9)], 99, dict.fromkeys(rates, 1), Normal(rates), False)
+    found = Progress([Ratio(1e9, 9e8, 1.1e9)], 99, dict.fromkeys(rates, 1), Normal(rates), False, True)
     assert found.first([256, 512]) == [256]
     assert found.first(rates) == [256, 512]
