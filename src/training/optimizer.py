@@ -13,9 +13,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from ..distributed.sharding import local
 from ..errors import UserError, did_you_mean, in_one_line
 from ..options.types import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from ..records.learning_rate import Rule, factor
 
 Parameters = Iterable[Tensor | tuple[str, Tensor]]  # with names, as of `named_parameters()`, where there are groups
 _PLANNED = ("one_cycle", "cosine")  # schedules for a known number of steps
+_BY_THE_GRADIENT = (optim.SGD, optim.ASGD)  # a step is as long as the gradient; the others divide that out
 _ELEMENTWISE = (
     *(optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam),
     *(optim.RMSprop, optim.Adagrad, optim.Adadelta, optim.SGD),
@@ -39,7 +41,7 @@ class Optimizer:
         min_lr: where cosine ends, and below which plateau does not go; it is scaled as `lr` is.
         lr_scaling: how `lr` changes with the batch size: `none` leaves it alone, `linear` multiplies it by
             batch ÷ reference (Goyal et al. 2017, for SGD), `sqrt` by the square root of that (Krizhevsky 2014;
-            Malladi et al. 2022 for Adam).
+            Malladi et al. 2022 for Adam). `auto` is `linear` for SGD, ASGD and their subclasses, and `sqrt` for others.
         reference_batch_size: the batch size that `lr` was chosen for, in samples an update over all devices.
         groups: parameters with options of their own, each group a dict: `match`, name patterns as of fnmatch
             (`encoder.*`), and options of the optimizer in place of the main ones, `lr` among them. The first group that
@@ -47,6 +49,7 @@ class Optimizer:
 
     Attributes:
         elementwise: whether every state of the optimizer is known to have the shape of its parameter.
+        rule: what `lr_scaling` means for this optimizer: `none`, `sqrt` or `linear`.
 
     Raises:
         UserError: if the class refuses its options, has no learning rate, or does not know an option of a group.
@@ -62,7 +65,7 @@ class Optimizer:
         step_epochs: PositiveInt = 1,
         patience: NonNegativeInt = 1,
         min_lr: NonNegativeFloat = 0.0,
-        lr_scaling: Literal["none", "sqrt", "linear"] = "none",
+        lr_scaling: Literal["auto", "none", "sqrt", "linear"] = "none",
         reference_batch_size: PositiveInt = 128,
         groups: list[dict] | None = None,
     ):
@@ -80,7 +83,7 @@ class Optimizer:
                 raise UserError(
                     f"optimizer.groups.{number}.{unknown[0]}: no such option of {type(tried).__name__}.{near}"
                 )
-        self.groups = [{**group, "match": _patterns(group, number)} for number, group in enumerate(given)]
+        self.groups: list[dict[str, Any]] = [{**group, "match": _patterns(group, n)} for n, group in enumerate(given)]
         least = min([self.lr, *(group["lr"] for group in given if "lr" in group)])
         if min_lr > least:
             whose = "optimizer.lr" if least == self.lr else "the lowest lr of optimizer.groups"
@@ -93,7 +96,8 @@ class Optimizer:
         self.step_epochs = step_epochs
         self.patience = patience
         self.min_lr = min_lr
-        self.lr_scaling = lr_scaling
+        of_class: Rule = "linear" if isinstance(tried, _BY_THE_GRADIENT) else "sqrt"
+        self.rule: Rule = of_class if lr_scaling == "auto" else lr_scaling
         self.reference_batch_size = reference_batch_size
 
     @property
@@ -103,10 +107,9 @@ class Optimizer:
 
     def scaled_to(self, batch_size: int) -> Self:
         """The same recipe with the learning rate for updates of `batch_size` samples."""
-        power = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}[self.lr_scaling]
-        scaled, factor = copy.copy(self), (batch_size / self.reference_batch_size) ** power
-        scaled.lr, scaled.min_lr = self.lr * factor, self.min_lr * factor
-        scaled.groups = [group | ({"lr": group["lr"] * factor} if "lr" in group else {}) for group in self.groups]
+        scaled, times = copy.copy(self), factor(self.rule, batch_size, self.reference_batch_size)
+        scaled.lr, scaled.min_lr = self.lr * times, self.min_lr * times
+        scaled.groups = [group | ({"lr": group["lr"] * times} if "lr" in group else {}) for group in self.groups]
         return scaled
 
     def build(self, parameters: Parameters) -> optim.Optimizer:

@@ -247,6 +247,7 @@ class _Run:
             waited_s = seconds_waited(callbacks_of(self.trainer))
             facts = {
                 **summary.callback_facts(self.trainer),
+                "lr_scaling": self.module.lr_scaling if isinstance(self.module, Task) else None,
                 "fit_seconds": round(fit_s - waited_s, 3),
                 "waiting_seconds": round(waited_s, 3) or None,  # for visits
                 **facts,

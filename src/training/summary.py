@@ -35,6 +35,7 @@ from ..options.purpose import CHOOSES_NOTHING, purpose_of
 from ..options.tree import flatten
 from ..records.correct import write_correct
 from ..records.formatting import count, duration, percent
+from ..records.learning_rate import rate_words
 from ..records.operations import write_operations
 from ..records.step_times import write_step_times
 from ..records.terminal import block, has_words, is_verbose, row, say
@@ -147,6 +148,7 @@ def log_hyperparameters(trainer: Trainer, record: Mapping[str, Any]) -> None:
     row |= {"model": record["choices"].get("model", ""), "dataset": record["dataset"]["name"], "seed": config["seed"]}
     row |= {"global_batch_size": record["global_batch_size"]} if "global_batch_size" in record else {}
     row |= {"init": config["init"]} if config.get("init") else {}
+    row |= {"learning_rate": record["learning_rate"]} if record.get("lr_scaling") else {}  # as scaled to the update
     row["data.batch_size"] = record.get("batch_size", config["data"].get("batch_size", "unknown"))  # what a batch held
     speed = {key: record["throughput"].get(key) for key in ("samples_per_sec", "step_ms_median", "mfu")}
     # Not the names of the curves, and the last step: TensorBoard cuts a curve that goes back to step 0. Sorted, because
@@ -164,7 +166,7 @@ def log_hyperparameters(trainer: Trainer, record: Mapping[str, Any]) -> None:
             logger.save()
 
 
-_ALWAYS = ("model", "dataset", "seed", "data.batch_size", "optimizer.lr")  # columns of HPARAMS
+_ALWAYS = ("model", "dataset", "seed", "data.batch_size", "optimizer.lr", "learning_rate")  # columns of HPARAMS
 
 
 def _told_apart(row: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -192,6 +194,7 @@ def print_summary(trainer: Trainer, record: Mapping[str, Any]) -> None:
     if "title" not in record["throughput"]:
         rows.insert(0, record["name"])
     run_dir = Path(record["config"]["run_dir"])
+    rows += [row("rate", words)] if (words := rate_words(record)) else []
     rows += [row("result", _result(record)), row("files", str(run_dir))]
     say(f"\n{block(rows)}")
     if is_verbose():

@@ -77,6 +77,7 @@ class Task(LightningModule):
         self.optimizer_recipe = optimizer
         self.learning_rate: float | None = None  # of the updates; LearningRateFinder reads and sets it by this name
         self._built_rate: float | None = None  # that the optimizer was built with
+        self.lr_scaling: dict[str, Any] | None = None  # for the record: see records/learning_rate.py
         self.compile_mode = compile_mode
         self._compiled_samples: int | None = None  # of the batches that run the compiled network; None: of all
         self.channels_last = channels_last and any(isinstance(m, nn.Conv2d) for m in model.modules())
@@ -185,7 +186,10 @@ class Task(LightningModule):
     @override
     def configure_optimizers(self) -> Any:
         """Torch's optimizer and, unless the rate is constant, its schedule."""
-        recipe = self.optimizer_recipe.scaled_to(self._samples_per_update())
+        recipe, samples = self.optimizer_recipe, self._samples_per_update()
+        sizes = {"batch_size": samples, "reference_batch_size": recipe.reference_batch_size}
+        self.lr_scaling = {"rule": recipe.rule, **sizes} if samples and recipe.rule != "none" else None
+        recipe = recipe.scaled_to(samples or recipe.reference_batch_size)
         if self.learning_rate != self._built_rate and self.learning_rate is not None:
             recipe.lr = self.learning_rate
         self.learning_rate = self._built_rate = recipe.lr
@@ -221,12 +225,12 @@ class Task(LightningModule):
         algorithm = GradClipAlgorithmType(gradient_clip_algorithm or "norm")
         Precision.clip_gradients(plugin, optimizer, gradient_clip_val, algorithm)  # MixedPrecision's own refuses
 
-    def _samples_per_update(self) -> int:
-        """Of all devices and accumulated batches, at most the training set; the optimizer's reference without a batch size."""
+    def _samples_per_update(self) -> int | None:
+        """Of all devices and accumulated batches, at most the training set; None of data without a batch size."""
         data = datamodule_of(self.trainer)
         batch_size = getattr(data, "batch_size", None)
         if batch_size is None:
-            return self.optimizer_recipe.reference_batch_size
+            return None
         samples = batch_size * self.trainer.world_size * self.trainer.accumulate_grad_batches
         return min(samples, data.num_samples("train")) if isinstance(data, DataModule) else samples
 

@@ -64,6 +64,7 @@ MAY_NOT = {
     "model=lstm_cell": "resume: model.",
     "data.batch_size=16": "resume: data.batch_size is 8 in the run, and 16 would change the result",
     "seed=1": "resume: seed is 0 in the run, and 1 would change the result",
+    "optimizer.lr_scaling=linear": "resume: optimizer.lr_scaling is none in the run, and linear would change the result",
     "trainer.precision=bf16-mixed": "resume: trainer.precision is 32-true",
     "callbacks.checkpoint.monitor=val/acc": "resume: callbacks.checkpoint.monitor is val/loss",
     "trainer.max_epochs=3": "resume: trainer.max_epochs is 2 in the run, and 3 would change the learning rate: optimizer.schedule=one_cycle ends",

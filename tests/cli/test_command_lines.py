@@ -76,6 +76,8 @@ REFUSED = {
     "train ~trainer.limit_val_batches": "trainer.limit_val_batches: Could not delete from config.",
     "train data.pipeline=memry": "data.pipeline: got 'memry', takes memory or device or workers. Did you mean 'memory'?",
     **{f"train optimizer.lr={odd}": f"optimizer.lr: got {odd}, takes a number above 0" for odd in ("-1", "nan", "inf")},
+    "train optimizer.lr_scaling=lineal": "optimizer.lr_scaling: got 'lineal', takes auto, none, sqrt, linear. Did you mean 'linear'?",
+    "train optimizer.reference_batch=64": "optimizer.reference_batch: no such option. Did you mean 'reference_batch_size'?",
     "train search={start:0}": "search.start: got 0, takes a whole number of at least 1",
     "train experiment=diagnose search.batch_factors=[0]": "search.batch_factors: got [0], takes a list, each item",
     "train compile=fast": "compile: got 'fast', takes true or false or default, reduce-overhead",

@@ -79,10 +79,34 @@ def test_plateau_needs_a_validation() -> None:
 
 @pytest.mark.parametrize(("scaling", "factor"), [("none", 1), ("sqrt", 2), ("linear", 4)])
 def test_the_learning_rate_is_scaled_from_the_reference_batch_size(scaling: str, factor: int) -> None:
-    recipe = Optimizer(lr=0.1, min_lr=0.01, schedule="cosine", lr_scaling=scaling, reference_batch_size=64)
+    groups = [{"match": "*.bias", "lr": 0.2}, {"match": "*", "weight_decay": 0.0}]
+    recipe = Optimizer(
+        lr=0.1, min_lr=0.01, schedule="cosine", lr_scaling=scaling, reference_batch_size=64, groups=groups
+    )
     scaled = recipe.scaled_to(256)
     assert (scaled.lr, scaled.min_lr) == pytest.approx((0.1 * factor, 0.01 * factor))
+    assert [group.get("lr") for group in scaled.groups] == [pytest.approx(0.2 * factor), None]
     assert recipe.scaled_to(64).lr == recipe.lr == 0.1
+
+
+class OwnSGD(torch.optim.SGD):
+    """A subclass."""
+
+
+@pytest.mark.parametrize(
+    ("rule", "makes"),
+    [
+        ("linear", [torch.optim.SGD, torch.optim.ASGD, OwnSGD, partial(torch.optim.SGD, momentum=0.9)]),
+        ("sqrt", [torch.optim.AdamW, torch.optim.Adam, torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.Rprop]),
+    ],
+)
+def test_auto_is_the_rule_that_suits_the_optimizer(rule: str, makes: list[Callable]) -> None:
+    assert [Optimizer(make, lr=0.1, lr_scaling="auto").rule for make in makes] == [rule] * len(makes)
+
+
+def test_a_search_for_a_target_scales_the_rate_of_any_optimizer() -> None:
+    nodes = [composed("experiment=time_to_target", "target=0.9", f"optimizer={name}") for name in ("sgd", "adamw")]
+    assert [build_optimizer(node["optimizer"]).rule for node in nodes] == ["linear", "sqrt"]
 
 
 @pytest.mark.parametrize(

@@ -235,10 +235,13 @@ def test_runs_of_one_update_and_any_batch_size_make_the_same_updates_and_say_so(
     words += ["callbacks.throughput.warmup_steps=1", "callbacks.throughput.record_operations=false"]  # few steps
     for size, update, steps, held in ((4, 16, 10, 16), (16, 16, 10, 16), (8, 160, 2, 76)):  # of 76 samples
         folder = f"hydra.run.dir=out/{size}"
-        completed(tmp_path, *SMALL, *words, f"global_batch_size={update}", f"data.batch_size={size}", folder)
+        done = completed(tmp_path, *SMALL, *words, f"global_batch_size={update}", f"data.batch_size={size}", folder)
         found = record(tmp_path / "out" / str(size))
         assert (found["throughput"]["batch_size"], found["steps"], found["global_batch_size"]) == (size, steps, held)
         assert found["learning_rate"] == pytest.approx(found["config"]["optimizer"]["lr"] * held / 32)
+        assert f"\nrate    {0.1 * held / 32:.3g}: 0.1 × {held} ÷ 32, peak of one_cycle\n" in done.said
+        options = hparams(tensorboard(tmp_path / "out" / str(size))).hparams
+        assert options["learning_rate"].number_value == pytest.approx(found["learning_rate"])
     whole, parts = (last(tmp_path / "out" / size)["state_dict"] for size in ("16", "4"))
     for name, weight in whole.items():  # the last update of each epoch has 12 samples: 3 batches of 4
         assert weight.sub(parts[name]).abs().max() < 0.05, name

@@ -4,6 +4,7 @@ import contextlib
 import io
 import logging
 import os
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -61,6 +62,7 @@ def test_a_batch_larger_than_the_training_set_is_labelled_as_what_it_held(oversi
     assert (found["batch_size"], found["global_batch_size"], found["throughput"]["batch_size"]) == (76, 76, 76)
     assert found["config"]["data"]["batch_size"] == 200  # what was asked for
     assert found["learning_rate"] == found["config"]["optimizer"]["lr"]  # scaled to what the batch held
+    assert "\nrate " not in (oversize / "stdout").read_text()
     assert "· batch 76 ·" in (oversize / "stdout").read_text()
     events = tensorboard(oversize / "out")
     assert Path(events.path).name == found["name"] == "stacked-lstm-copy-memory-bs76"
@@ -162,6 +164,7 @@ def test_a_learning_rate_that_was_found_is_the_schedules_and_what_was_asked_for_
 ) -> None:
     line = ["+callbacks.finder._target_=lightning.pytorch.callbacks.LearningRateFinder"]
     line += ["+callbacks.finder.num_training_steps=20", "+trainer.profiler=simple", f"optimizer.schedule={schedule}"]
+    line += ["optimizer.lr_scaling=sqrt"]
     line += ["+callbacks.stop._target_=lightning.pytorch.callbacks.EarlyStopping", "+callbacks.stop.monitor=val/loss"]
     done = completed(tmp_path, *SMALL, *line, "+callbacks.stop.verbose=true", OUT)
     both, found = done.said + done.complained, record(tmp_path / "out")
@@ -171,6 +174,8 @@ def test_a_learning_rate_that_was_found_is_the_schedules_and_what_was_asked_for_
     assert found["learning_rate"] != found["config"]["optimizer"]["lr"]
     (group,) = last(tmp_path / "out")["optimizer_states"][0]["param_groups"]
     assert group[peak] == pytest.approx(found["learning_rate"])
+    rate, typed = re.search(r"^rate    (\S+): (\S+) × √\(8 ÷ 128\)", done.said, re.MULTILINE).groups()
+    assert float(rate) == pytest.approx(float(typed) / 4, rel=0.01)  # what gives the same rate as optimizer.lr
 
 
 @pytest.mark.parametrize(
