@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from batchscope.options.groups import choices_of
+from batchscope.options.compose import check_command_line
+from batchscope.options.groups import CONFIGS, choices_of, load
 from batchscope.training.build import build_optimizer
 from batchscope.training.optimizer import Optimizer
 from tests.checkpointing.support import OUT
@@ -107,6 +108,26 @@ def test_auto_is_the_rule_that_suits_the_optimizer(rule: str, makes: list[Callab
 def test_a_search_for_a_target_scales_the_rate_of_any_optimizer() -> None:
     nodes = [composed("experiment=time_to_target", "target=0.9", f"optimizer={name}") for name in ("sgd", "adamw")]
     assert [build_optimizer(node["optimizer"]).rule for node in nodes] == ["linear", "sqrt"]
+
+
+@pytest.mark.parametrize("experiment", ["throughput", "find_batch_size", "diagnose"])
+def test_a_change_of_the_batch_changes_no_rate_of_a_timed_run(experiment: str) -> None:
+    (config,) = check_command_line([f"experiment={experiment}"], multirun=True)
+    assert build_optimizer(config["optimizer"]).scaled_to(4096).lr == 1e-4
+
+
+EXPERIMENTS = {file.stem: load(file) for file in sorted((CONFIGS / "experiment").glob("*.yaml"))}
+WITH_BOTH = [
+    name
+    for name, one in EXPERIMENTS.items()
+    if "lr" in one.get("optimizer", {}) and "batch_size" in one.get("data", {})
+]
+
+
+@pytest.mark.parametrize("name", WITH_BOTH)
+def test_an_experiment_with_a_rate_and_a_batch_size_chose_the_rate_for_this_size(name: str) -> None:
+    config = composed(f"experiment={name}", "optimizer.lr_scaling=auto")
+    assert build_optimizer(config["optimizer"]).scaled_to(config["data"]["batch_size"]).lr == config["optimizer"]["lr"]
 
 
 @pytest.mark.parametrize(
