@@ -18,7 +18,9 @@ from .noise import BETWEEN_CPU, PROCESSES_CPU, Rates
 from .run import BATCH_SIZE, CHOICES, HARDWARE, LEARNING_RATE, SEED, Run
 from .windows import windows_of
 
-_SCALES_ALONG = re.compile(r"optimizer\.|trainer\.(max|limit)_")  # what people change together with the batch size
+# What people change together with the batch size. The rule by which the learning rate follows it is no such value.
+_SCALES_ALONG = re.compile(r"optimizer\.(?!lr_scaling)|trainer\.(max|limit)_")
+_SAYS_NOTHING = ("auto", "none")  # without the name of its option
 
 
 @dataclass(frozen=True)
@@ -158,11 +160,11 @@ def label(run: Run, keys: Iterable[str]) -> str:
 
 
 def _setting(key: str, value: Any) -> str:
-    """A word speaks for itself; a number needs the last name of its option."""
-    if isinstance(value, str):
-        return value
+    """A word speaks for itself, but for a few; a number needs the last name of its option."""
     if key == "threads":
         return count(value, "thread")
+    if isinstance(value, str) and value not in _SAYS_NOTHING:
+        return value
     return f"{key.rpartition('.')[2]} {option_value(value)}"
 
 

@@ -9,12 +9,14 @@ from typing import Any
 from ..errors import printable
 from ..options.purpose import Purpose, purpose_of
 from ..records.formatting import significant
+from ..records.learning_rate import rule_words
 from ..records.rates import RATE
-from ..records.values import table
+from ..records.values import at, table
 from .answer import TIMED, Answer
 from .between_groups import compare_settings, crossovers
 from .groups import Group, SweepResults, rates_of
 from .run import BATCH_SIZE, Run
+from .text import and_
 
 _LONGEST = 60  # characters of a reason
 SEARCHES = ("find_batch_size", "time_to_target", "diagnose")  # experiments that decide which runs there are
@@ -81,10 +83,35 @@ def _too_few_sizes(group: Group) -> str:
 def notes(sweep: SweepResults) -> Iterator[str]:
     """What could not be read, and which conclusions the runs do not allow."""
     yield from sweep.notes
+    yield from _learning_rates(sweep.groups)
     without = [run.name for run in sweep.runs if run.status == "finished" and RATE not in run.values]
     if without:
         yield f"finished without a rate: {', '.join(without)}"
     yield from (f"{run.name}: {why}" for run in sweep.runs for why in (run.steps, run.correct) if isinstance(why, str))
+
+
+def _learning_rates(groups: Iterable[Group]) -> Iterator[str]:
+    """How the learning rate follows the batch size in trained runs of several sizes, and of which models it does not."""
+    rules, fixed = dict[str, None](), dict[str, None]()
+    for group in groups:
+        trained = [run for run in group.runs if run.metrics]
+        if len({run.global_batch_size for run in trained}) < 2:
+            continue
+        words = [words for run in trained if (words := rule_words(run.record, "samples of an update"))]
+        rates = {run.values.get("learning_rate") for run in trained}
+        rules |= dict.fromkeys(words)
+        if not words and len(rates) == 1 and None not in rates and _should_follow(trained[0]):
+            fixed[str(at(trained[0].record, "model.class"))] = None
+    if rules:
+        yield f"the learning rate follows the batch size: optimizer.lr × {and_([*rules], 'or')}"
+    if fixed:
+        yield f"the learning rate of {and_([*fixed])} does not follow the batch size"
+
+
+def _should_follow(run: Run) -> bool:
+    """Whether one expects a rule that scales the rate: of a LightningModule, which has its own rate, and where one was asked for."""
+    is_own = at(run.record, "model.lightning_module") is True or "script" in table(run.record.get("config"))
+    return is_own or run.settings.get("optimizer.lr_scaling", "none") != "none"
 
 
 def failures(sweep: SweepResults) -> str:

@@ -17,9 +17,10 @@ from ..errors import printable
 from ..records.formatting import option_value, significant
 from ..records.metrics import RUN_METRICS, best_first, metric
 from ..records.rates import RATE
+from ..records.values import positive
 from .between_groups import name_of, scaling_efficiencies
 from .groups import Group, SweepResults, rates_of
-from .run import BATCH_SIZE, Run
+from .run import BATCH_SIZE, LEARNING_RATE, Run
 from .text import KNOWN, is_number_column, mean_and_deviation, reach_text
 
 if TYPE_CHECKING:
@@ -87,8 +88,8 @@ def shown(sweep: SweepResults, frame: pd.DataFrame) -> pd.DataFrame:
     factors = [key for key in sweep.factors if key not in (BATCH_SIZE, "device")]
     if "device" in sweep.factors and "device_name" not in factors:
         factors.insert(0, "device_name")  # it says more
-    scaled = any(run.settings.get("optimizer.lr_scaling", "none") != "none" for run in sweep.runs)
-    names = [*_SHOWN, *(["learning_rate"] if scaled else []), *shown_metrics(sweep), *_TO_TARGET, "seconds"]
+    rate = ["learning_rate"] if scaled_rates(sweep.runs) else []
+    names = [*_SHOWN, *rate, *shown_metrics(sweep), *_TO_TARGET, "seconds"]
     texts = frame.astype(object).where(frame.notna(), "").astype(str)
     found = {"run": texts["run"].tolist()}
     for key in factors:
@@ -102,6 +103,14 @@ def shown(sweep: SweepResults, frame: pd.DataFrame) -> pd.DataFrame:
     reasons = texts.get("reason", [])
     found["why not finished"] = [textwrap.shorten(reason, _LONGEST, placeholder=" …") for reason in reasons]
     return pd.DataFrame({heading: cells for heading, cells in found.items() if any(cells)}).map(printable)
+
+
+def scaled_rates(runs: Sequence[Run]) -> dict[int, float]:
+    """The learning rates of runs by their numbers; empty where they are one, or those that `optimizer.lr` says."""
+    rates = {run.number: run.values["learning_rate"] for run in runs if "learning_rate" in run.values}
+    asked = {run.number: positive(run.settings.get(LEARNING_RATE)) or 0.0 for run in runs}
+    is_scaled = any(not math.isclose(rate, asked[run]) for run, rate in rates.items())
+    return rates if is_scaled and len(set(rates.values())) > 1 else {}
 
 
 def to_markdown(cells: pd.DataFrame) -> str:
@@ -140,6 +149,7 @@ def size_table(group: Group, answer: "Answer | None" = None, metrics: Sequence[s
     if answer and (quality := answer.quality):
         columns |= {"loss": {size: quality.loss(size) for size in quality.values}, "sure_loss": quality.sure or {}}
     columns |= {name: group.medians(name) for name in ("mfu", BUSY[group.device != "cpu"], "memory_peak_gib")}
+    columns["learning_rate"] = _rate_of_sizes(group)
     for key in () if answer and answer.arrivals else metrics:  # runs to a target end at it, or early
         values = {size: [run.metrics[key] for run in runs if key in run.metrics] for size, runs in group.sizes.items()}
         columns[key] = {size: statistics.fmean(of_size) for size, of_size in values.items() if of_size}
@@ -147,6 +157,14 @@ def size_table(group: Group, answer: "Answer | None" = None, metrics: Sequence[s
     for name, column in (columns | _of_progress(answer)).items():
         frame[name] = pd.Series(column, dtype=float)
     return frame
+
+
+def _rate_of_sizes(group: Group) -> dict[int, float]:
+    """The learning rate of each size where the sizes have different ones, and each has one."""
+    rates = scaled_rates(group.runs)
+    of_sizes = {size: {rates.get(run.number) for run in runs} for size, runs in group.sizes.items()}
+    found = {size: rate for size, (rate, *others) in of_sizes.items() if rate is not None and not others}
+    return found if len(found) == len(of_sizes) and len(set(found.values())) > 1 else {}
 
 
 def _of_progress(answer: "Answer | None") -> dict[str, Mapping[int, float]]:
@@ -177,6 +195,8 @@ def size_texts(sizes: pd.DataFrame, device: str = "cpu") -> pd.DataFrame:
     if device != "cpu":
         found["busy"] = sizes[BUSY[1]].map("{:.0f}%".format, na_action="ignore")
     found["GiB"] = sizes["memory_peak_gib"].map(significant, na_action="ignore")
+    rate = metric("learning_rate")
+    found[rate.heading] = sizes["learning_rate"].map(rate.text, na_action="ignore")
     for key in (str(name).removesuffix("_sd") for name in sizes if str(name).endswith("_sd")):
         texts = [
             mean_and_deviation(key, *row) if pd.notna(row[0]) else "" for row in sizes[[key, f"{key}_sd"]].to_numpy()

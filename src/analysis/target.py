@@ -19,6 +19,7 @@ import pandas as pd
 from scipy.special import stdtrit
 
 from ..records.formatting import duration, option_value, significant
+from ..records.learning_rate import rate_words
 from ..records.metrics import metric
 from ..records.values import at, number, positive, table
 from .noise import BETWEEN_CPU, CONFIDENCE, WORTH
@@ -129,9 +130,10 @@ class Arrivals:
     def _after(self, size: int) -> str:
         if (one := self.typical.get(size)) is None:
             return ""
-        rate = one.run.settings.get(LEARNING_RATE)
+        rate, scaled = one.run.settings.get(LEARNING_RATE), rate_words(one.run.record).partition(":")[0]
         words = f", after {duration(one.seconds)} of training and {significant(one.samples)} samples"
-        return f"{words}, at {LEARNING_RATE}={option_value(rate)}" if rate is not None else words
+        words += f", at {LEARNING_RATE}={option_value(rate)}" if rate is not None else ""
+        return f"{words} (scaled to {scaled})" if scaled else words
 
 
 def _were_ended(sizes: Sequence[int]) -> str:

@@ -386,6 +386,7 @@ def test_runs_that_differ_widen_the_interval_of_their_noise_scale():
     assert pooled([]) is None
 
 
+SCALED = {"rule": "sqrt", "batch_size": 64, "reference_batch_size": 256}
 FIRST, TIME_OVER = "reached val/acc 90.0 % first", "the time limit"
 
 
@@ -428,6 +429,11 @@ def write_trained(folder, times, ended="", **facts):
         (
             [{16: 4.0, 64: 3.0}, {16: 1.0}], {"options": {"optimizer.lr": 0.1}}, 16,
             [f"16 {FIRST} (one seed), after 1 s of training and 1,600 samples, at optimizer.lr=0.1."],
+        ),
+        # The rate is named as it is typed, and as it was for this size.
+        (
+            [{16: 4.0, 64: 2.0}], {"learning_rate": 0.002, "lr_scaling": SCALED}, 64,
+            [f"64 {FIRST} (one seed), after 2 s of training and 12,800 samples, at optimizer.lr=0.004 (scaled to 0.002)."],
         ),
     ],
 )  # fmt: skip

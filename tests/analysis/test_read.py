@@ -90,7 +90,8 @@ def test_a_curve_is_of_the_most_telling_validation_metric_and_of_none_of_unknown
     assert (found.attrs["metric"], list(found["value"]), none) == ("val/acc", [0.5], [None] * 5)
 
 
-LR, SIZE, TARGET = "optimizer.lr", "data.batch_size", {"target": {"metric": "val/acc", "value": 0.9}}
+LR, RULE, SIZE = "optimizer.lr", "optimizer.lr_scaling", "data.batch_size"
+TARGET = {"target": {"metric": "val/acc", "value": 0.9}}
 SEARCHED = [{"options": {LR: rate, "target": 0.9}, **TARGET} for rate in (0.1, 0.2)]
 RATES = [{"options": {LR: rate}} for rate in (0.1, 0.2)]
 # What runs differ in beside the batch size; the factors, and the labels of the groups.
@@ -110,6 +111,10 @@ GROUPS = {
     "a learning rate of its own divides": (RATES, [LR, SIZE], ["cnn · lr 0.1", "cnn · lr 0.2"]),
     "those that a search for a target tries do not": (
         [*SEARCHED, *RATES], [LR, "target", SIZE], ["cnn · target 0.9", "cnn · lr 0.1", "cnn · lr 0.2"],
+    ),
+    "a rule for the learning rate divides, and is named where its word is not enough": (
+        [{"options": {RULE: "auto"}}, {"options": {RULE: "none"}}, {"options": {RULE: "linear"}}], [RULE, SIZE],
+        ["cnn · lr_scaling auto", "cnn · lr_scaling none", "cnn · linear"],
     ),
     "an option that some runs do not have divides": (
         [{}, {"options": {"optimizer.amsgrad": True}}], ["optimizer.amsgrad", SIZE], ["cnn", "cnn · amsgrad true"],
@@ -132,6 +137,13 @@ def test_a_learning_rate_that_grows_with_the_batch_divides_no_group(tmp_path):
     write(tmp_path, (32, 64, 128), options=lambda size: {LR: size / 1e4})
     sweep = find([tmp_path])
     assert (LR in sweep.factors, len(sweep.groups)) == (True, 1)
+
+
+def test_a_rule_for_the_learning_rate_does_not_grow_with_the_batch(tmp_path):
+    """Sweeps of different sizes, of which one followed a rule, are two trainings."""
+    write(tmp_path, (32, 64), options={RULE: "none"})
+    write(tmp_path, (128, 256), first=2, options={RULE: "auto"})
+    assert [len(group.sizes) for group in find([tmp_path]).groups] == [2, 2]
 
 
 def test_repeated_runs_of_a_size_give_their_median(tmp_path):

@@ -219,6 +219,72 @@ def test_a_trained_sweep_has_its_metric(report, out):
     assert all(len(line) <= 80 for line in report.text.splitlines())
 
 
+# --- the learning rate -----------------------------------------------------------------------------------------------
+
+ACCURACY = {"test/acc": 0.98}
+FOLLOWS = {
+    "learning_rate": lambda size: 0.004 * (size / 128) ** 0.5,
+    "lr_scaling": lambda size: {"rule": "sqrt", "batch_size": size, "reference_batch_size": 128},
+}
+
+
+def rows_of(found):
+    """The cells of the terminal's table by their heading."""
+    return {line[:9]: line[9:].split() for line in found.text.splitlines() if line}
+
+
+def test_rates_that_follow_the_batch_size_have_a_row_and_a_column_and_a_note_has_the_rule(tmp_path):
+    write_rates(tmp_path, {32: 3000, 128: 6000, 512: 7000}, metrics=ACCURACY, **FOLLOWS)
+    found = write_report([tmp_path], tmp_path / "out")
+    assert rows_of(found)["scaled lr"] == ["0.002", "0.004", "0.008"]
+    assert found.notes == ["the learning rate follows the batch size: optimizer.lr × √(samples of an update ÷ 128)"]
+    for written in (found.markdown.partition("## Runs")[2], page(found, {})):
+        assert "scaled lr" in written and "0.008" in written
+    (group,) = read_answer(tmp_path / "out")["groups"]
+    assert [row["learning_rate"] for row in group["sizes"]] == pytest.approx([0.002, 0.004, 0.008])
+
+
+BY_HAND = {"learning_rate": lambda size: size / 1e4, "options": lambda size: {"optimizer.lr": size / 1e4}}
+FIXED = "the learning rate of Tutorial does not follow the batch size"
+ASKED = {"options": {"optimizer.lr_scaling": "auto"}}  # of data without a batch size
+
+
+@pytest.mark.parametrize(
+    ("facts", "is_own", "has_column", "notes"),
+    [
+        ({"learning_rate": 0.004, "metrics": ACCURACY}, False, False, []),
+        ({**BY_HAND, "metrics": ACCURACY}, False, False, []),  # optimizer.lr has a column
+        ({**FOLLOWS}, False, True, []),  # timed, not trained
+        ({"learning_rate": 0.01, "metrics": ACCURACY}, True, False, [FIXED]),
+        ({"learning_rate": 0.01}, True, False, []),
+        ({"metrics": ACCURACY}, True, False, []),  # of several optimizers nobody knows
+        ({"learning_rate": lambda size: size / 1e3, "metrics": ACCURACY}, True, True, []),  # it has a rule of its own
+        ({"learning_rate": 0.004, "metrics": ACCURACY, **ASKED}, False, False, [FIXED]),
+    ],
+)
+def test_what_is_said_of_rates_that_no_rule_has_scaled(facts, is_own, has_column, notes, tmp_path):
+    write_rates(tmp_path, {32: 3000, 128: 6000}, **facts)
+    for number in "01":
+        change_record(tmp_path / number, model={"class": "Tutorial", "parameters": 5, "lightning_module": is_own})
+    found = analyse([tmp_path])
+    assert ("scaled lr" in rows_of(found), "scaled lr" in found.markdown) == (has_column, has_column)
+    assert found.notes == notes
+
+
+def test_the_rate_that_a_search_names_is_the_one_to_type(tmp_path):
+    """At 512 samples the optimizer had twice as much; a run of this size that is given the named one has it, too."""
+    for number, rate in enumerate((0.001, 0.002)):
+        facts = {"learning_rate": 2 * rate, "lr_scaling": FOLLOWS["lr_scaling"], "evaluated": {"val": 5000}}
+        accuracy = {"metrics": {"val/acc": 0.9 + 20 * rate}}
+        write_rates(tmp_path, {512: 7000}, first=number, options={"optimizer.lr": rate}, **facts, **accuracy)
+    found = analyse([tmp_path])
+    assert any("lr 0.002" in line and "val/acc" in line for line in found.headlines)
+    table = [line for line in found.markdown.partition("## Runs")[2].splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+    rows = [dict(zip(cells[0], line, strict=True)) for line in cells[2:]]
+    assert [(row["lr"], row["scaled lr"]) for row in rows] == [("0.001", "0.002"), ("0.002", "0.004")]
+
+
 OWN, MINE = "batchscope train --config-dir=conf -m …", "batchscope train --config-dir 'my conf' -m"
 
 
