@@ -43,6 +43,7 @@ LINES = {  # command line → what is printed
     "reliability.py": "are bit-identical",
     "scaling.py": "| cnn | 1.69 MB |",
     "time_to_target.py": "| mlp on digits | val/acc 40.0 % |",
+    "lr_scaling.py": "| mlp | 128 |",
 }
 
 
@@ -170,6 +171,68 @@ def test_a_single_repetition_has_no_reference_and_is_refused(answers: dict[str, 
     monkeypatch.setattr(sys, "argv", ["answers.py", "--repetitions", "1"])
     with pytest.raises(UserError, match="--repetitions: got 1, takes 2 or more"):
         answers["main"]()
+
+
+@pytest.fixture
+def lr_scaling(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What lr_scaling.py defines."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return runpy.run_path(str(BENCHMARKS / "lr_scaling.py"))
+
+
+def test_of_three_rules_the_reference_is_trained_once_and_a_third_of_the_work_is_one_seed(lr_scaling: dict[str, Any]):
+    every = lr_scaling["trainings"](["cnn", "mlp"], (1, 3), (32, 128, 512), 3)
+    assert len(every) == 3 * 2 * 2 * (3 + 1 + 3)
+    assert {one.rule for one in every if one.size == 128} == {"none"}
+    assert [one.seed for one in every] == [0] * 28 + [1] * 28 + [2] * 28
+
+
+def accuracies(errors: dict[str, float], seeds: int = 3, spread: float = 0.05, **others: float) -> pd.DataFrame:
+    """Runs of a model at seven sizes with the errors of each rule; `others` are the errors at 2,048."""
+    every = []
+    for size in (32, 64, 128, 256, 512, 1024, 2048):
+        for rule, error in (errors | (others if size == 2048 else {})).items():
+            for seed in range(seeds if size != 128 or rule == "none" else 0):
+                acc = 1 - error * (1 + spread * (seed - 1))
+                every.append({"model": "cnn", "epochs": 1, "size": size, "rule": rule, "seed": seed, "acc": acc})
+    return pd.DataFrame(every)
+
+
+EVERYWHERE = "`auto`, here sqrt, is as good as the best rule everywhere within its noise"
+BECOMES, NOT = "It becomes the default.", "It does not become the default."
+AUTO_LEADS = {"none": 0.022, "sqrt": 0.02, "linear": 0.024}
+
+
+@pytest.mark.parametrize(
+    ("runs", "said"),
+    [
+        (accuracies(AUTO_LEADS), f"{EVERYWHERE}, and loses least on average. {BECOMES}"),
+        (accuracies(AUTO_LEADS, none=0.0198), f"{EVERYWHERE}, and loses least on average. {BECOMES}"),
+        (accuracies({**AUTO_LEADS, "linear": 0.0199}), f"{EVERYWHERE}, but linear loses less on average. {NOT}"),
+        (accuracies(AUTO_LEADS, none=0.01), f"everywhere within its noise: it is worse for cnn at 2,048 after 1 epoch (2.00 × the error). {NOT}"),
+        (accuracies(AUTO_LEADS, none=0.01, spread=0.9), f"{EVERYWHERE}, but none loses less on average. {NOT}"),
+        (accuracies(AUTO_LEADS, seeds=1), "One seed does not decide"),
+    ],
+    ids=["best everywhere", "once a little worse", "worse on average", "once shown to be worse", "noise", "one seed"],
+)  # fmt: skip
+def test_the_default_is_decided_by_the_stated_criterion(runs: pd.DataFrame, said: str, lr_scaling: dict[str, Any]):
+    assert said in lr_scaling["decision"](lr_scaling["shown"](runs))
+
+
+def test_a_rule_of_which_one_seed_fails_is_not_excused_by_its_own_noise(lr_scaling: dict[str, Any]):
+    runs = accuracies(AUTO_LEADS)
+    runs.loc[(runs["size"] == 2048) & (runs["rule"] == "sqrt") & (runs["seed"] == 0), "acc"] = 0.1
+    assert "it is worse for cnn at 2,048" in lr_scaling["decision"](lr_scaling["shown"](runs))
+
+
+def test_a_page_has_a_row_for_each_size_and_what_each_rule_loses(lr_scaling: dict[str, Any]):
+    text = lr_scaling["page"](accuracies(AUTO_LEADS), "abc")
+    assert text.startswith(
+        "A part of the benchmark: 57 trainings of 342, with 3 seeds, on one thread each, at commit abc."
+    )
+    assert "| cnn | 32 | 97.80 ± 0.11 | **98.00 ± 0.10** | 97.60 ± 0.12 |" in text
+    assert "| cnn | 128 | 97.80 ± 0.11 | the same | the same |" in text
+    assert "| linear | 0.40 | 0.40 | cnn at 32 after 1 epoch | 6 | " in text
 
 
 @pytest.mark.slow
