@@ -1,11 +1,13 @@
 """Numbers, metrics and lines as people see them."""
 
+import io
+
 import pytest
 
 from batchscope.records.formatting import count, duration, memory, option_value, percent, significant, with_prefix
 from batchscope.records.metrics import FRACTION, METRICS, RUN_METRICS, best_first, metric
 from batchscope.records.step_parts import PARTS
-from batchscope.records.terminal import wrapped
+from batchscope.records.terminal import say, wrapped
 
 SHOWN = {
     significant: {"61,200": 61234, "843": 843, "100": 99.96, "8.43": 8.434, "0.0123": 0.01234, "0.00": 0, "-5.00": -5},
@@ -59,3 +61,10 @@ def test_a_line_breaks_before_the_signs_between_items_or_at_any_space_keeps_its_
         ("", 20, [""]),
     ):
         assert wrapped([line], width) == lines
+
+
+def test_a_stream_without_a_code_for_a_character_shows_the_rest_of_the_line(monkeypatch):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", stream)
+    say("4 → 8 samples/s")
+    assert stream.buffer.getvalue() == b"4 ? 8 samples/s\n"
