@@ -23,7 +23,8 @@ from ..files import WriteError, remove_leftovers, set_aside, why, write_bytes
 from .read import FILE, SCHEMA, DamagedRecordError, read, refuse_used
 from .values import at, number
 
-# `interrupted`: stopped by a signal, or the system refused to write a file; `killed`: ended without a chance to report.
+# `interrupted`: stopped by a signal, or the system refused to write a file; `killed`: one of
+# its processes ended without a chance to report.
 Status = Literal["planned", "running", "finished", "failed", "out_of_memory", "interrupted", "killed"]
 _OPEN = ("planned", "running")  # the statuses of a run that has not ended, or has not reported its end
 _OF_END = ("error", "error_kind", "finished", "seconds")  # what a resumed run has not yet
@@ -110,8 +111,8 @@ class RunRecord:
             return
         if not self.enabled:
             # The first rank may know only that this rank is lost. Ranks that have agreed to end leave the record to the first.
-            alone = isinstance(error, UserError) or not getattr(error, "agreed", True)
-            if error is not None and alone and not isinstance(error, PeerLostError):
+            agreed = getattr(error, "agreed", False)
+            if error is not None and not agreed and not isinstance(error, PeerLostError):
                 close_open(self.path.parent, ended_as(error), reason(error), _kind_of(error))
             return
         self.facts["finished"] = _iso(time.time())
@@ -158,6 +159,8 @@ def ended_as(error: BaseException | None) -> Status:
         return "finished"
     if "OutOfMemoryError" in type(error).__name__ or isinstance(error, MemoryError):
         return "out_of_memory"
+    if isinstance(error, PeerLostError):  # another rank was killed: one that fails by itself has recorded why
+        return "killed"
     # Lightning turns Ctrl-C into SystemExit. After a WriteError the run can be resumed once there is room or permission.
     return "interrupted" if isinstance(error, KeyboardInterrupt | SystemExit | WriteError) else "failed"
 

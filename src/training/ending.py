@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..errors import Interrupted, UserError
+from ..errors import Interrupted, PeerLostError, UserError
 from ..options.command_lines import resume_command
 from ..records.read import FILE
 from .failures import explained
@@ -19,7 +19,8 @@ from .failures import explained
 def explain_failures(config: dict[str, Any], device: torch.device, first: bool) -> Iterator[None]:
     """Turn expected failures of a run on a device into one-line messages; the first rank prints for all.
 
-    Any other exception is passed on, with what was kept and how to resume it below its traceback.
+    Any other exception is passed on, with what was kept and how to resume it below its traceback; where another rank was
+    lost, the same is printed.
 
     Raises:
         UserError: in place of an error of torch or the system that a user can do something about.
@@ -37,6 +38,8 @@ def explain_failures(config: dict[str, Any], device: torch.device, first: bool) 
         raise
     except Exception as error:
         if in_one_line := explained(error, config, device):
+            if first and isinstance(in_one_line, PeerLostError) and (lines := _how_to_resume(config)):
+                print("\n".join(["", *lines]), flush=True)
             raise in_one_line from error
         if first and (lines := _how_to_resume(config)):
             error.add_note("\n".join(["", *lines]))

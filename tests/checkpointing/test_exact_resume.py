@@ -205,11 +205,14 @@ def test_a_stopped_run_ends_as_one_that_never_stopped(name, whole, interrupted, 
     for fault in stops:
         stopped = start(*line, fault=fault)
         codes = [one.end() for one in stopped]
-        status = {-9: "running", 1: "failed"}.get(codes[0], "finished" if case.resumed_with else "interrupted")
+        status = {-9: "running", 1: "killed" if -9 in codes else "failed"}.get(
+            codes[0], "finished" if case.resumed_with else "interrupted"
+        )
         assert record(tmp_path / "out")["status"] == status, [one.complained for one in stopped]
         assert all(codes) or case.resumed_with
         if case.rank is not None and -9 in codes:
             assert LOST in stopped[1 - case.rank].complained
+            assert case.rank == 0 or "\nresume   batchscope train resume=" in stopped[0].said
         line = [f"resume={place / 'out'}", *case.resumed_with]
     if case.meanwhile:
         case.meanwhile(tmp_path / "out")

@@ -103,6 +103,7 @@ LOST = "RuntimeError: closed by peer"  # what the first rank knows
         (UserError("bad"), "failed", "failed", "bad"),
         (PeerLostError("gone"), "running", "failed", LOST),
         (RunOutOfMemoryError("out of memory"), "out_of_memory", "out_of_memory", "out of memory"),
+        (ZeroDivisionError("a bug"), "failed", "failed", "ZeroDivisionError: a bug"),
     ],
 )
 def test_what_ends_another_rank_is_how_the_run_ended_unless_it_only_lost_a_peer(
@@ -116,6 +117,13 @@ def test_what_ends_another_rank_is_how_the_run_ended_unless_it_only_lost_a_peer(
         assert read(tmp_path)["status"] == meanwhile
         raise RuntimeError("closed by peer")
     assert (read(tmp_path)["status"], read(tmp_path)["error"].endswith(said)) == (status, True)
+
+
+def test_a_run_that_has_lost_a_rank_without_a_word_was_killed(tmp_path):
+    with pytest.raises(PeerLostError), RunRecord(tmp_path) as first:
+        first.begin()
+        raise PeerLostError("the connection is lost")
+    assert read(tmp_path)["status"] == "killed"
 
 
 def test_a_full_disk_leaves_room_for_the_records_last_word(tmp_path, monkeypatch):
