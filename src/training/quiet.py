@@ -1,6 +1,7 @@
-"""Lightning's messages: warnings and what was asked for are shown, greetings and hints are not."""
+"""Messages of libraries: warnings and what was asked for are shown; greetings, hints and an error's first of two reports are not."""
 
 import logging
+import threading
 import warnings
 from pathlib import Path
 
@@ -37,9 +38,17 @@ def quiet_libraries() -> None:
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # torch.compile on a machine without CUDA
     for pattern in _IGNORED:
         warnings.filterwarnings("ignore", pattern)
+    if threading.excepthook is threading.__excepthook__:  # and not somebody's own
+        threading.excepthook = _show_unless_tensorboards
 
 
 def is_shown(message: logging.LogRecord) -> bool:
     """Whether a message of Lightning's shared logger is a warning or was asked for; that `max_time` is over is neither."""
     file = Path(message.pathname)
     return message.levelno >= logging.WARNING or (file.parent.name in _ASKED_FOR and file.stem != "timer")
+
+
+def _show_unless_tensorboards(error: threading.ExceptHookArgs) -> None:
+    """Print the traceback of an exception that ended a thread; what ended TensorBoard's writer is raised at the next write."""
+    if not type(error.thread).__module__.startswith("tensorboard."):
+        threading.__excepthook__(error)
