@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
@@ -20,6 +21,8 @@ from torch.utils._python_dispatch import (
 DispatchMode = TorchDispatchMode  # sees every operation after autograd
 PRODUCT_KINDS = ("matmul", "convolution", "recurrent")  # each has its own switch for TF32
 _F = TypeVar("_F", bound=Callable[..., Any])
+# In what torch says of a file of shared memory, and of a worker that was killed for want of it.
+_OF_SHARED_MEMORY = ("</torch_", "workers are out of shared memory")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -117,6 +120,14 @@ def why_not_compilable(device: torch.device) -> str | None:
 def is_compilation_error(error: BaseException) -> bool:
     """Whether an exception is one of torch.compile's own classes."""
     return type(error).__module__.startswith(("torch._dynamo.", "torch._inductor."))
+
+
+def is_shared_memory_error(error: BaseException) -> bool:
+    """Whether the system refuses the shared memory in which a DataLoader's workers hand over tensors and lock queues."""
+    if isinstance(error, OSError):  # names no file
+        frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+        return any(frame.f_globals.get("__name__") == "multiprocessing.synchronize" for frame in frames)
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OF_SHARED_MEMORY)
 
 
 def hook_dicts(module: nn.Module) -> list[dict[int, Any]]:

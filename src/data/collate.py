@@ -9,6 +9,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import default_collate
 
+from .._torch import is_shared_memory_error
 from ..errors import UserError
 from .spec import CLASSES, LENGTHS, PADDING, DataSpec
 from .workers import data_error
@@ -75,6 +76,8 @@ def batch_of(samples: list[Any], sources: list[str], spec: DataSpec, own: Collat
             batch = dict(batch)
         wrong = check_batch(batch, spec)
     except Exception as error:
+        if is_shared_memory_error(error):  # of a worker; no sample is at fault
+            raise
         _check_alone(samples, sources, spec, own)
         if own is None and (wrong := missing_field(samples[0], spec)):
             raise UserError(f"data: {what} is not what the spec says: {wrong}") from error

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import torch
 
-from .._torch import is_compilation_error
+from .._torch import is_compilation_error, is_shared_memory_error
 from ..errors import PeerLostError, UserError
 from ..files import LOCK, NO_SPACE, WriteError, is_inside, why
 from ..hardware.calibration import faster_precision
@@ -25,6 +25,10 @@ _GIB = 2**30
 _OF_READING_TOO = (errno.EIO, errno.ESTALE)
 _UNUSABLE = (*NO_SPACE, errno.EROFS, *_OF_READING_TOO)
 _PEER_LOST = "the connection to another process of the run is lost, and the run ends"
+_NO_SHARED_MEMORY = (
+    "the workers are refused shared memory (/dev/shm) for their batches: {}; give a container more by docker run "
+    "--shm-size=8g, or write data.num_workers=0"
+)
 # What torch says in a RuntimeError, and what that is to a user.
 _SAID = {
     "DataLoader worker (pid": (UserError, "data: {error}; where memory is short, take fewer data.num_workers"),
@@ -46,6 +50,8 @@ class RunOutOfMemoryError(UserError):
 
 def explained(error: Exception, config: dict[str, Any], device: torch.device) -> UserError | None:
     """The one line for an exception in a run on a device; None for one that is nobody's failure but the code's."""
+    if is_shared_memory_error(error):
+        return WriteError(f"data: {_NO_SHARED_MEMORY.format(str(error).strip().splitlines()[-1])}")
     if is_out_of_memory(error):
         return RunOutOfMemoryError(_out_of_memory(config, device))
     if isinstance(error, torch.distributed.DistNetworkError | torch.distributed.DistStoreError):

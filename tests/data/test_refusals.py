@@ -169,3 +169,13 @@ def test_what_is_nearly_wrong_is_accepted() -> None:
     augmented(DataSpec("image", (1, 9, 6), "class", 2), shift=5, crop=5)()
     augmented(LENGTHS)()
     DataSpec("image", (1, 8, 8), "input", fields=("x",))
+
+
+def test_no_sample_is_at_fault_where_a_worker_gets_no_shared_memory() -> None:
+    def refuse(samples: list[Any], batch: Any) -> Any:
+        raise RuntimeError(
+            "unable to allocate shared memory(shm) for file </torch_1_2_0>: No space left on device (28)"
+        )
+
+    with pytest.raises(RuntimeError, match="^unable to allocate shared memory"):
+        collated(refuse)()

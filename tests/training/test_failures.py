@@ -1,11 +1,14 @@
 """A run that cannot continue ends with one line that says why, and keeps what it had."""
 
 import errno
+import multiprocessing
 import os
 from collections.abc import Callable
 from functools import partial
+from multiprocessing import synchronize
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -127,6 +130,18 @@ PEER = "the connection to another process of the run is lost, and the run ends"
 REMOVED = FileNotFoundError(errno.ENOENT, "No such file", b"out/events")
 REFUSED = IsADirectoryError(errno.EISDIR, "Is a directory", "out/csv/metrics.csv")
 FULL = OSError(errno.ENOSPC, "No space left", "out/events")
+NO_ROOM = "the workers are refused shared memory (/dev/shm) for their batches"
+SHARED = "RuntimeError: unable to allocate shared memory(shm) for file </torch_1_2_0>: No space left on device (28)"
+BUS = "It is possible that dataloader's workers are out of shared memory. Please try to raise your shared memory limit."
+
+
+def of_semaphore() -> OSError:
+    """What a semaphore is refused with where /dev/shm is read-only."""
+    refused = OSError(errno.EROFS, os.strerror(errno.EROFS))
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(OSError) as caught:
+        patched.setattr(synchronize._multiprocessing, "SemLock", Mock(side_effect=refused))
+        synchronize.Lock(ctx=multiprocessing.get_context())
+    return caught.value
 
 
 @pytest.mark.parametrize(
@@ -144,6 +159,9 @@ FULL = OSError(errno.ENOSPC, "No space left", "out/events")
         (torch.distributed.DistStoreError("Timed out"), PeerLostError, PEER),
         (RuntimeError("[pair.cc:561] Connection closed by peer [::1]:8857."), PeerLostError, PEER),
         (RuntimeError("DataLoader worker (pid 7) is killed"), UserError, "data: DataLoader worker (pid 7) is killed; "),
+        (RuntimeError(f"Caught it in worker 0.\n{SHARED}"), WriteError, f"data: {NO_ROOM}: {SHARED}; give a container more by docker run --shm-size=8g, or write data.num_workers=0"),
+        (RuntimeError(f"DataLoader worker (pid 7) is killed by signal: Bus error. {BUS}"), WriteError, f"data: {NO_ROOM}: DataLoader worker"),
+        (of_semaphore(), WriteError, f"data: {NO_ROOM}: [Errno 30] Read-only file system; "),
         (CppCompileError(["g++"], "internal error"), UserError, "compile: true fails for MLP: C++ compile error; write "),
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, Exception) else "",
