@@ -4,10 +4,10 @@
     batchscope run --vary=--batch-size=16,64,256 train_theirs.py --epochs 2
 
 The options of batchscope stand before the script. The first fit leaves a run folder with run.json, which batchscope report,
-compare and choose read; a second fit of the same process has a folder of its own. --vary runs the script once for each
-value of one of its flags, ends each run when its speed is known (--whole: when it ends by itself), and reports. The exit
-code is 1 if a value failed; one that did not fit into memory is a result. Ctrl-C, SIGTERM or SIGHUP ends the running
-script first; a second Ctrl-C or SIGTERM, more than 0.3 s later, kills it.
+compare and choose read; a second fit of the same process has a folder of its own. A script that runs no fit is said to be
+unmeasured. --vary runs the script once for each value of one of its flags, ends each run when its speed is known (--whole:
+when it ends by itself), and reports. The exit code is 1 if a value failed; one that did not fit into memory is a result.
+Ctrl-C, SIGTERM or SIGHUP ends the running script first; a second Ctrl-C or SIGTERM, more than 0.3 s later, kills it.
 """
 
 import argparse
@@ -22,13 +22,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..attached import FOLDER, PARENT, UNTIL_KNOWN
-from ..errors import UserError, printable
+from ..errors import UserError, printable, warn
 from ..files import refuse_existing
 from ..records.read import read
 from . import command_parser, folder_of
 
 if TYPE_CHECKING:
     from ..sweep.script import ScriptProcess
+
+_NOT_MEASURED = "not measured: the script ran no fit of a lightning.pytorch Trainer"
 
 
 def main() -> None:
@@ -42,13 +44,21 @@ def main() -> None:
     refuse_existing("--out", folder)
     if values:
         sys.exit(_run_each(folder, script, args.flags, flag, values, args.whole))
-    if descriptor := os.environ.pop(PARENT, ""):
+    descriptor = os.environ.pop(PARENT, "")
+    if descriptor:
         os.set_inheritable(int(descriptor), False)
         threading.Thread(target=_end_with_parent, args=(int(descriptor),), daemon=True).start()
-    os.environ[FOLDER] = str(folder.absolute())
+    folder = folder.absolute()  # the script may change the current one
+    os.environ[FOLDER] = str(folder)
     sys.argv = [str(script), *args.flags]
     sys.path.insert(0, str(script.resolve().parent))
-    runpy.run_path(str(script), run_name="__main__")
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as end:
+        if end.code:
+            raise
+    if not descriptor and not os.path.isdir(folder):  # `--vary` says it itself
+        warn(f"run: {_NOT_MEASURED}")
 
 
 def _end_with_parent(descriptor: int) -> None:
@@ -122,7 +132,7 @@ def _ending(process: "ScriptProcess") -> tuple[str, bool]:
     if process.code:
         return f"failed with exit code {process.code}" if process.code > 0 else process.how, True
     if not records:
-        return "not measured: the script ran no fit of a lightning.pytorch Trainer", True
+        return _NOT_MEASURED, True
     failed = [record for record in records if record.get("status") not in ("finished", "out_of_memory")]
     return (_status_words(failed[0]), True) if failed else ("", False)
 

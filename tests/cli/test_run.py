@@ -1,4 +1,4 @@
-"""`batchscope run --vary`: how it ends where a script fails, and where a signal comes. The scripts are stand-ins without torch."""
+"""`batchscope run`: how it ends where a script fits nothing or fails, and where a signal comes. The scripts are stand-ins without torch."""
 
 import os
 import signal
@@ -77,6 +77,14 @@ def test_a_value_whose_script_runs_no_fit_has_failed(vary):
     answered = vary(MEASURED.replace("\nwrite_run", "\nif size == 64: write_run"))
     assert answered.code == 1
     assert answered.err == "  not measured: the script ran no fit of a lightning.pytorch Trainer\n"
+
+
+@pytest.mark.parametrize(("ends", "code", "said"), [("", 0, True), ("exit()", 0, True), ("exit(3)", 3, False)])
+def test_a_script_that_runs_no_fit_is_said_to_be_unmeasured_unless_it_fails(ends, code, said, tmp_path):
+    (tmp_path / "script.py").write_text(f"import os, sys\nos.chdir('/')\nsys.{ends or 'path'}\n")
+    ended = end(spawn(tmp_path, "-m", "batchscope", "run", "--out=out", "script.py"))
+    not_measured = "warning: run: not measured: the script ran no fit of a lightning.pytorch Trainer\n"
+    assert ended == (code, "", not_measured if said else "")
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the longest command line is that of Linux")
