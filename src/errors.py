@@ -35,7 +35,9 @@ class UserError(Exception):
 
     def __str__(self) -> str:
         line = printable(" ".join(str(self.args[0]).split()))
-        return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 200]} … {line[-200:]}"
+        if len(line) <= _LONGEST:
+            return line
+        return f"{cut(line, _LONGEST - 200)} {line[-200:].partition(' ')[2] or line[-200:]}"
 
 
 def printable(text: str) -> str:
@@ -43,9 +45,17 @@ def printable(text: str) -> str:
     return "".join(character if character.isprintable() or character == "\n" else "\ufffd" for character in text)
 
 
+def cut(text: str, width: int) -> str:
+    """A text of at most `width` characters; one that is longer ends behind a word, if there is one, and with ` …`."""
+    if len(text) <= width:
+        return text
+    head = text[: width - 1].rpartition(" ")[0] or text[: width - 2]
+    return f"{head.rstrip()} …"
+
+
 def in_one_line(error: BaseException, width: int = 200) -> str:
     """The class and the message of anybody's exception."""
-    return printable(" ".join(f"{type(error).__name__}: {error}".split()))[:width]
+    return cut(printable(" ".join(f"{type(error).__name__}: {error}".split())), width)
 
 
 def place_of(error: BaseException, is_own: Callable[[str], bool]) -> str:

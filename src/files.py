@@ -21,7 +21,7 @@ except ImportError:  # Windows
     fcntl = None
 
 LOCK = ".lock"
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 # The answers of a file system that does not support an operation, as opposed to one that failed at it.
 _UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 _NO_LOCKS = (*_UNSUPPORTED, errno.ENOLCK)
@@ -210,6 +210,8 @@ def why(error: OSError) -> str:
     """The system's reason, in words."""
     if error.errno in NO_SPACE:
         return f"the disk is full ({error.strerror})"
+    if error.errno == errno.EFBIG:
+        return f"the system allows no file of this size, as `ulimit -f` sets it ({error.strerror})"
     return error.strerror or str(error)
 
 

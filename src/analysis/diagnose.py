@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError, printable
+from ..errors import UserError, cut, printable
 from ..files import refuse_links, why, write_text
 from ..records.formatting import count, percent
 from ..records.metrics import metric
@@ -58,13 +58,13 @@ class Trial:
         """The kind of the bottleneck: `memory`, `probably host`, `unclear`, or empty."""
         said = table(at(self.run.record, "throughput.bottleneck"))
         probably = "probably " if said.get("certainty") == "probable" else ""
-        return probably + " ".join(str(said.get("kind") or "").split())[:_LONGEST]
+        return probably + cut(" ".join(str(said.get("kind") or "").split()), _LONGEST)
 
     @property
     def why_no_rate(self) -> str:
         """Why there is no rate; empty if there is one."""
         said = "no rate was measured" if self.run.status == "finished" else self.run.reason
-        return "" if self.rate else (f"refused: {said}" if self.run.status == "failed" else said)[:_LONGEST_REASON]
+        return "" if self.rate else cut(f"refused: {said}" if self.run.status == "failed" else said, _LONGEST_REASON)
 
 
 class Findings:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import printable
+from ..errors import cut, printable
 from ..options.purpose import Purpose, purpose_of
 from ..records.formatting import significant
 from ..records.learning_rate import rule_words
@@ -119,8 +119,7 @@ def failures(sweep: SweepResults) -> str:
     reasons: dict[str, dict[str, None]] = {}
     for group in sweep.groups:
         for run in (run for run in group.runs if run.reason):
-            reason = run.reason if len(run.reason) <= _LONGEST else f"{run.reason[: _LONGEST - 2]} …"
-            reasons.setdefault(reason, {})[_name(run, group, sweep)] = None
+            reasons.setdefault(cut(run.reason, _LONGEST), {})[_name(run, group, sweep)] = None
     return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
 
 

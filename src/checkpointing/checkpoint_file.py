@@ -18,7 +18,7 @@ from lightning.pytorch.plugins.io import CheckpointIO
 from typing_extensions import override
 
 from .. import files
-from ..errors import UserError
+from ..errors import UserError, cut
 from ..files import NO_SPACE, WriteError, why
 
 
@@ -95,7 +95,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     except pickle.UnpicklingError as error:
         raise UserError(f"ckpt: {path} holds more than tensors and plain values and was not loaded") from error
     except Exception as error:  # of zipfile, torch and the system, about any bytes
-        raise UserError(f"ckpt: {path} is damaged: {type(error).__name__}: {str(error)[:120]}") from error
+        raise UserError(f"ckpt: {path} is damaged: {type(error).__name__}: {cut(str(error), 120)}") from error
     if not _is_ours(checkpoint):
         raise UserError(f"ckpt: {path} is not a checkpoint that batchscope wrote")
     return checkpoint

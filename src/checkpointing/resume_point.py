@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning import LightningModule, Trainer
 
-from ..errors import UserError, warn
+from ..errors import UserError, cut, warn
 from ..files import is_inside, why
 from ..records.read import read
 from .callback import Checkpoints
@@ -32,7 +32,7 @@ class ResumePoint:
 
     def cannot_be_restored(self, error: Exception) -> UserError:
         """What to raise for a value in the checkpoint that nothing can be restored from."""
-        return UserError(f"resume: {self.path} cannot be resumed from: {type(error).__name__}: {str(error)[:200]}")
+        return UserError(f"resume: {self.path} cannot be resumed from: {type(error).__name__}: {cut(str(error), 200)}")
 
     def check(self, trainer: Trainer, fingerprint: str) -> None:
         """Check that the run can continue; a warning says so where it starts again.

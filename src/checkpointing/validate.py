@@ -10,7 +10,7 @@ from typing import Any
 from lightning import LightningModule
 from torch import Tensor
 
-from ..errors import UserError
+from ..errors import UserError, cut
 
 _MAX_COUNT = 2**53  # TensorBoard's steps are in 64 bits
 
@@ -29,7 +29,7 @@ def check_resumable(checkpoint: dict[str, Any], path: Path, module: LightningMod
             _check_weights(checkpoint["state_dict"], module)
     except Exception as error:  # whatever a missing or strange value leads to
         kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
-        raise UserError(f"ckpt: {path} cannot be resumed from: {kind}{str(error)[:200]}") from error
+        raise UserError(f"ckpt: {path} cannot be resumed from: {kind}{cut(str(error), 200)}") from error
 
 
 def progress(checkpoint: dict[str, Any]) -> tuple[int, int, int]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
+from ..errors import UserError, cut
 from ..files import is_set_aside, why
 
 FILE = "run.json"
@@ -71,7 +71,7 @@ def load_json(path: Path, max_bytes: int = 2**28) -> Any:
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {why(error)}") from error
     except (ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = cut(" ".join(str(error).split()), 200)
         raise DamagedRecordError(f"{path}: cannot be read: {reason}") from error
 
 
@@ -86,7 +86,7 @@ def reading(path: Path) -> Iterator[None]:
         raise UserError(f"{path}: cannot be read: {why(error)}") from error
     # zipfile raises NotImplementedError and RuntimeError for what it does not support, and zlib has its own error.
     except Exception as error:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        reason = cut(" ".join(str(error).split()), 200) or type(error).__name__
         raise UserError(f"{path}: cannot be read: {reason}") from error
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from ..errors import PeerLostError, UserError
+from ..errors import PeerLostError, UserError, cut
 from ..files import WriteError, remove_leftovers, set_aside, why, write_bytes
 from .read import FILE, SCHEMA, DamagedRecordError, read, refuse_used
 from .values import at, number
@@ -143,7 +143,7 @@ def plan(run_dir: Path, **facts: Any) -> None:
 def close(run_dir: Path, status: Status, reason: str, kind: str = "") -> None:
     """Record the end of a run whose process could not record it, and the kind of its error. Raises WriteError."""
     known = {"schema": SCHEMA, **_read_or_set_aside(run_dir)}
-    _write_final(run_dir / FILE, {**known, "status": status, **_error_facts(reason[:1000], kind)})
+    _write_final(run_dir / FILE, {**known, "status": status, **_error_facts(cut(reason, 1000), kind)})
 
 
 def close_open(run_dir: Path, status: Status, reason: str, kind: str = "") -> None:
@@ -168,7 +168,7 @@ def ended_as(error: BaseException | None) -> Status:
 def reason(error: BaseException) -> str:
     """The exception in one line; anything but a user's mistake with its type."""
     text = " ".join(str(error).split())
-    return (text if isinstance(error, UserError) else f"{type(error).__name__}: {text}")[:1000]
+    return cut(text if isinstance(error, UserError) else f"{type(error).__name__}: {text}", 1000)
 
 
 def _kind_of(error: BaseException | None) -> str:

@@ -12,7 +12,7 @@ import psutil
 import torch
 
 from .._torch import is_compilation_error, is_shared_memory_error
-from ..errors import PeerLostError, UserError
+from ..errors import PeerLostError, UserError, cut
 from ..files import LOCK, NO_SPACE, WriteError, is_inside, why
 from ..hardware.calibration import faster_precision
 from ..hardware.device_memory import is_out_of_memory
@@ -23,7 +23,7 @@ from ..options.update import largest_part, ranks_asked
 _GIB = 2**30
 # Errors of a file system that is full, gone or read-only; an error while writing names no file.
 _OF_READING_TOO = (errno.EIO, errno.ESTALE)
-_UNUSABLE = (*NO_SPACE, errno.EROFS, *_OF_READING_TOO)
+_UNUSABLE = (*NO_SPACE, errno.EFBIG, errno.EROFS, *_OF_READING_TOO)
 _PEER_LOST = "the connection to another process of the run is lost, and the run ends"
 _NO_SHARED_MEMORY = (
     "the workers are refused shared memory (/dev/shm) for their batches: {}; give a container more by docker run "
@@ -70,7 +70,7 @@ def explained(error: Exception, config: dict[str, Any], device: torch.device) ->
 def _cannot_compile(config: dict[str, Any], error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     asked, model = str(config["compile"]).lower(), config["model"]["_target_"].rpartition(".")[2]
-    first = lines[0][:200] if lines else type(error).__name__
+    first = cut(lines[0], 200) if lines else type(error).__name__
     return f"compile: {asked} fails for {model}: {first}; write compile=false"
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..checkpointing.checkpoint_file import is_dense, verify
-from ..errors import UserError, did_you_mean, in_one_line
+from ..errors import UserError, cut, did_you_mean, in_one_line
 
 _WRAPPERS = re.compile(r"^((model|module)\.)+")  # of a LightningModule, of DataParallel
 _COMPILED = "_orig_mod."  # of torch.compile, before any name
@@ -46,7 +46,7 @@ def start_from(model: nn.Module, path: Path, prefix: str | Sequence[str] | None 
         model.load_state_dict(others | weights)
     except RuntimeError as error:  # all that is missing, unexpected or of another shape
         part = "" if prefixes else "; init_prefix=… takes a part of it"
-        what = str(error).splitlines()[:2][-1].strip()[:200]  # the first of its complaints
+        what = cut(str(error).splitlines()[:2][-1].strip(), 200)  # the first of its complaints
         raise UserError(f"init: {path} does not fit {type(model).__name__}: {what}{part}") from error
     return {"file": str(path), "tensors": len(weights), "of": len(own), "below": prefixes}
 
