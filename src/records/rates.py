@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .formatting import percent
-from .values import positive
+from .values import at, positive
 
 RATE, MEAN_RATE, FIT_RATE = "samples_per_sec", "samples_per_sec_mean", "samples_per_sec_fit"
 # A rate is said with the load beside it where other programs took this share of the processor: an idle virtual machine
@@ -24,6 +24,11 @@ def load_words(throughput: Mapping[str, Any]) -> str:
     """`beside other programs that took 38 % of the processor`, of a run's summary; empty for a load that is not said."""
     share = positive(throughput.get("others_share"))
     return f"beside other programs that took {percent(share)} of the processor" if share and share >= LOAD_SAID else ""
+
+
+def why_no_rate(record: Mapping[str, Any]) -> str:
+    """Why a run that has finished has no rate: `of 2 updates none came after the warm-up of 5`."""
+    return str(at(record, "throughput.missing.bottleneck") or "nothing was measured")
 
 
 def rate(samples: float, step_ms: float) -> float:

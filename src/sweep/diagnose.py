@@ -12,7 +12,7 @@ from dataclasses import replace
 from ..analysis.diagnose import AGAIN, BASELINE, CHANGE, Findings
 from ..analysis.run import Run
 from ..errors import UserError
-from ..records.rates import RATE
+from ..records.rates import RATE, why_no_rate
 from ..records.terminal import wrapped
 from ..records.values import at, positive
 from .changes import Change, changes_to_try, fixed_options, folder_of, this_machine, words_of
@@ -39,9 +39,7 @@ def diagnose(job: Job, search: Diagnosis) -> Plan[None]:
     baseline = Run(BASELINE, job.run_dir / BASELINE, record)
     if RATE not in baseline.values:
         place = os.path.relpath(baseline.folder)
-        raise UserError(
-            f"experiment={NAME}: needs the rate of a run, and {place} has none; leave callbacks.throughput on"
-        )
+        raise UserError(f"experiment={NAME}: needs the rate of a run, and {place} has none: {why_no_rate(record)}")
     machine = this_machine(str(record["hardware"]["device"]))
     fixed = fixed_options(job.facts["overrides"])
     changes, tried.not_tried = changes_to_try(job.config, baseline, machine, fixed, search.batch_factors)

@@ -13,7 +13,7 @@ from ..analysis.selection import ENOUGH, INDIFFERENCE
 from ..analysis.table import quality_metrics
 from ..errors import UserError
 from ..options.update import largest_part, ranks_asked
-from ..records.rates import NEAR_BEST, RATE
+from ..records.rates import NEAR_BEST, RATE, why_no_rate
 from .plans import Job, Plan, RunFailed
 from .search import BatchSizeSearch
 from .visits import can_wait
@@ -31,7 +31,7 @@ def grow_batch(job: Job, search: BatchSizeSearch, title: str = "") -> Plan[int |
 
     Raises:
         RunFailed: for a run that fails for another reason than memory: that does not say whether the batch fits.
-        UserError: for a run without a rate.
+        UserError: if the first run has no rate. Of a later one, the search takes no larger size.
     """
     rates: dict[int, float] = {}  # samples/s of each size that fits
     highest: dict[int, float] = {}  # the same if other programs have slowed it by all that they took
@@ -45,13 +45,19 @@ def grow_batch(job: Job, search: BatchSizeSearch, title: str = "") -> Plan[int |
         return job.below(os.path.join(*below, str(size)), option, f"{title}{number}: data.batch_size={size}")
 
     def measure(size: int) -> Plan[bool]:
-        """Run a size; whether it fits, and is faster than all before it."""
+        """Run a size; whether it fits, is measured, and is faster than all before it."""
         nonlocal limit
         tried.append(size)
         (record,) = yield [run(size, f"run {len(tried)} of at most {search.max_runs}")]
         if record["status"] == "out_of_memory":
             return False
         rate = _rate(record)
+        if rate is None and not rates:
+            place = record["config"]["run_dir"]
+            raise UserError(f"search: needs the rate of a run, and {place} has none: {why_no_rate(record)}")
+        if rate is None:
+            print(f"  no larger size is tried: {why_no_rate(record)}", file=sys.stderr, flush=True)
+            return False
         samples = record["dataset"]["train_samples"]  # None of a stream that is not counted
         limit = min(limit, max(1, samples // record.get("processes", 1))) if samples else limit
         is_faster = not rates or rate > (1 + NEAR_BEST) * max(rates.values())
@@ -78,17 +84,13 @@ def grow_batch(job: Job, search: BatchSizeSearch, title: str = "") -> Plan[int |
     return _recommended(job.run_dir, enough) or _enough(rates, enough)
 
 
-def _rate(record: Mapping[str, Any]) -> float:
-    """Samples/s of a run that has finished."""
+def _rate(record: Mapping[str, Any]) -> float | None:
+    """Samples/s of a run that has finished; None where it has none, as of a size with fewer steps than the warm-up."""
     if record["status"] != "finished":
         why = f"  the search ends: {record['status']} does not say whether the batch fits"
         print(why, file=sys.stderr, flush=True)
         raise RunFailed(f"the search: {record.get('error') or record['status']}")
-    rate = record["throughput"].get(RATE)
-    if rate is None:
-        place = record["config"]["run_dir"]
-        raise UserError(f"search: needs the rate of a run, and {place} has none; leave callbacks.throughput on")
-    return rate
+    return record["throughput"].get(RATE)
 
 
 def _to_measure_again(rates: Mapping[int, float], highest: Mapping[int, float], near_share: float) -> list[int]:

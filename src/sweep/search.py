@@ -12,7 +12,8 @@ class BatchSizeSearch:
     """Grows the batch until throughput stops rising or memory ends, then tries the size that was left out below the answer.
 
     The batch grows by a factor of four, so that eight runs reach from 8 to 8,192 samples. No batch is larger than the
-    training set. Throughput has stopped rising where a size is not faster than the fastest before it by 5 %.
+    training set. Throughput has stopped rising where a size is not faster than the fastest before it by 5 %. A size of which
+    no step is measured, as of too few samples, is the last one that is tried.
 
     Args:
         start: the first batch size.

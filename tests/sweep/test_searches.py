@@ -77,18 +77,27 @@ def test_the_answer_is_what_a_report_recommends_also_where_the_search_is_started
     assert search(tmp_path, measure)[1] == found[1]
 
 
-@pytest.mark.parametrize(
-    ("end", "error", "said"),
-    [
-        *(({"status": one, "error": "ValueError: a bug"}, RunFailed, "a bug") for one in ("failed", "killed", "refused")),
-        ({}, UserError, r"search: needs the rate of a run, and .*32 has none"),
-    ],
-)  # fmt: skip
-def test_a_run_without_a_rate_ends_the_search_and_is_told(end, error, said, tmp_path, capsys):
-    with pytest.raises(error, match=said):
-        search(tmp_path, lambda size: rate(size) if size < 32 else end)
-    why = f"the search ends: {end.get('status')} does not say whether the batch fits"
-    assert (why in capsys.readouterr().err) is bool(end)
+@pytest.mark.parametrize("status", ["failed", "killed", "refused"])
+def test_a_run_that_does_not_say_whether_the_batch_fits_ends_the_search_and_is_told(status, tmp_path, capsys):
+    with pytest.raises(RunFailed, match="a bug"):
+        search(tmp_path, lambda size: rate(size) if size < 32 else {"status": status, "error": "ValueError: a bug"})
+    assert f"the search ends: {status} does not say whether the batch fits" in capsys.readouterr().err
+
+
+UNMEASURED = {"throughput": {"missing": {"bottleneck": "of 2 updates none came after the warm-up of 5"}}}
+
+
+def test_a_size_without_a_measured_step_is_the_last_one_and_is_told(tmp_path, capsys):
+    grow = device(1.0)
+    found = search(tmp_path, lambda size: grow(size) if size <= 128 else UNMEASURED, samples=600)
+    assert found == (128, ["8", "32", "128", "512", "256"])
+    said = "  no larger size is tried: of 2 updates none came after the warm-up of 5\n"
+    assert capsys.readouterr().err == 2 * said
+
+
+def test_a_search_whose_first_run_has_no_rate_says_why(tmp_path):
+    with pytest.raises(UserError, match="search: needs the rate of a run, and .*8 has none: of 2 updates none came "):
+        search(tmp_path, lambda size: UNMEASURED)
 
 
 def rates(known, taken=None):
