@@ -231,7 +231,7 @@ class ThroughputMonitor(Callback):
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._finish(trainer)
-        # A rank that has stopped measuring gives None; the others wait for it.
+        # A rank that has stopped measuring, or has measured no step, gives None; the others wait for it.
         steps = gather(self._own_ms(), trainer.world_size) if trainer.world_size > 1 else []
         self._sum_up(steps)
         self._conclude(trainer, steps)
@@ -313,7 +313,8 @@ class ThroughputMonitor(Callback):
         """Say why there is no summary, where there is none, and print it."""
         if not self.summary:
             why = self.failure and f"the measurement ended with {self.failure}"
-            stopped = f"rank {steps.index(None)} has stopped measuring" if None in steps else None
+            is_other = None in steps and steps[trainer.global_rank] is not None
+            stopped = f"rank {steps.index(None)} has stopped measuring" if is_other else None
             self.summary = _nothing(why or stopped or self._why_nothing_is_known())
         elif "title" not in self.summary:  # the times are known, and the analysis has failed
             self.summary |= _nothing(f"the measurement ended with {self.failure}")

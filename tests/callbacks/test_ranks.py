@@ -86,6 +86,11 @@ def give_up(folder):
     return monitor.summary
 
 
+def measure_few(folder):
+    fit(Stranger(), monitor := monitoring(), max_steps=5)
+    return monitor.summary
+
+
 SCENARIOS = {
     "differ": differ,
     "wait": lambda folder: wait(folder, 1),
@@ -94,6 +99,7 @@ SCENARIOS = {
     "noise, accumulated": lambda folder: compare_noise(folder, 3),
     "time up": time_up,
     "give up": give_up,
+    "few": measure_few,
 }
 
 
@@ -151,3 +157,7 @@ class TestTwoRanks:
 
     def test_of_which_one_gives_up_measuring_keep_each_other_not_waiting(self, found) -> None:
         assert found["give up"][0] == {"missing": {"bottleneck": "rank 1 has stopped measuring"}}
+
+    def test_of_few_steps_say_so(self, found) -> None:
+        said = "of 5 updates none came after the warm-up of 5"
+        assert found["few"] == [{"missing": {"bottleneck": said}}] * 2
