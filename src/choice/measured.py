@@ -112,7 +112,8 @@ def _read(path: Path) -> _Run:
 
     middle, samples = known("throughput.step_ms_median"), known("dataset.train_samples")
     if not middle:
-        raise UserError(f"measured no step: {str(record.get('error') or record.get('status')).replace('_', ' ')}")
+        why = record.get("error") or record.get("status") or "its record does not say why"
+        raise UserError(f"measured no step: {str(why).replace('_', ' ')}")
     if (known("processes") or 1) > 1:
         raise UserError("was trained on several devices, and choose compares single ones")
     if not samples:

@@ -34,6 +34,7 @@ from ..records.explanation import FILE, TRACE, Explanation
 from ..records.read import FILE as RECORD
 from ..records.read import read
 from ..records.values import at, table
+from ..records.values import number as number_in
 from . import add_config_dir, command_parser, folder_of, folders_and_options, number
 
 _NAME = "explain"  # of the folder
@@ -141,13 +142,20 @@ def _reconciled(found: Explanation, record: dict[str, Any]) -> Explanation:
     from ..hardware.bottleneck import UNCLEAR
     from ..hardware.evidence import limit_row
 
-    new, old = found.bottleneck, table(at(record, "throughput.bottleneck"))
+    new, old = found.bottleneck, _verdict(record)
     if not new or not old or UNCLEAR in (new["kind"], old.get("kind")) or new["kind"] == old.get("kind"):
         return found
     if at(record, "hardware.device_name") != found.device_name:  # another machine has other limits
         return found
     evidence = f"these steps say {limit_row(new)[1]}, the run's record says {limit_row(old)[1]}"
     return replace(found, bottleneck={**new, "kind": UNCLEAR, "certainty": UNCLEAR, "evidence": evidence})
+
+
+def _verdict(record: dict[str, Any]) -> dict[str, Any]:
+    """The bottleneck that a record names; empty where it lacks a word or a number of it, as one from anybody may."""
+    found = table(at(record, "throughput.bottleneck"))
+    is_said = all(trust.is_text(found.get(key)) for key in ("kind", "certainty", "evidence"))
+    return found if is_said and number_in(found.get("share")) is not None else {}
 
 
 def _choices(overrides: list[str]) -> dict[str, str]:

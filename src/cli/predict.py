@@ -11,6 +11,7 @@ Further options, as of batchscope evaluate, change how the network is run: train
 
 from pathlib import Path
 
+from ..errors import warn
 from ._words import CKPT, parse_words
 
 
@@ -30,6 +31,8 @@ def main() -> None:
     found = predict(trained, given["input"])
     if found.note:
         print(found.note)
+    if found.not_finite:
+        warn(f"{found.not_finite:,} of {len(found.names):,} answers are no finite numbers: NaN or infinite")
     files = write_predictions(found, output)
     accuracy = f", {found.accuracy:.2%} right" if found.accuracy is not None else ""
     print(f"{trained.name}: {len(found.names):,} samples{accuracy} → {', '.join(map(str, files))}")

@@ -39,7 +39,7 @@ class Predictions:
 
     `output` and `target` have the shapes that the DataSpec gives to its kind of target; `target` is None where nobody knows
     the answers. Behind the end of a sequence whose steps have a class each, `output` is NaN, and `answer` and `target` are
-    PADDING. `drawn` holds the first samples.
+    PADDING. `drawn` holds the first samples. `not_finite` counts those with a NaN or an infinity in their output.
     """
 
     names: Sequence[str]
@@ -48,6 +48,7 @@ class Predictions:
     drawn: Tensor
     spec: DataSpec
     note: str = ""
+    not_finite: int = 0
 
     @property
     def answer(self) -> Tensor:
@@ -127,7 +128,8 @@ def predict(trained: Trained, source: str) -> Predictions:
     output = collected.output
     if not len(output):
         raise UserError(f"trainer.{option}: got {trained.config['trainer'].get(option)}, which predicts no batch")
-    return Predictions([*islice(names, len(output))], output, collected.target, collected.drawn, spec, note)
+    kept = (output, collected.target, collected.drawn, spec, note, collected.not_finite)
+    return Predictions([*islice(names, len(output))], *kept)
 
 
 class Samples(NamedTuple):
@@ -169,6 +171,7 @@ class _Collected:
         self._outputs: list[Tensor] = []
         self._targets: list[Tensor] = []
         self._drawn: list[Tensor] = []
+        self.not_finite = 0
 
     @property
     def output(self) -> Tensor:
@@ -197,10 +200,12 @@ class _Collected:
         if not isinstance(answer, Tensor):
             raise UserError(f"predict: the network answers a {type(answer).__name__}, and a prediction is one tensor")
         output, target = answer.float().cpu(), None if target is None else target.cpu()
+        odd = ~output.isfinite()
         if self._spec.pads_steps:
             lengths = batch[1] if len(batch) == 2 else self._spec.parts(batch)[2]  # of a user's files, of a split
             ended = torch.arange(output.shape[1]) >= lengths.cpu()[:, None]
-            output = output.masked_fill(ended[..., None], math.nan)
+            output, odd = output.masked_fill(ended[..., None], math.nan), odd & ~ended[..., None]
+        self.not_finite += int(odd.flatten(1).any(1).sum() if odd.dim() > 1 else odd.sum())
         self._outputs.append(output)
         if target is not None:
             self._targets.append(target)

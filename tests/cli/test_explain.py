@@ -47,6 +47,7 @@ VERDICTS = {  # what the run's record says, another option → the kind and the 
     "the same": ("compute", (), "compute", "compute"),
     "another one": ("host", (), "unclear", BOTH),
     "another one with another option": ("host", ("data.batch_size=8",), "compute", "compute"),
+    "one without a certainty": ({"kind": "host", "share": 0.99, "evidence": "host"}, (), "compute", "compute"),
     "a stranger's": (None, (), "compute", "compute"),
 }
 
@@ -56,7 +57,8 @@ def test_a_verdict_that_contradicts_the_runs_record_is_unclear_and_both_are_said
     old, options, kind, evidence = VERDICTS[name]
     new = {"kind": "compute", "share": 0.99, "certainty": "clear", "evidence": "compute", "busy": False}
     known = record(run_dir)
-    change_record(run_dir, throughput=known["throughput"] | {"bottleneck": new | {"kind": old}} if old else [])
+    said = old if isinstance(old, dict) else new | {"kind": old}
+    change_record(run_dir, throughput=known["throughput"] | {"bottleneck": said} if old else [])
     step = replace(explanation(), device="cpu", device_name=known["hardware"]["device_name"], bottleneck=new)
     monkeypatch.setattr("batchscope.training.explain.explain", lambda *args: (step, {}))
     said = answer("explain", run_dir, root, *options).out

@@ -1,5 +1,6 @@
 """A checkpoint answers a split of its data, a folder of images and arrays; what it cannot read is one line."""
 
+import math
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from batchscope.inference.inputs import read_inputs
 from batchscope.inference.load import Trained, untrained
 from batchscope.inference.predict import Predictions, predict, samples_of, write_predictions
 from batchscope.options.groups import config_dir, use_config_dir
-from tests.support.command_lines import composed, refusal
+from tests.support.command_lines import answer, composed, refusal
 from tests.support.own_data import write_config
 
 
@@ -35,6 +36,15 @@ def test_limits_of_batches_leave_fewer_samples_or_are_named(trained: Trained, tm
     trained.config["trainer"] |= {"limit_predict_batches": 1, "limit_val_batches": 0}
     assert predict(trained, str(tmp_path / "samples.npz")).table()["sample"].tolist() == [str(i) for i in range(16)]
     assert refusal(predict, trained, "val") == "trainer.limit_val_batches: got 0, which predicts no batch"
+
+
+def test_answers_that_are_no_numbers_are_said(trained: Trained, checkpoint: Path, tmp_path: Path) -> None:
+    x = samples_of(trained, 4).inputs.clone()
+    x[1] = math.nan
+    np.savez(tmp_path / "samples.npz", x=x.numpy())
+    words = ["trainer.accelerator=cpu", f"input={tmp_path / 'samples.npz'}", f"output={tmp_path / 'answers.csv'}"]
+    done = answer("predict", f"ckpt={checkpoint}", *words)
+    assert (done.code, done.err) == (0, "warning: 1 of 4 answers are no finite numbers: NaN or infinite\n")
 
 
 def pixels_of(trained: Trained) -> np.ndarray:
