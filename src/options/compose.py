@@ -16,14 +16,14 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import GrammarParseError, OmegaConfBaseException
 from yaml import YAMLError
 
 from .. import _hydra
 from ..errors import UserError
 from .check import check_config
 from .explain import message_of, missing_choice, unknown_option
-from .groups import CONFIGS, GROUPS, config_dir, load, to_plain
+from .groups import CONFIGS, GROUPS, config_dir, load, refuse_unreadable, to_plain
 from .overrides import combinations, parse, quoted, text_of
 
 # The launchers of configs/hydra/launcher describe every option of their plugins and are validated by their names.
@@ -31,6 +31,7 @@ warnings.filterwarnings("ignore", r"\s*'hydra/launcher/\w+' is validated against
 
 _LONGEST_NAME = 255  # bytes; of a file or folder, on the file systems in use
 _HYDRA_ERRORS = (HydraException, OmegaConfBaseException, ValueError, OSError)
+_OF_FILES = (YAMLError, UnicodeError, GrammarParseError)  # which name no file, or a line that is not the wrong one
 _SEVERAL = "; write batchscope train -m … to run each of them"
 # Options of Hydra's that change where a run works or what runs beside it, and what to write instead.
 _NOT_TAKEN = {
@@ -142,7 +143,10 @@ def compose(overrides: list[str]) -> DictConfig:
     except RecursionError as error:
         raise UserError("a YAML file or an option has too many levels") from error
     except (*_HYDRA_ERRORS, YAMLError) as error:
-        raise UserError(message_of(error)) from error
+        inner = error if str(error) else error.__cause__ or error  # what Hydra wraps in an error without words
+        if isinstance(inner, _OF_FILES):
+            refuse_unreadable()
+        raise UserError(message_of(inner)) from error
     config = pickle.loads(pickled)
     for one in parsed:
         if not _chooses(one):

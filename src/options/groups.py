@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
+from yaml import MarkedYAMLError, YAMLError
 
 from ..errors import UserError
 from .purpose import TOP_LEVEL
@@ -90,11 +90,22 @@ def to_plain(config: DictConfig, resolve: bool = False) -> dict[str, Any]:
 
 
 def load(file: Path) -> dict[str, Any]:
-    """A YAML file, as it stands. Raises UserError for one that cannot be read."""
+    """A YAML file, as it stands. Raises UserError, with the line if one is known, for a file that cannot be read."""
     try:
         return to_plain(cast(DictConfig, OmegaConf.load(file)))
+    except MarkedYAMLError as error:
+        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise UserError(f"{os.path.relpath(file)}{line}: cannot be read: {error.problem or error}") from error
     except (YAMLError, OmegaConfBaseException, OSError, ValueError, RecursionError) as error:
         raise UserError(f"{os.path.relpath(file)}: cannot be read: {error}") from error
+
+
+def refuse_unreadable() -> None:
+    """Raise UserError, as `load`, for the first YAML file of `--config-dir` that cannot be read."""
+    for folder in _folders()[1:]:
+        of_groups = (file for group in GROUPS for file in sorted((folder / group).rglob("[!.]*.yaml")))
+        for file in (*sorted(folder.glob("[!.]*.yaml")), *of_groups):
+            load(file)
 
 
 def known_nodes() -> dict[str, list[dict[str, Any]]]:

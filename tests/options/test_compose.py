@@ -175,6 +175,23 @@ def test_the_users_own_choices_and_options_are_answered_and_nothing_is_imported(
 
 
 @pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("flavour: [1, 2\nmine: 3\n", "conf/model/own.yaml, line 2: cannot be read: expected ',' or ']', but got ':'"),
+        ("a: b: c\n", "conf/model/own.yaml, line 1: cannot be read: mapping values are not allowed here"),
+        ("a: 1\na: 2\n", "conf/model/own.yaml, line 2: cannot be read: found duplicate key a"),
+        ("a: ${b\n", "conf/model/own.yaml: cannot be read: "),
+        ("a: \udcff\n", "conf/model/own.yaml: cannot be read: 'utf-8' codec can't decode byte 0xff in position 3"),
+    ],
+)
+def test_a_file_of_the_users_that_cannot_be_read_is_named_with_its_line(text: str, said: str, package: Write) -> None:
+    package({})
+    Path("conf/model/own.yaml").write_text(text, errors="surrogateescape")
+    use_config_dir("conf")
+    assert refusal(composed, "model=own").startswith(said)
+
+
+@pytest.mark.parametrize(
     ("file", "text", "place"),
     [
         ("model/own", "mine: 1", "model"),
