@@ -62,10 +62,12 @@ def run_sweep(
                 sweep.loop.do(sweep.waiting)
         except BaseException as error:
             is_job_error = launchers.is_job_error(error)
-            if not is_job_error and not isinstance(error, SystemExit | WriteError):
+            is_closed = isinstance(error, BrokenPipeError)  # standard output, as by `… | head`
+            if not is_job_error and not is_closed and not isinstance(error, SystemExit | WriteError):
                 raise
-            sweep.report()
-            sweep.print_remaining()
+            with contextlib.redirect_stdout(sys.stderr if is_closed else sys.stdout):
+                sweep.report()
+                sweep.print_remaining()
             if is_job_error:
                 raise UserError(f"hydra/launcher: {str(error).strip().partition(chr(10))[0]}") from error
             raise

@@ -1,20 +1,25 @@
 """Sweeps as their users start them: of stand-ins in this process, and slowly with real runs, signals, launchers and sweepers."""
 
+import io
 import os
 import pickle
 import re
 import signal
 import sys
 from collections import Counter
+from functools import partial
+from pathlib import Path
 
 import psutil
 import pytest
 from omegaconf import OmegaConf
 
+from batchscope.cli.jobs import start_jobs
 from batchscope.options.compose import compose_command_line
 from batchscope.records.step_times import read_step_times
 from batchscope.sweep import launchers
 from batchscope.sweep.plans import RunFailed
+from batchscope.sweep.runner import run_sweep
 from tests.support.command_lines import answer, refusal
 from tests.support.fake_slurm import install
 from tests.support.runs import assert_alike, record, results
@@ -64,6 +69,24 @@ def test_a_sweep_that_is_interrupted_reports_what_it_has_and_says_how_it_goes_on
     assert stopped == "stopped  1 of 3: seed=2, which continues from its checkpoint"
     assert not_run == "not run  1 of 3: seed=3"
     assert resume.endswith(" seed=1,2,3 hydra.sweep.dir=s")
+
+
+def test_a_sweep_whose_output_is_closed_says_on_standard_error_how_it_goes_on(here, monkeypatch, capsys):
+    class Head(io.StringIO):
+        def write(self, text):
+            if "run 2" in text:
+                raise BrokenPipeError
+            return super().write(text)
+
+    words = [*TINY, "seed=1,2,3"]
+    line, folder = compose_command_line(words, multirun=True), Path("s")
+    monkeypatch.setattr("sys.stdout", Head())
+    start = partial(start_jobs, line, words, folder)
+    with pytest.raises(BrokenPipeError):
+        run_sweep(folder, line.configs, line.labels, line.launcher, start)
+    *_, not_run, resume = capsys.readouterr().err.splitlines()
+    assert not_run == "not run  2 of 3: seed=2 · seed=3"
+    assert resume.endswith(" hydra.sweep.dir=s")
 
 
 def test_timed_runs_are_visited_and_a_search_recommends_one_of_its_runs(here):
