@@ -4,11 +4,11 @@ programs that take a run's own and change it.
 A line begins with `batchscope`, and holds the words that a file alone cannot decide (trust.py).
 """
 
-import shlex
 from pathlib import Path
 from typing import Any
 
 from . import trust
+from .overrides import for_shell
 from .update import ranks_asked
 
 _PART_OF_A_STEP = ("batchscope.callbacks.nonfinite.StopOnNonFinite",)  # it checks every loss and gradient
@@ -44,12 +44,12 @@ def resume_command(config: dict[str, Any], run_dir: Path) -> str:
     place = "./last" if str(run_dir) == "last" else str(run_dir)  # resume=last is the newest run
     if any(run_dir.glob("checkpoints/*.ckpt")):
         config = config | _NO_INIT  # the checkpoint has the weights
-    return shlex.join([*program(), f"resume={place}"]) + trust.words(config, run_dir)
+    return for_shell([*program(), f"resume={place}"]) + trust.words(config, run_dir)
 
 
 def evaluate_command(config: dict[str, Any], checkpoint: str) -> str:
     """The line that evaluates a checkpoint, given by its path, of a run with this configuration; for a shell."""
-    return shlex.join([*program("evaluate"), f"ckpt={checkpoint}"]) + trust.words(for_evaluation(config), run_dir=None)
+    return for_shell([*program("evaluate"), f"ckpt={checkpoint}"]) + trust.words(for_evaluation(config), run_dir=None)
 
 
 def for_evaluation(config: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,6 @@ Anything more has to be typed on the command line, and the error has the words f
 
 import os
 import re
-import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from ..errors import UserError
 from ..files import is_inside
 from .groups import COLLECTIONS, SECTIONS, config_dir, known_nodes
 from .nodes import HYDRA_KEYS, TARGET
-from .overrides import as_override, set_by
+from .overrides import as_override, for_shell, set_by
 from .purpose import PLACES, annotation_of, marks
 from .types import INT64, Text
 from .values import choices_in
@@ -96,13 +95,13 @@ def confirm(config: dict[str, Any], overrides: Iterable[str], where: str, run_di
 
 def as_words(key: str, value: Any) -> str:
     """`key=value` as Hydra and a shell read it."""
-    return shlex.quote(as_override(key, value))
+    return for_shell([as_override(key, value)])
 
 
 def words(config: dict[str, Any], run_dir: Path | None) -> str:
     """What a command line has to hold beside the file's name, each with a space before it; empty for an ordinary run."""
     folder = config_dir()
-    flag = "" if folder is None else f" --config-dir={shlex.quote(os.path.relpath(folder))}"
+    flag = "" if folder is None else f" {for_shell([f'--config-dir={os.path.relpath(folder)}'])}"
     return flag + "".join(f" {as_words(key, value)}" for key, value, _ in _outside_of_sections(config, run_dir))
 
 

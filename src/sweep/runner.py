@@ -3,7 +3,6 @@
 import contextlib
 import importlib
 import os
-import shlex
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,7 +15,7 @@ from ..checkpointing.signals import exit_on_signals
 from ..errors import UserError, report, warn
 from ..files import WriteError
 from ..options.check import check_config
-from ..options.overrides import as_override
+from ..options.overrides import as_override, for_shell
 from ..records.read import optimized
 from . import folder, launchers
 from .grow_batch import grow_batch
@@ -171,7 +170,7 @@ class SweepRunner:
                 print(f"{word}  {len(found)} of {len(self.labels)}: {' · '.join(found)}")
         line = [word for word in self.loop.command if not word.lstrip("+").startswith("hydra.sweep.dir=")]
         line.append(as_override("hydra.sweep.dir", str(self.sweep_dir)))
-        print(f"resume   {shlex.join(line)}", flush=True)
+        print(f"resume   {for_shell(line)}", flush=True)
 
     @property
     def exit_code(self) -> int:

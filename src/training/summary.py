@@ -8,7 +8,6 @@ A callback adds to these by methods:
 """
 
 import os
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from ..distributed.gather import gather
 from ..errors import warn
 from ..files import WriteError
 from ..options.command_lines import evaluate_command
+from ..options.overrides import for_shell
 from ..options.purpose import CHOOSES_NOTHING, purpose_of
 from ..options.tree import flatten
 from ..records.correct import write_correct
@@ -239,5 +239,5 @@ def _commands(record: Mapping[str, Any], run_dir: Path) -> list[str]:
     top = (*run_dir.parts, ".")[0]
     logs = top if top not in ("..", run_dir.anchor) else run_dir
     if any(run_dir.rglob("events.out.tfevents.*")):
-        lines.append(row("look", f"tensorboard --logdir {shlex.quote(str(logs))}"))
+        lines.append(row("look", f"{for_shell(['tensorboard', '--logdir', str(logs)])}"))
     return lines
