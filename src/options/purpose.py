@@ -58,6 +58,7 @@ _GIVEN = {
     "task": ("model", "spec", "optimizer", "channels_last", "compile_mode"),
     "optimizer": ("params", "make"),
 }
+_PACKAGE = __name__.partition(".")[0]
 _SCHEDULE = "batchscope.training.optimizer.Optimizer"  # what every optimizer takes beside its own options
 _TABLES = {"trainer": TRAINER, "callbacks": CALLBACK, "logger": LOGGER}
 
@@ -69,10 +70,23 @@ def annotation_of(option: str, target: Any) -> Any:
     read.
     """
     section, *above, name = option.split(".")
-    if len(above) == (section in ("callbacks", "logger")) and name in _TABLES.get(section, {}):
+    if _in_table(section, above, name):
         return _TABLES[section][name]
     signature = signature_at(".".join([section, *above]), target)
     return signature.parameters.get(name) if signature else None
+
+
+def is_ours(option: str, target: Any) -> bool:
+    """Whether this package declares an option: for Lightning's classes in a table, else in a constructor of its own."""
+    section, *above, name = option.split(".")
+    if _in_table(section, above, name) or (isinstance(target, str) and target.startswith(f"{_PACKAGE}.")):
+        return True
+    schedule = signature_of(_SCHEDULE) if section == "optimizer" and not above else None
+    return schedule is not None and name in schedule.parameters
+
+
+def _in_table(section: str, above: list[str], name: str) -> bool:
+    return len(above) == (section in ("callbacks", "logger")) and name in _TABLES.get(section, {})
 
 
 def signature_at(place: str, target: Any) -> Signature | None:

@@ -2,8 +2,10 @@
 
 The command line, the installed configs, and the `--config-dir` that it names describe what is built. A file may
 
-- repeat what those configs hold at the same place: classes and functions (`_target_`), Hydra's other keys, texts, lists;
-- set numbers and switches, and choose among the values that an option lists;
+- repeat what those configs hold at the same place: classes and functions (`_target_`), Hydra's other keys, texts, lists,
+  but no logger that sends what it logs somewhere;
+- set numbers and switches of this package's own options, and choose among the values that an option lists; of any other
+  class set only numbers in the place of numbers that those configs hold;
 - name places inside the run's own folder.
 
 Anything more has to be typed on the command line, and the error has the words for it. `plain` reads, and `confirm` decides.
@@ -20,13 +22,16 @@ from ..files import is_inside
 from .groups import COLLECTIONS, SECTIONS, config_dir, known_nodes
 from .nodes import HYDRA_KEYS, TARGET
 from .overrides import as_override, for_shell, set_by
-from .purpose import PLACES, annotation_of, marks
+from .purpose import PLACES, annotation_of, is_ours, marks
 from .types import INT64, Text
 from .values import choices_in
 
 _DEEPEST = 16  # levels of a configuration; ours have 4
 _MOST = 10_000  # values of a configuration; ours have 100
 _LONGEST = 4096  # characters of a text, such as a path
+_LOCAL_LOGGERS = tuple(
+    f"lightning.pytorch.loggers.{name}" for name in ("CSVLogger", "TensorBoardLogger")
+)  # files alone
 _KEY = re.compile(r"\w[\w-]{0,99}", re.ASCII)
 # Folders by plain names: no variable, home folder, URL or parent, which a reader of a path may replace.
 _BELOW = re.compile(r"(/(?!\.{1,2}(/|$))[\w. -]+)*")
@@ -87,7 +92,8 @@ def confirm(config: dict[str, Any], overrides: Iterable[str], where: str, run_di
         said = f"{key}: is {value!r} in {where}"
         if is_place:
             raise UserError(f"{said}; repeat {as_words(key, value)}: places are not taken from records")
-        of_yaml = "add the --config-dir that has its YAML, or " if key.endswith(TARGET) else ""
+        is_of_yaml = key.endswith(TARGET) and not key.startswith("logger.")
+        of_yaml = "add the --config-dir that has its YAML, or " if is_of_yaml else ""
         raise UserError(
             f"{said}, which a file alone cannot decide; if you want it, {of_yaml}write {as_words(key, value)}"
         )
@@ -116,13 +122,28 @@ def _outside_of_sections(config: dict[str, Any], run_dir: Path | None) -> _Outsi
         yield "init", config["init"], True
 
 
-def _outside(value: Any, option: str, target: Any, run_dir: Path | None) -> _Outside:
-    """The same at and below an option; `target` is the `_target_` of the node that the option stands in."""
+def _outside(value: Any, option: str, target: Any, run_dir: Path | None, ours: bool = True) -> _Outside:
+    """The same at and below an option.
+
+    Args:
+        value: of the option.
+        option: its full name.
+        target: the `_target_` of the node that the option stands in.
+        run_dir: as `confirm`.
+        ours: whether this package declares the option, or the one that this is a part of.
+    """
     place, _, key = option.rpartition(".")
     if isinstance(value, dict) and key not in HYDRA_KEYS:
         for name, child in value.items():
-            yield from _outside(child, f"{option}.{name}", value.get(TARGET), run_dir)
-    elif (key in HYDRA_KEYS or not _is_number(value)) and not _is_held(value, place, key, target):
+            full = f"{option}.{name}"
+            declared = is_ours(full, value[TARGET]) if TARGET in value else ours
+            yield from _outside(child, full, value.get(TARGET), run_dir, declared)
+    elif key == TARGET and place.startswith("logger.") and value not in _LOCAL_LOGGERS:
+        yield option, value, False
+    elif key not in HYDRA_KEYS and _is_number(value):
+        if not (ours or _stands_for_held(value, place, key)):
+            yield option, value, False
+    elif not _is_held(value, place, key, target):
         takes = annotation_of(option, target)
         is_place = not marks(takes).isdisjoint(PLACES)
         texts = value if isinstance(value, list) else [value]
@@ -133,6 +154,26 @@ def _outside(value: Any, option: str, target: Any, run_dir: Path | None) -> _Out
 def _is_number(value: Any) -> bool:
     """Whether a value is a number, a switch or null, or a list of them."""
     return all(map(_is_number, value)) if isinstance(value, list) else not isinstance(value, str | dict)
+
+
+def _stands_for_held(value: Any, place: str, key: str) -> bool:
+    """Whether the configs give an option at this place this switch or null, or a number where a number stands."""
+    held = [node[key] for node in known_nodes().get(place, ()) if key in node]
+    return any(type(one) is type(value) and one == value for one in held) or (
+        _is_quantity(value) and any(map(_takes_quantity, held))
+    )
+
+
+def _is_quantity(value: Any) -> bool:
+    """Whether a value is a number, or a list of numbers."""
+    if isinstance(value, list):
+        return all(map(_is_quantity, value))
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _takes_quantity(held: Any) -> bool:
+    """Whether a YAML file has a number for an option, that of another option, or none yet."""
+    return held == "???" or (isinstance(held, str) and "${" in held) or _is_quantity(held)
 
 
 def _is_held(value: Any, place: str, key: str, target: Any) -> bool:

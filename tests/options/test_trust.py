@@ -68,7 +68,8 @@ def test_what_is_no_plain_configuration_is_refused(said: str) -> None:
 # --- what a file may decide ------------------------------------------------------------------------------------------
 
 YAML = {
-    "model/mynet": "defaults: [encoder: small, _self_]\n_target_: mynet.net.Net\nflavour: salty\n",
+    "model/mynet": "defaults: [encoder: small, _self_]\n_target_: mynet.net.Net\nflavour: salty\nverbose: false\nsize: 3\n",
+    "logger/sends": "sends: {_target_: lightning.pytorch.loggers.CometLogger}\n",
     "model/encoder/small": "_target_: mynet.net.Encoder\nact: {_target_: torch.nn.ReLU, _partial_: true}\nwidth: 4\n",
     "model/other": "_target_: mynet.net.Other\nflavour: sour\n",
     "model/layers": "_target_: torch.nn.Sequential\n_args_: [{_target_: torch.nn.Flatten}, {_target_: mynet.net.Head}]\n",
@@ -92,6 +93,7 @@ def own(package: Write) -> Own:
 
 REPEATED = [
     "model=other logger.csv.version=3",
+    "model=mynet model.size=5 optimizer.betas=[0.8,0.9] +trainer.deterministic=true",
     "model=layers test=false trainer.max_time={hours:1}",
     "experiment=mine trainer.max_epochs=7",
     "model=torchvision model.name=vgg11 trainer.precision=bf16-mixed trainer=fsdp",
@@ -127,6 +129,10 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("model._target_", "mynet.net.Other", "model.flavour: is "),  # whose configs have another text
     ("model.flavour", "odd", f"is 'odd' {ALONE}write model.flavour=odd"),
     ("model.weights", "DEFAULT", ""),
+    *(("model.trust_remote_code", value, "") for value in (True, 1, None, [1])),
+    *(("model.verbose", value, "") for value in (True, 1, None)),
+    ("optimizer.maximize", True, ""),
+    ("logger.sends", {"_target_": "lightning.pytorch.loggers.CometLogger"}, "logger.sends._target_: is "),
     ("model.encoder._target_", "os.system", ""),
     ("model.encoder.act._partial_", False, ""),
     ("model.head", [{"_target_": "mynet.net.Head"}], ""),

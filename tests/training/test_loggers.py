@@ -58,7 +58,8 @@ def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.M
 def test_a_resumed_run_continues_the_same_run_at_wandb(tmp_path: Path) -> None:
     wandb = ["logger=wandb", "logger.wandb.offline=true"]
     assert run(tmp_path, *SMALL, EVERY_4, *wandb, OUT, faults=[(STEP, 15, terminate)]).end() == 143
-    completed(tmp_path, "resume=out")
+    typed = ["logger.wandb._target_=lightning.pytorch.loggers.WandbLogger", "logger.wandb.offline=true"]
+    completed(tmp_path, "resume=out", *typed)
     folders = {path.name.rpartition("-")[2] for path in (tmp_path / "out" / "wandb").glob("offline-run-*")}
     assert folders == {record(tmp_path / "out")["id"]}
     assert not list(tmp_path.glob("wandb"))
@@ -70,7 +71,7 @@ def test_mlflow_has_every_step_of_every_curve_of_a_resumed_run_in_its_folder(tmp
 
     words = [*SMALL, EVERY_4, "logger=mlflow", "tags=[one,two]", OUT]
     assert run(tmp_path, *words, faults=[(STEP, 15, terminate)]).end() == 143
-    completed(tmp_path, "resume=out")
+    completed(tmp_path, "resume=out", "logger.mlflow._target_=lightning.pytorch.loggers.MLFlowLogger")
     client = MlflowClient(f"sqlite:///{tmp_path}/out/mlflow.db")
     (found,) = client.search_runs([one.experiment_id for one in client.search_experiments()])
     points = {key: client.get_metric_history(found.info.run_id, key) for key in found.data.metrics}
