@@ -178,7 +178,7 @@ def run_name(config: dict[str, Any], choices: Mapping[str, str], dataset: str, b
     """A name to read in TensorBoard, `cnn-mnist-bs512`, with the data and the batch that the run really trains on."""
     model = str(choices.get("model", "model"))
     if model == "torchvision":
-        model = config["model"]["name"]
+        model = str(config["model"].get("name", model))
     held = "" if batch_size is None else f"-bs{batch_size}"
     name = f"{model}-{dataset}{held}".replace("_", "-")
     return re.sub(r"[^\w.+-]+|\.\.+", "-", name)[:100]  # it is a folder's name, too: nothing in it leads elsewhere

@@ -18,6 +18,7 @@ from ..records.learning_rate import Rule, factor
 Parameters = Iterable[Tensor | tuple[str, Tensor]]  # with names, as of `named_parameters()`, where there are groups
 _PLANNED = ("one_cycle", "cosine")  # schedules for a known number of steps
 _BY_THE_GRADIENT = (optim.SGD, optim.ASGD)  # a step is as long as the gradient; the others divide that out
+_LONGEST_PATTERN = 1_000  # characters; the time of fnmatch grows with their square
 _ELEMENTWISE = (
     *(optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam),
     *(optim.RMSprop, optim.Adagrad, optim.Adadelta, optim.SGD),
@@ -178,13 +179,14 @@ class Optimizer:
         """The parameters as torch's optimizers take them: a list, or dicts with options, those of the main ones first."""
         if not self.groups:
             return [parameter for _, parameter in named]
+        for i, group in enumerate(self.groups):
+            check_patterns(f"optimizer.groups.{i}.match", group["match"], [name for name, _ in named])
         members: list[list[Tensor]] = [[] for _ in (*self.groups, "the rest")]
         for name, parameter in named:
             found = (i for i, group in enumerate(self.groups) if matches(name, group["match"]))
             members[next(found, -1)].append(parameter)
-        for i, group in enumerate(self.groups):
-            check_patterns(f"optimizer.groups.{i}.match", group["match"], [name for name, _ in named])
-            if not members[i]:
+        for i, held in enumerate(members[:-1]):
+            if not held:
                 raise UserError(f"optimizer.groups.{i}.match: an earlier group has every parameter that it matches")
         options = [{key: value for key, value in group.items() if key != "match"} for group in self.groups]
         groups = [{"params": members[-1]}, *({"params": m, **o} for m, o in zip(members, options, strict=False))]
@@ -197,8 +199,12 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 def check_patterns(option: str, patterns: Sequence[str], names: Sequence[str]) -> None:
-    """Raise UserError for the first name pattern, as of fnmatch, that matches none of a model's parameters."""
+    """Raise UserError for the first name pattern, as of fnmatch, that is too long or matches none of a model's parameters."""
     for pattern in patterns:
+        if len(pattern) > _LONGEST_PATTERN:
+            raise UserError(
+                f"{option}: has a pattern of {len(pattern):,} characters, takes {_LONGEST_PATTERN:,} at most"
+            )
         if not any(matches(name, [pattern]) for name in names):
             parts = [name.split(".") for name in names]
             above = {f"{'.'.join(part[:n])}.*" for part in parts for n in range(1, len(part))}

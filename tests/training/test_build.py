@@ -12,7 +12,7 @@ from torch import nn
 
 from batchscope.data.spec import DataSpec
 from batchscope.models import mlp
-from batchscope.training.build import build, build_model
+from batchscope.training.build import build, build_model, run_name
 from tests.support.command_lines import refusal
 from tests.support.own_package import Write
 
@@ -156,3 +156,9 @@ def test_a_target_that_cannot_be_imported_is_told_with_its_place(target: str, sa
     node, about = {"_target_": target}, f"_target_: {target} cannot be imported: {said}"
     assert refusal(build, node, "model") == f"model.{about}"
     assert refusal(build, {"_target_": "torch.nn.Sequential", "_args_": [node]}, "model") == f"model._args_.0.{about}"
+
+
+@pytest.mark.parametrize(("model", "named"), [({"name": "resnet18"}, "resnet18"), ({}, "torchvision")])
+def test_a_run_is_named_after_the_network_of_torchvision_where_its_model_is_one(model: dict, named: str) -> None:
+    """The choices come from a record, and may say so of any model."""
+    assert run_name({"model": model}, {"model": "torchvision"}, "mnist", 8) == f"{named}-mnist-bs8"

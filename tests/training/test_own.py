@@ -273,6 +273,7 @@ MISTAKES = {
     "task.metrics={f1:{_target_:torch.nn.Identity}}": "task.metrics.f1: got a Identity, takes a node whose _target_ is a",
     "task.metrics={loss:{_target_:torchmetrics.MeanMetric}}": "task.metrics.loss: is the name of the loss",
     "task.freeze=[encodr.*]": "task.freeze: 'encodr.*' matches no parameter of the model. Did you mean 'encoder.*'?",
+    f"task.freeze=['{'[' * 2000}']": "task.freeze: has a pattern of 2,000 characters, takes 1,000 at most",
     "task.freeze=['*']": "task.freeze: got ['*'], which leaves no parameter to train",
     "task._target_=torch.nn.Identity": "task: got an Identity, takes a batchscope.training.task.Task",
     "optimizer.groups=[{match:[encodr.*],lr:0.1}]": "optimizer.groups.0.match: 'encodr.*' matches no parameter of the model. Did",
