@@ -143,21 +143,21 @@ def check_batch(batch: Any, spec: DataSpec) -> str | None:
     of_target = shape[:1] if spec.pads_steps else spec.target_shape
     if tuple(y.shape[1:]) != of_target:
         return f"its targets have the shape {tuple(y.shape[1:])}, and a target that is {spec.target} has {of_target}"
-    steps = y[y != PADDING] if spec.variable_length else y
-    labels = wrong_labels(spec, steps)
-    return None if labels is None else f"it has {in_words(spec, steps, labels)}"
+    labels = wrong_labels(spec, y)
+    return None if labels is None else f"it has {in_words(spec, y, labels)}"
 
 
 def wrong_labels(spec: DataSpec, y: Tensor) -> Tensor | None:
     """The indices `(n, dims)` of labels that are no class, or neither 0 nor 1 of several; None if there is none. On a GPU
-    they would raise an assertion many steps later, without a name. A pixel may have no class: PADDING.
+    they would raise an assertion many steps later, without a name. A pixel, and a step behind the end of a sequence, may have
+    no class: PADDING.
     """
     if not (spec.target in CLASSES or spec.target == "multilabel") or not y.numel():
         return None
     wrong = (y < 0) | (y >= (2 if spec.target == "multilabel" else spec.num_outputs))
     if spec.target == "multilabel":
         wrong |= y != y.round()
-    if spec.target == "class_per_pixel":
+    if spec.has_padding:
         wrong &= y != PADDING
     indices = wrong.nonzero()
     return indices if len(indices) else None

@@ -17,8 +17,8 @@ from typing_extensions import override
 
 from .._lightning import datamodule_of
 from .._torch import is_batch_norm, supports_found_inf
-from ..data.base import DataModule
 from ..data.collate import empty_batch
+from ..data.plain import described
 from ..data.spec import CLASSES, LENGTHS, PADDING, DataSpec, arguments, takes
 from ..distributed.sharding import shard
 from ..errors import UserError
@@ -227,12 +227,12 @@ class Task(LightningModule):
 
     def _samples_per_update(self) -> int | None:
         """Of all devices and accumulated batches, at most the training set; None of data without a batch size."""
-        data = datamodule_of(self.trainer)
-        batch_size = getattr(data, "batch_size", None)
-        if batch_size is None:
+        module = datamodule_of(self.trainer)
+        data = None if module is None else described(module)
+        if data is None or data.batch_size is None:
             return None
-        samples = batch_size * self.trainer.world_size * self.trainer.accumulate_grad_batches
-        return min(samples, data.num_samples("train")) if isinstance(data, DataModule) else samples
+        samples = data.batch_size * self.trainer.world_size * self.trainer.accumulate_grad_batches
+        return min(samples, data.num_samples("train") or samples)
 
     def _evaluate(self, batch: Batch, stage: str) -> dict[str, Any]:
         x, y, lengths = self.spec.parts(batch)

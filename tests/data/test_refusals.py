@@ -11,8 +11,8 @@ import torch
 from batchscope.data.augment import Augment
 from batchscope.data.base import DataModule
 from batchscope.data.plain import described
-from batchscope.data.spec import DataSpec
-from tests.data.support import InMemory, Own, inputs
+from batchscope.data.spec import PADDING, DataSpec
+from tests.data.support import InMemory, Own, inputs, loaded
 from tests.data.test_dataset import Collated
 from tests.support.command_lines import composed, refusal
 
@@ -168,6 +168,9 @@ def test_what_is_wrong_is_one_line(wrong: str) -> None:
 def test_what_is_nearly_wrong_is_accepted() -> None:
     augmented(DataSpec("image", (1, 9, 6), "class", 2), shift=5, crop=5)()
     augmented(LENGTHS)()
+    steps = DataSpec("sequence", (4, 2), "class_per_step", 2, variable_length=True)
+    padded = torch.tensor([[0, 1, PADDING, PADDING]] * 3)
+    loaded(InMemory((torch.zeros(3, 4, 2), padded, torch.tensor([2, 2, 2])), steps))
     DataSpec("image", (1, 8, 8), "input", fields=("x",))
 
 

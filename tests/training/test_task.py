@@ -17,6 +17,7 @@ from batchscope.models.cnn import SimpleCNN
 from batchscope.models.torchvision import TorchvisionModel
 from batchscope.training.objective import accuracy, for_loss, loss_function
 from batchscope.training.task import Task
+from tests.support.own_data import Plain
 from tests.support.recipes import adamw, sgd
 from tests.support.third_party_modules import train
 
@@ -209,3 +210,14 @@ def test_an_overflow_leaves_the_clipped_update_out_and_lowers_the_scale() -> Non
     later = fit(sgd(), "16-mixed", steps=40, init_scale=2.0**40, gradient_clip_val=CLIP)[0]
     assert all(weights.isfinite().all() for weights in later)
     assert not torch.equal(later[0], before[0])
+
+
+def test_the_learning_rate_is_that_of_no_more_samples_than_a_data_module_knows_of() -> None:
+    data = Plain(batch_size=200)
+    data.num_samples = lambda split: 76
+    recipe = sgd(lr=0.1, lr_scaling="linear", reference_batch_size=76)
+    task = Task(nn.Sequential(nn.Flatten(), nn.Linear(64, 4)), Plain.spec, recipe)
+    off = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    trainer = lightning.Trainer(accelerator="cpu", max_epochs=1, limit_val_batches=0, **off)
+    trainer.fit(task, datamodule=data)
+    assert trainer.optimizers[0].defaults["lr"] == pytest.approx(0.1)
