@@ -19,6 +19,7 @@ from batchscope.training.task import Task
 from tests.checkpointing.support import OUT, STEP, TEST, change, of_another_model, other_data, refused, terminate
 from tests.support.command_lines import refusal
 from tests.support.runs import EVERY_4, SMALL, Fault, curves, kill_9, record, run
+from tests.support.synthetic_runs import write_run
 
 
 def test_a_run_that_was_stopped_in_its_test_keeps_what_its_training_has_measured(tmp_path: Path) -> None:
@@ -53,6 +54,19 @@ def test_a_finished_run_says_so_and_last_is_the_newest_or_that_of_the_first_rank
         assert (done.end(), done.said) == (0, line), done.complained
     assert record(tmp_path / "timed") == facts
     assert run(tmp_path, "resume=last", environ=RANK_1).said == f"outputs/runs/mine has finished; {OVER}\n"
+
+
+def test_every_launched_rank_resumes_what_is_the_newest_run_to_the_first(tmp_path, monkeypatch) -> None:
+    """Another run may begin before a rank looks."""
+    monkeypatch.chdir(tmp_path)
+    told: list[dict[str, str]] = []
+    monkeypatch.setattr("batchscope.distributed.rendezvous.publish", told.append)
+    monkeypatch.setattr("batchscope.distributed.rendezvous.receive", lambda: told[0])
+    for name, rank in (("mine", "0"), ("newer", "1")):
+        write_run(tmp_path / "outputs" / "runs" / name, started=f"2026-01-0{rank}")
+        for key, value in {"TORCHELASTIC_RUN_ID": "test", "WORLD_SIZE": "2", "RANK": rank}.items():
+            monkeypatch.setenv(key, value)
+        assert resume.find(["resume=last"])[0] == Path("outputs/runs/mine")
 
 
 MAY_CHANGE = [
