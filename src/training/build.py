@@ -24,10 +24,12 @@ from torch import nn
 from ..checkpointing.checkpoint_file import AtomicCheckpointIO
 from ..data.plain import Data, PlainData, described
 from ..data.spec import LENGTHS, takes
-from ..errors import UserError, did_you_mean, place_of
+from ..errors import UserError, did_you_mean, place_of, warn
+from ..hardware.processor import usable_cores
 from ..options.nodes import TARGET, targets_in
 from ..options.purpose import only_observes
 from ..options.update import batches_of_update
+from ..records.formatting import count
 from .optimizer import Optimizer
 from .task import Task
 
@@ -162,10 +164,18 @@ def _with_interval(node: dict[str, Any], interval: int | None) -> dict[str, Any]
 def build_trainer(
     config: dict[str, Any], run_dir: Path, callbacks: list[Callback], switches: dict[str, bool]
 ) -> Trainer:
-    """The trainer of a run in its folder; its loggers are set once the run has a name."""
+    """The trainer of a run in its folder; its loggers are set once the run has a name.
+
+    A warning says that it has more processes than cores.
+    """
     root = config["trainer"].get("default_root_dir") or run_dir
     parts = {"callbacks": callbacks, "plugins": [AtomicCheckpointIO()], "default_root_dir": root, "logger": False}
-    return accumulating(build(config["trainer"], "trainer", **parts, **switches), config)
+    trainer = build(config["trainer"], "trainer", **parts, **switches)
+    cores = usable_cores()
+    if trainer.strategy.root_device.type == "cpu" and trainer.num_devices > cores:
+        shared = count(max(1, round(cores)), "core")
+        warn(f"trainer.devices: {trainer.num_devices} processes share {shared}, and take turns")
+    return accumulating(trainer, config)
 
 
 def accumulating(trainer: Trainer, config: dict[str, Any]) -> Trainer:

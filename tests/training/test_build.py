@@ -12,8 +12,8 @@ from torch import nn
 
 from batchscope.data.spec import DataSpec
 from batchscope.models import mlp
-from batchscope.training.build import build, build_model, run_name
-from tests.support.command_lines import refusal
+from batchscope.training.build import build, build_model, build_trainer, run_name
+from tests.support.command_lines import composed, refusal
 from tests.support.own_package import Write
 
 SPEC = DataSpec(kind="image", input_shape=(1, 4, 4), target="class", num_outputs=2)
@@ -162,3 +162,15 @@ def test_a_target_that_cannot_be_imported_is_told_with_its_place(target: str, sa
 def test_a_run_is_named_after_the_network_of_torchvision_where_its_model_is_one(model: dict, named: str) -> None:
     """The choices come from a record, and may say so of any model."""
     assert run_name({"model": model}, {"model": "torchvision"}, "mnist", 8) == f"{named}-mnist-bs8"
+
+
+@pytest.mark.parametrize(
+    ("cores", "said"), [(2, "warning: trainer.devices: 7 processes share 2 cores, and take turns\n"), (8, "")]
+)
+def test_more_processes_than_cores_are_said(
+    cores: int, said: str, monkeypatch: Any, tmp_path: Path, capsys: Any
+) -> None:
+    monkeypatch.setattr("batchscope.training.build.usable_cores", lambda: cores)
+    config = composed("trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=7")
+    build_trainer(config, tmp_path, [], {})
+    assert capsys.readouterr().err == said
