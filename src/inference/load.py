@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,6 +43,7 @@ class Trained:
     known: Data | KnownData
     name: str  # of the run
     config: dict[str, Any]  # of the run, for its evaluation
+    trained_on: str = ""  # the name of the data, as the checkpoint says it; empty where it does not
 
     @property
     def data(self) -> Data:
@@ -110,7 +111,8 @@ def restore(path: Path, overrides: list[str], with_data: bool) -> Trained:
     if not isinstance(saved, dict) or not isinstance(name := saved.get("name"), str) or not name.isprintable():
         raise UserError(f"ckpt: {path} is not a checkpoint that batchscope wrote")
     config = _configuration(saved, path, overrides, with_data)
-    trained = _built(config, name, build_data(config) if with_data else _known(saved, path))
+    built = _built(config, name, build_data(config) if with_data else _known(saved, path))
+    trained = replace(built, trained_on=saved["dataset"] if trust.is_text(saved.get("dataset")) else "")
     _load_weights(trained.module, checkpoint["state_dict"], name, path)
     return trained
 

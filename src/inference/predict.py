@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from ..callbacks.prediction_images import Sample, draw_masks, draw_samples
 from ..data.plain import lightning_of
 from ..data.spec import CLASSES, LENGTHS, PADDING, DataSpec, arguments, takes
-from ..errors import UserError
+from ..errors import UserError, warn
 from ..files import atomic_write, refuse_existing, writing
 from ..training.trial import blamed
 from .inputs import read_inputs
@@ -117,6 +117,8 @@ def predict(trained: Trained, source: str) -> Predictions:
     if source in SPLITS:
         option, names, note = f"limit_{source}_batches", map(str, count()), ""
         trained.data.prepare_data()
+        if trained.trained_on not in ("", trained.data.name):
+            warn(f"the network was trained on {trained.trained_on}, and answers samples of {trained.data.name}")
         run = trainer.test if source == "test" else trainer.validate
         run(trained.module, datamodule=lightning_of(trained.data), verbose=False)
     else:

@@ -31,6 +31,13 @@ def test_predictions_of_a_split_are_those_that_evaluate_counts(trained: Trained,
     assert len(val.output) == len(val.target) == 32
 
 
+def test_a_split_of_other_data_than_those_of_the_training_is_said(trained: Trained, capsys: Any) -> None:
+    predict(replace(trained, trained_on="mnist"), "test")
+    predict(trained, "val")
+    said = "warning: the network was trained on mnist, and answers samples of rendered-digits\n"
+    assert capsys.readouterr().err == said
+
+
 def test_limits_of_batches_leave_fewer_samples_or_are_named(trained: Trained, tmp_path: Path) -> None:
     np.savez(tmp_path / "samples.npz", x=samples_of(trained, 100).inputs.numpy())
     trained.config["trainer"] |= {"limit_predict_batches": 1, "limit_val_batches": 0}
