@@ -10,6 +10,7 @@ import os
 import pickle
 import shutil
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -129,6 +130,15 @@ def is_dense(value: Any) -> bool:
     """Whether a value is a dense tensor in memory, as all of a checkpoint's are: not sparse, quantized or meta."""
     is_plain = isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_quantized
     return is_plain and value.device.type == "cpu"
+
+
+def complex_in_place_of_real(weights: Mapping[str, Any], own: Mapping[str, torch.Tensor]) -> str:
+    """That a file has complex numbers for a real parameter, of which torch would drop the imaginary part; empty if not."""
+    names = (
+        name for name, weight in weights.items() if name in own and weight.is_complex() and not own[name].is_complex()
+    )
+    name = next(names, None)
+    return "" if name is None else f"{name} is of {weights[name].dtype} there and of {own[name].dtype} here"
 
 
 def _cannot_write(path: Path, size: int, error: OSError) -> str:

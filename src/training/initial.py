@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..checkpointing.checkpoint_file import is_dense, verify
+from ..checkpointing.checkpoint_file import complex_in_place_of_real, is_dense, verify
 from ..errors import UserError, cut, did_you_mean, in_one_line
 
 _WRAPPERS = re.compile(r"^((model|module)\.)+")  # of a LightningModule, of DataParallel
@@ -43,6 +43,8 @@ def start_from(model: nn.Module, path: Path, prefix: str | Sequence[str] | None 
     weights = {names.get(plain, plain): held[source] for plain, source in sources.items() if source in held}
     others = {name: own[name] for plain, name in names.items() if prefixes and plain not in sources}
     try:
+        if wrong := complex_in_place_of_real(weights, own):
+            raise RuntimeError(wrong)
         model.load_state_dict(others | weights)
     except RuntimeError as error:  # all that is missing, unexpected or of another shape
         part = "" if prefixes else "; init_prefix=… takes a part of it"
