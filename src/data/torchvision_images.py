@@ -46,7 +46,8 @@ class TorchvisionImages(TensorDataModule):
         num_train: how many of the others are trained on, chosen by the seed; None for all.
         num_test: how many test images are used, the first ones; None for all.
         offline: what to do when files are missing and cannot be downloaded: `digits` trains on rendered digits and
-            records them as such, where its images have the shape of digits; `error` refuses.
+            records them as such, where its images have the shape of digits; `error` refuses; `read` refuses before anything
+            is downloaded or written.
         **kwargs: as TensorDataModule.
 
     Raises:
@@ -67,7 +68,7 @@ class TorchvisionImages(TensorDataModule):
         num_val: PositiveInt = 5_000,
         num_train: PositiveInt | None = None,
         num_test: PositiveInt | None = None,
-        offline: Annotated[Literal["digits", "error"], Purpose.READ_FROM] = "error",
+        offline: Annotated[Literal["digits", "error", "read"], Purpose.READ_FROM] = "error",
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
@@ -107,6 +108,11 @@ class TorchvisionImages(TensorDataModule):
             self._official = self._complete()
 
     def _download_or_warn(self) -> None:
+        if self.offline == "read":
+            raise UserError(
+                f"data.root: {self.torchvision_name} is not in {self.root.resolve()}, which is only read; write "
+                f"data.root={self.root} to download it there"
+            )
         try:
             self.root.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -153,7 +159,7 @@ class TorchvisionImages(TensorDataModule):
             self._official = self._complete()
         if not self._official:
             split: Split = "train" if train else "test"
-            return cached_digits(self.root, STAND_IN_SIZES[split], self.split_seed(split))
+            return cached_digits(self.root, STAND_IN_SIZES[split], self.split_seed(split), self.offline != "read")
         try:
             dataset = self.source(str(self.root), train=train)
         except Exception as error:  # any failure of a parser on a damaged file
@@ -186,6 +192,8 @@ class TorchvisionImages(TensorDataModule):
         """Raise UserError unless a file is the official one."""
         path, expected = root / file, self.files[file]
         repair = "delete it and run again to download it, or put the official file there"
+        if not os.path.isfile(path):  # a pipe would be waited for
+            raise UserError(f"data.root: {path}: is no regular file; {repair}")
         try:
             with path.open("rb") as stream:
                 found = ExpectedFile(path.stat().st_size, hashlib.file_digest(stream, "md5").hexdigest())

@@ -13,7 +13,8 @@ Anything more has to be typed on the command line, and the error has the words f
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,26 @@ def confirm(config: dict[str, Any], overrides: Iterable[str], where: str, run_di
         raise UserError(
             f"{said}, which a file alone cannot decide; if you want it, {of_yaml}write {as_words(key, value)}"
         )
+
+
+def only_read(config: dict[str, Any], overrides: Sequence[str], where: str) -> tuple[dict[str, Any], list[str]]:
+    """A configuration whose data are only read where its file says, and the words of the command line with that place.
+
+    That is so of a dataset of this package, if it has `data.offline=read`, and of a folder that is there and that no word
+    names; it is said on standard error. Anything else stays as it is.
+
+    Args:
+        config: checked, of the file `where`, with the overrides applied.
+        overrides: as `confirm`.
+    """
+    data, (options, groups) = config["data"], set_by(overrides)
+    root, target = data.get("root"), data[TARGET]
+    can_read = is_ours("data.root", target) and "read" in choices_in(annotation_of("data.offline", target))
+    is_typed = "data.root" in options or "data" in groups
+    if is_typed or not can_read or _is_held(root, "data", "root", target) or not os.path.isdir(root or ""):
+        return config, [*overrides]
+    print(f"reading {os.path.abspath(root)}, as {where} says; nothing is written there", file=sys.stderr, flush=True)
+    return {**config, "data": {**data, "offline": "read"}}, [*overrides, as_override("data.root", root)]
 
 
 def as_words(key: str, value: Any) -> str:

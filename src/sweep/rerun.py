@@ -130,8 +130,8 @@ def sides_of(pair: Pair, pythons: Sequence[str], overrides: list[str]) -> list[J
             recorded = check_config(recorded_config(record, run.folder))
         except UserError as error:
             raise UserError(f"{file}: cannot be run again: {error}") from error
-        config = check_config(apply_overrides(recorded, overrides))
-        trust.confirm(check_config(for_timing(config, 1.0)), overrides, file, run_dir=run.folder)
+        config, said = trust.only_read(check_config(apply_overrides(recorded, overrides)), overrides, file)
+        trust.confirm(check_config(for_timing(config, 1.0)), said, file, run_dir=run.folder)
         known = {key: value for key, value in record.get("choices", {}).items() if value is not None}
         facts = {"choices": known, "overrides": record.get("overrides", [])}
         found.append(Job(Path(name), config, facts, python=python))

@@ -67,6 +67,18 @@ def test_a_verdict_that_contradicts_the_runs_record_is_unclear_and_both_are_said
     assert f"limit: {'unclear: ' if kind == 'unclear' else ''}{evidence}" in " ".join(said.split())
 
 
+def test_the_data_of_a_run_are_only_read_where_its_record_says_unless_the_place_is_typed(run_dir, root, monkeypatch):
+    seen, place = [], root.partition("=")[2]
+    step = explanation()
+    monkeypatch.setattr(
+        "batchscope.training.explain.explain", lambda config, *_: (seen.append(config["data"]), (step, {}))[1]
+    )
+    said = f"reading {place}, as outputs/runs/one/run.json says; nothing is written there\n"
+    assert answer("explain", run_dir).err == said
+    assert answer("explain", run_dir, root).err == ""
+    assert [(data["root"], data.get("offline")) for data in seen] == [(place, "read"), (place, None)]
+
+
 def test_options_change_what_is_explained_and_where_it_is_written(run_dir, root):
     found = json.loads(answer("explain", run_dir, root, "data={batch_size: 8}", *QUICK, "--json", "--out", "out").out)
     assert (found["title"], found["batch_size"], found["folder"]) == ("cnn · rendered-digits", 8, "out")
@@ -110,7 +122,11 @@ def test_what_cannot_be_explained_is_refused_in_one_line(run_dir, root, monkeypa
         assert (code, out) == (1, "")
         return err.splitlines()[-1]
 
-    assert refused().startswith("error: data.root: is ") and root in refused()
+    with_root = dict(record(run_dir)["config"]["data"], root="nowhere")
+    before = record(run_dir)["config"]
+    change_record(run_dir, config=before | {"data": with_root})
+    assert refused().startswith("error: data.root: is 'nowhere' in outputs/runs/one/run.json; repeat data.root=nowhere")
+    change_record(run_dir, config=before)
     monkeypatch.setattr(STEP, lambda self, *args: 1 / 0)
     said = "a training step of cnn · rendered-digits fails: ZeroDivisionError: division by zero"
     assert refused(root, *QUICK).endswith(said)

@@ -1,6 +1,7 @@
 """The official files: read as they are, verified before a run, downloaded once, never replaced, and never silently stood in for."""
 
 import multiprocessing
+import os
 import pickle
 import re
 import shutil
@@ -135,7 +136,7 @@ def test_a_root_that_cannot_hold_the_files_is_refused(tmp_path: Path) -> None:
     before = snapshot(tmp_path)
     for root, said in {
         "file/data": " cannot be created: Not a directory",
-        "folder": f"/{RAW / NAMES[0]}: cannot be read: Is a directory; {REPAIR}",
+        "folder": f"/{RAW / NAMES[0]}: is no regular file; {REPAIR}",
     }.items():
         assert refusal(prepared, MNIST(root=str(tmp_path / root))) == f"data.root: {tmp_path}/{root}{said}"
     assert snapshot(tmp_path) == before
@@ -148,6 +149,24 @@ def no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets.MNIST, "mirrors", [f"{nowhere}/"])
     monkeypatch.setattr(datasets.CIFAR10, "url", f"{nowhere}/{datasets.CIFAR10.filename}")
     monkeypatch.setattr(official, "STAND_IN_SIZES", {"train": 300, "test": 40})
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / RAW).mkdir(parents=True)
+    os.mkfifo(tmp_path / RAW / NAMES[0])
+    said = f"data.root: {tmp_path / RAW / NAMES[0]}: is no regular file; {REPAIR}"
+    assert refusal(prepared, MNIST(root=str(tmp_path))) == said
+
+
+def test_what_is_only_read_is_neither_downloaded_nor_written(small_official: Small, tmp_path: Path) -> None:
+    before = snapshot(tmp_path)
+    said = f"data.root: mnist is not in {tmp_path / 'x'}, which is only read; write data.root={tmp_path / 'x'} to download it there"
+    assert refusal(MNIST(root=str(tmp_path / "x"), offline="read").prepare_data) == said
+    assert snapshot(tmp_path) == before
+    root = small_official(MNIST)
+    before = snapshot(root)
+    assert prepared(MNIST(root=str(root), offline="read", num_val=50)).name == "mnist"
+    assert snapshot(root) == before
 
 
 @pytest.mark.usefixtures("no_network")
