@@ -3,6 +3,7 @@
 import contextlib
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,14 @@ from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
 from .._lightning import child_processes
-from ..errors import Interrupted, UserError
+from ..errors import Interrupted, PeerLostError, UserError
 from ..options.purpose import PLACES, purpose_of
 from ..options.tree import flatten
 from ..records.read import FILE
 from .gather import gather
 
 _GRACE_S = 10  # for what a process does after its last step
+_LAST_WORDS_S = 2  # for the record of a rank that fails; it waits longer before it prints (errors.report)
 
 
 class Agreement(Callback):
@@ -74,7 +76,8 @@ def _first_difference(known: list[dict[str, Any]], run_dir: Path) -> str:
 def end_together(trainer: Trainer) -> Iterator[None]:
     """Wait for the processes that Lightning has started; after an error, kill them.
 
-    Otherwise a process that waits in a collective operation for one that is gone would wait for a long time.
+    Otherwise a process that waits in a collective operation for one that is gone would wait for a long time. A rank that
+    was lost may have failed by itself: it gets the time to record why.
     """
     grace_s = 0
     try:
@@ -82,6 +85,11 @@ def end_together(trainer: Trainer) -> Iterator[None]:
         grace_s = _GRACE_S
     except Interrupted:  # all ranks have agreed on it, and end by themselves
         grace_s = _GRACE_S
+        raise
+    except PeerLostError:
+        grace_s = _LAST_WORDS_S
+        if trainer.is_global_zero and not child_processes(trainer):  # of a launcher
+            time.sleep(_LAST_WORDS_S)
         raise
     finally:
         others = [*child_processes(trainer)]

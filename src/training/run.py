@@ -162,8 +162,8 @@ class _Run:
                 model=model,
                 **_known_id(self.run_dir),
             ) as record,
-            explain_failures(self.config, device, first),
             end_together(self.trainer),
+            explain_failures(self.config, device, first),
         ):
             failed = True
             try:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.checkpointing.support import STEP, TEST, VALIDATION, other_data, terminate
+from tests.checkpointing.support import STEP, TEST, VALIDATION, break_down, other_data, terminate
 from tests.checkpointing.test_exact_resume import SHORT  # four batches an epoch
 from tests.support.runs import Fault, Run, last, ranks, record, results, run
 
@@ -94,6 +94,14 @@ def test_a_signal_to_one_rank_ends_both_after_the_same_step(moment: str, rank: i
     assert record(tmp_path / "out")["status"] == "interrupted"
     assert last(tmp_path / "out")["global_step"] in steps
     assert [one.said.count("stopped by SIGTERM") for one in both] == [1, 0]
+
+
+@pytest.mark.slow
+def test_what_ends_one_rank_is_how_the_run_ended(tmp_path: Path) -> None:
+    both = ranks(tmp_path, *SHORT, faults={1: [(STEP, 3, break_down)]})
+    assert [one.end() for one in both] == [1, 1]
+    found = record(tmp_path / "out")
+    assert (found["status"], found["error"]) == ("failed", "RuntimeError: the training broke")
 
 
 def note_broadcasts() -> None:
