@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from typing import Any
 
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
 from ..errors import UserError
 from .collate import Collate, batch_of, empty_batch
 from .order import epoch_seed
 from .spec import DataSpec
-from .workers import data_error, seeded
+from .workers import data_error, seeded, share
 
 
 @dataclass(eq=False)
@@ -28,7 +28,8 @@ class SampleBatches(Dataset):
         asked = indices or [0]  # a rank without a sample loads one for its shapes
         try:
             batch = batch_of(self._load(epoch, asked), list(map(self._name, asked)), self.spec, self.collate_fn)
-            return batch if indices else empty_batch(batch)
+            batch = batch if indices else empty_batch(batch)
+            return share(batch) if get_worker_info() else batch
         except UserError as error:
             return error
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy
 import torch
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import get_worker_info
 
 from ..errors import UserError, cut
@@ -41,6 +42,15 @@ def data_error(what: str, error: Exception) -> UserError:
     answer = UserError(f"data: {what}: {type(error).__name__}{f': {first}' if first else ''}{place}")
     answer.add_note("".join(traceback.format_exception(error)))  # a worker's exception arrives without its cause
     return answer
+
+
+def share(batch: Any) -> Any:
+    """A worker's batch with its tensors in shared memory, where some of them may be already.
+
+    The thread that sends a batch would move them there. Where the system refuses, it prints a traceback, and the training
+    process waits for ever.
+    """
+    return tree_map_only(torch.Tensor, torch.Tensor.share_memory_, batch)
 
 
 @contextmanager

@@ -126,6 +126,17 @@ def test_a_worker_that_is_killed_while_it_sends_a_batch_is_said_as_any_other() -
         next(items)
 
 
+def test_what_refuses_a_worker_shared_memory_is_raised_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(tensor: Tensor) -> Tensor:
+        raise RuntimeError(
+            "unable to allocate shared memory(shm) for file </torch_1_2_0>: No space left on device (28)"
+        )
+
+    monkeypatch.setattr(Tensor, "share_memory_", refuse)  # the worker is a fork
+    with pytest.raises(RuntimeError, match="unable to allocate shared memory"):
+        next(iter(loaded(MapStyle(batch_size=8, num_workers=1)).train_dataloader()))
+
+
 def test_the_workers_of_a_loader_that_is_garbage_in_a_cycle_end_at_once() -> None:
     loader = loaded(MapStyle(batch_size=8, num_workers=1)).train_dataloader()
     next(iter(loader))

@@ -58,7 +58,8 @@ def test_a_killed_run_is_resumed_to_the_same_end(name: str, tmp_path: Path) -> N
     alone, apart = ([] if data in ("Plain", "Stateful") else [f"data.num_workers={workers}"] for workers in (0, 1))
     kill = [*apart, "callbacks.checkpoint.every_n_steps=1"]
     assert run(tmp_path / "killed", *words, *kill, faults=[(STEP, step + 1, kill_9)]).end() == -9
-    again = [words[0], "resume=out", f"data._target_=tests.support.own_data.{data}", *apart]
+    typed = [option.lstrip("+") for option in options if option.startswith("+")]  # which no config holds
+    again = [words[0], "resume=out", f"data._target_=tests.support.own_data.{data}", *typed, *apart]
     assert "warning: resume" not in finished(tmp_path / "killed", *again)
     assert record(tmp_path / "killed" / "out")["resumed"][0]["step"] == step
     finished(tmp_path / "whole", *words, *alone)
