@@ -14,24 +14,50 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy
 import torch
 from lightning.pytorch.plugins.io import CheckpointIO
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 from typing_extensions import override
 
 from .. import files
-from ..errors import UserError, cut
+from ..errors import UserError, cut, warn
 from ..files import NO_SPACE, WriteError, why
+
+# Entries for people: nothing is restored from hyperparameters.
+_HYPERPARAMETERS = ("hyper_parameters", "datamodule_hyper_parameters")
+_THEIR_TYPES = ("hparams_type", "datamodule_hparams_type")
+_ONLY = "holds more than tensors and plain values"
+_EXTRA_STATE = "_extra_state"  # how torch ends the name of what a module's `get_extra_state` returns
 
 
 class AtomicCheckpointIO(CheckpointIO):
     """Has a Lightning trainer write and read checkpoints by this module: `Trainer(plugins=[AtomicCheckpointIO()])`.
 
-    Whatever Lightning asks for, checkpoints are loaded on the CPU, and no code in them runs.
+    Whatever Lightning asks for, checkpoints are loaded on the CPU, and no code in them runs. What could not be read back
+    so is found at the first save: hyperparameters are left out with a warning, and anything else is a UserError.
     """
+
+    def __init__(self) -> None:
+        # Hyperparameters by their entry and key; None before the first save.
+        self._left_out: list[tuple[str, Any]] | None = None
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        write_checkpoint(checkpoint, Path(path))
+        known = {key: value for key, value in checkpoint.items() if key not in _THEIR_TYPES}
+        # numpy's scalars come from schedules and hyperparameters. A state_dict has attributes that a copy would lose.
+        plain = {
+            key: value if key == "state_dict" else tree_map_only(numpy.generic, lambda one: one.item(), value)
+            for key, value in known.items()
+        }
+        if self._left_out is None:
+            _check_entries(plain)
+            self._left_out = _unreadable_hyperparameters(plain)
+        for entry in _HYPERPARAMETERS:
+            if entry in plain:
+                plain[entry] = {k: v for k, v in dict(plain[entry]).items() if (entry, k) not in self._left_out}
+        write_checkpoint(plain, Path(path))
 
     @override
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
@@ -40,6 +66,47 @@ class AtomicCheckpointIO(CheckpointIO):
     @override
     def remove_checkpoint(self, path: Any) -> None:
         Path(path).unlink(missing_ok=True)
+
+
+def _check_entries(checkpoint: Mapping[str, Any]) -> None:
+    """Raise UserError for an entry other than hyperparameters that could not be read back."""
+    check_weights(checkpoint.get("state_dict", {}))
+    for key, value in checkpoint.items():
+        if key not in ("state_dict", *_HYPERPARAMETERS) and not _can_be_read(value):
+            raise UserError(f"checkpoint: its entry '{key}' could not be read back: it {_ONLY}")
+
+
+def _unreadable_hyperparameters(checkpoint: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """The hyperparameters that could not be read back, with a warning that names them."""
+    found = [(e, k) for e in _HYPERPARAMETERS for k, v in dict(checkpoint.get(e, {})).items() if not _can_be_read(v)]
+    if found:
+        names = ", ".join(dict.fromkeys(str(key) for _, key in found))
+        warn(f"checkpoints leave out the hyperparameters {names}: each {_ONLY}")
+    return found
+
+
+def check_weights(weights: Mapping[str, Any]) -> None:
+    """Raise UserError for the first part of a module's `state_dict` that could not be read back from a checkpoint."""
+    for name, value in weights.items():
+        if any(not _is_strided(leaf) for leaf in tree_leaves(value) if isinstance(leaf, Tensor)):
+            raise UserError(
+                f"model: '{name}' is not a dense tensor, and checkpoints hold no other; "
+                "register_buffer(…, persistent=False) leaves a buffer out"
+            )
+        if not isinstance(value, Tensor) and not _can_be_read(value):
+            raise UserError(f"model: '{name}', which get_extra_state returns, {_ONLY}")
+
+
+def _can_be_read(value: Any) -> bool:
+    """Whether `torch.load(…, weights_only=True)` reads what `torch.save` writes of a value; its tensors are not looked at."""
+    file = io.BytesIO()
+    try:
+        torch.save(tree_map_only(Tensor, lambda tensor: None, value), file)
+        file.seek(0)
+        torch.load(file, weights_only=True)
+    except Exception:  # noqa: BLE001 - of pickle and of anybody's class
+        return False
+    return True
 
 
 def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
@@ -119,25 +186,34 @@ def _is_ours(checkpoint: Any) -> bool:
     weights, of = checkpoint.get("state_dict"), checkpoint.get("batchscope")
     return (
         isinstance(weights, dict)
-        and all(isinstance(name, str) and is_dense(weight) for name, weight in weights.items())
+        and all(isinstance(name, str) and is_weight(name, weight) for name, weight in weights.items())
         and isinstance(of, dict)
         and isinstance(of.get("name"), str)
         and isinstance(of.get("config"), dict)
     )
 
 
-def is_dense(value: Any) -> bool:
-    """Whether a value is a dense tensor in memory, as all of a checkpoint's are: not sparse, quantized or meta."""
-    is_plain = isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_quantized
-    return is_plain and value.device.type == "cpu"
+def is_weight(name: str, value: Any) -> bool:
+    """Whether a value may be in a `state_dict`: a dense tensor, or a module's extra state, whose tensors are dense."""
+    if isinstance(value, Tensor):
+        return _is_dense(value)
+    leaves = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+    return name.endswith(_EXTRA_STATE) and all(map(_is_dense, leaves))
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor is in memory, as all of a checkpoint's are: not sparse, quantized or meta."""
+    return _is_strided(tensor) and tensor.device.type == "cpu"
+
+
+def _is_strided(tensor: Tensor) -> bool:
+    return tensor.layout == torch.strided and not tensor.is_quantized
 
 
 def complex_in_place_of_real(weights: Mapping[str, Any], own: Mapping[str, torch.Tensor]) -> str:
     """That a file has complex numbers for a real parameter, of which torch would drop the imaginary part; empty if not."""
-    names = (
-        name for name, weight in weights.items() if name in own and weight.is_complex() and not own[name].is_complex()
-    )
-    name = next(names, None)
+    tensors = {name: weight for name, weight in weights.items() if isinstance(weight, Tensor) and name in own}
+    name = next((n for n, weight in tensors.items() if weight.is_complex() and not own[n].is_complex()), None)
     return "" if name is None else f"{name} is of {weights[name].dtype} there and of {own[name].dtype} here"
 
 

@@ -47,15 +47,20 @@ def _check_loop_state(checkpoint: dict[str, Any]) -> None:
         raise ValueError("loop_state.random and loop_state.gradients are not those of all processes")
 
 
-def _check_weights(saved: dict[str, Tensor], module: LightningModule) -> None:
+def _check_weights(saved: dict[str, Any], module: LightningModule) -> None:
     own = module.state_dict()
     for name in dict.fromkeys([*own, *saved]):
-        there = tuple(saved[name].shape) if name in saved else "missing"
-        here = tuple(own[name].shape) if name in own else "unknown"
+        there = _shape(saved[name]) if name in saved else "missing"
+        here = _shape(own[name]) if name in own else "unknown"
         if there != here:
             raise ValueError(f"its weights are of another model: {name} is {there} there and {here} here")
-        if saved[name].is_floating_point() != own[name].is_floating_point():
+        if isinstance(own[name], Tensor) and saved[name].is_floating_point() != own[name].is_floating_point():
             raise ValueError(f"its weights are of another model: {name} is of {saved[name].dtype}")
+
+
+def _shape(value: Any) -> tuple[int, ...] | str:
+    """Of a tensor; what else a `state_dict` holds is a module's extra state."""
+    return tuple(value.shape) if isinstance(value, Tensor) else "extra state"
 
 
 def _is_count(value: Any) -> bool:

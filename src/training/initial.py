@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..checkpointing.checkpoint_file import complex_in_place_of_real, is_dense, verify
+from ..checkpointing.checkpoint_file import complex_in_place_of_real, is_weight, verify
 from ..errors import UserError, cut, did_you_mean, in_one_line
 
 _WRAPPERS = re.compile(r"^((model|module)\.)+")  # of a LightningModule, of DataParallel
@@ -59,8 +59,8 @@ def line(facts: Facts) -> str:
     return f"{facts['tensors']} of {facts['of']} tensors from {Path(facts['file']).name}{part}"
 
 
-def _weights_in(path: Path) -> dict[str, Tensor]:
-    """The dense tensors of a file by name; UserError where it has none, is damaged, or would run code."""
+def _weights_in(path: Path) -> dict[str, Any]:
+    """The dense tensors and extra states of a file by name; UserError where it has none, is damaged, or would run code."""
     try:
         with path.open("rb") as file:
             if zipfile.is_zipfile(file):
@@ -76,7 +76,7 @@ def _weights_in(path: Path) -> dict[str, Tensor]:
         ) from error
     inner = [held[key] for key in _STATES if isinstance(held, Mapping) and isinstance(held.get(key), Mapping)]
     state = inner[0] if inner else held if isinstance(held, Mapping) else {}
-    weights = {name: value for name, value in state.items() if isinstance(name, str) and is_dense(value)}
+    weights = {name: value for name, value in state.items() if isinstance(name, str) and is_weight(name, value)}
     if not weights:
         raise UserError(f"init: {path} holds no weights: neither a checkpoint nor a state_dict")
     return weights

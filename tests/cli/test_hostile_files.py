@@ -105,6 +105,7 @@ CHECKPOINTS = {
         for weights in (None, [], {"a": "b"}, {5: 5}, {"weight": 3})
     },
     "sparse weights": (written(state_dict={"weight": torch.eye(2).to_sparse()}), NOT_OURS),
+    "a sparse extra state": (written(state_dict={"a._extra_state": [torch.eye(2).to_sparse()]}), NOT_OURS),
     "weights of no device": (written(state_dict={"weight": torch.eye(2, device="meta")}), NOT_OURS),
     "a model that runs": (with_node("model", **RUNS), CONFIRM),
     "a place": (with_node("trainer", model_registry="x"), CONFIRM),

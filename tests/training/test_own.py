@@ -1,9 +1,11 @@
 """What a user brings is trained: a loss, metrics, an optimizer, a Task, a LightningModule; what does not fit is one line."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lightning
+import numpy
 import pytest
 import torch
 import torchmetrics
@@ -103,6 +105,34 @@ class Tutorial(Stranger):
         self.log("test_loss", self.training_step(batch, batch_idx))
 
 
+class Keeps(Tutorial):
+    """Saves what Lightning lets people save, and has a schedule that computes with numpy."""
+
+    def __init__(self, sparse: bool = False, strange: bool = False, saves_path: bool = False) -> None:
+        super().__init__()
+        names = {"net": nn.Linear(2, 2), "path": Path("here"), "scale": numpy.float32(0.5), "by": partial(max), "n": 3}
+        self.save_hyperparameters(names)
+        self.seen, self.strange, self.saves_path = 0, strange, saves_path
+        if sparse:
+            self.register_buffer("graph", torch.eye(4).to_sparse())
+
+    def get_extra_state(self) -> Any:
+        return object if self.strange else {"seen": self.seen, "names": ["a"]}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.seen = state["seen"]
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        self.seen += 1
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["vocabulary"] = Path("words") if self.saves_path else ["words"]
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: numpy.exp(-epoch))]
+
+
 class FixedBatches(lightning.LightningDataModule):
     """Without a spec, and without an option for the batch size."""
 
@@ -133,6 +163,7 @@ YAML = {
     "model/net": f"_target_: {HERE}.Net\nanswers: null\n",
     "model/stranger": "_target_: tests.support.third_party_modules.Stranger\n",
     "model/tutorial": f"_target_: {HERE}.Tutorial\nby_hand: false\n",
+    "model/keeps": f"_target_: {HERE}.Keeps\nsparse: false\nstrange: false\nsaves_path: false\n",
     "task/dice": f"defaults: [default, _self_]\n_target_: {HERE}.Shifted\nshift: 0.25\n"
     f"loss: {{_target_: {HERE}.dice, smooth: 0.5}}\n"
     f"metrics: {{iou: {{_target_: torchmetrics.classification.MulticlassJaccardIndex, num_classes: {OUTPUTS}}}}}\n",
@@ -247,6 +278,21 @@ def test_it_may_have_no_test_and_its_data_no_batch_size(folder: Path) -> None:
     assert refusal(evaluated, folder).startswith("model: Stranger has no test_step")
 
 
+def test_what_a_module_saves_is_read_back_without_the_hyperparameters_that_cannot_be(folder: Path, capsys) -> None:
+    found = trained(folder, "model=keeps", "data=points", "trainer.max_epochs=1")
+    said = "warning: checkpoints leave out the hyperparameters net, path, by: each holds more than tensors and plain values\n"
+    assert capsys.readouterr().err.count(said) == 1
+    assert last(folder)["hyper_parameters"] == {"scale": 0.5, "n": 3}
+    assert evaluated(folder)[1]["test_loss"] == pytest.approx(found["metrics"]["test_loss"])
+    train(configuration(found, folder, ["trainer.max_epochs=2"]), folder, found["choices"], [])
+    assert last(folder)["state_dict"]["_extra_state"] == {"seen": 20, "names": ["a"]}
+
+
+def test_what_only_a_save_can_tell_ends_the_run_at_its_first_checkpoint(folder: Path) -> None:
+    said = refusal(trained, folder, "model=keeps", "data=points", "model.saves_path=true")
+    assert said.startswith("checkpoint: its entry 'vocabulary' could not be read back: it holds more than tensors")
+
+
 # --- what does not fit -----------------------------------------------------------------------------------------------
 
 SHAPES = "an output (2, 3, 6, 6) and a target (2, 6, 6)"
@@ -289,6 +335,8 @@ MISTAKES = {
     f"{OWN} task.loss=mse": "task.loss: Tutorial is a LightningModule, which has its own loss, metrics and optimizer",
     f"{OWN} compile=true": "compile: Tutorial is a LightningModule, which compiles itself",
     f"{OWN} model.by_hand=true global_batch_size=40": "global_batch_size: takes 5 batches an update, and Tutorial optimises by hand",
+    "model=keeps data=points model.sparse=true": "model: 'graph' is not a dense tensor, and checkpoints hold no other; regis",
+    "model=keeps data=points model.strange=true": "model: '_extra_state', which get_extra_state returns, holds more than tens",
     f"{OWN} callbacks.checkpoint.monitor=loss": "callbacks.checkpoint.monitor: got 'loss', and the validation measures val_loss. "
     "Did you mean 'val_loss'?",
     f"model=stranger data=points model.{OLD}BoringModel": "model: BoringModel is of the package pytorch_lightning; import "
