@@ -113,6 +113,10 @@ def on_restore_error(trainer: Trainer, explain: Callable[[Exception], Exception]
                 restore(*args)
             except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
                 raise explain(error) from error
+            except RuntimeError as error:
+                if type(error) is not RuntimeError:  # of the device
+                    raise
+                raise explain(error) from error  # of `load_state_dict`
 
         return call
 

@@ -9,9 +9,11 @@ from typing import Any
 
 from lightning import LightningModule
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from ..errors import UserError, cut
 
+_LAZY = "not made yet"
 _MAX_COUNT = 2**53  # TensorBoard's steps are in 64 bits
 
 
@@ -25,7 +27,7 @@ def check_resumable(checkpoint: dict[str, Any], path: Path, module: LightningMod
     """
     try:
         _check_loop_state(checkpoint)
-        if module is not None:
+        if module is not None and not makes_layers(module):
             _check_weights(checkpoint["state_dict"], module)
     except Exception as error:  # whatever a missing or strange value leads to
         kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
@@ -47,20 +49,29 @@ def _check_loop_state(checkpoint: dict[str, Any]) -> None:
         raise ValueError("loop_state.random and loop_state.gradients are not those of all processes")
 
 
+def makes_layers(module: LightningModule) -> bool:
+    """Whether a module may make layers in a hook of its own, which Lightning calls before it loads weights."""
+    hooks = (getattr(type(module), name) for name in ("setup", "configure_model"))
+    return any(hook.__module__.partition(".")[0] not in ("lightning", "batchscope") for hook in hooks)
+
+
 def _check_weights(saved: dict[str, Any], module: LightningModule) -> None:
     own = module.state_dict()
-    for name in dict.fromkeys([*own, *saved]):
+    names = dict.fromkeys([*own, *saved]) if module.strict_loading else own.keys() & saved.keys()
+    for name in names:
         there = _shape(saved[name]) if name in saved else "missing"
         here = _shape(own[name]) if name in own else "unknown"
-        if there != here:
+        if there != here and not (here == _LAZY and name in saved):
             raise ValueError(f"its weights are of another model: {name} is {there} there and {here} here")
         if isinstance(own[name], Tensor) and saved[name].is_floating_point() != own[name].is_floating_point():
             raise ValueError(f"its weights are of another model: {name} is of {saved[name].dtype}")
 
 
 def _shape(value: Any) -> tuple[int, ...] | str:
-    """Of a tensor; what else a `state_dict` holds is a module's extra state."""
-    return tuple(value.shape) if isinstance(value, Tensor) else "extra state"
+    """Of a tensor; what else a `state_dict` holds is a module's extra state, or a lazy layer's, without a shape yet."""
+    if not isinstance(value, Tensor):
+        return "extra state"
+    return _LAZY if is_lazy(value) else tuple(value.shape)
 
 
 def _is_count(value: Any) -> bool:

@@ -1,7 +1,7 @@
 """From a checkpoint to the network that it holds, ready to answer. No code from the file runs."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,9 +12,10 @@ from lightning.pytorch.callbacks import Callback
 from torch import nn
 
 from ..checkpointing.checkpoint_file import complex_in_place_of_real, load_checkpoint
+from ..checkpointing.validate import makes_layers
 from ..data.plain import Data
 from ..data.spec import DataSpec, spec_from
-from ..errors import UserError
+from ..errors import UserError, in_one_line
 from ..hardware.devices import check_accelerator
 from ..options import groups, trust
 from ..options.check import check_config
@@ -165,12 +166,33 @@ def _known(saved: dict[str, Any], path: Path) -> KnownData:
         raise UserError(f"ckpt: {path} is not a checkpoint that batchscope wrote: its spec is damaged") from error
 
 
+def _make_layers(module: LightningModule, weights: Mapping[str, Any]) -> None:
+    """Have a module make the layers that the weights are of and its constructor does not make, as Lightning has.
+
+    Its `setup` is not called again, which would make them anew, without their weights.
+    """
+    for hook, arguments in (("configure_model", ()), ("setup", ("predict",))):
+        if not makes_layers(module) or {*weights} <= {*module.state_dict()}:
+            return
+        try:
+            getattr(module, hook)(*arguments)
+        except Exception as error:
+            raise UserError(
+                f"model: {type(module).__name__} makes layers in a hook, and its {hook} fails without a Trainer "
+                f"({in_one_line(error)}); make them in __init__"
+            ) from error
+        if hook == "setup":
+            anything: Any = module
+            anything.setup = lambda stage: None
+
+
 def _load_weights(module: LightningModule, weights: Any, name: str, path: Path) -> None:
     """Load a checkpoint's weights; UserError with the first that does not fit."""
+    _make_layers(module, weights)
     try:
         if wrong := complex_in_place_of_real(weights, module.state_dict()):
             raise RuntimeError(wrong)
-        module.load_state_dict(weights)
+        module.load_state_dict(weights, strict=module.strict_loading)
     except (RuntimeError, TypeError, AttributeError) as error:  # the last two where there are no weights at all
         lines = str(error).splitlines()
         fits = type(getattr(module, "model", module)).__name__

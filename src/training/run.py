@@ -146,7 +146,7 @@ class _Run:
         device, first = self.trainer.strategy.root_device, self.trainer.is_global_zero
         model = {
             "class": type(self.model).__name__,
-            "parameters": sum(p.numel() for p in self.model.parameters()),
+            "parameters": summary.parameters(self.model),
             "lightning_module": isinstance(self.model, LightningModule),
         }
         with (
@@ -214,6 +214,7 @@ class _Run:
             self.resume_point = find_resume_point(folder, self.module, self.run_dir)
             self.resume_point.check(self.trainer, self.dataset["fingerprint"])
             self.initial = {} if self.resume_point.path else self._initial()
+        record.facts["model"]["parameters"] = summary.parameters(self.model)  # by now lazy layers have theirs
         if self.trainer.is_global_zero:
             rows = [row("init", initial.line(facts)) for facts in self.initial.values()]
             summary.print_start(record.facts, self.data.name, rows)
@@ -237,6 +238,7 @@ class _Run:
         self.trainer.fit(self.module, datamodule=lightning_of(self.data), ckpt_path=checkpoint, weights_only=True)
         fit_s = time.perf_counter() - started
         facts: dict[str, Any] = {
+            "model": record.facts["model"] | {"parameters": summary.parameters(self.model)},
             "epochs": summary.whole_epochs(self.trainer),
             "steps": self.trainer.global_step,
             "checkpoints": summary.checkpoint_paths(self.trainer, self.run_dir),

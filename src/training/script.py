@@ -83,7 +83,7 @@ class ScriptRecord(Callback):
             "processes": trainer.world_size,
             "model": {
                 "class": type(pl_module).__name__,
-                "parameters": sum(p.numel() for p in pl_module.parameters()),
+                "parameters": summary.parameters(pl_module),
             },
             "dataset": {"name": _dataset(trainer)},
         }
@@ -104,6 +104,7 @@ class ScriptRecord(Callback):
             given = {key: value for key, value in config["data"]["arguments"].items() if value != str(size)}
             record.facts["config"] = {**config, "data": {"batch_size": size, "arguments": given}}
         fit = {"epochs": summary.whole_epochs(trainer), "steps": trainer.global_step}
+        fit |= {"model": record.facts["model"] | {"parameters": summary.parameters(pl_module)}}
         samples = summary.train_samples(trainer)
         dataset = record.facts["dataset"] | ({"train_samples": samples} if samples else {})
         record.add(**found, **fit, metrics=summary.last_metrics(trainer), dataset=dataset)

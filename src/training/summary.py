@@ -16,7 +16,8 @@ import numpy
 from lightning import Trainer
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader
 
 from .._lightning import callbacks_of
@@ -95,6 +96,11 @@ def callback_facts(trainer: Trainer) -> dict[str, Any]:
         if hasattr(callback, "record_facts"):
             facts |= callback.record_facts()
     return facts
+
+
+def parameters(model: nn.Module) -> int:
+    """How many numbers a model has to train, or has frozen; a lazy layer has none before its first batch."""
+    return sum(each.numel() for each in model.parameters() if not is_lazy(each))
 
 
 def write_steps(trainer: Trainer, run_dir: Path) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map_only
 
 from ..data.base import DataModule
@@ -25,7 +26,8 @@ _LIBRARIES = {"batchscope", "hydra", "lightning", "torch", "torchmetrics", "torc
 
 
 def try_out(task: "Task", data: Data) -> None:
-    """Try a Task on the first samples of its data, on the CPU. No random state, buffer or weight changes.
+    """Try a Task on the first samples of its data, on the CPU. No random state, buffer or weight changes, but those of
+    lazy layers.
 
     Data of other kinds than DataModule are not read before training: `first_answer` tries the Task on the first batch.
 
@@ -33,6 +35,7 @@ def try_out(task: "Task", data: Data) -> None:
         UserError: for a network that does not take the samples or answers in another shape than the target asks for, a loss
             that returns no scalar, a metric that does not take the answer, and a group of parameters without a member.
     """
+    _make_lazy_layers(task, data)
     task.optimizer_recipe.build(task.named())
     if not isinstance(data, DataModule):
         return
@@ -46,6 +49,21 @@ def try_out(task: "Task", data: Data) -> None:
                 output = functional_call(task, buffers, (x,) if lengths is None else (x, lengths))
         check_answer(task, output, y)
     task.is_tried = True
+
+
+def _make_lazy_layers(task: "Task", data: Data) -> None:
+    """Have layers such as LazyLinear take their shapes from the first samples, before an optimizer gets their parameters."""
+    if not any(map(is_lazy, [*task.parameters(), *task.buffers()])):
+        return
+    name = type(task.model).__name__
+    if not isinstance(data, DataModule):
+        raise UserError(
+            f"model: {name} has lazy layers, which take their shapes from a batchscope.data.DataModule alone"
+        )
+    x, _, lengths = task.spec.parts(data.example())
+    with blamed("model", f"{name} does not take a batch {_shape(x)}"), torch.no_grad():
+        task.eval()(x, lengths)
+    task.train()
 
 
 def _is_known(task: "Task", samples: int) -> bool:

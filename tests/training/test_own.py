@@ -16,6 +16,7 @@ from batchscope.checkpointing.resume import configuration
 from batchscope.cli.evaluate import evaluate
 from batchscope.data.datamodule import TensorDataModule
 from batchscope.data.spec import DataSpec
+from batchscope.inference.load import load_model
 from batchscope.options.groups import use_config_dir
 from batchscope.options.types import Choice
 from batchscope.training.run import train
@@ -133,6 +134,40 @@ class Keeps(Tutorial):
         return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: numpy.exp(-epoch))]
 
 
+class Late(Tutorial):
+    """Makes its layer after its constructor, or saves a part of its weights."""
+
+    def __init__(self, how: Choice = "configure_model") -> None:
+        super().__init__()
+        self.how = how
+        if how == "strict_loading":
+            self.strict_loading = False
+            self.frozen = nn.Linear(4, 4).requires_grad_(False)
+        else:
+            self.layer = nn.LazyLinear(1) if how == "lazy" else None
+
+    def configure_model(self) -> None:
+        if self.how == "configure_model" and self.layer is None:
+            self.layer = nn.Linear(4, 1)
+
+    def setup(self, stage: str) -> None:
+        if self.how == "setup":
+            self.layer = nn.Linear(4, 1)
+
+    def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:
+        return {name: value for name, value in super().state_dict(*args, **options).items() if "frozen" not in name}
+
+
+class LazyNet(nn.Module):
+    def __init__(self, spec: DataSpec) -> None:
+        super().__init__()
+        self.shape = spec.output_shape
+        self.layers = nn.Sequential(nn.Flatten(), nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.LazyLinear(108))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).view(-1, *self.shape)
+
+
 class FixedBatches(lightning.LightningDataModule):
     """Without a spec, and without an option for the batch size."""
 
@@ -164,6 +199,8 @@ YAML = {
     "model/stranger": "_target_: tests.support.third_party_modules.Stranger\n",
     "model/tutorial": f"_target_: {HERE}.Tutorial\nby_hand: false\n",
     "model/keeps": f"_target_: {HERE}.Keeps\nsparse: false\nstrange: false\nsaves_path: false\n",
+    "model/late": f"_target_: {HERE}.Late\nhow: configure_model\n",
+    "model/lazy": f"_target_: {HERE}.LazyNet\n",
     "task/dice": f"defaults: [default, _self_]\n_target_: {HERE}.Shifted\nshift: 0.25\n"
     f"loss: {{_target_: {HERE}.dice, smooth: 0.5}}\n"
     f"metrics: {{iou: {{_target_: torchmetrics.classification.MulticlassJaccardIndex, num_classes: {OUTPUTS}}}}}\n",
@@ -291,6 +328,25 @@ def test_what_a_module_saves_is_read_back_without_the_hyperparameters_that_canno
 def test_what_only_a_save_can_tell_ends_the_run_at_its_first_checkpoint(folder: Path) -> None:
     said = refusal(trained, folder, "model=keeps", "data=points", "model.saves_path=true")
     assert said.startswith("checkpoint: its entry 'vocabulary' could not be read back: it holds more than tensors")
+
+
+@pytest.mark.parametrize("how", ["configure_model", "setup", "lazy", "strict_loading"])
+def test_layers_that_are_made_late_and_weights_that_are_saved_in_part_are_resumed_and_loaded(
+    how: str, folder: Path
+) -> None:
+    found = trained(folder, "model=late", f"model.how={how}", "data=points", "trainer.max_epochs=1")
+    assert found["model"]["parameters"] == (25 if how == "strict_loading" else 5)
+    assert evaluated(folder)[1]["test_loss"] == pytest.approx(found["metrics"]["test_loss"])
+    network = load_model(folder / "checkpoints/best.ckpt")
+    assert torch.equal(network.layer.weight, last(folder)["state_dict"]["layer.weight"])
+    train(configuration(found, folder, ["trainer.max_epochs=2"]), folder, found["choices"], [])
+    assert record(folder)["steps"] == 20
+
+
+def test_lazy_layers_of_a_network_are_made_before_its_optimizer(folder: Path) -> None:
+    found = trained(folder, "model=lazy", "trainer.max_epochs=1")
+    assert found["model"]["parameters"] == 36 * 8 + 8 + 2 * 8 + 8 * 108 + 108
+    assert evaluated(folder)[1]["test/loss"] == pytest.approx(found["metrics"]["test/loss"])
 
 
 # --- what does not fit -----------------------------------------------------------------------------------------------
