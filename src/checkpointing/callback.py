@@ -20,7 +20,8 @@ from ..errors import UserError, did_you_mean, warn
 from ..files import remove_leftovers
 from ..options.types import PositiveFloat, PositiveInt, Purpose
 from ..random_state import random_state
-from .checkpoint_file import link_checkpoint
+from ..records.metrics import metric, staged
+from .checkpoint_file import check_weights, link_checkpoint
 from .log_files import LogPositions, loggers_of_rank
 
 _TOPIC = "checkpoint"
@@ -38,7 +39,7 @@ class Checkpoints(SyncsRanks, Checkpoint):
     Args:
         dirpath: the folder for both; by default `checkpoints` in the trainer's `default_root_dir`.
         monitor: the metric that decides which checkpoint is the best.
-        mode: whether the lowest (`min`) or the highest (`max`) value is the best.
+        mode: whether the lowest (`min`) or the highest (`max`) value is the best; null for the better direction of the metric.
         every_minutes: how many minutes of training a killed run loses at most; null for no such limit.
         every_n_steps: the same in steps.
     """
@@ -47,7 +48,7 @@ class Checkpoints(SyncsRanks, Checkpoint):
         self,
         dirpath: str | None = None,
         monitor: str = DEFAULT_MONITOR,
-        mode: Literal["min", "max"] = "min",
+        mode: Literal["min", "max"] | None = None,
         every_minutes: Annotated[PositiveFloat | None, Purpose.OBSERVATION] = 5.0,
         every_n_steps: Annotated[PositiveInt | None, Purpose.OBSERVATION] = None,
     ):
@@ -73,6 +74,11 @@ class Checkpoints(SyncsRanks, Checkpoint):
         """Where the checkpoints of a trainer are kept."""
         return Path(self.dirpath or Path(trainer.default_root_dir) / "checkpoints")
 
+    def check(self, module: LightningModule) -> None:
+        """Raise UserError for what would fail later: weights that could not be read back, a metric without a direction."""
+        check_weights(module.state_dict())
+        self.mode = self.mode or _direction(self.monitor, module)
+
     def save(self, trainer: Trainer) -> None:
         """Write `last.ckpt` now. All ranks have to call it, between a batch and what follows it."""
         if is_fast_dev_run(trainer):
@@ -94,6 +100,7 @@ class Checkpoints(SyncsRanks, Checkpoint):
         self._is_fitting = stage == "fit"
         self.folder = self.folder_of(trainer)
         if self._is_fitting:
+            self.check(pl_module)
             self._log_positions = LogPositions({})
             if trainer.is_global_zero:
                 remove_leftovers(self.folder, "*.ckpt")
@@ -201,6 +208,18 @@ class Checkpoints(SyncsRanks, Checkpoint):
         if not math.isfinite(score) or self.best_model_score is None:
             return math.isfinite(score)
         return score < self.best_model_score if self.mode == "min" else score > self.best_model_score
+
+
+def _direction(monitor: str, module: LightningModule) -> Literal["min", "max"]:
+    """Which end of a metric is the better one, as torchmetrics or records/metrics.py says."""
+    key = staged(monitor)
+    stage, _, name = key.partition("/")
+    own = getattr(module, "measured", {}).get(stage, {}).get(name)  # of a Task
+    rises = getattr(own, "higher_is_better", None)
+    rises = metric(key).higher_is_better if rises is None else rises
+    if rises is None:
+        raise UserError(f"callbacks.checkpoint.mode: nobody says which way {monitor} gets better; write min or max")
+    return "max" if rises else "min"
 
 
 def _accumulated_gradients(module: LightningModule) -> dict[str, Tensor]:

@@ -20,7 +20,6 @@ from torch import nn
 from .._lightning import callbacks_of, forget_averages, is_fast_dev_run
 from ..callbacks._visits import Visitor, seconds_waited, visits_of
 from ..checkpointing.callback import Checkpoints
-from ..checkpointing.checkpoint_file import check_weights
 from ..checkpointing.graceful_shutdown import GracefulShutdown
 from ..checkpointing.log_files import loggers_of_rank
 from ..checkpointing.restore import prepare_resume
@@ -199,8 +198,9 @@ class _Run:
         self.module = lightning_module(self.model, self.data, self.config, self.provenance.facts)
         if isinstance(self.module, Task):
             try_out(self.module, self.data)
-        if self.trainer.checkpoint_callbacks:
-            check_weights(self.module.state_dict())
+        for callback in self.trainer.checkpoint_callbacks:
+            if isinstance(callback, Checkpoints):
+                callback.check(self.module)
 
     def shared_facts(self) -> dict[str, Any]:
         """What has to be the same in every rank."""

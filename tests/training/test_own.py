@@ -12,6 +12,7 @@ import torchmetrics
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from batchscope.checkpointing.callback import Checkpoints
 from batchscope.checkpointing.resume import configuration
 from batchscope.cli.evaluate import evaluate
 from batchscope.data.datamodule import TensorDataModule
@@ -19,6 +20,7 @@ from batchscope.data.spec import DataSpec
 from batchscope.inference.load import load_model
 from batchscope.options.groups import use_config_dir
 from batchscope.options.types import Choice
+from batchscope.training.optimizer import Optimizer
 from batchscope.training.run import train
 from batchscope.training.task import Task
 from tests.support.command_lines import composed, refusal
@@ -134,6 +136,13 @@ class Keeps(Tutorial):
         return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: numpy.exp(-epoch))]
 
 
+class Scored(Tutorial):
+    """Is best in its second epoch."""
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("val_acc", [0.25, 0.75, 0.5][self.current_epoch])
+
+
 class Late(Tutorial):
     """Makes its layer after its constructor, or saves a part of its weights."""
 
@@ -200,6 +209,7 @@ YAML = {
     "model/tutorial": f"_target_: {HERE}.Tutorial\nby_hand: false\n",
     "model/keeps": f"_target_: {HERE}.Keeps\nsparse: false\nstrange: false\nsaves_path: false\n",
     "model/late": f"_target_: {HERE}.Late\nhow: configure_model\n",
+    "model/scored": f"_target_: {HERE}.Scored\nby_hand: false\n",
     "model/lazy": f"_target_: {HERE}.LazyNet\n",
     "task/dice": f"defaults: [default, _self_]\n_target_: {HERE}.Shifted\nshift: 0.25\n"
     f"loss: {{_target_: {HERE}.dice, smooth: 0.5}}\n"
@@ -349,6 +359,25 @@ def test_lazy_layers_of_a_network_are_made_before_its_optimizer(folder: Path) ->
     assert evaluated(folder)[1]["test/loss"] == pytest.approx(found["metrics"]["test/loss"])
 
 
+def test_the_best_checkpoint_is_the_best_in_the_direction_of_its_metric(folder: Path) -> None:
+    trained(folder, "model=scored", "data=points", "callbacks.checkpoint.monitor=val_acc", "trainer.max_epochs=3")
+    assert torch.load(folder / "checkpoints/best.ckpt", weights_only=True)["epoch"] == 1
+
+
+DIRECTIONS = {"val/loss": "min", "val/acc": "max", "val/iou": "max", "val/error": "min"}  # the last two by torchmetrics
+
+
+@pytest.mark.parametrize("monitor", DIRECTIONS)
+def test_a_metric_knows_its_direction(monitor: str) -> None:
+    own = {
+        "iou": torchmetrics.JaccardIndex("multiclass", num_classes=OUTPUTS),
+        "error": torchmetrics.MeanSquaredError(),
+    }
+    best = Checkpoints(monitor=monitor)
+    best.check(Task(Net(Data().spec), Data().spec, Optimizer(), metrics=own))
+    assert best.mode == DIRECTIONS[monitor]
+
+
 # --- what does not fit -----------------------------------------------------------------------------------------------
 
 SHAPES = "an output (2, 3, 6, 6) and a target (2, 6, 6)"
@@ -393,6 +422,7 @@ MISTAKES = {
     f"{OWN} model.by_hand=true global_batch_size=40": "global_batch_size: takes 5 batches an update, and Tutorial optimises by hand",
     "model=keeps data=points model.sparse=true": "model: 'graph' is not a dense tensor, and checkpoints hold no other; regis",
     "model=keeps data=points model.strange=true": "model: '_extra_state', which get_extra_state returns, holds more than tens",
+    f"{OWN} callbacks.checkpoint.monitor=val_score": "callbacks.checkpoint.mode: nobody says which way val_score gets better",
     f"{OWN} callbacks.checkpoint.monitor=loss": "callbacks.checkpoint.monitor: got 'loss', and the validation measures val_loss. "
     "Did you mean 'val_loss'?",
     f"model=stranger data=points model.{OLD}BoringModel": "model: BoringModel is of the package pytorch_lightning; import "
@@ -404,5 +434,5 @@ MISTAKES = {
 @pytest.mark.parametrize("words", MISTAKES)
 def test_what_does_not_fit_is_one_line_and_nothing_is_written(words: str, folder: Path) -> None:
     assert refusal(trained, folder, *words.split()).startswith(MISTAKES[words])
-    if "monitor" not in words:  # which is found after the first validation
+    if "monitor=loss" not in words:  # which is found after the first validation
         assert not [path for path in folder.rglob("*") if path.name != ".lock"]
