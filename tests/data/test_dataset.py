@@ -141,6 +141,20 @@ def test_the_fingerprint_is_of_some_samples_and_the_number_of_all() -> None:
         assert loaded(Own(changed)).fingerprint != known
 
 
+class Noisy(Images):
+    """Draws from a generator that nobody has seeded."""
+
+    def __getitem__(self, index: int) -> Any:
+        x, y = super().__getitem__(index)
+        return x + numpy.random.default_rng().normal(size=x.shape).astype("float32"), y
+
+
+def test_random_noise_is_no_part_of_the_fingerprint() -> None:
+    known = loaded(Own(Noisy(31, 0))).fingerprint
+    assert loaded(Own(Noisy(31, 0))).fingerprint == known
+    assert loaded(Own(Noisy(30, 0))).fingerprint != known
+
+
 class Collated(Tokens):
     """Batches as transformers make them, each a Mapping that is no dict, padded on the left; and how long they are."""
 

@@ -113,7 +113,7 @@ def test_every_start_method_serves_the_same(method: str) -> None:
 
 
 # the training process has loaded fewer for its checks
-KILLED = [("tests.support.own_data.Images.__getitem__", 60, kill_9)]
+KILLED = [("tests.support.own_data.Images.__getitem__", 80, kill_9)]
 
 
 @pytest.mark.parametrize(
