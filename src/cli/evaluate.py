@@ -50,6 +50,8 @@ def _test(trained: "Trained") -> tuple[str, Any]:
     config, data = trained.config, trained.data
     if not is_overridden("test_step", trained.module):
         raise UserError(f"model: {type(trained.module).__name__} has no test_step, so there is nothing to evaluate")
+    if not is_overridden("test_dataloader", lightning_of(data)):
+        raise UserError(f"data: {data.name} has no test_dataloader, so there is nothing to evaluate")
     tested: list[int] = []  # the samples of each batch
     counter = LambdaCallback(on_test_batch_end=lambda *args: tested.append(samples_in(args[3])))
     trainer = trainer_for(trained, counter)

@@ -264,6 +264,9 @@ class _Run:
         """Test the best checkpoint; the last weights where no checkpoint is the best."""
         if not self.config["test"] or not is_overridden("test_step", self.module):
             return
+        if not is_overridden("test_dataloader", lightning_of(self.data)):
+            warn(f"test: {self.data.name} has no test_dataloader, and nothing is tested")
+            return
         forget_averages(self.trainer)
         best = "best" if "best" in summary.checkpoint_paths(self.trainer, self.run_dir) else None
         self.trainer.test(

@@ -198,10 +198,19 @@ class Points(FixedBatches):
         self.batch_size = self.size = batch_size
 
 
+class Untested(lightning.LightningDataModule):
+    def train_dataloader(self) -> DataLoader:
+        return loader(80, 8)
+
+    def val_dataloader(self) -> DataLoader:
+        return loader(16, 8)
+
+
 HERE = __name__
 YAML = {
     "data/own": f"defaults: [/_tensors@_here_, _self_]\n_target_: {HERE}.Data\ntarget: class_per_pixel\nshape: null\n"
     "batch_size: 8\n",
+    "data/untested": f"_target_: {HERE}.Untested\n",
     "data/points": f"_target_: {HERE}.Points\nbatch_size: 8\n",
     "data/fixedbatches": f"_target_: {HERE}.FixedBatches\n",
     "model/net": f"_target_: {HERE}.Net\nanswers: null\n",
@@ -317,6 +326,13 @@ def test_a_lightning_module_is_trained_tested_recorded_and_evaluated_by_its_path
     name, metrics = evaluated(folder)
     assert name == "tutorial-Points-bs8, tested on Points (24 samples)"
     assert metrics["test_loss"] == pytest.approx(found["metrics"]["test_loss"])
+
+
+def test_its_data_may_have_no_test(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = trained(folder, "model=tutorial", "data=untested")
+    assert (found["status"], found["metrics"].keys()) == ("finished", {"val_loss"})
+    assert "warning: test: Untested has no test_dataloader, and nothing is tested\n" in capsys.readouterr().err
+    assert refusal(evaluated, folder) == "data: Untested has no test_dataloader, so there is nothing to evaluate"
 
 
 def test_it_may_have_no_test_and_its_data_no_batch_size(folder: Path) -> None:
