@@ -27,7 +27,7 @@ class _Step(NamedTuple):
     number: int
     epoch: int
     batch: int
-    lr: float
+    lr: float | None  # None of an optimizer without a rate
 
 
 class StopOnNonFinite(Callback):
@@ -160,7 +160,8 @@ class StopOnNonFinite(Callback):
         if self.action == "skip":
             return
         what = _what_is_bad(module, self._loss) if is_present else "the loss or a gradient is not finite"
-        where = f"batch {step.batch} of epoch {step.epoch}{_samples(trainer, step)}, learning rate {step.lr:.4g}"
+        rate = "" if step.lr is None else f", learning rate {step.lr:.4g}"
+        where = f"batch {step.batch} of epoch {step.epoch}{_samples(trainer, step)}{rate}"
         weights = "were left as they were" if self._leaves_out else "have this update, no checkpoint has"
         hint = f"; {_skip(module)} leaves such steps out" if self._leaves_out else ""
         raise NonFiniteError(f"step {step.number}: {what}; {where}. The weights {weights}{hint}")
@@ -177,7 +178,7 @@ def _skip(module: LightningModule) -> str:
 
 def _step(trainer: Trainer, optimizer: Optimizer) -> _Step:
     batch = trainer.fit_loop.epoch_loop.batch_idx
-    return _Step(trainer.global_step + 1, trainer.current_epoch, batch, optimizer.param_groups[0]["lr"])
+    return _Step(trainer.global_step + 1, trainer.current_epoch, batch, optimizer.param_groups[0].get("lr"))
 
 
 def _what_is_bad(module: LightningModule, loss: Tensor | None) -> str:

@@ -101,16 +101,18 @@ def _out_of_memory(config: dict[str, Any], device: torch.device) -> str:
     else:
         held, total = psutil.Process().memory_info().rss, host_memory().total
     precision = faster_precision(cached_calibration(device), config["trainer"].get("precision"))
+    size = config["data"].get("batch_size")
+    asked = "" if size is None else f" with data.batch_size={size}"
     return (
-        f"out of memory with data.batch_size={config['data'].get('batch_size', 'unknown')} on {device.type}: {held / _GIB:.2f} GiB were "
-        f"allocated of {total / _GIB:.2f}; try {_smaller_batch(config)}"
+        f"out of memory{asked} on {device.type}: {held / _GIB:.2f} GiB were allocated of {total / _GIB:.2f}; "
+        f"try {'a smaller batch' if size is None else _smaller_batch(config, size)}"
         + (f", or trainer.precision={precision}" if precision else "")
     )
 
 
-def _smaller_batch(config: dict[str, Any]) -> str:
+def _smaller_batch(config: dict[str, Any], batch_size: int) -> str:
     """Half of the batch size, with the samples of an update kept."""
-    batch_size, accumulated = config["data"].get("batch_size", 1), config["trainer"].get("accumulate_grad_batches") or 1
+    accumulated = config["trainer"].get("accumulate_grad_batches") or 1
     if batch_size == 1:
         return "a smaller model"
     if config.get("global_batch_size"):  # which says how many batches are accumulated

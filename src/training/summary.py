@@ -18,6 +18,7 @@ from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from .._lightning import callbacks_of
@@ -88,14 +89,21 @@ def callback_facts(trainer: Trainer) -> dict[str, Any]:
     """What the callbacks have for the record, and the learning rate: under a schedule its peak, else that of the last update."""
     facts: dict[str, Any] = {}
     if len(trainer.optimizers) == 1:  # a LightningModule of one's own may have none or several
-        optimizer = trainer.optimizers[0]
-        rates = optimizer.defaults if trainer.lr_scheduler_configs else optimizer.param_groups[0]
-        facts["learning_rate"] = float(rates["lr"])
+        facts["learning_rate"] = _learning_rate(trainer.optimizers[0], bool(trainer.lr_scheduler_configs))
     facts["throughput"] = {"missing": {"bottleneck": "callbacks.throughput is left out"}}
     for callback in callbacks_of(trainer):
         if hasattr(callback, "record_facts"):
             facts |= callback.record_facts()
     return facts
+
+
+def _learning_rate(optimizer: Optimizer, is_scheduled: bool) -> float | None:
+    """The rate of the last update or, under a schedule, its peak; None for an optimizer that has no rate."""
+    group = optimizer.param_groups[0]
+    rate = group.get("lr")
+    if is_scheduled:  # OneCycleLR says its peak, and most others fall from the rate that the optimizer was given
+        rate = group.get("max_lr", optimizer.defaults.get("lr"))
+    return None if rate is None else float(rate)
 
 
 def parameters(model: nn.Module) -> int:

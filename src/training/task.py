@@ -261,14 +261,18 @@ class Task(LightningModule):
         return {"output": output, "input": x, "target": y, "loss": loss}
 
     def _of_batch(self, output: Any, y: Tensor) -> dict[str, Tensor]:
-        """The user's metrics of one batch on this rank."""
+        """The user's metrics of one batch on this rank; of a batch of one sample, those that take one."""
         found = {}
         with torch.no_grad():
             for name, metric in self.measured["train"].items():
                 metric.reset()
-                with blamed(f"task.metrics.{name}", f"{type(metric).__name__} fails with a batch of {len(y)} samples"):
-                    metric.update(*for_metrics(self.spec, output, y))
-                    found[name] = metric.compute()
+                try:
+                    with blamed(f"task.metrics.{name}", f"{type(metric).__name__} fails with {len(y)} samples"):
+                        metric.update(*for_metrics(self.spec, output, y))
+                        found[name] = metric.compute()
+                except UserError:
+                    if len(y) > 1:
+                        raise
         return found
 
     def _metrics(self, own: Mapping[str, Metric]) -> dict[str, dict[str, Metric]]:

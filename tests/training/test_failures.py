@@ -113,10 +113,11 @@ def wrapped(error: Exception, **how: OSError) -> Exception:
         (16e9, {"trainer": {"precision": "32-true"}}, "try data.batch_size=4 with trainer.accumulate_grad_batches=2"),
         (16e9, {"trainer": {"accumulate_grad_batches": 3}, "data": {"batch_size": 5}}, "try data.batch_size=2 with trainer.accumulate_grad_batches=9"),
         (16e9, {"trainer": {}, "data": {"batch_size": 1}}, "try a smaller model"),
+        (16e9, {"trainer": {}, "data": {"batch_size": None}}, "try a smaller batch"),
         (16e9, {"trainer": {"devices": "auto"}, "data": {"batch_size": 48}, "global_batch_size": 144}, "try data.batch_size=24"),
         (16e9, {"trainer": {"devices": 4}, "data": {"batch_size": 9}, "global_batch_size": 36}, "try data.batch_size=3"),
     ],
-    ids=["bf16 is faster", "bf16 is slower", "accumulates", "one sample", "a constant update", "a constant update of ranks"],
+    ids=["bf16 is faster", "bf16 is slower", "accumulates", "one sample", "batches of the data's own", "a constant update", "a constant update of ranks"],
 )  # fmt: skip
 def test_out_of_memory_recommends_what_keeps_the_update_and_is_measured_to_be_faster(
     precision, config, said, monkeypatch

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from batchscope.analysis import write_report
 from batchscope.callbacks.nonfinite import StopOnNonFinite
@@ -98,6 +99,20 @@ def summary_of(facts: dict[str, Any], *callbacks: Any) -> str:
     with contextlib.redirect_stdout(said):
         print_summary(SimpleNamespace(callbacks=callbacks), facts)
     return said.getvalue()
+
+
+def optimizers(lr: float | None, peak: float | None) -> SimpleNamespace:
+    """A trainer with an SGD whose groups may have no rate, and may be under OneCycleLR."""
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=lr or 1.0)
+    schedules = [torch.optim.lr_scheduler.OneCycleLR(optimizer, peak, 10)] if peak else []
+    if lr is None:
+        del optimizer.defaults["lr"], optimizer.param_groups[0]["lr"]
+    return SimpleNamespace(callbacks=[], optimizers=[optimizer], lr_scheduler_configs=schedules)
+
+
+@pytest.mark.parametrize(("lr", "peak", "recorded"), [(0.5, None, 0.5), (0.5, 3.0, 3.0), (None, None, None)])
+def test_the_recorded_rate_is_that_of_the_optimizer_or_the_peak_of_its_schedule(lr, peak, recorded) -> None:
+    assert callback_facts(optimizers(lr, peak))["learning_rate"] == recorded
 
 
 def test_a_callback_of_ones_own_reaches_the_record_the_last_lines_and_the_details(oversize: Path, monkeypatch) -> None:

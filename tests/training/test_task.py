@@ -6,6 +6,7 @@ from typing import Any
 import lightning
 import pytest
 import torch
+import torchmetrics
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import Tensor, nn
@@ -158,6 +159,14 @@ def test_data_without_a_batch_size_leave_the_learning_rate_as_it_is_and_no_rule_
     task = Task(nn.Linear(5, 1), spec, sgd(lr_scaling="auto", reference_batch_size=1))
     train(task, data=DataLoader([batch(spec, 2)], batch_size=None), max_steps=1)
     assert (task.learning_rate, task.lr_scaling) == (0.1, None)
+
+
+def test_a_metric_that_takes_no_batch_of_one_sample_is_left_out_of_its_step() -> None:
+    task = Task(network(SPECS["value"]), SPECS["value"], sgd(), metrics={"r2": torchmetrics.R2Score()})
+    outputs: list[set[str]] = []
+    seen = LambdaCallback(on_train_batch_end=lambda trainer, module, output, *_: outputs.append({*output}))
+    train(task, seen, data=DataLoader([batch(SPECS["value"], size) for size in (4, 1)], batch_size=None), max_epochs=1)
+    assert outputs == [{"loss", "r2"}, {"loss"}]
 
 
 CLIP = 0.01
