@@ -53,7 +53,7 @@ class UpdateTable:
         self._warmup = warmup
         self._rows = numpy.empty(_CAPACITY, ROW)
         self._length = 0
-        self._last_step = last_step
+        self.last_step = last_step
         self._open = numpy.zeros(len(TIMED) + len(_FACTS))  # batches of an update that has not ended
 
     def __len__(self) -> int:
@@ -69,12 +69,12 @@ class UpdateTable:
         facts = numpy.array([(b.samples, b.timesteps, 1, b.recorded) for b in batches], float).reshape(-1, len(_FACTS))
         values = numpy.hstack([parts_ms(batches, clock), facts])
         steps = numpy.array([batch.global_step for batch in batches], int)
-        last = numpy.flatnonzero(numpy.diff(steps, prepend=self._last_step))  # batches that ended with an update
+        last = numpy.flatnonzero(numpy.diff(steps, prepend=self.last_step))  # batches that ended with an update
         if not len(last):
             self._open += values.sum(0)
             return self.rows[self._length :]
         values[0] += self._open
-        self._last_step, self._open = steps[last[-1]], values[last[-1] + 1 :].sum(0)
+        self.last_step, self._open = steps[last[-1]], values[last[-1] + 1 :].sum(0)
         first = numpy.concatenate([[0], last[:-1] + 1])
         return self._append(steps[last], numpy.add.reduceat(values[: last[-1] + 1], first))
 

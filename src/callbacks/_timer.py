@@ -22,6 +22,7 @@ from typing_extensions import override
 
 from ..hardware.sampler import Spans
 from ..records.step_parts import PARTS, StepPart
+from ._updates import Updates
 
 OTHER = StepPart.OTHER.value
 PAUSE = "pause"  # what is not training: validation, checkpoints, and everything within `pause`
@@ -143,8 +144,7 @@ class StepTimer:
     Attributes:
         finished: batches whose end has been marked, oldest first.
         current: the batch that is being timed; None between two epochs.
-        updates, batches: that have been trained.
-        global_step: Lightning's, after the last batch.
+        batches: that have been trained.
         paused_s: within pauses that are no part of the fit, on the host's clock.
         spans: when training ran, without pauses and the time between two epochs.
     """
@@ -153,13 +153,23 @@ class StepTimer:
         self.clock = clock
         self.finished: deque[Batch] = deque()
         self.current: Batch | None = None
-        self.updates = self.batches = 0
+        self.batches = 0
+        self._updates = Updates(last_step)
         self.is_between_updates = True
         self.paused_s = 0.0
-        self.global_step = last_step
         self._stack: list[str] = []
         self._pauses = 0  # that are within each other
         self.spans = Spans()
+
+    @property
+    def updates(self) -> int:
+        """The updates that have been trained."""
+        return self._updates.count
+
+    @property
+    def global_step(self) -> int:
+        """Lightning's, after the last batch."""
+        return self._updates.step
 
     @property
     def part(self) -> str:
@@ -180,9 +190,7 @@ class StepTimer:
         if self.current is not None:
             self.current.global_step, self.current.trained = global_step, True
             self.batches += 1
-            self.is_between_updates = global_step != self.global_step
-            self.updates += self.is_between_updates
-            self.global_step = global_step
+            self.is_between_updates = self._updates.end_batch(global_step)
 
     def end_step(self) -> None:
         """End the step without beginning another."""

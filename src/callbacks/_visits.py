@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
 from ._timer import pause
+from ._updates import Updates
 from .throughput import ThroughputMonitor
 
 PROGRESS_S = 0.5  # between two words on where a run is
@@ -57,7 +58,7 @@ class Visits(Callback):
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._last_step = trainer.global_step
+        self._updates = Updates(trainer.global_step)
         if self._monitor.is_measuring:
             self._monitor.windows.in_passes = True  # none begins before the first visit
 
@@ -76,9 +77,8 @@ class Visits(Callback):
         if self._says_where and time.perf_counter() >= self._next_word:
             batches = f" of {trainer.num_training_batches:,}" if math.isfinite(trainer.num_training_batches) else ""
             self._say_where(f"epoch {trainer.current_epoch + 1}, batch {batch_idx + 1:,}{batches}")
-        if self._left or not monitor.is_measuring or trainer.global_step == self._last_step:
+        if not self._updates.end_batch(trainer.global_step) or self._left or not monitor.is_measuring:
             return
-        self._last_step = trainer.global_step
         if not self._is_warm:
             self._warm_up.append(time.perf_counter())
             if monitor.timer.updates >= monitor.windows.first:

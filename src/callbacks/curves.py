@@ -16,6 +16,7 @@ from ..options.types import NonNegativeInt
 from ._batches import own_loss
 from ._deferred_scalars import DeferredScalars
 from ._timer import pause
+from ._updates import Updates
 from ._writer import StepWriter
 
 FLUSH_EVERY = 100  # steps read from the device and written together
@@ -44,12 +45,12 @@ class TrainCurves(Callback):
         self.every_n_steps = 1 if every_n_steps is None else every_n_steps
         self._steps: list[tuple[int, dict[str, Tensor]]] = []
         self._reads: list[tuple[list[tuple[int, str] | None], DeferredScalars]] = []
-        self._last_step = -1
+        self._updates = Updates()
         self._averaged: list[str] | None = None  # keys whose mean over the ranks is taken; None before the first step
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._steps, self._reads, self._last_step, self._averaged = [], [], trainer.global_step, None
+        self._steps, self._reads, self._updates, self._averaged = [], [], Updates(trainer.global_step), None
         self._writer = StepWriter(trainer)
 
     @override
@@ -57,9 +58,9 @@ class TrainCurves(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         step = trainer.global_step
-        if step == self._last_step or not self.every_n_steps or step % self.every_n_steps:
-            return  # of accumulated batches the last one counts
-        self._last_step = step
+        self._updates.end_batch(step)  # of accumulated batches the last one counts
+        if not self.every_n_steps or not self._updates.has_passed(self.every_n_steps):
+            return
         scalars = dict(outputs) if isinstance(outputs, dict) else {"loss": outputs}
         scalars["loss"] = own_loss(trainer, pl_module, scalars.get("loss"))
         # Lightning detaches the loss alone; another value's graph would live until it is read.

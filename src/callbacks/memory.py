@@ -17,6 +17,7 @@ from ._batches import samples_in, varies
 from ._never_raise import never_raise
 from ._recording import FIRST, LAST, can_be_recorded, is_compiled_module
 from ._setting import own_config
+from ._updates import Updates
 
 
 class MemoryMonitor(Callback):
@@ -42,7 +43,7 @@ class MemoryMonitor(Callback):
         self.facts: dict[str, Any] = {}
         self._saved: SavedTensors | None = None  # None where what is saved cannot be seen
         self._watching = contextlib.ExitStack()
-        self._updates = self._last_step = 0
+        self._updates = Updates()
         self._active = False
 
     def record_facts(self) -> dict[str, Any]:
@@ -68,7 +69,7 @@ class MemoryMonitor(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.disable()
         self.facts, self.failure = {"uncounted": "no batch was trained"}, None
-        self._last_step, self._updates = trainer.global_step, 0
+        self._updates = Updates(trainer.global_step)
         self._saved, self._active = SavedTensors(trainer.strategy.root_device), True
 
     def _why_not(self, trainer: Trainer, module: LightningModule) -> str | None:
@@ -83,16 +84,16 @@ class MemoryMonitor(Callback):
     @override
     @never_raise
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if not self._active or self._updates >= LAST:
+        if not self._active or self._updates.count >= LAST:
             return
-        if self._updates == 0:
+        if self._updates.count == 0:
             samples = samples_in(batch)
             self.facts = ({"batch_size": samples} if samples else {}) | {
                 "uncounted": f"recording begins with update {FIRST}"
             }
         if why := self._why_not(trainer, pl_module):
             self._saved, self.facts["uncounted"] = None, why
-        elif self._saved is not None and self._updates + 1 >= FIRST:
+        elif self._saved is not None and self._updates.count + 1 >= FIRST:
             others = [*pl_module.parameters(), *pl_module.buffers(), *tree_leaves(batch)]
             self._watching.enter_context(self._saved.watch(others))
 
@@ -110,11 +111,10 @@ class MemoryMonitor(Callback):
         if not self._active:
             return
         self._watching.close()
-        if self._saved is not None and self._updates + 1 >= FIRST:
+        if self._saved is not None and self._updates.count + 1 >= FIRST:
             self.facts.pop("uncounted", None)
-        self._updates += trainer.global_step != self._last_step
-        self._last_step = trainer.global_step
-        if self._updates >= LAST:  # the optimizer has its states, and a step is as every later one
+        self._updates.end_batch(trainer.global_step)
+        if self._updates.count >= LAST:  # the optimizer has its states, and a step is as every later one
             self._measure(trainer, pl_module)
 
     @override
@@ -130,7 +130,7 @@ class MemoryMonitor(Callback):
     @never_raise
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._watching.close()
-        if self._updates:
+        if self._updates.count:
             self._measure(trainer, pl_module)
 
     @override

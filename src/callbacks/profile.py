@@ -24,6 +24,7 @@ from ._never_raise import never_raise
 from ._operation_table import explanation_text
 from ._recording import LAST
 from ._timer import pause
+from ._updates import Updates
 from .throughput import ThroughputMonitor
 
 TRACED = 3  # updates
@@ -77,7 +78,7 @@ class OperationProfiler(Callback):
     @override
     @never_raise
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._global_step, self._done, self._is_between_updates = trainer.global_step, 0, True
+        self._updates, self._is_between_updates = Updates(trainer.global_step), True
         self.explanation, self.files = None, {}
         self._trace, self._error = {"traceEvents": []}, "the training ended before it"
         self._profiler = StepProfiler(trainer.strategy.root_device, TRACED) if trainer.is_global_zero else None
@@ -86,8 +87,8 @@ class OperationProfiler(Callback):
     @never_raise
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         first, timed = self._traced_after(self._monitor), self._monitor.timer.current
-        if first <= self._done < self.updates(self._monitor):
-            if self._profiler is not None and self._done == first and self._is_between_updates:
+        if first <= self._updates.count < self.updates(self._monitor):
+            if self._profiler is not None and self._updates.count == first and self._is_between_updates:
                 self._profiler.start()
             if timed is not None:
                 timed.recorded = True  # it is slower, on every rank, and also before the trace begins
@@ -98,14 +99,12 @@ class OperationProfiler(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._is_between_updates = trainer.global_step != self._global_step  # else the gradients are accumulated
-        self._global_step = trainer.global_step
+        self._is_between_updates = self._updates.end_batch(trainer.global_step)  # else the gradients are accumulated
         if not self._is_between_updates:
             return
-        self._done += 1
         if self._profiler is not None:
             self._profiler.step()
-        if self._done == self.updates(self._monitor):
+        if self._updates.count == self.updates(self._monitor):
             with pause(trainer):
                 self._end_trace()
             trainer.should_stop |= self.stop  # of every rank, after the same update

@@ -15,6 +15,7 @@ from ..records.formatting import count, duration
 from ..records.intervals import TIME_LIMIT
 from ..records.metrics import metric as declared
 from ..records.terminal import row
+from ._updates import Updates
 from .throughput import ThroughputMonitor
 
 FIRST = 5  # updates before the first validation; the clock of the limit starts after them
@@ -60,8 +61,8 @@ class StopAtTarget(SyncsRanks):
         self._begin(0)
 
     def _begin(self, step: int, monitor: ThroughputMonitor | None = None) -> None:
-        self._start = self._step = step  # Lightning's `global_step` before this fit, and by now
-        self._updates = 0  # of this fit; one may step several optimizers, and `global_step` counts each of their steps
+        self._start = step  # Lightning's `global_step` before this fit
+        self._updates = Updates(step)
         self._before = self._last = step  # `global_step` at the last validation but one, and at the last one
         self._began = self._validated = (
             time.perf_counter()
@@ -91,9 +92,9 @@ class StopAtTarget(SyncsRanks):
             self.ended = "other runs were faster"
         if self.ended:
             return _STOP
-        since, done = self._step - self._last, self._step - self._start
+        since, done = self._updates.step - self._last, self._updates.step - self._start
         is_due = (
-            self._updates >= FIRST
+            self._updates.count >= FIRST
             and since >= max(1, RESOLUTION * done)
             and now - self._validated >= self._validation_s
         )
@@ -103,11 +104,9 @@ class StopAtTarget(SyncsRanks):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if trainer.global_step > self._step:
-            self._step, self._updates = trainer.global_step, self._updates + 1
-            if self._updates == FIRST:
-                self._validated = time.perf_counter()
-                self._limit = self._validated + self.seconds
+        if self._updates.end_batch(trainer.global_step) and self._updates.count == FIRST:
+            self._validated = time.perf_counter()
+            self._limit = self._validated + self.seconds
         wish = RankSync.of(trainer).agreed(_TOPIC) or self._wish  # ranks agree at some batches of an update alone
         self._wish, wish = (wish, 0) if is_accumulating(trainer) else (0, wish)
         trainer.val_check_batch = 1 if wish else _NEVER  # Lightning reads it after this hook
@@ -117,7 +116,7 @@ class StopAtTarget(SyncsRanks):
     @override
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._validating = time.perf_counter()
-        self._before, self._last = self._last, self._step
+        self._before, self._last = self._last, self._updates.step
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -149,10 +148,15 @@ class StopAtTarget(SyncsRanks):
             )
         return float(found[self.metric])
 
-    def _seconds(self, steps: int) -> float | None:
+    def _updates_until(self, step: int) -> float:
+        """The updates until a `global_step`, if those before this fit stepped as many optimizers as those of it."""
+        done = self._updates.step - self._start
+        return step * self._updates.count / done if done else step
+
+    def _seconds(self, step: int) -> float | None:
         """The training time until a `global_step`; None where no step is known."""
         step_ms = self._monitor.summary.get("step_ms") if self._monitor else None
-        return steps * self._updates / (self._step - self._start) * step_ms / 1e3 if step_ms else None
+        return self._updates_until(step) * step_ms / 1e3 if step_ms else None
 
     def record_facts(self) -> dict[str, Any]:
         """What came of it: the updates and seconds until the last validation, and the seconds until the one before it."""
@@ -173,5 +177,5 @@ class StopAtTarget(SyncsRanks):
         """A line of the run's last lines."""
         target, seconds = f"{self.metric} {declared(self.metric).text(self.value)}", self._seconds(self._last)
         trained = f"{duration(seconds)} of training, " if seconds is not None else ""
-        after = f"after {trained}{count(self._last, 'update')}"
+        after = f"after {trained}{count(round(self._updates_until(self._last)), 'update')}"
         return [row("target", f"{target} {after}" if self.reached else f"{target} not reached {after}")]

@@ -46,6 +46,7 @@ from ._timer import (
     pause,
     remove_timer,
 )
+from ._updates import passes
 from ._windows import Windows
 from ._writer import StepWriter
 
@@ -458,6 +459,7 @@ class ThroughputMonitor(Callback):
                 clock.wait(finished[-1].end)
             while finished and clock.ready(finished[0].end):
                 batches.append(finished.popleft())
+            before = self.table.last_step
             rows = self.table.add([batch for batch in batches if batch.trained], clock)
             for batch in batches:
                 clock.reuse(batch.moments[:-1])  # the last moment is the next batch's first
@@ -465,7 +467,9 @@ class ThroughputMonitor(Callback):
             if self.recorded.is_over or is_over:
                 self.analysis.learn(self.recorded)
             is_written = (rows["flags"] & (FIRST | RECORDED | INVALID)) == 0
-            rows = rows[is_written & (rows["step"] % self.every_n_steps == 0)] if self.every_n_steps else rows[:0]
+            steps = numpy.concatenate([[before], rows["step"]])
+            is_due = passes(steps[:-1], steps[1:], self.every_n_steps) if self.every_n_steps else False
+            rows = rows[is_written & is_due]
             if len(rows):
                 scalars = metrics_of(rows, trainer.world_size, self.analysis.per_sample, self.analysis.peak)
                 recent = self.table.step_ms(slice(-FLUSH_EVERY, None))  # rows of a window may be one or two

@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from .._lightning import is_accumulating, is_fast_dev_run
 from ..callbacks._timer import pause
+from ..callbacks._updates import Updates
 from ..distributed.gather import gather
 from ..distributed.rank_sync import RankSync, SyncsRanks
 from ..distributed.sharding import local
@@ -41,7 +42,7 @@ class Checkpoints(SyncsRanks, Checkpoint):
         monitor: the metric that decides which checkpoint is the best.
         mode: whether the lowest (`min`) or the highest (`max`) value is the best; null for the better direction of the metric.
         every_minutes: how many minutes of training a killed run loses at most; null for no such limit.
-        every_n_steps: the same in steps.
+        every_n_steps: the same in steps of the optimizer.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Checkpoints(SyncsRanks, Checkpoint):
         self._log_positions = LogPositions({})
         self._is_saving = False
         self._saved_batch: int | None = None
-        self._steps_before = -1  # before the batch that is trained
+        self._updates = Updates()
         self._saved_at = 0.0  # by time.monotonic()
 
     def folder_of(self, trainer: Trainer) -> Path:
@@ -108,16 +109,14 @@ class Checkpoints(SyncsRanks, Checkpoint):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._saved_at, self._saved_batch = time.monotonic(), None
+        self._updates = Updates(trainer.global_step)
         RankSync.of(trainer).contribute(_TOPIC, lambda: int(self._is_time_over()))
-
-    @override
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        self._steps_before = trainer.global_step
 
     @override
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        self._updates.end_batch(trainer.global_step)
         steps_done = 0 < trainer.max_steps <= trainer.global_step
         if trainer.is_last_batch or steps_done or trainer.should_stop or self._is_due(trainer):
             self.save(trainer)
@@ -144,7 +143,7 @@ class Checkpoints(SyncsRanks, Checkpoint):
         # Lightning calls checkpoint callbacks after all others, so that the log files reach up to this batch.
         if self._is_saving:
             is_waiting = is_accumulating(trainer) or (
-                not pl_module.automatic_optimization and trainer.global_step == self._steps_before
+                not pl_module.automatic_optimization and self._updates.step == self._updates.before
             )
             own = {"random": random_state(), "gradients": _accumulated_gradients(pl_module) if is_waiting else {}}
             ranks = gather(own, trainer.world_size)
@@ -197,8 +196,7 @@ class Checkpoints(SyncsRanks, Checkpoint):
         return None
 
     def _is_due(self, trainer: Trainer) -> bool:
-        steps = self.every_n_steps
-        by_steps = steps and trainer.global_step % steps == 0 and not is_accumulating(trainer)
+        by_steps = self.every_n_steps and self._updates.has_passed(self.every_n_steps)
         return bool(by_steps or RankSync.of(trainer).agreed(_TOPIC))
 
     def _is_time_over(self) -> bool:

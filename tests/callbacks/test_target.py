@@ -59,6 +59,7 @@ def fit(metric: str, value: float, module: Learner, limits=None, **options):
     known = {"max_steps": 400, "max_epochs": -1, "min_epochs": 0, "num_sanity_val_steps": -1, **options}
     trainer = train(module, monitor, stop, data=(loader(), loader()), **known)
     facts = stop.record_facts()
+    assert stop.summary_lines()[0].endswith(f" {facts['target']['steps'] // len(trainer.optimizers)} updates")
     if facts["time_to_target_s"]:
         seconds = facts["target"]["steps"] / len(trainer.optimizers) * monitor.summary["step_ms"] / 1e3
         assert facts["time_to_target_s"] == facts["target"]["seconds"] == pytest.approx(seconds)

@@ -235,6 +235,13 @@ class ByHand(Stranger):
             self.optimizers().zero_grad()
 
 
+def test_a_checkpoint_is_due_after_a_step_and_after_no_batch_that_waits_for_it(tmp_path: Path, monkeypatch) -> None:
+    saved: list[int] = []
+    monkeypatch.setattr(Checkpoints, "save", lambda self, trainer: saved.append(trainer.fit_loop.total_batch_idx + 1))
+    train(ByHand(), Checkpoints(str(tmp_path), every_n_steps=1), max_epochs=1, enable_checkpointing=True)
+    assert saved == [2, 4, 5]  # the last one at the end of the epoch
+
+
 def test_gradients_that_a_module_accumulates_by_hand_are_kept(tmp_path: Path) -> None:
     module = ByHand()
     train(module, Checkpoints(str(tmp_path)), max_epochs=1, enable_checkpointing=True)
