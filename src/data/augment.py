@@ -71,14 +71,16 @@ class Augment:
         y = [sin * across * width / height * flip, cos * along, (top - down) * 2 / height]
         return torch.stack([torch.stack(x, 1), torch.stack(y, 1)], 1)
 
-    def __call__(self, x: Tensor, seed: int, epoch: int, first: int) -> Tensor:
-        """The images of samples by their positions in an epoch, from `first` on; the same shape, type and device."""
-        if not len(x):
-            return x
+    def maps_of(self, x: Tensor, seed: int, epoch: int, first: int) -> Tensor:
+        """The affine maps of images by their positions in an epoch, from `first` on; on their device."""
         maps = self.maps(self.numbers(seed, epoch, first, len(x)), x.shape[2], x.shape[3])
         if x.device.type == "cuda":
             maps = maps.pin_memory()
-        return moved(x, maps.to(x.device, non_blocking=True))
+        return maps.to(x.device, non_blocking=True)
+
+    def __call__(self, x: Tensor, seed: int, epoch: int, first: int) -> Tensor:
+        """The images of samples by their positions in an epoch, from `first` on; the same shape, type and device."""
+        return moved(x, self.maps_of(x, seed, epoch, first)) if len(x) else x
 
     def _block(self, seed: int, epoch: int, block: int) -> Tensor:
         key = (seed, epoch, block)
@@ -88,10 +90,21 @@ class Augment:
         return self._drawn[1]
 
 
+def is_image(value: Tensor, image: Tensor) -> bool:
+    """Whether a tensor of a batch has the places of an image: is `(B, H, W)` or `(B, C, H, W)` with its height and width."""
+    return value.dim() in (3, 4) and value.shape[-2:] == image.shape[-2:]
+
+
 def moved(x: Tensor, maps: Tensor) -> Tensor:
-    """Images `(B, C, H, W)` under affine maps `(B, 2, 3)`, interpolated linearly; the same type, computed in float32."""
+    """Images `(B, C, H, W)` or `(B, H, W)` under affine maps `(B, 2, 3)`; the same type, computed in float32.
+
+    They are interpolated linearly; int64 and bool, which are classes and masks, take the nearest pixel.
+    """
+    if x.dim() == 3:
+        return moved(x[:, None], maps)[:, 0]
+    mode = "nearest" if x.dtype in (torch.int64, torch.bool) else "bilinear"
     values = x if x.dtype == torch.float64 else x.float()  # half precision has no place for a fraction of a pixel
     grid = F.affine_grid(maps.to(values.dtype), list(x.shape), align_corners=False)
     for axis, pixels in enumerate((x.shape[3], x.shape[2])):  # grid_sample's own "border" is not on every device
         grid[..., axis].clamp_(1 / pixels - 1, 1 - 1 / pixels)
-    return F.grid_sample(values, grid, mode="bilinear", padding_mode="zeros", align_corners=False).to(x.dtype)
+    return F.grid_sample(values, grid, mode=mode, padding_mode="zeros", align_corners=False).to(x.dtype)

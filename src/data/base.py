@@ -17,7 +17,7 @@ from typing_extensions import override
 from .._lightning import profiler_of
 from ..errors import UserError
 from ..options.types import NonNegativeInt, PositiveInt, Purpose, Seed
-from .augment import Augment
+from .augment import Augment, is_image, moved
 from .collate import Collate
 from .loader import Loader, TensorBatches
 from .order import DeterministicBatchSampler, rank_and_world_size
@@ -190,9 +190,15 @@ class DataModule(LightningDataModule):
             return batch
         number = trainer.fit_loop.epoch_loop.batch_progress.current.ready
         first = cast(Any, trainer.train_dataloader).batch_sampler.first_sample(number)
-        image = self.spec.inputs[0]
-        x = self.augment(self.spec.named(batch)[image], self.seed, trainer.current_epoch, first)
-        return {**batch, image: x} if isinstance(batch, Mapping) else [x, *batch[1:]]
+        named, spec = self.spec.named(batch), self.spec
+        image = named[spec.inputs[0]]
+        if not len(image):
+            return batch
+        maps = self.augment.maps_of(image, self.seed, trainer.current_epoch, first)
+        places = (*spec.inputs, *(spec.fields[-1:] if spec.target == "class_per_pixel" else ()))
+        new = {name: moved(named[name], maps) for name in places if is_image(named[name], image)}
+        parts = [new.get(name, part) for name, part in named.items()]
+        return {**batch, **new} if isinstance(batch, Mapping) else [*parts, *batch[len(parts) :]]
 
     @property
     def _module(self) -> LightningModule | None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from batchscope.data.augment import Augment, moved
-from batchscope.data.spec import DataSpec
+from batchscope.data.spec import PADDING, DataSpec
 from tests.data.support import InMemory, Recorder
 from tests.support.third_party_modules import train
 
@@ -103,6 +103,21 @@ def seen(kind: type[InMemory] = InMemory, **options: Any) -> tuple[Tensor, Tenso
     train(recorder, data=data, num_sanity_val_steps=0)
     images = [batch[0] for batches in recorder.trained.values() for batch in batches]
     return torch.cat(images), torch.cat([batch[0] for batch in recorder.validated[: len(recorder.validated) // 2]])
+
+
+def test_every_image_of_a_sample_and_the_classes_of_its_pixels_are_moved_as_one() -> None:
+    spec = DataSpec("image", (1, 6, 6), "class_per_pixel", 200, fields=("left", "depth", "age", "y"))
+    number = torch.arange(200)
+    y = number[:, None, None].expand(200, 6, 6).clone()
+    y[:, :3] = PADDING
+    data = InMemory((y[:, None].float(), y[:, None].float(), number.float(), y), spec, augment=AUGMENT, batch_size=200)
+    train(recorder := Recorder(), data=data, num_sanity_val_steps=0)
+    left, depth, age, labels = recorder.trained[0][0]
+    assert torch.equal(left, depth) and torch.equal(labels.amax((1, 2)).float(), age)
+    assert not torch.equal(labels == PADDING, (y == PADDING)[age.long()])  # they have moved
+    pixels, one = left[:, 0], age[:, None, None]
+    pure = ((pixels - one).abs() < 1e-3) | ((pixels - PADDING).abs() < 1e-3)  # between both it is interpolated
+    assert torch.equal(pixels[pure].round(), labels[pure].float()) and pure.float().mean() > 0.6
 
 
 def test_training_alone_is_augmented_and_no_batch_size_or_worker_changes_how() -> None:

@@ -147,6 +147,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         )
         for option in ("shift", "crop")
     },
+    "changes of rows that have a class": (
+        augmented(DataSpec("image", (1, 9, 6), "class_per_step", 2), flip=True),
+        "data.augment: moves pixels, and own has a class for each row of an image, which would stay",
+    ),
     "changes of sequences": (augmented(LENGTHS, flip=True), "data.augment: takes images, and own has sequence data"),
     **{
         f"data.augment.{option}": (lambda option=option: composed(f"data.augment.{option}"), f"data.augment.{said}")
