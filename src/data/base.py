@@ -28,9 +28,11 @@ from .workers import data_error, raised, seeded
 Split = Literal["train", "val", "test"]
 STAGE_SPLITS: dict[str, tuple[Split, ...]] = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",)}
 # Evaluation gives the same numbers at any batch size, so it takes one that keeps a device busy. MAX_EVAL_BYTES limits
-# the inputs, because activations grow with them: 256 images of CIFAR-10 are 3 MiB, of 3×224×224 they are 147 MiB.
+# the inputs, because activations grow with them: 256 images of CIFAR-10 are 3 MiB, of 3×224×224 they are 147 MiB. Of a
+# network that is not ours the activations of a sample are known where it was tried, and limited to MAX_EVAL_ACTIVATIONS.
 MIN_EVAL_BATCH_SIZE = 256
 MAX_EVAL_BYTES = 16 * 2**20
+MAX_EVAL_ACTIVATIONS = 2**30
 _HASHED = 16  # samples of a split that the fingerprint covers
 
 
@@ -209,11 +211,18 @@ class DataModule(LightningDataModule):
         return self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
 
     def _eval_loader(self, split: Split) -> Loader:
-        """Batches in the stored order, of a size that keeps a device busy; a model may resize the samples."""
-        shape = getattr(self._module, "input_shape", self.spec.input_shape)
-        sample_bytes = 4 * len(self.spec.inputs) * math.prod(shape)
-        batch_size = max(self.batch_size, min(MIN_EVAL_BATCH_SIZE, MAX_EVAL_BYTES // max(1, sample_bytes)))
+        """Batches in the stored order: as large as in training, or as keeps a device busy where that surely fits."""
+        batch_size = max(self.batch_size, self._fitting_samples())
         return self._loader(split, DeterministicBatchSampler(self.num_samples(split), batch_size, shuffle=False))
+
+    def _fitting_samples(self) -> int:
+        """How many samples surely fit in an evaluation; 0 where nobody knows what the module holds of one."""
+        module = self._module
+        shape = getattr(module, "input_shape", self.spec.input_shape)  # a model may resize the samples
+        sample_bytes = 4 * len(self.spec.inputs) * math.prod(shape)
+        fitting = min(MIN_EVAL_BATCH_SIZE, MAX_EVAL_BYTES // max(1, sample_bytes))
+        held = 0 if module is None else getattr(module, "activation_bytes", None)
+        return 0 if held is None else min(fitting, MAX_EVAL_ACTIVATIONS // max(1, held))
 
     def _loader(self, split: Split, order: DeterministicBatchSampler) -> Loader:
         batches = self._batches(split)

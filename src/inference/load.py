@@ -25,6 +25,7 @@ from ..records.terminal import can_redraw
 from ..training.build import build, build_data, build_model, loader_switches
 from ..training.module import lightning_module
 from ..training.quiet import quiet_libraries
+from ..training.task import Task
 
 
 class KnownData(NamedTuple):
@@ -115,6 +116,8 @@ def restore(path: Path, overrides: list[str], with_data: bool) -> Trained:
     built = _built(config, name, build_data(config) if with_data else _known(saved, path))
     trained = replace(built, trained_on=saved["dataset"] if trust.is_text(saved.get("dataset")) else "")
     _load_weights(trained.module, checkpoint["state_dict"], name, path)
+    if isinstance(trained.module, Task) and isinstance(held := saved.get("activation_bytes"), int):
+        trained.module.activation_bytes = held  # so that it is evaluated in the batches of its run
     return trained
 
 

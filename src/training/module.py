@@ -20,7 +20,7 @@ class Provenance(Callback):
     """Writes into every checkpoint what it is of, so that the checkpoint can be used by its path alone."""
 
     def __init__(self) -> None:
-        # Plain containers: `config`, `choices`, `name`, `run`, `dataset`, `fingerprint`, `spec`.
+        # Plain containers: `config`, `choices`, `name`, `run`, `dataset`, `fingerprint`, `spec`, `activation_bytes`.
         self.facts: dict[str, Any] = {}
 
     @override

@@ -198,6 +198,7 @@ class _Run:
         self.module = lightning_module(self.model, self.data, self.config, self.provenance.facts)
         if isinstance(self.module, Task):
             try_out(self.module, self.data)
+            self.provenance.facts = {**self.provenance.facts, "activation_bytes": self.module.activation_bytes}
         for callback in self.trainer.checkpoint_callbacks:
             if isinstance(callback, Checkpoints):
                 callback.check(self.module)

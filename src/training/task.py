@@ -25,7 +25,7 @@ from ..errors import UserError
 from ..options.types import Node, Text
 from .objective import accuracy, correct, for_loss, for_metrics, loss_function, own_metrics
 from .optimizer import Optimizer, check_patterns, matches
-from .trial import blamed, first_answer
+from .trial import blamed, first_answer, is_of_zoo
 
 Batch = Any  # what a DataSpec takes apart: `(x, y)`, `(x, y, lengths)` or a dict
 
@@ -86,6 +86,8 @@ class Task(LightningModule):
         self.has_accuracy = spec.target in CLASSES and "acc" not in (metrics or {})
         self.is_tried = False  # whether network, loss and metrics are known to fit the data
         self.tested_right: list[Tensor] = []  # (B,) bool for each batch of the test, where a sample has one class
+        # That the network holds of a sample, at most; None where it was not tried, 0 for one of the zoo.
+        self.activation_bytes = 0 if is_of_zoo(model) else None
         self._takes_lengths = takes(model, LENGTHS)
         self._batch_weight: float = 1
         self.measured = self._metrics(own_metrics(metrics))

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.parameter import is_lazy
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..data.base import DataModule
 from ..data.plain import Data
 from ..data.spec import DataSpec
 from ..data.workers import seeded
 from ..errors import UserError, in_one_line, place_of
-from ..hardware.device_memory import is_out_of_memory
+from ..hardware.device_memory import SavedTensors, bytes_of, is_out_of_memory
 from .objective import for_metrics
 
 if TYPE_CHECKING:
@@ -45,10 +45,20 @@ def try_out(task: "Task", data: Data) -> None:
             output = torch.zeros(_asked(task.spec, y), requires_grad=True)
         else:
             buffers = {name: buffer.clone() for name, buffer in task.named_buffers()}
-            with blamed("model", f"{type(task.model).__name__} does not take a batch {_shape(x)}"):
+            saved = SavedTensors(y.device)
+            with (
+                blamed("model", f"{type(task.model).__name__} does not take a batch {_shape(x)}"),
+                saved.watch([*task.parameters(), *buffers.values(), *tree_leaves(x)]),
+            ):
                 output = functional_call(task, buffers, (x,) if lengths is None else (x, lengths))
+            task.activation_bytes = (saved.most + bytes_of(tree_leaves(output))) // len(y)
         check_answer(task, output, y)
     task.is_tried = True
+
+
+def is_of_zoo(model: nn.Module) -> bool:
+    """Whether a network is one that batchscope has."""
+    return type(model).__module__.startswith("batchscope.models.")
 
 
 def _make_lazy_layers(task: "Task", data: Data) -> None:
@@ -68,8 +78,7 @@ def _make_lazy_layers(task: "Task", data: Data) -> None:
 
 def _is_known(task: "Task", samples: int) -> bool:
     """Whether tests show that a network answers as its target asks: one of the zoo. A long recurrence takes seconds to try."""
-    own = type(task.model).__module__.startswith("batchscope.models.")
-    return own and samples >= task.min_samples and task.spec.target not in ("class_per_pixel", "input")
+    return is_of_zoo(task.model) and samples >= task.min_samples and task.spec.target not in ("class_per_pixel", "input")
 
 
 def first_answer(task: "Task", x: Any, y: Tensor, lengths: Tensor | None) -> Any:

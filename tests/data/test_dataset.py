@@ -3,6 +3,7 @@
 import random
 from collections import UserDict
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -17,6 +18,7 @@ from batchscope.data.workers import seeded
 from batchscope.models.sequence import LSTMCellModel, RNNCellModel, StackedLSTMModel
 from batchscope.training.optimizer import Optimizer
 from batchscope.training.task import Task
+from batchscope.training.trial import try_out
 from tests.data.support import InMemory, Own, inputs, loaded
 from tests.support.own_data import Images, Lengths, MapStyle, MaskedMean, Tokens
 from tests.support.runs import assert_alike
@@ -185,6 +187,28 @@ def task_of(data: Any, model: nn.Module) -> Task:
     task = Task(model, data.spec, Optimizer(lr=0.1))
     task.log = lambda *args, **kwargs: None
     return task
+
+
+class Logits(nn.Module):
+    """Holds 4,000 bytes for each of 256 tokens, and 4,000 bytes for its answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 1000)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.embedding(x).exp().mean(1)[:, :2]
+
+
+@pytest.mark.parametrize(("limit", "samples"), [(2**30, 256), (100 * 257 * 4000, 100), (1000, 4)])
+def test_an_evaluation_takes_as_many_samples_as_surely_fit(limit: int, samples: int, monkeypatch) -> None:
+    monkeypatch.setattr("batchscope.data.base.MAX_EVAL_ACTIVATIONS", limit)
+    data = Own([(numpy.zeros(256, "int64"), 0)] * 300, DataSpec("sequence", (256,), "class", 2), batch_size=4)
+    task = task_of(loaded(data), Logits())
+    data.trainer = SimpleNamespace(lightning_module=task, strategy=SimpleNamespace(root_device=torch.device("cpu")))
+    assert data.val_dataloader().batch_sampler.batch_size == 4  # nobody knows what the network holds
+    try_out(task, data)
+    assert data.val_dataloader().batch_sampler.batch_size == samples
 
 
 class Last(nn.Module):

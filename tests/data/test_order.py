@@ -107,7 +107,7 @@ def test_lightning_tells_the_loader_which_epoch_it_is(pipeline, options, epochs)
     ],
 )
 def test_evaluation_takes_batches_that_fill_a_device_and_not_its_memory(shape, batch_size, expected) -> None:
-    data = loaded(numbers(batch_size=batch_size), input_shape=shape)
+    data = loaded(numbers(batch_size=batch_size), input_shape=shape, activation_bytes=0)
     assert data.val_dataloader().batch_sampler.batch_size == expected
     data.setup("test")
     assert data.test_dataloader().batch_sampler.batch_size == expected
