@@ -133,7 +133,9 @@ def _check_augment(augment: Augment, name: str, spec: DataSpec) -> None:
     if spec.kind != "image":
         raise UserError(f"data.augment: takes images, and {name} has {spec.kind} data")
     if spec.target == "class_per_step":
-        raise UserError(f"data.augment: moves pixels, and {name} has a class for each row of an image, which would stay")
+        raise UserError(
+            f"data.augment: moves pixels, and {name} has a class for each row of an image, which would stay"
+        )
     height, width = spec.input_shape[1:]
     for option, pixels in (("shift", augment.shift), ("crop", augment.crop)):
         if pixels >= min(height, width):

@@ -138,7 +138,7 @@ def trainer_for(trained: Trained, *callbacks: Callback) -> Trainer:
     lightning.seed_everything(config["seed"], workers=True, verbose=False)
     alone = {"logger": False, "callbacks": [*callbacks], "enable_checkpointing": False}
     alone["enable_progress_bar"] = config["trainer"].get("enable_progress_bar", True) and can_redraw()
-    return build(config["trainer"], "trainer", **alone, **loader_switches(trained.known))
+    return build(config["trainer"], "trainer", **alone, **loader_switches(config, trained.known))
 
 
 def _built(config: dict[str, Any], name: str, data: Data | KnownData) -> Trained:

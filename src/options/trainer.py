@@ -47,6 +47,7 @@ TRAINER: dict[str, Any] = {
     "default_root_dir": _Written,
     "logger": Annotated[object, Purpose.OBSERVATION],
     "log_every_n_steps": Annotated[NonNegativeInt | None, Purpose.OBSERVATION],
+    "use_distributed_sampler": bool | None,
     "enable_checkpointing": _Observed,
     "enable_progress_bar": _Observed,
     "enable_model_summary": _Observed,

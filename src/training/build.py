@@ -149,9 +149,10 @@ def build_callbacks(config: dict[str, Any]) -> tuple[list[Callback], dict[str, b
     return callbacks, switches
 
 
-def loader_switches(data: object) -> dict[str, bool]:
-    """The trainer's switches for the loaders: only those of a plain LightningDataModule need Lightning's sampler."""
-    return {"use_distributed_sampler": True} if isinstance(data, PlainData) else {}
+def loader_switches(config: dict[str, Any], data: object) -> dict[str, bool]:
+    """The trainer's switch for Lightning's sampler: unless an option says it, a plain LightningDataModule alone needs it."""
+    asked = config["trainer"].get("use_distributed_sampler")
+    return {"use_distributed_sampler": isinstance(data, PlainData) if asked is None else asked}
 
 
 def _with_interval(node: dict[str, Any], interval: int | None) -> dict[str, Any]:

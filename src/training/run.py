@@ -127,7 +127,7 @@ class _Run:
             provenance := Provenance(),
         ]
         self.provenance = provenance
-        self.trainer = build_trainer(config, run_dir, callbacks, switches | loader_switches(self.data))
+        self.trainer = build_trainer(config, run_dir, callbacks, switches | loader_switches(config, self.data))
         check_compile(config, self.trainer)
         self.model: nn.Module = build_model(config, self.data)
         check_accumulation(self.model, self.trainer, config)

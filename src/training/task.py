@@ -34,8 +34,8 @@ class Task(LightningModule):
     """Trains any network on any data with a DataSpec.
 
     A training step returns `loss` and, for classes, `acc` as tensors that stay on the device: callbacks read them when
-    they are ready. Under DDP each rank scales them by its share of the global batch, so that the mean over ranks is the
-    global mean.
+    they are ready. Under DDP each rank scales them by its share of the global batch, or of the steps and pixels in it that
+    count, so that the mean over ranks is the global mean.
 
     Where sequences vary in length, the padding behind their ends counts in no loss and no accuracy.
 
@@ -89,7 +89,8 @@ class Task(LightningModule):
         # That the network holds of a sample, at most; None where it was not tried, 0 for one of the zoo.
         self.activation_bytes = 0 if is_of_zoo(model) else None
         self._takes_lengths = takes(model, LENGTHS)
-        self._batch_weight: float = 1
+        self._ranks = 1
+        self._batch_weight: float = 1  # of this rank's mean over samples
         self.measured = self._metrics(own_metrics(metrics))
         self._metric_modules = nn.ModuleList(m for stage in self.measured.values() for m in stage.values())
         self._frozen_norms = self._freeze(freeze)
@@ -131,6 +132,7 @@ class Task(LightningModule):
 
     @override
     def on_train_start(self) -> None:
+        self._check_loaders("val")
         for norm in self._frozen_norms:  # Lightning warns of modules that are in this mode before
             norm.eval()
 
@@ -143,12 +145,26 @@ class Task(LightningModule):
         return [(name.removeprefix("model."), parameter) for name, parameter in self.named_parameters()]
 
     @override
+    def on_validation_start(self) -> None:
+        self._check_loaders("val")
+
+    @override
     def on_test_start(self) -> None:
+        self._check_loaders("test")
         self.tested_right = []
+
+    def _check_loaders(self, stage: str) -> None:
+        """Raise UserError for several loaders of a stage, whose numbers would have one name."""
+        loaders = getattr(self.trainer, f"{stage}_dataloaders")
+        if isinstance(loaders, list | tuple | dict) and len(loaders) > 1:
+            raise UserError(
+                f"data: has {len(loaders)} {stage} loaders, and a Task measures one set; join them by torch's ConcatDataset"
+            )
 
     @override
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        if self.trainer.world_size > 1:
+        self._ranks = self.trainer.world_size
+        if self._ranks > 1:
             sampler = getattr(self.trainer.train_dataloader, "batch_sampler", None)
             self._batch_weight = sampler.weight(batch_idx) if sampler is not None and hasattr(sampler, "weight") else 1
 
@@ -161,15 +177,38 @@ class Task(LightningModule):
             result["acc"] = accuracy(self.spec, output.detach(), y)
         if self.measured["train"]:
             result |= self._of_batch(output, y)
-        return result if self._batch_weight == 1 else {k: v * self._batch_weight for k, v in result.items()}
+        return result if self._ranks == 1 else self._shares(result, output, y)
+
+    def _shares(self, means: dict[str, Tensor], output: Any, y: Tensor) -> dict[str, Tensor]:
+        """The means of this rank, scaled so that the mean over ranks is that of the global batch.
+
+        A mean over samples is scaled by this rank's share of them. Loss and accuracy over steps or pixels, of which some do
+        not count, are scaled by the share of those that do; the ranks add these up on the device.
+        """
+        counts = {}
+        if self.spec.has_padding and self.has_named_loss:
+            counts["loss"] = (y != PADDING).sum()
+        if self.has_accuracy and (asked := correct(self.spec, output.detach(), y)[1]) is not None:
+            counts["acc"] = asked.sum()
+        if not counts and self._batch_weight == 1:
+            return means
+        shares: dict[str, Tensor | float] = dict.fromkeys(means, self._batch_weight)
+        if counts:
+            own = torch.stack([*counts.values()]).float()
+            total = own.clone()
+            torch.distributed.all_reduce(total)
+            shares |= dict(zip(counts, own * self._ranks / total.clamp(min=1), strict=True))
+            if "acc" in counts:  # without any answer it is NaN: on one rank that is nothing, on all of them it stays
+                means["acc"] = means["acc"].where((own[-1] > 0) | (total[-1] == 0), 0.0)
+        return {key: mean * shares[key] for key, mean in means.items()}
 
     @override
-    def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+    def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
         """Adds to `val/loss` and the other metrics; returns what `test_step` returns."""
         return self._evaluate(batch, "val")
 
     @override
-    def test_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+    def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
         """Adds to `test/loss` and the other metrics; returns `input`, `output`, `target` and `loss` for callbacks."""
         return self._evaluate(batch, "test")
 
@@ -200,10 +239,17 @@ class Task(LightningModule):
         if schedule is None:
             return optimizer
         stepped = {"scheduler": schedule, "interval": recipe.interval}
-        if isinstance(schedule, ReduceLROnPlateau):  # an epoch without a validation has nothing new to say
+        if isinstance(schedule, ReduceLROnPlateau):
             every = self.trainer.check_val_every_n_epoch
             stepped |= {"monitor": "val/loss", "frequency": every or 1, "strict": every is not None}
         return {"optimizer": optimizer, "lr_scheduler": stepped}
+
+    @override
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+        """As Lightning, but for a plateau and an epoch without a validation, which has nothing new to say to it."""
+        batches = self.trainer.fit_loop.epoch_loop.val_loop.batch_progress.total  # of all validations in this epoch
+        if batches.completed or not isinstance(scheduler, ReduceLROnPlateau):
+            super().lr_scheduler_step(scheduler, metric)
 
     @override
     def configure_gradient_clipping(

@@ -78,7 +78,9 @@ def _make_lazy_layers(task: "Task", data: Data) -> None:
 
 def _is_known(task: "Task", samples: int) -> bool:
     """Whether tests show that a network answers as its target asks: one of the zoo. A long recurrence takes seconds to try."""
-    return is_of_zoo(task.model) and samples >= task.min_samples and task.spec.target not in ("class_per_pixel", "input")
+    return (
+        is_of_zoo(task.model) and samples >= task.min_samples and task.spec.target not in ("class_per_pixel", "input")
+    )
 
 
 def first_answer(task: "Task", x: Any, y: Tensor, lengths: Tensor | None) -> Any:

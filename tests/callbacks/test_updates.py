@@ -27,7 +27,9 @@ def test_updates_and_passed_multiples(name: str) -> None:
         for interval, found in passed.items():
             found += [batch] * updates.has_passed(interval)
     assert (updates.count, passed) == (count, {2: twos, 3: threes})
-    assert numpy.flatnonzero(passes(numpy.array([0, *steps[:-1]]), numpy.array(steps), 2)).tolist() == [n - 1 for n in twos]
+    assert numpy.flatnonzero(passes(numpy.array([0, *steps[:-1]]), numpy.array(steps), 2)).tolist() == [
+        n - 1 for n in twos
+    ]
 
 
 class Odd(Stranger):

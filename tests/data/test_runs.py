@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import psutil
 import pytest
+import torch
 
 from batchscope.data.plain import described
 from tests.checkpointing.support import OUT, STEP
@@ -141,6 +142,21 @@ def test_every_step_of_different_lengths_is_trained_and_measured(tmp_path: Path)
     steps = found["throughput"]["timesteps_per_sec"] / found["throughput"]["samples_per_sec"]
     assert 3 < steps < 9
     assert found["memory"]["uncounted"] == "the sequences have different lengths"
+
+
+@pytest.mark.slow
+def test_two_ranks_weigh_the_steps_that_count_as_one_process_does(tmp_path: Path) -> None:
+    own = ["model=rnn_cell", "model.hidden_size=8", "+data.every_step=true", "data.num_workers=0", "optimizer=sgd"]
+    words = line(tmp_path, "Lengths", *own)
+    finished(tmp_path / "alone", *words, OUT)
+    halves = [word.replace("data.batch_size=8", "data.batch_size=4") for word in words]
+    assert [one.end() for one in ranks(tmp_path, *halves)] == [0, 0]
+    found, expected = results(tmp_path / "out"), results(tmp_path / "alone" / "out")
+    torch.testing.assert_close(found["weights"], expected["weights"], rtol=1e-4, atol=1e-5)
+    for key in ("train/loss", "train/acc", "val/acc"):
+        assert found["curves"][key] == [
+            (step, pytest.approx(value, rel=1e-4)) for step, value in expected["curves"][key]
+        ]
 
 
 class Says(Plain):

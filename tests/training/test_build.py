@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 from torch import nn
 
+from batchscope.data.adding import Adding
+from batchscope.data.plain import PlainData
 from batchscope.data.spec import DataSpec
 from batchscope.models import mlp
-from batchscope.training.build import build, build_model, build_trainer, run_name
+from batchscope.training.build import build, build_model, build_trainer, loader_switches, run_name
 from tests.support.command_lines import composed, refusal
+from tests.support.own_data import Plain
 from tests.support.own_package import Write
 
 SPEC = DataSpec(kind="image", input_shape=(1, 4, 4), target="class", num_outputs=2)
@@ -99,6 +102,13 @@ def test_the_current_folder_shadows_nothing_that_is_installed() -> None:
     Path("json/__init__.py").write_text("raise ImportError")
     assert model_of("torch.nn.Identity")
     assert not Path(json.__file__).is_relative_to(Path.cwd())
+
+
+@pytest.mark.parametrize(("asked", "own", "plain"), [(None, False, True), (False, False, False), (True, True, True)])
+def test_lightnings_sampler_is_for_plain_data_unless_an_option_says_it(asked, own, plain) -> None:
+    config = {"trainer": {"use_distributed_sampler": asked}}
+    found = [loader_switches(config, data)["use_distributed_sampler"] for data in (Adding(), PlainData(Plain()))]
+    assert found == [own, plain]
 
 
 IDENTITY, FAILING, SHELL = ({"_target_": name} for name in ("torch.nn.Identity", "mynet.net.Failing", "os.system"))

@@ -10,10 +10,12 @@ import torchmetrics
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
 from batchscope.data.adding import Adding
 from batchscope.data.spec import PADDING, DataSpec
+from batchscope.errors import UserError
 from batchscope.models.cnn import SimpleCNN
 from batchscope.models.torchvision import TorchvisionModel
 from batchscope.training.objective import accuracy, for_loss, loss_function
@@ -159,6 +161,51 @@ def test_data_without_a_batch_size_leave_the_learning_rate_as_it_is_and_no_rule_
     task = Task(nn.Linear(5, 1), spec, sgd(lr_scaling="auto", reference_batch_size=1))
     train(task, data=DataLoader([batch(spec, 2)], batch_size=None), max_steps=1)
     assert (task.learning_rate, task.lr_scaling) == (0.1, None)
+
+
+@pytest.mark.parametrize("name", ["class per step", "class per pixel"])
+@pytest.mark.parametrize("counting", [1, 0])  # steps or rows of each sample of the first rank
+def test_the_mean_of_two_ranks_is_that_of_the_steps_and_pixels_that_count(
+    name: str, counting: int, monkeypatch
+) -> None:
+    spec = replace(SPECS[name], variable_length=name == "class per step", blank_class=1)
+    x, y = batch(spec, 6)
+    y[:3, counting:] = PADDING
+    task = Task(network(spec), spec, sgd())
+    task.is_tried = True
+    lengths = (torch.full((6,), 4),) if spec.variable_length else ()
+    whole = task.training_step((x, y, *lengths), 0)
+    counts: list[Tensor] = []  # of both ranks, which are known when they are asked again
+
+    def add_up(own: Tensor) -> None:
+        counts.append(own.clone())
+        own.copy_(sum(counts[:2]))
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", add_up)
+    task._ranks = 2
+    ranks = [tuple(tensor[part] for tensor in (x, y, *lengths)) for part in (slice(3), slice(3, 6))]
+    for _ in range(2):
+        found = [task.training_step(own, 0) for own in ranks]
+    for key in ("loss", "acc"):
+        torch.testing.assert_close(sum(one[key] for one in found) / 2, whole[key])
+
+
+def test_several_loaders_of_a_stage_are_refused_before_training() -> None:
+    data, task = (
+        DataLoader([batch(SPECS["value"], 2)], batch_size=None),
+        Task(network(SPECS["value"]), SPECS["value"], sgd()),
+    )
+    with pytest.raises(UserError, match=r"^data: has 2 val loaders, and a Task measures one set; join them by"):
+        train(task, data=(data, [data, data]), max_epochs=1)
+
+
+def test_a_plateau_hears_of_no_epoch_without_a_validation(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[int] = []
+    monkeypatch.setattr(ReduceLROnPlateau, "step", lambda self, metric: heard.append(task.current_epoch))
+    task = Task(network(SPECS["value"]), SPECS["value"], sgd(schedule="plateau"))
+    data = DataLoader([batch(SPECS["value"], 2)] * 2, batch_size=None)
+    train(task, data=(data, data), max_epochs=6, check_val_every_n_epoch=None, val_check_interval=3)
+    assert heard == [1, 2, 4, 5]  # validated after the batches 3, 6, 9 and 12
 
 
 def test_a_metric_that_takes_no_batch_of_one_sample_is_left_out_of_its_step() -> None:
