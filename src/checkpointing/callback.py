@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
@@ -58,9 +58,11 @@ class Checkpoints(SyncsRanks, Checkpoint):
         self.mode = mode
         self.every_minutes = every_minutes
         self.every_n_steps = every_n_steps
-        self.best_model_path = ""  # Lightning reads these three by their names
+        self.best_model_path = ""  # Lightning and its loggers read these five by their names
         self.last_model_path = ""
         self.best_model_score: float | None = None
+        self.current_score: float | None = None
+        self.save_top_k = 1
         self.metrics: dict[str, float] = {}  # of the last validation
         self._is_fitting = False
         self._has_warned = False
@@ -94,6 +96,7 @@ class Checkpoints(SyncsRanks, Checkpoint):
             with pause(trainer):
                 self.on_first_save()
         self.last_model_path = path
+        self._tell_loggers(trainer)
         self._saved_at, self._saved_batch = time.monotonic(), trainer.fit_loop.epoch_loop.total_batch_idx
 
     @override
@@ -131,12 +134,13 @@ class Checkpoints(SyncsRanks, Checkpoint):
         if trainer.sanity_checking or is_fast_dev_run(trainer):
             return
         self.metrics = {key: float(value) for key, value in trainer.callback_metrics.items()}
-        score = self._score()
+        score = self.current_score = self._score()
         if score is not None and self._is_best(score):
             self.best_model_score = score
             self.best_model_path = str(self.folder / "best.ckpt")
             if trainer.is_global_zero:
                 link_checkpoint(Path(self.last_model_path), Path(self.best_model_path))
+            self._tell_loggers(trainer)
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -194,6 +198,12 @@ class Checkpoints(SyncsRanks, Checkpoint):
             )
         self._has_warned = True
         return None
+
+    def _tell_loggers(self, trainer: Trainer) -> None:
+        """Have the loggers upload what was saved, now or at their end, if an option such as `log_model` asks for it."""
+        with pause(trainer):
+            for logger in loggers_of_rank(trainer):
+                logger.after_save_checkpoint(cast(Any, self))
 
     def _is_due(self, trainer: Trainer) -> bool:
         by_steps = self.every_n_steps and self._updates.has_passed(self.every_n_steps)

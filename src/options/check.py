@@ -95,6 +95,9 @@ def _check_pairs(config: dict[str, Any]) -> None:
     prefix, no_validation = config["init_prefix"], trainer.get("limit_val_batches") == 0
     uses_graphs = compile in ("reduce-overhead", "max-autotune")
     conflicts = {
+        "trainer.logger: takes null; logger=… takes the loggers, and logger=none leaves them out": trainer.get("logger")
+        is not None,
+        "trainer.callbacks: takes null; +callbacks.NAME={_target_: …} adds one": trainer.get("callbacks") is not None,
         f"init_prefix: got {prefix!r}, and there is no init=<file> to take it from": prefix and not config["init"],
         "compile: a sharded model is not compiled; write compile=false, or trainer=ddp": compile and is_sharded,
         "compile: torch compiles for CPUs and GPUs; write compile=false with trainer.accelerator=mps": compile

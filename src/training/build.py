@@ -165,13 +165,16 @@ def _with_interval(node: dict[str, Any], interval: int | None) -> dict[str, Any]
 def build_trainer(
     config: dict[str, Any], run_dir: Path, callbacks: list[Callback], switches: dict[str, bool]
 ) -> Trainer:
-    """The trainer of a run in its folder; its loggers are set once the run has a name.
+    """The trainer of a run in its folder, with a plugin for checkpoints; its loggers are set once the run has a name.
 
     A warning says that it has more processes than cores.
     """
-    root = config["trainer"].get("default_root_dir") or run_dir
-    parts = {"callbacks": callbacks, "plugins": [AtomicCheckpointIO()], "default_root_dir": root, "logger": False}
-    trainer = build(config["trainer"], "trainer", **parts, **switches)
+    node = config["trainer"]
+    plugins = node.get("plugins") or []
+    ours = {TARGET: f"{AtomicCheckpointIO.__module__}.AtomicCheckpointIO"}
+    node = {**node, "plugins": [*(plugins if isinstance(plugins, list) else [plugins]), ours]}
+    parts = {"callbacks": callbacks, "default_root_dir": node.get("default_root_dir") or run_dir, "logger": False}
+    trainer = build(node, "trainer", **parts, **switches)
     cores = usable_cores()
     if trainer.strategy.root_device.type == "cpu" and trainer.num_devices > cores:
         shared = count(max(1, round(cores)), "core")

@@ -36,6 +36,8 @@ REFUSED = {
     "train data.batch_sise=3": "data.batch_sise: no such option. Did you mean 'batch_size'?",
     "train ~data.batch_sise": "data.batch_sise: no such option. Did you mean 'batch_size'?",
     "train +trainer.max_epoch=3": "trainer.max_epoch: no such option. Did you mean 'max_epochs'?",
+    "train +trainer.logger=false": "trainer.logger: takes null; logger=… takes the loggers, and logger=none leaves them out",
+    "train +trainer.callbacks=[]": "trainer.callbacks: takes null; +callbacks.NAME={_target_: …} adds one",
     "train trainer.min_epochs=2": "trainer.min_epochs: … To append to your config use +trainer.min_epochs=2",
     "train optimizer._target_=torch.optim.Adamax": "optimizer.fused: no such option. … ~optimizer.fused leaves out what a config sets for another class.",
     "train +batch_size=3": "batch_size: no such option. Did you mean 'data.batch_size'?",

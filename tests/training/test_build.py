@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from torch import nn
 
+from batchscope.checkpointing.checkpoint_file import AtomicCheckpointIO
 from batchscope.data.adding import Adding
 from batchscope.data.plain import PlainData
 from batchscope.data.spec import DataSpec
@@ -21,6 +22,7 @@ from tests.support.own_package import Write
 
 SPEC = DataSpec(kind="image", input_shape=(1, 4, 4), target="class", num_outputs=2)
 TRAINER = {"_target_": "lightning.Trainer", "logger": False, "enable_progress_bar": False, "accelerator": "cpu"}
+PLUGINS = "lightning.pytorch.plugins"
 LAYERS = [{"_target_": "torch.nn.Flatten"}, {"_target_": "torch.nn.Linear", "in_features": 16, "out_features": 2}]
 MODULES = {
     "net": """
@@ -102,6 +104,16 @@ def test_the_current_folder_shadows_nothing_that_is_installed() -> None:
     Path("json/__init__.py").write_text("raise ImportError")
     assert model_of("torch.nn.Identity")
     assert not Path(json.__file__).is_relative_to(Path.cwd())
+
+
+def test_the_plugins_of_a_trainer_stand_beside_the_one_for_checkpoints() -> None:
+    def built(plugins: Any) -> Any:
+        return build_trainer({"trainer": TRAINER | {"plugins": plugins}, "data": {}}, Path("out"), [], {}).strategy
+
+    environment, io = f"{PLUGINS}.environments.LightningEnvironment", f"{PLUGINS}.io.TorchCheckpointIO"
+    for plugins in (None, {"_target_": environment}, [{"_target_": environment}]):
+        assert isinstance(built(plugins).checkpoint_io, AtomicCheckpointIO)
+    assert refusal(built, [{"_target_": io}]).startswith("trainer: Received multiple values for CheckpointIO")
 
 
 @pytest.mark.parametrize(("asked", "own", "plain"), [(None, False, True), (False, False, False), (True, True, True)])

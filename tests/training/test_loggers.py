@@ -1,10 +1,13 @@
 """`logger=`: what each choice writes, read back; and the interval at which the curves are written."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
+from lightning.pytorch.loggers.utilities import _scan_checkpoints
 
+from batchscope.checkpointing.callback import Checkpoints
 from batchscope.options import check
 from batchscope.options.signatures import is_installed
 from batchscope.records.step_file import read_rows
@@ -12,6 +15,7 @@ from batchscope.training.build import build_callbacks
 from tests.checkpointing.support import OUT, STEP, terminate
 from tests.support.command_lines import composed, refusal
 from tests.support.runs import EVERY_4, SMALL, curves, record, run, table
+from tests.support.third_party_modules import Memory, Stranger, loader, train
 from tests.training.support import completed
 
 needs_mlflow = pytest.mark.skipif(not is_installed("mlflow"), reason="needs mlflow: pip install 'batchscope[mlflow]'")
@@ -52,6 +56,26 @@ def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.M
     monkeypatch.setattr(check, "is_installed", lambda package: False)
     said = "logger.wandb: wandb is not installed; pip install 'batchscope[wandb]'"
     assert refusal(composed, "logger=wandb") == said
+
+
+class Uploads(Memory):
+    """Uploads checkpoints at its end, as W&B's and MLflow's loggers with `log_model=true`."""
+
+    def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
+        assert checkpoint_callback.save_top_k != -1  # which would have each one uploaded at once
+        self.callback = checkpoint_callback
+
+
+def test_loggers_hear_of_the_last_and_the_best_checkpoint(tmp_path: Path) -> None:
+    train(
+        Stranger(),
+        Checkpoints(str(tmp_path)),
+        data=(loader(), loader()),
+        logger=(logger := Uploads()),
+        enable_checkpointing=True,
+    )
+    found = {Path(path).name: score for _, path, score, _ in _scan_checkpoints(logger.callback, {})}
+    assert found == {"last.ckpt": logger.callback.metrics["val/loss"], "best.ckpt": logger.callback.best_model_score}
 
 
 @needs_wandb
