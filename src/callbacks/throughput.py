@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from typing_extensions import override
 
@@ -240,6 +241,8 @@ class ThroughputMonitor(Callback):
     @override
     @never_raise
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if trainer.state.fn != TrainerFn.FITTING:  # a test that fails changes nothing of what a fit has measured
+            return
         # Other ranks may be gone: nothing is gathered from them, and the device may wait for them for ever.
         self._finish(trainer, wait=False)
         self.summary |= _nothing(f"the fit ended with {type(exception).__name__}")

@@ -16,8 +16,8 @@ from .failures import explained
 
 
 @contextlib.contextmanager
-def explain_failures(config: dict[str, Any], device: torch.device, first: bool) -> Iterator[None]:
-    """Turn expected failures of a run on a device into one-line messages; the first rank prints for all.
+def explain_failures(config: dict[str, Any], device: torch.device, first: bool, ranks: int = 1) -> Iterator[None]:
+    """Turn expected failures of a run of so many ranks into one-line messages; the first rank prints for all.
 
     Any other exception is passed on, with what was kept and how to resume it below its traceback; where another rank was
     lost, the same is printed.
@@ -37,7 +37,7 @@ def explain_failures(config: dict[str, Any], device: torch.device, first: bool) 
     except UserError:
         raise
     except Exception as error:
-        if in_one_line := explained(error, config, device):
+        if in_one_line := explained(error, config, device, ranks):
             if first and isinstance(in_one_line, PeerLostError) and (lines := _how_to_resume(config)):
                 print("\n".join(["", *lines]), flush=True)
             raise in_one_line from error

@@ -24,6 +24,7 @@ _GIB = 2**30
 # Errors of a file system that is full, gone or read-only; an error while writing names no file.
 _OF_READING_TOO = (errno.EIO, errno.ESTALE)
 _UNUSABLE = (*NO_SPACE, errno.EFBIG, errno.EROFS, *_OF_READING_TOO)
+_BETWEEN_RANKS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed")  # by gloo
 _PEER_LOST = "the connection to another process of the run is lost, and the run ends"
 _NO_SHARED_MEMORY = (
     "the workers are refused shared memory (/dev/shm) for their batches: {}; give a container more by docker run "
@@ -31,16 +32,10 @@ _NO_SHARED_MEMORY = (
 )
 # What torch says in a RuntimeError, and what that is to a user.
 _SAID = {
-    "DataLoader worker (pid": (UserError, "data: {error}; where memory is short, take fewer data.num_workers"),
-    "sparse gradients": (  # every optimizer
-        UserError,
-        "optimizer: {error}; write optimizer=adagrad without weight_decay, or give the model's embeddings sparse=False",
-    ),
-    # collective operations of gloo
-    "Connection closed by peer": (PeerLostError, _PEER_LOST),
-    "Connection reset by peer": (PeerLostError, _PEER_LOST),
-    "Broken pipe": (PeerLostError, _PEER_LOST),
-    "Socket closed": (PeerLostError, _PEER_LOST),
+    "DataLoader worker (pid": "data: {error}; where memory is short, take fewer data.num_workers",
+    # every optimizer
+    "sparse gradients": "optimizer: {error}; write optimizer=adagrad without weight_decay, or give the model's embeddings "
+    "sparse=False",
 }
 
 
@@ -48,8 +43,8 @@ class RunOutOfMemoryError(UserError):
     """The device or the host has no more memory. The record derives the status from this name."""
 
 
-def explained(error: Exception, config: dict[str, Any], device: torch.device) -> UserError | None:
-    """The one line for an exception in a run on a device; None for one that is nobody's failure but the code's."""
+def explained(error: Exception, config: dict[str, Any], device: torch.device, ranks: int = 1) -> UserError | None:
+    """The one line for an exception in a run of so many processes; None for one that is nobody's failure but the code's."""
     if is_shared_memory_error(error):
         return WriteError(f"data: {_NO_SHARED_MEMORY.format(str(error).strip().splitlines()[-1])}")
     if is_out_of_memory(error):
@@ -57,9 +52,11 @@ def explained(error: Exception, config: dict[str, Any], device: torch.device) ->
     if isinstance(error, torch.distributed.DistNetworkError | torch.distributed.DistStoreError):
         return PeerLostError(_PEER_LOST)  # the process group could not be made
     if isinstance(error, RuntimeError):
-        for words, (kind, line) in _SAID.items():
+        for words, line in _SAID.items():
             if words in str(error):
-                return kind(line.format(error=error))
+                return UserError(line.format(error=error))
+        if ranks > 1 and any(words in str(error) for words in _BETWEEN_RANKS):
+            return PeerLostError(_PEER_LOST)
     if config.get("compile") and is_compilation_error(error):
         return UserError(_cannot_compile(config, error))
     if refused := _refused_file(error, config["run_dir"]):

@@ -163,7 +163,7 @@ class _Run:
                 **_known_id(self.run_dir),
             ) as record,
             end_together(self.trainer),
-            explain_failures(self.config, device, first),
+            explain_failures(self.config, device, first, self.trainer.world_size),
         ):
             failed = True
             try:

@@ -76,6 +76,15 @@ def test_the_arguments_decide_what_is_written_and_what_a_summary_is_of() -> None
     assert found == {"updates": 3, "samples": 300, "batch_size": 100, "flops_per_sample": 1000}
 
 
+def test_a_test_that_fails_changes_nothing_of_what_the_fit_has_measured() -> None:
+    module, monitor = stranger(test_step=lambda module: 1 / 0), monitoring(warmup_steps=0)
+    trainer = train(module, monitor)
+    measured = {**monitor.summary}
+    with pytest.raises(ZeroDivisionError):
+        trainer.test(module, loader(), verbose=False)
+    assert monitor.summary == measured
+
+
 # --- the parts, on a clock that the test moves -----------------------------------------------------------------------
 
 

@@ -94,8 +94,8 @@ def test_what_ends_the_thread_of_tensorboard_is_raised_and_has_no_traceback_besi
 CONFIG = {"run_dir": "out", "compile": True, "model": {"_target_": "batchscope.models.mlp.MLP"}}
 
 
-def end(error: BaseException, config: dict[str, Any] = CONFIG) -> None:
-    with explain_failures(config, torch.device("cpu"), first=True):
+def end(error: BaseException, config: dict[str, Any] = CONFIG, ranks: int = 2) -> None:
+    with explain_failures(config, torch.device("cpu"), first=True, ranks=ranks):
         raise error
 
 
@@ -189,6 +189,11 @@ def test_a_bug_stays_a_bug(error: Exception, tmp_path: Path, monkeypatch: pytest
     Path("out/.lock").touch()
     with pytest.raises(type(error)):
         end(error)
+
+
+def test_one_process_has_lost_no_other_one() -> None:
+    with pytest.raises(RuntimeError, match="^ffmpeg: Broken pipe$"):
+        end(RuntimeError("ffmpeg: Broken pipe"), ranks=1)
 
 
 def test_an_optimizer_that_takes_no_sparse_gradients_is_told_with_one_that_does() -> None:
