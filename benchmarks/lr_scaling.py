@@ -149,6 +149,7 @@ class Shown(NamedTuple):
     """What trainings show, by case and rule; `cases` leave out the reference."""
 
     arms: pd.DataFrame  # `mean` and `sd` of the accuracy, `log` of the error
+    seeds: int  # of each training
     cases: pd.DataFrame  # `loss` to the best rule, `ratio` of the errors, `limit` of that ratio
 
 
@@ -170,7 +171,7 @@ def shown(runs: pd.DataFrame) -> Shown:
     best = cases.loc[cases.groupby(CASE)["mean"].idxmax()].droplevel("rule")
     cases["loss"] = best["mean"].reindex(cases.droplevel("rule").index).to_numpy() - cases["mean"]
     cases["ratio"] = np.exp(cases["log"] - best["log"].reindex(cases.droplevel("rule").index).to_numpy())
-    return Shown(arms, cases)
+    return Shown(arms, seeds, cases)
 
 
 def name_of(case: Sequence[Any]) -> str:
@@ -183,8 +184,8 @@ def decision(found: Shown) -> str:
     """The sentence that decides."""
     cases, name = found.cases, f"`auto`, here {AUTO},"
     auto = cases.xs(AUTO, level="rule")
-    if auto["limit"].isna().any():
-        return f"One seed does not decide whether {name} is as good as the best rule."
+    if found.seeds < SEEDS:
+        return f"{count(found.seeds, 'seed')} of {SEEDS} do not decide whether {name} is as good as the best rule."
     worse = auto[auto["ratio"] > auto["limit"]]
     if len(worse):
         at = "; ".join(
@@ -194,7 +195,9 @@ def decision(found: Shown) -> str:
         everywhere = f"{name} is not as good as the best rule everywhere within its noise"
         return f"{everywhere}: it is worse for {at}. It does not become the default."
     losses = cases["loss"].groupby("rule").mean()
-    everywhere = f"{name} is as good as the best rule everywhere within its noise"
+    everywhere = (
+        f"{name} is as good as the best rule everywhere within its noise (up to {auto['limit'].max():.2f} × the error)"
+    )
     if losses[AUTO] > losses.min():
         return f"{everywhere}, but {losses.idxmin()} loses less on average. It does not become the default."
     return f"{everywhere}, and loses least on average. It becomes the default."

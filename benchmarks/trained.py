@@ -27,6 +27,7 @@ from harness import arguments, folder_of, rows, write_result
 
 from batchscope import read_answer, read_runs
 from batchscope.analysis.read import find
+from batchscope.errors import exit_on_user_error
 
 MODELS = ("cnn", "mlp", "stacked_lstm")
 SIZES = "32,64,128,256,512,1024"
@@ -92,7 +93,7 @@ def judged(sweep: Sweep, place: Path, seconds: float, reference: Reference) -> d
     if size is not None:
         judged |= {"loss": reference.loss(size), "share": reference.share(size)}
         judged["accurate"] = judged["loss"] <= reference.margin
-        judged["fast"] = judged["share"] >= WANTED_RATE
+        judged["fast"] = judged["accurate"] and judged["share"] >= WANTED_RATE
     return judged
 
 
@@ -105,7 +106,8 @@ def page(sweeps: Sequence[Mapping[str, Any]], plain: Mapping[str, float], refere
         lines.append([one["sweep"], one["chosen"] or "none", one["rule"], loss, share, f"{one['seconds']:.0f}"])
     head = ["sweep", "named", "rule", "points below the best", "share of the best rate", "s"]
     counts = ", ".join(f"{sum(one[key] for one in sweeps)} {key}" for key in ("named", "accurate", "fast"))
-    text = [rows(head, lines), "", f"Of {len(sweeps)} sweeps: {counts}. Wanted: all but one of each.", ""]
+    part = "" if len(references) == len(MODELS) * len(CONDITIONS) else "A part of the benchmark. "
+    text = [rows(head, lines), "", f"{part}Of {len(sweeps)} sweeps: {counts}. Wanted: all but one of each.", ""]
     seconds = {one["sweep"]: one["seconds"] for one in sweeps}
     for name, alone in plain.items():
         word = "as wanted" if seconds[name] <= SLOWER * alone + LATER_S else "longer than wanted"
@@ -159,4 +161,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    exit_on_user_error(main)
