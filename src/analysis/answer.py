@@ -80,8 +80,10 @@ def answer(
         if selection is None:
             line = f"Of the sizes with the best {quality.metric.key}, {and_(quality.candidates)}, no rate is known."
             return Answer(group, [line], overall=overall, repeat=_timed(sizes), quality=quality)
-    progress = progress_of(sizes, group.rates, is_early=quality is None)
+    progress, common = progress_of(sizes, group.rates, is_early=quality is None), arrivals_at_common_value(sizes)
     first = progress.decided(selection.shares) if progress else None
+    if common and common.winner not in (None, first):  # a measured time says more
+        first = None
     if first is not None:
         selection = replace(selection, size=first, rule="shown")
     if (
@@ -90,7 +92,6 @@ def answer(
         selection = replace(selection, rule="best_guess")
     said = list(_sentences(group, selection, overall, quality, first))
     lines, claims = [line for line, *_ in said], [claim for _, *of_line in said for claim in of_line]
-    common = arrivals_at_common_value(sizes)
     lines += common.lines[:1] if common and common.winner else []
     lines += progress.lines(is_decided=first is not None) if progress else []
     repeat = _repeat(group, selection, quality, sizes)
@@ -180,7 +181,7 @@ def _choice(group: Group, selection: Selection, best_words: str, is_part: bool, 
         guess = "Best guess " if selection.rule == "best_guess" else ""
         return (f"{guess}{size:,}: the only size{best_words}.", claim)
     if is_first:
-        return (_first_words(selection, size, of_those), claim)
+        return (_first_words(selection, size, of_those), claim, _claim("first", size, among=list(selection.shares)))
     return (choice_words(selection, "sweep", of_those, load), claim)
 
 
@@ -188,7 +189,7 @@ def _first_words(selection: Selection, size: int, of_those: str) -> str:
     """A size that was chosen by its goodput."""
     guess = "Best guess " if selection.rule == "best_guess" else ""
     share = "" if size == selection.best else f"{percent(selection.shares[size].value)} of "
-    best = f"{share}the best measured rate{f' ({selection.best:,})' if share else ''}"
+    best = f"{share}the best measured rate{' of them' if of_those else ''}{f' ({selection.best:,})' if share else ''}"
     return f"{guess}{size:,}: by goodput the first{of_those} to reach a given quality, with {best} in this sweep."
 
 

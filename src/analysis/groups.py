@@ -30,7 +30,7 @@ class Group:
     label: str  # short: `cnn`, `cnn · cpu`
     runs: list[Run]  # all of them, failed ones too
     number: int = 0  # among the groups of a report
-    beside: Sequence[Run] = field(default=(), repr=False)  # all runs of the sweep
+    beside: Sequence[Run] = field(default=(), repr=False)  # all runs of the report
 
     @property
     def device(self) -> str:
@@ -74,7 +74,9 @@ class Group:
         if any(run.in_passes for run in runs):
             return runs
         settings = {run.speed_setting for run in runs}
-        visited = [run for run in self.beside if run.in_passes and run.speed_setting in settings]
+        sweeps = {run.folder.resolve().parent for run in runs}
+        beside = (run for run in self.beside if run.folder.resolve().parent in sweeps)
+        visited = [run for run in beside if run.in_passes and run.speed_setting in settings]
         return visited or runs
 
     @cached_property

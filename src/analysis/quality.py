@@ -41,6 +41,7 @@ class Quality:
     margin: float  # in the unit of the metric
     sure: Mapping[int, float] | None  # the sure loss of each size
     seeds: int  # of a size, at most
+    is_share: bool = False  # whether the values are fractions of 1, and not percentages or other numbers
 
     @property
     def best(self) -> int:
@@ -81,7 +82,7 @@ class Quality:
 
     def price(self, size: int) -> str:
         """What a size that is no candidate loses against the best: `loses 2.1 points`, `may lose up to 0.9 points`."""
-        of = "" if self.metric.unit == FRACTION else f" of {self.metric.key}"
+        of = "" if self.is_share else f" of {self.metric.key}"
         if self.sure is not None and size in self.doubtful:
             return f"may lose up to {self._amount(self.sure[size])}{of}"
         return f"loses {self._amount(self.loss(size))}{of}{'' if self.is_worse(size) else ' by estimate'}"
@@ -89,7 +90,7 @@ class Quality:
     def _amount(self, loss: float) -> str:
         """`10 points` of an accuracy, `0.12` of another metric."""
         digits = 0 if loss >= 0.095 else 1 if loss >= 0.00095 else 2
-        return f"{100 * loss:.{digits}f} points" if self.metric.unit == FRACTION else significant(loss)
+        return f"{100 * loss:.{digits}f} points" if self.is_share else significant(loss)
 
 
 def quality_of(sizes: Mapping[int, Sequence[Run]], key: str, margin: float | None = None) -> Quality | None:
@@ -117,7 +118,7 @@ def quality_of(sizes: Mapping[int, Sequence[Run]], key: str, margin: float | Non
     pairs = itertools.combinations(found, 2)
     known = {(a, b): _of_tests(found[a], found[b], key) if is_share else None for a, b in pairs}
     sure = _sure(cells if declared.higher_is_better else -cells, known)
-    return Quality(declared, values.to_dict(), most, sure, int(cells.count().max()))
+    return Quality(declared, values.to_dict(), most, sure, int(cells.count().max()), is_share)
 
 
 def _sure(cells: pd.DataFrame, known: Mapping[tuple[int, int], float | None]) -> dict[int, float] | None:

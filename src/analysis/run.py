@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import os
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -65,7 +66,7 @@ class Run:
             flat["model"] = str(table(config.get("model")).get("name", "torchvision"))
         flat |= self._hardware(hardware)
         for key, value in flatten(config):
-            derived = isinstance(value, str) and run_dir and str(run_dir) in value
+            derived = isinstance(value, str) and run_dir and f"{value}{os.sep}".startswith(f"{run_dir}{os.sep}")
             skipped = derived or key in _SAID_ELSEWHERE or key.endswith("_target_")
             if not skipped and purpose_of(key, config) not in CHOOSES_NOTHING:
                 flat[key] = value

@@ -15,7 +15,7 @@ from ..records.values import at, table
 from .answer import TIMED, Answer
 from .between_groups import compare_settings, crossovers
 from .groups import Group, SweepResults, rates_of
-from .run import BATCH_SIZE, Run
+from .run import BATCH_SIZE, SEED, Run
 from .text import and_
 
 _LONGEST = 60  # characters of a reason
@@ -42,7 +42,7 @@ def statements(
 ) -> list[Statement]:
     """What the runs show; `metrics` are those of quality, the most telling one first, and `margin` is as in quality.py."""
     runs = sweep.runs
-    commands = (_command(answer.group.runs[:1], answer.repeat) if answer.repeat else "" for answer in answers)
+    commands = (_repeating(answer.group, answer.repeat) for answer in answers)
     said = [Statement(answer.lines, answer.group, command) for answer, command in zip(answers, commands, strict=True)]
     unanswered = [Statement([line], group) for group in sweep.groups if (line := _too_few_sizes(group))]
     if said := [*said, *(Statement([line]) for line in crossovers(sweep))]:
@@ -129,6 +129,18 @@ def _name(run: Run, group: Group, sweep: SweepResults) -> str:
     return " · ".join(filter(None, (label, size))) or f"run {run.name}"
 
 
+def _repeating(group: Group, changed: Sequence[str]) -> str:
+    """The command that repeats a group's runs with some changes; empty without, and where the options of its sizes differ."""
+    own = {tuple(word for word in _words_of(run) if _option(word) not in (BATCH_SIZE, SEED)) for run in group.runs}
+    return _command(group.runs[:1], changed) if changed and len(own) == 1 else ""
+
+
+def _words_of(run: Run) -> list[str]:
+    """The options of a run's command line."""
+    given = run.record.get("overrides")
+    return [" ".join(str(word).split()) for word in given] if isinstance(given, list) else []
+
+
 def _command(runs: Sequence[Run], changed: Sequence[str] = ()) -> str:
     """The command line that repeats runs, with some options in place of their own; with experiment=throughput timed.
 
@@ -140,9 +152,8 @@ def _command(runs: Sequence[Run], changed: Sequence[str] = ()) -> str:
 
     values: dict[str, dict[str, None]] = {}
     for run in runs:
-        given = run.record.get("overrides")
-        for word in given if isinstance(given, list) else []:
-            option, _, value = " ".join(str(word).split()).partition("=")
+        for word in _words_of(run):
+            option, _, value = word.partition("=")
             values.setdefault(option, {})[value] = None
     if TIMED in changed:
         config = table(runs[0].record.get("config"))

@@ -37,7 +37,7 @@ def windows_of(settings: Mapping[int, Sequence[Run]], part: str = STEP) -> pd.Da
 
 
 def _rows(run: Run, part: str) -> Iterable[tuple[Any, ...]]:
-    times, samples = run.steps, run.samples_a_step
+    times, samples = run.steps, run.samples_a_step or run.global_batch_size  # the latter of a run that has failed
     if not isinstance(times, StepTimes) or not samples:
         return
     means = times.means() if part == STEP else _of_part(times, part)

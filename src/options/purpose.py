@@ -41,7 +41,9 @@ TOP_LEVEL: dict[str, Any] = {
     "run_dir": Annotated[str | None, Purpose.WRITTEN_TO],
 }
 # Without influence on the time of a step, as the learning rate's schedule and all lengths are.
-_SAME_SPEED = ("seed", "init", "init_prefix", "optimizer.lr", "optimizer.weight_decay")
+_SAME_SPEED = ("seed", "init", "init_prefix", "optimizer.lr")
+# What a report does with runs: that it differs makes no other run.
+OF_REPORTS = ("timing", "enough", "margin")
 OF_EXPERIMENTS = {"target": "time_to_target", "target_metric": "time_to_target"}  # that only these experiments have
 # Of options that an older record does not have.
 DEFAULTS: dict[str, Any] = {

@@ -9,7 +9,7 @@ from typing import Any
 from ..checkpointing.resume import lock_run_dir
 from ..errors import UserError
 from ..files import LOCK, WriteError, is_set_aside, lock_folder, new_folder, refuse_links, set_aside, why
-from ..options.purpose import purpose_of
+from ..options.purpose import DEFAULTS, OF_REPORTS, purpose_of
 from ..options.types import Purpose
 from ..records.read import FILE, DamagedRecordError, read
 from ..records.run_record import close, plan
@@ -139,8 +139,11 @@ def _refuse_different(run_dir: Path, record: dict[str, Any], config: dict[str, A
     recorded = record.get("config")
     difference = "cannot be compared"
     if isinstance(recorded, dict):
-        found = _differences(recorded, config, str(recorded.get("run_dir")))
-        difference = next((words for path, words in found if purpose_of(path, config) is not Purpose.SEARCH), "")
+        found = _differences({**DEFAULTS, **recorded}, {**DEFAULTS, **config}, str(recorded.get("run_dir")))
+        own = (
+            words for path, words in found if path not in OF_REPORTS and purpose_of(path, config) is not Purpose.SEARCH
+        )
+        difference = next(own, "")
     if record and difference:
         raise UserError(
             f"hydra.sweep.dir: {os.path.relpath(run_dir)} holds a run of another sweep ({difference}); "

@@ -332,7 +332,7 @@ TRAINED = {"evaluated": {"test": 10_000}, "metrics": {"test/acc": 0.985}, "drift
         ),
         (
             KNOWN | {"of": "batches"}, TRAINED | {"metrics": {16: {ACC: 0.985}, 64: {ACC: 0.985}}.get}, 64,
-            "64: by goodput the first of those with the best test/acc to reach a given quality, with the best measured rate in",
+            "64: by goodput the first of those with the best test/acc to reach a given quality, with the best measured rate of them",
         ),
         # Updates have a bias, a wide interval leaves several sizes, and at the beginning of a training φ is too small.
         (KNOWN | {"of": "updates"}, TRAINED, 1024, "1,024: faster than all others in this sweep."),

@@ -160,3 +160,11 @@ def test_different_data_under_one_name_and_other_versions_of_torch_are_said(tmp_
         "the runs used several versions of torch: 2.10.0, 2.9.0",
         "data=mnist was not the same data in every run: mnist, rendered-digits",
     ]
+
+
+def test_a_value_is_left_out_that_lies_in_the_runs_folder_and_no_other(tmp_path):
+    write_run(tmp_path / "a", 64, run_dir="a")
+    change_record(tmp_path / "a", config={"run_dir": "a", "trainer": {"strategy": "auto", "root": "a/x", "place": "a"}})
+    (run,) = find([tmp_path]).runs
+    assert run.settings["trainer.strategy"] == "auto"
+    assert not {"trainer.root", "trainer.place"} & {*run.settings}

@@ -145,12 +145,19 @@ def test_columns_of_the_terminal_stand_on_the_right(tmp_path):
 def test_runs_that_were_not_visited_have_the_rate_of_the_visited_run_with_the_same_speed(tmp_path):
     rates = {32: 1000, 64: 2000, 128: 2100}
     write_rates(tmp_path, rates, options={"optimizer.lr": 0.1})
-    write_measured(
-        tmp_path, {size: 9.0 for size in rates}, passes=False, windows=4, first=3, options={"optimizer.lr": 0.2}
-    )
+    of_other = {"passes": False, "windows": 4, "options": {"optimizer.lr": 0.2}}
+    write_measured(tmp_path, dict.fromkeys(rates, 9.0), first=3, **of_other)
     visited, other = analyse([tmp_path]).tables
     assert other["samples_per_sec"].tolist() == visited["samples_per_sec"].tolist()
     assert read_groups(tmp_path) == [(64, "shown", 12)] * 2
+    write_measured(tmp_path / "b", dict.fromkeys(rates, 9.0), passes=False, options={"optimizer.lr": 0.3})
+    report = analyse([tmp_path])
+    (other,) = (
+        sizes for group, sizes in zip(report.sweep.groups, report.tables, strict=True) if group.label.endswith("0.3")
+    )
+    assert other["samples_per_sec"].tolist() == pytest.approx(
+        [size / 9e-3 for size in rates], rel=0.1
+    )  # of another sweep
 
 
 def read_groups(folder):
