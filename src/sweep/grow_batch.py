@@ -56,7 +56,8 @@ def grow_batch(job: Job, search: BatchSizeSearch, title: str = "") -> Plan[int |
             place = record["config"]["run_dir"]
             raise UserError(f"search: needs the rate of a run, and {place} has none: {why_no_rate(record)}")
         if rate is None:
-            print(f"  no larger size is tried: {why_no_rate(record)}", file=sys.stderr, flush=True)
+            ends = "  no larger size is tried" if size > max(rates) else f"  {size:,} has no rate"
+            print(f"{ends}: {why_no_rate(record)}", file=sys.stderr, flush=True)
             return False
         samples = record["dataset"]["train_samples"]  # None of a stream that is not counted
         limit = min(limit, max(1, samples // record.get("processes", 1))) if samples else limit
@@ -81,7 +82,7 @@ def grow_batch(job: Job, search: BatchSizeSearch, title: str = "") -> Plan[int |
     if len(again) > 1 and can_wait(job.config):
         print(f"\n— {title}measured again side by side: data.batch_size={','.join(map(str, again))}", flush=True)
         yield [run(size, "again", "again") for size in again]
-    return _recommended(job.run_dir, enough) or _enough(rates, enough)
+    return _recommended(job.run_dir, enough, job.config.get("margin")) or _enough(rates, enough)
 
 
 def _rate(record: Mapping[str, Any]) -> float | None:
@@ -107,10 +108,10 @@ def _enough(rates: Mapping[int, float], enough: float) -> int:
     return min(size for size, rate in rates.items() if rate >= enough * max(rates.values()))
 
 
-def _recommended(folder: Path, enough: float) -> int | None:
+def _recommended(folder: Path, enough: float, margin: float | None) -> int | None:
     """The size that a report on the runs in a folder recommends; None where it has no answer."""
     with suppress(UserError):  # no record can be read
         sweep = find([folder])
-        found = answer(max(sweep.groups, key=lambda group: len(group.sizes)), quality_metrics(sweep), enough)
+        found = answer(max(sweep.groups, key=lambda group: len(group.sizes)), quality_metrics(sweep), enough, margin)
         return found.size if found else None
     return None

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..errors import UserError, printable
+from ..errors import UserError, printable, warn
 from ..files import WriteError, why
 from ..hardware.programs import ProgramWatch
 from ..options.command_lines import program, resume_command
@@ -61,6 +61,8 @@ class Loop:
         """Do runs, and return their records in the same order."""
         records: dict[Job, Record] = {}
         suited = [job for job in jobs if len(jobs) > 1 and can_wait(job.config)]
+        if len(jobs) > 1 and any(job.config.get("timing") is True for job in jobs if job not in suited):
+            warn("timing=true: not all runs can be timed side by side; docs/batch-size.md says which")
         waiting = to_visit([job for job in suited if not folder.has_ended(job.run_dir)])
         for number, job in enumerate(jobs):
             if folder.has_ended(job.run_dir):
@@ -68,9 +70,11 @@ class Loop:
         groups = groups_of(suited) if len(waiting) > 1 else {}  # also of runs that are kept, as in the report
         while len(waiting) > 1:
             waiting = self._do_together(waiting, groups, records)
-        for number, job in enumerate(jobs):
-            if job not in records:  # cannot wait, has the speed of a visited run, or ran out of memory beside others
-                records[job] = self._do_alone(job, len(jobs) - number)
+        rest = [job for job in jobs if job not in records]
+        for number, job in enumerate(
+            rest
+        ):  # cannot wait, has a visited run's speed, or ran out of memory beside others
+            records[job] = self._do_alone(job, len(rest) - number)
         return [records[job] for job in jobs]
 
     def _do_alone(self, job: Job, left: int) -> Record:
@@ -113,6 +117,11 @@ class Loop:
                 line.clear()
                 job, record = process.job, self._read(process.job)
                 training = not is_timed(job.config)
+                if (
+                    processes.is_stopped and record["status"] == "interrupted"
+                ):  # the sweep names those that it has stopped
+                    records[job] = record
+                    return
                 if job.title:
                     if training or is_verbose():
                         print(f"\n— {job.title}", flush=True)
@@ -133,7 +142,11 @@ class Loop:
                 if shown:
                     line(text)
 
-            left = measure_together(ready, groups, start, end, say)
+            def note(text: str) -> None:
+                line.clear()
+                print(text, flush=True)
+
+            left = measure_together(ready, groups, start, end, say, note)
             if shown and sum(share for _, share in programs.top()) >= LOAD_SAID:
                 line.clear()
                 print(f"beside these runs: {programs.words()} of the processor", flush=True)  # in no file
@@ -222,10 +235,12 @@ def _show_log(job: Job, warned: set[str]) -> None:
 def _outcome(record: Mapping[str, Any]) -> str:
     """`3,230 samples/s · test acc 98.9 % · 47 s`, as far as it is known.
 
-    The rate is the one in the report; beside other programs it is the mean, as their load slowed all steps together.
+    The rate is the one in the report; beside other programs it is the mean, as their load slowed all steps together. Of a
+    run that was visited the report has the rate of its visits, which is not that of its whole training.
     """
+    is_visited = record.get("waiting_seconds")
     load = load_words(table(record.get("throughput")))
-    rate = positive(at(record, f"throughput.{MEAN_RATE if load else RATE}"))
+    rate = None if is_visited else positive(at(record, f"throughput.{MEAN_RATE if load else RATE}"))
     metrics = {staged(key): value for key, value in record.get("metrics", {}).items()}
     words = [" ".join(filter(None, (f"{significant(rate)} samples/s", load)))] if rate else []
     shown = best_first(key for key in metrics if key.startswith("test/"))[:1]

@@ -23,7 +23,6 @@ VISIT_S = 0.2  # many short passes say more than few long ones: what disturbs a 
 FEWEST = 10  # passes, also where they take longer than the time: with fewer, too little is known (benchmarks/log.md)
 EVERY = 2  # passes from one look to the next
 AT_ONCE = 6  # runs of a group that bring time of their own: so eight sizes take no longer than six
-LEFT_ALONE = "the other runs have ended"
 SETTLED = "the sweep had its answer"  # why a run has ended
 
 
@@ -127,7 +126,7 @@ def measure_in_passes(
                     waiting.remove(run)
                     run.stop(reason)
         if len(waiting) == 1 < len(runs) and waiting[0].goes_on:
-            waiting.pop().stop(LEFT_ALONE)
+            waiting.clear()
         so_far = _so_far(waiting, limits, number)
 
 

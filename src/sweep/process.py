@@ -210,6 +210,11 @@ class Processes:
             process.interrupt(self._stopped_by)
         return process
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal has asked this process to stop."""
+        return self._stopped_by is not None
+
     def exit_if_stopped(self) -> None:
         """Raise SystemExit if a signal has asked this process to stop."""
         if self._stopped_by is not None:

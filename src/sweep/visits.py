@@ -49,9 +49,19 @@ def can_wait(config: Mapping[str, Any], devices: Path = Path("/dev"), torch: Pat
     callbacks, trainer = config["callbacks"] or {}, config["trainer"]
     accelerator = trainer.get("accelerator", "auto")
     on_cpu = accelerator == "cpu" or (accelerator == "auto" and not _may_take_accelerator(devices, torch))
-    has_time_limit = trainer.get("max_time") or config.get("target") is not None  # which waiting would use up
     measured = bool(callbacks.get("throughput")) and not trainer.get("fast_dev_run")
-    return is_one_process(config) and on_cpu and measured and not has_time_limit and config.get("timing") is not False
+    return (
+        is_one_process(config) and on_cpu and measured and not _has_clock(config) and config.get("timing") is not False
+    )
+
+
+def _has_clock(config: Mapping[str, Any]) -> bool:
+    """Whether the time decides when a run ends or is validated: waiting would use it up."""
+    trainer, callbacks = config["trainer"], config["callbacks"] or {}
+    timers = (str(node.get("_target_")) for node in callbacks.values() if isinstance(node, Mapping))
+    is_due = isinstance(trainer.get("val_check_interval"), str | Mapping)  # a time
+    ends = trainer.get("max_time") or config.get("target") is not None or any(t.endswith(".Timer") for t in timers)
+    return bool(is_due or ends)
 
 
 def is_timed(config: Mapping[str, Any]) -> bool:
@@ -100,6 +110,7 @@ def measure_together(
     start: Callable[[Job], Process],
     on_end: Callable[[Process], None],
     say: Callable[[str], None],
+    note: Callable[[str], None] = print,
 ) -> list[Job]:
     """Start as many runs as there is memory for, visit them in passes, and have trainings go on to their ends.
 
@@ -109,6 +120,7 @@ def measure_together(
         start: starts one.
         on_end: is called with each that has ended.
         say: is told what happens.
+        note: is told what stays to be read.
 
     Returns the jobs that were not started.
     """
@@ -121,31 +133,37 @@ def measure_together(
         for process in setting_up:
             if process.answer() is None:
                 _end(process, on_end)
-        if len(started) == 1 and _is_too_long(started[0], on_end):
-            _train_to_end(started, on_end, say)
+        if len(_living(started)) == 1 and _has_long(started, on_end, note):
+            _train_to_end(_living(started), on_end, say)  # the others are not set up meanwhile
             break
-    waiting = [process for process in started if not process.ended]
+    waiting = _living(started)
     while waiting:
         warm = _warm_up(waiting, groups, on_end)
         waiting = waiting[len(warm) :]
-        runs = [Visited(process, groups[process.job], on_end) for process in warm if not process.ended]
-        first = int(_PASSES_PER_S * time.time())
-        if runs:
+        runs = [Visited(process, groups[process.job], on_end) for process in _living(warm)]
+        if runs and (not runs[0].goes_on or (len(runs) > 1 and not _has_long(warm, on_end, note))):
+            first = int(_PASSES_PER_S * time.time())
             measure_in_passes(runs, _kind_of(runs[0].process.job)[0], say=say, first_pass=first)
-            _train_to_end([run.process for run in runs], on_end, say)
+        _train_to_end(_living(warm), on_end, say)
     begun = {process.job for process in started}
     return [job for job in jobs if job not in begun]
 
 
-def _is_too_long(process: Process, on_end: Callable[[Process], None]) -> bool:
-    """Whether the first run is a training that is too long for others to wait for; `timing=true` takes any."""
-    if process.ended or is_timed(process.job.config) or process.job.config.get("timing") is True:
-        return False
-    if not _is_warm(process, on_end) or (process.fit_s is not None and process.fit_s <= _LONG_S):
-        return False
-    length = "is of unknown length" if process.fit_s is None else f"takes about {duration(process.fit_s)}"
-    print(f"{process.job.title} {length}: it is not timed beside the others; timing=true does it", flush=True)
-    return True
+def _living(processes: Sequence[Process]) -> list[Process]:
+    return [process for process in processes if not process.ended]
+
+
+def _has_long(processes: Sequence[Process], on_end: Callable[[Process], None], note: Callable[[str], None]) -> bool:
+    """Whether a training is too long for others to wait for it; `timing=true` takes any."""
+    for process in _living(processes):
+        config = process.job.config
+        if is_timed(config) or config.get("timing") is True or not _is_warm(process, on_end):
+            continue
+        if process.fit_s is None or process.fit_s > _LONG_S:
+            length = "is of unknown length" if process.fit_s is None else f"takes about {duration(process.fit_s)}"
+            note(f"{process.job.title} {length}: no other run waits for it, to be timed; timing=true has them wait")
+            return True
+    return False
 
 
 def _train_to_end(processes: Sequence[Process], on_end: Callable[[Process], None], say: Callable[[str], None]) -> None:
@@ -200,12 +218,13 @@ def _each_size_first(members: Sequence[Job]) -> list[Job]:
 def _parts_with_memory(groups: Sequence[Sequence[T]], most: int, running: Sequence[Process]) -> Iterator[Sequence[T]]:
     """Parts of groups, of at most so many members, while there is memory for them beside the runs that are `running`.
 
-    The first member comes alone, and in any case. A further group needs memory for all of it.
+    The first member that lives comes alone, and in any case. A further group needs memory for all of it.
     """
     for number, rest in enumerate(groups):
         while rest:
-            part = rest[: most if running else 1]
-            if running and not _has_memory_for(len(rest if number else part), running):
+            is_first = not _living(running)
+            part = rest[: 1 if is_first else most]
+            if not is_first and not _has_memory_for(len(rest if number else part), running):
                 return
             yield part
             rest = rest[len(part) :]

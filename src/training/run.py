@@ -236,7 +236,11 @@ class _Run:
             prepare_resume(self.trainer, self.data, self.resume_point)
             checkpoint = self.resume_point.path
         started = time.perf_counter()
-        self.trainer.fit(self.module, datamodule=lightning_of(self.data), ckpt_path=checkpoint, weights_only=True)
+        try:
+            self.trainer.fit(self.module, datamodule=lightning_of(self.data), ckpt_path=checkpoint, weights_only=True)
+        except BaseException:
+            summary.write_visits(self.trainer, self.run_dir)
+            raise
         fit_s = time.perf_counter() - started
         facts: dict[str, Any] = {
             "model": record.facts["model"] | {"parameters": summary.parameters(self.model)},

@@ -7,6 +7,7 @@ A callback adds to these by methods:
 - `detail_lines() -> list[str]` is printed after them where details are wanted (`-v`).
 """
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,7 +30,7 @@ from ..data.base import Split
 from ..data.order import DeterministicBatchSampler
 from ..data.plain import Data
 from ..distributed.gather import gather
-from ..errors import warn
+from ..errors import UserError, warn
 from ..files import WriteError
 from ..options.command_lines import evaluate_command
 from ..options.overrides import for_shell
@@ -39,7 +40,7 @@ from ..records.correct import write_correct
 from ..records.formatting import count, duration, percent
 from ..records.learning_rate import rate_words
 from ..records.operations import write_operations
-from ..records.step_times import write_step_times
+from ..records.step_times import read_step_times, with_visits, write_step_times
 from ..records.terminal import block, has_words, is_verbose, row, say
 from .loggers import log_parameters
 
@@ -119,11 +120,22 @@ def write_steps(trainer: Trainer, run_dir: Path) -> None:
     times, operations = monitors[0].step_times(), monitors[0].operations
     try:
         if times is not None:
-            write_step_times(run_dir, times)
+            before = None
+            with contextlib.suppress(UserError):  # a damaged file is replaced
+                before = read_step_times(run_dir)  # of an earlier process, where the run is resumed
+            write_step_times(run_dir, with_visits(times, before))
         if operations is not None:
             write_operations(run_dir, operations)
     except WriteError as error:
         warn(str(error))
+
+
+def write_visits(trainer: Trainer, run_dir: Path) -> None:
+    """Write the steps of a run that has not finished, if a sweep has visited it: they stay known where it is resumed."""
+    monitors = [callback for callback in callbacks_of(trainer) if isinstance(callback, ThroughputMonitor)]
+    times = monitors[0].step_times() if monitors else None
+    if times is not None and (times.pass_ >= 0).any():
+        write_steps(trainer, run_dir)
 
 
 def write_tested(trainer: Trainer, right: Sequence[Tensor], run_dir: Path) -> None:

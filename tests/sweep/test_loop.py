@@ -268,6 +268,7 @@ def test_trainings_share_passes_and_then_go_on_to_their_ends_one_after_the_other
     [
         ("seed", [0, 1, 0, 1], [True, False, True, False]),
         ("optimizer", [{"lr": 0.1}, {"lr": 0.2}] * 2, [True, False, True, False]),
+        ("optimizer", [{"weight_decay": 0}, {"weight_decay": 0.1}] * 2, [True] * 4),
         ("model", [{"hidden_size": 1}, {"hidden_size": 2}] * 2, [True] * 4),
     ],
 )
@@ -286,7 +287,7 @@ def test_a_training_of_more_than_an_hour_is_not_waited_for_unless_that_is_asked(
     jobs[0].config["does"] = f"import tests.support.stand_in as s; s.FIT_S = 7200; {TURNS}"
     records = loop.do(jobs)
     assert [bool(record["taken"]) for record in records] == visited
-    said = "run size0 takes about 2.0 h: it is not timed beside the others; timing=true does it\n"
+    said = "run size0 takes about 2.0 h: no other run waits for it, to be timed; timing=true has them wait\n"
     assert (said in capfd.readouterr().out) is (timing == "auto")
 
 
@@ -302,6 +303,8 @@ SUITED = {"callbacks": {"until_known": {"a": 1}, "throughput": {"a": 1}}, "train
         ({"trainer": {"devices": 1, "accelerator": "cuda"}}, False),
         ({"trainer": {"devices": 1, "max_time": {"seconds": 10}}}, False),
         ({"trainer": {"devices": 1, "fast_dev_run": True}}, False),
+        ({"trainer": {"devices": 1, "val_check_interval": "00:00:10:00"}}, False),
+        ({"callbacks": {"throughput": {"a": 1}, "end": {"_target_": "lightning.pytorch.callbacks.Timer"}}}, False),
         ({"callbacks": {"until_known": None, "throughput": {"a": 1}}}, True),
         ({"callbacks": {"until_known": None, "throughput": {"a": 1}}, "timing": False}, False),
         ({"callbacks": {"until_known": None, "throughput": {"a": 1}}, "target": 0.9}, False),

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from batchscope.records.intervals import TIME_LIMIT
-from batchscope.sweep.passes import EVERY, FEWEST, LEFT_ALONE, SETTLED, VISIT_S, Limits, Run, measure_in_passes
+from batchscope.sweep.passes import EVERY, FEWEST, SETTLED, VISIT_S, Limits, Run, measure_in_passes
 from tests.support.devices import Clock
 
 
@@ -153,7 +153,7 @@ def test_a_run_that_ends_leaves_the_visits_to_the_others():
 
 
 def test_a_training_that_is_left_alone_is_visited_no_more():
-    for goes_on, reason in ((True, LEFT_ALONE), (False, TIME_LIMIT)):
+    for goes_on, reason in ((True, None), (False, TIME_LIMIT)):
         ends, stays = (
             Pretended(n, 100, spread=9, visits=visits, goes_on=goes_on) for n, visits in ((8, 3), (64, None))
         )

@@ -134,7 +134,7 @@ def test_the_sizes_near_the_best_rate_are_measured_again_side_by_side(end, optio
 
 def test_the_answer_is_that_of_the_sizes_that_were_measured_again(tmp_path, monkeypatch):
     times = Counter()
-    answer = lambda group, metrics, enough: SimpleNamespace(
+    answer = lambda group, metrics, enough, margin: SimpleNamespace(
         size=512 if any("again" in run.name for run in group.runs) else 128
     )
 
