@@ -185,7 +185,8 @@ def decision(found: Shown) -> str:
     cases, name = found.cases, f"`auto`, here {AUTO},"
     auto = cases.xs(AUTO, level="rule")
     if found.seeds < SEEDS:
-        return f"{count(found.seeds, 'seed')} of {SEEDS} do not decide whether {name} is as good as the best rule."
+        number = "One seed does" if found.seeds == 1 else f"{found.seeds} seeds do"
+        return f"{number} not decide whether {name} is as good as the best rule."
     worse = auto[auto["ratio"] > auto["limit"]]
     if len(worse):
         at = "; ".join(
@@ -195,9 +196,7 @@ def decision(found: Shown) -> str:
         everywhere = f"{name} is not as good as the best rule everywhere within its noise"
         return f"{everywhere}: it is worse for {at}. It does not become the default."
     losses = cases["loss"].groupby("rule").mean()
-    everywhere = (
-        f"{name} is as good as the best rule everywhere within its noise (up to {auto['limit'].max():.2f} × the error)"
-    )
+    everywhere = f"{name} is as good as the best rule everywhere within its noise"
     if losses[AUTO] > losses.min():
         return f"{everywhere}, but {losses.idxmin()} loses less on average. It does not become the default."
     return f"{everywhere}, and loses least on average. It becomes the default."

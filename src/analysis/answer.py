@@ -86,9 +86,7 @@ def answer(
         first = None
     if first is not None:
         selection = replace(selection, size=first, rule="shown")
-    if (
-        quality and quality.sure is None and selection.rule == "shown"
-    ):  # how far the metric differs by chance is not known
+    if quality and selection.size is not None and not quality.is_shown(selection.size):
         selection = replace(selection, rule="best_guess")
     said = list(_sentences(group, selection, overall, quality, first))
     lines, claims = [line for line, *_ in said], [claim for _, *of_line in said for claim in of_line]
@@ -110,7 +108,8 @@ def _of_arrivals(group: Group, arrivals: Arrivals, overall: Selection | None) ->
 
 def _repeat(group: Group, selection: Selection, quality: Quality | None, sizes: Iterable[int]) -> list[str]:
     """The options of a command that would know more; none where the answer is shown, or was measured in passes."""
-    if quality and quality.seeds == 1 and (quality.sure is None or _is_doubted(group.rates, selection.size, quality)):
+    doubted = quality and not (selection.size and quality.is_shown(selection.size))
+    if quality and quality.seeds == 1 and (doubted or _is_doubted(group.rates, selection.size, quality)):
         return ["seed=0,1,2", _sizes(quality.values)]
     if selection.rule == "shown":
         return []

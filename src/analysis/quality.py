@@ -66,6 +66,10 @@ class Quality:
     def _within(self, loss: float) -> list[int]:
         return [size for size in self.values if self.loss(size) <= loss + 1e-9 * self.margin]
 
+    def is_shown(self, size: int) -> bool:
+        """Whether it is shown that a size loses no more than a candidate may, against any other."""
+        return self.sure is not None and self.sure.get(size, math.inf) <= _MARGINS * self.margin
+
     def best_words(self, names: Mapping[int, str], at: str = "at") -> str:
         """The best value and where it is, by the names of the sizes; and which others are as good, or may be."""
         within = f" within {self._amount(self.margin)} of it"

@@ -69,7 +69,7 @@ def with_visits(times: StepTimes, before: StepTimes | None) -> StepTimes:
     steps = [times.step_s, *(windows[number] for number in kept)]
     firsts = numpy.cumsum([len(part) for part in steps])[:-1]
     added = {name: getattr(before, name)[kept] for name in ("pass_", "start_unix", "others_share", "disturbed")}
-    own = {name: numpy.concatenate([getattr(times, name), column]) for name, column in added.items()}
+    own: dict[str, Any] = {name: numpy.concatenate([getattr(times, name), column]) for name, column in added.items()}
     return replace(times, step_s=numpy.concatenate(steps), window=numpy.concatenate([times.window, firsts]), **own)
 
 

@@ -44,12 +44,13 @@ class Sweep:
     """The sweep's end of standard input, as a `Visitor`."""
 
     def __init__(self) -> None:
+        self._socket = os.dup(0)  # which no program inherits that the run starts
         self._lines = queue.SimpleQueue[bytes]()
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
         """Keep what the sweep writes, and stop the run with the sweep."""
-        with contextlib.suppress(OSError), open(0, "rb", closefd=False) as lines:
+        with contextlib.suppress(OSError), open(self._socket, "rb", closefd=False) as lines:
             for line in lines:
                 self._lines.put(line)
         self._lines.put(b"null")
@@ -61,7 +62,13 @@ class Sweep:
 
     def tell(self, facts: Mapping[str, Any]) -> None:
         """See Visitor."""
-        os.write(0, json.dumps(facts).encode() + b"\n")
+        os.write(self._socket, json.dumps(facts).encode() + b"\n")
+
+    def keep_for_itself(self) -> None:
+        """Leave no standard input to programs that the run starts: they would take the sweep's words, or outlive the run."""
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
 
 
 def run_planned(run_dir: Path, asked: dict[str, Any] | None, sweep: Sweep | None = None) -> None:
@@ -78,7 +85,10 @@ def run_planned(run_dir: Path, asked: dict[str, Any] | None, sweep: Sweep | None
         config = check_config(asked["config"])  # again: the Python that started this one may be another version's
         if "resume" not in asked:
             asked["resume"] = None if read(run_dir).get("status") == "planned" else str(run_dir)
-        if not is_one_process(config):
+        if is_one_process(config):
+            if sweep is not None:
+                sweep.keep_for_itself()
+        else:  # its other ranks inherit standard input, and end with the sweep
             os.environ |= {_ASKED: json.dumps(asked), "PYTHONSAFEPATH": "1"}  # as this process was started
         from ..training.run import train  # torch takes seconds to import; signals are handled by now
 

@@ -266,7 +266,7 @@ def _kind_of(job: Job) -> tuple[Limits, bool]:
 
 
 def _size_of(job: Job) -> int:
-    return int(job.config["data"].get("batch_size", 1))
+    return int(job.config["data"].get("batch_size") or 1)
 
 
 def _planned(job: Job, number: int) -> RecordedRun:

@@ -240,6 +240,7 @@ class _Run:
             self.trainer.fit(self.module, datamodule=lightning_of(self.data), ckpt_path=checkpoint, weights_only=True)
         except BaseException:
             summary.write_visits(self.trainer, self.run_dir)
+            record.facts["waiting_seconds"] = round(seconds_waited(callbacks_of(self.trainer)), 3)
             raise
         fit_s = time.perf_counter() - started
         facts: dict[str, Any] = {

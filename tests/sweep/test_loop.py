@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import signal
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -261,6 +262,21 @@ def test_trainings_share_passes_and_then_go_on_to_their_ends_one_after_the_other
         assert before["over"] <= after["began"]
     out = capfd.readouterr().out
     assert [f"\n— run size{n}\n  " in out for n in range(3)] == [True] * 3
+
+
+ORPHAN = "import subprocess; record['orphan'] = subprocess.Popen(['sleep', '60'], start_new_session=True).pid"
+READER = "import subprocess; subprocess.Popen(['cat'], stdout=subprocess.DEVNULL)"
+
+
+@pytest.mark.parametrize("starts", [ORPHAN, READER])
+def test_what_a_run_starts_neither_takes_the_sweeps_words_nor_outlives_the_run_for_it(starts, loop, tmp_path):
+    jobs = trainings(tmp_path, size=[8, 64])
+    for one in jobs:
+        one.config["does"] = f"sweep.keep_for_itself(); {starts}; {TURNS}"
+    records = loop.do(jobs)
+    assert [record["told"] for record in records] == ["train"] * 2
+    for pid in (record["orphan"] for record in records if starts == ORPHAN):
+        os.kill(pid, signal.SIGKILL)  # it lives: nobody has waited for it
 
 
 @pytest.mark.parametrize(
