@@ -1,14 +1,15 @@
 """From a checkpoint to the network that it holds, ready to answer. No code from the file runs."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import lightning
 from lightning import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, LambdaCallback
 from torch import nn
 
 from ..checkpointing.checkpoint_file import complex_in_place_of_real, load_checkpoint
@@ -46,6 +47,7 @@ class Trained:
     name: str  # of the run
     config: dict[str, Any]  # of the run, for its evaluation
     trained_on: str = ""  # the name of the data, as the checkpoint says it; empty where it does not
+    load_weights: Callable[[], None] | None = None  # those of the checkpoint, into the module; None for initial weights
 
     @property
     def data(self) -> Data:
@@ -114,8 +116,12 @@ def restore(path: Path, overrides: list[str], with_data: bool) -> Trained:
         raise UserError(f"ckpt: {path} is not a checkpoint that batchscope wrote")
     config = _configuration(saved, path, overrides, with_data)
     built = _built(config, name, build_data(config) if with_data else _known(saved, path))
-    trained = replace(built, trained_on=saved["dataset"] if trust.is_text(saved.get("dataset")) else "")
-    _load_weights(trained.module, checkpoint["state_dict"], name, path)
+    load_weights = partial(_load_weights, built.module, checkpoint["state_dict"], name, path)
+    trained_on = saved["dataset"] if trust.is_text(saved.get("dataset")) else ""
+    trained = replace(built, trained_on=trained_on, load_weights=load_weights)
+    _make_layers(trained.module, checkpoint["state_dict"])
+    load_weights()
+    trained.module.eval()  # the layers made since, too
     if isinstance(trained.module, Task) and isinstance(held := saved.get("activation_bytes"), int):
         trained.module.activation_bytes = held  # so that it is evaluated in the batches of its run
     return trained
@@ -129,6 +135,9 @@ def untrained(config: dict[str, Any]) -> Trained:
 def trainer_for(trained: Trained, *callbacks: Callback) -> Trainer:
     """The Trainer of the configuration, which runs the network with these callbacks alone and keeps nothing.
 
+    Lightning calls `setup` and `configure_model` of a LightningModule once more; layers that they make anew get the
+    checkpoint's weights again.
+
     Raises:
         UserError: for a device that this machine does not have.
     """
@@ -136,9 +145,18 @@ def trainer_for(trained: Trained, *callbacks: Callback) -> Trainer:
     config = trained.config
     check_accelerator(config["trainer"].get("accelerator", "auto"))
     lightning.seed_everything(config["seed"], workers=True, verbose=False)
-    alone = {"logger": False, "callbacks": [*callbacks], "enable_checkpointing": False}
+    alone = {"logger": False, "callbacks": [*_reloading(trained), *callbacks], "enable_checkpointing": False}
     alone["enable_progress_bar"] = config["trainer"].get("enable_progress_bar", True) and can_redraw()
     return build(config["trainer"], "trainer", **alone, **loader_switches(config, trained.known))
+
+
+def _reloading(trained: Trained) -> list[Callback]:
+    """What loads the weights again, once a module's hooks are behind, where they may make layers."""
+    load_weights = trained.load_weights
+    if load_weights is None or not makes_layers(trained.module):
+        return []
+    hooks = ("on_test_start", "on_validation_start", "on_predict_start")
+    return [LambdaCallback(**dict.fromkeys(hooks, lambda trainer, module: load_weights()))]
 
 
 def _built(config: dict[str, Any], name: str, data: Data | KnownData) -> Trained:
@@ -170,28 +188,24 @@ def _known(saved: dict[str, Any], path: Path) -> KnownData:
 
 
 def _make_layers(module: LightningModule, weights: Mapping[str, Any]) -> None:
-    """Have a module make the layers that the weights are of and its constructor does not make, as Lightning has.
-
-    Its `setup` is not called again, which would make them anew, without their weights.
-    """
-    for hook, arguments in (("configure_model", ()), ("setup", ("predict",))):
+    """Have a module make the layers that the weights are of and its constructor does not make, in Lightning's order."""
+    failed: Exception | None = None
+    for hook, *arguments in (("setup", "predict"), ("configure_model",), ("setup", "fit"), ("configure_model",)):
         if not makes_layers(module) or {*weights} <= {*module.state_dict()}:
             return
         try:
             getattr(module, hook)(*arguments)
-        except Exception as error:
-            raise UserError(
-                f"model: {type(module).__name__} makes layers in a hook, and its {hook} fails without a Trainer "
-                f"({in_one_line(error)}); make them in __init__"
-            ) from error
-        if hook == "setup":
-            anything: Any = module
-            anything.setup = lambda stage: None
+        except Exception as error:  # noqa: BLE001 - it is raised unless another hook makes the layers
+            failed = failed or error
+    if failed is not None and not {*weights} <= {*module.state_dict()}:
+        raise UserError(
+            f"model: {type(module).__name__} makes layers in a hook, which fails without a Trainer "
+            f"({in_one_line(failed)}); make them in __init__"
+        ) from failed
 
 
 def _load_weights(module: LightningModule, weights: Any, name: str, path: Path) -> None:
     """Load a checkpoint's weights; UserError with the first that does not fit."""
-    _make_layers(module, weights)
     try:
         if wrong := complex_in_place_of_real(weights, module.state_dict()):
             raise RuntimeError(wrong)

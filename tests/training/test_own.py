@@ -167,6 +167,40 @@ class Late(Tutorial):
         return {name: value for name, value in super().state_dict(*args, **options).items() if "frozen" not in name}
 
 
+class Anew(Tutorial):
+    """Makes its layer in the constructor, and once more, or resets it, in a hook."""
+
+    def __init__(self, how: Choice = "configure_model") -> None:
+        super().__init__()
+        self.how = how
+
+    def configure_model(self) -> None:
+        if self.how == "configure_model":
+            self.layer = nn.Linear(4, 1)
+
+    def setup(self, stage: str) -> None:
+        if self.how == "setup":
+            self.layer = nn.Linear(4, 1)
+        elif self.how == "in_place":
+            self.layer.reset_parameters()
+
+
+class Stacked(Tutorial):
+    """Makes its layer in one hook from what another one learns, and only to be trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = None
+
+    def setup(self, stage: str) -> None:
+        if stage == "fit":
+            self.size = 4
+
+    def configure_model(self) -> None:
+        if self.layer is None:
+            self.layer = nn.Linear(self.size, 1)
+
+
 class LazyNet(nn.Module):
     def __init__(self, spec: DataSpec) -> None:
         super().__init__()
@@ -218,6 +252,8 @@ YAML = {
     "model/tutorial": f"_target_: {HERE}.Tutorial\nby_hand: false\n",
     "model/keeps": f"_target_: {HERE}.Keeps\nsparse: false\nstrange: false\nsaves_path: false\n",
     "model/late": f"_target_: {HERE}.Late\nhow: configure_model\n",
+    "model/anew": f"_target_: {HERE}.Anew\nhow: configure_model\n",
+    "model/stacked": f"_target_: {HERE}.Stacked\n",
     "model/scored": f"_target_: {HERE}.Scored\nby_hand: false\n",
     "model/lazy": f"_target_: {HERE}.LazyNet\n",
     "task/dice": f"defaults: [default, _self_]\n_target_: {HERE}.Shifted\nshift: 0.25\n"
@@ -367,6 +403,19 @@ def test_layers_that_are_made_late_and_weights_that_are_saved_in_part_are_resume
     assert torch.equal(network.layer.weight, last(folder)["state_dict"]["layer.weight"])
     train(configuration(found, folder, ["trainer.max_epochs=2"]), folder, found["choices"], [])
     assert record(folder)["steps"] == 20
+
+
+@pytest.mark.parametrize(
+    "words", ["anew model.how=configure_model", "anew model.how=setup", "anew model.how=in_place", "stacked"]
+)
+def test_layers_that_a_hook_makes_anew_or_for_training_alone_have_the_weights_of_the_checkpoint(
+    words: str, folder: Path
+) -> None:
+    found = trained(folder, *f"model={words}".split(), "data=points", "trainer.max_epochs=1")
+    assert evaluated(folder)[1]["test_loss"] == pytest.approx(found["metrics"]["test_loss"])
+    network = load_model(folder / "checkpoints/best.ckpt")
+    assert torch.equal(network.layer.weight, last(folder)["state_dict"]["layer.weight"])
+    assert not network.layer.training
 
 
 def test_lazy_layers_of_a_network_are_made_before_its_optimizer(folder: Path) -> None:
