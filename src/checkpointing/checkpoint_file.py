@@ -36,12 +36,12 @@ class AtomicCheckpointIO(CheckpointIO):
     """Has a Lightning trainer write and read checkpoints by this module: `Trainer(plugins=[AtomicCheckpointIO()])`.
 
     Whatever Lightning asks for, checkpoints are loaded on the CPU, and no code in them runs. What could not be read back
-    so is found at the first save: hyperparameters are left out with a warning, and anything else is a UserError.
+    so is found before it is saved: hyperparameters are left out with a warning, and anything else is a UserError, which
+    leaves the checkpoint before it.
     """
 
     def __init__(self) -> None:
-        # Hyperparameters by their entry and key; None before the first save.
-        self._left_out: list[tuple[str, Any]] | None = None
+        self._left_out: set[tuple[str, Any]] = set()  # hyperparameters by their entry and key
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
@@ -51,12 +51,14 @@ class AtomicCheckpointIO(CheckpointIO):
             key: value if key == "state_dict" else tree_map_only(numpy.generic, lambda one: one.item(), value)
             for key, value in known.items()
         }
-        if self._left_out is None:
-            _check_entries(plain)
-            self._left_out = _unreadable_hyperparameters(plain)
+        _check_entries(plain)  # at every save: a callback's state may have changed
+        left_out = _unreadable_hyperparameters(plain)
+        if names := ", ".join(dict.fromkeys(str(key) for entry, key in left_out if (entry, key) not in self._left_out)):
+            warn(f"checkpoints leave out the hyperparameters {names}: each {_ONLY}")
+        self._left_out.update(left_out)
         for entry in _HYPERPARAMETERS:
             if entry in plain:
-                plain[entry] = {k: v for k, v in dict(plain[entry]).items() if (entry, k) not in self._left_out}
+                plain[entry] = {k: v for k, v in dict(plain[entry]).items() if (entry, k) not in left_out}
         write_checkpoint(plain, Path(path))
 
     @override
@@ -77,12 +79,8 @@ def _check_entries(checkpoint: Mapping[str, Any]) -> None:
 
 
 def _unreadable_hyperparameters(checkpoint: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """The hyperparameters that could not be read back, with a warning that names them."""
-    found = [(e, k) for e in _HYPERPARAMETERS for k, v in dict(checkpoint.get(e, {})).items() if not _can_be_read(v)]
-    if found:
-        names = ", ".join(dict.fromkeys(str(key) for _, key in found))
-        warn(f"checkpoints leave out the hyperparameters {names}: each {_ONLY}")
-    return found
+    """The hyperparameters that could not be read back, by their entry and key."""
+    return [(e, k) for e in _HYPERPARAMETERS for k, v in dict(checkpoint.get(e, {})).items() if not _can_be_read(v)]
 
 
 def check_weights(weights: Mapping[str, Any]) -> None:

@@ -4,16 +4,27 @@ import resource
 import zipfile
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
+import numpy
 import pytest
 import torch
+from lightning.pytorch.callbacks import Callback
 
-from batchscope.checkpointing.checkpoint_file import link_checkpoint, load_checkpoint, write_checkpoint
+from batchscope.checkpointing.callback import Checkpoints
+from batchscope.checkpointing.checkpoint_file import (
+    AtomicCheckpointIO,
+    link_checkpoint,
+    load_checkpoint,
+    write_checkpoint,
+)
 from batchscope.errors import UserError
 from batchscope.files import WriteError
 from tests.checkpointing.support import OUT, STEP, refused
+from tests.support.command_lines import refusal
 from tests.support.runs import EVERY_4, SMALL, assert_alike, last, record, run
+from tests.support.third_party_modules import Stranger, loader, train
 
 CHECKPOINT = {"state_dict": {"weight": torch.arange(10_000.0)}, "batchscope": {"name": "a", "config": {}}, "step": 3}
 
@@ -66,6 +77,30 @@ def test_a_folder_that_takes_no_checkpoint_is_one_line_that_says_so(path: Path) 
     for write in (lambda: write_checkpoint(CHECKPOINT, there), lambda: link_checkpoint(path, there)):
         with pytest.raises(WriteError, match=f"^checkpoint: {there} .*cannot be written: .*$"):
             write()
+
+
+class Confusion(Callback):
+    """Keeps a matrix of every validation."""
+
+    def __init__(self) -> None:
+        self.matrices: list[Any] = []
+
+    def on_validation_end(self, *args: Any) -> None:
+        self.matrices.append(numpy.eye(2))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"matrices": self.matrices}
+
+
+def test_a_state_that_becomes_unreadable_ends_the_run_and_leaves_the_checkpoint_before_it(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(str(tmp_path))
+    options = {"plugins": [AtomicCheckpointIO()], "enable_checkpointing": True, "data": (loader(), loader())}
+    options["num_sanity_val_steps"] = 0
+    said = refusal(train, Stranger(), Confusion(), checkpoints, **options)
+    assert (
+        said == "checkpoint: its entry 'callbacks' could not be read back: it holds more than tensors and plain values"
+    )
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["epoch"] == 0
 
 
 # From now on the system limits the size of the process's files.
