@@ -222,7 +222,9 @@ def _direction(monitor: str, module: LightningModule) -> Literal["min", "max"]:
     """Which end of a metric is the better one, as torchmetrics or records/metrics.py says."""
     key = staged(monitor)
     stage, _, name = key.partition("/")
-    own = getattr(module, "measured", {}).get(stage, {}).get(name)  # of a Task
+    measured = getattr(module, "measured", None)  # of a Task, by stage and name; of another module, anything
+    metrics = measured.get(stage) if isinstance(measured, dict) else None
+    own = metrics.get(name) if isinstance(metrics, dict) else None
     rises = getattr(own, "higher_is_better", None)
     rises = metric(key).higher_is_better if rises is None else rises
     if rises is None:

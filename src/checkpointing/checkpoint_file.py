@@ -18,6 +18,8 @@ import numpy
 import torch
 from lightning.pytorch.plugins.io import CheckpointIO
 from torch import Tensor
+from torch.nn.parameter import Parameter, is_lazy
+from torch.serialization import get_safe_globals
 from torch.utils._pytree import tree_leaves, tree_map_only
 from typing_extensions import override
 
@@ -86,13 +88,19 @@ def _unreadable_hyperparameters(checkpoint: Mapping[str, Any]) -> list[tuple[str
 def check_weights(weights: Mapping[str, Any]) -> None:
     """Raise UserError for the first part of a module's `state_dict` that could not be read back from a checkpoint."""
     for name, value in weights.items():
-        if any(not _is_strided(leaf) for leaf in tree_leaves(value) if isinstance(leaf, Tensor)):
-            raise UserError(
-                f"model: '{name}' is not a dense tensor, and checkpoints hold no other; "
-                "register_buffer(…, persistent=False) leaves a buffer out"
-            )
+        tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+        what = "" if all(map(_is_strided, tensors)) else "is not a dense tensor, and checkpoints hold no other"
+        if strange := next((type(tensor).__name__ for tensor in tensors if not _is_known(tensor)), None):
+            what = f"is of the class {strange}, and checkpoints hold plain tensors"
+        if what:
+            raise UserError(f"model: '{name}' {what}; register_buffer(…, persistent=False) leaves a buffer out")
         if not isinstance(value, Tensor) and not _can_be_read(value):
             raise UserError(f"model: '{name}', which get_extra_state returns, {_ONLY}")
+
+
+def _is_known(tensor: Tensor) -> bool:
+    """Whether torch reads a tensor's class back: its own, DTensor, which it registers, and what a library registers."""
+    return type(tensor) in (Tensor, Parameter, *get_safe_globals()) or is_lazy(tensor)
 
 
 def _can_be_read(value: Any) -> bool:

@@ -11,6 +11,7 @@ import torch
 import torchmetrics
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
+from torchvision import tv_tensors
 
 from batchscope.checkpointing.callback import Checkpoints
 from batchscope.checkpointing.resume import configuration
@@ -111,13 +112,17 @@ class Tutorial(Stranger):
 class Keeps(Tutorial):
     """Saves what Lightning lets people save, and has a schedule that computes with numpy."""
 
-    def __init__(self, sparse: bool = False, strange: bool = False, saves_path: bool = False) -> None:
+    def __init__(
+        self, sparse: bool = False, image: bool = False, strange: bool = False, saves_path: bool = False
+    ) -> None:
         super().__init__()
         names = {"net": nn.Linear(2, 2), "path": Path("here"), "scale": numpy.float32(0.5), "by": partial(max), "n": 3}
         self.save_hyperparameters(names)
         self.seen, self.strange, self.saves_path = 0, strange, saves_path
         if sparse:
             self.register_buffer("graph", torch.eye(4).to_sparse())
+        if image:
+            self.register_buffer("mean", tv_tensors.Image(torch.zeros(1, 2, 2)))
 
     def get_extra_state(self) -> Any:
         return object if self.strange else {"seen": self.seen, "names": ["a"]}
@@ -250,7 +255,7 @@ YAML = {
     "model/net": f"_target_: {HERE}.Net\nanswers: null\n",
     "model/stranger": "_target_: tests.support.third_party_modules.Stranger\n",
     "model/tutorial": f"_target_: {HERE}.Tutorial\nby_hand: false\n",
-    "model/keeps": f"_target_: {HERE}.Keeps\nsparse: false\nstrange: false\nsaves_path: false\n",
+    "model/keeps": f"_target_: {HERE}.Keeps\nsparse: false\nimage: false\nstrange: false\nsaves_path: false\n",
     "model/late": f"_target_: {HERE}.Late\nhow: configure_model\n",
     "model/anew": f"_target_: {HERE}.Anew\nhow: configure_model\n",
     "model/stacked": f"_target_: {HERE}.Stacked\n",
@@ -429,6 +434,14 @@ def test_the_best_checkpoint_is_the_best_in_the_direction_of_its_metric(folder: 
     assert torch.load(folder / "checkpoints/best.ckpt", weights_only=True)["epoch"] == 1
 
 
+@pytest.mark.parametrize("measured", [nn.ModuleDict(), [], {"val": 0.5}])
+def test_a_module_may_have_an_attribute_of_the_name_that_a_task_keeps_its_metrics_under(measured: Any) -> None:
+    module, best = Tutorial(), Checkpoints()
+    module.measured = measured
+    best.check(module)
+    assert best.mode == "min"
+
+
 DIRECTIONS = {"val/loss": "min", "val/acc": "max", "val/iou": "max", "val/error": "min"}  # the last two by torchmetrics
 
 
@@ -486,6 +499,7 @@ MISTAKES = {
     f"{OWN} compile=true": "compile: Tutorial is a LightningModule, which compiles itself",
     f"{OWN} model.by_hand=true global_batch_size=40": "global_batch_size: takes 5 batches an update, and Tutorial optimises by hand",
     "model=keeps data=points model.sparse=true": "model: 'graph' is not a dense tensor, and checkpoints hold no other; regis",
+    "model=keeps data=points model.image=true": "model: 'mean' is of the class Image, and checkpoints hold plain tensors; regis",
     "model=keeps data=points model.strange=true": "model: '_extra_state', which get_extra_state returns, holds more than tens",
     f"{OWN} callbacks.checkpoint.monitor=val_score": "callbacks.checkpoint.mode: nobody says which way val_score gets better",
     f"{OWN} callbacks.checkpoint.monitor=loss": "callbacks.checkpoint.monitor: got 'loss', and the validation measures val_loss. "
