@@ -95,7 +95,7 @@ class Checkpoints(SyncsRanks, Checkpoint):
         if not self.last_model_path:
             with pause(trainer):
                 self.on_first_save()
-        self.last_model_path = path
+        self.last_model_path, self.current_score = path, None  # no validation has seen these weights
         self._tell_loggers(trainer)
         self._saved_at, self._saved_batch = time.monotonic(), trainer.fit_loop.epoch_loop.total_batch_idx
 
@@ -146,9 +146,8 @@ class Checkpoints(SyncsRanks, Checkpoint):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         # Lightning calls checkpoint callbacks after all others, so that the log files reach up to this batch.
         if self._is_saving:
-            is_waiting = is_accumulating(trainer) or (
-                not pl_module.automatic_optimization and self._updates.step == self._updates.before
-            )
+            # Only a module that optimises by hand knows which of its gradients wait.
+            is_waiting = is_accumulating(trainer) or not pl_module.automatic_optimization
             own = {"random": random_state(), "gradients": _accumulated_gradients(pl_module) if is_waiting else {}}
             ranks = gather(own, trainer.world_size)
             checkpoint["loop_state"] = {

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.callbacks import Callback, Timer
+from torch import nn
 
 from batchscope.checkpointing.callback import Checkpoints
 from batchscope.options.groups import choices_of
@@ -242,8 +243,38 @@ def test_a_checkpoint_is_due_after_a_step_and_after_no_batch_that_waits_for_it(t
     assert saved == [2, 4, 5]  # the last one at the end of the epoch
 
 
-def test_gradients_that_a_module_accumulates_by_hand_are_kept(tmp_path: Path) -> None:
-    module = ByHand()
-    train(module, Checkpoints(str(tmp_path)), max_epochs=1, enable_checkpointing=True)
+class TwoByHand(Stranger):
+    """One of its optimizers steps in every batch, and the other in none."""
+
+    automatic_optimization = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slow = nn.Linear(4, 1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        self.manual_backward(nn.functional.mse_loss(self.layer(x) + self.slow(x), y))
+        self.optimizers()[0].step()
+        self.optimizers()[0].zero_grad()
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(layer.parameters(), lr=0.01) for layer in (self.layer, self.slow)]
+
+
+class SavesFirst(Callback):
+    """Saves as a signal does, which comes before the Checkpoints have seen the batch."""
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 2:
+            trainer.checkpoint_callbacks[0].save(trainer)
+            support.break_down()
+
+
+@pytest.mark.parametrize("module", [ByHand(), TwoByHand()])
+def test_gradients_that_a_module_accumulates_by_hand_are_kept(module: Stranger, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="the training broke"):
+        train(module, SavesFirst(), Checkpoints(str(tmp_path)), enable_checkpointing=True)
     (kept,) = torch.load(tmp_path / "last.ckpt", weights_only=True)["loop_state"]["gradients"]
-    assert_alike(kept, {name: p.grad for name, p in module.named_parameters()})
+    assert_alike(kept, {name: p.grad for name, p in module.named_parameters() if p.grad is not None})
+    assert kept

@@ -61,8 +61,13 @@ def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.M
 class Uploads(Memory):
     """Uploads checkpoints at its end, as W&B's and MLflow's loggers with `log_model=true`."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores: list[float | None] = []  # of `last.ckpt`, each time
+
     def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
         assert checkpoint_callback.save_top_k != -1  # which would have each one uploaded at once
+        self.scores.append(checkpoint_callback.current_score)
         self.callback = checkpoint_callback
 
 
@@ -76,6 +81,7 @@ def test_loggers_hear_of_the_last_and_the_best_checkpoint(tmp_path: Path) -> Non
     )
     found = {Path(path).name: score for _, path, score, _ in _scan_checkpoints(logger.callback, {})}
     assert found == {"last.ckpt": logger.callback.metrics["val/loss"], "best.ckpt": logger.callback.best_model_score}
+    assert logger.scores[::2] == [None, None]  # what has just been saved has not been validated
 
 
 @needs_wandb
