@@ -5,6 +5,7 @@ the numbers of a whole run, by their names in `sweep.csv` and in the order of it
 neither, such as one of a user's callback, is described by its name (see `metric`).
 """
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -40,6 +41,7 @@ _FORMATS: dict[str, Callable[[float], str]] = {
     "milli": lambda value: significant(1e3 * value),
 }
 _ACCURACY = "fraction of correct answers"
+_ACCURACY_NAME = re.compile(r"(^|_)acc(uracy)?(_|\d|$)")  # top5_acc, acc5, accuracy_val; not acceleration
 
 
 def _declared(lines: str) -> dict[str, Metric]:
@@ -130,7 +132,7 @@ def metric(key: str) -> Metric:
     if declared:
         return declared
     name = key.rpartition("/")[2]
-    if name.startswith("acc") or name.endswith(("_acc", "_accuracy")):
+    if _ACCURACY_NAME.search(name):
         return Metric(key, FRACTION, _ACCURACY, True, _FORMATS["percent.1"])
     return Metric(key, higher_is_better=False if "loss" in name else None)
 

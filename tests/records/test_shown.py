@@ -40,9 +40,10 @@ def test_every_declared_metric_has_a_meaning_and_its_unit_ends_its_name():
 
 
 def test_the_name_tells_of_a_metric_that_is_not_declared():
-    for key in ("val/acc", "own/acc_top5", "own/top5_acc"):
+    for key in ("val/acc", "own/acc_top5", "own/top5_acc", "val/acc5", "val_accuracy"):
         assert (metric(key).higher_is_better, metric(key).text(0.9851)) == (True, "98.5 %")
-    for key, better in (("own/aux_loss", False), ("val/f1", None)):
+    undirected = ("val/f1", "val/acceleration_mae", "val/accumulated_cost", "val/top5_accumulated")
+    for key, better in (("own/aux_loss", False), *((key, None) for key in undirected)):
         assert (metric(key).higher_is_better, metric(key).text(0.9851)) == (better, "0.985")
 
 
