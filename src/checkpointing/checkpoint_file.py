@@ -138,13 +138,15 @@ def link_checkpoint(source: Path, target: Path) -> None:
             return
         temporary = files.temporary_name(target)
         try:
-            os.link(source, temporary)
+            try:
+                os.link(source, temporary)
+                os.replace(temporary, target)
+            finally:
+                temporary.unlink(missing_ok=True)
+            files.sync_folder(target.parent)
         except OSError:
             with source.open("rb") as original, files.atomic_write(target) as file:
                 shutil.copyfileobj(original, file)
-        else:
-            os.replace(temporary, target)
-            files.sync_folder(target.parent)
     except OSError as error:
         size = source.stat().st_size if source.is_file() else 0
         raise WriteError(_cannot_write(target, size, error)) from error

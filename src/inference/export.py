@@ -1,5 +1,6 @@
 """A trained network as a file that other programs read, checked against the network on real samples."""
 
+import contextlib
 import importlib.util
 import io
 import math
@@ -68,10 +69,11 @@ def export(trained: Trained, form: str, path: Path, samples: Mapping[str, Tensor
             )
         run = _torch_export(module, example, path) if form == "torch_export" else _onnx(module, example, path)
         difference = _difference(module, run, samples)
-    except UserError:
-        raise
-    except Exception as error:  # of an exporter, for operations that it does not know, or of the exported network
-        path.unlink(missing_ok=True)
+    except BaseException as error:  # of an exporter, for operations that it does not know, or of the exported network
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)  # what has not been compared is not kept
+        if isinstance(error, UserError) or not isinstance(error, Exception):
+            raise
         raise UserError(
             f"export: {type(network).__name__} cannot be written as {form}: {in_one_line(error)}"
         ) from error

@@ -72,6 +72,13 @@ def test_the_best_one_is_kept_when_the_last_one_goes_on(path: Path, links: bool,
     assert sorted(p.name for p in path.parent.iterdir()) == ["best.ckpt", "last.ckpt"]
 
 
+def test_an_interrupted_link_leaves_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.replace", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        link_checkpoint(path, path.with_name("best.ckpt"))
+    assert list(path.parent.iterdir()) == [path]
+
+
 def test_a_folder_that_takes_no_checkpoint_is_one_line_that_says_so(path: Path) -> None:
     there = path / "best.ckpt"  # below a file
     for write in (lambda: write_checkpoint(CHECKPOINT, there), lambda: link_checkpoint(path, there)):

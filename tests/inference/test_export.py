@@ -3,6 +3,7 @@
 import importlib.util
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -72,6 +73,13 @@ def test_a_network_that_no_file_answers_for_leaves_nothing(trained, tmp_path, ne
     other, samples = replace(trained, network=network), samples_of(trained, 4).named
     said = f"export: {type(network).__name__} cannot be written as torch_export: "
     assert refusal(export, other, "torch_export", tmp_path / "a.pt2", samples).startswith(said)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_interrupted_comparison_leaves_nothing(trained: Trained, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("batchscope.inference.export._difference", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        export(trained, "torch_export", tmp_path / "a.pt2", samples_of(trained, 4).named)
     assert not list(tmp_path.iterdir())
 
 
