@@ -1,5 +1,6 @@
 """From a checkpoint to the network that it holds, ready to answer. No code from the file runs."""
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -95,7 +96,8 @@ def load_model(
         groups.use_config_dir(None if before is None else str(before))
     network: Any = trained.network
     if trained.known.spec is not None:
-        network.spec = trained.known.spec
+        with contextlib.suppress(AttributeError, TypeError):  # where the network has a property or a layer of this name
+            network.spec = trained.known.spec
     return network
 
 
@@ -115,7 +117,7 @@ def restore(path: Path, overrides: list[str], with_data: bool) -> Trained:
     if not isinstance(saved, dict) or not isinstance(name := saved.get("name"), str) or not name.isprintable():
         raise UserError(f"ckpt: {path} is not a checkpoint that batchscope wrote")
     config = _configuration(saved, path, overrides, with_data)
-    built = _built(config, name, build_data(config) if with_data else _known(saved, path))
+    built = _built(config, name, build_data(config) if with_data else _known(saved, path, config["data"]))
     load_weights = partial(_load_weights, built.module, checkpoint["state_dict"], name, path)
     trained_on = saved["dataset"] if trust.is_text(saved.get("dataset")) else ""
     trained = replace(built, trained_on=trained_on, load_weights=load_weights)
@@ -178,11 +180,13 @@ def _configuration(saved: dict[str, Any], path: Path, overrides: list[str], with
     return config
 
 
-def _known(saved: dict[str, Any], path: Path) -> KnownData:
-    """What a checkpoint says of its data; a file may hold anything."""
-    spec, name = saved.get("spec"), saved.get("dataset")
+def _known(saved: dict[str, Any], path: Path, options: Mapping[str, Any]) -> KnownData:
+    """What a checkpoint and the options of its data say of them; a file may hold anything."""
+    spec, name = saved.get("spec"), str(saved["dataset"]) if trust.is_text(saved.get("dataset")) else "the data"
+    size = options.get("batch_size")
     try:
-        return KnownData(None if spec is None else spec_from(spec), str(name) if trust.is_text(name) else "the data")
+        known = None if spec is None else spec_from(spec)
+        return KnownData(known, name, size if type(size) is int and size > 0 else None)
     except (TypeError, ValueError) as error:
         raise UserError(f"ckpt: {path} is not a checkpoint that batchscope wrote: its spec is damaged") from error
 

@@ -158,6 +158,7 @@ def samples_of(trained: Trained, most: int) -> Samples:
     """The first test samples, of the first batch at most."""
     trained.data.prepare_data()
     data = lightning_of(trained.data)
+    data.trainer = trainer_for(trained)  # which a `setup` may ask, as in Lightning
     data.setup("test")
     batch = next(iter(data.test_dataloader()))
     x, _, lengths = trained.spec.parts(batch)
@@ -236,7 +237,9 @@ def write_predictions(predictions: Predictions, path: Path) -> list[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as file:
             if path.suffix == ".csv":
-                file.write(predictions.table().to_csv(index=False).encode())
+                file.write(
+                    predictions.table().to_csv(index=False).encode("utf-8", "surrogateescape")
+                )  # names of files may be any bytes
             else:
                 arrays = {"output": predictions.output.numpy(), "prediction": predictions.answer.numpy()}
                 arrays |= {} if predictions.target is None else {"target": predictions.target.numpy()}

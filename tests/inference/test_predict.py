@@ -1,6 +1,7 @@
 """A checkpoint answers a split of its data, a folder of images and arrays; what it cannot read is one line."""
 
 import math
+import os
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ import batchscope
 from batchscope.cli.evaluate import evaluate
 from batchscope.data.spec import DataSpec, spec_from
 from batchscope.inference.inputs import read_inputs
-from batchscope.inference.load import Trained, untrained
+from batchscope.inference.load import Trained, restore, untrained
 from batchscope.inference.predict import Predictions, predict, samples_of, write_predictions
 from batchscope.options.groups import config_dir, use_config_dir
 from tests.support.command_lines import answer, composed, refusal
@@ -43,6 +44,20 @@ def test_limits_of_batches_leave_fewer_samples_or_are_named(trained: Trained, tm
     trained.config["trainer"] |= {"limit_predict_batches": 1, "limit_val_batches": 0}
     assert predict(trained, str(tmp_path / "samples.npz")).table()["sample"].tolist() == [str(i) for i in range(16)]
     assert refusal(predict, trained, "val") == "trainer.limit_val_batches: got 0, which predicts no batch"
+
+
+def test_an_option_sets_the_batch_size_without_the_data(
+    trained: Trained, checkpoint: Path, root: str, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "samples.npz", x=samples_of(trained, 100).inputs.numpy())
+    options = [root, "trainer.accelerator=cpu", "+trainer.limit_predict_batches=1", "data.batch_size=8"]
+    assert len(predict(restore(checkpoint, options, with_data=False), str(tmp_path / "samples.npz")).names) == 8
+
+
+def test_samples_are_also_of_data_whose_setup_asks_the_trainer(trained: Trained, monkeypatch) -> None:
+    data, setup = trained.data, trained.data.setup
+    monkeypatch.setattr(data, "setup", lambda stage: setup(stage) if data.trainer.world_size == 1 else None)
+    assert len(samples_of(trained, 2)) == 2
 
 
 def test_answers_that_are_no_numbers_are_said(trained: Trained, checkpoint: Path, tmp_path: Path) -> None:
@@ -175,6 +190,13 @@ def test_steps_behind_the_end_of_a_sequence_have_no_answer(tmp_path: Path, confi
     assert found["prediction"].tolist() == table["prediction"].tolist()[:5]
 
 
+def test_the_name_of_a_file_may_be_any_bytes(tmp_path: Path) -> None:
+    name, spec = os.fsdecode(b"\xff.png"), DataSpec("sequence", (2, 1), "value", 1)
+    found = Predictions([name], torch.ones(1, 1), None, torch.empty(0), spec)
+    (path,) = write_predictions(found, tmp_path / "answers.csv")
+    assert path.read_bytes() == b"sample,prediction\n\xff.png,1.0\n"
+
+
 def test_predictions_are_written_and_never_replaced(trained: Trained, tmp_path: Path) -> None:
     found = predict(trained, "test")
     found = replace(found, drawn=found.drawn[:2])  # a picture takes time
@@ -203,6 +225,11 @@ def test_a_loaded_model_is_a_network_in_evaluation_mode_and_the_process_is_as_it
     assert network.spec == trained.spec
     with torch.inference_mode():
         assert network(torch.zeros(3, *network.spec.input_shape)).shape == (3, 10)
+
+
+def test_a_loaded_model_may_have_a_property_called_spec(checkpoint: Path, trained: Trained, monkeypatch) -> None:
+    monkeypatch.setattr(type(trained.network), "spec", property(lambda network: "its own"), raising=False)
+    assert batchscope.load_model(checkpoint).spec == "its own"
 
 
 SPEC = {"kind": "image", "input_shape": (1, 2, 3), "target": "class", "num_outputs": 2}
