@@ -95,6 +95,14 @@ def checkpoint_folder(trainer: Trainer, run_dir: Path) -> Path:
     return callbacks[0].folder_of(trainer) if callbacks else run_dir / "checkpoints"
 
 
+def refuse_used_folder(folder: Path, run_dir: Path) -> None:
+    """Raise UserError if a new run would replace the checkpoints of another one, in a folder outside its own."""
+    if not is_inside(folder, run_dir) and any(folder.glob("*.ckpt")):
+        raise UserError(
+            f"callbacks.checkpoint.dirpath: {folder} holds checkpoints, which this run would replace; choose another folder"
+        )
+
+
 def _check_same_run(checkpoint: dict[str, Any], path: Path, run_dir: Path) -> None:
     """Refuse another run's checkpoint in a folder that two runs share."""
     if is_inside(path, run_dir):

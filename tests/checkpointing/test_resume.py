@@ -157,8 +157,11 @@ def test_checkpoints_may_lie_elsewhere_but_not_where_another_run_has_its_own(tmp
     run(tmp_path / "from", "resume=../moved", elsewhere, code=0)
     assert [entry["step"] for entry in record(tmp_path / "moved")["resumed"]] == [8]
     assert curves(tmp_path / "moved") == curves(unstopped)
-    for folder in (OUT, "hydra.run.dir=theirs"):
-        run(tmp_path, *SMALL, EVERY_4, folder, elsewhere, faults=[(STEP, 10, kill_9)], code=-9)
+    said = (
+        f"error: callbacks.checkpoint.dirpath: {tmp_path / 'scratch'} holds checkpoints, which this run would replace; "
+    )
+    assert refused(run(tmp_path, *SMALL, OUT, elsewhere)).startswith(said)
+    run(tmp_path, *SMALL, EVERY_4, OUT, faults=[(STEP, 10, kill_9)], code=-9)
     refuses(tmp_path, INVALID, elsewhere)
 
 
