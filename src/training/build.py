@@ -21,6 +21,7 @@ from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
 from torch import nn
 
+from ..checkpointing.callback import Checkpoints
 from ..checkpointing.checkpoint_file import AtomicCheckpointIO
 from ..data.plain import Data, PlainData, described
 from ..data.spec import LENGTHS, takes
@@ -146,6 +147,8 @@ def build_callbacks(config: dict[str, Any]) -> tuple[list[Callback], dict[str, b
         if config["trainer"].get(switch) is False:
             callbacks = [callback for callback in callbacks if not isinstance(callback, kind)]
         switches[switch] = any(isinstance(callback, kind) for callback in callbacks)
+    if (number := sum(isinstance(callback, Checkpoints) for callback in callbacks)) > 1:
+        raise UserError(f"callbacks: got {number} Checkpoints, takes one: both would write last.ckpt")
     return callbacks, switches
 
 

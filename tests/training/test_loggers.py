@@ -52,6 +52,13 @@ def test_curves_have_the_trainers_interval_unless_they_have_their_own(words: lis
     assert [found[name].every_n_steps for name in ("TrainCurves", "ThroughputMonitor")] == expected
 
 
+def test_two_callbacks_for_checkpoints_are_refused() -> None:
+    config = composed()
+    config["callbacks"]["second"] = {**config["callbacks"]["checkpoint"], "monitor": "val/acc"}
+    said = "callbacks: got 2 Checkpoints, takes one: both would write last.ckpt"
+    assert refusal(build_callbacks, config) == said
+
+
 def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "is_installed", lambda package: False)
     said = "logger.wandb: wandb is not installed; pip install 'batchscope[wandb]'"
