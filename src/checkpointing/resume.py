@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -89,14 +90,34 @@ def _newest_of_all_ranks() -> Path:
 
 
 def newest(option: str) -> Path:
-    """The folder of the run that was started last; UserError with the name of the option or command if there is none."""
-    started = []
+    """The folder of the run that was started last.
+
+    Raises:
+        UserError: with the name of the option or command, if there is no run, or a record that cannot be read was written
+            after the last run that is known was started, and so may be of a newer one.
+    """
+    started, damaged = [], []
     for path in RUNS.glob(f"*/{FILE}"):
-        with contextlib.suppress(UserError):
+        try:
             started.append((str(read(path.parent).get("started", "")), path.parent))
-    if not started:
+        except UserError:
+            with contextlib.suppress(OSError):
+                damaged.append((path.stat().st_mtime, path.parent))
+    when, found = max(started, default=("", None))
+    if damaged and max(damaged)[0] >= _seconds(when):
+        raise UserError(
+            f"{option}: got 'last', and the record of {max(damaged)[1]} cannot be read; name the run's folder"
+        )
+    if found is None:
         raise UserError(f"{option}: got 'last', and there is no run in {RUNS}")
-    return max(started)[1]
+    return found
+
+
+def _seconds(started: str) -> float:
+    """A record's time since the epoch; 0 where it is none."""
+    with contextlib.suppress(ValueError, OverflowError):
+        return datetime.fromisoformat(started).timestamp()
+    return 0.0
 
 
 def _is_hidden(path: Path) -> bool:
