@@ -7,6 +7,7 @@ between a batch and what follows it (callback.py), and training continues from e
 
 from typing import Protocol
 
+import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import LambdaCallback
 
@@ -33,6 +34,8 @@ def prepare_resume(trainer: Trainer, data: SkipsTrained, point: ResumePoint) -> 
 
     def cut(trainer: Trainer, module: LightningModule) -> None:
         cut_logs(loggers_of_rank(trainer), earlier, positions, point.steps)
+        kept = getattr(trainer.checkpoint_callback, "metrics", {})  # a schedule or callback may follow one of them
+        trainer.callback_metrics.update({key: torch.tensor(kept[key], dtype=torch.float64) for key in kept})
 
     # The first hook after everything has been restored; nothing has been logged by then.
     callbacks_of(trainer).insert(0, LambdaCallback(on_train_start=cut))

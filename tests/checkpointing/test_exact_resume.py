@@ -145,6 +145,9 @@ CASES = {
         f"schedule {name}": Case([(STEP, 15, kill_9), (STEP, 10, kill_9)], [EVERY_4, *OVERFITS, f"optimizer.schedule={name}"])
         for name in ("constant", "cosine", "step", "plateau")
     },
+    "a plateau, killed between the validation and the end of an epoch": Case(
+        [(STEP, 19, kill_9)], [EACH, *OVERFITS, "optimizer.schedule=plateau", "trainer.val_check_interval=7"]
+    ),
     **{
         f"optimizer {name}": Case([(STEP, 15, kill_9)], [EVERY_4, f"optimizer={name}"])
         for name in choices_of("optimizer")
