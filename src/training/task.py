@@ -82,7 +82,8 @@ class Task(LightningModule):
         self._compiled_samples: int | None = None  # of the batches that run the compiled network; None: of all
         self.channels_last = channels_last and any(isinstance(m, nn.Conv2d) for m in model.modules())
         self.loss_name, self.loss_function = loss_function(loss, spec)
-        self.has_named_loss = isinstance(loss, str)
+        # Its mean is over the targets that count; that of any other loss is over the samples.
+        self.has_named_loss = isinstance(loss, str) and type(self).loss is Task.loss
         self.has_accuracy = spec.target in CLASSES and "acc" not in (metrics or {})
         self.is_tried = False  # whether network, loss and metrics are known to fit the data
         self.tested_right: list[Tensor] = []  # (B,) bool for each batch of the test, where a sample has one class
@@ -91,6 +92,7 @@ class Task(LightningModule):
         self._takes_lengths = takes(model, LENGTHS)
         self._ranks = 1
         self._batch_weight: float = 1  # of this rank's mean over samples
+        self._update_scale: float = 1  # of a batch's gradient: Lightning divides it by the batches of a whole update
         self.measured = self._metrics(own_metrics(metrics))
         self._metric_modules = nn.ModuleList(m for stage in self.measured.values() for m in stage.values())
         self._frozen_norms = self._freeze(freeze)
@@ -167,6 +169,13 @@ class Task(LightningModule):
         if self._ranks > 1:
             sampler = getattr(self.trainer.train_dataloader, "batch_sampler", None)
             self._batch_weight = sampler.weight(batch_idx) if sampler is not None and hasattr(sampler, "weight") else 1
+        n, batches = self.trainer.accumulate_grad_batches, self.trainer.num_training_batches
+        self._update_scale = n / min(n, batches - batch_idx // n * n)
+
+    @override
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """As Lightning, but the last update of an epoch, which may accumulate fewer batches, is the mean over these."""
+        super().backward(loss if self._update_scale == 1 else loss * self._update_scale, *args, **kwargs)
 
     @override
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
@@ -182,8 +191,9 @@ class Task(LightningModule):
     def _shares(self, means: dict[str, Tensor], output: Any, y: Tensor) -> dict[str, Tensor]:
         """The means of this rank, scaled so that the mean over ranks is that of the global batch.
 
-        A mean over samples is scaled by this rank's share of them. Loss and accuracy over steps or pixels, of which some do
-        not count, are scaled by the share of those that do; the ranks add these up on the device.
+        Loss and accuracy over samples are scaled by this rank's share of them. Over steps or pixels, of which some do not
+        count, they are scaled by the share of those that do; the ranks add these up on the device. A metric of the user
+        stays as it is: a rank may leave it out.
         """
         counts = {}
         if self.spec.has_padding and self.has_named_loss:
@@ -192,7 +202,9 @@ class Task(LightningModule):
             counts["acc"] = asked.sum()
         if not counts and self._batch_weight == 1:
             return means
-        shares: dict[str, Tensor | float] = dict.fromkeys(means, self._batch_weight)
+        shares: dict[str, Tensor | float] = {"loss": self._batch_weight}
+        if self.has_accuracy:
+            shares["acc"] = self._batch_weight
         if counts:
             own = torch.stack([*counts.values()]).float()
             total = own.clone()
@@ -200,7 +212,7 @@ class Task(LightningModule):
             shares |= dict(zip(counts, own * self._ranks / total.clamp(min=1), strict=True))
             if "acc" in counts:  # without any answer it is NaN: on one rank that is nothing, on all of them it stays
                 means["acc"] = means["acc"].where((own[-1] > 0) | (total[-1] == 0), 0.0)
-        return {key: mean * shares[key] for key, mean in means.items()}
+        return {key: mean * shares[key] if key in shares else mean for key, mean in means.items()}
 
     @override
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
@@ -293,7 +305,7 @@ class Task(LightningModule):
             output = empty_batch(self(one, None if lengths is None else lengths.new_ones(1)))
             loss = torch.zeros((), device=y.device)
         # One value a sample, or a step of different lengths: where torchmetrics may not look for NaN, it ignores weights.
-        weights = int((y != PADDING).sum()) if self.spec.has_padding else samples
+        weights = int((y != PADDING).sum()) if self.spec.has_padding and self.has_named_loss else samples
         measured: dict[str, Metric] = self.measured[stage]
         measured["loss"].update(loss.expand(weights))
         for name, metric in measured.items():

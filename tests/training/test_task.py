@@ -190,6 +190,53 @@ def test_the_mean_of_two_ranks_is_that_of_the_steps_and_pixels_that_count(
         torch.testing.assert_close(sum(one[key] for one in found) / 2, whole[key])
 
 
+class OwnLoss(Task):
+    def loss(self, output: Any, y: Tensor) -> Tensor:
+        return output.mean()
+
+
+@pytest.mark.parametrize("how", ["a function", "a method of a subclass"])
+def test_a_loss_of_the_user_is_a_mean_over_samples_whatever_they_count_elsewhere(how: str) -> None:
+    spec = SPECS["class per pixel"]
+    (x, y), (x2, y2) = batch(spec, 6), batch(spec, 2)
+    y2[:, 1:] = PADDING
+    own = how == "a function"
+    task = (
+        Task(network(spec), spec, sgd(), loss=lambda output, y: output.mean())
+        if own
+        else OwnLoss(network(spec), spec, sgd())
+    )
+    trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False)
+    found = trainer.validate(task, DataLoader([(x, y), (x2, y2)], batch_size=None), verbose=False)[0]
+    with torch.no_grad():
+        assert found["val/loss"] == pytest.approx(task.model(torch.cat([x, x2])).mean().item(), rel=1e-5)
+    assert not task.has_named_loss
+
+
+def test_a_metric_of_the_user_is_not_scaled_by_the_share_of_its_rank() -> None:
+    task = Task(network(SPECS["value"]), SPECS["value"], sgd())
+    task._ranks, task._batch_weight = 2, 4 / 3
+    output, y = torch.zeros(2, 1), torch.zeros(2)
+    assert task._shares({"loss": torch.tensor(3.0), "r2": torch.tensor(3.0)}, output, y) == {"loss": 4.0, "r2": 3.0}
+
+
+def test_the_last_update_of_an_epoch_is_the_mean_over_the_batches_that_it_has() -> None:
+    spec, seen = SPECS["value"], []
+    batches = [batch(spec, 2)] * 6
+    task = Task(network(spec), spec, sgd(lr=1e-9))
+
+    def note(trainer: lightning.Trainer, module: Task, optimizer: Any) -> None:
+        seen.append([p.grad.clone() for p in module.parameters()])
+
+    watch = LambdaCallback(on_before_optimizer_step=note)
+    train(task, watch, data=DataLoader(batches, batch_size=None), max_epochs=1, accumulate_grad_batches=4)
+    x, y = batches[0]
+    expected = torch.autograd.grad(task.loss(task(x), y), [*task.parameters()])
+    assert len(seen) == 2  # of four batches and of two, all with the same samples
+    for gradients in seen:
+        torch.testing.assert_close(gradients, [*expected], rtol=1e-4, atol=1e-5)
+
+
 def test_several_loaders_of_a_stage_are_refused_before_training() -> None:
     data, task = (
         DataLoader([batch(SPECS["value"], 2)], batch_size=None),
