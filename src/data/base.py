@@ -22,7 +22,7 @@ from .collate import Collate
 from .loader import Loader, TensorBatches
 from .order import DeterministicBatchSampler, rank_and_world_size
 from .samples import SampleBatches
-from .spec import DataSpec
+from .spec import DataSpec, computed_shape
 from .workers import data_error, raised, seeded
 
 Split = Literal["train", "val", "test"]
@@ -149,6 +149,7 @@ class DataModule(LightningDataModule):
         if samples < ranks:
             raise UserError(f"trainer.devices: {ranks} processes, and {self.name} has {samples} training samples")
         least = getattr(self._module, "min_samples", 1)
+        least = least if type(least) is int else 1  # any LightningModule may have a parameter of this name
         same = bool(getattr(self.trainer, "overfit_batches", 0))
         order = DeterministicBatchSampler(samples, self.batch_size, True, self.seed, self._start, least, repeats=same)
         return self._loader("train", order)
@@ -218,8 +219,7 @@ class DataModule(LightningDataModule):
     def _fitting_samples(self) -> int:
         """How many samples surely fit in an evaluation; 0 where nobody knows what the module holds of one."""
         module = self._module
-        shape = getattr(module, "input_shape", self.spec.input_shape)  # a model may resize the samples
-        sample_bytes = 4 * len(self.spec.inputs) * math.prod(shape)
+        sample_bytes = 4 * len(self.spec.inputs) * math.prod(computed_shape(module, self.spec))
         fitting = min(MIN_EVAL_BATCH_SIZE, MAX_EVAL_BYTES // max(1, sample_bytes))
         held = 0 if module is None else getattr(module, "activation_bytes", None)
         return 0 if held is None else min(fitting, MAX_EVAL_ACTIVATIONS // max(1, held))

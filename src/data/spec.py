@@ -157,6 +157,12 @@ def arguments(inputs: Any, lengths: Any = None) -> tuple[tuple[Any, ...], dict[s
     return ((), {**inputs, **named}) if several else ((inputs,), named)
 
 
+def computed_shape(module: Any, spec: DataSpec) -> tuple[int, ...]:
+    """The shape of a sample that a module computes on: its `input_shape`, a tuple of sizes, or else that of the data."""
+    own = getattr(module, "input_shape", None)
+    return own if isinstance(own, tuple) and all(type(size) is int for size in own) else spec.input_shape
+
+
 def takes(network: Any, name: str) -> bool:
     """Whether the `forward` of a network has a parameter of this name, or takes any; True where Python cannot tell."""
     try:

@@ -19,7 +19,7 @@ from .._lightning import datamodule_of
 from .._torch import is_batch_norm, supports_found_inf
 from ..data.collate import empty_batch
 from ..data.plain import described
-from ..data.spec import CLASSES, LENGTHS, PADDING, DataSpec, arguments, takes
+from ..data.spec import CLASSES, LENGTHS, PADDING, DataSpec, arguments, computed_shape, takes
 from ..distributed.sharding import shard
 from ..errors import UserError
 from ..options.types import Node, Text
@@ -99,8 +99,8 @@ class Task(LightningModule):
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Of a sample as the network computes on it: that of the data, unless the model resizes it."""
-        return getattr(self.model, "input_shape", self.spec.input_shape)
+        """Of a sample as the network computes on it: that of the data, unless the model says that it resizes it."""
+        return computed_shape(self.model, self.spec)
 
     @override
     def setup(self, stage: str) -> None:
@@ -253,7 +253,7 @@ class Task(LightningModule):
         stepped = {"scheduler": schedule, "interval": recipe.interval}
         if isinstance(schedule, ReduceLROnPlateau):
             every = self.trainer.check_val_every_n_epoch
-            stepped |= {"monitor": "val/loss", "frequency": every or 1, "strict": every is not None}
+            stepped |= {"monitor": "val/loss", "frequency": every or 1, "strict": False}  # see lr_scheduler_step
         return {"optimizer": optimizer, "lr_scheduler": stepped}
 
     @override

@@ -6,13 +6,14 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..data.base import DataModule
-from ..data.plain import Data
+from ..data.plain import Data, lightning_of
 from ..data.spec import DataSpec
 from ..data.workers import seeded
 from ..errors import UserError, in_one_line, place_of
@@ -33,8 +34,11 @@ def try_out(task: "Task", data: Data) -> None:
 
     Raises:
         UserError: for a network that does not take the samples or answers in another shape than the target asks for, a loss
-            that returns no scalar, a metric that does not take the answer, and a group of parameters without a member.
+            that returns no scalar, a metric that does not take the answer, a group of parameters without a member, and the
+            schedule `plateau` without a validation.
     """
+    if task.optimizer_recipe.schedule == "plateau" and not is_overridden("val_dataloader", lightning_of(data)):
+        raise UserError(f"optimizer.schedule: plateau follows val/loss, and {data.name} has no val_dataloader")
     _make_lazy_layers(task, data)
     task.optimizer_recipe.build(task.named())
     if not isinstance(data, DataModule):
@@ -51,7 +55,8 @@ def try_out(task: "Task", data: Data) -> None:
                 saved.watch([*task.parameters(), *buffers.values(), *tree_leaves(x)]),
             ):
                 output = functional_call(task, buffers, (x,) if lengths is None else (x, lengths))
-            task.activation_bytes = (saved.most + bytes_of(tree_leaves(output))) // len(y)
+            if not task.spec.variable_length:  # the first sequences may be short ones
+                task.activation_bytes = (saved.most + bytes_of(tree_leaves(output))) // len(y)
         check_answer(task, output, y)
     task.is_tried = True
 
@@ -71,9 +76,11 @@ def _make_lazy_layers(task: "Task", data: Data) -> None:
             f"model: {name} has lazy layers, which take their shapes from a batchscope.data.DataModule alone"
         )
     x, _, lengths = task.spec.parts(data.example())
+    modes = [(module, module.training) for module in task.modules()]
     with blamed("model", f"{name} does not take a batch {_shape(x)}"), torch.no_grad():
         task.eval()(x, lengths)
-    task.train()
+    for module, mode in modes:  # a frozen part may stay in evaluation mode
+        module.training = mode
 
 
 def _is_known(task: "Task", samples: int) -> bool:
