@@ -94,9 +94,12 @@ def end_together(trainer: Trainer) -> Iterator[None]:
     finally:
         others = [*child_processes(trainer)]
         child_processes(trainer).clear()  # Lightning's watcher of this list kills this process when one of them fails
-        for process in others:
-            try:
-                process.wait(grace_s)
-            except subprocess.TimeoutExpired:
-                process.kill()
+        deadline = time.monotonic() + grace_s
+        try:
+            for process in others:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.0, deadline - time.monotonic()))
+        finally:  # also after a signal to this process, which waits
+            for process in others:
+                process.kill()  # nothing where it has ended
                 process.wait()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from ..errors import UserError
+from ..errors import UserError, in_one_line
 from ..ranks import Rank, current
 
 _TIMEOUT = timedelta(minutes=5)  # for all processes to be started
@@ -50,13 +50,11 @@ def once_for_all(prepare: Callable[[], None], trainer: Any, on_each_machine: boo
         finally:
             store.set(key, outcome)
         return
-    from torch.distributed import DistError
-
     try:
         while not store.check([key]):  # as long as a download takes; signals are handled meanwhile
             time.sleep(0.1)
         failed = store.get(key) == b"failed"
-    except (DistError, RuntimeError):  # the process has ended, and the store with it
+    except RuntimeError:  # the process has ended, and the store with it
         failed = True
     if failed:
         error = UserError("data: another process could not prepare them")
@@ -94,11 +92,9 @@ def _attempt() -> str:
 
 
 def _get(store: Any, key: str) -> str:
-    from torch.distributed import DistError
-
     try:
         return store.get(key).decode()
-    except (DistError, RuntimeError) as error:
+    except RuntimeError as error:  # torch's DistError is one
         raise UserError(f"the first process has not published the run's folder: {error}") from error
 
 
@@ -110,6 +106,11 @@ def _rendezvous_store(rank: Rank) -> Any:
 
     if _store is None:
         environment = TorchElasticEnvironment() if rank.launcher == "torchrun" else SLURMEnvironment()
-        url = f"tcp://{environment.main_address}:{environment.main_port}"
-        _store, *_ = next(rendezvous(url, rank.rank, rank.world_size, timeout=_TIMEOUT))
+        address = f"{environment.main_address}:{environment.main_port}"
+        try:
+            _store, *_ = next(rendezvous(f"tcp://{address}", rank.rank, rank.world_size, timeout=_TIMEOUT))
+        except RuntimeError as error:  # torch's DistError is one
+            raise UserError(
+                f"the {rank.world_size} processes do not meet at {address}: {in_one_line(error)}"
+            ) from error
     return PrefixStore(f"batchscope/{_attempt()}", _store)

@@ -25,6 +25,7 @@ _GIB = 2**30
 _OF_READING_TOO = (errno.EIO, errno.ESTALE)
 _UNUSABLE = (*NO_SPACE, errno.EFBIG, errno.EROFS, *_OF_READING_TOO)
 _BETWEEN_RANKS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed")  # by gloo
+_PORT_TAKEN = "EADDRINUSE"
 _PEER_LOST = "the connection to another process of the run is lost, and the run ends"
 _NO_SHARED_MEMORY = (
     "the workers are refused shared memory (/dev/shm) for their batches: {}; give a container more by docker run "
@@ -49,6 +50,11 @@ def explained(error: Exception, config: dict[str, Any], device: torch.device, ra
         return WriteError(f"data: {_NO_SHARED_MEMORY.format(str(error).strip().splitlines()[-1])}")
     if is_out_of_memory(error):
         return RunOutOfMemoryError(_out_of_memory(config, device))
+    if isinstance(error, torch.distributed.DistNetworkError) and _PORT_TAKEN in str(error):
+        port = os.environ.get("MASTER_PORT", "of the process group")
+        return UserError(
+            f"MASTER_PORT: the port {port} is taken by another program of this machine; choose another one"
+        )
     if isinstance(error, torch.distributed.DistNetworkError | torch.distributed.DistStoreError):
         return PeerLostError(_PEER_LOST)  # the process group could not be made
     if isinstance(error, RuntimeError):

@@ -89,6 +89,12 @@ def test_what_ends_the_thread_of_tensorboard_is_raised_and_has_no_traceback_besi
     assert end_of(spawn(tmp_path, "-c", REMOVED_LOGS)) == (0, "raised\n", "")
 
 
+def test_a_port_that_is_taken_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    taken = torch.distributed.DistNetworkError("The server socket has failed to listen: code: -98, name: EADDRINUSE")
+    assert refusal(end, taken).startswith("MASTER_PORT: the port 29500 is taken by another program")
+
+
 # --- which exceptions are translated ----------------------------------------------------------------------------------
 
 CONFIG = {"run_dir": "out", "compile": True, "model": {"_target_": "batchscope.models.mlp.MLP"}}

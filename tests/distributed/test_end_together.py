@@ -1,0 +1,53 @@
+"""Ranks that meet, and that end together: the processes that this one has started never outlive it."""
+
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from batchscope.distributed import agreement, rendezvous
+from batchscope.errors import UserError
+
+
+def sleepers(count: int) -> list[subprocess.Popen]:
+    """Processes that end long after a test."""
+    return [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) for _ in range(count)]
+
+
+def trainer(others: list[Any]) -> Any:
+    return SimpleNamespace(strategy=SimpleNamespace(launcher=SimpleNamespace(procs=others)), is_global_zero=True)
+
+
+def test_all_ranks_share_one_time_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agreement, "_GRACE_S", 0.5)
+    others, started = sleepers(3), time.monotonic()
+    with agreement.end_together(trainer([*others])):
+        pass
+    assert time.monotonic() - started < 1.4
+    assert [process.returncode for process in others] == [-9] * 3
+
+
+def test_a_signal_while_it_waits_leaves_no_rank_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = sleepers(2)
+    real = others[0].wait
+
+    def interrupted(timeout: float | None = None) -> int:
+        others[0].wait = real
+        raise KeyboardInterrupt
+
+    others[0].wait = interrupted
+    with pytest.raises(KeyboardInterrupt), agreement.end_together(trainer([*others])):
+        pass
+    assert [process.returncode for process in others] == [-9, -9]
+
+
+def test_processes_that_cannot_meet_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "_store", None)
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "RANK": "1", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(rendezvous, "_TIMEOUT", rendezvous.timedelta(seconds=1))
+    with pytest.raises(UserError, match=r"^the 2 processes do not meet at 127.0.0.1:1: Dist"):
+        rendezvous._rendezvous_store(SimpleNamespace(launcher="torchrun", rank=1, world_size=2))
