@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning import LightningModule
 from torch import Tensor, nn
 
 from ..checkpointing.checkpoint_file import complex_in_place_of_real, is_weight, verify
@@ -33,7 +34,7 @@ def start_from(model: nn.Module, path: Path, prefix: str | Sequence[str] | None 
     Raises:
         UserError: for a file without weights, and for names and shapes that do not match.
     """
-    own, found = model.state_dict(), _weights_in(path)
+    own, found = model.state_dict(), _weights_in(path, model)
     names, held = _plain(own), {plain: found[name] for plain, name in _plain(found).items()}
     prefixes = [_WRAPPERS.sub("", one) for one in ([prefix] if isinstance(prefix, str) else prefix or ())]
     if prefixes:
@@ -59,8 +60,11 @@ def line(facts: Facts) -> str:
     return f"{facts['tensors']} of {facts['of']} tensors from {Path(facts['file']).name}{part}"
 
 
-def _weights_in(path: Path) -> dict[str, Any]:
-    """The dense tensors and extra states of a file by name; UserError where it has none, is damaged, or would run code."""
+def _weights_in(path: Path, model: nn.Module) -> dict[str, Any]:
+    """The dense tensors and extra states of a file by name; UserError where it has none, is damaged, or would run code.
+
+    A checkpoint of a Task has the weights of a loss, too: for a network those below `model.` are taken.
+    """
     try:
         with path.open("rb") as file:
             if zipfile.is_zipfile(file):
@@ -79,7 +83,9 @@ def _weights_in(path: Path) -> dict[str, Any]:
     weights = {name: value for name, value in state.items() if isinstance(name, str) and is_weight(name, value)}
     if not weights:
         raise UserError(f"init: {path} holds no weights: neither a checkpoint nor a state_dict")
-    return weights
+    of_network = {name: value for name, value in weights.items() if name.startswith("model.")}
+    is_of_task = "batchscope" in held and not isinstance(model, LightningModule)
+    return of_network if is_of_task and of_network else weights
 
 
 def _plain(names: Iterable[str]) -> dict[str, str]:

@@ -55,6 +55,14 @@ def test_weights_are_taken_in_whole_or_below_a_prefix(held: Any, prefix: Any, sa
     assert model["head"].weight.equal(head if prefix else OTHER["head.weight"])
 
 
+def test_of_a_checkpoint_of_a_task_a_network_takes_no_weights_of_the_loss(tmp_path: Path) -> None:
+    state = renamed("model.", OTHER) | {"loss_function.weight": torch.ones(3)}
+    torch.save({"state_dict": state, "batchscope": {}}, tmp_path / "w.ckpt")
+    assert line(start_from(net(2), tmp_path / "w.ckpt")) == "9 of 9 tensors from w.ckpt"
+    torch.save({"state_dict": state}, tmp_path / "w.ckpt")  # of anybody
+    assert 'Unexpected key(s) in state_dict: "loss_function.weight"' in refusal(start_from, net(2), tmp_path / "w.ckpt")
+
+
 def damaged() -> bytes:
     file = io.BytesIO()
     torch.save(OTHER, file)
