@@ -1,5 +1,6 @@
 """ScriptRecord: measures a Trainer of anybody's script, and leaves the record of its run (`batchscope run`)."""
 
+import contextlib
 import itertools
 import re
 import shlex
@@ -122,8 +123,11 @@ class ScriptRecord(Callback):
             self._record = None
 
     def disable(self) -> None:
-        """Record nothing more."""
-        self._record = None
+        """Record nothing more; a run that has begun is recorded as failed by the exception that is being handled."""
+        record, self._record = self._record, None
+        if record is not None:
+            with contextlib.suppress(Exception):
+                record.__exit__(*sys.exc_info())
 
 
 def arguments(words: list[str]) -> dict[str, str]:

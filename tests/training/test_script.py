@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 from batchscope import ThroughputMonitor, attached
 from batchscope.analysis.read import find
 from batchscope.options.check import check_config
+from batchscope.training import summary
 from batchscope.training.script import ScriptRecord, arguments
 from tests.support.command_lines import refusal
 from tests.support.runs import record
@@ -50,6 +51,14 @@ def test_each_fit_is_recorded_and_a_trainer_without_one_takes_no_folder(tmp_path
 def test_a_fit_that_raises_is_recorded_as_failed(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         train(Stranger(), ScriptRecord(tmp_path / "run"), LambdaCallback(on_train_batch_end=lambda *_: 1 / 0))
+    assert record(tmp_path / "run")["status"] == "failed"
+    assert "division by zero" in record(tmp_path / "run")["error"]
+
+
+def test_a_record_that_cannot_be_completed_ends_as_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(summary, "callback_facts", lambda trainer: 1 / 0)
+    with pytest.warns(UserWarning, match="ScriptRecord stopped measuring"):
+        train(Stranger(), ScriptRecord(tmp_path / "run"))
     assert record(tmp_path / "run")["status"] == "failed"
     assert "division by zero" in record(tmp_path / "run")["error"]
 
