@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from lightning import LightningModule, Trainer
 from lightning.fabric.utilities.data import sized_len
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from .._torch import is_convolution
 from ..hardware.advice import Setting
@@ -57,6 +57,15 @@ def _of_options(config: Mapping[str, Any], trainer: Trainer) -> dict[str, Any]:
     }
 
 
+def samples_of_epoch(loader: DataLoader, ranks: int) -> int | None:
+    """The samples that all ranks take from a DataLoader in an epoch: a sampler may take fewer or more than there are."""
+    sampler = loader.sampler
+    if isinstance(sampler, DistributedSampler):  # Lightning's is over the samples of another sampler
+        return sized_len(sampler.dataset)
+    takes_part = ranks > 1 or isinstance(loader.dataset, IterableDataset)  # nobody knows which part of the set
+    return sized_len(loader.dataset if takes_part else sampler)
+
+
 def _of_loader(trainer: Trainer) -> dict[str, Any]:
     """What a DataLoader tells of itself; any other iterable, or several loaders, tell nothing."""
     loader = trainer.train_dataloader
@@ -67,6 +76,6 @@ def _of_loader(trainer: Trainer) -> dict[str, Any]:
         "batch_size": loader.batch_size,  # None where its sampler, or its dataset, makes the batches
         "num_workers": loader.num_workers,
         "pin_memory": loader.pin_memory,
-        "train_samples": sized_len(loader.dataset),
+        "train_samples": samples_of_epoch(loader, trainer.world_size),
         "is_stream": isinstance(loader.dataset, IterableDataset),
     }

@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader
 
 from .._lightning import callbacks_of
 from ..callbacks._run_words import details, headline
+from ..callbacks._setting import samples_of_epoch
 from ..callbacks.memory import MemoryMonitor
 from ..callbacks.throughput import ThroughputMonitor
 from ..data.base import Split
@@ -75,9 +76,9 @@ def evaluated_samples(trainer: Trainer, data: Data) -> dict[str, int]:
 
 
 def train_samples(trainer: Trainer) -> int | None:
-    """The samples of an epoch, where one DataLoader over a sized dataset was trained from."""
+    """The samples of an epoch, where one DataLoader with a length was trained from."""
     loader = trainer.train_dataloader
-    return sized_len(loader.dataset) if isinstance(loader, DataLoader) else None
+    return samples_of_epoch(loader, trainer.world_size) if isinstance(loader, DataLoader) else None
 
 
 def checkpoint_paths(trainer: Trainer, run_dir: Path) -> dict[str, str]:
@@ -102,8 +103,8 @@ def _learning_rate(optimizer: Optimizer, is_scheduled: bool) -> float | None:
     """The rate of the last update or, under a schedule, its peak; None for an optimizer that has no rate."""
     group = optimizer.param_groups[0]
     rate = group.get("lr")
-    if is_scheduled:  # OneCycleLR says its peak, and most others fall from the rate that the optimizer was given
-        rate = group.get("max_lr", optimizer.defaults.get("lr"))
+    if is_scheduled:  # OneCycleLR says its peak, and most others fall from the rate that the group was given
+        rate = group.get("max_lr", group.get("initial_lr", optimizer.defaults.get("lr")))
     return None if rate is None else float(rate)
 
 

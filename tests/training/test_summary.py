@@ -11,13 +11,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, SubsetRandomSampler
 
 from batchscope.analysis import write_report
+from batchscope.callbacks._setting import samples_of_epoch
 from batchscope.callbacks.nonfinite import StopOnNonFinite
 from batchscope.data.adding import Adding
 from batchscope.training.quiet import is_shown
 from batchscope.training.run import limit_batch_size
-from batchscope.training.summary import callback_facts, evaluated_samples, print_summary, whole_epochs
+from batchscope.training.summary import _learning_rate, callback_facts, evaluated_samples, print_summary, whole_epochs
 from tests.checkpointing.support import OUT
 from tests.support.runs import SMALL, last, record, table
 from tests.support.third_party_modules import Stranger, loader, train
@@ -167,6 +170,22 @@ def test_the_details_name_the_checkpoint_that_was_kept(kept: str, place: str, ov
     assert f"\nkept    {path}\n" in said
     assert f" ckpt={path}" in said
     assert f"\nlook    tensorboard --logdir {place}\n" in said
+
+
+def test_a_peak_is_that_of_the_first_group_and_not_a_default_that_none_has() -> None:
+    groups = [{"params": [nn.Parameter(torch.ones(1))], "lr": 0.5}]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+    assert _learning_rate(optimizer, is_scheduled=True) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("sampler", "samples"),
+    [(SubsetRandomSampler(range(8)), 8), (DistributedSampler(range(20), 3, 0), 20), (None, 20)],
+    ids=["a part of the set", "a rank's part of it", "all"],
+)
+def test_the_samples_of_an_epoch_are_those_that_the_sampler_takes(sampler: Any, samples: int) -> None:
+    assert samples_of_epoch(DataLoader(range(20), sampler=sampler), ranks=1) == samples
 
 
 # --- what Lightning has to say --------------------------------------------------------------------------------------
