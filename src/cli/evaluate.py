@@ -44,18 +44,18 @@ def _test(trained: "Trained") -> tuple[str, Any]:
     from lightning.pytorch.utilities.model_helpers import is_overridden
 
     from ..callbacks._batches import samples_in
-    from ..data.plain import lightning_of
+    from ..data.plain import has_test, lightning_of
     from ..inference.load import trainer_for
 
     config, data = trained.config, trained.data
     if not is_overridden("test_step", trained.module):
         raise UserError(f"model: {type(trained.module).__name__} has no test_step, so there is nothing to evaluate")
-    if not is_overridden("test_dataloader", lightning_of(data)):
-        raise UserError(f"data: {data.name} has no test_dataloader, so there is nothing to evaluate")
     tested: list[int] = []  # the samples of each batch
     counter = LambdaCallback(on_test_batch_end=lambda *args: tested.append(samples_in(args[3])))
     trainer = trainer_for(trained, counter)
     data.prepare_data()
+    if not has_test(data):
+        raise UserError(f"data: {data.name} has no test set, so there is nothing to evaluate")
     metrics = trainer.test(trained.module, datamodule=lightning_of(data), verbose=False)
     if not metrics:
         raise UserError(

@@ -78,10 +78,6 @@ class Augment:
             maps = maps.pin_memory()
         return maps.to(x.device, non_blocking=True)
 
-    def __call__(self, x: Tensor, seed: int, epoch: int, first: int) -> Tensor:
-        """The images of samples by their positions in an epoch, from `first` on; the same shape, type and device."""
-        return moved(x, self.maps_of(x, seed, epoch, first)) if len(x) else x
-
     def _block(self, seed: int, epoch: int, block: int) -> Tensor:
         key = (seed, epoch, block)
         if self._drawn is None or self._drawn[0] != key:

@@ -120,15 +120,10 @@ def missing_field(batch: Any, spec: DataSpec) -> str | None:
 
 def check_batch(batch: Any, spec: DataSpec) -> str | None:
     """What is wrong with a batch by its spec, in words; None if nothing is."""
-    if wrong := missing_field(batch, spec):
+    if wrong := missing_field(batch, spec) or wrong_tensors(batch, spec):
         return wrong
     inputs, y, lengths = spec.parts(batch)
     inputs = inputs if isinstance(inputs, Mapping) else {spec.inputs[0]: inputs}
-    for name, value in (inputs if spec.target == "input" else {**inputs, spec.fields[-1]: y}).items():
-        if not isinstance(value, Tensor):
-            return f"its '{name}' is a {type(value).__name__}, and has to be a tensor"
-        if not value.dim() or len(value) != len(y):
-            return f"its '{name}' has the shape {tuple(value.shape)}, and its target is of {len(y)} samples"
     x, wanted = inputs[spec.inputs[0]], tuple(spec.input_shape)
     shape = tuple(x.shape[1:])
     if spec.variable_length:
@@ -145,6 +140,22 @@ def check_batch(batch: Any, spec: DataSpec) -> str | None:
         return f"its targets have the shape {tuple(y.shape[1:])}, and a target that is {spec.target} has {of_target}"
     labels = wrong_labels(spec, y)
     return None if labels is None else f"it has {in_words(spec, y, labels)}"
+
+
+def wrong_tensors(batch: Any, spec: DataSpec) -> str | None:
+    """That a field is no tensor, or has not as many samples as the target, in words."""
+    named = spec.named(batch)
+    fields = {name: named[name] for name in spec.read}
+    for name, value in fields.items():
+        if not isinstance(value, Tensor):
+            return f"its '{name}' is a {type(value).__name__}, and has to be a tensor"
+        if not value.dim():
+            return f"its '{name}' has no samples, but the shape ()"
+    samples = len(fields[spec.read[-1]])
+    for name, value in fields.items():
+        if len(value) != samples:
+            return f"its '{name}' has the shape {tuple(value.shape)}, and its target is of {samples} samples"
+    return None
 
 
 def wrong_labels(spec: DataSpec, y: Tensor) -> Tensor | None:

@@ -11,7 +11,7 @@ from typing_extensions import override
 from ..errors import UserError
 from ..options.types import PositiveInt, Purpose
 from .base import STAGE_SPLITS, DataModule, Split
-from .collate import cast, in_words, missing_field, wrong_labels
+from .collate import cast, in_words, missing_field, wrong_labels, wrong_tensors
 from .loader import TensorBatches
 from .samples import SampleBatches
 
@@ -46,6 +46,8 @@ class TensorDataModule(DataModule):
         tensors = (loaded,) if isinstance(loaded, Tensor) else loaded
         if wrong := missing_field(tensors, self.spec):
             raise UserError(f"data: {self.name}'s {split} split is not what the spec says: {wrong}")
+        if wrong := wrong_tensors(tensors, self.spec):
+            raise UserError(f"data: {self.name}'s {split} split: {wrong}")
         _, y, _ = self.spec.parts(tensors)
         labels = wrong_labels(self.spec, y)
         if labels is not None:

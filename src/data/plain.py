@@ -1,11 +1,13 @@
 """Any LightningDataModule that says its `spec`: what the training program has to know of it, and what it cannot know."""
 
+import numbers
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from lightning import LightningDataModule
 from lightning.fabric.utilities.data import sized_len
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils._pytree import tree_leaves
 
 from ..errors import UserError, warn
@@ -39,7 +41,7 @@ class PlainData:
     def batch_size(self) -> int | None:
         """Samples a step, on each device; None where the module does not say it."""
         found = getattr(self.module, "batch_size", None) or self.module.hparams.get("batch_size")
-        return found if isinstance(found, int) else None
+        return int(found) if isinstance(found, numbers.Integral) else None
 
     @batch_size.setter
     def batch_size(self, batch_size: int) -> None:
@@ -51,12 +53,16 @@ class PlainData:
 
     def num_samples(self, split: Split) -> int | None:
         """As DataModule."""
-        return self._call("num_samples", split)
+        found = self._call("num_samples", split)
+        if not isinstance(found, numbers.Integral | None):
+            raise UserError(f"data: num_samples of {self.name} returns {found!r}, takes a whole number or None")
+        return None if found is None else int(found)
 
     @property
     def fingerprint(self) -> str:
-        """As DataModule; `unknown` where the module does not say it."""
-        return getattr(self.module, "fingerprint", "unknown")
+        """As DataModule, a property or a method; `unknown` where the module does not say it."""
+        found = getattr(self.module, "fingerprint", "unknown")
+        return str(found() if callable(found) else found)
 
     def resume_at(self, epoch: int, batches: int) -> None:
         """As DataModule; otherwise loaders with a `state_dict` go on where they were, and a warning says what is lost."""
@@ -76,7 +82,7 @@ class PlainData:
 
     def _call(self, method: str, *arguments: Any) -> Any:
         found = getattr(self.module, method, None)
-        return found(*arguments) if found else None
+        return found(*arguments) if callable(found) else None  # an attribute of this name may mean anything
 
 
 def _setup_unless_done(setup: Callable[[str], None], done: str, stage: str) -> None:
@@ -143,6 +149,17 @@ def _check_augment(augment: Augment, name: str, spec: DataSpec) -> None:
                 f"data.augment.{option}: got {pixels}, takes less than {min(height, width)}: the images of {name} have "
                 f"{height}×{width} pixels"
             )
+
+
+def has_test(data: Data) -> bool:
+    """Whether there is a test set: a `test_dataloader` or, of a DataModule, a `test` split, which is loaded."""
+    if isinstance(data, PlainData):
+        return is_overridden("test_dataloader", data.module)
+    try:
+        data.setup("test")
+    except NotImplementedError:
+        return False
+    return True
 
 
 def lightning_of(data: Data) -> LightningDataModule:

@@ -55,6 +55,8 @@ class DataSpec:
                 raise UserError(
                     f"data: DataSpec.{field}: got {got!r}, takes {', '.join(known[:-1])} or {known[-1]}.{hint}"
                 )
+        if self.kind == "image" and len(self.input_shape) != 3:
+            raise UserError(f"data: DataSpec.input_shape: got {self.input_shape}, and an image takes (C, H, W)")
         names = {*self.fields} - {LENGTHS}
         fewest = 1 if self.target == "input" else 2
         if len(self.fields) < fewest or len(names) < len(self.fields) or not all(map(str.isidentifier, names)):

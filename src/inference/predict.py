@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader
 
 from ..callbacks.prediction_images import Sample, draw_masks, draw_samples
-from ..data.plain import lightning_of
+from ..data.plain import has_test, lightning_of
 from ..data.spec import CLASSES, LENGTHS, PADDING, DataSpec, arguments, takes
 from ..errors import UserError, warn
 from ..files import atomic_write, refuse_existing, writing
@@ -157,6 +157,8 @@ class Samples(NamedTuple):
 def samples_of(trained: Trained, most: int) -> Samples:
     """The first test samples, of the first batch at most."""
     trained.data.prepare_data()
+    if not has_test(trained.data):
+        raise UserError(f"data: {trained.data.name} has no test set to take samples from")
     data = lightning_of(trained.data)
     data.trainer = trainer_for(trained)  # which a `setup` may ask, as in Lightning
     data.setup("test")

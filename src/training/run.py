@@ -25,7 +25,7 @@ from ..checkpointing.log_files import loggers_of_rank
 from ..checkpointing.restore import prepare_resume
 from ..checkpointing.resume import lock_run_dir
 from ..checkpointing.resume_point import ResumePoint, checkpoint_folder, find_resume_point, refuse_used_folder
-from ..data.plain import Data, lightning_of
+from ..data.plain import Data, PlainData, has_test, lightning_of
 from ..distributed.agreement import Agreement, end_together
 from ..distributed.rendezvous import once_for_all
 from ..errors import UserError, show_tracebacks, warn
@@ -127,7 +127,9 @@ class _Run:
             provenance := Provenance(),
         ]
         self.provenance = provenance
-        self.trainer = build_trainer(config, run_dir, callbacks, switches | loader_switches(config, self.data))
+        loading = loader_switches(config, self.data)
+        self._has_distributed_sampler = loading["use_distributed_sampler"]
+        self.trainer = build_trainer(config, run_dir, callbacks, switches | loading)
         check_compile(config, self.trainer)
         self.model: nn.Module = build_model(config, self.data)
         check_accumulation(self.model, self.trainer, config)
@@ -183,6 +185,9 @@ class _Run:
         self.data.setup("fit")
         samples = self.data.num_samples("train")
         fingerprint = self.data.fingerprint
+        several = isinstance(self.data, PlainData) and self.trainer.world_size > 1
+        if several and not self._has_distributed_sampler:  # data that give each rank its part may say both of that part
+            samples, fingerprint = None, "unknown"
         self.dataset = {"name": self.data.name, "fingerprint": fingerprint, "train_samples": samples}
         batches = self.trainer.accumulate_grad_batches
         self.batch = limit_batch_size(self.data, samples, self.trainer.world_size, batches)
@@ -272,8 +277,8 @@ class _Run:
         """Test the best checkpoint; the last weights where no checkpoint is the best."""
         if not self.config["test"] or not is_overridden("test_step", self.module):
             return
-        if not is_overridden("test_dataloader", lightning_of(self.data)):
-            warn(f"test: {self.data.name} has no test_dataloader, and nothing is tested")
+        if not has_test(self.data):
+            warn(f"test: {self.data.name} has no test set, and nothing is tested")
             return
         forget_averages(self.trainer)
         best = "best" if "best" in summary.checkpoint_paths(self.trainer, self.run_dir) else None

@@ -120,8 +120,21 @@ def test_every_image_of_a_sample_and_the_classes_of_its_pixels_are_moved_as_one(
     assert torch.equal(pixels[pure].round(), labels[pure].float()) and pure.float().mean() > 0.6
 
 
+def test_a_batch_that_is_an_image_alone_stays_one() -> None:
+    class Alone(InMemory):
+        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            return batch[0]
+
+    data = Alone((RANDOM.clone(),), DataSpec("image", (1, 6, 6), "input"), augment=AUGMENT)
+    recorder = Recorder()
+    train(recorder, data=data, num_sanity_val_steps=0, max_epochs=1)
+    assert all(isinstance(batch, Tensor) for batch in recorder.trained[0])
+    assert not torch.equal(torch.cat(recorder.trained[0]), torch.cat(recorder.validated))
+
+
 def test_training_alone_is_augmented_and_no_batch_size_or_worker_changes_how() -> None:
-    expected = torch.cat([AUGMENT(seen()[0][200 * epoch :][:200], 0, epoch, 0) for epoch in (0, 1)])
+    plain = seen()[0].split(200)
+    expected = torch.cat([moved(x, AUGMENT.maps_of(x, 0, epoch, 0)) for epoch, x in enumerate(plain)])
     trained, validated = seen(augment=AUGMENT, batch_size=200)
     assert torch.equal(trained, expected)
     assert torch.equal(validated, RANDOM)

@@ -7,10 +7,11 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from lightning import LightningDataModule
 
 from batchscope.data.augment import Augment
 from batchscope.data.base import DataModule
-from batchscope.data.plain import described
+from batchscope.data.plain import PlainData, described
 from batchscope.data.spec import PADDING, DataSpec
 from tests.data.support import InMemory, Own, inputs, loaded
 from tests.data.test_dataset import Collated
@@ -31,6 +32,14 @@ class Failing(list):
 class FailingTogether(Failing):
     def __getitems__(self, indices: list[int]) -> list[Any]:
         return [self[index] for index in indices]
+
+
+class Counted(LightningDataModule):
+    """Says how many samples it has."""
+
+    def __init__(self, samples: Any):
+        super().__init__()
+        self.num_samples = lambda split: samples
 
 
 def samples(wrong: Any, spec: DataSpec = Own.spec, right: Any = (IMAGE, 0)) -> Callable[[], Any]:
@@ -100,6 +109,22 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: inputs(InMemory((torch.zeros(1_003, 1, 8, 8), torch.arange(1_003)))),
         "data: sample 4 of own's train split has the label 4, and the classes are 0 to 3 (999 such labels)",
     ),
+    "arrays in memory": (
+        lambda: inputs(InMemory((numpy.zeros((4, 1, 8, 8)), numpy.zeros(4)))),
+        "data: own's train split: its 'x' is a ndarray, and has to be a tensor",
+    ),
+    "fewer labels in memory": (
+        lambda: inputs(InMemory((torch.zeros(4, 1, 8, 8), torch.zeros(3)))),
+        "data: own's train split: its 'x' has the shape (4, 1, 8, 8), and its target is of 3 samples",
+    ),
+    "a dataset that fails": (
+        lambda: inputs(Own(lambda: {}["x"])),
+        "data: the train split of own cannot be loaded: KeyError: 'x' (test_refusals.py:…)",
+    ),
+    "a number of samples that is none": (
+        lambda: PlainData(Counted(3.5)).num_samples("train"),
+        "data: num_samples of Counted returns 3.5, takes a whole number or None",
+    ),
     "a file that is not there": (
         lambda: inputs(Own(lambda: numpy.load("nowhere.npy"))),
         "data: the train split of own cannot be loaded: FileNotFoundError: … 'nowhere.npy' (…)",
@@ -134,6 +159,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a target": (
         lambda: DataSpec("image", (1, 8, 8), "label", 4),
         "data: DataSpec.target: got 'label', takes class, … vector or input. Did you mean 'multilabel'?",
+    ),
+    "an image without channels": (
+        lambda: DataSpec("image", (28, 28), "class", 4),
+        "data: DataSpec.input_shape: got (28, 28), and an image takes (C, H, W)",
     ),
     "no spec": (
         lambda: described(type("Forgotten", (DataModule,), {"name": "forgotten"})()),

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy
 import psutil
 import pytest
 import torch
@@ -188,6 +189,24 @@ def test_what_a_datamodule_says_of_itself_is_used_and_it_is_set_up_once() -> Non
     assert Says.loaded == ["fit", "test"]
     plain.batch_size = None
     assert known.batch_size is None
+
+
+def test_what_a_datamodule_says_in_other_types_is_understood_and_a_mere_attribute_means_nothing() -> None:
+    plain = Plain(numpy.int64(4))
+    plain.num_samples, plain.fingerprint = lambda split: numpy.int64(76), lambda: "abc"
+    known = described(plain)
+    assert (known.num_samples("train"), known.fingerprint, known.batch_size) == (76, "abc", 4)
+    plain.num_samples = 76  # of whatever
+    assert known.num_samples("val") is None
+
+
+@pytest.mark.slow
+def test_ranks_that_speak_of_their_own_part_of_the_data_train_together(tmp_path: Path) -> None:
+    options = ["data.batch_size=4", "trainer.use_distributed_sampler=false"]
+    both = ranks(tmp_path, *line(tmp_path, "Sharded", *options))
+    assert [each.end() for each in both] == [0, 0], [each.complained for each in both]
+    found = record(tmp_path / "out")
+    assert (found["steps"], found["global_batch_size"], found["dataset"]["fingerprint"]) == (20, 8, "unknown")
 
 
 @pytest.mark.slow

@@ -51,6 +51,13 @@ class Data(TensorDataModule):
         return (x,) if self.target == "input" else (x, torch.randint(2, shape, generator=random))
 
 
+class WithoutTest(Data):
+    def load(self, split: str) -> tuple[Tensor, ...]:
+        if split == "test":
+            raise NotImplementedError
+        return super().load(split)
+
+
 class Net(nn.Module):
     """Answers in the shape that the target asks for, or in another one."""
 
@@ -249,6 +256,7 @@ HERE = __name__
 YAML = {
     "data/own": f"defaults: [/_tensors@_here_, _self_]\n_target_: {HERE}.Data\ntarget: class_per_pixel\nshape: null\n"
     "batch_size: 8\n",
+    "data/withouttest": f"defaults: [own, _self_]\n_target_: {HERE}.WithoutTest\n",
     "data/untested": f"_target_: {HERE}.Untested\n",
     "data/points": f"_target_: {HERE}.Points\nbatch_size: 8\n",
     "data/fixedbatches": f"_target_: {HERE}.FixedBatches\n",
@@ -369,11 +377,19 @@ def test_a_lightning_module_is_trained_tested_recorded_and_evaluated_by_its_path
     assert metrics["test_loss"] == pytest.approx(found["metrics"]["test_loss"])
 
 
-def test_its_data_may_have_no_test(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = trained(folder, "model=tutorial", "data=untested")
-    assert (found["status"], found["metrics"].keys()) == ("finished", {"val_loss"})
-    assert "warning: test: Untested has no test_dataloader, and nothing is tested\n" in capsys.readouterr().err
-    assert refusal(evaluated, folder) == "data: Untested has no test_dataloader, so there is nothing to evaluate"
+@pytest.mark.parametrize(
+    ("words", "name", "metric"),
+    [
+        ("model=tutorial data=untested", "Untested", "val_loss"),
+        ("data=withouttest", "own", "val/loss"),
+    ],
+)
+def test_its_data_may_have_no_test(words: str, name: str, metric: str, folder: Path, capsys) -> None:
+    found = trained(folder, *words.split())
+    assert found["status"] == "finished"
+    assert metric in found["metrics"] and not any(key.startswith("test") for key in found["metrics"])
+    assert f"warning: test: {name} has no test set, and nothing is tested\n" in capsys.readouterr().err
+    assert refusal(evaluated, folder) == f"data: {name} has no test set, so there is nothing to evaluate"
 
 
 def test_it_may_have_no_test_and_its_data_no_batch_size(folder: Path) -> None:

@@ -27,7 +27,7 @@ from tests.support.recipes import adamw, sgd
 from tests.support.third_party_modules import train
 
 SPECS = {
-    "class": DataSpec(kind="image", input_shape=(5,), target="class", num_outputs=3),
+    "class": DataSpec(kind="tensor", input_shape=(5,), target="class", num_outputs=3),
     "class per step": DataSpec(kind="sequence", input_shape=(4, 5), target="class_per_step", num_outputs=3),
     "class per pixel": DataSpec(kind="tensor", input_shape=(3, 4, 5), target="class_per_pixel", num_outputs=5),
     "labels": DataSpec(kind="tensor", input_shape=(5,), target="multilabel", num_outputs=3),
