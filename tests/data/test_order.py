@@ -113,6 +113,12 @@ def test_evaluation_takes_batches_that_fill_a_device_and_not_its_memory(shape, b
     assert data.test_dataloader().batch_sampler.batch_size == expected
 
 
+def test_attributes_of_anybodys_module_that_mean_something_else_are_left_alone() -> None:
+    data = loaded(numbers(batch_size=8), input_shape=784, min_samples=torch.ones(1), activation_bytes=0)
+    assert data.val_dataloader().batch_sampler.batch_size == 256
+    assert data.train_dataloader().batch_sampler.min_samples == 1
+
+
 def test_too_few_samples_for_the_ranks_are_one_line(as_rank) -> None:
     as_rank(0, 51)
     said = "trainer.devices: 51 processes, and own has 50 training samples"
