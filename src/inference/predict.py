@@ -157,10 +157,10 @@ class Samples(NamedTuple):
 def samples_of(trained: Trained, most: int) -> Samples:
     """The first test samples, of the first batch at most."""
     trained.data.prepare_data()
-    if not has_test(trained.data):
-        raise UserError(f"data: {trained.data.name} has no test set to take samples from")
     data = lightning_of(trained.data)
     data.trainer = trainer_for(trained)  # which a `setup` may ask, as in Lightning
+    if not has_test(trained.data):
+        raise UserError(f"data: {trained.data.name} has no test set to take samples from")
     data.setup("test")
     batch = next(iter(data.test_dataloader()))
     x, _, lengths = trained.spec.parts(batch)
