@@ -95,13 +95,5 @@ def for_timing(config: dict[str, Any], seconds: float) -> dict[str, Any]:
     callbacks["until_known"] = {**_UNTIL, "seconds": seconds}
     optimizer = config["optimizer"] | ({"schedule": "constant"} if "schedule" in config["optimizer"] else {})
     parts = {"trainer": {**config["trainer"], **_SOME_STEPS}, "callbacks": callbacks, "optimizer": optimizer}
-    return {
-        **config,
-        **parts,
-        "logger": {},
-        "test": False,
-        "search": None,
-        "resume": None,
-        "timing": "auto",
-        **_NO_INIT,
-    }
+    once = {"logger": {}, "test": False, "search": None, "resume": None, "timing": "auto"}
+    return {**config, **parts, **once, **_NO_INIT}

@@ -5,6 +5,7 @@ between machines, and trust whether a file may set it. Nothing here needs Hydra 
 """
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Annotated, Any, Literal
 
 from .signatures import Signature, class_attribute, signature_of
@@ -129,9 +130,15 @@ def purpose_of(option: str, config: Mapping[str, Any]) -> Purpose:
 
 def changes_speed(option: str, config: Mapping[str, Any]) -> bool:
     """Whether a step may take another time with another value of an option; True where nothing says that it does not."""
-    of_schedule = signature_of(_SCHEDULE)
-    schedule = {f"optimizer.{name}" for name in of_schedule.parameters} - {"optimizer.groups"} if of_schedule else set()
-    return option not in {*_SAME_SPEED, *schedule} and purpose_of(option, config) is not Purpose.LENGTH
+    return option not in _of_same_speed() and purpose_of(option, config) is not Purpose.LENGTH
+
+
+@cache
+def _of_same_speed() -> frozenset[str]:
+    """The options without influence on the time of a step: those above, and the learning rate's schedule."""
+    schedule = signature_of(_SCHEDULE)
+    of_schedule = {f"optimizer.{name}" for name in schedule.parameters} if schedule else set()
+    return frozenset({*_SAME_SPEED, *of_schedule} - {"optimizer.groups"})
 
 
 def only_observes(target: Any) -> bool:

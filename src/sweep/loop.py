@@ -63,17 +63,16 @@ class Loop:
         suited = [job for job in jobs if len(jobs) > 1 and can_wait(job.config)]
         if len(jobs) > 1 and any(job.config.get("timing") is True for job in jobs if job not in suited):
             warn("timing=true: not all runs can be timed side by side; docs/batch-size.md says which")
-        waiting = to_visit([job for job in suited if not folder.has_ended(job.run_dir)])
-        for number, job in enumerate(jobs):
-            if folder.has_ended(job.run_dir):
-                records[job] = self._do_alone(job, len(jobs) - number)
+        ended = [job for job in jobs if folder.has_ended(job.run_dir)]
+        waiting = to_visit([job for job in suited if job not in ended])
+        for job in ended:
+            records[job] = self._do_alone(job, len(jobs))
         groups = groups_of(suited) if len(waiting) > 1 else {}  # also of runs that are kept, as in the report
         while len(waiting) > 1:
             waiting = self._do_together(waiting, groups, records)
+        # What cannot wait, has the speed of a visited run, or ran out of memory beside others.
         rest = [job for job in jobs if job not in records]
-        for number, job in enumerate(
-            rest
-        ):  # cannot wait, has a visited run's speed, or ran out of memory beside others
+        for number, job in enumerate(rest):
             records[job] = self._do_alone(job, len(rest) - number)
         return [records[job] for job in jobs]
 
@@ -117,10 +116,8 @@ class Loop:
                 line.clear()
                 job, record = process.job, self._read(process.job)
                 training = not is_timed(job.config)
-                if (
-                    processes.is_stopped and record["status"] == "interrupted"
-                ):  # the sweep names those that it has stopped
-                    records[job] = record
+                if processes.is_stopped and record["status"] == "interrupted":
+                    records[job] = record  # the sweep names all that it has stopped
                     return
                 if job.title:
                     if training or is_verbose():

@@ -157,7 +157,7 @@ def _has_long(processes: Sequence[Process], on_end: Callable[[Process], None], n
     """Whether a training is too long for others to wait for it; `timing=true` takes any."""
     for process in _living(processes):
         config = process.job.config
-        if is_timed(config) or config.get("timing") is True or not _is_warm(process, on_end):
+        if is_timed(config) or config.get("timing") is True or not _make_warm(process, on_end):
             continue
         if process.fit_s is None or process.fit_s > _LONG_S:
             length = "is of unknown length" if process.fit_s is None else f"takes about {duration(process.fit_s)}"
@@ -236,11 +236,11 @@ def _warm_up(waiting: Sequence[Process], groups: Mapping[Job, str], on_end: Call
     in_groups = [list(members) for _, members in itertools.groupby(waiting, lambda process: groups[process.job])]
     for (process,) in _parts_with_memory(in_groups, 1, warm):
         warm.append(process)
-        _is_warm(process, on_end)
+        _make_warm(process, on_end)
     return warm
 
 
-def _is_warm(process: Process, on_end: Callable[[Process], None]) -> bool:
+def _make_warm(process: Process, on_end: Callable[[Process], None]) -> bool:
     """Train what is not measured of a run, unless that was done; whether the run goes on, which notes its length."""
     if not process.is_warm:
         facts = process.ask("warm up")
