@@ -17,6 +17,7 @@ _VERBOSE = "BATCHSCOPE_VERBOSE"  # in the environment, so that the processes of 
 _IN_SWEEP = "BATCHSCOPE_IN_SWEEP"  # in the environment of a sweep's runs: the sweep says what came of them
 _EVERY_S = 10.0  # seconds, of a line that cannot be redrawn
 _JOIN = "\0"  # in place of a space at which a line must not break
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|[mµ]?s|min|h|[KMG]iB|points?)(?!\w))")
 
 
 def columns() -> int:
@@ -102,7 +103,7 @@ def wrapped(lines: Iterable[str], width: int | None = None, indent: int = 2) -> 
     """Lines in at most so many columns, those of the terminal by default. A word that is longer stays whole.
 
     A line that continues begins `indent` columns behind its own beginning. A line breaks before ` · ` and ` + ` where
-    what stands between them fits.
+    what stands between them fits, and not between a number and its unit.
     """
     width, found = width or columns(), []
     for line in lines:
@@ -112,6 +113,7 @@ def wrapped(lines: Iterable[str], width: int | None = None, indent: int = 2) -> 
         room = width - len(margin) - indent
         if len(items) > 2:
             text = " ".join(item.replace(" ", _JOIN) if len(item) <= room else item for item in items)
+        text = _BEFORE_UNIT.sub(_JOIN, text)
         wrapper = textwrap.TextWrapper(
             width,
             initial_indent=margin,

@@ -59,6 +59,7 @@ def test_a_line_breaks_before_the_signs_between_items_or_at_any_space_keeps_its_
         (f"{parts} + forward 16.4", 50, [parts, "  + forward 16.4"]),
         ("  one two three", 11, ["  one two", "    three"]),
         ("see outputs/runs/2026/run.json", 20, ["see", "  outputs/runs/2026/run.json"]),
+        ("of others that took 49 % of it", 23, ["of others that took", "  49 % of it"]),
         ("", 20, [""]),
     ):
         assert wrapped([line], width) == lines
