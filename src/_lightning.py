@@ -79,6 +79,11 @@ def forget_averages(trainer: Trainer) -> None:
             callback._average_model = None
 
 
+def logged_step(trainer: Trainer) -> int:
+    """The step at which Lightning logs now; at the end of an epoch it logs at the one before."""
+    return trainer.fit_loop.epoch_loop._batches_that_stepped
+
+
 def is_accumulating(trainer: Trainer) -> bool:
     """Whether the gradients of the last batch are kept for the next optimizer step."""
     return trainer.fit_loop.epoch_loop._should_accumulate()

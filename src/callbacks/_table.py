@@ -24,7 +24,7 @@ ROW = numpy.dtype(
     [
         ("step", "i8"),  # Lightning's `global_step` after the update
         ("parts_ms", "f4", (len(PARTS),)),
-        ("excluded_ms", "f4"),  # in no part: writing curves, and validations that no checkpoint precedes
+        ("excluded_ms", "f4"),  # in no part: mostly writing curves
         ("preparing_ms", "f4", (len(PREPARING),)),  # in the user's hooks around the copy; in `data_wait`, too
         ("samples", "f4"),
         ("timesteps", "f4"),

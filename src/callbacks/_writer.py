@@ -5,7 +5,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 from weakref import ReferenceType, ref
 
 import numpy
@@ -25,6 +25,7 @@ _MLFLOW_AT_ONCE = 1000  # numbers of a request, as its servers allow
 _failed: list[ReferenceType[Logger]] = []  # a logger need not be hashable
 
 Row = tuple[int, Mapping[str, float]]
+Kind = TypeVar("Kind", bound=Logger)
 
 
 class Scalars(NamedTuple):
@@ -70,7 +71,7 @@ class StepWriter:
             shown |= always
         with pause(self._trainer, part_of_fit=True):
             for logger in self._trainer.loggers:
-                if not any(each() is logger for each in _failed):
+                if not _has_failed(logger):
                     self._write_to(logger, scalars, shown)
 
     def _thinned(self, steps: NDArray[numpy.int64]) -> NDArray[numpy.bool_]:
@@ -85,24 +86,34 @@ class StepWriter:
         try:
             _write(logger, scalars, shown, self._details)
         except Exception as error:  # noqa: BLE001 - anybody's logger
-            _failed.append(ref(logger))
-            with suppress(Warning):  # where warnings are errors
-                rank_zero_warn(f"{type(logger).__name__} gets no more curves: {in_one_line(error)}")
+            give_up(logger, error)
+
+
+def give_up(logger: Logger, error: Exception) -> None:
+    """Write nothing more to a logger that has raised an exception, with one warning."""
+    if not _has_failed(logger):
+        _failed.append(ref(logger))
+        with suppress(Warning):  # where warnings are errors
+            rank_zero_warn(f"{type(logger).__name__} gets no more curves: {in_one_line(error)}")
+
+
+def _has_failed(logger: Logger) -> bool:
+    return any(each() is logger for each in _failed)
+
+
+def is_plain(logger: Logger, kind: type[Kind]) -> TypeGuard[Kind]:
+    """Whether a logger writes as this class of Lightning's; one with its own `log_metrics` is asked for every step."""
+    return isinstance(logger, kind) and type(logger).log_metrics is kind.log_metrics
 
 
 def _write(logger: Logger, scalars: Scalars, shown: NDArray[numpy.bool_], details: bool) -> None:
-    # A subclass that overrides `log_metrics` changes what is written, so its method gets every step.
-    if isinstance(logger, CSVLogger) and type(logger).log_metrics is CSVLogger.log_metrics:
+    if is_plain(logger, CSVLogger):
         rows = numpy.column_stack([scalars.values, scalars.steps.astype(float)])
         append_csv_rows(logger, [*scalars.keys, "step"], rows)
-    elif (
-        isinstance(logger, TensorBoardLogger)
-        and type(logger).log_metrics is TensorBoardLogger.log_metrics
-        # A writer that an earlier fit has closed has no file; Lightning's own `log_metrics` opens a new one.
-        and logger.experiment.file_writer is not None
-    ):
+    # A writer that an earlier fit has closed has no file; Lightning's own `log_metrics` opens a new one.
+    elif is_plain(logger, TensorBoardLogger) and logger.experiment.file_writer is not None:
         _write_events(logger, logger.experiment.file_writer, scalars, shown, details)
-    elif isinstance(logger, MLFlowLogger) and type(logger).log_metrics is MLFlowLogger.log_metrics:
+    elif is_plain(logger, MLFlowLogger):
         _write_to_mlflow(logger, scalars)
     else:
         for step, values in zip(scalars.steps.tolist(), scalars.values.tolist(), strict=True):

@@ -15,6 +15,7 @@ from typing_extensions import override
 from ..options.types import NonNegativeInt
 from ._batches import own_loss
 from ._deferred_scalars import DeferredScalars
+from ._in_order import join, leave
 from ._timer import pause
 from ._updates import Updates
 from ._writer import StepWriter
@@ -44,7 +45,8 @@ class TrainCurves(Callback):
     def __init__(self, every_n_steps: NonNegativeInt | None = 1):
         self.every_n_steps = 1 if every_n_steps is None else every_n_steps
         self._steps: list[tuple[int, dict[str, Tensor]]] = []
-        self._reads: list[tuple[list[tuple[int, str] | None], DeferredScalars]] = []
+        # What is on its way to the host: the first step, the names of the numbers, and the numbers.
+        self._reads: list[tuple[int, list[tuple[int, str] | None], DeferredScalars]] = []
         self._updates = Updates()
         self._averaged: list[str] | None = None  # keys whose mean over the ranks is taken; None before the first step
 
@@ -52,6 +54,13 @@ class TrainCurves(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._steps, self._reads, self._updates, self._averaged = [], [], Updates(trainer.global_step), None
         self._writer = StepWriter(trainer)
+        join(trainer, self)
+
+    def oldest_step(self) -> int:
+        """The first step whose numbers are still to be written."""
+        if self._reads:
+            return self._reads[0][0]
+        return self._steps[0][0] if self._steps else self._updates.step + 1
 
     @override
     def on_train_batch_end(
@@ -81,7 +90,12 @@ class TrainCurves(Callback):
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._finish(trainer)  # the host waits for the device here anyway
 
-    on_train_epoch_end = on_train_end = on_validation_start
+    on_train_epoch_end = on_validation_start
+
+    @override
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._finish(trainer)
+        leave(trainer, self)
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -93,6 +107,7 @@ class TrainCurves(Callback):
                 self._finish(trainer)
         except RuntimeError:  # the device was lost; the run's own error is the one to report
             self._steps, self._reads = [], []
+        leave(trainer, self)
 
     def _finish(self, trainer: Trainer) -> None:
         self._start_read()
@@ -107,12 +122,12 @@ class TrainCurves(Callback):
             names = [(step, key) if key in scalars else None for step, scalars, key in places]
             values = [scalars.get(key, torch.zeros(())) for _, scalars, key in places]
             has = [name is not None for name in names[: len(averaged)]]
-            self._reads.append((names, DeferredScalars(values, partial(_mean_of_ranks, has=has))))
+            self._reads.append((self._steps[0][0], names, DeferredScalars(values, partial(_mean_of_ranks, has=has))))
         self._steps = []
 
     def _write(self, trainer: Trainer, only_ready: bool) -> None:
-        while self._reads and (not only_ready or self._reads[0][1].ready()):
-            names, read = self._reads.pop(0)
+        while self._reads and (not only_ready or self._reads[0][2].ready()):
+            _, names, read = self._reads.pop(0)
             rows: dict[int, dict[str, float]] = {}
             for name, value in zip(names, read.values(), strict=True):
                 if name is None or (name[1] == "acc" and math.isnan(value)):

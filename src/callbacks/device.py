@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import math
 import time
 from collections.abc import Iterable, Iterator
 from operator import itemgetter
@@ -17,6 +18,7 @@ from ..hardware.probes import probe_for
 from ..hardware.sampler import Sampler, Span, Spans, Timeline, named
 from ..options.types import PositiveFloat
 from ..records.metrics import METRICS
+from ._in_order import join, leave
 from ._never_raise import never_raise
 from ._timer import add_timer, remove_timer
 from ._writer import Row, StepWriter
@@ -85,12 +87,13 @@ class DeviceMonitor(Callback):
     @never_raise
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.disable()
-        self.summary, self._rows = {}, []
+        self.summary, self._rows, self._last = {}, [], (0.0, trainer.global_step)
         self._writer = StepWriter(trainer, self.details)
         self._sampler = Sampler(probe_for(trainer.strategy.root_device).read, self.interval_s)
         self._sampler.start()
         self._timeline = self._sampler.timeline
         add_timer(trainer, self)
+        join(trainer, self)
 
     @override
     @never_raise
@@ -136,6 +139,7 @@ class DeviceMonitor(Callback):
             self._sampler = None
             self.summary = self.result()
             self._write(trainer, last=True)
+        leave(trainer, self)
 
     on_exception = on_train_end
 
@@ -150,6 +154,12 @@ class DeviceMonitor(Callback):
         if sampler is not None:
             sampler.stop()
         self._timeline, self._spans = Timeline(), Spans()
+
+    def oldest_step(self) -> float:
+        """The first step that may still get a sample."""
+        if self._sampler is None:
+            return math.inf
+        return self._rows[0][0] if self._rows else self._last[1]
 
     def _collect(self, trainer: Trainer) -> None:
         """Give each sample since the last step, or since training went on, to the step nearest to it."""

@@ -39,6 +39,7 @@ from ..records.formatting import significant
 from ..records.terminal import row
 from ._batches import samples_in
 from ._deferred_scalars import DeferredScalars
+from ._in_order import join, leave
 from ._never_raise import never_raise
 from ._timer import pause
 from ._writer import StepWriter
@@ -153,7 +154,8 @@ class NoiseScaleMonitor(Callback):
     @never_raise
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._reset()
-        self._writer = StepWriter(trainer)
+        self._writer, self._step = StepWriter(trainer), trainer.global_step
+        join(trainer, self)
         model = trainer.strategy.model
         if not pl_module.automatic_optimization:
             self._missing = "the module optimises by hand"
@@ -226,8 +228,15 @@ class NoiseScaleMonitor(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if trainer.global_step % READ_EVERY == 0:
+        self._step = trainer.global_step
+        if self._step % READ_EVERY == 0:
             self._read(wait=False)
+
+    def oldest_step(self) -> float:
+        """The first step of which an estimate is still to be read."""
+        if pending := self._sent[0][0] if self._sent else self._norms:
+            return pending[0][0]
+        return math.inf if self._missing else self._step
 
     def _send(self) -> None:
         """Start the copy of all new norms to the host; they are read once they have arrived."""
@@ -254,10 +263,16 @@ class NoiseScaleMonitor(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._before = None
         self._read(wait=True)
+        leave(trainer, self)
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._unhook()
+        leave(trainer, self)
+
+    @override
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        leave(trainer, self)  # where the estimate has failed
 
     def disable(self) -> None:
         """Estimate nothing more in this fit."""

