@@ -47,7 +47,7 @@ SMALLEST = {
 
 def sweep(place: Path, words: Sequence[str]) -> Answer | None:
     """Run a case, or what is left of it; its answer, None where no two sizes were measured."""
-    if not train(place, ["experiment=time_to_target", *words, "logger=csv"], sweep=True):
+    if not train(place, ["experiment=time_to_target", *words, "logger=[none,csv]"], sweep=True):
         sys.exit(f"a run below {place} failed; the next start tries it again")
     return next(iter(analyse([place]).answers), None)
 

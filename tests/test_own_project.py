@@ -4,6 +4,7 @@ docs/own-project.md is true: its commands do what they show, in a folder with th
 installed. `WRITE_DOCS=1 pytest -m slow tests/test_own_project.py -k page` writes what the commands print into the page.
 """
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from batchscope.cli import new
 from tests.support import wheel
 from tests.support.runs import assert_alike, last, record, run
-from tests.support.transcript import Shell
+from tests.support.transcript import Shell, write_files
 
 WORDS = ["--config-dir=conf", "experiment=mynet", "trainer.accelerator=cpu", "trainer.max_epochs=2"]
 WORDS += ["callbacks.throughput.calibrate=false", "callbacks.progress=null", "callbacks.device=null"]
@@ -59,6 +60,19 @@ def test_the_project_is_trained_with_its_callback_and_evaluated(tmp_path: Path) 
     tested = run(project, "--config-dir=conf", "ckpt=out/checkpoints/best.ckpt", module="batchscope.cli.evaluate")
     assert tested.end() == 0, tested.complained
     assert "tested on waves (400 samples)" in tested.said
+
+
+def test_the_callbacks_and_the_logger_of_the_page_stand_beside_the_default_ones(tmp_path: Path) -> None:
+    write_files(PAGE.read_text(encoding="utf-8"), write_project(tmp_path, "mynet"))
+    words = [word for word in WORDS if word != "callbacks.device=null"]
+    done = run(tmp_path, *words, "callbacks=my_finetuning", "logger=my_lines", "hydra.run.dir=out")
+    assert done.end() == 0, done.complained
+    rows = [json.loads(line) for line in (tmp_path / "out/lines.jsonl").read_text().splitlines()]
+    steps = [row["step"] for row in rows]
+    assert steps == sorted(steps)
+    assert {key for row in rows for key in row} >= {"train/loss", "time/step_ms", "val/acc", "test/acc"}
+    assert record(tmp_path / "out")["config"]["callbacks"]["checkpoint"]["monitor"] == "val/acc"
+    assert all((tmp_path / "out" / name).exists() for name in ("checkpoints/best.ckpt", "csv/metrics.csv"))
 
 
 @pytest.mark.slow  # two processes that import torch

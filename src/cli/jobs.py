@@ -12,7 +12,7 @@ from .. import _hydra
 from ..files import WriteError, why
 from ..options.compose import CommandLine, search_path, without_hydra
 from ..options.groups import CONFIGS
-from ..options.overrides import as_override
+from ..options.overrides import as_override, parse, text_of
 from ..sweep import launchers
 
 HydraJob = Callable[[DictConfig], float | None]  # what is called for each run
@@ -32,7 +32,8 @@ def start_jobs(line: CommandLine, overrides: list[str], sweep_dir: Path, job: Hy
             for number, composition in enumerate(line.compositions):
                 _call(job, composition, number, sweep_dir)
         else:
-            _hydra.multirun(CONFIGS, [*overrides, *search_path(), as_override("hydra.sweep.dir", str(sweep_dir))], job)
+            words = [*map(text_of, parse(overrides)), *search_path(), as_override("hydra.sweep.dir", str(sweep_dir))]
+            _hydra.multirun(CONFIGS, words, job)
     except OSError as error:
         if error.filename is None or not Path(error.filename).absolute().is_relative_to(sweep_dir.absolute()):
             raise

@@ -21,7 +21,7 @@ CONFIGS = next(p for p in (_HERE / "configs", _HERE.parent / "configs") if p.is_
 GROUPS = sorted(p.name for p in CONFIGS.iterdir() if p.is_dir() and p.name != "__pycache__")
 SECTIONS = ("model", "data", "task", "optimizer", "trainer")  # groups whose choice is one object to build
 COLLECTIONS = ("callbacks", "logger")  # groups whose choice is a collection of such objects
-OPTIONAL_GROUPS = (*COLLECTIONS, "experiment", "debug")  # `group=null` switches them off
+OPTIONAL_GROUPS = ("experiment", "debug")  # `group=null` switches them off
 _PACKAGE = re.compile(
     r"(?:\s*#.*\n)*?\s*#\s*@package\s+(\S+)"
 )  # Hydra reads it above the first line that is no comment

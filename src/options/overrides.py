@@ -14,7 +14,7 @@ from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException, OverrideParseException
 
 from ..errors import UserError
-from .groups import CONFIGS, GROUPS, OPTIONAL_GROUPS, SECTIONS, choices_of
+from .groups import COLLECTIONS, CONFIGS, GROUPS, OPTIONAL_GROUPS, SECTIONS, choices_of
 from .tree import flatten
 
 _SPELLED = {"True": "true", "False": "false"}  # as Hydra writes a switch, and as people do
@@ -23,7 +23,8 @@ _SPELLED = {"True": "true", "False": "false"}  # as Hydra writes a switch, and a
 def parse(overrides: list[str]) -> list[Override]:
     """The overrides in Hydra's terms; UserError with exit code 2 for a text that cannot be parsed.
 
-    `logger=null` becomes `logger=[]`, Hydra's spelling of a group without a choice.
+    `experiment=null` becomes `experiment=[]`, Hydra's spelling of a group without a choice. Of callbacks and loggers, which are
+    added to the default ones, `logger=null` becomes `logger=none`, and so do `logger=[]` and `~logger`.
     """
     parser = OverridesParser.create()
     try:
@@ -35,12 +36,16 @@ def parse(overrides: list[str]) -> list[Override]:
     for one in parsed:
         if not one.key_or_group:
             raise UserError(f"{one.input_line}: cannot be parsed: no option before '='", exit_code=2)
-    return [_choice(one) if one.key_or_group in GROUPS and not one.is_delete() else one for one in parsed]
+    return [_choice(one) if one.key_or_group in GROUPS else one for one in parsed]
 
 
 def _choice(one: Override) -> Override:
     """The override of a group, which can be one; UserError for one that cannot."""
     group, value = one.key_or_group, one.value()
+    if group in COLLECTIONS and (one.is_delete() or value in (None, [])):
+        return OverridesParser.create().parse_override(f"{group}=none")
+    if one.is_delete():
+        return one
     if value is None and group in OPTIONAL_GROUPS:
         return OverridesParser.create().parse_override(f"{group}=[]")
     if one.is_add():

@@ -60,7 +60,7 @@ def timed(overrides: Sequence[str]) -> list[str]:
     names = [str(one.value()).strip("[]") for one in experiments if one.value()]
     kept = [text_of(one) for one in parse(list(overrides)) if one not in experiments]
     experiment = f"experiment=[{','.join([*names, 'throughput'])}]" if names else "experiment=throughput"
-    short = [f"callbacks.until_known.seconds={SECONDS_A_RUN}", "logger=[]", "callbacks.progress=null"]
+    short = [f"callbacks.until_known.seconds={SECONDS_A_RUN}", "logger=none", "callbacks.progress=null"]
     return [experiment, *short, *kept]
 
 

@@ -47,7 +47,7 @@ def explain_failures(config: dict[str, Any], device: torch.device, first: bool, 
 
 
 def _how_to_resume(config: dict[str, Any]) -> list[str]:
-    """The checkpoint that was kept, and the command that resumes the run; nothing for a run that has not begun."""
+    """What was kept, and the command that resumes the run, or starts it again; nothing for a run that has not begun."""
     run_dir = Path(config["run_dir"])
     if not (run_dir / FILE).exists():
         return []
@@ -57,8 +57,10 @@ def _how_to_resume(config: dict[str, Any]) -> list[str]:
     why_none = "none was due yet" if checkpoint else "callbacks.checkpoint is left out"
     if trainer.get("enable_checkpointing") is False:
         why_none = "trainer.enable_checkpointing is false"
-    kept = last if last.exists() else f"no checkpoint: {why_none}"
-    return [f"kept     {kept}", f"resume   {resume_command(config, run_dir)}"]
+    command = resume_command(config, run_dir)
+    if last.exists():
+        return [f"kept     {last}", f"resume   {command}"]
+    return [f"kept     no checkpoint: {why_none}", f"restart  {command}"]  # from its first step
 
 
 def _requeue(job: str) -> None:

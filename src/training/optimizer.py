@@ -132,6 +132,8 @@ class Optimizer:
         ):
             _start_momentum_at_zero(optimizer)
             optimizer.register_load_state_dict_post_hook(_start_momentum_at_zero)
+            if not all(parameter.requires_grad for _, parameter in named):  # a callback may unfreeze them later
+                optimizer.register_step_pre_hook(lambda optimizer, *_: _start_momentum_at_zero(optimizer))
         return optimizer
 
     def build_schedule(self, optimizer: optim.Optimizer, total_steps: float) -> LRScheduler | None:
@@ -222,12 +224,13 @@ def _patterns(group: dict[str, Any], number: int) -> list[str]:
 
 
 def _start_momentum_at_zero(optimizer: optim.Optimizer) -> None:
-    """Give every parameter a momentum buffer of zeros, now and where a loaded checkpoint has none.
+    """Give every trained parameter without one a momentum buffer of zeros.
 
     Torch's fused SGD allocates the buffers uninitialised in its first step, for the kernel to fill. A kernel that skips
     the update (`found_inf`, which a gradient scaler sets in its first steps) fills nothing, and the next step would
-    accumulate onto arbitrary memory. From zeros the first step gives the same numbers, `momentum · 0 + gradient`,
-    because there is no dampening. An optimizer that is not fused needs the host to read `found_inf` at every step.
+    accumulate onto arbitrary memory. Nor does it allocate the buffer of a parameter that is unfrozen when others have
+    theirs. From zeros the first step gives the same numbers, `momentum · 0 + gradient`, because there is no dampening. An
+    optimizer that is not fused needs the host to read `found_inf` at every step.
     """
     for parameter in (p for group in optimizer.param_groups for p in group["params"] if p.requires_grad):
         if optimizer.state[parameter].get("momentum_buffer") is None:

@@ -22,11 +22,12 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from .._lightning import callbacks_of
+from .._lightning import callbacks_of, is_fast_dev_run
 from ..callbacks._run_words import details, headline
 from ..callbacks._setting import samples_of_epoch
 from ..callbacks.memory import MemoryMonitor
 from ..callbacks.throughput import ThroughputMonitor
+from ..checkpointing.callback import Checkpoints
 from ..data.base import Split
 from ..data.order import DeterministicBatchSampler
 from ..data.plain import Data
@@ -211,6 +212,16 @@ def print_start(record: Mapping[str, Any], dataset: str, rows: Sequence[str]) ->
     say(f"{model['class']} ({model['parameters']:,} parameters) on {dataset}, {device}")
     for line in rows:
         say(line)
+
+
+def left_out(trainer: Trainer) -> list[str]:
+    """A row for what a run does without, and others have: checkpoints, and measuring."""
+    kinds, rows = [type(callback) for callback in callbacks_of(trainer)], []
+    if is_fast_dev_run(trainer) or not any(issubclass(kind, Checkpoints) for kind in kinds):
+        rows.append(row("without", "checkpoints to resume from"))
+    if not any(issubclass(kind, ThroughputMonitor) for kind in kinds):
+        rows.append(row("without", "measuring: no times and no rates"))
+    return rows
 
 
 def print_summary(trainer: Trainer, record: Mapping[str, Any]) -> None:

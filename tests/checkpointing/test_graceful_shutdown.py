@@ -69,6 +69,7 @@ ELSEWHERE = ["callbacks.checkpoint.dirpath=null", "+trainer.default_root_dir=x"]
     [
         (4, "out/checkpoints/last.ckpt", [EACH]),
         (2, "no checkpoint: none was due yet", []),
+        (6, "no checkpoint: callbacks.checkpoint is left out", ["callbacks.checkpoint=null"]),
         (6, "no checkpoint: trainer.enable_checkpointing is false", ["+trainer.enable_checkpointing=false"]),
         pytest.param(6, "x/checkpoints/last.ckpt", ELSEWHERE, marks=pytest.mark.slow),
     ],
@@ -78,7 +79,8 @@ def test_below_the_traceback_of_an_exception_stands_what_was_kept(step, kept, op
     assert "Traceback" in done.complained
     *said, how = done.complained.splitlines()[-4:]
     assert said == ["RuntimeError: the training broke", "", f"kept     {kept}"]
-    assert how.startswith("resume   batchscope train resume=out")
+    goes_on = "restart" if kept.startswith("no checkpoint") else "resume "
+    assert how.startswith(f"{goes_on}  batchscope train resume=out")
     assert record(tmp_path / "out")["status"] == "failed"
     assert options != [EACH] or last(tmp_path / "out")["global_step"] == 3
 

@@ -101,7 +101,7 @@ REFUSED = {
     "train trainer.accelerator=null": "trainer.accelerator: got null, takes a text",
     # what does not go together
     "train model=cnn data=adding": "…SimpleCNN reads image data…models that read it: lstm_cell, rnn_cell, stacked_lstm",
-    "train callbacks=null callbacks.throughput.calibrate=false": "callbacks.throughput.calibrate: no such option. callbacks is null, not a section.",
+    "train callbacks=null callbacks.throughput.calibrate=false": "callbacks.throughput.calibrate: no such option. callbacks.throughput is null, not a section.",
     f"train {SEARCHER}": "callbacks.bsf: … experiment=find_batch_size",
     "train callbacks=weight_averaging trainer=fsdp": "callbacks.weight_averaging: keeps a whole copy of the weights",
     "train compile=true trainer=fsdp": "compile: a sharded model is not compiled; write compile=false, or trainer=ddp",

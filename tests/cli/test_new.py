@@ -1,5 +1,6 @@
 """`batchscope new` writes a project that trains as it stands, under a name that nothing else has."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -25,6 +26,12 @@ def test_every_file_of_the_example_is_written_with_the_name_of_the_project(tmp_p
     monkeypatch.chdir("wavelets")
     use_config_dir("conf")
     assert composed("experiment=wavelets")["callbacks"]["weight_norm"]["_target_"] == "wavelets.callback.WeightNorm"
+    _, _, example = Path("conf/callbacks/wavelets.yaml").read_text().partition("\n\n")
+    assert composed("callbacks=wavelets") == composed()
+    Path("conf/callbacks/tried.yaml").write_text(re.sub("^# ", "", example, flags=re.MULTILINE))
+    found = composed("callbacks=tried")["callbacks"]
+    assert (found["checkpoint"]["monitor"], found["early_stopping"]["patience"]) == ("val/acc", 3)
+    assert found.keys() == {*composed()["callbacks"], "early_stopping"}
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder in which nobody can write")

@@ -128,7 +128,7 @@ LINES = [
     "",
     "data=copy_memory model=lstm_cell model.hidden_size=8 data.delay=3 seed=7",
     "experiment=mnist_99 +trainer.max_time={hours:1} ~trainer.precision model.hidden_size=5 model={hidden_size:3}",
-    "logger=[] ~callbacks.device callbacks.progress=null",
+    "logger=none ~callbacks.device callbacks.progress=null callbacks=[early_stopping,noise_scale]",
     "++trainer.limit_val_batches=2 optimizer.lr=${model.hidden_size} run_dir='a\tb'",
     "hydra.run.dir=out/${hydra.job.override_dirname} seed=3 data.batch_size=4 hydra/launcher=basic",
     "hydra.job.config.override_dirname.exclude_keys=[seed] seed=3 hydra.sweep.subdir=${hydra.job.num}",
@@ -209,6 +209,32 @@ def test_a_section_stands_where_its_file_says(file: str, text: str, place: str, 
     use_config_dir("conf")
     assert [name for name, nodes in known_nodes().items() if any("mine" in node for node in nodes)] == [place]
     assert "mynet" in choices_of("model") and ".#mynet" not in choices_of("model")
+
+
+# --- callbacks and loggers are added to the default ones --------------------------------------------------------------
+
+OWN_CALLBACKS = "checkpoint: {monitor: val_acc}\ndevice: null\nmine: {_target_: lightning.pytorch.callbacks.Timer}\n"
+OWN_LOGGER = "mine: {_target_: lightning.pytorch.loggers.CSVLogger, save_dir: here}\n"
+
+
+def test_a_file_of_the_users_is_merged_over_the_default_callbacks_and_loggers(package: Write) -> None:
+    package({"callbacks/own": OWN_CALLBACKS, "logger/own": OWN_LOGGER})
+    use_config_dir("conf")
+    default, found = composed(), composed("callbacks=[own,early_stopping]", "logger=own", "~callbacks.memory")
+    expected = default["callbacks"] | {"device": None, "mine": {"_target_": "lightning.pytorch.callbacks.Timer"}}
+    expected["checkpoint"] = {**expected["checkpoint"], "monitor": "val_acc"}
+    expected["early_stopping"] = found["callbacks"]["early_stopping"]
+    del expected["memory"]
+    assert found["callbacks"] == expected
+    assert [*found["logger"]] == ["tensorboard", "csv", "mine"]
+
+
+def test_none_leaves_out_all_default_ones_and_a_choice_beside_it_is_alone() -> None:
+    for group, choice in (("callbacks", "early_stopping"), ("logger", "csv")):
+        nothing = dict.fromkeys(composed()[group])
+        for words in (f"{group}=none", f"{group}=null", f"{group}=[]", f"~{group}"):
+            assert composed(words)[group] == nothing, words
+        assert [name for name, node in composed(f"{group}=[none,{choice}]")[group].items() if node] == [choice]
 
 
 # --- global_batch_size: how many batches an update takes -------------------------------------------------------------

@@ -23,8 +23,8 @@ needs_wandb = pytest.mark.skipif(not is_installed("wandb"), reason="needs wandb:
 
 
 def test_each_logger_alone_has_every_step_that_is_asked_for(tmp_path: Path) -> None:
-    completed(tmp_path / "tensorboard", *SMALL, "logger=tensorboard", OUT)
-    completed(tmp_path / "csv", *SMALL, "logger=csv", "trainer.log_every_n_steps=5", OUT)
+    completed(tmp_path / "tensorboard", *SMALL, "logger=[none,tensorboard]", OUT)
+    completed(tmp_path / "csv", *SMALL, "logger=[none,csv]", "trainer.log_every_n_steps=5", OUT)
     steps = [step for step, _ in curves(tmp_path / "tensorboard" / "out")["train/loss"]]
     rows = [int(row["step"]) for row in table(tmp_path / "csv" / "out") if row["train/loss"]]
     assert (steps, rows) == (list(range(1, 21)), [5, 10, 15, 20])
@@ -32,9 +32,10 @@ def test_each_logger_alone_has_every_step_that_is_asked_for(tmp_path: Path) -> N
     assert not list((tmp_path / "csv" / "out").glob("*/events.*"))
 
 
-def test_a_run_without_loggers_and_callbacks_ends_and_is_tested(tmp_path: Path) -> None:
+def test_a_run_without_loggers_and_callbacks_says_so_ends_and_is_tested(tmp_path: Path) -> None:
     words = [word for word in SMALL if "callbacks" not in word]
-    completed(tmp_path, *words, "logger=none", "callbacks=none", OUT)
+    done = completed(tmp_path, *words, "logger=none", "callbacks=none", OUT)
+    assert "\nwithout checkpoints to resume from\nwithout measuring: no times and no rates\n" in done.said
     assert "test/loss" in record(tmp_path / "out")["metrics"]
     assert {path.name for path in (tmp_path / "out").iterdir()} <= {"run.json", ".lock"}
 

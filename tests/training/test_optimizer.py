@@ -209,3 +209,14 @@ def test_a_checkpoint_without_momentum_is_completed(poisoned: None) -> None:
     optimizer = sgd().build(model.parameters())
     optimizer.load_state_dict(torchs_own(layer()).state_dict())  # saved before its first step
     assert all(weights.isfinite().all() for weights in train(model, optimizer, 3, skipped=0))
+
+
+def test_a_parameter_that_is_unfrozen_later_has_momentum_beside_those_that_were_trained_before(poisoned: None) -> None:
+    model = layer()
+    model.weight.requires_grad_(False)
+    optimizer = sgd().build(model.parameters())
+    frozen, _ = train(model, optimizer, 2)
+    assert torch.equal(frozen, layer().weight)
+    model.weight.requires_grad_(True)
+    thawed, _ = train(model, optimizer, 2)
+    assert thawed.isfinite().all() and not torch.equal(thawed, frozen)

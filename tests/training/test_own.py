@@ -9,13 +9,16 @@ import numpy
 import pytest
 import torch
 import torchmetrics
+from lightning.pytorch.callbacks import BaseFinetuning
+from PIL import Image
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
-from torchvision import tv_tensors
+from torch.utils.data import DataLoader, Dataset
+from torchvision import datasets, transforms, tv_tensors
 
 from batchscope.checkpointing.callback import Checkpoints
 from batchscope.checkpointing.resume import configuration
 from batchscope.cli.evaluate import evaluate
+from batchscope.data.base import DataModule
 from batchscope.data.datamodule import TensorDataModule
 from batchscope.data.spec import DataSpec
 from batchscope.inference.load import load_model
@@ -252,6 +255,45 @@ class Untested(lightning.LightningDataModule):
         return loader(16, 8)
 
 
+class Photos(DataModule):
+    """The images of a folder, which has a folder for each class."""
+
+    kind, name = "image", "photos"
+    spec = DataSpec("image", (3, 6, 6), "class", OUTPUTS)
+
+    def __init__(self, root: str, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.root = Path(root)
+
+    def dataset(self, split: str) -> Dataset:
+        return datasets.ImageFolder(self.root / split, transforms.ToTensor())
+
+
+class Backbone(nn.Module):
+    def __init__(self, spec: DataSpec):
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten())
+        self.head = nn.Linear(4 * 4 * 4, spec.num_outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.backbone(x))
+
+
+class Unfreeze(BaseFinetuning):
+    """Trains the backbone from an epoch on."""
+
+    def __init__(self, epoch: int = 1):
+        super().__init__()
+        self.epoch = epoch
+
+    def freeze_before_training(self, pl_module: lightning.LightningModule) -> None:
+        self.freeze(pl_module.model.backbone, train_bn=False)
+
+    def finetune_function(self, pl_module: lightning.LightningModule, epoch: int, optimizer: Any) -> None:
+        if epoch >= self.epoch:  # also in a run that is resumed later
+            self.make_trainable(pl_module.model.backbone)
+
+
 HERE = __name__
 YAML = {
     "data/own": f"defaults: [/_tensors@_here_, _self_]\n_target_: {HERE}.Data\ntarget: class_per_pixel\nshape: null\n"
@@ -260,6 +302,10 @@ YAML = {
     "data/untested": f"_target_: {HERE}.Untested\n",
     "data/points": f"_target_: {HERE}.Points\nbatch_size: 8\n",
     "data/fixedbatches": f"_target_: {HERE}.FixedBatches\n",
+    "data/photos": f"defaults: [/_data@_here_, _self_]\n_target_: {HERE}.Photos\nroot: ???\nbatch_size: 8\n"
+    "num_workers: 0\n",
+    "model/backbone": f"_target_: {HERE}.Backbone\n",
+    "callbacks/finetuning": f"finetuning: {{_target_: {HERE}.Unfreeze, epoch: 1}}\ncheckpoint: {{every_n_steps: 1}}\n",
     "model/net": f"_target_: {HERE}.Net\nanswers: null\n",
     "model/stranger": "_target_: tests.support.third_party_modules.Stranger\n",
     "model/tutorial": f"_target_: {HERE}.Tutorial\nby_hand: false\n",
@@ -360,6 +406,42 @@ def test_a_stopped_run_ends_as_one_that_was_not(folder: Path, monkeypatch: pytes
     train(configuration(found, folder, []), folder, found["choices"], [])
     whole, resumed = (last(place)["state_dict"] for place in (folder.with_name("whole"), folder))
     assert all(torch.equal(resumed[name], weight) for name, weight in whole.items())
+
+
+def write_photos(folder: Path) -> str:
+    """An ImageFolder of 16 images in each split."""
+    random = numpy.random.default_rng(0)
+    for split in ("train", "val", "test"):
+        for number in range(16):
+            file = folder / split / f"class{number % OUTPUTS}" / f"{number}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(random.integers(0, 256, (6, 6, 3), dtype=numpy.uint8)).save(file)
+    return str(folder)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_a_callback_of_ones_own_unfreezes_a_backbone_beside_the_default_ones(
+    optimizer: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = f"data.root={write_photos(tmp_path / 'photos')}"
+    words = ["model=backbone", "data=photos", root, "callbacks=finetuning", f"optimizer={optimizer}", "test=false"]
+
+    def weights(place: Path) -> dict[str, Tensor]:
+        state = last(place)["state_dict"]  # of the default callback for checkpoints
+        return {name: state[f"model.{name}.weight"] for name in ("backbone.0", "head")}
+
+    trained(tmp_path / "frozen", *words, "callbacks.finetuning.epoch=9")
+    trained(tmp_path / "short", *words, "trainer.max_epochs=1")
+    trained(tmp_path / "whole", *words)
+    frozen, short, whole = (weights(tmp_path / name) for name in ("frozen", "short", "whole"))
+    assert torch.equal(frozen["backbone.0"], short["backbone.0"]) and not torch.equal(frozen["head"], short["head"])
+    assert not torch.equal(whole["backbone.0"], frozen["backbone.0"])
+    with monkeypatch.context() as patched, pytest.raises(ZeroDivisionError):  # after a step of the second epoch
+        patched.setattr(Task, "on_train_batch_end", lambda task, *_: 1 // (3 - task.global_step), raising=False)
+        trained(folder, *words)
+    found = record(folder)
+    train(configuration(found, folder, [root]), folder, found["choices"], [])
+    assert torch.equal(weights(folder)["backbone.0"], whole["backbone.0"])
 
 
 # --- a LightningModule -----------------------------------------------------------------------------------------------

@@ -61,6 +61,7 @@ def test_a_run_ends_with_a_few_rows_of_at_most_80_columns(finished: Path) -> Non
     assert max(map(len, rows)) <= 80
     assert re.search(r"\nresult  test acc [\d.]+ % in [\d.]+ m?s\nfiles   out\n$", said)
     assert "p99" not in said  # a detail
+    assert "\nwithout " not in said
 
 
 def test_the_record_says_everything_about_the_run(finished: Path) -> None:
@@ -125,7 +126,7 @@ def test_a_mistake_is_one_line_and_nothing_is_written(line: str, tmp_path: Path)
 @pytest.mark.parametrize(
     ("fault", "code", "status", "said"),
     [
-        (interrupt, 130, "interrupted", "resume   batchscope train resume=out"),
+        (interrupt, 130, "interrupted", "restart  batchscope train resume=out"),
         (partial(bytearray, 10**18), 1, "out_of_memory", ""),
     ],
 )
