@@ -11,6 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import NoReturn
 
 from . import ranks
@@ -63,15 +64,24 @@ def place_of(error: BaseException, is_own: Callable[[str], bool]) -> str:
     frames = [
         (frame.f_code.co_filename, line)
         for frame, line in traceback.walk_tb(error.__traceback__)
-        if is_own(str(frame.f_globals.get("__name__")).partition(".")[0])
+        if is_own(package_of(frame))
     ]
     return f" ({os.path.relpath(frames[-1][0])}, line {frames[-1][1]})" if frames else ""
+
+
+def package_of(frame: FrameType) -> str:
+    """The package whose code a frame runs."""
+    return str(frame.f_globals.get("__name__")).partition(".")[0]
 
 
 class NonFiniteError(UserError):
     """A loss or a gradient is infinite or NaN."""
 
     kind = "not_finite"
+
+
+class UnfitError(UserError):
+    """A model does not take what it is to be trained on: nothing was trained, and nothing of the run has to be kept."""
 
 
 class PeerLostError(UserError):

@@ -5,6 +5,7 @@ Torch takes seconds to import, and is imported after the command line has been c
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from hydra.core.utils import configure_log, env_override
 from .. import ranks
 from ..checkpointing import resume
 from ..distributed import launch, rendezvous
-from ..errors import UserError, warn
+from ..errors import UnfitError, UserError, warn
 from ..files import LOCK, WriteError, new_folder, why
 from ..options.compose import CommandLine, check_command_line, compose_command_line, config_in
 from ..records.read import refuse_used
@@ -120,7 +121,8 @@ def _run_one(line: CommandLine) -> None:
 def _run_folder(line: CommandLine) -> Iterator[Path]:
     """The folder of a new run. Rank 0 chooses and makes it, and the other ranks are told.
 
-    A mistake that ends the run before it has begun leaves no folder behind that was not there before.
+    A mistake that ends the run before it has begun, or in its first batch, leaves no folder behind that was not there
+    before.
     """
     rank = ranks.current()
     if rank.rank:
@@ -141,15 +143,21 @@ def _run_folder(line: CommandLine) -> Iterator[Path]:
         os.environ[_RUN_DIR] = str(run_dir)
         rendezvous.publish({"run_dir": os.path.relpath(run_dir)})
         yield run_dir
-    except UserError:
-        _remove_unused(run_dir, made)
+    except UserError as error:
+        _remove_unused(run_dir, made, isinstance(error, UnfitError))
         raise
 
 
-def _remove_unused(run_dir: Path, made: list[Path]) -> None:
-    """Remove the lock of a run that never began, and the folders that were made for it, innermost first."""
+def _remove_unused(run_dir: Path, made: list[Path], is_unfit: bool) -> None:
+    """Remove the lock of a run that never began, and the folders that were made for it, innermost first.
+
+    With `is_unfit` the run has begun and trained nothing: its folder goes, with its record and the logs that it opened.
+    """
     with contextlib.suppress(OSError):  # not empty: the run had begun, or other runs are beside it
-        if os.listdir(run_dir) == [LOCK]:
+        if is_unfit and made[:1] == [run_dir] and not any(run_dir.rglob("*.ckpt")):
+            shutil.rmtree(run_dir)
+            made = made[1:]
+        elif os.listdir(run_dir) == [LOCK]:
             (run_dir / LOCK).unlink()
         for folder in made:
             folder.rmdir()

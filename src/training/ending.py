@@ -3,7 +3,7 @@
 import contextlib
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,16 @@ from .failures import explained
 
 
 @contextlib.contextmanager
-def explain_failures(config: dict[str, Any], device: torch.device, first: bool, ranks: int = 1) -> Iterator[None]:
+def explain_failures(
+    config: dict[str, Any],
+    device: torch.device,
+    first: bool,
+    ranks: int = 1,
+    of_first_batch: Callable[[Exception], UserError | None] = lambda error: None,
+) -> Iterator[None]:
     """Turn expected failures of a run of so many ranks into one-line messages; the first rank prints for all.
+
+    `of_first_batch` knows what a model raises that does not take its first batch.
 
     Any other exception is passed on, with what was kept and how to resume it below its traceback; where another rank was
     lost, the same is printed.
@@ -37,7 +45,7 @@ def explain_failures(config: dict[str, Any], device: torch.device, first: bool, 
     except UserError:
         raise
     except Exception as error:
-        if in_one_line := explained(error, config, device, ranks):
+        if in_one_line := explained(error, config, device, ranks) or of_first_batch(error):
             if first and isinstance(in_one_line, PeerLostError) and (lines := _how_to_resume(config)):
                 print("\n".join(["", *lines]), flush=True)
             raise in_one_line from error

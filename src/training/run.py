@@ -17,7 +17,7 @@ from lightning import LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
-from .._lightning import callbacks_of, forget_averages, is_fast_dev_run
+from .._lightning import batch_in_step, callbacks_of, forget_averages, is_fast_dev_run
 from ..callbacks._visits import Visitor, seconds_waited, visits_of
 from ..checkpointing.callback import Checkpoints
 from ..checkpointing.graceful_shutdown import GracefulShutdown
@@ -50,7 +50,7 @@ from .loggers import build_loggers, close_loggers, open_loggers
 from .module import Provenance, check_accumulation, lightning_module
 from .quiet import quiet_libraries
 from .task import Task
-from .trial import try_out
+from .trial import explain_first_batch, try_out
 
 NAMED_GROUPS = ("model", "data", "task", "optimizer", "trainer")  # their choices name a run
 
@@ -165,7 +165,7 @@ class _Run:
                 **_known_id(self.run_dir),
             ) as record,
             end_together(self.trainer),
-            explain_failures(self.config, device, first, self.trainer.world_size),
+            explain_failures(self.config, device, first, self.trainer.world_size, self._explain_first_batch),
         ):
             failed = True
             try:
@@ -178,6 +178,14 @@ class _Run:
                 raise
             finally:
                 close_loggers(loggers_of_rank(self.trainer), failed)
+
+    def _explain_first_batch(self, error: Exception) -> UserError | None:
+        """The one line for a LightningModule that has trained nothing yet; None for any other run, and a resumed one."""
+        batches = self.trainer.fit_loop.epoch_loop.batch_progress.total.completed
+        is_trained = self.trainer.global_step or batches >= self.trainer.accumulate_grad_batches
+        if is_trained or self.config.get("resume") or not isinstance(self.model, LightningModule):
+            return None
+        return explain_first_batch(error, self.model, batch_in_step(self.trainer))
 
     def load_data(self, run_id: str) -> None:
         """Load the training data, and name the run, its loggers and its checkpoints after them."""

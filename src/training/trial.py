@@ -1,11 +1,16 @@
-"""A Task is tried before it trains: whether network, loss and metrics fit the data. What does not is one line."""
+"""Whether network, loss and metrics fit the data: a Task is tried before it trains; what does not fit is one line.
+
+A LightningModule is not run before its training: what its first step raises is told.
+"""
 
 import contextlib
 import sys
+import traceback
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from lightning import LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -16,7 +21,7 @@ from ..data.base import DataModule
 from ..data.plain import Data, lightning_of
 from ..data.spec import DataSpec
 from ..data.workers import seeded
-from ..errors import UserError, in_one_line, place_of
+from ..errors import UnfitError, UserError, in_one_line, package_of, place_of
 from ..hardware.device_memory import SavedTensors, bytes_of, is_out_of_memory
 from .objective import for_metrics
 
@@ -91,13 +96,41 @@ def _is_known(task: "Task", samples: int) -> bool:
 
 
 def first_answer(task: "Task", x: Any, y: Tensor, lengths: Tensor | None) -> Any:
-    """What a Task answers to its first batch of real data, tried as by `try_out`."""
-    with blamed("model", f"{type(task.model).__name__} does not take a batch {_shape(x)}"):
+    """What a Task answers to its first batch of real data, tried as by `try_out`; UnfitError if it does not take it."""
+    with _unfit(), blamed("model", f"{type(task.model).__name__} does not take a batch {_shape(x)}"):
         output = task(x, lengths)
-    with torch.no_grad(), torch.random.fork_rng([y.device] if y.is_cuda else []):
+    with _unfit(), torch.no_grad(), torch.random.fork_rng([y.device] if y.is_cuda else []):
         check_answer(task, tree_map_only(Tensor, torch.clone, output), y)
     task.is_tried = True
     return output
+
+
+@contextlib.contextmanager
+def _unfit() -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        raise UnfitError(str(error)) from error
+
+
+def explain_first_batch(error: Exception, module: LightningModule, batch: Any) -> UnfitError | None:
+    """What to say of an exception before the first update of a LightningModule; None where the module is not its cause.
+
+    It is one if the exception has passed a method of the module's own, or if Lightning or torch has raised it in a step
+    (what a `training_step` returns, a backward pass) and no code of the user's, such as a callback.
+
+    Args:
+        error: as it was caught.
+        module: which was to be trained.
+        batch: that the step was given; None between two steps.
+    """
+    own = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if _is_own(package_of(frame))]
+    if not any(frame.f_locals.get("self") is module for frame in own) and (own or batch is None):
+        return None
+    shapes = [_shape(part) for part in batch] if isinstance(batch, list | tuple) else _shape(batch)
+    does = "fails before its first batch" if batch is None else f"does not take a batch {shapes}"
+    place = place_of(error, {type(module).__module__.partition(".")[0]}.__contains__) or place_of(error, _is_own)
+    return UnfitError(f"model: {type(module).__name__} {does}: {in_one_line(error)}{place}")
 
 
 def check_answer(task: "Task", output: Any, y: Tensor) -> None:
@@ -166,8 +199,12 @@ def blamed(option: str, what: str) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, UserError) or is_out_of_memory(error):
             raise
-        place = place_of(error, lambda package: package not in _LIBRARIES)
+        place = place_of(error, _is_own)
         raise UserError(f"{option}: {what}: {in_one_line(error)}{place}") from error
+
+
+def _is_own(package: str) -> bool:
+    return package not in _LIBRARIES
 
 
 def _shape(value: Any) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hydra.core.hydra_config import HydraConfig
 
-from batchscope.errors import UserError
+from batchscope.errors import UnfitError, UserError
 from batchscope.records.terminal import is_verbose
 from batchscope.sweep.runner import SweepRunner
 from tests.support.command_lines import answer
@@ -117,6 +117,25 @@ def test_a_late_mistake_leaves_the_folders_that_were_there_and_no_others(word, t
     (tmp_path / "empty" / "mine").mkdir(parents=True)
     assert answer("train", word) == (1, "", "error: it is too late\n")
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")} == {"empty", "empty/mine"}
+
+
+@pytest.mark.parametrize(
+    ("word", "kept", "left"),
+    [("seed=0", "", set()), ("hydra.run.dir=mine", "", {"mine"}), ("seed=0", "last.ckpt", {"outputs"})],
+    ids=["a new folder", "a folder that was there", "with a checkpoint"],
+)
+def test_a_run_that_has_trained_nothing_leaves_no_folder_of_its_own(word, kept, left, tmp_path, monkeypatch):
+    def train(config, run_dir, *_):
+        for name in filter(None, ("run.json", "csv/metrics.csv", kept)):
+            (run_dir / name).parent.mkdir(exist_ok=True)
+            (run_dir / name).touch()
+        raise UnfitError("model: Net does not take a batch")
+
+    monkeypatch.setattr("batchscope.training.run.train", train)
+    if word != "seed=0":
+        (tmp_path / "mine").mkdir()
+    assert answer("train", word) == (1, "", "error: model: Net does not take a batch\n")
+    assert {path.name for path in tmp_path.iterdir()} == left
 
 
 def test_the_printed_resume_command_starts_the_same_sweep(started, monkeypatch, capsys):

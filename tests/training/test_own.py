@@ -1,5 +1,6 @@
 """What a user brings is trained: a loss, metrics, an optimizer, a Task, a LightningModule; what does not fit is one line."""
 
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,32 @@ class Scored(Tutorial):
         self.log("val_acc", [0.25, 0.75, 0.5][self.current_epoch])
 
 
+class Unfit(Tutorial):
+    """Cannot be trained, or fails in its second step."""
+
+    def __init__(self, how: Choice = "narrow") -> None:
+        super().__init__()
+        self.how = how
+        if how == "narrow":
+            self.layer = nn.Linear(3, 1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if self.how == "later" and self.global_step == 1:
+            raise KeyError("later")
+        loss = super().training_step(batch, batch_idx)
+        return torch.stack([loss, loss]) if self.how == "vector" else loss
+
+    def configure_optimizers(self) -> Any:
+        return {}["lr"] if self.how == "optimizer" else super().configure_optimizers()
+
+
+class Breaks(lightning.Callback):
+    """A callback of the user's with a bug."""
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        raise KeyError("of a callback")
+
+
 class Late(Tutorial):
     """Makes its layer after its constructor, or saves a part of its weights."""
 
@@ -310,6 +337,8 @@ YAML = {
     "model/stranger": "_target_: tests.support.third_party_modules.Stranger\n",
     "model/tutorial": f"_target_: {HERE}.Tutorial\nby_hand: false\n",
     "model/keeps": f"_target_: {HERE}.Keeps\nsparse: false\nimage: false\nstrange: false\nsaves_path: false\n",
+    "model/unfit": f"_target_: {HERE}.Unfit\nhow: narrow\n",
+    "callbacks/breaks": f"breaks: {{_target_: {HERE}.Breaks}}\n",
     "model/late": f"_target_: {HERE}.Late\nhow: configure_model\n",
     "model/anew": f"_target_: {HERE}.Anew\nhow: configure_model\n",
     "model/stacked": f"_target_: {HERE}.Stacked\n",
@@ -613,3 +642,25 @@ def test_what_does_not_fit_is_one_line_and_nothing_is_written(words: str, folder
     assert refusal(trained, folder, *words.split()).startswith(MISTAKES[words])
     if "monitor=loss" not in words:  # which is found after the first validation
         assert not [path for path in folder.rglob("*") if path.name != ".lock"]
+
+
+FIRST = "model: Unfit does not take a batch [(8, 4), (8, 1)]: RuntimeError: "
+UNFIT = {
+    "narrow": rf"{re.escape(FIRST)}mat1 and mat2 shapes cannot be multiplied \(8x4 and 3x1\) "
+    r"\(tests/support/third_party_modules.py, line \d+\)",
+    "vector": f"{re.escape(FIRST)}grad can be implicitly created only for scalar outputs",
+    "optimizer": r"model: Unfit fails before its first batch: KeyError: 'lr' \(tests/training/test_own.py, line \d+\)",
+}
+
+
+@pytest.mark.parametrize("how", UNFIT)
+def test_a_module_that_cannot_be_trained_is_one_line_with_the_batch_and_the_place(how: str, folder: Path) -> None:
+    said = refusal(trained, folder, "model=unfit", "data=points", f"model.how={how}")
+    assert re.fullmatch(UNFIT[how], said), said
+    assert record(folder)["error"] == said  # as a sweep shows it
+
+
+@pytest.mark.parametrize("words", ["model=unfit model.how=later", "model=tutorial callbacks=breaks"])
+def test_what_a_callback_raises_or_a_module_after_its_first_update_is_passed_on(words: str, folder: Path) -> None:
+    with pytest.raises(KeyError):
+        trained(folder, *words.split(), "data=points")
