@@ -26,7 +26,7 @@ def show(args: argparse.Namespace) -> None:
         return
     print(parser().format_help())
     print("choices, group=choice:")
-    for group in [one for one in GROUPS if one != "hydra"] + [one for one in _PLUGINS if choices_of(one)]:
+    for group in [one for one in (*GROUPS, *_PLUGINS) if one != "hydra" and choices_of(one)]:
         print(f"  {group}: {', '.join(choices_of(group))}")
     print(f"\noptions; trainer.max_epochs=3 sets max_epochs of trainer:\n\n{text}", end="")
 

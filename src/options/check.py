@@ -10,6 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 from ..errors import UserError, did_you_mean
 from .explain import message_of, no_such_option
 from .groups import COLLECTIONS, SECTIONS, choices_of, file_of, known_nodes, load, to_plain, top_level_names
+from .habits import answer_to
 from .nodes import TARGET, check_node
 from .purpose import DEFAULTS, OF_EXPERIMENTS, TOP_LEVEL, annotation_of, signature_at
 from .signatures import class_attribute, is_installed, signature_of
@@ -140,7 +141,7 @@ def _check_collection(nodes: Any, name: str) -> None:
                     "batchscope train -m experiment=find_batch_size …"
                 )
         elif node is not None:
-            raise UserError(f"{option}: got {node!r}, takes null or a node with a _target_")
+            raise UserError(f"{option}: {answer_to(option) or f'got {node!r}, takes null or a node with a _target_'}")
     check_node(nodes, name)
 
 

@@ -23,7 +23,7 @@ from .. import _hydra
 from ..errors import UserError
 from .check import check_config
 from .explain import message_of, missing_choice, unknown_option
-from .groups import CONFIGS, GROUPS, config_dir, load, refuse_unreadable, to_plain
+from .groups import CONFIGS, GROUPS, OPTIONAL_GROUPS, config_dir, load, refuse_unreadable, to_plain
 from .overrides import combinations, parse, quoted, text_of
 
 # The launchers of configs/hydra/launcher describe every option of their plugins and are validated by their names.
@@ -111,7 +111,7 @@ def apply_overrides(config: dict[str, Any], overrides: list[str]) -> DictConfig:
     changed = OmegaConf.create(config)
     OmegaConf.set_struct(changed, True)
     for one in sorted(parsed, key=lambda one: not _chooses(one)):  # a choice replaces the options of its section
-        if re.split("[./]", one.key_or_group)[0] in ("experiment", "debug", "hydra"):
+        if re.split("[./]", one.key_or_group)[0] in (*OPTIONAL_GROUPS, "hydra"):
             raise UserError(
                 f"{one.key_or_group}: is for a new run; here, name the options to change: data.batch_size=8"
             )

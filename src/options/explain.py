@@ -13,9 +13,11 @@ from hydra.errors import MissingConfigException
 from ..errors import UserError, did_you_mean
 from .groups import COLLECTIONS, GROUPS, choices_of, config_dir, top_level_names
 from .habits import answer_to
-from .purpose import OF_EXPERIMENTS, signature_at
+from .purpose import OF_EXPERIMENTS, annotation_of, marks, signature_at
 from .signatures import is_defined
 from .tree import flatten
+from .types import Purpose
+from .values import choices_in
 
 # Plugins of Hydra that an extra of this package installs: (group, choice) → extra.
 _EXTRAS = {("hydra/launcher", "joblib"): "joblib", ("hydra/sweeper", "optuna"): "optuna"}
@@ -32,6 +34,8 @@ def missing_choice(error: MissingConfigException) -> UserError:
     beside = _beside(group, name)
     if group == "model" and not beside and name.islower() and is_defined(f"torchvision.models.{name}"):
         beside = f"write model=torchvision model.name={name}"
+    if not beside and (instead := answer_to(f"{group}={name}")):
+        return UserError(f"{group}={name}: {instead}")
     hint = f"; {beside}" if beside else f".{did_you_mean(name, choices)}"
     return UserError(f"{group}: got '{name}', takes {', '.join(choices)}{hint}")
 
@@ -59,7 +63,7 @@ def unknown_option(config: dict[str, Any], option: str, value: object) -> UserEr
             known = [*signature.parameters] if signature else [str(key) for key in node]
             known = known if above else top_level_names()
             is_known = part in known or re.search(r"\.\d+$", above)  # the owner of a list checks its items
-            is_answered = answer_to(option, str(value)) is not None
+            is_answered = above != "data" and answer_to(option, str(value)) is not None
             return no_such_option(option, value, known, above, config) if is_answered or not is_known else None
         node = node[part]
     return None
@@ -80,7 +84,11 @@ def no_such_option(
         section: the full name of the section that does not have it; empty at the top.
         config: the whole configuration, where an option of another section may be meant.
     """
-    if instead := answer_to(option, str(value)):
+    instead = answer_to(option, str(value))
+    if instead and config is not None and "data.root" in instead:
+        place = _folder_of_data(config.get("data"))
+        instead = instead.replace("data.root", f"data.{place}") if place else "these data read no folder"
+    if instead:
         return UserError(f"{option}: {instead}")
     shown = [name for name in known if not name.startswith("_")]
     parts = option.split(".")
@@ -88,6 +96,18 @@ def no_such_option(
     near = here if config is None else _nearest(config, parts, here)
     takes = f" {section} takes {', '.join(shown)}." if section and 0 < len(shown) <= _FEW else ""
     return UserError(f"{option}: no such option.{near}{takes}")
+
+
+def _folder_of_data(node: Any) -> str | None:
+    """The option by which data name the folder that they are read from; None where they have none."""
+    node = node if isinstance(node, Mapping) else {}
+    signature = signature_at("data", node.get("_target_"))
+    names = [*(signature.parameters if signature else ()), *map(str, node)]
+    for name in names:
+        takes = annotation_of(f"data.{name}", node.get("_target_"))
+        if Purpose.READ_FROM in marks(takes) and not choices_in(takes):
+            return name
+    return next((name for name in ("root", "data_dir", "path", "folder") if name in names), None)
 
 
 def message_of(error: BaseException) -> str:

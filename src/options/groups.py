@@ -18,10 +18,11 @@ from .purpose import TOP_LEVEL
 _HERE = Path(__file__).resolve().parents[1]
 # In a checkout the configs lie beside the package's folder, in an installed wheel inside it.
 CONFIGS = next(p for p in (_HERE / "configs", _HERE.parent / "configs") if p.is_dir())
-GROUPS = sorted(p.name for p in CONFIGS.iterdir() if p.is_dir() and p.name != "__pycache__")
+SEARCHES = "hparams_search"  # a group of users alone: lightning-hydra-template has it
+GROUPS = sorted([SEARCHES, *(p.name for p in CONFIGS.iterdir() if p.is_dir() and p.name != "__pycache__")])
 SECTIONS = ("model", "data", "task", "optimizer", "trainer")  # groups whose choice is one object to build
 COLLECTIONS = ("callbacks", "logger")  # groups whose choice is a collection of such objects
-OPTIONAL_GROUPS = ("experiment", "debug")  # `group=null` switches them off
+OPTIONAL_GROUPS = ("experiment", SEARCHES, "debug")  # `group=null` switches them off
 _PACKAGE = re.compile(
     r"(?:\s*#.*\n)*?\s*#\s*@package\s+(\S+)"
 )  # Hydra reads it above the first line that is no comment

@@ -1,9 +1,9 @@
 """Words that people type by habit, from lightning-hydra-template and Lightning: each is answered with what to write here.
 
-A word that works here is not in the table; docs/commands.md lists those.
+A word that works here is not in the table. docs/commands.md lists those, and shows the table.
 """
 
-# A word, and what to do instead; `*` stands for its value. A word stands for everything below it.
+# An option or a choice, and what to do instead; `*` stands for its value. An option stands for everything below it.
 HABITS = {
     "ckpt_path": "write `resume=<run folder>` to train on, `init=<file>` to start from its weights, or `batchscope evaluate "
     "ckpt=<file>` to test a checkpoint",
@@ -11,11 +11,31 @@ HABITS = {
     "epochs": "write `trainer.max_epochs=*`",
     "train": "a run always trains; `batchscope evaluate ckpt=<file>` tests a checkpoint without training",
     "task_name": "write `hydra.run.dir=outputs/runs/*` to name the run's folder, or `tags=[*]`",
-    "hparams_search": "write `-m hydra/sweeper=optuna hydra.sweeper.n_trials=20 'optimizer.lr=interval(1e-4,1e-1)'`",
+    "hparams_search": "write `-m hydra/sweeper=optuna hydra.sweeper.n_trials=20 'optimizer.lr=interval(1e-4,1e-1)'`; a "
+    "folder hparams_search of your own is used by `-m --config-dir=<its parent> hparams_search=*`",
+    "local": "write `--config-dir=conf experiment=*` with what this machine needs in conf/experiment",
+    "extras.print_config": "write `--cfg job`, which prints the configuration and runs nothing",
+    "extras.enforce_tags": "no run has to have tags; write `tags=[first]`",
     "extras": "there is nothing like it; `tags=[…]` is an option, and `--cfg job` prints the configuration",
     "paths.data_dir": "write `data.root=*`",
     "paths.output_dir": "write `hydra.run.dir=*`",
     "paths": "write `data.root=<folder>` for the data, and `hydra.run.dir=<folder>` for what a run writes",
+    "debug=fdr": "write `trainer.fast_dev_run=true`",
+    "debug=overfit": "write `trainer.overfit_batches=3 trainer.max_epochs=20`",
+    "debug=limit": "write `trainer.limit_train_batches=0.01 trainer.limit_val_batches=0.05 "
+    "trainer.limit_test_batches=0.05`",
+    "debug=profiler": "write `trainer.profiler=simple`; where a step's time goes is among every run's last lines",
+    "logger=many_loggers": "write `logger=[wandb,mlflow]`, beside which TensorBoard and the CSV file stay",
+    "callbacks=model_checkpoint": "checkpoints are kept anyway; `callbacks.checkpoint.monitor=val/acc` sets an option",
+    "callbacks=model_summary": "write `trainer.enable_model_summary=true`",
+    "callbacks=rich_progress_bar": "write `callbacks.progress._target_=lightning.pytorch.callbacks.RichProgressBar`",
+    "callbacks.model_checkpoint.monitor": "write `callbacks.checkpoint.monitor=*`",
+    "callbacks.model_checkpoint.mode": "write `callbacks.checkpoint.mode=*`",
+    "callbacks.model_checkpoint.dirpath": "write `callbacks.checkpoint.dirpath=*`",
+    "callbacks.model_checkpoint": "write `callbacks.checkpoint` with monitor, mode, dirpath, every_minutes or every_n_steps; "
+    "the best and the last checkpoint are kept in any case",
+    "callbacks.early_stopping": "write `callbacks=early_stopping` beside it",
+    "trainer=ddp_sim": "write `trainer=ddp trainer.accelerator=cpu trainer.devices=2`",
     "trainer.gpus": "write `trainer.accelerator=gpu trainer.devices=*`",
     "trainer.resume_from_checkpoint": "write `resume=<run folder>`",
     "trainer.default_root_dir": "write `hydra.run.dir=*`",
@@ -31,7 +51,10 @@ HABITS = {
 
 
 def answer_to(option: str, value: str | None = None) -> str | None:
-    """What to write instead of a word that is typed by habit; None for any other word. `value` is the option's, as typed."""
+    """What to write instead of an option, or a choice (`debug=fdr`), that is typed by habit; None for any other one.
+
+    `value` is the option's, as typed.
+    """
     parts = option.split(".")
     names = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
     found = next((HABITS[name] for name in names if name in HABITS), None)

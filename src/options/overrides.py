@@ -14,7 +14,8 @@ from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException, OverrideParseException
 
 from ..errors import UserError
-from .groups import COLLECTIONS, CONFIGS, GROUPS, OPTIONAL_GROUPS, SECTIONS, choices_of
+from .groups import COLLECTIONS, CONFIGS, GROUPS, OPTIONAL_GROUPS, SEARCHES, SECTIONS, choices_of
+from .habits import answer_to
 from .tree import flatten
 
 _SPELLED = {"True": "true", "False": "false"}  # as Hydra writes a switch, and as people do
@@ -46,6 +47,8 @@ def _choice(one: Override) -> Override:
         return OverridesParser.create().parse_override(f"{group}=none")
     if one.is_delete():
         return one
+    if group == SEARCHES and not choices_of(group):
+        raise UserError(f"{group}: {answer_to(group, str(value))}")
     if value is None and group in OPTIONAL_GROUPS:
         return OverridesParser.create().parse_override(f"{group}=[]")
     if one.is_add():

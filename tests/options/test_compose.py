@@ -285,19 +285,50 @@ def test_one_device_explains_its_share_an_evaluation_has_none_and_the_largest_pa
 
 PAGE = (CONFIGS.parent / "docs" / "commands.md").read_text(encoding="utf-8").partition("## Coming from")[2]
 SAME = PAGE.partition("work as there:")[2].partition("\n\n")[0]
-ANSWERS = {f"{word}=7": text.replace("*", "7").replace("`", "") for word, text in HABITS.items() if word != "run_dir"}
+ANSWERS = {
+    word if "=" in word else f"{word}=7": text.replace("*", "7").replace("`", "")
+    for word, text in HABITS.items()
+    if word != "run_dir"
+}
 ANSWERS |= {
     "model.optimizer.lr=0.1": "write optimizer=adam",
     "+trainer.gpus=2": "write trainer.accelerator=gpu trainer.devices=2",
-    "+extras.print_config=true": "there is nothing like it",
+    "+extras.ignore_warnings=true": "there is nothing like it",
+    "callbacks.model_checkpoint.save_top_k=3": "write callbacks.checkpoint with monitor, mode",
 }
 
 
 @pytest.mark.parametrize("word", ANSWERS)
 def test_a_word_typed_by_habit_is_answered_with_its_value_and_stands_for_what_is_below_it(word: str) -> None:
-    option = word.lstrip("+").partition("=")[0].removesuffix(".print_config")
+    option = word if word in HABITS else word.lstrip("+").partition("=")[0].removesuffix(".ignore_warnings")
     assert refusal(composed, word).startswith(f"{option}: {ANSWERS[word]}")
     assert answer_to("model.hidden_size", "3") is None
+
+
+def test_the_page_has_every_answer() -> None:
+    rows = dict(re.findall(r"^\| `(.+?)` \| (.+) \|$", PAGE, re.MULTILINE))
+    assert rows == {word: text.replace("*", "…") for word, text in HABITS.items()}
+
+
+def test_data_are_looked_for_by_the_option_that_the_chosen_data_have(package: Write) -> None:
+    net = NET + "\n\nclass Photos:\n    def __init__(self, folder: str):\n        pass\n"
+    package({"data/photos": "_target_: mynet.net.Photos\n"}, net=net)
+    use_config_dir("conf")
+    assert refusal(composed, "data=photos", "paths.data_dir=/there") == "paths.data_dir: write data.folder=/there"
+    said = "paths.data_dir: these data read no folder"
+    assert refusal(composed, "data=adding", "model=lstm_cell", "paths.data_dir=/there") == said
+
+
+SEARCH = "# @package _global_\nhydra:\n  mode: MULTIRUN\n  sweeper:\n    params:\n      seed: 1,2\n"
+
+
+def test_a_search_of_the_users_own_is_used(package: Write) -> None:
+    package({"hparams_search/mine": SEARCH})
+    use_config_dir("conf")
+    assert compose_command_line(["hparams_search=mine"], multirun=True).labels == ["seed=1", "seed=2"]
+    said = "hydra.mode: got MULTIRUN; write batchscope train -m"
+    assert refusal(check_command_line, ["hparams_search=mine"], multirun=False).startswith(said)
+    assert refusal(composed, "hparams_search=other") == "hparams_search: got 'other', takes mine."
 
 
 @pytest.mark.parametrize("words", re.findall("`([^`]+)`", SAME))
