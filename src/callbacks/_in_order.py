@@ -33,6 +33,7 @@ class _Held:
     def __init__(self, logger: Logger, order: "_Order"):
         self.logger, self._order, self._log = logger, order, logger.log_metrics
         self._rows: dict[int, dict[str, Any]] = {}
+        self._below = -math.inf  # the steps that were complete when the last row came
         cast(Any, logger).log_metrics = self
 
     def __call__(self, metrics: dict[str, Any], step: int | None = None) -> None:
@@ -40,7 +41,11 @@ class _Held:
             self._log(metrics, step=None)
             return
         self._rows.setdefault(step, {}).update(metrics)
-        self.write(self._order.complete() if len(self._rows) <= _MOST else math.inf)
+        before, self._below = self._below, self._order.complete()
+        if len(self._rows) > _MOST:
+            self.write(math.inf)
+        elif step < self._below or self._below > before:  # else nothing has become complete
+            self.write(self._below)
 
     def write(self, below: float) -> None:
         """Write the rows of the steps below this one."""
