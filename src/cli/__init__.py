@@ -9,10 +9,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..errors import refuse_in_one_line
+from ..options import CONFIG_DIR
 
 
 def command_parser(name: str, description: str | None, add_help: bool = True) -> argparse.ArgumentParser:
-    """The parser of `batchscope <name>`. The description is printed as it is; a mistake is one line."""
+    """The parser of `batchscope <name>`. The description is printed as it is; a mistake is one line.
+
+    Every command takes `--config-dir`, which is in use once the words are parsed; CONFIG_DIR in the environment stands
+    for it where it is not typed.
+    """
     parser = argparse.ArgumentParser(
         f"batchscope {name}",
         description=description,
@@ -21,12 +26,20 @@ def command_parser(name: str, description: str | None, add_help: bool = True) ->
         add_help=add_help,
     )
     refuse_in_one_line(parser)
+    parser.add_argument(
+        "--config-dir",
+        type=_use_config_dir,
+        default=os.environ.get(CONFIG_DIR) or None,
+        metavar="DIR",
+        help=f"adds YAML files of your own; {CONFIG_DIR} in the environment does the same on every line",
+    )
     return parser
 
 
-def add_config_dir(parser: argparse.ArgumentParser, where: str = "") -> None:
-    """The flag `--config-dir`; `where` says in which case it is taken."""
-    parser.add_argument("--config-dir", metavar="DIR", help=f"adds YAML files of your own{where}")
+def _use_config_dir(folder: str) -> None:
+    from ..options.groups import use_config_dir  # brings OmegaConf, which not every command needs
+
+    use_config_dir(folder, CONFIG_DIR if folder == os.environ.get(CONFIG_DIR) else "--config-dir")
 
 
 def folders_and_options(words: Sequence[str]) -> tuple[list[str], list[str]]:

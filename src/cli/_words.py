@@ -7,8 +7,7 @@ from pathlib import Path
 
 from ..checkpointing.resume import newest
 from ..errors import UserError, did_you_mean
-from ..options.groups import use_config_dir
-from . import add_config_dir, command_parser
+from . import command_parser
 
 CKPT = "outputs/runs/<run>/checkpoints/best.ckpt"  # an example
 
@@ -27,9 +26,7 @@ def parse_words(name: str, description: str | None, own: Mapping[str, str | None
     parser = command_parser(name, description)
     words = f"{', '.join(f'{key}=' for key in own)}, then options to change"
     parser.add_argument("words", nargs="*", metavar="option=value", help=words)
-    add_config_dir(parser)
     args = parser.parse_intermixed_args()
-    use_config_dir(args.config_dir)
     given, overrides = _take_own(args.words, own)
     for key, example in own.items():
         if example and key not in given:

@@ -5,11 +5,11 @@ import re
 import sys
 
 from ..errors import UserError, did_you_mean
-from ..options.groups import GROUPS, use_config_dir
+from ..options.groups import GROUPS
 from ..options.habits import answer_to
 from ..options.purpose import TOP_LEVEL
 from ..records.terminal import be_verbose
-from . import add_config_dir, command_parser
+from . import command_parser
 
 _DESCRIPTION = """Train a model and measure every step.
 
@@ -24,7 +24,6 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("overrides", nargs="*", metavar="option=value", help="what to change of the configuration below")
     flags.add_argument("-m", "--multirun", action="store_true", help="run each combination of option=value,value")
     flags.add_argument("-v", "--verbose", action="store_true", help="print the details of each run")
-    add_config_dir(flags)
     flags.add_argument("--cfg", choices=("job", "hydra", "all"), help="print the configuration instead of running it")
     flags.add_argument("--resolve", action="store_true", help="with --cfg or --help: resolve interpolations")
     flags.add_argument("-h", "--help", action="store_true", help="print this help")
@@ -45,7 +44,6 @@ def parse_arguments() -> argparse.Namespace:
         raise UserError("--multirun and --cfg: only one of them at a time", exit_code=2)
     if args.resolve and not (args.cfg or args.help):
         raise UserError("--resolve: belongs to --cfg or --help", exit_code=2)
-    use_config_dir(args.config_dir)
     args.overrides = [re.sub(r"^\+{1,2}resume=", "resume=", word) for word in args.overrides]
     for word in args.overrides:
         name, _, value = word.lstrip("+").partition("=")

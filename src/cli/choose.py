@@ -23,9 +23,8 @@ from ..choice.rows import FULL, Question, check_measured, check_prices
 from ..choice.work import PRECISIONS
 from ..errors import UserError
 from ..options.compose import check_command_line, compose
-from ..options.groups import use_config_dir
 from ..records.terminal import columns, wrapped
-from . import add_config_dir, command_parser, folder_of, folders_and_options, number
+from . import command_parser, folder_of, folders_and_options, number
 
 KINDS = ("cpu", "cuda", "mps")  # what a device that is here is called, unless it is a known card
 USUAL = ("t4", "l4", "a10", "a100", "l40s", "h100", "rtx4090")  # that people rent or own
@@ -38,10 +37,8 @@ def main() -> None:
     folders, overrides = folders_and_options(args.words)
     if not args.words:
         raise UserError("choose: takes the folder of a sweep, or options such as model=cnn data=mnist", exit_code=2)
-    if folders and (overrides or args.config_dir is not None):
-        got = overrides[0] if overrides else "--config-dir"
-        raise UserError(f"choose: takes folders or options; got {folders[0]} and {got}", exit_code=2)
-    use_config_dir(args.config_dir)
+    if folders and overrides:
+        raise UserError(f"choose: takes folders or options; got {folders[0]} and {overrides[0]}", exit_code=2)
     prices = _prices(args.price)
     names = args.devices.split(",") if args.devices else [*USUAL, *(name for name in prices if name not in KINDS)]
     cards = [find_card(name) for name in (card_names() if names == ["all"] else names)]
@@ -131,5 +128,4 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--precision", choices=PRECISIONS, help="of the predictions; else that of the measurement")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
-    add_config_dir(parser, "; without a folder")
     return parser

@@ -17,8 +17,7 @@ from pathlib import Path
 
 from ..errors import UserError
 from ..files import refuse_existing
-from ..options.groups import use_config_dir
-from . import add_config_dir, command_parser, folder_of, fraction, number
+from . import command_parser, folder_of, fraction, number
 
 _FOR_RERUN = ("passes", "seconds", "python_a", "python_b", "out")
 
@@ -32,7 +31,6 @@ def main() -> None:
         raise UserError(f"--{idle[0].replace('_', '-')}: is for --rerun, which runs both again", exit_code=2)
     if args.out:
         refuse_existing("--out", args.out)
-    use_config_dir(args.config_dir)
     from ..analysis.compare import compare  # numpy and a table's modules
 
     folders = [args.a, args.b]
@@ -77,5 +75,4 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--python-a", default=sys.executable, metavar="PATH", help=text)
     parser.add_argument("--python-b", default=sys.executable, metavar="PATH", help=text)
     parser.add_argument("--out", type=Path, metavar="DIR", help="with --rerun: folder of the new runs")
-    add_config_dir(parser, "; with --rerun")
     return parser

@@ -29,14 +29,13 @@ from ..options import trust
 from ..options.check import check_config
 from ..options.command_lines import for_explanation
 from ..options.compose import apply_overrides, check_command_line
-from ..options.groups import use_config_dir
 from ..options.overrides import parse
 from ..records.explanation import FILE, TRACE, Explanation
 from ..records.read import FILE as RECORD
 from ..records.read import read
 from ..records.values import at, table
 from ..records.values import number as number_in
-from . import add_config_dir, command_parser, folder_of, folders_and_options, number
+from . import command_parser, folder_of, folders_and_options, number
 
 _NAME = "explain"  # of the folder
 
@@ -103,13 +102,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--warmup", type=at_least_one, default=10, metavar="N", help="leave out so many steps before (10)"
     )
-    add_config_dir(parser)
     return parser
 
 
 def _task(args: argparse.Namespace) -> _Task:
     """What the command line asks for. Raises UserError; nothing has been written by then, and torch is not imported."""
-    use_config_dir(args.config_dir)
     folders, overrides = folders_and_options(args.words)
     if len(folders) > 1:
         raise UserError(f"explain: takes one run; got {' and '.join(folders)}", exit_code=2)

@@ -19,7 +19,7 @@ from ..data.plain import Data
 from ..data.spec import DataSpec, spec_from
 from ..errors import UserError, in_one_line
 from ..hardware.devices import check_accelerator
-from ..options import groups, trust
+from ..options import CONFIG_DIR, groups, trust
 from ..options.check import check_config
 from ..options.command_lines import for_evaluation
 from ..options.compose import apply_overrides
@@ -80,7 +80,7 @@ def load_model(
     Args:
         ckpt: a checkpoint that batchscope wrote.
         config_dir: the folder of YAML files that names classes of your own, as `--config-dir` of batchscope train. By
-            default it is the one that this process uses already, such as that of the run that calls this.
+            default it is the one that this process uses already: that of the run that calls this, or of the environment.
         overrides: options that the command line would give, such as `data.root=…`.
 
     Raises:
@@ -90,10 +90,13 @@ def load_model(
     before = groups.config_dir()
     try:
         if config_dir is not None:
-            groups.use_config_dir(str(config_dir))
+            groups.use_config_dir(str(config_dir), "config_dir")
         trained = restore(Path(ckpt), list(overrides), with_data=False)
+    except trust.Unconfirmed as error:
+        call = f"load_model({str(ckpt)!r}, config_dir=…), with the folder that has its YAML"
+        raise UserError(f"{error.said}write {call}, or overrides=[{error.word!r}]") from error
     finally:
-        groups.use_config_dir(None if before is None else str(before))
+        groups.use_config_dir(None if before is None else str(before), CONFIG_DIR)
     network: Any = trained.network
     if trained.known.spec is not None:
         with contextlib.suppress(AttributeError, TypeError):  # where the network has a property or a layer of this name

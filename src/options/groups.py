@@ -13,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
 from ..errors import UserError
+from . import CONFIG_DIR
 from .purpose import TOP_LEVEL
 
 _HERE = Path(__file__).resolve().parents[1]
@@ -27,36 +28,36 @@ _PACKAGE = re.compile(
     r"(?:\s*#.*\n)*?\s*#\s*@package\s+(\S+)"
 )  # Hydra reads it above the first line that is no comment
 _HERE_TOO = re.compile(r"/(_\w+)@_here_")
-_VARIABLE = "BATCHSCOPE_CONFIG_DIR"  # passes the folder on to the processes that this one starts
 
 
-def use_config_dir(folder: str | None) -> None:
+def use_config_dir(folder: str | None, option: str = "--config-dir") -> None:
     """Take the YAML files of a folder as well, as of `--config-dir`; with None, the installed ones alone.
 
     Raises:
-        UserError: if it is no folder of config groups, or has a file that an installed one hides.
+        UserError: if the folder that `option` names is none of config groups, or has a file that an installed one hides.
     """
-    os.environ.pop(_VARIABLE, None)
+    os.environ.pop(CONFIG_DIR, None)
     if folder is None:
         return
     place = Path(folder).absolute()
     if not os.path.isdir(place):
-        raise UserError(f"--config-dir: got '{folder}', which is not a folder")
+        raise UserError(f"{option}: got '{folder}', which is not a folder")
     found = list(_files_of_groups(place))
     if not found:
         raise UserError(
-            f"--config-dir: '{folder}' holds no YAML file of a config group, such as {os.path.join(folder, 'model')}/….yaml"
+            f"{option}: '{folder}' holds no YAML file of a config group, such as {os.path.join(folder, 'model')}/….yaml"
         )
     for file in (*place.glob("*.yaml"), *found):
         name = file.relative_to(place)
         if (CONFIGS / name).exists():
-            raise UserError(f"--config-dir: {os.path.relpath(file)} has the name of an installed config; rename it")
-    os.environ[_VARIABLE] = str(place)
+            raise UserError(f"{option}: {os.path.relpath(file)} has the name of an installed config; rename it")
+    os.environ[CONFIG_DIR] = str(place)
 
 
 def config_dir() -> Path | None:
-    """The folder of `--config-dir`, absolute."""
-    return Path(os.environ[_VARIABLE]) if _VARIABLE in os.environ else None
+    """The folder of `--config-dir`, or of BATCHSCOPE_CONFIG_DIR in the environment; absolute."""
+    folder = os.environ.get(CONFIG_DIR)
+    return Path(folder).absolute() if folder else None
 
 
 def choices_of(group: str) -> list[str]:

@@ -75,6 +75,12 @@ def is_text(value: Any) -> bool:
     return isinstance(value, str) and value.isprintable()
 
 
+class Unconfirmed(UserError):
+    """An option of a file that has to be typed. `said` is its message without the words for a command line."""
+
+    said, word = "", ""  # `word` is the option as Hydra reads it
+
+
 def confirm(config: dict[str, Any], overrides: Iterable[str], where: str, run_dir: Path | None) -> None:
     """Refuse what a file must not decide, unless the command line says it as well.
 
@@ -95,9 +101,10 @@ def confirm(config: dict[str, Any], overrides: Iterable[str], where: str, run_di
             raise UserError(f"{said}; repeat {as_words(key, value)}: places are not taken from records")
         is_of_yaml = key.endswith(TARGET) and not key.startswith("logger.")
         of_yaml = "add the --config-dir that has its YAML, or " if is_of_yaml else ""
-        raise UserError(
-            f"{said}, which a file alone cannot decide; if you want it, {of_yaml}write {as_words(key, value)}"
-        )
+        said += ", which a file alone cannot decide; if you want it, "
+        error = Unconfirmed(f"{said}{of_yaml}write {as_words(key, value)}")
+        error.said, error.word = said, as_override(key, value)
+        raise error
 
 
 def only_read(config: dict[str, Any], overrides: Sequence[str], where: str) -> tuple[dict[str, Any], list[str]]:

@@ -29,6 +29,9 @@ TARGETS = {
     "target=0.9 callbacks.stop_at_target=null": "callbacks.stop_at_target: is left out, and ends the runs of",
     "target=0.9 search.minutes=0": "search.minutes: got 0, takes a number above 0",
 }
+# every command takes the flag
+EVERYWHERE = {"run": " file", "report": " a", "compare": " a b", "choose": " sweep", "explain": " a", "new": " mine"}
+EVERYWHERE |= dict.fromkeys(("hardware", "evaluate", "predict", "export", "latency"), "")
 # exit code 1
 REFUSED = {
     # a name that there is not
@@ -66,6 +69,7 @@ REFUSED = {
     "train --config-dir nowhere": "--config-dir: got 'nowhere', which is not a folder",
     "train --config-dir conf/model": "--config-dir: 'conf/model' holds no YAML file of a config group, such as conf/model/model/….yaml",
     "train --config-dir clash": "--config-dir: clash/model/cnn.yaml has the name of an installed config; rename it",
+    **{f"{command} --config-dir nowhere{rest}": "--config-dir: got 'nowhere', which is not a folder" for command, rest in EVERYWHERE.items()},
     # a value
     "train data.batch_size=0": "data.batch_size: got 0, takes a whole number of at least 1",
     "train data.batch_size=2.5": "data.batch_size: got 2.5",
@@ -212,7 +216,6 @@ UNPARSED = {
     **{f"compare a b --max-slowdown={share}": "argument --max-slowdown: takes a share such as 5% or 0.05" for share in ("5", "-5%", "nan")},
     "choose": "choose: takes the folder of a sweep, or options such as model=cnn data=mnist",
     "choose sweep model=cnn": "choose: takes folders or options; got sweep and model=cnn",
-    "choose sweep --config-dir x": "choose: takes folders or options; got sweep and --config-dir",
     "choose sweep --epochs 1.5": "argument --epochs: takes a whole number from 1 to 100,000,000, got '1.5'",
     "choose sweep --start-up 5min": "argument --start-up: takes a number from 0 to 1,000,000, got '5min'",
     "hardware --device cdua": "argument --device: invalid choice: 'cdua' (choose from",

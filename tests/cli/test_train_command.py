@@ -50,6 +50,28 @@ def test_flags_may_stand_anywhere(line, started, tmp_path):
     assert os.environ.get("BATCHSCOPE_VERBOSE") == ("1" if is_verbose() else None)  # for every process of a sweep
 
 
+def test_a_variable_of_the_environment_stands_for_the_flag_which_goes_before_it(started, monkeypatch):
+    for name, size in (("one", 8), ("two", 9)):
+        Path(name, "model").mkdir(parents=True)
+        Path(name, "model", "mine.yaml").write_text(f"_target_: batchscope.models.mlp.MLP\nhidden_sizes: [{size}]\n")
+    for value, flags in (("one", []), ("two", []), ("one", ["--config-dir=two"])):
+        monkeypatch.setenv("BATCHSCOPE_CONFIG_DIR", value)
+        assert answer("train", "model=mine", *flags) == (0, "", "")
+    assert [config["model"]["hidden_sizes"] for config, *_ in started] == [[8], [9], [9]]
+    for words in (["train"], ["report", "x"]):
+        monkeypatch.setenv("BATCHSCOPE_CONFIG_DIR", "nowhere")
+        assert answer(*words).err == "error: BATCHSCOPE_CONFIG_DIR: got 'nowhere', which is not a folder\n"
+
+
+def test_no_file_sets_the_variable(started, monkeypatch):
+    Path("one/model").mkdir(parents=True)
+    Path("one/model/mine.yaml").write_text("_target_: batchscope.models.mlp.MLP\n")
+    Path(".env").write_text("BATCHSCOPE_CONFIG_DIR=one\n")
+    monkeypatch.setenv("BATCHSCOPE_CONFIG_DIR", "")  # as if it were not set
+    assert answer("train", "model=mine").err.startswith("error: model: got 'mine', takes cnn")
+    assert answer("train")[0] == 0
+
+
 @pytest.mark.parametrize("group", ["logger", "callbacks", "experiment"])
 def test_null_leaves_a_group_out(group, started):
     assert answer("train", f"{group}=null") == (0, "", "")
