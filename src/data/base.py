@@ -200,8 +200,10 @@ class DataModule(LightningDataModule):
         if not len(image):
             return batch
         maps = self.augment.maps_of(image, self.seed, trainer.current_epoch, first)
-        places = (*spec.inputs, *(spec.fields[-1:] if spec.target == "class_per_pixel" else ()))
-        new = {name: moved(named[name], maps) for name in places if is_image(named[name], image)}
+        new = {name: moved(named[name], maps) for name in spec.inputs if is_image(named[name], image)}
+        if spec.target.endswith("_per_pixel"):  # no label lies between two pixels
+            y = named[spec.fields[-1]]
+            new[spec.fields[-1]] = moved(y.long(), maps).to(y.dtype)
         parts = [new.get(name, part) for name, part in named.items()]
         if isinstance(batch, torch.Tensor):
             return parts[0]

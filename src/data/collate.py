@@ -11,7 +11,7 @@ from torch.utils.data import default_collate
 
 from .._torch import is_shared_memory_error
 from ..errors import UserError
-from .spec import CLASSES, LENGTHS, PADDING, DataSpec
+from .spec import CLASSES, LABELS, LENGTHS, PADDING, DataSpec
 from .workers import data_error
 
 Collate = Callable[[list[Any]], Any]
@@ -21,9 +21,9 @@ def collate(samples: list[Any], spec: DataSpec) -> Any:
     """Samples as one batch: tuples in the order of the spec's fields as a list, dicts with these fields as a dict.
 
     Where lengths vary, the batch has the `lengths: (B,)` of the first input, too, and every field is padded behind its end:
-    inputs with 0, targets of steps with PADDING. Targets that are no classes are float32, and so are inputs in numpy's
-    float64. Where the target is the input itself, samples may be `(x,)` or `x` alone, and the batch is `[x]`. Other fields
-    of a dict are lists.
+    inputs with 0, targets of steps with PADDING. Targets that are no classes are float32; inputs, and targets that are
+    `any`, only in place of float64. Where the target is the input itself, samples may be `(x,)` or `x` alone, and the
+    batch is `[x]`. Other fields of a dict are lists.
     """
     named = [spec.named(sample) for sample in samples]
     columns = {name: [sample[name] for sample in named] for name in spec.read}
@@ -31,7 +31,7 @@ def collate(samples: list[Any], spec: DataSpec) -> Any:
     if spec.target != "input":
         target = spec.fields[-1]
         y = _stacked(columns[target], spec, PADDING if spec.target == "class_per_step" else 0)
-        if not isinstance(y, Tensor):
+        if spec.target != "any" and not isinstance(y, Tensor):
             raise TypeError(f"its target is a {type(columns[target][0]).__name__}, and has to be a number or a tensor")
         if spec.target in CLASSES and y.is_floating_point():
             raise TypeError(f"its target is of {y.dtype}, and the spec says that it is a class")
@@ -46,16 +46,15 @@ def collate(samples: list[Any], spec: DataSpec) -> Any:
 
 def cast(values: Any, field: str, spec: DataSpec) -> Any:
     """A field of a batch in the dtype that is trained on. No label is rounded to a class."""
-    dtype = getattr(values, "dtype", None)
-    if field in spec.inputs:
-        return values.float() if dtype == torch.float64 else values
+    if field in spec.inputs or spec.target == "any":
+        return tree_map_only(Tensor, lambda one: one.float() if one.dtype == torch.float64 else one, values)
     if spec.target in CLASSES:
         return values if values.is_floating_point() else values.long()
     return values.float()
 
 
 def _stacked(values: list[Any], spec: DataSpec, padding: int = 0) -> Any:
-    if not spec.variable_length:
+    if not spec.variable_length or isinstance(values[0], Mapping):
         return default_collate(values)
     tensors = [torch.as_tensor(value) for value in values]
     return pad_sequence(tensors, True, padding) if tensors[0].dim() else torch.stack(tensors)
@@ -135,6 +134,8 @@ def check_batch(batch: Any, spec: DataSpec) -> str | None:
             return f"its sequences have the shape {shape}, and the spec says at most {wanted[0]} steps of {wanted[1:]}"
     elif shape != wanted:
         return f"its inputs have the shape {shape}, and the spec says {wanted}"
+    if spec.target == "any":
+        return None
     of_target = shape[:1] if spec.pads_steps else spec.target_shape
     if tuple(y.shape[1:]) != of_target:
         return f"its targets have the shape {tuple(y.shape[1:])}, and a target that is {spec.target} has {of_target}"
@@ -143,15 +144,15 @@ def check_batch(batch: Any, spec: DataSpec) -> str | None:
 
 
 def wrong_tensors(batch: Any, spec: DataSpec) -> str | None:
-    """That a field is no tensor, or has not as many samples as the target, in words."""
+    """That a field is no tensor, or has not as many samples as the target, in words; `any` target is not looked at."""
     named = spec.named(batch)
-    fields = {name: named[name] for name in spec.read}
+    fields = {name: named[name] for name in (spec.inputs if spec.target == "any" else spec.read)}
     for name, value in fields.items():
         if not isinstance(value, Tensor):
             return f"its '{name}' is a {type(value).__name__}, and has to be a tensor"
         if not value.dim():
             return f"its '{name}' has no samples, but the shape ()"
-    samples = len(fields[spec.read[-1]])
+    samples = len([*fields.values()][-1])
     for name, value in fields.items():
         if len(value) != samples:
             return f"its '{name}' has the shape {tuple(value.shape)}, and its target is of {samples} samples"
@@ -163,10 +164,10 @@ def wrong_labels(spec: DataSpec, y: Tensor) -> Tensor | None:
     they would raise an assertion many steps later, without a name. A pixel, and a step behind the end of a sequence, may have
     no class: PADDING.
     """
-    if not (spec.target in CLASSES or spec.target == "multilabel") or not y.numel():
+    if spec.target not in (*CLASSES, *LABELS) or not y.numel():
         return None
-    wrong = (y < 0) | (y >= (2 if spec.target == "multilabel" else spec.num_outputs))
-    if spec.target == "multilabel":
+    wrong = (y < 0) | (y >= spec.num_classes)
+    if spec.target in LABELS:
         wrong |= y != y.round()
     if spec.has_padding:
         wrong &= y != PADDING
@@ -176,5 +177,5 @@ def wrong_labels(spec: DataSpec, y: Tensor) -> Tensor | None:
 
 def in_words(spec: DataSpec, y: Tensor, wrong: Tensor) -> str:
     """The first wrong label, and those that there are: `the label 77, and the classes are 0 to 8`."""
-    known = "labels are 0 or 1" if spec.target == "multilabel" else f"the classes are 0 to {spec.num_outputs - 1}"
+    known = "labels are 0 or 1" if spec.target in LABELS else f"the classes are 0 to {spec.num_classes - 1}"
     return f"the label {y[tuple(wrong[0])].item():g}, and {known}"

@@ -48,6 +48,8 @@ class TensorDataModule(DataModule):
             raise UserError(f"data: {self.name}'s {split} split is not what the spec says: {wrong}")
         if wrong := wrong_tensors(tensors, self.spec):
             raise UserError(f"data: {self.name}'s {split} split: {wrong}")
+        if not all(isinstance(tensor, Tensor) for tensor in tensors):
+            raise UserError(f"data: {self.name} has more than tensors, which a DataModule serves and it does not")
         _, y, _ = self.spec.parts(tensors)
         labels = wrong_labels(self.spec, y)
         if labels is not None:

@@ -142,6 +142,8 @@ def _check_augment(augment: Augment, name: str, spec: DataSpec) -> None:
         raise UserError(
             f"data.augment: moves pixels, and {name} has a class for each row of an image, which would stay"
         )
+    if spec.target == "any":
+        raise UserError(f"data.augment: moves pixels, and the target of {name} is any, which would stay")
     height, width = spec.input_shape[1:]
     for option, pixels in (("shift", augment.shift), ("crop", augment.crop)):
         if pixels >= min(height, width):

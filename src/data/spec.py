@@ -9,8 +9,12 @@ from typing import Any, Literal, get_args
 from ..errors import UserError, did_you_mean
 
 Kind = Literal["image", "sequence", "tensor"]
-Target = Literal["class", "class_per_step", "class_per_pixel", "multilabel", "value", "vector", "input"]
+Target = Literal[
+    "class", "class_per_step", "class_per_pixel", "multilabel", "multilabel_per_pixel", "value", "vector", "input",
+    "any",
+]  # fmt: skip
 CLASSES = ("class", "class_per_step", "class_per_pixel")  # targets that are numbers of classes
+LABELS = ("multilabel", "multilabel_per_pixel")  # targets of which each number is 0 or 1
 
 PADDING = -100  # no class: of a step behind the end of a sequence, or of a pixel; torch's losses leave it out
 LENGTHS = "lengths"  # the field of a batch with the lengths of its sequences, those of the first input
@@ -26,9 +30,13 @@ class DataSpec:
     | `class_per_step` | `(B, T)` | `(B, T, N)` | cross-entropy |
     | `class_per_pixel` | `(B, H, W)` | `(B, N, H, W)` | cross-entropy |
     | `multilabel` | `(B, N)`, each 0 or 1 | `(B, N)` logits | binary cross-entropy |
+    | `multilabel_per_pixel` | `(B, N, H, W)`, each 0 or 1 | `(B, N, H, W)` logits | binary cross-entropy |
     | `value` | `(B,)` | `(B, 1)` | mean squared error |
     | `vector` | `(B, N)` | `(B, N)` | mean squared error |
     | `input` | the input itself | as the input | mean squared error |
+    | `any` | a tensor, or a dict, list or tuple of them | what the loss takes | one of your own |
+
+    Classes with N = 1 are two, of which the model answers one logit, that of class 1: the loss is binary cross-entropy.
 
     Raises:
         UserError: for a kind or a target that is none of these words, for shapes that do not go with them, and for fields
@@ -40,7 +48,7 @@ class DataSpec:
     # `(T,)` are the numbers of tokens, for a model with an embedding.
     input_shape: tuple[int, ...]
     target: Target
-    num_outputs: int = 0  # N: the number of classes, labels or values; where the target is the input, its numbers
+    num_outputs: int = 0  # N: the number of classes (1: one logit for two), labels or values; of the input, its numbers
     blank_class: int | None = None  # of steps without an answer; accuracy leaves it out
     classes: tuple[str, ...] = ()  # their names; empty: their numbers
     mean: tuple[float, ...] = ()  # of the images that were normalised, one number a channel; empty if they were not
@@ -64,14 +72,14 @@ class DataSpec:
                 f"data: DataSpec.fields: got {self.fields!r}, takes the names of the inputs and, at the end, of the target, "
                 f"each once; '{LENGTHS}' is taken"
             )
-        if self.target == "input" and not self.num_outputs:
-            object.__setattr__(self, "num_outputs", math.prod(self.input_shape))
+        if self.target in ("input", "any") and not self.num_outputs:
+            object.__setattr__(self, "num_outputs", math.prod(self.input_shape) if self.target == "input" else 1)
         if self.num_outputs < 1 or (self.target == "value" and self.num_outputs > 1):
             takes = "1 for a value; several are a vector" if self.target == "value" else "1 or more"
             raise UserError(f"data: DataSpec.num_outputs: got {self.num_outputs}, takes {takes}")
-        if self.target == "class_per_pixel" and len(self.input_shape) < 2:
-            raise UserError(f"data: DataSpec.input_shape: got {self.input_shape}, and class_per_pixel takes (C, H, W)")
-        if self.variable_length and self.target in ("class_per_pixel", "input"):
+        if self.target.endswith("_per_pixel") and len(self.input_shape) < 2:
+            raise UserError(f"data: DataSpec.input_shape: got {self.input_shape}, and {self.target} takes (C, H, W)")
+        if self.variable_length and (self.target.endswith("_per_pixel") or self.target == "input"):
             raise UserError(f"data: DataSpec.variable_length: got True, takes False where the target is {self.target}")
 
     @property
@@ -85,8 +93,18 @@ class DataSpec:
         return self.inputs if self.target == "input" else self.fields
 
     @property
+    def is_one_logit(self) -> bool:
+        """Whether a model answers one logit for two classes."""
+        return self.target in CLASSES and self.num_outputs == 1
+
+    @property
+    def num_classes(self) -> int:
+        """How many values a label has, of a target that is one of CLASSES or LABELS."""
+        return 2 if self.is_one_logit or self.target in LABELS else self.num_outputs
+
+    @property
     def target_shape(self) -> tuple[int, ...]:
-        """The shape of the target of one sample; steps are those of a whole sequence."""
+        """The shape of the target of one sample, unless it is `any`; steps are those of a whole sequence."""
         match self.target:
             case "class" | "value":
                 return ()
@@ -94,6 +112,8 @@ class DataSpec:
                 return (self.input_shape[self.kind == "image"],)  # of an image, its rows
             case "class_per_pixel":
                 return self.input_shape[1:]
+            case "multilabel_per_pixel":
+                return (self.num_outputs, *self.input_shape[1:])
         return self.input_shape if self.target == "input" else (self.num_outputs,)
 
     @property
@@ -112,6 +132,20 @@ class DataSpec:
         if self.target == "class_per_step":
             return (*self.target_shape, self.num_outputs)
         return (self.num_outputs, *self.target_shape) if self.target in (*CLASSES, "value") else self.target_shape
+
+    def class_of(self, output: Any) -> Any:
+        """The classes, in the shape of the target, that a model's output says where the target is one of CLASSES."""
+        if self.is_one_logit:
+            return (self.without_n(output) > 0).long()
+        return output.argmax(dim=self._dim_of_n)
+
+    def without_n(self, output: Any) -> Any:
+        """The output of a value, or of one logit, without its dimension N = 1, which a model may leave out."""
+        return output.squeeze(self._dim_of_n) if output.dim() > len(self.output_shape) else output
+
+    @property
+    def _dim_of_n(self) -> int:
+        return 1 if self.target == "class_per_pixel" else -1
 
     @property
     def sequence_shape(self) -> tuple[int, int]:

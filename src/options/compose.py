@@ -8,7 +8,8 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_origin
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
@@ -23,8 +24,11 @@ from .. import _hydra
 from ..errors import UserError
 from .check import check_config
 from .explain import message_of, missing_choice, unknown_option
-from .groups import CONFIGS, GROUPS, OPTIONAL_GROUPS, config_dir, load, refuse_unreadable, to_plain
+from .groups import CONFIGS, GROUPS, OPTIONAL_GROUPS, SECTIONS, config_dir, load, refuse_unreadable, to_plain
+from .nodes import TARGET
 from .overrides import combinations, parse, quoted, text_of
+from .purpose import annotation_of
+from .values import alternatives
 
 # The launchers of configs/hydra/launcher describe every option of their plugins and are validated by their names.
 warnings.filterwarnings("ignore", r"\s*'hydra/launcher/\w+' is validated against ConfigStore schema")
@@ -180,11 +184,24 @@ def _set_option(config: DictConfig, one: Override, before: Callable[[], dict[str
     """Set, add or delete an option; `before` has the configuration as it was, for an error: a failure may change it."""
     key = one.key_or_group
     try:
+        if _names_a_member(one, config):
+            (one,) = parse([f"++{text_of(one)}"])
         _hydra.apply_override(one, config)
     except _HYDRA_ERRORS as error:
         unknown = unknown_option(before(), key, text_of(one).partition("=")[2])
         is_null = not one.is_delete() and one.value() is None
         raise unknown or UserError(f"{key}: {'got null, takes a value' if is_null else message_of(error)}") from error
+
+
+def _names_a_member(one: Override, config: DictConfig) -> bool:
+    """Whether an option is null, or a node, in one that takes a dict with any names: `task.metrics.acc=null`."""
+    above = one.key_or_group.rpartition(".")[0]
+    section = above.partition(".")[0]
+    is_plain = one.get_key_element()[0] not in "+~" and (one.value() is None or isinstance(one.value(), dict))
+    if section not in SECTIONS or section == above or not is_plain:
+        return False
+    takes = {kind for kind, _ in alternatives(annotation_of(above, OmegaConf.select(config, f"{section}.{TARGET}")))}
+    return {get_origin(kind) or kind for kind in takes} - {NoneType} == {dict}
 
 
 def _refuse_several_values(parsed: list[Override], hint: str) -> None:

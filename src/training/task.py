@@ -10,13 +10,14 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torchmetrics import Metric
 from torchmetrics.aggregation import MeanMetric
 from typing_extensions import override
 
 from .._lightning import datamodule_of
 from .._torch import is_batch_norm, supports_found_inf
+from ..callbacks._batches import samples_in
 from ..data.collate import empty_batch
 from ..data.plain import described
 from ..data.spec import CLASSES, LENGTHS, PADDING, DataSpec, arguments, computed_shape, takes
@@ -52,7 +53,8 @@ class Task(LightningModule):
             as it is. Checkpoints have the same names either way.
         loss: by its name, `auto` for that of the data's target, or a function or module of `(output, target)` that returns
             the mean over a batch. Classes of steps come to it as `(B·T, N)` and `(B·T,)`, a value as `(B,)` and `(B,)`,
-            anything else as the network and the data give it; −100 is no class.
+            one logit of two classes without its dimension N and with the classes as numbers, anything else as the
+            network and the data give it; −100 is no class.
         metrics: by name; each is logged as `train/NAME` of a batch, and as `val/NAME` and `test/NAME` of a whole set. It
             is updated with what the loss gets; labels come as probabilities and integers.
         freeze: name patterns, as of fnmatch, of parameters of the network that are not trained. Batch norm whose
@@ -67,7 +69,7 @@ class Task(LightningModule):
         channels_last: bool = True,
         compile_mode: str | None = None,
         loss: Literal["auto", "cross_entropy", "bce", "mse", "l1", "smooth_l1"] | Node = "auto",
-        metrics: dict[str, Any] | None = None,
+        metrics: dict | None = None,
         freeze: Annotated[list[str], Text.CHOICE] | tuple[str, ...] = (),
     ):
         super().__init__()
@@ -138,7 +140,7 @@ class Task(LightningModule):
         for norm in self._frozen_norms:  # Lightning warns of modules that are in this mode before
             norm.eval()
 
-    def loss(self, output: Any, y: Tensor) -> Tensor:
+    def loss(self, output: Any, y: Any) -> Tensor:
         """The mean loss `()` of what the network answers and the target, both with the shapes of a batch."""
         return self.loss_function(*for_loss(self.spec, output, y))
 
@@ -185,7 +187,7 @@ class Task(LightningModule):
         if self.has_accuracy:
             result["acc"] = accuracy(self.spec, output.detach(), y)
         if self.measured["train"]:
-            result |= self._of_batch(output, y)
+            result |= self._of_batch(output, y, samples_in((x, y)))
         return result if self._ranks == 1 else self._shares(result, output, y)
 
     def _shares(self, means: dict[str, Tensor], output: Any, y: Tensor) -> dict[str, Tensor]:
@@ -226,8 +228,8 @@ class Task(LightningModule):
 
     @override
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """The answers to inputs without targets, `(inputs,)` or `(inputs, lengths)`: `input` and `output`."""
-        x, *lengths = batch
+        """The answers to inputs without targets, alone, as `(inputs,)` or `(inputs, lengths)`: `input` and `output`."""
+        x, *lengths = batch if isinstance(batch, list | tuple) else (batch,)
         return {"input": x, "output": self(x, *lengths)}
 
     @override
@@ -296,14 +298,14 @@ class Task(LightningModule):
 
     def _evaluate(self, batch: Batch, stage: str) -> dict[str, Any]:
         x, y, lengths = self.spec.parts(batch)
-        samples = len(y)
+        samples = samples_in((x, y))
         if samples:
             output = self(x, lengths) if self.is_tried else first_answer(self, x, y, lengths)
             loss = self.loss(output, y)
         else:  # fewer samples than ranks: this one takes part in collective operations, and counts nothing
             one = tree_map_only(Tensor, lambda each: each.new_zeros(1, *each.shape[1:]), x)
             output = empty_batch(self(one, None if lengths is None else lengths.new_ones(1)))
-            loss = torch.zeros((), device=y.device)
+            loss = torch.zeros((), device=tree_leaves(x)[0].device)
         # One value a sample, or a step of different lengths: where torchmetrics may not look for NaN, it ignores weights.
         weights = int((y != PADDING).sum()) if self.spec.has_padding and self.has_named_loss else samples
         measured: dict[str, Metric] = self.measured[stage]
@@ -315,23 +317,23 @@ class Task(LightningModule):
                 if stage == "test" and asked is None and self.spec.target == "class":
                     self.tested_right.append(right)
             elif name != "loss" and samples:
-                metric.update(*for_metrics(self.spec, output, y))
+                metric.update(*for_metrics(self.spec, output, y, metric))
             in_bar = name == "acc" and stage == "val"
             self.log(f"{stage}/{name}", metric, batch_size=samples, on_step=False, on_epoch=True, prog_bar=in_bar)
         return {"output": output, "input": x, "target": y, "loss": loss}
 
-    def _of_batch(self, output: Any, y: Tensor) -> dict[str, Tensor]:
+    def _of_batch(self, output: Any, y: Any, samples: int) -> dict[str, Tensor]:
         """The user's metrics of one batch on this rank; of a batch of one sample, those that take one."""
         found = {}
         with torch.no_grad():
             for name, metric in self.measured["train"].items():
                 metric.reset()
                 try:
-                    with blamed(f"task.metrics.{name}", f"{type(metric).__name__} fails with {len(y)} samples"):
-                        metric.update(*for_metrics(self.spec, output, y))
+                    with blamed(f"task.metrics.{name}", f"{type(metric).__name__} fails with {samples} samples"):
+                        metric.update(*for_metrics(self.spec, output, y, metric))
                         found[name] = metric.compute()
                 except UserError:
-                    if len(y) > 1:
+                    if samples > 1:
                         raise
         return found
 

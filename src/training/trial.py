@@ -7,6 +7,7 @@ import contextlib
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,9 +18,10 @@ from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from ..callbacks._batches import samples_in
 from ..data.base import DataModule
 from ..data.plain import Data, lightning_of
-from ..data.spec import DataSpec
+from ..data.spec import CLASSES, DataSpec
 from ..data.workers import seeded
 from ..errors import UnfitError, UserError, in_one_line, package_of, place_of
 from ..hardware.device_memory import SavedTensors, bytes_of, is_out_of_memory
@@ -49,19 +51,20 @@ def try_out(task: "Task", data: Data) -> None:
     if not isinstance(data, DataModule):
         return
     x, y, lengths = task.spec.parts(data.example())
+    samples = samples_in((x, y))
     with seeded(0), torch.enable_grad():
-        if _is_known(task, len(y)):
+        if _is_known(task, samples):
             output = torch.zeros(_asked(task.spec, y), requires_grad=True)
         else:
             buffers = {name: buffer.clone() for name, buffer in task.named_buffers()}
-            saved = SavedTensors(y.device)
+            saved = SavedTensors(torch.device("cpu"))
             with (
                 blamed("model", f"{type(task.model).__name__} does not take a batch {_shape(x)}"),
                 saved.watch([*task.parameters(), *buffers.values(), *tree_leaves(x)]),
             ):
                 output = functional_call(task, buffers, (x,) if lengths is None else (x, lengths))
             if not task.spec.variable_length:  # the first sequences may be short ones
-                task.activation_bytes = (saved.most + bytes_of(tree_leaves(output))) // len(y)
+                task.activation_bytes = (saved.most + bytes_of(tree_leaves(output))) // samples
         check_answer(task, output, y)
     task.is_tried = True
 
@@ -91,15 +94,18 @@ def _make_lazy_layers(task: "Task", data: Data) -> None:
 def _is_known(task: "Task", samples: int) -> bool:
     """Whether tests show that a network answers as its target asks: one of the zoo. A long recurrence takes seconds to try."""
     return (
-        is_of_zoo(task.model) and samples >= task.min_samples and task.spec.target not in ("class_per_pixel", "input")
+        is_of_zoo(task.model)
+        and samples >= task.min_samples
+        and task.spec.target in ("class", "class_per_step", "multilabel", "value", "vector")
     )
 
 
-def first_answer(task: "Task", x: Any, y: Tensor, lengths: Tensor | None) -> Any:
+def first_answer(task: "Task", x: Any, y: Any, lengths: Tensor | None) -> Any:
     """What a Task answers to its first batch of real data, tried as by `try_out`; UnfitError if it does not take it."""
     with _unfit(), blamed("model", f"{type(task.model).__name__} does not take a batch {_shape(x)}"):
         output = task(x, lengths)
-    with _unfit(), torch.no_grad(), torch.random.fork_rng([y.device] if y.is_cuda else []):
+    devices = {leaf.device for leaf in tree_leaves((x, y)) if isinstance(leaf, Tensor) and leaf.is_cuda}
+    with _unfit(), torch.no_grad(), torch.random.fork_rng(devices):
         check_answer(task, tree_map_only(Tensor, torch.clone, output), y)
     task.is_tried = True
     return output
@@ -133,10 +139,10 @@ def explain_first_batch(error: Exception, module: LightningModule, batch: Any) -
     return UnfitError(f"model: {type(module).__name__} {does}: {in_one_line(error)}{place}")
 
 
-def check_answer(task: "Task", output: Any, y: Tensor) -> None:
+def check_answer(task: "Task", output: Any, y: Any) -> None:
     """Raise UserError unless the loss and the metrics of a Task take an output and a target."""
     _check_shapes(task, output, y)
-    shapes = f"an output {_shape(output)} and a target {tuple(y.shape)}"
+    shapes = f"an output {_shape(output)} and a target {_shape(y)}"
     buffers = [*task.loss_function.buffers()] if isinstance(task.loss_function, nn.Module) else []
     before = [buffer.clone() for buffer in buffers]
     with blamed("task.loss", f"{task.loss_name} fails with {shapes}"):
@@ -157,35 +163,40 @@ def check_answer(task: "Task", output: Any, y: Tensor) -> None:
         with blamed(f"task.metrics.{name}", f"{type(metric).__name__} fails with {shapes}"):
             tried = metric.clone()
             with torch.no_grad():
-                tried.update(*for_metrics(task.spec, output, y))
+                tried.update(*for_metrics(task.spec, output, y, metric))
             value = tried.compute()
         if not isinstance(value, Tensor) or value.numel() != 1:
             raise UserError(f"task.metrics.{name}: {type(metric).__name__} returns {_shape(value)}, takes one number")
 
 
-def _check_shapes(task: "Task", output: Any, y: Tensor) -> None:
+def _check_shapes(task: "Task", output: Any, y: Any) -> None:
     """Compare with the spec what a loss by name, or the accuracy, reads: torch would broadcast some wrong shapes."""
-    spec, samples = task.spec, len(y)
-    steps = y.shape[1:2] if spec.pads_steps else spec.target_shape
-    if y.shape != (samples, *steps):
-        raise UserError(
-            f"data: the target has the shape {_shape(y)}, and one that is {spec.target} has {(samples, *steps)}"
-        )
+    spec, is_any = task.spec, task.spec.target == "any"
+    steps = () if is_any else y.shape[1:2] if spec.pads_steps else spec.target_shape
+    if not is_any and y.shape != (len(y), *steps):
+        asked = (len(y), *steps)
+        raise UserError(f"data: the target has the shape {_shape(y)}, and one that is {spec.target} has {asked}")
     asking = [f"task.loss={task.loss_name}"] if task.has_named_loss else []
     asking += ["the accuracy"] if task.has_accuracy else []
     if not asking:
         return
     wanted = _asked(spec, y)
-    allowed = (wanted, y.shape) if spec.target == "value" else (wanted,)
-    if not isinstance(output, Tensor) or output.shape not in allowed:
-        raise UserError(
-            f"model: {type(task.model).__name__} answers {_shape(output)}, and {' and '.join(asking)} for a target "
-            f"{spec.target} {tuple(y.shape)} takes {wanted}"
-        )
+    may_omit_n = spec.target == "value" or (spec.is_one_logit and not spec.pads_steps)
+    if isinstance(output, Tensor) and output.shape in ((wanted, y.shape) if may_omit_n else (wanted,)):
+        return
+    hint = "" if isinstance(wanted, tuple) else "; a loss of your own, task.loss={_target_: …}, takes several tensors"
+    if spec.target in CLASSES and spec.num_outputs == 2 and _shape(output) == _asked(replace(spec, num_outputs=1), y):
+        hint = "; num_outputs=1 in the DataSpec is one logit for two classes"
+    raise UserError(
+        f"model: {type(task.model).__name__} answers {_shape(output)}, and {' and '.join(asking)} for a target "
+        f"{spec.target} {_shape(y)} takes {wanted}{hint}"
+    )
 
 
-def _asked(spec: DataSpec, y: Tensor) -> tuple[int, ...]:
-    """The shape of the output that a target asks for."""
+def _asked(spec: DataSpec, y: Any) -> Any:
+    """The shape of the output that a target asks for; of one that is `any`, its own."""
+    if spec.target == "any":
+        return _shape(y)
     if spec.target == "class_per_step":
         return (*y.shape, spec.num_outputs)
     return (len(y), *spec.output_shape)

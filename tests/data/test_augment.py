@@ -120,6 +120,15 @@ def test_every_image_of_a_sample_and_the_classes_of_its_pixels_are_moved_as_one(
     assert torch.equal(pixels[pure].round(), labels[pure].float()) and pure.float().mean() > 0.6
 
 
+def test_no_label_of_a_pixel_lies_between_two() -> None:
+    labels = (RANDOM > RANDOM.median()).float().expand(200, 2, 6, 6).clone()
+    spec = DataSpec("image", (1, 6, 6), "multilabel_per_pixel", 2)
+    train(recorder := Recorder(), data=InMemory((labels[:, :1], labels), spec, augment=AUGMENT), num_sanity_val_steps=0)
+    images, moved_labels = recorder.trained[0][0]
+    assert ((images > 0) & (images < 1)).any()
+    assert moved_labels.unique().tolist() == [0, 1]
+
+
 def test_a_batch_that_is_an_image_alone_stays_one() -> None:
     class Alone(InMemory):
         def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:

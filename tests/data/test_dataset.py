@@ -36,6 +36,11 @@ SAMPLES: dict[str, tuple[Any, DataSpec, Any]] = {
         [AS_PIXELS, tensor([0, 1, 2])],
     ),
     "values": ([(x, 2) for x in X], DataSpec("image", PIXELS, "value", 1), [AS_PIXELS, tensor([2.0] * 3)]),
+    "several targets": (
+        [(x, {"shade": y, "size": y / 2}) for y, x in enumerate(X)],
+        DataSpec("image", PIXELS, "any"),
+        [AS_PIXELS, {"shade": tensor([0, 1, 2]), "size": tensor([0.0, 0.5, 1.0])}],
+    ),
     "inputs alone": (X, DataSpec("image", PIXELS, "input"), [AS_PIXELS]),
     "inputs in tuples": ([(x,) for x in X], DataSpec("image", PIXELS, "input"), [AS_PIXELS]),
     "dicts": (

@@ -20,6 +20,7 @@ from tests.support.command_lines import composed, refusal
 IMAGE = numpy.zeros((1, 8, 8), "float32")
 RIGHT = [(IMAGE, 0)] * 20
 LENGTHS = DataSpec("sequence", (9, 2), "class", 2, variable_length=True)
+ANY = DataSpec("image", (1, 8, 8), "any")
 
 
 class Failing(list):
@@ -80,6 +81,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a label": (samples((IMAGE, 4)), f"{WRONG} it has the label 4, and the classes are 0 to 3"),
     "a label below 0": (samples((IMAGE, -1)), f"{WRONG} it has the label -1, and the classes are 0 to 3"),
+    "a label of one logit": (
+        samples((IMAGE, 2), DataSpec("image", (1, 8, 8), "class", 1)),
+        f"{WRONG} it has the label 2, and the classes are 0 to 1",
+    ),
     "a label that is no class": (
         samples((IMAGE, 0.5)),
         f"{FITS_NOT} TypeError: its target is of torch.float64, and the spec says that it is a class (…",
@@ -116,6 +121,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "fewer labels in memory": (
         lambda: inputs(InMemory((torch.zeros(4, 1, 8, 8), torch.zeros(3)))),
         "data: own's train split: its 'x' has the shape (4, 1, 8, 8), and its target is of 3 samples",
+    ),
+    "several targets in memory": (
+        lambda: inputs(InMemory((torch.zeros(4, 1, 8, 8), {"a": torch.zeros(4)}), ANY)),
+        "data: own has more than tensors, which a DataModule serves and it does not",
     ),
     "a dataset that fails": (
         lambda: inputs(Own(lambda: {}["x"])),
@@ -158,7 +167,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "two words": (fields("an input", "y"), f"data: DataSpec.fields: got ('an input', 'y'), {FIELDS}"),
     "a target": (
         lambda: DataSpec("image", (1, 8, 8), "label", 4),
-        "data: DataSpec.target: got 'label', takes class, … vector or input. Did you mean 'multilabel'?",
+        "data: DataSpec.target: got 'label', takes class, … input or any. Did you mean 'multilabel'?",
     ),
     "an image without channels": (
         lambda: DataSpec("image", (28, 28), "class", 4),
@@ -179,6 +188,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "changes of rows that have a class": (
         augmented(DataSpec("image", (1, 9, 6), "class_per_step", 2), flip=True),
         "data.augment: moves pixels, and own has a class for each row of an image, which would stay",
+    ),
+    "changes of images whose target may hold places": (
+        augmented(ANY, flip=True), "data.augment: moves pixels, and the target of own is any, which would stay",
     ),
     "changes of sequences": (augmented(LENGTHS, flip=True), "data.augment: takes images, and own has sequence data"),
     **{

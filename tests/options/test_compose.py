@@ -99,6 +99,7 @@ CHANGES = [
     *("trainer.fast_dev_run=true", "trainer.max_time={hours:1}", "++data.batch_size=8", "~data.num_val"),
     *("~callbacks", "logger=null", "model={hidden_size:3}"),
     *("model=mlp model.hidden_sizes=[8]", "model.hidden_sizes=[8] model=mlp", "model=mlp model={hidden_sizes:[8]}"),
+    *("task.metrics.acc=null", "task.metrics.mean={_target_:torchmetrics.MeanMetric}"),
 ]
 
 
@@ -109,6 +110,7 @@ def test_an_option_does_to_a_record_what_it_does_to_a_new_run(line: str) -> None
 
 WRONG = "data.batch_sise=3 +data.batch_sise=3 ~data.batch_sise +data.batch_size=3 ~modle seed.foo=3"
 WRONG += " +trainer.profiler=foo model=foo model=null foo=1 ~data.batch_size ~model data.batch_size model@x=cnn seed=1,"
+WRONG += " task.metrics.acc=3"
 
 
 @pytest.mark.parametrize("text", WRONG.split())

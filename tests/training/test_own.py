@@ -40,13 +40,16 @@ class Data(TensorDataModule):
 
     kind, name = "image", "own"
 
-    def __init__(self, target: Choice = "class_per_pixel", shape: list | None = None, **kwargs: Any):
+    def __init__(
+        self, target: Choice = "class_per_pixel", shape: list | None = None, outputs: int = OUTPUTS, **kwargs: Any
+    ):
         super().__init__(**kwargs)
-        self.target, self.shape = target, shape
+        self.target, self.shape, self.outputs = target, shape, outputs
 
     @property
     def spec(self) -> DataSpec:
-        return DataSpec("image", (1, 6, 6), self.target, 0 if self.target == "input" else OUTPUTS)  # pyrefly: ignore
+        outputs = 0 if self.target == "input" else self.outputs
+        return DataSpec("image", (1, 6, 6), self.target, outputs)  # pyrefly: ignore
 
     def load(self, split: str) -> tuple[Tensor, ...]:
         random, size = self.generator(split), {"train": 20, "val": 7, "test": 9}[split]
@@ -60,6 +63,33 @@ class WithoutTest(Data):
         if split == "test":
             raise NotImplementedError
         return super().load(split)
+
+
+class Both(DataModule):
+    """Images with two targets each."""
+
+    kind, name, spec = "image", "both", DataSpec("image", (1, 6, 6), "any")
+
+    def dataset(self, split: str) -> Any:
+        random, size = self.generator(split), {"train": 20, "val": 7, "test": 9}[split]
+        return [(torch.randn(1, 6, 6, generator=random), {"shade": n % OUTPUTS, "size": n / 2}) for n in range(size)]
+
+
+class Heads(nn.Module):
+    """Answers two things, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shade, self.size = nn.Linear(36, OUTPUTS), nn.Linear(36, 1)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        x = x.flatten(1)
+        return {"shade": self.shade(x), "size": self.size(x).squeeze(1)}
+
+
+def of_both(output: dict[str, Tensor], target: dict[str, Tensor]) -> Tensor:
+    shade = nn.functional.cross_entropy(output["shade"], target["shade"])
+    return shade + nn.functional.mse_loss(output["size"], target["size"])
 
 
 class Net(nn.Module):
@@ -324,7 +354,10 @@ class Unfreeze(BaseFinetuning):
 HERE = __name__
 YAML = {
     "data/own": f"defaults: [/_tensors@_here_, _self_]\n_target_: {HERE}.Data\ntarget: class_per_pixel\nshape: null\n"
-    "batch_size: 8\n",
+    f"outputs: {OUTPUTS}\nbatch_size: 8\n",
+    "data/both": f"defaults: [/_data@_here_, _self_]\n_target_: {HERE}.Both\nbatch_size: 8\nnum_workers: 0\n",
+    "model/heads": f"_target_: {HERE}.Heads\n",
+    "task/both": f"defaults: [default, _self_]\nloss: {{_target_: {HERE}.of_both}}\n",
     "data/withouttest": f"defaults: [own, _self_]\n_target_: {HERE}.WithoutTest\n",
     "data/untested": f"_target_: {HERE}.Untested\n",
     "data/points": f"_target_: {HERE}.Points\nbatch_size: 8\n",
@@ -377,19 +410,59 @@ def trained(folder: Path, *words: str) -> dict[str, Any]:
     return record(folder)
 
 
-def evaluated(folder: Path) -> tuple[str, dict[str, float]]:
-    return evaluate(folder / "checkpoints/best.ckpt", ["trainer.accelerator=cpu"])
+def evaluated(folder: Path, *words: str) -> tuple[str, dict[str, float]]:
+    return evaluate(folder / "checkpoints/best.ckpt", ["trainer.accelerator=cpu", *words])
 
 
 # --- by a Task -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("target", ["multilabel", "input"])
+@pytest.mark.parametrize("target", ["multilabel", "multilabel_per_pixel", "input"])
 def test_every_kind_of_target_is_trained_and_evaluated(target: str, folder: Path) -> None:
     found = trained(folder, f"data.target={target}")
     assert found["status"] == "finished"
     assert "test/acc" not in found["metrics"]
     assert evaluated(folder)[1]["test/loss"] == pytest.approx(found["metrics"]["test/loss"])
+
+
+def test_several_targets_are_a_dict_for_a_loss_of_the_user(folder: Path) -> None:
+    found = trained(folder, "model=heads", "data=both", "task=both")
+    assert found["metrics"].keys() >= {"val/loss", "test/loss"}
+    assert evaluated(folder)[1]["test/loss"] == pytest.approx(found["metrics"]["test/loss"])
+
+
+F1 = "f1={_target_:torchmetrics.classification.BinaryF1Score}"
+DICE = "dice={_target_:torchmetrics.segmentation.DiceScore,num_classes:2,include_background:false,input_format:index}"
+
+
+@pytest.mark.parametrize(("target", "own"), [("class", [F1]), ("class_per_pixel", [F1, DICE])])
+def test_one_logit_of_two_classes_has_its_loss_its_accuracy_and_metrics(
+    target: Any, own: list[str], folder: Path
+) -> None:
+    words = [f"task.metrics.{one}" for one in own]
+    metrics = trained(folder, f"data.target={target}", "data.outputs=1", *words)["metrics"]
+    data = Data(target, outputs=1)
+    data.setup("test")
+    x, y = data.tensors("test")
+    state = torch.load(folder / "checkpoints/best.ckpt", weights_only=True)["state_dict"]
+    (network := Net(data.spec)).load_state_dict({name.removeprefix("model."): one for name, one in state.items()})
+    logits = network.eval()(x).squeeze(1)
+    expected = {
+        "test/loss": nn.functional.binary_cross_entropy_with_logits(logits, y.float()),
+        "test/acc": ((logits > 0) == y).float().mean(),
+        "test/f1": torchmetrics.classification.BinaryF1Score()((logits > 0).long(), y),
+    }
+    if DICE in own:
+        dice = torchmetrics.segmentation.DiceScore(2, include_background=False, input_format="index")
+        expected["test/dice"] = dice((logits > 0).long(), y)
+    numbers = {key: float(value) for key, value in expected.items()}
+    assert {key: metrics[key] for key in expected} == pytest.approx(numbers, rel=1e-5)
+    assert evaluated(folder, *words)[1] == pytest.approx({key: metrics[key] for key in expected})
+
+
+def test_null_takes_a_metric_away(folder: Path) -> None:
+    found = trained(folder, "task=dice", "task.metrics.acc=null", "task.metrics.iou=null")["metrics"]
+    assert {key for key in found if key.startswith(("val/", "test/"))} == {"val/loss", "test/loss"}
 
 
 def test_an_own_task_loss_and_metric_are_logged_and_belong_to_the_checkpoint(folder: Path) -> None:
@@ -611,6 +684,13 @@ MISTAKES = {
     f"task.loss={{_target_:{HERE}.dice,smooth:x}}": f"task.loss: dice fails with {SHAPES}: TypeError: unsupported operand type(s) "
     "for +: 'Tensor' and 'str' (tests/training/test_own.py, line ",
     f"task.loss={{_target_:{HERE}.accuracy}}": "task.loss: accuracy depends on no parameter that is trained",
+    "data.outputs=2 model.answers=[1,6,6]": "model: Net answers (2, 1, 6, 6), and task.loss=cross_entropy and the accuracy for a target "
+    "class_per_pixel (2, 6, 6) takes (2, 2, 6, 6); num_outputs=1 in the DataSpec is one logit for two classes",
+    "data.outputs=1 task.loss=cross_entropy": "task.loss: got 'cross_entropy'; for the data's target, class_per_pixel, it takes "
+    "auto, bce or a node",
+    "model=heads data=both": "task.loss: got 'auto'; for the data's target, any, it takes bce, mse, l1, smooth_l1 or a node with a",
+    "model=heads data=both task.loss=mse": "model: Heads answers {'shade': (2, 3), 'size': (2,)}, and task.loss=mse for a target any "
+    "{'shade': (2,), 'size': (2,)} takes {'shade': (2,), 'size': (2,)}; a loss of your own, task.loss={_target_: …}, takes",
     "task.loss=mse": "task.loss: got 'mse'; for the data's target, class_per_pixel, it takes auto, cross_entropy or a node with",
     "task.loss=crossentropy": "task.loss: got 'crossentropy', takes auto, cross_entropy, bce, mse, l1, smooth_l1 or a node with "
     "a _target_. Did you mean 'cross_entropy'?",

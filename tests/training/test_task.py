@@ -21,7 +21,7 @@ from batchscope.models.cnn import SimpleCNN
 from batchscope.models.torchvision import TorchvisionModel
 from batchscope.training.objective import accuracy, for_loss, loss_function
 from batchscope.training.task import Task
-from batchscope.training.trial import try_out
+from batchscope.training.trial import check_answer, try_out
 from tests.support.own_data import Lengths, Plain
 from tests.support.recipes import adamw, sgd
 from tests.support.third_party_modules import train
@@ -31,6 +31,10 @@ SPECS = {
     "class per step": DataSpec(kind="sequence", input_shape=(4, 5), target="class_per_step", num_outputs=3),
     "class per pixel": DataSpec(kind="tensor", input_shape=(3, 4, 5), target="class_per_pixel", num_outputs=5),
     "labels": DataSpec(kind="tensor", input_shape=(5,), target="multilabel", num_outputs=3),
+    "labels per pixel": DataSpec(kind="tensor", input_shape=(3, 4, 5), target="multilabel_per_pixel", num_outputs=2),
+    "one logit": DataSpec(kind="tensor", input_shape=(5,), target="class", num_outputs=1),
+    "one logit per step": DataSpec(kind="sequence", input_shape=(4, 5), target="class_per_step", num_outputs=1),
+    "one logit per pixel": DataSpec(kind="tensor", input_shape=(3, 4, 5), target="class_per_pixel", num_outputs=1),
     "value": DataSpec(kind="sequence", input_shape=(5,), target="value", num_outputs=1),
     "vector": DataSpec(kind="tensor", input_shape=(5,), target="vector", num_outputs=3),
     "input": DataSpec(kind="tensor", input_shape=(4, 5), target="input"),
@@ -46,8 +50,7 @@ def batch(spec: DataSpec, size: int) -> tuple[Tensor, ...]:
         return (x,)
     if spec.target in ("value", "vector"):
         return x, torch.randn(size, *spec.target_shape, generator=generator)
-    most = 2 if spec.target == "multilabel" else spec.num_outputs
-    return x, torch.randint(0, most, (size, *spec.target_shape), generator=generator)
+    return x, torch.randint(0, spec.num_classes, (size, *spec.target_shape), generator=generator)
 
 
 class Steps(nn.Linear):
@@ -60,7 +63,7 @@ class Steps(nn.Linear):
 def network(spec: DataSpec) -> nn.Module:
     """A linear layer, of which the classes of pixels come first."""
     torch.manual_seed(0)
-    if spec.target == "class_per_pixel":
+    if spec.target.endswith("_per_pixel"):
         return nn.Conv2d(3, spec.num_outputs, 1)
     return Steps(5, spec.output_shape[-1])
 
@@ -83,8 +86,8 @@ def test_the_loss_is_that_of_the_target(name: str) -> None:
     spec = SPECS[name]
     x, y, _ = spec.parts(batch(spec, 7))
     output = network(spec)(x)
-    if name == "labels":
-        expected = nn.functional.binary_cross_entropy_with_logits(output, y.float())
+    if name.startswith(("labels", "one logit")):
+        expected = nn.functional.binary_cross_entropy_with_logits(output.view(y.shape), y.float())
     elif name.startswith("class"):
         expected = nn.functional.cross_entropy(output.transpose(1, -1) if name == "class per step" else output, y)
     else:
@@ -119,6 +122,25 @@ def test_what_has_no_class_counts_for_nothing_in_training_and_evaluation(name: s
     right = (answers.argmax(-1) == y)[has_class & (y != 1)].float().mean()
     assert found == {"val/loss": pytest.approx(loss.item(), rel=1e-6), "val/acc": pytest.approx(right.item())}
     assert accuracy(spec, output, y).item() == pytest.approx(right.item())
+
+
+@pytest.mark.parametrize("name", ["one logit per step", "one logit per pixel"])
+def test_what_has_no_class_counts_for_nothing_where_there_is_one_logit(name: str) -> None:
+    spec = replace(SPECS[name], variable_length=name == "one logit per step")
+    (x, y), lengths = batch(spec, 7), (torch.full((7,), 4),) if spec.variable_length else ()
+    y[:, 2:] = PADDING
+    found, has_class = measured(spec, [(x, y, *lengths)]), y != PADDING
+    logits, labels = network(spec)(x).view(y.shape)[has_class], y[has_class]
+    loss = nn.functional.binary_cross_entropy_with_logits(logits, labels.float()).item()
+    right = ((logits > 0) == labels).float().mean().item()
+    assert found == {"val/loss": pytest.approx(loss, rel=1e-5), "val/acc": pytest.approx(right)}
+
+
+@pytest.mark.parametrize("shape", [(2, 1), (2,)])
+def test_a_network_may_answer_one_logit_without_a_dimension_for_it(shape: tuple[int, ...]) -> None:
+    task = Task(nn.Linear(5, 1), SPECS["one logit"], sgd())
+    check_answer(task, torch.zeros(shape, requires_grad=True), torch.tensor([0, 1]))
+    assert accuracy(task.spec, torch.tensor([1.0, 1.0]).view(shape), torch.tensor([0, 1])) == 0.5
 
 
 @pytest.mark.parametrize(
