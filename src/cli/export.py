@@ -5,7 +5,8 @@
 
 format is torch_export (a .pt2 file for torch.export.load, and for AOTInductor), onnx (pip install batchscope[onnx]) or
 state_dict (the weights alone). The exported network takes batches of any size, of sequences exactly as long as those it was
-exported with. It is run on samples of the test set beside the network, and the largest difference of an output is printed.
+exported with. It is run on samples of the test set beside the network, or on copies of a LightningModule's
+example_input_array, and the largest difference of an output is printed.
 """
 
 from pathlib import Path
@@ -30,10 +31,10 @@ def main() -> None:
     path = Path(given.get("output", f"model{FORMATS.get(form, '')}"))
     refuse(form, path)
     trained = restore(Path(given["ckpt"]), overrides, with_data=form != "state_dict")
-    samples = {} if form == "state_dict" else samples_of(trained, _SAMPLES).named
-    done = export(trained, form, path, samples)
-    print(f"{trained.name} → {done.path}{'' if done.difference is None else _checked(done)}")
+    samples = None if form == "state_dict" else samples_of(trained, _SAMPLES)
+    done = export(trained, form, path, samples.named if samples else {})
+    print(f"{trained.name} → {done.path}{_checked(done, samples.of) if samples else ''}")
 
 
-def _checked(done: "Exported") -> str:
-    return f": differs from the network by at most {done.difference:.2g} on {done.samples} test samples"
+def _checked(done: "Exported", of: str) -> str:
+    return f": differs from the network by at most {done.difference:.2g} on {done.samples} {of}"

@@ -4,8 +4,9 @@
     batchscope latency model=stacked_lstm data=mnist data.batch_size=1,8,64,512 trainer.accelerator=gpu
 
 Every size is visited in turn, for about half a minute in all, until it is known which size is enough. A pass is timed from
-an idle device to an idle device, with random inputs that are on the device. output= names a folder for latency.csv and
-latency.png; without it nothing is written.
+an idle device to an idle device, with random inputs that are on the device: samples where only the data know the shapes,
+or copies of a LightningModule's example_input_array. output= names a folder for latency.csv and latency.png; without it
+nothing is written.
 """
 
 import re
@@ -34,7 +35,7 @@ def main() -> None:
     from ..inference import latency, load  # torch takes seconds to import
 
     trained = load.untrained(config) if config else load.restore(Path(given["ckpt"]), overrides, with_data=False)
-    if config is None and len(trained.spec.inputs) > 1:  # whose shapes only the data know
+    if config is None and trained.needs_data:
         trained = load.restore(Path(given["ckpt"]), overrides, with_data=True)
     line = LiveLine()
     try:

@@ -4,8 +4,9 @@
     batchscope predict ckpt=<run>/checkpoints/best.ckpt input=photos/ output=answers.csv
     batchscope predict ckpt=<run>/checkpoints/best.ckpt input=samples.npz output=answers.npz
 
-input is test or val (a split of the checkpoint's data), a folder of images, an image, or an .npz file with an array x.
-output is a .csv file with one row a sample, or an .npz file with the raw outputs; for images a .png beside it shows some.
+input is test, val or predict (a split of the checkpoint's data), a folder of images, an image, or an .npz file with an
+array x. output is a .csv file with one row a sample, or an .npz file with the raw outputs; for images a .png beside it
+shows some. A LightningModule answers by its predict_step, which returns tensors with a row a sample.
 Further options, as of batchscope evaluate, change how the network is run: trainer.accelerator=cpu.
 """
 
@@ -21,13 +22,13 @@ def main() -> None:
     checkpoint, output = Path(given["ckpt"]), Path(given.get("output", "predictions.csv"))
     from ..inference.inputs import refuse_input  # torch takes seconds to import
     from ..inference.load import restore
-    from ..inference.predict import SPLITS, predict, refuse_output, write_predictions
+    from ..inference.predict import SPLITS, has_own_shape, only_npz, predict, refuse_output, write_predictions
 
     if given["input"] not in SPLITS:
         refuse_input(Path(given["input"]))
     refuse_output(output)
     trained = restore(checkpoint, overrides, with_data=given["input"] in SPLITS)
-    refuse_output(output, trained.spec)
+    refuse_output(output, "" if has_own_shape(trained) else only_npz(trained.spec))
     found = predict(trained, given["input"])
     if found.note:
         print(found.note)

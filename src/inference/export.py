@@ -59,7 +59,7 @@ def export(trained: Trained, form: str, path: Path, samples: Mapping[str, Tensor
     if form == "state_dict":
         _write(path, lambda file: torch.save(network.state_dict(), file))
         return Exported(path, None, 0)
-    module = _Forward(network).eval() if len(trained.spec.inputs) == 1 else network
+    module = _Forward(network).eval() if {*samples} <= {"x", LENGTHS} else network
     example = {name: tensor[:2] for name, tensor in samples.items()}
     try:
         args, named = _arguments(example)

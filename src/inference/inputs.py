@@ -73,7 +73,9 @@ def read_inputs(source: Path, spec: DataSpec) -> Inputs:
 def refuse_input(source: Path) -> None:
     """UserError for a file or folder that is not there."""
     if not os.path.exists(source):
-        raise UserError(f"input: got '{source}', takes test, val, a folder of images, an image or an .npz file")
+        raise UserError(
+            f"input: got '{source}', takes test, val, predict, a folder of images, an image or an .npz file"
+        )
 
 
 class _Images(Sequence):

@@ -20,7 +20,8 @@ from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.plugins.precision import Precision
 from matplotlib import rc_context
 from matplotlib.figure import Figure
-from torch import Tensor, nn
+from torch import nn
+from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
 from ..analysis import plot_style as style
@@ -158,18 +159,19 @@ def measure_latency(
 ) -> Latencies:
     """Time a network's forward pass for each batch size, on random inputs of the data's shape.
 
-    A network of several inputs is given test samples, because only the data know the shapes of all. The device and the
+    Where only the data know the shapes, or the network has an example, it is given such samples. The device and the
     precision are those of the configuration's trainer.
 
     Raises:
         UserError: if no size fits into the device's memory, or the network does not take such inputs.
     """
+    samples = samples_of(trained, max(sizes)) if trained.needs_data or trained.example is not None else None
     trainer = trainer_for(trained)
     device, plugin = trainer.strategy.root_device, trainer.precision_plugin
     network = plugin.convert_module(trained.network.eval().to(device))
     with plugin.forward_context():
-        samples = samples_of(trained, max(sizes)) if len(trained.spec.inputs) > 1 else None
-        prepared = (_prepared(network, trained.spec, samples, size, device, plugin) for size in sizes)
+        inputs = samples.repeated if samples else partial(inputs_like, network, trained.spec)
+        prepared = (_prepared(network, inputs, size, device, plugin) for size in sizes)
         fitting = [one for one in prepared if one is not None]
         if not fitting:
             raise UserError(f"data.batch_size: no batch of {', '.join(f'{s:,}' for s in sizes)} fits into memory")
@@ -182,25 +184,22 @@ def measure_latency(
     return Latencies(table, rates, select(rates), device_name(device), str(plugin.precision))
 
 
-def inputs_like(network: nn.Module, spec: DataSpec, size: int) -> tuple[Tensor, Tensor | None]:
+def inputs_like(network: nn.Module, spec: DataSpec, size: int) -> Samples:
     """Random inputs `(size, *input_shape)`, all 0 of tokens, and full lengths where they vary."""
     x = torch.randn(size, *spec.input_shape, generator=torch.Generator().manual_seed(0))
-    return x.to(input_dtype(network, spec)), torch.full((size,), spec.input_shape[0]) if spec.variable_length else None
+    lengths = torch.full((size,), spec.input_shape[0]) if spec.variable_length else None
+    return Samples(x.to(input_dtype(network, spec)), lengths, "random numbers")
 
 
 def _prepared(
-    network: nn.Module,
-    spec: DataSpec,
-    samples: Samples | None,
-    size: int,
-    device: torch.device,
-    plugin: Precision,
+    network: nn.Module, make: Callable[[int], Samples], size: int, device: torch.device, plugin: Precision
 ) -> _Size | None:
-    """A warm batch size with the memory that it takes; None if it does not fit. `samples` are repeated to fill it."""
-    shape = (size, *spec.input_shape)
+    """A warm batch size with the memory that it takes; None if it does not fit. `make` makes inputs of a size."""
+    shape: Any = size
     try:
-        given: Any = inputs_like(network, spec, size) if samples is None else samples.repeated(size)
-        inputs = partial(move_data_to_device, plugin.convert_input(arguments(*given)), device)
+        given = make(size)
+        shape = next(tuple(leaf.shape) for leaf in tree_leaves(given.inputs))
+        inputs = partial(move_data_to_device, plugin.convert_input(arguments(given.inputs, given.lengths)), device)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         args, named = inputs()

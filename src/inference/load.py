@@ -64,8 +64,21 @@ class Trained:
             UserError: where the data do not say it.
         """
         if self.known.spec is None:
-            raise UserError(f"data: {self.known.name} has no spec, so nobody knows what the network reads and answers")
+            raise UserError(
+                f"data: {self.known.name} has no spec, a property that returns a batchscope.data.DataSpec, so nobody "
+                "knows what the network reads and answers"
+            )
         return self.known.spec
+
+    @property
+    def example(self) -> Any:
+        """What a LightningModule says that its `forward` takes, its `example_input_array`; None without one."""
+        return self.network.example_input_array if isinstance(self.network, LightningModule) else None
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether only the data know the shapes of what the network takes."""
+        return self.example is None and (self.known.spec is None or len(self.known.spec.inputs) > 1)
 
 
 def load_model(

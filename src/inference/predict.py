@@ -1,6 +1,8 @@
 """Predictions of a trained network: a table with one row a sample, the raw outputs, and a picture of some samples."""
 
+import inspect
 import math
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
@@ -12,25 +14,35 @@ import pandas as pd
 import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader
+from typing_extensions import override
 
 from ..callbacks.prediction_images import Sample, draw_masks, draw_samples
-from ..data.plain import has_test, lightning_of
-from ..data.spec import CLASSES, LENGTHS, PADDING, DataSpec, arguments, takes
+from ..data.plain import Data, has_test, lightning_of
+from ..data.spec import CLASSES, LABELS, LENGTHS, PADDING, DataSpec, arguments, takes
 from ..errors import UserError, warn
 from ..files import atomic_write, refuse_existing, writing
+from ..training.task import Task
 from ..training.trial import blamed
 from .inputs import read_inputs
 from .load import Trained, trainer_for
 
-SPLITS = ("test", "val")
+# A split by its name: Lightning's stage, and the method that serves it.
+SPLITS = {
+    "test": ("test", "test_dataloader"),
+    "val": ("validate", "val_dataloader"),
+    "predict": ("predict", "predict_dataloader"),
+}
 FORMATS = (".csv", ".npz")
 _DRAWN = 32  # samples in the picture
 _BATCH = 256  # samples of a batch, where the data do not say it
+_FEW = 8  # copies of a sample that is alone
+_NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 @dataclass(frozen=True)
@@ -54,11 +66,11 @@ class Predictions:
     def answer(self) -> Tensor:
         """In the shape of the target: the class with the highest score, the labels whose logit is above 0, or numbers."""
         if self.spec.target in CLASSES:
-            answer = self.output.argmax(dim=1 if self.spec.target == "class_per_pixel" else -1)
+            answer = self.spec.class_of(self.output)
             return answer.masked_fill(self.output[..., 0].isnan(), PADDING) if self.spec.pads_steps else answer
-        if self.spec.target == "multilabel":
+        if self.spec.target in LABELS:
             return (self.output > 0).long()
-        return self.output.squeeze(-1) if self.spec.target == "value" else self.output
+        return self.spec.without_n(self.output) if self.spec.target == "value" else self.output
 
     @property
     def accuracy(self) -> float | None:
@@ -74,8 +86,19 @@ class Predictions:
         """
         columns: dict[str, Any] = {"sample": list(self.names)} | self._columns("prediction", self.answer)
         if self.spec.target == "class":
-            columns["probability"] = self.output.softmax(dim=-1).amax(dim=-1).tolist()
+            columns["probability"] = self._probability().tolist()
         return pd.DataFrame(columns | ({} if self.target is None else self._columns("target", self.target)))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """`sample`, `output`, `prediction`, and `target` where it is known."""
+        known = {"output": self.output, "prediction": self.answer}
+        known |= {} if self.target is None else {"target": self.target}
+        return {"sample": np.asarray(self.names)} | {name: tensor.numpy() for name, tensor in known.items()}
+
+    @property
+    def only_npz(self) -> str:
+        """Why a table cannot hold them; empty where it can."""
+        return only_npz(self.spec)
 
     def class_name(self, index: int) -> str:
         """The name of a class, or its number."""
@@ -88,6 +111,12 @@ class Predictions:
         targets = answers if self.target is None else self.target[: len(answers)]
         samples = [Sample(*each) for each in zip(self.drawn, answers, targets, strict=True)]
         return (draw_samples if self.spec.target == "class" else draw_masks)(samples, self.spec)
+
+    def _probability(self) -> Tensor:
+        """Of the class that each sample is taken for."""
+        if not self.spec.is_one_logit:
+            return self.output.softmax(dim=-1).amax(dim=-1)
+        return self.spec.without_n(self.output).abs().sigmoid()
 
     def _columns(self, name: str, values: Tensor) -> dict[str, list]:
         match self.spec.target:
@@ -102,43 +131,121 @@ class Predictions:
         return {f"{name}_{self.class_name(i)}": kept[:, i].tolist() for i in range(kept.shape[1])}
 
 
-def predict(trained: Trained, source: str) -> Predictions:
+@dataclass(frozen=True)
+class Answers:
+    """What a `predict_step` of the user's own returns, or a network whose target is `any`: arrays with a row a sample.
+
+    `columns` are by the keys of a dict; one tensor is `output`, and those of a tuple are `output_0` and so on.
+    """
+
+    names: Sequence[str]
+    columns: Mapping[str, np.ndarray]
+    note: str = ""
+    accuracy: float | None = None  # nobody knows it
+
+    @property
+    def not_finite(self) -> int:
+        """How many samples have a NaN or an infinity."""
+        odd = np.zeros(len(self.names), bool)
+        for array in (array for array in self.columns.values() if array.dtype.kind in "fc"):
+            odd |= ~np.isfinite(array).reshape(len(array), -1).all(axis=1)
+        return int(odd.sum())
+
+    def table(self) -> pd.DataFrame:
+        """One row a sample: `sample`, and a column for each number of it."""
+        columns: dict[str, Any] = {"sample": list(self.names)}
+        for name, array in self.columns.items():
+            columns |= {name: array} if array.ndim == 1 else {f"{name}_{i}": one for i, one in enumerate(array.T)}
+        return pd.DataFrame(columns)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """`sample`, and the arrays."""
+        return {"sample": np.asarray(self.names), **self.columns}
+
+    @property
+    def only_npz(self) -> str:
+        """Why a table cannot hold them; empty where it can."""
+        shapes = (f"'{name}' has the shape {array.shape}" for name, array in self.columns.items() if array.ndim > 2)
+        return next(shapes, "")
+
+
+def has_own_shape(trained: Trained) -> bool:
+    """Whether no DataSpec says what is answered: see Answers."""
+    return not isinstance(trained.module, Task) or trained.spec.target == "any"
+
+
+def predict(trained: Trained, source: str) -> Predictions | Answers:
     """The answers of a network to a split of its data, or to a user's own files.
+
+    A LightningModule answers by its `predict_step`, also to the samples of a test or a validation.
 
     Args:
         trained: the network.
-        source: `test` or `val`, or what `read_inputs` takes.
+        source: `test`, `val` or `predict`, or what `read_inputs` takes.
 
     Raises:
         UserError: if the input cannot be read, the network does not take it, or the trainer's options leave no batch.
     """
-    collected, spec = _Collected(trained.spec), trained.spec
+    collected = _Rows() if has_own_shape(trained) else _Collected(trained.spec)
     trainer = trainer_for(trained, collected.callback())
+    names, note = map(str, count()), ""
     if source in SPLITS:
-        option, names, note = f"limit_{source}_batches", map(str, count()), ""
-        trained.data.prepare_data()
-        if trained.trained_on not in ("", trained.data.name):
-            warn(f"the network was trained on {trained.trained_on}, and answers samples of {trained.data.name}")
-        run = trainer.test if source == "test" else trainer.validate
-        run(trained.module, datamodule=lightning_of(trained.data), verbose=False)
+        stage = _predict_split(trained, source, trainer)
     else:
-        inputs = read_inputs(Path(source), spec)
-        option, names, note = "limit_predict_batches", inputs.names, inputs.resized
+        inputs, stage = read_inputs(Path(source), trained.spec), "predict"
+        names, note = inputs.names, inputs.resized
         loader = DataLoader(inputs, batch_size=min(trained.known.batch_size or _BATCH, len(inputs)))
-        with blamed("input", f"{type(trained.network).__name__} does not take these samples"):
+        with blamed("input", _complaint(trained)):
             trainer.predict(trained.module, dataloaders=loader, return_predictions=False)
-    output = collected.output
-    if not len(output):
+    if not collected.rows:
+        option = f"limit_{'val' if stage == 'validate' else stage}_batches"
         raise UserError(f"trainer.{option}: got {trained.config['trainer'].get(option)}, which predicts no batch")
-    kept = (output, collected.target, collected.drawn, spec, note, collected.not_finite)
-    return Predictions([*islice(names, len(output))], *kept)
+    return collected.found([*islice(names, collected.rows)], note)
+
+
+def _predict_split(trained: Trained, source: str, trainer: Trainer) -> str:
+    """Run the network on a split of its data; the stage of Lightning in which it ran."""
+    data, (stage, method) = trained.data, SPLITS[source]
+    module = lightning_of(data)
+    data.prepare_data()
+    if trained.trained_on not in ("", data.name):
+        warn(f"the network was trained on {trained.trained_on}, and answers samples of {data.name}")
+    module.trainer = trainer  # which a `setup` may ask, as in Lightning
+    if not _serves(data, source):
+        raise UserError(f"input: got '{source}', and {data.name} has no {method}")
+    if isinstance(trained.module, Task):
+        how = {"return_predictions": False} if stage == "predict" else {"verbose": False}
+        getattr(trainer, stage)(trained.module, datamodule=module, **how)
+        return stage
+    if stage != "predict":
+        data.setup(stage)
+        cast(Any, module).predict_dataloader = getattr(module, method)
+    with blamed("input", _complaint(trained)):
+        trainer.predict(trained.module, datamodule=module, return_predictions=False)
+    return "predict"
+
+
+def _complaint(trained: Trained) -> str:
+    """What is wrong where a prediction fails."""
+    name = type(trained.network).__name__
+    if is_overridden("predict_step", trained.module):
+        return f"{name} does not take these samples"
+    return f"{name} has no predict_step(batch, batch_idx), and its forward does not take a batch"
+
+
+def _serves(data: Data, source: str) -> bool:
+    """Whether data have the samples of a split; a test split of a DataModule is loaded."""
+    if source == "test":
+        return has_test(data)
+    return is_overridden(SPLITS[source][1], lightning_of(data))
 
 
 class Samples(NamedTuple):
-    """Inputs on the CPU as `DataSpec.parts` gives them, with the lengths that the network takes."""
+    """Inputs on the CPU as `DataSpec.parts` gives them, with the lengths that the network takes; and what they are."""
 
     inputs: Any
     lengths: Tensor | None
+    of: str = "test samples"
 
     @property
     def named(self) -> dict[str, Tensor]:
@@ -151,55 +258,150 @@ class Samples(NamedTuple):
     def repeated(self, size: int) -> "Samples":
         """So many samples, from the first on and again from the first on."""
         rows = torch.arange(size) % len(self)
-        return Samples(*tree_map_only(Tensor, lambda tensor: tensor[rows], (self.inputs, self.lengths)))
+        return Samples(*tree_map_only(Tensor, lambda tensor: tensor[rows], (self.inputs, self.lengths)), self.of)
 
 
 def samples_of(trained: Trained, most: int) -> Samples:
-    """The first test samples, of the first batch at most."""
-    trained.data.prepare_data()
-    data = lightning_of(trained.data)
-    data.trainer = trainer_for(trained)  # which a `setup` may ask, as in Lightning
-    if not has_test(trained.data):
-        raise UserError(f"data: {trained.data.name} has no test set to take samples from")
-    data.setup("test")
-    batch = next(iter(data.test_dataloader()))
+    """Some inputs of the network: its `example_input_array`, or those of a batch of its data, the test if there is one.
+
+    Raises:
+        UserError: where the batch does not say what the network takes of it.
+    """
+    if trained.example is not None:
+        found, of = _arguments_in(trained.example, trained.module, is_batch=False), "rows of example_input_array"
+        return _tried(trained, Samples(found, None, of), most)
+    batch, of = _first_batch(trained)
+    if trained.known.spec is None:
+        return _tried(trained, Samples(_arguments_in(batch, trained.module), None, of), most)
     x, _, lengths = trained.spec.parts(batch)
-    found = (x, lengths if takes(trained.network, LENGTHS) else None)
-    return Samples(*tree_map_only(Tensor, lambda tensor: tensor[:most].cpu(), found))
+    return _first(Samples(x, lengths if takes(trained.network, LENGTHS) else None, of), most)
 
 
-class _Collected:
-    """Keeps what each batch of an evaluation returned as `output` and `target`, on the CPU."""
+def _first_batch(trained: Trained) -> tuple[Any, str]:
+    """The first batch of the test, or of what the data have instead; and what its samples are."""
+    data, module = trained.data, lightning_of(trained.data)
+    data.prepare_data()
+    module.trainer = trainer_for(trained)  # which a `setup` may ask, as in Lightning
+    split = next((split for split in ("test", "val") if _serves(data, split)), "train")
+    stage, method = SPLITS.get(split, ("fit", "train_dataloader"))
+    data.setup(stage)
+    return next(iter(tree_leaves(getattr(module, method)())[0])), f"{split} samples"  # of several loaders the first
+
+
+def _arguments_in(given: Any, module: LightningModule, is_batch: bool = True) -> Any:
+    """What `forward` takes: the fields of a dict that it names, and the parts of a tuple by their order.
+
+    Of a batch it takes as many parts as it requires. One argument stands alone, several are by their names.
+    """
+    parameters = [one for one in inspect.signature(module.forward).parameters.values() if one.kind in _NAMED]
+    if isinstance(given, Mapping):
+        found = {one.name: given[one.name] for one in parameters if one.name in given}
+    else:
+        parts = given if isinstance(given, list | tuple) else (given,)
+        required = sum(one.default is one.empty for one in parameters)
+        names = [one.name for one in parameters]
+        found = dict(zip(names[: max(1, required)] if is_batch else names, parts, strict=False))
+    return next(iter(found.values())) if len(found) == 1 else found
+
+
+def _first(samples: Samples, most: int) -> Samples:
+    """The first of some samples, on the CPU."""
+    found = tree_map_only(Tensor, lambda tensor: tensor[:most].cpu(), (samples.inputs, samples.lengths))
+    return Samples(*found, samples.of)
+
+
+def _tried(trained: Trained, samples: Samples, most: int) -> Samples:
+    """The first of some samples, which `forward` takes: at least a few of them. UserError where it does not."""
+    name, leaves = type(trained.module).__name__, tree_leaves(samples.inputs)
+    how = "set self.example_input_array to what it takes, or give the data a spec"
+    if not leaves or not all(isinstance(leaf, Tensor) and leaf.dim() for leaf in leaves):
+        raise UserError(f"model: nobody knows which tensors forward of {name} takes of {samples.of}; {how}")
+    shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves)
+    with blamed("model", f"forward of {name} does not take {shapes} of {samples.of}; {how}"), torch.no_grad():
+        found = _first(samples, most)
+        found = found if len(found) > 1 else found.repeated(_FEW)  # any number of samples is tried with several
+        args, named = arguments(found.inputs)
+        trained.network.eval()(*args, **named)
+    return found
+
+
+class _Collector:
+    """Keeps what each batch of a test, a validation or a prediction returns, on the CPU."""
+
+    rows = 0  # so far
+
+    def callback(self) -> LambdaCallback:
+        """Calls `keep` at the end of each batch."""
+        hooks = dict.fromkeys(("on_test_batch_end", "on_validation_batch_end", "on_predict_batch_end"), self.keep)
+        return LambdaCallback(**hooks)
+
+    def keep(self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, *number: int) -> None:
+        """Keep what a step returned."""
+        raise NotImplementedError
+
+    def found(self, names: Sequence[str], note: str) -> Predictions | Answers:
+        """What was kept, of samples with these names."""
+        raise NotImplementedError
+
+
+class _Rows(_Collector):
+    """Arrays with a row a sample, by name."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, list[np.ndarray]] = {}
+
+    @override
+    def keep(self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, *number: int) -> None:
+        outputs = outputs["output"] if isinstance(module, Task) else outputs
+        named = {f"output_{i}": one for i, one in enumerate(outputs)} if isinstance(outputs, tuple) else outputs
+        named = named if isinstance(named, Mapping) else {"output": named}
+        arrays = {str(name): _array(value) for name, value in named.items()}
+        lengths = {len(array) if array.ndim and array.dtype != object else None for array in arrays.values()}
+        if len(lengths) != 1 or None in lengths or (self._parts and self._parts.keys() != arrays.keys()):
+            shapes = {name: "an object" if array.dtype == object else array.shape for name, array in arrays.items()}
+            raise UserError(
+                f"model: {type(module).__name__} answers {shapes}, and predict takes a tensor with a row for each "
+                "sample, or a dict or a tuple of them"
+            )
+        for name, array in arrays.items():
+            self._parts.setdefault(name, []).append(array)
+        self.rows += lengths.pop() or 0
+
+    @override
+    def found(self, names: Sequence[str], note: str) -> Answers:
+        with blamed("model", "its answers to two batches have shapes that do not go together"):
+            return Answers(names, {name: np.concatenate(parts) for name, parts in self._parts.items()}, note)
+
+
+def _array(value: Any) -> np.ndarray:
+    """A tensor, or a list of numbers, texts or tensors, as an array."""
+    plain = tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), value)
+    plain = plain.float() if isinstance(plain, Tensor) and plain.dtype == torch.bfloat16 else plain
+    return np.asarray(plain)
+
+
+class _Collected(_Collector):
+    """What each batch returned as `output` and `target`."""
 
     def __init__(self, spec: DataSpec) -> None:
         self._spec = spec
         self._outputs: list[Tensor] = []
         self._targets: list[Tensor] = []
         self._drawn: list[Tensor] = []
-        self.not_finite = 0
+        self._not_finite = 0
 
-    @property
-    def output(self) -> Tensor:
-        return _joined(self._outputs, math.nan) if self._outputs else torch.empty(0)
+    @override
+    def found(self, names: Sequence[str], note: str) -> Predictions:
+        output, drawn = _joined(self._outputs, math.nan), torch.cat(self._drawn or [torch.empty(0)])
+        target = _joined(self._targets, PADDING) if self._targets else None
+        return Predictions(names, output, target, drawn, self._spec, note, self._not_finite)
 
-    @property
-    def target(self) -> Tensor | None:
-        return _joined(self._targets, PADDING) if self._targets else None
-
-    @property
-    def drawn(self) -> Tensor:
-        return torch.cat(self._drawn) if self._drawn else torch.empty(0)
-
-    def callback(self) -> LambdaCallback:
-        """Keeps what each batch of a test, a validation or a prediction returns."""
-        hooks = dict.fromkeys(("on_test_batch_end", "on_validation_batch_end", "on_predict_batch_end"), self._keep)
-        return LambdaCallback(**hooks)
-
-    def _keep(self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, *number: int) -> None:
+    @override
+    def keep(self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, *number: int) -> None:
         if not isinstance(outputs, dict) or not {"output", "input"} <= outputs.keys():
             raise UserError(
                 f"model: the steps of {type(module).__name__} return no dict with `input` and `output` (and `target`, if "
-                "known), which is what predict reads"
+                "known), which is what predict reads; write a predict_step"
             )
         answer, target = outputs["output"], outputs.get("target")
         if not isinstance(answer, Tensor):
@@ -210,7 +412,8 @@ class _Collected:
             lengths = batch[1] if len(batch) == 2 else self._spec.parts(batch)[2]  # of a user's files, of a split
             ended = torch.arange(output.shape[1]) >= lengths.cpu()[:, None]
             output, odd = output.masked_fill(ended[..., None], math.nan), odd & ~ended[..., None]
-        self.not_finite += int(odd.flatten(1).any(1).sum() if odd.dim() > 1 else odd.sum())
+        self._not_finite += int(odd.flatten(1).any(1).sum() if odd.dim() > 1 else odd.sum())
+        self.rows += len(output)
         self._outputs.append(output)
         if target is not None:
             self._targets.append(target)
@@ -226,15 +429,15 @@ def _joined(batches: list[Tensor], padding: float) -> Tensor:
     return pad_sequence([sample for batch in batches for sample in batch], True, padding)
 
 
-def write_predictions(predictions: Predictions, path: Path) -> list[Path]:
+def write_predictions(predictions: Predictions | Answers, path: Path) -> list[Path]:
     """Write predictions to `path`, and for images a picture of some beside it; the files that were written.
 
-    A `.csv` file has the table; an `.npz` file has `output`, `prediction`, `target` where it is known, and `sample`.
+    A `.csv` file has the table, an `.npz` file the arrays.
 
     Raises:
         UserError: if the suffix is neither, or a file exists or cannot be written.
     """
-    refuse_output(path, predictions.spec)
+    refuse_output(path, predictions.only_npz)
     with writing("output", path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as file:
@@ -243,10 +446,10 @@ def write_predictions(predictions: Predictions, path: Path) -> list[Path]:
                     predictions.table().to_csv(index=False).encode("utf-8", "surrogateescape")
                 )  # names of files may be any bytes
             else:
-                arrays = {"output": predictions.output.numpy(), "prediction": predictions.answer.numpy()}
-                arrays |= {} if predictions.target is None else {"target": predictions.target.numpy()}
-                cast(Any, np).savez_compressed(file, sample=np.asarray(predictions.names), **arrays)
-    if predictions.spec.kind != "image" or predictions.spec.target not in ("class", "class_per_pixel"):
+                _write_arrays(predictions.arrays(), file)
+    if not isinstance(predictions, Predictions) or predictions.spec.kind != "image":
+        return [path]
+    if predictions.spec.target not in ("class", "class_per_pixel"):
         return [path]
     picture = path.with_suffix(".png")
     with writing("output", picture), atomic_write(picture) as file:
@@ -254,11 +457,25 @@ def write_predictions(predictions: Predictions, path: Path) -> list[Path]:
     return [path, picture]
 
 
-def refuse_output(path: Path, spec: DataSpec | None = None) -> None:
-    """UserError unless predictions for such data can be written there; nothing that exists is replaced."""
-    takes = FORMATS[1:] if spec is not None and spec.target in ("class_per_pixel", "input") else FORMATS
+def _write_arrays(arrays: Mapping[str, np.ndarray], file: Any) -> None:
+    """As `np.savez_compressed`, which takes no array called `file`."""
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
+
+
+def only_npz(spec: DataSpec) -> str:
+    """Why a table cannot hold predictions for such data; empty where it can."""
+    numbers = ("class_per_pixel", "multilabel_per_pixel", "input")
+    return f"the target is {spec.target}" if spec.target in numbers else ""
+
+
+def refuse_output(path: Path, only_npz: str = "") -> None:
+    """UserError unless predictions can be written there, as `.npz` where there is a reason; nothing is replaced."""
+    takes = FORMATS[1:] if only_npz else FORMATS
     if path.suffix not in takes:
-        why = f": the target is {spec.target}" if spec is not None and takes != FORMATS else ""
+        why = f": {only_npz}" if only_npz else ""
         raise UserError(f"output: got '{path}', takes a name that ends in {' or '.join(takes)}{why}")
     for file in (path, path.with_suffix(".png")):
         refuse_existing("output", file)

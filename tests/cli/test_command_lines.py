@@ -123,7 +123,7 @@ REFUSED = {
     "train data.root=../../x hydra.run.dir=outputs/${data.root}": "hydra.run.dir: got 'outputs/../../x'",
     "train hydra.run.dir=null": "hydra.run.dir: got null, takes a value",
     f"train hydra.run.dir=outputs/{'x' * 300}": "hydra.run.dir: has a name of more than 255 bytes",
-    "predict ckpt=file input=nowhere output=file": "input: got 'nowhere', takes test, val, a folder of images, an image or an .npz file",
+    "predict ckpt=file input=nowhere output=file": "input: got 'nowhere', takes test, val, predict, a folder of images, an image or an .npz file",
     f"train hydra.run.dir={TOO_LONG}": "hydra.run.dir: … cannot be written: File name too long",
     "train hydra.run.dir=file": "hydra.run.dir: file cannot be written: File exists",
     "train -m seed=0,1 hydra.sweep.dir=file/x": "hydra.sweep.dir: file/x cannot be written: Not a directory",

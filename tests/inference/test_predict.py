@@ -142,7 +142,7 @@ def test_inputs_that_are_no_samples_are_refused(tmp_path: Path) -> None:
     (tmp_path / "array.npy").rename(tmp_path / "array.npz")
     Image.fromarray(np.full((28, 28), 30_000, np.uint16)).save(tmp_path / "deep.png")
     for name, spec, said in [
-        ("nothing", IMAGES, "takes test, val, a folder of images"),
+        ("nothing", IMAGES, "takes test, val, predict, a folder of images"),
         ("empty", IMAGES, "no image below"),
         ("", IMAGES, "broken.png' cannot be read as an image"),
         ("broken.npz", IMAGES, "cannot be read"),
@@ -175,6 +175,14 @@ def test_the_table_has_the_names_of_the_classes(target: Any, output: list, truth
     found = Predictions(["0"], torch.tensor(output), torch.tensor(truth), torch.empty(0), spec)
     row = found.table().iloc[0].to_dict()
     assert {key: row[key] for key in columns} == columns
+
+
+def test_one_logit_is_a_class_with_its_probability() -> None:
+    spec = DataSpec("sequence", (2, 1), "class", 1, classes=("a", "b"))
+    found = Predictions(["0", "1"], torch.tensor([[2.0], [-2.0]]), torch.tensor([1, 1]), torch.empty(0), spec)
+    assert found.table()["prediction"].tolist() == ["b", "a"]
+    assert found.table()["probability"].tolist() == pytest.approx([1 / (1 + math.exp(-2))] * 2)
+    assert found.accuracy == 0.5
 
 
 def test_steps_behind_the_end_of_a_sequence_have_no_answer(tmp_path: Path, configs: None) -> None:

@@ -22,7 +22,8 @@ from batchscope.cli.evaluate import evaluate
 from batchscope.data.base import DataModule
 from batchscope.data.datamodule import TensorDataModule
 from batchscope.data.spec import DataSpec
-from batchscope.inference.load import load_model
+from batchscope.inference.load import load_model, restore
+from batchscope.inference.predict import predict
 from batchscope.options.groups import use_config_dir
 from batchscope.options.types import Choice
 from batchscope.training.optimizer import Optimizer
@@ -429,6 +430,9 @@ def test_several_targets_are_a_dict_for_a_loss_of_the_user(folder: Path) -> None
     found = trained(folder, "model=heads", "data=both", "task=both")
     assert found["metrics"].keys() >= {"val/loss", "test/loss"}
     assert evaluated(folder)[1]["test/loss"] == pytest.approx(found["metrics"]["test/loss"])
+    network = restore(folder / "checkpoints/best.ckpt", ["trainer.accelerator=cpu"], with_data=True)
+    answers = predict(network, "test").columns
+    assert {name: array.shape for name, array in answers.items()} == {"shade": (9, 3), "size": (9,)}
 
 
 F1 = "f1={_target_:torchmetrics.classification.BinaryF1Score}"

@@ -1,0 +1,206 @@
+"""A LightningModule on data without a spec is asked, exported and timed as it is; what nobody knows of it is one line."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from batchscope.inference.export import export
+from batchscope.inference.latency import measure_latency
+from batchscope.inference.load import Trained, untrained
+from batchscope.inference.predict import predict, samples_of, write_predictions
+from batchscope.options.groups import use_config_dir
+from batchscope.sweep.passes import Limits
+from tests.support.command_lines import composed, refusal
+from tests.support.third_party_modules import Stranger, loader
+
+X, VALIDATED = (torch.cat([x for x, _ in loader(samples)]) for samples in (24, 16))  # (24, 4) and (16, 4)
+
+
+class Points(lightning.LightningDataModule):
+    """Points with their sums; to predict there are points alone."""
+
+    def train_dataloader(self) -> DataLoader:
+        return loader(80, 8)
+
+    def val_dataloader(self) -> DataLoader:
+        return loader(16, 8)
+
+    def test_dataloader(self) -> DataLoader:
+        return loader(24, 8)
+
+    def predict_dataloader(self) -> DataLoader:
+        return DataLoader(X[:10], batch_size=4)
+
+
+class Named(Points):
+    """Has no test, and batches by name."""
+
+    test_dataloader = lightning.LightningDataModule.test_dataloader
+    predict_dataloader = lightning.LightningDataModule.predict_dataloader
+
+    def val_dataloader(self) -> list[DataLoader]:
+        return [DataLoader([{"y": x.sum(), "point": x} for x in X[:16]], batch_size=8)] * 2
+
+
+class Batch:
+    """A batch as somebody's own class."""
+
+    def __init__(self, samples: list[Tensor]) -> None:
+        self.points = torch.stack(samples)
+
+
+class Wrapped(Points):
+    def test_dataloader(self) -> DataLoader:
+        return DataLoader(X, batch_size=8, collate_fn=Batch)
+
+
+class Plain(Stranger):
+    """Answers points, and has no `predict_step`."""
+
+    def forward(self, point: Tensor) -> Tensor:
+        return self.layer(point)
+
+
+class Theirs(Plain):
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        points = batch[0] if isinstance(batch, list) else batch
+        sums = self(points)[:, 0]
+        return {"sum": sums, "both": torch.stack([sums, -sums], dim=1)}
+
+
+class Generator(Stranger):
+    """Its forward takes something else than a batch."""
+
+    def forward(self, noise: Tensor) -> Tensor:
+        return self.layer(torch.cat([noise, noise], dim=1))
+
+
+CLASSES = (Points, Named, Wrapped, Plain, Theirs, Generator)
+
+
+@pytest.fixture
+def made(tmp_path: Path, configs: None) -> Callable[..., Trained]:
+    """Makes a module on data, with its initial weights."""
+    for one in CLASSES:
+        group = "data" if issubclass(one, Points) else "model"
+        file = tmp_path / "conf" / group / f"{one.__name__.lower()}.yaml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"_target_: {__name__}.{one.__name__}\n")
+    use_config_dir(str(tmp_path / "conf"))
+
+    def make(model: str = "theirs", data: str = "points") -> Trained:
+        lightning.seed_everything(0, verbose=False)
+        return untrained(composed(f"model={model}", f"data={data}", "trainer.accelerator=cpu"))
+
+    return make
+
+
+def sums(trained: Trained, points: Tensor) -> np.ndarray:
+    with torch.no_grad():
+        return trained.network(points)[:, 0].numpy()
+
+
+# --- predict ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("source", "points"), [("predict", X[:10]), ("test", X), ("val", VALIDATED)])
+def test_it_answers_by_its_own_step_to_the_loader_of_a_split(source: str, points: Tensor, made, tmp_path: Path) -> None:
+    module = made()
+    found = predict(module, source)
+    (path,) = write_predictions(found, tmp_path / "answers.csv")
+    table = pd.read_csv(path)
+    assert [*table] == ["sample", "sum", "both_0", "both_1"]
+    np.testing.assert_allclose(table["sum"], sums(module, points), rtol=1e-5)
+    samples = len(points)
+    write_predictions(found, tmp_path / "answers.npz")
+    with np.load(tmp_path / "answers.npz") as arrays:
+        assert {name: arrays[name].shape for name in arrays} == {
+            "sample": (samples,), "sum": (samples,), "both": (samples, 2),
+        }  # fmt: skip
+
+
+def test_without_a_step_of_its_own_its_forward_takes_the_batch(made) -> None:
+    module = made("plain")
+    np.testing.assert_allclose(predict(module, "predict").columns["output"][:, 0], sums(module, X[:10]), rtol=1e-5)
+    said = "input: Plain has no predict_step(batch, batch_idx), and its forward does not take a batch: TypeError"
+    assert refusal(predict, module, "test").startswith(said)
+
+
+TAKES = "and predict takes a tensor with a row for each sample, or a dict or a tuple of them"
+# What a step returns for points, and the columns of the table; or how it is refused.
+ANSWERS: dict[str, tuple[Callable[[Tensor], Any], Any]] = {
+    "one number": (lambda x: x[:, 0], ["output"]),
+    "half precision": (lambda x: x[:, 0].bfloat16(), ["output"]),
+    "several": (lambda x: (x[:, 0], x[:, :2]), ["output_0", "output_1_0", "output_1_1"]),
+    "texts": (lambda x: {"file": ["a"] * len(x)}, ["file"]),
+    "a mean": (lambda x: x.mean(), f"model: Theirs answers {{'output': ()}}, {TAKES}"),
+    "nothing": (lambda x: None, f"model: Theirs answers {{'output': 'an object'}}, {TAKES}"),
+    "parts of different lengths": (lambda x: (x[:, 0], x[:3, 0]), "model: Theirs answers {'output_0': (8,), 'output_1': (3,)}, "),
+    "images for a table": (lambda x: x.view(-1, 2, 2), "output: got '"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_what_a_step_may_return(name: str, made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer, said = ANSWERS[name]
+    monkeypatch.setattr(Theirs, "predict_step", lambda self, batch, batch_idx: answer(batch[0]))
+
+    def written() -> pd.DataFrame:
+        return pd.read_csv(write_predictions(predict(made(), "test"), tmp_path / "answers.csv")[0])
+
+    if isinstance(said, str):
+        assert refusal(written).startswith(said)
+    else:
+        assert [*written()] == ["sample", *said]
+
+
+def test_what_its_data_do_not_serve_is_one_line(made, tmp_path: Path) -> None:
+    assert refusal(predict, made(data="named"), "predict") == "input: got 'predict', and Named has no predict_dataloader"
+    assert refusal(predict, made(data="named"), "test") == "input: got 'test', and Named has no test_dataloader"
+    said = "data: Points has no spec, a property that returns a batchscope.data.DataSpec, so nobody knows what "
+    assert refusal(predict, made(), str(tmp_path)).startswith(said)
+
+
+# --- inputs for an export, and for latencies -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("data", "of"), [("points", "test samples"), ("named", "val samples")])
+def test_inputs_are_what_forward_takes_of_a_batch(data: str, of: str, made) -> None:
+    samples = samples_of(made(data=data), 5)
+    assert torch.equal(samples.inputs, X[:5])
+    assert (len(samples), samples.of) == (5, of)
+
+
+@pytest.mark.parametrize("example", [torch.ones(1, 2), (torch.ones(1, 2),), {"noise": torch.ones(1, 2)}])
+def test_inputs_are_copies_of_the_example_of_a_module(example: Any, made) -> None:
+    module = made("generator", "wrapped")
+    module.network.example_input_array = example
+    samples = samples_of(module, 64)
+    assert torch.equal(samples.inputs, torch.ones(8, 2))
+    assert samples.of == "rows of example_input_array"
+
+
+HOW = "set self.example_input_array to what it takes, or give the data a spec"
+
+
+def test_what_nobody_knows_of_its_inputs_is_one_line(made) -> None:
+    said = f"model: nobody knows which tensors forward of Plain takes of test samples; {HOW}"
+    assert refusal(samples_of, made("plain", "wrapped"), 4) == said
+    said = f"model: forward of Generator does not take (8, 4) of test samples; {HOW}: RuntimeError"
+    assert refusal(samples_of, made("generator"), 4).startswith(said)
+
+
+def test_it_is_exported_and_timed(made, tmp_path: Path, limits: Limits) -> None:
+    module = made()
+    done = export(module, "torch_export", tmp_path / "a.pt2", samples_of(module, 12).named)
+    assert (done.samples, done.difference) == (12, pytest.approx(0, abs=1e-5))
+    torch.testing.assert_close(torch.export.load(done.path).module()(X), module.network(X))
+    assert (measure_latency(module, [1, 40], limits).table["p50_ms"] > 0).all()
