@@ -12,6 +12,7 @@ from ..errors import UserError
 from ..files import why
 from ..records.rates import RATE
 from .answer import Answer
+from .between_groups import best_setting
 from .groups import Group
 
 if TYPE_CHECKING:
@@ -28,7 +29,10 @@ def text_of(report: "Report") -> str:
         _group(group, sizes, answers.get(id(group)))
         for group, sizes in zip(report.sweep.groups, report.tables, strict=True)
     ]
-    content = {"schema": SCHEMA, "enough": report.enough, "groups": groups, "lines": report.headlines}
+    best = None if answers else best_setting(report.sweep, report.metrics)
+    best = json.loads(json.dumps(best), parse_constant=str)  # NaN, which JSON does not have
+    content = {"schema": SCHEMA, "enough": report.enough, "groups": groups, "best_setting": best}
+    content["lines"] = report.headlines
     return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 

@@ -6,12 +6,15 @@ sentence is as strong as its intervals, which hold together with 95 % confidence
 
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
 
+from ..options.purpose import changes_speed
 from ..records.formatting import option_value
 from ..records.rates import RATE
+from ..records.values import table
 from .groups import Group, SweepResults, label, rates_of
 from .noise import Ratio, simultaneous
-from .quality import quality_of
+from .quality import Quality, quality_of
 from .run import BATCH_SIZE, HARDWARE, SEED, Run
 from .selection import select
 from .text import and_, load_words, times_as_fast
@@ -92,17 +95,34 @@ def _alike(run: Run) -> str:
 
 
 def compare_settings(sweep: SweepResults, metrics: Sequence[str], margin: float | None = None) -> list[str]:
-    """What the groups of a sweep have to say about each other, of which each ran at one batch size.
+    """What the groups of a sweep have to say about each other, of which each ran at one batch size: the best metric first.
 
-    `margin` is as in quality.py.
+    `metrics` are those of quality, the most telling one first, and `margin` is as in quality.py.
     """
     if "data" in sweep.factors:
         return ["The runs are on different data: their rates and metrics are not compared."]
     names = [name_of(group, sweep) for group in sweep.groups]
-    runs = {number: group.runs for number, group in enumerate(sweep.groups)}
-    quality = next((found for key in metrics if (found := quality_of(runs, key, margin))), None)
+    quality = _quality_of_groups(sweep, metrics, margin)
     best = [quality.best_words(dict(enumerate(names)), at="with")] if quality else []
-    return [*_fastest(sweep.groups, names), *best]
+    config = table(sweep.runs[0].record.get("config"))
+    is_of_speed = not best or any(changes_speed(key, config) for key in sweep.group_keys)
+    return [*best, *(_fastest(sweep.groups, names) if is_of_speed else ())]
+
+
+def best_setting(sweep: SweepResults, metrics: Sequence[str]) -> dict[str, Any] | None:
+    """Which group has the best metric, for programs; None where that is not known."""
+    quality = None if "data" in sweep.factors else _quality_of_groups(sweep, metrics)
+    if quality is None:
+        return None
+    best = sweep.groups[quality.best].runs[0]
+    settings = {key: best.settings.get(key) for key in sweep.group_keys}
+    return {"metric": quality.metric.key, "value": quality.values[quality.best], "settings": settings}
+
+
+def _quality_of_groups(sweep: SweepResults, metrics: Sequence[str], margin: float | None = None) -> Quality | None:
+    """The first of some metrics that groups have, by their numbers."""
+    runs = {number: group.runs for number, group in enumerate(sweep.groups)}
+    return next((found for key in metrics if (found := quality_of(runs, key, margin))), None)
 
 
 def name_of(group: Group, sweep: SweepResults) -> str:

@@ -68,8 +68,14 @@ def _of_rate(run: Run, rate: float, reach: float) -> dict[str, float]:
 
 
 def quality_metrics(sweep: SweepResults) -> list[str]:
-    """The metrics of the test, or of the validation where no run was tested, the most telling one first."""
-    return _of_stage("test/", sweep.runs) or _of_stage("val/", sweep.runs)
+    """The metrics of the test, or of the validation where no run was tested, the most telling one first.
+
+    Settings at one batch size each are chosen by the validation, so that its metrics come first, where there are any.
+    """
+    validated, tested = (_of_stage(stage, sweep.runs) for stage in ("val/", "test/"))
+    if len(sweep.groups) > 1 and not any(len(group.sizes) > 1 for group in sweep.groups):
+        return [*validated, *tested]
+    return tested or validated
 
 
 def shown_metrics(sweep: SweepResults) -> list[str]:

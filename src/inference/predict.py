@@ -401,7 +401,7 @@ class _Collected(_Collector):
         if not isinstance(outputs, dict) or not {"output", "input"} <= outputs.keys():
             raise UserError(
                 f"model: the steps of {type(module).__name__} return no dict with `input` and `output` (and `target`, if "
-                "known), which is what predict reads; write a predict_step"
+                "known), which is what predict reads"
             )
         answer, target = outputs["output"], outputs.get("target")
         if not isinstance(answer, Tensor):

@@ -97,7 +97,7 @@ def test_a_setting_is_the_fastest_or_the_best_where_the_interval_shows_it(tmp_pa
         write_measured(tmp_path, {64: ms}, first=number, options={"data.pipeline": name}, seed=number, **own)
     sweep = find([tmp_path])
     lines = compare_settings(sweep, shown_metrics(sweep))
-    assert lines[-1].startswith(said)
+    assert lines[0].startswith(said)
     assert len(lines) == 1 + ("metrics" in facts)
 
 

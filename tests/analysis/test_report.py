@@ -286,10 +286,24 @@ def test_the_rate_that_a_search_names_is_the_one_to_type(tmp_path):
         write_rates(tmp_path, {512: 7000}, first=number, options={"optimizer.lr": rate}, **facts, **accuracy)
     found = analyse([tmp_path])
     assert any("lr 0.002" in line and "val/acc" in line for line in found.headlines)
+    assert len(found.headlines) == 1  # of rates nothing is said: a step takes the same time
     table = [line for line in found.markdown.partition("## Runs")[2].splitlines() if line.startswith("|")]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
     rows = [dict(zip(cells[0], line, strict=True)) for line in cells[2:]]
     assert [(row["lr"], row["scaled lr"]) for row in rows] == [("0.001", "0.002"), ("0.002", "0.004")]
+
+
+def test_a_sweep_over_an_option_of_a_module_is_answered_by_the_validation_and_the_value(tmp_path):
+    losses = {0.1: 0.5, 0.01: 0.2, 0.001: 0.4}
+    for number, (rate, loss) in enumerate(losses.items()):
+        facts = {"options": {"model.lr": rate}, "metrics": {"val_loss": loss, "test_loss": 1 - loss}}
+        write_rates(tmp_path, {64: 1000 + number}, first=number, others=0.5, passes=False, **facts)
+    report = write_report([tmp_path], tmp_path / "report")
+    assert report.headlines[0].startswith("Best val/loss: 0.200 with cnn · lr 0.01; ")
+    best = {"metric": "val/loss", "value": 0.2, "settings": {"model.lr": 0.01}}
+    assert read_answer(tmp_path)["best_setting"] == best
+    frame = read_runs(tmp_path)
+    assert dict(zip(frame["model.lr"], frame["val/loss"], strict=True)) == losses
 
 
 OWN, MINE = "batchscope train --config-dir=conf -m …", "batchscope train --config-dir 'my conf' -m"
