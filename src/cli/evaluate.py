@@ -63,4 +63,6 @@ def _test(trained: "Trained") -> tuple[str, Any]:
         )
     total, count = data.num_samples("test"), sum(tested)
     of = f" of {total:,}" if total is not None and count < total else ""  # by trainer.limit_test_batches
-    return f"{trained.name}, tested on {data.name} ({count:,}{of} samples)", metrics[0]
+    counted = f" ({count:,}{of} samples)" if count else ""  # unknown of a batch without tensors
+    measured = {key: value for of_loader in metrics for key, value in of_loader.items()}
+    return f"{trained.name}, tested on {data.name}{counted}", measured

@@ -42,6 +42,7 @@ _FORMATS: dict[str, Callable[[float], str]] = {
 }
 _ACCURACY = "fraction of correct answers"
 _ACCURACY_NAME = re.compile(r"(^|_)acc(uracy)?(_|\d|$)")  # top5_acc, acc5, accuracy_val; not acceleration
+_LOADER = re.compile(r"/dataloader_idx_\d+$")  # how Lightning ends the name of a metric of several loaders
 
 
 def _declared(lines: str) -> dict[str, Metric]:
@@ -131,7 +132,7 @@ def metric(key: str) -> Metric:
     declared = METRICS.get(key) or RUN_METRICS.get(key)
     if declared:
         return declared
-    name = key.rpartition("/")[2]
+    name = _LOADER.sub("", key).rpartition("/")[2]
     if _ACCURACY_NAME.search(name):
         return Metric(key, FRACTION, _ACCURACY, True, _FORMATS["percent.1"])
     return Metric(key, higher_is_better=False if "loss" in name else None)

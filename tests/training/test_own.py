@@ -658,7 +658,8 @@ def test_a_module_may_have_an_attribute_of_the_name_that_a_task_keeps_its_metric
     assert best.mode == "min"
 
 
-DIRECTIONS = {"val/loss": "min", "val/acc": "max", "val/iou": "max", "val/error": "min"}  # the last two by torchmetrics
+DIRECTIONS = {"val/loss": "min", "val/acc": "max", "val_loss/dataloader_idx_1": "min"}
+DIRECTIONS |= {"val/iou": "max", "val/error": "min"}  # by torchmetrics
 
 
 @pytest.mark.parametrize("monitor", DIRECTIONS)
