@@ -273,7 +273,7 @@ TYPED = {"BATCHSCOPE_CONFIG_DIR": "conf"}  # once, in place of --config-dir on e
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the files above, and files of MNIST's size and format, which torchvision does not download again."""
+    """A folder with the files above, and files of MNIST's size and format, in whose place torchvision loads nothing."""
     folder = tmp_path_factory.mktemp("project")
     for name, text in FILES.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -369,9 +369,9 @@ def test_a_module_without_a_validation_and_a_forward_says_what_to_write(batchsco
     assert record(project / "auto")["status"] == "finished"
     checkpoint = "ckpt=auto/checkpoints/last.ckpt"
     said = batchscope("predict", checkpoint, "input=test", code=1).complained.splitlines()[-1]
-    assert said.startswith("error: input: LitAutoEncoder has no predict_step(batch, batch_idx), and its forward does not")
+    assert said.startswith("error: input: LitAutoEncoder has no predict_step(batch, batch_idx), and its forward does")
     said = batchscope("latency", checkpoint, code=1).complained.splitlines()[-1]
-    assert said.startswith("error: model: nobody knows which tensors forward of LitAutoEncoder takes of test samples; set")
+    assert said.startswith("error: model: nobody knows which tensors forward of LitAutoEncoder takes of test samples; ")
     said = batchscope("evaluate", checkpoint, code=1).complained.splitlines()[-1]
     assert said == "error: model: LitAutoEncoder has no test_step, so there is nothing to evaluate"
 
@@ -408,4 +408,4 @@ def test_a_batch_may_be_a_class_of_its_own(batchscope, project: Path) -> None:
     batchscope("predict", checkpoint, "input=test", "output=pairs.csv", FEW)
     assert [*pd.read_csv(project / "pairs.csv")] == ["sample", "label", "answer"]
     said = batchscope("latency", checkpoint, code=1).complained.splitlines()[-1]
-    assert said.startswith("error: model: nobody knows which tensors forward of OnPairs takes of test samples; set self.")
+    assert said.startswith("error: model: nobody knows which tensors forward of OnPairs takes of test samples; ")
