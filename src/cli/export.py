@@ -25,7 +25,7 @@ def main() -> None:
     given, overrides = parse_words("export", __doc__, {"ckpt": CKPT, "format": None, "output": None})
     from ..inference.export import FORMATS, export, refuse  # torch takes seconds to import
     from ..inference.load import restore
-    from ..inference.predict import samples_of
+    from ..inference.samples import samples_of
 
     form = given.get("format", "torch_export")
     path = Path(given.get("output", f"model{FORMATS.get(form, '')}"))

@@ -40,7 +40,7 @@ from ..records.formatting import percent, significant
 from ..sweep.passes import Limits, Run, measure_in_passes
 from ..training.task import input_dtype
 from .load import Trained, trainer_for
-from .predict import Samples, samples_of
+from .samples import Samples, samples_of
 
 _WARM_UP = 3  # forward passes before the first that is measured
 _PERCENTILES = (50, 99)

@@ -1,13 +1,12 @@
 """Predictions of a trained network: a table with one row a sample, the raw outputs, and a picture of some samples."""
 
-import inspect
 import math
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -20,29 +19,21 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader
-from typing_extensions import override
 
 from ..callbacks.prediction_images import Sample, draw_masks, draw_samples
-from ..data.plain import Data, has_test, lightning_of
-from ..data.spec import CLASSES, LABELS, LENGTHS, PADDING, DataSpec, arguments, takes
+from ..data.plain import lightning_of
+from ..data.spec import CLASSES, LABELS, PADDING, DataSpec
 from ..errors import UserError, warn
 from ..files import atomic_write, refuse_existing, writing
 from ..training.task import Task
 from ..training.trial import blamed
 from .inputs import read_inputs
 from .load import Trained, trainer_for
+from .samples import SPLITS, serves
 
-# A split by its name: Lightning's stage, and the method that serves it.
-SPLITS = {
-    "test": ("test", "test_dataloader"),
-    "val": ("validate", "val_dataloader"),
-    "predict": ("predict", "predict_dataloader"),
-}
 FORMATS = (".csv", ".npz")
 _DRAWN = 32  # samples in the picture
 _BATCH = 256  # samples of a batch, where the data do not say it
-_FEW = 8  # copies of a sample that is alone
-_NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 @dataclass(frozen=True)
@@ -187,7 +178,7 @@ def predict(trained: Trained, source: str) -> Predictions | Answers:
         UserError: if the input cannot be read, the network does not take it, or the trainer's options leave no batch.
     """
     collected = _Rows() if has_own_shape(trained) else _Collected(trained.spec)
-    trainer = trainer_for(trained, collected.callback())
+    trainer = trainer_for(trained, _at_each_batch(collected.keep))
     names, note = map(str, count()), ""
     if source in SPLITS:
         stage = _predict_split(trained, source, trainer)
@@ -211,7 +202,7 @@ def _predict_split(trained: Trained, source: str, trainer: Trainer) -> str:
     if trained.trained_on not in ("", data.name):
         warn(f"the network was trained on {trained.trained_on}, and answers samples of {data.name}")
     module.trainer = trainer  # which a `setup` may ask, as in Lightning
-    if not _serves(data, source):
+    if not serves(data, source):
         raise UserError(f"input: got '{source}', and {data.name} has no {method}")
     if isinstance(trained.module, Task):
         how = {"return_predictions": False} if stage == "predict" else {"verbose": False}
@@ -233,125 +224,21 @@ def _complaint(trained: Trained) -> str:
     return f"{name} has no predict_step(batch, batch_idx), and its forward does not take a batch"
 
 
-def _serves(data: Data, source: str) -> bool:
-    """Whether data have the samples of a split; a test split of a DataModule is loaded."""
-    if source == "test":
-        return has_test(data)
-    return is_overridden(SPLITS[source][1], lightning_of(data))
+def _at_each_batch(keep: Callable[..., None]) -> LambdaCallback:
+    """Has the step of each batch of a test, a validation or a prediction kept."""
+    hooks = ("on_test_batch_end", "on_validation_batch_end", "on_predict_batch_end")
+    return LambdaCallback(**dict.fromkeys(hooks, keep))
 
 
-class Samples(NamedTuple):
-    """Inputs on the CPU as `DataSpec.parts` gives them, with the lengths that the network takes; and what they are."""
-
-    inputs: Any
-    lengths: Tensor | None
-    of: str = "test samples"
-
-    @property
-    def named(self) -> dict[str, Tensor]:
-        """Each input by its name; `x` for the one input of a network that gets it by position."""
-        return arguments(self.inputs if isinstance(self.inputs, Mapping) else {"x": self.inputs}, self.lengths)[1]
-
-    def __len__(self) -> int:
-        return len(next(iter(self.named.values())))
-
-    def repeated(self, size: int) -> "Samples":
-        """So many samples, from the first on and again from the first on."""
-        rows = torch.arange(size) % len(self)
-        return Samples(*tree_map_only(Tensor, lambda tensor: tensor[rows], (self.inputs, self.lengths)), self.of)
-
-
-def samples_of(trained: Trained, most: int) -> Samples:
-    """Some inputs of the network: its `example_input_array`, or those of a batch of its data, the test if there is one.
-
-    Raises:
-        UserError: where the batch does not say what the network takes of it.
-    """
-    if trained.example is not None:
-        found, of = _arguments_in(trained.example, trained.module, is_batch=False), "rows of example_input_array"
-        return _tried(trained, Samples(found, None, of), most)
-    batch, of = _first_batch(trained)
-    if trained.known.spec is None:
-        return _tried(trained, Samples(_arguments_in(batch, trained.module), None, of), most)
-    x, _, lengths = trained.spec.parts(batch)
-    return _first(Samples(x, lengths if takes(trained.network, LENGTHS) else None, of), most)
-
-
-def _first_batch(trained: Trained) -> tuple[Any, str]:
-    """The first batch of the test, or of what the data have instead; and what its samples are."""
-    data, module = trained.data, lightning_of(trained.data)
-    data.prepare_data()
-    module.trainer = trainer_for(trained)  # which a `setup` may ask, as in Lightning
-    split = next((split for split in ("test", "val") if _serves(data, split)), "train")
-    stage, method = SPLITS.get(split, ("fit", "train_dataloader"))
-    data.setup(stage)
-    return next(iter(tree_leaves(getattr(module, method)())[0])), f"{split} samples"  # of several loaders the first
-
-
-def _arguments_in(given: Any, module: LightningModule, is_batch: bool = True) -> Any:
-    """What `forward` takes: the fields of a dict that it names, and the parts of a tuple by their order.
-
-    Of a batch it takes as many parts as it requires. One argument stands alone, several are by their names.
-    """
-    parameters = [one for one in inspect.signature(module.forward).parameters.values() if one.kind in _NAMED]
-    if isinstance(given, Mapping):
-        found = {one.name: given[one.name] for one in parameters if one.name in given}
-    else:
-        parts = given if isinstance(given, list | tuple) else (given,)
-        required = sum(one.default is one.empty for one in parameters)
-        names = [one.name for one in parameters]
-        found = dict(zip(names[: max(1, required)] if is_batch else names, parts, strict=False))
-    return next(iter(found.values())) if len(found) == 1 else found
-
-
-def _first(samples: Samples, most: int) -> Samples:
-    """The first of some samples, on the CPU."""
-    found = tree_map_only(Tensor, lambda tensor: tensor[:most].cpu(), (samples.inputs, samples.lengths))
-    return Samples(*found, samples.of)
-
-
-def _tried(trained: Trained, samples: Samples, most: int) -> Samples:
-    """The first of some samples, which `forward` takes: at least a few of them. UserError where it does not."""
-    name, leaves = type(trained.module).__name__, tree_leaves(samples.inputs)
-    how = "set self.example_input_array to what it takes, or give the data a spec"
-    if not leaves or not all(isinstance(leaf, Tensor) and leaf.dim() for leaf in leaves):
-        raise UserError(f"model: nobody knows which tensors forward of {name} takes of {samples.of}; {how}")
-    shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves)
-    with blamed("model", f"forward of {name} does not take {shapes} of {samples.of}; {how}"), torch.no_grad():
-        found = _first(samples, most)
-        found = found if len(found) > 1 else found.repeated(_FEW)  # any number of samples is tried with several
-        args, named = arguments(found.inputs)
-        trained.network.eval()(*args, **named)
-    return found
-
-
-class _Collector:
-    """Keeps what each batch of a test, a validation or a prediction returns, on the CPU."""
-
-    rows = 0  # so far
-
-    def callback(self) -> LambdaCallback:
-        """Calls `keep` at the end of each batch."""
-        hooks = dict.fromkeys(("on_test_batch_end", "on_validation_batch_end", "on_predict_batch_end"), self.keep)
-        return LambdaCallback(**hooks)
-
-    def keep(self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, *number: int) -> None:
-        """Keep what a step returned."""
-        raise NotImplementedError
-
-    def found(self, names: Sequence[str], note: str) -> Predictions | Answers:
-        """What was kept, of samples with these names."""
-        raise NotImplementedError
-
-
-class _Rows(_Collector):
-    """Arrays with a row a sample, by name."""
+class _Rows:
+    """What each batch returned, on the CPU: arrays with a row a sample, by name."""
 
     def __init__(self) -> None:
+        self.rows = 0
         self._parts: dict[str, list[np.ndarray]] = {}
 
-    @override
     def keep(self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, *number: int) -> None:
+        """Keep what the step of a batch returned."""
         outputs = outputs["output"] if isinstance(module, Task) else outputs
         named = {f"output_{i}": one for i, one in enumerate(outputs)} if isinstance(outputs, tuple) else outputs
         named = named if isinstance(named, Mapping) else {"output": named}
@@ -367,8 +254,8 @@ class _Rows(_Collector):
             self._parts.setdefault(name, []).append(array)
         self.rows += lengths.pop() or 0
 
-    @override
     def found(self, names: Sequence[str], note: str) -> Answers:
+        """What was kept, of samples with these names."""
         with blamed("model", "its answers to two batches have shapes that do not go together"):
             return Answers(names, {name: np.concatenate(parts) for name, parts in self._parts.items()}, note)
 
@@ -380,24 +267,25 @@ def _array(value: Any) -> np.ndarray:
     return np.asarray(plain)
 
 
-class _Collected(_Collector):
-    """What each batch returned as `output` and `target`."""
+class _Collected:
+    """What each batch returned as `output` and `target`, on the CPU."""
 
     def __init__(self, spec: DataSpec) -> None:
+        self.rows = 0
         self._spec = spec
         self._outputs: list[Tensor] = []
         self._targets: list[Tensor] = []
         self._drawn: list[Tensor] = []
         self._not_finite = 0
 
-    @override
     def found(self, names: Sequence[str], note: str) -> Predictions:
+        """What was kept, of samples with these names."""
         output, drawn = _joined(self._outputs, math.nan), torch.cat(self._drawn or [torch.empty(0)])
         target = _joined(self._targets, PADDING) if self._targets else None
         return Predictions(names, output, target, drawn, self._spec, note, self._not_finite)
 
-    @override
     def keep(self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, *number: int) -> None:
+        """Keep what the step of a batch returned."""
         if not isinstance(outputs, dict) or not {"output", "input"} <= outputs.keys():
             raise UserError(
                 f"model: the steps of {type(module).__name__} return no dict with `input` and `output` (and `target`, if "

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from batchscope.data.spec import DataSpec
 from batchscope.inference.export import FORMATS, export
 from batchscope.inference.load import KnownData, Trained
-from batchscope.inference.predict import samples_of
+from batchscope.inference.samples import samples_of
 from tests.support.command_lines import refusal
 
 NEEDS_ONNX = pytest.mark.skipif(importlib.util.find_spec("onnxruntime") is None, reason="needs batchscope[onnx]")

@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader
 from batchscope.inference.export import export
 from batchscope.inference.latency import measure_latency
 from batchscope.inference.load import Trained, untrained
-from batchscope.inference.predict import predict, samples_of, write_predictions
+from batchscope.inference.predict import predict, write_predictions
+from batchscope.inference.samples import samples_of
 from batchscope.options.groups import use_config_dir
 from batchscope.sweep.passes import Limits
 from tests.support.command_lines import composed, refusal

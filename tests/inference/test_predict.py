@@ -18,7 +18,8 @@ from batchscope.cli.evaluate import evaluate
 from batchscope.data.spec import DataSpec, spec_from
 from batchscope.inference.inputs import read_inputs
 from batchscope.inference.load import Trained, restore, untrained
-from batchscope.inference.predict import Predictions, predict, samples_of, write_predictions
+from batchscope.inference.predict import Predictions, predict, write_predictions
+from batchscope.inference.samples import samples_of
 from batchscope.options.groups import config_dir, use_config_dir
 from tests.support.command_lines import answer, composed, refusal
 from tests.support.own_data import write_config

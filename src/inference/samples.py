@@ -1,0 +1,118 @@
+"""Inputs that a network takes, for what runs it outside of a training: out of its data, or of its own example."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from lightning import LightningModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from ..data.plain import Data, has_test, lightning_of
+from ..data.spec import LENGTHS, arguments, takes
+from ..errors import UserError
+from ..training.trial import blamed
+from .load import Trained, trainer_for
+
+# A split by its name: Lightning's stage, and the method that serves it.
+SPLITS = {
+    "test": ("test", "test_dataloader"),
+    "val": ("validate", "val_dataloader"),
+    "predict": ("predict", "predict_dataloader"),
+}
+_FEW = 8  # copies of a sample that is alone
+_NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+class Samples(NamedTuple):
+    """Inputs on the CPU as `DataSpec.parts` gives them, with the lengths that the network takes; and what they are."""
+
+    inputs: Any
+    lengths: Tensor | None
+    of: str = "test samples"
+
+    @property
+    def named(self) -> dict[str, Tensor]:
+        """Each input by its name; `x` for the one input of a network that gets it by position."""
+        return arguments(self.inputs if isinstance(self.inputs, Mapping) else {"x": self.inputs}, self.lengths)[1]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.named.values())))
+
+    def repeated(self, size: int) -> "Samples":
+        """So many samples, from the first on and again from the first on."""
+        rows = torch.arange(size) % len(self)
+        return Samples(*tree_map_only(Tensor, lambda tensor: tensor[rows], (self.inputs, self.lengths)), self.of)
+
+
+def samples_of(trained: Trained, most: int) -> Samples:
+    """Some inputs of the network: its `example_input_array`, or those of a batch of its data, the test if there is one.
+
+    Raises:
+        UserError: where the batch does not say what the network takes of it.
+    """
+    if trained.example is not None:
+        found, of = _arguments_in(trained.example, trained.module, is_batch=False), "rows of example_input_array"
+        return _tried(trained, Samples(found, None, of), most)
+    batch, of = _first_batch(trained)
+    if trained.known.spec is None:
+        return _tried(trained, Samples(_arguments_in(batch, trained.module), None, of), most)
+    x, _, lengths = trained.spec.parts(batch)
+    return _first(Samples(x, lengths if takes(trained.network, LENGTHS) else None, of), most)
+
+
+def _first_batch(trained: Trained) -> tuple[Any, str]:
+    """The first batch of the test, or of what the data have instead; and what its samples are."""
+    data, module = trained.data, lightning_of(trained.data)
+    data.prepare_data()
+    module.trainer = trainer_for(trained)  # which a `setup` may ask, as in Lightning
+    split = next((split for split in ("test", "val") if serves(data, split)), "train")
+    stage, method = SPLITS.get(split, ("fit", "train_dataloader"))
+    data.setup(stage)
+    return next(iter(tree_leaves(getattr(module, method)())[0])), f"{split} samples"  # of several loaders the first
+
+
+def _arguments_in(given: Any, module: LightningModule, is_batch: bool = True) -> Any:
+    """What `forward` takes: the fields of a dict that it names, and the parts of a tuple by their order.
+
+    Of a batch it takes as many parts as it requires. One argument stands alone, several are by their names.
+    """
+    parameters = [one for one in inspect.signature(module.forward).parameters.values() if one.kind in _NAMED]
+    if isinstance(given, Mapping):
+        found = {one.name: given[one.name] for one in parameters if one.name in given}
+    else:
+        parts = given if isinstance(given, list | tuple) else (given,)
+        required = sum(one.default is one.empty for one in parameters)
+        names = [one.name for one in parameters]
+        found = dict(zip(names[: max(1, required)] if is_batch else names, parts, strict=False))
+    return next(iter(found.values())) if len(found) == 1 else found
+
+
+def _first(samples: Samples, most: int) -> Samples:
+    """The first of some samples, on the CPU."""
+    found = tree_map_only(Tensor, lambda tensor: tensor[:most].cpu(), (samples.inputs, samples.lengths))
+    return Samples(*found, samples.of)
+
+
+def _tried(trained: Trained, samples: Samples, most: int) -> Samples:
+    """The first of some samples, which `forward` takes: at least a few of them. UserError where it does not."""
+    name, leaves = type(trained.module).__name__, tree_leaves(samples.inputs)
+    how = "set self.example_input_array to what it takes, or give the data a spec"
+    if not leaves or not all(isinstance(leaf, Tensor) and leaf.dim() for leaf in leaves):
+        raise UserError(f"model: nobody knows which tensors forward of {name} takes of {samples.of}; {how}")
+    shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves)
+    with blamed("model", f"forward of {name} does not take {shapes} of {samples.of}; {how}"), torch.no_grad():
+        found = _first(samples, most)
+        found = found if len(found) > 1 else found.repeated(_FEW)  # any number of samples is tried with several
+        args, named = arguments(found.inputs)
+        trained.network.eval()(*args, **named)
+    return found
+
+
+def serves(data: Data, source: str) -> bool:
+    """Whether data have the samples of a split; a test split of a DataModule is loaded."""
+    if source == "test":
+        return has_test(data)
+    return is_overridden(SPLITS[source][1], lightning_of(data))
