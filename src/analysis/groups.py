@@ -15,11 +15,11 @@ from ..records.formatting import count, option_value
 from ..records.rates import RATE
 from ..records.values import at
 from .noise import BETWEEN_CPU, PROCESSES_CPU, Rates
-from .run import BATCH_SIZE, CHOICES, HARDWARE, LEARNING_RATE, SEED, Run
+from .run import BATCH_SIZE, CHOICES, HARDWARE, LEARNING_RATE, OWN_RATE, SEED, Run
 from .windows import windows_of
 
 # What people change together with the batch size. The rule by which the learning rate follows it is no such value.
-_SCALES_ALONG = re.compile(r"optimizer\.(?!lr_scaling)|trainer\.(max|limit)_")
+_SCALES_ALONG = re.compile(rf"optimizer\.(?!lr_scaling)|trainer\.(max|limit)_|{OWN_RATE}$")
 _SAYS_NOTHING = ("auto", "none")  # without the name of its option
 
 

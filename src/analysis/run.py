@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import os
+import re
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +26,7 @@ from ..records.step_times import StepTimes, read_step_times
 from ..records.values import at, number, positive, table
 
 BATCH_SIZE, SEED, LEARNING_RATE = "data.batch_size", "seed", "optimizer.lr"
+OWN_RATE = r"model\.(.+\.)?(lr|learning_rate)"  # as a pattern: the learning rate of a LightningModule
 TEST_ACCURACY = "test/acc"
 CHOICES = ("model", "data", "task", "optimizer")  # groups of the configuration, as settings
 HARDWARE = ("device", "device_name", "threads")  # settings that come from the machine, not from the config
@@ -126,6 +128,12 @@ class Run:
         """The batch size that was asked for; None if it is not known."""
         found = number(self.settings.get(BATCH_SIZE))
         return round(found) if found and found >= 1 else None
+
+    @property
+    def asked_rate(self) -> float | None:
+        """The learning rate that an option asks for; None where none does."""
+        own = (value for key, value in self.settings.items() if re.fullmatch(OWN_RATE, key))
+        return positive(self.settings.get(LEARNING_RATE, next(own, None)))
 
     def share(self, option: str) -> float | None:
         """`enough` or `margin`, as its sweep was asked for; None if the record does not say."""

@@ -17,10 +17,9 @@ from ..errors import printable
 from ..records.formatting import option_value, significant
 from ..records.metrics import RUN_METRICS, best_first, metric
 from ..records.rates import RATE
-from ..records.values import positive
 from .between_groups import name_of, scaling_efficiencies
 from .groups import Group, SweepResults, rates_of
-from .run import BATCH_SIZE, LEARNING_RATE, Run
+from .run import BATCH_SIZE, Run
 from .text import KNOWN, is_number_column, mean_and_deviation, reach_text
 
 if TYPE_CHECKING:
@@ -112,9 +111,9 @@ def shown(sweep: SweepResults, frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def scaled_rates(runs: Sequence[Run]) -> dict[int, float]:
-    """The learning rates of runs by their numbers; empty where they are one, or those that `optimizer.lr` says."""
+    """The learning rates of runs by their numbers; empty where they are one, or those that were asked for."""
     rates = {run.number: run.values["learning_rate"] for run in runs if "learning_rate" in run.values}
-    asked = {run.number: positive(run.settings.get(LEARNING_RATE)) or 0.0 for run in runs}
+    asked = {run.number: run.asked_rate or 0.0 for run in runs}
     is_scaled = any(not math.isclose(rate, asked[run]) for run, rate in rates.items())
     return rates if is_scaled and len(set(rates.values())) > 1 else {}
 

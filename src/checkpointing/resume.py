@@ -213,9 +213,10 @@ def nothing_to_resume(run_dir: Path, record: dict[str, Any]) -> str:
 def _refuse(key: str, old: Any, new: Any, config: dict[str, Any]) -> None:
     why = "would change the result"
     if key in _PLANNED_FOR:
-        if config["optimizer"].get("schedule", "constant") in ("constant", "step", "plateau"):
+        schedule = config.get("optimizer", {}).get("schedule", "constant")
+        if schedule in ("constant", "step", "plateau"):
             return
-        why = f"would change the learning rate: optimizer.schedule={config['optimizer']['schedule']} ends with the run"
+        why = f"would change the learning rate: optimizer.schedule={schedule} ends with the run"
     raise UserError(f"resume: {key} is {old} in the run, and {new} {why}; start another run for it")
 
 

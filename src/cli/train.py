@@ -79,7 +79,7 @@ def run_command() -> None:
         if is_sweep and not args.multirun:  # a sweep of one job
             line = compose_command_line(overrides, True)
         if is_sweep:
-            _run_sweep(line, overrides)
+            _run_sweep(line)
         else:
             _check_devices(line.configs)
             _run_one(line)
@@ -163,7 +163,7 @@ def _remove_unused(run_dir: Path, made: list[Path], is_unfit: bool) -> None:
             folder.rmdir()
 
 
-def _run_sweep(line: CommandLine, overrides: list[str]) -> None:
+def _run_sweep(line: CommandLine) -> None:
     """Check what a sweep needs, and run it."""
     launchers.check_launcher(line.launcher)
     _check_devices(line.configs, multirun=True, here=launchers.runs_here(line.launcher))
@@ -174,7 +174,7 @@ def _run_sweep(line: CommandLine, overrides: list[str]) -> None:
         sweep_dir = line.folder if line.folder_chosen else new_folder(line.folder)
     except OSError as error:
         raise _refused(line.folder, "hydra.sweep.dir", error) from error
-    start = partial(start_jobs, line, overrides, sweep_dir)
+    start = partial(start_jobs, line, line.words, sweep_dir)
     run_sweep(sweep_dir, line.configs, line.labels, line.launcher, start)
 
 

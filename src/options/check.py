@@ -12,7 +12,7 @@ from .explain import message_of, no_such_option
 from .groups import COLLECTIONS, SECTIONS, choices_of, file_of, known_nodes, load, to_plain, top_level_names
 from .habits import answer_to
 from .nodes import TARGET, check_node
-from .purpose import DEFAULTS, OF_EXPERIMENTS, TOP_LEVEL, annotation_of, signature_at
+from .purpose import DEFAULTS, OF_EXPERIMENTS, OF_TASK, TOP_LEVEL, annotation_of, lightning_module_of, signature_at
 from .signatures import class_attribute, is_installed, signature_of
 from .tree import flatten
 from .update import batches_of_update, ranks_asked
@@ -21,6 +21,8 @@ from .values import check_value
 
 def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
     """Check one composed configuration and return it in plain containers of its own, its interpolations resolved.
+
+    That of a LightningModule has nothing that only a Task reads.
 
     Raises:
         UserError: for an option that is unknown, of the wrong kind or out of range, and for a model that cannot read
@@ -38,7 +40,11 @@ def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
             f"script: the run is one of {plain['script']}, with options of its own: batchscope run starts it again"
         )
     _check_top_level(plain)
+    if lightning_module_of(plain):
+        plain = {key: value for key, value in plain.items() if key not in OF_TASK}
     for section in SECTIONS:
+        if section in OF_TASK and section not in plain:  # a network without one is refused when it is built
+            continue
         if not isinstance(plain.get(section), dict):
             shown = "null" if plain.get(section) is None else repr(plain[section])
             raise UserError(f"{section}: got {shown}, takes {', '.join(choices_of(section))}")
@@ -54,7 +60,7 @@ def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
         plain["search"] = {TARGET: "batchscope.sweep.search.BatchSizeSearch", **plain["search"]}
         _check_search(plain["search"])
     _check_model_fits_data(plain["model"], plain["data"])
-    _check_groups(plain["optimizer"])
+    _check_groups(plain.get("optimizer", {}))
     _check_pairs(plain)
     return plain
 
@@ -89,6 +95,7 @@ def _check_search(node: dict[str, Any]) -> None:
 def _check_pairs(config: dict[str, Any]) -> None:
     """Refuse options that do not go together."""
     compile, trainer, callbacks = config["compile"], config["trainer"], config["callbacks"] or {}
+    module = lightning_module_of(config)
     batches = batches_of_update(config, ranks_asked(config) or 1)  # checked again by the ranks that there are
     strategy = trainer.get("strategy")
     is_sharded = isinstance(strategy, dict) or any(name in str(strategy) for name in ("fsdp", "deepspeed"))
@@ -100,6 +107,7 @@ def _check_pairs(config: dict[str, Any]) -> None:
         is not None,
         "trainer.callbacks: takes null; +callbacks.NAME={_target_: …} adds one": trainer.get("callbacks") is not None,
         f"init_prefix: got {prefix!r}, and there is no init=<file> to take it from": prefix and not config["init"],
+        f"compile: {module} is a LightningModule, which compiles itself": compile and module,
         "compile: a sharded model is not compiled; write compile=false, or trainer=ddp": compile and is_sharded,
         "compile: torch compiles for CPUs and GPUs; write compile=false with trainer.accelerator=mps": compile
         and trainer.get("accelerator") == "mps",
@@ -108,7 +116,7 @@ def _check_pairs(config: dict[str, Any]) -> None:
         f"callbacks.{averages}: keeps a whole copy of the weights, and trainer.strategy shards them": averages
         and isinstance(strategy, dict),
         "optimizer.schedule: plateau reads val/loss, and trainer.limit_val_batches=0 has no validation": no_validation
-        and config["optimizer"].get("schedule") == "plateau",
+        and config.get("optimizer", {}).get("schedule") == "plateau",
     }
     if said := next((said for said, is_wrong in conflicts.items() if is_wrong), None):
         raise UserError(said)

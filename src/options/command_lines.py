@@ -75,12 +75,9 @@ def for_explanation(config: dict[str, Any]) -> dict[str, Any]:
     callbacks = {
         name: node for name, node in (config["callbacks"] or {}).items() if node and node["_target_"] in _PART_OF_A_STEP
     }
-    # Without a validation a plateau cannot be seen.
-    optimizer = config["optimizer"] | (
-        {"schedule": "constant"} if config["optimizer"].get("schedule") == "plateau" else {}
-    )
-    parts = {"callbacks": callbacks, "optimizer": optimizer, "logger": {}}
-    parts |= {"search": None, "resume": None, "run_dir": None, **_NO_INIT}
+    parts = {"callbacks": callbacks, "logger": {}, "search": None, "resume": None, "run_dir": None, **_NO_INIT}
+    if config.get("optimizer", {}).get("schedule") == "plateau":  # which needs a validation
+        parts |= _at_constant_rate(config)
     if update := config.get("global_batch_size"):
         parts["global_batch_size"] = update // (ranks_asked(config) or 1)  # the share of the one device
     return {**config, "trainer": {**config["trainer"], **trainer}, **parts}
@@ -93,7 +90,12 @@ def for_timing(config: dict[str, Any], seconds: float) -> dict[str, Any]:
     """
     callbacks = {name: node for name, node in (config["callbacks"] or {}).items() if name not in _NOT_TIMED}
     callbacks["until_known"] = {**_UNTIL, "seconds": seconds}
-    optimizer = config["optimizer"] | ({"schedule": "constant"} if "schedule" in config["optimizer"] else {})
-    parts = {"trainer": {**config["trainer"], **_SOME_STEPS}, "callbacks": callbacks, "optimizer": optimizer}
+    parts = {"trainer": {**config["trainer"], **_SOME_STEPS}, "callbacks": callbacks, **_at_constant_rate(config)}
     once = {"logger": {}, "test": False, "search": None, "resume": None, "timing": "auto"}
     return {**config, **parts, **once, **_NO_INIT}
+
+
+def _at_constant_rate(config: dict[str, Any]) -> dict[str, Any]:
+    """The optimizer of a configuration without a schedule; empty where it has none, as that of a LightningModule."""
+    optimizer = config.get("optimizer", {})
+    return {"optimizer": {**optimizer, "schedule": "constant"}} if "schedule" in optimizer else {}

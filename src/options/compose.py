@@ -1,11 +1,12 @@
 """From a command line to the runs that it asks for: Hydra composes each of them once, and each is checked."""
 
 import functools
+import itertools
 import os
 import pickle
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import NoneType
@@ -26,14 +27,15 @@ from .check import check_config
 from .explain import message_of, missing_choice, unknown_option
 from .groups import CONFIGS, GROUPS, OPTIONAL_GROUPS, SECTIONS, config_dir, load, refuse_unreadable, to_plain
 from .nodes import TARGET
-from .overrides import combinations, parse, quoted, text_of
-from .purpose import annotation_of
+from .overrides import combinations, parse, quoted, set_by, text_of
+from .purpose import annotation_of, lightning_module_of, own_rate, why_unread
 from .values import alternatives
 
 # The launchers of configs/hydra/launcher describe every option of their plugins and are validated by their names.
 warnings.filterwarnings("ignore", r"\s*'hydra/launcher/\w+' is validated against ConfigStore schema")
 
 _LONGEST_NAME = 255  # bytes; of a file or folder, on the file systems in use
+_RATE = "optimizer.lr"
 _HYDRA_ERRORS = (HydraException, OmegaConfBaseException, ValueError, OSError)
 _OF_FILES = (YAMLError, UnicodeError, GrammarParseError)  # which name no file, or a line that is not the wrong one
 _SEVERAL = "; write batchscope train -m … to run each of them"
@@ -53,6 +55,7 @@ class CommandLine:
     compositions: list[DictConfig]  # the same as Hydra composed them, with its own section
     folder: Path  # of the run, or of the sweep
     folder_chosen: bool  # whether a command line or a config names the folder; otherwise it is named by the time
+    words: list[str]  # by which Hydra composes the same
     # For each run of a sweep, the overrides that set it apart; empty if a sweeper that searches decides them.
     labels: list[str] = field(default_factory=list)
     launcher: dict[str, Any] = field(
@@ -70,17 +73,23 @@ def compose_command_line(overrides: list[str], multirun: bool) -> CommandLine:
     Raises:
         UserError: at the first mistake; nothing has been written by then.
     """
-    parsed = parse(overrides)
-    base = compose(_fixed(parsed) if multirun else overrides)
+    base = compose(_fixed(parse(overrides)) if multirun else overrides)
+    params = {str(key): str(value) for key, value in (base.hydra.sweeper.get("params") or {}).items() if multirun}
+    if _RATE in params and (rate := _own_rate(base)):  # a config's sweep over the rate is one over the rate that is read
+        params[rate] = params.pop(_RATE)
+        own = [*map("=".join, params.items()), "hydra.sweeper.params=null", *overrides]
+        return compose_command_line(own, multirun)
+    words = [*map("=".join, params.items()), *overrides]
     is_list = multirun and base.hydra.sweeper._target_.endswith(".BasicSweeper")
-    runs = _runs_of_sweep(parsed, base, is_list) if multirun else []
+    runs = _runs_of_sweep(words, is_list) if multirun else [words]
     composed = [compose(run) for run in runs] if multirun else [base]
     for composition in composed:
         _check_hydra(composition, multirun)
     hydra, kind = base.hydra, "sweep" if multirun else "run"
     folder, chosen = Path(hydra[kind].dir), to_plain(hydra[kind])["dir"] != _named_by_time(kind)
     configs = [check_config(without_hydra(composition)) for composition in composed]
-    line = CommandLine(configs, composed, folder, chosen)
+    _refuse_unread(runs if len(runs) > 1 else [words], configs)
+    line = CommandLine(configs, composed, folder, chosen, overrides)
     if not multirun:
         return line
     return replace(line, labels=_labels(runs) if is_list else [], launcher=to_plain(hydra.launcher, resolve=True))
@@ -126,6 +135,7 @@ def apply_overrides(config: dict[str, Any], overrides: list[str]) -> DictConfig:
         chosen = None if one.is_delete() else compose([text_of(one)]).get(one.key_or_group)
         with open_dict(changed):
             changed[one.key_or_group] = chosen
+    _refuse_unread([overrides], [to_plain(changed)])
     return changed
 
 
@@ -220,15 +230,29 @@ def _named_by_time(kind: str) -> str:
     return load(CONFIGS / "hydra" / "default.yaml")[kind]["dir"]
 
 
-def _runs_of_sweep(parsed: list[Override], base: DictConfig, is_list: bool) -> list[list[str]]:
+def _runs_of_sweep(words: list[str], is_list: bool) -> list[list[str]]:
     """The overrides of each run of a sweep; a search decides its values later, so its ranges are left out."""
-    params = (base.hydra.sweeper.get("params") or {}).items()
-    from_file = parse([f"{key}={value}" for key, value in params])
-    every = [*from_file, *parsed]
+    every = parse(words)
     ranges = [text_of(one) for one in every if one.is_sweep_override() and not one.is_discrete_sweep()]
     if ranges and is_list:
         raise UserError(f"{ranges[0]}: an interval is for a sweeper that searches; add hydra/sweeper=optuna")
-    return [_fixed(parsed)] if ranges else combinations([*map(text_of, every)])
+    return [_fixed(every)] if ranges else combinations([*map(text_of, every)])
+
+
+def _own_rate(base: DictConfig) -> str | None:
+    """The option of the rate of a LightningModule that a sweep trains; None of any other model."""
+    config = to_plain(without_hydra(base))
+    return own_rate(config) if lightning_module_of(config) else None
+
+
+def _refuse_unread(runs: Sequence[list[str]], configs: Sequence[Mapping[str, Any]]) -> None:
+    """Raise UserError for the first word that no run reads, or that tells a run from others and is not read by it."""
+    for word in dict.fromkeys(itertools.chain(*runs)):
+        held = [config for run, config in zip(runs, configs, strict=True) if word in run]
+        for option in sorted(set.union(*set_by([word]))):
+            said = [why for config in held if (why := why_unread(option, config))]
+            if said and (len(said) == len(held) or len(held) < len(runs)):
+                raise UserError(f"{option}: {said[0]}")
 
 
 def _labels(runs: list[list[str]]) -> list[str]:

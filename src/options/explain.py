@@ -13,7 +13,7 @@ from hydra.errors import MissingConfigException
 from ..errors import UserError, did_you_mean
 from .groups import COLLECTIONS, GROUPS, choices_of, config_dir, top_level_names
 from .habits import answer_to
-from .purpose import OF_EXPERIMENTS, annotation_of, marks, signature_at
+from .purpose import OF_EXPERIMENTS, OF_TASK, annotation_of, lightning_module_of, marks, signature_at, why_unread
 from .signatures import is_defined
 from .tree import flatten
 from .types import Purpose
@@ -48,6 +48,8 @@ def unknown_option(config: dict[str, Any], option: str, value: object) -> UserEr
         option: its full name, as typed.
         value: as typed.
     """
+    if why := why_unread(option, config):
+        return UserError(f"{option}: {why}")
     parts, node = re.split("[./]", option), {**dict.fromkeys(COLLECTIONS), **config}
     for depth, part in enumerate(parts):
         above = ".".join(parts[:depth])
@@ -63,7 +65,7 @@ def unknown_option(config: dict[str, Any], option: str, value: object) -> UserEr
             known = [*signature.parameters] if signature else [str(key) for key in node]
             known = known if above else top_level_names()
             is_known = part in known or re.search(r"\.\d+$", above)  # the owner of a list checks its items
-            is_answered = above != "data" and answer_to(option, str(value)) is not None
+            is_answered = above != "data" and _answer(option, value, config) is not None
             return no_such_option(option, value, known, above, config) if is_answered or not is_known else None
         node = node[part]
     return None
@@ -82,13 +84,9 @@ def no_such_option(
         value: as typed.
         known: the options of the section.
         section: the full name of the section that does not have it; empty at the top.
-        config: the whole configuration, where an option of another section may be meant.
+        config: the whole configuration, or the section in it, where an option of another one may be meant.
     """
-    instead = answer_to(option, str(value))
-    if instead and config is not None and "data.root" in instead:
-        place = _folder_of_data(config.get("data"))
-        instead = instead.replace("data.root", f"data.{place}") if place else "these data read no folder"
-    if instead:
+    if instead := _answer(option, value, config):
         return UserError(f"{option}: {instead}")
     shown = [name for name in known if not name.startswith("_")]
     parts = option.split(".")
@@ -117,11 +115,24 @@ def message_of(error: BaseException) -> str:
     return " ".join(own[:2]) or type(error).__name__
 
 
+def _answer(option: str, value: object, config: Mapping[str, Any] | None) -> str | None:
+    """What to write instead of a word that is typed by habit, with these data's folder; a LightningModule's are its own."""
+    if option.startswith("model.") and config is not None and lightning_module_of(config):
+        return None
+    instead = answer_to(option, str(value))
+    if instead and config is not None and "data.root" in instead:
+        place = _folder_of_data(config.get("data"))
+        return instead.replace("data.root", f"data.{place}") if place else "these data read no folder"
+    return instead
+
+
 def _nearest(config: Mapping[str, Any], parts: list[str], here: str) -> str:
     """`" Did you mean …?"` with an option that ends in what was written (`batch_size`), with the nearest one at its place,
     which `here` says, or with an option that ends in nearly its last word.
     """
-    options = [option for option, _ in flatten(dict(config)) if option != ".".join(parts)]
+    unread = OF_TASK if lightning_module_of(config) else ()
+    every = flatten({key: value for key, value in config.items() if key not in unread})
+    options = [option for option, _ in every if option != ".".join(parts)]
     if same := [option for option in options if option.split(".")[-len(parts) :] == parts]:
         return f" Did you mean '{same[0]}'?"
     words = {option.rpartition(".")[2]: option for option in reversed(options)}

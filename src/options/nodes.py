@@ -61,7 +61,7 @@ def _signature(target: Any, path: str) -> Signature | None:
 def _check_option(name: str, key: Any, signature: Signature, node: dict[str, Any], path: str) -> None:
     value = node[key]
     if key not in signature.parameters and not (signature.open and isinstance(key, str)):
-        error = no_such_option(name, value, signature.parameters, path)
+        error = no_such_option(name, value, signature.parameters, path, {path: node})
         is_of_config = any(key in one for one in known_nodes().get(path, ()))
         raise UserError(f"{error} ~{name} leaves out what a config sets for another class.") if is_of_config else error
     check_value(name, value, annotation_of(name, node[TARGET]))

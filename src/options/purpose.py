@@ -5,11 +5,12 @@ between machines, and trust whether a file may set it. Nothing here needs Hydra 
 """
 
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, reduce
 from typing import Annotated, Any, Literal
 
-from .signatures import Signature, class_attribute, signature_of
+from .signatures import Signature, class_attribute, inherits, signature_of
 from .trainer import CALLBACK, LOGGER, OBSERVERS, TRAINER
+from .tree import flatten
 from .types import Choice, PositiveInt, Purpose, Range, Seed
 from .values import alternatives
 
@@ -46,8 +47,9 @@ _SAME_SPEED = ("seed", "init", "init_prefix", "optimizer.lr")
 # What a report does with runs: that it differs makes no other run.
 OF_REPORTS = ("timing", "enough", "margin")
 OF_EXPERIMENTS = {"target": "time_to_target", "target_metric": "time_to_target"}  # that only these experiments have
-# Of options that an older record does not have.
+# Of options that an older record, or that of a LightningModule, does not have.
 DEFAULTS: dict[str, Any] = {
+    "channels_last": True,
     "compile": False,
     "enough": 0.9,
     "tags": [],
@@ -64,6 +66,9 @@ _GIVEN = {
 _PACKAGE = __name__.partition(".")[0]
 _SCHEDULE = "batchscope.training.optimizer.Optimizer"  # what every optimizer takes beside its own options
 _TABLES = {"trainer": TRAINER, "callbacks": CALLBACK, "logger": LOGGER}
+# What a Task takes for the network that it trains, and what a LightningModule has in its place.
+OF_TASK = {"task": "its own loss and metrics", "optimizer": "its own optimizer", "channels_last": "its own layout"}
+_LIGHTNING_MODULE = "lightning.pytorch.core.module.LightningModule"
 
 
 def annotation_of(option: str, target: Any) -> Any:
@@ -144,6 +149,45 @@ def _of_same_speed() -> frozenset[str]:
 def only_observes(target: Any) -> bool:
     """Whether a callback leaves training as it is: its class says `observes_only = True`, or Lightning's is known to."""
     return isinstance(target, str) and (target in OBSERVERS or class_attribute(target, "observes_only") is True)
+
+
+def lightning_module_of(config: Mapping[str, Any]) -> str:
+    """The class of a configuration's model if its source text says that it is a LightningModule, else an empty text."""
+    target = _at(config, "model._target_")
+    is_one = isinstance(target, str) and not target.startswith(f"{_PACKAGE}.") and inherits(target, _LIGHTNING_MODULE)
+    return target.rpartition(".")[2] if is_one else ""
+
+
+def own_rate(config: Mapping[str, Any]) -> str | None:
+    """The option of a LightningModule's learning rate, as a command line takes it; None where it takes none.
+
+    It has one of the names that Lightning's LearningRateFinder looks for, and may belong to a node within the model.
+    """
+    node = config["model"]
+    signature, given = signature_at("model", node["_target_"]), [name for name, _ in flatten(node)]
+    for name in ("lr", "learning_rate"):
+        for option in (*(signature.parameters if signature else ()), *given):
+            if option.rpartition(".")[2] == name:
+                return f"{'' if option in given else '+'}model.{option}"
+    return None
+
+
+def why_unread(option: str, config: Mapping[str, Any], module: str = "") -> str:
+    """Why the run of a checked configuration does not read an option; empty where it does, or where nobody knows.
+
+    `option` is its full name. `module` is the class of a model that has been built, if it is a LightningModule: its source
+    text may not say so.
+    """
+    section = option.partition(".")[0]
+    if section in OF_TASK and (module := module or lightning_module_of(config)):
+        rate = own_rate(config) if section == "optimizer" else None
+        return f"{module} is a LightningModule, which has {OF_TASK[section]}{f'; its rate is {rate}' if rate else ''}"
+    return ""
+
+
+def _at(config: Any, path: str) -> Any:
+    """The value at a dotted path of a configuration; None if there is none."""
+    return reduce(lambda node, name: node.get(name) if isinstance(node, Mapping) else None, path.split("."), config)
 
 
 def _declared(annotation: Any) -> Purpose:

@@ -81,6 +81,13 @@ def class_attribute(target: str, name: str) -> Any:
     return None
 
 
+@cache
+def inherits(target: str, base: str) -> bool:
+    """Whether source text says that a class is the one of this full name, that of its definition, or comes from it."""
+    found = _locate(target)
+    return any(one and f"{one[0].name}.{one[1].name}" == base for one in (_ancestry(found) if found else ()))
+
+
 def is_defined(target: str) -> bool:
     """Whether source text has a class or function of this full name."""
     return _locate(target) is not None

@@ -116,7 +116,7 @@ def _candidates(
             for one in _PIPELINES
         ),
         ("data.num_workers", more_workers, "num_workers" in data and more_workers > workers and pipeline in (None, "workers")),
-        ("channels_last", not config["channels_last"], images_alone and baseline.device in ("cpu", "gpu")),
+        ("channels_last", not config.get("channels_last"), images_alone and baseline.device in ("cpu", "gpu")),
         ("keep_freed_memory", not config["keep_freed_memory"], on_cpu and linux),
         ("model.backend", "fused", model.get("backend") == "reference"),
         ("trainer.accelerator", "gpu", on_cpu and "cuda" in machine.accelerators),

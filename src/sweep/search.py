@@ -78,7 +78,7 @@ def check_time_to_target(config: Mapping[str, Any]) -> None:
         raise UserError("search.sizes: takes at least two different batch sizes; with one there is nothing to compare")
     if not search.rates:
         raise UserError("search.rates: takes one factor of optimizer.lr at least")
-    if "batch_size" not in config["data"] or not config["optimizer"].get("lr"):
+    if "batch_size" not in config["data"] or not config.get("optimizer", {}).get("lr"):
         raise UserError(
             "experiment=time_to_target: sets data.batch_size and optimizer.lr, and this training has not both"
         )

@@ -1,6 +1,7 @@
 """From a model to the LightningModule that trains it: the model itself if it is one, or a Task around it."""
 
 import inspect
+from collections.abc import Iterable
 from typing import Any
 
 from lightning import LightningModule, Trainer
@@ -10,7 +11,7 @@ from typing_extensions import override
 
 from ..errors import UserError
 from ..options.nodes import TARGET
-from ..options.purpose import DEFAULTS
+from ..options.purpose import OF_TASK, lightning_module_of, why_unread
 from .build import build, build_optimizer, import_target
 from .compiling import compile_mode
 from .task import Task
@@ -50,21 +51,17 @@ def lightning_module(model: nn.Module, data: Any, config: dict[str, Any], facts:
         facts: with the run's `choices` and the name of the `dataset`, for its title.
 
     Raises:
-        UserError: for an option of the configuration that only a Task has.
+        UserError: for a network without an optimizer, and a LightningModule that is to be compiled.
     """
     if not isinstance(model, LightningModule):
         assert data.spec is not None, "build_model has refused it"
+        if "optimizer" not in config:
+            raise UserError(f"optimizer: is missing, and {type(model).__name__} is no LightningModule that has its own")
         how = {"channels_last": config["channels_last"], "compile_mode": compile_mode(config)}
         optimizer = build_optimizer(config["optimizer"])
         module: LightningModule = _task(config["task"], model=model, spec=data.spec, optimizer=optimizer, **how)
     else:
         module = model
-        default = DEFAULTS["task"]
-        if unused := [
-            key for key, value in config["task"].items() if value not in (default.get(key, "auto"), None, [], {})
-        ]:
-            has = "is a LightningModule, which has its own loss, metrics and optimizer"
-            raise UserError(f"task.{unused[0]}: {type(model).__name__} {has}")
         if compile_mode(config):
             raise UserError(f"compile: {type(model).__name__} is a LightningModule, which compiles itself")
     marked: Any = module
@@ -73,6 +70,21 @@ def lightning_module(model: nn.Module, data: Any, config: dict[str, Any], facts:
         marked.title = f"{name} · {facts['dataset']}"
     marked.batchscope_config = config  # by which callbacks know that advice can name options
     return module
+
+
+def read_by(model: nn.Module, config: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """The configuration without what a model does not read: of a LightningModule, what only a Task reads.
+
+    Raises:
+        UserError: if one of the overrides, those of a command line, sets such an option. Of a class whose source text says
+            that it is a LightningModule the command line was checked before.
+    """
+    if not isinstance(model, LightningModule) or lightning_module_of(config):
+        return config
+    for option in (word.lstrip("+~").partition("=")[0] for word in overrides):
+        if option.partition(".")[0] in OF_TASK:
+            raise UserError(f"{option}: {why_unread(option, config, type(model).__name__)}")
+    return {key: value for key, value in config.items() if key not in OF_TASK}
 
 
 def check_accumulation(model: nn.Module, trainer: Trainer, config: dict[str, Any]) -> None:

@@ -47,7 +47,7 @@ from .build import (
 from .compiling import check_compile
 from .ending import explain_failures
 from .loggers import build_loggers, close_loggers, open_loggers
-from .module import Provenance, check_accumulation, lightning_module
+from .module import Provenance, check_accumulation, lightning_module, read_by
 from .quiet import quiet_libraries
 from .task import Task
 from .trial import explain_first_batch, try_out
@@ -77,7 +77,7 @@ def train(
         show_tracebacks()
     with GracefulShutdown(lambda number: close_open(run_dir, "interrupted", f"signal {number}")) as shutdown:
         set_up_process(config)
-        run = _Run(config, run_dir, choices, shutdown, visitor)
+        run = _Run(config, run_dir, choices, overrides, shutdown, visitor)
         once_for_all(run.data.prepare_data, run.trainer, lightning_of(run.data).prepare_data_per_node)
         with run.recorded(overrides) as record:
             run.load_data(record.facts["id"])
@@ -111,11 +111,11 @@ class _Run:
         config: dict[str, Any],
         run_dir: Path,
         choices: dict[str, str],
+        overrides: list[str],
         shutdown: GracefulShutdown,
         visitor: Visitor | None = None,
     ) -> None:
-        self.config, self.run_dir = config, run_dir
-        self.choices = {group: choices[group] for group in NAMED_GROUPS if choices.get(group)}
+        self.run_dir = run_dir
         self.folder_option = "resume" if config.get("resume") else "hydra.run.dir"
         self.data = build_data(config)
         callbacks, switches = build_callbacks(config)
@@ -132,6 +132,9 @@ class _Run:
         self.trainer = build_trainer(config, run_dir, callbacks, switches | loading)
         check_compile(config, self.trainer)
         self.model: nn.Module = build_model(config, self.data)
+        self.config = read_by(self.model, config, () if config.get("resume") else overrides)
+        named = (group for group in NAMED_GROUPS if group in self.config)
+        self.choices = {group: choices[group] for group in named if choices.get(group)}
         check_accumulation(self.model, self.trainer, config)
         self.initial = {} if config.get("resume") else self._initial()
         self.resume_point: ResumePoint | None = None

@@ -35,6 +35,7 @@ from ..distributed.gather import gather
 from ..errors import UserError, warn
 from ..files import WriteError
 from ..options.command_lines import evaluate_command
+from ..options.groups import SECTIONS
 from ..options.overrides import for_shell
 from ..options.purpose import CHOOSES_NOTHING, purpose_of
 from ..options.tree import flatten
@@ -168,8 +169,7 @@ def memory_facts(trainer: Trainer) -> dict[str, Any]:
 def log_hyperparameters(trainer: Trainer, record: Mapping[str, Any]) -> None:
     """The configuration at W&B and in MLflow, and in TensorBoard one row in HPARAMS (what was set, what came of it, how fast) and the summary."""
     config = record["config"]
-    of_task = () if record["model"]["lightning_module"] else ("task", "optimizer")
-    chosen = {section: config[section] for section in ("model", "data", *of_task, "trainer")}
+    chosen = {section: config[section] for section in SECTIONS if section in config}
     named = [(key, value) for key, value in flatten(chosen) if purpose_of(key, config) not in CHOOSES_NOTHING]
     named = [(key, value) for key, value in named if key != "data.seed" and not key.endswith("_target_")]
     row = {k: v if isinstance(v, int | float | str) else str(v) for k, v in named if v is not None}

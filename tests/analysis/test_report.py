@@ -252,6 +252,7 @@ def test_rates_that_follow_the_batch_size_have_a_row_and_a_column_and_a_note_has
 
 
 BY_HAND = {"learning_rate": lambda size: size / 1e4, "options": lambda size: {"optimizer.lr": size / 1e4}}
+OF_MODULE = {**BY_HAND, "options": lambda size: {"model.lr": size / 1e4, "optimizer": None}}
 FIXED = "the learning rate of Tutorial does not follow the batch size"
 ASKED = {"options": {"optimizer.lr_scaling": "auto"}}  # of data without a batch size
 
@@ -261,6 +262,7 @@ ASKED = {"options": {"optimizer.lr_scaling": "auto"}}  # of data without a batch
     [
         ({"learning_rate": 0.004, "metrics": ACCURACY}, False, False, []),
         ({**BY_HAND, "metrics": ACCURACY}, False, False, []),  # optimizer.lr has a column
+        ({**OF_MODULE, "metrics": ACCURACY}, True, False, []),  # model.lr has one
         ({**FOLLOWS}, False, True, []),  # timed, not trained
         ({"learning_rate": 0.01, "metrics": ACCURACY}, True, False, [FIXED]),
         ({"learning_rate": 0.01}, True, False, []),

@@ -13,7 +13,7 @@ from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 
 from batchscope.options.check import check_config
-from batchscope.options.command_lines import for_evaluation, for_explanation
+from batchscope.options.command_lines import for_evaluation, for_explanation, for_timing
 from batchscope.options.compose import apply_overrides, check_command_line, compose, compose_command_line
 from batchscope.options.groups import CONFIGS, choices_of, known_nodes, use_config_dir
 from batchscope.options.habits import HABITS, answer_to
@@ -83,6 +83,68 @@ def test_a_folder_that_is_named_is_told_from_the_installed_default(package: Writ
         found = compose_command_line(line.removeprefix("-m").split(), multirun=line.startswith("-m"))
         assert found.folder_chosen is (folder is not None), line
         assert folder in (str(found.folder), None)
+
+
+# --- a LightningModule has options of its own ------------------------------------------------------------------------
+
+LIT = """
+import lightning
+
+class Lit(lightning.LightningModule):
+    def __init__(self, lr: float = 0.1, part: object = None):
+        super().__init__()
+
+class Other(lightning.LightningModule):
+    def __init__(self, learning_rate: float = 0.1):
+        super().__init__()
+
+class Bare(lightning.LightningModule):
+    def __init__(self, optimizer: object = None):
+        super().__init__()
+"""
+NESTED = "optimizer: {_target_: torch.optim.Adam, _partial_: true, lr: 0.1}"
+# A model, and the option of its rate as a command line takes it.
+RATES = {
+    "_target_: mynet.lit.Lit\nlr: 0.1": "model.lr",
+    "_target_: mynet.lit.Lit\npart: {lr: 1}": "+model.lr",
+    "_target_: mynet.lit.Other\nlearning_rate: 0.1": "model.learning_rate",
+    f"_target_: mynet.lit.Bare\n{NESTED}": "model.optimizer.lr",
+}
+UNREAD = ["optimizer.lr=0.1", "optimizer=sgd", "task.loss=mse", "channels_last=false"]
+
+
+@pytest.mark.parametrize("text", RATES)
+def test_a_sweep_of_a_config_over_the_rate_is_one_over_the_rate_that_the_model_reads(text: str, package: Write) -> None:
+    package({"model/lit": text}, lit=LIT)
+    use_config_dir("conf")
+    option, find = RATES[text], ["model=lit", "experiment=find_lr"]
+    line = compose_command_line(find, multirun=True)
+    assert line.labels == [f"{option}={rate}" for rate in ("0.0003", "0.001", "0.003", "0.01", "0.03", "0.1")]
+    assert "optimizer" not in line.configs[0]
+    assert compose_command_line(line.words, multirun=True).labels == line.labels
+    own = compose_command_line([*find, f"{option}=0.5,1"], multirun=True)
+    assert own.labels == [f"{option}=0.5", f"{option}=1"]
+    said = refusal(compose_command_line, ["model=lit", "optimizer.lr=0.1,0.2"], multirun=True)
+    assert said.endswith(f" is a LightningModule, which has its own optimizer; its rate is {option}")
+
+
+def test_an_option_of_a_sweep_is_read_by_a_run_and_one_that_tells_runs_apart_by_each(package: Write) -> None:
+    package({"model/lit": "_target_: mynet.lit.Lit\nlr: 0.1"}, lit=LIT)
+    use_config_dir("conf")
+    own, other = compose_command_line(["model=lit,cnn", "optimizer.lr=0.2"], multirun=True).configs
+    assert "optimizer" not in own and other["optimizer"]["lr"] == 0.2
+    said = "optimizer.lr: Lit is a LightningModule, which has its own optimizer; its rate is model.lr"
+    assert refusal(compose_command_line, ["model=lit,cnn", "optimizer.lr=0.2,0.3"], multirun=True) == said
+
+
+@pytest.mark.parametrize("word", UNREAD)
+def test_what_a_model_does_not_read_is_refused_beside_its_record_too(word: str, package: Write) -> None:
+    package({"model/lit": "_target_: mynet.lit.Lit\nlr: 0.1"}, lit=LIT)
+    use_config_dir("conf")
+    known = composed("model=lit")
+    for config in (known, for_explanation(known), for_timing(known, 1.0)):
+        assert check_config(config).keys().isdisjoint({"task", "optimizer", "channels_last"})
+    assert refusal(lambda: check_config(apply_overrides(known, [word]))) == refusal(composed, "model=lit", word)
 
 
 # --- a configuration that was composed earlier -----------------------------------------------------------------------

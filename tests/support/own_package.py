@@ -24,7 +24,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
     """Writes modules and YAML files; without any, the model `mynet.net.Net` and the choice `model=mynet`."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
-    caches = (signatures.signature_of, signatures.class_attribute, signatures._load)
+    caches = (signatures.signature_of, signatures.class_attribute, signatures.inherits, signatures._load)
     caches += (compose._composed, groups._nodes_in)
 
     def write(yaml: dict[str, str] | None = None, **modules: str) -> None:

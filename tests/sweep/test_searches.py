@@ -10,9 +10,9 @@ from batchscope.errors import NonFiniteError, UserError
 from batchscope.sweep import sizes
 from batchscope.sweep.grow_batch import grow_batch
 from batchscope.sweep.plans import Job, RunFailed
-from batchscope.sweep.search import BatchSizeSearch, search_of
+from batchscope.sweep.search import BatchSizeSearch, check_time_to_target, search_of
 from batchscope.sweep.time_to_target import time_to_target
-from tests.support.command_lines import composed
+from tests.support.command_lines import composed, refusal
 from tests.support.synthetic_runs import write_measured
 from tests.sweep.conftest import job, play
 
@@ -214,6 +214,11 @@ def test_without_a_best_time_a_run_gets_a_share_of_the_time_that_is_left(tmp_pat
     best, _, limits = searched(tmp_path, lambda size, lr: {"seconds": 60.0}, "search.minutes=10")
     assert best is None
     assert limits == [(None, share) for share in (300.0, 270.0, 240.0, 210.0, 180.0, 300.0)]
+
+
+def test_a_training_whose_rate_it_cannot_set_is_refused():
+    config = {key: value for key, value in composed(*WORDS).items() if key != "optimizer"}  # of a LightningModule
+    assert refusal(check_time_to_target, config).startswith("experiment=time_to_target: sets data.batch_size and")
 
 
 def test_any_other_failure_ends_it(tmp_path):

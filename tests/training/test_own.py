@@ -151,6 +151,22 @@ class Tutorial(Stranger):
         self.log("test_loss", self.training_step(batch, batch_idx))
 
 
+class Rated(Tutorial):
+    """Has an option for its learning rate."""
+
+    def __init__(self, lr: float = 0.01) -> None:
+        super().__init__()
+        self.lr = lr
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+
+def made() -> Tutorial:
+    """A LightningModule of which no source text says that it is one."""
+    return Tutorial()
+
+
 class Keeps(Tutorial):
     """Saves what Lightning lets people save, and has a schedule that computes with numpy."""
 
@@ -370,6 +386,8 @@ YAML = {
     "model/net": f"_target_: {HERE}.Net\nanswers: null\n",
     "model/stranger": "_target_: tests.support.third_party_modules.Stranger\n",
     "model/tutorial": f"_target_: {HERE}.Tutorial\nby_hand: false\n",
+    "model/rated": f"_target_: {HERE}.Rated\nlr: 0.01\n",
+    "model/made": f"_target_: {HERE}.made\n",
     "model/keeps": f"_target_: {HERE}.Keeps\nsparse: false\nimage: false\nstrange: false\nsaves_path: false\n",
     "model/unfit": f"_target_: {HERE}.Unfit\nhow: narrow\n",
     "callbacks/breaks": f"breaks: {{_target_: {HERE}.Breaks}}\n",
@@ -565,6 +583,23 @@ def test_a_lightning_module_is_trained_tested_recorded_and_evaluated_by_its_path
     assert metrics["test_loss"] == pytest.approx(found["metrics"]["test_loss"])
 
 
+@pytest.mark.parametrize("model", ["tutorial", "made"])
+def test_its_record_has_nothing_that_it_does_not_read_also_once_it_is_resumed(model: str, folder: Path) -> None:
+    words = ["experiment=mnist_99", "data=points", "data.batch_size=8", "trainer.max_epochs=1"]
+    found = trained(folder, f"model={model}", *words)
+    assert {"task", "optimizer", "channels_last"}.isdisjoint(found["config"])
+    train(configuration(found, folder, ["trainer.max_epochs=2"]), folder, found["choices"], [])
+    assert record(folder)["steps"] == 20
+    assert {"task", "optimizer", "channels_last"}.isdisjoint(record(folder)["config"])
+
+
+def test_its_rate_is_an_option_of_its_own(folder: Path) -> None:
+    rates = (0.001, 0.1)
+    both = [trained(folder.with_name(str(r)), "model=rated", "data=points", f"model.lr={r}") for r in rates]
+    assert [one["learning_rate"] for one in both] == [*rates]
+    assert both[0]["metrics"] != both[1]["metrics"]
+
+
 @pytest.mark.parametrize(
     ("words", "name", "metric"),
     [
@@ -677,6 +712,7 @@ def test_a_metric_knows_its_direction(monitor: str) -> None:
 
 SHAPES = "an output (2, 3, 6, 6) and a target (2, 6, 6)"
 OWN, OLD = "model=tutorial data=points", "_target_=pytorch_lightning.demos.boring_classes."
+HAS_OPTIMIZER = "Tutorial is a LightningModule, which has its own optimizer"
 MISTAKES = {
     "model.answers=[2]": "model: Net answers (2, 2), and task.loss=cross_entropy and the accuracy for a target "
     "class_per_pixel (2, 6, 6) takes (2, 3, 6, 6)",
@@ -719,7 +755,16 @@ MISTAKES = {
     "optimizer=torchs +optimizer.groups=[{match:head.*,eps:1e-3}]": "optimizer.groups.0.eps: no such option",
     "optimizer=torchs optimizer._target_=torch.nn.Identity": "optimizer: Identity is no torch.optim.Optimizer",
     "data=points": "data: Points has no spec: a property that returns a batchscope.data.DataSpec",
-    f"{OWN} task.loss=mse": "task.loss: Tutorial is a LightningModule, which has its own loss, metrics and optimizer",
+    f"{OWN} task.loss=mse": "task.loss: Tutorial is a LightningModule, which has its own loss and metrics",
+    f"{OWN} channels_last=false": "channels_last: Tutorial is a LightningModule, which has its own layout",
+    f"{OWN} optimizer=sgd": f"optimizer: {HAS_OPTIMIZER}",
+    f"{OWN} optimizer.lr_scaling=auto": f"optimizer.lr_scaling: {HAS_OPTIMIZER}",
+    f"{OWN} +optimizer.momentum=0.5": f"optimizer.momentum: {HAS_OPTIMIZER}",
+    "model=rated data=points optimizer.lr=0.1": "optimizer.lr: Rated is a LightningModule, which has its own optimizer; its rate is "
+    "model.lr",
+    "model=made data=points optimizer.lr=0.1": f"optimizer.lr: {HAS_OPTIMIZER}",
+    f"{OWN} model.lr=0.1": "model.lr: no such option. model takes by_hand.",
+    f"{OWN} +model.optimizer.lr=0.1": "model.optimizer: no such option. model takes by_hand.",
     f"{OWN} compile=true": "compile: Tutorial is a LightningModule, which compiles itself",
     f"{OWN} model.by_hand=true global_batch_size=40": "global_batch_size: takes 5 batches an update, and Tutorial optimises by hand",
     "model=keeps data=points model.sparse=true": "model: 'graph' is not a dense tensor, and checkpoints hold no other; regis",
