@@ -1,6 +1,6 @@
 """PredictionImages: some test samples with the predicted classes or masks, and the confusion matrix, as images in the loggers."""
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from lightning import LightningModule, Trainer
@@ -12,7 +12,7 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 from typing_extensions import override
 
 from ..distributed.gather import gather
-from ..options.types import PositiveInt
+from ..options.types import PositiveInt, Where
 from ._batches import first_tensor
 from ._never_raise import never_raise
 
@@ -55,7 +55,7 @@ class PredictionImages(Callback):
 
     observes_only = True
 
-    def __init__(self, num_samples: PositiveInt = 16):
+    def __init__(self, num_samples: Annotated[PositiveInt, Where("test", (True,))] = 16):
         self.num_samples = num_samples
         self.samples: list[Sample] = []
         self._metric: MulticlassConfusionMatrix | None = None

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from .._lightning import profiler_of
 from ..errors import UserError
-from ..options.types import NonNegativeInt, PositiveInt, Purpose, Seed
+from ..options.types import NonNegativeInt, PositiveInt, Purpose, Seed, Where
 from .augment import Augment, is_image, moved
 from .collate import Collate
 from .loader import Loader, TensorBatches
@@ -58,7 +58,7 @@ class DataModule(LightningDataModule):
     def __init__(
         self,
         batch_size: PositiveInt = 128,
-        num_workers: Annotated[NonNegativeInt, Purpose.SPEED] = 2,
+        num_workers: Annotated[NonNegativeInt, Purpose.SPEED, Where("data.pipeline", ("workers",))] = 2,
         seed: Seed = 0,
         augment: Any = None,
     ):

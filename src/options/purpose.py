@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from .signatures import Signature, class_attribute, inherits, signature_of
 from .trainer import CALLBACK, LOGGER, OBSERVERS, TRAINER
 from .tree import flatten
-from .types import Choice, PositiveInt, Purpose, Range, Seed
+from .types import Choice, PositiveInt, Purpose, Range, Seed, Where
 from .values import alternatives
 
 PLACES = (Purpose.READ_FROM, Purpose.WRITTEN_TO)
@@ -178,10 +178,18 @@ def why_unread(option: str, config: Mapping[str, Any], module: str = "") -> str:
     `option` is its full name. `module` is the class of a model that has been built, if it is a LightningModule: its source
     text may not say so.
     """
-    section = option.partition(".")[0]
+    section, (place, dot, _) = option.partition(".")[0], option.rpartition(".")
     if section in OF_TASK and (module := module or lightning_module_of(config)):
         rate = own_rate(config) if section == "optimizer" else None
         return f"{module} is a LightningModule, which has {OF_TASK[section]}{f'; its rate is {rate}' if rate else ''}"
+    if not dot or config.get("search"):  # a search may try other values of any option
+        return ""
+    declared = marks(annotation_of(option, _at(config, f"{place}._target_")))
+    for where in (mark for mark in declared if isinstance(mark, Where)):
+        found = _at(config, where.option)
+        if found not in (None, *where.values):
+            takes = " or ".join(str(value).lower() for value in where.values)
+            return f"has no effect with {where.option}={str(found).lower()}, only with {takes}"
     return ""
 
 

@@ -48,6 +48,14 @@ class Range:
         return f"above {low}, at most {high}" if self.open_low else f"from {low} to {high}"
 
 
+@dataclass(frozen=True)
+class Where:
+    """An option is read only where another one, given by its full name, has one of these values."""
+
+    option: str
+    values: tuple[object, ...]
+
+
 INT64 = 2**63 - 1  # the largest integer of torch, and so of every option
 PositiveInt = Annotated[int, Range(1)]
 NonNegativeInt = Annotated[int, Range(0)]

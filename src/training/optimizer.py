@@ -3,7 +3,7 @@
 import copy
 import fnmatch
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import torch
 from torch import Tensor, optim
@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ..distributed.sharding import local
 from ..errors import UserError, did_you_mean, in_one_line
-from ..options.types import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from ..options.types import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Where
 from ..records.learning_rate import Rule, factor
 
 Parameters = Iterable[Tensor | tuple[str, Tensor]]  # with names, as of `named_parameters()`, where there are groups
@@ -61,13 +61,13 @@ class Optimizer:
         make: Callable[..., optim.Optimizer] = optim.AdamW,
         lr: PositiveFloat | None = None,
         schedule: Literal["one_cycle", "constant", "cosine", "step", "plateau"] = "constant",
-        warmup: Fraction = 0.3,
-        factor: Fraction = 0.1,
-        step_epochs: PositiveInt = 1,
-        patience: NonNegativeInt = 1,
-        min_lr: NonNegativeFloat = 0.0,
+        warmup: Annotated[Fraction, Where("optimizer.schedule", ("one_cycle",))] = 0.3,
+        factor: Annotated[Fraction, Where("optimizer.schedule", ("step", "plateau"))] = 0.1,
+        step_epochs: Annotated[PositiveInt, Where("optimizer.schedule", ("step",))] = 1,
+        patience: Annotated[NonNegativeInt, Where("optimizer.schedule", ("plateau",))] = 1,
+        min_lr: Annotated[NonNegativeFloat, Where("optimizer.schedule", ("cosine", "plateau"))] = 0.0,
         lr_scaling: Literal["auto", "none", "sqrt", "linear"] = "none",
-        reference_batch_size: PositiveInt = 128,
+        reference_batch_size: Annotated[PositiveInt, Where("optimizer.lr_scaling", ("auto", "sqrt", "linear"))] = 128,
         groups: list[dict] | None = None,
     ):
         self.make = make

@@ -103,6 +103,13 @@ REFUSED = {
     "train trainer.fast_dev_run=-1": "trainer.fast_dev_run: got -1, takes true or false or a whole number of at least 0.",
     "train trainer.deterministic=worn": "trainer.deterministic: got 'worn', … Did you mean 'warn'?",
     "train trainer.accelerator=null": "trainer.accelerator: got null, takes a text",
+    # what no run reads
+    "train optimizer.factor=0.5": "optimizer.factor: has no effect with optimizer.schedule=one_cycle, only with step or plateau",
+    "train optimizer.schedule=constant optimizer={warmup:0.1}": "optimizer.warmup: has no effect with optimizer.schedule=constant, only with",
+    "train optimizer.reference_batch_size=64": "optimizer.reference_batch_size: has no effect with optimizer.lr_scaling=none, only with auto",
+    "train -m optimizer.schedule=step,cosine optimizer.min_lr=0,1e-4": "optimizer.min_lr: has no effect with optimizer.schedule=step, only",
+    "train data.num_workers=4": "data.num_workers: has no effect with data.pipeline=memory, only with workers",
+    "train test=false callbacks.prediction_images.num_samples=4": "callbacks.prediction_images.num_samples: has no effect with test=false, only with true",
     # what does not go together
     "train model=cnn data=adding": "…SimpleCNN reads image data…models that read it: lstm_cell, rnn_cell, stacked_lstm",
     "train callbacks=null callbacks.throughput.calibrate=false": "callbacks.throughput.calibrate: no such option. callbacks.throughput is null, not a section.",

@@ -135,6 +135,9 @@ def test_an_option_of_a_sweep_is_read_by_a_run_and_one_that_tells_runs_apart_by_
     assert "optimizer" not in own and other["optimizer"]["lr"] == 0.2
     said = "optimizer.lr: Lit is a LightningModule, which has its own optimizer; its rate is model.lr"
     assert refusal(compose_command_line, ["model=lit,cnn", "optimizer.lr=0.2,0.3"], multirun=True) == said
+    words = ["optimizer.schedule=step,cosine", "optimizer.step_epochs=2"]
+    assert [one["optimizer"]["step_epochs"] for one in compose_command_line(words, multirun=True).configs] == [2, 2]
+    assert composed("experiment=diagnose", "data.num_workers=4")["data"]["num_workers"] == 4  # tries other pipelines
 
 
 @pytest.mark.parametrize("word", UNREAD)

@@ -15,7 +15,7 @@ from batchscope.options.groups import CONFIGS, choices_of, load
 from batchscope.training.build import build_optimizer
 from batchscope.training.optimizer import Optimizer
 from tests.checkpointing.support import OUT
-from tests.checkpointing.test_exact_resume import OVERFITS
+from tests.checkpointing.test_exact_resume import PLATEAU
 from tests.support.command_lines import composed, refusal
 from tests.support.recipes import sgd
 from tests.support.runs import SMALL, last, record
@@ -149,7 +149,7 @@ def test_a_schedule_has_these_rates(schedule: Any, options: dict[str, Any], expe
 
 
 def test_plateau_lowers_the_rate_when_the_validation_gets_no_better(tmp_path: Path) -> None:
-    completed(tmp_path, *SMALL, *OVERFITS, "optimizer.schedule=plateau", OUT)
+    completed(tmp_path, *SMALL, *PLATEAU, OUT)
     assert last(tmp_path / "out")["optimizer_states"][0]["param_groups"][0]["lr"] < 0.2
     assert record(tmp_path / "out")["learning_rate"] == 0.3
 

@@ -750,7 +750,8 @@ MISTAKES = {
     "optimizer.groups=[{lr:0.1}]": "optimizer.groups.0.match: got None, takes name patterns",
     "optimizer.groups=[{match:head.*,lr:-1}]": "optimizer.groups.0.lr: got -1, takes a number above 0",
     "optimizer.groups=[{match:head.*,weight_decy:0}]": "optimizer.groups.0.weight_decy: no such option. Did you mean 'weight_dec",
-    "optimizer.groups=[{match:head.*,lr:1e-5}] optimizer.min_lr=1e-4": "optimizer.min_lr: got 0.0001, takes at most the lowest lr",
+    "optimizer.groups=[{match:head.*,lr:1e-5}] optimizer.schedule=cosine optimizer.min_lr=1e-4": "optimizer.min_lr: got 0.0001, takes "
+    "at most the lowest lr",
     "optimizer=torchs optimizer.momentum=-1": "optimizer: ValueError: Invalid momentum value: -1",
     "optimizer=torchs +optimizer.groups=[{match:head.*,eps:1e-3}]": "optimizer.groups.0.eps: no such option",
     "optimizer=torchs optimizer._target_=torch.nn.Identity": "optimizer: Identity is no torch.optim.Optimizer",
