@@ -31,7 +31,8 @@ class Optimizer:
     Args:
         make: called with parameters and `lr`, returns the optimizer; a class with its options, by `functools.partial`.
         lr: the learning rate; under `one_cycle` its peak. None for the default of the class.
-        schedule: `one_cycle` rises to the peak and anneals to almost nothing by the last step (Smith & Topin 2018);
+        schedule: `one_cycle` rises to the peak and anneals to almost nothing by the last step, while a momentum falls from
+            0.05 above the given one to 0.05 below it and rises again (Smith & Topin 2018);
             `cosine` falls from `lr` to `min_lr` by the last step (Loshchilov & Hutter 2017); `step` multiplies the rate by
             `factor` after every `step_epochs` epochs; `plateau` does after more than `patience` epochs in a row in which
             `val/loss` has not fallen; `constant` leaves the rate alone.
@@ -149,15 +150,16 @@ class Optimizer:
             )
         match self.schedule:
             case "one_cycle":
-                # Momentum falls as the rate rises, where there is one: OneCycleLR on its own gives one to an SGD of none.
-                has_momentum = bool(optimizer.defaults.get("momentum") or "betas" in optimizer.defaults)
+                # OneCycleLR on its own moves every momentum from 0.95 to 0.85, whatever it was, also that of an SGD of none.
+                low, high = zip(*map(_around_momentum, optimizer.param_groups), strict=True)
                 peaks = [group["lr"] for group in optimizer.param_groups]
                 steps, rise = int(total_steps), float(self.warmup)
                 if rise * steps == 1:  # OneCycleLR divides by the length of a phase, which has no steps here
                     rise *= 1 - 1e-9
                 if rise == 1:  # the peak at the last step, and one step more to fall
                     steps, rise = steps + 1, steps / (steps + 1)
-                return lr_scheduler.OneCycleLR(optimizer, peaks, steps, pct_start=rise, cycle_momentum=has_momentum)
+                momentum: Any = {"cycle_momentum": any(high), "base_momentum": list(low), "max_momentum": list(high)}
+                return lr_scheduler.OneCycleLR(optimizer, peaks, steps, pct_start=rise, **momentum)
             case "cosine":
                 return lr_scheduler.CosineAnnealingLR(optimizer, T_max=int(total_steps), eta_min=self.min_lr)
             case "step":
@@ -193,6 +195,12 @@ class Optimizer:
         options = [{key: value for key, value in group.items() if key != "match"} for group in self.groups]
         groups = [{"params": members[-1]}, *({"params": m, **o} for m, o in zip(members, options, strict=False))]
         return [group for group in groups if group["params"]]
+
+
+def _around_momentum(group: dict[str, Any]) -> tuple[float, float]:
+    """Between what one_cycle moves the momentum of a group of parameters, and beta 1 of Adam's kind; zeros for none."""
+    given = group["betas"][0] if "betas" in group else group.get("momentum", 0)
+    return (round(max(0.0, given - 0.05), 10), round(min(given + 0.05, (1 + given) / 2), 10)) if given else (0.0, 0.0)
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:

@@ -154,6 +154,24 @@ def test_plateau_lowers_the_rate_when_the_validation_gets_no_better(tmp_path: Pa
     assert record(tmp_path / "out")["learning_rate"] == 0.3
 
 
+@pytest.mark.parametrize(
+    ("given", "highest", "lowest"), [(0.9, 0.95, 0.85), (0.5, 0.55, 0.45), (0.98, 0.99, 0.93), (0.02, 0.07, 0.0)]
+)
+def test_one_cycle_moves_a_momentum_around_the_given_one(given: float, highest: float, lowest: float) -> None:
+    betas = partial(torch.optim.AdamW, betas=(given, 0.99))
+    for make in (partial(torch.optim.SGD, momentum=given), betas):
+        recipe = Optimizer(make, lr=1.0, schedule="one_cycle", warmup=0.5)
+        optimizer = recipe.build(layer().parameters())
+        stepped, seen = recipe.build_schedule(optimizer, 4), []
+        for _ in range(4):
+            (group,) = optimizer.param_groups
+            seen.append(group["betas"][0] if "betas" in group else group["momentum"])
+            optimizer.step()
+            stepped.step()
+        assert (seen[0], seen[1]) == pytest.approx((highest, lowest))  # the rate is at its peak in the second step
+        assert seen[3] == pytest.approx(highest)
+
+
 def test_one_cycle_gives_no_momentum_to_an_optimizer_of_none() -> None:
     optimizer, _ = scheduled(10, schedule="one_cycle")
     assert optimizer.param_groups[0]["momentum"] == 0
