@@ -88,6 +88,9 @@ def notes(sweep: SweepResults) -> Iterator[str]:
     if without:
         yield f"finished without a rate: {', '.join(without)}"
     yield from (f"{run.name}: {why}" for run in sweep.runs for why in (run.steps, run.correct) if isinstance(why, str))
+    for run in sweep.runs:
+        for option, why in table(run.record.get("unread")).items():
+            yield f"{run.name}: {' '.join(f'{option} had no effect: {why}'.split())}"
 
 
 def _learning_rates(groups: Iterable[Group]) -> Iterator[str]:

@@ -66,6 +66,11 @@ class PredictionImages(Callback):
         """The counts so far, shape (C, C); None before the first batch."""
         return None if self._metric is None else self._metric.confmat
 
+    def unread_options(self) -> dict[str, str]:
+        """The options that have changed nothing, and why."""
+        why = "no test step has answered classes of samples or pixels"
+        return {"num_samples": why} if self._metric is None else {}
+
     @override
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.samples, self._metric, self._active = [], None, True

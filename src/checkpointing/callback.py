@@ -82,6 +82,10 @@ class Checkpoints(SyncsRanks, Checkpoint):
         check_weights(module.state_dict())
         self.mode = self.mode or _direction(self.monitor, module)
 
+    def unread_options(self) -> dict[str, str]:
+        """The options that have changed nothing, and why."""
+        return {} if self.metrics else dict.fromkeys(("monitor", "mode"), "no validation was measured")
+
     def save(self, trainer: Trainer) -> None:
         """Write `last.ckpt` now. All ranks have to call it, between a batch and what follows it."""
         if is_fast_dev_run(trainer):

@@ -84,6 +84,7 @@ def train(
             run.begin(record)
             run.fit(record)
             run.test(record)
+            run.tell_unread(record)
             summary.log_hyperparameters(run.trainer, record.facts)
     if run.trainer.is_global_zero:
         summary.print_summary(run.trainer, record.facts)
@@ -300,6 +301,15 @@ class _Run:
         record.add(evaluated={**record.facts["evaluated"], **summary.evaluated_samples(self.trainer, self.data)})
         if isinstance(self.module, Task):
             summary.write_tested(self.trainer, self.module.tested_right, self.run_dir)
+
+
+    def tell_unread(self, record: RunRecord) -> None:
+        """Say which options of the command line have changed nothing, where only the run could find out."""
+        task = self.module if isinstance(self.module, Task) else None
+        if found := summary.unread_options(self.trainer, task, record.facts):
+            for option, why in found.items():
+                warn(f"{option}: had no effect: {why}")
+            record.add(unread=found)
 
 
 def _known_id(run_dir: Path) -> dict[str, str]:

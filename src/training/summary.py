@@ -3,6 +3,8 @@
 A callback adds to these by methods:
 
 - `record_facts() -> dict[str, Any]` is merged into run.json when training has ended; None takes a fact back.
+- `unread_options() -> dict[str, str]` has, at the end, those of its options that have changed nothing, and why. A warning and
+  `unread` in run.json say so of those that were typed. A Task has the same method.
 - `summary_lines() -> list[str]` is printed among the run's last lines.
 - `detail_lines() -> list[str]` is printed after them where details are wanted (`-v`).
 """
@@ -99,6 +101,18 @@ def callback_facts(trainer: Trainer) -> dict[str, Any]:
         if hasattr(callback, "record_facts"):
             facts |= callback.record_facts()
     return facts
+
+
+def unread_options(trainer: Trainer, task: Any, record: Mapping[str, Any]) -> dict[str, str]:
+    """The options of a run's command line that have changed nothing, and why; `task` is None for a LightningModule."""
+    found = {} if task is None else task.unread_options()
+    names = {node["_target_"]: name for name, node in (record["config"]["callbacks"] or {}).items() if node}
+    for callback in callbacks_of(trainer):
+        name = names.get(f"{type(callback).__module__}.{type(callback).__qualname__}")
+        if name and hasattr(callback, "unread_options"):
+            found |= {f"callbacks.{name}.{option}": why for option, why in callback.unread_options().items()}
+    typed = {word.lstrip("+").partition("=")[0] for word in record["overrides"]}
+    return {option: why for option, why in found.items() if option in typed}
 
 
 def _learning_rate(optimizer: Optimizer, is_scheduled: bool) -> float | None:

@@ -140,6 +140,11 @@ class Task(LightningModule):
         for norm in self._frozen_norms:  # Lightning warns of modules that are in this mode before
             norm.eval()
 
+    def unread_options(self) -> dict[str, str]:
+        """See summary.py."""
+        has_convolution = any(isinstance(module, nn.Conv2d) for module in self.model.modules())
+        return {} if has_convolution else {"channels_last": f"{type(self.model).__name__} has no 2-D convolution"}
+
     def loss(self, output: Any, y: Any) -> Tensor:
         """The mean loss `()` of what the network answers and the target, both with the shapes of a batch."""
         return self.loss_function(*for_loss(self.spec, output, y))

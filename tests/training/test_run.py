@@ -180,6 +180,19 @@ def test_a_seed_gives_the_same_run_and_the_metric_that_a_sweeper_asks_for(tmp_pa
     assert (first, other) == (one["metrics"]["val/loss"], one["metrics"]["test/loss"])
 
 
+def test_what_was_typed_and_has_changed_nothing_is_said_and_recorded(tmp_path: Path, capsys) -> None:
+    small = ["data.num_train=16", "data.num_val=8", "data.num_test=8", "callbacks.prediction_images.num_samples=4"]
+    words = ["channels_last=false", "callbacks.checkpoint.monitor=val/acc", "trainer.limit_val_batches=0"]
+    _, found = in_process(tmp_path / "0", "data=copy_memory", "model=lstm_cell", *small, *words)
+    unread = {"channels_last", "callbacks.checkpoint.monitor", "callbacks.prediction_images.num_samples"}
+    assert found["unread"].keys() == unread
+    said = "channels_last had no effect: LSTMCellModel has no 2-D convolution"
+    assert f"warning: {said.replace(' ', ': ', 1)}\n" in capsys.readouterr().err
+    assert f"run: {said}" in analyse([tmp_path / "0"]).notes
+    _, found = in_process(tmp_path / "1", "data=digits", "model=cnn", f"data.root={tmp_path}", *small, words[0])
+    assert "unread" not in found
+
+
 def test_a_whole_test_leaves_which_samples_were_right_and_an_evaluation_leaves_them_alone(tmp_path: Path) -> None:
     small = ["data=digits", "model=mlp", "data.num_train=64", "data.num_val=8", "data.num_test=300"]  # two batches
     _, found = in_process(tmp_path / "whole", *small, "trainer.limit_test_batches=1.0")
