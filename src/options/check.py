@@ -30,7 +30,8 @@ def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
     """
     plain = to_plain(config) if isinstance(config, DictConfig) else copy.deepcopy(config)
     if missing := sorted(name for name, value in flatten(plain) if value == "???"):
-        raise UserError(f"{missing[0]}: has no value; write {missing[0]}=…")
+        asks = f", for which experiment={OF_EXPERIMENTS[missing[0]]} asks" if missing[0] in OF_EXPERIMENTS else ""
+        raise UserError(f"{missing[0]}: has no value; write {missing[0]}=…{asks}")
     try:
         plain = to_plain(config, resolve=True) if isinstance(config, DictConfig) else plain
     except OmegaConfBaseException as error:

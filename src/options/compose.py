@@ -27,7 +27,7 @@ from .check import check_config
 from .explain import message_of, missing_choice, unknown_option
 from .groups import CONFIGS, GROUPS, OPTIONAL_GROUPS, SECTIONS, config_dir, load, refuse_unreadable, to_plain
 from .nodes import TARGET
-from .overrides import combinations, parse, quoted, set_by, text_of
+from .overrides import combinations, parse, quoted, set_by, text_of, without_globs
 from .purpose import annotation_of, lightning_module_of, own_rate, why_unread
 from .values import alternatives
 
@@ -73,13 +73,14 @@ def compose_command_line(overrides: list[str], multirun: bool) -> CommandLine:
     Raises:
         UserError: at the first mistake; nothing has been written by then.
     """
+    overrides = without_globs(overrides) if multirun else overrides
     base = compose(_fixed(parse(overrides)) if multirun else overrides)
     params = {str(key): str(value) for key, value in (base.hydra.sweeper.get("params") or {}).items() if multirun}
     if _RATE in params and (rate := _own_rate(base)):  # a config's sweep over the rate is one over the rate that is read
         params[rate] = params.pop(_RATE)
         own = [*map("=".join, params.items()), "hydra.sweeper.params=null", *overrides]
         return compose_command_line(own, multirun)
-    words = [*map("=".join, params.items()), *overrides]
+    words = [*without_globs([*map("=".join, params.items())]), *overrides]
     is_list = multirun and base.hydra.sweeper._target_.endswith(".BasicSweeper")
     runs = _runs_of_sweep(words, is_list) if multirun else [words]
     composed = [compose(run) for run in runs] if multirun else [base]

@@ -7,14 +7,12 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from hydra import initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, Quote, QuotedString
+from hydra.core.override_parser.types import Glob, Override, Quote, QuotedString
 from hydra.errors import HydraException, OverrideParseException
 
 from ..errors import UserError
-from .groups import COLLECTIONS, CONFIGS, GROUPS, OPTIONAL_GROUPS, SEARCHES, SECTIONS, choices_of
+from .groups import COLLECTIONS, GROUPS, OPTIONAL_GROUPS, SEARCHES, SECTIONS, choices_of
 from .habits import answer_to
 from .tree import flatten
 
@@ -64,13 +62,30 @@ def _choice(one: Override) -> Override:
 def combinations(overrides: list[str]) -> list[list[str]]:
     """The overrides of each run of a sweep over all combinations of values, in the order of Hydra's basic sweeper."""
     values: dict[str, list[str]] = {}  # a later word for the same option takes the place of an earlier one
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):  # which knows the choices that `glob(*)` names
-        parsed = OverridesParser.create(GlobalHydra.instance().config_loader()).parse_overrides(overrides)
-    for one in parsed:
+    for one in OverridesParser.create().parse_overrides(overrides):
         key = one.get_key_element()
         swept = one.sweep_string_iterator() if one.is_sweep_override() else [one.get_value_element_as_str()]
         values[key] = [f"{key}={_SPELLED.get(value, value)}" for value in swept]
+        if not values[key]:
+            raise UserError(f"{text_of(one)}: has no value, so there is no run")
     return [list(run) for run in itertools.product(*values.values())]
+
+
+def without_globs(overrides: list[str]) -> list[str]:
+    """The words of a sweep, with the choices that a `glob` stands for: installed ones, and those of `--config-dir`.
+
+    Raises:
+        UserError: for a glob that matches none, and as `parse`.
+    """
+    return [_chosen(one, value) if isinstance(value := one.value(), Glob) else text_of(one) for one in parse(overrides)]
+
+
+def _chosen(one: Override, glob: Glob) -> str:
+    known = choices_of(one.key_or_group)
+    if not (found := glob.filter(known)):
+        has = f"which has {', '.join(known)}" if known else "which is no group of choices"
+        raise UserError(f"{text_of(one)}: matches none of {one.key_or_group}, {has}")
+    return f"{one.get_key_element()}={','.join(found)}"
 
 
 def text_of(override: Override) -> str:

@@ -241,6 +241,12 @@ def test_the_users_own_choices_and_options_are_answered_and_nothing_is_imported(
     assert not Path("ran").exists()
 
 
+def test_a_glob_stands_for_the_users_own_choices_too(package: Write) -> None:
+    use_config_dir("conf")
+    line = compose_command_line(["model=glob([c*,my*])"], multirun=True)
+    assert (line.words, line.labels) == (["model=cnn,mynet"], ["model=cnn", "model=mynet"])
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
