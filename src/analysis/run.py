@@ -130,6 +130,12 @@ class Run:
         return round(found) if found and found >= 1 else None
 
     @property
+    def words(self) -> list[str]:
+        """The options of its command line."""
+        given = self.record.get("overrides")
+        return [" ".join(str(word).split()) for word in given] if isinstance(given, list) else []
+
+    @property
     def asked_rate(self) -> float | None:
         """The learning rate that an option asks for; None where none does."""
         own = (value for key, value in self.settings.items() if re.fullmatch(OWN_RATE, key))

@@ -134,14 +134,8 @@ def _name(run: Run, group: Group, sweep: SweepResults) -> str:
 
 def _repeating(group: Group, changed: Sequence[str]) -> str:
     """The command that repeats a group's runs with some changes; empty without, and where the options of its sizes differ."""
-    own = {tuple(word for word in _words_of(run) if _option(word) not in (BATCH_SIZE, SEED)) for run in group.runs}
+    own = {tuple(word for word in run.words if _option(word) not in (BATCH_SIZE, SEED)) for run in group.runs}
     return _command(group.runs[:1], changed) if changed and len(own) == 1 else ""
-
-
-def _words_of(run: Run) -> list[str]:
-    """The options of a run's command line."""
-    given = run.record.get("overrides")
-    return [" ".join(str(word).split()) for word in given] if isinstance(given, list) else []
 
 
 def _command(runs: Sequence[Run], changed: Sequence[str] = ()) -> str:
@@ -155,7 +149,7 @@ def _command(runs: Sequence[Run], changed: Sequence[str] = ()) -> str:
 
     values: dict[str, dict[str, None]] = {}
     for run in runs:
-        for word in _words_of(run):
+        for word in run.words:
             option, _, value = word.partition("=")
             values.setdefault(option, {})[value] = None
     if TIMED in changed:

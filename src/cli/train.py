@@ -109,6 +109,8 @@ def _run_one(line: CommandLine) -> None:
     given = {word.partition("=")[0].lstrip("+") for word in hydra.overrides.task}
     if several := [key for key in hydra.sweeper.get("params") or () if key not in given]:
         raise UserError(f"{several[0]}: has several values in a config; write batchscope train -m …")
+    if of_sweeps := [key for key in ("timing", "optimized_metric") if key in given]:
+        raise UserError(f"{of_sweeps[0]}: has no effect on a single run; write batchscope train -m …")
     choices, overrides = dict(hydra.runtime.choices), list(hydra.overrides.task)
     with _run_folder(line) as run_dir, env_override(dict(hydra.job.env_set)):
         configure_log(hydra.job_logging, hydra.verbose)  # for `logging` in a user's own code
@@ -168,13 +170,14 @@ def _run_sweep(line: CommandLine) -> None:
     launchers.check_launcher(line.launcher)
     _check_devices(line.configs, multirun=True, here=launchers.runs_here(line.launcher))
     from ..sweep.runner import run_sweep  # brings scipy and pandas, which take a second to import
-    from .jobs import start_jobs
+    from .jobs import start_jobs, words_of_search
 
+    words = [*line.words, *words_of_search(line.compositions[0].hydra.sweeper, line.configs[0])]
     try:
         sweep_dir = line.folder if line.folder_chosen else new_folder(line.folder)
     except OSError as error:
         raise _refused(line.folder, "hydra.sweep.dir", error) from error
-    start = partial(start_jobs, line, line.words, sweep_dir)
+    start = partial(start_jobs, line, words, sweep_dir)
     run_sweep(sweep_dir, line.configs, line.labels, line.launcher, start)
 
 

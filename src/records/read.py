@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import UserError, cut
 from ..files import is_set_aside, why
+from .metrics import staged
 
 FILE = "run.json"
 SCHEMA = 3  # of the records that this version writes and reads
@@ -101,7 +102,11 @@ def refuse_used(run_dir: Path) -> None:
 
 
 def optimized(record: dict[str, Any]) -> float | None:
-    """The value of `optimized_metric`: a metric or a value of `throughput`; None if the run does not have it."""
+    """The value of `optimized_metric`: a metric or a value of `throughput`; None if the run does not have it.
+
+    A LightningModule of one's own may call `val/loss` `val_loss`.
+    """
     name = record["config"].get("optimized_metric")
-    found = record.get("metrics", {}).get(name, record.get("throughput", {}).get(name))
+    metrics = {staged(key): value for key, value in record.get("metrics", {}).items()}
+    found = metrics.get(staged(str(name)), record.get("throughput", {}).get(name))
     return found if isinstance(found, int | float) else None

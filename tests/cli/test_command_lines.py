@@ -114,6 +114,8 @@ REFUSED = {
     "train optimizer.reference_batch_size=64": "optimizer.reference_batch_size: has no effect with optimizer.lr_scaling=none, only with auto",
     "train -m optimizer.schedule=step,cosine optimizer.min_lr=0,1e-4": "optimizer.min_lr: has no effect with optimizer.schedule=step, only",
     "train data.num_workers=4": "data.num_workers: has no effect with data.pipeline=memory, only with workers",
+    "train timing=true": "timing: has no effect on a single run; write batchscope train -m …",
+    "train optimized_metric=val/acc": "optimized_metric: has no effect on a single run; write batchscope train -m …",
     "train test=false callbacks.prediction_images.num_samples=4": "callbacks.prediction_images.num_samples: has no effect with test=false, only with true",
     # what does not go together
     "train model=cnn data=adding": "…SimpleCNN reads image data…models that read it: lstm_cell, rnn_cell, stacked_lstm",

@@ -3,15 +3,17 @@
 import os
 import shlex
 import sys
+from enum import Enum
 from pathlib import Path
 
 import pytest
 from hydra.core.hydra_config import HydraConfig
 
+from batchscope.cli.jobs import words_of_search
 from batchscope.errors import UnfitError, UserError
 from batchscope.records.terminal import is_verbose
 from batchscope.sweep.runner import SweepRunner
-from tests.support.command_lines import answer
+from tests.support.command_lines import answer, composed, refusal
 
 
 @pytest.fixture(autouse=True)
@@ -23,6 +25,46 @@ def started(monkeypatch, tmp_path):
     monkeypatch.setattr("batchscope.sweep.runner.run_sweep", lambda *sweep: calls.append(sweep))
     yield calls
     HydraConfig.instance().cfg = None
+
+
+class Direction(Enum):
+    """As the sweeper of Optuna has it where nobody has set it."""
+
+    minimize = 1
+    maximize = 2
+
+
+IOU = "task.metrics={iou:{_target_:torchmetrics.classification.MulticlassJaccardIndex,num_classes:10}}"
+# What is optimized, and the direction in which it gets better.
+DIRECTIONS = {
+    "": "minimize",
+    "optimized_metric=val/acc": "maximize",
+    "optimized_metric=val_acc": "maximize",
+    f"optimized_metric=val/iou {IOU}": "maximize",
+    "experiment=throughput": "maximize",
+}
+
+
+@pytest.mark.parametrize("line", DIRECTIONS)
+def test_a_sweeper_that_searches_goes_the_way_in_which_its_metric_gets_better(line):
+    config = composed(*line.split())
+    named = f"optimized_metric={config['optimized_metric']}"
+    direction = f"hydra.sweeper.direction={DIRECTIONS[line]}"
+    assert words_of_search({"direction": Direction.minimize}, config) == [named, direction]
+    for given in ("minimize", ["minimize", "maximize"]):  # by a command line, or a config
+        assert words_of_search({"direction": given}, config) == [named]
+    assert words_of_search({}, config) == []  # of a sweeper of a list
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("optimized_metric=val/score", "hydra.sweeper.direction: nobody says which way val/score gets better; write min"),
+        ("optimized_metric=null", "optimized_metric: got null, and hydra/sweeper searches for its best value"),
+    ],
+)
+def test_a_search_has_a_metric_and_a_direction(word, said):
+    assert refusal(words_of_search, {"direction": Direction.minimize}, composed(word)).startswith(said)
 
 
 SEVERAL, SEEDS = [(8, 1), (16, 1)], [(128, 1), (128, 2)]

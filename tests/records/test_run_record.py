@@ -10,7 +10,7 @@ import pytest
 
 from batchscope.errors import Interrupted, NonFiniteError, PeerLostError, UserError
 from batchscope.files import WriteError
-from batchscope.records.read import read, refuse_used
+from batchscope.records.read import optimized, read, refuse_used
 from batchscope.records.run_record import RunRecord, close, close_open, plan
 from batchscope.training.failures import RunOutOfMemoryError
 from tests.support.runs import SMALL, run
@@ -54,6 +54,12 @@ def test_a_resumed_run_keeps_what_it_was_before_and_says_how_it_ended_itself(tmp
     ended = read(tmp_path)
     assert (ended["status"], ended.get("error")) == ("finished", None)
     assert ended["resumed"][1]["before"]["error"] == "ValueError: broken"
+
+
+def test_what_is_optimized_is_a_metric_also_by_the_name_of_a_lightning_module_or_a_number_of_the_speed():
+    record = {"metrics": {"val_loss": 0.5, "test/acc": 0.9}, "throughput": {"samples_per_sec": 7.0}}
+    for name, value in {"val/loss": 0.5, "test/acc": 0.9, "samples_per_sec": 7.0, "val/acc": None, None: None}.items():
+        assert optimized({**record, "config": {"optimized_metric": name}}) == value
 
 
 def test_an_error_that_has_a_kind_is_recorded_with_it_until_the_run_is_resumed(tmp_path):
