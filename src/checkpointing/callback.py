@@ -66,6 +66,7 @@ class Checkpoints(SyncsRanks, Checkpoint):
         self.metrics: dict[str, float] = {}  # of the last validation
         self._is_fitting = False
         self._has_warned = False
+        self._has_nonfinite = False  # whether a validation had a score that is not finite
         self.on_first_save: Callable[[], None] = lambda: None  # called once, when a checkpoint is on the disk
         self._log_positions = LogPositions({})
         self._is_saving = False
@@ -81,6 +82,11 @@ class Checkpoints(SyncsRanks, Checkpoint):
         """Raise UserError for what would fail later: weights that could not be read back, a metric without a direction."""
         check_weights(module.state_dict())
         self.mode = self.mode or _direction(self.monitor, module)
+
+    def record_facts(self) -> dict[str, Any]:
+        """For the run's record: why validations have left no best checkpoint; None where one is the best, or none was."""
+        is_never = self._has_nonfinite and self.best_model_score is None
+        return {"no_best": f"{self.monitor} was never finite" if is_never else None}
 
     def unread_options(self) -> dict[str, str]:
         """The options that have changed nothing, and why."""
@@ -139,7 +145,11 @@ class Checkpoints(SyncsRanks, Checkpoint):
             return
         self.metrics = {key: float(value) for key, value in trainer.callback_metrics.items()}
         score = self.current_score = self._score()
-        if score is not None and self._is_best(score):
+        if score is not None and not math.isfinite(score):
+            self._has_nonfinite = True
+            what = f"{self.monitor} is {score} in epoch {trainer.current_epoch}"
+            self._warn_once(f"callbacks.checkpoint.monitor: {what}, and no such checkpoint is the best")
+        elif score is not None and self._is_best(score):
             self.best_model_score = score
             self.best_model_path = str(self.folder / "best.ckpt")
             if trainer.is_global_zero:
@@ -195,12 +205,15 @@ class Checkpoints(SyncsRanks, Checkpoint):
             raise UserError(
                 f"callbacks.checkpoint.monitor: got '{self.monitor}', and the validation measures {others}.{near}"
             )
-        if not self._has_warned:
-            warn(
-                f"no best checkpoint is kept: the validation measures {others}; name one by callbacks.checkpoint.monitor"
-            )
-        self._has_warned = True
+        self._warn_once(
+            f"no best checkpoint is kept: the validation measures {others}; name one by callbacks.checkpoint.monitor"
+        )
         return None
+
+    def _warn_once(self, line: str) -> None:
+        if not self._has_warned:
+            warn(line)
+        self._has_warned = True
 
     def _tell_loggers(self, trainer: Trainer) -> None:
         """Have the loggers upload what was saved, now or at their end, if an option such as `log_model` asks for it."""
@@ -216,8 +229,8 @@ class Checkpoints(SyncsRanks, Checkpoint):
         return self.every_minutes is not None and time.monotonic() - self._saved_at >= 60 * self.every_minutes
 
     def _is_best(self, score: float) -> bool:
-        if not math.isfinite(score) or self.best_model_score is None:
-            return math.isfinite(score)
+        if self.best_model_score is None:
+            return True
         return score < self.best_model_score if self.mode == "min" else score > self.best_model_score
 
 

@@ -1,6 +1,7 @@
 """One run, from top to bottom: seed, data, callbacks, trainer, model, fit, test, record."""
 
 import contextlib
+import math
 import os
 import shlex
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import lightning
 import torch
 from lightning import LightningModule
+from lightning.pytorch.callbacks.early_stopping import EarlyStopping, EarlyStoppingReason
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
@@ -28,7 +30,7 @@ from ..checkpointing.resume_point import ResumePoint, checkpoint_folder, find_re
 from ..data.plain import Data, PlainData, has_test, lightning_of
 from ..distributed.agreement import Agreement, end_together
 from ..distributed.rendezvous import once_for_all
-from ..errors import UserError, show_tracebacks, warn
+from ..errors import NonFiniteError, UserError, show_tracebacks, warn
 from ..hardware.devices import describe
 from ..hardware.host_memory import keep_freed_memory
 from ..options.command_lines import program
@@ -284,6 +286,9 @@ class _Run:
             }
         record.add(**facts)
         summary.write_steps(self.trainer, self.run_dir)
+        for callback in callbacks_of(self.trainer):
+            if isinstance(callback, EarlyStopping) and _has_stopped_without_a_number(callback):
+                raise NonFiniteError(f"EarlyStopping: {callback.monitor} was never finite; check_finite=false trains on")
 
     def test(self, record: RunRecord) -> None:
         """Test the best checkpoint; the last weights where no checkpoint is the best."""
@@ -310,6 +315,12 @@ class _Run:
             for option, why in found.items():
                 warn(f"{option}: had no effect: {why}")
             record.add(unread=found)
+
+
+def _has_stopped_without_a_number(callback: EarlyStopping) -> bool:
+    """Whether a metric that is not finite has ended the training, and no validation before it had one that is."""
+    is_stopped = callback.stopping_reason is EarlyStoppingReason.NON_FINITE_METRIC
+    return is_stopped and not math.isfinite(float(callback.best_score))
 
 
 def _known_id(run_dir: Path) -> dict[str, str]:

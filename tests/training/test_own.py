@@ -167,6 +167,18 @@ def made() -> Tutorial:
     return Tutorial()
 
 
+class Nowhere(Tutorial):
+    """Has a number for its validation from an epoch on, or never."""
+
+    def __init__(self, since: int = 100) -> None:
+        super().__init__()
+        self.since = since
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        loss = self.training_step(batch, batch_idx)
+        self.log("val_loss", loss if self.current_epoch >= self.since else loss * float("nan"))
+
+
 class Keeps(Tutorial):
     """Saves what Lightning lets people save, and has a schedule that computes with numpy."""
 
@@ -387,6 +399,7 @@ YAML = {
     "model/stranger": "_target_: tests.support.third_party_modules.Stranger\n",
     "model/tutorial": f"_target_: {HERE}.Tutorial\nby_hand: false\n",
     "model/rated": f"_target_: {HERE}.Rated\nlr: 0.01\n",
+    "model/nowhere": f"_target_: {HERE}.Nowhere\nsince: 100\n",
     "model/made": f"_target_: {HERE}.made\n",
     "model/keeps": f"_target_: {HERE}.Keeps\nsparse: false\nimage: false\nstrange: false\nsaves_path: false\n",
     "model/unfit": f"_target_: {HERE}.Unfit\nhow: narrow\n",
@@ -683,6 +696,28 @@ def test_lazy_layers_of_a_network_are_made_before_its_optimizer(folder: Path) ->
 def test_the_best_checkpoint_is_the_best_in_the_direction_of_its_metric(folder: Path) -> None:
     trained(folder, "model=scored", "data=points", "callbacks.checkpoint.monitor=val_acc", "trainer.max_epochs=3")
     assert torch.load(folder / "checkpoints/best.ckpt", weights_only=True)["epoch"] == 1
+
+
+NAN = "warning: callbacks.checkpoint.monitor: val/loss is nan in epoch 0, and no such checkpoint is the best\n"
+STOPS = ["callbacks=early_stopping", "callbacks.early_stopping.monitor=val_loss", "trainer.max_epochs=3"]
+
+
+def test_a_validation_without_a_number_is_one_warning_and_its_run_says_what_was_tested(folder: Path, capsys) -> None:
+    found, said = trained(folder, "model=nowhere", "data=points"), capsys.readouterr()
+    assert said.err.count(NAN) == 1
+    assert (found["status"], found["no_best"]) == ("finished", "val/loss was never finite")
+    assert found["checkpoints"].keys() == {"last"} and "val_loss" not in found["metrics"]
+    assert "; last weights, as val/loss was never finite files" in " ".join(said.out.split())
+    again = trained(folder.with_name("again"), "model=nowhere", "data=points", "model.since=1")
+    assert again["checkpoints"].keys() == {"best", "last"} and "no_best" not in again
+
+
+def test_early_stopping_makes_an_error_of_a_metric_that_was_never_a_number(folder: Path) -> None:
+    said = refusal(trained, folder, "model=nowhere", "data=points", *STOPS)
+    assert said == "EarlyStopping: val_loss was never finite; check_finite=false trains on"
+    found = record(folder)
+    assert (found["status"], found["error_kind"], found["epochs"]) == ("failed", "not_finite", 1)
+    assert (folder / found["checkpoints"]["last"]).exists()
 
 
 @pytest.mark.parametrize("measured", [nn.ModuleDict(), [], {"val": 0.5}])
