@@ -199,7 +199,7 @@ def _set_option(config: DictConfig, one: Override, before: Callable[[], dict[str
             (one,) = parse([f"++{text_of(one)}"])
         _hydra.apply_override(one, config)
     except _HYDRA_ERRORS as error:
-        unknown = unknown_option(before(), key, text_of(one).partition("=")[2])
+        unknown = unknown_option(before(), key, None if one.is_delete() else text_of(one).partition("=")[2])
         is_null = not one.is_delete() and one.value() is None
         raise unknown or UserError(f"{key}: {'got null, takes a value' if is_null else message_of(error)}") from error
 

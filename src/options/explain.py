@@ -36,7 +36,7 @@ def missing_choice(error: MissingConfigException) -> UserError:
         beside = f"write model=torchvision model.name={name}"
     if not beside and (instead := answer_to(f"{group}={name}")):
         return UserError(f"{group}={name}: {instead}")
-    hint = f"; {beside}" if beside else f".{did_you_mean(name, choices)}"
+    hint = f"; {beside}" if beside else f".{did_you_mean(name.lower(), choices)}"
     return UserError(f"{group}: got '{name}', takes {', '.join(choices)}{hint}")
 
 
@@ -46,7 +46,7 @@ def unknown_option(config: dict[str, Any], option: str, value: object) -> UserEr
     Args:
         config: in plain containers.
         option: its full name, as typed.
-        value: as typed.
+        value: as typed; None for an option that is to be deleted.
     """
     if why := why_unread(option, config):
         return UserError(f"{option}: {why}")
@@ -65,8 +65,11 @@ def unknown_option(config: dict[str, Any], option: str, value: object) -> UserEr
             known = [*signature.parameters] if signature else [str(key) for key in node]
             known = known if above else top_level_names()
             is_known = part in known or re.search(r"\.\d+$", above)  # the owner of a list checks its items
-            is_answered = above != "data" and _answer(option, value, config) is not None
-            return no_such_option(option, value, known, above, config) if is_answered or not is_known else None
+            is_answered = above != "data" and _answer(option, value or "", config) is not None
+            if not is_known or is_answered:
+                return no_such_option(option, value or "", known, above, config)
+            add = f"{option}: the configuration does not list it; write +{option}={value}"
+            return None if value is None else UserError(add)
         node = node[part]
     return None
 

@@ -11,7 +11,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override, Quote, QuotedString
 from hydra.errors import HydraException, OverrideParseException
 
-from ..errors import UserError
+from ..errors import UserError, did_you_mean
 from .groups import COLLECTIONS, GROUPS, OPTIONAL_GROUPS, SEARCHES, SECTIONS, choices_of
 from .habits import answer_to
 from .tree import flatten
@@ -53,9 +53,11 @@ def _choice(one: Override) -> Override:
         raise UserError(f"{group}: is chosen already; write {group}=… without the plus")
     if isinstance(value, list) and group in SECTIONS:  # Hydra merges them
         raise UserError(f"{text_of(one)}: {group} takes one choice; write -m {group}=a,b for a run each")
-    if not one.is_sweep_override() and not isinstance(value, str | list | dict):
-        shown = "null" if value is None else repr(value)
-        raise UserError(f"{group}: got {shown}, takes {', '.join(choices_of(group))}")
+    names = value if isinstance(value, list) else [value]
+    if not one.is_sweep_override() and not all(isinstance(name, str | dict) for name in names):
+        typed, known = text_of(one).partition("=")[2], choices_of(group)  # null, or a text that reads as a number
+        shown = typed if value is None else repr(typed)
+        raise UserError(f"{group}: got {shown}, takes {', '.join(known)}.{did_you_mean(typed, known)}")
     return one
 
 

@@ -46,6 +46,9 @@ def test_the_samples_are_those_that_were_tested(best, root, monkeypatch):
         ("model.hidden_size=7", "size mismatch"),
         ("data=sequential_mnist", "SimpleCNN reads image data"),
         ("data.rot=x", "Did you mean 'root'?"),
+        ("model.width=16", "model.width: no such option. model takes channels, hidden_size."),
+        ("trainer.min_epochs=2", "trainer.min_epochs: the configuration does not list it; write +trainer.min_epochs=2"),
+        ("data=nan", "data: got 'nan', takes adding"),
         ("compile=true", "compile: only training steps are compiled"),
         ("+trainer.limit_test_batches=0", "limit_test_batches: got 0, which tests no batch"),
         ("data.root=nowhere trainer.strategy=foo", "trainer: "),  # before data are made
