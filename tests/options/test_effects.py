@@ -1,0 +1,166 @@
+"""Every option of a choice in configs/ changes what is built from it, or is refused: none is accepted without effect.
+
+The Trainer and the loggers are Lightning's, which gets their options as they are.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import FunctionType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from batchscope.data.spec import DataSpec
+from batchscope.errors import UserError
+from batchscope.options.groups import choices_of
+from batchscope.options.purpose import annotation_of
+from batchscope.options.values import choices_in
+from batchscope.training.build import build_all, build_data, build_model, build_optimizer
+from batchscope.training.module import lightning_module
+from tests.support.command_lines import composed
+
+SPEC = DataSpec("image", (1, 28, 28), "class", 10)
+# A value of an option for which none can be made up.
+OTHERS = {
+    "callbacks.early_stopping.mode": "max",
+    "model.image_size": "40",
+    "model.name": "resnet34",
+    "model.weights": "NONE",
+    "optimizer.groups": "[{match:['*'],lr:0.5}]",
+    "optimizer.min_lr": "0.001",
+    "task.freeze": "['*.bias']",
+    "task.loss": "{_target_:torch.nn.MultiMarginLoss}",
+    "task.metrics": "{mean:{_target_:torchmetrics.MeanMetric}}",
+}
+
+
+def other(option: str, value: Any, target: str) -> str:
+    """Another value of an option of a class, as a command line has it."""
+    choices = [choice for choice in choices_in(annotation_of(option, target)) if choice != value]
+    if option in OTHERS:
+        return OTHERS[option]
+    if isinstance(value, bool):
+        return str(not value).lower()
+    if choices:
+        return str(choices[0])
+    if isinstance(value, list):
+        first, *rest = value
+        return f"[{','.join([other(f'{option}.0', first, target), *map(str, rest)])}]"
+    if isinstance(value, float):
+        return str(value / 2 or 0.25)
+    return {int: lambda: str(value + 1), type(None): lambda: "3", str: lambda: f"{value}x"}[type(value)]()
+
+
+def options(node: dict[str, Any], place: str) -> Iterator[tuple[str, str]]:
+    """Every option at and below a node, with another value."""
+    for key, value in node.items():
+        if isinstance(value, dict):
+            yield from options(value, f"{place}.{key}")
+        elif key != "_target_":
+            yield f"{place}.{key}", other(f"{place}.{key}", value, node["_target_"])
+
+
+def state(value: Any, above: tuple[int, ...] = ()) -> Any:
+    """What an object is made of, down to plain values."""
+    if value is None or isinstance(value, bool | int | float | str | Path | type):
+        return repr(value)
+    if isinstance(value, torch.Tensor):
+        return [list(value.shape), value.requires_grad, value.detach().double().sum().item()]
+    if id(value) in above:
+        return "…"
+    inner: Any = vars(value) if hasattr(value, "__dict__") else {}
+    if isinstance(value, FunctionType):
+        inner = [cell.cell_contents for cell in value.__closure__ or ()]
+    elif isinstance(value, partial):
+        inner = [value.func, value.args, value.keywords]
+    elif isinstance(value, dict | list | tuple | set | frozenset):
+        inner = value
+    above = (*above, id(value))
+    if isinstance(inner, dict):
+        parts = {str(key): one for key, one in inner.items() if key != "_began"}  # the time at which it was built
+        return [type(value).__name__, {key: state(one, above) for key, one in parts.items()}]
+    return [type(value).__name__, [state(one, above) for one in inner]]
+
+
+def rates(config: dict[str, Any]) -> list[Any]:
+    """The groups of parameters of an optimizer in the course of ten steps of 256 samples."""
+    recipe = build_optimizer(config["optimizer"]).scaled_to(256)
+    optimizer = recipe.build(nn.Linear(5, 3).named_parameters())
+    schedule, seen = recipe.build_schedule(optimizer, 10), []
+    for _ in range(10):
+        seen.append([{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups])
+        optimizer.step()
+        if schedule is not None:
+            schedule.step(*([1.0] if isinstance(schedule, ReduceLROnPlateau) else []))
+    return seen
+
+
+def task(config: dict[str, Any]) -> Any:
+    network, data = nn.Sequential(nn.Flatten(), nn.Linear(784, 10)), SimpleNamespace(spec=SPEC, name="toy")
+    made: Any = lightning_module(network, data, config, {"choices": {}, "dataset": "toy"})
+    return made.measured, made.loss_function, network
+
+
+BUILT: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "callbacks": lambda config: build_all(config["callbacks"], "callbacks"),
+    "data": build_data,
+    "model": lambda config: build_model(config, SimpleNamespace(spec=SPEC, name="toy")),
+    "optimizer": rates,
+    "task": task,
+}
+OF_SCHEDULES = {f"optimizer.{name}" for name in ("factor", "step_epochs", "patience", "min_lr", "reference_batch_size")}
+OF_IMAGES = {f"data.augment.{name}" for name in ("shift", "rotation", "crop", "flip")}
+# The options that are refused with all others as the configs have them.
+REFUSED = {
+    "optimizer": OF_SCHEDULES,
+    "data": {"data.num_workers"},
+    **{f"data={name}": {"data.num_workers", *OF_IMAGES} for name in ("adding", "copy_memory", "sequential_mnist")},
+    "model=torchvision": {"model.weights"},  # which are downloaded
+}
+# With what these are read.
+READ = {
+    "optimizer.schedule=step": {"optimizer.factor", "optimizer.step_epochs"},
+    "optimizer.schedule=plateau": {"optimizer.factor", "optimizer.patience", "optimizer.min_lr"},
+    "optimizer.schedule=cosine": {"optimizer.min_lr"},
+    "optimizer.lr_scaling=linear": {"optimizer.reference_batch_size"},
+    "data.pipeline=workers": {"data.num_workers"},
+}
+
+
+def built(group: str, *words: str) -> Any:
+    torch.manual_seed(0)
+    return state(BUILT[group](composed(*words)))
+
+
+def changes(group: str, word: str) -> dict[str, bool | None]:
+    """Of every option of a group, whether another value changes what is built, or None where it is refused."""
+    node, before = composed(word)[group] or {}, built(group, word)
+    assert built(group, word) == before  # the same options build the same
+    found: dict[str, bool | None] = {}
+    for option, value in options(node, group):
+        try:
+            found[option] = built(group, word, f"{option}={value}") != before
+        except UserError:
+            found[option] = None
+    return found
+
+
+@pytest.mark.parametrize("word", [f"{group}={choice}" for group in BUILT for choice in choices_of(group)])
+def test_every_option_changes_what_is_built_or_is_refused(word: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    group = word.partition("=")[0]
+    found = changes(group, word)
+    assert [option for option, has_effect in found.items() if has_effect is False] == []
+    refused = {option for option, has_effect in found.items() if has_effect is None}
+    assert refused == REFUSED.get(word, REFUSED.get(group, set()))
+
+
+@pytest.mark.parametrize("word", READ)
+def test_what_is_refused_has_an_effect_where_it_is_read(word: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = changes(word.partition(".")[0], word)
+    assert {option for option in READ[word] if found[option]} == READ[word]
