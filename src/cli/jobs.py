@@ -48,8 +48,8 @@ def start_jobs(line: CommandLine, overrides: list[str], sweep_dir: Path, job: Hy
 def words_of_search(sweeper: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
     """What a sweeper that searches is told beside the command line: its metric, and which way that gets better.
 
-    The metric is then among the overrides of each run, by which a report knows that it is the one to compare. Nothing is
-    said to a sweeper of a list or without a direction, nor of a search that returns no metric of a run.
+    The metric is then among the overrides of each run, by which a report knows that it is the one to compare. Nothing
+    is said to a sweeper of a list or without a direction, nor of a search that returns no metric of a run.
 
     Args:
         sweeper: the node `hydra.sweeper`; a direction that somebody has set is a text or a list, and not an enum.

@@ -76,7 +76,7 @@ def compose_command_line(overrides: list[str], multirun: bool) -> CommandLine:
     overrides = without_globs(overrides) if multirun else overrides
     base = compose(_fixed(parse(overrides)) if multirun else overrides)
     params = {str(key): str(value) for key, value in (base.hydra.sweeper.get("params") or {}).items() if multirun}
-    if _RATE in params and (rate := _own_rate(base)):  # a config's sweep over the rate is one over the rate that is read
+    if _RATE in params and (rate := _own_rate(base)):  # a config's sweep over the rate is one over that which is read
         params[rate] = params.pop(_RATE)
         own = [*map("=".join, params.items()), "hydra.sweeper.params=null", *overrides]
         return compose_command_line(own, multirun)

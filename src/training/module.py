@@ -76,8 +76,8 @@ def read_by(model: nn.Module, config: dict[str, Any], overrides: Iterable[str]) 
     """The configuration without what a model does not read: of a LightningModule, what only a Task reads.
 
     Raises:
-        UserError: if one of the overrides, those of a command line, sets such an option. Of a class whose source text says
-            that it is a LightningModule the command line was checked before.
+        UserError: if one of the overrides, those of a command line, sets such an option. Of a class whose source text
+            says that it is a LightningModule the command line was checked before.
     """
     if not isinstance(model, LightningModule) or lightning_module_of(config):
         return config

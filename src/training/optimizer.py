@@ -150,7 +150,7 @@ class Optimizer:
             )
         match self.schedule:
             case "one_cycle":
-                # OneCycleLR on its own moves every momentum from 0.95 to 0.85, whatever it was, also that of an SGD of none.
+                # OneCycleLR on its own moves every momentum from 0.95 to 0.85, also that of an SGD of none.
                 low, high = zip(*map(_around_momentum, optimizer.param_groups), strict=True)
                 peaks = [group["lr"] for group in optimizer.param_groups]
                 steps, rise = int(total_steps), float(self.warmup)

@@ -288,7 +288,8 @@ class _Run:
         summary.write_steps(self.trainer, self.run_dir)
         for callback in callbacks_of(self.trainer):
             if isinstance(callback, EarlyStopping) and _has_stopped_without_a_number(callback):
-                raise NonFiniteError(f"EarlyStopping: {callback.monitor} was never finite; check_finite=false trains on")
+                name = callback.monitor
+                raise NonFiniteError(f"EarlyStopping: {name} was never finite; check_finite=false trains on")
 
     def test(self, record: RunRecord) -> None:
         """Test the best checkpoint; the last weights where no checkpoint is the best."""

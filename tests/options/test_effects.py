@@ -92,7 +92,7 @@ def rates(config: dict[str, Any]) -> list[Any]:
     optimizer = recipe.build(nn.Linear(5, 3).named_parameters())
     schedule, seen = recipe.build_schedule(optimizer, 10), []
     for _ in range(10):
-        seen.append([{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups])
+        seen.append([{key: one for key, one in group.items() if key != "params"} for group in optimizer.param_groups])
         optimizer.step()
         if schedule is not None:
             schedule.step(*([1.0] if isinstance(schedule, ReduceLROnPlateau) else []))
