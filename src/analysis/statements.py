@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import cut, printable
-from ..options.purpose import Purpose, purpose_of
+from ..options.purpose import Purpose, is_of_schedule, purpose_of
 from ..records.formatting import significant
 from ..records.learning_rate import rule_words
 from ..records.rates import RATE
@@ -154,7 +154,7 @@ def _command(runs: Sequence[Run], changed: Sequence[str] = ()) -> str:
             values.setdefault(option, {})[value] = None
     if TIMED in changed:
         config = table(runs[0].record.get("config"))
-        values = {option: found for option, found in values.items() if not _is_length(_option(option), config)}
+        values = {option: found for option, found in values.items() if not _is_of_timed(_option(option), config)}
         values = {option: given for option, given in values.items() if _option(option).partition(".")[0] not in _SEARCH}
         words = [name for value in values.get("experiment", ()) for name in value.strip("[]").split(",")]
         names = [name for name in words if name and name not in SEARCHES]
@@ -167,8 +167,9 @@ def _command(runs: Sequence[Run], changed: Sequence[str] = ()) -> str:
     return printable(shlex.join([*program(), *_config_dir(runs[0]), "-m", *own, *changed]))
 
 
-def _is_length(option: str, config: Mapping[str, Any]) -> bool:
-    return "." in option and purpose_of(option, config) is Purpose.LENGTH
+def _is_of_timed(option: str, config: Mapping[str, Any]) -> bool:
+    """Whether a timed run has another value of its own: of a length, and of a schedule of the learning rate."""
+    return "." in option and (purpose_of(option, config) is Purpose.LENGTH or is_of_schedule(option, config))
 
 
 def _config_dir(run: Run) -> list[str]:

@@ -178,19 +178,30 @@ def why_unread(option: str, config: Mapping[str, Any], module: str = "") -> str:
     `option` is its full name. `module` is the class of a model that has been built, if it is a LightningModule: its source
     text may not say so.
     """
-    section, (place, dot, _) = option.partition(".")[0], option.rpartition(".")
+    section = option.partition(".")[0]
     if section in OF_TASK and (module := module or lightning_module_of(config)):
         rate = own_rate(config) if section == "optimizer" else None
         return f"{module} is a LightningModule, which has {OF_TASK[section]}{f'; its rate is {rate}' if rate else ''}"
-    if not dot or config.get("search"):  # a search may try other values of any option
-        return ""
-    declared = marks(annotation_of(option, _at(config, f"{place}._target_")))
-    for where in (mark for mark in declared if isinstance(mark, Where)):
+    where, found = _where(option, config), None
+    if where is not None and not config.get("search"):  # which may try other values of any option
         found = _at(config, where.option)
-        if found not in (None, *where.values):
-            takes = " or ".join(str(value).lower() for value in where.values)
-            return f"has no effect with {where.option}={str(found).lower()}, only with {takes}"
-    return ""
+    if where is None or found is None or found in where.values:
+        return ""
+    takes = " or ".join(str(value).lower() for value in where.values)
+    return f"has no effect with {where.option}={str(found).lower()}, only with {takes}"
+
+
+def is_of_schedule(option: str, config: Mapping[str, Any]) -> bool:
+    """Whether an option is the schedule of the learning rate, or has an effect with some schedules alone."""
+    where = _where(option, config)
+    return option == "optimizer.schedule" or (where is not None and where.option == "optimizer.schedule")
+
+
+def _where(option: str, config: Mapping[str, Any]) -> Where | None:
+    """With which values of another option an option is read; None where it is always."""
+    place, dot, _ = option.rpartition(".")
+    declared = marks(annotation_of(option, _at(config, f"{place}._target_"))) if dot else ()
+    return next((mark for mark in declared if isinstance(mark, Where)), None)
 
 
 def _at(config: Any, path: str) -> Any:

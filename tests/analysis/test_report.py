@@ -319,6 +319,7 @@ OWN, MINE = "batchscope train --config-dir=conf -m …", "batchscope train --con
         (["experiment=[a,throughput]"], "batchscope train -m …", "train -m 'experiment=[a,throughput]'"),
         (["experiment=find_batch_size", "search.start=4"], "", "train -m experiment=throughput"),
         (["trainer.max_steps=8", "+trainer.max_time=1"], MINE, "'--config-dir=my conf' -m experiment=throughput"),
+        (["optimizer.schedule=cosine", "optimizer.min_lr=1e-5"], "", "train -m experiment=throughput"),
         (["seed=1"], "batchscope 'train", "train -m seed=1 experiment=throughput"),
         (["~callbacks.device"], "", "train -m '~callbacks.device' experiment=throughput"),
     ],
