@@ -1,6 +1,7 @@
 """From samples to a batch: stacked, or padded to the longest sequence; and whether it is what the DataSpec says."""
 
 from collections.abc import Callable, Mapping
+from operator import index
 from typing import Any
 
 import torch
@@ -15,15 +16,17 @@ from .spec import CLASSES, LABELS, LENGTHS, PADDING, DataSpec
 from .workers import data_error
 
 Collate = Callable[[list[Any]], Any]
+_NO_STEPS = "a sequence of it has no steps, and a model reads the last one"
 
 
 def collate(samples: list[Any], spec: DataSpec) -> Any:
     """Samples as one batch: tuples in the order of the spec's fields as a list, dicts with these fields as a dict.
 
-    Where lengths vary, the batch has the `lengths: (B,)` of the first input, too, and every field is padded behind its end:
-    inputs with 0, targets of steps with PADDING. Targets that are no classes are float32; inputs, and targets that are
-    `any`, only in place of float64. Where the target is the input itself, samples may be `(x,)` or `x` alone, and the
-    batch is `[x]`. Other fields of a dict are lists.
+    Where lengths vary, the batch has the `lengths: (B,)` of the first input, too: those that the samples hold, whose inputs
+    may be padded already, or else the steps of the inputs. Every field is padded behind its end: inputs with 0, targets of
+    steps with PADDING. Targets that are no classes are float32; inputs, and targets that are `any`, only in place of float64.
+    Where the target is the input itself, samples may be `(x,)` or `x` alone, and the batch is `[x]`. Other fields of a dict
+    are lists.
     """
     named = [spec.named(sample) for sample in samples]
     columns = {name: [sample[name] for sample in named] for name in spec.read}
@@ -37,11 +40,19 @@ def collate(samples: list[Any], spec: DataSpec) -> Any:
             raise TypeError(f"its target is of {y.dtype}, and the spec says that it is a class")
         fields[target] = cast(y, target, spec)
     if spec.variable_length:
-        fields[LENGTHS] = torch.tensor([len(x) for x in columns[spec.inputs[0]]])
+        fields[LENGTHS] = torch.tensor([_length(sample, spec) for sample in named])
     if not isinstance(samples[0], Mapping):
         return [*fields.values()]
     others = {name: [sample[name] for sample in samples] for name in samples[0] if name not in fields}
     return fields | others  # the first tensor is of as many samples as the batch
+
+
+def _length(sample: Mapping[str, Any], spec: DataSpec) -> int:
+    """The steps of a sample's first input that are no padding."""
+    steps = len(sample[spec.inputs[0]])
+    if (length := index(sample.get(LENGTHS, steps))) > steps:
+        raise ValueError(f"it has the length {length}, and {steps} steps")
+    return length
 
 
 def cast(values: Any, field: str, spec: DataSpec) -> Any:
@@ -121,15 +132,12 @@ def check_batch(batch: Any, spec: DataSpec) -> str | None:
     """What is wrong with a batch by its spec, in words; None if nothing is."""
     if wrong := missing_field(batch, spec) or wrong_tensors(batch, spec):
         return wrong
-    inputs, y, lengths = spec.parts(batch)
-    inputs = inputs if isinstance(inputs, Mapping) else {spec.inputs[0]: inputs}
-    x, wanted = inputs[spec.inputs[0]], tuple(spec.input_shape)
+    if spec.variable_length and (wrong := wrong_lengths(batch, spec)):
+        return wrong
+    named, wanted = spec.named(batch), tuple(spec.input_shape)
+    x, y = named[spec.inputs[0]], named[spec.read[-1]]
     shape = tuple(x.shape[1:])
     if spec.variable_length:
-        if lengths is None and len(inputs) == 1:
-            return f"it has no '{LENGTHS}', and the spec says that they vary"
-        if not shape[:1] or not shape[0] or (lengths is not None and not lengths.all()):
-            return "a sequence of it has no steps, and a model reads the last one"
         if shape[1:] != wanted[1:] or shape[0] > wanted[0]:
             return f"its sequences have the shape {shape}, and the spec says at most {wanted[0]} steps of {wanted[1:]}"
     elif shape != wanted:
@@ -156,6 +164,25 @@ def wrong_tensors(batch: Any, spec: DataSpec) -> str | None:
     for name, value in fields.items():
         if len(value) != samples:
             return f"its '{name}' has the shape {tuple(value.shape)}, and its target is of {samples} samples"
+    return None
+
+
+def wrong_lengths(batch: Any, spec: DataSpec) -> str | None:
+    """What is wrong with the lengths of a batch's sequences, in words. Several inputs may do without: one may be a mask."""
+    named = spec.named(batch)
+    x, lengths = named[spec.inputs[0]], named.get(LENGTHS)
+    if lengths is None and len(spec.inputs) == 1:
+        return f"it has no '{LENGTHS}', and the spec says that they vary"
+    if x.dim() < 2 or not x.shape[1]:
+        return _NO_STEPS
+    if lengths is None:
+        return None
+    if not isinstance(lengths, Tensor) or lengths.shape != x.shape[:1] or lengths.is_floating_point():
+        return f"its '{LENGTHS}' have to be whole numbers in a tensor of the shape ({len(x)},)"
+    if (lengths < 1).any():
+        return _NO_STEPS
+    if (lengths > x.shape[1]).any():
+        return f"it has the length {int(lengths.max())}, and its sequences have {x.shape[1]} steps"
     return None
 
 

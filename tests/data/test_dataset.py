@@ -64,6 +64,11 @@ SAMPLES: dict[str, tuple[Any, DataSpec, Any]] = {
         STEPS,
         [tensor([[[1.0], [0.0]], [[2.0], [3.0]]]), tensor([[1, PADDING], [0, 1]]), tensor([1, 2])],
     ),
+    "padded samples with their lengths": (
+        [([[1.0], [0.0]], [1, PADDING], numpy.int32(1)), ([[2.0], [3.0]], [0, PADDING], tensor(1))],
+        STEPS,
+        [tensor([[[1.0], [0.0]], [[2.0], [3.0]]]), tensor([[1, PADDING], [0, PADDING]]), tensor([1, 1])],
+    ),
 }  # fmt: skip
 
 
@@ -93,6 +98,14 @@ def test_tensors_in_memory_become_a_batch(target: Any, dtype: Any, pipeline: Any
     data = InMemory(x if target == "input" else (x, mask, y), spec, pipeline=pipeline)
     (batch,) = loaded(data).val_dataloader()
     assert_batch(batch, [x] if target == "input" else [x, mask.float(), y.to(dtype)])
+
+
+@pytest.mark.parametrize("pipeline", ["memory", "device", "workers"])
+def test_sequences_in_memory_keep_their_lengths(pipeline: Any) -> None:
+    split = [torch.ones(4, 9, 1), tensor([0, 1, 0, 1]), tensor([9, 3, 1, 5])]
+    spec = DataSpec("sequence", (9, 1), "class", 2, variable_length=True)
+    (batch,) = loaded(InMemory(tuple(split), spec, pipeline=pipeline)).val_dataloader()
+    assert_batch(batch, split)
 
 
 def test_a_rank_without_a_sample_evaluates_an_empty_batch(as_rank) -> None:

@@ -105,6 +105,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         samples((numpy.zeros((10, 2)), 0), LENGTHS, (numpy.zeros((3, 2)), 0)),
         f"{WRONG} its sequences have the shape (10, 2), and the spec says at most 9 steps of (2,)",
     ),
+    "a length beyond the steps": (
+        samples((numpy.zeros((3, 2)), 0, 4), LENGTHS, (numpy.zeros((3, 2)), 0)),
+        f"{FITS_NOT} ValueError: it has the length 4, and 3 steps (…",
+    ),
     # a split
     "no target in memory": (
         lambda: inputs(InMemory((torch.zeros(4, 1, 8, 8),))),
@@ -159,6 +163,14 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a target of another shape": (
         collated(lambda samples, batch: batch | {"label": torch.zeros(len(samples), 3)}),
         f"{COLLATED} its targets have the shape (3,), and a target that is class has ()",
+    ),
+    "a length beyond a batch": (
+        collated(lambda samples, batch: batch | {"lengths": torch.full((len(samples),), 10)}),
+        f"{COLLATED} it has the length 10, and its sequences have … steps",
+    ),
+    "a length that is no whole number": (
+        collated(lambda samples, batch: batch | {"lengths": torch.full((len(samples),), 2.5)}),
+        f"{COLLATED} its 'lengths' have to be whole numbers in a tensor of the shape (1,)",
     ),
     # a spec
     "one field": (fields("x"), f"data: DataSpec.fields: got ('x',), {FIELDS}"),
