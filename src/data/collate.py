@@ -168,7 +168,7 @@ def wrong_tensors(batch: Any, spec: DataSpec) -> str | None:
 
 
 def wrong_lengths(batch: Any, spec: DataSpec) -> str | None:
-    """What is wrong with the lengths of a batch's sequences, in words. Several inputs may do without: one may be a mask."""
+    """What is wrong with the lengths of a batch, in words. Several inputs may do without: one of them may be a mask."""
     named = spec.named(batch)
     x, lengths = named[spec.inputs[0]], named.get(LENGTHS)
     if lengths is None and len(spec.inputs) == 1:

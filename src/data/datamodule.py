@@ -11,7 +11,7 @@ from typing_extensions import override
 from ..errors import UserError
 from ..options.types import PositiveInt, Purpose
 from .base import STAGE_SPLITS, DataModule, Split
-from .collate import cast, in_words, missing_field, wrong_labels, wrong_tensors
+from .collate import cast, in_words, missing_field, wrong_labels, wrong_lengths, wrong_tensors
 from .loader import TensorBatches
 from .samples import SampleBatches
 
@@ -36,7 +36,8 @@ class TensorDataModule(DataModule):
     def load(self, split: Split) -> tuple[Tensor, ...] | Tensor:
         """The inputs `x: (N, …)` and the targets `y: (N, …)` of a split, ready for training.
 
-        Where the input is the target, `x` or `(x,)`; of several inputs, each in the order of the spec's fields.
+        Where the input is the target, `x` or `(x,)`; of several inputs, each in the order of the spec's fields. Where
+        lengths vary, `lengths: (N,)` follow, whole numbers; several inputs and a `collate_fn` may do without.
         """
         raise NotImplementedError
 
@@ -46,7 +47,8 @@ class TensorDataModule(DataModule):
         tensors = (loaded,) if isinstance(loaded, Tensor) else loaded
         if wrong := missing_field(tensors, self.spec):
             raise UserError(f"data: {self.name}'s {split} split is not what the spec says: {wrong}")
-        if wrong := wrong_tensors(tensors, self.spec):
+        padded = self.spec.variable_length and self.collate_fn is None
+        if wrong := wrong_tensors(tensors, self.spec) or (padded and wrong_lengths(tensors, self.spec)):
             raise UserError(f"data: {self.name}'s {split} split: {wrong}")
         if not all(isinstance(tensor, Tensor) for tensor in tensors):
             raise UserError(f"data: {self.name} has more than tensors, which a DataModule serves and it does not")

@@ -130,6 +130,18 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: inputs(InMemory((torch.zeros(4, 1, 8, 8), {"a": torch.zeros(4)}), ANY)),
         "data: own has more than tensors, which a DataModule serves and it does not",
     ),
+    **{
+        f"{case} in memory": (
+            lambda own=own: inputs(InMemory((torch.zeros(3, 9, 2), torch.zeros(3, dtype=torch.long), *own), LENGTHS)),
+            f"data: own's train split: {said}",
+        )
+        for case, own, said in [
+            ("no lengths", [], "it has no 'lengths', and the spec says that they vary"),
+            ("a length of 0", [torch.tensor([9, 0, 3])], "a sequence of it has no steps, and a model reads the last…"),
+            ("a length beyond", [torch.tensor([9, 1, 12])], "it has the length 12, and its sequences have 9 steps"),
+            ("fewer lengths", [torch.tensor([9])], "its 'lengths' have to be whole numbers in a tensor of the sha…"),
+        ]
+    },
     "a dataset that fails": (
         lambda: inputs(Own(lambda: {}["x"])),
         "data: the train split of own cannot be loaded: KeyError: 'x' (test_refusals.py:…)",
