@@ -92,13 +92,15 @@ class DataModule(LightningDataModule):
         for split in STAGE_SPLITS.get(stage, ()):
             if split not in self._sets:
                 try:
-                    self._sets[split] = self.dataset(split)
+                    samples: Any = self.dataset(split)
+                    number = len(samples)  # a stream has none
                 except Exception as error:
                     if isinstance(error, MemoryError) or (split == "test" and isinstance(error, NotImplementedError)):
                         raise  # the second says that there is no test set (plain.has_test)
                     raise data_error(f"the {split} split of {self.name} cannot be loaded", error) from error
-                if not self.num_samples(split):
+                if not number:
                     raise UserError(f"data: {self.name} has no samples in its {split} split")
+                self._sets[split] = samples
 
     def num_samples(self, split: Split) -> int:
         """How many samples a split has, once `setup` has been called."""

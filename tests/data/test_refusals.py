@@ -8,6 +8,7 @@ import numpy
 import pytest
 import torch
 from lightning import LightningDataModule
+from torch.utils.data import IterableDataset
 
 from batchscope.data.augment import Augment
 from batchscope.data.base import DataModule
@@ -33,6 +34,11 @@ class Failing(list):
 class FailingTogether(Failing):
     def __getitems__(self, indices: list[int]) -> list[Any]:
         return [self[index] for index in indices]
+
+
+class Streamed(IterableDataset):
+    def __iter__(self) -> Any:
+        yield RIGHT[0]
 
 
 class Counted(LightningDataModule):
@@ -146,6 +152,13 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: inputs(Own(lambda: {}["x"])),
         "data: the train split of own cannot be loaded: KeyError: 'x' (test_refusals.py:…)",
     ),
+    **{
+        f"a dataset that is {type(wrong).__name__}": (
+            lambda wrong=wrong: inputs(Own(lambda: wrong)),
+            f"data: the train split of own cannot be loaded: TypeError: object of type '{type(wrong).__name__}' has no len() (…",
+        )
+        for wrong in (None, Streamed())
+    },
     "a number of samples that is none": (
         lambda: PlainData(Counted(3.5)).num_samples("train"),
         "data: num_samples of Counted returns 3.5, takes a whole number or None",
