@@ -3,7 +3,7 @@
 import hashlib
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, cast
@@ -19,11 +19,11 @@ from ..errors import UserError
 from ..options.types import NonNegativeInt, PositiveInt, Purpose, Seed, Where
 from .augment import Augment, is_image, moved
 from .collate import Collate
-from .loader import Loader, TensorBatches
+from .loader import Loader, TensorBatches, load_apart
 from .order import DeterministicBatchSampler, rank_and_world_size
 from .samples import SampleBatches
 from .spec import DataSpec, computed_shape
-from .workers import data_error, raised, seeded
+from .workers import data_error
 
 Split = Literal["train", "val", "test"]
 STAGE_SPLITS: dict[str, tuple[Split, ...]] = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",)}
@@ -122,25 +122,20 @@ class DataModule(LightningDataModule):
         loaded twice: of a tensor that differs, such as one with random noise, its type and shape alone are hashed.
         """
         digest = hashlib.blake2b(digest_size=8)
+        chosen: dict[Split, list[int]] = {}
         for split in STAGE_SPLITS["fit"]:
-            samples = self.num_samples(split)
-            digest.update(str((split, samples)).encode())
-            chosen = [*dict.fromkeys(i * (samples - 1) // (_HASHED - 1) for i in range(_HASHED))]
-            once, again = (self._plain_tensors(split, chosen) for _ in range(2))
-            for tensor, other in zip(once, again, strict=False):
+            last = self.num_samples(split) - 1
+            chosen[split] = [*dict.fromkeys(i * last // (_HASHED - 1) for i in range(_HASHED))]
+        loaded = self._load_apart([key for key in chosen.items() for _ in range(2)])
+        for split, pair in zip(chosen, zip(loaded, loaded, strict=True), strict=True):
+            digest.update(str((split, self.num_samples(split))).encode())
+            for tensor, other in zip(*map(_plain_tensors, pair), strict=False):
                 shape = tuple(tensor.shape) if tensor.shape == other.shape else tensor.dim()
                 digest.update(str((tensor.dtype, shape)).encode())
                 held, anew = (each.view(-1).view(torch.uint8) for each in (tensor, other))
                 if torch.equal(held, anew):
                     digest.update(held.numpy().data)
         return digest.hexdigest()
-
-    def _plain_tensors(self, split: Split, samples: list[int]) -> list[torch.Tensor]:
-        """The tensors in a batch of these samples, on the CPU; no random state changes."""
-        with seeded(self.seed):
-            (batch,) = raised([self._samples(split).__getitems__((0, samples))])
-        leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
-        return [leaf.detach().cpu().contiguous() for leaf in leaves]
 
     @override
     def train_dataloader(self) -> Loader:
@@ -169,8 +164,8 @@ class DataModule(LightningDataModule):
     def example(self) -> Any:
         """The first training samples as a batch on the CPU, two at most, once `setup` has been called; no random state changes."""
         samples = [*range(min(2, self.batch_size, self.num_samples("train")))]
-        with seeded(self.seed):
-            return next(raised([self._samples("train").__getitems__((0, samples))]))
+        (batch,) = self._load_apart([("train", samples)])
+        return batch
 
     def resume_at(self, epoch: int, batches: int) -> None:
         """Start training in `epoch`, after the first `batches` batches of it."""
@@ -245,6 +240,15 @@ class DataModule(LightningDataModule):
         seed = self.seed if self.randomised else None
         return SampleBatches(self._sets[split], self.spec, f"{self.name}'s {split} split", seed, self.collate_fn)
 
+    def _load_apart(self, keys: list[tuple[Split, list[int]]]) -> Iterator[Any]:
+        """The batch of each split and samples, for checks."""
+        return load_apart({split: self._samples(split) for split, _ in keys}, keys, self.seed, self.num_workers)
+
     def _wait_context(self) -> AbstractContextManager[object]:
         """Have the profiler count the wait for a prefetched batch as transfer, although `next(loader)` contains it."""
         return profiler_of(self.trainer).profile("[Loader].batch_to_device") if self.trainer else nullcontext()
+
+
+def _plain_tensors(batch: Any) -> list[torch.Tensor]:
+    """The tensors in a batch, on the CPU."""
+    return [leaf.detach().cpu().contiguous() for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]

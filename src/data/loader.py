@@ -7,7 +7,7 @@ answer it: `TensorBatches` here, for tensors in memory, and `SampleBatches`, for
 import contextlib
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from .order import DeterministicBatchSampler
 from .samples import SampleBatches
-from .workers import raised, start_worker
+from .workers import raised, seeded, start_worker
 
 WaitContext = Callable[[], AbstractContextManager[object]]
 Timesteps = Callable[[Any], int | None]
@@ -41,6 +41,39 @@ class TensorBatches(Dataset):
             return tensor.index_select(0, indices)
         pinned = torch.empty(len(indices), *tensor.shape[1:], dtype=tensor.dtype, pin_memory=True)
         return torch.index_select(tensor, 0, indices, out=pinned)
+
+
+@dataclass(eq=False)
+class SeededBatches(Dataset):
+    """Batches of several splits, each loaded under the same seed."""
+
+    splits: Mapping[str, SampleBatches]
+    seed: int
+
+    def __getitems__(self, key: tuple[str, list[int]]) -> Any:
+        """The samples at the indices of a key `(split, indices)`, as in the first epoch."""
+        split, indices = key
+        with seeded(self.seed):
+            return self.splits[split].__getitems__((0, indices))
+
+
+def load_apart(splits: Mapping[str, SampleBatches], keys: Iterable[Any], seed: int, num_workers: int) -> Iterator[Any]:
+    """The batch of each key `(split, indices)`, loaded under this seed. No random state changes here.
+
+    Where workers load the samples, another one loads these and ends. A file that a dataset opens in this process at its
+    first sample, would be open in each worker that is forked later: they would move one position in it. Where workers
+    are not forked, it could not be sent to them. Tensors in memory take no worker.
+    """
+    in_memory = all(isinstance(batches.samples, TensorDataset) for batches in splits.values())
+    loader = DataLoader(
+        SeededBatches(splits, seed),
+        batch_sampler=keys,
+        collate_fn=_as_it_is,
+        num_workers=0 if in_memory else min(1, num_workers),
+        generator=torch.Generator(),  # not the one that the model draws from
+        worker_init_fn=start_worker,
+    )
+    return raised(loader)
 
 
 class Loader:

@@ -1,5 +1,6 @@
 """DataModule: from the samples of a torch Dataset, or from tensors in memory, to the batches that a network gets."""
 
+import os
 import random
 from collections import UserDict
 from itertools import product
@@ -173,6 +174,24 @@ def test_random_noise_is_no_part_of_the_fingerprint() -> None:
     known = loaded(Own(Noisy(31, 0))).fingerprint
     assert loaded(Own(Noisy(31, 0))).fingerprint == known
     assert loaded(Own(Noisy(30, 0))).fingerprint != known
+
+
+class Opened(Images):
+    """Knows the process that loads its samples, in which a file would stay open; with noise of numpy's own generator."""
+
+    process = 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.process = os.getpid()
+        return super().__getitem__(index)
+
+
+def test_what_workers_load_is_opened_nowhere_else_and_the_checks_find_the_same() -> None:
+    alone, apart = (Opened(20, 0, noisy=True) for _ in range(2))
+    found = [loaded(Own(samples, num_workers=workers)) for workers, samples in enumerate((alone, apart))]
+    assert len({data.fingerprint for data in found}) == 1
+    assert_alike(*(data.example() for data in found))
+    assert (alone.process, apart.process) == (os.getpid(), 0)
 
 
 class Collated(Tokens):

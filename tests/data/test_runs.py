@@ -114,7 +114,7 @@ def test_every_start_method_serves_the_same(method: str) -> None:
     assert_alike([*apart], [*alone])
 
 
-# the training process has loaded fewer for its checks
+# the worker that loads samples for the checks loads fewer
 KILLED = [("tests.support.own_data.Images.__getitem__", 80, kill_9)]
 
 
