@@ -96,6 +96,27 @@ def is_accumulating(trainer: Trainer) -> bool:
     return trainer.fit_loop.epoch_loop._should_accumulate()
 
 
+def after_batch(trainer: Trainer, act: Callable[[], None]) -> None:
+    """To be called in a callback's `on_train_batch_end`: act once the module's own hook of this name has seen the batch.
+
+    Lightning calls that hook after those of all callbacks.
+    """
+    name, module = "on_train_batch_end", trainer.lightning_module
+    hook, attributes = getattr(module, name), vars(module)
+    if getattr(hook, "__func__", None) is getattr(LightningModule, name):
+        act()
+        return
+    before = {name: attributes[name]} if name in attributes else {}
+
+    def hook_and_act(*arguments: Any) -> None:
+        del attributes[name]
+        attributes.update(before)
+        hook(*arguments)
+        act()
+
+    attributes[name] = hook_and_act  # for this batch
+
+
 def leave_signals_alone(trainer: Trainer) -> None:
     """Have Lightning install no signal handlers; to be called in a `setup` hook.
 

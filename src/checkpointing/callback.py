@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor
 from typing_extensions import override
 
-from .._lightning import is_accumulating, is_fast_dev_run
+from .._lightning import after_batch, is_accumulating, is_fast_dev_run
 from ..callbacks._timer import pause
 from ..callbacks._updates import Updates
 from ..distributed.gather import gather
@@ -32,10 +32,11 @@ DEFAULT_MONITOR = "val/loss"  # of a Task
 class Checkpoints(SyncsRanks, Checkpoint):
     """Keeps `last.ckpt` and `best.ckpt`.
 
-    Every checkpoint is taken after a batch and before what follows the batch: a validation, or the end of the epoch. Its
-    `loop_state` holds what Lightning's checkpoints lack: the random states and accumulated gradients of every rank, and
-    the lengths of the log files. A checkpoint is written at the end of every epoch, before every validation, and as often
-    as `every_minutes` and `every_n_steps` say. The best checkpoint is the one that was written before the best validation.
+    Every checkpoint is taken after a batch, which the module's own `on_train_batch_end` has seen, and before what
+    follows the batch: a validation, or the end of the epoch. Its `loop_state` holds what Lightning's checkpoints lack:
+    the random states and accumulated gradients of every rank, and the lengths of the log files. A checkpoint is written
+    at the end of every epoch, before every validation, and as often as `every_minutes` and `every_n_steps` say. The best
+    checkpoint is the one that was written before the best validation.
 
     Args:
         dirpath: the folder for both; by default `checkpoints` in the trainer's `default_root_dir`.
@@ -130,9 +131,7 @@ class Checkpoints(SyncsRanks, Checkpoint):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._updates.end_batch(trainer.global_step)
-        steps_done = 0 < trainer.max_steps <= trainer.global_step
-        if trainer.is_last_batch or steps_done or trainer.should_stop or self._is_due(trainer):
-            self.save(trainer)
+        after_batch(trainer, lambda: self._save_if_due(trainer))
 
     @override
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -220,6 +219,11 @@ class Checkpoints(SyncsRanks, Checkpoint):
         with pause(trainer):
             for logger in loggers_of_rank(trainer):
                 logger.after_save_checkpoint(cast(Any, self))
+
+    def _save_if_due(self, trainer: Trainer) -> None:
+        steps_done = 0 < trainer.max_steps <= trainer.global_step
+        if trainer.is_last_batch or steps_done or trainer.should_stop or self._is_due(trainer):
+            self.save(trainer)
 
     def _is_due(self, trainer: Trainer) -> bool:
         by_steps = self.every_n_steps and self._updates.has_passed(self.every_n_steps)

@@ -6,12 +6,12 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from lightning import LightningModule, Trainer
 from typing_extensions import override
 
-from .._lightning import leave_signals_alone
+from .._lightning import after_batch, leave_signals_alone
 from ..distributed.rank_sync import RankSync, SyncsRanks
 from ..errors import Interrupted
 from .callback import Checkpoints
@@ -77,10 +77,7 @@ class GracefulShutdown(SyncsRanks):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if number := RankSync.of(trainer).agreed(_TOPIC):
-            for callback in trainer.checkpoint_callbacks:
-                if isinstance(callback, Checkpoints):
-                    callback.save(trainer)
-            raise Interrupted(number)
+            after_batch(trainer, lambda: _save_and_end(trainer, number))
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -128,3 +125,10 @@ class GracefulShutdown(SyncsRanks):
         self._received, self._received_at = number, now
         if not self._is_deferring:
             raise Interrupted(number, agreed=False)
+
+
+def _save_and_end(trainer: Trainer, number: int) -> NoReturn:
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, Checkpoints):
+            callback.save(trainer)
+    raise Interrupted(number)

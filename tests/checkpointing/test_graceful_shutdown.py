@@ -4,9 +4,11 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import torch
 from lightning.pytorch.callbacks import LambdaCallback
 
 from batchscope.checkpointing.callback import Checkpoints
@@ -83,6 +85,30 @@ def test_below_the_traceback_of_an_exception_stands_what_was_kept(step, kept, op
     assert how.startswith(f"{goes_on}  batchscope train resume=out")
     assert record(tmp_path / "out")["status"] == "failed"
     assert options != [EACH] or last(tmp_path / "out")["global_step"] == 3
+
+
+class Counting(Stranger):
+    """Counts its batches after each, and is told to end in the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("ended", torch.zeros(()))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if batch_idx == 1:
+            terminate()
+        return super().training_step(batch, batch_idx)
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.ended += 1
+
+
+def test_what_a_module_does_after_its_step_is_kept_with_the_step(tmp_path: Path) -> None:
+    module = Counting()
+    with GracefulShutdown() as shutdown, pytest.raises(Interrupted, match="SIGTERM"):
+        train(module, shutdown, Checkpoints(str(tmp_path)), enable_checkpointing=True)
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"]["ended"] == 2
+    assert "on_train_batch_end" not in vars(module)  # the hook is the module's own again
 
 
 def test_a_run_outlives_its_terminal_until_its_step_is_kept(tmp_path: Path) -> None:

@@ -188,20 +188,23 @@ class Keeps(Tutorial):
         super().__init__()
         names = {"net": nn.Linear(2, 2), "path": Path("here"), "scale": numpy.float32(0.5), "by": partial(max), "n": 3}
         self.save_hyperparameters(names)
-        self.seen, self.strange, self.saves_path = 0, strange, saves_path
+        self.seen, self.ended, self.strange, self.saves_path = 0, 0, strange, saves_path
         if sparse:
             self.register_buffer("graph", torch.eye(4).to_sparse())
         if image:
             self.register_buffer("mean", tv_tensors.Image(torch.zeros(1, 2, 2)))
 
     def get_extra_state(self) -> Any:
-        return object if self.strange else {"seen": self.seen, "names": ["a"]}
+        return object if self.strange else {"seen": self.seen, "ended": self.ended, "names": ["a"]}
 
     def set_extra_state(self, state: Any) -> None:
-        self.seen = state["seen"]
+        self.seen, self.ended = state["seen"], state["ended"]
 
     def on_train_batch_start(self, *args: Any) -> None:
         self.seen += 1
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.ended += 1
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["vocabulary"] = Path("words") if self.saves_path else ["words"]
@@ -641,7 +644,7 @@ def test_what_a_module_saves_is_read_back_without_the_hyperparameters_that_canno
     assert last(folder)["hyper_parameters"] == {"scale": 0.5, "n": 3}
     assert evaluated(folder)[1]["test_loss"] == pytest.approx(found["metrics"]["test_loss"])
     train(configuration(found, folder, ["trainer.max_epochs=2"]), folder, found["choices"], [])
-    assert last(folder)["state_dict"]["_extra_state"] == {"seen": 20, "names": ["a"]}
+    assert last(folder)["state_dict"]["_extra_state"] == {"seen": 20, "ended": 20, "names": ["a"]}
 
 
 def test_a_script_is_told_in_python_what_a_checkpoint_alone_cannot_decide(folder: Path) -> None:
