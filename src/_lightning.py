@@ -96,6 +96,11 @@ def is_accumulating(trainer: Trainer) -> bool:
     return trainer.fit_loop.epoch_loop._should_accumulate()
 
 
+def is_stopping(trainer: Trainer) -> bool:
+    """Whether the fit ends with this batch because something has asked for it, and `min_epochs` and `min_steps` allow it."""
+    return trainer.should_stop and trainer.fit_loop._can_stop_early
+
+
 def after_batch(trainer: Trainer, act: Callable[[], None]) -> None:
     """To be called in a callback's `on_train_batch_end`: act once the module's own hook of this name has seen the batch.
 

@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor
 from typing_extensions import override
 
-from .._lightning import after_batch, is_accumulating, is_fast_dev_run
+from .._lightning import after_batch, is_accumulating, is_fast_dev_run, is_stopping
 from ..callbacks._timer import pause
 from ..callbacks._updates import Updates
 from ..distributed.gather import gather
@@ -222,7 +222,7 @@ class Checkpoints(SyncsRanks, Checkpoint):
 
     def _save_if_due(self, trainer: Trainer) -> None:
         steps_done = 0 < trainer.max_steps <= trainer.global_step
-        if trainer.is_last_batch or steps_done or trainer.should_stop or self._is_due(trainer):
+        if trainer.is_last_batch or steps_done or is_stopping(trainer) or self._is_due(trainer):
             self.save(trainer)
 
     def _is_due(self, trainer: Trainer) -> bool:

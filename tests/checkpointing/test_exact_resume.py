@@ -248,6 +248,21 @@ def test_a_checkpoint_is_due_after_a_step_and_after_no_batch_that_waits_for_it(t
     assert saved == [2, 4, 5]  # the last one at the end of the epoch
 
 
+class Stops(Callback):
+    """Asks for the end from the first batch on."""
+
+    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+        trainer.should_stop = True
+
+
+@pytest.mark.parametrize(("least", "kept"), [({}, [1]), ({"min_epochs": 2}, [5, 10]), ({"min_steps": 7}, [5, 7])])
+def test_a_stop_is_kept_where_the_training_may_stop(least: Any, kept: list[int], tmp_path: Path, monkeypatch) -> None:
+    saved: list[int] = []
+    monkeypatch.setattr(Checkpoints, "save", lambda self, trainer: saved.append(trainer.fit_loop.total_batch_idx + 1))
+    train(Stranger(), Stops(), Checkpoints(str(tmp_path)), enable_checkpointing=True, **least)
+    assert saved == kept
+
+
 class TwoByHand(Stranger):
     """One of its optimizers steps in every batch, and the other in none."""
 
