@@ -101,6 +101,11 @@ def is_stopping(trainer: Trainer) -> bool:
     return trainer.should_stop and trainer.fit_loop._can_stop_early
 
 
+def validates_next(trainer: Trainer) -> bool:
+    """Whether a validation follows this batch. One that is due by the clock may begin all the same."""
+    return trainer.fit_loop.epoch_loop._should_check_val_fx(cast(Any, trainer.fit_loop._data_fetcher))
+
+
 def after_batch(trainer: Trainer, act: Callable[[], None]) -> None:
     """To be called in a callback's `on_train_batch_end`: act once the module's own hook of this name has seen the batch.
 

@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor
 from typing_extensions import override
 
-from .._lightning import after_batch, is_accumulating, is_fast_dev_run, is_stopping
+from .._lightning import after_batch, is_accumulating, is_fast_dev_run, is_stopping, validates_next
 from ..callbacks._timer import pause
 from ..callbacks._updates import Updates
 from ..distributed.gather import gather
@@ -110,6 +110,14 @@ class Checkpoints(SyncsRanks, Checkpoint):
         self._tell_loggers(trainer)
         self._saved_at, self._saved_batch = time.monotonic(), trainer.fit_loop.epoch_loop.total_batch_idx
 
+    def save_if_due(self, trainer: Trainer) -> None:
+        """Write `last.ckpt` if the fit or an epoch ends with this batch, a validation follows it, or it is time."""
+        steps_done = 0 < trainer.max_steps <= trainer.global_step
+        ends = trainer.is_last_batch or steps_done or is_stopping(trainer)
+        # Before the validation begins: a loader of torch's draws a number from the global generator when it does.
+        if ends or validates_next(trainer) or self._is_due(trainer):
+            self.save(trainer)
+
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._is_fitting = stage == "fit"
@@ -131,10 +139,11 @@ class Checkpoints(SyncsRanks, Checkpoint):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._updates.end_batch(trainer.global_step)
-        after_batch(trainer, lambda: self._save_if_due(trainer))
+        after_batch(trainer, lambda: self.save_if_due(trainer))
 
     @override
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Only a validation that the clock has begun comes without its checkpoint.
         if not trainer.sanity_checking and self._saved_batch != trainer.fit_loop.epoch_loop.total_batch_idx:
             self.save(trainer)
 
@@ -219,11 +228,6 @@ class Checkpoints(SyncsRanks, Checkpoint):
         with pause(trainer):
             for logger in loggers_of_rank(trainer):
                 logger.after_save_checkpoint(cast(Any, self))
-
-    def _save_if_due(self, trainer: Trainer) -> None:
-        steps_done = 0 < trainer.max_steps <= trainer.global_step
-        if trainer.is_last_batch or steps_done or is_stopping(trainer) or self._is_due(trainer):
-            self.save(trainer)
 
     def _is_due(self, trainer: Trainer) -> bool:
         by_steps = self.every_n_steps and self._updates.has_passed(self.every_n_steps)

@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 from .._lightning import callbacks_of, on_restore_error, resume_after_last_batch
 from ..distributed.sharding import from_shard
 from ..random_state import restore_random_state
+from .callback import Checkpoints
 from .log_files import cut_logs, earlier_events, loggers_of_rank
 from .resume_point import ResumePoint
 
@@ -42,7 +43,15 @@ def prepare_resume(trainer: Trainer, data: SkipsTrained, point: ResumePoint) -> 
     if point.path is not None:
         data.resume_at(point.epoch, point.batches)
         on_restore_error(trainer, point.cannot_be_restored)
-        resume_after_last_batch(trainer, lambda: _restore_gradients_and_random_state(trainer, point))
+        resume_after_last_batch(trainer, lambda: _restore_and_save(trainer, point))
+
+
+def _restore_and_save(trainer: Trainer, point: ResumePoint) -> None:
+    """What follows the batch may be a validation, whose checkpoint has to hold the states before it."""
+    _restore_gradients_and_random_state(trainer, point)
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, Checkpoints):
+            callback.save_if_due(trainer)
 
 
 def _restore_gradients_and_random_state(trainer: Trainer, point: ResumePoint) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from batchscope.data.plain import described
-from tests.checkpointing.support import OUT, STEP
+from tests.checkpointing.support import OUT, STEP, VALIDATION
 from tests.data.support import loaded
 from tests.support.own_data import MapStyle, Plain, Stateful, write_config
 from tests.support.runs import QUIET, assert_alike, kill_9, last, ranks, record, results, run
@@ -65,6 +65,18 @@ def test_a_killed_run_is_resumed_to_the_same_end(name: str, tmp_path: Path) -> N
     assert "warning: resume" not in finished(tmp_path / "killed", *again)
     assert record(tmp_path / "killed" / "out")["resumed"][0]["step"] == step
     finished(tmp_path / "whole", *words, *alone)
+    assert_alike(results(tmp_path / "killed" / "out"), results(tmp_path / "whole" / "out"))
+
+
+def test_a_run_that_is_killed_in_a_validation_within_an_epoch_draws_the_same_numbers(tmp_path: Path) -> None:
+    """A loader of torch's draws one as the validation begins."""
+    words = [*line(tmp_path, "Stateful", "trainer.val_check_interval=0.5"), OUT]
+    again = [words[0], "resume=out", "data._target_=tests.support.own_data.Stateful"]
+    for command in (words, again):  # the resumed run repeats the validation
+        assert run(tmp_path / "killed", *command, faults=[(VALIDATION, 1, kill_9)]).end() == -9
+    assert "warning: resume" not in finished(tmp_path / "killed", *again)
+    assert [entry["step"] for entry in record(tmp_path / "killed" / "out")["resumed"]] == [5, 5]
+    finished(tmp_path / "whole", *words)
     assert_alike(results(tmp_path / "killed" / "out"), results(tmp_path / "whole" / "out"))
 
 
