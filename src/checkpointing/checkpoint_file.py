@@ -104,9 +104,11 @@ def _is_known(tensor: Tensor) -> bool:
 
 
 def _can_be_read(value: Any) -> bool:
-    """Whether `torch.load(…, weights_only=True)` reads what `torch.save` writes of a value; its tensors are not looked at."""
+    """Whether `torch.load(…, weights_only=True)` reads what `torch.save` writes of a value; of tensors the class counts."""
     file = io.BytesIO()
     try:
+        if not all(_is_known(leaf) for leaf in tree_leaves(value) if isinstance(leaf, Tensor)):
+            return False
         torch.save(tree_map_only(Tensor, lambda tensor: None, value), file)
         file.seek(0)
         torch.load(file, weights_only=True)

@@ -11,6 +11,7 @@ import numpy
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
+from torchvision import tv_tensors
 
 from batchscope.checkpointing.callback import Checkpoints
 from batchscope.checkpointing.checkpoint_file import (
@@ -87,23 +88,26 @@ def test_a_folder_that_takes_no_checkpoint_is_one_line_that_says_so(path: Path) 
 
 
 class Confusion(Callback):
-    """Keeps a matrix of every validation."""
+    """Keeps something of every validation."""
 
-    def __init__(self) -> None:
-        self.matrices: list[Any] = []
+    def __init__(self, kept: Any) -> None:
+        self.kept, self.matrices = kept, []
 
     def on_validation_end(self, *args: Any) -> None:
-        self.matrices.append(numpy.eye(2))
+        self.matrices.append(self.kept)
 
     def state_dict(self) -> dict[str, Any]:
         return {"matrices": self.matrices}
 
 
-def test_a_state_that_becomes_unreadable_ends_the_run_and_leaves_the_checkpoint_before_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kept", [numpy.eye(2), tv_tensors.Image(torch.eye(2)[None])], ids=["array", "image"])
+def test_a_state_that_becomes_unreadable_ends_the_run_and_leaves_the_checkpoint_before_it(
+    kept: Any, tmp_path: Path
+) -> None:
     checkpoints = Checkpoints(str(tmp_path))
     options = {"plugins": [AtomicCheckpointIO()], "enable_checkpointing": True, "data": (loader(), loader())}
     options["num_sanity_val_steps"] = 0
-    said = refusal(train, Stranger(), Confusion(), checkpoints, **options)
+    said = refusal(train, Stranger(), Confusion(kept), checkpoints, **options)
     assert (
         said == "checkpoint: its entry 'callbacks' could not be read back: it holds more than tensors and plain values"
     )
