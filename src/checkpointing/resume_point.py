@@ -59,7 +59,7 @@ class ResumePoint:
 
 
 def find_resume_point(folder: Path, module: LightningModule | None = None, run_dir: Path | None = None) -> ResumePoint:
-    """The last checkpoint of a run or, where that is not valid, the best one, with a warning that says why.
+    """The last checkpoint of a run or, where that is missing or not valid, the best one, with a warning that says why.
 
     Args:
         folder: where the run keeps its checkpoints; may be missing.
@@ -70,8 +70,10 @@ def find_resume_point(folder: Path, module: LightningModule | None = None, run_d
         UserError: if there are checkpoints and none is valid; if there is none and the record says that one was written;
             or if the folder cannot be read.
     """
-    run_dir, refused = run_dir or folder.parent, []
-    for path in _checkpoints_in(folder):
+    run_dir, found = run_dir or folder.parent, _checkpoints_in(folder)
+    last = folder / "last.ckpt"  # written before any other
+    refused = [f"{last} is missing"] if found and last not in found else []
+    for path in found:
         try:
             checkpoint = load_checkpoint(path)
             check_resumable(checkpoint, path, module)

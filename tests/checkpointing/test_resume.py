@@ -14,6 +14,7 @@ import torch
 
 from batchscope.checkpointing import resume
 from batchscope.checkpointing.checkpoint_file import load_checkpoint
+from batchscope.checkpointing.resume_point import find_resume_point
 from batchscope.checkpointing.validate import check_resumable
 from batchscope.training.build import build, build_optimizer
 from batchscope.training.task import Task
@@ -148,6 +149,12 @@ def test_a_run_that_cannot_continue_is_one_line_and_nothing_is_trained_or_change
     setup = "batchscope.data.datamodule.TensorDataModule.setup"
     line = refuses(killed, REFUSALS[how], faults=[(setup, 1, other_data)] if how == ": other data" else [])
     assert (str(BEST) in line) is (how.count(": >") == 2)
+
+
+def test_where_the_last_checkpoint_is_missing_a_warning_names_the_one_in_its_place(killed: Path, capsys) -> None:
+    (killed / LAST).unlink()
+    assert find_resume_point(killed / CHECKPOINTS).path == killed / BEST
+    assert capsys.readouterr().err == f"warning: {killed / LAST} is missing; resuming from best.ckpt instead\n"
 
 
 def test_a_finished_run_is_made_longer_not_shorter_and_its_best_checkpoint_stays_in_its_record(tmp_path: Path) -> None:
