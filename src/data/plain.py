@@ -5,11 +5,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from lightning import LightningDataModule
+from lightning import LightningDataModule, Trainer
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils._pytree import tree_leaves
 
+from .._lightning import training_batches
 from ..errors import UserError, warn
 from .augment import Augment
 from .base import DataModule, Split
@@ -74,7 +75,7 @@ class PlainData:
         def train_dataloader() -> Any:
             self.module.train_dataloader = make  # it is said once
             loader = make()
-            if lost := _lost(loader, batches):
+            if lost := _lost(loader, batches, self.module.trainer):
                 warn(f"resume: {self.name}: {lost}")
             return loader
 
@@ -90,11 +91,11 @@ def _setup_unless_done(setup: Callable[[str], None], done: str, stage: str) -> N
         setup(stage)
 
 
-def _lost(loader: Any, batches: int) -> str | None:
+def _lost(loader: Any, batches: int, trainer: Trainer | None) -> str | None:
     """What a run loses that is resumed after so many batches of an epoch; None if it loses nothing."""
     for each in tree_leaves(loader):
         length = sized_len(each)
-        if batches == length:
+        if length is not None and batches == (training_batches(trainer, length) if trainer else length):
             continue
         if not hasattr(each, "state_dict"):
             return (

@@ -4,6 +4,7 @@ import signal
 import subprocess
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy
@@ -84,11 +85,21 @@ NO_STATE = "it has no resume_at, and its training loader no state_dict: the rest
 NO_LENGTH = "its training loader has no length: Lightning had fetched a "
 
 
+def limited(batches: float) -> Plain:
+    """Data of which a trainer takes so many batches an epoch, or this part of them."""
+    data = Plain()
+    data.trainer = SimpleNamespace(limit_train_batches=batches)
+    return data
+
+
 @pytest.mark.parametrize(
     ("data", "batches", "said"),
     [
         (Plain(), 10, ""),  # the end of an epoch
         (Plain(), 5, f"Plain: {NO_STATE}"),
+        (limited(5), 5, ""),  # the end of a short epoch
+        (limited(0.5), 5, ""),
+        (limited(0.5), 4, f"Plain: {NO_STATE}"),
         (Stateful(), 5, ""),
         (Stateful(stream=True), 5, ""),
         (Stateful(stream=True, sized=False), 5, f"Stateful: {NO_LENGTH}"),
