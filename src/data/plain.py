@@ -1,5 +1,6 @@
 """Any LightningDataModule that says its `spec`: what the training program has to know of it, and what it cannot know."""
 
+import inspect
 import numbers
 from collections.abc import Callable
 from functools import partial
@@ -29,7 +30,8 @@ class PlainData:
     def __init__(self, module: LightningDataModule):
         self.module: Any = module
         self.spec: DataSpec | None = _spec_of(module)
-        self.name: str = getattr(module, "name", None) or type(module).__name__
+        name = getattr(module, "name", None)
+        self.name = name if isinstance(name, str) and name else type(module).__name__
         self.prepare_data = module.prepare_data
 
     def setup(self, stage: str) -> None:
@@ -50,11 +52,13 @@ class PlainData:
 
     def check(self) -> None:
         """As DataModule."""
-        self._call("check")
+        if check := self._method("check"):
+            check()
 
     def num_samples(self, split: Split) -> int | None:
         """As DataModule."""
-        found = self._call("num_samples", split)
+        count = self._method("num_samples", split)
+        found = count() if count else None
         if not isinstance(found, numbers.Integral | None):
             raise UserError(f"data: num_samples of {self.name} returns {found!r}, takes a whole number or None")
         return None if found is None else int(found)
@@ -63,12 +67,14 @@ class PlainData:
     def fingerprint(self) -> str:
         """As DataModule, a property or a method; `unknown` where the module does not say it."""
         found = getattr(self.module, "fingerprint", "unknown")
-        return str(found() if callable(found) else found)
+        if callable(found):
+            found = own() if (own := self._method("fingerprint")) else "unknown"
+        return str(found)
 
     def resume_at(self, epoch: int, batches: int) -> None:
         """As DataModule; otherwise loaders with a `state_dict` go on where they were, and a warning says what is lost."""
-        if hasattr(self.module, "resume_at"):
-            self.module.resume_at(epoch, batches)
+        if resume := self._method("resume_at", epoch, batches):
+            resume()
             return
         make = self.module.train_dataloader
 
@@ -81,9 +87,14 @@ class PlainData:
 
         self.module.train_dataloader = train_dataloader
 
-    def _call(self, method: str, *arguments: Any) -> Any:
-        found = getattr(self.module, method, None)
-        return found(*arguments) if callable(found) else None  # an attribute of this name may mean anything
+    def _method(self, name: str, *arguments: Any) -> Callable[[], Any] | None:
+        """The call of a method with these arguments; None for what takes others, or is none: its name may mean anything."""
+        found: Any = getattr(self.module, name, None)
+        try:
+            inspect.signature(found).bind(*arguments)
+        except (TypeError, ValueError):  # the second: nobody knows what it takes
+            return None
+        return partial(found, *arguments)
 
 
 def _setup_unless_done(setup: Callable[[str], None], done: str, stage: str) -> None:

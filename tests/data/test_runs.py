@@ -223,6 +223,22 @@ def test_what_a_datamodule_says_in_other_types_is_understood_and_a_mere_attribut
     assert known.num_samples("val") is None
 
 
+class Otherwise(Plain):
+    """One whose methods have names of ours and other arguments."""
+
+    def name(self, one: Any, two: Any, three: Any) -> None:
+        raise AssertionError("nobody knows its arguments")
+
+    check = num_samples = fingerprint = resume_at = name
+
+
+def test_methods_of_a_datamodule_that_take_other_arguments_are_not_called() -> None:
+    known = described(Otherwise())
+    known.check()
+    known.resume_at(0, 10)
+    assert (known.num_samples("train"), known.fingerprint, known.name) == (None, "unknown", "Otherwise")
+
+
 @pytest.mark.slow
 def test_ranks_that_speak_of_their_own_part_of_the_data_train_together(tmp_path: Path) -> None:
     options = ["data.batch_size=4", "trainer.use_distributed_sampler=false"]
