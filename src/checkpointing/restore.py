@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 from lightning import LightningModule, Trainer
-from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.callbacks import LambdaCallback, LearningRateFinder
 
 from .._lightning import callbacks_of, on_restore_error, resume_after_last_batch
 from ..distributed.sharding import from_shard
@@ -38,9 +38,12 @@ def prepare_resume(trainer: Trainer, data: SkipsTrained, point: ResumePoint) -> 
         kept = getattr(trainer.checkpoint_callback, "metrics", {})  # a schedule or callback may follow one of them
         trainer.callback_metrics.update({key: torch.tensor(kept[key], dtype=torch.float64) for key in kept})
 
+    callbacks = callbacks_of(trainer)
     # The first hook after everything has been restored; nothing has been logged by then.
-    callbacks_of(trainer).insert(0, LambdaCallback(on_train_start=cut))
+    callbacks.insert(0, LambdaCallback(on_train_start=cut))
     if point.path is not None:
+        # A search for a rate drops the checkpoint that is to be restored, whose optimizer has the rate that was found.
+        callbacks[:] = [one for one in callbacks if type(one).on_fit_start is not LearningRateFinder.on_fit_start]
         data.resume_at(point.epoch, point.batches)
         on_restore_error(trainer, point.cannot_be_restored)
         resume_after_last_batch(trainer, lambda: _restore_and_save(trainer, point))
