@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..attached import FOLDER, PARENT, UNTIL_KNOWN
+from ..attached import FOLDER, PARENT, UNTIL_KNOWN, VARIED
 from ..errors import UserError, printable, warn
 from ..files import refuse_existing
 from ..records.read import read
@@ -95,7 +95,7 @@ def _run_each(folder: Path, script: Path, flags: list[str], flag: str, values: l
     from ..sweep.process import Processes
     from ..sweep.script import ScriptProcess
 
-    environ = dict(os.environ) | ({} if whole else {UNTIL_KNOWN: "1"})
+    environ = {**os.environ, VARIED: flag, **({} if whole else {UNTIL_KNOWN: "1"})}
     failures = 0
     with Processes() as processes:
         for number, value in enumerate(values):

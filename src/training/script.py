@@ -34,11 +34,13 @@ class ScriptRecord(Callback):
     Args:
         folder: of the first fit in this process; the second one has the folder `<folder>-2`.
         until_known: whether a fit ends when its speed is known.
+        varied: the flag of the script that differs between its runs; empty where nobody says it.
     """
 
-    def __init__(self, folder: Path, until_known: bool = False):
+    def __init__(self, folder: Path, until_known: bool = False, varied: str = ""):
         self.first_folder = self.folder = folder
         self.until_known = until_known
+        self.varied = arguments([varied])  # by its name alone
         self._record: RunRecord | None = None
         self._is_off = False
 
@@ -102,7 +104,8 @@ class ScriptRecord(Callback):
         size = found.get("throughput", {}).get("batch_size")
         if size:
             config = record.facts["config"]
-            given = {key: value for key, value in config["data"]["arguments"].items() if value != str(size)}
+            given = config["data"]["arguments"]
+            given = {k: v for k, v in given.items() if not (v == str(size) and self._names_batch_size(k))}
             record.facts["config"] = {**config, "data": {"batch_size": size, "arguments": given}}
         fit = {"epochs": summary.whole_epochs(trainer), "steps": trainer.global_step}
         fit |= {"model": record.facts["model"] | {"parameters": summary.parameters(pl_module)}}
@@ -121,6 +124,10 @@ class ScriptRecord(Callback):
         if self._record is not None:
             self._record.__exit__(type(exception), exception, exception.__traceback__)
             self._record = None
+
+    def _names_batch_size(self, flag: str) -> bool:
+        """Whether a flag is that of the batch size: the varied one or, where nobody says it, one that is called so."""
+        return flag in self.varied if self.varied else "batch" in flag or flag in ("b", "bs")
 
     def disable(self) -> None:
         """Record nothing more; a run that has begun is recorded as failed by the exception that is being handled."""

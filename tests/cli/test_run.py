@@ -16,7 +16,8 @@ from tests.support.waiting import PATIENCE_S, wait_until
 MEASURED = """import os, sys
 from pathlib import Path
 from tests.support.synthetic_runs import change_record, write_run
-size, folder = int(sys.argv[1].removeprefix("--batch-size=")), Path(os.environ["BATCHSCOPE_RUN"])
+flag, folder = os.environ["BATCHSCOPE_VARIED"], Path(os.environ["BATCHSCOPE_RUN"])
+size = int(sys.argv[1].removeprefix(f"{flag}="))
 write_run(folder, size, step_ms=1.0)
 """
 LASTING = """import os, signal, subprocess, sys, time

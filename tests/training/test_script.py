@@ -36,6 +36,24 @@ def test_a_fit_leaves_a_record_that_reports_read(tmp_path: Path, monkeypatch: py
     )
 
 
+@pytest.mark.parametrize(
+    ("varied", "line", "settings"),
+    [
+        ("", "--bs=4 --workers 4", {"workers": "4"}),
+        ("--batch-size", "--workers 4 --log-batches 4 --batch-size=4", {"workers": "4", "log_batches": "4"}),
+        ("--size", "--size=4", {}),
+        ("--lr", "--batch-size 4 --lr=0.1", {"batch_size": "4", "lr": "0.1"}),
+    ],
+)
+def test_the_flag_of_the_batch_size_is_told_by_its_name_and_its_value(
+    varied, line, settings, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["their.py", *line.split()])
+    own = ThroughputMonitor(calibrate=False)
+    train(Stranger(), ScriptRecord(tmp_path / "run", varied=varied), own, data=loader(80), max_epochs=1)
+    assert record(tmp_path / "run")["config"]["data"] == {"batch_size": 4, "arguments": settings}
+
+
 def test_each_fit_is_recorded_and_a_trainer_without_one_takes_no_folder(tmp_path: Path, monkeypatch) -> None:
     with monkeypatch.context() as command:
         command.setenv(attached.FOLDER, str(tmp_path / "run"))
