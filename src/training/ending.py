@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
+from lightning import Trainer
 
 from ..errors import Interrupted, PeerLostError, UserError
 from ..options.command_lines import resume_command
@@ -18,12 +18,10 @@ from .failures import explained
 @contextlib.contextmanager
 def explain_failures(
     config: dict[str, Any],
-    device: torch.device,
-    first: bool,
-    ranks: int = 1,
+    trainer: Trainer,
     of_first_batch: Callable[[Exception], UserError | None] = lambda error: None,
 ) -> Iterator[None]:
-    """Turn expected failures of a run of so many ranks into one-line messages; the first rank prints for all.
+    """Turn expected failures of a trainer's run into one-line messages; the first rank prints for all.
 
     `of_first_batch` knows what a model raises that does not take its first batch.
 
@@ -31,9 +29,10 @@ def explain_failures(
     lost, the same is printed.
 
     Raises:
-        UserError: in place of an error of torch or the system that a user can do something about.
+        UserError: in place of an error of torch, Lightning or the system that a user can do something about.
         Interrupted: passed on, after the command that resumes the run has been printed.
     """
+    first = trainer.is_global_zero
     try:
         yield
     except Interrupted as stop:
@@ -45,7 +44,7 @@ def explain_failures(
     except UserError:
         raise
     except Exception as error:
-        if in_one_line := explained(error, config, device, ranks) or of_first_batch(error):
+        if in_one_line := explained(error, config, trainer) or of_first_batch(error):
             if first and isinstance(in_one_line, PeerLostError) and (lines := _how_to_resume(config)):
                 print("\n".join(["", *lines]), flush=True)
             raise in_one_line from error

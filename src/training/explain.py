@@ -64,7 +64,7 @@ def explain(
 
 def _fit(trainer: Trainer, module: Any, data: Data, config: dict[str, Any]) -> None:
     try:
-        with explain_failures(config, trainer.strategy.root_device, first=True):
+        with explain_failures(config, trainer):
             trainer.fit(module, datamodule=lightning_of(data))
     except UserError:
         raise

@@ -10,15 +10,18 @@ from typing import Any
 
 import psutil
 import torch
+from lightning import LightningModule, Trainer
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from .._torch import is_compilation_error, is_shared_memory_error
-from ..errors import PeerLostError, UserError, cut
+from ..errors import PeerLostError, UserError, cut, place_of
 from ..files import LOCK, NO_SPACE, WriteError, is_inside, why
 from ..hardware.calibration import faster_precision
 from ..hardware.device_memory import is_out_of_memory
 from ..hardware.host_memory import host_memory
 from ..hardware.measure import cached_calibration
 from ..options.update import largest_part, ranks_asked
+from .trial import is_own
 
 _GIB = 2**30
 # Errors of a file system that is full, gone or read-only; an error while writing names no file.
@@ -31,12 +34,13 @@ _NO_SHARED_MEMORY = (
     "the workers are refused shared memory (/dev/shm) for their batches: {}; give a container more by docker run "
     "--shm-size=8g, or write data.num_workers=0"
 )
-# What torch says in a RuntimeError, and what that is to a user.
+# What torch says in a RuntimeError or Lightning in a ValueError, and what that is to a user.
 _SAID = {
     "DataLoader worker (pid": "data: {error}; where memory is short, take fewer data.num_workers",
     # every optimizer
     "sparse gradients": "optimizer: {error}; write optimizer=adagrad without weight_decay, or give the model's embeddings "
     "sparse=False",
+    "`val_check_interval` (": "trainer: {error}",
 }
 
 
@@ -44,12 +48,16 @@ class RunOutOfMemoryError(UserError):
     """The device or the host has no more memory. The record derives the status from this name."""
 
 
-def explained(error: Exception, config: dict[str, Any], device: torch.device, ranks: int = 1) -> UserError | None:
-    """The one line for an exception in a run of so many processes; None for one that is nobody's failure but the code's."""
+def explained(error: Exception, config: dict[str, Any], trainer: Trainer) -> UserError | None:
+    """The one line for an exception in a trainer's run; None for one that is nobody's failure but the code's."""
     if is_shared_memory_error(error):
         return WriteError(f"data: {_NO_SHARED_MEMORY.format(str(error).strip().splitlines()[-1])}")
     if is_out_of_memory(error):
-        return RunOutOfMemoryError(_out_of_memory(config, device))
+        return RunOutOfMemoryError(_out_of_memory(config, trainer))
+    if isinstance(error, MisconfigurationException):  # an option, or a module that Lightning cannot train
+        place = place_of(error, is_own)
+        first, *_ = str(error).strip().splitlines() or [""]
+        return UserError(f"trainer: {first}{place}")
     if isinstance(error, torch.distributed.DistNetworkError) and _PORT_TAKEN in str(error):
         port = os.environ.get("MASTER_PORT", "of the process group")
         return UserError(
@@ -57,11 +65,11 @@ def explained(error: Exception, config: dict[str, Any], device: torch.device, ra
         )
     if isinstance(error, torch.distributed.DistNetworkError | torch.distributed.DistStoreError):
         return PeerLostError(_PEER_LOST)  # the process group could not be made
-    if isinstance(error, RuntimeError):
+    if isinstance(error, RuntimeError | ValueError):
         for words, line in _SAID.items():
             if words in str(error):
                 return UserError(line.format(error=error))
-        if ranks > 1 and any(words in str(error) for words in _BETWEEN_RANKS):
+        if trainer.world_size > 1 and any(words in str(error) for words in _BETWEEN_RANKS):
             return PeerLostError(_PEER_LOST)
     if config.get("compile") and is_compilation_error(error):
         return UserError(_cannot_compile(config, error))
@@ -98,7 +106,8 @@ def _refused_file(error: BaseException | None, run_dir: str) -> OSError | None:
     return None
 
 
-def _out_of_memory(config: dict[str, Any], device: torch.device) -> str:
+def _out_of_memory(config: dict[str, Any], trainer: Trainer) -> str:
+    device, module = trainer.strategy.root_device, trainer.lightning_module
     if device.type == "cuda":
         held, total = torch.cuda.max_memory_allocated(device), torch.cuda.get_device_properties(device).total_memory
     else:
@@ -108,18 +117,20 @@ def _out_of_memory(config: dict[str, Any], device: torch.device) -> str:
     asked = "" if size is None else f" with data.batch_size={size}"
     return (
         f"out of memory{asked} on {device.type}: {held / _GIB:.2f} GiB were allocated of {total / _GIB:.2f}; "
-        f"try {'a smaller batch' if size is None else _smaller_batch(config, size)}"
+        f"try {'a smaller batch' if size is None else _smaller_batch(config, size, module)}"
         + (f", or trainer.precision={precision}" if precision else "")
     )
 
 
-def _smaller_batch(config: dict[str, Any], batch_size: int) -> str:
-    """Half of the batch size, with the samples of an update kept."""
+def _smaller_batch(config: dict[str, Any], batch_size: int, module: LightningModule | None) -> str:
+    """Half of the batch size, with the samples of an update kept; a module that optimises by hand decides these itself."""
     accumulated = config["trainer"].get("accumulate_grad_batches") or 1
     if batch_size == 1:
         return "a smaller model"
     if config.get("global_batch_size"):  # which says how many batches are accumulated
         return f"data.batch_size={largest_part(config, ranks_asked(config) or 1, batch_size // 2)}"
     smaller = batch_size // 2
+    if module is not None and not module.automatic_optimization:
+        return f"data.batch_size={smaller}"
     batches = accumulated * -(-batch_size // smaller)
     return f"data.batch_size={smaller} with trainer.accumulate_grad_batches={batches}"

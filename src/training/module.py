@@ -85,14 +85,3 @@ def read_by(model: nn.Module, config: dict[str, Any], overrides: Iterable[str]) 
         if option.partition(".")[0] in OF_TASK:
             raise UserError(f"{option}: {why_unread(option, config, type(model).__name__)}")
     return {key: value for key, value in config.items() if key not in OF_TASK}
-
-
-def check_accumulation(model: nn.Module, trainer: Trainer, config: dict[str, Any]) -> None:
-    """Raise UserError for a LightningModule that optimises by hand where batches are to be accumulated."""
-    batches = trainer.accumulate_grad_batches
-    if batches > 1 and isinstance(model, LightningModule) and not model.automatic_optimization:
-        option = "global_batch_size" if config["global_batch_size"] else "trainer.accumulate_grad_batches"
-        raise UserError(
-            f"{option}: takes {batches} batches an update, and {type(model).__name__} optimises by hand "
-            "(automatic_optimization=False): it decides itself when it updates"
-        )

@@ -15,9 +15,11 @@ from typing import Any
 import lightning
 import torch
 from lightning import LightningModule
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.callbacks.early_stopping import EarlyStopping, EarlyStoppingReason
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from .._lightning import batch_in_step, callbacks_of, forget_averages, is_fast_dev_run
 from ..callbacks._visits import Visitor, seconds_waited, visits_of
@@ -49,7 +51,7 @@ from .build import (
 from .compiling import check_compile
 from .ending import explain_failures
 from .loggers import build_loggers, close_loggers, open_loggers
-from .module import Provenance, check_accumulation, lightning_module, read_by
+from .module import Provenance, lightning_module, read_by
 from .quiet import quiet_libraries
 from .task import Task
 from .trial import explain_first_batch, try_out
@@ -138,7 +140,6 @@ class _Run:
         self.config = read_by(self.model, config, () if config.get("resume") else overrides)
         named = (group for group in NAMED_GROUPS if group in self.config)
         self.choices = {group: choices[group] for group in named if choices.get(group)}
-        check_accumulation(self.model, self.trainer, config)
         self.initial = {} if config.get("resume") else self._initial()
         self.resume_point: ResumePoint | None = None
 
@@ -171,7 +172,7 @@ class _Run:
                 **_known_id(self.run_dir),
             ) as record,
             end_together(self.trainer),
-            explain_failures(self.config, device, first, self.trainer.world_size, self._explain_first_batch),
+            explain_failures(self.config, self.trainer, self._explain_first_batch),
         ):
             failed = True
             try:
@@ -229,6 +230,7 @@ class _Run:
 
     def begin(self, record: RunRecord) -> None:
         """Begin the record, once it is known that the run can start or be resumed: until then no file is changed."""
+        self._check_limit_of_test()
         folder = checkpoint_folder(self.trainer, self.run_dir)
         if not self.config.get("resume"):
             refuse_used_folder(folder, self.run_dir)
@@ -249,6 +251,23 @@ class _Run:
             ):  # a run whose record has no checkpoint may start again from its first step
                 last = os.path.relpath(callback.folder_of(self.trainer) / "last.ckpt", self.run_dir)
                 callback.on_first_save = partial(record.add, checkpoints={"last": last})
+
+    def _check_limit_of_test(self) -> None:
+        """Raise UserError for a fraction of the test set without a batch, which Lightning refuses once the run has trained."""
+        limit = self.trainer.limit_test_batches
+        if not 0 < limit < 1 or not self._is_tested or not has_test(self.data):
+            return
+        self.data.setup("test")
+        self.trainer.strategy.connect(self.module)  # which says how large a batch may be
+        loaders = lightning_of(self.data).test_dataloader()
+        for loader in getattr(loaders, "flattened", tree_leaves(loaders)):  # of a CombinedLoader
+            if (batches := sized_len(loader)) and not int(batches * limit):
+                said = f"got {limit}, less than one batch of {batches:,}; a whole number counts batches"
+                raise UserError(f"trainer.limit_test_batches: {said}")
+
+    @property
+    def _is_tested(self) -> bool:
+        return self.config["test"] and is_overridden("test_step", self.module)
 
     def fit(self, record: RunRecord) -> None:
         """Train, and record what came of it."""
@@ -293,7 +312,7 @@ class _Run:
 
     def test(self, record: RunRecord) -> None:
         """Test the best checkpoint; the last weights where no checkpoint is the best."""
-        if not self.config["test"] or not is_overridden("test_step", self.module):
+        if not self._is_tested:
             return
         if not has_test(self.data):
             warn(f"test: {self.data.name} has no test set, and nothing is tested")

@@ -130,12 +130,12 @@ def explain_first_batch(error: Exception, module: LightningModule, batch: Any) -
         module: which was to be trained.
         batch: that the step was given; None between two steps.
     """
-    own = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if _is_own(package_of(frame))]
+    own = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if is_own(package_of(frame))]
     if not any(frame.f_locals.get("self") is module for frame in own) and (own or batch is None):
         return None
     shapes = [_shape(part) for part in batch] if isinstance(batch, list | tuple) else _shape(batch)
     does = "fails before its first batch" if batch is None else f"does not take a batch {shapes}"
-    place = place_of(error, {type(module).__module__.partition(".")[0]}.__contains__) or place_of(error, _is_own)
+    place = place_of(error, {type(module).__module__.partition(".")[0]}.__contains__) or place_of(error, is_own)
     return UnfitError(f"model: {type(module).__name__} {does}: {in_one_line(error)}{place}")
 
 
@@ -210,11 +210,12 @@ def blamed(option: str, what: str) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, UserError) or is_out_of_memory(error):
             raise
-        place = place_of(error, _is_own)
+        place = place_of(error, is_own)
         raise UserError(f"{option}: {what}: {in_one_line(error)}{place}") from error
 
 
-def _is_own(package: str) -> bool:
+def is_own(package: str) -> bool:
+    """Whether a package is the user's own code, and no library that this one builds on."""
     return package not in _LIBRARIES
 
 

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from functools import partial
 from multiprocessing import synchronize
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import optim
 from torch._inductor.exc import CppCompileError
 
@@ -100,8 +102,11 @@ def test_a_port_that_is_taken_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 CONFIG = {"run_dir": "out", "compile": True, "model": {"_target_": "batchscope.models.mlp.MLP"}}
 
 
-def end(error: BaseException, config: dict[str, Any] = CONFIG, ranks: int = 2) -> None:
-    with explain_failures(config, torch.device("cpu"), first=True, ranks=ranks):
+def end(error: BaseException, config: dict[str, Any] = CONFIG, ranks: int = 2, by_hand: bool = False) -> None:
+    module = SimpleNamespace(automatic_optimization=not by_hand)
+    strategy = SimpleNamespace(root_device=torch.device("cpu"))
+    trainer: Any = SimpleNamespace(strategy=strategy, lightning_module=module, is_global_zero=True, world_size=ranks)
+    with explain_failures(config, trainer):
         raise error
 
 
@@ -131,6 +136,12 @@ def test_out_of_memory_recommends_what_keeps_the_update_and_is_measured_to_be_fa
     measured = Calibration("cpu", "a processor", None, "2.15", 2, {"fp32": 100e9, "bf16": precision})
     monkeypatch.setattr(failures, "cached_calibration", lambda device: measured)
     assert refusal(end, MemoryError(), {"data": {"batch_size": 8}, **config}).endswith(f"; {said}")
+
+
+def test_a_module_that_optimises_by_hand_is_recommended_no_accumulation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failures, "faster_precision", lambda *_: None)
+    config = {"data": {"batch_size": 8}, "trainer": {}}
+    assert refusal(end, MemoryError(), config, by_hand=True).endswith("; try data.batch_size=4")
 
 
 PEER = "the connection to another process of the run is lost, and the run ends"
@@ -165,6 +176,7 @@ def of_semaphore() -> OSError:
         (torch.distributed.DistNetworkError("Broken pipe"), PeerLostError, PEER),
         (torch.distributed.DistStoreError("Timed out"), PeerLostError, PEER),
         (RuntimeError("[pair.cc:561] Connection closed by peer [::1]:8857."), PeerLostError, PEER),
+        (MisconfigurationException("You requested it.\nHint"), UserError, "trainer: You requested it. (tests/training/test_failures.py, line "),
         (RuntimeError("DataLoader worker (pid 7) is killed"), UserError, "data: DataLoader worker (pid 7) is killed; "),
         (RuntimeError(f"Caught it in worker 0.\n{SHARED}"), WriteError, f"data: {NO_ROOM}: {SHARED}; give a container more by docker run --shm-size=8g, or write data.num_workers=0"),
         (RuntimeError(f"DataLoader worker (pid 7) is killed by signal: Bus error. {BUS}"), WriteError, f"data: {NO_ROOM}: DataLoader worker"),

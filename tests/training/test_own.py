@@ -805,13 +805,11 @@ MISTAKES = {
     f"{OWN} model.lr=0.1": "model.lr: no such option. model takes by_hand.",
     f"{OWN} +model.optimizer.lr=0.1": "model.optimizer: no such option. model takes by_hand.",
     f"{OWN} compile=true": "compile: Tutorial is a LightningModule, which compiles itself",
-    f"{OWN} model.by_hand=true global_batch_size=40": "global_batch_size: takes 5 batches an update, and Tutorial optimises by hand",
+    "trainer.limit_test_batches=0.01": "trainer.limit_test_batches: got 0.01, less than one batch of 1; a whole number counts",
     "model=keeps data=points model.sparse=true": "model: 'graph' is not a dense tensor, and checkpoints hold no other; regis",
     "model=keeps data=points model.image=true": "model: 'mean' is of the class Image, and checkpoints hold plain tensors; regis",
     "model=keeps data=points model.strange=true": "model: '_extra_state', which get_extra_state returns, holds more than tens",
     f"{OWN} callbacks.checkpoint.monitor=val_score": "callbacks.checkpoint.mode: nobody says which way val_score gets better",
-    f"{OWN} callbacks.checkpoint.monitor=loss": "callbacks.checkpoint.monitor: got 'loss', and the validation measures val_loss. "
-    "Did you mean 'val_loss'?",
     f"model=stranger data=points model.{OLD}BoringModel": "model: BoringModel is of the package pytorch_lightning; import "
     "lightning.pytorch",
     f"model=stranger data=fixedbatches data.{OLD}BoringDataModule": "data: BoringDataModule is of the package pytorch_lightning",
@@ -821,8 +819,25 @@ MISTAKES = {
 @pytest.mark.parametrize("words", MISTAKES)
 def test_what_does_not_fit_is_one_line_and_nothing_is_written(words: str, folder: Path) -> None:
     assert refusal(trained, folder, *words.split()).startswith(MISTAKES[words])
-    if "monitor=loss" not in words:  # which is found after the first validation
-        assert not [path for path in folder.rglob("*") if path.name != ".lock"]
+    assert not [path for path in folder.rglob("*") if path.name != ".lock"]
+
+
+# What Lightning refuses when it trains, and what the first validation shows.
+LATER = {
+    "trainer.limit_val_batches=0.01": "trainer: You requested to check 0.01 of the `val_dataloader`",
+    "trainer.val_check_interval=500": "trainer: `val_check_interval` (500) must be less than or equal to the number of the",
+    f"{OWN} model.by_hand=true global_batch_size=40": "trainer: Automatic gradient accumulation is not supported for manual "
+    "optimization. Remove `Trainer(accumulate_grad_batches=5)`",
+    f"{OWN} model.by_hand=true trainer.gradient_clip_val=1": "trainer: Automatic gradient clipping is not supported for manual",
+    f"{OWN} callbacks.checkpoint.monitor=loss": "callbacks.checkpoint.monitor: got 'loss', and the validation measures val_loss. "
+    "Did you mean 'val_loss'?",
+}
+
+
+@pytest.mark.parametrize("words", LATER)
+def test_what_is_found_in_the_fit_is_one_line_of_a_failed_run(words: str, folder: Path) -> None:
+    assert refusal(trained, folder, *words.split()).startswith(LATER[words])
+    assert record(folder)["status"] == "failed"
 
 
 FIRST = "model: Unfit does not take a batch [(8, 4), (8, 1)]: RuntimeError: "
