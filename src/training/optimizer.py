@@ -32,7 +32,7 @@ class Optimizer:
         make: called with parameters and `lr`, returns the optimizer; a class with its options, by `functools.partial`.
         lr: the learning rate; under `one_cycle` its peak. None for the default of the class.
         schedule: `one_cycle` rises to the peak and anneals to almost nothing by the last step, while a momentum falls from
-            0.05 above the given one to 0.05 below it and rises again (Smith & Topin 2018);
+            0.05 above the given one to 0.05 below it and rises again (Smith & Topin 2018); a single step is at the peak.
             `cosine` falls from `lr` to `min_lr` by the last step (Loshchilov & Hutter 2017); `step` multiplies the rate by
             `factor` after every `step_epochs` epochs; `plateau` does after more than `patience` epochs in a row in which
             `val/loss` has not fallen; `constant` leaves the rate alone.
@@ -149,7 +149,7 @@ class Optimizer:
                 "data's loader has a length, or write optimizer.schedule=constant"
             )
         match self.schedule:
-            case "one_cycle":
+            case "one_cycle" if total_steps > 1:  # the only step is at the peak, and not at its end
                 # OneCycleLR on its own moves every momentum from 0.95 to 0.85, also that of an SGD of none.
                 low, high = zip(*map(_around_momentum, optimizer.param_groups), strict=True)
                 peaks = [group["lr"] for group in optimizer.param_groups]

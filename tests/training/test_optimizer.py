@@ -148,6 +148,17 @@ def test_a_schedule_has_these_rates(schedule: Any, options: dict[str, Any], expe
         stepped.step()
 
 
+@pytest.mark.parametrize(("steps", "warmup", "rates"), [(1, 0, [1]), (1, 0.3, [1]), (1, 1, [1]), (2, 0.5, [1, 0])])
+def test_a_cycle_of_few_steps_reaches_its_peak(steps: int, warmup: float, rates: list[float]) -> None:
+    optimizer, stepped = scheduled(steps, lr=1.0, schedule="one_cycle", warmup=warmup)
+    assert (stepped is None) == (steps == 1)
+    for rate in rates:
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(rate, abs=1e-3)
+        optimizer.step()
+        if stepped is not None:
+            stepped.step()
+
+
 def test_plateau_lowers_the_rate_when_the_validation_gets_no_better(tmp_path: Path) -> None:
     completed(tmp_path, *SMALL, *PLATEAU, OUT)
     assert last(tmp_path / "out")["optimizer_states"][0]["param_groups"][0]["lr"] < 0.2
