@@ -52,9 +52,10 @@ def explain(
     data.prepare_data()
     lightning_of(data).trainer = trainer
     data.setup("fit")
-    limit_batch_size(data, data.num_samples("train"), world_size=1)
+    batch = limit_batch_size(data, data.num_samples("train"), 1, trainer.accumulate_grad_batches)
     module = lightning_module(model, data, config, {"choices": choices, "dataset": data.name})
     if isinstance(module, Task):
+        module.samples_per_update = batch.get("global_batch_size")
         try_out(module, data)
     _fit(trainer, module, data, {**config, "run_dir": place})
     if profiler.explanation is None:

@@ -19,7 +19,6 @@ from .._lightning import datamodule_of
 from .._torch import is_batch_norm, supports_found_inf
 from ..callbacks._batches import samples_in
 from ..data.collate import empty_batch
-from ..data.plain import described
 from ..data.spec import CLASSES, LENGTHS, PADDING, DataSpec, arguments, computed_shape, takes
 from ..distributed.sharding import shard
 from ..errors import UserError
@@ -79,6 +78,8 @@ class Task(LightningModule):
         self.optimizer_recipe = optimizer
         self.learning_rate: float | None = None  # of the updates; LearningRateFinder reads and sets it by this name
         self._built_rate: float | None = None  # that the optimizer was built with
+        # Of all ranks and accumulated batches; None where nobody knows, and the rate stays as it is.
+        self.samples_per_update: int | None = None
         self.lr_scaling: dict[str, Any] | None = None  # for the record: see records/learning_rate.py
         self.compile_mode = compile_mode
         self._compiled_samples: int | None = None  # of the batches that run the compiled network; None: of all
@@ -246,7 +247,7 @@ class Task(LightningModule):
     @override
     def configure_optimizers(self) -> Any:
         """Torch's optimizer and, unless the rate is constant, its schedule."""
-        recipe, samples = self.optimizer_recipe, self._samples_per_update()
+        recipe, samples = self.optimizer_recipe, self.samples_per_update
         sizes = {"batch_size": samples, "reference_batch_size": recipe.reference_batch_size}
         self.lr_scaling = {"rule": recipe.rule, **sizes} if samples and recipe.rule != "none" else None
         recipe = recipe.scaled_to(samples or recipe.reference_batch_size)
@@ -291,15 +292,6 @@ class Task(LightningModule):
             plugin.scaler.unscale_(optimizer)
         algorithm = GradClipAlgorithmType(gradient_clip_algorithm or "norm")
         Precision.clip_gradients(plugin, optimizer, gradient_clip_val, algorithm)  # MixedPrecision's own refuses
-
-    def _samples_per_update(self) -> int | None:
-        """Of all devices and accumulated batches, at most the training set; None of data without a batch size."""
-        module = datamodule_of(self.trainer)
-        data = None if module is None else described(module)
-        if data is None or data.batch_size is None:
-            return None
-        samples = data.batch_size * self.trainer.world_size * self.trainer.accumulate_grad_batches
-        return min(samples, data.num_samples("train") or samples)
 
     def _evaluate(self, batch: Batch, stage: str) -> dict[str, Any]:
         x, y, lengths = self.spec.parts(batch)

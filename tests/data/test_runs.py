@@ -241,11 +241,13 @@ def test_methods_of_a_datamodule_that_take_other_arguments_are_not_called() -> N
 
 @pytest.mark.slow
 def test_ranks_that_speak_of_their_own_part_of_the_data_train_together(tmp_path: Path) -> None:
-    options = ["data.batch_size=4", "trainer.use_distributed_sampler=false"]
+    options = ["data.batch_size=40", "trainer.use_distributed_sampler=false"]
+    options += ["optimizer.lr_scaling=linear", "optimizer.reference_batch_size=8"]
     both = ranks(tmp_path, *line(tmp_path, "Sharded", *options))
     assert [each.end() for each in both] == [0, 0], [each.complained for each in both]
     found = record(tmp_path / "out")
-    assert (found["steps"], found["global_batch_size"], found["dataset"]["fingerprint"]) == (20, 8, "unknown")
+    assert (found["steps"], found["global_batch_size"], found["dataset"]["fingerprint"]) == (2, 80, "unknown")
+    assert found["learning_rate"] == pytest.approx(10 * found["config"]["optimizer"]["lr"])
 
 
 @pytest.mark.slow

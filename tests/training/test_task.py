@@ -380,11 +380,12 @@ def test_an_overflow_leaves_the_clipped_update_out_and_lowers_the_scale() -> Non
     assert not torch.equal(later[0], before[0])
 
 
-def test_the_learning_rate_is_that_of_no_more_samples_than_a_data_module_knows_of() -> None:
+def test_the_learning_rate_is_that_of_the_samples_of_an_update_whatever_a_rank_says_of_its_data() -> None:
     data = Plain(batch_size=200)
-    data.num_samples = lambda split: 76
+    data.num_samples = lambda split: 38
     recipe = sgd(lr=0.1, lr_scaling="linear", reference_batch_size=76)
     task = Task(nn.Sequential(nn.Flatten(), nn.Linear(64, 4)), Plain.spec, recipe)
+    task.samples_per_update = 76
     off = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     trainer = lightning.Trainer(accelerator="cpu", max_epochs=1, limit_val_batches=0, **off)
     trainer.fit(task, datamodule=data)
