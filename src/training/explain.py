@@ -55,8 +55,8 @@ def explain(
     batch = limit_batch_size(data, data.num_samples("train"), 1, trainer.accumulate_grad_batches)
     module = lightning_module(model, data, config, {"choices": choices, "dataset": data.name})
     if isinstance(module, Task):
-        module.samples_per_update = batch.get("global_batch_size")
         try_out(module, data)
+        module.prepare(trainer, data.batch_size, batch.get("global_batch_size"))
     _fit(trainer, module, data, {**config, "run_dir": place})
     if profiler.explanation is None:
         raise UserError(f"explain: no step of {module.title} could be measured")

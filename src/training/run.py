@@ -217,8 +217,8 @@ class _Run:
         self.provenance.facts = facts | {"dataset": self.data.name, "fingerprint": fingerprint, "spec": spec}
         self.module = lightning_module(self.model, self.data, self.config, self.provenance.facts)
         if isinstance(self.module, Task):
-            self.module.samples_per_update = self.batch.get("global_batch_size")
             try_out(self.module, self.data)
+            self.module.prepare(self.trainer, self.data.batch_size, self.batch.get("global_batch_size"))
             self.provenance.facts = {**self.provenance.facts, "activation_bytes": self.module.activation_bytes}
         for callback in self.trainer.checkpoint_callbacks:
             if isinstance(callback, Checkpoints):

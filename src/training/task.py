@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import torch
-from lightning import LightningModule
+from lightning import LightningModule, Trainer
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities import GradClipAlgorithmType
@@ -15,7 +15,6 @@ from torchmetrics import Metric
 from torchmetrics.aggregation import MeanMetric
 from typing_extensions import override
 
-from .._lightning import datamodule_of
 from .._torch import is_batch_norm, supports_found_inf
 from ..callbacks._batches import samples_in
 from ..data.collate import empty_batch
@@ -93,9 +92,6 @@ class Task(LightningModule):
         # That the network holds of a sample, at most; None where it was not tried, 0 for one of the zoo.
         self.activation_bytes = 0 if is_of_zoo(model) else None
         self._takes_lengths = takes(model, LENGTHS)
-        self._ranks = 1
-        self._batch_weight: float = 1  # of this rank's mean over samples
-        self._update_scale: float = 1  # of a batch's gradient: Lightning divides it by the batches of a whole update
         self.measured = self._metrics(own_metrics(metrics))
         self._metric_modules = nn.ModuleList(m for stage in self.measured.values() for m in stage.values())
         self._frozen_norms = self._freeze(freeze)
@@ -105,25 +101,34 @@ class Task(LightningModule):
         """Of a sample as the network computes on it: that of the data, unless the model says that it resizes it."""
         return computed_shape(self.model, self.spec)
 
-    @override
-    def setup(self, stage: str) -> None:
-        # MPS is no faster with channels-last, and a sharded model takes plain parameters.
-        has_layout = self.trainer.strategy.root_device.type in ("cpu", "cuda") and not self._is_sharded
-        self.channels_last = self.channels_last and has_layout
-        if self.channels_last:
-            self.model.to(memory_format=torch.channels_last)
-        if self.compile_mode and stage == "fit":
-            self._compiled_samples = getattr(datamodule_of(self.trainer), "batch_size", None)
+    def prepare(self, trainer: Trainer, batch_size: int | None, samples_per_update: int | None) -> None:
+        """Prepare for a fit. This is no hook of Lightning, because a subclass may override those without `super()`.
+
+        Args:
+            trainer: of the fit.
+            batch_size: the samples of a whole batch, which runs the compiled network; None for all batches.
+            samples_per_update: of all ranks and accumulated batches; None to leave the learning rate as it is.
+        """
+        self._compiled_samples, self.samples_per_update = batch_size, samples_per_update
+        self._lay_out(trainer)
+        if self.compile_mode:
             self.model.compile(mode=self.compile_mode, dynamic=False)
 
     @override
-    def configure_model(self) -> None:
-        if self._is_sharded:
-            shard(self.model, self.trainer.strategy.root_device, self.trainer.world_size)
+    def setup(self, stage: str) -> None:
+        self._lay_out(self.trainer)
 
-    @property
-    def _is_sharded(self) -> bool:
-        return isinstance(self.trainer.strategy, ModelParallelStrategy)
+    def _lay_out(self, trainer: Trainer) -> None:
+        # MPS is no faster with channels-last, and a sharded model takes plain parameters.
+        has_layout = trainer.strategy.root_device.type in ("cpu", "cuda") and not _is_sharded(trainer)
+        self.channels_last = self.channels_last and has_layout
+        if self.channels_last:
+            self.model.to(memory_format=torch.channels_last)
+
+    @override
+    def configure_model(self) -> None:
+        if _is_sharded(self.trainer):
+            shard(self.model, self.trainer.strategy.root_device, self.trainer.world_size)
 
     def forward(self, x: Tensor | Mapping[str, Tensor], lengths: Tensor | None = None) -> Tensor:
         """The model's output for inputs `x: (B, …)`, or several by their names, of `lengths: (B,)` if these vary."""
@@ -138,8 +143,6 @@ class Task(LightningModule):
     @override
     def on_train_start(self) -> None:
         self._check_loaders("val")
-        for norm in self._frozen_norms:  # Lightning warns of modules that are in this mode before
-            norm.eval()
 
     def unread_options(self) -> dict[str, str]:
         """See summary.py."""
@@ -172,21 +175,20 @@ class Task(LightningModule):
             )
 
     @override
-    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        self._ranks = self.trainer.world_size
-        if self._ranks > 1:
-            sampler = getattr(self.trainer.train_dataloader, "batch_sampler", None)
-            self._batch_weight = sampler.weight(batch_idx) if sampler is not None and hasattr(sampler, "weight") else 1
-        n, batches = self.trainer.accumulate_grad_batches, self.trainer.num_training_batches
-        self._update_scale = n / min(n, batches - batch_idx // n * n)
-
-    @override
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """As Lightning, but the last update of an epoch, which may accumulate fewer batches, is the mean over these."""
-        super().backward(loss if self._update_scale == 1 else loss * self._update_scale, *args, **kwargs)
+        n = self.trainer.accumulate_grad_batches
+        if n > 1:
+            first = self.trainer.fit_loop.batch_idx // n * n
+            held = min(n, self.trainer.num_training_batches - first)
+            loss = loss if held == n else loss * (n / held)
+        super().backward(loss, *args, **kwargs)
 
     @override
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        for norm in self._frozen_norms:
+            if norm.training:  # until the first step: Lightning warns of modules that are in evaluation mode before
+                norm.eval()
         x, y, lengths = self.spec.parts(batch)
         output = self(x, lengths) if self.is_tried else first_answer(self, x, y, lengths)
         result = {"loss": self.loss(output, y)}
@@ -194,9 +196,17 @@ class Task(LightningModule):
             result["acc"] = accuracy(self.spec, output.detach(), y)
         if self.measured["train"]:
             result |= self._of_batch(output, y, samples_in((x, y)))
-        return result if self._ranks == 1 else self._shares(result, output, y)
+        ranks = self.trainer.world_size
+        return result if ranks == 1 else self._shares(result, output, y, ranks, self._weight(batch_idx))
 
-    def _shares(self, means: dict[str, Tensor], output: Any, y: Tensor) -> dict[str, Tensor]:
+    def _weight(self, batch_idx: int) -> float:
+        """Of this rank's mean over samples: its share of the samples of the global batch, times the ranks."""
+        sampler = getattr(self.trainer.train_dataloader, "batch_sampler", None)
+        return sampler.weight(batch_idx) if hasattr(sampler, "weight") else 1
+
+    def _shares(
+        self, means: dict[str, Tensor], output: Any, y: Tensor, ranks: int, weight: float
+    ) -> dict[str, Tensor]:
         """The means of this rank, scaled so that the mean over ranks is that of the global batch.
 
         Loss and accuracy over samples are scaled by this rank's share of them. Over steps or pixels, of which some do not
@@ -208,16 +218,16 @@ class Task(LightningModule):
             counts["loss"] = (y != PADDING).sum()
         if self.has_accuracy and (asked := correct(self.spec, output.detach(), y)[1]) is not None:
             counts["acc"] = asked.sum()
-        if not counts and self._batch_weight == 1:
+        if not counts and weight == 1:
             return means
-        shares: dict[str, Tensor | float] = {"loss": self._batch_weight}
+        shares: dict[str, Tensor | float] = {"loss": weight}
         if self.has_accuracy:
-            shares["acc"] = self._batch_weight
+            shares["acc"] = weight
         if counts:
             own = torch.stack([*counts.values()]).float()
             total = own.clone()
             torch.distributed.all_reduce(total)
-            shares |= dict(zip(counts, own * self._ranks / total.clamp(min=1), strict=True))
+            shares |= dict(zip(counts, own * ranks / total.clamp(min=1), strict=True))
             if "acc" in counts:  # without any answer it is NaN: on one rank that is nothing, on all of them it stays
                 means["acc"] = means["acc"].where((own[-1] > 0) | (total[-1] == 0), 0.0)
         return {key: mean * shares[key] if key in shares else mean for key, mean in means.items()}
@@ -355,6 +365,10 @@ class Task(LightningModule):
             raise UserError(f"task.freeze: got {list(patterns)}, which leaves no parameter to train")
         norms = [module for module in self.modules() if is_batch_norm(module)]
         return [norm for norm in norms if (own := {*norm.parameters()}) and own <= frozen]
+
+
+def _is_sharded(trainer: Trainer) -> bool:
+    return isinstance(trainer.strategy, ModelParallelStrategy)
 
 
 def _samples(inputs: Tensor | Mapping[str, Tensor]) -> int:

@@ -65,6 +65,7 @@ def train(accelerator, tmp_path):
             accelerator=accelerator, devices=1, callbacks=list(callbacks), enable_checkpointing=False,
             enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False, **usual | options,
         )  # fmt: skip
+        task.prepare(trainer, source.batch_size, samples_per_update=None)
         trainer.fit(task, datamodule=source)
         return trainer, task
 

@@ -137,6 +137,16 @@ class Shifted(Task):
         return super().loss(output, y) + self.shift
 
 
+class OwnHooks(Task):
+    """Overrides hooks of Lightning, and calls those of Task in none."""
+
+    def setup(self, stage: str) -> None: ...
+
+    def on_train_start(self) -> None: ...
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None: ...
+
+
 class Tutorial(Stranger):
     """A LightningModule with its own loss and metric names, an optimizer and a test."""
 
@@ -525,6 +535,14 @@ def test_the_parameters_of_a_loss_are_trained_and_what_is_frozen_stays_as_it_is(
     after, norm = last(folder)["state_dict"], nn.BatchNorm1d(8).state_dict()
     assert after["loss_function.weight"] != 1
     assert all(torch.equal(after[f"model.encoder.2.{name}"], tensor) for name, tensor in norm.items())
+
+
+def test_a_subclass_that_overrides_hooks_trains_as_any_task(folder: Path) -> None:
+    words = ["task.freeze=['encoder.2.*']", "trainer.accumulate_grad_batches=2", "test=false"]
+    trained(folder.with_name("plain"), *words)
+    trained(folder, f"task._target_={HERE}.OwnHooks", *words)
+    plain, own = (last(place)["state_dict"] for place in (folder.with_name("plain"), folder))
+    assert all(torch.equal(own[name], weight) for name, weight in plain.items())
 
 
 def test_torchs_optimizer_has_a_schedule_and_groups_by_the_names_of_parameters(folder: Path) -> None:

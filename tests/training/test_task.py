@@ -1,6 +1,7 @@
 """Task: an evaluation counts every sample once; gradients are clipped at every precision; batch norm has its samples."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import lightning
@@ -196,7 +197,7 @@ def test_the_mean_of_two_ranks_is_that_of_the_steps_and_pixels_that_count(
     x, y = batch(spec, 6)
     y[:3, counting:] = PADDING
     task = Task(network(spec), spec, sgd())
-    task.is_tried = True
+    task.is_tried, task.trainer = True, SimpleNamespace(world_size=1, train_dataloader=None)
     lengths = (torch.full((6,), 4),) if spec.variable_length else ()
     whole = task.training_step((x, y, *lengths), 0)
     counts: list[Tensor] = []  # of both ranks, which are known when they are asked again
@@ -206,7 +207,7 @@ def test_the_mean_of_two_ranks_is_that_of_the_steps_and_pixels_that_count(
         own.copy_(sum(counts[:2]))
 
     monkeypatch.setattr(torch.distributed, "all_reduce", add_up)
-    task._ranks = 2
+    task.trainer.world_size = 2
     ranks = [tuple(tensor[part] for tensor in (x, y, *lengths)) for part in (slice(3), slice(3, 6))]
     for _ in range(2):
         found = [task.training_step(own, 0) for own in ranks]
@@ -222,6 +223,20 @@ class Unvalidated(lightning.LightningDataModule):
 class OwnLoss(Task):
     def loss(self, output: Any, y: Tensor) -> Tensor:
         return output.mean()
+
+
+class OwnSetup(Task):
+    def setup(self, stage: str) -> None: ...
+
+
+def test_the_layout_and_the_compilation_of_a_run_are_no_matter_of_a_subclass_and_its_setup(monkeypatch) -> None:
+    compiled: list[str] = []
+    monkeypatch.setattr(nn.Module, "compile", lambda self, mode, dynamic: compiled.append(mode))
+    task = OwnSetup(nn.Conv2d(3, 5, 3, padding=1), SPECS["class per pixel"], sgd(), compile_mode="default")
+    trainer: Any = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("cpu")))
+    task.prepare(trainer, batch_size=8, samples_per_update=8)
+    assert task.model.weight.is_contiguous(memory_format=torch.channels_last)
+    assert compiled == ["default"]
 
 
 @pytest.mark.parametrize("how", ["a function", "a method of a subclass"])
@@ -243,10 +258,8 @@ def test_a_loss_of_the_user_is_a_mean_over_samples_whatever_they_count_elsewhere
 
 
 def test_a_metric_of_the_user_is_not_scaled_by_the_share_of_its_rank() -> None:
-    task = Task(network(SPECS["value"]), SPECS["value"], sgd())
-    task._ranks, task._batch_weight = 2, 4 / 3
-    output, y = torch.zeros(2, 1), torch.zeros(2)
-    assert task._shares({"loss": torch.tensor(3.0), "r2": torch.tensor(3.0)}, output, y) == {"loss": 4.0, "r2": 3.0}
+    task, means = Task(network(SPECS["value"]), SPECS["value"], sgd()), dict.fromkeys(("loss", "r2"), torch.tensor(3.0))
+    assert task._shares(means, torch.zeros(2, 1), torch.zeros(2), 2, 4 / 3) == {"loss": 4.0, "r2": 3.0}
 
 
 def test_the_last_update_of_an_epoch_is_the_mean_over_the_batches_that_it_has() -> None:
@@ -385,8 +398,8 @@ def test_the_learning_rate_is_that_of_the_samples_of_an_update_whatever_a_rank_s
     data.num_samples = lambda split: 38
     recipe = sgd(lr=0.1, lr_scaling="linear", reference_batch_size=76)
     task = Task(nn.Sequential(nn.Flatten(), nn.Linear(64, 4)), Plain.spec, recipe)
-    task.samples_per_update = 76
     off = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     trainer = lightning.Trainer(accelerator="cpu", max_epochs=1, limit_val_batches=0, **off)
+    task.prepare(trainer, batch_size=200, samples_per_update=76)
     trainer.fit(task, datamodule=data)
     assert trainer.optimizers[0].defaults["lr"] == pytest.approx(0.1)
