@@ -19,7 +19,7 @@ from .._torch import is_batch_norm, supports_found_inf
 from ..callbacks._batches import samples_in
 from ..data.collate import empty_batch
 from ..data.spec import CLASSES, LENGTHS, PADDING, DataSpec, arguments, computed_shape, takes
-from ..distributed.sharding import shard
+from ..distributed.sharding import local, shard
 from ..errors import UserError
 from ..options.types import Node, Text
 from .objective import accuracy, correct, for_loss, for_metrics, loss_function, own_metrics
@@ -256,7 +256,12 @@ class Task(LightningModule):
 
     @override
     def configure_optimizers(self) -> Any:
-        """Torch's optimizer and, unless the rate is constant, its schedule."""
+        """Torch's optimizer and, unless the rate is constant, its schedule; UserError for parameters that are not sharded."""
+        if _is_sharded(self.trainer):
+            whole = [name for name, one in self.named() if one.requires_grad and local(one) is one]
+            if whole:
+                how = "only the network is, by Task.configure_model; write trainer=ddp"
+                raise UserError(f"trainer.strategy: the parameter {whole[0]} is not sharded: {how}")
         recipe, samples = self.optimizer_recipe, self.samples_per_update
         sizes = {"batch_size": samples, "reference_batch_size": recipe.reference_batch_size}
         self.lr_scaling = {"rule": recipe.rule, **sizes} if samples and recipe.rule != "none" else None
