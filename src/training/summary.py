@@ -30,6 +30,7 @@ from ..callbacks._setting import samples_of_epoch
 from ..callbacks.memory import MemoryMonitor
 from ..callbacks.throughput import ThroughputMonitor
 from ..checkpointing.callback import Checkpoints
+from ..checkpointing.log_files import loggers_of_rank
 from ..data.base import Split
 from ..data.order import DeterministicBatchSampler
 from ..data.plain import Data
@@ -197,7 +198,7 @@ def log_hyperparameters(trainer: Trainer, record: Mapping[str, Any]) -> None:
     # TensorBoard shows only the first metric until the user selects more: test/acc, or test/loss.
     metrics = dict(sorted(record["metrics"].items()))
     metrics |= {f"summary/{key}": value for key, value in speed.items() if value is not None}
-    for logger in trainer.loggers:
+    for logger in loggers_of_rank(trainer):
         if isinstance(logger, WandbLogger | MLFlowLogger):
             log_parameters(logger, row)
         if isinstance(logger, TensorBoardLogger):

@@ -8,9 +8,11 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
+from lightning.pytorch.loggers import MLFlowLogger
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, SubsetRandomSampler
 
@@ -20,7 +22,14 @@ from batchscope.callbacks.nonfinite import StopOnNonFinite
 from batchscope.data.adding import Adding
 from batchscope.training.quiet import is_shown
 from batchscope.training.run import limit_batch_size
-from batchscope.training.summary import _learning_rate, callback_facts, evaluated_samples, print_summary, whole_epochs
+from batchscope.training.summary import (
+    _learning_rate,
+    callback_facts,
+    evaluated_samples,
+    log_hyperparameters,
+    print_summary,
+    whole_epochs,
+)
 from tests.checkpointing.support import OUT
 from tests.support.runs import SMALL, last, record, table
 from tests.support.third_party_modules import Stranger, loader, train
@@ -71,6 +80,12 @@ def test_a_batch_larger_than_the_training_set_is_labelled_as_what_it_held(oversi
     events = tensorboard(oversize / "out")
     assert Path(events.path).name == found["name"] == "stacked-lstm-copy-memory-bs76"
     assert hparams(events).hparams["data.batch_size"].number_value == 76
+
+
+def test_the_first_rank_alone_tells_the_loggers_what_a_run_was_trained_with(oversize: Path) -> None:
+    logger = Mock(spec=MLFlowLogger)
+    log_hyperparameters(SimpleNamespace(is_global_zero=False, loggers=[logger]), record(oversize / "out"))
+    assert not logger.mock_calls
 
 
 def test_a_number_is_the_same_in_the_record_the_report_and_the_curves(oversize: Path) -> None:
