@@ -22,6 +22,7 @@ from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogg
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
 from .._lightning import callbacks_of, is_fast_dev_run
@@ -69,8 +70,9 @@ def evaluated_samples(trainer: Trainer, data: Data) -> dict[str, int]:
         ("val", trainer.val_dataloaders, trainer.num_val_batches),
         ("test", trainer.test_dataloaders, trainer.num_test_batches),
     ]
-    for split, loader, batches in loops:
-        length = sized_len(loader) if loader is not None else None
+    for split, loaders, batches in loops:
+        loader, *others = tree_leaves(loaders) or [None]  # a LightningModule may have a list of them
+        length = None if others else sized_len(loader)
         if not length or not (samples := data.num_samples(split)):
             continue
         if sum(batches) >= length:  # Lightning's limits may leave less

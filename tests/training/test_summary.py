@@ -150,10 +150,19 @@ def test_an_epoch_that_has_not_ended_does_not_count(steps: int, epochs: int) -> 
     assert (trainer.global_step, whole_epochs(trainer)) == (steps, epochs)
 
 
+@pytest.mark.parametrize("as_list", [False, True])
 @pytest.mark.parametrize(("limit", "samples"), [(2, 8), (3, 10), (1.0, 10)])
-def test_a_limited_validation_counts_the_samples_of_its_batches(limit: float, samples: int) -> None:
-    trainer = train(Stranger(), data=(loader(), loader(10, batch_size=4)), limit_val_batches=limit, max_epochs=1)
+def test_a_limited_validation_counts_the_samples_of_its_batches(limit: float, samples: int, as_list: bool) -> None:
+    validated = loader(10, batch_size=4)
+    data = (loader(), [validated] if as_list else validated)
+    trainer = train(Stranger(), data=data, limit_val_batches=limit, max_epochs=1)
     assert evaluated_samples(trainer, SimpleNamespace(num_samples=lambda split: 10)) == {"val": samples}
+
+
+def test_the_samples_of_several_loaders_are_not_known() -> None:
+    trainer = SimpleNamespace(val_dataloaders=[loader(), loader()], num_val_batches=[5, 5], world_size=1)
+    trainer.test_dataloaders, trainer.num_test_batches = None, []
+    assert evaluated_samples(trainer, SimpleNamespace(num_samples=lambda split: 20)) == {}
 
 
 RESULTS = {
