@@ -206,9 +206,14 @@ class _Run:
         self.dataset = {"name": self.data.name, "fingerprint": fingerprint, "train_samples": samples}
         batches = self.trainer.accumulate_grad_batches
         self.batch = limit_batch_size(self.data, samples, self.trainer.world_size, batches)
-        if samples and self.data.batch_size:  # an update of fewer batches is no mean of so many
-            in_epoch = -(-samples // (self.data.batch_size * self.trainer.world_size))
-            self.trainer.accumulate_grad_batches = min(batches, in_epoch)
+        together = (self.data.batch_size or 0) * self.trainer.world_size
+        in_epoch = -(-samples // together) if samples and together else math.inf
+        limit = self.trainer.limit_train_batches  # that of trainer.overfit_batches, too
+        in_epoch = min(in_epoch, limit) if isinstance(limit, int) else in_epoch * limit
+        batches = max(1, int(min(batches, in_epoch)))  # an update of fewer batches is no mean of so many
+        self.trainer.accumulate_grad_batches = batches
+        if self.batch:
+            self.batch["global_batch_size"] = min(self.batch["global_batch_size"], together * batches)
         self.name = run_name(self.config, self.choices, self.data.name, self.data.batch_size)
         if not is_fast_dev_run(self.trainer):  # in which Lightning logs nothing
             self.trainer.loggers = build_loggers(self.config, self.name, run_id)

@@ -764,10 +764,24 @@ def test_a_metric_knows_its_direction(monitor: str) -> None:
     assert best.mode == DIRECTIONS[monitor]
 
 
+OWN, LIMIT = "model=tutorial data=points", "trainer.limit_train_batches={}"
+
+
+@pytest.mark.parametrize("words", [LIMIT.format(2), LIMIT.format(0.7), f"{OWN} {LIMIT.format(2)}"])
+def test_an_update_accumulates_no_more_batches_than_an_epoch_has(words: str, folder: Path) -> None:
+    all_that_it_has, more = (
+        trained(folder.with_name(batches), *words.split(), f"trainer.accumulate_grad_batches={batches}", "test=false")
+        for batches in ("2", "8")
+    )
+    assert all_that_it_has["global_batch_size"] == more["global_batch_size"] == 16
+    weights, others = (last(folder.with_name(batches))["state_dict"] for batches in ("2", "8"))
+    assert all(torch.equal(others[name], weight) for name, weight in weights.items())
+
+
 # --- what does not fit -----------------------------------------------------------------------------------------------
 
 SHAPES = "an output (2, 3, 6, 6) and a target (2, 6, 6)"
-OWN, OLD = "model=tutorial data=points", "_target_=pytorch_lightning.demos.boring_classes."
+OLD = "_target_=pytorch_lightning.demos.boring_classes."
 HAS_OPTIMIZER = "Tutorial is a LightningModule, which has its own optimizer"
 MISTAKES = {
     "model.answers=[2]": "model: Net answers (2, 2), and task.loss=cross_entropy and the accuracy for a target "
