@@ -14,6 +14,7 @@ from ..options.types import Choice, PositiveFloat, Purpose
 from ..records.formatting import count, duration
 from ..records.intervals import TIME_LIMIT
 from ..records.metrics import metric as declared
+from ..records.metrics import staged
 from ..records.terminal import row
 from ._updates import Updates
 from .throughput import ThroughputMonitor
@@ -24,6 +25,17 @@ _TOPIC = "target"
 _OUT_OF_TIME = f"the {TIME_LIMIT}"
 _VALIDATE, _STOP = 1, 2
 _NEVER = 2**62  # batches between two validations
+
+
+def rises(metric: str, module: LightningModule) -> bool | None:
+    """Whether a metric is better the higher it is, as torchmetrics or records/metrics.py says; None where neither does."""
+    key = staged(metric)
+    stage, _, name = key.partition("/")
+    measured = getattr(module, "measured", None)  # of a Task, by stage and name; of another module, anything
+    metrics = measured.get(stage) if isinstance(measured, dict) else None
+    own = metrics.get(name) if isinstance(metrics, dict) else None
+    found = getattr(own, "higher_is_better", None)
+    return declared(key).higher_is_better if found is None else found
 
 
 class StopAtTarget(SyncsRanks):
@@ -38,7 +50,8 @@ class StopAtTarget(SyncsRanks):
 
     Args:
         metric: of the validation, such as `val/acc`.
-        value: the target. A metric whose direction is not declared rises if it is below its target before training.
+        value: the target. A metric of which neither its declaration nor the module says which way gets better rises if its
+            first finite value is below the target.
         seconds: of the fit without validations, after which the run ends without the target; null for no limit.
         wall_seconds: of the fit, with its validations; null for no limit.
 
@@ -56,7 +69,7 @@ class StopAtTarget(SyncsRanks):
         self.metric, self.value = metric, value
         self.seconds = math.inf if seconds is None else seconds
         self.wall_seconds = math.inf if wall_seconds is None else wall_seconds
-        self._rises = declared(metric).higher_is_better
+        self._rises = declared(metric).higher_is_better  # until a module may know more
         self._validation_s = 0.0  # that the last validation took
         self._begin(0)
 
@@ -73,6 +86,10 @@ class StopAtTarget(SyncsRanks):
         self.reached = False
         self.ended = ""  # why the run has ended without the target
         self._monitor = monitor
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._rises = rises(self.metric, pl_module)
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -124,7 +141,7 @@ class StopAtTarget(SyncsRanks):
         self._validation_s = self._validated - self._validating
         self._limit += self._validation_s
         score = self._score(trainer)
-        if self._rises is None:
+        if self._rises is None and math.isfinite(score):
             self._rises = score < self.value
         reached = math.isfinite(score) and (score >= self.value if self._rises else score <= self.value)
         reached = trainer.strategy.broadcast(reached)  # a module may log the metric of each rank's own share

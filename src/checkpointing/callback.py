@@ -14,6 +14,7 @@ from typing_extensions import override
 from .._lightning import after_batch, is_accumulating, is_fast_dev_run, is_stopping, validates_next
 from ..callbacks._timer import pause
 from ..callbacks._updates import Updates
+from ..callbacks.target import rises
 from ..distributed.gather import gather
 from ..distributed.rank_sync import RankSync, SyncsRanks
 from ..distributed.sharding import local
@@ -21,7 +22,6 @@ from ..errors import UserError, did_you_mean, warn
 from ..files import remove_leftovers
 from ..options.types import PositiveFloat, PositiveInt, Purpose
 from ..random_state import random_state
-from ..records.metrics import metric, staged
 from .checkpoint_file import check_weights, link_checkpoint
 from .log_files import LogPositions, loggers_of_rank
 
@@ -243,17 +243,11 @@ class Checkpoints(SyncsRanks, Checkpoint):
 
 
 def _direction(monitor: str, module: LightningModule) -> Literal["min", "max"]:
-    """Which end of a metric is the better one, as torchmetrics or records/metrics.py says."""
-    key = staged(monitor)
-    stage, _, name = key.partition("/")
-    measured = getattr(module, "measured", None)  # of a Task, by stage and name; of another module, anything
-    metrics = measured.get(stage) if isinstance(measured, dict) else None
-    own = metrics.get(name) if isinstance(metrics, dict) else None
-    rises = getattr(own, "higher_is_better", None)
-    rises = metric(key).higher_is_better if rises is None else rises
-    if rises is None:
+    """Which end of a metric is the better one."""
+    is_rising = rises(monitor, module)
+    if is_rising is None:
         raise UserError(f"callbacks.checkpoint.mode: nobody says which way {monitor} gets better; write min or max")
-    return "max" if rises else "min"
+    return "max" if is_rising else "min"
 
 
 def _accumulated_gradients(module: LightningModule) -> dict[str, Tensor]:

@@ -1,6 +1,7 @@
 """StopAtTarget: a run ends when its validation reaches the target, or when it has taken too long, and says which."""
 
 import itertools
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -23,9 +24,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 class Learner(Stranger):
     """Its metrics are those of the update before the validation."""
 
-    def __init__(self, clock: SimpleNamespace) -> None:
+    def __init__(self, clock: SimpleNamespace, f1_before: float = 0.5) -> None:
         super().__init__()
-        self.clock, self.validated = clock, []
+        self.clock, self.validated, self.f1_before = clock, [], f1_before
 
     def on_train_batch_start(self, *args) -> None:
         self.clock.now += 1
@@ -36,7 +37,8 @@ class Learner(Stranger):
     def validation_step(self, batch, batch_idx: int) -> None:
         if batch_idx == 0:
             self.validated.append(self.global_step)
-        self.log_dict({"val/acc": self.global_step / 100, "val/loss": 1 - self.global_step / 100, "val/f1": 0.5})
+        f1 = 0.5 if self.global_step else self.f1_before
+        self.log_dict({"val/acc": self.global_step / 100, "val/loss": 1 - self.global_step / 100, "val/f1": f1})
 
 
 class Two(Learner):
@@ -105,9 +107,17 @@ def test_a_run_ends_without_the_target_when_a_limit_is_over(limit, kind, updates
     assert trainer.global_step == updates * len(trainer.optimizers)
 
 
-def test_a_metric_of_unknown_direction_moves_towards_its_target(clock: SimpleNamespace) -> None:
-    facts, _ = fit("val/f1", 0.7, Learner(clock), max_steps=30)
+@pytest.mark.parametrize("before", [0.5, math.nan])
+def test_a_metric_of_unknown_direction_moves_towards_its_target(before: float, clock: SimpleNamespace) -> None:
+    facts, _ = fit("val/f1", 0.7, Learner(clock, before), max_steps=30)
     assert not facts["target"]["reached"] and facts["target"]["best"] == 0.5
+
+
+def test_a_metric_of_torchmetrics_knows_its_direction(clock: SimpleNamespace) -> None:
+    module = Learner(clock)
+    module.measured = {"val": {"f1": SimpleNamespace(higher_is_better=False)}}
+    with pytest.raises(UserError, match="^target: got 0.7, and val/f1 is 0.5 before training; take a harder one"):
+        fit("val/f1", 0.7, module)
 
 
 MEASURED = "val/acc, val/loss, val/f1"
