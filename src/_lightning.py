@@ -144,6 +144,12 @@ def leave_signals_alone(trainer: Trainer) -> None:
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
 
 
+def validate_by_batches_alone(trainer: Trainer) -> None:
+    """Have `trainer.val_check_batch` alone say when a validation follows a batch, and no number of epochs or time."""
+    trainer.check_val_every_n_epoch = 1
+    cast(Any, trainer)._val_check_time_interval = None
+
+
 def resume_after_last_batch(trainer: Trainer, restore: Callable[[], None]) -> None:
     """Have `trainer.fit(ckpt_path=…)`, not yet called, continue after the last batch that the checkpoint's run trained.
 

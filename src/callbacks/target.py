@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from lightning import LightningModule, Trainer
 from typing_extensions import override
 
-from .._lightning import callbacks_of, is_accumulating
+from .._lightning import callbacks_of, is_accumulating, validate_by_batches_alone
 from ..distributed.rank_sync import RankSync, SyncsRanks
 from ..errors import UserError, did_you_mean
 from ..options.types import Choice, PositiveFloat, Purpose
@@ -97,6 +97,7 @@ class StopAtTarget(SyncsRanks):
             raise UserError("target: needs a validation, and this run has none; leave trainer.limit_val_batches alone")
         monitor = next((one for one in callbacks_of(trainer) if isinstance(one, ThroughputMonitor)), None)
         self._begin(trainer.global_step, monitor)
+        validate_by_batches_alone(trainer)
         trainer.val_check_batch = _NEVER
         RankSync.of(trainer).contribute(_TOPIC, lambda: self._wished() if trainer.is_global_zero else 0)
 

@@ -91,6 +91,12 @@ def test_validations_follow_a_tenth_of_the_training_and_take_at_most_as_long_as_
     assert module.validated[-5:] == [200 + FIRST + 5 * n for n in range(5, 10)]
 
 
+@pytest.mark.parametrize("planned", [{"check_val_every_n_epoch": 5}, {"val_check_interval": {"hours": 1}}])
+def test_validations_take_the_place_of_those_that_the_trainer_plans(planned, clock) -> None:
+    fit("val/acc", 3.0, module := Learner(clock), max_steps=30, **planned)
+    assert module.validated[:5] == [0, *(FIRST + 5 * n for n in range(1, 5))]
+
+
 @pytest.mark.parametrize(
     ("limit", "kind", "updates", "why", "is_out_of_time"),
     [
