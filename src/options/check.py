@@ -101,6 +101,11 @@ def _check_pairs(config: dict[str, Any]) -> None:
     strategy = trainer.get("strategy")
     is_sharded = isinstance(strategy, dict) or any(name in str(strategy) for name in ("fsdp", "deepspeed"))
     averages = "".join(name for name, node in callbacks.items() if node and node[TARGET].endswith("WeightAveraging"))
+    stops = "".join(
+        name
+        for name, node in callbacks.items()
+        if node and node[TARGET].endswith("EarlyStopping") and str(node.get("monitor")).startswith("val")
+    )
     prefix, no_validation = config["init_prefix"], trainer.get("limit_val_batches") == 0
     uses_graphs = compile in ("reduce-overhead", "max-autotune")
     conflicts = {
@@ -118,6 +123,7 @@ def _check_pairs(config: dict[str, Any]) -> None:
         and isinstance(strategy, dict),
         "optimizer.schedule: plateau reads val/loss, and trainer.limit_val_batches=0 has no validation": no_validation
         and config.get("optimizer", {}).get("schedule") == "plateau",
+        f"callbacks.{stops}: follows a validation, and trainer.limit_val_batches=0 has none": no_validation and stops,
     }
     if said := next((said for said, is_wrong in conflicts.items() if is_wrong), None):
         raise UserError(said)

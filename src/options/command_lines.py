@@ -29,7 +29,8 @@ _SOME_STEPS = {
     "profiler": None,
     "default_root_dir": None,
 }
-_NOT_TIMED = ("checkpoint", "progress", "prediction_images", "memory", "stop_at_target")  # callbacks, by their names
+# Callbacks, by their names.
+_NOT_TIMED = ("checkpoint", "progress", "prediction_images", "memory", "stop_at_target", "early_stopping")
 # It ends by its seconds.
 _UNTIL = {"_target_": "batchscope.callbacks.until_known.StopWhenKnown", "precision": 0.001}
 
@@ -86,7 +87,7 @@ def for_explanation(config: dict[str, Any]) -> dict[str, Any]:
 def for_timing(config: dict[str, Any], seconds: float) -> dict[str, Any]:
     """A run's configuration as a short timed run takes it, which ends after so many seconds of measured steps.
 
-    The callbacks stay, because they take time; those that only write files or print are left out. Nothing is kept.
+    The callbacks stay, because they take time; those that only write files, print or end a run are left out. Nothing is kept.
     """
     callbacks = {name: node for name, node in (config["callbacks"] or {}).items() if name not in _NOT_TIMED}
     callbacks["until_known"] = {**_UNTIL, "seconds": seconds}

@@ -34,13 +34,14 @@ _NO_SHARED_MEMORY = (
     "the workers are refused shared memory (/dev/shm) for their batches: {}; give a container more by docker run "
     "--shm-size=8g, or write data.num_workers=0"
 )
-# What torch says in a RuntimeError or Lightning in a ValueError, and what that is to a user.
+# What torch or Lightning says in a RuntimeError or a ValueError, and what that is to a user.
 _SAID = {
     "DataLoader worker (pid": "data: {error}; where memory is short, take fewer data.num_workers",
     # every optimizer
     "sparse gradients": "optimizer: {error}; write optimizer=adagrad without weight_decay, or give the model's embeddings "
     "sparse=False",
     "`val_check_interval` (": "trainer: {error}",
+    "Early stopping conditioned on": "callbacks.early_stopping.monitor: {error}",
 }
 
 

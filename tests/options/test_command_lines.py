@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from batchscope.checkpointing import resume
-from batchscope.options.command_lines import resume_command
+from batchscope.options.check import check_config
+from batchscope.options.command_lines import for_timing, resume_command
 from tests.checkpointing.support import STEP, break_down, interrupt
 from tests.support.command_lines import answer, composed
 from tests.support.runs import EVERY_4, QUIET, Run, kill_9, record, run
@@ -47,6 +48,11 @@ def test_a_name_that_the_output_has_no_codes_for_is_written_so_that_a_shell_read
     assert line.isascii()
     words = subprocess.run(["bash", "-c", f"printf '%s\\n' {line}"], capture_output=True, check=True).stdout
     assert words.split(b"\n")[2] == f"resume={name}".encode(errors="surrogateescape")
+
+
+def test_a_timed_run_has_no_validation_and_nothing_that_follows_one() -> None:
+    config = composed("callbacks=early_stopping", "optimizer.schedule=plateau")
+    assert check_config(for_timing(config, 1.0))["callbacks"].keys().isdisjoint({"early_stopping", "checkpoint"})
 
 
 def test_an_interrupted_run_is_resumed_and_a_finished_one_evaluated_by_the_lines_that_they_print(tmp_path) -> None:

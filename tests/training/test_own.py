@@ -861,6 +861,8 @@ LATER = {
     f"{OWN} model.by_hand=true global_batch_size=40": "trainer: Automatic gradient accumulation is not supported for manual "
     "optimization. Remove `Trainer(accumulate_grad_batches=5)`",
     f"{OWN} model.by_hand=true trainer.gradient_clip_val=1": "trainer: Automatic gradient clipping is not supported for manual",
+    f"{OWN} callbacks=early_stopping": "callbacks.early_stopping.monitor: Early stopping conditioned on metric `val/loss` which "
+    "is not available. Pass in or modify your `EarlyStopping` callback to use any of the following: `val_loss`",
     f"{OWN} callbacks.checkpoint.monitor=loss": "callbacks.checkpoint.monitor: got 'loss', and the validation measures val_loss. "
     "Did you mean 'val_loss'?",
 }
