@@ -155,6 +155,11 @@ def _check_collection(nodes: Any, name: str) -> None:
                     f"{option}: BatchSizeFinder takes its trial steps from the learning-rate schedule; write "
                     "batchscope train -m experiment=find_batch_size …"
                 )
+            if str(node["_target_"]).endswith(".GradientAccumulationScheduler"):
+                raise UserError(
+                    f"{option}: changes how many batches an update takes, and the run is planned for one number; write "
+                    "trainer.accumulate_grad_batches=…"
+                )
         elif node is not None:
             raise UserError(f"{option}: {answer_to(option) or f'got {node!r}, takes null or a node with a _target_'}")
     check_node(nodes, name)

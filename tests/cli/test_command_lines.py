@@ -125,6 +125,7 @@ REFUSED = {
     "train model=cnn data=adding": "…SimpleCNN reads image data…models that read it: lstm_cell, rnn_cell, stacked_lstm",
     "train callbacks=null callbacks.throughput.calibrate=false": "callbacks.throughput.calibrate: no such option. callbacks.throughput is null, not a section.",
     f"train {SEARCHER}": "callbacks.bsf: … experiment=find_batch_size",
+    "train +callbacks.more._target_=lightning.pytorch.callbacks.GradientAccumulationScheduler": "callbacks.more: … write trainer.accumulate_grad_batches=…",
     "train callbacks=early_stopping trainer.limit_val_batches=0": "callbacks.early_stopping: follows a validation, and trainer.limit_val_batches=0 has none",
     "train callbacks=weight_averaging trainer=fsdp": "callbacks.weight_averaging: keeps a whole copy of the weights",
     "train compile=true trainer=fsdp": "compile: a sharded model is not compiled; write compile=false, or trainer=ddp",
