@@ -19,6 +19,7 @@ from ..options.tree import flatten
 from ..records.read import FILE
 from .gather import gather
 
+_UNSEEN_S = 60  # for a file that another machine has written
 _GRACE_S = 10  # for what a process does after its last step
 _LAST_WORDS_S = 2  # for the record of a rank that fails; it waits longer before it prints (errors.report)
 
@@ -43,13 +44,23 @@ class Agreement(Callback):
         facts = self.facts()
         own = {
             "host": socket.gethostname(),
-            "sees_record": (self.run_dir / FILE).is_file(),
+            "sees_record": _sees(self.run_dir / FILE),
             "facts": {key: value for key, value in flatten(facts) if not _is_place(key, facts["config"])},
         }
         if difference := _first_difference(gather(own, trainer.world_size), self.run_dir):
             error = UserError(difference)
             error.reported = not trainer.is_global_zero  # rank 0 alone prints it
             raise error
+
+
+def _sees(path: Path) -> bool:
+    """Whether a file is there, or soon will be: an NFS client remembers for up to a minute that it was not."""
+    deadline = time.monotonic() + _UNSEEN_S
+    while not path.is_file():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(1)
+    return True
 
 
 def _is_place(key: str, config: dict[str, Any]) -> bool:

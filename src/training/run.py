@@ -169,7 +169,7 @@ class _Run:
                 hardware=describe(device),
                 processes=self.trainer.world_size,
                 model=model,
-                **_known_id(self.run_dir),
+                **(_known_id(self.run_dir) if first else {}),
             ) as record,
             end_together(self.trainer),
             explain_failures(self.config, self.trainer, self._explain_first_batch),
@@ -350,7 +350,10 @@ def _has_stopped_without_a_number(callback: EarlyStopping) -> bool:
 
 
 def _known_id(run_dir: Path) -> dict[str, str]:
-    """The `id` of the run that a folder holds: a run that is resumed, or that a sweep has planned, may have one."""
+    """The `id` of the run that a folder holds: a run that is resumed, or that a sweep has planned, may have one.
+
+    The first rank alone asks: an NFS client remembers for a while that a file was not there.
+    """
     with contextlib.suppress(UserError):
         return {key: value for key, value in read(run_dir).items() if key == "id"}
     return {}
