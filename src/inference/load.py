@@ -17,7 +17,7 @@ from ..checkpointing.checkpoint_file import complex_in_place_of_real, load_check
 from ..checkpointing.validate import makes_layers
 from ..data.plain import Data
 from ..data.spec import DataSpec, spec_from
-from ..errors import UserError, in_one_line
+from ..errors import UserError
 from ..hardware.devices import check_accelerator
 from ..options import CONFIG_DIR, groups, trust
 from ..options.check import check_config
@@ -25,6 +25,7 @@ from ..options.command_lines import for_evaluation
 from ..options.compose import apply_overrides
 from ..records.terminal import can_redraw
 from ..training.build import build, build_data, build_model, loader_switches
+from ..training.initial import make_layers
 from ..training.module import lightning_module
 from ..training.quiet import quiet_libraries
 from ..training.task import Task
@@ -137,7 +138,7 @@ def restore(path: Path, overrides: list[str], with_data: bool) -> Trained:
     load_weights = partial(_load_weights, built.module, checkpoint["state_dict"], name, path)
     trained_on = saved["dataset"] if trust.is_text(saved.get("dataset")) else ""
     trained = replace(built, trained_on=trained_on, load_weights=load_weights)
-    _make_layers(trained.module, checkpoint["state_dict"])
+    make_layers(trained.module, checkpoint["state_dict"])
     load_weights()
     trained.module.eval()  # the layers made since, too
     if isinstance(trained.module, Task) and isinstance(held := saved.get("activation_bytes"), int):
@@ -205,23 +206,6 @@ def _known(saved: dict[str, Any], path: Path, options: Mapping[str, Any]) -> Kno
         return KnownData(known, name, size if type(size) is int and size > 0 else None)
     except (TypeError, ValueError) as error:
         raise UserError(f"ckpt: {path} is not a checkpoint that batchscope wrote: its spec is damaged") from error
-
-
-def _make_layers(module: LightningModule, weights: Mapping[str, Any]) -> None:
-    """Have a module make the layers that the weights are of and its constructor does not make, in Lightning's order."""
-    failed: Exception | None = None
-    for hook, *arguments in (("setup", "predict"), ("configure_model",), ("setup", "fit"), ("configure_model",)):
-        if not makes_layers(module) or {*weights} <= {*module.state_dict()}:
-            return
-        try:
-            getattr(module, hook)(*arguments)
-        except Exception as error:  # noqa: BLE001 - it is raised unless another hook makes the layers
-            failed = failed or error
-    if failed is not None and not {*weights} <= {*module.state_dict()}:
-        raise UserError(
-            f"model: {type(module).__name__} makes layers in a hook, which fails without a Trainer "
-            f"({in_one_line(failed)}); make them in __init__"
-        ) from failed
 
 
 def _load_weights(module: LightningModule, weights: Any, name: str, path: Path) -> None:

@@ -1,8 +1,9 @@
 """The option `init`: weights to start from, out of a checkpoint or a state_dict. No code from the file runs."""
 
+import contextlib
 import re
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from lightning import LightningModule
 from torch import Tensor, nn
 
 from ..checkpointing.checkpoint_file import complex_in_place_of_real, is_weight, verify
+from ..checkpointing.validate import makes_layers
 from ..errors import UserError, cut, did_you_mean, in_one_line
 
 _WRAPPERS = re.compile(r"^((model|module)\.)+")  # of a LightningModule, of DataParallel
@@ -37,6 +39,11 @@ def start_from(model: nn.Module, path: Path, prefix: str | Sequence[str] | None 
     own, found = model.state_dict(), _weights_in(path, model)
     names, held = _plain(own), {plain: found[name] for plain, name in _plain(found).items()}
     prefixes = [_WRAPPERS.sub("", one) for one in ([prefix] if isinstance(prefix, str) else prefix or ())]
+    wanted = [name for name in held if name.startswith(tuple(prefixes) or "")]
+    if isinstance(model, LightningModule) and not {*wanted} <= {*names}:
+        with contextlib.suppress(UserError):  # what does not fit is told below
+            make_layers(model, [_plain(found)[name] for name in wanted])
+        own, names = model.state_dict(), _plain(model.state_dict())
     if prefixes:
         sources = {plain: source for one in prefixes for plain, source in _below(one, names, held, model).items()}
     else:
@@ -46,12 +53,33 @@ def start_from(model: nn.Module, path: Path, prefix: str | Sequence[str] | None 
     try:
         if wrong := complex_in_place_of_real(weights, own):
             raise RuntimeError(wrong)
-        model.load_state_dict(others | weights)
+        model.load_state_dict(others | weights, strict=getattr(model, "strict_loading", True))
     except RuntimeError as error:  # all that is missing, unexpected or of another shape
         part = "" if prefixes else "; init_prefix=… takes a part of it"
         what = cut(str(error).splitlines()[:2][-1].strip(), 200)  # the first of its complaints
         raise UserError(f"init: {path} does not fit {type(model).__name__}: {what}{part}") from error
     return {"file": str(path), "tensors": len(weights), "of": len(own), "below": prefixes}
+
+
+def make_layers(module: LightningModule, weights: Collection[str]) -> None:
+    """Have a module's hooks make, in Lightning's order, the layers of these weights that its constructor does not make.
+
+    Raises:
+        UserError: if a hook fails without a Trainer, and layers are missing.
+    """
+    failed: Exception | None = None
+    for hook, *arguments in (("setup", "predict"), ("configure_model",), ("setup", "fit"), ("configure_model",)):
+        if not makes_layers(module) or {*weights} <= {*module.state_dict()}:
+            return
+        try:
+            getattr(module, hook)(*arguments)
+        except Exception as error:  # noqa: BLE001 - it is raised unless another hook makes the layers
+            failed = failed or error
+    if failed is not None and not {*weights} <= {*module.state_dict()}:
+        raise UserError(
+            f"model: {type(module).__name__} makes layers in a hook, which fails without a Trainer "
+            f"({in_one_line(failed)}); make them in __init__"
+        ) from failed
 
 
 def line(facts: Facts) -> str:

@@ -16,6 +16,7 @@ import lightning
 import torch
 from lightning import LightningModule
 from lightning.fabric.utilities.data import sized_len
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.callbacks.early_stopping import EarlyStopping, EarlyStoppingReason
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
@@ -29,6 +30,7 @@ from ..checkpointing.log_files import loggers_of_rank
 from ..checkpointing.restore import prepare_resume
 from ..checkpointing.resume import lock_run_dir
 from ..checkpointing.resume_point import ResumePoint, checkpoint_folder, find_resume_point, refuse_used_folder
+from ..checkpointing.validate import makes_layers
 from ..data.plain import Data, PlainData, has_test, lightning_of
 from ..distributed.agreement import Agreement, end_together
 from ..distributed.rendezvous import once_for_all
@@ -146,7 +148,12 @@ class _Run:
     def _initial(self) -> dict[str, initial.Facts]:
         """Load the weights that `init` names; the facts of that for the record."""
         path, prefix = self.config["init"], self.config["init_prefix"]
-        return {"init": initial.start_from(self.model, Path(path), prefix)} if path else {}
+        if not path:
+            return {}
+        start = partial(initial.start_from, self.model, Path(path), prefix)
+        if isinstance(self.model, LightningModule) and makes_layers(self.model):  # which Lightning has it do once more
+            callbacks_of(self.trainer).insert(0, LambdaCallback(on_fit_start=lambda trainer, module: start()))
+        return {"init": start()}
 
     @contextlib.contextmanager
     def recorded(self, overrides: list[str]) -> Iterator[RunRecord]:

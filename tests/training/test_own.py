@@ -708,6 +708,24 @@ def test_layers_that_a_hook_makes_anew_or_for_training_alone_have_the_weights_of
     assert not network.layer.training
 
 
+@pytest.mark.parametrize(
+    "words",
+    [*(f"late model.how={how}" for how in ("configure_model", "setup", "strict_loading")), "anew model.how=setup"],
+)
+def test_a_module_starts_from_a_checkpoint_of_its_own(words: str, folder: Path, monkeypatch) -> None:
+    seen: list[Tensor] = []
+
+    def note(self: Tutorial) -> None:
+        seen.append(self.layer.weight.detach().clone())
+
+    monkeypatch.setattr(Tutorial, "on_train_start", note, raising=False)
+    line, first = [*f"model={words}".split(), "data=points", "trainer.max_epochs=1"], folder.with_name("first")
+    trained(first, *line)
+    found = trained(folder, *line, f"init={first}/checkpoints/last.ckpt")
+    assert found["init"]["tensors"] == len(last(first)["state_dict"])
+    assert torch.equal(seen[1], last(first)["state_dict"]["layer.weight"])
+
+
 def test_lazy_layers_of_a_network_are_made_before_its_optimizer(folder: Path) -> None:
     found = trained(folder, "model=lazy", "trainer.max_epochs=1")
     assert found["model"]["parameters"] == 36 * 8 + 8 + 2 * 8 + 8 * 108 + 108
