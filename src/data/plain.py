@@ -48,7 +48,11 @@ class PlainData:
 
     @batch_size.setter
     def batch_size(self, batch_size: int) -> None:
-        self.module.batch_size = batch_size
+        try:
+            self.module.batch_size = batch_size
+        except AttributeError as error:  # a property
+            said = f"its batch_size is read-only, and {batch_size} samples are all that a batch can have"
+            raise UserError(f"data: {self.name}: {said}") from error
 
     def check(self) -> None:
         """As DataModule."""
