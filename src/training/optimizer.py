@@ -19,10 +19,6 @@ Parameters = Iterable[Tensor | tuple[str, Tensor]]  # with names, as of `named_p
 _PLANNED = ("one_cycle", "cosine")  # schedules for a known number of steps
 _BY_THE_GRADIENT = (optim.SGD, optim.ASGD)  # a step is as long as the gradient; the others divide that out
 _LONGEST_PATTERN = 1_000  # characters; the time of fnmatch grows with their square
-_ELEMENTWISE = (
-    *(optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam),
-    *(optim.RMSprop, optim.Adagrad, optim.Adadelta, optim.SGD),
-)
 
 
 class Optimizer:
@@ -50,7 +46,6 @@ class Optimizer:
             matches a parameter has it; the others keep the main options.
 
     Attributes:
-        elementwise: whether every state of the optimizer is known to have the shape of its parameter.
         rule: what `lr_scaling` means for this optimizer: `none`, `sqrt` or `linear`.
 
     Raises:
@@ -75,7 +70,6 @@ class Optimizer:
         tried = self._made([torch.zeros(1, 1, requires_grad=True)], **({} if lr is None else {"lr": lr}))
         if "lr" not in tried.defaults:
             raise UserError(f"optimizer: {type(tried).__name__} has no learning rate: an option lr")
-        self.elementwise = type(tried) in _ELEMENTWISE
         self._is_sgd = isinstance(tried, optim.SGD)
         self.lr = float(tried.defaults["lr"])
         given = [{k: v for k, v in group.items() if v is not None} for group in groups or []]
