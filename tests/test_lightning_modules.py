@@ -19,7 +19,7 @@ from tests.support.spawned import end, spawn
 
 pytestmark = pytest.mark.slow  # whole runs with a model and data that differ in no mechanism from those of other tests
 
-TUTORIAL = '''
+TUTORIAL = """
 import lightning as L
 import torch
 import torch.nn.functional as F
@@ -141,7 +141,7 @@ class MNISTDataModule(L.LightningDataModule):
 
     def predict_dataloader(self):
         return DataLoader(self.mnist_predict, batch_size=self.batch_size)
-'''
+"""
 OTHERS = '''
 import lightning as L
 import torch

@@ -340,7 +340,6 @@ class _Run:
         if isinstance(self.module, Task):
             summary.write_tested(self.trainer, self.module.tested_right, self.run_dir)
 
-
     def tell_unread(self, record: RunRecord) -> None:
         """Say which options of the command line have changed nothing, where only the run could find out."""
         task = self.module if isinstance(self.module, Task) else None

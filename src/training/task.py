@@ -204,9 +204,7 @@ class Task(LightningModule):
         sampler = getattr(self.trainer.train_dataloader, "batch_sampler", None)
         return sampler.weight(batch_idx) if hasattr(sampler, "weight") else 1
 
-    def _shares(
-        self, means: dict[str, Tensor], output: Any, y: Tensor, ranks: int, weight: float
-    ) -> dict[str, Tensor]:
+    def _shares(self, means: dict[str, Tensor], output: Any, y: Tensor, ranks: int, weight: float) -> dict[str, Tensor]:
         """The means of this rank, scaled so that the mean over ranks is that of the global batch.
 
         Loss and accuracy over samples are scaled by this rank's share of them. Over steps or pixels, of which some do not

@@ -104,7 +104,11 @@ def test_a_setting_is_the_fastest_or_the_best_where_the_interval_shows_it(tmp_pa
 def test_a_search_is_compared_by_the_metric_that_it_has_optimized(tmp_path):
     metrics = [{"test/acc": 0.98, "val/loss": 0.2}, {"test/acc": 0.97, "val/loss": 0.1}]
     for number, found in enumerate(metrics):
-        facts = {"overrides": ["optimized_metric=val/loss"], "metrics": found, "options": {"optimizer.lr": 0.1 + number}}
+        facts = {
+            "overrides": ["optimized_metric=val/loss"],
+            "metrics": found,
+            "options": {"optimizer.lr": 0.1 + number},
+        }
         write_measured(tmp_path, {64: 10.0}, first=number, **facts)
     sweep = find([tmp_path])
     assert shown_metrics(sweep) == ["val/loss", "test/acc"]

@@ -59,7 +59,10 @@ def test_a_sweeper_that_searches_goes_the_way_in_which_its_metric_gets_better(li
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("optimized_metric=val/score", "hydra.sweeper.direction: nobody says which way val/score gets better; write min"),
+        (
+            "optimized_metric=val/score",
+            "hydra.sweeper.direction: nobody says which way val/score gets better; write min",
+        ),
         ("optimized_metric=null", "optimized_metric: got null, and hydra/sweeper searches for its best value"),
     ],
 )

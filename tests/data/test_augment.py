@@ -121,7 +121,7 @@ def test_every_image_of_a_sample_and_the_classes_of_its_pixels_are_moved_as_one(
 
 
 def test_no_label_of_a_pixel_lies_between_two() -> None:
-    labels = (RANDOM > RANDOM.median()).float().expand(200, 2, 6, 6).clone()
+    labels = (RANDOM.median() < RANDOM).float().expand(200, 2, 6, 6).clone()
     spec = DataSpec("image", (1, 6, 6), "multilabel_per_pixel", 2)
     train(recorder := Recorder(), data=InMemory((labels[:, :1], labels), spec, augment=AUGMENT), num_sanity_val_steps=0)
     images, moved_labels = recorder.trained[0][0]
