@@ -30,6 +30,7 @@ from batchscope.training.optimizer import Optimizer
 from batchscope.training.run import train
 from batchscope.training.task import Task
 from tests.support.command_lines import composed, refusal
+from tests.support.own_data import Images, Plain
 from tests.support.runs import last, record
 from tests.support.third_party_modules import Stranger, loader
 
@@ -346,6 +347,19 @@ class Points(FixedBatches):
         self.batch_size = self.size = batch_size
 
 
+class Hyper(lightning.LightningDataModule):
+    """Has its batch size among its hyperparameters alone."""
+
+    spec = Plain.spec
+
+    def __init__(self, batch_size: int = 8) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(Images(20, 0), self.hparams["batch_size"])
+
+
 class Untested(lightning.LightningDataModule):
     def train_dataloader(self) -> DataLoader:
         return loader(80, 8)
@@ -403,6 +417,7 @@ YAML = {
     "data/withouttest": f"defaults: [own, _self_]\n_target_: {HERE}.WithoutTest\n",
     "data/untested": f"_target_: {HERE}.Untested\n",
     "data/points": f"_target_: {HERE}.Points\nbatch_size: 8\n",
+    "data/hyper": f"_target_: {HERE}.Hyper\nbatch_size: 8\n",
     "data/fixedbatches": f"_target_: {HERE}.FixedBatches\n",
     "data/photos": f"defaults: [/_data@_here_, _self_]\n_target_: {HERE}.Photos\nroot: ???\nbatch_size: 8\n"
     "num_workers: 0\n",
@@ -543,6 +558,13 @@ def test_a_subclass_that_overrides_hooks_trains_as_any_task(folder: Path) -> Non
     trained(folder, f"task._target_={HERE}.OwnHooks", *words)
     plain, own = (last(place)["state_dict"] for place in (folder.with_name("plain"), folder))
     assert all(torch.equal(own[name], weight) for name, weight in plain.items())
+
+
+def test_a_task_is_prepared_for_the_batch_size_among_the_hyperparameters_of_its_data(folder: Path, monkeypatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(Task, "prepare", lambda self, trainer, *sizes: seen.append(sizes))
+    trained(folder, "data=hyper", "model=mlp", "model.hidden_sizes=[8]", "test=false")
+    assert seen == [(8, 8)]
 
 
 def test_torchs_optimizer_has_a_schedule_and_groups_by_the_names_of_parameters(folder: Path) -> None:
