@@ -30,7 +30,8 @@ from .objective import for_metrics
 if TYPE_CHECKING:
     from .task import Task
 
-_LIBRARIES = {"batchscope", "hydra", "lightning", "torch", "torchmetrics", "torchvision", *sys.stdlib_module_names}
+_LIBRARIES = {"batchscope", "hydra", "lightning", "lightning_utilities", "torch", "torchmetrics", "torchvision"}
+_LIBRARIES |= sys.stdlib_module_names
 
 
 def try_out(task: "Task", data: Data) -> None:
