@@ -42,7 +42,7 @@ class Predictions:
 
     `output` and `target` have the shapes that the DataSpec gives to its kind of target; `target` is None where nobody knows
     the answers. Behind the end of a sequence whose steps have a class each, `output` is NaN, and `answer` and `target` are
-    PADDING. `drawn` holds the first samples. `not_finite` counts those with a NaN or an infinity in their output.
+    PADDING. `drawn` holds the first images. `not_finite` counts those with a NaN or an infinity in their output.
     """
 
     names: Sequence[str]
@@ -306,7 +306,7 @@ class _Collected:
         if target is not None:
             self._targets.append(target)
         missing = _DRAWN - sum(map(len, self._drawn))
-        if missing > 0:
+        if self._spec.kind == "image" and missing > 0:
             self._drawn += [x[:missing].float().cpu() for x in tree_leaves(outputs["input"])[:1]]
 
 

@@ -107,6 +107,12 @@ def test_arrays_of_several_inputs_have_the_same_answers_as_the_split(reader: Tra
     assert [file.suffix for file in write_predictions(found, tmp_path / "answers.csv")] == [".csv"]
 
 
+def test_sequences_have_another_length_in_every_batch(reader: Trained) -> None:
+    together = predict(reader, "test").output
+    reader.data.batch_size = 1
+    torch.testing.assert_close(predict(reader, "test").output, together)
+
+
 IMAGES = DataSpec("image", (1, 28, 28), "class", 10)
 TOKENS = DataSpec("sequence", (9,), "class", 2, fields=("ids", "mask", "y"), variable_length=True)
 IDS, MASK = {"ids": np.ones((12, 9), int)}, {"mask": np.ones((12, 9))}
