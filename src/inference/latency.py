@@ -29,7 +29,7 @@ from ..analysis.noise import PROCESSES_CPU, Rates
 from ..analysis.selection import Selection, select
 from ..analysis.text import aligned, choice_words
 from ..analysis.windows import COLUMNS
-from ..data.spec import DataSpec, arguments
+from ..data.spec import LENGTHS, DataSpec, arguments, takes
 from ..errors import UserError, in_one_line
 from ..files import write_folder, writing
 from ..hardware.contention import NoiseMeter, is_disturbed
@@ -185,10 +185,11 @@ def measure_latency(
 
 
 def inputs_like(network: nn.Module, spec: DataSpec, size: int) -> Samples:
-    """Random inputs `(size, *input_shape)`, all 0 of tokens, and full lengths where they vary."""
+    """Random inputs `(size, *input_shape)`, all 0 of tokens, and full lengths where they vary and are taken."""
     x = torch.randn(size, *spec.input_shape, generator=torch.Generator().manual_seed(0))
-    lengths = torch.full((size,), spec.input_shape[0]) if spec.variable_length else None
-    return Samples(x.to(input_dtype(network, spec)), lengths, "random numbers")
+    x = torch.zeros_like(x, dtype=torch.int64) if input_dtype(network, spec) == torch.int64 else x
+    takes_lengths = spec.variable_length and takes(network, LENGTHS)
+    return Samples(x, torch.full((size,), spec.input_shape[0]) if takes_lengths else None, "random numbers")
 
 
 def _prepared(
@@ -207,7 +208,7 @@ def _prepared(
             for _ in range(_WARM_UP):
                 network(*args, **named)
         memory = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
-    except (RuntimeError, MemoryError) as error:
+    except Exception as error:  # any failure of a network on inputs that nobody has tried
         if is_out_of_memory(error):
             return None
         raise UserError(f"model: {type(network).__name__} does not take {shape}: {in_one_line(error)}") from error

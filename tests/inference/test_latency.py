@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from batchscope.data.spec import DataSpec
 from batchscope.inference.latency import measure_latency, write
-from batchscope.inference.load import Trained
+from batchscope.inference.load import KnownData, Trained
 from batchscope.sweep.passes import Limits
 from tests.support.command_lines import refusal
 
@@ -44,6 +45,24 @@ def test_a_size_that_does_not_fit_is_named(trained: Trained, limits: Limits) -> 
     assert refusal(measure_latency, small, [8, 16]) == "data.batch_size: no batch of 8, 16 fits into memory"
 
 
-def test_a_network_of_other_inputs_is_refused(trained: Trained) -> None:
-    other = replace(trained, network=torch.nn.Linear(3, 3))
-    assert refusal(measure_latency, other, [2]).startswith("model: Linear does not take (2, 1, 28, 28): ")
+class _Words(torch.nn.Module):
+    """Reads token numbers, and no lengths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(1, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.embedding(x).mean(1)
+
+
+def test_random_inputs_of_a_network_that_reads_tokens_are_tokens(trained: Trained, limits: Limits) -> None:
+    spec = DataSpec("sequence", (9,), "class", 3, variable_length=True)
+    reader = replace(trained, network=_Words(), known=KnownData(spec, "own"))
+    assert (measure_latency(reader, [1, 40], limits).table["p50_ms"] > 0).all()
+
+
+@pytest.mark.parametrize("network", [torch.nn.Linear(3, 3), torch.nn.Bilinear(3, 3, 3)])  # of other shapes, of two
+def test_a_network_of_other_inputs_is_refused(network: torch.nn.Module, trained: Trained) -> None:
+    said = f"model: {type(network).__name__} does not take (2, 1, 28, 28): "
+    assert refusal(measure_latency, replace(trained, network=network), [2]).startswith(said)
