@@ -17,11 +17,10 @@ import numpy as np
 import pandas as pd
 import torch
 from lightning.fabric.utilities import move_data_to_device
-from lightning.pytorch.plugins.precision import Precision
 from matplotlib import rc_context
 from matplotlib.figure import Figure
-from torch import nn
-from torch.utils._pytree import tree_leaves
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 from typing_extensions import override
 
 from ..analysis import plot_style as style
@@ -38,7 +37,7 @@ from ..hardware.devices import device_name
 from ..hardware.microbenchmarks import clock
 from ..records.formatting import percent, significant
 from ..sweep.passes import Limits, Run, measure_in_passes
-from ..training.task import input_dtype
+from ..training.task import Task, input_dtype
 from .load import Trained, trainer_for
 from .samples import Samples, samples_of
 
@@ -160,7 +159,7 @@ def measure_latency(
     """Time a network's forward pass for each batch size, on random inputs of the data's shape.
 
     Where only the data know the shapes, or the network has an example, it is given such samples. The device and the
-    precision are those of the configuration's trainer.
+    precision are those of the configuration's trainer; images are stored as in an evaluation.
 
     Raises:
         UserError: if no size fits into the device's memory, or the network does not take such inputs.
@@ -169,9 +168,18 @@ def measure_latency(
     trainer = trainer_for(trained)
     device, plugin = trainer.strategy.root_device, trainer.precision_plugin
     network = plugin.convert_module(trained.network.eval().to(device))
+    layout = torch.preserve_format
+    if isinstance(trained.module, Task) and trained.module.channels_last and device.type in ("cpu", "cuda"):
+        layout = torch.channels_last  # as Task.setup
+        network = network.to(memory_format=layout)
+
+    def convert(given: Any) -> Any:
+        images = tree_map_only(Tensor, lambda x: x.to(memory_format=layout) if x.dim() == 4 else x, given)
+        return plugin.convert_input(images)
+
     with plugin.forward_context():
         inputs = samples.repeated if samples else partial(inputs_like, network, trained.spec)
-        prepared = (_prepared(network, inputs, size, device, plugin) for size in sizes)
+        prepared = (_prepared(network, inputs, size, device, convert) for size in sizes)
         fitting = [one for one in prepared if one is not None]
         if not fitting:
             raise UserError(f"data.batch_size: no batch of {', '.join(f'{s:,}' for s in sizes)} fits into memory")
@@ -193,14 +201,14 @@ def inputs_like(network: nn.Module, spec: DataSpec, size: int) -> Samples:
 
 
 def _prepared(
-    network: nn.Module, make: Callable[[int], Samples], size: int, device: torch.device, plugin: Precision
+    network: nn.Module, make: Callable[[int], Samples], size: int, device: torch.device, convert: Callable[[Any], Any]
 ) -> _Size | None:
     """A warm batch size with the memory that it takes; None if it does not fit. `make` makes inputs of a size."""
     shape: Any = size
     try:
         given = make(size)
         shape = next(tuple(leaf.shape) for leaf in tree_leaves(given.inputs))
-        inputs = partial(move_data_to_device, plugin.convert_input(arguments(given.inputs, given.lengths)), device)
+        inputs = partial(move_data_to_device, convert(arguments(given.inputs, given.lengths)), device)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         args, named = inputs()

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import lightning
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, LambdaCallback
 from torch import nn
@@ -27,7 +26,7 @@ from ..records.terminal import can_redraw
 from ..training.build import build, build_data, build_model, loader_switches
 from ..training.initial import make_layers
 from ..training.module import lightning_module
-from ..training.quiet import quiet_libraries
+from ..training.run import set_up_process
 from ..training.task import Task
 
 
@@ -160,10 +159,9 @@ def trainer_for(trained: Trained, *callbacks: Callback) -> Trainer:
     Raises:
         UserError: for a device that this machine does not have.
     """
-    quiet_libraries()
     config = trained.config
+    set_up_process(config)
     check_accelerator(config["trainer"].get("accelerator", "auto"))
-    lightning.seed_everything(config["seed"], workers=True, verbose=False)
     alone = {"logger": False, "callbacks": [*_reloading(trained), *callbacks], "enable_checkpointing": False}
     alone["enable_progress_bar"] = config["trainer"].get("enable_progress_bar", True) and can_redraw()
     return build(config["trainer"], "trainer", **alone, **loader_switches(config, trained.known))

@@ -62,6 +62,19 @@ def test_random_inputs_of_a_network_that_reads_tokens_are_tokens(trained: Traine
     assert (measure_latency(reader, [1, 40], limits).table["p50_ms"] > 0).all()
 
 
+@pytest.mark.parametrize("option", [False, True])
+def test_images_are_stored_as_the_option_says(option: bool, trained: Trained, limits: Limits) -> None:
+    network, seen = torch.nn.Conv2d(3, 4, 3), set()
+    last = {"memory_format": torch.channels_last}
+    network.register_forward_pre_hook(
+        lambda module, given: seen.update(one.is_contiguous(**last) for one in (*given, module.weight))
+    )
+    known = KnownData(DataSpec("image", (3, 8, 8), "class", 10), "own")
+    trained.module.channels_last = option
+    measure_latency(replace(trained, network=network, known=known), [1, 40], limits)
+    assert seen == {option}
+
+
 @pytest.mark.parametrize("network", [torch.nn.Linear(3, 3), torch.nn.Bilinear(3, 3, 3)])  # of other shapes, of two
 def test_a_network_of_other_inputs_is_refused(network: torch.nn.Module, trained: Trained) -> None:
     said = f"model: {type(network).__name__} does not take (2, 1, 28, 28): "

@@ -6,6 +6,7 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -17,7 +18,7 @@ import batchscope
 from batchscope.cli.evaluate import evaluate
 from batchscope.data.spec import DataSpec, spec_from
 from batchscope.inference.inputs import read_inputs
-from batchscope.inference.load import Trained, restore, untrained
+from batchscope.inference.load import Trained, restore, trainer_for, untrained
 from batchscope.inference.predict import Predictions, predict, write_predictions
 from batchscope.inference.samples import samples_of
 from batchscope.options.groups import config_dir, use_config_dir
@@ -31,6 +32,16 @@ def test_predictions_of_a_split_are_those_that_evaluate_counts(trained: Trained,
     assert found.accuracy == pytest.approx(evaluate(checkpoint, [root])[1]["test/acc"], abs=1e-6)
     val = predict(trained, "val")
     assert len(val.output) == len(val.target) == 32
+
+
+@pytest.mark.parametrize("option", [False, True])
+def test_the_process_is_set_up_as_for_a_training(option: bool, trained: Trained, monkeypatch) -> None:
+    keep = Mock()
+    monkeypatch.setattr("batchscope.training.run.keep_freed_memory", keep)
+    trained.config.update(flush_denormals=option, keep_freed_memory=option)
+    trainer_for(trained)
+    assert keep.called == option
+    assert ((torch.tensor(2.0**-148) * 0.5).double().item() == 0) == option
 
 
 def test_a_split_of_other_data_than_those_of_the_training_is_said(trained: Trained, capsys: Any) -> None:
