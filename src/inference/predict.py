@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 
 from ..callbacks.prediction_images import Sample, draw_masks, draw_samples
 from ..data.plain import lightning_of
-from ..data.spec import CLASSES, LABELS, PADDING, DataSpec
+from ..data.spec import CLASSES, LABELS, LENGTHS, PADDING, DataSpec
 from ..errors import UserError, warn
 from ..files import atomic_write, refuse_existing, writing
 from ..training.task import Task
@@ -297,8 +297,7 @@ class _Collected:
         output, target = answer.float().cpu(), None if target is None else target.cpu()
         odd = ~output.isfinite()
         if self._spec.pads_steps:
-            lengths = batch[1] if len(batch) == 2 else self._spec.parts(batch)[2]  # of a user's files, of a split
-            ended = torch.arange(output.shape[1]) >= lengths.cpu()[:, None]
+            ended = self._ended(batch, output.shape[1], target, trainer.predicting)
             output, odd = output.masked_fill(ended[..., None], math.nan), odd & ~ended[..., None]
         self._not_finite += int(odd.flatten(1).any(1).sum() if odd.dim() > 1 else odd.sum())
         self.rows += len(output)
@@ -308,6 +307,19 @@ class _Collected:
         missing = _DRAWN - sum(map(len, self._drawn))
         if self._spec.kind == "image" and missing > 0:
             self._drawn += [x[:missing].float().cpu() for x in tree_leaves(outputs["input"])[:1]]
+
+    def _ended(self, batch: Any, steps: int, target: Tensor | None, is_predicted: bool) -> Tensor:
+        """Which steps are behind the end of their sequence: `(B, steps)` bool. A batch of a split may have no lengths."""
+        parts = batch if isinstance(batch, list | tuple | Mapping) else (batch,)
+        if is_predicted and len(parts) == 2 and not isinstance(parts, Mapping):  # as Task.predict_step takes them
+            lengths = parts[1]
+        else:
+            lengths = self._spec.named(parts).get(LENGTHS)
+        if lengths is not None:
+            return torch.arange(steps) >= lengths.cpu()[:, None]
+        if target is None:
+            raise UserError("input: the sequences vary in length, and a batch has no lengths; takes (inputs, lengths)")
+        return target == PADDING
 
 
 def _joined(batches: list[Tensor], padding: float) -> Tensor:

@@ -13,10 +13,12 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader
 
 import batchscope
 from batchscope.cli.evaluate import evaluate
-from batchscope.data.spec import DataSpec, spec_from
+from batchscope.data.spec import PADDING, DataSpec, spec_from
 from batchscope.inference.inputs import read_inputs
 from batchscope.inference.load import Trained, restore, trainer_for, untrained
 from batchscope.inference.predict import Predictions, predict, write_predictions
@@ -214,6 +216,25 @@ def test_steps_behind_the_end_of_a_sequence_have_no_answer(tmp_path: Path, confi
     np.savez(tmp_path / "samples.npz", x=first.inputs.numpy(), lengths=first.lengths.numpy())
     found = predict(network, str(tmp_path / "samples.npz")).table()
     assert found["prediction"].tolist() == table["prediction"].tolist()[:5]
+
+
+def test_without_lengths_a_sequence_ends_where_its_classes_do(tmp_path: Path, configs: None, monkeypatch) -> None:
+    use_config_dir(str(write_config(tmp_path / "configs", "Lengths", "every_step: true")))
+    network = untrained(composed("data=own", "model=stacked_lstm", "trainer.accelerator=cpu", "data.num_workers=0"))
+    expected, samples = predict(network, "test").table(), network.data.dataset("test")
+
+    def padded(samples: list) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = ([torch.from_numpy(part) for part in parts] for parts in zip(*samples, strict=True))
+        return pad_sequence(x, True), pad_sequence(y, True, PADDING)
+
+    def loader(collate_fn: Any) -> Any:
+        return lambda: DataLoader(samples, batch_size=len(samples), collate_fn=collate_fn)
+
+    monkeypatch.setattr(network.data, "test_dataloader", loader(padded))
+    assert predict(network, "test").table().equals(expected)
+    monkeypatch.setattr(network.data, "predict_dataloader", loader(lambda samples: padded(samples)[0]))
+    said = "input: the sequences vary in length, and a batch has no lengths; takes (inputs, lengths)"
+    assert refusal(predict, network, "predict") == said
 
 
 def test_the_name_of_a_file_may_be_any_bytes(tmp_path: Path) -> None:
