@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader
 
 from ..callbacks.prediction_images import Sample, draw_masks, draw_samples
+from ..data.base import Split
 from ..data.plain import lightning_of
 from ..data.spec import CLASSES, LABELS, LENGTHS, PADDING, DataSpec
 from ..errors import UserError, warn
@@ -182,15 +183,20 @@ def predict(trained: Trained, source: str) -> Predictions | Answers:
     names, note = map(str, count()), ""
     if source in SPLITS:
         stage = _predict_split(trained, source, trainer)
+        samples = None if source == "predict" else trained.data.num_samples(cast(Split, source))
     else:
         inputs, stage = read_inputs(Path(source), trained.spec), "predict"
-        names, note = inputs.names, inputs.resized
+        names, note, samples = inputs.names, inputs.resized, len(inputs)
         loader = DataLoader(inputs, batch_size=min(trained.known.batch_size or _BATCH, len(inputs)))
         with blamed("input", _complaint(trained)):
             trainer.predict(trained.module, dataloaders=loader, return_predictions=False)
+    option = f"limit_{'val' if stage == 'validate' else stage}_batches"
+    limit = trained.config["trainer"].get(option)
     if not collected.rows:
-        option = f"limit_{'val' if stage == 'validate' else stage}_batches"
-        raise UserError(f"trainer.{option}: got {trained.config['trainer'].get(option)}, which predicts no batch")
+        raise UserError(f"trainer.{option}: got {limit}, which predicts no batch")
+    if samples is not None and collected.rows < samples:
+        by = "" if limit is None else f", by trainer.{option}={limit}"
+        note = f"{note}\n{collected.rows:,} of {samples:,} samples{by}".lstrip()
     return collected.found([*islice(names, collected.rows)], note)
 
 

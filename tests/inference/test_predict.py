@@ -53,10 +53,16 @@ def test_a_split_of_other_data_than_those_of_the_training_is_said(trained: Train
     assert capsys.readouterr().err == said
 
 
-def test_limits_of_batches_leave_fewer_samples_or_are_named(trained: Trained, tmp_path: Path) -> None:
+def test_limits_of_batches_leave_fewer_samples_and_are_named(trained: Trained, tmp_path: Path) -> None:
     np.savez(tmp_path / "samples.npz", x=samples_of(trained, 100).inputs.numpy())
-    trained.config["trainer"] |= {"limit_predict_batches": 1, "limit_val_batches": 0}
-    assert predict(trained, str(tmp_path / "samples.npz")).table()["sample"].tolist() == [str(i) for i in range(16)]
+    trained.config["trainer"] |= {"limit_predict_batches": 1}
+    found = predict(trained, str(tmp_path / "samples.npz"))
+    assert found.table()["sample"].tolist() == [str(i) for i in range(16)]
+    assert found.note == "16 of 100 samples, by trainer.limit_predict_batches=1"
+    trained.config["trainer"]["limit_val_batches"] = 0.5
+    trained.data.batch_size, trained.module.activation_bytes = 16, None  # two batches of a validation
+    assert predict(trained, "val").note == "16 of 32 samples, by trainer.limit_val_batches=0.5"
+    trained.config["trainer"]["limit_val_batches"] = 0
     assert refusal(predict, trained, "val") == "trainer.limit_val_batches: got 0, which predicts no batch"
 
 
