@@ -43,8 +43,12 @@ class Samples(NamedTuple):
 
     def repeated(self, size: int) -> "Samples":
         """So many samples, from the first on and again from the first on."""
-        rows = torch.arange(size) % len(self)
-        return Samples(*tree_map_only(Tensor, lambda tensor: tensor[rows], (self.inputs, self.lengths)), self.of)
+        return self.rows(torch.arange(size) % len(self))
+
+    def rows(self, index: slice | Tensor) -> "Samples":
+        """Some of the samples, on the CPU."""
+        inputs, lengths = tree_map_only(Tensor, lambda tensor: tensor[index].cpu(), (self.inputs, self.lengths))
+        return Samples(inputs, lengths, self.of)
 
 
 def samples_of(trained: Trained, most: int) -> Samples:
@@ -60,7 +64,7 @@ def samples_of(trained: Trained, most: int) -> Samples:
     if trained.known.spec is None:
         return _tried(trained, Samples(_arguments_in(batch, trained.module), None, of), most)
     x, _, lengths = trained.spec.parts(batch)
-    return _first(Samples(x, lengths if takes(trained.network, LENGTHS) else None, of), most)
+    return Samples(x, lengths if takes(trained.network, LENGTHS) else None, of).rows(slice(most))
 
 
 def _first_batch(trained: Trained) -> tuple[Any, str]:
@@ -90,12 +94,6 @@ def _arguments_in(given: Any, module: LightningModule, is_batch: bool = True) ->
     return next(iter(found.values())) if len(found) == 1 else found
 
 
-def _first(samples: Samples, most: int) -> Samples:
-    """The first of some samples, on the CPU."""
-    found = tree_map_only(Tensor, lambda tensor: tensor[:most].cpu(), (samples.inputs, samples.lengths))
-    return Samples(*found, samples.of)
-
-
 def _tried(trained: Trained, samples: Samples, most: int) -> Samples:
     """The first of some samples, which `forward` takes: at least a few of them. UserError where it does not."""
     name, leaves = type(trained.module).__name__, tree_leaves(samples.inputs)
@@ -104,7 +102,7 @@ def _tried(trained: Trained, samples: Samples, most: int) -> Samples:
         raise UserError(f"model: nobody knows which tensors forward of {name} takes of {samples.of}; {how}")
     shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves)
     with blamed("model", f"forward of {name} does not take {shapes} of {samples.of}; {how}"), torch.no_grad():
-        found = _first(samples, most)
+        found = samples.rows(slice(most))
         found = found if len(found) > 1 else found.repeated(_FEW)  # any number of samples is tried with several
         args, named = arguments(found.inputs)
         trained.network.eval()(*args, **named)
