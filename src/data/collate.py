@@ -134,7 +134,7 @@ def check_batch(batch: Any, spec: DataSpec) -> str | None:
         return wrong
     if spec.variable_length and (wrong := wrong_lengths(batch, spec)):
         return wrong
-    named, wanted = spec.named(batch), tuple(spec.input_shape)
+    named, wanted = spec.named(batch), spec.input_shape
     x, y = named[spec.inputs[0]], named[spec.read[-1]]
     shape = tuple(x.shape[1:])
     if spec.variable_length:

@@ -57,6 +57,9 @@ class DataSpec:
     variable_length: bool = False  # sequences of at most T steps, padded to the longest of a batch, with their lengths
 
     def __post_init__(self) -> None:
+        for name in ("input_shape", "classes", "mean", "std", "fields"):  # lists in YAML
+            if isinstance(values := getattr(self, name), list | tuple):
+                object.__setattr__(self, name, tuple(values))
         for field, got, known in (("kind", self.kind, get_args(Kind)), ("target", self.target, get_args(Target))):
             if got not in known:
                 hint = did_you_mean(str(got), known)

@@ -73,6 +73,12 @@ SAMPLES: dict[str, tuple[Any, DataSpec, Any]] = {
 }  # fmt: skip
 
 
+def test_a_spec_of_lists_as_a_yaml_file_has_them_is_one_of_tuples() -> None:
+    own = {"classes": ("a", "b"), "mean": (0.5,), "std": (0.1,), "fields": ("picture", "answer")}
+    lists = {name: [*values] for name, values in own.items()}
+    assert DataSpec("image", [1, 2, 2], "class", 2, **lists) == DataSpec("image", PIXELS, "class", 2, **own)
+
+
 def assert_batch(found: Any, expected: Any) -> None:
     """Equal in every bit, and of the same types."""
     assert_alike(found, expected)
