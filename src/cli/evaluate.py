@@ -52,7 +52,7 @@ def _test(trained: "Trained") -> tuple[str, Any]:
         raise UserError(f"model: {type(trained.module).__name__} has no test_step, so there is nothing to evaluate")
     tested: list[int] = []  # the samples of each batch
     counter = LambdaCallback(on_test_batch_end=lambda *args: tested.append(samples_in(args[3])))
-    trainer = trainer_for(trained, counter)
+    trainer = lightning_of(data).trainer = trainer_for(trained, counter)  # as in a run
     data.prepare_data()
     if not has_test(data):
         raise UserError(f"data: {data.name} has no test set, so there is nothing to evaluate")

@@ -67,6 +67,12 @@ class WithoutTest(Data):
         return super().load(split)
 
 
+class AsksTrainer(Data):
+    def load(self, split: str) -> tuple[Tensor, ...]:
+        assert self.trainer.world_size == 1
+        return super().load(split)
+
+
 class Both(DataModule):
     """Images with two targets each."""
 
@@ -416,6 +422,7 @@ YAML = {
     "task/both": f"defaults: [default, _self_]\nloss: {{_target_: {HERE}.of_both}}\n",
     "data/withouttest": f"defaults: [own, _self_]\n_target_: {HERE}.WithoutTest\n",
     "data/untested": f"_target_: {HERE}.Untested\n",
+    "data/askstrainer": f"defaults: [own, _self_]\n_target_: {HERE}.AsksTrainer\n",
     "data/points": f"_target_: {HERE}.Points\nbatch_size: 8\n",
     "data/hyper": f"_target_: {HERE}.Hyper\nbatch_size: 8\n",
     "data/fixedbatches": f"_target_: {HERE}.FixedBatches\n",
@@ -669,6 +676,11 @@ def test_its_data_may_have_no_test(words: str, name: str, metric: str, folder: P
     assert metric in found["metrics"] and not any(key.startswith("test") for key in found["metrics"])
     assert f"warning: test: {name} has no test set, and nothing is tested\n" in capsys.readouterr().err
     assert refusal(evaluated, folder) == f"data: {name} has no test set, so there is nothing to evaluate"
+
+
+def test_its_data_may_ask_the_trainer_when_a_checkpoint_is_evaluated_as_in_a_run(folder: Path) -> None:
+    found = trained(folder, "data=askstrainer", "trainer.max_epochs=1")
+    assert evaluated(folder)[1]["test/loss"] == pytest.approx(found["metrics"]["test/loss"])
 
 
 def test_it_may_have_no_test_and_its_data_no_batch_size(folder: Path) -> None:
