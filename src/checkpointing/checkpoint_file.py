@@ -198,7 +198,8 @@ def _is_ours(checkpoint: Any) -> bool:
         isinstance(weights, dict)
         and all(isinstance(name, str) and is_weight(name, weight) for name, weight in weights.items())
         and isinstance(of, dict)
-        and isinstance(of.get("name"), str)
+        and isinstance(name := of.get("name"), str)
+        and name.isprintable()
         and isinstance(of.get("config"), dict)
     )
 

@@ -61,6 +61,11 @@ def test_a_flipped_bit_is_found_or_changes_nothing(path: Path) -> None:
     assert found > 0.8 * len(places)
 
 
+def test_a_name_that_would_command_the_terminal_is_none(path: Path) -> None:
+    write_checkpoint({**CHECKPOINT, "batchscope": {"name": "\x1b[2J", "config": {}}}, path)
+    assert refusal(load_checkpoint, path) == f"ckpt: {path} is not a checkpoint that batchscope wrote"
+
+
 @pytest.mark.parametrize("links", [True, False], ids=["a link", "a copy, where the file system has no links"])
 def test_the_best_one_is_kept_when_the_last_one_goes_on(path: Path, links: bool, monkeypatch) -> None:
     if not links:
