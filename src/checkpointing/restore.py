@@ -5,7 +5,7 @@ data. From a checkpoint of an epoch's last batch it skips the validation that fo
 between a batch and what follows it (callback.py), and training continues from exactly there.
 """
 
-from typing import Protocol
+from typing import Any
 
 import torch
 from lightning import LightningModule, Trainer
@@ -19,16 +19,10 @@ from .log_files import cut_logs, earlier_events, loggers_of_rank
 from .resume_point import ResumePoint
 
 
-class SkipsTrained(Protocol):
-    """A datamodule whose training can begin in the middle of an epoch."""
-
-    def resume_at(self, epoch: int, batches: int) -> None:
-        """Begin in an epoch of which the first `batches` batches have been trained."""
-
-
-def prepare_resume(trainer: Trainer, data: SkipsTrained, point: ResumePoint) -> None:
+def prepare_resume(trainer: Trainer, data: Any, point: ResumePoint) -> None:
     """Have `trainer.fit(…, ckpt_path=point.path)` continue at the resume point; the trainer is not yet used.
 
+    The data can begin in the middle of an epoch: `resume_at(epoch, batches)`.
     A value in the checkpoint that cannot be restored is a UserError of the fit; the log files are cut after that.
     """
     earlier, positions = earlier_events(loggers_of_rank(trainer)), point.loop_state.get("log_positions", {})
