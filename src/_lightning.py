@@ -114,24 +114,20 @@ def validates_next(trainer: Trainer) -> bool:
 
 
 def after_batch(trainer: Trainer, act: Callable[[], None]) -> None:
-    """To be called in a callback's `on_train_batch_end`: act once the module's own hook of this name has seen the batch.
+    """To be called in a callback's `on_train_batch_end`: act once Lightning is done with the batch, before what follows it.
 
-    Lightning calls that hook after those of all callbacks.
+    After the callbacks come the module's own hook of this name, and what the loggers get of the step. Of two acts, the
+    one that was asked for last is the first.
     """
-    name, module = "on_train_batch_end", trainer.lightning_module
-    hook, attributes = getattr(module, name), vars(module)
-    if getattr(hook, "__func__", None) is getattr(LightningModule, name):
-        act()
-        return
-    before = {name: attributes[name]} if name in attributes else {}
+    loop: Any = trainer.fit_loop.epoch_loop
+    go_on = loop.on_advance_end
 
-    def hook_and_act(*arguments: Any) -> None:
-        del attributes[name]
-        attributes.update(before)
-        hook(*arguments)
+    def act_and_go_on(data_fetcher: Any) -> None:
+        vars(loop).pop("on_advance_end", None)  # it is for this batch
         act()
+        go_on(data_fetcher)
 
-    attributes[name] = hook_and_act  # for this batch
+    loop.on_advance_end = act_and_go_on
 
 
 def leave_signals_alone(trainer: Trainer) -> None:

@@ -32,11 +32,11 @@ DEFAULT_MONITOR = "val/loss"  # of a Task
 class Checkpoints(SyncsRanks, Checkpoint):
     """Keeps `last.ckpt` and `best.ckpt`.
 
-    Every checkpoint is taken after a batch, which the module's own `on_train_batch_end` has seen, and before what
-    follows the batch: a validation, or the end of the epoch. Its `loop_state` holds what Lightning's checkpoints lack:
-    the random states and accumulated gradients of every rank, and the lengths of the log files. A checkpoint is written
-    at the end of every epoch, before every validation, and as often as `every_minutes` and `every_n_steps` say. The best
-    checkpoint is the one that was written before the best validation.
+    Every checkpoint is taken when Lightning and the module's own hooks are done with a batch, and before what follows
+    it: a validation, or the end of the epoch. Its `loop_state` holds what Lightning's checkpoints lack: the random states
+    and accumulated gradients of every rank, and the lengths of the log files. A checkpoint is written at the end of every
+    epoch, before every validation, and as often as `every_minutes` and `every_n_steps` say. The best checkpoint is the
+    one that was written before the best validation.
 
     Args:
         dirpath: the folder for both; by default `checkpoints` in the trainer's `default_root_dir`.
@@ -94,8 +94,9 @@ class Checkpoints(SyncsRanks, Checkpoint):
         return {} if self.metrics else dict.fromkeys(("monitor", "mode"), "no validation was measured")
 
     def save(self, trainer: Trainer) -> None:
-        """Write `last.ckpt` now. All ranks have to call it, between a batch and what follows it."""
-        if is_fast_dev_run(trainer):
+        """Write `last.ckpt` now, once for a batch. All ranks have to call it, between a batch and what follows it."""
+        batch = trainer.fit_loop.epoch_loop.total_batch_idx
+        if is_fast_dev_run(trainer) or self._saved_batch == batch:
             return
         path = str(self.folder / "last.ckpt")
         self._is_saving = True
@@ -108,7 +109,7 @@ class Checkpoints(SyncsRanks, Checkpoint):
                 self.on_first_save()
         self.last_model_path, self.current_score = path, None  # no validation has seen these weights
         self._tell_loggers(trainer)
-        self._saved_at, self._saved_batch = time.monotonic(), trainer.fit_loop.epoch_loop.total_batch_idx
+        self._saved_at, self._saved_batch = time.monotonic(), batch
 
     def save_if_due(self, trainer: Trainer) -> None:
         """Write `last.ckpt` if the fit or an epoch ends with this batch, a validation follows it, or it is time."""
@@ -143,8 +144,7 @@ class Checkpoints(SyncsRanks, Checkpoint):
 
     @override
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # Only a validation that the clock has begun comes without its checkpoint.
-        if not trainer.sanity_checking and self._saved_batch != trainer.fit_loop.epoch_loop.total_batch_idx:
+        if not trainer.sanity_checking:  # the clock may have begun a validation since the batch
             self.save(trainer)
 
     @override

@@ -79,7 +79,7 @@ OF_TWO_RANKS: dict[str, tuple[Fault, list[str]]] = {
     "stopped in the last step": ((STEP, 8, terminate), []),
     "stopped in a validation": ((VALIDATION, 2, terminate), []),
     "stopped at the first checkpoint": ((CALLBACK, 1, terminate), []),
-    "stopped at the last checkpoint": ((CALLBACK, 2, terminate), []),
+    "stopped at the last checkpoint": ((CALLBACK, 3, terminate), []),  # a validation asks for one, too
     LOCAL: ((STEP, 2, terminate), ["trainer.accumulate_grad_batches=4"]),
 }
 

@@ -108,7 +108,6 @@ def test_what_a_module_does_after_its_step_is_kept_with_the_step(tmp_path: Path)
     with GracefulShutdown() as shutdown, pytest.raises(Interrupted, match="SIGTERM"):
         train(module, shutdown, Checkpoints(str(tmp_path)), enable_checkpointing=True)
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"]["ended"] == 2
-    assert "on_train_batch_end" not in vars(module)  # the hook is the module's own again
 
 
 def test_a_run_outlives_its_terminal_until_its_step_is_kept(tmp_path: Path) -> None:

@@ -3,14 +3,18 @@
 import contextlib
 import csv
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import torch
 from lightning.pytorch.loggers import CSVLogger
 
+from batchscope.checkpointing.callback import Checkpoints
 from batchscope.checkpointing.csv_logger import append_to_file
 from tests.checkpointing.support import OUT, STEP, refused, terminate
 from tests.support.runs import SMALL, curves, run, table
+from tests.support.third_party_modules import Stranger, train
 
 
 def logged(folder: Path, ours: bool = True) -> list[dict[str, str]]:
@@ -35,6 +39,21 @@ def test_the_csv_file_holds_what_lightnings_own_holds_and_loses_no_row_in_a_kill
         with monkeypatch.context() as patch:
             patch.setattr(step, Mock(side_effect=KeyboardInterrupt))  # while a column is added
             assert len(logged(tmp_path / step)) == 5
+
+
+class Logs(Stranger):
+    """Logs every step itself."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log("train/own", float(batch_idx))
+        return super().training_step(batch, batch_idx)
+
+
+def test_what_a_module_logs_of_a_step_belongs_to_the_checkpoint_of_the_step(tmp_path: Path) -> None:
+    how = {"logger": CSVLogger(tmp_path), "log_every_n_steps": 1, "max_epochs": 1, "enable_checkpointing": True}
+    train(Logs(), Checkpoints(str(tmp_path)), **how)
+    (lines,) = torch.load(tmp_path / "last.ckpt", weights_only=True)["loop_state"]["log_positions"].values()
+    assert lines == 1 + 5  # the names, and every step
 
 
 def test_curves_are_kept_while_their_logger_is_off(unstopped: Path, tmp_path: Path) -> None:
