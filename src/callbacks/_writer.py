@@ -103,7 +103,7 @@ def _has_failed(logger: Logger) -> bool:
 
 def is_plain(logger: Logger, kind: type[Kind]) -> TypeGuard[Kind]:
     """Whether a logger writes as this class of Lightning's; one with its own `log_metrics` is asked for every step."""
-    return isinstance(logger, kind) and type(logger).log_metrics is kind.log_metrics
+    return isinstance(logger, kind) and logger.__class__.log_metrics is kind.log_metrics
 
 
 def _write(logger: Logger, scalars: Scalars, shown: NDArray[numpy.bool_], details: bool) -> None:
