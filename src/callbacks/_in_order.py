@@ -2,10 +2,11 @@
 
 Callbacks write what the device has passed, up to a hundred steps at once. Lightning writes at once, and counts from 0
 where `global_step` counts from 1. So between `join` and `leave` of the callbacks that write, a logger's `log_metrics`
-holds each row back until no earlier one can come, and puts those of a step together as far as it has them by then. CSV,
-TensorBoard and MLflow take steps in any order, and get them as they come.
+holds the rows of a step back until no more of it, and none before it, can come, and writes them as one. CSV, TensorBoard
+and MLflow take steps in any order, and get them as they come.
 """
 
+import heapq
 import math
 from typing import Any, Protocol, cast
 from weakref import WeakKeyDictionary
@@ -21,7 +22,7 @@ _MOST = 10_000  # steps held back; more wait only where a module steps several o
 
 
 class Source(Protocol):
-    """A callback that writes its rows some steps late."""
+    """A callback that writes its rows some steps late, and in the order of their steps."""
 
     def oldest_step(self) -> float:
         """The lowest step of which it may still write a row; infinity if it writes no more in this fit."""
@@ -33,23 +34,24 @@ class _Held:
     def __init__(self, logger: Logger, order: "_Order"):
         self.logger, self._order, self._log = logger, order, logger.log_metrics
         self._rows: dict[int, dict[str, Any]] = {}
-        self._below = -math.inf  # the steps that were complete when the last row came
+        self._steps: list[int] = []  # of these rows, a heap
         cast(Any, logger).log_metrics = self
 
     def __call__(self, metrics: dict[str, Any], step: int | None = None) -> None:
         if step is None:  # the logger counts by itself
             self._log(metrics, step=None)
             return
-        self._rows.setdefault(step, {}).update(metrics)
-        before, self._below = self._below, self._order.complete()
-        if len(self._rows) > _MOST:
-            self.write(math.inf)
-        elif step < self._below or self._below > before:  # else nothing has become complete
-            self.write(self._below)
+        if step not in self._rows:
+            self._rows[step] = {}
+            heapq.heappush(self._steps, step)
+        self._rows[step].update(metrics)
+        # While a source writes many rows, in the order of their steps, `oldest_step` counts them all as written.
+        self.write(min(step, self._order.complete()) if len(self._rows) <= _MOST else math.inf)
 
     def write(self, below: float) -> None:
         """Write the rows of the steps below this one."""
-        for step in sorted(step for step in self._rows if step < below):
+        while self._steps and self._steps[0] < below:
+            step = heapq.heappop(self._steps)
             self._log(self._rows.pop(step), step=step)
 
     def restore(self) -> None:
@@ -74,7 +76,7 @@ class _Order:
         Lightning logs at the step that it counts; at an epoch's end, when it has counted on, at the one before.
         """
         own = min((source.oldest_step() for source in self.sources), default=math.inf)
-        return own if self._is_ending else min(own, logged_step(self._trainer) + self._trainer.validating)
+        return own if self._is_ending else min(own, logged_step(self._trainer) - 1)
 
     def remove(self, source: Source) -> bool:
         """Write what is complete without a source, whose fit is over. Returns whether it was the last one."""

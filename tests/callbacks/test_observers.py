@@ -27,7 +27,7 @@ from batchscope.callbacks.nonfinite import StopOnNonFinite
 from batchscope.callbacks.profile import OperationProfiler
 from batchscope.callbacks.throughput import ThroughputMonitor
 from tests.callbacks.support import monitoring, stranger
-from tests.support.third_party_modules import Memory, Stranger, train
+from tests.support.third_party_modules import Memory, Stranger, loader, train
 
 
 class Observers(NamedTuple):
@@ -130,7 +130,7 @@ def test_an_error_of_the_user_passes_and_what_was_measured_stays(after: int | No
 @pytest.mark.parametrize("world", [True], indirect=True)
 def test_a_fit_that_fails_waits_for_no_device(world) -> None:
     with pytest.raises(ConnectionError):
-        train(failing(8), monitor := monitoring())
+        train(failing(8), monitor := monitoring(), data=loader(40), max_epochs=1)  # nothing waits within an epoch
     assert world.waited == 0
     assert monitor.summary == {"missing": {"bottleneck": "the fit ended with ConnectionError"}}
 
