@@ -67,7 +67,7 @@ class Group:
 
         A sweep of trainings visits one run of those with the same speed: it tells the rate of the others.
         """
-        return rates_of({size: self._timed(runs) for size, runs in self.sizes.items()})
+        return rates_of({size: self._timed(runs) for size, runs in self.sizes.items()}, at_equal_load=True)
 
     def _timed(self, runs: list[Run]) -> list[Run]:
         """The runs that tell the rate of some: these, or those with the same speed that were visited in their place."""
@@ -108,14 +108,18 @@ class Group:
 
 
 def rates_of(
-    settings: Mapping[int, Sequence[Run]], between: float | None = BETWEEN_CPU, processes: float = PROCESSES_CPU
+    settings: Mapping[int, Sequence[Run]],
+    between: float | None = BETWEEN_CPU,
+    processes: float = PROCESSES_CPU,
+    at_equal_load: bool = False,
 ) -> Rates:
     """The rates of some settings that are compared with each other.
 
-    `between` and `processes` are what separate runs, and processes that share passes, differ by on a CPU (see Rates).
+    `between` and `processes` are what separate runs, and processes that share passes, differ by on a CPU, and
+    `at_equal_load` is for settings that have no part in what others get of the processor (see Rates).
     """
     on_cpu = any(run.device == "cpu" for runs in settings.values() for run in runs)
-    return Rates(windows_of(settings), between if on_cpu else None, processes if on_cpu else 0.0)
+    return Rates(windows_of(settings), between if on_cpu else None, processes if on_cpu else 0.0, at_equal_load)
 
 
 @dataclass(frozen=True)

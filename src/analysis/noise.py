@@ -4,12 +4,21 @@ A window is a short time of successive steps (windows.py). The log time of a sam
 
     y = a_r + d_p + e
 
-d_p is what made a whole pass slow or fast, so neither drift nor other programs are in a ratio of settings that share passes. A
-pass counts for all of its settings. The variance of the noise e is that of a run's own windows, moderated by that of a typical
-run (Smyth 2004), and widened by the autocorrelation: beside a load, runs of small batches are noisier than others by a multiple,
-and a few windows alone tell a variance badly. Runs that share no pass with others (two sessions, or a new pair of processes in
-each pass) are in blocks of their own. What a block differs by is taken out, too, so repeated runs count by what they differ by
-within blocks. Processes of the same thing differ by something that no window shows: a measured constant is assumed on a CPU.
+d_p is what made a whole pass slow or fast, so drift is in no ratio of settings that share passes. A pass counts for all of its
+settings. Within a pass each window meets another load. Of batch sizes, which are compared at equal load, the model is
+
+    y = a_r + d_p + b · (x - mean of x) + e
+
+x is the share of the processor that others took in the window, and b, one slope for all, is estimated within passes (analysis
+of covariance). Nothing is extrapolated: rates are those at the mean load of all windows. What is not known of b is in a ratio,
+by what the mean loads of its two settings differ by. b is not estimated where fewer than ten degrees of freedom are left. It
+would be wrong for settings that have a part in what others get of the processor, such as the number of threads.
+
+The variance of the noise e is that of a run's own windows, moderated by that of a typical run (Smyth 2004), and widened by the
+autocorrelation: beside a load, runs of small batches are noisier than others by a multiple, and a few windows alone tell a
+variance badly. Runs that share no pass with others (two sessions, or a new pair of processes in each pass) are in blocks of
+their own. What a block differs by is taken out, too, so repeated runs count by what they differ by within blocks. Processes of
+the same thing differ by something that no window shows: a measured constant is assumed on a CPU.
 
 Settings that share no passes were measured one after the other, and the machine may have changed meanwhile. By how much
 such runs differ is estimated from what the two halves of each run differ by, or from repeated runs if these differ by more.
@@ -84,6 +93,13 @@ class _Spread(NamedTuple):
     freedom: float = 1.0
 
 
+class _Load(NamedTuple):
+    """By what the load of each run differed from the mean of all, and how well its slope is known."""
+
+    of_run: dict[int, float]
+    variance: float = 0.0  # of the slope
+
+
 class Rates:
     """The rates of settings that are compared with each other. A setting is a batch size, or a side of a comparison.
 
@@ -93,9 +109,16 @@ class Rates:
         between: a standard deviation that separate runs of the same thing are taken to differ by, in logs, where settings
             share no passes. It counts as ten repeated runs beside those that there are.
         processes: a standard deviation, in logs, that processes of the same thing differ by although they share passes.
+        at_equal_load: whether settings that share passes are compared at equal load, see above.
     """
 
-    def __init__(self, windows: pd.DataFrame, between: float | None = None, processes: float = 0.0):
+    def __init__(
+        self,
+        windows: pd.DataFrame,
+        between: float | None = None,
+        processes: float = 0.0,
+        at_equal_load: bool = False,
+    ):
         self._processes = processes
         self.assumed = between
         self.settings: list[int] = list(dict.fromkeys(windows["setting"]))
@@ -111,10 +134,17 @@ class Rates:
         self._setting_of = runs["setting"].first()  # of each run
         self._center: dict[int, float] = runs["log_s"].mean().to_dict()  # of each run
         self._spread: dict[int, _Spread] = {}  # of a run beside others of its component
+        self._load: dict[int, float] = {}  # of a setting: what its load differed by, in standard errors of the slope
         blocks = 0  # beyond the first of each component
         for number in set(self._component.values()):
             members = used[used["setting"].map(self._component) == number]
-            center, spread, more = _within_passes(members) if members["setting"].nunique() > 1 else _alone(members)
+            if members["setting"].nunique() > 1:
+                center, spread, more, load = _within_passes(members, at_equal_load)
+                for setting, of_setting in members.groupby("setting")["run"].unique().items():
+                    differs = float(np.mean([load.of_run[run] for run in of_setting]))
+                    self._load[int(str(setting))] = differs * math.sqrt(load.variance)
+            else:
+                center, spread, more = _alone(members)
             self._center |= center
             self._spread |= spread
             blocks += more
@@ -134,7 +164,8 @@ class Rates:
         `others`: with what other programs may have lowered it by.
         """
         spread = self._of(setting, self._shares_passes(setting))
-        half = stdtrit(spread.freedom, (1 + CONFIDENCE) / 2) * math.sqrt(spread.variance)
+        variance = spread.variance + self._load.get(setting, 0.0) ** 2
+        half = stdtrit(spread.freedom, (1 + CONFIDENCE) / 2) * math.sqrt(variance)
         half -= math.log1p(-self._slowed[setting]) if others else 0.0
         return math.expm1(half) if half < _LARGEST else math.inf
 
@@ -146,6 +177,7 @@ class Rates:
         together = self.together(a, b)
         one, two = self._of(a, together), self._of(b, together)
         variance = one.variance + two.variance
+        variance += (self._load[a] - self._load[b]) ** 2 if together else 0.0
         if not math.isfinite(variance):
             return Ratio(value, 0.0, math.inf)
         half = stdtrit(min(one.freedom, two.freedom), (1 + confidence) / 2) * math.sqrt(variance)
@@ -221,25 +253,51 @@ def _components(windows: pd.DataFrame) -> dict[int, int]:
     return dict(zip(settings, connected_components(common >= FEWEST)[1].tolist(), strict=True))
 
 
-def _within_passes(windows: pd.DataFrame) -> tuple[dict[int, float], dict[int, _Spread], int]:
-    """Center and spread of each run by least squares, in each block a number for each run and each pass; more blocks."""
-    cells = windows.groupby(["setting", "run", "pass_"], sort=False)["log_s"].mean().reset_index()
+def _within_passes(
+    windows: pd.DataFrame, at_equal_load: bool
+) -> tuple[dict[int, float], dict[int, _Spread], int, _Load]:
+    """Center and spread of each run by least squares, in each block a number for each run and each pass; more blocks; load."""
+    cells = windows.groupby(["setting", "run", "pass_"], sort=False)[["log_s", "taken"]].mean().reset_index()
     runs, passes = pd.factorize(cells["run"])[0], pd.factorize(cells["pass_"])[0] + cells["run"].nunique()
     links = coo_array((np.ones(len(cells)), (runs, passes)), shape=(passes.max() + 1,) * 2)
     block = connected_components(links, directed=False)[1][runs]  # of each cell
-    center, residuals, freedom = {}, {}, 0
+    freedom = len(cells) - cells["run"].nunique() - cells["pass_"].nunique() + int(block.max()) + 1
+    load = _Load(dict.fromkeys(cells["run"].astype(int), 0.0))
+    if at_equal_load and freedom > WORTH and (found := _slope(cells, block, freedom - 1)):
+        slope, load = found
+        freedom -= 1
+        cells["log_s"] -= slope * (cells["taken"] - cells["taken"].mean())
+    center, residuals = {}, {}
     for _, members in cells.groupby(block):
         of_run, e = _two_way(members["log_s"], members["run"], members["pass_"])
         center |= of_run
         residuals |= dict(list(e.groupby(members["run"])))
-        freedom += len(members) - members["run"].nunique() - members["pass_"].nunique() + 1
     spread = _spreads({int(run): e.to_numpy() for run, e in residuals.items()}, freedom)
     if block.max():
         firsts = cells.assign(block=block).drop_duplicates("run")
         y = firsts["run"].map(center)
         of_setting, e = _two_way(y, firsts["setting"], firsts["block"])
         center = dict(zip(firsts["run"].astype(int), firsts["setting"].map(of_setting) + e, strict=True))
-    return center, spread, int(block.max())
+    return center, spread, int(block.max()), load
+
+
+def _slope(cells: pd.DataFrame, block: np.ndarray, freedom: int) -> tuple[float, _Load] | None:
+    """By how much the log time grows with what others take, within runs and passes; None of equal loads.
+
+    The noise of a loaded window is larger than that of a quiet one, so the variance is at least the one that allows for that
+    (White 1980).
+    """
+    x, y = (
+        np.concatenate([_two_way(of[name], of["run"], of["pass_"])[1] for _, of in cells.groupby(block)])
+        for name in ("taken", "log_s")
+    )
+    differs = (cells.groupby("run")["taken"].mean() - cells["taken"].mean()).to_dict()
+    if (square := float((x**2).sum())) <= len(x) * _ROUNDING:
+        return None
+    slope = float((x * y).sum()) / square
+    e = y - slope * x
+    variance = max(float((e**2).sum()) / square, len(x) * float(((x * e) ** 2).sum()) / square**2) / freedom
+    return slope, _Load(differs, variance)
 
 
 def _two_way(y: pd.Series, rows: pd.Series, columns: pd.Series) -> tuple[dict[int, float], pd.Series]:

@@ -38,7 +38,7 @@ def run_table(sweep: SweepResults) -> pd.DataFrame:
     efficiencies = scaling_efficiencies(sweep.runs)
     rows: dict[int, dict[str, Any]] = {}  # by the number of the run
     for group in sweep.groups:
-        rates = rates_of(dict(enumerate([run] for run in group.runs)))
+        rates = rates_of(dict(enumerate([run] for run in group.runs)), at_equal_load=True)
         for number, run in enumerate(group.runs):
             known = number in rates.settings
             rows[run.number] = {

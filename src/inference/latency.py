@@ -185,7 +185,7 @@ def measure_latency(
             raise UserError(f"data.batch_size: no batch of {', '.join(f'{s:,}' for s in sizes)} fits into memory")
         measure_in_passes(fitting, limits or Limits(), say=say)
     windows = pd.DataFrame([row for one in fitting for row in one.windows], columns=list(COLUMNS))
-    rates = Rates(windows, processes=PROCESSES_CPU if device.type == "cpu" else 0.0)
+    rates = Rates(windows, processes=PROCESSES_CPU if device.type == "cpu" else 0.0, at_equal_load=True)
     table = pd.DataFrame([_row(one, rates) for one in fitting], columns=list(_HEADINGS)).set_index("batch_size")
     table = table.reindex(sorted(sizes)).reset_index().astype(dict.fromkeys(list(_HEADINGS)[1:], float))
     table["of_best"] = table["samples_per_sec"] / table["samples_per_sec"].max()

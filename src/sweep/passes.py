@@ -132,7 +132,7 @@ def measure_in_passes(
 
 def selection_of(runs: Sequence[Run], enough: float = ENOUGH) -> Selection | None:
     """The choice among the sizes of a group that is being visited."""
-    return select(Rates(windows_of(compared(runs)), processes=PROCESSES_CPU), enough=enough)
+    return select(Rates(windows_of(compared(runs)), processes=PROCESSES_CPU, at_equal_load=True), enough=enough)
 
 
 def compared(runs: Sequence[Run]) -> list[Run]:

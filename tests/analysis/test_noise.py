@@ -142,3 +142,64 @@ def test_what_a_training_does_after_its_passes_is_in_no_rate_and_no_load():
     alone, rates = Rates(together), Rates(pd.concat([together, after]))
     assert (rates.rate(1), rates.ratio(1, 2), rates.passes) == (alone.rate(1), alone.ratio(1, 2), 12)
     assert rates.load is None
+
+
+def loaded(slope, *, count=12, seed=0, strange=0.0):
+    """Two settings of equal rate at equal load, of which the second meets others in more passes; each pass has a level."""
+    random = np.random.default_rng(seed)
+    level = random.normal(0, 1, count)
+    taken = np.where(np.arange(count) < [[2], [6]], 0.5, 0.0)
+    noise = strange * random.normal(size=(2, count))
+    rows = [
+        (setting, setting - 1, f"s#{n}", level[n] + slope * taken[setting - 1, n] + noise[setting - 1, n],
+         taken[setting - 1, n], False)
+        for setting in (1, 2)
+        for n in range(count)
+    ]  # fmt: skip
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def test_settings_are_compared_at_equal_load_if_asked_for():
+    windows = loaded(2.4)
+    found = Rates(windows, at_equal_load=True).ratio(1, 2)
+    assert (found.value, found.low, found.high) == pytest.approx((1, 1, 1))
+    assert Rates(windows).ratio(1, 2).value == pytest.approx(math.exp(2.4 * 0.5 * 4 / 12))
+
+
+def test_rates_at_equal_load_are_those_at_the_mean_load_of_all():
+    rates = Rates(loaded(2.4), at_equal_load=True)
+    as_measured = Rates(loaded(2.4))
+    both = [math.log(one.rate(1) * one.rate(2)) for one in (rates, as_measured)]
+    assert both[0] == pytest.approx(both[1])
+
+
+def test_what_is_not_known_of_the_slope_is_in_a_ratio_by_what_the_loads_differ_by():
+    """x - y of a pass is 0.5 in four passes of twelve. The slope is of them alone, the spread of each run is as it was."""
+    windows = loaded(2.4, strange=0.1)
+    wide = windows["log_s"].to_numpy().reshape(2, 12)
+    apart, x = wide[1] - wide[0], np.where((np.arange(12) >= 2) & (np.arange(12) < 6), 0.5, 0.0)
+    slope = apart[x > 0].mean() / 0.5 - apart[x == 0].mean() / 0.5
+    assert math.log(Rates(windows, at_equal_load=True).ratio(1, 2).value) == pytest.approx(apart[x == 0].mean())
+    level = windows.assign(log_s=windows["log_s"] - slope * windows["taken"], taken=0.0)
+    known = Rates(level, at_equal_load=True).ratio(1, 2)
+    assert Rates(windows, at_equal_load=True).ratio(1, 2).reach > 1.1 * known.reach
+
+
+def test_no_slope_is_estimated_of_few_windows_or_without_a_load():
+    few, quiet = loaded(2.4, count=10), simulated()
+    for windows in (few, quiet):
+        assert Rates(windows, at_equal_load=True).ratio(1, 2) == Rates(windows).ratio(1, 2)
+
+
+def test_the_slope_is_one_for_all_sessions():
+    """Each session has runs and passes of its own."""
+    first, second = loaded(2.4), loaded(2.4, seed=1)
+    second = second.assign(run=second["run"] + 2, pass_="other " + second["pass_"])
+    found = Rates(pd.concat([first, second]), at_equal_load=True).ratio(1, 2)
+    assert (found.value, found.reach) == (pytest.approx(1), pytest.approx(0, abs=1e-6))
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.2])
+def test_an_interval_at_equal_load_holds_the_truth_as_often(noise):
+    found = [Rates(loaded(2.4, strange=noise, seed=seed), at_equal_load=True).ratio(1, 2) for seed in range(100)]
+    assert np.mean([one.low <= 1 <= one.high for one in found]) >= 0.85
