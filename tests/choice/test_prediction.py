@@ -251,14 +251,13 @@ def test_an_interval_of_another_confidence_is_converted_in_logarithms():
 
 
 def test_the_interval_of_a_ratio_of_lognormal_times_holds_the_true_one_as_often_as_it_says():
-    random, spreads = np.random.default_rng(0), (0.1, 0.3)
-    reach = [math.exp(deviations(CONFIDENCE) * spread) for spread in spreads]
-    held = 0
-    for errors in random.normal(0, spreads, (4000, 2)):
-        first, second = (Interval(m / r, m, m * r) for m, r in zip(np.exp(errors), reach, strict=True))
-        ratio = times_longer(first, second)
+    random, spread, cases, held = np.random.default_rng(0), 0.3, 4000, 0
+    estimates = spread * np.sqrt(random.chisquare(5, cases) / 5)  # the spread of five fitted devices
+    for error, estimate in zip(random.normal(0, spread, cases), estimates, strict=True):
+        middle, reach = math.exp(error), math.exp(deviations(CONFIDENCE) * estimate)
+        ratio = times_longer(Interval(middle / reach, middle, middle * reach), exactly(1))
         held += ratio.low <= 1 <= ratio.high
-    assert held / 4000 == pytest.approx(SURE, abs=0.01)
+    assert held / cases == pytest.approx(SURE, abs=0.01)
 
 
 def test_a_ratio_to_a_time_that_may_be_nothing_is_not_known():
