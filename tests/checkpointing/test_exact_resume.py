@@ -143,7 +143,7 @@ CASES = {
     "weight averaging": Case([(STEP, 15, kill_9)], [EVERY_4, *AVERAGES], slow=False),
     "weight averaging, killed in the first epoch": Case([(STEP, 8, kill_9)], [EVERY_4, *AVERAGES]),
     "early stopping": Case([(STEP, 25, kill_9)], [EVERY_4, *STOPS, CONSTANT]),
-    "a learning rate that was found": Case([(STEP, 33, kill_9)], [EVERY_4, *(f"+{word}" for word in FINDER)], FINDER, slow=False),
+    "a learning rate that was found": Case([(STEP, 33, kill_9)], [EVERY_4, *(f"+{word}" for word in FINDER)], FINDER),
     "compiled": Case([(STEP, 15, kill_9)], [EVERY_4, "compile=true"]),
     **{
         f"schedule {name}": Case([(STEP, 15, kill_9), (STEP, 10, kill_9)], [EVERY_4, *OVERFITS, f"optimizer.schedule={name}"])

@@ -69,6 +69,7 @@ def test_a_killed_run_is_resumed_to_the_same_end(name: str, tmp_path: Path) -> N
     assert_alike(results(tmp_path / "killed" / "out"), results(tmp_path / "whole" / "out"))
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_in_a_validation_within_an_epoch_draws_the_same_numbers(tmp_path: Path) -> None:
     """A loader of torch's draws one as the validation begins."""
     words = [*line(tmp_path, "Stateful", "trainer.val_check_interval=0.5"), OUT]
