@@ -207,7 +207,7 @@ class Checkpoints(SyncsRanks, Checkpoint):
         found = {key.replace("_", "/"): value for key, value in self.metrics.items()} | self.metrics
         if self.monitor in found:
             return found[self.monitor]
-        others = ", ".join(self.metrics) or "nothing"
+        others = ", ".join(name for name in self.metrics if not name.startswith("train")) or "nothing"
         near = did_you_mean(self.monitor, self.metrics)
         if self.monitor != DEFAULT_MONITOR:
             raise UserError(

@@ -77,7 +77,9 @@ def compose_command_line(overrides: list[str], multirun: bool) -> CommandLine:
     base = compose(_fixed(parse(overrides)) if multirun else overrides)
     params = {str(key): str(value) for key, value in (base.hydra.sweeper.get("params") or {}).items() if multirun}
     if _RATE in params and (rate := _own_rate(base)):  # a config's sweep over the rate is one over that which is read
-        params[rate] = params.pop(_RATE)
+        own_rates = params.pop(_RATE)
+        typed = {word.lstrip("+").partition("=")[0] for word in overrides}
+        params |= {} if rate.lstrip("+") in typed else {rate: own_rates}
         own = [*map("=".join, params.items()), "hydra.sweeper.params=null", *overrides]
         return compose_command_line(own, multirun)
     words = [*without_globs([*map("=".join, params.items())]), *overrides]

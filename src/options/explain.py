@@ -133,7 +133,7 @@ def _nearest(config: Mapping[str, Any], parts: list[str], here: str) -> str:
     """`" Did you mean …?"` with an option that ends in what was written (`batch_size`), with the nearest one at its place,
     which `here` says, or with an option that ends in nearly its last word.
     """
-    unread = OF_TASK if lightning_module_of(config) else ()
+    unread = {"hydra", *(OF_TASK if lightning_module_of(config) else ())} - {parts[0]}
     every = flatten({key: value for key, value in config.items() if key not in unread})
     options = [option for option, _ in every if option != ".".join(parts)]
     if same := [option for option in options if option.split(".")[-len(parts) :] == parts]:

@@ -46,6 +46,7 @@ REFUSED = {
     "train +batch_size=3": "batch_size: no such option. Did you mean 'data.batch_size'?",
     "train trainer.lr=0.1": "trainer.lr: no such option. Did you mean 'optimizer.lr'?",
     "train checkpoint.every_minutes=3": "checkpoint.every_minutes: … Did you mean 'callbacks.checkpoint.every_minutes'?",
+    "train -m task.max_batch_siz=3,4": "task.max_batch_siz: no such option. task takes",
     "train hydra.swep.dir=x": "hydra.swep.dir: no such option. Did you mean 'sweep'?",
     "train margin=0": "margin: got 0, takes a number above 0, at most 1",
     "train search.start=3": "search.start: no such option. search is null, not a section.",

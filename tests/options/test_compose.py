@@ -124,6 +124,9 @@ def test_a_sweep_of_a_config_over_the_rate_is_one_over_the_rate_that_the_model_r
     assert compose_command_line(line.words, multirun=True).labels == line.labels
     own = compose_command_line([*find, f"{option}=0.5,1"], multirun=True)
     assert own.labels == [f"{option}=0.5", f"{option}=1"]
+    if (bare := option.lstrip("+")) != option:
+        said = refusal(compose_command_line, [*find, f"{bare}=0.5,1"], multirun=True)
+        assert said.startswith(f"{bare}: the configuration does not list it; write +{bare}=")
     said = refusal(compose_command_line, ["model=lit", "optimizer.lr=0.1,0.2"], multirun=True)
     assert said.endswith(f" is a LightningModule, which has its own optimizer; its rate is {option}")
 
