@@ -130,8 +130,7 @@ def restore(path: Path, overrides: list[str], with_data: bool) -> Trained:
     """
     checkpoint = load_checkpoint(path)
     saved = checkpoint["batchscope"]
-    if not isinstance(saved, dict) or not isinstance(name := saved.get("name"), str) or not name.isprintable():
-        raise UserError(f"ckpt: {path} is not a checkpoint that batchscope wrote")
+    name = saved["name"]
     config = _configuration(saved, path, overrides, with_data)
     built = _built(config, name, build_data(config) if with_data else _known(saved, path, config["data"]))
     load_weights = partial(_load_weights, built.module, checkpoint["state_dict"], name, path)
