@@ -13,7 +13,6 @@ import pandas as pd
 import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import LambdaCallback
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -23,14 +22,14 @@ from torch.utils.data import DataLoader
 from ..callbacks.prediction_images import Sample, draw_masks, draw_samples
 from ..data.base import Split
 from ..data.plain import lightning_of
-from ..data.spec import CLASSES, LABELS, LENGTHS, PADDING, DataSpec
+from ..data.spec import CLASSES, LABELS, LENGTHS, PADDING, DataSpec, arguments
 from ..errors import UserError, warn
 from ..files import atomic_write, refuse_existing, writing
 from ..training.task import Task
 from ..training.trial import blamed
 from .inputs import read_inputs
 from .load import Trained, trainer_for
-from .samples import SPLITS, serves
+from .samples import SPLITS, inputs_of, serves
 
 FORMATS = (".csv", ".npz")
 _DRAWN = 32  # samples in the picture
@@ -169,7 +168,8 @@ def has_own_shape(trained: Trained) -> bool:
 def predict(trained: Trained, source: str) -> Predictions | Answers:
     """The answers of a network to a split of its data, or to a user's own files.
 
-    A LightningModule answers by its `predict_step`, also to the samples of a test or a validation.
+    A LightningModule answers by its `predict_step`, also to the samples of a test or a validation. Without one its
+    `forward` gets what `inputs_of` takes of a batch, as for an export.
 
     Args:
         trained: the network.
@@ -180,6 +180,8 @@ def predict(trained: Trained, source: str) -> Predictions | Answers:
     """
     collected = _Rows() if has_own_shape(trained) else _Collected(trained.spec)
     trainer = trainer_for(trained, _at_each_batch(collected.keep))
+    if not _has_step(trained.module):
+        _give_step(trained, is_whole=source in ("test", "val"))
     names, note = map(str, count()), ""
     if source in SPLITS:
         stage = _predict_split(trained, source, trainer)
@@ -209,7 +211,8 @@ def _predict_split(trained: Trained, source: str, trainer: Trainer) -> str:
         warn(f"the network was trained on {trained.trained_on}, and answers samples of {data.name}")
     module.trainer = trainer  # which a `setup` may ask, as in Lightning
     if not serves(data, source):
-        raise UserError(f"input: got '{source}', and {data.name} has no {method}")
+        missing = "test set" if source == "test" else method  # a DataModule has the method without a test set
+        raise UserError(f"input: got '{source}', and {data.name} has no {missing}")
     if isinstance(trained.module, Task):
         how = {"return_predictions": False} if stage == "predict" else {"verbose": False}
         getattr(trainer, stage)(trained.module, datamodule=module, **how)
@@ -225,9 +228,23 @@ def _predict_split(trained: Trained, source: str, trainer: Trainer) -> str:
 def _complaint(trained: Trained) -> str:
     """What is wrong where a prediction fails."""
     name = type(trained.network).__name__
-    if is_overridden("predict_step", trained.module):
+    if _has_step(trained.module):
         return f"{name} does not take these samples"
-    return f"{name} has no predict_step(batch, batch_idx), and its forward does not take a batch"
+    return f"{name} has no predict_step(batch, batch_idx), and its forward does not take the inputs of a batch"
+
+
+def _has_step(module: LightningModule) -> bool:
+    return type(module).predict_step is not LightningModule.predict_step
+
+
+def _give_step(trained: Trained, is_whole: bool) -> None:
+    """Have a module without a `predict_step` answer to the inputs of a batch: Lightning would give `forward` all of it."""
+
+    def step(batch: Any, *numbers: int) -> Any:
+        args, named = arguments(*inputs_of(trained, batch, is_whole))
+        return trained.network(*args, **named)
+
+    cast(Any, trained.module).predict_step = step
 
 
 def _at_each_batch(keep: Callable[..., None]) -> LambdaCallback:

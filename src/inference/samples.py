@@ -61,10 +61,25 @@ def samples_of(trained: Trained, most: int) -> Samples:
         found, of = _arguments_in(trained.example, trained.module, is_batch=False), "rows of example_input_array"
         return _tried(trained, Samples(found, None, of), most)
     batch, of = _first_batch(trained)
-    if trained.known.spec is None:
-        return _tried(trained, Samples(_arguments_in(batch, trained.module), None, of), most)
-    x, _, lengths = trained.spec.parts(batch)
-    return Samples(x, lengths if takes(trained.network, LENGTHS) else None, of).rows(slice(most))
+    samples = Samples(*inputs_of(trained, batch), of)
+    return _tried(trained, samples, most) if trained.known.spec is None else samples.rows(slice(most))
+
+
+def inputs_of(trained: Trained, batch: Any, is_whole: bool = True) -> tuple[Any, Tensor | None]:
+    """What the network takes of a batch: inputs and lengths as `DataSpec.parts` gives them, for `arguments`.
+
+    The spec of the data says it or, without one, the signature of `forward`. Without `is_whole` a batch has no target, as
+    `Task.predict_step` takes it: inputs, or a tuple of inputs and lengths.
+    """
+    spec = trained.known.spec
+    if spec is None:
+        return _arguments_in(batch, trained.module), None
+    if is_whole:
+        x, _, lengths = spec.parts(batch)
+    else:
+        x, *rest = batch if isinstance(batch, list | tuple) else (batch,)
+        lengths = rest[0] if rest and spec.variable_length else None
+    return x, lengths if takes(trained.network, LENGTHS) else None
 
 
 def _first_batch(trained: Trained) -> tuple[Any, str]:

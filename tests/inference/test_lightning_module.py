@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from batchscope.data.spec import DataSpec
 from batchscope.inference.export import export
 from batchscope.inference.latency import measure_latency
 from batchscope.inference.load import Trained, untrained
@@ -63,6 +64,12 @@ class Wrapped(Points):
         return DataLoader(X, batch_size=8, collate_fn=Batch)
 
 
+class Specified(Points):
+    """Says what its samples are."""
+
+    spec = DataSpec("tensor", (4,), "vector", 1)
+
+
 class Plain(Stranger):
     """Answers points, and has no `predict_step`."""
 
@@ -84,7 +91,7 @@ class Generator(Stranger):
         return self.layer(torch.cat([noise, noise], dim=1))
 
 
-CLASSES = (Points, Named, Wrapped, Plain, Theirs, Generator)
+CLASSES = (Points, Named, Wrapped, Specified, Plain, Theirs, Generator)
 
 
 @pytest.fixture
@@ -128,11 +135,35 @@ def test_it_answers_by_its_own_step_to_the_loader_of_a_split(source: str, points
         }  # fmt: skip
 
 
-def test_without_a_step_of_its_own_its_forward_takes_the_batch(made) -> None:
-    module = made("plain")
-    np.testing.assert_allclose(predict(module, "predict").columns["output"][:, 0], sums(module, X[:10]), rtol=1e-5)
-    said = "input: Plain has no predict_step(batch, batch_idx), and its forward does not take a batch: TypeError"
-    assert refusal(predict, module, "test").startswith(said)
+# Data, a split of them, and the points that a `forward` without a step around it gets of its batches.
+INPUTS = {
+    "points predict": X[:10],  # points alone
+    "points test": X,  # with their sums
+    "named val": torch.cat([X[:16]] * 2),  # by name, of two loaders
+    "specified test": X,
+    "specified predict": X[:10],
+}
+
+
+@pytest.mark.parametrize("words", INPUTS)
+def test_without_a_step_of_its_own_its_forward_gets_what_it_takes_of_a_batch(words: str, made) -> None:
+    data, source = words.split()
+    module = made("plain", data)
+    for _ in range(2):
+        found = predict(module, source).columns["output"][:, 0]
+        np.testing.assert_allclose(found, sums(module, INPUTS[words]), rtol=1e-5)
+
+
+def test_without_a_step_of_its_own_it_answers_a_users_own_file(made, tmp_path: Path) -> None:
+    module = made("plain", "specified")
+    np.savez(tmp_path / "own.npz", x=X.numpy())
+    found = predict(module, str(tmp_path / "own.npz")).columns["output"][:, 0]
+    np.testing.assert_allclose(found, sums(module, X), rtol=1e-5)
+
+
+def test_a_forward_that_does_not_take_the_inputs_of_a_batch_is_one_line(made) -> None:
+    said = "input: Generator has no predict_step(batch, batch_idx), and its forward does not take the inputs of a batch: "
+    assert refusal(predict, made("generator"), "test").startswith(f"{said}RuntimeError")
 
 
 TAKES = "and predict takes a tensor with a row for each sample, or a dict or a tuple of them"
@@ -164,8 +195,8 @@ def test_what_a_step_may_return(name: str, made, tmp_path: Path, monkeypatch: py
 
 
 def test_what_its_data_do_not_serve_is_one_line(made, tmp_path: Path) -> None:
-    for source in ("predict", "test"):
-        said = f"input: got '{source}', and Named has no {source}_dataloader"
+    for source, missing in {"predict": "predict_dataloader", "test": "test set"}.items():
+        said = f"input: got '{source}', and Named has no {missing}"
         assert refusal(predict, made(data="named"), source) == said
     said = "data: Points has no spec, a property that returns a batchscope.data.DataSpec, so nobody knows what "
     assert refusal(predict, made(), str(tmp_path)).startswith(said)
