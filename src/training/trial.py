@@ -60,7 +60,7 @@ def try_out(task: "Task", data: Data) -> None:
             buffers = {name: buffer.clone() for name, buffer in task.named_buffers()}
             saved = SavedTensors(torch.device("cpu"))
             with (
-                blamed("model", f"{type(task.model).__name__} does not take a batch {_shape(x)}"),
+                blamed("model", f"{type(task.model).__name__} does not take a batch {_which(x)}"),
                 saved.watch([*task.parameters(), *buffers.values(), *tree_leaves(x)]),
             ):
                 output = functional_call(task, buffers, (x,) if lengths is None else (x, lengths))
@@ -86,7 +86,7 @@ def _make_lazy_layers(task: "Task", data: Data) -> None:
         )
     x, _, lengths = task.spec.parts(data.example())
     modes = [(module, module.training) for module in task.modules()]
-    with blamed("model", f"{name} does not take a batch {_shape(x)}"), torch.no_grad():
+    with blamed("model", f"{name} does not take a batch {_which(x)}"), torch.no_grad():
         task.eval()(x, lengths)
     for module, mode in modes:  # a frozen part may stay in evaluation mode
         module.training = mode
@@ -103,7 +103,7 @@ def _is_known(task: "Task", samples: int) -> bool:
 
 def first_answer(task: "Task", x: Any, y: Any, lengths: Tensor | None) -> Any:
     """What a Task answers to its first batch of real data, tried as by `try_out`; UnfitError if it does not take it."""
-    with _unfit(), blamed("model", f"{type(task.model).__name__} does not take a batch {_shape(x)}"):
+    with _unfit(), blamed("model", f"{type(task.model).__name__} does not take a batch {_which(x)}"):
         output = task(x, lengths)
     devices = {leaf.device for leaf in tree_leaves((x, y)) if isinstance(leaf, Tensor) and leaf.is_cuda}
     with _unfit(), torch.no_grad(), torch.random.fork_rng(devices):
@@ -134,7 +134,7 @@ def explain_first_batch(error: Exception, module: LightningModule, batch: Any) -
     own = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if is_own(package_of(frame))]
     if not any(frame.f_locals.get("self") is module for frame in own) and (own or batch is None):
         return None
-    shapes = [_shape(part) for part in batch] if isinstance(batch, list | tuple) else _shape(batch)
+    shapes = [_shape(part) for part in batch] if isinstance(batch, list | tuple) else _which(batch)
     does = "fails before its first batch" if batch is None else f"does not take a batch {shapes}"
     place = place_of(error, {type(module).__module__.partition(".")[0]}.__contains__) or place_of(error, is_own)
     return UnfitError(f"model: {type(module).__name__} {does}: {in_one_line(error)}{place}")
@@ -143,7 +143,7 @@ def explain_first_batch(error: Exception, module: LightningModule, batch: Any) -
 def check_answer(task: "Task", output: Any, y: Any) -> None:
     """Raise UserError unless the loss and the metrics of a Task take an output and a target."""
     _check_shapes(task, output, y)
-    shapes = f"an output {_shape(output)} and a target {_shape(y)}"
+    shapes = f"an output {_which(output)} and a target {_which(y)}"
     buffers = [*task.loss_function.buffers()] if isinstance(task.loss_function, nn.Module) else []
     before = [buffer.clone() for buffer in buffers]
     with blamed("task.loss", f"{task.loss_name} fails with {shapes}"):
@@ -151,7 +151,7 @@ def check_answer(task: "Task", output: Any, y: Any) -> None:
     for buffer, value in zip(buffers, before, strict=True):
         buffer.copy_(value)
     if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point():
-        got = f"a tensor {_shape(loss)} of {loss.dtype}" if isinstance(loss, Tensor) else _shape(loss)
+        got = f"a tensor {_shape(loss)} of {loss.dtype}" if isinstance(loss, Tensor) else f"an object {_which(loss)}"
         raise UserError(
             f"task.loss: {task.loss_name} returns {got} for {shapes}, takes a scalar: a mean over the batch"
         )
@@ -221,6 +221,13 @@ def is_own(package: str) -> bool:
 
 
 def _shape(value: Any) -> Any:
+    """The shape of a tensor, the shapes in a dict, or the name of another class."""
     if isinstance(value, Mapping):
         return {key: _shape(one) for key, one in value.items()}
-    return tuple(value.shape) if isinstance(value, Tensor) else f"a {type(value).__name__}"
+    return tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+
+
+def _which(value: Any) -> Any:
+    """What stands behind a noun, as `a batch`: its shape, or `of the class Bag`."""
+    shape = _shape(value)
+    return f"of the class {shape}" if isinstance(shape, str) else shape

@@ -29,6 +29,7 @@ from batchscope.options.types import Choice
 from batchscope.training.optimizer import Optimizer
 from batchscope.training.run import train
 from batchscope.training.task import Task
+from batchscope.training.trial import explain_first_batch
 from tests.support.command_lines import composed, refusal
 from tests.support.own_data import Images, Plain
 from tests.support.runs import last, record
@@ -946,3 +947,14 @@ def test_a_module_that_cannot_be_trained_is_one_line_with_the_batch_and_the_plac
 def test_what_a_callback_raises_or_a_module_after_its_first_update_is_passed_on(words: str, folder: Path) -> None:
     with pytest.raises(KeyError):
         trained(folder, *words.split(), "data=points")
+
+
+@pytest.mark.parametrize("name", ["Bag", "Image"])
+def test_a_batch_of_any_class_is_named_by_it(name: str) -> None:
+    batch, module = type(name, (), {})(), Unfit()
+    with pytest.raises(TypeError) as caught:
+        module.training_step(batch, 0)
+    said = f"model: Unfit does not take a batch of the class {name}: TypeError: "
+    assert str(explain_first_batch(caught.value, module, batch)).startswith(said)
+    said = f"model: Unfit does not take a batch ['{name}', (2,)]: TypeError: "
+    assert str(explain_first_batch(caught.value, module, [batch, torch.ones(2)])).startswith(said)
