@@ -17,8 +17,6 @@ from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.profilers import Profiler
-from lightning.pytorch.trainer.connectors.data_connector import _parse_num_batches
-from lightning.pytorch.trainer.states import RunningStage
 from numpy.typing import NDArray
 from typing_extensions import override
 
@@ -91,11 +89,6 @@ def batch_in_step(trainer: Trainer) -> Any:
     loop = trainer.fit_loop.epoch_loop
     batches = (results.batch for results in (loop._results, loop.val_loop._results))
     return next((batch for batch in batches if batch is not None), None)
-
-
-def training_batches(trainer: Trainer, length: int) -> int:
-    """How many batches of a training loader of this length make an epoch: those that `limit_train_batches` leaves."""
-    return int(_parse_num_batches(RunningStage.TRAINING, length, trainer.limit_train_batches))
 
 
 def is_accumulating(trainer: Trainer) -> bool:

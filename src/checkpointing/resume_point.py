@@ -12,7 +12,7 @@ from ..files import is_inside, why
 from ..records.read import read
 from .callback import Checkpoints
 from .checkpoint_file import load_checkpoint
-from .validate import check_resumable, progress
+from .validate import check_resumable, is_within_epoch, progress
 
 
 @dataclass
@@ -25,6 +25,7 @@ class ResumePoint:
     epoch: int = -1  # that the run is in
     batches: int = 0  # of that epoch that were trained
     steps: int = 0  # that were trained
+    is_within_epoch: bool = False  # whether batches of that epoch are left
 
     def facts(self, run_dir: Path) -> dict[str, Any]:
         """What the run's record says about it."""
@@ -83,7 +84,9 @@ def find_resume_point(folder: Path, module: LightningModule | None = None, run_d
             continue
         for reason in refused:
             warn(f"{reason}; resuming from {path.name} instead")
-        return ResumePoint(path, checkpoint["loop_state"], checkpoint["batchscope"], *progress(checkpoint))
+        return ResumePoint(
+            path, checkpoint["loop_state"], checkpoint["batchscope"], *progress(checkpoint), is_within_epoch(checkpoint)
+        )
     if refused:
         raise UserError(f"resume: no checkpoint is valid, and nothing was changed: {'; '.join(refused)}")
     if kept := _recorded_checkpoint(run_dir):

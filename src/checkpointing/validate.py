@@ -40,6 +40,11 @@ def progress(checkpoint: dict[str, Any]) -> tuple[int, int, int]:
     return checkpoint["epoch"], batches, checkpoint["global_step"]
 
 
+def is_within_epoch(checkpoint: dict[str, Any]) -> bool:
+    """Whether batches of the epoch were left, as Lightning says with the last one that was trained, on any rank."""
+    return checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"].get("is_last_batch") is not True
+
+
 def _check_loop_state(checkpoint: dict[str, Any]) -> None:
     state = checkpoint["loop_state"]
     for count in (*progress(checkpoint), *state["log_positions"].values()):

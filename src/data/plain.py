@@ -6,12 +6,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from lightning import LightningDataModule, Trainer
+from lightning import LightningDataModule
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils._pytree import tree_leaves
 
-from .._lightning import training_batches
 from ..errors import UserError, warn
 from .augment import Augment
 from .base import DataModule, Split
@@ -76,16 +75,20 @@ class PlainData:
         return str(found)
 
     def resume_at(self, epoch: int, batches: int) -> None:
-        """As DataModule; otherwise loaders with a `state_dict` go on where they were, and a warning says what is lost."""
+        """As DataModule; else loaders with a `state_dict` go on where they were, and other batches are lost."""
         if resume := self._method("resume_at", epoch, batches):
             resume()
+
+    def warn_of_lost_batches(self) -> None:
+        """Have a warning say what is lost of an epoch that is resumed before its end, once its loader is made."""
+        if self._method("resume_at", 0, 0):
             return
         make = self.module.train_dataloader
 
         def train_dataloader() -> Any:
             self.module.train_dataloader = make  # it is said once
             loader = make()
-            if lost := _lost(loader, batches, self.module.trainer):
+            if lost := _lost(loader):
                 warn(f"resume: {self.name}: {lost}")
             return loader
 
@@ -106,18 +109,15 @@ def _setup_unless_done(setup: Callable[[str], None], done: str, stage: str) -> N
         setup(stage)
 
 
-def _lost(loader: Any, batches: int, trainer: Trainer | None) -> str | None:
-    """What a run loses that is resumed after so many batches of an epoch; None if it loses nothing."""
+def _lost(loader: Any) -> str | None:
+    """What a run loses that is resumed within an epoch; None if it loses nothing."""
     for each in tree_leaves(loader):
-        length = sized_len(each)
-        if length is not None and batches == (training_batches(trainer, length) if trainer else length):
-            continue
         if not hasattr(each, "state_dict"):
             return (
                 "it has no resume_at, and its training loader no state_dict: the rest of the epoch is trained on other "
                 "batches than without the stop"
             )
-        if length is None:
+        if sized_len(each) is None:
             return "its training loader has no length: Lightning had fetched a batch ahead, which is left out"
     return None
 

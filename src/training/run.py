@@ -287,6 +287,8 @@ class _Run:
         checkpoint = None
         if self.resume_point is not None:
             prepare_resume(self.trainer, self.data, self.resume_point)
+            if isinstance(self.data, PlainData) and self.resume_point.is_within_epoch:
+                self.data.warn_of_lost_batches()
             checkpoint = self.resume_point.path
         started = time.perf_counter()
         try:

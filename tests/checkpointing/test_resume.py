@@ -121,6 +121,11 @@ CHECKPOINTS = Path("out", "checkpoints")
 LAST, BEST = CHECKPOINTS / "last.ckpt", CHECKPOINTS / "best.ckpt"
 
 
+def test_a_checkpoint_says_whether_its_epoch_is_over(unstopped: Path, interrupted: Path) -> None:
+    assert find_resume_point(interrupted / CHECKPOINTS).is_within_epoch
+    assert not find_resume_point(unstopped / "checkpoints").is_within_epoch
+
+
 def refuses(folder: Path, said: str, *options: str, faults: Sequence[Fault] = ()) -> str:
     """Resuming `out` in the folder is refused in one line that begins so, and nothing is changed."""
     before = {path: path.read_bytes() for path in (folder / "out").rglob("*") if path.is_file()}

@@ -4,7 +4,6 @@ import signal
 import subprocess
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy
@@ -86,30 +85,19 @@ NO_STATE = "it has no resume_at, and its training loader no state_dict: the rest
 NO_LENGTH = "its training loader has no length: Lightning had fetched a "
 
 
-def limited(batches: float) -> Plain:
-    """Data of which a trainer takes so many batches an epoch, or this part of them."""
-    data = Plain()
-    data.trainer = SimpleNamespace(limit_train_batches=batches)
-    return data
-
-
 @pytest.mark.parametrize(
-    ("data", "batches", "said"),
+    ("data", "said"),
     [
-        (Plain(), 10, ""),  # the end of an epoch
-        (Plain(), 5, f"Plain: {NO_STATE}"),
-        (limited(5), 5, ""),  # the end of a short epoch
-        (limited(0.5), 5, ""),
-        (limited(0.5), 4, f"Plain: {NO_STATE}"),
-        (Stateful(), 5, ""),
-        (Stateful(stream=True), 5, ""),
-        (Stateful(stream=True, sized=False), 5, f"Stateful: {NO_LENGTH}"),
+        (Plain(), f"Plain: {NO_STATE}"),
+        (Stateful(), ""),
+        (Stateful(stream=True), ""),
+        (Stateful(stream=True, sized=False), f"Stateful: {NO_LENGTH}"),
     ],
 )
-def test_what_a_loader_loses_on_resume_is_said_once(data: Plain, batches: int, said: str, capsys) -> None:
+def test_what_a_loader_loses_within_an_epoch_is_said_once(data: Plain, said: str, capsys) -> None:
     if isinstance(data, Stateful):
         pytest.importorskip("torchdata", reason="torchdata is not installed")
-    described(data).resume_at(0, batches)
+    described(data).warn_of_lost_batches()
     assert [type(data.train_dataloader()) for _ in range(2)]
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == bool(said)
@@ -215,6 +203,12 @@ def test_what_a_datamodule_says_of_itself_is_used_and_it_is_set_up_once() -> Non
     assert known.batch_size is None
 
 
+def test_data_with_a_resume_at_of_their_own_lose_nothing(capsys) -> None:
+    described(plain := Says()).warn_of_lost_batches()
+    plain.train_dataloader()
+    assert capsys.readouterr().err == ""
+
+
 def test_what_a_datamodule_says_in_other_types_is_understood_and_a_mere_attribute_means_nothing() -> None:
     plain = Plain(numpy.int64(4))
     plain.num_samples, plain.fingerprint = lambda split: numpy.int64(76), lambda: "abc"
@@ -249,6 +243,17 @@ def test_ranks_that_speak_of_their_own_part_of_the_data_train_together(tmp_path:
     found = record(tmp_path / "out")
     assert (found["steps"], found["global_batch_size"], found["dataset"]["fingerprint"]) == (2, 80, "unknown")
     assert found["learning_rate"] == pytest.approx(10 * found["config"]["optimizer"]["lr"])
+
+
+@pytest.mark.slow
+def test_ranks_that_are_resumed_at_the_end_of_an_epoch_lose_nothing(tmp_path: Path) -> None:
+    words = line(tmp_path, "Plain")  # five batches for each rank, of ten
+    killed = ranks(tmp_path, *words, faults=dict.fromkeys((0, 1), [(STEP, 6, kill_9)]))
+    assert [each.end() for each in killed] == [-9, -9]
+    again = ranks(tmp_path, f"resume={tmp_path / 'out'}", words[0], "data._target_=tests.support.own_data.Plain")
+    assert [each.end() for each in again] == [0, 0], [each.complained for each in again]
+    assert record(tmp_path / "out")["resumed"][0]["step"] == 5
+    assert "warning: resume" not in again[0].complained
 
 
 @pytest.mark.slow

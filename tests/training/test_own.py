@@ -657,6 +657,20 @@ def test_its_record_has_nothing_that_it_does_not_read_also_once_it_is_resumed(mo
     assert {"task", "optimizer", "channels_last"}.isdisjoint(record(folder)["config"])
 
 
+@pytest.mark.parametrize(("step", "is_said"), [(3, True), (10, False)])
+def test_its_data_are_said_to_lose_batches_where_it_is_resumed_within_an_epoch(
+    step: int, is_said: bool, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    with monkeypatch.context() as patched, pytest.raises(ZeroDivisionError):
+        fails = lambda module, *_: 1 // (step - module.global_step)
+        patched.setattr(Tutorial, "on_train_batch_start", fails, raising=False)
+        trained(folder, "model=tutorial", "data=points", "callbacks.checkpoint.every_n_steps=1")
+    found = record(folder)
+    train(configuration(found, folder, []), folder, found["choices"], [])
+    assert record(folder)["resumed"][0]["step"] == step
+    assert ("warning: resume: Points: it has no resume_at" in capsys.readouterr().err) == is_said
+
+
 def test_its_rate_is_an_option_of_its_own(folder: Path) -> None:
     rates = (0.001, 0.1)
     both = [trained(folder.with_name(str(r)), "model=rated", "data=points", f"model.lr={r}") for r in rates]
