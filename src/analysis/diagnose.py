@@ -228,30 +228,30 @@ def holds_one_diagnosis(folder: Path) -> bool:
     return len(firsts) == 1 and all(_options(run) is not None for run in runs)
 
 
-def write_diagnosis(folder: Path, out: Path | None = None) -> str:
-    """Write `diagnosis.md` to `out`, by default `report` in a folder with runs; returns the terminal's text.
-
-    If the file cannot be written, the text has a line that says so.
-
-    Raises:
-        UserError: if there is no diagnosis in the folder.
-    """
-    findings, root = find_findings(folder), folder if out is None else None
-    out = out or folder / "report"
-    line = None
+def diagnosis_text(folder: Path) -> str:
+    """The terminal's text on a diagnosis, with nothing written; UserError if there is none in the folder."""
+    findings, line = find_findings(folder), None
     if findings.best:
         from ..options.command_lines import program  # which imports Hydra
 
         line = f"{' '.join(program())} … {shlex.join(findings.best.options)}"
-    text = findings.text(line)
+    return findings.text(line)
+
+
+def write_diagnosis(folder: Path, out: Path | None = None) -> str:
+    """Write `diagnosis.md` to `out`, by default `report` in a folder with runs; returns the terminal's text.
+
+    Raises:
+        UserError: if there is no diagnosis in the folder, or the file cannot be written.
+    """
+    text, root = diagnosis_text(folder), folder if out is None else None
+    out = out or folder / "report"
+    refuse_links(out, "the report's folder", root, (FILE,))
     try:
-        refuse_links(out, "the report's folder", root, (FILE,))
         out.mkdir(parents=True, exist_ok=True)
         write_text(out / FILE, f"# Diagnosis\n\n```text\n{text}\n```\n")
     except OSError as error:
-        return printable(f"note: {out} cannot be written: {why(error)}\n{text}")
-    except UserError as error:
-        return f"note: {error}\n{text}"
+        raise UserError(f"{out}: cannot be written: {why(error)}") from error
     return text
 
 

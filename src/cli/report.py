@@ -38,18 +38,20 @@ def main() -> None:
             raise UserError(f"--{option}: takes a share above 0 %, at most 100 %", exit_code=2)
 
     from ..analysis import analyse, write_report
-    from ..analysis.diagnose import find_findings, holds_one_diagnosis, write_diagnosis
+    from ..analysis.diagnose import diagnosis_text, find_findings, holds_one_diagnosis, write_diagnosis
 
-    if len(args.folders) == 1 and holds_one_diagnosis(args.folders[0]):
+    is_diagnosis = len(args.folders) == 1 and holds_one_diagnosis(args.folders[0])
+    if is_diagnosis:
         for option in asked:
             message = f"--{option}: is for batch sizes, and {args.folders[0]} holds a diagnosis"
             raise UserError(message, exit_code=2)
-        print(write_diagnosis(args.folders[0], args.out), flush=True)
-        sys.exit(int(not find_findings(args.folders[0]).baseline.rate))
     try:
+        if is_diagnosis:
+            print(write_diagnosis(args.folders[0], args.out), flush=True)
+            sys.exit(int(not find_findings(args.folders[0]).baseline.rate))
         report = write_report(args.folders, args.out or _place(args.folders), **asked)
     except UserError as error:  # its files cannot be written
-        print(analyse(args.folders, **asked).text, flush=True)
+        print(diagnosis_text(args.folders[0]) if is_diagnosis else analyse(args.folders, **asked).text, flush=True)
         raise UserError(f"{error}; --out names another folder") from error
     print(report.printed, flush=True)
     sys.exit(report.exit_code)

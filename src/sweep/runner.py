@@ -141,17 +141,17 @@ class SweepRunner:
             print(f"\n{self._written_report()}", flush=True)
 
     def _written_report(self) -> str:
-        if self._is_diagnosis:
-            from ..analysis.diagnose import write_diagnosis
-
-            return write_diagnosis(self.sweep_dir)
+        from ..analysis.diagnose import diagnosis_text, write_diagnosis
         from ..analysis.report import analyse, write_report  # matplotlib takes a second to import
 
         try:
+            if self._is_diagnosis:
+                return write_diagnosis(self.sweep_dir)
             return write_report([self.sweep_dir], self.sweep_dir / "report").printed
         except UserError as error:  # its files cannot be written
-            text = analyse([self.sweep_dir]).text
+            text = diagnosis_text(self.sweep_dir) if self._is_diagnosis else analyse([self.sweep_dir]).text
             warn(str(error))
+            self._failed = True
             return text
 
     def print_remaining(self) -> None:
@@ -174,7 +174,7 @@ class SweepRunner:
 
     @property
     def exit_code(self) -> int:
-        """1 if a run was refused or failed for another reason than memory.
+        """1 if a run was refused or failed for another reason than memory, or the report cannot be written.
 
         For a diagnosis or time_to_target, 1 only if no run finished or one failure ended the search.
         """

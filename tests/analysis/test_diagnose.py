@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from batchscope.analysis import diagnose
-from batchscope.analysis.diagnose import AGAIN, BASELINE, CHANGE, find_findings, write_diagnosis
+from batchscope.analysis.diagnose import AGAIN, BASELINE, CHANGE, diagnosis_text, find_findings, write_diagnosis
 from batchscope.errors import UserError
 from tests.support.synthetic_runs import change_record, write_run, write_steps
 
@@ -199,7 +199,7 @@ def test_one_diagnosis_is_told_from_other_runs_and_from_several(tmp_path):
         find_findings(tmp_path / "other")
 
 
-def test_a_damaged_record_is_left_out_and_files_that_cannot_be_written_are_a_note(tmp_path):
+def test_a_damaged_record_is_left_out_and_a_file_that_cannot_be_written_is_one_line(tmp_path):
     diagnosed(tmp_path, (2200.0, BATCH))
     for damage in (5, "baseline", {"role": "magic"}, {}):
         change_record(tmp_path / BATCH, diagnosis=damage)
@@ -207,6 +207,7 @@ def test_a_damaged_record_is_left_out_and_files_that_cannot_be_written_are_a_not
     (tmp_path / BATCH / "run.json").unlink()
     (tmp_path / BATCH / "run.json").symlink_to("run.json")
     assert find_findings(tmp_path).headline == "No change has been tried."
-    (tmp_path / "report").write_text("a file")  # the diagnosis is printed where it cannot be written
-    text = write_diagnosis(tmp_path)
-    assert text.startswith(f"note: {tmp_path}/report: cannot be ") and "No change has been tried." in text
+    (tmp_path / "report").write_text("a file")
+    with pytest.raises(UserError, match=f"^{tmp_path}/report: cannot be "):
+        write_diagnosis(tmp_path)
+    assert "No change has been tried." in diagnosis_text(tmp_path)

@@ -58,6 +58,15 @@ def test_a_run_that_fails_stops_no_other_and_one_that_does_not_fit_is_a_result(h
     assert len((here / "s/pids").read_text().split()) == 3
 
 
+def test_a_report_that_cannot_be_written_is_printed_and_the_sweep_ends_with_1(here):
+    (here / "s").mkdir()
+    (here / "s/report").write_text("a file")
+    code, out, err = answer("train", "-m", *TINY, "seed=1,2")
+    assert (code, "2 runs: 2 finished" in out) == (1, True)
+    assert "warning: s/report: cannot be " in err
+    assert [record(here / f"s/{run}")["status"] for run in "01"] == ["finished", "finished"]
+
+
 def test_a_sweep_that_is_interrupted_reports_what_it_has_and_says_how_it_goes_on(here):
     keeps = "(folder / 'checkpoints').mkdir(); (folder / 'checkpoints/last.ckpt').touch(); "
     (here / "1.does").write_text(f"{keeps}os.kill({os.getpid()}, 2); signal.pause()")
