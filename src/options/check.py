@@ -100,12 +100,10 @@ def _check_pairs(config: dict[str, Any]) -> None:
     batches = batches_of_update(config, ranks_asked(config) or 1)  # checked again by the ranks that there are
     strategy = trainer.get("strategy")
     is_sharded = isinstance(strategy, dict) or any(name in str(strategy) for name in ("fsdp", "deepspeed"))
-    averages = "".join(name for name, node in callbacks.items() if node and node[TARGET].endswith("WeightAveraging"))
-    stops = "".join(
-        name
-        for name, node in callbacks.items()
-        if node and node[TARGET].endswith("EarlyStopping") and str(node.get("monitor")).startswith("val")
-    )
+    nodes = {name: node for name, node in callbacks.items() if node}
+    averages = next((name for name, node in nodes.items() if node[TARGET].endswith("WeightAveraging")), "")
+    stopping = {name: str(node.get("monitor")) for name, node in nodes.items() if node[TARGET].endswith("EarlyStopping")}
+    stops = next((name for name, monitor in stopping.items() if monitor.startswith("val")), "")
     prefix, no_validation = config["init_prefix"], trainer.get("limit_val_batches") == 0
     uses_graphs = compile in ("reduce-overhead", "max-autotune")
     conflicts = {

@@ -141,7 +141,9 @@ def build_callbacks(config: dict[str, Any]) -> tuple[list[Callback], dict[str, b
     """
     interval = config["trainer"].get("log_every_n_steps")
     nodes = {name: node and _with_interval(node, interval) for name, node in (config["callbacks"] or {}).items()}
-    callbacks = build_all(nodes, "callbacks")
+    callbacks: list[Any] = build_all(nodes, "callbacks")
+    for callback, name in zip(callbacks, (name for name, node in nodes.items() if node), strict=True):
+        callback.batchscope_option = f"callbacks.{name}"
     switches = {}
     for switch, kind in (("enable_progress_bar", ProgressBar), ("enable_checkpointing", Checkpoint)):
         if config["trainer"].get(switch) is False:
@@ -150,6 +152,11 @@ def build_callbacks(config: dict[str, Any]) -> tuple[list[Callback], dict[str, b
     if (number := sum(isinstance(callback, Checkpoints) for callback in callbacks)) > 1:
         raise UserError(f"callbacks: got {number} Checkpoints, takes one: both would write last.ckpt")
     return callbacks, switches
+
+
+def option_of(callback: Callback) -> str:
+    """The option that a callback was built from, by the name that the user gave: `callbacks.stop`; else its class."""
+    return getattr(callback, "batchscope_option", type(callback).__name__)
 
 
 def loader_switches(config: dict[str, Any], data: object) -> dict[str, bool]:

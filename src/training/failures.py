@@ -12,7 +12,9 @@ import psutil
 import torch
 from lightning import LightningModule, Trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import EarlyStopping
 
+from .._lightning import callbacks_of
 from .._torch import is_compilation_error, is_shared_memory_error
 from ..errors import PeerLostError, UserError, cut, place_of
 from ..files import LOCK, NO_SPACE, WriteError, is_inside, why
@@ -21,6 +23,7 @@ from ..hardware.device_memory import is_out_of_memory
 from ..hardware.host_memory import host_memory
 from ..hardware.measure import cached_calibration
 from ..options.update import largest_part, ranks_asked
+from .build import option_of
 from .trial import is_own
 
 _GIB = 2**30
@@ -41,7 +44,6 @@ _SAID = {
     "sparse gradients": "optimizer: {error}; write optimizer=adagrad without weight_decay, or give the model's embeddings "
     "sparse=False",
     "`val_check_interval` (": "trainer: {error}",
-    "Early stopping conditioned on": "callbacks.early_stopping.monitor: {error}",
 }
 
 
@@ -70,6 +72,8 @@ def explained(error: Exception, config: dict[str, Any], trainer: Trainer) -> Use
         for words, line in _SAID.items():
             if words in str(error):
                 return UserError(line.format(error=error))
+        if "Early stopping conditioned on" in str(error):
+            return UserError(f"{_stopping(str(error), trainer)}.monitor: {error}")
         if trainer.world_size > 1 and any(words in str(error) for words in _BETWEEN_RANKS):
             return PeerLostError(_PEER_LOST)
     if config.get("compile") and is_compilation_error(error):
@@ -77,6 +81,12 @@ def explained(error: Exception, config: dict[str, Any], trainer: Trainer) -> Use
     if refused := _refused_file(error, config["run_dir"]):
         return WriteError(f"{os.fsdecode(refused.filename or config['run_dir'])} cannot be written: {why(refused)}")
     return None
+
+
+def _stopping(said: str, trainer: Trainer) -> str:
+    """The option of the EarlyStopping whose metric is not available."""
+    stopping = (one for one in callbacks_of(trainer) if isinstance(one, EarlyStopping))
+    return next((option_of(one) for one in stopping if f"metric `{one.monitor}` which" in said), "callbacks")
 
 
 def _cannot_compile(config: dict[str, Any], error: Exception) -> str:

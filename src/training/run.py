@@ -48,6 +48,7 @@ from .build import (
     build_model,
     build_trainer,
     loader_switches,
+    option_of,
     run_name,
 )
 from .compiling import check_compile
@@ -322,8 +323,8 @@ class _Run:
         summary.write_steps(self.trainer, self.run_dir)
         for callback in callbacks_of(self.trainer):
             if isinstance(callback, EarlyStopping) and _has_stopped_without_a_number(callback):
-                name = callback.monitor
-                raise NonFiniteError(f"EarlyStopping: {name} was never finite; check_finite=false trains on")
+                option, never = option_of(callback), f"{callback.monitor} was never finite"
+                raise NonFiniteError(f"{option}: {never}; {option}.check_finite=false trains on")
 
     def test(self, record: RunRecord) -> None:
         """Test the best checkpoint; the last weights where no checkpoint is the best."""

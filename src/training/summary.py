@@ -49,6 +49,7 @@ from ..records.learning_rate import rate_words
 from ..records.operations import write_operations
 from ..records.step_times import read_step_times, with_visits, write_step_times
 from ..records.terminal import block, has_words, is_verbose, row, say
+from .build import option_of
 from .loggers import log_parameters
 
 
@@ -109,11 +110,9 @@ def callback_facts(trainer: Trainer) -> dict[str, Any]:
 def unread_options(trainer: Trainer, task: Any, record: Mapping[str, Any]) -> dict[str, str]:
     """The options of a run's command line that have changed nothing, and why; `task` is None for a LightningModule."""
     found = {} if task is None else task.unread_options()
-    names = {node["_target_"]: name for name, node in (record["config"]["callbacks"] or {}).items() if node}
     for callback in callbacks_of(trainer):
-        name = names.get(f"{type(callback).__module__}.{type(callback).__qualname__}")
-        if name and hasattr(callback, "unread_options"):
-            found |= {f"callbacks.{name}.{option}": why for option, why in callback.unread_options().items()}
+        if hasattr(callback, "unread_options"):
+            found |= {f"{option_of(callback)}.{option}": why for option, why in callback.unread_options().items()}
     typed = {word.lstrip("+").partition("=")[0] for word in record["overrides"]}
     return {option: why for option, why in found.items() if option in typed}
 

@@ -787,7 +787,11 @@ def test_the_best_checkpoint_is_the_best_in_the_direction_of_its_metric(folder: 
 
 
 NAN = "warning: callbacks.checkpoint.monitor: val/loss is nan in epoch 0, and no such checkpoint is the best\n"
-STOPS = ["callbacks=early_stopping", "callbacks.early_stopping.monitor=val_loss", "trainer.max_epochs=3"]
+OWN_STOP = "+callbacks.mine={{_target_:lightning.pytorch.callbacks.EarlyStopping,monitor:{}}}"  # of another name
+STOPS = {
+    "callbacks.early_stopping": "callbacks=early_stopping callbacks.early_stopping.monitor=val_loss",
+    "callbacks.mine": OWN_STOP.format("val_loss"),
+}
 
 
 def test_a_validation_without_a_number_is_one_warning_and_its_run_says_what_was_tested(folder: Path, capsys) -> None:
@@ -800,9 +804,11 @@ def test_a_validation_without_a_number_is_one_warning_and_its_run_says_what_was_
     assert again["checkpoints"].keys() == {"best", "last"} and "no_best" not in again
 
 
-def test_early_stopping_makes_an_error_of_a_metric_that_was_never_a_number(folder: Path) -> None:
-    said = refusal(trained, folder, "model=nowhere", "data=points", *STOPS)
-    assert said == "EarlyStopping: val_loss was never finite; check_finite=false trains on"
+@pytest.mark.parametrize("option", STOPS)
+def test_early_stopping_makes_an_error_of_a_metric_that_was_never_a_number(option: str, folder: Path) -> None:
+    words = [*STOPS[option].split(), "trainer.max_epochs=3"]
+    said = refusal(trained, folder, "model=nowhere", "data=points", *words)
+    assert said == f"{option}: val_loss was never finite; {option}.check_finite=false trains on"
     found = record(folder)
     assert (found["status"], found["error_kind"], found["epochs"]) == ("failed", "not_finite", 1)
     assert (folder / found["checkpoints"]["last"]).exists()
@@ -930,6 +936,7 @@ LATER = {
     f"{OWN} model.by_hand=true trainer.gradient_clip_val=1": "trainer: Automatic gradient clipping is not supported for manual",
     f"{OWN} callbacks=early_stopping": "callbacks.early_stopping.monitor: Early stopping conditioned on metric `val/loss` which "
     "is not available. Pass in or modify your `EarlyStopping` callback to use any of the following: `val_loss`",
+    f"{OWN} {OWN_STOP.format('val/loss')}": "callbacks.mine.monitor: Early stopping conditioned on metric `val/loss` which ",
     f"{OWN} callbacks.checkpoint.monitor=loss": "callbacks.checkpoint.monitor: got 'loss', and the validation measures val_loss. "
     "Did you mean 'val_loss'?",
 }
