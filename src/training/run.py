@@ -54,7 +54,7 @@ from .build import (
 from .compiling import check_compile
 from .ending import explain_failures
 from .loggers import build_loggers, close_loggers, open_loggers
-from .module import Provenance, lightning_module, read_by
+from .module import Provenance, check_by_hand, lightning_module, read_by
 from .quiet import quiet_libraries
 from .task import Task
 from .trial import explain_first_batch, try_out
@@ -229,6 +229,7 @@ class _Run:
         spec = None if self.data.spec is None else asdict(self.data.spec)
         self.provenance.facts = facts | {"dataset": self.data.name, "fingerprint": fingerprint, "spec": spec}
         self.module = lightning_module(self.model, self.data, self.config, self.provenance.facts)
+        check_by_hand(self.module, self.trainer, self.config)
         if isinstance(self.module, Task):
             try_out(self.module, self.data)
             self.module.prepare(self.trainer, self.data.batch_size, self.batch.get("global_batch_size"))

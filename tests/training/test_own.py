@@ -909,6 +909,9 @@ MISTAKES = {
     "model=made data=points optimizer.lr=0.1": f"optimizer.lr: {HAS_OPTIMIZER}",
     f"{OWN} model.lr=0.1": "model.lr: no such option. model takes by_hand.",
     f"{OWN} +model.optimizer.lr=0.1": "model.optimizer: no such option. model takes by_hand.",
+    f"{OWN} model.by_hand=true trainer.gradient_clip_val=1": "trainer.gradient_clip_val: Tutorial optimises by hand, and clips by",
+    f"{OWN} model.by_hand=true global_batch_size=40": "global_batch_size: Tutorial optimises by hand, and says itself how many",
+    f"{OWN} model.by_hand=true trainer.accumulate_grad_batches=2": "trainer.accumulate_grad_batches: Tutorial optimises by hand",
     f"{OWN} compile=true": "compile: Tutorial is a LightningModule, which compiles itself",
     "trainer.limit_test_batches=0.01": "trainer.limit_test_batches: got 0.01, less than one batch of 1; a whole number counts",
     "model=keeps data=points model.sparse=true": "model: 'graph' is not a dense tensor, and checkpoints hold no other; regis",
@@ -931,9 +934,6 @@ def test_what_does_not_fit_is_one_line_and_nothing_is_written(words: str, folder
 LATER = {
     "trainer.limit_val_batches=0.01": "trainer: You requested to check 0.01 of the `val_dataloader`",
     "trainer.val_check_interval=500": "trainer: `val_check_interval` (500) must be less than or equal to the number of the",
-    f"{OWN} model.by_hand=true global_batch_size=40": "trainer: Automatic gradient accumulation is not supported for manual "
-    "optimization. Remove `Trainer(accumulate_grad_batches=5)`",
-    f"{OWN} model.by_hand=true trainer.gradient_clip_val=1": "trainer: Automatic gradient clipping is not supported for manual",
     f"{OWN} callbacks=early_stopping": "callbacks.early_stopping.monitor: Early stopping conditioned on metric `val/loss` which "
     "is not available. Pass in or modify your `EarlyStopping` callback to use any of the following: `val_loss`",
     f"{OWN} {OWN_STOP.format('val/loss')}": "callbacks.mine.monitor: Early stopping conditioned on metric `val/loss` which ",
