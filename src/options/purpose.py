@@ -68,6 +68,7 @@ _SCHEDULE = "batchscope.training.optimizer.Optimizer"  # what every optimizer ta
 _TABLES = {"trainer": TRAINER, "callbacks": CALLBACK, "logger": LOGGER}
 # What a Task takes for the network that it trains, and what a LightningModule has in its place.
 OF_TASK = {"task": "its own loss and metrics", "optimizer": "its own optimizer", "channels_last": "its own layout"}
+_FREEZES = "whose layers no Task freezes; write callbacks=my_finetuning, a BaseFinetuning as in docs/own-project.md"
 _LIGHTNING_MODULE = "lightning.pytorch.core.module.LightningModule"
 
 
@@ -181,7 +182,8 @@ def why_unread(option: str, config: Mapping[str, Any], module: str = "") -> str:
     section = option.partition(".")[0]
     if section in OF_TASK and (module := module or lightning_module_of(config)):
         rate = own_rate(config) if section == "optimizer" else None
-        return f"{module} is a LightningModule, which has {OF_TASK[section]}{f'; its rate is {rate}' if rate else ''}"
+        has = _FREEZES if option == "task.freeze" else f"which has {OF_TASK[section]}"
+        return f"{module} is a LightningModule, {has}{f'; its rate is {rate}' if rate else ''}"
     where, found = _where(option, config), None
     if where is not None and not config.get("search"):  # which may try other values of any option
         found = _at(config, where.option)

@@ -900,6 +900,9 @@ MISTAKES = {
     "optimizer=torchs optimizer._target_=torch.nn.Identity": "optimizer: Identity is no torch.optim.Optimizer",
     "data=points": "data: Points has no spec: a property that returns a batchscope.data.DataSpec",
     f"{OWN} task.loss=mse": "task.loss: Tutorial is a LightningModule, which has its own loss and metrics",
+    f"{OWN} task.freeze=['*']": "task.freeze: Tutorial is a LightningModule, whose layers no Task freezes; write callbacks=my_finetuning, "
+    "a BaseFinetuning as in docs/own-project.md",
+    "model=made data=points task.freeze=['*']": "task.freeze: Tutorial is a LightningModule, whose layers no Task freezes; write",
     f"{OWN} channels_last=false": "channels_last: Tutorial is a LightningModule, which has its own layout",
     f"{OWN} optimizer=sgd": f"optimizer: {HAS_OPTIMIZER}",
     f"{OWN} optimizer.lr_scaling=auto": f"optimizer.lr_scaling: {HAS_OPTIMIZER}",
