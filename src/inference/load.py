@@ -20,7 +20,7 @@ from ..errors import UserError
 from ..hardware.devices import check_accelerator
 from ..options import CONFIG_DIR, groups, trust
 from ..options.check import check_config
-from ..options.command_lines import for_evaluation
+from ..options.command_lines import for_evaluation, refuse_not_evaluated
 from ..options.compose import apply_overrides
 from ..records.terminal import can_redraw
 from ..training.build import build, build_data, build_model, loader_switches
@@ -184,6 +184,7 @@ def _built(config: dict[str, Any], name: str, data: Data | KnownData) -> Trained
 def _configuration(saved: dict[str, Any], path: Path, overrides: list[str], with_data: bool) -> dict[str, Any]:
     """The configuration of the run that wrote a checkpoint, for an evaluation, with the overrides."""
     recorded = for_evaluation(check_config(trust.plain(saved.get("config"), f"ckpt: {path}")))
+    refuse_not_evaluated(overrides, recorded)
     config = check_config(apply_overrides(recorded, overrides))
     if config["init"]:
         raise UserError("init: an evaluation has the weights of ckpt")

@@ -7,8 +7,11 @@ A line begins with `batchscope`, and holds the words that a file alone cannot de
 from pathlib import Path
 from typing import Any
 
+from ..errors import UserError
 from . import trust
-from .overrides import for_shell
+from .groups import COLLECTIONS, SECTIONS
+from .overrides import for_shell, parse
+from .tree import flatten
 from .update import ranks_asked
 
 _PART_OF_A_STEP = ("batchscope.callbacks.nonfinite.StopOnNonFinite",)  # it checks every loss and gradient
@@ -29,6 +32,9 @@ _SOME_STEPS = {
     "profiler": None,
     "default_root_dir": None,
 }
+# Sections and options that an evaluation does not read.
+_NOT_EVALUATED = ("optimizer", "callbacks", "logger", "search", "target", "target_metric", "global_batch_size")
+_NOT_EVALUATED += ("test", "timing", "enough", "margin", "optimized_metric", "tags", "resume")
 # Callbacks, by their names.
 _NOT_TIMED = ("checkpoint", "progress", "prediction_images", "memory", "stop_at_target", "early_stopping")
 # It ends by its seconds.
@@ -59,6 +65,22 @@ def for_evaluation(config: dict[str, Any]) -> dict[str, Any]:
     parts = {"callbacks": {}, "logger": {}, "search": None, "run_dir": None, "compile": False}
     parts |= {"global_batch_size": None, **_NO_INIT}
     return {**config, "trainer": {**config["trainer"], **trainer}, **parts}
+
+
+def refuse_not_evaluated(overrides: list[str], recorded: dict[str, Any]) -> None:
+    """Raise UserError for a word of a command line that an evaluation does not read.
+
+    A word may repeat what the configuration of a file has: it confirms that (trust.py).
+    """
+    held = dict(flatten(recorded))
+    for one in parse(overrides):
+        key, value = one.key_or_group, None if one.is_delete() else one.value()
+        typed, section = {key: value}, key.partition(".")[0]
+        if isinstance(value, dict):
+            typed = dict(flatten(value, f"{key}."))
+        if section in _NOT_EVALUATED and any(name not in held or held[name] != typed[name] for name in typed):
+            reason = f", which reads no {section}" if section in (*SECTIONS, *COLLECTIONS) else ""
+            raise UserError(f"{key}: has no effect on an evaluation{reason}")
 
 
 def for_explanation(config: dict[str, Any]) -> dict[str, Any]:

@@ -30,6 +30,7 @@ def test_options_that_change_no_metric_change_none_also_in_a_folder_that_was_mov
     moved = shutil.copytree(finished, tmp_path / "elsewhere")
     path = moved / record(moved)["checkpoints"]["last"]
     words = ["data.batch_size=1000", "++trainer.inference_mode=false", "~trainer.num_sanity_val_steps"]
+    words.append(f"optimizer._target_={record(finished)['config']['optimizer']['_target_']}")  # as one that confirms it
     assert evaluate(path, [root, *words])[1] == pytest.approx(evaluate(path, [root])[1], rel=1e-5)
 
 
@@ -50,6 +51,11 @@ def test_the_samples_are_those_that_were_tested(best, root, monkeypatch):
         ("trainer.min_epochs=2", "trainer.min_epochs: the configuration does not list it; write +trainer.min_epochs=2"),
         ("data=nan", "data: got 'nan', takes adding"),
         ("compile=true", "compile: only training steps are compiled"),
+        ("optimizer.lr=1", "optimizer.lr: has no effect on an evaluation, which reads no optimizer"),
+        ("optimizer=sgd", "optimizer: has no effect on an evaluation, which reads no optimizer"),
+        ("callbacks.progress=null", "callbacks.progress: has no effect on an evaluation, which reads no callbacks"),
+        ("logger=none", "logger: has no effect on an evaluation, which reads no logger"),
+        ("tags=[again]", "tags: has no effect on an evaluation"),
         ("+trainer.limit_test_batches=0", "limit_test_batches: got 0, which tests no batch"),
         ("data.root=nowhere trainer.strategy=foo", "trainer: "),  # before data are made
     ],
