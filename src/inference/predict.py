@@ -238,7 +238,7 @@ def _has_step(module: LightningModule) -> bool:
 
 
 def _give_step(trained: Trained, is_whole: bool) -> None:
-    """Have a module without a `predict_step` answer to the inputs of a batch: Lightning would give `forward` all of it."""
+    """Have a module without a `predict_step` answer to the inputs of a batch; Lightning would give `forward` all of it."""
 
     def step(batch: Any, *numbers: int) -> Any:
         args, named = arguments(*inputs_of(trained, batch, is_whole))

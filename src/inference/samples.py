@@ -68,8 +68,8 @@ def samples_of(trained: Trained, most: int) -> Samples:
 def inputs_of(trained: Trained, batch: Any, is_whole: bool = True) -> tuple[Any, Tensor | None]:
     """What the network takes of a batch: inputs and lengths as `DataSpec.parts` gives them, for `arguments`.
 
-    The spec of the data says it or, without one, the signature of `forward`. Without `is_whole` a batch has no target, as
-    `Task.predict_step` takes it: inputs, or a tuple of inputs and lengths.
+    The spec of the data says it or, without one, the signature of `forward`. Unless it `is_whole`, a batch has no target:
+    it is inputs, or a tuple of inputs and lengths, as `Task.predict_step` takes it.
     """
     spec = trained.known.spec
     if spec is None:

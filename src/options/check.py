@@ -102,8 +102,8 @@ def _check_pairs(config: dict[str, Any]) -> None:
     is_sharded = isinstance(strategy, dict) or any(name in str(strategy) for name in ("fsdp", "deepspeed"))
     nodes = {name: node for name, node in callbacks.items() if node}
     averages = next((name for name, node in nodes.items() if node[TARGET].endswith("WeightAveraging")), "")
-    stopping = {name: str(node.get("monitor")) for name, node in nodes.items() if node[TARGET].endswith("EarlyStopping")}
-    stops = next((name for name, monitor in stopping.items() if monitor.startswith("val")), "")
+    validated = {name: node for name, node in nodes.items() if str(node.get("monitor")).startswith("val")}
+    stops = next((name for name, node in validated.items() if node[TARGET].endswith("EarlyStopping")), "")
     prefix, no_validation = config["init_prefix"], trainer.get("limit_val_batches") == 0
     uses_graphs = compile in ("reduce-overhead", "max-autotune")
     conflicts = {

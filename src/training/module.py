@@ -73,12 +73,12 @@ def lightning_module(model: nn.Module, data: Any, config: dict[str, Any], facts:
 
 
 def check_by_hand(module: LightningModule, trainer: Trainer, config: dict[str, Any]) -> None:
-    """Raise UserError for what Lightning does not do for a module that optimises by hand, and refuses once it trains."""
+    """Raise UserError for what a module that optimises by hand has to do itself; Lightning refuses it once it trains."""
     if module.automatic_optimization:
         return
     name = type(module).__name__
     if trainer.gradient_clip_val:
-        raise UserError(f"trainer.gradient_clip_val: {name} optimises by hand, and clips by self.clip_gradients(…) itself")
+        raise UserError(f"trainer.gradient_clip_val: {name} optimises by hand; let it call self.clip_gradients itself")
     if trainer.accumulate_grad_batches > 1:
         option = "global_batch_size" if config.get("global_batch_size") else "trainer.accumulate_grad_batches"
         raise UserError(f"{option}: {name} optimises by hand, and says itself how many batches make an update")

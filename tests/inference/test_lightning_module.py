@@ -162,8 +162,8 @@ def test_without_a_step_of_its_own_it_answers_a_users_own_file(made, tmp_path: P
 
 
 def test_a_forward_that_does_not_take_the_inputs_of_a_batch_is_one_line(made) -> None:
-    said = "input: Generator has no predict_step(batch, batch_idx), and its forward does not take the inputs of a batch: "
-    assert refusal(predict, made("generator"), "test").startswith(f"{said}RuntimeError")
+    said = "input: Generator has no predict_step(batch, batch_idx), and its forward does not take the inputs of a batch"
+    assert refusal(predict, made("generator"), "test").startswith(f"{said}: RuntimeError")
 
 
 TAKES = "and predict takes a tensor with a row for each sample, or a dict or a tuple of them"

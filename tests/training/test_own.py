@@ -912,7 +912,7 @@ MISTAKES = {
     "model=made data=points optimizer.lr=0.1": f"optimizer.lr: {HAS_OPTIMIZER}",
     f"{OWN} model.lr=0.1": "model.lr: no such option. model takes by_hand.",
     f"{OWN} +model.optimizer.lr=0.1": "model.optimizer: no such option. model takes by_hand.",
-    f"{OWN} model.by_hand=true trainer.gradient_clip_val=1": "trainer.gradient_clip_val: Tutorial optimises by hand, and clips by",
+    f"{OWN} model.by_hand=true trainer.gradient_clip_val=1": "trainer.gradient_clip_val: Tutorial optimises by hand; let it",
     f"{OWN} model.by_hand=true global_batch_size=40": "global_batch_size: Tutorial optimises by hand, and says itself how many",
     f"{OWN} model.by_hand=true trainer.accumulate_grad_batches=2": "trainer.accumulate_grad_batches: Tutorial optimises by hand",
     f"{OWN} compile=true": "compile: Tutorial is a LightningModule, which compiles itself",
@@ -939,7 +939,7 @@ LATER = {
     "trainer.val_check_interval=500": "trainer: `val_check_interval` (500) must be less than or equal to the number of the",
     f"{OWN} callbacks=early_stopping": "callbacks.early_stopping.monitor: Early stopping conditioned on metric `val/loss` which "
     "is not available. Pass in or modify your `EarlyStopping` callback to use any of the following: `val_loss`",
-    f"{OWN} {OWN_STOP.format('val/loss')}": "callbacks.mine.monitor: Early stopping conditioned on metric `val/loss` which ",
+    f"{OWN} {OWN_STOP.format('val/loss')}": "callbacks.mine.monitor: Early stopping conditioned on metric `val/loss` ",
     f"{OWN} callbacks.checkpoint.monitor=loss": "callbacks.checkpoint.monitor: got 'loss', and the validation measures val_loss. "
     "Did you mean 'val_loss'?",
 }
