@@ -28,7 +28,7 @@ from .explain import message_of, missing_choice, unknown_option
 from .groups import CONFIGS, GROUPS, OPTIONAL_GROUPS, SECTIONS, config_dir, load, refuse_unreadable, to_plain
 from .nodes import TARGET
 from .overrides import combinations, parse, quoted, set_by, text_of, without_globs
-from .purpose import annotation_of, lightning_module_of, own_rate, why_unread
+from .purpose import annotation_of, lightning_module_of, own_rate, why_no_validation, why_unread
 from .values import alternatives
 
 # The launchers of configs/hydra/launcher describe every option of their plugins and are validated by their names.
@@ -76,6 +76,8 @@ def compose_command_line(overrides: list[str], multirun: bool) -> CommandLine:
     overrides = without_globs(overrides) if multirun else overrides
     base = compose(_fixed(parse(overrides)) if multirun else overrides)
     params = {str(key): str(value) for key, value in (base.hydra.sweeper.get("params") or {}).items() if multirun}
+    if _RATE in params and not base.get("test") and (why := why_no_validation(to_plain(without_hydra(base)))):
+        raise UserError(f"{_RATE}: a validation says which rate is the best, and {why}")
     if _RATE in params and (rate := _own_rate(base)):  # a config's sweep over the rate is one over that which is read
         own_rates = params.pop(_RATE)
         typed = {word.lstrip("+").partition("=")[0] for word in overrides}

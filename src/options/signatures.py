@@ -88,6 +88,20 @@ def inherits(target: str, base: str) -> bool:
     return any(one and f"{one[0].name}.{one[1].name}" == base for one in (_ancestry(found) if found else ()))
 
 
+def lacks(target: str, method: str) -> bool:
+    """Whether source text says that a class has no method of this name but Lightning's own; False where nobody knows.
+
+    A class has one whose text has the name: it may be made in the constructor.
+    """
+    found = _locate(target)
+    for one in _ancestry(found) if found else ():
+        if one and one[0].name.startswith("lightning."):
+            return True
+        if one is None or method in ast.unparse(one[1]):
+            return False
+    return False
+
+
 def is_defined(target: str) -> bool:
     """Whether source text has a class or function of this full name."""
     return _locate(target) is not None

@@ -90,17 +90,34 @@ def test_a_folder_that_is_named_is_told_from_the_installed_default(package: Writ
 LIT = """
 import lightning
 
-class Lit(lightning.LightningModule):
+class Validated(lightning.LightningModule):
+    def validation_step(self, batch, batch_idx):
+        pass
+
+class Lit(Validated):
     def __init__(self, lr: float = 0.1, part: object = None):
         super().__init__()
 
-class Other(lightning.LightningModule):
+class Other(Validated):
     def __init__(self, learning_rate: float = 0.1):
         super().__init__()
 
-class Bare(lightning.LightningModule):
+class Bare(Validated):
     def __init__(self, optimizer: object = None):
         super().__init__()
+
+class Unchecked(lightning.LightningModule):
+    def __init__(self, lr: float = 0.1):
+        super().__init__()
+
+class Trains(lightning.LightningDataModule):
+    def train_dataloader(self):
+        pass
+
+class Validates(Trains):
+    def __init__(self):
+        super().__init__()
+        self.val_dataloader = self.train_dataloader
 """
 NESTED = "optimizer: {_target_: torch.optim.Adam, _partial_: true, lr: 0.1}"
 # A model, and the option of its rate as a command line takes it.
@@ -129,6 +146,29 @@ def test_a_sweep_of_a_config_over_the_rate_is_one_over_the_rate_that_the_model_r
         assert said.startswith(f"{bare}: the configuration does not list it; write +{bare}=")
     said = refusal(compose_command_line, ["model=lit", "optimizer.lr=0.1,0.2"], multirun=True)
     assert said.endswith(f" is a LightningModule, which has its own optimizer; its rate is {option}")
+
+
+# What is trained on what, and why that has no validation.
+UNVALIDATED = {
+    "model=lit data=trains": "Trains has no val_dataloader",
+    "model=unchecked data=validates": "Unchecked has no validation_step",
+    "model=cnn trainer.limit_val_batches=0": "trainer.limit_val_batches=0 leaves out the validation",
+    "model=lit data=validates": "",
+    "model=lit data=trains test=true": "",  # which says it then
+}
+
+
+@pytest.mark.parametrize("words", UNVALIDATED)
+def test_a_search_for_a_rate_without_a_validation_is_refused_before_it_begins(words: str, package: Write) -> None:
+    names = {"model/lit": "Lit", "model/unchecked": "Unchecked", "data/trains": "Trains", "data/validates": "Validates"}
+    package({file: f"_target_: mynet.lit.{name}" for file, name in names.items()}, lit=LIT)
+    use_config_dir("conf")
+    line, why = [*words.split(), "experiment=find_lr"], UNVALIDATED[words]
+    if why:
+        said = f"optimizer.lr: a validation says which rate is the best, and {why}"
+        assert refusal(compose_command_line, line, multirun=True) == said
+    else:
+        assert len(compose_command_line(line, multirun=True).labels) == 6
 
 
 def test_an_option_of_a_sweep_is_read_by_a_run_and_one_that_tells_runs_apart_by_each(package: Write) -> None:
