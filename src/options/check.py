@@ -2,9 +2,9 @@
 
 import contextlib
 import copy
-from typing import Any
+from typing import Any, cast
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ..errors import UserError, did_you_mean
@@ -17,6 +17,8 @@ from .signatures import class_attribute, is_installed, signature_of
 from .tree import flatten
 from .update import batches_of_update, ranks_asked
 from .values import check_value
+
+_OUTPUT_DIR = "${hydra:runtime.output_dir}"  # what Hydra calls the run's folder, in YAML files of other projects
 
 
 def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
@@ -32,6 +34,8 @@ def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
     if missing := sorted(name for name, value in flatten(plain) if value == "???"):
         asks = f", for which experiment={OF_EXPERIMENTS[missing[0]]} asks" if missing[0] in OF_EXPERIMENTS else ""
         raise UserError(f"{missing[0]}: has no value; write {missing[0]}=…{asks}")
+    if isinstance(config, DictConfig) and any(_OUTPUT_DIR in str(value) for _, value in flatten(plain)):
+        config = cast(DictConfig, OmegaConf.create(OmegaConf.to_yaml(config).replace(_OUTPUT_DIR, "${run_dir}")))
     try:
         plain = to_plain(config, resolve=True) if isinstance(config, DictConfig) else plain
     except OmegaConfBaseException as error:

@@ -345,6 +345,14 @@ def test_a_file_of_the_users_is_merged_over_the_default_callbacks_and_loggers(pa
     assert [*found["logger"]] == ["tensorboard", "csv", "mine"]
 
 
+@pytest.mark.parametrize("place", ["${run_dir}", "${hydra:runtime.output_dir}"])
+def test_a_file_of_the_users_names_the_runs_folder_by_our_name_or_hydras(place: str, package: Write) -> None:
+    package({"logger/own": OWN_LOGGER.replace("here", f"'{place}/logs'")})
+    use_config_dir("conf")
+    assert composed("logger=own", run_dir="out")["logger"]["mine"]["save_dir"] == "out/logs"
+    assert len(check_command_line(["logger=own", "seed=0,1"], multirun=True)) == 2
+
+
 def test_none_leaves_out_all_default_ones_and_a_choice_beside_it_is_alone() -> None:
     for group, choice in (("callbacks", "early_stopping"), ("logger", "csv")):
         nothing = dict.fromkeys(composed()[group])
