@@ -24,7 +24,7 @@ from ..hardware.roofline import lower_bound
 from ..hardware.sampler import Span, named
 from ..records.operations import OperationRow, StepOperations
 from ..records.step_parts import StepPart
-from ._batches import varies
+from ._batches import NO_TENSORS, varies
 from ._recording import RecordedUpdates
 from ._setting import setting_of
 from ._table import UpdateTable
@@ -149,9 +149,7 @@ class StepAnalysis:
         else:
             missing = {} if self.peak else {"mfu": self._no_peak()}
         if not summary["samples"]:
-            return {}, missing | {
-                "samples_per_sec": "the batch has no tensors; batch_size_fn says how many samples it has"
-            }
+            return {}, missing | {"samples_per_sec": NO_TENSORS}
         if not self.per_sample or "flops_per_sec" in missing:
             return {}, missing
         rate = self.per_sample * summary["samples_per_sec"] / self._trainer.world_size

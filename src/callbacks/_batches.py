@@ -7,6 +7,11 @@ from typing import Any
 from lightning import LightningModule, Trainer
 from torch import Tensor
 
+NO_TENSORS = (
+    "the batch has no tensors; batch_size_fn of ThroughputMonitor (callbacks.throughput.batch_size_fn) says how many "
+    "samples it has"
+)
+
 
 def samples_in(batch: Any) -> int:
     """The length of the first tensor in a batch, depth first; 0 for a batch without tensors.

@@ -14,6 +14,7 @@ from ..hardware.devices import cache_bytes
 from ..hardware.flops import StepFlops, UncountableError, flops_per_sample
 from ..hardware.operations import OperationRecorder
 from ..records.operations import OperationRow
+from ._batches import NO_TENSORS
 
 FIRST, LAST = 2, 4  # the updates that are recorded: the first one pays for work that is done once
 
@@ -126,7 +127,7 @@ class RecordedUpdates:
         if self.recorder.uncounted is not None:
             raise UncountableError(f"the FLOPs of {self.recorder.uncounted} are not known")
         if not all(self._samples):
-            raise UncountableError("the batch has no tensors; batch_size_fn says how many samples it has")
+            raise UncountableError(NO_TENSORS)
         return flops_per_sample(list(zip(self.recorder.steps, self._samples, strict=True)))
 
 

@@ -3,9 +3,14 @@
 import logging
 import threading
 import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from .. import ranks
+from ..errors import printable
+from ..files import is_inside
 
 # Warnings that every run would print, and that its settings have answered already.
 _IGNORED = (
@@ -19,12 +24,16 @@ _IGNORED = (
     ".*using the WeightAveraging callback, but loading a checkpoint outside.*",
     ".*noload.. loader strategy is deprecated.*",  # MLflow under SQLAlchemy 2.1
 )
+_HERE = Path(__file__).parents[1]
 # The parts of Lightning that print only what a user asked for: a profile, a learning rate found, a verbose callback.
 _ASKED_FOR = ("profilers", "tuner", "callbacks")
 
 
 def quiet_libraries() -> None:
-    """Show Lightning's warnings and, in the first rank, what a user asked for."""
+    """Show Lightning's warnings and, in the first rank, what a user asked for; a warning of ours as `warn` has it."""
+    python: Any = warnings
+    if getattr(python.formatwarning, "func", None) is not _format_warning:
+        python.formatwarning = partial(_format_warning, python.formatwarning)
     for name in ("lightning.pytorch", "lightning.fabric", "lightning"):
         logging.getLogger(name).setLevel(logging.WARNING)
     if ranks.current().rank == 0:
@@ -46,6 +55,15 @@ def is_shown(message: logging.LogRecord) -> bool:
     """Whether a message of Lightning's shared logger is a warning or was asked for; that `max_time` is over is neither."""
     file = Path(message.pathname)
     return message.levelno >= logging.WARNING or (file.parent.name in _ASKED_FOR and file.stem != "timer")
+
+
+def _format_warning(
+    others: Callable[..., str], message: Any, category: type[Warning], filename: str, *where: Any
+) -> str:
+    """One line without a file for a warning of this package, which its callbacks give in any project; `others` as they are."""
+    if is_inside(Path(filename), _HERE):
+        return f"warning: {printable(str(message))}\n"
+    return others(message, category, filename, *where)
 
 
 def _show_unless_tensorboards(error: threading.ExceptHookArgs) -> None:

@@ -58,7 +58,10 @@ UNSEEN = (
     "of 10 batches none ended with an optimizer step that Lightning counts; with manual optimization, step the "
     "optimizers that self.optimizers() returns"
 )
-NO_TENSORS = "the batch has no tensors; batch_size_fn says how many samples it has"
+NO_TENSORS = (
+    "the batch has no tensors; batch_size_fn of ThroughputMonitor (callbacks.throughput.batch_size_fn) says how many "
+    "samples it has"
+)
 DISTURBED = Calibration("cpu", "a processor", None, "2", 2, {"fp32": 1e9}, disturbed="others were busy")
 TEXTS = DataLoader([f"text {n}" for n in range(8)], batch_size=2, collate_fn=list)
 ROWS = {

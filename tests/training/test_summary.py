@@ -5,6 +5,7 @@ import io
 import logging
 import os
 import re
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,10 +18,11 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, SubsetRandomSampler
 
 from batchscope.analysis import write_report
+from batchscope.callbacks import _analysis
 from batchscope.callbacks._setting import samples_of_epoch
 from batchscope.callbacks.nonfinite import StopOnNonFinite
 from batchscope.data.adding import Adding
-from batchscope.training.quiet import is_shown
+from batchscope.training.quiet import is_shown, quiet_libraries
 from batchscope.training.run import limit_batch_size
 from batchscope.training.summary import (
     _learning_rate,
@@ -249,6 +251,14 @@ def test_a_learning_rate_that_was_found_is_the_schedules_and_what_was_asked_for_
 def test_a_message_of_the_logger_that_all_share_is_judged_by_its_speaker(file: str, level: int, shown: bool) -> None:
     message = logging.LogRecord("lightning", level, f"/lib/lightning/pytorch/{file}", 1, "…", None, None)
     assert is_shown(message) == shown
+
+
+def test_a_warning_of_ours_is_one_line_without_a_file_and_another_one_has_its_own(monkeypatch) -> None:
+    monkeypatch.setattr(warnings, "formatwarning", lambda message, category, file, line, text=None: f"{file}:{line}")
+    for _ in range(2):
+        quiet_libraries()
+    assert warnings.formatwarning("no FLOPs", UserWarning, _analysis.__file__, 92) == "warning: no FLOPs\n"
+    assert warnings.formatwarning("other", UserWarning, "/lib/other.py", 1, "code") == "/lib/other.py:1"
 
 
 def test_updates_that_were_skipped_are_a_count_of_the_whole_run() -> None:
