@@ -912,6 +912,8 @@ MISTAKES = {
     "model=made data=points optimizer.lr=0.1": f"optimizer.lr: {HAS_OPTIMIZER}",
     f"{OWN} model.lr=0.1": "model.lr: no such option. model takes by_hand.",
     f"{OWN} +model.optimizer.lr=0.1": "model.optimizer: no such option. model takes by_hand.",
+    f"{OWN} model.scheduler.gamma=0.1": "model.scheduler.gamma: no such option. model takes by_hand.",
+    f"{OWN} +model.scheduler.gamma=0.1": "model.scheduler: no such option. model takes by_hand.",
     f"{OWN} model.by_hand=true trainer.gradient_clip_val=1": "trainer.gradient_clip_val: Tutorial optimises by hand; let it",
     f"{OWN} model.by_hand=true global_batch_size=40": "global_batch_size: Tutorial optimises by hand, and says itself how many",
     f"{OWN} model.by_hand=true trainer.accumulate_grad_batches=2": "trainer.accumulate_grad_batches: Tutorial optimises by hand",
