@@ -1,4 +1,4 @@
-"""For all tests: one thread, a restored environment, a calibrated processor, and the real MNIST or a fabricated one."""
+"""For all tests: one thread, a restored environment, a calibrated processor, MNIST or a stand-in, and the wheel."""
 
 import gc
 import os
@@ -29,7 +29,7 @@ for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.S
 
 import pytest
 
-from tests.support import fabricated_mnist, fork_server
+from tests.support import fabricated_mnist, fork_server, wheel
 from tests.support.own_package import package  # noqa: F401 - a fixture
 
 SHARED_DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data"
@@ -98,6 +98,18 @@ def mnist_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if _has_mnist():
         return SHARED_DATA
     return fabricated_mnist.write(tmp_path_factory.mktemp("fabricated"), num_train=6_000, num_test=2_500)
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this checkout."""
+    return wheel.build(tmp_path_factory.mktemp("built"))
+
+
+@pytest.fixture(scope="session")
+def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> wheel.Environment:
+    """An environment in which this wheel is installed, and the checkout is not."""
+    return wheel.Environment(tmp_path_factory.mktemp("installed"), built)
 
 
 def _has_mnist() -> bool:

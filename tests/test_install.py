@@ -1,6 +1,6 @@
 """An ordinary installation works as the checkout does: the wheel carries the configs, and every processor trains.
 
-That the wheel trains from anywhere stands in test_own_project.py.
+That the wheel trains from anywhere stands in test_own_project.py and test_lightning_modules.py.
 """
 
 import os
@@ -14,11 +14,11 @@ import pytest
 from batchscope.cli import new
 from batchscope.options.groups import CONFIGS
 from tests.support.spawned import TRAIN, end, spawn
-from tests.support.wheel import ROOT, build
+from tests.support.wheel import ROOT
 
 
-def test_the_wheel_holds_every_file_and_one_program_which_finds_the_configs_in_it(tmp_path: Path) -> None:
-    wheel = zipfile.ZipFile(build(tmp_path))
+def test_the_wheel_holds_every_file_and_one_program_which_finds_the_configs_in_it(built: Path, tmp_path: Path) -> None:
+    wheel = zipfile.ZipFile(built)
     held = set(wheel.namelist())
     configs = {f"configs/{path.relative_to(CONFIGS)}" for path in CONFIGS.rglob("*.yaml")}
     template = {f"own_project/{name}" for name in new.files_of(new.NAME)}

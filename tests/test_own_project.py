@@ -20,12 +20,6 @@ WORDS += ["data.batch_size=200"]
 PAGE = wheel.ROOT / "docs" / "own-project.md"
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> wheel.Environment:
-    folder = tmp_path_factory.mktemp("own")
-    return wheel.Environment(folder / "venv", wheel.build(folder))
-
-
 @pytest.mark.slow  # fifteen processes that import torch
 def test_the_commands_of_the_page_do_what_it_shows(tmp_path: Path, installed: wheel.Environment) -> None:
     shell = Shell(tmp_path, installed)

@@ -1,12 +1,11 @@
 """The wheel of this checkout, and an environment in which it alone is installed, beside the libraries of this one."""
 
+import importlib.util
 import os
 import subprocess
 import sys
 import venv
 from pathlib import Path
-
-import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 _PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
@@ -30,7 +29,8 @@ class Environment:
         self.programs = folder / "bin"
         venv.create(folder, with_pip=False, symlinks=True)
         (site,) = folder.glob("lib/python*/site-packages")
-        (site / "libraries.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")  # no .pth file in there is read
+        torch = importlib.util.find_spec("torch").origin  # to import it takes seconds
+        (site / "libraries.pth").write_text(f"{Path(torch).parents[1]}\n")  # no .pth file in there is read
         pip = [*_PIP[:3], "--python", str(self.programs / "python"), *_PIP[3:], "install", *_OFFLINE, str(wheel)]
         subprocess.run(pip, check=True, capture_output=True)
 
