@@ -49,14 +49,21 @@ def kill_9() -> None:
 class Run:
     """One run of the program, `python train.py …`, in its own process and working directory.
 
-    `module` is the program, as for `python -m`; `environ` are additional variables.
+    `module` is the program, as for `python -m`; `environ` are additional variables. A `server` (fork_server.py) is that of
+    another Python.
     """
 
     def __init__(
-        self, folder: Path, *words: str, faults: Any = (), module: str = "batchscope.train", environ: Any = ()
+        self,
+        folder: Path,
+        *words: str,
+        faults: Any = (),
+        module: str = "batchscope.train",
+        environ: Any = (),
+        server: Any = None,
     ):
         self.folder = folder
-        self.process = Forked.start(_program, folder, module, words, list(faults), dict(environ))
+        self.process = Forked.start(_program, folder, module, words, list(faults), dict(environ), server=server)
 
     def end(self, timeout: float = PATIENCE_S) -> int:
         """Wait for the end; returns the exit code, or minus the number of the signal."""
