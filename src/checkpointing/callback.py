@@ -34,9 +34,9 @@ class Checkpoints(SyncsRanks, Checkpoint):
 
     Every checkpoint is taken when Lightning and the module's own hooks are done with a batch, and before what follows
     it: a validation, or the end of the epoch. Its `loop_state` holds what Lightning's checkpoints lack: the random states
-    and accumulated gradients of every rank, and the lengths of the log files. A checkpoint is written at the end of every
-    epoch, before every validation, and as often as `every_minutes` and `every_n_steps` say. The best checkpoint is the
-    one that was written before the best validation.
+    and accumulated gradients of every rank, what of the module is frozen, and the lengths of the log files. A checkpoint
+    is written at the end of every epoch, before every validation, and as often as `every_minutes` and `every_n_steps`
+    say. The best checkpoint is the one that was written before the best validation.
 
     Args:
         dirpath: the folder for both; by default `checkpoints` in the trainer's `default_root_dir`.
@@ -174,6 +174,7 @@ class Checkpoints(SyncsRanks, Checkpoint):
             ranks = gather(own, trainer.world_size)
             checkpoint["loop_state"] = {
                 **{key: [rank[key] for rank in ranks] for key in own},
+                "frozen": _frozen(pl_module),
                 "log_positions": self._log_positions.now(loggers_of_rank(trainer)),
             }
 
@@ -253,3 +254,9 @@ def _direction(monitor: str, module: LightningModule) -> Literal["min", "max"]:
 def _accumulated_gradients(module: LightningModule) -> dict[str, Tensor]:
     """Those that wait for the next optimizer step, by parameter: of this rank, and of its shards of the parameters."""
     return {name: local(p.grad).cpu() for name, p in module.named_parameters() if p.grad is not None}
+
+
+def _frozen(module: LightningModule) -> list[str]:
+    """The names of the parameters that are not trained, and of the normalisations that keep their statistics."""
+    kept = [name for name, part in module.named_modules() if getattr(part, "track_running_stats", None) is False]
+    return [*kept, *(name for name, parameter in module.named_parameters() if not parameter.requires_grad)]

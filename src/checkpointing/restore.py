@@ -1,4 +1,4 @@
-"""Restoring a run at its resume point: loop counters, batches, gradients, random states and log files.
+"""Restoring a run at its resume point: loop counters, batches, gradients, what is frozen, random states and log files.
 
 Lightning alone does not resume exactly. In the middle of an epoch it loses the random states and the position in the
 data. From a checkpoint of an epoch's last batch it skips the validation that follows. Here every checkpoint is taken
@@ -45,15 +45,22 @@ def prepare_resume(trainer: Trainer, data: Any, point: ResumePoint) -> None:
 
 def _restore_and_save(trainer: Trainer, point: ResumePoint) -> None:
     """What follows the batch may be a validation, whose checkpoint has to hold the states before it."""
-    _restore_gradients_and_random_state(trainer, point)
+    _restore_parameters_and_random_state(trainer, point)
     for callback in trainer.checkpoint_callbacks:
         if isinstance(callback, Checkpoints):
             callback.save_if_due(trainer)
 
 
-def _restore_gradients_and_random_state(trainer: Trainer, point: ResumePoint) -> None:
-    parameters, rank = dict(trainer.lightning_module.named_parameters()), trainer.global_rank
+def _restore_parameters_and_random_state(trainer: Trainer, point: ResumePoint) -> None:
+    module: Any = trainer.lightning_module
+    parameters, rank = dict(module.named_parameters()), trainer.global_rank
     try:
+        frozen = {*point.loop_state["frozen"]}  # a callback may have frozen or unfrozen a part in an earlier epoch
+        for name, parameter in parameters.items():
+            parameter.requires_grad_(name not in frozen)
+        for name, part in module.named_modules():
+            if getattr(part, "track_running_stats", None) is (name in frozen):  # otherwise it is as it was, or has none
+                part.track_running_stats = name not in frozen
         for name, gradient in point.loop_state["gradients"][rank].items():
             parameters[name].grad = from_shard(gradient, parameters[name])
         restore_random_state(point.loop_state["random"][rank])
