@@ -1,21 +1,27 @@
 """A LightningModule and its data as Lightning's documentation has them, unchanged: what each command does with them.
 
-Then what others have: two optimizers, two validation sets, a class of their own as a batch. Each works, or is one line.
+Then what others have: two optimizers, two validation sets, a class of their own as a batch, a pretrained backbone, a
+U-Net on masks. Each works, or is one line. Every command is the program of the installed wheel, in one folder that has
+these files and YAML files alone.
 """
 
-import sys
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pandas as pd
 import pytest
 import torch
+from omegaconf import OmegaConf
+from PIL import Image
+from torch import nn
 
-from batchscope import load_model, read_answer, read_runs
-from tests.support import fabricated_mnist
+from tests.support import fabricated_mnist, fork_server, wheel
 from tests.support.runs import QUIET, Run, assert_alike, kill_9, last, record, run
 from tests.support.spawned import end, spawn
+from tests.support.transcript import write_files
 
 pytestmark = pytest.mark.slow  # whole runs with a model and data that differ in no mechanism from those of other tests
 
@@ -246,6 +252,133 @@ class Pairs(MNISTDataModule):
     def test_dataloader(self):
         return DataLoader(self.mnist_test, batch_size=self.batch_size, collate_fn=Pair)
 '''
+TRANSFER = '''
+import lightning as L
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.callbacks import BaseFinetuning
+from torch import nn
+from torch.utils.data import DataLoader
+from torchmetrics import Accuracy
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import ToTensor
+
+
+class Photos(L.LightningDataModule):
+    def __init__(self, data_dir: str = "photos", batch_size: int = 8):
+        super().__init__()
+        self.save_hyperparameters()
+
+    def loader(self, split, shuffle=False):
+        photos = ImageFolder(f"{self.hparams.data_dir}/{split}", ToTensor())
+        return DataLoader(photos, self.hparams.batch_size, shuffle=shuffle)
+
+    def train_dataloader(self):
+        return self.loader("train", shuffle=True)
+
+    def val_dataloader(self):
+        return self.loader("val")
+
+    def test_dataloader(self):
+        return self.loader("test")
+
+
+class Transfer(L.LightningModule):
+    """A pretrained backbone, and a classifier of its features."""
+
+    def __init__(self, backbone: str, lr: float = 0.01):
+        super().__init__()
+        self.lr = lr
+        self.feature_extractor = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten())
+        self.feature_extractor.load_state_dict(torch.load(backbone))
+        self.classifier = nn.Linear(8 * 4 * 4, 2)
+        self.accuracy = Accuracy(task="multiclass", num_classes=2)
+
+    def forward(self, x):
+        return self.classifier(self.feature_extractor(x))
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return F.cross_entropy(self(x), y)
+
+    def evaluate(self, batch, stage):
+        x, y = batch
+        logits = self(x)
+        self.accuracy(logits, y)
+        self.log(f"{stage}_loss", F.cross_entropy(logits, y))
+        self.log(f"{stage}_acc", self.accuracy)
+
+    def validation_step(self, batch, batch_idx):
+        self.evaluate(batch, "val")
+
+    def test_step(self, batch, batch_idx):
+        self.evaluate(batch, "test")
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(filter(lambda p: p.requires_grad, self.parameters()), lr=self.lr)
+
+
+class FeatureExtractorFreezeUnfreeze(BaseFinetuning):
+    def __init__(self, unfreeze_at_epoch=10):
+        super().__init__()
+        self._unfreeze_at_epoch = unfreeze_at_epoch
+
+    def freeze_before_training(self, pl_module):
+        # freeze any module you want
+        # Here, we are freezing `feature_extractor`
+        self.freeze(pl_module.feature_extractor)
+
+    def finetune_function(self, pl_module, current_epoch, optimizer):
+        # When `current_epoch` is 10, feature_extractor will start training.
+        if current_epoch == self._unfreeze_at_epoch:
+            self.unfreeze_and_add_param_group(
+                modules=pl_module.feature_extractor,
+                optimizer=optimizer,
+                train_bn=True,
+            )
+'''
+MASKS = '''
+from pathlib import Path
+
+from PIL import Image
+from torchvision.transforms.functional import pil_to_tensor, to_tensor
+
+from batchscope.data import DataModule, DataSpec
+
+
+class Masks(DataModule):
+    """Images of discs, each with a mask of its pixels."""
+
+    kind, name = "image", "masks"
+    spec = DataSpec("image", (1, 32, 32), "class_per_pixel", 1)  # one logit
+
+    def __init__(self, root: str, **kwargs):
+        super().__init__(**kwargs)
+        self.root = Path(root)
+
+    def dataset(self, split):
+        images = sorted((self.root / split / "images").iterdir())
+        masks = [pil_to_tensor(Image.open(self.root / split / "masks" / image.name))[0] for image in images]
+        return [(to_tensor(Image.open(image)), (mask > 0).long()) for image, mask in zip(images, masks)]
+'''
+SCRIPT = '''
+import json
+
+import batchscope
+import torch
+from batchscope import load_model, read_answer, read_runs
+
+found = {"package": batchscope.__file__}
+for sweep, option in {"sizes": "batch_size", "rates": "model.lr", "find_lr": "model.lr"}.items():
+    runs = read_runs(sweep)[[option, "val/acc"]].astype(float)
+    found[sweep] = {"runs": runs.values.tolist(), "answer": read_answer(sweep)}
+network = load_model("first/checkpoints/best.ckpt", config_dir="conf")
+exported = torch.export.load("lit.pt2").module()
+with torch.inference_mode():
+    x = torch.rand(3, 1, 28, 28)
+    found["difference"] = (exported(x) - network(x)).abs().max().item()
+print(json.dumps(found))
+'''
 LINEAR = "{{_target_: torch.nn.Linear, in_features: {}, out_features: {}}}"
 SEQUENTIAL = "{{_target_: torch.nn.Sequential, _args_: [{}, {{_target_: torch.nn.ReLU}}, {}]}}"
 ENCODER = SEQUENTIAL.format(LINEAR.format(784, 64), LINEAR.format(64, 3))
@@ -254,14 +387,23 @@ DATA = "data_dir: data\nbatch_size: 32\n"
 FILES = {
     "lit_mnist.py": TUTORIAL,
     "others.py": OTHERS,
+    "transfer.py": TRANSFER,
+    "masks.py": MASKS,
+    "read_back.py": SCRIPT,
     "conf/model/lit.yaml": "_target_: lit_mnist.LitMNIST\nhidden_size: 64\nlr: 0.001\n",
     "conf/model/auto.yaml": f"_target_: lit_mnist.LitAutoEncoder\nencoder: {ENCODER}\ndecoder: {DECODER}\n",
     "conf/model/gan.yaml": "_target_: others.GAN\nlatent_dim: 16\nlr: 0.0002\n",
     "conf/model/on_two.yaml": "_target_: others.OnTwo\n",
     "conf/model/on_pairs.yaml": "_target_: others.OnPairs\n",
+    "conf/model/transfer.yaml": "_target_: transfer.Transfer\nbackbone: backbone.pt\nlr: 0.01\n",
     "conf/data/theirs.yaml": f"_target_: lit_mnist.MNISTDataModule\n{DATA}",
     "conf/data/two_sets.yaml": f"_target_: others.TwoSets\n{DATA}",
     "conf/data/pairs.yaml": f"_target_: others.Pairs\n{DATA}",
+    "conf/data/photos.yaml": "_target_: transfer.Photos\ndata_dir: photos\nbatch_size: 8\n",
+    "conf/data/masks.yaml": "defaults: [/_data@_here_, _self_]\n_target_: masks.Masks\nroot: discs\nbatch_size: 8\n"
+    "num_workers: 0\n",
+    "conf/callbacks/mine.yaml": "finetuning:\n  _target_: transfer.FeatureExtractorFreezeUnfreeze\n"
+    "  unfreeze_at_epoch: 1\n",
 }
 LIMITS = [f"trainer.limit_{stage}_batches={batches}" for stage, batches in (("train", 6), ("val", 2), ("test", 2))]
 SHORT = ["trainer.accelerator=cpu", "trainer.max_epochs=2", *LIMITS, *QUIET]
@@ -269,12 +411,21 @@ LIT = ["model=lit", "data=theirs", *SHORT]
 BEST = "ckpt=first/checkpoints/best.ckpt"
 FEW = "+trainer.limit_predict_batches=2"
 TYPED = {"BATCHSCOPE_CONFIG_DIR": "conf"}  # once, in place of --config-dir on every line
+PAGE = wheel.ROOT / "docs" / "own-project.md"  # has the U-Net and its Dice score
+STEP = "lightning.pytorch.core.optimizer.LightningOptimizer.step"
+SWEEPS = {
+    "sizes": ["data.batch_size=16,32", *SHORT],
+    "rates": ["model.lr=0.001,0.1", *SHORT],
+    "find_lr": ["experiment=find_lr", "trainer.accelerator=cpu", *LIMITS, *QUIET],
+}
+RATES = {"rates": [0.001, 0.1], "find_lr": [0.0003, 0.001, 0.003, 0.01, 0.03, 0.1]}  # of the module's own option
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the files above, and files of MNIST's size and format, in whose place torchvision loads nothing."""
     folder = tmp_path_factory.mktemp("project")
+    write_files(PAGE.read_text(encoding="utf-8"), folder)
     for name, text in FILES.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
@@ -282,25 +433,89 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     raw.mkdir(parents=True)
     for name, content in fabricated_mnist.contents(60_000, 10_000, fabricated_mnist.random_pixels).items():
         (raw / name).write_bytes(content)
+    write_images(folder)
+    torch.save(nn.Sequential(nn.Conv2d(3, 8, 3)).state_dict(), folder / "backbone.pt")
     return folder
 
 
-@pytest.fixture
-def batchscope(project: Path) -> Callable[..., Run]:
-    """Runs a command in the project; it ends with this exit code."""
+def write_images(folder: Path) -> None:
+    """`photos`, a folder for each of two classes in each split; and `discs`, images of 32×32 pixels with their masks."""
+    random, place = numpy.random.default_rng(0), numpy.arange(32)
+    for split, size in {"train": 48, "val": 16, "test": 16}.items():
+        for number in range(size):
+            row, column = random.integers(8, 24, 2)
+            mask = ((place[:, None] - row) ** 2 + (place - column) ** 2 < 36).astype(numpy.uint8)
+            images = {
+                f"photos/{split}/{('cat', 'dog')[number % 2]}": random.integers(0, 256, (24, 24, 3), dtype=numpy.uint8),
+                f"discs/{split}/images": random.integers(0, 100, (32, 32), dtype=numpy.uint8) + 100 * mask,
+                f"discs/{split}/masks": 255 * mask,
+            }
+            for name, pixels in images.items():
+                (folder / name).mkdir(parents=True, exist_ok=True)
+                Image.fromarray(pixels).save(folder / name / f"{number:02}.png")
 
-    def command(*words: str, code: int = 0, faults: Any = ()) -> Run:
-        return run(project, *words, code=code, faults=faults, module="batchscope.__main__", environ=TYPED)
 
-    return command
+def start_sweep(project: Path, installed: wheel.Environment, folder: str, *words: str) -> Any:
+    """A process of the program, as a shell starts it, which sweeps the tutorial's module."""
+    program = [str(installed.programs / "batchscope"), "train", "-m", "model=lit", "data=theirs", "timing=false"]
+    return spawn(project, *program, *words, f"hydra.sweep.dir={folder}", python="", **TYPED)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def sweeps(project: Path, installed: wheel.Environment) -> Iterator[dict[str, Any]]:
+    """The processes of the sweeps: started first, because they take long, and run beside the other commands."""
+    started = {name: start_sweep(project, installed, name, *words) for name, words in SWEEPS.items()}
+    yield started
+    for process in started.values():
+        with process:
+            process.kill()  # unless it has ended
 
 
 @pytest.fixture(scope="module")
-def first(project: Path) -> dict[str, Any]:
+def batchscope(project: Path, installed: wheel.Environment) -> Iterator[Callable[..., Run]]:
+    """Runs a command in the project; it ends with this exit code."""
+    with fork_server.of_python(installed.programs / "python", installed.variables) as server:
+
+        def command(*words: str, code: int = 0, faults: Any = ()) -> Run:
+            how = {"module": "batchscope.__main__", "environ": TYPED, "server": server}
+            return run(project, *words, code=code, faults=faults, **how)
+
+        yield command
+
+
+@pytest.fixture(scope="module")
+def first(project: Path, batchscope) -> dict[str, Any]:
     """The record of a run of the tutorial's module."""
-    words = ["train", *LIT, "hydra.run.dir=first"]
-    run(project, *words, code=0, module="batchscope.__main__", environ=TYPED)
+    batchscope("train", *LIT, "hydra.run.dir=first")
     return record(project / "first")
+
+
+@pytest.fixture(scope="module")
+def exported(first, batchscope) -> str:
+    """What the command says that exports its network to a file."""
+    return batchscope("export", BEST, "output=lit.pt2").said
+
+
+@pytest.fixture(scope="module")
+def read_back(project: Path, installed: wheel.Environment, sweeps, exported) -> dict[str, Any]:
+    """What the script reads of the sweeps, and how it finds the network."""
+    for process in sweeps.values():
+        swept = end(process)
+        assert swept.code == 0, swept.err
+    done = end(spawn(project, "read_back.py", python=str(installed.programs / "python")))
+    assert done.code == 0, done.err
+    return json.loads(done.out)
+
+
+def evaluated(said: str, metrics: int) -> tuple[str, dict[str, float]]:
+    """The title that `evaluate` prints, and this number of metrics below it."""
+    title, *lines = said.splitlines()[-1 - metrics :]
+    return title, {name: float(value) for name, value in map(str.split, lines)}
+
+
+def of(found: dict[str, Any], *names: str) -> Any:
+    """Metrics of a record, as `evaluate` prints them."""
+    return pytest.approx({name: found["metrics"][name] for name in names}, abs=1e-6)
 
 
 # --- the tutorial ----------------------------------------------------------------------------------------------------
@@ -310,36 +525,15 @@ def test_it_is_trained_tested_and_evaluated(first: dict[str, Any], batchscope) -
     assert (first["status"], first["name"], first["steps"]) == ("finished", "lit-MNISTDataModule-bs32", 12)
     assert first["checkpoints"].keys() == {"best", "last"}
     assert first["metrics"].keys() >= {"train_loss", "val_loss", "val_acc", "test_loss", "test_acc"}
-    title, *lines = batchscope("evaluate", BEST).said.splitlines()[-3:]
+    title, metrics = evaluated(batchscope("evaluate", BEST).said, 2)
     assert title == "lit-MNISTDataModule-bs32, tested on MNISTDataModule (64 samples)"
-    found = {name: float(value) for name, value in map(str.split, lines)}
-    assert found == pytest.approx({key: first["metrics"][key] for key in ("test_acc", "test_loss")}, abs=1e-6)
+    assert metrics == of(first, "test_acc", "test_loss")
 
 
 def test_a_killed_run_is_resumed_to_the_same_end(first, batchscope, project: Path) -> None:
-    step = "lightning.pytorch.core.optimizer.LightningOptimizer.step"
-    batchscope("train", *LIT, "hydra.run.dir=killed", code=-9, faults=[(step, 7, kill_9)])
+    batchscope("train", *LIT, "hydra.run.dir=killed", code=-9, faults=[(STEP, 7, kill_9)])
     batchscope("train", "resume=killed")
     assert_alike(last(project / "first")["state_dict"], last(project / "killed")["state_dict"])
-
-
-@pytest.mark.parametrize("option", ["data.batch_size=16,32", "model.lr=0.001,0.1"])
-def test_a_sweep_is_answered_also_for_a_script(option: str, project: Path) -> None:
-    name, _, values = option.partition("=")
-    words = ["-m", "batchscope", "train", "-m", *LIT, option, "timing=false", f"hydra.sweep.dir={name}"]
-    done = end(spawn(project, *words, **TYPED))
-    assert done.code == 0, done.err
-    frame, answer = read_runs(project / name), read_answer(project / name)
-    accuracy = frame["val/acc"].astype(float)
-    if name == "model.lr":
-        assert [str(value) for value in frame[name]] == values.split(",")
-        best = {"metric": "val/acc", "value": accuracy.max(), "settings": {name: frame[name][accuracy.idxmax()]}}
-        assert answer["best_setting"] == best
-        assert answer["lines"][0].startswith("Best val/acc: ")
-    else:
-        (group,) = answer["groups"]
-        assert len(accuracy.dropna()) == 2
-        assert [row["batch_size"] for row in group["sizes"]] == [16, 32]
 
 
 def test_its_answers_are_those_of_its_predict_step(first, batchscope, project: Path) -> None:
@@ -348,20 +542,6 @@ def test_its_answers_are_those_of_its_predict_step(first, batchscope, project: P
     assert [*table] == ["sample", "output"] and len(table) == 64 and table["output"].between(0, 9).all()
     batchscope("predict", BEST, "input=test", "output=tested.csv", FEW)
     assert pd.read_csv(project / "tested.csv").equals(table)  # the same samples
-
-
-def test_it_is_exported_timed_and_loaded(first, batchscope, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = batchscope("export", BEST, "output=lit.pt2").said
-    assert "lit-MNISTDataModule-bs32 → lit.pt2: differs from the network by at most " in said
-    assert said.endswith(" on 32 test samples\n")
-    said = batchscope("latency", BEST, "data.batch_size=1,8", "trainer.accelerator=cpu").said
-    assert "lit-MNISTDataModule-bs32 on " in said
-    monkeypatch.chdir(project)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    network = load_model("first/checkpoints/best.ckpt", config_dir="conf")
-    with torch.inference_mode():
-        x = torch.zeros(2, 1, 28, 28)
-        torch.testing.assert_close(torch.export.load("lit.pt2").module()(x), network(x))
 
 
 def test_a_module_without_a_validation_and_a_forward_says_what_to_write(batchscope, project: Path) -> None:
@@ -402,10 +582,85 @@ def test_a_batch_may_be_a_class_of_its_own(batchscope, project: Path) -> None:
     batchscope("train", "model=on_pairs", "data=pairs", *SHORT, "hydra.run.dir=pairs")
     found, checkpoint = record(project / "pairs"), "ckpt=pairs/checkpoints/best.ckpt"
     assert (found["status"], found["steps"]) == ("finished", 12)
-    title, line = batchscope("evaluate", checkpoint).said.splitlines()[-2:]
+    title, metrics = evaluated(batchscope("evaluate", checkpoint).said, 1)
     assert title == "on-pairs-Pairs-bs32, tested on Pairs"
-    assert float(line.split()[1]) == pytest.approx(found["metrics"]["test_loss"], abs=1e-6)
+    assert metrics == of(found, "test_loss")
     batchscope("predict", checkpoint, "input=test", "output=pairs.csv", FEW)
     assert [*pd.read_csv(project / "pairs.csv")] == ["sample", "label", "answer"]
     said = batchscope("latency", checkpoint, code=1).complained.splitlines()[-1]
     assert said.startswith("error: model: nobody knows which tensors forward of OnPairs takes of test samples; ")
+
+
+def test_a_backbone_is_frozen_and_later_trained_by_a_callback_also_in_a_resumed_run(batchscope, project: Path) -> None:
+    words = ["train", "model=transfer", "data=photos", "callbacks=mine", *SHORT]
+    batchscope(*words, "hydra.run.dir=thawed")
+    batchscope(*words, "hydra.run.dir=thawing", code=-9, faults=[(STEP, 7, kill_9)])
+    frozen = last(project / "thawing")
+    batchscope("train", "resume=thawing")
+    whole, resumed = last(project / "thawed"), last(project / "thawing")
+    assert_alike(whole["state_dict"], resumed["state_dict"])
+    backbone = torch.load(project / "backbone.pt", weights_only=True)["0.weight"]
+    kept = [torch.equal(one["state_dict"]["feature_extractor.0.weight"], backbone) for one in (frozen, whole)]
+    groups = [len(one["optimizer_states"][0]["param_groups"]) for one in (frozen, resumed)]
+    assert (kept, groups) == ([True, False], [1, 2])
+    title, metrics = evaluated(batchscope("evaluate", "ckpt=thawing/checkpoints/best.ckpt").said, 2)
+    assert title == "transfer-Photos-bs8, tested on Photos (16 samples)"
+    assert metrics == of(record(project / "thawing"), "test_acc", "test_loss")
+
+
+def test_a_unet_of_one_logit_is_chosen_by_its_dice_score_on_masks(batchscope, project: Path) -> None:
+    words = ["model=my_unet", "data=masks", "task=my_dice", "callbacks.checkpoint.monitor=val/dice"]
+    batchscope("train", *words, "optimizer.lr=0.02", *SHORT, "hydra.run.dir=unet")
+    found, checkpoint = record(project / "unet"), "ckpt=unet/checkpoints/best.ckpt"
+    assert found["metrics"].keys() >= {"val/dice", "test/dice"}
+    title, metrics = evaluated(batchscope("evaluate", checkpoint).said, 3)
+    assert title == "my-unet-masks-bs8, tested on masks (16 samples)"
+    assert metrics == of(found, "test/acc", "test/dice", "test/loss")
+    batchscope("predict", checkpoint, "input=discs/test/images", "output=masks.npz")
+    with numpy.load(project / "masks.npz") as arrays:
+        answers = arrays["prediction"] == 1
+    masks = numpy.stack([Image.open(file) for file in sorted((project / "discs/test/masks").iterdir())]) > 0
+    dice = 2 * (answers & masks).sum(axis=(1, 2)) / (answers.sum(axis=(1, 2)) + masks.sum(axis=(1, 2)))
+    assert 0 < dice.mean() == pytest.approx(metrics["test/dice"], abs=1e-5)
+
+
+# --- the sweeps of the tutorial's module, by a script ----------------------------------------------------------------
+
+
+def test_the_script_reads_what_the_wheel_has_written(read_back, exported: str, installed: wheel.Environment) -> None:
+    assert Path(read_back["package"]).is_relative_to(installed.programs.parent)
+    assert "lit-MNISTDataModule-bs32 → lit.pt2: differs from the network by at most " in exported
+    assert exported.endswith(" on 32 test samples\n")
+    assert read_back["difference"] == pytest.approx(0, abs=1e-5)
+
+
+def test_a_sweep_of_batch_sizes_has_a_row_for_each(read_back) -> None:
+    runs, (group,) = read_back["sizes"]["runs"], read_back["sizes"]["answer"]["groups"]
+    assert [size for size, accuracy in runs if 0 <= accuracy <= 1] == [16, 32]
+    assert [row["batch_size"] for row in group["sizes"]] == [16, 32]
+
+
+@pytest.mark.parametrize("sweep", RATES)
+def test_a_sweep_of_the_rate_of_the_module_names_the_best(sweep: str, read_back) -> None:
+    answer, runs = read_back[sweep]["answer"], dict(read_back[sweep]["runs"])
+    assert [*runs] == RATES[sweep]
+    best, rate = answer["best_setting"], answer["best_setting"]["settings"]["model.lr"]
+    assert best == {"metric": "val/acc", "value": max(runs.values()), "settings": {"model.lr": rate}}
+    assert runs[rate] == best["value"]
+    assert answer["lines"][0].startswith("Best val/acc: ")
+
+
+def test_a_search_goes_up_with_its_accuracy(project: Path, installed: wheel.Environment) -> None:
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="needs pip install 'batchscope[optuna]'")
+    search = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=3", "hydra.sweeper.n_jobs=1", "optimized_metric=val_acc"]
+    done = end(start_sweep(project, installed, "search", *search, "model.lr=interval(1e-4,1e-1)", *SHORT))
+    assert done.code == 0, done.err
+    trials = [record(project / "search" / str(number)) for number in range(3)]
+    accuracies = {trial["config"]["model"]["lr"]: trial["metrics"]["val_acc"] for trial in trials}
+    best = OmegaConf.load(project / "search" / "optimization_results.yaml")
+    assert accuracies[best.best_params["model.lr"]] == best.best_value == max(accuracies.values())
+
+
+def test_its_latency_is_measured(first, batchscope) -> None:  # the last test, for it needs the processor for itself
+    said = batchscope("latency", BEST, "data.batch_size=1,8", "trainer.accelerator=cpu").said
+    assert "lit-MNISTDataModule-bs32 on " in said
