@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 # Tests compute with small tensors: on a busy machine several threads take ten times longer. Set before torch reads it,
 # for this process and for those that tests start.
@@ -18,6 +19,8 @@ os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 _caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 os.environ.setdefault("MPLCONFIGDIR", str(_caches / "matplotlib"))
 os.environ["XDG_CACHE_HOME"] = _cache = tempfile.mkdtemp(prefix="batchscope-tests-")
+# No test cuts the power: to flush each file to the disk takes milliseconds. Tests of that watch or fail the call.
+os.fsync = lambda descriptor: None
 # Imports and collected tests are no garbage.
 gc.disable()
 # While tests are collected, their compiled form is kept: each process would compile them again, for seconds.
@@ -29,8 +32,7 @@ for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.S
 
 import pytest
 
-from tests.support import fabricated_mnist, fork_server, wheel
-from tests.support.own_package import package  # noqa: F401 - a fixture
+from tests.support import fork_server, wheel
 
 SHARED_DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data"
 
@@ -78,6 +80,20 @@ def environment() -> Iterator[None]:
 
 
 @pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """See own_package.py, which imports Hydra: pytest starts its workers sooner if this file does not."""
+    from tests.support import own_package
+
+    yield from own_package.package(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports are written without pictures, which take longer than all else."""
+    monkeypatch.setattr("batchscope.analysis.plots.draw", lambda *_: {})
+
+
+@pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A verdict does not depend on what other programs do on the machine that runs the test."""
     for rule in ("bottleneck.BUSY", "bottleneck.SHARED", "contention.MAX_SHARE"):
@@ -97,6 +113,8 @@ def mnist_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with MNIST's files: the real ones, or fabricated ones where those are missing."""
     if _has_mnist():
         return SHARED_DATA
+    from tests.support import fabricated_mnist
+
     return fabricated_mnist.write(tmp_path_factory.mktemp("fabricated"), num_train=6_000, num_test=2_500)
 
 

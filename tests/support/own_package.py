@@ -1,8 +1,11 @@
 """A package `mynet` with a model, and a folder `conf` for `--config-dir`, as a user has them in the current folder."""
 
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -17,15 +20,25 @@ class Net(nn.Module):
         self.flavour, self.size = flavour, size
 """
 Write = Callable[..., None]  # of YAML files by their places in `conf`, and of the package's modules by their names
+# Cached functions, and whether they are asked for what is installed: to parse torch again for each test takes long.
+SHARED: list[tuple[ModuleType, str, Callable[..., bool]]] = [
+    (signatures, "_load", lambda name: name.startswith(("batchscope", "lightning", "torch"))),
+    (compose, "_composed", lambda choices, folder: folder is None),
+    (groups, "_nodes_in", lambda folders: len(folders) == 1),
+]
 
 
-@pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
     """Writes modules and YAML files; without any, the model `mynet.net.Net` and the choice `model=mynet`."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
-    caches = (signatures.signature_of, signatures.class_attribute, signatures.inherits, signatures._load)
-    caches += (compose._composed, groups._nodes_in)
+    caches: list[Any] = [signatures.signature_of, signatures.class_attribute, signatures.inherits]
+    for module, name, is_installed in SHARED:
+        shared = getattr(module, name)
+        caches.append(own := functools.cache(shared.__wrapped__))
+        monkeypatch.setattr(
+            module, name, lambda *asked, s=shared, o=own, i=is_installed: (s if i(*asked) else o)(*asked)
+        )
 
     def write(yaml: dict[str, str] | None = None, **modules: str) -> None:
         files = {f"mynet/{name}.py": text for name, text in {"__init__": "", "net": NET, **modules}.items()}
