@@ -147,9 +147,10 @@ def test_runs_that_were_not_visited_have_the_rate_of_the_visited_run_with_the_sa
     write_rates(tmp_path, rates, options={"optimizer.lr": 0.1})
     of_other = {"passes": False, "windows": 4, "options": {"optimizer.lr": 0.2}}
     write_measured(tmp_path, dict.fromkeys(rates, 9.0), first=3, **of_other)
-    visited, other = analyse([tmp_path]).tables
+    report = analyse([tmp_path])
+    visited, other = report.tables
     assert other["samples_per_sec"].tolist() == visited["samples_per_sec"].tolist()
-    assert read_groups(tmp_path) == [(64, "shown", 12)] * 2
+    assert [(one.size, one.rule, one.rates.passes) for one in report.answers] == [(64, "shown", 12)] * 2
     write_measured(tmp_path / "b", dict.fromkeys(rates, 9.0), passes=False, options={"optimizer.lr": 0.3})
     report = analyse([tmp_path])
     (other,) = (
@@ -158,12 +159,6 @@ def test_runs_that_were_not_visited_have_the_rate_of_the_visited_run_with_the_sa
     assert other["samples_per_sec"].tolist() == pytest.approx(
         [size / 9e-3 for size in rates], rel=0.1
     )  # of another sweep
-
-
-def read_groups(folder):
-    """The answers of a sweep: the size, by which rule, and how many passes there were."""
-    write_report([folder], folder / "report")
-    return [(group["chosen"], group["rule"], group["passes"]) for group in read_answer(folder)["groups"]]
 
 
 def test_a_run_without_a_batch_size_is_a_failure_and_no_row(tmp_path):
@@ -240,7 +235,7 @@ def rows_of(found):
     return {line[:9]: line[9:].split() for line in found.text.splitlines() if line}
 
 
-def test_rates_that_follow_the_batch_size_have_a_row_and_a_column_and_a_note_has_the_rule(tmp_path):
+def test_rates_that_follow_the_batch_size_have_a_row_and_a_column_and_a_note_has_the_rule(tmp_path, no_plots):
     write_rates(tmp_path, {32: 3000, 128: 6000, 512: 7000}, metrics=ACCURACY, **FOLLOWS)
     found = write_report([tmp_path], tmp_path / "out")
     assert rows_of(found)["scaled lr"] == ["0.002", "0.004", "0.008"]
@@ -295,7 +290,7 @@ def test_the_rate_that_a_search_names_is_the_one_to_type(tmp_path):
     assert [(row["lr"], row["scaled lr"]) for row in rows] == [("0.001", "0.002"), ("0.002", "0.004")]
 
 
-def test_a_sweep_over_an_option_of_a_module_is_answered_by_the_validation_and_the_value(tmp_path):
+def test_a_sweep_over_an_option_of_a_module_is_answered_by_the_validation_and_the_value(tmp_path, no_plots):
     losses = {0.1: 0.5, 0.01: 0.2, 0.001: 0.4}
     for number, (rate, loss) in enumerate(losses.items()):
         facts = {"options": {"model.lr": rate}, "metrics": {"val_loss": loss, "test_loss": 1 - loss}}

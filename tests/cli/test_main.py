@@ -13,7 +13,6 @@ from batchscope.errors import exit_on_user_error
 from tests.support.command_lines import answer
 from tests.support.runs import SMALL, record
 from tests.support.spawned import end, spawn
-from tests.support.synthetic_runs import write_run
 
 COMMANDS = "train new evaluate run predict export latency report compare explain choose hardware"
 
@@ -26,10 +25,9 @@ def test_help_lists_every_command(words):
 
 
 def test_a_character_that_the_output_cannot_have_is_replaced(tmp_path):
-    write_run(tmp_path / "run", 8, 3.0)
-    ended = end(spawn(tmp_path, "-m", "batchscope", "report", "run", PYTHONIOENCODING="ascii"))
+    ended = end(spawn(tmp_path, "-m", "batchscope", "--help", PYTHONIOENCODING="ascii"))
     assert (ended.code, ended.err) == (0, "")
-    assert "?" in ended.out
+    assert ended.out.startswith("usage: batchscope <command> ?\n")
 
 
 def test_the_version_is_printed():

@@ -33,51 +33,39 @@ DEAF = f"import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n{LASTING}
 
 
 @pytest.fixture
-def vary(tmp_path, monkeypatch):
-    """What `batchscope run --vary=--batch-size=16,64` answers for a script."""
+def vary(tmp_path, monkeypatch, no_plots):
+    """What `batchscope run --vary=--batch-size=…` answers for a script that does something else with each size."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
-    def vary(script):
-        (tmp_path / "script.py").write_text(script)
-        return answer("run", "--vary=--batch-size=16,64", f"--out={tmp_path / 'out'}", tmp_path / "script.py")
+    def vary(ends):
+        (tmp_path / "script.py").write_text(f"{MEASURED}exec({ends}[size])\n")
+        sizes = ",".join(map(str, ends))
+        return answer("run", f"--vary=--batch-size={sizes}", f"--out={tmp_path / 'out'}", tmp_path / "script.py")
 
     return vary
 
 
-@pytest.mark.parametrize(
-    ("ends", "code", "said"),
-    [
-        ("", 0, ""),
-        ("sys.exit(3 * (size == 16))", 1, "  failed with exit code 3\n"),
-        (
-            "os.kill(os.getpid(), 9 * (size == 64))",
-            1,
-            "  killed by SIGKILL, as the system does where it runs out of memory\n",
-        ),
-        (
-            "size == 64 and change_record(folder, status='out_of_memory') or sys.exit(size == 64)",
-            0,
-            "  out of memory\n",
-        ),
-        ("size == 64 and change_record(folder, status='failed', error='caught')", 1, "  failed: caught\n"),
-        (
-            "size == 64 and (change_record(folder, status='running') or os._exit(0))",
-            1,
-            "  failed: ended with exit code 0 and said no more\n",
-        ),
-    ],
-)
-def test_the_exit_code_is_1_if_a_value_failed_and_the_report_is_written(vary, ends, code, said, tmp_path):
-    answered = vary(MEASURED + ends)
-    assert (answered.code, answered.err) == (code, said)
-    assert "2 runs" in answered.out
+# What a script does after its fit, and what is said.
+FAILURES = {
+    "sys.exit(3)": "failed with exit code 3",
+    "os.kill(os.getpid(), 9)": "killed by SIGKILL, as the system does where it runs out of memory",
+    "change_record(folder, status='failed', error='caught')": "failed: caught",
+    "change_record(folder, status='running'), os._exit(0)": "failed: ended with exit code 0 and said no more",
+    "import shutil; shutil.rmtree(folder)": "not measured: the script ran no fit of a lightning.pytorch Trainer",
+}
+
+
+def test_the_exit_code_is_1_if_a_value_failed_and_the_report_is_written(vary, tmp_path):
+    answered = vary({2 ** (3 + number): ends for number, ends in enumerate(FAILURES)})
+    assert (answered.code, answered.err.splitlines()) == (1, [f"  {said}" for said in FAILURES.values()])
+    assert "4 runs" in answered.out
     assert (tmp_path / "out/report/report.html").exists()
 
 
-def test_a_value_whose_script_runs_no_fit_has_failed(vary):
-    answered = vary(MEASURED.replace("\nwrite_run", "\nif size == 64: write_run"))
-    assert answered.code == 1
-    assert answered.err == "  not measured: the script ran no fit of a lightning.pytorch Trainer\n"
+def test_a_value_that_does_not_fit_into_memory_is_a_result(vary):
+    answered = vary({16: "", 64: "change_record(folder, status='out_of_memory'); sys.exit(1)"})
+    assert (answered.code, answered.err) == (0, "  out of memory\n")
+    assert "2 runs: 1 finished, 1 out of memory" in answered.out
 
 
 @pytest.mark.parametrize(("ends", "code", "said"), [("", 0, True), ("exit()", 0, True), ("exit(3)", 3, False)])
@@ -120,14 +108,17 @@ def test_the_script_ends_with_its_workers_when_the_command_is_killed(tmp_path):
 @pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
 @pytest.mark.parametrize(
     ("script", "signals"),
-    [(LASTING, ["SIGTERM"]), (LASTING, ["SIGINT"]), (LASTING, ["SIGHUP"]), (DEAF, ["SIGTERM", "SIGTERM"])],
-    ids=["SIGTERM", "SIGINT", "SIGHUP", "twice, to a script that ignores it"],
+    [
+        pytest.param(LASTING, ["SIGTERM"], id="SIGTERM"),
+        *(pytest.param(LASTING, [name], id=name, marks=pytest.mark.slow) for name in ("SIGINT", "SIGHUP")),
+        pytest.param(DEAF, ["SIGTERM", "SIGTERM"], id="twice, to a script that ignores it", marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_ends_the_running_script_with_its_workers_and_starts_no_other(script, signals, tmp_path):
     command, pids = started(tmp_path, script)
-    for name in signals:
+    for number, name in enumerate(signals):
+        time.sleep(0.5 * number)  # sooner, it would be the same signal that arrives twice
         command.send_signal(signal.Signals[name])
-        time.sleep(0.5)  # sooner, it would be the same signal that arrives twice
     command.wait(PATIENCE_S)
     left = [int(pid) for pid in pids.read_text().split() if is_running(int(pid))]
     for pid in left:

@@ -35,7 +35,7 @@ linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs L
 
 
 @pytest.fixture
-def here(loop, tmp_path, monkeypatch):
+def here(loop, tmp_path, monkeypatch, no_plots):
     """The folder of sweeps whose runs are stand-ins: each does what a file `<run>.does` says."""
     monkeypatch.chdir(tmp_path)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
