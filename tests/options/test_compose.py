@@ -25,22 +25,15 @@ from tests.support.own_package import NET, Write
 YAMLS = sorted([*CONFIGS.glob("*/*.yaml"), *CONFIGS.glob("hydra/*/*.yaml")])
 
 
-@pytest.mark.parametrize("file", YAMLS, ids=lambda f: f"{f.parent.name}/{f.stem}")
-def test_every_yaml_begins_with_the_command_that_uses_it(file: Path) -> None:
-    lines = file.read_text().splitlines()
-    command = lines[1] if lines[0].startswith("# @package") else lines[0]
-    assert command.startswith("# python train.py ")
-    OmegaConf.load(file)
-    if file.relative_to(CONFIGS).parts[0] == "hydra":
-        return
-    words = command.removeprefix("# python train.py ").split()
-    for package in ("wandb", "mlflow"):
-        if f"logger={package}" in words and not is_installed(package):
-            pytest.skip(f"needs {package}: pip install 'batchscope[{package}]'")
-    assert file.stem == "default" or f"{file.parent.name}={file.stem}" in words
-    # Of several values the first; docs/check.py tries the others.
-    first = [word if set("[{(") & set(word) else word.partition(",")[0] for word in words if word != "-m"]
-    compose_command_line(first, multirun="-m" in words)
+def test_every_yaml_begins_with_the_command_that_uses_it() -> None:
+    """docs/check.py composes these commands."""
+    for file in YAMLS:
+        lines, (group, *_) = file.read_text().splitlines(), file.relative_to(CONFIGS).parts
+        command = lines[1] if lines[0].startswith("# @package") else lines[0]
+        assert command.startswith("# python train.py "), file
+        assert file.stem == "default" or group == "hydra" or f"{group}={file.stem}" in command.split(), file
+        if group == "hydra":  # of launchers that may not be installed
+            OmegaConf.load(file)
 
 
 # --- the runs of a sweep, and folders --------------------------------------------------------------------------------
