@@ -74,7 +74,7 @@ def test_a_lock_is_held_by_one_process_and_let_go_of_when_it_is_killed(program: 
     with held(path, program=program, start_new_session=True) as other:
         with pytest.raises(files.Locked), files.lock(path):
             pass
-        threading.Timer(0.3, other.kill).start()
+        threading.Timer(0.05, other.kill).start()
         with files.wait_for_lock(path), pytest.raises(files.Locked), files.lock(path):
             pass
         with contextlib.suppress(ProcessLookupError):

@@ -10,6 +10,9 @@ from batchscope.analysis.noise import Rates, simultaneous
 
 COLUMNS = ["setting", "run", "pass_", "log_s", "taken", "disturbed"]
 EQUAL = {1: 0.0, 2: 0.0}
+# How many intervals of 90 % are tried, and the share of them that is to hold the truth. Intervals of 90 % fail that with 3 %
+# of all seeds. Those of 75 %, as they are without Student's t of few windows, pass it with 9 %.
+INTERVALS, HELD = 60, 0.82
 
 
 def simulated(log_s=EQUAL, *, count=12, noise=0.001, alike=0.0, drift=0.0, passes=True, seed=0):
@@ -77,9 +80,9 @@ def test_of_fewer_than_three_windows_and_of_a_record_alone_no_spread_is_known():
     ],
 )
 def test_an_interval_of_90_percent_holds_the_truth_as_often(sessions, facts):
-    seeds = [range(sessions * number, sessions * (number + 1)) for number in range(100)]
+    seeds = [range(sessions * number, sessions * (number + 1)) for number in range(INTERVALS)]
     found = [ratio(*(simulated(noise=0.02, seed=seed, **facts) for seed in of_one)) for of_one in seeds]
-    assert np.mean([one.low <= 1 <= one.high for one in found]) >= 0.85
+    assert np.mean([one.low <= 1 <= one.high for one in found]) >= HELD
 
 
 def test_what_a_whole_sweep_was_slowed_by_is_in_no_ratio_of_sweeps_that_share_a_setting():
@@ -201,5 +204,5 @@ def test_the_slope_is_one_for_all_sessions():
 
 @pytest.mark.parametrize("noise", [0.02, 0.2])
 def test_an_interval_at_equal_load_holds_the_truth_as_often(noise):
-    found = [Rates(loaded(2.4, strange=noise, seed=seed), at_equal_load=True).ratio(1, 2) for seed in range(100)]
-    assert np.mean([one.low <= 1 <= one.high for one in found]) >= 0.85
+    found = [Rates(loaded(2.4, strange=noise, seed=seed), at_equal_load=True).ratio(1, 2) for seed in range(INTERVALS)]
+    assert np.mean([one.low <= 1 <= one.high for one in found]) >= HELD

@@ -63,6 +63,6 @@ def test_processes_that_cannot_meet_are_one_line(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(rendezvous, "_store", None)
     for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "RANK": "1", "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(rendezvous, "_TIMEOUT", rendezvous.timedelta(seconds=1))
+    monkeypatch.setattr(rendezvous, "_TIMEOUT", rendezvous.timedelta(seconds=0.2))
     with pytest.raises(UserError, match=r"^the 2 processes do not meet at 127.0.0.1:1: Dist"):
         rendezvous._rendezvous_store(SimpleNamespace(launcher="torchrun", rank=1, world_size=2))

@@ -44,7 +44,7 @@ def is_accepted(change: str) -> bool:
 )
 def test_advice_is_an_option_or_an_argument_that_exists_differs_from_what_is_set_and_gains_something(kind):
     draw = random.Random(kind)
-    for _ in range(1000):
+    for _ in range(400):
         setting = Setting(**{name: draw.choice(values) for name, values in ALTERNATIVES.items()})
         change = advise(kind, setting).change
         if setting.own:
