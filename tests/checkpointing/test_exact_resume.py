@@ -56,6 +56,11 @@ def of_last(how: Callable[[Path], object]) -> Callable[[Path], object]:
     return lambda out: how(out / "checkpoints" / "last.ckpt")
 
 
+def damaged_and_moved(out: Path) -> None:
+    support.flip_a_bit(out / "checkpoints" / "last.ckpt")
+    out.rename(out.with_name("there"))
+
+
 LAST = "warning: out/checkpoints/last.ckpt"
 IN_EPOCH_2: list[Fault | None] = [(STEP, 18, kill_9)]
 RESTORE = "lightning.pytorch.trainer.connectors.checkpoint_connector._CheckpointConnector.restore_training_state"
@@ -114,11 +119,13 @@ CASES = {
         [(STEP, 7, run_out_of_time)], [EVERY_4, "+trainer.max_time={hours:1}"], ["trainer.max_time=null"]
     ),
     # what befalls it before it is resumed
-    "its folder is moved": Case(IN_EPOCH_2, slow=False, meanwhile=lambda out: out.rename(out.with_name("there")), at="there"),
+    "its folder is moved, and its last checkpoint has a flipped bit": Case(
+        IN_EPOCH_2, slow=False, meanwhile=damaged_and_moved, at="there",
+        warns="warning: there/checkpoints/last.ckpt is damaged",
+    ),
     "its record is torn": Case(
         IN_EPOCH_2, slow=False, meanwhile=lambda out: (out / "run.json").write_text('{"schema": 3, "sta'), aside="run.json.aside"
     ),
-    "its last checkpoint has a flipped bit": Case(IN_EPOCH_2, slow=False, meanwhile=of_last(support.flip_a_bit), warns=f"{LAST} is damaged"),
     "its last checkpoint is empty": Case(
         IN_EPOCH_2, meanwhile=of_last(lambda path: path.write_bytes(b"")), warns=f"{LAST} is not a whole checkpoint (0 bytes)"
     ),
@@ -134,13 +141,14 @@ CASES = {
     "validation within an epoch": Case([(STEP, 6, kill_9)], [EACH, "trainer.val_check_interval=5"]),
     "validation every second epoch": Case([(STEP, 6, kill_9)], [EACH, "+trainer.check_val_every_n_epoch=2"]),
     "no validation": Case([(STEP, 6, kill_9)], [EACH, CONSTANT, "trainer.limit_val_batches=0"]),
-    "stopped while gradients accumulate": Case([(STEP, 5, terminate)], ["trainer.accumulate_grad_batches=3"], slow=False),
+    "stopped while gradients accumulate for averaged weights": Case(
+        [(STEP, 15, terminate)], ["trainer.accumulate_grad_batches=3", *AVERAGES], slow=False
+    ),
     "killed while gradients accumulate": Case([(STEP, 6, kill_9)], [EACH, "global_batch_size=24"]),
     "short epochs": Case([(STEP, 6, kill_9)], [EACH, "trainer.limit_train_batches=7"]),
     "a number of steps": Case([(STEP, 6, kill_9)], [EACH, "trainer.max_steps=7"]),
     "clipped gradients": Case([(STEP, 6, kill_9)], [EACH, "trainer.gradient_clip_val=0.1", "optimizer=sgd"]),
     "bf16": Case([(STEP, 6, kill_9)], [EACH, "trainer.precision=bf16-mixed"]),
-    "weight averaging": Case([(STEP, 15, kill_9)], [EVERY_4, *AVERAGES], slow=False),
     "weight averaging, killed in the first epoch": Case([(STEP, 8, kill_9)], [EVERY_4, *AVERAGES]),
     "early stopping": Case([(STEP, 25, kill_9)], [EVERY_4, *STOPS, CONSTANT]),
     "a learning rate that was found": Case([(STEP, 33, kill_9)], [EVERY_4, *(f"+{word}" for word in FINDER)], FINDER),
