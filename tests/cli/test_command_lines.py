@@ -137,7 +137,6 @@ REFUSED = {
     "train -m search={_target_:batchscope.sweep.search.TimeToTarget}": "target: needs a value of target_metric",
     "train -m experiment=diagnose data.batch_size=8,16": "experiment=diagnose: tries changes of one run, and -m is for several; write …",
     "train trainer=ddp trainer.accelerator=cpu trainer.num_nodes=2": "trainer.num_nodes: got 2, and nothing has started this on 2 machines",
-    "train trainer=ddp trainer.accelerator=cpu trainer.strategy=ddp_spawn": "trainer.strategy: got ddp_spawn, takes auto, single_device, ddp, ",
     **{f"train experiment=time_to_target {words}": said for words, said in TARGETS.items()},
     "train target=0.9": "target: is an option of experiment=time_to_target; write both",
     # folders
@@ -186,7 +185,7 @@ REFUSED = {
     "choose sweep --price h10=2": "--price: got 'h10', which is no known card. Did you mean 'h100'?",
     "choose sweep --price h100=2/h": "--price: got 'h100=2/h', takes what an hour of a device costs",
     "choose sweep --price h100=2 --price h100=3": "--price: got 'h100=3', and h100 has a price already",
-    "choose sweep --price mps=1": "--price: got mps=1, the price of no device that is compared; takes those of cpu, t4, l4",
+    "choose sweep --price t4=1 --price mps=1": "--price: got mps=1, the price of no device that is compared; takes those of cpu, t4, l4",
     "choose sweep --devices t4 --price a100=1": "--price: got a100=1, the price of no device that is compared; takes those of cpu, t4",
     "choose model=cnn trainer.accelerator=cpu --price mps=1": "--price: got mps=1, the price of no device that is compared; takes those of cpu, t4, l4",
     "choose model=cnn trainer.accelerator=cpu --devices t4 --price h100=2": "--price: got h100=2, the price of no device that is compared; takes those of cpu, t4",
