@@ -48,7 +48,8 @@ def in_process(tmp_path: Path, *overrides: str) -> tuple[float | None, dict]:
 def finished(tmp_path_factory: pytest.TempPathFactory, shared_data: Path) -> Path:
     """The folder of one run of the program on the real MNIST."""
     folder = tmp_path_factory.mktemp("finished")
-    completed(folder, *SHORT, "seed=0", f"data.root={shared_data}", OUT)
+    few = ["data.num_train=1000", "data.num_val=500", "data.num_test=1000"]
+    completed(folder, *SHORT, *few, "seed=0", f"data.root={shared_data}", OUT)
     return folder
 
 
