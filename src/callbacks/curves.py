@@ -72,8 +72,8 @@ class TrainCurves(Callback):
             return
         scalars = dict(outputs) if isinstance(outputs, dict) else {"loss": outputs}
         scalars["loss"] = own_loss(trainer, pl_module, scalars.get("loss"))
-        # Lightning detaches the loss alone; another value's graph would live until it is read.
-        numbers = {key: value.detach() for key, value in scalars.items() if _is_number(value)}
+        # A copy: a module may update a value in place, and CUDA graphs write the next one over it.
+        numbers = {key: value.detach().clone() for key, value in scalars.items() if _is_number(value)}
         if self._averaged is None:  # ranks may return different keys, and have to average the same ones
             self._averaged = trainer.strategy.broadcast([*numbers]) if trainer.world_size > 1 else []
         self._steps.append((step, numbers))

@@ -67,6 +67,16 @@ def test_the_mean_of_all_ranks_is_taken_without_a_barrier(monkeypatch: pytest.Mo
     assert means.tolist() == [2.0, 4.0, 7.0]
 
 
+def test_an_average_that_each_step_updates_in_place_is_written_as_each_step_left_it() -> None:
+    class Averaging(Stranger):
+        def training_step(self, batch, batch_idx: int):
+            self.steps = torch.zeros(()) if self.global_step == 0 else self.steps
+            return {"loss": super().training_step(batch, batch_idx), "steps": self.steps.add_(1)}
+
+    train(Averaging(), TrainCurves(), logger=(memory := Memory()))
+    assert memory.values("train/steps") == [float(step) for step in range(1, 11)]
+
+
 def test_a_number_keeps_no_graph_until_it_is_read() -> None:
     graphs = []
 
