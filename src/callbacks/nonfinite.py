@@ -148,11 +148,15 @@ class StopOnNonFinite(Callback):
             steps, flags = zip(*self._flags, strict=True)
             self._reads.append((steps, DeferredScalars(flags)))
             self._flags = []
-        while self._reads and (wait or self._reads[0][1].ready()):
+        while self._reads and (wait or self._has_arrived(trainer)):
             steps, read = self._reads.popleft()
             for step, bad in zip(steps, read.values(), strict=True):
                 if bad:
                     self._act(trainer, module, step, is_present=False)
+
+    def _has_arrived(self, trainer: Trainer) -> bool:
+        """Whether the oldest flags are read now. Several ranks read them in the same step: where the next ones are sent."""
+        return len(self._reads) > 1 if trainer.world_size > 1 else self._reads[0][1].ready()
 
     def _act(self, trainer: Trainer, module: LightningModule, step: _Step, is_present: bool) -> None:
         """Stop or count. Of the present step the loss and the gradients are still there."""

@@ -10,14 +10,18 @@ import pytest
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 
+from batchscope.callbacks import nonfinite
+from batchscope.callbacks._deferred_scalars import DeferredScalars
 from batchscope.callbacks._table import UpdateTable
 from batchscope.callbacks.curves import TrainCurves
 from batchscope.callbacks.noise_scale import NoiseScaleMonitor
 from batchscope.callbacks.prediction_images import PredictionImages
 from batchscope.callbacks.target import StopAtTarget
 from batchscope.callbacks.until_known import StopWhenKnown
+from batchscope.errors import NonFiniteError
 from tests.callbacks.support import monitoring, slow, stranger
 from tests.callbacks.test_noise_scale import Mean, fit_noisy
+from tests.callbacks.test_nonfinite import Breaking, Late
 from tests.callbacks.test_observers import trained
 from tests.support.runs import Forked
 from tests.support.third_party_modules import Memory, Stranger, loader, train
@@ -91,6 +95,17 @@ def measure_few(folder):
     return monitor.summary
 
 
+def break_off(folder):
+    """The gradients of step 3 are NaN. Flags are read late, and on rank 1 none ever arrives before one waits for it."""
+    ready = Mock(side_effect=lambda: os.environ["RANK"] == "0")
+    with patch.object(DeferredScalars, "ready", ready), patch.dict(nonfinite.READ_EVERY, cuda=2):
+        try:
+            fit(module := Breaking(3, where="gradient"), Late(leaves_out=False), data=loader(200), max_epochs=1)
+        except NonFiniteError as error:
+            return {"steps": len(module.weights), "said": str(error).partition(";")[0]}
+    return {}
+
+
 SCENARIOS = {
     "differ": differ,
     "wait": lambda folder: wait(folder, 1),
@@ -100,6 +115,7 @@ SCENARIOS = {
     "time up": time_up,
     "give up": give_up,
     "few": measure_few,
+    "break off": break_off,
 }
 
 
@@ -161,3 +177,6 @@ class TestTwoRanks:
     def test_of_few_steps_say_so(self, found) -> None:
         said = "of 5 updates none came after the warm-up of 5"
         assert found["few"] == [{"missing": {"bottleneck": said}}] * 2
+
+    def test_break_off_in_the_same_step_for_a_gradient_that_is_not_finite(self, found) -> None:
+        assert found["break off"] == [{"steps": 6, "said": "step 3: the loss or a gradient is not finite"}] * 2
