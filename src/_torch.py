@@ -53,13 +53,30 @@ def any_mode() -> bool:
 
 def end_mode(mode: DispatchMode) -> None:
     """End a mode wherever it stands among the active ones; the others stay, in their order."""
-    within: list[Any] = []
-    while (innermost := _get_current_dispatch_mode()) is not None and innermost is not mode:
-        within.append(_pop_mode())
-    if innermost is mode:
+    within = _pop_modes(until=mode)
+    if _get_current_dispatch_mode() is mode:
         mode.__exit__(None, None, None)
     for other in reversed(within):
         _push_mode(other)
+
+
+@contextlib.contextmanager
+def without_modes() -> Iterator[None]:
+    """Hide what happens within from the modes of torch's dispatcher that are active in this thread."""
+    modes = _pop_modes()
+    try:
+        yield
+    finally:
+        for mode in reversed(modes):
+            _push_mode(mode)
+
+
+def _pop_modes(until: DispatchMode | None = None) -> list[Any]:
+    """Take the active modes away, the innermost first; those outside of `until`, and it, stay."""
+    taken = []
+    while (innermost := _get_current_dispatch_mode()) is not None and innermost is not until:
+        taken.append(_pop_mode())
+    return taken
 
 
 def is_compiled(module: nn.Module) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from .._torch import non_finite_check, stored_values, supports_found_inf
+from .._torch import non_finite_check, stored_values, supports_found_inf, without_modes
 from ..distributed.sharding import local
 from ..errors import NonFiniteError, UserError
 from ._deferred_scalars import DeferredScalars
@@ -90,15 +90,17 @@ class StopOnNonFinite(Callback):
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         if not self._is_checked:
             return
-        numbers = [_values(p.grad) for p in self._parameters if p.grad is not None]
-        if self._loss is not None:
-            numbers.append(self._loss)
-        flag = torch.zeros_like(self._one)
-        non_finite_check(numbers, flag, self._one)
-        if self._sharded:
-            torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX)
+        with without_modes():  # who records the step records nothing of the check
+            numbers = [_values(p.grad) for p in self._parameters if p.grad is not None]
+            if self._loss is not None:
+                numbers.append(self._loss)
+            flag = torch.zeros_like(self._one)
+            non_finite_check(numbers, flag, self._one)
+            if self._sharded:
+                torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX)
+            is_bad = self._device == "cpu" and bool(flag)
         if self._device == "cpu":
-            if flag:
+            if is_bad:
                 self._act(trainer, pl_module, _step(trainer, optimizer), is_present=True)
                 optimizer.zero_grad(set_to_none=True)  # an optimizer skips parameters without a gradient
             return

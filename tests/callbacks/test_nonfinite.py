@@ -8,6 +8,7 @@ from batchscope.callbacks import nonfinite
 from batchscope.callbacks._deferred_scalars import DeferredScalars
 from batchscope.callbacks.nonfinite import StopOnNonFinite
 from batchscope.errors import NonFiniteError, UserError
+from tests.callbacks.support import monitoring
 from tests.support.third_party_modules import Stranger, train
 
 
@@ -115,6 +116,15 @@ def test_skipped_steps_leave_the_weights_alone_and_are_counted(callback, fused, 
     assert (callback.skipped, trainer.global_step, module.unchanged()) == (len(bad), 10, bad)
     assert callback.record_facts() == {"skipped_steps": len(bad)}
     assert not hasattr(trainer.optimizers[0], "found_inf")
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_check_is_in_no_recorded_step() -> None:
+    recorded = []
+    for callbacks in ([], [StopOnNonFinite()]):
+        train(Stranger(), monitor := monitoring(record_operations=True), *callbacks)
+        recorded.append([(row.name, row.part, row.calls) for row in monitor.operations.rows])
+    assert recorded[0] == recorded[1] != []
 
 
 def test_accumulated_gradients_are_checked_once_an_update() -> None:
