@@ -21,7 +21,7 @@ class ProfilerHook(Profiler):
     """
 
     def __init__(self, inner: Profiler, actions: Container[str], started: Listener, stopped: Listener):
-        super().__init__()
+        super().__init__(getattr(inner, "dirpath", None), getattr(inner, "filename", None))
         self._inner = inner
         self._forward = not isinstance(inner, PassThroughProfiler)
         self._actions = actions
@@ -29,6 +29,12 @@ class ProfilerHook(Profiler):
         self._stopped = stopped
         self._spans: dict[str, _Span | None] = {}  # by action name; None for an action without listeners
         self._is_attached = True
+
+    def __getattr__(self, name: str) -> Any:
+        """What a user's profiler has beyond Lightning's interface."""
+        if name == "_inner":  # before `__init__`, as in a copy
+            raise AttributeError(name)
+        return getattr(self._inner, name)
 
     def __del__(self) -> None:
         """Do nothing: Lightning's own would tear down the trainer's profiler, which is still in use."""

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from pathlib import Path
 
 import lightning
 import pytest
@@ -97,3 +98,14 @@ def test_a_hook_hears_its_actions_until_it_is_removed_and_the_trainers_own_profi
         assert profiler_of(trainer) is own
         if isinstance(own, SimpleProfiler):
             assert len(own.recorded_durations[ACTION]) == 3
+
+
+def test_a_profiler_that_is_heard_keeps_its_attributes(tmp_path: Path) -> None:
+    own = SimpleProfiler(tmp_path, "profile")
+    trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, profiler=own)
+    hearing(trainer, "training_step")
+    with trainer.profiler.profile(ACTION):
+        pass
+    assert len(trainer.profiler.recorded_durations[ACTION]) == 1
+    assert (trainer.profiler.dirpath, trainer.profiler.filename) == (tmp_path, "profile")
+    assert not hasattr(trainer.profiler, "unknown")
