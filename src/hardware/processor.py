@@ -5,6 +5,7 @@ quota below its cores, the quota is what may be used, and processes outside of t
 """
 
 import contextlib
+import math
 import os
 import time
 from pathlib import Path
@@ -26,8 +27,11 @@ class Load(NamedTuple):
 
 
 def cpu_seconds() -> Load:
-    """The processor time up to now."""
-    total, busy, steal = _core_seconds()
+    """The processor time up to now; NaN where the system does not tell it, as in some sandboxes."""
+    try:
+        total, busy, steal = _core_seconds()
+    except (OSError, psutil.Error):
+        return Load(math.nan, math.nan, math.nan)
     quota, cores = _quota(), len(_affinity())
     if quota is not None and quota[0] < cores:
         total, busy = quota[0] * time.monotonic(), quota[1] + steal * quota[0] / cores

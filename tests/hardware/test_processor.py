@@ -62,6 +62,14 @@ def test_where_other_cores_are_offline_the_whole_machine_counts(monkeypatch):
     assert cpu_seconds()[1] == pytest.approx(BUSY_S + 900)
 
 
+def test_a_system_that_does_not_tell_the_time_of_its_cores_has_no_known_load(monkeypatch):
+    def refuse(percpu):
+        raise PermissionError("/proc/stat")
+
+    monkeypatch.setattr(psutil, "cpu_times", refuse)
+    assert all(map(math.isnan, NoiseMeter().read()))
+
+
 @pytest.mark.parametrize(
     ("launched", "shared", "counts"),
     [
