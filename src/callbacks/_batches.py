@@ -1,11 +1,14 @@
 """What a batch of any type holds, and the loss that it had."""
 
 import dataclasses
+import numbers
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lightning import LightningModule, Trainer
 from torch import Tensor
+
+from ..errors import UserError
 
 NO_TENSORS = (
     "the batch has no tensors; batch_size_fn of ThroughputMonitor (callbacks.throughput.batch_size_fn) says how many "
@@ -22,6 +25,19 @@ def samples_in(batch: Any) -> int:
     if first is None:
         return 0
     return first.shape[0] if first.dim() else 1
+
+
+def require_number(name: str, count: object) -> None:
+    """Refuse what a user's function has counted where it is no number: a tensor's may still be on its device.
+
+    Raises:
+        UserError: with the name of the function's option.
+    """
+    if not isinstance(count, numbers.Real):
+        raise UserError(
+            f"{name}: returned a {type(count).__name__}, takes a function that returns a number of what the host knows: "
+            "reading a tensor of a GPU would wait for it"
+        )
 
 
 def timesteps_in(module: object, samples: int) -> int:

@@ -29,7 +29,7 @@ from ..options.types import NonNegativeInt
 from ..records.rates import LOAD_SAID
 from ..records.step_times import StepTimes
 from ..records.terminal import block, is_in_sweep, is_verbose, say
-from ._batches import samples_in, timesteps_in
+from ._batches import require_number, samples_in, timesteps_in
 from ._cost import cost_of, metrics_of, stalls_among
 from ._in_order import join, leave
 from ._never_raise import never_raise
@@ -41,6 +41,7 @@ from ._timer import (
     PREPARING,
     REQUEST,
     VALIDATION,
+    Batch,
     HostClock,
     StepTimer,
     add_timer,
@@ -393,16 +394,22 @@ class ThroughputMonitor(Callback):
             batch.recorded |= self.recorded.active or any_mode() or is_profiler_active()
 
     @override
-    @never_raise
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         timed = self.timer.current if self._active else None
         if timed is not None:
-            timed.samples = (self.batch_size_fn or samples_in)(batch)
-            if self.timesteps_fn is not None:
-                timed.timesteps = self.timesteps_fn(batch)
-            else:
-                counted = getattr(trainer.train_dataloader, "timesteps", None)  # by our loader, without padding
-                timed.timesteps = counted if isinstance(counted, int) else timesteps_in(pl_module, timed.samples)
+            self._count(timed, trainer, pl_module, batch)
+            require_number("batch_size_fn", timed.samples)
+            require_number("timesteps_fn", timed.timesteps)
+
+    @never_raise
+    def _count(self, timed: Batch, trainer: Trainer, pl_module: LightningModule, batch: Any) -> None:
+        """What a batch holds."""
+        timed.samples = (self.batch_size_fn or samples_in)(batch)
+        if self.timesteps_fn is not None:
+            timed.timesteps = self.timesteps_fn(batch)
+        else:
+            counted = getattr(trainer.train_dataloader, "timesteps", None)  # by our loader, without padding
+            timed.timesteps = counted if isinstance(counted, int) else timesteps_in(pl_module, timed.samples)
 
     @override
     @never_raise
