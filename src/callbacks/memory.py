@@ -43,6 +43,7 @@ class MemoryMonitor(Callback):
         self.facts: dict[str, Any] = {}
         self._saved: SavedTensors | None = None  # None where what is saved cannot be seen
         self._watching = contextlib.ExitStack()
+        self._peak_before: int | None = None  # of torch's allocator, when training began
         self._updates = Updates()
         self._active = False
 
@@ -70,6 +71,7 @@ class MemoryMonitor(Callback):
         self.disable()
         self.facts, self.failure = {"uncounted": "no batch was trained"}, None
         self._updates = Updates(trainer.global_step)
+        self._peak_before = measured_bytes(trainer.strategy.root_device).get("allocated")
         self._saved, self._active = SavedTensors(trainer.strategy.root_device), True
 
     def _why_not(self, trainer: Trainer, module: LightningModule) -> str | None:
@@ -147,6 +149,8 @@ class MemoryMonitor(Callback):
         if not self._active:
             return
         measured = measured_bytes(trainer.strategy.root_device)
+        if measured.get("allocated") == self._peak_before:  # of the sanity validation, or of an earlier fit
+            measured.pop("allocated", None)
         parameters = list(module.parameters())
         parts = {
             "parameters": bytes_of(parameters),

@@ -64,12 +64,21 @@ def test_the_record_has_the_parts_of_a_step(module: type[Wide]) -> None:
     ids=["on a CPU", "on a GPU, where the rest is what its peak has beyond the parts"],
 )
 def test_the_line_has_the_parts_and_what_the_device_measures(told, rest, line, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(memory, "measured_bytes", lambda device: dict(told))
+    before = [{}]
+    monkeypatch.setattr(memory, "measured_bytes", lambda device: before.pop() if before else dict(told))
     facts, said = fit(Wide()).facts, " ".join(capsys.readouterr().out.split())
     assert (facts["parts_bytes"], facts["measured_bytes"]) == (PARTS | rest, told)
     assert said.startswith("memory a step holds 7.")
     assert all(f" {part} " in said for part in ("parameters", "gradients", "optimizer", "saved by autograd"))
     assert (f"; measured {line}" in said) == bool(line)
+
+
+def test_a_peak_from_before_the_training_is_none_of_the_training(monkeypatch) -> None:
+    monkeypatch.setattr(memory, "measured_bytes", lambda device: {"allocated": 2**30, "reserved": 2**31})
+    monitor = fit(Wide())
+    assert monitor.facts["measured_bytes"] == {"reserved": 2**31}
+    assert monitor.facts["parts_bytes"] == PARTS
+    assert "measured" not in monitor.detail_lines()[0]
 
 
 def test_the_updates_2_to_4_are_seen_and_no_other() -> None:
