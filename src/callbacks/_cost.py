@@ -20,7 +20,7 @@ STALL_RATIO, STALL_MS = 3.0, 50.0
 _WORK = [column for column, part in enumerate(PARTS) if part not in (StepPart.DATA_WAIT, StepPart.TRANSFER)]
 
 
-def cost_of(table: UpdateTable, world_size: int = 1, fit_seconds: float | None = None) -> dict[str, Any]:
+def cost_of(table: UpdateTable, replicas: int = 1, fit_seconds: float | None = None) -> dict[str, Any]:
     """The cost of this rank's counted updates; empty where none is known.
 
     `samples_per_sec_mean` is all samples ÷ all of their time. `samples_per_sec` is the run's rate (records/rates.py): the
@@ -29,7 +29,7 @@ def cost_of(table: UpdateTable, world_size: int = 1, fit_seconds: float | None =
 
     Args:
         table: of the fit.
-        world_size: the number of ranks.
+        replicas: how many batches the ranks train on at a time.
         fit_seconds: wall time of the whole fit without pauses, for `samples_per_sec_fit`: every sample that was trained,
             those of the warm-up included, over it.
     """
@@ -59,8 +59,8 @@ def cost_of(table: UpdateTable, world_size: int = 1, fit_seconds: float | None =
         **_stalls(table.step_ms(table.after_warmup()), median),
     }
     if samples:  # else the batch has no tensors, and nobody knows
-        result["samples_per_sec"] = rate(whole * world_size, median)
-        result["samples_per_sec_mean"] = samples * world_size / seconds
+        result["samples_per_sec"] = rate(whole * replicas, median)
+        result["samples_per_sec_mean"] = samples * replicas / seconds
     interval = median_interval(step_ms)
     if numpy.isfinite(interval).all():
         result["step_ms_interval"] = list(interval)
@@ -69,7 +69,7 @@ def cost_of(table: UpdateTable, world_size: int = 1, fit_seconds: float | None =
         result["undisturbed_share"] = float(step_ms.sum()) / 1e3 / seconds  # of the time of all steps
     if fit_seconds and samples:
         trained = float(table.rows["samples"].sum(dtype=float))
-        result |= {"fit_seconds": fit_seconds, FIT_RATE: trained * world_size / fit_seconds}
+        result |= {"fit_seconds": fit_seconds, FIT_RATE: trained * replicas / fit_seconds}
     if excluded := float(rows["excluded_ms"].mean()):
         result["excluded_ms"] = excluded
     preparing = dict(zip(PREPARING, _means(rows["preparing_ms"]), strict=True))
@@ -95,7 +95,7 @@ def _are_stalls(step_ms: NDArray[numpy.float64], median: float) -> NDArray[numpy
 
 
 def metrics_of(
-    rows: NDArray[Any], world_size: int, flops_per_sample: float | None = None, peak: float | None = None
+    rows: NDArray[Any], replicas: int, flops_per_sample: float | None = None, peak: float | None = None
 ) -> Scalars:
     """The metrics of updates, given their rows of the table. Samples and time steps are those of all ranks, FLOP/s those
     of one. A metric that none of the updates has is left out."""
@@ -105,8 +105,8 @@ def metrics_of(
     seconds = numpy.where(step_ms > 0, step_ms, numpy.nan) / 1e3
     samples, timesteps = (numpy.where(rows[name] > 0, rows[name], numpy.nan) for name in ("samples", "timesteps"))
     metrics["throughput/batches_per_sec"] = rows["batches"] / seconds
-    metrics["throughput/samples_per_sec"] = samples * world_size / seconds
-    metrics["throughput/timesteps_per_sec"] = timesteps * world_size / seconds
+    metrics["throughput/samples_per_sec"] = samples * replicas / seconds
+    metrics["throughput/timesteps_per_sec"] = timesteps * replicas / seconds
     if flops_per_sample:
         metrics["throughput/flops_per_sec"] = flops_per_sample * samples / seconds
         if peak:

@@ -11,6 +11,7 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
 from typing_extensions import override
 
+from ..distributed.gather import replicas
 from ..options.types import PositiveFloat
 from ..records.formatting import significant
 from ..records.terminal import can_redraw, say
@@ -76,7 +77,7 @@ class ProgressBar(TQDMProgressBar):
         if now < self._next and (self._plain or not is_last):
             return
         elapsed = now - self._drawn
-        self._rate = self._samples * trainer.world_size / elapsed if elapsed > 0 else None
+        self._rate = self._samples * replicas(trainer) / elapsed if elapsed > 0 else None
         self._update_loss(own_loss(trainer, pl_module, outputs.get("loss") if isinstance(outputs, dict) else outputs))
         if self._plain:
             self._print_line(trainer, pl_module, batch_idx)

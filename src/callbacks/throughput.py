@@ -22,7 +22,7 @@ from typing_extensions import override
 
 from .._lightning import overrides
 from .._torch import any_mode, is_profiler_active
-from ..distributed.gather import gather
+from ..distributed.gather import gather, replicas
 from ..hardware.processor import root_of_run
 from ..hardware.programs import ProgramWatch
 from ..options.types import NonNegativeInt
@@ -277,7 +277,7 @@ class ThroughputMonitor(Callback):
         self._flush(trainer, wait, is_over=wait)  # without `wait` the fit may have ended in the middle of an update
         self.disable()
         seconds = time.perf_counter() - self._started - self.timer.paused_s
-        if cost := cost_of(self.table, trainer.world_size, seconds):
+        if cost := cost_of(self.table, replicas(trainer), seconds):
             on_host = trainer.strategy.root_device.type == "cpu"  # an accelerator's host has free cores for others
             windows = self.windows.facts(slowed_only=not on_host)
             self.summary = cost | windows | ({"ended": self.ended} if self.ended else {})
@@ -495,7 +495,9 @@ class ThroughputMonitor(Callback):
             is_due = passes(steps[:-1], steps[1:], self.every_n_steps) if self.every_n_steps else False
             rows = rows[is_written & is_due]
             if len(rows):
-                scalars = metrics_of(rows, trainer.world_size, self.analysis.per_sample, self.analysis.peak)
+                together, per_sample = replicas(trainer), self.analysis.per_sample
+                per_device = per_sample and per_sample * together / trainer.world_size
+                scalars = metrics_of(rows, together, per_device, self.analysis.peak)
                 recent = self.table.step_ms(slice(-FLUSH_EVERY, None))  # rows of a window may be one or two
                 self._writer.write(scalars, always=stalls_among(rows, float(numpy.median(recent))))
 

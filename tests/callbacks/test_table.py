@@ -73,7 +73,7 @@ STEPS = {
 BATCHES = {
     "the samples of all ranks and the steps of one": (
         [batch(n, 40, forward=10) for n in (1, 2, 3)],
-        {"world_size": 3},
+        {"replicas": 3},
         {"samples_per_sec": 12_000, "samples_per_sec_mean": 12_000, "batches_per_sec": 100},
     ),
     "accumulated batches are one step": (
@@ -88,7 +88,7 @@ BATCHES = {
     ),
     "the rate of the fit has every sample": (
         [batch(n, 40, forward=10) for n in range(1, 6)],
-        {"world_size": 2, "fit_seconds": 4.0},
+        {"replicas": 2, "fit_seconds": 4.0},
         {"samples_per_sec_fit": 2 * 5 * 40 / 4.0, "fit_seconds": 4.0, "samples": 4 * 40},
     ),
     "the parts are means that add up; pauses and preparation are beside them": (

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
+import lightning
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -201,6 +202,15 @@ def test_flops_are_those_of_the_layers_and_mfu_is_of_their_peak(module, flops, p
     row = memory.at(5)
     assert row["throughput/flops_per_sec"] == pytest.approx(flops * 4e3 / row["time/step_ms"])
     assert row["throughput/mfu"] == pytest.approx(row["throughput/flops_per_sec"] / peak)
+
+
+def test_the_rate_is_of_the_batches_that_the_ranks_train_on_at_a_time(monkeypatch) -> None:
+    """As under tensor parallelism, where ranks share a batch: of more ranks than three, the batches are three."""
+    monkeypatch.setattr(lightning.Trainer, "distributed_sampler_kwargs", {"num_replicas": 3, "rank": 0})
+    memory = fit(monitor := monitoring())
+    assert monitor.summary["samples_per_sec"] == pytest.approx(3 * 4e3 / monitor.summary["step_ms_median"])
+    row = memory.at(5)
+    assert row["throughput/samples_per_sec"] == pytest.approx(3 * 4e3 / row["time/step_ms"])
 
 
 @pytest.mark.usefixtures("alone")
