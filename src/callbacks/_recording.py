@@ -51,6 +51,7 @@ class RecordedUpdates:
         self._running: contextlib.ExitStack | None = None
         self._update = self._begun = 0  # the last that was recorded, and the last that was begun
         self._samples: list[float] = []  # of each recorded update
+        self._is_counted = True  # whether they hold those of the last batch that was recorded
 
     @property
     def active(self) -> bool:
@@ -62,13 +63,12 @@ class RecordedUpdates:
         """Whether no update will be recorded any more."""
         return not self.last or self._begun > LAST
 
-    def start(self, update: int, global_step: int, samples: float = 0) -> None:
-        """Begin to record a batch of so many samples, if its update is to be recorded.
+    def start(self, update: int, global_step: int) -> None:
+        """Begin to record a batch, if its update is to be recorded.
 
         Args:
             update: the number of the update in the fit, from 1.
             global_step: Lightning's, before the batch.
-            samples: of the batch.
         """
         if not self.last or self.active:
             return
@@ -85,11 +85,17 @@ class RecordedUpdates:
             self.recorder.next_step()
             self._samples.append(0)
             self._update = update
-        self._samples[-1] += samples
+        self._is_counted = False
         self._running = contextlib.ExitStack()
         if self._is_compiled:
             self._running.enter_context(torch.compiler.set_stance("force_eager"))
         self.recorder.__enter__()
+
+    def count(self, samples: float) -> None:
+        """The batch that has just been trained holds so many samples."""
+        if not self._is_counted:
+            self._samples[-1] += samples
+        self._is_counted = True
 
     def stop(self) -> None:
         """End the recording of a batch, also where the step has left modes of its own behind."""

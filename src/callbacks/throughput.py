@@ -143,6 +143,7 @@ class ThroughputMonitor(Callback):
         self._watch: ProgramWatch | None = None
         self._programs = ""  # that took most of the processor; nothing but the terminal has their names
         self._active = False
+        self._in_batch = False  # whether Lightning trains on a batch
         self._hook: ProfilerHook | None = None
 
     @property
@@ -356,9 +357,12 @@ class ThroughputMonitor(Callback):
         if not self._active:
             return
         if action == _BATCH:
+            self._in_batch = True
+            if self.timer.current is None or self.timer.current.trained:  # the step itself will ask for its batch
+                self._begin_batch()
             self._record()
             return
-        if action == REQUEST:
+        if action == REQUEST and not self._in_batch:
             self._stop_recording()
             self._begin_batch()
         elif PARTS_OF_ACTIONS[action] == PAUSE:
@@ -367,7 +371,9 @@ class ThroughputMonitor(Callback):
 
     @never_raise
     def _on_action_end(self, action: str) -> None:
-        if self._active and action not in (_BATCH, VALIDATION):
+        if action == _BATCH:
+            self._in_batch = False
+        elif self._active and action != VALIDATION:
             self.timer.leave(PARTS_OF_ACTIONS[action])
 
     def _begin_batch(self) -> None:
@@ -387,16 +393,15 @@ class ThroughputMonitor(Callback):
     def _record(self) -> None:
         """Record the operations of a batch whose update is among those to be recorded."""
         batch = self.timer.current
-        samples = batch.samples if batch is not None else 0
         assert self.recorded is not None
-        self.recorded.start(self.timer.updates + 1, self.timer.global_step, samples)
+        self.recorded.start(self.timer.updates + 1, self.timer.global_step)
         if batch is not None:  # another callback or the user may record or trace it, too
             batch.recorded |= self.recorded.active or any_mode() or is_profiler_active()
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         timed = self.timer.current if self._active else None
-        if timed is not None:
+        if timed is not None and not timed.trained:
             self._count(timed, trainer, pl_module, batch)
             require_number("batch_size_fn", timed.samples)
             require_number("timesteps_fn", timed.timesteps)
@@ -430,6 +435,12 @@ class ThroughputMonitor(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        timed = self.timer.current
+        if self._active and timed is not None:
+            if not timed.samples:  # of a step that asked for its batch
+                self._count(timed, trainer, pl_module, batch)
+            if self.recorded is not None:
+                self.recorded.count(timed.samples)
         if self._active:
             self.timer.end_batch(trainer.global_step)
             if len(self.timer.finished) >= FLUSH_EVERY or len(self.windows.all) > self._windows_read:

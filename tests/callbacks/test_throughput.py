@@ -156,6 +156,32 @@ def test_a_validation_between_two_batches_of_an_update_is_in_no_step(world) -> N
     assert len(steps) == 3 and max(steps) < 500e3  # a validation takes 1,000 s
 
 
+@pytest.mark.usefixtures("alone")
+def test_a_step_that_asks_for_its_batch_has_its_parts_its_samples_and_its_flops(world) -> None:
+    class Reading(torch.utils.data.Dataset):
+        def __len__(self) -> int:
+            return 20
+
+        def __getitem__(self, index: int):
+            world.move(0.5)
+            return torch.zeros(4), torch.zeros(1)
+
+    class Asking(Stranger):
+        def training_step(self, dataloader_iter):
+            world.move(3)
+            batch, batch_idx, _ = next(dataloader_iter)
+            return super().training_step(batch, batch_idx)
+
+        def on_train_batch_end(self, *args) -> None:
+            world.move(6)
+
+    memory = fit(monitor := monitoring(record_operations=True), Asking(), data=DataLoader(Reading(), 4))
+    row = {part: memory.at(8)[f"time/{part}_ms"] / 1e3 for part in PARTS}
+    assert row == pytest.approx(dict.fromkeys(PARTS, 0) | {"data_wait": 2, "forward": 3, "other": 6})
+    assert (monitor.summary["batch_size"], monitor.summary["updates"]) == (4, 5)
+    assert monitor.summary["flops_per_sample"] == 16
+
+
 @pytest.mark.parametrize("world", [False, True], indirect=True, ids=["a device in time", "a device that lags behind"])
 def test_equal_steps_are_a_flat_curve_and_nobody_waits_for_the_device_before_the_end(world) -> None:
     class SlowMemory(Memory):
