@@ -45,7 +45,7 @@ class Observations(NamedTuple):
     operations: Sequence[OperationRow] = ()  # of one step; empty where none was recorded
     reason: str | None = None  # why none was recorded
     changed: float = 1.0  # the median step ÷ those right after the recorded ones
-    others_shares: Sequence[float] = ()  # of the processor, in each window; on an accelerator only of disturbed ones
+    others_share: float = 0.0  # of the processor, for most of the time; on an accelerator only where they disturbed
     kernel_s: float | None = None  # seconds of a step in which a kernel ran, by a trace
 
 
@@ -123,7 +123,7 @@ class StepAnalysis:
             recorded.operations(),
             recorded.why_no_operations,
             table.changed(cost["step_ms_median"]),
-            table.windows.others_shares(slowed_only=device.type != "cpu"),
+            table.windows.typical_share(slowed_only=device.type != "cpu"),
             kernel_s,
         )
         title = getattr(self._module, "title", type(self._module).__name__)
@@ -231,7 +231,7 @@ def bottleneck_facts(
             mfu=summary.get("mfu"),
             changed=observed.changed,
             spread=summary["step_ms_p90"] / median if median else 1.0,
-            others_shares=observed.others_shares,
+            others_share=observed.others_share,
         )
     )
     if found is None:

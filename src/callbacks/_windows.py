@@ -107,10 +107,20 @@ class Windows:
         """Which windows were disturbed, shape (W,); the one that lasts is not known to be."""
         return numpy.array([window.disturbed for window in self.all], bool)
 
-    def others_shares(self, slowed_only: bool) -> list[float]:
-        """The share of others in each window of at least 0.15 s; with `slowed_only` 0 in windows that were not disturbed."""
+    def typical_share(self, slowed_only: bool) -> float:
+        """The share that others took for most of the time; 0 where no window of at least 0.15 s tells it.
+
+        With `slowed_only` they took nothing in windows that were not disturbed.
+        """
         ended = [window for window in self.all if window.end is not None and window.seconds >= MIN_TELLING_S]
-        return [window.share(slowed_only) for window in ended]
+        shares = [(window.share(slowed_only), window.seconds) for window in ended]
+        known = sorted((share, seconds) for share, seconds in shares if not math.isnan(share))
+        left = sum(seconds for _, seconds in known) / 2
+        for share, seconds in reversed(known):
+            left -= seconds
+            if left < 0:
+                return share
+        return 0.0
 
     def facts(self, slowed_only: bool = False) -> dict[str, Any]:
         """For the run's summary: how many windows there are, how many disturbed, and the share of others over all of them.

@@ -25,7 +25,6 @@ Runs and explanations are judged by `find_bottleneck` alone.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median
 from typing import Literal
 
 from ..records.formatting import count, percent
@@ -72,7 +71,7 @@ class Step:
     mfu: float | None = None  # of the mean step; asked only where the operations are not known
     changed: float = 1.0  # the median step ÷ those right after the steps whose operations were recorded
     spread: float = 1.0  # the 90th percentile of the steps ÷ their median
-    others_shares: Sequence[float] = ()  # of the processor, in each window; NaN where it is not known
+    others_share: float = 0.0  # of the processor, that other programs took for most of the time
 
 
 @dataclass(frozen=True)
@@ -93,8 +92,8 @@ def find_bottleneck(step: Step) -> Bottleneck | None:
     total = sum(parts.values())
     if not math.isfinite(total) or total <= 0 or min(parts.values()) < 0:
         return None
-    if (others := _others_share(step)) > BUSY:
-        return Bottleneck(UNCLEAR, 0.0, "unclear", f"{_others(others)}: close them and run again", busy=True)
+    if step.others_share > BUSY:
+        return Bottleneck(UNCLEAR, 0.0, "unclear", f"{_others(step.others_share)}: close them and run again", busy=True)
     spent = _waits(step, parts, total)
     # A few long steps are no cause of the others' time: what the mean step has beyond the median one is not known.
     work = total - sum(spent.values())
@@ -120,13 +119,8 @@ def find_bottleneck(step: Step) -> Bottleneck | None:
     return Bottleneck(largest, share, "probable" if doubts else "clear", "; ".join([line, *doubts]), shares)
 
 
-def _others_share(step: Step) -> float:
-    """The share of the processor that others took in the median window; 0 if no window is known."""
-    return median([each for each in step.others_shares if not math.isnan(each)] or [0.0])
-
-
 def _others(share: float) -> str:
-    return f"other programs took {percent(share)} of the processor in the median window"
+    return f"other programs took {percent(share)} of the processor for most of the time"
 
 
 def _waits(step: Step, parts: Mapping[str, float], total: float) -> dict[str, float]:
@@ -238,7 +232,7 @@ def _evidence(step: Step, kind: str, share: float, step_s: float, timed: Sequenc
 def _doubts(step: Step, first_two: Mapping[str, float], unknown: float, excess: float) -> list[str]:
     """Why the verdict is not certain, given the two largest shares, and the share that is not known."""
     (_, share), (second, second_share) = first_two.items()
-    is_work, others = {"memory", "compute", "elementwise"} & set(first_two), _others_share(step)
+    is_work, others = {"memory", "compute", "elementwise"} & set(first_two), step.others_share
     doubts = {
         f"{second} is nearly as much ({percent(second_share)})": share - second_share < MARGIN,
         f"{percent(unknown)} is not known": share - second_share < unknown,
