@@ -3,7 +3,8 @@
 The step's wall time is divided into shares, and the largest one names the bottleneck.
 
 Waits are measured: `input` (for the loader), `transfer` (of batches to the device), and `communication` (the exchange of
-gradients that is not hidden behind the backward pass). They count up to the device's idle time: overlapped work is free.
+gradients that is not hidden behind the backward pass). The first two count up to the device's idle time: overlapped work is
+free. An exchange has kernels of its own, so a device that waits for other ranks is busy.
 
 The rest is the work of the step, and its operations divide it:
 
@@ -124,18 +125,25 @@ def _others(share: float) -> str:
 
 
 def _waits(step: Step, parts: Mapping[str, float], total: float) -> dict[str, float]:
-    """Milliseconds of waiting for data, copies and other ranks, as far as the device idles."""
+    """Milliseconds of waiting for data and copies, as far as the device idles, and for other ranks."""
     waits = {
         "input": parts["data_wait"],
         # On MPS a copy waits for the work that was submitted before, so its time may be the device's.
         "transfer": 0.0 if step.device == "mps" and step.busy is None else parts["transfer"],
-        "communication": min(step.communication_ms or 0.0, parts["backward"]),
     }
     idle = total if step.busy is None or step.device == "cpu" else total * (1 - min(step.busy, 1.0))
     for kind, ms in waits.items():
         waits[kind] = min(ms, idle)
         idle -= waits[kind]
-    return waits
+    return waits | {"communication": min(step.communication_ms or 0.0, parts["backward"])}
+
+
+def _busy_ms(step: Step, total: float, work: float) -> float | None:
+    """The part of the work in which the device computes; None where nobody knows. The exchange has kernels of its own."""
+    if step.busy is None:
+        return None
+    busy, exchange = min(step.busy, 1.0) * total, step.communication_ms or 0.0
+    return min(busy - exchange if busy > exchange else busy, work)
 
 
 def _times_by_kind(step: Step) -> dict[str, list[Timed]]:
@@ -181,8 +189,10 @@ def _slower(excess: float) -> str:
 
 def _work_by_parts(step: Step, parts: Mapping[str, float], work: float) -> dict[str, float]:
     """What the parts alone tell of the work: the busy share, or the framework's own part and a well-used peak."""
-    if step.device != "cpu" and step.busy is not None:
-        return {"host": work - min(step.busy * sum(parts.values()), work)}
+    busy = None if step.device == "cpu" else _busy_ms(step, sum(parts.values()), work)
+    if busy is not None:
+        is_arithmetic = step.mfu is not None and step.mfu >= WELL_FED
+        return {"host": work - busy} | ({"compute": busy} if is_arithmetic else {})
     known = {} if step.device == "mps" else {"host": parts["other"]}  # on MPS any part may wait for the device
     computing = parts["forward"] + parts["backward"] - min(step.communication_ms or 0.0, parts["backward"])
     if step.mfu is not None and step.mfu >= WELL_FED and computing > 0:
@@ -204,7 +214,7 @@ def _work_of_accelerator(
     step: Step, timed: Mapping[str, Sequence[Timed]], work: float, total: float
 ) -> dict[str, float]:
     """The milliseconds of each kind, as far as they are known."""
-    busy = None if step.busy is None else min(step.busy * total, work)
+    busy = _busy_ms(step, total, work)
     if step.calibration is None:
         return {} if busy is None else {"host": work - busy}
     needed = _milliseconds(timed)

@@ -54,6 +54,11 @@ VERDICTS = {  # → the kind and its share
     "GPU: idle, without operations": (on_gpu(forward=5, busy=0.1), "host", 0.9),
     "GPU: only its host waits for data": (on_gpu(product(0.1, 200), data_wait=12, forward=8, busy=0.97), "compute", 0.97),
     "GPU: it waits for data": (on_gpu(product(0.1, 20), data_wait=15, forward=5, busy=0.12), "input", 0.75),
+    "GPU: other ranks": (
+        on_gpu(product(0.1, 50), forward=2, backward=8, communication_ms=7, busy=1.0), "communication", 0.7,
+    ),
+    "GPU: compiled, busy and well fed": (on_gpu(forward=4, backward=6, busy=0.95, mfu=0.5), "compute", 0.95),
+    "GPU: compiled and idle": (on_gpu(forward=4, backward=6, busy=0.3, mfu=0.1), "host", 0.7),
     "GPU: no need explains the step": (on_gpu(product(0.1, 5)), "unclear", 0.01),
     "MPS: a copy may wait for it": (on_gpu(mul(0.025, calls=5), transfer=9, forward=1, device="mps"), "unclear", 0.0),
     "MPS: any part may wait for it": (on_cpu(forward=2, other=8, device="mps"), "unclear", 0.0),
