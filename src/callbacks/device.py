@@ -13,6 +13,7 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
+from ..hardware.contention import WINDOW_S
 from ..hardware.device_memory import PEAK, RESERVED
 from ..hardware.probes import probe_for
 from ..hardware.sampler import Sampler, Span, Spans, Timeline, named
@@ -89,7 +90,7 @@ class DeviceMonitor(Callback):
         self.disable()
         self.summary, self._rows, self._last = {}, [], (0.0, trainer.global_step)
         self._writer = StepWriter(trainer, self.details)
-        self._sampler = Sampler(probe_for(trainer.strategy.root_device).read, self.interval_s)
+        self._sampler = Sampler(probe_for(trainer.strategy.root_device, settle_s=WINDOW_S).read, self.interval_s)
         self._sampler.start()
         self._timeline = self._sampler.timeline
         add_timer(trainer, self)

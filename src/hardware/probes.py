@@ -13,7 +13,7 @@ import psutil
 import torch
 
 from .device_memory import ALLOCATED, MemoryReadings
-from .nvml_readings import Clock, Query, gpu_queries
+from .nvml_readings import UTILIZATION, Clock, Query, gpu_queries
 from .processor import own_seconds, usable_cores
 
 # Of a CPU as the training device: processor time of the process and its children, of that of the usable cores.
@@ -49,8 +49,11 @@ class Probe:
         return readings
 
 
-def probe_for(device: torch.device, clock: Clock = time.perf_counter) -> Probe:
-    """All that can be read of a training device and of this process; never raises."""
+def probe_for(device: torch.device, clock: Clock = time.perf_counter, settle_s: float = 0.0) -> Probe:
+    """All that can be read of a training device and of this process; never raises.
+
+    A GPU's utilisation, which is of a time before, is read after `settle_s` seconds.
+    """
     process = psutil.Process()
     queries: dict[str, Query] = {
         CPU: _BusyPercent(time.process_time, clock),
@@ -64,6 +67,9 @@ def probe_for(device: torch.device, clock: Clock = time.perf_counter) -> Probe:
             queries |= gpu_queries(device)
         except Exception as error:  # noqa: BLE001 - a library or a driver that is missing or broken in its own way
             _warn_once("nvml", f"no readings of {device}, NVML is not available: {error or type(error).__name__}")
+    if UTILIZATION in queries:
+        utilization, settled = queries[UTILIZATION], clock() + settle_s
+        queries[UTILIZATION] = lambda: utilization() if clock() >= settled else None
     return Probe(queries)
 
 

@@ -77,6 +77,17 @@ def test_a_refused_query_is_dropped_and_warned_of_once_and_never_raises(monkeypa
     assert all(POWER not in reading and UTILIZATION in reading for reading in [*readings, probe.read()])
 
 
+@pytest.mark.usefixtures("nvml")
+def test_a_utilisation_of_the_time_before_is_not_read():
+    clock = Clock()
+    probe = probe_for(CUDA, clock, settle_s=2.0)
+    readings = {}
+    for seconds in (0.0, 1.9, 2.1):
+        clock.now = 100.0 + seconds
+        readings[seconds] = UTILIZATION in probe.read()
+    assert readings == {0.0: False, 1.9: False, 2.1: True}
+
+
 @pytest.mark.parametrize("missing", ["library", "driver", "device"])
 def test_without_nvml_the_process_is_read_and_there_is_one_warning(nvml, monkeypatch, missing):
     if missing == "library":
