@@ -25,34 +25,34 @@ SCHEMA = 1  # until 1.0 a file of another schema is refused
 def text_of(report: "Report") -> str:
     """The content of the file."""
     answers = {id(answer.group): answer for answer in report.answers}
-    groups = [
-        _group(group, sizes, answers.get(id(group)))
-        for group, sizes in zip(report.sweep.groups, report.tables, strict=True)
-    ]
+    pairs = zip(report.sweep.groups, report.tables, strict=True)
     best = None if answers else best_setting(report.sweep, report.metrics)
-    best = json.loads(json.dumps(best), parse_constant=str)  # NaN, which JSON does not have
-    content = {"schema": SCHEMA, "enough": report.enough, "groups": groups, "best_setting": best}
-    content["lines"] = report.headlines
+    content = {
+        "schema": SCHEMA,
+        "enough": report.enough,
+        "groups": [_group(group, sizes, answers.get(id(group))) for group, sizes in pairs],
+        "best_setting": json.loads(json.dumps(best), parse_constant=str),  # NaN, which JSON does not have
+        "lines": report.headlines,
+    }
     return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _group(group: Group, sizes: pd.DataFrame, answer: Answer | None) -> dict[str, Any]:
     run, size, quality = group.runs[0], answer.size if answer else None, answer.quality if answer else None
-    overall = answer.selection or answer.overall if answer else None
-    known = overall.shares.get(size) if overall and size is not None else None
-    settings = {key: run.settings.get(key) for key in ("model", "data", "device", "device_name")}
+    compared = answer.selection or answer.overall if answer else None
+    share = compared.shares.get(size) if compared and size is not None else None
     return {
         "label": group.label,
-        **settings,
+        **{key: run.settings.get(key) for key in ("model", "data", "device", "device_name")},
         "chosen": size,
         "rule": answer.rule if answer else "undecided",
-        "among": list(overall.shares) if overall else [],
-        "best": overall.best if overall else None,
-        "estimated_share": known.value if known else None,
+        "among": list(compared.shares) if compared else [],
+        "best": compared.best if compared else None,
+        "estimated_share": share.value if share else None,
+        "sure_share": compared.sure.get(size) if compared and size is not None else None,
         "metric": quality.metric.key if quality else None,
         "margin": quality.margin if quality else None,
         "candidates": quality.candidates if quality else [],
-        "sure_share": overall.sure[size] if known and overall and size is not None else None,
         "load": group.rates.load,
         "passes": group.rates.passes,
         "sizes": _rows(sizes, group),
@@ -65,9 +65,10 @@ def _rows(sizes: pd.DataFrame, group: Group) -> list[dict[str, Any]]:
     """A dict for each size with what is known of it, and why a size has no rate."""
     rows = []
     for size, row in sizes.iterrows():
-        known = {str(name): float(value) for name, value in row.items() if math.isfinite(value)}
-        named = {"batch_size": int(str(size)), **known} | ({"runs": int(known["runs"])} if "runs" in known else {})
-        rows.append(named | ({} if RATE in known else {"reason": group.without_rate.get(int(str(size)), "")}))
+        known: dict[str, Any] = {str(name): float(value) for name, value in row.items() if math.isfinite(value)}
+        known |= {"runs": int(known["runs"])} if "runs" in known else {}
+        known |= {} if RATE in known else {"reason": group.without_rate.get(int(str(size)), "")}
+        rows.append({"batch_size": int(str(size)), **known})
     return rows
 
 
@@ -77,14 +78,14 @@ def read_answer(folder: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
         UserError: if there is no such file, or it cannot be read.
     """
-    places = [Path(folder) / "report" / FILE, Path(folder) / FILE]
-    path = next((place for place in places if place.is_file()), places[0])
+    paths = [Path(folder) / "report" / FILE, Path(folder) / FILE]
+    path = next((path for path in paths if path.is_file()), paths[0])
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {why(error)}; batchscope report {folder} writes it") from error
-    except ValueError as error:
-        raise UserError(f"{path}: is no JSON document; batchscope report {folder} writes it again") from error
+    except ValueError:
+        content = None
     groups = content.get("groups") if isinstance(content, dict) and content.get("schema") == SCHEMA else None
     if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
         raise UserError(f"{path}: holds no answer of this version; batchscope report {folder} writes it again")

@@ -1,47 +1,50 @@
-"""The plots of a sweep, each drawn once and kept as PNG and as SVG: rates, utilisation, parts of a step, memory, training.
+"""The plots of a sweep, each drawn once and kept as PNG and as SVG.
 
-All but two are of one kind: a series for each group against the batch size. What is drawn of a run has the id `run-<n>`
-with its number among the runs of the report (`run-<n>_<m>` for several), by which the page picks runs.
+All but the validation curves show numbers of the table of sizes (table.py). What is drawn of a run has the id `run-<n>` with
+its number among the runs of the report (`run-<n>_<m>` for several), by which the page picks runs.
 """
 
 import io
 import math
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pandas as pd
 from matplotlib import colormaps, rc_context, rcParams
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ..errors import cut
 from ..records.formatting import significant
 from ..records.metrics import FRACTION, metric
 from ..records.rates import RATE
 from ..records.step_parts import PARTS
 from . import plot_style as style
-from .answer import Answer
 from .groups import Group, SweepResults
 from .run import Run
-from .table import BUSY
-from .text import HARDLY, KNOWN
+from .table import BUSY, PART_MS
+
+if TYPE_CHECKING:
+    from .report import Report
 
 CAPTIONS = {
     "throughput": "Samples per second against batch size",
     "utilisation": "MFU, the useful part of the device, and the time in which it is busy, against batch size",
     "step_time": "The parts of the mean step, and its time",
     "memory": "Peak memory against batch size",
-    "time_to_target": "Training time to the target against batch size, and its factors: time and number of samples",
-    "accuracy": "The quality of the trained networks against batch size",
+    "time_to_target": "Training time to the target against batch size, since the last validation below it",
+    "accuracy": "The quality of the trained networks against batch size, mean ± standard deviation of repeated runs",
     "validation": "The validation metric of each run in the course of its training",
 }
-_HEIGHT = 3.8  # inches
 _MOST_PANELS = 6
+_MOST_BARS_NAMED = 9
+_LONGEST = 45  # characters of a label in a title
 _SOFTWARE = "batchscope report"  # in each PNG, by which a report knows its own pictures
+_Sized = Sequence[tuple[Group, pd.DataFrame, int | None]]  # groups, their tables of sizes, and the chosen sizes
 
 
 @dataclass(frozen=True)
@@ -52,40 +55,28 @@ class Picture:
     svg: str
 
 
-@dataclass(frozen=True)
-class _Series:
-    """A number of a group by batch size; `ends` are those of intervals, `open_` the sizes that are not known well."""
-
-    group: Group
-    values: Mapping[int, float]
-    ends: Mapping[int, tuple[float, float]] = field(default_factory=dict)
-    open_: Collection[int] = ()
-    ringed: int | None = None
-    dashed: bool = False
-
-
-def draw(
-    sweep: SweepResults, tables: Sequence[pd.DataFrame], answers: Sequence[Answer], metrics: Sequence[str]
-) -> dict[str, Picture]:
+def draw(report: "Report") -> dict[str, Picture]:
     """Every plot that has data, by its name."""
     with rc_context(style.RC), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # letters that the font lacks
-        return {name: _saved(figure, name) for name, figure in figures(sweep, tables, answers, metrics).items()}
+        return {name: _saved(figure, name) for name, figure in figures(report).items()}
 
 
-def figures(
-    sweep: SweepResults, tables: Sequence[pd.DataFrame], answers: Sequence[Answer], metrics: Sequence[str]
-) -> dict[str, Figure]:
+def figures(report: "Report") -> dict[str, Figure]:
     """The same before they are saved, in matplotlib's own style."""
-    groups = [(group, sizes) for group, sizes in zip(sweep.groups, tables, strict=True) if len(group.sizes) > 1]
+    chosen = {id(answer.group): answer.size for answer in report.answers}
+    pairs = zip(report.sweep.groups, report.tables, strict=True)
+    groups = [(group, sizes, chosen.get(id(group))) for group, sizes in pairs if len(group.sizes) > 1]
+    key = next(iter(report.metrics), "")
+    unit = ", %" if metric(key).unit == FRACTION else ""
     found = {
-        "throughput": _throughput(groups, answers),
-        "utilisation": _utilisation(groups),
-        "step_time": _step_time([group for group, _ in groups]),
-        "memory": _memory(groups),
-        "time_to_target": _time_to_target(answers),
-        "accuracy": _accuracy(groups, metrics[0]) if metrics else None,
-        "validation": _validation(sweep),
+        "throughput": _against_size(groups, [RATE], "samples/s, with 90 % intervals; ring: the answer", "log"),
+        "utilisation": _against_size(groups, ["mfu", *BUSY], "MFU, and busy time (dashed), %", "from zero"),
+        "step_time": _step_time(groups),
+        "memory": _against_size(groups, ["memory_peak_gib"], "peak memory, GiB", "from zero"),
+        "time_to_target": _against_size(groups, ["time_to_target_s"], "seconds of training to the target", "log"),
+        "accuracy": _against_size(groups, [key], f"{key}{unit}, mean ± standard deviation"),
+        "validation": _validation(report.sweep),
     }
     return {name: figure for name, figure in found.items() if figure is not None}
 
@@ -108,167 +99,6 @@ def remove_stale(folder: Path, keep: Collection[str]) -> None:
             path.unlink()
 
 
-# --- a series for each group against the batch size -----------------------------------------------------------------
-
-
-_Groups = Sequence[tuple[Group, pd.DataFrame]]  # with their tables of sizes, see table.py
-
-
-def _values(sizes: pd.DataFrame, name: str, scale: float = 1.0) -> dict[int, float]:
-    """The known numbers of a column, by size."""
-    return (scale * sizes[name].dropna()).to_dict() if name in sizes else {}
-
-
-def _ends(low: pd.Series, high: pd.Series) -> dict[int, tuple[float, float]]:
-    """Both ends of the intervals that are known, by size."""
-    known = pd.DataFrame({"low": low, "high": high}).dropna()
-    return {int(str(size)): (row["low"], row["high"]) for size, row in known.iterrows()}
-
-
-def _throughput(groups: _Groups, answers: Sequence[Answer]) -> Figure | None:
-    """Samples/s with their intervals; the chosen size has a ring."""
-    chosen = {id(answer.group): answer.size for answer in answers}
-    series = []
-    for group, sizes in groups:
-        known = sizes["high"] <= (1 + HARDLY) * sizes[RATE]  # a wider interval says nothing
-        ends = _ends(sizes["low"][known], sizes["high"][known])
-        values = _values(sizes, RATE)
-        vague = [size for size in values if not sizes["high"][size] <= (1 + KNOWN) * values[size]]
-        series.append(_Series(group, values, ends, vague, chosen.get(id(group))))
-    figure = _against_size(series, "samples/s", "Throughput, with 90 % intervals")
-    if figure is None:
-        return None
-    heights = [h for one in series for h in (*one.values.values(), *np.ravel([*one.ends.values()]))]
-    figure.axes[0].set_ylim(min(heights) / 1.4, max(heights) * 1.4)
-    style.log_axis(figure.axes[0])
-    marks: dict[str, dict[str, Any]] = {}
-    if any(one.open_ for one in series):
-        marks["not known to ± 10 %"] = {"mfc": "white", "mec": style.GREY}
-    if any(one.ringed for one in series):
-        marks["chosen"] = {"ms": 12, "mfc": "none", "mec": "black"}
-    style.legend_above(figure, {name: {"ls": "", "marker": "o", **look} for name, look in marks.items()})
-    return figure
-
-
-def _utilisation(groups: _Groups) -> Figure | None:
-    """The useful part of the device (MFU) and the time in which it is busy, in one picture."""
-    useful = [_Series(group, _values(sizes, "mfu", 100)) for group, sizes in groups]
-    busy = [_Series(group, _values(sizes, BUSY[group.device != "cpu"]), dashed=True) for group, sizes in groups]
-    figure = _against_size([*useful, *busy], "%", "How much of the device is used")
-    if figure is not None:
-        figure.axes[0].set_ylim(0, max(105, *(v for one in (*useful, *busy) for v in one.values.values())))
-        words = {"useful: MFU, of the measured peak": (useful, "-"), "busy: processor or kernel time": (busy, "--")}
-        lines = {name: line for name, (series, line) in words.items() if any(one.values for one in series)}
-        style.legend_above(figure, {name: {"color": style.GREY, "ls": line} for name, line in lines.items()})
-    return figure
-
-
-def _memory(groups: _Groups) -> Figure | None:
-    series = [_Series(group, _values(sizes, "memory_peak_gib")) for group, sizes in groups]
-    figure = _against_size(series, "GiB", "Peak memory")
-    if figure is not None:
-        figure.axes[0].set_ylim(0, 1.1 * figure.axes[0].dataLim.y1)
-    return figure
-
-
-def _accuracy(groups: _Groups, key: str) -> Figure | None:
-    """A metric; where runs repeat each other the mean, with a bar of one standard deviation to each side."""
-    scale = 100 if metric(key).unit == FRACTION else 1
-    series = []
-    for group, sizes in (pair for pair in groups if key in pair[1]):
-        mean, deviation = scale * sizes[key], scale * sizes[f"{key}_sd"]
-        series.append(_Series(group, _values(sizes, key, scale), _ends(mean - deviation, mean + deviation)))
-    title = f"{key}, mean ± standard deviation" if any(one.ends for one in series) else key
-    return _against_size(series, f"{key}, %" if scale == 100 else key, title)
-
-
-def _time_to_target(answers: Sequence[Answer]) -> Figure | None:
-    """The time to the target, and its two factors: the time of a sample and the number of samples."""
-    arrivals = [one.arrivals for one in answers if one.arrivals]
-    if not arrivals:
-        return None
-    titles = first, second, third = (f"seconds to {arrivals[0].target}", "ms a sample", "samples")
-    panels: dict[str, list[_Series]] = {title: [] for title in titles}
-    for one in answers:
-        found = {} if one.arrivals is None else one.arrivals.typical
-        factors = (
-            {size: arrival.seconds for size, arrival in found.items()},
-            {size: 1e3 * arrival.seconds / arrival.samples for size, arrival in found.items()},
-            {size: arrival.samples for size, arrival in found.items()},
-        )
-        ends = {size: (max(a.after, a.seconds / 2), a.seconds) for size, a in found.items()}
-        for series, values in zip(panels.values(), factors, strict=True):
-            series.append(_Series(one.group, values, ends if series is panels[first] else {}))
-    if not any(one.values for series in panels.values() for one in series):
-        return None
-    figure = style.new_figure(4.2)
-    axes = figure.subplot_mosaic([[first, second], [first, third]])
-    for title, series in panels.items():
-        _draw(axes[title], series, title, most=5)
-    _draw_expected(axes[first], answers)
-    for panel in axes.values():
-        style.log_axis(panel)
-    lines = {"by the noise scale": {"ls": ":"}, "not reached until then": {"ls": "", "marker": "^", "mfc": "white"}}
-    style.legend_above(figure, {name: {"color": style.GREY, **look} for name, look in lines.items()})
-    style.legend_below(figure, axes[first])
-    return figure
-
-
-def _draw_expected(axes: Axes, answers: Sequence[Answer]) -> None:
-    """The times that follow from the first size's by the noise scale, and a triangle where a size has not arrived."""
-    sizes: set[int] = set()
-    for group, progress, arrivals in ((one.group, one.progress, one.arrivals) for one in answers):
-        if arrivals is None or not arrivals.typical:
-            continue
-        colour, found = _look(group)[0], arrivals.typical
-        first = min(found, key=lambda size: found[size].seconds)
-        sizes.update(arrivals.sizes)
-        if progress and first in progress.known:
-            work = found[first].seconds * progress.goodput(first)
-            expected = {size: work / progress.goodput(size) for size in progress.known}
-            axes.plot(*zip(*expected.items(), strict=True), ls=":", lw=1.2, color=colour)
-        for size, of_size in arrivals.sizes.items():
-            if size not in found:
-                until, gid = max(arrival.after for arrival in of_size.values()), _gid(group.sizes[size])
-                axes.plot(size, until, ls="", marker="^", ms=6.5, mec=colour, mfc="white", zorder=4, gid=gid)
-    style.size_axis(axes, sizes, 5)
-
-
-def _against_size(series: Sequence[_Series], unit: str, title: str) -> Figure | None:
-    """A figure of one panel; None where no series has two sizes."""
-    if not any(len(one.values) > 1 for one in series):
-        return None
-    figure = style.new_figure(_HEIGHT)
-    axes = figure.subplots()
-    _draw(axes, series, title)
-    axes.set_ylabel(unit)
-    style.legend_below(figure, axes)
-    return figure
-
-
-def _draw(axes: Axes, series: Iterable[_Series], title: str, most: int = 9) -> None:
-    """Draw each series, with a marker for each size; ticks at `most` sizes."""
-    sizes: set[int] = set()
-    for one in (one for one in series if one.values):
-        colour, marker = _look(one.group)
-        sizes.update(one.values)
-        look = {"color": colour, "lw": 1.2, "ls": "--" if one.dashed else "-"}
-        if not one.dashed:
-            axes.plot([], [], marker=marker, ms=6.5, label=one.group.label, **look)
-        axes.plot(*zip(*one.values.items(), strict=True), alpha=0.6, **look)
-        for size, value in one.values.items():
-            gid = _gid(one.group.sizes[size])
-            if size in one.ends:
-                axes.vlines(size, *one.ends[size], color=colour, lw=1.4, gid=gid)
-            fill = "white" if one.dashed or size in one.open_ else colour
-            shape = {"ls": "", "marker": marker, "ms": 4.5 if one.dashed else 6.5, "mec": colour, "mfc": fill}
-            axes.plot(size, value, gid=gid, zorder=4, **shape)
-            if size == one.ringed:
-                axes.plot(size, value, ls="", marker="o", ms=14, mfc="none", mec="black", zorder=5, gid=gid)
-    style.size_axis(axes, sizes, most)
-    axes.set_title(title)
-
-
 def _look(group: Group) -> tuple[str, str]:
     """Colour and marker."""
     return style.COLOURS[group.number % len(style.COLOURS)], style.MARKERS[group.number % len(style.MARKERS)]
@@ -279,46 +109,78 @@ def _gid(runs: Iterable[Run]) -> str:
     return f"run-{'_'.join(str(run.number) for run in runs)}"
 
 
-# --- the parts of a step, and the course of training ----------------------------------------------------------------
+def _against_size(
+    groups: _Sized, names: Sequence[str], title: str, scale: Literal["log", "linear", "from zero"] = "linear"
+) -> Figure | None:
+    """Numbers of the tables of sizes, with their intervals, and a ring around the chosen size.
 
-
-def _step_time(groups: Sequence[Group]) -> Figure | None:
-    """A panel for each group, with a bar for each size."""
-    times = [(group, pd.DataFrame({part: group.medians(f"{part}_ms_mean") for part in PARTS})) for group in groups]
-    shown = [(group, parts_ms) for group, parts_ms in times if len(parts_ms) > 1][:_MOST_PANELS]
-    if not shown:
+    A line for each group, dashed but for the first of `names`. None where no group has two sizes with the same number.
+    """
+    tables = ((name, group, chosen, _points(sizes, name)) for name in names for group, sizes, chosen in groups)
+    lines = [line for line in tables if len(line[-1])]
+    if not any(len(points) > 1 for *_, points in lines):
         return None
-    columns = min(2, len(shown))
-    lines = -(-len(shown) // columns)
-    figure = style.new_figure(1.2 + 2.4 * lines)
-    panels = figure.subplots(lines, columns, squeeze=False, sharey=True).ravel()
-    for axes in panels[len(shown) :]:
-        axes.set_visible(False)
-    for axes, (group, parts_ms) in zip(panels, shown, strict=False):
-        _draw_bars(axes, group, parts_ms, most=9 // columns)
-        axes.set_title(style.shortened(group.label, 60 // columns))
-    for axes in panels[::columns]:
-        axes.set_ylabel("share of the mean step, %")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    figure = style.new_figure(3.8)
+    axes = figure.subplots()
+    for name, group, chosen, points in lines:
+        colour, marker = _look(group)
+        axes.plot(points.index, points["value"], color=colour, ls="-" if name == names[0] else "--")
+        for size, value, low, high in points.itertuples():
+            gid = _gid(group.sizes[size])
+            axes.plot(size, value, ls="", marker=marker, color=colour, label=group.label, gid=gid)
+            axes.vlines(size, low, high, color=colour, gid=gid)
+            if size == chosen:
+                axes.plot(size, value, ls="", marker="o", ms=14, mfc="none", mec="black", gid=gid)
+    style.size_axis(axes, {size for *_, points in lines for size in points.index})
+    axes.set_title(title)
+    if scale == "from zero":
+        axes.set_ylim(bottom=0)
+    elif scale == "log":
+        low, high = axes.dataLim.intervaly
+        axes.set_ylim(low / 1.4, high * 1.4)
+        style.log_axis(axes)
+    style.legend_below(figure, axes)
     return figure
 
 
-def _draw_bars(axes: Axes, group: Group, parts_ms: pd.DataFrame, most: int) -> None:
-    """A bar for each size, with its mean step above; names at `most` of them."""
-    step_ms, x = parts_ms.sum(axis="columns"), np.arange(len(parts_ms))
-    every, bottom = math.ceil(len(x) / most), np.zeros(len(x))
-    look = {"edgecolor": "white", "linewidth": 0.5}
-    for part, colour in zip(PARTS, style.PART_COLOURS, strict=True):
-        heights = (100 * parts_ms[part] / step_ms).to_numpy()
-        bars = axes.bar(x, heights, 0.82, bottom, color=colour, label=part.replace("_", " "), **look)
-        for bar, size in zip(bars, parts_ms.index, strict=True):
-            bar.set_gid(_gid(group.sizes[size]))
-        bottom += heights
-    for at, ms in list(enumerate(step_ms))[::every]:
-        axes.annotate(f"{significant(ms)} ms", (at, 101), ha="center", va="bottom", fontsize=7.5, color=style.GREY)
-    axes.set_xticks(x[::every], [f"{size:,}" for size in parts_ms.index[::every]])
-    axes.set(ylim=(0, 108), yticks=[0, 25, 50, 75, 100], xlabel="batch size")
-    axes.grid(False)
+def _points(sizes: pd.DataFrame, name: str) -> pd.DataFrame:
+    """The known numbers of a column by size, `value`, and the ends of their intervals, `low` and `high`; fractions in percent."""
+    if name not in sizes:
+        return pd.DataFrame()
+    value = low = high = sizes[name]
+    if name == RATE:
+        low, high = sizes["low"], sizes["high"]
+    elif name == "time_to_target_s":  # a run that is at the target in its first validation was never seen below it
+        low = np.maximum(sizes["not_reached_after_s"], value / 2)
+    elif f"{name}_sd" in sizes:
+        low, high = value - sizes[f"{name}_sd"], value + sizes[f"{name}_sd"]
+    points = pd.DataFrame({"value": value, "low": low.fillna(value), "high": high.fillna(value)})
+    return points.dropna() * (100 if metric(name).unit == FRACTION else 1)
+
+
+def _step_time(groups: _Sized) -> Figure | None:
+    """A panel for each group, with a bar for each size: the shares of the parts, above the time of the mean step."""
+    tables = ((group, sizes[list(PART_MS)].dropna()) for group, sizes, _ in groups)
+    shown = [(group, parts_ms) for group, parts_ms in tables if len(parts_ms) > 1][:_MOST_PANELS]
+    if not shown:
+        return None
+    figure = style.new_figure(1 + 2.2 * len(shown))
+    panels = figure.subplots(len(shown), 1, squeeze=False).ravel()
+    for axes, (group, parts_ms) in zip(panels, shown, strict=True):
+        step_ms, x = parts_ms.sum(axis="columns"), np.arange(len(parts_ms))
+        every, bottom = math.ceil(len(x) / _MOST_BARS_NAMED), np.zeros(len(x))
+        for part, column, colour in zip(PARTS, PART_MS, style.PART_COLOURS, strict=True):
+            heights = (100 * parts_ms[column] / step_ms).to_numpy()
+            bars = axes.bar(x, heights, 0.82, bottom, color=colour, label=part.replace("_", " "))
+            for bar, size in zip(bars, parts_ms.index, strict=True):
+                bar.set_gid(_gid(group.sizes[size]))
+            bottom += heights
+        names = [f"{size:,}\n{significant(ms)} ms" for size, ms in step_ms.items()]
+        axes.set_xticks(x[::every], names[::every])
+        axes.set(title=f"{cut(group.label, _LONGEST)}: % of the mean step", xlabel="batch size", ylim=(0, 100))
+        axes.grid(visible=False)
+    style.legend_below(figure, panels[0])
+    return figure
 
 
 def _validation(sweep: SweepResults) -> Figure | None:
@@ -327,23 +189,22 @@ def _validation(sweep: SweepResults) -> Figure | None:
     names = Counter(curve.attrs["metric"] for *_, curve in found)
     name = max(names, key=lambda name: (names[name], name), default="")
     shown = [(group, run, curve) for group, run, curve in found if curve.attrs["metric"] == name]
-    shown.sort(key=lambda each: (each[0].number, each[1].batch_size or 0))
+    shown.sort(key=lambda line: (line[0].number, line[1].batch_size or 0))
     if not any(len(curve) > 1 for *_, curve in shown):
         return None
     sizes = sorted({run.batch_size or 0 for _, run, _ in shown})
     by_size = len({group.number for group, *_ in shown}) == 1 and len(sizes) > 1
     shades = dict(zip(sizes, colormaps["viridis"](np.linspace(0, 0.88, len(sizes))), strict=True))
     scale, unit = (100, ", %") if metric(name).unit == FRACTION else (1, "")
-    figure = style.new_figure(3.7)
+    figure = style.new_figure(3.8)
     panels = figure.subplots(1, 2, sharey=True)
     for axes, x in zip(panels, ("seconds", "samples"), strict=True):
         for group, run, curve in shown:
             colour, marker = (shades[run.batch_size or 0], "o") if by_size else _look(group)
             label = f"{run.batch_size:,}" if by_size else group.label
-            look = {"color": colour, "marker": marker, "ms": 3.5, "lw": 1.2, "alpha": 0.9}
-            axes.plot(curve[x], scale * curve["value"], label=label, gid=_gid([run]), **look)
+            axes.plot(curve[x], scale * curve["value"], color=colour, marker=marker, ms=4, label=label, gid=_gid([run]))
         style.log_axis(axes, "x")
         axes.set_xlabel({"seconds": "seconds of training", "samples": "samples seen"}[x])
-    panels[0].set(title=f"{name} of every run", ylabel=f"{name}{unit}")
-    style.legend_below(figure, panels[0], "batch size" if by_size else None)
+    panels[0].set_title(f"{name}{unit}")
+    style.legend_below(figure, panels[0], "batch size" if by_size else "")
     return figure

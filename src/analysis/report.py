@@ -24,7 +24,7 @@ from .text import aligned, page_width, size_blocks
 
 @dataclass(frozen=True)
 class Report:
-    """What was found."""
+    """What the runs show."""
 
     sweep: SweepResults
     frame: pd.DataFrame  # a row for each run, see table.py
@@ -42,9 +42,9 @@ class Report:
         return 0 if any(run.status == "finished" or RATE in run.values for run in self.sweep.runs) else 1
 
     @property
-    def headlines(self) -> list[str]:
-        """All sentences, the answers first."""
-        return headlines(self.statements, self.sweep)
+    def title(self) -> str:
+        """`Sweep: cnn, mlp`."""
+        return f"Sweep: {', '.join(dict.fromkeys(run.model for run in self.sweep.runs))}"
 
     @property
     def counts(self) -> str:
@@ -54,34 +54,41 @@ class Report:
         line = f"{count(len(runs), 'run')}: {', '.join(f'{n} {status}' for status, n in statuses.items())}"
         devices = dict.fromkeys(str(run.settings.get("device_name") or run.device) for run in runs)
         datasets = dict.fromkeys(run.dataset for run in runs)
-        for words, found in (("on", devices), ("data:", datasets)):
-            if any(found):
-                line += f"; {words} {', '.join(filter(None, found))}"
+        for words, known in (("on", devices), ("data:", datasets)):
+            if any(known):
+                line += f"; {words} {', '.join(filter(None, known))}"
         return line
+
+    @property
+    def headlines(self) -> list[str]:
+        """All sentences, the answers first."""
+        return headlines(self.statements, self.sweep)
+
+    @property
+    def commands(self) -> list[str]:
+        """What would know more than these runs."""
+        return list(dict.fromkeys(statement.command for statement in self.statements if statement.command))
 
     @property
     def size_texts(self) -> list[tuple[Group, pd.DataFrame]]:
         """The tables of the groups with several batch sizes, as texts."""
         pairs = zip(self.sweep.groups, self.tables, strict=True)
-        return [
-            (group, table.size_texts(sizes, group.device)) for group, sizes in pairs if len(sizes) > 1 and group.sizes
-        ]
+        return [(group, table.size_texts(sizes)) for group, sizes in pairs if len(sizes) > 1 and group.sizes]
 
     @property
     def text(self) -> str:
         """For the terminal, at most 80 columns wide; only commands are longer."""
-        width, said = page_width(), {id(one.group): one for one in self.statements if one.group}
+        width, rest = page_width(), self.statements
         lines = [*wrapped([self.counts], width), ""]
         for group, texts in self.size_texts:
-            lines += size_blocks(group.label, texts)
-            lines += [*(_lines(said[id(group)], width) if id(group) in said else []), ""]
-        settings = (
-            [] if self.size_texts or len(self.sweep.runs) == 1 else table.settings_table(self.sweep, self.metrics[:2])
-        )
-        lines += [*aligned(settings), ""] if settings else []
-        shown = {id(group) for group, _ in self.size_texts}
-        for statement in (statement for statement in self.statements if id(statement.group) not in shown):
-            lines += _lines(statement.labelled(), width)
+            said = [statement for statement in rest if statement.group is group]
+            rest = [statement for statement in rest if statement.group is not group]
+            lines += [*size_blocks(group.label, texts), *_lines(said, width), ""]
+        if not self.size_texts and len(self.sweep.runs) > 1:
+            settings = table.setting_texts(self.sweep, self.tables)
+            lines += [*aligned([list(settings.columns), *settings.to_numpy().tolist()]), ""] if len(settings) else []
+        lines += _lines([statement.labelled() for statement in rest], width)
+        lines += [f"  for more   {command}" for command in self.commands]
         lines += wrapped([f"failed   {failed}"], width) if (failed := failures(self.sweep)) else []
         lines += wrapped([f"note: {note}" for note in self.notes], width)
         return printable("\n".join(lines).rstrip("\n"))
@@ -96,32 +103,24 @@ class Report:
     @property
     def markdown(self) -> str:
         """`report.md`."""
-        commands = [f"    {one.command}" for one in self.statements if one.command]
         lines = [f"# {self.title}", "", *(f"- {line}" for line in self.headlines), ""]
-        lines += [*(["To know more:", "", *commands, ""] if commands else []), f"{self.counts}.", ""]
+        if self.commands:
+            lines += ["To know more:", "", *(f"    {command}" for command in self.commands), ""]
+        lines += [f"{self.counts}.", ""]
         for group, texts in self.size_texts:
-            cells = texts.rename(lambda size: f"{size:,}").reset_index(names="batch size")
-            lines += [f"## {group.label}", "", table.to_markdown(cells)]
-        lines += ["## Runs", ""]
-        lines.append(table.to_markdown(table.shown(self.sweep, self.frame)))
-        pictures = [file for file in self.files if file.suffix == ".png"]
-        if pictures:
+            lines += [f"## {group.label}", "", table.to_markdown(texts.reset_index())]
+        lines += ["## Runs", "", table.to_markdown(table.run_texts(self.sweep, self.frame))]
+        if pictures := [file for file in self.files if file.suffix == ".png"]:
             lines += ["## Plots", "", *(f"![{plots.CAPTIONS[file.stem]}]({file.name})\n" for file in pictures)]
         if self.notes:
             lines += ["## Notes", "", *(f"- {note}" for note in self.notes), ""]
         return printable("\n".join(lines)).replace("<", "&lt;")  # nothing that a record says of itself is HTML
 
-    @property
-    def title(self) -> str:
-        """`Sweep: cnn, mlp`."""
-        return f"Sweep: {', '.join(dict.fromkeys(run.model for run in self.sweep.runs))}"
 
-
-def _lines(statement: Statement, width: int) -> list[str]:
-    """A statement for the terminal, and the command that decides it."""
-    first, *rest = statement.lines
-    lines = wrapped([f"→ {first}", *(f"  {line}" for line in rest)], width)
-    return [*lines, f"  for more   {statement.command}"] if statement.command else lines
+def _lines(said: Iterable[Statement], width: int) -> list[str]:
+    """Statements for the terminal."""
+    marked = (f"{'  ' if number else '→ '}{line}" for statement in said for number, line in enumerate(statement.lines))
+    return wrapped(marked, width)
 
 
 def write_report(
@@ -145,13 +144,13 @@ def write_report(
     paths, out = [Path(folder) for folder in folders], Path(out_dir)
     report = analyse(paths, enough, margin)
     _refuse_links(out, paths)
-    pictures = plots.draw(report.sweep, report.tables, report.answers, report.metrics)
+    pictures = plots.draw(report)
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, picture in pictures.items():
             write_bytes(out / f"{name}.png", picture.png)
+            report.files.append(out / f"{name}.png")
         plots.remove_stale(out, keep=pictures)
-        report.files.extend(out / f"{name}.png" for name in pictures)
         tensorboard.write(report.sweep.groups, report.tables, out / "tensorboard")
         texts = {
             "report.md": report.markdown,
@@ -174,12 +173,12 @@ def analyse(
     sweep = find(folders)
     enough = enough or next((share for run in sweep.runs if (share := run.share("enough"))), ENOUGH)
     margin = margin or next((share for run in sweep.runs if (share := run.share("margin"))), None)
-    metrics, frame = table.shown_metrics(sweep), table.run_table(sweep)
-    by_group = {id(group): answer(group, table.quality_metrics(sweep), enough, margin) for group in sweep.groups}
-    answers = [answer_ for answer_ in by_group.values() if answer_]
-    tables = [table.size_table(group, by_group[id(group)], metrics[:1]) for group in sweep.groups]
+    metrics, quality = table.shown_metrics(sweep), table.quality_metrics(sweep)
+    known = [(group, answer(group, quality, enough, margin)) for group in sweep.groups]
+    answers = [of_group for _, of_group in known if of_group]
+    tables = [table.size_table(group, of_group, metrics[:2]) for group, of_group in known]
     said = statements(sweep, answers, metrics, margin)
-    return Report(sweep, frame, metrics, tables, answers, enough, said, list(notes(sweep)), files=[])
+    return Report(sweep, table.run_table(sweep), metrics, tables, answers, enough, said, list(notes(sweep)), files=[])
 
 
 def _refuse_links(out: Path, folders: Sequence[Path]) -> None:

@@ -1,36 +1,38 @@
-"""The runs of a report as DataFrames: all numbers for CSV, and texts for people.
+"""The runs and the batch sizes of a report as DataFrames: numbers for programs, and texts of them for people.
 
-A run has a row, with the rate and the MFU as in the answer: from its windows (noise.py). Low and high are the ends of the
-90 % interval. The time of a step is that of the same rate. A run without windows has the rate of its record.
+The rate and the MFU of a run or a size are those of the answer: from the windows of runs (noise.py), or from the record where a
+run has none. Low and high are the ends of the 90 % interval of the rate. The time of a step is that of the same rate.
 """
 
 import itertools
 import math
 import statistics
-import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from ..errors import printable
+from ..errors import cut, printable
 from ..records.formatting import option_value, significant
 from ..records.metrics import RUN_METRICS, best_first, metric, staged
 from ..records.rates import RATE
+from ..records.step_parts import PARTS
 from .between_groups import name_of, scaling_efficiencies
 from .groups import Group, SweepResults, rates_of
+from .noise import Rates
 from .run import BATCH_SIZE, Run
-from .text import KNOWN, is_number_column, mean_and_deviation, reach_text
+from .text import HARDLY, KNOWN, is_number_column, mean_and_deviation, reach_text
 
 if TYPE_CHECKING:
     from .answer import Answer
 
 LOW, HIGH, STEP_MS = f"{RATE}_low", f"{RATE}_high", "step_ms_typical"
 BUSY = ("processor_time_pct", "utilization_pct")  # of a CPU, of an accelerator
+PART_MS = tuple(f"{part}_ms_mean" for part in PARTS)
 _LONGEST = 90  # characters of a reason
 _SHOWN = ("batch_size", "global_batch_size", RATE, STEP_MS, "mfu", *BUSY, "memory_peak_gib")
-_TO_TARGET = ("noise_scale", "samples_to_target", "time_to_target_s")
 _SHOWN += ("scaling_efficiency", "communication_share", "joules_per_sample", "compile_seconds")
+_TO_TARGET = ("noise_scale", "samples_to_target", "time_to_target_s")
 
 
 def run_table(sweep: SweepResults) -> pd.DataFrame:
@@ -40,11 +42,10 @@ def run_table(sweep: SweepResults) -> pd.DataFrame:
     for group in sweep.groups:
         rates = rates_of(dict(enumerate([run] for run in group.runs)), at_equal_load=True)
         for number, run in enumerate(group.runs):
-            known = number in rates.settings
             rows[run.number] = {
                 **{key: run.settings.get(key) for key in sweep.factors},
                 **run.values,
-                **(_of_rate(run, rates.rate(number), rates.reach(number)) if known else {}),
+                **(_of_rate(run, rates, number) if number in rates.settings else {}),
                 "run": run.name,
                 "group": group.label,
                 "status": run.status,
@@ -59,11 +60,18 @@ def run_table(sweep: SweepResults) -> pd.DataFrame:
     return frame.dropna(axis="columns", how="all")
 
 
-def _of_rate(run: Run, rate: float, reach: float) -> dict[str, float]:
+def _of_rate(run: Run, rates: Rates, number: int) -> dict[str, float]:
     """The rate of a run and what follows from it."""
-    found = {RATE: rate} | ({LOW: rate / (1 + reach), HIGH: rate * (1 + reach)} if math.isfinite(reach) else {})
+    rate, (low, high) = rates.rate(number), _ends(rates, number)
+    found = {RATE: rate, LOW: low, HIGH: high}
     found |= {STEP_MS: 1e3 * run.samples_a_step / rate} if run.samples_a_step else {}
     return found | ({"mfu": rate * (run.values["mfu"] / run.values[RATE])} if "mfu" in run.values else {})
+
+
+def _ends(rates: Rates, setting: int) -> tuple[float, float]:
+    """Both ends of the 90 % interval of a rate; NaN where it is so wide that it says nothing."""
+    rate, reach = rates.rate(setting), rates.reach(setting)
+    return (rate / (1 + reach), rate * (1 + reach)) if reach < HARDLY else (math.nan, math.nan)
 
 
 def quality_metrics(sweep: SweepResults) -> list[str]:
@@ -80,9 +88,9 @@ def quality_metrics(sweep: SweepResults) -> list[str]:
 
 def shown_metrics(sweep: SweepResults) -> list[str]:
     """Those of them that have a column: losses only where no metric is known to be better the higher it is."""
-    found, asked = quality_metrics(sweep), _optimized(sweep.runs)
-    has_accuracy = any(metric(name).higher_is_better for name in found)
-    return [n for n in found if n in asked or metric(n).higher_is_better is not False or not has_accuracy]
+    known, asked = quality_metrics(sweep), _optimized(sweep.runs)
+    has_accuracy = any(metric(name).higher_is_better for name in known)
+    return [n for n in known if n in asked or metric(n).higher_is_better is not False or not has_accuracy]
 
 
 def _optimized(runs: Sequence[Run]) -> list[str]:
@@ -96,26 +104,23 @@ def _of_stage(stage: str, runs: Sequence[Run]) -> list[str]:
     return best_first(name for run in runs for name in run.metrics if name.startswith(stage))
 
 
-def shown(sweep: SweepResults, frame: pd.DataFrame) -> pd.DataFrame:
-    """The columns that people compare, as text, under their headings; an unknown value is empty."""
+def run_texts(sweep: SweepResults, frame: pd.DataFrame) -> pd.DataFrame:
+    """The columns of `run_table` that people compare, as texts under their headings; an unknown value is empty."""
     factors = [key for key in sweep.factors if key not in (BATCH_SIZE, "device")]
     if "device" in sweep.factors and "device_name" not in factors:
         factors.insert(0, "device_name")  # it says more
-    rate = ["learning_rate"] if scaled_rates(sweep.runs) else []
-    names = [*_SHOWN, *rate, *shown_metrics(sweep), *_TO_TARGET, "seconds"]
-    texts = frame.astype(object).where(frame.notna(), "").astype(str)
-    found = {"run": texts["run"].tolist()}
+    texts = {"run": [run.name for run in sweep.runs]}
     for key in factors:
-        found[key.rpartition(".")[2]] = [option_value(run.settings.get(key, "")) for run in sweep.runs]
-    for name in (name for name in names if name in frame):
-        declared = metric(name)
-        found[declared.heading or name] = [declared.cell(value) if pd.notna(value) else "" for value in frame[name]]
+        texts[key.rpartition(".")[2]] = [option_value(run.settings.get(key, "")) for run in sweep.runs]
+    rate = ["learning_rate"] if scaled_rates(sweep.runs) else []
+    for name in [*_SHOWN, *rate, *shown_metrics(sweep), *_TO_TARGET, "seconds"]:
+        if name in frame:
+            shown = metric(name)
+            texts[shown.heading or name] = [shown.cell(value) if pd.notna(value) else "" for value in frame[name]]
         if name == RATE and HIGH in frame:
-            reaches = frame[HIGH] / frame[RATE] - 1
-            found["±"] = [reach_text(reach) if pd.notna(reach) else "" for reach in reaches]
-    reasons = texts.get("reason", [])
-    found["why not finished"] = [textwrap.shorten(reason, _LONGEST, placeholder=" …") for reason in reasons]
-    return pd.DataFrame({heading: cells for heading, cells in found.items() if any(cells)}).map(printable)
+            texts["±"] = [reach_text(reach) for reach in frame[HIGH] / frame[RATE] - 1]
+    texts["why not finished"] = [cut(run.reason, _LONGEST) for run in sweep.runs]
+    return pd.DataFrame({heading: cells for heading, cells in texts.items() if any(cells)}).map(printable)
 
 
 def scaled_rates(runs: Sequence[Run]) -> dict[int, float]:
@@ -145,107 +150,88 @@ def size_table(group: Group, answer: "Answer | None" = None, metrics: Sequence[s
     `sure_loss` are those of the metric that decides which sizes are candidates (quality.py).
     """
     rates, known = group.rates, [size for size in group.sizes if size in group.rates.settings]
-    frame = pd.DataFrame(index=pd.Index(sorted({*group.sizes, *group.without_rate}), name="batch_size"))
-    frame["runs"] = pd.Series({size: len(runs) for size, runs in group.sizes.items()}, dtype=float)
-    reach = {size: rates.reach(size) for size in known}
     gains = {size: rates.ratio(size, smaller) for smaller, size in itertools.pairwise(known)}
     columns: dict[str, Mapping[int, float]] = {
+        "runs": {size: len(runs) for size, runs in group.sizes.items()},
         RATE: {size: rates.rate(size) for size in known},
-        "low": {size: rates.rate(size) / (1 + reach[size]) for size in known if math.isfinite(reach[size])},
-        "high": {size: rates.rate(size) * (1 + reach[size]) for size in known if math.isfinite(reach[size])},
+        "low": {size: _ends(rates, size)[0] for size in known},
+        "high": {size: _ends(rates, size)[1] for size in known},
         "gain": {size: ratio.value - 1 for size, ratio in gains.items()},
         "gain_reach": {size: ratio.reach for size, ratio in gains.items()},
     }
-    if answer and answer.overall:  # also of an answer by quality or by times to a target
-        columns["share"] = {size: share.value for size, share in answer.overall.shares.items()}
-        columns["sure_share"] = answer.overall.sure
-    if answer and (quality := answer.quality):
-        columns |= {"loss": {size: quality.loss(size) for size in quality.values}, "sure_loss": quality.sure or {}}
-    columns |= {name: group.medians(name) for name in ("mfu", BUSY[group.device != "cpu"], "memory_peak_gib")}
-    columns["learning_rate"] = _rate_of_sizes(group)
+    columns |= {name: group.medians(name) for name in ("mfu", BUSY[group.device != "cpu"], "memory_peak_gib", *PART_MS)}
+    scaled = scaled_rates(group.runs)
+    of_sizes = {size: {scaled.get(run.number) for run in runs} for size, runs in group.sizes.items()}
+    columns["learning_rate"] = {size: rate for size, (rate, *others) in of_sizes.items() if rate and not others}
     for key in () if answer and answer.arrivals else metrics:  # runs to a target end at it, or early
         values = {size: [run.metrics[key] for run in runs if key in run.metrics] for size, runs in group.sizes.items()}
         columns[key] = {size: statistics.fmean(of_size) for size, of_size in values.items() if of_size}
         columns[f"{key}_sd"] = {size: statistics.stdev(of_size) for size, of_size in values.items() if len(of_size) > 1}
-    for name, column in (columns | _of_progress(answer)).items():
-        frame[name] = pd.Series(column, dtype=float)
-    return frame
+    columns |= _of_answer(answer) if answer else {}
+    index = pd.Index(sorted({*group.sizes, *group.without_rate}), name="batch_size")
+    return pd.DataFrame({name: pd.Series(column, index, dtype=float) for name, column in columns.items()}, index)
 
 
-def _rate_of_sizes(group: Group) -> dict[int, float]:
-    """The learning rate of each size where the sizes have different ones, and each has one."""
-    rates = scaled_rates(group.runs)
-    of_sizes = {size: {rates.get(run.number) for run in runs} for size, runs in group.sizes.items()}
-    found = {size: rate for size, (rate, *others) in of_sizes.items() if rate is not None and not others}
-    return found if len(found) == len(of_sizes) and len(set(found.values())) > 1 else {}
-
-
-def _of_progress(answer: "Answer | None") -> dict[str, Mapping[int, float]]:
-    """What the noise scale and the times to a target say of the sizes."""
+def _of_answer(answer: "Answer") -> dict[str, Mapping[int, float]]:
+    """What an answer says of the sizes: by their rates, their metric, the noise scale and the times to a target."""
     found: dict[str, Mapping[int, float]] = {}
-    if answer and (progress := answer.progress):
+    if answer.overall:  # also of an answer by quality or by times to a target
+        found["share"] = {size: share.value for size, share in answer.overall.shares.items()}
+        found["sure_share"] = answer.overall.sure
+    if quality := answer.quality:
+        found |= {"loss": {size: quality.loss(size) for size in quality.values}, "sure_loss": quality.sure or {}}
+    if progress := answer.progress:
         found["efficiency"] = {size: progress.efficiency(size) for size in progress.updates}
         found["goodput"] = {size: progress.goodput(size) for size in progress.updates}
-    if answer and (arrivals := answer.arrivals):
-        found["time_to_target_s"] = {size: arrival.seconds for size, arrival in arrivals.typical.items()}
-        found["samples_to_target"] = {size: arrival.samples for size, arrival in arrivals.typical.items()}
-        missing = arrivals.sizes.keys() - arrivals.typical.keys()
-        found["not_reached_after_s"] = {
-            size: max(arrival.after for arrival in arrivals.sizes[size].values()) for size in missing
-        }
+    if arrivals := answer.arrivals:
+        typical = arrivals.typical
+        after = {size: max(arrival.after for arrival in runs.values()) for size, runs in arrivals.sizes.items()}
+        found["time_to_target_s"] = {size: arrival.seconds for size, arrival in typical.items()}
+        found["samples_to_target"] = {size: arrival.samples for size, arrival in typical.items()}
+        found["not_reached_after_s"] = after | {size: arrival.after for size, arrival in typical.items()}
     return found
 
 
-def size_texts(sizes: pd.DataFrame, device: str = "cpu") -> pd.DataFrame:
+def size_texts(sizes: pd.DataFrame) -> pd.DataFrame:
     """The numbers of `size_table` as texts under their headings; `?` marks what is not known to ± 10 %."""
-    reach, rate = sizes["high"] / sizes[RATE] - 1, sizes[RATE].map(significant, na_action="ignore")
+
+    def texts(name: str, text: Callable[[float], str] = significant) -> pd.Series:
+        return sizes[name].map(text, na_action="ignore") if name in sizes else pd.Series("", sizes.index)
+
+    reach, rate = sizes["high"] / sizes[RATE] - 1, metric("learning_rate")
     found = {
-        "samples/s": rate + reach.map(_mark),
-        "±": reach[rate.notna()].map(lambda value: _tight(reach_text(value)) or "?"),
-        "gain": sizes["gain"].map(_gain, na_action="ignore") + sizes["gain_reach"].map(_mark),
-        "MFU": sizes["mfu"].map(_share_text, na_action="ignore") + reach.map(_mark),
+        "samples/s": texts(RATE) + reach.map(_mark),
+        "±": reach[sizes[RATE].notna()].map(lambda value: reach_text(value) or "?"),
+        "gain": texts("gain", "{:+.0%}".format) + sizes["gain_reach"].map(_mark),
+        "MFU": texts("mfu", _share_text) + reach.map(_mark),
+        "busy": texts(BUSY[1], "{:.0f}%".format),
+        "GiB": texts("memory_peak_gib"),
+        rate.heading: texts("learning_rate", rate.text),
     }
-    if device != "cpu":
-        found["busy"] = sizes[BUSY[1]].map("{:.0f}%".format, na_action="ignore")
-    found["GiB"] = sizes["memory_peak_gib"].map(significant, na_action="ignore")
-    rate = metric("learning_rate")
-    found[rate.heading] = sizes["learning_rate"].map(rate.text, na_action="ignore")
-    for key in (str(name).removesuffix("_sd") for name in sizes if str(name).endswith("_sd")):
-        texts = [
-            mean_and_deviation(key, *row) if pd.notna(row[0]) else "" for row in sizes[[key, f"{key}_sd"]].to_numpy()
-        ]
-        found[key] = pd.Series([_tight(text) for text in texts], sizes.index)
-    if "efficiency" in sizes:
-        found["efficiency"] = sizes["efficiency"].map(_share_text, na_action="ignore")
-        found["goodput"] = sizes["goodput"].map(significant, na_action="ignore")
-    if "time_to_target_s" in sizes:
-        missed = sizes["not_reached_after_s"].map(lambda value: f"> {significant(value)}", na_action="ignore")
-        found["s to target"] = sizes["time_to_target_s"].map(significant, na_action="ignore").fillna(missed)
-        found["samples"] = sizes["samples_to_target"].map(significant, na_action="ignore")
-    texts = pd.DataFrame(found, sizes.index).astype(object).fillna("")
-    return texts.loc[:, (texts != "").any()]
+    for key in [str(name) for name in sizes if f"{name}_sd" in sizes]:
+        means = sizes[[key, f"{key}_sd"]].to_numpy()
+        found[key] = pd.Series([mean_and_deviation(key, mean, deviation) for mean, deviation in means], sizes.index)
+    found["efficiency"], found["goodput"] = texts("efficiency", _share_text), texts("goodput")
+    late = texts("not_reached_after_s", lambda value: f"> {significant(value)}")
+    found["s to target"], found["samples"] = texts("time_to_target_s").fillna(late), texts("samples_to_target")
+    cells = pd.DataFrame(found, sizes.index).astype(object).fillna("")
+    return cells.loc[:, (cells != "").any()].rename(lambda size: f"{size:,}").rename_axis("batch size")
 
 
 def _mark(reach: float) -> str:
     return "" if reach <= KNOWN else "?"
 
 
-def _gain(value: float) -> str:
-    return f"{100 * value:+.0f}%" if abs(value) >= 0.005 else "0%"
-
-
 def _share_text(value: float) -> str:
-    return f"{100 * value:.1f}%" if value < 0.0995 else f"{100 * value:.0f}%"
+    return f"{value:.1%}" if value < 0.0995 else f"{value:.0%}"
 
 
-def _tight(text: str) -> str:
-    return text.replace(" %", "%").replace(" ± ", "±")
-
-
-def settings_table(sweep: SweepResults, metrics: Sequence[str]) -> list[list[str]]:
-    """A line for each group of a sweep in which each group ran at one batch size, below the headings."""
-    texts = (size_texts(size_table(group, None, metrics), group.device) for group in sweep.groups)
-    rows = [cells.iloc[0].to_dict() if len(cells) else {} for cells in texts]  # of a run without a size there is none
-    names = [{"setting": name_of(group, sweep), "runs": str(len(group.runs))} for group in sweep.groups]
-    table = pd.DataFrame([name | row for name, row in zip(names, rows, strict=True) if row]).fillna("")
-    return [list(table.columns), *table.to_numpy().tolist()] if len(table) else []
+def setting_texts(sweep: SweepResults, tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """A row for each group of a sweep in which each group ran at one batch size; of a run without a size there is none."""
+    rows = zip(sweep.groups, (size_texts(sizes).to_dict("records") for sizes in tables), strict=True)
+    cells = [
+        {"setting": name_of(group, sweep), "runs": str(len(group.runs)), **of_sizes[0]}
+        for group, of_sizes in rows
+        if of_sizes
+    ]
+    return pd.DataFrame(cells).fillna("")

@@ -24,10 +24,21 @@ def write(groups: Sequence[Group], tables: Sequence[pd.DataFrame], folder: Path)
     names: set[str] = set()
     for group, sizes in zip(groups, tables, strict=True):
         if scalars := _scalars(sizes):
-            name = _name(group, names)
+            # In letters that every file system takes; TensorBoard breaks a name at hyphens.
+            name = re.sub(r"[\W_]+", "_", group.label).strip("_")[:_LONGEST] or "group"
+            while name in names:
+                name += f"_{group.number + 1}"
             names.add(name)
             (folder / name).mkdir(parents=True, exist_ok=True)
             write_bytes(folder / name / f"events.out.tfevents.{when:.0f}", _events(scalars, when))
+
+
+def _scalars(sizes: pd.DataFrame) -> dict[str, dict[int, float]]:
+    """Numbers by batch size; one that has a single value or is constant is left out."""
+    metrics = [str(name) for name in sizes if f"{name}_sd" in sizes]
+    names = [name for name in (RATE, "mfu", *BUSY, "memory_peak_gib", *metrics) if name in sizes]
+    found = {name: {int(str(size)): float(value) for size, value in sizes[name].dropna().items()} for name in names}
+    return {name: values for name, values in found.items() if len(set(values.values())) > 1}
 
 
 def _events(scalars: Mapping[str, Mapping[int, float]], when: float) -> bytes:
@@ -45,14 +56,6 @@ def _events(scalars: Mapping[str, Mapping[int, float]], when: float) -> bytes:
     return data.getvalue()
 
 
-def _scalars(sizes: pd.DataFrame) -> dict[str, dict[int, float]]:
-    """Numbers by batch size; one that has a single value or is constant is left out."""
-    metrics = [str(name) for name in sizes if f"{name}_sd" in sizes]
-    names = [name for name in (RATE, "mfu", *BUSY, "memory_peak_gib", *metrics) if name in sizes]
-    found = {name: {int(str(size)): float(value) for size, value in sizes[name].dropna().items()} for name in names}
-    return {name: values for name, values in found.items() if len(set(values.values())) > 1}
-
-
 def _remove_earlier(folder: Path) -> None:
     """Remove the events that an earlier report wrote, and the folders that are empty then."""
     for path in [*folder.glob("*/events.out.tfevents.*")]:
@@ -60,10 +63,3 @@ def _remove_earlier(folder: Path) -> None:
             path.unlink()
             if not any(path.parent.iterdir()):
                 path.parent.rmdir()
-
-
-def _name(group: Group, taken: set[str]) -> str:
-    """The label in letters that every file system takes, made unique: TensorBoard breaks a name at hyphens."""
-    base = re.sub(r"[\W_]+", "_", group.label).strip("_")[:_LONGEST] or "group"
-    names = (base, *(f"{base}_{number}" for number in range(2, len(taken) + 3)))
-    return next(name for name in names if name not in taken)

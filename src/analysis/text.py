@@ -7,11 +7,10 @@ import pandas as pd
 
 from ..records.formatting import percent, significant
 from ..records.metrics import FRACTION, metric
-from ..records.terminal import columns
+from ..records.terminal import BLOCK, columns
 from .noise import Ratio
 from .selection import LEAST, Selection
 
-WIDTH = 80
 _GAP = 2  # columns between two columns
 _LEAST = 8  # characters that remain of a text that is cut
 KNOWN = 0.1  # a ratio that is known to ± 10 % is a number; of another one the nearer end is said
@@ -21,7 +20,7 @@ HARDLY = 9.995  # an interval that reaches so far says nothing
 
 def page_width() -> int:
     """80 columns, or fewer in a narrower terminal."""
-    return min(WIDTH, columns())
+    return min(BLOCK, columns())
 
 
 def is_number_column(cells: Iterable[str]) -> bool:
@@ -49,16 +48,16 @@ def size_blocks(label: str, numbers: pd.DataFrame) -> list[str]:
 
     Args:
         label: of the group; a long one takes a line of its own.
-        numbers: a row for each batch size, a column of texts for each number.
+        numbers: a row for each batch size, by its text, and a column of texts for each number.
     """
     room = max(10, *(len(str(name)) for name in numbers))
     lines = [] if len(label) <= room + _LEAST else [_cut(label, page_width())]
     names = ["batch size" if lines else label, *numbers.columns]
-    columns = [[f"{size:,}", *numbers.loc[size]] for size in numbers.index]
-    widest = _GAP + max(len(cell) for column in columns for cell in column)
+    cells = numbers.reset_index().to_numpy().tolist()
+    widest = _GAP + max(len(cell) for column in cells for cell in column)
     most = max(1, (page_width() - max(map(len, names))) // widest)
-    for begin in range(0, len(columns), most):
-        lines += [*([""] if begin else []), *aligned(list(zip(names, *columns[begin : begin + most], strict=True)))]
+    for begin in range(0, len(cells), most):
+        lines += [*([""] if begin else []), *aligned(list(zip(names, *cells[begin : begin + most], strict=True)))]
     return lines
 
 
@@ -124,14 +123,14 @@ def load_words(share: float) -> str:
 
 
 def reach_text(reach: float) -> str:
-    """How far an interval reaches, as a part of the rate: `4 %`; empty where nothing is known of the rate."""
-    return f"{significant(100 * reach)} %" if reach < 0.01 else percent(reach) if reach < HARDLY else ""
+    """How far an interval reaches, as a part of the rate: `4%`; empty where nothing is known of the rate."""
+    return f"{significant(100 * reach)}%" if reach < 0.01 else f"{reach:.0%}" if reach < HARDLY else ""
 
 
 def mean_and_deviation(key: str, mean: float, deviation: float) -> str:
-    """A metric of repeated runs, mean ± standard deviation: `98.42 ± 0.11 %`; the mean alone where that is NaN."""
+    """A metric of repeated runs, mean ± standard deviation: `98.42±0.11%`; the mean alone where that is NaN."""
     if math.isnan(deviation):
-        return metric(key).text(mean)
+        return "" if math.isnan(mean) else metric(key).text(mean).replace(" %", "%")
     if metric(key).unit == FRACTION:
-        return f"{100 * mean:.2f} ± {100 * deviation:.2f} %"
-    return f"{significant(mean)} ± {significant(deviation)}"
+        return f"{100 * mean:.2f}±{deviation:.2%}"
+    return f"{significant(mean)}±{significant(deviation)}"

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from batchscope.analysis import plots
 from batchscope.analysis.answer import answer
 from batchscope.analysis.noise import Ratio
 from batchscope.analysis.progress import pooled
@@ -480,4 +481,6 @@ def test_the_report_has_a_table_a_plot_and_columns(tmp_path):
     assert ["efficiency", "100%", "87%", "57%"] in rows
     assert any(row[:1] == ["goodput"] and len(row) == 4 for row in rows)
     assert (tmp_path / "report/time_to_target.png").exists()
+    bars = plots.figures(report)["time_to_target"].axes[0].collections  # since the last validation below the target
+    assert [tuple(bar.get_segments()[0][:, 1]) for bar in bars] == [pytest.approx((3.6, 4)), pytest.approx((1.8, 2))]
     assert {"time_to_target_s", "samples_to_target", "noise_scale"} <= set(report.frame.columns)

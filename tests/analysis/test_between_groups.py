@@ -4,7 +4,8 @@ import pytest
 
 from batchscope.analysis.between_groups import compare_settings, crossovers
 from batchscope.analysis.read import find
-from batchscope.analysis.table import run_table, settings_table, shown_metrics
+from batchscope.analysis.report import analyse
+from batchscope.analysis.table import run_table, setting_texts, shown_metrics
 from batchscope.analysis.text import and_
 from tests.support.synthetic_runs import write_measured
 
@@ -120,9 +121,11 @@ def test_the_table_has_a_line_for_each_setting_with_the_mean_and_the_deviation_o
         facts = {"metrics": {"test/acc": accuracy}, "throughput": {"mfu": 0.25}}
         write_measured(tmp_path, {64: 10.0}, first=seed, seed=seed, **QUIET, **facts)
     write_measured(tmp_path, {64: 5.0}, first=3, options={"data.pipeline": "device"}, throughput={"mfu": 0.5})
-    heading, *lines = settings_table(find([tmp_path]), ["test/acc"])
-    assert heading == ["setting", "runs", "samples/s", "±", "MFU", "test/acc"]
-    assert [line[:2] + line[5:] for line in lines] == [["cnn · memory", "3", "98.00±1.00%"], ["cnn · device", "1", ""]]
+    found = analyse([tmp_path])
+    texts = setting_texts(found.sweep, found.tables)
+    rows = texts[["setting", "runs", "test/acc"]].to_numpy().tolist()
+    assert texts.columns.tolist() == ["setting", "runs", "samples/s", "±", "MFU", "test/acc"]
+    assert rows == [["cnn · memory", "3", "98.00±1.00%"], ["cnn · device", "1", ""]]
 
 
 def test_names_in_a_sentence():

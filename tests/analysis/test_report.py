@@ -20,6 +20,7 @@ from batchscope.analysis.diagnose import BASELINE, write_diagnosis
 from batchscope.analysis.page import anonymous, page
 from batchscope.analysis.statements import SEARCHES
 from batchscope.errors import UserError
+from batchscope.records.step_parts import PARTS
 from tests.support.fuzzing import HOSTILE
 from tests.support.synthetic_runs import change_record, write_curve, write_measured, write_rates, write_run, write_steps
 
@@ -105,16 +106,14 @@ def test_the_terminal_the_markdown_the_page_the_files_and_the_plots_have_the_sam
     columns = dict(zip(sizes.index, zip(*cells, strict=True), strict=True))
     markdown = (tmp_path / "out" / "report.md").read_text()
     for size, texts in columns.items():
-        assert re.search(
-            rf"^\| {size} \| {re.escape(texts[0])} \|.*\| {re.escape(texts[1])} \|", markdown, re.MULTILINE
-        )
-        assert re.search(
-            rf"<td>{size}</td><td>{re.escape(texts[0])}</td>.*<td>{re.escape(texts[1])}</td>", page(report, {})
-        )
+        row = rf"^\| {size} \| {re.escape(texts[0])} \|.*\| {re.escape(texts[1])} \|"
+        assert re.search(row, markdown, re.MULTILINE)
+        row = rf">{size}</td><td[^>]*>{re.escape(texts[0])}</td>.*>{re.escape(texts[1])}</td>"
+        assert re.search(row, page(report, {}))
     (group,) = read_answer(tmp_path / "out")["groups"]
     assert [row["mfu"] for row in group["sizes"]] == pytest.approx(sizes["mfu"].tolist())
     assert [row["samples_per_sec"] for row in group["sizes"]] == pytest.approx(sizes["samples_per_sec"].tolist())
-    drawn = plots.figures(report.sweep, report.tables, report.answers, [])
+    drawn = plots.figures(report)
     assert [p.get_ydata()[0] for p in points(drawn["utilisation"])] == pytest.approx((100 * sizes["mfu"]).tolist())
     assert [p.get_ydata()[0] for p in points(drawn["throughput"])] == pytest.approx(sizes["samples_per_sec"].tolist())
     runs = read_runs(tmp_path).set_index("run")
@@ -127,7 +126,8 @@ def test_beside_a_load_rates_and_mfu_are_marked_and_their_intervals_shown(tmp_pa
     rows = {line.split()[0]: line.split()[1:] for line in found.text.splitlines() if line}
     assert all(cell.endswith("?") for cell in rows["samples/s"] + rows["MFU"])
     assert all(int(cell[:-1]) > 100 for cell in rows["±"])  # 1 / (1 - 0.55) at least
-    assert len(plots.figures(found.sweep, found.tables, [], [])["throughput"].axes[0].collections) == 2
+    bars = plots.figures(found)["throughput"].axes[0].collections
+    assert [bar.get_segments()[0][1, 1] > 2 * bar.get_segments()[0][0, 1] for bar in bars] == [True, True]
 
 
 def test_one_run_has_one_rate(tmp_path):
@@ -196,13 +196,14 @@ def test_the_answer_is_a_file_for_programs(report, out):
     assert gpu["sizes"][-1] == {"batch_size": 512, "reason": "out of memory"}
     row = cpu["sizes"][2]
     assert row["batch_size"] == 128 and row["low"] < row["samples_per_sec"] < row["high"]
+    assert sum(row[f"{part}_ms_mean"] for part in PARTS) == pytest.approx(1e3 * 128 / 6000)
 
 
 def test_an_answer_that_cannot_be_read_is_one_line(tmp_path):
     (tmp_path / "report").mkdir()
     for text, said in (
         (None, "cannot be read: No such file"),
-        ("{", "no JSON"),
+        ("{", "no answer"),
         ('{"schema": 7}', "no answer"),
         ('{"schema": 1}', "no answer"),
     ):
@@ -477,7 +478,7 @@ def points(figure, is_ring=False):
 
 @pytest.fixture(scope="module")
 def figures(report):
-    return plots.figures(report.sweep, report.tables, report.answers, report.metrics)
+    return plots.figures(report)
 
 
 def test_the_interval_of_a_rate_is_drawn_whole_and_useful_and_busy_are_in_one_picture(report, figures):
@@ -492,15 +493,11 @@ def test_the_interval_of_a_rate_is_drawn_whole_and_useful_and_busy_are_in_one_pi
     heights = [point.get_ydata()[0] for point in points(figures["utilisation"])]
     useful, busy = [0.32, 0.64, 1.28, 2.56] * 2, [63.2, 66.4, 72.8, 85.6, *[50] * 4]
     assert heights == pytest.approx([*useful, *busy], rel=0.05)
-    assert figures["utilisation"].axes[0].get_ylim() == (0, 105)
+    assert figures["utilisation"].axes[0].get_ylim()[0] == 0
 
 
-def test_the_recommended_size_has_a_ring_and_a_size_that_is_hardly_known_is_hollow(tmp_path, figures):
+def test_the_recommended_size_has_a_ring(figures):
     assert [ring.get_xdata()[0] for ring in points(figures["throughput"], is_ring=True)] == [128, 128]
-    assert "white" not in [point.get_markerfacecolor() for point in points(figures["throughput"])]
-    found = analyse([write_rates(tmp_path, {8: 1000, 64: 3800, 512: 4000}, passes=False, noise=0.2, windows=8)])
-    vague = plots.figures(found.sweep, found.tables, found.answers, [])["throughput"]
-    assert "white" in [point.get_markerfacecolor() for point in points(vague)]
 
 
 def test_what_is_drawn_of_a_run_has_its_id_and_of_one_size_nothing_is_drawn(tmp_path, figures):
@@ -508,7 +505,7 @@ def test_what_is_drawn_of_a_run_has_its_id_and_of_one_size_nothing_is_drawn(tmp_
         artists = [artist for axes in figure.axes for artist in (*axes.lines, *axes.patches)]
         assert {f"run-{number}" for number in range(8)} <= {artist.get_gid() for artist in artists}
     found = analyse([write_rates(tmp_path, {64: 1000})])
-    assert plots.draw(found.sweep, found.tables, found.answers, []) == {}
+    assert plots.draw(found) == {}
 
 
 def tags(html):
@@ -518,7 +515,7 @@ def tags(html):
 def test_the_answer_comes_first_and_nothing_is_loaded_from_elsewhere(report, out):
     html = (out / "report.html").read_text()
     head, _, body = html.partition("<body>")
-    order = ('<section id="answer">', '<table class="sizes">', "<svg", '<table role="grid">')
+    order = ('<section id="answer">', "<table>", "<svg", '<table role="grid">')
     assert sorted(order, key=body.index) == list(order)
     assert "Content-Security-Policy\" content=\"default-src 'none'; script-src 'unsafe-inline'" in head
     assert not [tag for tag in tags(html) if re.search(r'<(link|iframe|object|base|img)\b| src=| on\w+="', tag)]
