@@ -82,7 +82,7 @@ def _svg(text: str, caption: str) -> str:
             return found[0]
         return f' data-runs="{found[1][4:].replace("_", " ")}"' if found[1].startswith("run-") else ""
 
-    element = re.sub(r' id="([^"]*)"', attribute, text[text.index("<svg ") :])
+    element = re.sub(r' id="([^"<>]*)"', attribute, text[text.index("<svg ") :])
     return anonymous(element.replace("<svg ", f'<svg role="img" aria-label="{caption}" ', 1))
 
 

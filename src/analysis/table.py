@@ -213,7 +213,8 @@ def size_texts(sizes: pd.DataFrame) -> pd.DataFrame:
         found[key] = pd.Series([mean_and_deviation(key, mean, deviation) for mean, deviation in means], sizes.index)
     found["efficiency"], found["goodput"] = texts("efficiency", _share_text), texts("goodput")
     late = texts("not_reached_after_s", lambda value: f"> {significant(value)}")
-    found["s to target"], found["samples"] = texts("time_to_target_s").fillna(late), texts("samples_to_target")
+    found["s to target"] = texts("time_to_target_s").astype(object).fillna(late)
+    found["samples"] = texts("samples_to_target")
     cells = pd.DataFrame(found, sizes.index).astype(object).fillna("")
     return cells.loc[:, (cells != "").any()].rename(lambda size: f"{size:,}").rename_axis("batch size")
 

@@ -19,7 +19,11 @@ _EVENTS = re.compile(r"events\.out\.tfevents\.\d+")  # TensorBoard's own writers
 
 def write(groups: Sequence[Group], tables: Sequence[pd.DataFrame], folder: Path) -> None:
     """Write the scalars of each group that has any, by TensorBoard's own record writer; those of an earlier report are removed."""
-    _remove_earlier(folder)
+    for path in [*folder.glob("*/events.out.tfevents.*")]:
+        if _EVENTS.fullmatch(path.name) and path.is_file():
+            path.unlink()
+            if not any(path.parent.iterdir()):
+                path.parent.rmdir()
     when = time.time()
     names: set[str] = set()
     for group, sizes in zip(groups, tables, strict=True):
@@ -54,12 +58,3 @@ def _events(scalars: Mapping[str, Mapping[int, float]], when: float) -> bytes:
             summary = Summary(value=[Summary.Value(tag=f"sweep/{tag}", simple_value=value)])
             records.write(Event(wall_time=when, step=size, summary=summary).SerializeToString())
     return data.getvalue()
-
-
-def _remove_earlier(folder: Path) -> None:
-    """Remove the events that an earlier report wrote, and the folders that are empty then."""
-    for path in [*folder.glob("*/events.out.tfevents.*")]:
-        if _EVENTS.fullmatch(path.name) and path.is_file():
-            path.unlink()
-            if not any(path.parent.iterdir()):
-                path.parent.rmdir()

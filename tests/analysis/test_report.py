@@ -433,7 +433,7 @@ MARKUP = "</script></svg><img src=x onerror=alert(1)>"
 
 
 def test_names_of_any_characters_break_no_table_no_plot_and_are_no_markup(tmp_path):
-    names = ["a|b\n# c", f"\ud800$$x$$ {MARKUP}", "\x1b[31m模型 $x$ $y$", "é" * 300]
+    names = ["a|b\n# c", f'\ud800$$x$$ id="{MARKUP}', "\x1b[31m模型 $x$ $y$", "é" * 300]
     for number, name in enumerate(names):
         write_rates(tmp_path / "s", TWO, first=2 * number, model=name, device_name=name)
     write_run(tmp_path / "s" / "8", 1024, status="failed", error=f"ValueError: {MARKUP}")
