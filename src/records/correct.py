@@ -3,27 +3,21 @@
 Two runs on the same samples are compared by the samples that only one of them answers right.
 """
 
-import os
 from pathlib import Path
 
 import numpy
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
-from ..files import WriteError, atomic_write, why
-from .read import reading
+from .read import reading, replacing
 
 FILE = "correct.npy"
-_MAX_BYTES = 2**27  # of a billion samples
 
 
 def write_correct(folder: Path, correct: NDArray[numpy.bool_]) -> None:
     """Write the file into a run's folder atomically; `correct` is of shape (N,). Raises WriteError."""
-    try:
-        with atomic_write(folder / FILE) as file:
-            numpy.save(file, numpy.packbits(correct))
-    except OSError as error:
-        raise WriteError(f"{folder / FILE} cannot be written: {why(error)}") from error
+    with replacing(folder / FILE) as file:
+        numpy.save(file, numpy.packbits(correct))
 
 
 def read_correct(folder: Path, samples: int, accuracy: float) -> NDArray[numpy.bool_] | None:
@@ -39,10 +33,8 @@ def read_correct(folder: Path, samples: int, accuracy: float) -> NDArray[numpy.b
     """
     path = folder / FILE
     with reading(path):
-        if not os.path.lexists(path):
+        if not path.exists():
             return None
-        if path.stat().st_size > _MAX_BYTES:
-            raise ValueError("it is too large")
         packed = open_memmap(path, mode="r")  # which allocates nothing that the file does not have
         if packed.dtype != numpy.uint8 or packed.shape != (-(-samples // 8),):
             raise ValueError("it is not of the test that the record tells of")

@@ -1,22 +1,56 @@
-"""Reading `run.json`, without trusting what is in it. A record of another schema is refused."""
+"""The files of a run, which may be anybody's: read without trusting what is in them, and replaced atomically.
+
+A `run.json` of another schema is refused.
+"""
 
 import contextlib
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ..errors import UserError, cut
-from ..files import is_set_aside, why
+from ..files import WriteError, atomic_write, is_set_aside, why
 from .metrics import staged
 
 FILE = "run.json"
 SCHEMA = 3  # of the records that this version writes and reads
+_MAX_BYTES = 2**28  # of a file that is read
 
 
 class DamagedRecordError(UserError):
     """A run.json that is empty, torn, or not a record."""
+
+
+@contextlib.contextmanager
+def reading(path: Path, damaged: type[UserError] = UserError) -> Iterator[None]:
+    """Within, a file is read: what fails is a UserError of one line, and `damaged` where the content is the reason."""
+    try:
+        if os.path.lexists(path):
+            if not path.is_file():  # reading a pipe or a device may never end
+                raise OSError("it is not a file")
+            if path.stat().st_size > _MAX_BYTES:
+                raise OSError("it is too large")
+        yield
+    except (OSError, MemoryError) as error:
+        reason = why(error) if isinstance(error, OSError) else "there is not enough memory"
+        raise UserError(f"{path}: cannot be read: {reason}") from error
+    # zipfile raises NotImplementedError and RuntimeError for what it does not support, and zlib has its own error.
+    except Exception as error:
+        reason = cut(" ".join(str(error).split()), 200) or type(error).__name__
+        raise damaged(f"{path}: cannot be read: {reason}") from error
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Open a file of a run that becomes `path` when the block ends, as `atomic_write` does. Raises WriteError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as file:
+            yield file
+    except OSError as error:
+        raise WriteError(f"{path} cannot be written: {why(error)}") from error
 
 
 def read(run_dir: Path) -> dict[str, Any]:
@@ -29,75 +63,37 @@ def read(run_dir: Path) -> dict[str, Any]:
     path = run_dir / FILE
     if not os.path.lexists(path):
         raise UserError(f"{run_dir}: no {FILE} in it")
-    record = load_json(path)
-    if not isinstance(record, dict):
-        raise DamagedRecordError(f"{path}: cannot be read: it is not the record of a run")
+    with reading(path, DamagedRecordError):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(record, dict):
+            raise ValueError("it is not the record of a run")
     if record.get("schema", SCHEMA) != SCHEMA:
-        found = repr(record["schema"])[:20]
-        raise UserError(f"{path}: is of another version: its schema is {found}, and this one reads {SCHEMA}")
+        schema = repr(record["schema"])[:20]
+        raise UserError(f"{path}: is of another version: its schema is {schema}, and this one reads {SCHEMA}")
     return record
 
 
 def run_dirs(folder: Path) -> list[Path]:
-    """The folders in and below a folder that hold a record, in the order of their numbers. Raises UserError if it is none."""
+    """The folders in and below a folder that hold a record, by their numbers. Raises UserError if it is no folder."""
     if not os.path.isdir(folder):  # also false for a name that no folder can have
         raise UserError(f"{folder}: no such folder")
-    found = []
+    places = []
     for path, children, files in os.walk(folder):
         # Launchers keep their jobs in hidden folders, and a sweep that is repeated sets earlier runs aside.
         children[:] = [child for child in children if not child.startswith(".") and not is_set_aside(child)]
         if FILE in files:
-            found.append(Path(path))
+            places.append(Path(path))
             children.clear()
-    return sorted(found, key=_order)
-
-
-def _order(path: Path) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in path.parts]
-
-
-def load_json(path: Path, max_bytes: int = 2**28) -> Any:
-    """What is in a JSON file, which may be anybody's.
-
-    Raises:
-        UserError: if the file cannot be read.
-        DamagedRecordError: if its content is no JSON.
-    """
-    try:
-        if path.exists() and not path.is_file():  # reading a pipe or a device may never end
-            raise UserError(f"{path}: cannot be read: it is not a file")
-        if path.stat().st_size > max_bytes:
-            raise UserError(f"{path}: cannot be read: it is too large")
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {why(error)}") from error
-    except (ValueError, RecursionError) as error:
-        reason = cut(" ".join(str(error).split()), 200)
-        raise DamagedRecordError(f"{path}: cannot be read: {reason}") from error
-
-
-@contextlib.contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Within, a file beside a record is read, which may be anybody's: whatever fails is a UserError of one line."""
-    try:
-        if os.path.lexists(path) and not path.is_file():  # reading a pipe or a device may never end
-            raise ValueError("it is not a file")
-        yield
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {why(error)}") from error
-    # zipfile raises NotImplementedError and RuntimeError for what it does not support, and zlib has its own error.
-    except Exception as error:
-        reason = cut(" ".join(str(error).split()), 200) or type(error).__name__
-        raise UserError(f"{path}: cannot be read: {reason}") from error
+    return sorted(places, key=lambda path: [(int(part), "") if part.isdecimal() else (-1, part) for part in path.parts])
 
 
 def refuse_used(run_dir: Path) -> None:
     """Raise UserError if the folder already holds a run that is not merely planned."""
-    try:
-        planned = (run_dir / FILE).exists() and read(run_dir).get("status") == "planned"
-    except UserError:
-        planned = False
-    if not planned and ((run_dir / FILE).exists() or any(run_dir.glob("checkpoints/*.ckpt"))):
+    has_record = (run_dir / FILE).exists()
+    with contextlib.suppress(UserError):
+        if has_record and read(run_dir).get("status") == "planned":
+            return
+    if has_record or any(run_dir.glob("checkpoints/*.ckpt")):
         raise UserError(f"hydra.run.dir: {os.path.relpath(run_dir)} already holds a run; choose another")
 
 
@@ -108,5 +104,5 @@ def optimized(record: dict[str, Any]) -> float | None:
     """
     name = record["config"].get("optimized_metric")
     metrics = {staged(key): value for key, value in record.get("metrics", {}).items()}
-    found = metrics.get(staged(str(name)), record.get("throughput", {}).get(name))
-    return found if isinstance(found, int | float) else None
+    value = metrics.get(staged(str(name)), record.get("throughput", {}).get(name))
+    return value if isinstance(value, int | float) else None

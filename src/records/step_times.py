@@ -4,22 +4,23 @@ A window is a short bout of successive steps, with what others took of the proce
 """
 
 import math
-import os
 import zipfile
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy
 from numpy.typing import NDArray
 
-from ..files import WriteError, atomic_write, why
-from .read import reading
+from .read import reading, replacing
 from .step_parts import PARTS
 
 FILE = "steps.npz"
 MAX_PARTS_ROWS = 20_000
 _FLOATS = NDArray[numpy.float64]
+# The columns with a row for each window, and all of them, with their types.
+_OF_WINDOW = {"window": "i8", "pass_": "i8", "start_unix": "f8", "others_share": "f8", "disturbed": "f8"}
+_DTYPES = {"step_s": "f4", **_OF_WINDOW, "parts_s": "f4", "parts_every": "i8"}
 
 
 @dataclass
@@ -45,12 +46,6 @@ class StepTimes:
         return numpy.array([numpy.nanmean(part) if numpy.isfinite(part).any() else math.nan for part in steps])
 
 
-_DTYPES = {field.name: numpy.dtype("f8") for field in fields(StepTimes)} | {
-    **dict.fromkeys(("step_s", "parts_s"), numpy.dtype("f4")),
-    **dict.fromkeys(("window", "pass_", "parts_every"), numpy.dtype("i8")),
-}
-
-
 def thinned(parts_s: NDArray[Any]) -> tuple[NDArray[numpy.float32], int]:
     """Every k-th row, and k: as few as make at most 20,000 rows."""
     every = max(1, -(-len(parts_s) // MAX_PARTS_ROWS))
@@ -68,7 +63,7 @@ def with_visits(times: StepTimes, before: StepTimes | None) -> StepTimes:
     windows = before.of_windows()
     steps = [times.step_s, *(windows[number] for number in kept)]
     firsts = numpy.cumsum([len(part) for part in steps])[:-1]
-    added = {name: getattr(before, name)[kept] for name in ("pass_", "start_unix", "others_share", "disturbed")}
+    added = {name: getattr(before, name)[kept] for name in list(_OF_WINDOW)[1:]}
     own: dict[str, Any] = {name: numpy.concatenate([getattr(times, name), column]) for name, column in added.items()}
     return replace(times, step_s=numpy.concatenate(steps), window=numpy.concatenate([times.window, firsts]), **own)
 
@@ -76,42 +71,36 @@ def with_visits(times: StepTimes, before: StepTimes | None) -> StepTimes:
 def write_step_times(folder: Path, times: StepTimes) -> None:
     """Write the file into a run's folder atomically. Raises WriteError."""
     columns: dict[str, Any] = {name: numpy.asarray(getattr(times, name), dtype) for name, dtype in _DTYPES.items()}
-    try:
-        with atomic_write(folder / FILE) as file:
-            numpy.savez_compressed(file, **columns)
-    except OSError as error:
-        raise WriteError(f"{folder / FILE} cannot be written: {why(error)}") from error
+    with replacing(folder / FILE) as file:
+        numpy.savez_compressed(file, **columns)
 
 
 def read_step_times(folder: Path) -> StepTimes | None:
-    """The step times of a run; None if it left none, as the runs of older versions did.
+    """The step times of a run; None if it left none.
 
     Raises:
         UserError: if the file cannot be read, or is not of this kind. Nothing in it is unpickled.
     """
     path = folder / FILE
     with reading(path):
-        return _checked(_columns(path)) if os.path.lexists(path) else None
+        if not path.exists():
+            return None
+        with zipfile.ZipFile(path), numpy.load(path, allow_pickle=False) as archive:
+            columns: dict[str, Any] = {name: archive[name] for name in _DTYPES}
+        _check(columns)
+        return StepTimes(**{**columns, "parts_every": int(columns["parts_every"])})
 
 
-def _columns(path: Path) -> dict[str, NDArray[Any]]:
-    with zipfile.ZipFile(path), numpy.load(path, allow_pickle=False) as archive:
-        return {name: archive[name] for name in _DTYPES}
-
-
-def _checked(columns: dict[str, NDArray[Any]]) -> StepTimes:
+def _check(columns: dict[str, Any]) -> None:
+    """Raise ValueError for columns that are not those of a run's steps."""
     for name, dtype in _DTYPES.items():
         if columns[name].dtype != dtype:
             raise ValueError(f"{name} has another type")
-    steps, starts, parts = columns["step_s"], columns["window"], columns["parts_s"]
-    every = columns["parts_every"]
-    per_window = [columns[name] for name in _DTYPES if name not in ("step_s", "parts_s", "parts_every")]
+    steps, starts, parts, every = (columns[name] for name in ("step_s", "window", "parts_s", "parts_every"))
     if steps.ndim != 1 or parts.ndim != 2 or parts.shape[1] != len(PARTS) or every.ndim or every < 1:
         raise ValueError("its columns have other shapes")
-    if any(column.shape != starts.shape for column in per_window) or starts.ndim != 1:
+    if starts.ndim != 1 or any(columns[name].shape != starts.shape for name in _OF_WINDOW):
         raise ValueError("its columns have different lengths")
     borders = [0, *starts.tolist(), len(steps)]
     if borders != sorted(borders) or (len(steps) and (not len(starts) or starts[0] != 0)):
         raise ValueError("its windows are not in order")
-    values: dict[str, Any] = {**columns, "parts_every": int(every)}
-    return StepTimes(**values)
