@@ -4,9 +4,10 @@
 Times are seconds and traffic is bytes, of one step (one update of the weights).
 """
 
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import reduce
+from operator import attrgetter
 from typing import Any
 
 SCHEMA = 3
@@ -79,9 +80,7 @@ class Explanation:
     precision: str
     batch_size: int | None  # samples of a batch on this device
     step_seconds: float  # with nothing else measured
-    between_seconds: (
-        float  # of it, from the end of a batch to the start of the next: waiting for data, transfer, callbacks
-    )
+    between_seconds: float  # of it, from the end of a batch to the start of the next: data, transfer, callbacks
     steps: int  # that `step_seconds` is of
     is_timed: bool  # whether the operations have seconds
     operations: Sequence[Cost]
@@ -96,7 +95,7 @@ class Explanation:
     @property
     def total(self) -> Cost:
         """All operations together."""
-        return _sum(self.operations)
+        return reduce(Cost.plus, self.operations, Cost("", "", "", "other"))
 
     @property
     def outside_seconds(self) -> float:
@@ -112,34 +111,18 @@ class Explanation:
         """
         deepest = max((cost.module.count(".") + 1 for cost in self.operations), default=1)
         for levels in range(min(depth or deepest, deepest), 0, -1):
-            rows = add_up(self.operations, lambda cost: _place(cost, levels))  # noqa: B023 - called at once
-            rows = [replace(row, module=_place(row, levels), name="") for row in rows]
+            shortened = [replace(cost, module=".".join(cost.module.split(".")[:levels])) for cost in self.operations]
+            rows = add_up([replace(cost, module=cost.place, name="") for cost in shortened], attrgetter("module"))
             if most is None or len(rows) <= most:
                 break
         return rows
 
     def costliest(self, most: int = 10) -> list[Cost]:
         """The operations that take longest, each in its module and its part of the step."""
-        return add_up(self.operations, lambda cost: (cost.name, cost.module, cost.part, cost.dtype))[:most]
+        return add_up(self.operations, attrgetter("name", "module", "part", "dtype"))[:most]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain containers, with the sums by module and the costliest operations beside the facts they come from."""
-        derived = {
-            "modules": [_with_bound(row) for row in self.modules()],
-            "costliest": [_with_bound(row) for row in self.costliest()],
-            "outside_seconds": self.outside_seconds,
-        }
-        return {"schema": SCHEMA, **dataclasses.asdict(self), **derived}
-
-
-def _place(cost: Cost, levels: int) -> str:
-    return replace(cost, module=".".join(cost.module.split(".")[:levels])).place
-
-
-def _sum(costs: Iterable[Cost]) -> Cost:
-    rows = add_up(costs, lambda cost: None)
-    return replace(rows[0], module="", part="", name="") if rows else Cost("", "", "", "other")
-
-
-def _with_bound(cost: Cost) -> dict[str, Any]:
-    return {**dataclasses.asdict(cost), "of_floor": cost.of_floor}
+        sums = {"modules": self.modules(), "costliest": self.costliest()}
+        rows = {name: [{**asdict(row), "of_floor": row.of_floor} for row in of] for name, of in sums.items()}
+        return {"schema": SCHEMA, **asdict(self), **rows, "outside_seconds": self.outside_seconds}

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from .formatting import percent, significant
+from .step_parts import PARTS
 
 FRACTION = "fraction"  # the unit of a share: between 0 and 1, shown as a percentage
 
@@ -41,20 +42,20 @@ _FORMATS: dict[str, Callable[[float], str]] = {
     "milli": lambda value: significant(1e3 * value),
 }
 _ACCURACY = "fraction of correct answers"
+_PARTS = "\n".join(f"time/{part}_ms | ms | down | | detail | a part of the step" for part in PARTS)
+_MEAN_PARTS = "\n".join(f"{part}_ms_mean | ms | down | | | a part of the mean step" for part in PARTS)
 _ACCURACY_NAME = re.compile(r"(^|_)acc(uracy)?(_|\d|$)")  # top5_acc, acc5, accuracy_val; not acceleration
 _LOADER = re.compile(r"/dataloader_idx_\d+$")  # how Lightning ends the name of a metric of several loaders
 
 
 def _declared(lines: str) -> dict[str, Metric]:
     """The metrics of a table: key, unit, the better direction, format, heading or `detail`, meaning."""
-    found = {}
+    declared = {}
     for line in lines.strip().splitlines():
         key, unit, better, text, heading, meaning = (cell.strip() for cell in line.split("|"))
-        direction = {"up": True, "down": False, "": None}[better]
-        is_detail = heading == "detail"
-        heading = "" if is_detail else heading
-        found[key] = Metric(key, unit, meaning, direction, _FORMATS[text], heading, is_detail)
-    return found
+        direction, is_detail = {"up": True, "down": False, "": None}[better], heading == "detail"
+        declared[key] = Metric(key, unit, meaning, direction, _FORMATS[text], "" if is_detail else heading, is_detail)
+    return declared
 
 
 METRICS = _declared(f"""
@@ -71,12 +72,7 @@ throughput/timesteps_per_sec | time steps/s | up | | detail | for sequences: sam
 throughput/flops_per_sec | FLOP/s | up | | detail | counted forward and backward FLOPs of one process
 throughput/mfu | {FRACTION} | up | percent.1 | | of the peak measured on this device at this precision
 time/step_ms | ms | down | | | wall time of a step, from its batch being requested to the next request
-time/data_wait_ms | ms | down | | detail | data wait: a part of the step
-time/transfer_ms | ms | down | | detail | transfer: a part of the step
-time/forward_ms | ms | down | | detail | forward: a part of the step
-time/backward_ms | ms | down | | detail | backward: a part of the step
-time/optimizer_ms | ms | down | | detail | optimizer: a part of the step
-time/other_ms | ms | down | | detail | other: a part of the step
+{_PARTS}
 device/utilization_pct | % | | whole | | GPU: share of the time in which a kernel ran, however small
 device/processor_time_pct | % | | whole | | CPU: processor time of the process and its children, of that of the usable cores
 device/sm_clock_mhz | MHz | up | whole | detail | clock of the multiprocessors
@@ -99,12 +95,7 @@ samples_per_sec_high | samples/s | up | | | the upper end of the rate's 90 % int
 samples_per_sec_mean | samples/s | up | | | all samples over the time of all steps
 samples_per_sec_fit | samples/s | up | | | all samples over the wall time of the fit
 step_ms_typical | ms | down | | step ms | the geometric mean of the mean steps of the windows
-data_wait_ms_mean | ms | down | | | a part of the mean step
-transfer_ms_mean | ms | down | | | a part of the mean step
-forward_ms_mean | ms | down | | | a part of the mean step
-backward_ms_mean | ms | down | | | a part of the mean step
-optimizer_ms_mean | ms | down | | | a part of the mean step
-other_ms_mean | ms | down | | | a part of the mean step
+{_MEAN_PARTS}
 scaling_efficiency | {FRACTION} | up | percent | scaling efficiency % | of n single devices
 communication_share | {FRACTION} | down | percent | comm % | of the mean step, waiting for gradients
 utilization_pct | % | | whole | kernel ran % | GPU: share of the time in which a kernel ran, however small

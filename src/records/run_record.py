@@ -11,16 +11,15 @@ import json
 import math
 import os
 import secrets
-import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from ..errors import PeerLostError, UserError, cut
-from ..files import WriteError, remove_leftovers, set_aside, why, write_bytes
-from .read import FILE, SCHEMA, DamagedRecordError, read, refuse_used
+from ..errors import PeerLostError, UserError, cut, warn
+from ..files import WriteError, remove_leftovers, set_aside
+from .read import FILE, SCHEMA, DamagedRecordError, read, refuse_used, replacing
 from .values import at, number
 
 # `interrupted`: stopped by a signal, or the system refused to write a file; `killed`: one of
@@ -113,7 +112,7 @@ class RunRecord:
             # The first rank may know only that this rank is lost. Ranks that have agreed to end leave the record to the first.
             agreed = getattr(error, "agreed", False)
             if error is not None and not agreed and not isinstance(error, PeerLostError):
-                close_open(self.path.parent, ended_as(error), reason(error), _kind_of(error))
+                close_open(self.path.parent, ended_as(error), reason(error), **_kind_of(error))
             return
         self.facts["finished"] = _iso(time.time())
         here_s = time.time() - self._started - self.facts.get("waiting_seconds", 0.0)
@@ -121,14 +120,14 @@ class RunRecord:
         self.facts["status"] = ended_as(error)
         if error is not None:
             reported = _end_reported_by_another_rank(self.path.parent)
-            own = {} if "error" in reported else _error_facts(reason(error), _kind_of(error))
+            own = {} if "error" in reported else {"error": reason(error)} | _kind_of(error)
             self.facts |= own | reported
         try:
             _write_final(self.path, self.facts)
         except WriteError as refused:
             if error is None:
                 raise
-            print(f"warning: {refused}", file=sys.stderr, flush=True)
+            warn(str(refused))
 
     def _write(self) -> None:
         if self.enabled:
@@ -140,17 +139,17 @@ def plan(run_dir: Path, **facts: Any) -> None:
     _replace(run_dir / FILE, {"schema": SCHEMA, "status": "planned", **facts})
 
 
-def close(run_dir: Path, status: Status, reason: str, kind: str = "") -> None:
+def close(run_dir: Path, status: Status, reason: str, **kind: str) -> None:
     """Record the end of a run whose process could not record it, and the kind of its error. Raises WriteError."""
     known = {"schema": SCHEMA, **_read_or_set_aside(run_dir)}
-    _write_final(run_dir / FILE, {**known, "status": status, **_error_facts(cut(reason, 1000), kind)})
+    _write_final(run_dir / FILE, {**known, "status": status, "error": cut(reason, 1000), **kind})
 
 
-def close_open(run_dir: Path, status: Status, reason: str, kind: str = "") -> None:
+def close_open(run_dir: Path, status: Status, reason: str, **kind: str) -> None:
     """`close` a run whose record has no end yet; a record that cannot be read or written is left as it is."""
     with contextlib.suppress(UserError):
         if read(run_dir).get("status") in _OPEN:
-            close(run_dir, status, reason, kind)
+            close(run_dir, status, reason, **kind)
 
 
 def ended_as(error: BaseException | None) -> Status:
@@ -171,30 +170,23 @@ def reason(error: BaseException) -> str:
     return cut(text if isinstance(error, UserError) else f"{type(error).__name__}: {text}", 1000)
 
 
-def _kind_of(error: BaseException | None) -> str:
-    return error.kind if isinstance(error, UserError) else ""
-
-
-def _error_facts(reason: str, kind: str) -> dict[str, str]:
-    return {"error": reason} | ({"error_kind": kind} if kind else {})
+def _kind_of(error: BaseException) -> dict[str, str]:
+    return {"error_kind": error.kind} if isinstance(error, UserError) and error.kind else {}
 
 
 def versions() -> dict[str, str]:
     """The installed versions of the packages that can change the numbers of a run."""
-    found = {}
+    known = {}
     for package in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return found
+            known[package] = importlib.metadata.version(package)
+    return known
 
 
 def _replace(path: Path, facts: dict[str, Any]) -> None:
     text = json.dumps(_finite(facts), indent=2, ensure_ascii=False) + "\n"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(path, text.encode("utf-8", "backslashreplace"))  # a path that is not text becomes a JSON escape
-    except OSError as error:
-        raise WriteError(f"{path} cannot be written: {why(error)}") from error
+    with replacing(path) as file:
+        file.write(text.encode("utf-8", "backslashreplace"))  # a path that is not text becomes a JSON escape
 
 
 def _write_final(path: Path, facts: dict[str, Any]) -> None:
@@ -206,13 +198,10 @@ def _write_final(path: Path, facts: dict[str, Any]) -> None:
 
 def _reserve(path: Path) -> None:
     """Occupy some of the disk, with random bytes, because file systems may compress or skip others."""
-    try:
+    with contextlib.suppress(OSError):  # the disk is full: the final record may still fit without a reserve
         _reserve_of(path).unlink(missing_ok=True)  # it may be a link; the exclusive mode below does not follow one
         with _reserve_of(path).open("xb") as file:
             file.write(os.urandom(_RESERVE))
-    except OSError:  # the disk is full: the final record may still fit without a reserve
-        with contextlib.suppress(OSError):
-            _reserve_of(path).unlink(missing_ok=True)
 
 
 def _reserve_of(path: Path) -> Path:
@@ -226,11 +215,7 @@ def _read_or_set_aside(run_dir: Path) -> dict[str, Any]:
     try:
         return read(run_dir)
     except DamagedRecordError as error:
-        try:
-            place = set_aside(run_dir / FILE)
-        except OSError as refused:
-            raise WriteError(f"{run_dir / FILE} cannot be renamed: {why(refused)}") from refused
-        print(f"warning: {error}; it is now {place}", file=sys.stderr, flush=True)
+        warn(f"{error}; it is now {set_aside(run_dir / FILE)}")
         return {}
 
 

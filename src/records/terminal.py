@@ -105,7 +105,7 @@ def wrapped(lines: Iterable[str], width: int | None = None, indent: int = 2) -> 
     A line that continues begins `indent` columns behind its own beginning. A line breaks before ` · ` and ` + ` where
     what stands between them fits, and not between a number and its unit.
     """
-    width, found = width or columns(), []
+    width, parts = width or columns(), []
     for line in lines:
         text = line.lstrip(" ")
         margin = " " * (len(line) - len(text))
@@ -113,13 +113,7 @@ def wrapped(lines: Iterable[str], width: int | None = None, indent: int = 2) -> 
         room = width - len(margin) - indent
         if len(items) > 2:
             text = " ".join(item.replace(" ", _JOIN) if len(item) <= room else item for item in items)
-        text = _BEFORE_UNIT.sub(_JOIN, text)
-        wrapper = textwrap.TextWrapper(
-            width,
-            initial_indent=margin,
-            subsequent_indent=margin + " " * indent,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-        found += [part.replace(_JOIN, " ") for part in wrapper.wrap(text)] or [""]
-    return found
+        hanging = margin + " " * indent
+        wrapper = textwrap.TextWrapper(width, margin, hanging, break_long_words=False, break_on_hyphens=False)
+        parts += wrapper.wrap(_BEFORE_UNIT.sub(_JOIN, text)) or [""]
+    return [part.replace(_JOIN, " ") for part in parts]
