@@ -1,11 +1,16 @@
-"""The words of `batchscope train`: flags and options in any order, and what is wrong with them in one line."""
+"""The words of `batchscope train`: flags and options in any order, what is wrong with them, and the help."""
 
 import argparse
 import re
 import sys
 
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
 from ..errors import UserError, did_you_mean
-from ..options.groups import GROUPS
+from ..options.compose import compose, without_hydra
+from ..options.explain import message_of
+from ..options.groups import GROUPS, choices_of
 from ..options.habits import answer_to
 from ..options.purpose import TOP_LEVEL
 from ..records.terminal import be_verbose
@@ -18,7 +23,7 @@ _DESCRIPTION = """Train a model and measure every step.
     batchscope train resume=<run folder>               resume a run"""
 
 
-def parser() -> argparse.ArgumentParser:
+def _parser() -> argparse.ArgumentParser:
     """The parser of the flags; the words that are no flags are its `overrides`."""
     flags = command_parser("train", _DESCRIPTION, add_help=False)
     flags.add_argument("overrides", nargs="*", metavar="option=value", help="what to change of the configuration below")
@@ -36,7 +41,7 @@ def parse_arguments() -> argparse.Namespace:
     Raises:
         UserError: for a flag that does not exist, or that does not go together with the others.
     """
-    flags = parser()
+    flags = _parser()
     args, unknown = flags.parse_known_intermixed_args(sys.argv[1:])
     if unknown:
         raise UserError(_unknown_flag(unknown[0], flags.format_help()), exit_code=2)
@@ -54,11 +59,6 @@ def parse_arguments() -> argparse.Namespace:
     return args
 
 
-def is_resume(args: argparse.Namespace) -> bool:
-    """Whether the command line names a run to resume."""
-    return any(word.startswith("resume=") for word in args.overrides)
-
-
 def _unknown_flag(word: str, known: str) -> str:
     """What to write instead of an unknown flag: many programs take options with dashes in front."""
     name, _, value = word.lstrip("-").partition("=")
@@ -66,3 +66,23 @@ def _unknown_flag(word: str, known: str) -> str:
     if near and name not in (*GROUPS, *TOP_LEVEL):
         return f"{word}: no such flag.{near}"
     return f"{word}: no such flag. Options are written without dashes: {name.replace('-', '_')}={value or '<value>'}"
+
+
+def show(args: argparse.Namespace) -> None:
+    """Print the help or the configuration of a command line. Raises UserError for one that cannot be composed."""
+    composition = compose(args.overrides)
+    config = composition if args.cfg == "all" else without_hydra(composition)
+    if args.cfg == "hydra":
+        config = OmegaConf.masked_copy(composition, "hydra")
+    try:
+        text = OmegaConf.to_yaml(config, resolve=args.resolve)
+    except OmegaConfBaseException as error:
+        raise UserError(f"{error.full_key or 'config'}: {message_of(error)}") from error
+    if args.help:
+        print(_parser().format_help())
+        print("choices, group=choice:")
+        for group in (*GROUPS, "hydra/launcher", "hydra/sweeper"):
+            if group != "hydra" and (names := choices_of(group)):
+                print(f"  {group}: {', '.join(names)}")
+        print("\noptions; trainer.max_epochs=3 sets max_epochs of trainer:\n")
+    print(text, end="")

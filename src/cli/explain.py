@@ -17,9 +17,10 @@ import json
 import os
 import signal
 import sys
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..checkpointing import resume
 from ..checkpointing.signals import exit_on_signals
@@ -40,15 +41,14 @@ from . import command_parser, folder_of, folders_and_options, number
 _NAME = "explain"  # of the folder
 
 
-@dataclass(frozen=True)
-class _Task:
+class _Task(NamedTuple):
     """What is to be explained."""
 
     config: dict[str, Any]  # checked
     choices: dict[str, str]
     folder: Path  # to write to
-    notes: tuple[str, ...] = ()
-    record: dict[str, Any] = field(default_factory=dict)  # of the run, where this measures the same again
+    notes: list[str]
+    record: Mapping[str, Any]  # of the run, where this measures the same again; else empty
 
 
 def main() -> None:
@@ -66,42 +66,15 @@ def main() -> None:
         raise
 
 
-def _explain(task: _Task, args: argparse.Namespace) -> None:
-    """Measure, write, print."""
-    from ..callbacks._operation_table import explanation_text
-    from ..training.explain import explain
-
-    with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
-        found, files = explain(task.config, task.choices, str(task.folder), args.warmup, args.steps)
-    found = _reconciled(replace(found, notes=[*task.notes, *found.notes]), task.record)
-    folder = None
-    try:
-        folder = write_folder(task.folder, {**files, FILE: json.dumps(found.to_dict(), indent=1).encode()})
-    except OSError as error:
-        warn(f"{task.folder} cannot be written ({why(error)}): nothing is kept but what is printed here")
-    if args.json:
-        print(json.dumps({**found.to_dict(), "folder": folder and str(folder)}, indent=1))
-        return
-    print(explanation_text(found, args.depth))
-    if folder is not None:
-        print(f"\nexplain  {folder / FILE}")
-        if TRACE in files:
-            print(f"trace    {folder / TRACE} (for https://ui.perfetto.dev)")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = command_parser("explain", __doc__)
-    words, at_least_one = "a run's folder, and options as in batchscope train", number(1, 10**6, int)
+    parser, whole = command_parser("explain", __doc__), number(1, 10**6, int)
+    words = "a run's folder, and options as in batchscope train"
     parser.add_argument("words", nargs="*", metavar="folder or option=value", help=words)
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write to this folder")
-    parser.add_argument(
-        "--depth", type=at_least_one, metavar="N", help="show modules to this depth, with what they contain"
-    )
-    parser.add_argument("--steps", type=at_least_one, default=10, metavar="N", help="time so many steps (10)")
-    parser.add_argument(
-        "--warmup", type=at_least_one, default=10, metavar="N", help="leave out so many steps before (10)"
-    )
+    parser.add_argument("--depth", type=whole, metavar="N", help="show modules to this depth, with what they contain")
+    parser.add_argument("--steps", type=whole, default=10, metavar="N", help="time so many steps (10)")
+    parser.add_argument("--warmup", type=whole, default=10, metavar="N", help="leave out so many steps before (10)")
     return parser
 
 
@@ -110,13 +83,15 @@ def _task(args: argparse.Namespace) -> _Task:
     folders, overrides = folders_and_options(args.words)
     if len(folders) > 1:
         raise UserError(f"explain: takes one run; got {' and '.join(folders)}", exit_code=2)
+    typed = {word.key_or_group: word.value() for word in parse(overrides) if word.key_or_group in ("model", "data")}
+    choices = {group: str(choice) for group, choice in typed.items() if isinstance(choice, str)}
     if folders:
-        return _of_run(resume.run_folder(folders[0], "explain"), overrides, args.out)
+        return _of_run(resume.run_folder(folders[0], "explain"), overrides, choices, args.out)
     (config,) = check_command_line(overrides, False)
-    return _Task(check_config(for_explanation(config)), _choices(overrides), args.out or folder_of(_NAME))
+    return _Task(check_config(for_explanation(config)), choices, args.out or folder_of(_NAME), [], {})
 
 
-def _of_run(run_dir: Path, overrides: list[str], out: Path | None) -> _Task:
+def _of_run(run_dir: Path, overrides: list[str], chosen: dict[str, str], out: Path | None) -> _Task:
     """The task that a run's record describes, with the options that change it."""
     file = os.path.relpath(run_dir / RECORD)
     record = read(run_dir)
@@ -126,38 +101,50 @@ def _of_run(run_dir: Path, overrides: list[str], out: Path | None) -> _Task:
     trust.confirm(config, said, file, run_dir=None)
     if out is None:
         refuse_links(run_dir, written=(f"{_NAME}*", f".{_NAME}*"))
-    choices = {key: value for key, value in record.get("choices", {}).items() if value is not None}
-    task = _Task(config, choices | _choices(overrides), out or run_dir / _NAME)
-    processes = record.get("processes")
+    choices = {key: value for key, value in record.get("choices", {}).items() if value is not None} | chosen
+    notes, processes = [], record.get("processes")
     if isinstance(processes, int) and processes > 1:
-        note = f"the run used {processes} processes; one of them is explained, without communication"
-        return replace(task, notes=(note,))
-    is_same = all(word.startswith("data.root=") for word in overrides)
-    return replace(task, record=record) if is_same else task
+        notes = [f"the run used {processes} processes; one of them is explained, without communication"]
+    is_same = not notes and all(word.startswith("data.root=") for word in overrides)
+    return _Task(config, choices, out or run_dir / _NAME, notes, record if is_same else {})
 
 
-def _reconciled(found: Explanation, record: dict[str, Any]) -> Explanation:
-    """The explanation without a verdict where it has another one than the run's record; an unclear one contradicts none."""
+def _explain(task: _Task, args: argparse.Namespace) -> None:
+    """Measure, write, print."""
+    from ..callbacks._operation_table import explanation_text
+    from ..training.explain import explain
+
+    with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
+        step, files = explain(task.config, task.choices, str(task.folder), args.warmup, args.steps)
+    step = _reconciled(replace(step, notes=[*task.notes, *step.notes]), task.record)
+    folder = None
+    try:
+        folder = write_folder(task.folder, {**files, FILE: json.dumps(step.to_dict(), indent=1).encode()})
+    except OSError as error:
+        warn(f"{task.folder} cannot be written ({why(error)}): nothing is kept but what is printed here")
+    if args.json:
+        print(json.dumps({**step.to_dict(), "folder": folder and str(folder)}, indent=1))
+        return
+    print(explanation_text(step, args.depth))
+    if folder is not None:
+        print(f"\nexplain  {folder / FILE}")
+        if TRACE in files:
+            print(f"trace    {folder / TRACE} (for https://ui.perfetto.dev)")
+
+
+def _reconciled(step: Explanation, record: Mapping[str, Any]) -> Explanation:
+    """The explanation without a verdict where it has another one than the run's record, which may be anybody's."""
     from ..hardware.bottleneck import UNCLEAR
     from ..hardware.evidence import limit_row
 
-    new, old = found.bottleneck, _verdict(record)
-    if not new or not old or UNCLEAR in (new["kind"], old.get("kind")) or new["kind"] == old.get("kind"):
-        return found
-    if at(record, "hardware.device_name") != found.device_name:  # another machine has other limits
-        return found
+    new, old = step.bottleneck, table(at(record, "throughput.bottleneck"))
+    is_said = all(trust.is_text(old.get(key)) for key in ("kind", "certainty", "evidence"))
+    if not new or not is_said or number_in(old.get("share")) is None:
+        return step
+    # An unclear verdict contradicts none, and another machine has other limits.
+    if new["kind"] in (UNCLEAR, old["kind"]) or old["kind"] == UNCLEAR:
+        return step
+    if at(record, "hardware.device_name") != step.device_name:
+        return step
     evidence = f"these steps say {limit_row(new)[1]}, the run's record says {limit_row(old)[1]}"
-    return replace(found, bottleneck={**new, "kind": UNCLEAR, "certainty": UNCLEAR, "evidence": evidence})
-
-
-def _verdict(record: dict[str, Any]) -> dict[str, Any]:
-    """The bottleneck that a record names; empty where it lacks a word or a number of it, as one from anybody may."""
-    found = table(at(record, "throughput.bottleneck"))
-    is_said = all(trust.is_text(found.get(key)) for key in ("kind", "certainty", "evidence"))
-    return found if is_said and number_in(found.get("share")) is not None else {}
-
-
-def _choices(overrides: list[str]) -> dict[str, str]:
-    """The choices of groups that a command line names."""
-    chosen = [one for one in parse(overrides) if one.key_or_group in ("model", "data") and isinstance(one.value(), str)]
-    return {one.key_or_group: str(one.value()) for one in chosen}
+    return replace(step, bottleneck={**new, "kind": UNCLEAR, "certainty": UNCLEAR, "evidence": evidence})

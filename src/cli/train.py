@@ -17,86 +17,73 @@ from .. import ranks
 from ..checkpointing import resume
 from ..distributed import launch, rendezvous
 from ..errors import UnfitError, UserError, warn
-from ..files import LOCK, WriteError, new_folder, why
+from ..files import LOCK, new_folder, writing
 from ..options.compose import CommandLine, check_command_line, compose_command_line, config_in
 from ..records.read import refuse_used
 from ..sweep import launchers
 from ..sweep.search import Diagnosis, TimeToTarget, check_time_to_target, search_of
 from ._words import refuse_missing
-from .arguments import is_resume, parse_arguments
+from .arguments import parse_arguments, show
 
 _RUN_DIR = "BATCHSCOPE_RUN_DIR"  # tells the run's folder to the ranks that Lightning starts
 
 
 def main() -> None:
-    """The program: run what the command line in `sys.argv` asks for."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler reads it when torch is imported
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # where a rank is lost, the others would print stack frames
-    run_command()
-
-
-def run_command() -> None:
-    """Do the run that the command line asks for, or start a sweep of runs, or show help.
+    """The program: do the run that the command line in `sys.argv` asks for, or start a sweep of runs, or show help.
 
     Raises:
         UserError: for a mistake in the command line, before anything is written; or one that only a run could find.
         SystemExit: 1 if a run of a sweep failed, for another reason than memory; 129, 130 or 143 if a signal ended it.
     """
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler reads it when torch is imported
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # where a rank is lost, the others would print stack frames
     args = parse_arguments()
-    overrides = args.overrides
     if args.help or args.cfg:
-        from .show import show
-
         show(args)
-    elif is_resume(args):
-        if args.multirun:
-            raise UserError(
-                "resume: takes a single run; a sweep is resumed by its own command and hydra.sweep.dir=<its folder>"
-            )
-        _resume(overrides)
+    elif not any(word.startswith("resume=") for word in args.overrides):
+        _start(args.overrides, args.multirun)
+    elif args.multirun:
+        sweep = "a sweep is resumed by its own command and hydra.sweep.dir=<its folder>"
+        raise UserError(f"resume: takes a single run; {sweep}")
     else:
-        line = compose_command_line(overrides, args.multirun)
-        for path in {config["init"] for config in line.configs} - {None}:
-            refuse_missing("init", Path(path))
-        searches = [search_of(config) for config in line.configs]
-        diagnoses = any(isinstance(search, Diagnosis) for search in searches)
-        if diagnoses and args.multirun:
-            raise UserError(
-                "experiment=diagnose: tries changes of one run, and -m is for several; write "
-                "batchscope train experiment=diagnose … without -m"
-            )
-        for config, search in zip(line.configs, searches, strict=True):
-            if not isinstance(search, TimeToTarget):
-                continue
-            if any(word.lstrip("+").startswith("data.batch_size=") for word in overrides):
-                raise UserError(
-                    "data.batch_size: experiment=time_to_target tries several; write search.sizes=[16,64,256]"
-                )
-            check_time_to_target(config)
-        is_sweep = args.multirun or any(isinstance(search, Diagnosis | TimeToTarget) for search in searches)
-        if args.multirun and len(line.labels) == 1 and not line.configs[0]["search"]:
-            warn("-m: no option has several values, so this is a sweep of one run; write data.batch_size=32,64 for two")
-        if is_sweep and not args.multirun:  # a sweep of one job
-            line = compose_command_line(overrides, True)
-        if is_sweep:
-            _run_sweep(line)
-        else:
-            _check_devices(line.configs)
-            _run_one(line)
+        _resume(args.overrides)
+
+
+def _start(overrides: list[str], multirun: bool) -> None:
+    """Check what new runs need that the configuration alone does not tell, and start them."""
+    line = compose_command_line(overrides, multirun)
+    for path in {config["init"] for config in line.configs} - {None}:
+        refuse_missing("init", Path(path))
+    searches = [search_of(config) for config in line.configs]
+    if multirun and any(isinstance(search, Diagnosis) for search in searches):
+        instead = "write batchscope train experiment=diagnose … without -m"
+        raise UserError(f"experiment=diagnose: tries changes of one run, and -m is for several; {instead}")
+    for config, search in zip(line.configs, searches, strict=True):
+        if not isinstance(search, TimeToTarget):
+            continue
+        if any(word.lstrip("+").startswith("data.batch_size=") for word in overrides):
+            raise UserError("data.batch_size: experiment=time_to_target tries several; write search.sizes=[16,64,256]")
+        check_time_to_target(config)
+    if multirun and len(line.labels) == 1 and not line.configs[0]["search"]:
+        warn("-m: no option has several values, so this is a sweep of one run; write data.batch_size=32,64 for two")
+    if multirun:
+        _run_sweep(line)
+    elif isinstance(searches[0], Diagnosis | TimeToTarget):
+        _run_sweep(compose_command_line(overrides, True))  # a sweep of one job
+    else:
+        _check_devices(line.configs)
+        _run_one(line)
 
 
 def _check_devices(configs: list[dict[str, Any]], multirun: bool = False, here: bool = True) -> None:
     """See that every run has its devices, if it runs on this machine; torch is imported only for `gpu` and the like."""
-    wanted = []
     for trainer in (config["trainer"] for config in configs):
         launch.check_processes(trainer, multirun)
-        devices = (trainer.get("accelerator", "auto"), trainer.get("devices", "auto"))
-        if here and devices[0] not in ("auto", "cpu") and devices not in wanted:
-            wanted.append(devices)
-    for devices in wanted:
-        from ..hardware.devices import check_accelerator
+        accelerator = trainer.get("accelerator", "auto")
+        if here and accelerator not in ("auto", "cpu"):
+            from ..hardware.devices import check_accelerator
 
-        check_accelerator(*devices)
+            check_accelerator(accelerator, trainer.get("devices", "auto"))
     if not multirun:
         rendezvous.use_own_rendezvous_store()
 
@@ -131,15 +118,13 @@ def _run_folder(line: CommandLine) -> Iterator[Path]:
         yield Path(rendezvous.receive()["run_dir"] if rank.launcher else os.environ.get(_RUN_DIR, line.folder))
         return
     made = [folder for folder in (line.folder, *line.folder.parents) if not os.path.exists(folder)]
-    try:
+    with writing("hydra.run.dir", line.folder):
         if line.folder_chosen:
             run_dir = line.folder
             run_dir.mkdir(parents=True, exist_ok=True)
         else:
             run_dir = new_folder(line.folder)
             made = [run_dir, *(folder for folder in made if folder != line.folder)]
-    except OSError as error:
-        raise _refused(line.folder, "hydra.run.dir", error) from error
     try:
         refuse_used(run_dir)
         os.environ[_RUN_DIR] = str(run_dir)
@@ -173,10 +158,8 @@ def _run_sweep(line: CommandLine) -> None:
     from .jobs import start_jobs, words_of_search
 
     words = [*line.words, *words_of_search(line.compositions[0].hydra.sweeper, line.configs[0])]
-    try:
+    with writing("hydra.sweep.dir", line.folder):
         sweep_dir = line.folder if line.folder_chosen else new_folder(line.folder)
-    except OSError as error:
-        raise _refused(line.folder, "hydra.sweep.dir", error) from error
     start = partial(start_jobs, line, words, sweep_dir)
     run_sweep(sweep_dir, line.configs, line.labels, line.launcher, start)
 
@@ -188,7 +171,10 @@ def _resume(overrides: list[str]) -> None:
         run_dir = Path(os.environ.get(_RUN_DIR, run_dir))
     os.environ[_RUN_DIR] = str(run_dir)
     record = resume.recorded(run_dir)
-    known = _config_of_new_run(others, run_dir) if others else None
+    known: dict[str, Any] | None = None
+    if others:
+        with contextlib.suppress(UserError):  # they would start no run
+            (known,) = check_command_line(others, False, run_dir=os.path.relpath(run_dir))
     if known is not None and resume.is_same(known, resume.recorded_config(record, run_dir)):
         others = []  # they are those that the run was started with, which a requeued job repeats
     config = resume.configuration(record, run_dir, others, known)
@@ -199,15 +185,3 @@ def _resume(overrides: list[str]) -> None:
     from ..training.run import train
 
     train(config, run_dir, record.get("choices", {}), [*record.get("overrides", []), *others])
-
-
-def _config_of_new_run(overrides: list[str], run_dir: Path) -> dict[str, Any] | None:
-    """The configuration of the run that options would start in a folder; None if they would start none."""
-    with contextlib.suppress(UserError):
-        (config,) = check_command_line(overrides, False, run_dir=os.path.relpath(run_dir))
-        return config
-    return None
-
-
-def _refused(folder: Path, option: str, error: OSError) -> WriteError:
-    return WriteError(f"{option}: {folder} cannot be written: {why(error)}")

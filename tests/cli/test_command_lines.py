@@ -146,7 +146,7 @@ REFUSED = {
     f"train hydra.run.dir=outputs/{'x' * 300}": "hydra.run.dir: has a name of more than 255 bytes",
     "predict ckpt=file input=nowhere output=file": "input: got 'nowhere', takes test, val, predict, a folder of images, an image or an .npz file",
     f"train hydra.run.dir={TOO_LONG}": "hydra.run.dir: … cannot be written: File name too long",
-    "train hydra.run.dir=file": "hydra.run.dir: file cannot be written: File exists",
+    "train hydra.run.dir=file": "hydra.run.dir: 'file' cannot be written: File exists",
     "train -m seed=0,1 hydra.sweep.dir=file/x": "hydra.sweep.dir: file/x cannot be written: Not a directory",
     f"train init={TOO_LONG}": "init: got … which is not a file",
     "train hydra.run.dir=sweep/0": "hydra.run.dir: sweep/0 already holds a run; choose another",

@@ -37,4 +37,4 @@ def test_every_file_of_the_example_is_written_with_the_name_of_the_project(tmp_p
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder in which nobody can write")
 def test_a_folder_that_cannot_be_written_is_one_line(monkeypatch):
     monkeypatch.chdir("/proc/self")
-    assert answer("new", "mynet").err.startswith("error: new: mynet cannot be written: ")
+    assert answer("new", "mynet").err.startswith("error: new: 'mynet' cannot be written: ")
