@@ -29,6 +29,9 @@ def main() -> None:
     idle = [name for name in _FOR_RERUN if getattr(args, name) != parser.get_default(name)]
     if idle and not args.rerun:
         raise UserError(f"--{idle[0].replace('_', '-')}: is for --rerun, which runs both again", exit_code=2)
+    if args.overrides and not args.rerun:
+        hint = "options are for --rerun"
+        raise UserError(f"compare: takes two folders; got {args.overrides[0]!r}, and {hint}", exit_code=2)
     if args.out:
         refuse_existing("--out", args.out)
     from ..analysis.compare import compare  # numpy and a table's modules
@@ -37,18 +40,12 @@ def main() -> None:
     if args.rerun:
         from ..sweep.rerun import rerun
 
-        out = args.out or folder_of("compare")
-        pythons = (args.python_a, args.python_b)
-        folders = rerun(
-            folders, out, args.passes, args.seconds, pythons, args.overrides, args.max_slowdown, quiet=args.json
-        )
-    elif args.overrides:
-        raise UserError(
-            f"compare: takes two folders; got {args.overrides[0]!r}, and options are for --rerun", exit_code=2
-        )
-    found = compare(*folders, max_slowdown=args.max_slowdown)
-    print(json.dumps(found.as_json(), indent=1, ensure_ascii=False) if args.json else found.text, flush=True)
-    sys.exit(found.exit_code)
+        out, pythons = args.out or folder_of("compare"), (args.python_a, args.python_b)
+        how = (args.passes, args.seconds, pythons, args.overrides, args.max_slowdown)
+        folders = rerun(folders, out, *how, quiet=args.json)
+    answer = compare(*folders, max_slowdown=args.max_slowdown)
+    print(json.dumps(answer.as_json(), indent=1, ensure_ascii=False) if args.json else answer.text, flush=True)
+    sys.exit(answer.exit_code)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -56,23 +53,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("a", type=Path, metavar="A", help="folder of a run, a sweep, or repeated runs")
     parser.add_argument("b", type=Path, metavar="B", help="the same")
     parser.add_argument("overrides", nargs="*", default=[], metavar="option=value", help="with --rerun: changes both")
-    parser.add_argument(
-        "--max-slowdown", type=fraction, default=0.05, metavar="SHARE", help="by which B may be slower than A (5%%)"
-    )
+    parser.add_argument("--max-slowdown", type=fraction, default=0.05, metavar="SHARE", help="that B may have (5%%)")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
-    parser.add_argument("--rerun", action="store_true", help="run both again side by side, and compare these runs")
-    parser.add_argument(
-        "--passes",
-        type=number(5, 1000, int),
-        default=15,
-        metavar="N",
-        help="with --rerun: pairs of runs at most (15); five at least",
-    )
-    parser.add_argument(
-        "--seconds", type=number(0.1, 3600), default=2.0, metavar="S", help="with --rerun: of training in a run (2)"
-    )
-    text = "with --rerun: the Python that runs this side, of another checkout's environment"
-    parser.add_argument("--python-a", default=sys.executable, metavar="PATH", help=text)
-    parser.add_argument("--python-b", default=sys.executable, metavar="PATH", help=text)
-    parser.add_argument("--out", type=Path, metavar="DIR", help="with --rerun: folder of the new runs")
+    again = parser.add_argument_group("run both again, side by side")
+    again.add_argument("--rerun", action="store_true", help="and compare these runs")
+    again.add_argument("--passes", type=number(5, 1000, int), default=15, metavar="N", help="pairs at most (15)")
+    again.add_argument("--seconds", type=number(0.1, 3600), default=2.0, metavar="S", help="of training in a run (2)")
+    python = "the Python that runs this side, of another checkout's environment"
+    again.add_argument("--python-a", default=sys.executable, metavar="PATH", help=python)
+    again.add_argument("--python-b", default=sys.executable, metavar="PATH", help=python)
+    again.add_argument("--out", type=Path, metavar="DIR", help="folder of the new runs")
     return parser

@@ -74,16 +74,14 @@ def as_text(calibrations: Sequence["Calibration"]) -> str:
     from ..hardware.datasheet import datasheet
 
     numbers, reached = pd.DataFrame(index=[*_ROWS], dtype=float), None
-    for each in calibrations:
-        others = (each.memory_bytes_per_sec, each.launch_us, each.cache_bytes)
-        numbers[each.device] = pd.Series(_column(each.matmul_flops_per_sec, *others))
-        if sheet := datasheet(each.device_name):
+    for known in calibrations:
+        others = (known.memory_bytes_per_sec, known.launch_us, known.cache_bytes)
+        numbers[known.device] = pd.Series(_column(known.matmul_flops_per_sec, *others))
+        if sheet := datasheet(known.device_name):
             numbers["datasheet"] = pd.Series(_column(sheet.flops_per_sec, sheet.memory_bytes_per_sec))
-            reached = numbers[each.device] / numbers["datasheet"]
-    numbers = numbers.dropna(how="all")
-    cells = pd.DataFrame(
-        [row.map(_ROWS[str(name)], na_action="ignore") for name, row in numbers.iterrows()], dtype=object
-    )
+            reached = numbers[known.device] / numbers["datasheet"]
+    known_rows = numbers.dropna(how="all").iterrows()
+    cells = pd.DataFrame([row.map(_ROWS[str(name)], na_action="ignore") for name, row in known_rows], dtype=object)
     if reached is not None:
         cells["reached"] = reached.map(percent, na_action="ignore")
     return "\n".join([*map(_described, calibrations), "", cells.fillna("–").to_string()])

@@ -8,7 +8,6 @@ to outputs/reports/<name>+<name>. Of the folder of a diagnosis (experiment=diagn
 """
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import UserError
@@ -22,15 +21,10 @@ def main() -> None:
     parser = command_parser("report", __doc__)
     parser.add_argument("folders", nargs="+", type=Path, metavar="folder", help="of a sweep or a run")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the report")
-    parser.add_argument(
-        "--enough", type=fraction, metavar="SHARE", help="of the best rate that a batch size is to reach (90%%)"
-    )
-    parser.add_argument(
-        "--margin",
-        type=fraction,
-        metavar="SHARE",
-        help="by which a batch size may train worse than the best (1 point of an accuracy, or a third of the best error)",
-    )
+    enough = "of the best rate that a batch size is to reach (90%%)"
+    parser.add_argument("--enough", type=fraction, metavar="SHARE", help=enough)
+    margin = "by which a size may train worse than the best (1 point of an accuracy, or a third of the best error)"
+    parser.add_argument("--margin", type=fraction, metavar="SHARE", help=margin)
     args = parser.parse_args()
     asked = {option: share for option in ("enough", "margin") if (share := getattr(args, option)) is not None}
     for option, share in asked.items():
@@ -40,26 +34,22 @@ def main() -> None:
     from ..analysis import analyse, write_report
     from ..analysis.diagnose import diagnosis_text, find_findings, holds_one_diagnosis, write_diagnosis
 
-    is_diagnosis = len(args.folders) == 1 and holds_one_diagnosis(args.folders[0])
+    folder = args.folders[0]
+    is_diagnosis = len(args.folders) == 1 and holds_one_diagnosis(folder)
     if is_diagnosis:
         for option in asked:
-            message = f"--{option}: is for batch sizes, and {args.folders[0]} holds a diagnosis"
-            raise UserError(message, exit_code=2)
+            raise UserError(f"--{option}: is for batch sizes, and {folder} holds a diagnosis", exit_code=2)
+    out = args.out or folder / "report"
+    if len(args.folders) > 1 and not args.out:  # one on several folders never replaces that on one of them
+        names = [path.resolve().name or "root" for path in args.folders]
+        out = Path("outputs/reports") / "+".join(names)[:_LONGEST]
     try:
         if is_diagnosis:
-            print(write_diagnosis(args.folders[0], args.out), flush=True)
-            sys.exit(int(not find_findings(args.folders[0]).baseline.rate))
-        report = write_report(args.folders, args.out or _place(args.folders), **asked)
+            print(write_diagnosis(folder, args.out), flush=True)
+            sys.exit(int(not find_findings(folder).baseline.rate))
+        report = write_report(args.folders, out, **asked)
     except UserError as error:  # its files cannot be written
-        print(diagnosis_text(args.folders[0]) if is_diagnosis else analyse(args.folders, **asked).text, flush=True)
+        print(diagnosis_text(folder) if is_diagnosis else analyse(args.folders, **asked).text, flush=True)
         raise UserError(f"{error}; --out names another folder") from error
     print(report.printed, flush=True)
     sys.exit(report.exit_code)
-
-
-def _place(folders: Sequence[Path]) -> Path:
-    """Where the report on some folders goes: that on several never replaces that on one of them."""
-    if len(folders) == 1:
-        return folders[0] / "report"
-    names = [folder.resolve().name or "root" for folder in folders]
-    return Path("outputs/reports") / "+".join(names)[:_LONGEST]

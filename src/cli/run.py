@@ -36,24 +36,24 @@ _NOT_MEASURED = "not measured: the script ran no fit of a lightning.pytorch Trai
 def main() -> None:
     """The program: parse, then run the script in this process, or once for each value in processes of their own."""
     args = _parser().parse_args()
-    script = Path(args.script)
-    if not os.path.isfile(script):
-        raise UserError(f"run: got '{script}', which is not a file; the options of batchscope stand before the script")
+    if not os.path.isfile(args.script):
+        takes = "which is not a file; the options of batchscope stand before the script"
+        raise UserError(f"run: got '{args.script}', {takes}")
+    folder = args.out or folder_of("sweeps" if args.vary else "scripts")
     flag, values = _varied(args.vary) if args.vary else ("", [])
-    folder = Path(args.out) if args.out else folder_of("sweeps" if values else "scripts")
     refuse_existing("--out", folder)
     if values:
-        sys.exit(_run_each(folder, script, args.flags, flag, values, args.whole))
+        sys.exit(_run_each(args, folder, flag, values))
     descriptor = os.environ.pop(PARENT, "")
     if descriptor:
         os.set_inheritable(int(descriptor), False)
         threading.Thread(target=_end_with_parent, args=(int(descriptor),), daemon=True).start()
     folder = folder.absolute()  # the script may change the current one
     os.environ[FOLDER] = str(folder)
-    sys.argv = [str(script), *args.flags]
-    sys.path.insert(0, str(script.resolve().parent))
+    sys.argv = [args.script, *args.flags]
+    sys.path.insert(0, str(Path(args.script).resolve().parent))
     try:
-        runpy.run_path(str(script), run_name="__main__")
+        runpy.run_path(args.script, run_name="__main__")
     except SystemExit as end:
         if end.code:
             raise
@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = command_parser("run", __doc__)
     parser.add_argument("--vary", metavar="FLAG=VALUES", help="a flag of the script with several values")
     parser.add_argument("--whole", action="store_true", help="with --vary: let each run end by itself")
-    parser.add_argument("--out", metavar="DIR", help="the folder of the run, or of the runs and their report")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="the folder of the run, or of the runs and a report")
     parser.add_argument("script", help="a Python file that trains with Lightning")
     parser.add_argument("flags", nargs=argparse.REMAINDER, help="of the script").required = False
     return parser
@@ -79,14 +79,14 @@ def _parser() -> argparse.ArgumentParser:
 
 def _varied(text: str) -> tuple[str, list[str]]:
     """`--batch-size=16,64` as the flag and its values."""
-    flag, is_pair, values = text.partition("=")
-    found = values.split(",")
-    if not is_pair or not flag.startswith("-") or "" in found or len(set(found)) < len(found):
+    flag, _, listed = text.partition("=")
+    values = listed.split(",")
+    if not flag.startswith("-") or "" in values or len(set(values)) < len(values):
         raise UserError(f"--vary: got '{text}', takes a flag with different values: --vary=--batch-size=16,64,256")
-    return flag, found
+    return flag, values
 
 
-def _run_each(folder: Path, script: Path, flags: list[str], flag: str, values: list[str], whole: bool) -> int:
+def _run_each(args: argparse.Namespace, folder: Path, flag: str, values: list[str]) -> int:
     """Run the script for each value, one after the other, and report; 1 if a value failed or nothing was measured.
 
     Raises:
@@ -95,21 +95,21 @@ def _run_each(folder: Path, script: Path, flags: list[str], flag: str, values: l
     from ..sweep.process import Processes
     from ..sweep.script import ScriptProcess
 
-    environ = {**os.environ, VARIED: flag, **({} if whole else {UNTIL_KNOWN: "1"})}
+    environ = {**os.environ, VARIED: flag, **({} if args.whole else {UNTIL_KNOWN: "1"})}
     failures = 0
     with Processes() as processes:
         for number, value in enumerate(values):
             place = folder / str(number)
             print(f"\n— run {number + 1} of {len(values)}: {flag}={value}", flush=True)
-            program = [sys.executable, "-P", "-m", "batchscope", "run", f"--out={place}", str(script)]
-            command = [*program, *flags, f"{flag}={value}"]
+            program = [sys.executable, "-P", "-m", "batchscope", "run", f"--out={place}", args.script]
+            command = [*program, *args.flags, f"{flag}={value}"]
             process = processes.add(functools.partial(ScriptProcess, command, environ, place, PARENT))
             process.wait()
             processes.exit_if_stopped()
             ending, is_failure = _ending(process)
             failures += is_failure
             if ending:
-                print(f"  {ending}", file=sys.stderr, flush=True)
+                print(f"  {printable(ending)}", file=sys.stderr, flush=True)
     if not os.path.isdir(folder):
         raise UserError("run: nothing was measured")
     from ..analysis import write_report
@@ -125,19 +125,17 @@ def _ending(process: "ScriptProcess") -> tuple[str, bool]:
         records = [read(folder) for folder in process.fits()]
     except UserError as error:
         return str(error), True
-    if (
-        records and records[-1].get("status") == "out_of_memory"
-    ):  # a result, as in every sweep, whatever exit code follows
+    failed = [record for record in records if record.get("status") not in ("finished", "out_of_memory")]
+    if records and records[-1].get("status") == "out_of_memory":  # a result, as in every sweep, whatever follows it
         return _status_words(records[-1]), False
     if process.code:
         return f"failed with exit code {process.code}" if process.code > 0 else process.how, True
     if not records:
         return _NOT_MEASURED, True
-    failed = [record for record in records if record.get("status") not in ("finished", "out_of_memory")]
     return (_status_words(failed[0]), True) if failed else ("", False)
 
 
 def _status_words(record: Mapping[str, Any]) -> str:
     """`failed: ValueError: …`, of a run's record."""
     error, status = record.get("error"), str(record.get("status")).replace("_", " ")
-    return printable(f"{status}: {error}" if error else status)
+    return f"{status}: {error}" if error else status
