@@ -5,46 +5,42 @@ Times are seconds and traffic is bytes, of one step (one update of the weights).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import reduce
 from operator import attrgetter
 from typing import Any
 
+from .operations import Amount, OperationRow
+
 SCHEMA = 3
 FILE = "explain.json"
 TRACE = "trace.json.gz"
-OWN_CODE = "own code"  # the name of the LightningModule itself in tables
-_SUMS = ("calls", "flops", "bytes", "cold_bytes", "seconds", "floor_seconds")
 
 
 @dataclass(frozen=True)
-class Cost:
-    """What the calls of one operation in one module cost in a step, or the sum over several operations."""
+class Cost(OperationRow):
+    """What the calls of one operation in one module cost in a step, or the sum over several operations.
 
-    module: str  # the path in the LightningModule; empty for its own code
-    part: str  # `forward`, `backward`, `optimizer`, `other`
-    name: str  # `aten.addmm`
-    dtype: str  # `fp32`, `bf16`, …
-    calls: float = 0.0
-    flops: float = 0.0
-    bytes: float = 0.0  # read and written
-    cold_bytes: float = 0.0  # of these, through main memory
-    seconds: float = 0.0  # measured
-    floor_seconds: float = 0.0  # what the calibrated device takes at least
+    The seconds are measured: of the calls on a CPU, of the kernels on a GPU. There are no dims.
+    """
+
+    calls: Amount = 0.0
+    floor_seconds: Amount = 0.0  # what the calibrated device takes at least
 
     @property
     def place(self) -> str:
         """Where the operation belongs in tables: `optimizer`, its module, or the LightningModule's own code."""
-        return "optimizer" if self.part == "optimizer" else self.module or OWN_CODE
+        return "optimizer" if self.part == "optimizer" else self.module or "own code"
 
     @property
     def of_floor(self) -> float | None:
         """Floor ÷ measured time; None without either."""
         return self.floor_seconds / self.seconds if self.seconds > 0 and self.floor_seconds > 0 else None
 
-    def plus(self, other: "Cost") -> "Cost":
-        """Both together, under this one's names."""
-        return replace(self, **{key: getattr(self, key) + getattr(other, key) for key in _SUMS})
+    def to_dict(self) -> dict[str, Any]:
+        """Plain containers."""
+        known = {column.name: getattr(self, column.name) for column in fields(self) if column.name != "dims"}
+        return {**known, "of_floor": self.of_floor}
 
 
 def add_up(costs: Iterable[Cost], key: Callable[[Cost], Any]) -> list[Cost]:
@@ -123,6 +119,6 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain containers, with the sums by module and the costliest operations beside the facts they come from."""
-        sums = {"modules": self.modules(), "costliest": self.costliest()}
-        rows = {name: [{**asdict(row), "of_floor": row.of_floor} for row in of] for name, of in sums.items()}
-        return {"schema": SCHEMA, **asdict(self), **rows, "outside_seconds": self.outside_seconds}
+        costs = {"operations": self.operations, "modules": self.modules(), "costliest": self.costliest()}
+        lists = {name: [row.to_dict() for row in rows] for name, rows in costs.items()}
+        return {"schema": SCHEMA, **asdict(self), **lists, "outside_seconds": self.outside_seconds}

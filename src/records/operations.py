@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from ..options.types import NonNegativeInt, PositiveInt, Range
 from ..options.values import check_value
@@ -18,8 +18,7 @@ from .read import reading, replacing
 FILE = "operations.json"
 SCHEMA = 2
 _DIGITS = 5  # of a number
-_SUMS = ("calls", "flops", "bytes", "cold_bytes", "seconds")
-_Amount = Annotated[float, Range(0, 1e30)]
+Amount = Annotated[float, Range(0, 1e30)]  # which adds up over calls
 
 
 @dataclass(frozen=True)
@@ -31,15 +30,16 @@ class OperationRow:
     part: str  # of the step: `forward`, `backward`, `optimizer`, `other`
     dtype: str  # of the numbers that it computes with: `fp32`, `bf16`, `fp16`, `fp64`, `other`
     dims: tuple[NonNegativeInt, ...] = ()  # of each call; hardware/dims.py says which
-    calls: _Amount = 1.0
-    flops: _Amount = 0.0  # of products, convolutions, attention and recurrent kernels; a multiply-add is two
-    bytes: _Amount = 0.0  # read and written
-    cold_bytes: _Amount = 0.0  # of these, through main memory
-    seconds: _Amount = 0.0  # in the calls; on an asynchronous device the host's time only
+    calls: Amount = 1.0
+    flops: Amount = 0.0  # of products, convolutions, attention and recurrent kernels; a multiply-add is two
+    bytes: Amount = 0.0  # read and written
+    cold_bytes: Amount = 0.0  # of these, through main memory
+    seconds: Amount = 0.0  # in the calls; on an asynchronous device the host's time only
 
-    def plus(self, other: "OperationRow") -> "OperationRow":
+    def plus(self, other: Self) -> Self:
         """Both together, under this one's name, module, part, dtype and dims."""
-        return replace(self, **{name: getattr(self, name) + getattr(other, name) for name in _SUMS})
+        amounts = [column.name for column in fields(self) if column.type is Amount]
+        return replace(self, **{name: getattr(self, name) + getattr(other, name) for name in amounts})
 
 
 _COLUMNS = [column.name for column in fields(OperationRow)]

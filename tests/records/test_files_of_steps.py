@@ -125,6 +125,7 @@ def facts(**changed):
 TIMES = {
     "not a zip file": [text("no archive"), text("")],
     "it is not a file": [Path.mkdir, os.mkfifo, lambda path: path.symlink_to(path)],
+    "it is too large": [lambda path: (path.touch(), os.truncate(path, 2**28 + 1))],
     "pass_ is not a file in the archive": [columns(pass_=None)],
     "step_s has another type": [columns(step_s=numpy.ones(10))],
     "different lengths": [columns(pass_=numpy.array(3)), columns(others_share=numpy.ones(2))],

@@ -5,7 +5,7 @@ from batchscope.records.explanation import Cost, Explanation
 
 def cost(module: str, part: str = "forward", name: str = "aten.mm", dtype: str = "fp32", **numbers: float) -> Cost:
     """The cost of one operation; numbers that are left out are 0."""
-    return Cost(module, part, name, dtype, **numbers)
+    return Cost(name, module, part, dtype, **numbers)
 
 
 def explanation(*operations: Cost) -> Explanation:
