@@ -10,7 +10,7 @@ from functools import reduce
 from operator import attrgetter
 from typing import Any
 
-from .operations import Amount, OperationRow
+from .operations import OperationRow
 
 SCHEMA = 3
 FILE = "explain.json"
@@ -24,8 +24,8 @@ class Cost(OperationRow):
     The seconds are measured: of the calls on a CPU, of the kernels on a GPU. There are no dims.
     """
 
-    calls: Amount = 0.0
-    floor_seconds: Amount = 0.0  # what the calibrated device takes at least
+    calls: float = 0.0
+    floor_seconds: float = 0.0  # what the calibrated device takes at least
 
     @property
     def place(self) -> str:

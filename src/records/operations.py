@@ -18,7 +18,7 @@ from .read import reading, replacing
 FILE = "operations.json"
 SCHEMA = 2
 _DIGITS = 5  # of a number
-Amount = Annotated[float, Range(0, 1e30)]  # which adds up over calls
+_AMOUNT = Annotated[float, Range(0, 1e30)]  # what a float of a row may be
 
 
 @dataclass(frozen=True)
@@ -30,15 +30,15 @@ class OperationRow:
     part: str  # of the step: `forward`, `backward`, `optimizer`, `other`
     dtype: str  # of the numbers that it computes with: `fp32`, `bf16`, `fp16`, `fp64`, `other`
     dims: tuple[NonNegativeInt, ...] = ()  # of each call; hardware/dims.py says which
-    calls: Amount = 1.0
-    flops: Amount = 0.0  # of products, convolutions, attention and recurrent kernels; a multiply-add is two
-    bytes: Amount = 0.0  # read and written
-    cold_bytes: Amount = 0.0  # of these, through main memory
-    seconds: Amount = 0.0  # in the calls; on an asynchronous device the host's time only
+    calls: float = 1.0
+    flops: float = 0.0  # of products, convolutions, attention and recurrent kernels; a multiply-add is two
+    bytes: float = 0.0  # read and written
+    cold_bytes: float = 0.0  # of these, through main memory
+    seconds: float = 0.0  # in the calls; on an asynchronous device the host's time only
 
     def plus(self, other: Self) -> Self:
         """Both together, under this one's name, module, part, dtype and dims."""
-        amounts = [column.name for column in fields(self) if column.type is Amount]
+        amounts = [column.name for column in fields(self) if column.type is float]
         return replace(self, **{name: getattr(self, name) + getattr(other, name) for name in amounts})
 
 
@@ -108,5 +108,5 @@ def _checked(kind: type[Any], values: Mapping[str, Any]) -> Any:
     """The dataclass with these values. Raises UserError for one that is missing, or is not what its field takes."""
     known = {of.name: values.get(of.name) for of in fields(kind)}
     for of in fields(kind):
-        check_value(of.name, known[of.name], of.type)
+        check_value(of.name, known[of.name], _AMOUNT if of.type is float else of.type)
     return kind(**known)
