@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
-from ._words import CKPT, parse_words
+from .arguments import CKPT, parse_words
 
 if TYPE_CHECKING:
     from ..inference.load import Trained

@@ -12,7 +12,7 @@ example_input_array, and the largest difference of an output is printed.
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ._words import CKPT, parse_words
+from .arguments import CKPT, parse_words
 
 if TYPE_CHECKING:
     from ..inference.export import Exported

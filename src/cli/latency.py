@@ -9,23 +9,25 @@ or copies of a LightningModule's example_input_array. output= names a folder for
 nothing is written.
 """
 
-import re
+import argparse
 from pathlib import Path
 
 from ..errors import UserError
 from ..files import refuse_existing
 from ..options.compose import check_command_line
 from ..records.terminal import LiveLine, wrapped
-from ._words import parse_words
-
-_SIZES = "1,8,64,512"
-_MOST = 2**20
+from . import number
+from .arguments import parse_words
 
 
 def main() -> None:
     """The program: parse, measure, print."""
     given, overrides = parse_words("latency", __doc__, {"ckpt": None, "data.batch_size": None, "output": None})
-    sizes = _sizes(given.get("data.batch_size", _SIZES))
+    size = number(1, 2**20, int)
+    try:
+        sizes = sorted({int(size(text)) for text in given.get("data.batch_size", "1,8,64,512").split(",")})
+    except argparse.ArgumentTypeError as error:
+        raise UserError(f"data.batch_size: {error}") from None
     if "ckpt" not in given and not any(word.startswith("model=") for word in overrides):
         raise UserError("latency: takes a checkpoint or a model; write ckpt=<file> or model=cnn")
     config = None if "ckpt" in given else check_command_line(overrides, multirun=False)[0]
@@ -46,11 +48,3 @@ def main() -> None:
     print("\n".join([*found.lines(), *wrapped(found.sentences())]))
     if folder is not None:
         print(f"files: {', '.join(map(str, latency.write(found, trained.name, folder)))}")
-
-
-def _sizes(text: str) -> list[int]:
-    sizes = text.split(",")
-    wrong = [size for size in sizes if not re.fullmatch(r"[0-9]{1,7}", size) or not 0 < int(size) <= _MOST]
-    if wrong:
-        raise UserError(f"data.batch_size: got '{wrong[0][:40]}', takes sizes from 1 to {_MOST:,}: {_SIZES}")
-    return sorted({int(size) for size in sizes})

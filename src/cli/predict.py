@@ -13,7 +13,7 @@ Further options, as of batchscope evaluate, change how the network is run: train
 from pathlib import Path
 
 from ..errors import warn
-from ._words import CKPT, parse_words
+from .arguments import CKPT, parse_words
 
 
 def main() -> None:

@@ -22,8 +22,7 @@ from ..options.compose import CommandLine, check_command_line, compose_command_l
 from ..records.read import refuse_used
 from ..sweep import launchers
 from ..sweep.search import Diagnosis, TimeToTarget, check_time_to_target, search_of
-from ._words import refuse_missing
-from .arguments import parse_arguments, show
+from .arguments import parse_arguments, refuse_missing, show
 
 _RUN_DIR = "BATCHSCOPE_RUN_DIR"  # tells the run's folder to the ranks that Lightning starts
 

@@ -79,7 +79,7 @@ REFUSED = {
     "train data.batch_size=0": "data.batch_size: got 0, takes a whole number of at least 1",
     "train data.batch_size=2.5": "data.batch_size: got 2.5",
     "train data.batch_size=": "data.batch_size: got nothing",
-    "latency model=cnn data.batch_size=0": "data.batch_size: got '0', takes sizes from 1 to",
+    "latency model=cnn data.batch_size=0": "data.batch_size: takes a whole number from 1 to 1,048,576, got '0'",
     "train data.batch_size=???": "data.batch_size: has no value; write data.batch_size=…",
     "train -m data.batch_size=64,0": "data.batch_size: got 0",
     "train +data.batch_size=3": "data.batch_size: Could not append to config. … Either remove + prefix: 'data.batch_size=3'",
