@@ -68,8 +68,8 @@ def folder_of(name: str) -> Path:
 
 def fraction(text: str) -> float:
     """`5%`, `5 %` or `0.05`."""
-    found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(%?)", text.strip())
-    value = float(found[1]) / (100 if found[2] else 1) if found else -1.0
-    if found is None or (value > 1 and not found[2]) or value > 10:
+    match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(%?)", text.strip())
+    share = float(match[1]) / (100 if match[2] else 1) if match else -1.0
+    if not 0 <= share <= (10 if match and match[2] else 1):
         raise argparse.ArgumentTypeError(f"takes a share such as 5% or 0.05, got {text!r}")
-    return value
+    return share

@@ -8,6 +8,7 @@ from typing import Any
 
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1, ""))
 _PREFIXES += ((1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
+_BYTES = ((30, "GiB"), (20, "MiB"), (10, "KiB"))  # powers of two
 
 
 def significant(value: float) -> str:
@@ -28,11 +29,9 @@ def with_prefix(value: float, unit: str = "") -> str:
 
 def memory(total: float, parts: Mapping[str, int] | None = None) -> str:
     """Bytes with the unit that suits them, and what they consist of: `1.21 GiB: parameters 0.2, saved 1.01`."""
-    exponent, unit = next(
-        (e, u) for e, u in ((30, "GiB"), (20, "MiB"), (10, "KiB")) if total >= 999.5 * 2 ** (e - 10) or e == 10
-    )
-    each = ", ".join(f"{name} {float(f'{size / 2**exponent:.3g}'):g}" for name, size in (parts or {}).items())
-    return f"{total / 2**exponent:.3g} {unit}" + (f": {each}" if each else "")
+    exponent, unit = next((e, u) for e, u in _BYTES if total >= 999.5 * 2 ** (e - 10) or e == 10)
+    listed = ", ".join(f"{name} {float(f'{size / 2**exponent:.3g}'):g}" for name, size in (parts or {}).items())
+    return f"{total / 2**exponent:.3g} {unit}" + (f": {listed}" if listed else "")
 
 
 def percent(fraction: float, digits: int = 0) -> str:

@@ -25,5 +25,5 @@ def number(value: Any) -> float | None:
 
 def positive(value: Any) -> float | None:
     """The same for a value that cannot be 0, such as a duration."""
-    found = number(value)
-    return found if found and found > 1 / _ABSURD else None
+    known = number(value)
+    return known if known and known > 1 / _ABSURD else None
