@@ -1,7 +1,7 @@
 """What groups show that differ in something else than the batch size: devices, `compile`, other options.
 
-Two groups that differ in the device alone, or in `compile` alone, are compared at the batch sizes that ran in both. A
-sentence is as strong as its intervals, which hold together with 95 % confidence (noise.py).
+Two groups that differ in one thing alone are compared at the batch sizes that ran in both. A sentence is as strong as its
+intervals, which hold together with 95 % confidence (noise.py).
 """
 
 import itertools
@@ -9,10 +9,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..options.purpose import changes_speed
-from ..records.formatting import option_value
 from ..records.rates import RATE
 from ..records.values import table
-from .groups import Group, SweepResults, label, rates_of
+from .groups import Group, SweepResults, label, rates_of, setting_words
 from .noise import Ratio, simultaneous
 from .quality import Quality, quality_of
 from .run import BATCH_SIZE, HARDWARE, SEED, Run
@@ -21,58 +20,62 @@ from .text import and_, load_words, times_as_fast
 
 # Settings that follow from the number of devices, or do not matter beside it.
 _ALONG = ("trainer.devices", "trainer.num_nodes", SEED, "trainer.strategy", "trainer", "threads")
+_OTHER_WORK = ("model", "data")  # whose samples are other work: their rates are not compared
 
 
 def crossovers(sweep: SweepResults) -> list[str]:
-    """The answer in one line for each two groups that differ in the device or in `compile` alone, and share a batch size."""
-    kinds, names = ({str(group.runs[0].settings.get(key)) for group in sweep.groups} for key in HARDWARE[:2])
-    named_by = [key for key in (*HARDWARE, "compile") if key != "device" or len(kinds) == len(names)]
+    """A line for each two groups that share a batch size and differ in one thing alone, which may change the speed.
+
+    None where each group ran at one batch size: these are compared by `compare_settings`.
+    """
+    if all(len(group.sizes) < 2 for group in sweep.groups):
+        return []
+    config = table(sweep.runs[0].record.get("config"))
     found = []
     for one, two in itertools.combinations(sweep.groups, 2):
         first, second = one.runs[0].settings, two.runs[0].settings
-        differing = {key for key in sweep.group_keys if first.get(key) != second.get(key)}
-        is_one_thing = differing <= {*HARDWARE} or differing == {"compile"}
-        key = next((key for key in named_by if key in differing), None)
+        differing = [key for key in sweep.group_keys if first.get(key) != second.get(key)]
+        # Devices of one kind are named by their own names.
+        key = next((key for key in ("device_name", *differing) if key in differing), None)
         sizes = [size for size in one.sizes if size in two.sizes]
-        if not (is_one_thing and key and sizes):
+        if not sizes or key is None or key in _OTHER_WORK or not changes_speed(key, config):
+            continue
+        of_thing = HARDWARE if key in HARDWARE else (key,)
+        if {*differing} - {*of_thing}:
             continue
         rates = rates_of({2 * n + m: (one, two)[m].sizes[size] for n, size in enumerate(sizes) for m in (0, 1)})
-        base = label(one.runs[0], [other for other in sweep.group_keys if other not in (*HARDWARE, *differing)])
+        base = label(one.runs[0], [other for other in sweep.group_keys if other not in of_thing])
         confidence = simultaneous(2 * len(sizes))  # of both ends
         ratios = {size: rates.ratio(2 * n + 1, 2 * n, confidence) for n, size in enumerate(sizes)}
-        found.append(f"{base}: {_compared(_name(key, first.get(key)), _name(key, second.get(key)), ratios)}.")
+        a, b = (setting_words(key, settings.get(key)) for settings in (first, second))
+        found.append(f"{base}: {_compared(a, b, ratios)}.")
     return found
 
 
 def _compared(first: str, second: str, ratios: Mapping[int, Ratio]) -> str:
     """Which of two is faster at which sizes, of which `ratios` has the rate of the second over that of the first."""
     shown = [size for size, ratio in ratios.items() if ratio.differs]
-    if shown and ratios[shown[-1]].high < 1:  # `second` is what is faster at the largest of these sizes
+    if not shown:
+        return f"no difference between {first} and {second} is shown at any size that ran on both ({_range(ratios)})"
+    if ratios[shown[-1]].high < 1:  # `second` is what is faster at the largest of these sizes
         first, second, ratios = second, first, {size: ratio.inverse for size, ratio in ratios.items()}
     faster = [size for size in shown if ratios[size].low > 1]
     slower = [size for size in shown if size not in faster]
-    if not shown:
-        return f"no difference between {first} and {second} is shown at any size that ran on both ({_range(ratios)})"
+    if slower and max(slower) > min(faster):
+        return f"{first} is faster at {and_(slower)}, {second} at {and_(faster)}"
+    if slower:
+        where = f"from a batch size between {max(slower):,} and {min(faster):,} on"
+    elif len(faster) < len(ratios):
+        where = f"at {and_(faster)}"
+    else:
+        where = f"at every size that ran on both ({_range(faster)})"
     best = max(faster, key=lambda size: ratios[size].value)
     words = times_as_fast(ratios[best])
-    most = f", {words} at {best:,}" if words != "faster" else ""
-    if not slower:
-        at = and_(faster) if len(faster) < len(ratios) else f"every size that ran on both ({_range(faster)})"
-        return f"{second} is faster than {first} at {at}{most}"
-    if max(slower) < min(faster):
-        between = f"from a batch size between {max(slower):,} and {min(faster):,} on"
-        return f"{second} is faster than {first} {between}{most}"
-    return f"{first} is faster at {and_(slower)}, {second} at {and_(faster)}"
+    return f"{second} is faster than {first} {where}" + (f", {words} at {best:,}" if words != "faster" else "")
 
 
 def _range(sizes: Collection[int]) -> str:
     return f"{min(sizes):,} to {max(sizes):,}" if len(sizes) > 1 else f"{min(sizes):,}"
-
-
-def _name(key: str, value: object) -> str:
-    if key == "compile":
-        return f"compile={option_value(value or False)}"
-    return f"{value} threads" if key == "threads" else str(value)
 
 
 def scaling_efficiencies(runs: Sequence[Run]) -> dict[int, float]:
@@ -81,17 +84,18 @@ def scaling_efficiencies(runs: Sequence[Run]) -> dict[int, float]:
     A single device has the same batch size, and differs in nothing else. A run without such a run is left out.
     """
     single: dict[str, list[Run]] = {}
-    for run in runs:
-        if RATE in run.values and run.processes == 1:
-            single.setdefault(_alike(run), []).append(run)
-    several = (run for run in runs if run.processes > 1 and RATE in run.values and _alike(run) in single)
+    several: dict[int, tuple[str, Run]] = {}
+    for run in (run for run in runs if RATE in run.values):
+        alike = run.signature(lambda key: key not in _ALONG)
+        if run.processes == 1:
+            single.setdefault(alike, []).append(run)
+        else:
+            several[run.number] = alike, run
     return {
-        run.number: rates_of({0: single[_alike(run)], 1: [run]}).ratio(1, 0).value / run.processes for run in several
+        number: rates_of({0: single[alike], 1: [run]}).ratio(1, 0).value / run.processes
+        for number, (alike, run) in several.items()
+        if alike in single
     }
-
-
-def _alike(run: Run) -> str:
-    return repr(sorted((key, repr(value)) for key, value in run.settings.items() if key not in _ALONG))
 
 
 def compare_settings(sweep: SweepResults, metrics: Sequence[str], margin: float | None = None) -> list[str]:

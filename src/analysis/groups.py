@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import pandas as pd
-
 from ..errors import printable
 from ..records.formatting import count, option_value
 from ..records.rates import RATE
@@ -40,10 +38,10 @@ class Group:
     @cached_property
     def sizes(self) -> dict[int, list[Run]]:
         """The measured runs of every batch size, smallest first."""
-        found: dict[int, list[Run]] = {}
+        sizes: dict[int, list[Run]] = {}
         for run in sorted((r for r in self.runs if RATE in r.values), key=lambda r: r.batch_size or 0):
-            found.setdefault(run.batch_size or 0, []).append(run)
-        return found
+            sizes.setdefault(run.batch_size or 0, []).append(run)
+        return sizes
 
     def medians(self, name: str) -> dict[int, float]:
         """The median of a number (see `Run.values`) over repeated runs, at every size at which it is known.
@@ -51,15 +49,11 @@ class Group:
         MFU is that of the rate in `rates`: by the share of the peak that a sample a second takes.
         """
         known = {size: [run.values for run in runs if name in run.values] for size, runs in self.sizes.items()}
+        known = {size: values for size, values in known.items() if values}
         if name == "mfu":
-            return {
-                size: self.rates.rate(size) * statistics.median(values[name] / values[RATE] for values in of_size)
-                for size, of_size in known.items()
-                if of_size
-            }
-        return {
-            size: statistics.median(values[name] for values in of_size) for size, of_size in known.items() if of_size
-        }
+            shares = {size: statistics.median(v[name] / v[RATE] for v in values) for size, values in known.items()}
+            return {size: self.rates.rate(size) * share for size, share in shares.items()}
+        return {size: statistics.median(v[name] for v in values) for size, values in known.items()}
 
     @cached_property
     def rates(self) -> Rates:
@@ -135,73 +129,61 @@ class SweepResults:
 
 def group_runs(runs: list[Run], notes: Sequence[str] = ()) -> SweepResults:
     """What varied between the runs, and their groups."""
-    values = pd.DataFrame([{key: _identity(value) for key, value in run.settings.items()} for run in runs])
-    values = values.fillna({key: _identity(None) for key in values if key not in HARDWARE})  # what is not set is null
-    dividing = values.copy()
-    if LEARNING_RATE in values:  # of runs to a target, each size has its own best one
-        dividing.loc[["target" in run.record for run in runs], LEARNING_RATE] = ""
-    group_keys = [key for key in _factors(dividing) if key not in (BATCH_SIZE, SEED)]
-    along = _scaled_along(dividing, group_keys)
-    group_keys = [key for key in group_keys if key not in along]
-    found: dict[tuple[str, ...], list[Run]] = {}
-    for run, row in zip(runs, dividing[group_keys].fillna("").to_numpy().tolist(), strict=True):
-        found.setdefault(tuple(row), []).append(run)
-    groups = [Group(_label_of(members[0], group_keys), members, n, runs) for n, members in enumerate(found.values())]
-    return SweepResults(runs, _factors(values), group_keys, groups, [*notes, *_doubts(runs)])
-
-
-def _label_of(run: Run, group_keys: Sequence[str]) -> str:
-    """The label of a run's group; of runs to a target, which have several learning rates, it names none."""
-    return label(run, [key for key in group_keys if key != LEARNING_RATE or "target" not in run.record])
-
-
-def _identity(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, default=str)
+    rows = [{key: json.dumps(value, sort_keys=True, default=str) for key, value in r.settings.items()} for r in runs]
+    unset = dict.fromkeys((key for row in rows for key in row if key not in HARDWARE), "null")
+    rows = [unset | row for row in rows]
+    of_target = ["target" in run.record for run in runs]  # of these, each size has its own best learning rate
+    dividing = [row | ({LEARNING_RATE: ""} if own else {}) for row, own in zip(rows, of_target, strict=True)]
+    keys = [key for key in _factors(dividing) if key not in (BATCH_SIZE, SEED)]
+    along = [key for key in keys if _SCALES_ALONG.match(key)] if _varies(dividing, BATCH_SIZE) else []
+    rest = [key for key in keys if key not in along]
+    keys = [key for key in keys if key in rest or _varies(dividing, key, [*rest, BATCH_SIZE])]
+    members: dict[tuple[str, str], list[Run]] = {}
+    for run, own in zip(runs, of_target, strict=True):
+        of_run = [key for key in keys if not own or key != LEARNING_RATE]
+        members.setdefault((run.signature(of_run.__contains__), label(run, of_run)), []).append(run)
+    groups = [Group(words, of_group, n, runs) for n, ((_, words), of_group) in enumerate(members.items())]
+    return SweepResults(runs, _factors(rows), keys, groups, [*notes, *_doubts(runs)])
 
 
 def label(run: Run, keys: Iterable[str]) -> str:
     """The model and the settings `keys` of a run in few words: `cnn · gpu · lr 0.1`."""
-    named = [_setting(key, run.settings[key]) for key in keys if key != "model" and key in run.settings]
+    named = [setting_words(key, run.settings[key]) for key in keys if key != "model" and key in run.settings]
     return printable(" · ".join([run.model, *named]))  # a font has no lone surrogate
 
 
-def _setting(key: str, value: Any) -> str:
+def setting_words(key: str, value: Any) -> str:
     """A word speaks for itself, but for a few; a number needs the last name of its option."""
-    if key == "threads":
+    if key == "threads" and isinstance(value, int):
         return count(value, "thread")
     if isinstance(value, str) and value not in _SAYS_NOTHING:
         return value
     return f"{key.rpartition('.')[2]} {option_value(value)}"
 
 
-def _parent(key: str) -> str | None:
-    """The choice that a setting belongs to. Two models have different options, and that difference says nothing."""
+def _factors(rows: Sequence[Mapping[str, str]]) -> list[str]:
+    """Settings with several values among the runs that share the choice they belong to; batch size and seed come last."""
+    keys = dict.fromkeys(key for row in rows for key in row)
+    factors = [key for key in keys if _varies(rows, key, [parent for parent in [_parent(key)] if parent in keys])]
+    first, last = ("model", "data", *HARDWARE), (BATCH_SIZE, SEED)
+    order = {key: number for number, key in enumerate([*first, None, *last])}
+    return sorted(factors, key=lambda key: order.get(key, len(first)))
+
+
+def _parent(key: str) -> str:
+    """The choice that a setting belongs to, or an empty text: what two models have of their own says nothing."""
     if key in ("device_name", "threads"):
         return "device"
     group, dot, _ = key.partition(".")
-    return group if dot and group in CHOICES else None
+    return group if dot and group in CHOICES else ""
 
 
-def _factors(values: pd.DataFrame) -> list[str]:
-    """Settings with several values among the runs that share the choice they belong to; batch size comes last."""
-    factors = []
-    for key in values:
-        within = values[parent] if (parent := _parent(str(key))) in values else pd.Series("", values.index)
-        if values[key].groupby(within.fillna("")).nunique().max() > 1:
-            factors.append(str(key))
-    first = [key for key in ("model", "data", *HARDWARE) if key in factors]
-    rest = [key for key in factors if key not in (*first, BATCH_SIZE, SEED)]
-    return [*first, *rest, *(key for key in (BATCH_SIZE, SEED) if key in factors)]
-
-
-def _scaled_along(values: pd.DataFrame, group_keys: list[str]) -> list[str]:
-    """Settings, such as the learning rate, that have one value at each batch size: they do not divide groups."""
-    candidates = [key for key in group_keys if _SCALES_ALONG.match(key)]
-    if not candidates or BATCH_SIZE not in values or values[BATCH_SIZE].nunique() < 2:
-        return []
-    rest = [key for key in group_keys if key not in candidates]
-    each = values.fillna("").groupby([*rest, BATCH_SIZE])[candidates].nunique().max()
-    return [key for key in candidates if each[key] == 1]
+def _varies(rows: Sequence[Mapping[str, str]], key: str, within: Sequence[str] = ()) -> bool:
+    """Whether a setting has several values among the runs that agree in others."""
+    values: dict[tuple[str, ...], set[str]] = {}
+    for row in (row for row in rows if key in row):
+        values.setdefault(tuple(row.get(other, "") for other in within), set()).add(row[key])
+    return any(len(of_some) > 1 for of_some in values.values())
 
 
 def _doubts(runs: list[Run]) -> list[str]:

@@ -1,6 +1,5 @@
 """Which runs of two folders are compared with each other, and what differs between them."""
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ _SAID = {"seed", "data.seed", "search", "resume", "run_dir"}  # a difference say
 _RECORDED = {"versions": "versions", "hardware": "hardware", "data": "dataset", "model": "model"}
 _MOST_VALUES = 3  # of one option, in one line
 _LONGEST = 60  # characters of a value
+_ByKey = dict[tuple[str, int | None], list[Run]]  # the runs of a side, by what they are matched by
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,11 @@ def match(a: SweepResults, b: SweepResults) -> tuple[list[Pair], list[str]]:
     """
     keys = [key for key in dict.fromkeys([*a.group_keys, *b.group_keys]) if key != "device_name"]
     sizes_vary = any(BATCH_SIZE in side.factors for side in (a, b))
-    of_a, of_b = (_by_settings(side, keys, sizes_vary) for side in (a, b))
+    of_a, of_b = _ByKey(), _ByKey()
+    for side, by_key in ((a, of_a), (b, of_b)):
+        for run in (run for run in side.runs if run.samples_a_step):
+            key = run.signature(keys.__contains__), run.batch_size if sizes_vary else None
+            by_key.setdefault(key, []).append(run)
     lines = [*_left_over("A", a, of_a, of_b), *_left_over("B", b, of_b, of_a)]
     pairs = [Pair(_label(of_a[key][0], keys, sizes_vary), of_a[key], of_b[key]) for key in of_a if key in of_b]
     if not pairs:
@@ -47,20 +51,12 @@ def match(a: SweepResults, b: SweepResults) -> tuple[list[Pair], list[str]]:
     return pairs, lines
 
 
-def _by_settings(side: SweepResults, keys: list[str], sizes_vary: bool) -> dict[str, list[Run]]:
-    found: dict[str, list[Run]] = {}
-    for run in (run for run in side.runs if run.samples_a_step):
-        values = [run.settings.get(key) for key in keys] + ([run.batch_size] if sizes_vary else [])
-        found.setdefault(json.dumps(values, sort_keys=True, default=str), []).append(run)
-    return found
-
-
 def _label(run: Run, keys: list[str], sizes_vary: bool) -> str:
     size = f"batch size {run.batch_size:,}" if sizes_vary and run.batch_size else ""
     return " · ".join(filter(None, [label(run, keys) if keys else "", size]))
 
 
-def _left_over(name: str, side: SweepResults, own: dict[str, list[Run]], other: dict[str, list[Run]]) -> Iterator[str]:
+def _left_over(name: str, side: SweepResults, own: _ByKey, other: _ByKey) -> Iterator[str]:
     for run in (run for run in side.runs if not run.samples_a_step):
         why = run.reason or at(run.record, "throughput.missing.bottleneck") or run.status
         yield f"{name}, {run.name}: not measured ({why})"
@@ -93,15 +89,13 @@ def _differing(pairs: Sequence[Pair], read: Callable[[Run], Mapping[str, Any]]) 
     """A line for each key: `lr: 0.1 → 0.2`, with the changes of the first pairs. Of repeated runs the first one is read."""
     changes: dict[str, dict[str, None]] = {}
     for pair in pairs:
-        sides = [read(runs[0]) for runs in (pair.a, pair.b)]
-        for key in dict.fromkeys([*sides[0], *sides[1]]):
-            if (key in sides[0]) != (key in sides[1]) or sides[0][key] != sides[1][key]:
-                before, after = (_shown(side[key]) if key in side else "—" for side in sides)
+        a, b = read(pair.a[0]), read(pair.b[0])
+        for key in dict.fromkeys([*a, *b]):
+            if (key in a) != (key in b) or a[key] != b[key]:
+                before, after = (_shown(side[key]) if key in side else "—" for side in (a, b))
                 changes.setdefault(str(key), {})[f"{before} → {after}"] = None
-    most = _MOST_VALUES
-    return [
-        f"{key}: {'; '.join([*found][:most])}{'; …' if len(found) > most else ''}" for key, found in changes.items()
-    ]
+    shown = {key: [*texts][:_MOST_VALUES] + ["…"] * (len(texts) > _MOST_VALUES) for key, texts in changes.items()}
+    return [f"{key}: {'; '.join(texts)}" for key, texts in shown.items()]
 
 
 def _shown(value: Any) -> str:

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -26,9 +25,15 @@ def find(folders: Iterable[str | os.PathLike[str]]) -> SweepResults:
     for folder in paths:
         for run_dir in run_dirs(folder):
             name = _name(run_dir, folder, len(paths) > 1)
-            record = _read(run_dir, name, notes)
-            if record is not None:
+            try:
+                record = read(run_dir)
+            except UserError as error:
+                notes.append(f"{name}: {str(error).partition(': ')[2] or error}")
+                continue
+            if isinstance(record.get("config"), dict):
                 runs.setdefault(run_dir.resolve(), Run(name, run_dir, record, len(runs)))
+            else:
+                notes.append(f"{name}: left out: it has no config")
     if not runs:
         why = f" ({notes[0]}{'; …' if len(notes) > 1 else ''})" if notes else ""
         raise UserError(f"no runs in {', '.join(map(str, paths)) or 'nothing'}{why}")
@@ -40,19 +45,6 @@ def _name(run_dir: Path, folder: Path, several: bool) -> str:
     if inside == Path("."):
         return run_dir.resolve().name
     return str(Path(folder.resolve().name) / inside if several else inside)
-
-
-def _read(run_dir: Path, name: str, notes: list[str]) -> dict[str, Any] | None:
-    """The record; None, and a note, where it cannot be used."""
-    try:
-        record = read(run_dir)
-    except UserError as error:
-        notes.append(f"{name}: {str(error).partition(': ')[2] or error}")
-        return None
-    if not isinstance(record.get("config"), dict):
-        notes.append(f"{name}: left out: it has no config")
-        return None
-    return record
 
 
 def read_runs(folder: str | os.PathLike[str]) -> pd.DataFrame:

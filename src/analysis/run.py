@@ -5,10 +5,11 @@ import json
 import math
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -32,9 +33,7 @@ CHOICES = ("model", "data", "task", "optimizer")  # groups of the configuration,
 HARDWARE = ("device", "device_name", "threads")  # settings that come from the machine, not from the config
 
 _SAID_ELSEWHERE = ("data.seed", "trainer.accelerator")  # as `seed` and as the hardware's device
-
 _ABSURD = 1e12  # no step and no metric is as large
-_DEVICE_NAMES = {"cuda": "gpu"}  # as trainer.accelerator calls it
 _REASONS = {
     "finished": "",
     "out_of_memory": "out of memory",
@@ -43,6 +42,7 @@ _REASONS = {
 }
 _TIMES = (MEAN_RATE, FIT_RATE, "step_ms", "step_ms_median", "memory_peak_gib", "joules_per_sample")
 _SHARES = ("mfu", "utilization_pct", "processor_time_pct")  # of the throughput, which may be 0
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -58,15 +58,16 @@ class Run:
     def settings(self) -> dict[str, Any]:
         """What was chosen, by dotted name: the config without folders and observation, the choices, the hardware."""
         config, choices, hardware = (table(self.record.get(key)) for key in ("config", "choices", "hardware"))
-        run_dir = config.get("run_dir")
         flat: dict[str, Any] = {}
         for group in CHOICES:
-            target = str(table(config.get(group)).get("_target_", "")).rpartition(".")[2]
-            if choices.get(group) or target:
-                flat[group] = str(choices.get(group) or target)
-        if flat.get("model") == "torchvision":
-            flat["model"] = str(table(config.get("model")).get("name", "torchvision"))
-        flat |= self._hardware(hardware)
+            flat[group] = str(choices.get(group) or str(at(config, f"{group}._target_") or "").rpartition(".")[2])
+        if flat["model"] == "torchvision":
+            flat["model"] = str(at(config, "model.name") or "torchvision")
+        device = hardware.get("device")
+        flat |= {"device": "gpu" if device == "cuda" else device, "device_name": hardware.get("device_name")}
+        flat |= {"threads": hardware.get("torch_threads")} if device == "cpu" else {}
+        flat = {key: value for key, value in flat.items() if isinstance(value, str | int) and value}
+        run_dir = config.get("run_dir")
         for key, value in flatten(config):
             derived = isinstance(value, str) and run_dir and f"{value}{os.sep}".startswith(f"{run_dir}{os.sep}")
             skipped = derived or key in _SAID_ELSEWHERE or key.endswith("_target_")
@@ -74,21 +75,16 @@ class Run:
                 flat[key] = value
         return {key: _one_line(value) if isinstance(value, str) else value for key, value in flat.items()}
 
+    def signature(self, counts: Callable[[str], bool]) -> str:
+        """The settings that count, as a text: runs with the same are of the same training. What is not set is null."""
+        counted = {key: value for key, value in self.settings.items() if value is not None and counts(key)}
+        return json.dumps(counted, sort_keys=True, default=str)
+
     @cached_property
     def speed_setting(self) -> str:
         """The settings that may change the time of a step: runs with the same have the same speed."""
         config = table(self.record.get("config"))
-        return json.dumps(
-            {k: v for k, v in self.settings.items() if changes_speed(k, config)}, sort_keys=True, default=str
-        )
-
-    @staticmethod
-    def _hardware(hardware: dict[str, Any]) -> dict[str, Any]:
-        device = hardware.get("device")
-        found = {"device": _DEVICE_NAMES.get(str(device), device), "device_name": hardware.get("device_name")}
-        if device == "cpu":
-            found["threads"] = hardware.get("torch_threads")
-        return {key: value for key, value in found.items() if isinstance(value, str | int) and value}
+        return self.signature(lambda key: changes_speed(key, config))
 
     @property
     def model(self) -> str:
@@ -113,21 +109,18 @@ class Run:
     @property
     def reason(self) -> str:
         """One line on why the run did not finish; empty if it did."""
-        reported = " ".join(str(self.record.get("error") or self.status).split())
-        return _REASONS.get(self.status, reported)
+        return _REASONS.get(self.status, " ".join(str(self.record.get("error") or self.status).split()))
 
     @cached_property
     def batch_size(self) -> int | None:
         """Samples of a whole batch of one device: what the batch held, or what was asked for if that is unknown."""
-        places = (at(self.record, "throughput.batch_size"), self.record.get("batch_size"))
-        sizes = (size for size in map(number, (*places, self.settings.get(BATCH_SIZE))) if size and size >= 1)
-        return next(map(round, sizes), None)
+        held = (_size(at(self.record, path)) for path in ("throughput.batch_size", "batch_size"))
+        return next(filter(None, held), self.asked)
 
     @property
     def asked(self) -> int | None:
         """The batch size that was asked for; None if it is not known."""
-        found = number(self.settings.get(BATCH_SIZE))
-        return round(found) if found and found >= 1 else None
+        return _size(self.settings.get(BATCH_SIZE))
 
     @property
     def words(self) -> list[str]:
@@ -149,14 +142,13 @@ class Run:
     @property
     def train_samples(self) -> int | None:
         """Size of the training set; None if the run ended before loading it."""
-        found = positive(at(self.record, "dataset.train_samples"))
-        return None if found is None else max(1, round(found))
+        samples = positive(at(self.record, "dataset.train_samples"))
+        return None if samples is None else max(1, round(samples))
 
     @property
     def processes(self) -> int:
         """Processes that train together, one device each."""
-        found = positive(self.record.get("processes", at(self.record, "throughput.processes")))
-        return max(1, round(found or 1))
+        return max(1, round(positive(self.record.get("processes", at(self.record, "throughput.processes"))) or 1))
 
     @property
     def global_batch_size(self) -> int | None:
@@ -186,10 +178,7 @@ class Run:
     @cached_property
     def steps(self) -> StepTimes | str | None:
         """The single steps; None if the run left none, and a line where their file cannot be read."""
-        try:
-            return read_step_times(self.folder)
-        except UserError as error:
-            return str(error)
+        return _read(read_step_times, self.folder)
 
     @property
     def in_passes(self) -> bool:
@@ -202,10 +191,7 @@ class Run:
         samples, accuracy = positive(at(self.record, "evaluated.test")), self.metrics.get(TEST_ACCURACY)
         if not samples or accuracy is None:
             return None
-        try:
-            return read_correct(self.folder, round(samples), accuracy)
-        except UserError as error:
-            return str(error)
+        return _read(read_correct, self.folder, round(samples), accuracy)
 
     @cached_property
     def curve(self) -> pd.DataFrame | None:
@@ -221,19 +207,17 @@ class Run:
             names, rows = read_rows(self.folder / "csv" / "metrics.csv")
         except (OSError, csv.Error):
             return None
-        for name in best_first(
-            name for name in names if name.startswith("val/") and "step" in names and name.isprintable()
-        ):
+        of_validation = (name for name in names if name.startswith("val/") and "step" in names and name.isprintable())
+        for name in best_first(of_validation):
             points = pd.DataFrame(rows, columns=["step", name]).apply(pd.to_numeric, errors="coerce")
-            points = (
-                points[(points.abs() < _ABSURD).all(axis=1)].drop_duplicates("step", keep="last").sort_values("step")
-            )
+            points = points[(points.abs() < _ABSURD).all(axis=1)]
+            points = points.drop_duplicates("step", keep="last").sort_values("step")
             if len(points) and metric(name).higher_is_better is not None:
                 steps = points["step"] + 1  # Lightning gives a validation the number, from 0, of the update before it
                 samples = [self.samples_after(step) for step in steps]
-                found = pd.DataFrame({"seconds": steps * step_ms / 1e3, "samples": samples, "value": points[name]})
-                found.attrs["metric"] = name
-                return found
+                curve = pd.DataFrame({"seconds": steps * step_ms / 1e3, "samples": samples, "value": points[name]})
+                curve.attrs["metric"] = name
+                return curve
         return None
 
     @cached_property
@@ -241,33 +225,47 @@ class Run:
         """Metrics of a finished run. In an unfinished run, and in one that ended once its speed was known, they are not final."""
         if self.status != "finished" or at(self.record, "throughput.ended"):
             return {}
-        found = {_one_line(staged(str(key))): number(value) for key, value in table(self.record.get("metrics")).items()}
-        return {key: value for key, value in found.items() if value is not None}
+        known = {_one_line(staged(str(key))): number(value) for key, value in table(self.record.get("metrics")).items()}
+        return {key: value for key, value in known.items() if value is not None}
 
     @cached_property
     def values(self) -> dict[str, float]:
         """The numbers of the run by the names of `RUN_METRICS`, and its metrics; unknown ones are left out."""
         throughput, size, update = table(self.record.get("throughput")), self.batch_size, self.global_batch_size
-        found = {name: positive(throughput.get(name)) for name in _TIMES}
-        found |= {name: number(throughput.get(name)) for name in _SHARES}
-        found |= {name: positive(self.record.get(name)) for name in ("learning_rate", "seconds", "time_to_target_s")}
+        known = {name: positive(throughput.get(name)) for name in _TIMES}
+        known |= {name: number(throughput.get(name)) for name in _SHARES}
+        known |= {name: positive(self.record.get(name)) for name in ("learning_rate", "seconds", "time_to_target_s")}
         steps, to_target = (positive(at(self.record, path)) for path in ("steps", "target.steps"))
-        waiting, step_ms = number(throughput.get("communication_ms")), found["step_ms"]
-        found |= {
+        waiting, step_ms = number(throughput.get("communication_ms")), known["step_ms"]
+        known |= {
             RATE: positive(throughput.get(RATE)) if size else None,
             "batch_size": size,
             "processes": self.processes if self.processes > 1 else None,
             "global_batch_size": update if update != size else None,
             "communication_share": waiting / step_ms if waiting is not None and step_ms else None,
             "samples_seen": self.samples_after(steps) if steps else None,
-            "samples_to_target": self.samples_after(to_target) if to_target and found["time_to_target_s"] else None,
+            "samples_to_target": self.samples_after(to_target) if to_target and known["time_to_target_s"] else None,
             "noise_scale": positive(at(self.record, "noise_scale.samples")),
             "compile_seconds": positive(at(self.record, "compilation.seconds")),
         }
         parts = {f"{part}_ms_mean": number(at(throughput, f"parts_ms.{part}")) for part in PARTS}
         if all(ms is not None and ms >= 0 for ms in parts.values()) and any(parts.values()):
-            found |= parts
-        return self.metrics | {name: value for name, value in found.items() if value is not None}
+            known |= parts
+        return self.metrics | {name: value for name, value in known.items() if value is not None}
+
+
+def _size(value: Any) -> int | None:
+    """A batch size; None for anything else."""
+    size = number(value)
+    return round(size) if size and size >= 1 else None
+
+
+def _read(read: Callable[..., T], *arguments: Any) -> T | str:
+    """What a file beside the record holds; a line where it cannot be read."""
+    try:
+        return read(*arguments)
+    except UserError as error:
+        return str(error)
 
 
 def _one_line(text: str) -> str:

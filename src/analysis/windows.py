@@ -40,7 +40,7 @@ def _rows(run: Run, part: str) -> Iterable[tuple[Any, ...]]:
     times, samples = run.steps, run.samples_a_step or run.global_batch_size  # the latter of a run that has failed
     if not isinstance(times, StepTimes) or not samples:
         return
-    means = times.means() if part == STEP else _of_part(times, part)
+    means = times.means() if part == STEP else _means_of_part(times, part)
     taken = np.nan_to_num(np.clip(times.others_share, 0, 1))
     if run.device != "cpu":  # an accelerator's host has free cores for other programs
         taken = np.where(times.disturbed == 1, taken, 0.0)
@@ -58,12 +58,9 @@ def _rows(run: Run, part: str) -> Iterable[tuple[Any, ...]]:
             )
 
 
-def _of_part(times: StepTimes, part: str) -> np.ndarray:
+def _means_of_part(times: StepTimes, part: str) -> np.ndarray:
     """The mean time of a part in each window; NaN where it was not kept."""
     values = times.parts_s[:, PARTS.index(part)].astype(float)
     owner = np.searchsorted(times.window, np.arange(len(values)) * times.parts_every, side="right") - 1
-    return np.array([_mean(values[owner == number]) for number in range(len(times.window))])
-
-
-def _mean(values: np.ndarray) -> float:
-    return float(np.mean(values)) if len(values) and np.isfinite(values).all() else np.nan
+    of_windows = (values[owner == number] for number in range(len(times.window)))
+    return np.array([of_window.mean() if len(of_window) else np.nan for of_window in of_windows])

@@ -1,4 +1,4 @@
-"""What is said of groups that differ in devices, `compile` or other options: each line as strong as its interval."""
+"""What is said of groups that differ in devices or other options: each line as strong as its interval."""
 
 import pytest
 
@@ -10,7 +10,8 @@ from batchscope.analysis.text import and_
 from tests.support.synthetic_runs import write_measured
 
 QUIET = {"noise": 0.0005, "drift": 0}
-GPU, COMPILED = {"device": "cuda"}, {"options": {"compile": True}}
+NOT_COMPILED, COMPILED = ({"options": {"compile": value}} for value in (False, True))
+GPU, WORKERS = {"device": "cuda"}, {"options": {"compile": False, "data.pipeline": "workers"}}
 BOTH = "at every size that ran on both"
 
 
@@ -33,21 +34,21 @@ BOTH = "at every size that ran on both"
             "no difference between cpu and gpu is shown at any size that ran on both (8 to 64).",
         ),
         ({8: 10.0, 64: 40.0}, {8: 1.0, 64: 4.0}, GPU, {"windows": 1}, "no difference between cpu and gpu is shown"),
-        ({64: 10.0}, {64: 8.0}, COMPILED, QUIET, f"compile=true is faster than compile=false {BOTH} (64), 1.25 times"),
-        ({64: 10.0}, {64: 20.0}, COMPILED, QUIET, f"compile=false is faster than compile=true {BOTH} (64), 2.00 times"),
+        ({8: 9.0, 64: 10.0}, {64: 8.0}, WORKERS, QUIET, f"workers is faster than memory {BOTH} (64), 1.25 times"),
+        ({8: 9.0, 64: 10.0}, {64: 20.0}, COMPILED, QUIET, f"compile false is faster than compile true {BOTH} (64), 2.00 times"),
     ],
 )  # fmt: skip
 def test_one_of_two_is_faster_where_the_interval_shows_it(tmp_path, one, two, differs, noise, said):
-    write_measured(tmp_path, one, **noise)
-    write_measured(tmp_path, two, first=len(one), **differs, **noise)
+    write_measured(tmp_path, one, **NOT_COMPILED, **noise)
+    write_measured(tmp_path, two, first=len(one), **NOT_COMPILED | differs, **noise)
     (line,) = crossovers(find([tmp_path]))
     assert line.startswith(f"cnn: {said}")
 
 
 def test_devices_of_one_kind_are_told_apart_by_their_names(tmp_path):
-    write_measured(tmp_path, {8: 20.0}, **QUIET)
+    write_measured(tmp_path, {8: 20.0, 64: 40.0}, **QUIET)
     for number, name in enumerate(("T4", "A100"), 1):
-        write_measured(tmp_path, {8: 20.0 / 2**number}, first=number, device_name=name, **GPU, **QUIET)
+        write_measured(tmp_path, {8: 20.0 / 2**number}, first=1 + number, device_name=name, **GPU, **QUIET)
     assert crossovers(find([tmp_path])) == [
         f"cnn: T4 is faster than A CPU {BOTH} (8), 2.00 times as fast at 8.",
         f"cnn: A100 is faster than A CPU {BOTH} (8), 4.00 times as fast at 8.",
@@ -56,13 +57,20 @@ def test_devices_of_one_kind_are_told_apart_by_their_names(tmp_path):
 
 
 def test_models_and_data_are_not_compared_and_neither_is_what_differs_in_two_things(tmp_path):
-    write_measured(tmp_path, {8: 10.0})
-    for number, facts in enumerate(({"model": "mlp"}, {"options": {"data.pipeline": "device"}}), 1):
-        write_measured(tmp_path, {8: 10.0}, first=number, **GPU, **facts)
+    write_measured(tmp_path, {8: 10.0, 64: 20.0})
+    for number, facts in enumerate(({"model": "mlp"}, GPU | {"options": {"data.pipeline": "device"}}), 2):
+        write_measured(tmp_path, {8: 10.0}, first=number, **facts)
     assert crossovers(find([tmp_path])) == []
-    write_measured(tmp_path, {8: 10.0}, first=3, choices={"model": "cnn", "data": "cifar10"})
+    write_measured(tmp_path, {8: 10.0}, first=4, choices={"model": "cnn", "data": "cifar10"})
     line = "The runs are on different data: their rates and metrics are not compared."
     assert compare_settings(find([tmp_path]), []) == [line]
+
+
+def test_groups_at_one_batch_size_each_are_compared_as_settings(tmp_path):
+    for number, facts in enumerate(({}, GPU)):
+        write_measured(tmp_path, {64: 10.0 / (1 + number)}, first=number, **facts, **QUIET)
+    assert crossovers(find([tmp_path])) == []
+    assert compare_settings(find([tmp_path]), [])[0].startswith("cnn · gpu is the fastest: 2.00 (")
 
 
 def test_efficiency_is_the_rate_over_that_of_as_many_single_devices_and_stands_beside_its_run(tmp_path):
