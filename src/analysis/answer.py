@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..records.formatting import count, percent
-from ..records.values import at, positive
+from ..records.values import at, positive, table
 from .groups import Group
 from .noise import Rates, load_of, simultaneous
 from .progress import Progress, progress_of
@@ -25,7 +25,6 @@ from .selection import ENOUGH, Rule, Selection, select
 from .target import Arrivals, arrivals_at_common_value, arrivals_of
 from .text import and_, at_least, choice_words, load_words, times_as_fast
 
-TIMED = "experiment=throughput"  # the option of a sweep of timed runs
 _SECONDS = "callbacks.until_known.seconds"
 _RISES = 0.05  # by which the largest size is faster than the next one where the rate is said to rise
 
@@ -70,16 +69,12 @@ def answer(
     overall = select(group.rates, sizes, enough)
     if arrivals:
         return _of_arrivals(group, arrivals, overall)
-    if overall is None:
-        line = "No rate is known well enough to compare sizes: single steps were not kept, or too few were measured."
-        return Answer(group, [line], repeat=_timed(sizes))
-    quality = next((known for key in metrics if (known := quality_of(sizes, key, margin))), None)
-    selection = overall
-    if quality:
-        selection = select(group.rates, quality.candidates, enough)
-        if selection is None:
-            line = f"Of the sizes with the best {quality.metric.key}, {and_(quality.candidates)}, no rate is known."
-            return Answer(group, [line], overall=overall, repeat=_timed(sizes), quality=quality)
+    quality = next((known for key in metrics if (known := quality_of(sizes, key, margin))), None) if overall else None
+    selection = select(group.rates, quality.candidates, enough) if quality else overall
+    if overall is None or selection is None:
+        of = f" of the sizes with the best {quality.metric.key}" if quality else ""
+        line = f"No rate{of} is known well enough to compare sizes: single steps were not kept, or too few measured."
+        return Answer(group, [line], overall=overall, repeat=_repeat(group, None, None, sizes), quality=quality)
     progress, common = progress_of(sizes, group.rates, is_early=quality is None), arrivals_at_common_value(sizes)
     first = progress.decided(selection.shares) if progress else None
     if common and common.winner not in (None, first):  # a measured time says more
@@ -88,7 +83,7 @@ def answer(
         selection = replace(selection, size=first, rule="shown")
     if quality and selection.size is not None and not quality.is_shown(selection.size):
         selection = replace(selection, rule="best_guess")
-    said = list(_sentences(group, selection, overall, quality, first))
+    said = list(_sentences(group, selection, overall, quality, is_first=first is not None))
     lines, claims = [line for line, *_ in said], [claim for _, *of_line in said for claim in of_line]
     lines += common.lines[:1] if common and common.winner else []
     lines += progress.lines(is_decided=first is not None) if progress else []
@@ -106,28 +101,21 @@ def _of_arrivals(group: Group, arrivals: Arrivals, overall: Selection | None) ->
     return Answer(group, lines, size, rule, None, overall, progress=progress, arrivals=arrivals)
 
 
-def _repeat(group: Group, selection: Selection, quality: Quality | None, sizes: Iterable[int]) -> list[str]:
+def _repeat(group: Group, selection: Selection | None, quality: Quality | None, sizes: Iterable[int]) -> list[str]:
     """The options of a command that would know more; none where the answer is shown, or was measured in passes."""
-    doubted = quality and not (selection.size and quality.is_shown(selection.size))
-    if quality and quality.seeds == 1 and (doubted or _is_doubted(group.rates, selection.size, quality)):
-        return ["seed=0,1,2", _sizes(quality.values)]
-    if selection.rule == "shown":
-        return []
-    if group.rates.passes:
+    if "script" in table(group.runs[0].record.get("config")):
+        return []  # of `batchscope run`, whose flags are the script's
+    if selection and quality and quality.seeds == 1:
+        size, rates = selection.size, group.rates
+        doubtful = [other for other in quality.doubtful if other in rates.settings]
+        if size is None or not quality.is_shown(size) or any(rates.rate(s) > rates.rate(size) for s in doubtful):
+            return ["seed=0,1,2", _sizes(quality.values)]
+    if selection and (selection.rule == "shown" or group.rates.passes):
         return []
     seconds = [positive(at(run.record, f"config.{_SECONDS}")) or 0.0 for run in group.runs]
     was_timed = all(at(run.record, "throughput.ended") for run in group.runs)
-    return [*_timed(sizes), *([f"{_SECONDS}={2 * max(seconds):g}"] if was_timed and max(seconds) else [])]
-
-
-def _is_doubted(rates: Rates, chosen: int | None, quality: Quality) -> bool:
-    """Whether a size with a higher rate than the chosen one is no candidate only because too little is known of its loss."""
-    known = [size for size in quality.doubtful if size in rates.settings]
-    return chosen is not None and any(rates.rate(size) > rates.rate(chosen) for size in known)
-
-
-def _timed(sizes: Iterable[int]) -> list[str]:
-    return [TIMED, _sizes(sizes)]
+    longer = [f"{_SECONDS}={2 * max(seconds):g}"] if was_timed and max(seconds) else []
+    return ["experiment=throughput", _sizes(sizes), *longer]
 
 
 def _sizes(sizes: Iterable[int]) -> str:
@@ -140,15 +128,14 @@ _Said = tuple[Any, ...]  # a line, then its claims
 
 
 def _sentences(
-    group: Group, selection: Selection, overall: Selection, quality: Quality | None, first: int | None
+    group: Group, selection: Selection, overall: Selection, quality: Quality | None, is_first: bool
 ) -> Iterator[_Said]:
-    """All of them, the choice first. `first` is the size that was chosen by its goodput, if one was."""
+    """All of them, the choice first. `is_first` is whether the size was chosen by its goodput."""
     unknown = sorted(set(group.asked) - set(overall.shares))
     best = f" with the best {quality.metric.key}" if quality else " whose rate is known"
     is_part = bool(unknown) or len(selection.shares) < len(overall.shares)
-    yield _choice(group, selection, best, is_part, is_first=first is not None)
-    if beside := list(filter(None, (_next_smaller(selection), _larger(group, selection, overall)))):
-        yield ("; ".join(words for words, *_ in beside) + ".", *(claim for _, *claims in beside for claim in claims))
+    yield _choice(group, selection, best, is_part, is_first)
+    yield from _neighbours(group, selection, overall)
     if quality:
         yield from _price(group, selection, quality)
         yield (quality.best_words({size: f"{size:,}" for size in quality.values}),)
@@ -172,43 +159,47 @@ def _claim(kind: str, size: int, **facts: Any) -> dict[str, Any]:
 def _choice(group: Group, selection: Selection, best_words: str, is_part: bool, is_first: bool) -> _Said:
     """The chosen size, what it gives and what it is sure to give; or that it reaches a given quality first."""
     size, of_those = selection.size, f" of those{best_words}" if is_part else ""
-    load = group.rates.load if group.rates.passes else None
+    words = choice_words(selection, "sweep", of_those, group.rates.load if group.rates.passes else None)
     if size is None:
-        return (choice_words(selection, "sweep", of_those, load),)
-    claim = _claim("share", size, of=selection.best, estimated=selection.shares[size].value, sure=selection.sure[size])
-    if len(selection.shares) == 1:
-        guess = "Best guess " if selection.rule == "best_guess" else ""
-        return (f"{guess}{size:,}: the only size{best_words}.", claim)
-    if is_first:
-        return (_first_words(selection, size, of_those), claim, _claim("first", size, among=list(selection.shares)))
-    return (choice_words(selection, "sweep", of_those, load), claim)
-
-
-def _first_words(selection: Selection, size: int, of_those: str) -> str:
-    """A size that was chosen by its goodput."""
+        return (words,)
+    share, sure = selection.shares[size].value, selection.sure[size]
+    claims = [_claim("share", size, of=selection.best, estimated=share, sure=sure)]
     guess = "Best guess " if selection.rule == "best_guess" else ""
-    share = "" if size == selection.best else f"{percent(selection.shares[size].value)} of "
-    best = f"{share}the best measured rate{' of them' if of_those else ''}{f' ({selection.best:,})' if share else ''}"
-    return f"{guess}{size:,}: by goodput the first{of_those} to reach a given quality, with {best} in this sweep."
+    if len(selection.shares) == 1:
+        words = f"{guess}{size:,}: the only size{best_words}."
+    elif is_first:
+        part = "" if size == selection.best else f"{percent(share)} of "
+        gives = f"{part}the best measured rate{' of them' if is_part else ''}{f' ({selection.best:,})' if part else ''}"
+        words = f"{guess}{size:,}: by goodput the first{of_those} to reach a given quality, with {gives} in this sweep."
+        claims.append(_claim("first", size, among=list(selection.shares)))
+    return (words, *claims)
 
 
-def _load(group: Group) -> Iterator[_Said]:
-    """What other programs mean for the rates; of runs that followed each other, beside which of them they ran."""
-    rates = group.rates
-    loads = {size: load for size in group.sizes if (load := load_of(rates.windows[rates.windows["setting"] == size]))}
-    if rates.passes and rates.load is not None:
-        yield ("On a quiet machine the rates and MFU may be higher.",)
-    elif loads and not rates.passes:
-        yield (f"Of {and_([*loads])} the rates are those beside {load_words(max(loads.values()))} at most.",)
+def _neighbours(group: Group, selection: Selection, overall: Selection) -> Iterator[_Said]:
+    """`128 gives 83 to 93 %; 1,024 still rises`: what the next smaller size gives, and whether a larger one may be faster."""
+    smaller = [size for size in selection.shares if size < (selection.size or 0)][-1:]
+    shares = {size: selection.shares[size] for size in smaller if size != selection.best}
+    shares = {size: share for size, share in shares.items() if share.span}
+    words = [f"{size:,} gives {100 * share.low:.0f} to {percent(share.high)}" for size, share in shares.items()]
+    claims = [_claim("interval", s, of=selection.best, low=share.low, high=share.high) for s, share in shares.items()]
+    if words := [*words, *filter(None, [_larger(group, selection, overall)])]:
+        yield ("; ".join(words) + ".", *claims)
 
 
-def _next_smaller(selection: Selection) -> _Said | None:
-    """`128 gives 83 to 93 %`: what one would lose by the next smaller size."""
-    smaller = [size for size in selection.shares if size < (selection.size or 0)]
-    if not smaller or smaller[-1] == selection.best or not (share := selection.shares[smaller[-1]]).span:
-        return None
-    words = f"{smaller[-1]:,} gives {100 * share.low:.0f} to {percent(share.high)}"
-    return words, _claim("interval", smaller[-1], of=selection.best, low=share.low, high=share.high)
+def _larger(group: Group, selection: Selection, overall: Selection) -> str:
+    """Whether a size that did not run may be faster; empty where nothing is known of that."""
+    largest, limit = max(overall.shares), group.out_of_memory
+    others = {size: share.value for size, share in overall.shares.items() if size != largest}
+    is_best = largest in selection.shares and overall.best == largest
+    if not is_best or max(others.values(), default=1.0) > 1 - _RISES:
+        return f"{limit:,} ran out of memory" if limit else ""
+    if group.rates.ratio(largest, max(others, key=others.__getitem__)).low <= 1:
+        return ""
+    if limit and limit <= 2 * largest:
+        return f"{largest:,} still rises, and {limit:,} ran out of memory"
+    has_failed = any(largest < size <= 2 * largest for size in group.without_rate)
+    is_possible = not has_failed and 2 * largest <= (group.largest_possible or 2 * largest)
+    return f"{largest:,} still rises" + (f": {2 * largest:,} may be faster" if is_possible else "")
 
 
 def _price(group: Group, selection: Selection, quality: Quality) -> Iterator[_Said]:
@@ -219,13 +210,10 @@ def _price(group: Group, selection: Selection, quality: Quality) -> Iterator[_Sa
     fast = max(others, key=group.rates.rate)
     ratio = group.rates.ratio(fast, chosen, simultaneous(1))
     if ratio.low > 1:
-        claim = _claim("at_least", fast, of=chosen, share=at_least(ratio))
-        worse = [_claim("worse", fast, metric=quality.metric.key)] if quality.is_worse(fast) else []
-        yield (
-            f"{fast:,} is {times_as_fast(ratio)} and {quality.price(fast)} after {_trained(group.runs)}.",
-            claim,
-            *worse,
-        )
+        claims = [_claim("at_least", fast, of=chosen, share=at_least(ratio))]
+        claims += [_claim("worse", fast, metric=quality.metric.key)] if quality.is_worse(fast) else []
+        words = f"{fast:,} is {times_as_fast(ratio)} and {quality.price(fast)} after {_trained(group.runs)}."
+        yield (words, *claims)
 
 
 def _trained(runs: Sequence[Run]) -> str:
@@ -238,20 +226,11 @@ def _trained(runs: Sequence[Run]) -> str:
     return (count(round(number), "epoch") if number and number >= 1 else "this training") + rate
 
 
-def _larger(group: Group, selection: Selection, overall: Selection) -> _Said | None:
-    """Whether a size that did not run may be faster; None where nothing is known of that."""
-    largest, limit, whole = max(overall.shares), group.out_of_memory, group.largest_possible
-    rest = [share.value for size, share in overall.shares.items() if size != largest]
-    if largest not in selection.shares or overall.best != largest or max(rest, default=1.0) > 1 - _RISES:
-        return (f"{limit:,} ran out of memory",) if limit else None
-    second = max((size for size in overall.shares if size != largest), key=lambda size: overall.shares[size].value)
-    if group.rates.ratio(largest, second).low <= 1:
-        return None
-    rises = f"{largest:,} still rises"
-    if limit and limit <= 2 * largest:
-        return (f"{rises}, and {limit:,} ran out of memory",)
-    if failed := [size for size in group.without_rate if largest < size <= 2 * largest]:
-        return (f"{rises}, and {failed[0]:,} was not measured",)
-    if whole is not None and whole < 2 * largest:
-        return (f"{rises}, and the training set has {whole:,}",)
-    return (f"{rises}: {2 * largest:,} may be faster",)
+def _load(group: Group) -> Iterator[_Said]:
+    """What other programs mean for the rates; of runs that followed each other, beside which of them they ran."""
+    rates = group.rates
+    loads = {size: load for size in group.sizes if (load := load_of(rates.windows[rates.windows["setting"] == size]))}
+    if rates.passes and rates.load is not None:
+        yield ("On a quiet machine the rates and MFU may be higher.",)
+    elif loads and not rates.passes:
+        yield (f"Of {and_([*loads])} the rates are those beside {load_words(max(loads.values()))} at most.",)

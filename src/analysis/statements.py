@@ -1,26 +1,21 @@
 """What a report says, in the order in which it says it: the answers first, then what sets groups apart."""
 
-import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from ..errors import cut, printable
-from ..options.purpose import Purpose, is_of_schedule, purpose_of
+from ..errors import cut
 from ..records.formatting import significant
 from ..records.learning_rate import rule_words
 from ..records.rates import RATE
 from ..records.values import at, table
-from .answer import TIMED, Answer
+from .answer import Answer
 from .between_groups import compare_settings, crossovers
 from .groups import Group, SweepResults, rates_of
-from .run import BATCH_SIZE, SEED, Run
+from .run import BATCH_SIZE, Run
 from .text import and_
 
 _LONGEST = 60  # characters of a reason
-SEARCHES = ("find_batch_size", "time_to_target", "diagnose")  # experiments that decide which runs there are
-_SEARCH = ("search", "target", "target_metric")  # their options
 
 
 @dataclass(frozen=True)
@@ -29,7 +24,7 @@ class Statement:
 
     lines: list[str]
     group: Group | None = None  # that they are about, if it is one of several
-    command: str = ""  # that would know more; empty where there is none
+    command: str = ""  # the options of a command that would know more; empty where there is none
 
     def labelled(self) -> "Statement":
         """The same with the label of its group before the first sentence, if it has a group."""
@@ -42,8 +37,7 @@ def statements(
 ) -> list[Statement]:
     """What the runs show; `metrics` are those of quality, the most telling one first, and `margin` is as in quality.py."""
     runs = sweep.runs
-    commands = (_repeating(answer.group, answer.repeat) for answer in answers)
-    said = [Statement(answer.lines, answer.group, command) for answer, command in zip(answers, commands, strict=True)]
+    said = [Statement(answer.lines, answer.group, " ".join(answer.repeat)) for answer in answers]
     unanswered = [Statement([line], group) for group in sweep.groups if (line := _too_few_sizes(group))]
     if said := [*said, *(Statement([line]) for line in crossovers(sweep))]:
         return [*said, *unanswered]
@@ -51,9 +45,9 @@ def statements(
         [(reason, _)] = Counter(run.reason for run in runs).most_common(1)
         return [Statement([f"No run finished, so there is nothing to recommend. Most often: {reason}."])]
     if len(runs) == 1:
-        rates = rates_of({0: runs})
-        rate = rates.rate(0) if rates.settings else None
-        speed = f": {significant(rate)} samples/s at batch size {runs[0].batch_size:,}" if rate else ""
+        rates, speed = rates_of({0: runs}), ""
+        if rates.settings:
+            speed = f": {significant(rates.rate(0))} samples/s at batch size {runs[0].batch_size:,}"
         return [Statement([f"One run only{speed}. Several batch sizes are needed for a recommendation."])]
     if unanswered:
         return unanswered
@@ -66,18 +60,11 @@ def statements(
 
 def _too_few_sizes(group: Group) -> str:
     """Why a group of several batch sizes has no answer; empty where it has, or is of one size."""
-    if (
-        len(group.asked) > 1
-        or len({*group.sizes, *group.without_rate}) < 2
-        or any("target" in r.record for r in group.runs)
-    ):
+    to_target = any("target" in run.record for run in group.runs)
+    if to_target or len(group.asked) > 1 or len({*group.sizes, *group.without_rate}) < 2:
         return ""
-    if not group.sizes:
-        return "No batch size was measured."
-    if not group.asked or len(group.sizes) > 1:
-        return "Fewer than two batch sizes were measured as they were asked for, so none is recommended."
-    (size,) = group.asked
-    return f"Only {size:,} was measured, so there is nothing to compare it with."
+    only = f"Only {group.asked[0]:,}" if group.asked else "No batch size"
+    return f"{only} was measured as it was asked for, so there is nothing to compare."
 
 
 def notes(sweep: SweepResults) -> Iterator[str]:
@@ -130,63 +117,6 @@ def _name(run: Run, group: Group, sweep: SweepResults) -> str:
     size = f"{run.batch_size:,}" if BATCH_SIZE in sweep.factors and run.batch_size else ""
     label = group.label if len(sweep.groups) > 1 else ""
     return " · ".join(filter(None, (label, size))) or f"run {run.name}"
-
-
-def _repeating(group: Group, changed: Sequence[str]) -> str:
-    """The command that repeats a group's runs with some changes; empty without, and where the options of its sizes differ."""
-    own = {tuple(word for word in run.words if _option(word) not in (BATCH_SIZE, SEED)) for run in group.runs}
-    return _command(group.runs[:1], changed) if changed and len(own) == 1 else ""
-
-
-def _command(runs: Sequence[Run], changed: Sequence[str] = ()) -> str:
-    """The command line that repeats runs, with some options in place of their own; with experiment=throughput timed.
-
-    A timed run keeps the experiments of the run, which may name its model and data, and has a length of its own.
-    """
-    if "script" in table(runs[0].record.get("config")):
-        return ""  # of `batchscope run`, whose flags are the script's
-    from ..options.command_lines import program  # which imports Hydra, and few reports need it
-
-    values: dict[str, dict[str, None]] = {}
-    for run in runs:
-        for word in run.words:
-            option, _, value = word.partition("=")
-            values.setdefault(option, {})[value] = None
-    if TIMED in changed:
-        config = table(runs[0].record.get("config"))
-        values = {option: found for option, found in values.items() if not _is_of_timed(_option(option), config)}
-        values = {option: given for option, given in values.items() if _option(option).partition(".")[0] not in _SEARCH}
-        words = [name for value in values.get("experiment", ()) for name in value.strip("[]").split(",")]
-        names = [name for name in words if name and name not in SEARCHES]
-        experiments = [*dict.fromkeys([*names, "throughput"])]
-        together = f"experiment=[{','.join(experiments)}]" if len(experiments) > 1 else TIMED
-        changed = [together if word == TIMED else word for word in changed]
-    replaced = {_option(word) for word in changed}
-    kept = {option: ",".join(found) for option, found in values.items() if _option(option) not in replaced}
-    own = [option if option.startswith("~") and not value else f"{option}={value}" for option, value in kept.items()]
-    return printable(shlex.join([*program(), *_config_dir(runs[0]), "-m", *own, *changed]))
-
-
-def _is_of_timed(option: str, config: Mapping[str, Any]) -> bool:
-    """Whether a timed run has another value of its own: of a length, and of a schedule of the learning rate."""
-    return "." in option and (purpose_of(option, config) is Purpose.LENGTH or is_of_schedule(option, config))
-
-
-def _config_dir(run: Run) -> list[str]:
-    """The flag that names a project's own configs, as the run's command has it."""
-    try:
-        words = shlex.split(str(run.record.get("command", "")))
-    except ValueError:  # a record that was edited
-        return []
-    for number, word in enumerate(words):
-        flag, _, folder = word.partition("=")
-        if flag == "--config-dir" and (found := folder or "".join(words[number + 1 : number + 2])):
-            return [f"--config-dir={found}"]
-    return []
-
-
-def _option(word: str) -> str:
-    return word.partition("=")[0].lstrip("+")
 
 
 def headlines(found: Iterable[Statement], sweep: SweepResults) -> list[str]:

@@ -18,7 +18,6 @@ from batchscope.analysis import analyse, plots, write_report
 from batchscope.analysis.compare import compare
 from batchscope.analysis.diagnose import BASELINE, write_diagnosis
 from batchscope.analysis.page import anonymous, page
-from batchscope.analysis.statements import SEARCHES
 from batchscope.errors import UserError
 from batchscope.records.step_parts import PARTS
 from tests.support.fuzzing import HOSTILE
@@ -86,7 +85,7 @@ def test_a_size_that_failed_has_no_number_of_another_size(tmp_path):
         write_run(tmp_path / ends / "0", 20, status=ends, error=f"E: {ends}")
         write_rates(tmp_path / ends, {50: 923}, first=1)
         found = analyse([tmp_path / ends])
-        assert found.headlines == ["Only 50 was measured, so there is nothing to compare it with."]
+        assert found.headlines == ["Only 50 was measured as it was asked for, so there is nothing to compare."]
         lines = [line.split() for line in found.text.splitlines()]
         assert ["cnn", "20", "50"] in lines
         assert [len(line) for line in lines if line[:1] == ["samples/s"]] == [2]
@@ -304,36 +303,15 @@ def test_a_sweep_over_an_option_of_a_module_is_answered_by_the_validation_and_th
     assert dict(zip(frame["model.lr"], frame["val/loss"], strict=True)) == losses
 
 
-OWN, MINE = "batchscope train --config-dir=conf -m …", "batchscope train --config-dir 'my conf' -m"
-
-
-@pytest.mark.parametrize(
-    ("given", "command", "printed"),
-    [
-        (["data.root=/my data", "x=\x1b;"], "", "train -m 'data.root=/my data' 'x=\ufffd;' experiment=throughput"),
-        (["experiment=mynet"], OWN, "--config-dir=conf -m 'experiment=[mynet,throughput]'"),
-        (["experiment=[a,throughput]"], "batchscope train -m …", "train -m 'experiment=[a,throughput]'"),
-        (["experiment=find_batch_size", "search.start=4"], "", "train -m experiment=throughput"),
-        (["trainer.max_steps=8", "+trainer.max_time=1"], MINE, "'--config-dir=my conf' -m experiment=throughput"),
-        (["optimizer.schedule=cosine", "optimizer.min_lr=1e-5"], "", "train -m experiment=throughput"),
-        (["seed=1"], "batchscope 'train", "train -m seed=1 experiment=throughput"),
-        (["~callbacks.device"], "", "train -m '~callbacks.device' experiment=throughput"),
-    ],
-)  # fmt: skip
-def test_the_command_that_repeats_a_sweep_trains_the_same_and_times_it(tmp_path, given, command, printed):
-    facts = {"overrides": lambda size: [*given, f"data.batch_size={size}"], "command": command}
-    found = analyse([write_rates(tmp_path, {8: 1000, 64: 1010}, passes=False, **facts)])
+def test_the_options_that_would_tell_more_stand_below_the_answer(tmp_path):
+    facts, options = {"passes": False}, "experiment=throughput data.batch_size=8,64"
+    found = analyse([write_rates(tmp_path / "ours", {8: 1000, 64: 1010}, **facts)])
     assert "→ Best guess " in found.text
-    assert found.text.splitlines()[-1].startswith("  for more   ")
-    assert found.text.splitlines()[-1].endswith(f"{printed} data.batch_size=8,64")
-    assert any(line.endswith(f"{printed} data.batch_size=8,64") for line in found.markdown.splitlines())
-    assert "data.batch_size=8,64</pre>" in page(found, {})
-
-
-def test_a_printed_command_starts_no_search_again():
-    """Every experiment that searches is left out of it."""
-    files = (Path(__file__).parents[2] / "configs" / "experiment").glob("*.yaml")
-    assert {file.stem for file in files if "\nsearch:" in file.read_text()} == set(SEARCHES)
+    assert found.text.splitlines()[-1] == f"  for more   {options}"
+    assert f"    {options}" in found.markdown.splitlines()
+    assert f"{options}</pre>" in page(found, {})
+    script = analyse([write_rates(tmp_path / "theirs", {8: 1000, 64: 1010}, options={"script": "theirs.py"}, **facts)])
+    assert "→ Best guess " in script.text and "for more" not in script.text  # it takes no such options
 
 
 def test_where_nothing_is_known_no_number_stands_beside_it(tmp_path):
