@@ -73,7 +73,8 @@ def answer(
     selection = select(group.rates, quality.candidates, enough) if quality else overall
     if overall is None or selection is None:
         of = f" of the sizes with the best {quality.metric.key}" if quality else ""
-        line = f"No rate{of} is known well enough to compare sizes: single steps were not kept, or too few measured."
+        why = "single steps were not kept, or too few were measured"
+        line = f"No rate{of} is known well enough to compare sizes: {why}."
         return Answer(group, [line], overall=overall, repeat=_repeat(group, None, None, sizes), quality=quality)
     progress, common = progress_of(sizes, group.rates, is_early=quality is None), arrivals_at_common_value(sizes)
     first = progress.decided(selection.shares) if progress else None
@@ -177,11 +178,11 @@ def _choice(group: Group, selection: Selection, best_words: str, is_part: bool, 
 
 def _neighbours(group: Group, selection: Selection, overall: Selection) -> Iterator[_Said]:
     """`128 gives 83 to 93 %; 1,024 still rises`: what the next smaller size gives, and whether a larger one may be faster."""
-    smaller = [size for size in selection.shares if size < (selection.size or 0)][-1:]
-    shares = {size: selection.shares[size] for size in smaller if size != selection.best}
-    shares = {size: share for size, share in shares.items() if share.span}
-    words = [f"{size:,} gives {100 * share.low:.0f} to {percent(share.high)}" for size, share in shares.items()]
-    claims = [_claim("interval", s, of=selection.best, low=share.low, high=share.high) for s, share in shares.items()]
+    smaller = max((size for size in selection.shares if size < (selection.size or 0)), default=selection.best)
+    share, words, claims = selection.shares[smaller], list[str](), list[dict[str, Any]]()
+    if smaller != selection.best and share.span:
+        words.append(f"{smaller:,} gives {100 * share.low:.0f} to {percent(share.high)}")
+        claims.append(_claim("interval", smaller, of=selection.best, low=share.low, high=share.high))
     if words := [*words, *filter(None, [_larger(group, selection, overall)])]:
         yield ("; ".join(words) + ".", *claims)
 

@@ -42,8 +42,8 @@ class Row:
     name: str  # `samples_per_sec`, `step`, or a part
     a: float
     b: float
-    ratio: Ratio | None  # B ÷ A; None where it is not compared
-    verdict: str  # `slower`, `faster`, `no difference shown`, or why nothing can be said
+    ratio: Ratio  # B ÷ A
+    verdict: str  # `slower`, `faster`, `no difference shown`, or `noise unknown`
 
     @property
     def unit(self) -> str:
@@ -51,15 +51,15 @@ class Row:
         return "samples/s" if self.name == RATE else "µs/sample"
 
     def as_dict(self) -> dict[str, Any]:
-        """For `--json`; what is not known is left out."""
-        known = {"ratio": self.ratio.value} if self.ratio else {}
-        known |= {"interval": [self.ratio.low, self.ratio.high]} if self.ratio and self.ratio.span else {}
-        return {"name": self.name, "unit": self.unit, "a": self.a, "b": self.b, **known, "verdict": self.verdict}
+        """For `--json`; an interval that is not known is left out."""
+        interval = {"interval": [self.ratio.low, self.ratio.high]} if self.ratio.span else {}
+        numbers = {"a": self.a, "b": self.b, "ratio": self.ratio.value}
+        return {"name": self.name, "unit": self.unit, **numbers, **interval, "verdict": self.verdict}
 
     def cells(self) -> list[str]:
         """For the terminal."""
         title = self.unit if self.name == RATE else f"  {self.name.replace('_', ' ')}, {self.unit}"
-        ratio = [f"{self.ratio.value:.2f}", self.ratio.span] if self.ratio else ["", ""]
+        ratio = [f"{self.ratio.value:.2f}", self.ratio.span]
         return [title, significant(self.a), significant(self.b), *ratio, self.verdict]
 
 
@@ -68,16 +68,20 @@ class Compared:
     """A pair, and what was found."""
 
     pair: Pair
-    slowdown: Ratio  # of the time of a sample, B ÷ A
     rows: list[Row]  # the rate, the step, its parts
     load: float | None  # the share of the processor that other programs took beside the busier side, if worth a word
     passes: int  # in which A and B were measured side by side; 0 for separate runs
     assumed: bool  # whether separate runs of the same thing are taken to differ by BETWEEN_CPU
 
     @property
+    def slowdown(self) -> Ratio:
+        """Of the time of a sample, B ÷ A."""
+        return self.rows[1].ratio
+
+    @property
     def verdict(self) -> str:
         """That of the step."""
-        return self.rows[0].verdict
+        return self.rows[1].verdict
 
     @property
     def shown(self) -> list[Row]:
@@ -126,9 +130,7 @@ class Comparison:
         for verdict, allowed in ((_SLOWER, f"; {1 + self.max_slowdown:g} is allowed"), (_FASTER, "")):
             if found := [c for c in self.compared if c.verdict == verdict]:
                 return [max(found, key=lambda c: abs(math.log(c.slowdown.value))).words + f"{allowed}."]
-        widest = max(self.compared, key=lambda c: c.slowdown.high)
-        advise = not widest.passes and bool(widest.slowdown.span)
-        return [f"{widest.words}." + (" compare --rerun shows smaller differences." if advise else "")]
+        return [f"{max(self.compared, key=lambda c: c.slowdown.high).words}."]
 
     @property
     def text(self) -> str:
@@ -158,7 +160,8 @@ class Comparison:
         if assumed := [c.slowdown.reach for c in self.compared if c.assumed]:
             yield f"Separate runs of the same thing are taken to differ by {percent(BETWEEN_CPU)}."
             if max(assumed) < _TELLS_NOTHING:
-                yield f"A difference below {percent(max(assumed))} cannot be shown by them."
+                least = percent(max(assumed))
+                yield f"A difference below {least} cannot be shown by them; compare --rerun shows smaller ones."
 
     def as_json(self) -> dict[str, Any]:
         """For `--json`."""
@@ -204,24 +207,22 @@ def _compare_pair(pair: Pair, confidence: float) -> Compared:
     between = None if min(map(len, sides.values())) > 1 else BETWEEN_CPU  # repeated runs show it
     steps = rates_of(sides, between, processes=0.0)  # what slows one slows the other
     windows = {part: windows_of(sides, part) for part in PARTS}
-    rates = {part: Rates(of, steps.assumed) for part, of in windows.items() if of["setting"].nunique() == 2}
+    parts = {part: Rates(of, steps.assumed) for part, of in windows.items() if of["setting"].nunique() == 2}
+    parts = {p: rates for p, rates in parts.items() if any(steps.rate(s) >= _SMALL * rates.rate(s) for s in sides)}
+    of_part = 1 - (1 - confidence) / max(len(parts), 1)
+    step = _row(STEP, steps, confidence)
+    rate = Row(RATE, steps.rate(_A), steps.rate(_B), step.ratio.inverse, step.verdict)
+    rows = [rate, step, *(_row(part, rates, of_part) for part, rates in parts.items())]
     load = max((load_of(side) or 0.0 for _, side in steps.windows.groupby("setting")), default=0.0) or None
-    small = {p for p, r in rates.items() if all(steps.rate(s) < _SMALL * r.rate(s) for s in sides)}
-    of_part = 1 - (1 - confidence) / max(len(rates) - len(small), 1)
-    slowdown = steps.ratio(_A, _B, confidence)
-    rows = [_row(STEP, steps, slowdown)]
-    rows += [_row(p, r, None if p in small else r.ratio(_A, _B, of_part)) for p, r in rates.items()]
-    rate = Row(RATE, steps.rate(_A), steps.rate(_B), slowdown.inverse, rows[0].verdict)
     passes = _shared_passes(steps.windows) if steps.together(_A, _B) else 0
-    return Compared(pair, slowdown, [rate, *rows], load, passes, not passes and steps.assumed is not None)
+    return Compared(pair, rows, load, passes, not passes and steps.assumed is not None)
 
 
-def _row(name: str, rates: Rates, ratio: Ratio | None) -> Row:
+def _row(name: str, rates: Rates, confidence: float) -> Row:
+    ratio = rates.ratio(_A, _B, confidence)  # of rates A ÷ B, so of times B ÷ A
+    verdict = "no difference shown" if not ratio.differs else _SLOWER if ratio.value > 1 else _FASTER
     a, b = (1e6 / rates.rate(setting) for setting in (_A, _B))
-    if ratio is None:
-        return Row(name, a, b, ratio, f"below {percent(_SMALL)} of the step")
-    known = "no difference shown" if not ratio.differs else _SLOWER if ratio.value > 1 else _FASTER
-    return Row(name, a, b, ratio, known if ratio.span else "noise unknown")
+    return Row(name, a, b, ratio, verdict if ratio.span else "noise unknown")
 
 
 def _shared_passes(windows: pd.DataFrame) -> int:

@@ -66,7 +66,7 @@ def rows(found):
 
 
 LOAD = "Measured beside other programs that took 40 % of the processor"
-SMALLER = r"No difference shown: .* 1.08 times as long \(0.7.*\). compare --rerun shows smaller differences."
+SMALLER = r"No difference shown: .* 1.08 times as long \(0.7.*\)\.$"
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_the_part_that_is_slower_is_named_and_the_others_are_not(tmp_path):
     found = compare(*in_passes(tmp_path, 1.0, np.random.default_rng(0), shares=shares))
     assert rows(found)["backward"].verdict == "slower"
     assert rows(found)["step"].verdict == rows(found)["forward"].verdict == "no difference shown"
-    assert (rows(found)["transfer"].ratio, rows(found)["transfer"].verdict) == (None, "below 2 % of the step")
+    assert "transfer" not in rows(found)  # below 2 % of the step
     table = found.text.split("\n\n")[2].splitlines()
     assert [line.split("  ")[0] for line in map(str.strip, table[1:])] == ["samples/s", "backward, µs/sample"]
 
