@@ -25,7 +25,7 @@ from .groups import rates_of
 from .noise import Rates, Ratio, load_of, simultaneous
 from .read import find
 from .run import Run
-from .text import aligned, and_
+from .text import aligned, and_, load_words
 
 BASELINE, CHANGE, AGAIN = "baseline", "change", "baseline_again"  # roles of a run
 FILE = "diagnosis.md"
@@ -34,14 +34,15 @@ _LONGEST = 24  # characters of a bottleneck's kind, which a record may give as a
 _LONGEST_REASON = 200  # characters of an error, likewise
 
 
-@dataclass(frozen=True)
+@dataclass
 class Trial:
     """The baseline, or a change that was tried."""
 
     options: tuple[str, ...]  # that it changes, as on a command line; none for the baseline
     runs: list[Run]
     number: int  # its setting among the rates; 0 for the baseline
-    rate: float  # samples/s; 0 unless a run finished
+    rate: float = 0.0  # samples/s; 0 unless a run finished
+    why_not: str = ""  # it cannot be compared with the baseline; empty if it can
 
     @property
     def name(self) -> str:
@@ -49,9 +50,14 @@ class Trial:
         return " ".join(self.options) or "baseline"
 
     @property
+    def measured(self) -> list[Run]:
+        """The runs that finished with a rate."""
+        return [run for run in self.runs if run.status == "finished" and RATE in run.values]
+
+    @property
     def run(self) -> Run:
         """The run that its facts are of: the last one that was measured."""
-        return ([run for run in self.runs if _is_measured(run)] or self.runs)[-1]
+        return (self.measured or self.runs)[-1]
 
     @property
     def kind(self) -> str:
@@ -59,12 +65,6 @@ class Trial:
         said = table(at(self.run.record, "throughput.bottleneck"))
         probably = "probably " if said.get("certainty") == "probable" else ""
         return probably + cut(" ".join(str(said.get("kind") or "").split()), _LONGEST)
-
-    @property
-    def why_no_rate(self) -> str:
-        """Why there is no rate; empty if there is one."""
-        said = "no rate was measured" if self.run.status == "finished" else self.run.reason
-        return "" if self.rate else cut(f"refused: {said}" if self.run.status == "failed" else said, _LONGEST_REASON)
 
 
 class Findings:
@@ -77,16 +77,15 @@ class Findings:
             if (options := _options(run)) is not None:
                 runs_of.setdefault(options, []).append(run)
                 self.not_tried += _texts(at(run.record, "diagnosis.not_tried"))
-        measured = {number: [*filter(_is_measured, members)] for number, members in enumerate(runs_of.values())}
-        self._measured = {number: members for number, members in measured.items() if members}
+        self.baseline, *changes = trials = [Trial(*of, number) for number, of in enumerate(runs_of.items())]
+        self._measured = {trial.number: trial.measured for trial in trials if trial.measured}
         self._of_devices: dict[frozenset[str], Rates] = {}
-        trials = [Trial(*of, number, self._rate(number)) for number, of in enumerate(runs_of.items())]
-        self.baseline = trials[0]
-        self.changes = sorted(trials[1:], key=lambda trial: -trial.rate)
+        for number in self._measured:
+            trials[number].rate = self._rates(number).rate(number)
+        for trial in (trial for trial in trials if trial.runs):
+            trial.why_not = self._why_not_compared(trial)
+        self.changes = sorted(changes, key=lambda trial: -trial.rate)
         self.trials = [self.baseline] * bool(self.baseline.runs) + self.changes
-
-    def _rate(self, number: int) -> float:
-        return self._rates(number).rate(number) if number in self._measured else 0.0
 
     def _rates(self, *numbers: int) -> Rates:
         """The rates of the runs on the devices of the baseline and of these trials: others say nothing of their noise."""
@@ -98,52 +97,50 @@ class Findings:
 
     def ratio(self, trial: Trial) -> Ratio | None:
         """The rate of a change over that of the baseline; None where they cannot be compared."""
-        return None if self.why_not_compared(trial) else self._ratio(trial)
-
-    def why_not_compared(self, trial: Trial) -> str:
-        """Why a change cannot be compared with the baseline; empty if it can."""
-        if not trial.rate or not self.baseline.rate:
-            return trial.why_no_rate or "the baseline has no rate"
-        if not self._ran_beside_baseline(trial):
-            if (load := self._load(trial, self.baseline)) is not None:
-                return f"other programs took {percent(load)} of the processor, and the baseline ran at another time"
-            if self._why_no_ruler:
-                return self._why_no_ruler
-        return "" if self._ratio(trial).span else "too few steps were measured to know their noise"
-
-    def _ran_beside_baseline(self, trial: Trial) -> bool:
-        """Whether a change that has a rate shared passes with the baseline."""
-        return self._rates(trial.number).together(trial.number, 0)
+        return None if trial.why_not else self._ratio(trial)
 
     def _ratio(self, trial: Trial) -> Ratio:
         """The ratio with its interval. Its upper end alone is as sure as its lower one."""
-        measured = sum(change.rate > 0 for change in self.changes)
-        return self._rates(trial.number).ratio(trial.number, 0, simultaneous(measured))
+        confidence = simultaneous(len(self._measured.keys() - {0}))
+        return self._rates(trial.number).ratio(trial.number, 0, confidence)
+
+    def _is_beside(self, trial: Trial) -> bool:
+        """Whether a change that has a rate shared passes with the baseline."""
+        return self._rates(trial.number).together(trial.number, 0)
 
     def _load(self, *trials: Trial) -> float | None:
         """The share of the processor that other programs took from one of some trials; None if it was little."""
         windows = [(trial.number, self._rates(trial.number).windows) for trial in trials]
-        shares = [load_of(of[of["setting"] == number]) for number, of in windows]
-        return max((share for share in shares if share is not None), default=None)
+        return max((load_of(of[of["setting"] == number]) or 0.0 for number, of in windows), default=0.0) or None
 
-    @cached_property
-    def _why_no_ruler(self) -> str:
-        """Why runs of another time cannot be compared with the baseline; empty if they can."""
-        runs = [run for run in self.baseline.runs if _is_measured(run)]
+    def _why_not_compared(self, trial: Trial) -> str:
+        """Why a change cannot be compared with the baseline; empty if it can."""
+        if not trial.rate:
+            refused = "refused: " if trial.run.status == "failed" else ""
+            return cut(f"{refused}{trial.run.reason or 'no rate was measured'}", _LONGEST_REASON)
+        if not self.baseline.rate:
+            return "the baseline has no rate"
+        if not self._is_beside(trial) and (why_not := self._why_not_apart(trial)):
+            return why_not
+        return "" if self._ratio(trial).span else "too few steps were measured to know their noise"
+
+    def _why_not_apart(self, trial: Trial) -> str:
+        """Why a change that ran at another time than the baseline cannot be compared with it; empty if it can."""
+        if (load := self._load(trial, self.baseline)) is not None:
+            return f"other programs took {percent(load)} of the processor, and the baseline ran at another time"
+        runs = sorted(self.baseline.measured, key=lambda run: run.values[RATE])
         if len(runs) < 2:
             return "the baseline was not measured again after it"
-        slowest, *_, fastest = sorted(runs, key=lambda run: run.values[RATE])
-        ratio = rates_of({0: [slowest], 1: [fastest]}).ratio(1, 0)
+        ratio = rates_of({0: runs[:1], 1: runs[-1:]}).ratio(1, 0)
         if ratio.low <= 1 or ratio.value <= 1 + NEAR_BEST:
             return ""
-        rates = and_([metric(RATE).text(run.values[RATE]) for run in (slowest, fastest)])
+        rates = and_([metric(RATE).text(run.values[RATE]) for run in (runs[0], runs[-1])])
         return f"the machine changed: the baseline ran at {rates}"
 
     @cached_property
     def _helping(self) -> list[Trial]:
         """The changes that are shown to be faster than the baseline, the fastest first."""
-        ratios = [(trial, self.ratio(trial)) for trial in self.changes]
-        return [trial for trial, ratio in ratios if ratio is not None and ratio.low > 1]
+        return [trial for trial in self.changes if (ratio := self.ratio(trial)) and ratio.low > 1]
 
     @property
     def best_pair(self) -> list[Trial]:
@@ -168,12 +165,12 @@ class Findings:
             return "The baseline was not measured, so there is nothing to compare."
         if not self.changes:
             return "No change has been tried."
-        compared = [trial for trial in self.changes if not self.why_not_compared(trial)]  # the fastest first
+        compared = [trial for trial in self.changes if not trial.why_not]  # the fastest first
         if not compared:
-            return f"No change can be compared with the baseline: {self.why_not_compared(self.changes[0]).rstrip('.')}."
+            return f"No change can be compared with the baseline: {self.changes[0].why_not.rstrip('.')}."
         trial = self.best or compared[0]
         ratio, load = self._ratio(trial), self._load(trial)
-        beside = "" if load is None else f", beside other programs that took {percent(load)} of the processor"
+        beside = "" if load is None else f", beside {load_words(load)}"
         if self.best:
             least = ratio.span.partition(" to ")[0]
             times = f"{ratio.value:.2f} times the baseline's rate, at least {least} in this diagnosis"
@@ -186,14 +183,12 @@ class Findings:
         """What to know before the table is believed."""
         reasons: dict[str, list[str]] = {}
         for trial in self.trials:
-            if why_not := self.why_not_compared(trial):
-                reasons.setdefault(why_not, []).append(trial.name)
-        lines = [f"{and_(names)}: {why_not}" for why_not, names in reasons.items()]
-        compared = [trial for trial in self.changes if self.ratio(trial)]
-        if apart := [trial.name for trial in compared if not self._ran_beside_baseline(trial)]:
-            lines.append(f"{and_(apart)}: ran at another time than the baseline")
+            apart = "" if trial.why_not or self._is_beside(trial) else "ran at another time than the baseline"
+            if reason := trial.why_not or apart:
+                reasons.setdefault(reason, []).append(trial.name)
+        lines = [f"{and_(names)}: {reason}" for reason, names in reasons.items()]
         lines += dict.fromkeys(self.not_tried)
-        if len(self.changes) > 1 and compared:
+        if len(self.changes) > 1 and not all(trial.why_not for trial in self.changes):
             lines.append("the lower ends of all intervals hold together with 95 % confidence")
         if self.best and any(word.startswith("data.batch_size=") for word in self.best.options):
             lines.append("a larger batch also changes how the model learns")
@@ -261,10 +256,6 @@ def _options(run: Run) -> tuple[str, ...] | None:
     if known.get("role") == CHANGE:
         return _texts(known.get("options")) or None
     return () if known.get("role") in (BASELINE, AGAIN) else None
-
-
-def _is_measured(run: Run) -> bool:
-    return run.status == "finished" and RATE in run.values
 
 
 def _names(trial: Trial) -> set[str]:
