@@ -12,7 +12,6 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,7 +20,7 @@ from scipy.special import stdtrit
 from ..records.formatting import duration, option_value, significant
 from ..records.learning_rate import rate_words
 from ..records.metrics import metric
-from ..records.values import at, number, positive, table
+from ..records.values import at, number, positive
 from .noise import BETWEEN_CPU, CONFIDENCE, WORTH
 from .run import LEARNING_RATE, Run
 from .text import and_
@@ -51,17 +50,17 @@ class Arrivals:
     @cached_property
     def typical(self) -> dict[int, Arrival]:
         """The arrival of the seed with the median time, for each size at which more than half of the seeds have arrived."""
-        ordered = {size: sorted(of.values(), key=lambda one: one.seconds) for size, of in sorted(self.sizes.items())}
-        middle = {size: found[len(found) // 2] for size, found in ordered.items()}
-        return {size: one for size, one in middle.items() if math.isfinite(one.seconds)}
+        ordered = {size: sorted(of.values(), key=lambda run: run.seconds) for size, of in sorted(self.sizes.items())}
+        middle = {size: arrivals[len(arrivals) // 2] for size, arrivals in ordered.items()}
+        return {size: arrival for size, arrival in middle.items() if math.isfinite(arrival.seconds)}
 
     @property
     def best_guess(self) -> int | None:
         """The size with the smallest typical time; of sizes that arrived with a few seeds alone the one that arrived first."""
-        times = {size: [run.seconds for run in of.values()] for size, of in sorted(self.sizes.items())}
-        arrived = [size for size, of_size in times.items() if math.isfinite(min(of_size))]
+        first = {size: min(run.seconds for run in of.values()) for size, of in sorted(self.sizes.items())}
         typical = {size: arrival.seconds for size, arrival in self.typical.items()}
-        return min(arrived, key=lambda size: (typical.get(size, math.inf), min(times[size])), default=None)
+        arrived = [size for size, seconds in first.items() if math.isfinite(seconds)]
+        return min(arrived, key=lambda size: (typical.get(size, math.inf), first[size]), default=None)
 
     @cached_property
     def contenders(self) -> list[int]:
@@ -99,45 +98,29 @@ class Arrivals:
             return [f"{guess:,} reached {self.target} {words}{self._after(guess)}; it is the only size that ran."]
         begin = "" if self.winner else "Best guess: "
         lines = [f"{begin}{guess:,} reached {self.target} first {words}{self._after(guess)}."]
-        never = [size for size, of in self.sizes.items() if all(run.seconds == math.inf for run in of.values())]
+        never = sorted(size for size, of in self.sizes.items() if all(run.seconds == math.inf for run in of.values()))
         if others := [size for size in self.contenders if size != guess and size not in never]:
             more = ",".join(map(str, range(max(_SEEDS, 2 * seeds))))
             lines.append(f"{and_(others, 'or')} may be first, too; more seeds tell more (seed={more}).")
-        return lines + self._not_reached(sorted(never))
-
-    def _not_reached(self, sizes: Sequence[int]) -> list[str]:
-        """What it says that some sizes did not reach the target."""
-        lines, may_be_first = [], [size for size in sizes if size in self.contenders]
+        may_be_first = [size for size in never if size in self.contenders]
         if in_time := [size for size in may_be_first if self._is_out_of_time(size)]:
             lines.append(f"Stopped while still in time: {and_(in_time)}; {_MORE_TIME}.")
-        rest = [size for size in may_be_first if size not in in_time]
-        if slower := [size for size in rest if self._records(size, "ended")]:
-            lines.append(f"Not decided: {_were_ended(slower)} because others were faster.")
-        if others := [size for size in rest if size not in slower]:
+        if others := [size for size in may_be_first if size not in in_time]:
             lines.append(f"Not decided: {and_(others)} did not reach it.")
-        if late := [size for size in sizes if size not in may_be_first]:
-            they = "it" if len(late) == 1 else "they"
-            lines.append(f"{_were_ended(late)}: {they} could no longer be the first.")
+        if late := [size for size in never if size not in may_be_first]:
+            lines.append(f"{and_(late)} did not reach it, and could no longer be the first.")
         return lines
 
     def _is_out_of_time(self, size: int) -> bool:
-        return True in self._records(size, "out_of_time")
-
-    def _records(self, size: int, name: str) -> list[Any]:
-        """What the records of a size's runs hold of the target under a name; empty values are left out."""
-        return [known for of in self.sizes[size].values() if (known := at(of.run.record, f"target.{name}"))]
+        return any(at(a.run.record, "target.out_of_time") is True for a in self.sizes[size].values())
 
     def _after(self, size: int) -> str:
-        if (one := self.typical.get(size)) is None:
+        if (arrival := self.typical.get(size)) is None:
             return ""
-        rate, scaled = one.run.settings.get(LEARNING_RATE), rate_words(one.run.record).partition(":")[0]
-        words = f", after {duration(one.seconds)} of training and {significant(one.samples)} samples"
+        rate, scaled = arrival.run.settings.get(LEARNING_RATE), rate_words(arrival.run.record).partition(":")[0]
+        words = f", after {duration(arrival.seconds)} of training and {significant(arrival.samples)} samples"
         words += f", at {LEARNING_RATE}={option_value(rate)}" if rate is not None else ""
         return f"{words} (scaled to {scaled})" if scaled else words
-
-
-def _were_ended(sizes: Sequence[int]) -> str:
-    return f"{and_(sizes)} {'was' if len(sizes) == 1 else 'were'} ended"
 
 
 def apart(sizes: int) -> float:
@@ -164,15 +147,15 @@ def _reach(logs: Sequence[float], sizes: int, is_on_cpu: bool) -> float:
 
 def arrivals_of(sizes: Mapping[int, Sequence[Run]]) -> Arrivals | None:
     """The arrivals of the runs of each size; None where none was trained to a target."""
-    runs = [(size, run, table(run.record.get("target"))) for size, of in sizes.items() for run in of]
-    runs = [(size, run, target) for size, run, target in runs if number(target.get("value")) is not None]
+    runs = [(size, run) for size, of in sizes.items() for run in of if number(at(run.record, "target.value")) is not None]
     if not runs:
         return None
-    declared, value = metric(str(runs[0][2].get("metric"))), float(runs[0][2]["value"])
-    bests = [best for *_, target in runs if (best := number(target.get("best"))) is not None]
+    first = runs[0][1].record["target"]
+    declared = metric(str(first.get("metric")))
+    bests = [best for _, run in runs if (best := number(at(run.record, "target.best"))) is not None]
     best = (min if declared.higher_is_better is False else max)(bests) if bests else None
-    target = f"{declared.key} {declared.text(value)}"
-    found = _first_of_seeds((size, _arrival(run)) for size, run, _ in runs)
+    target = f"{declared.key} {declared.text(float(first['value']))}"
+    found = _first_of_seeds((size, _arrival(run)) for size, run in runs)
     return Arrivals(target, "" if best is None else declared.text(best), found)
 
 

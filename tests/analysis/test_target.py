@@ -106,11 +106,9 @@ def test_one_size_alone_is_no_winner():
     ("times", "ended", "line"),
     [
         ({1024: -1.0}, TIME_OVER, f"Stopped while still in time: 1,024; {MORE_TIME}."),
-        ({1024: -1.0}, FASTER, "Not decided: 1,024 was ended because others were faster."),
-        ({64: -1.0, 1024: -1.0}, FASTER, "Not decided: 64 and 1,024 were ended because others were faster."),
+        ({64: -1.0, 1024: -1.0}, FASTER, "Not decided: 64 and 1,024 did not reach it."),
         ({1024: -1.0}, {}, "Not decided: 1,024 did not reach it."),
-        ({256: -9.0}, FASTER, "256 was ended: it could no longer be the first."),
-        ({256: -9.0, 64: -9.0}, TIME_OVER, "64 and 256 were ended: they could no longer be the first."),
+        ({256: -9.0, 64: -9.0}, TIME_OVER, "64 and 256 did not reach it, and could no longer be the first."),
     ],
 )
 def test_more_time_is_advised_only_for_what_ran_out_of_time(times, ended, line):
