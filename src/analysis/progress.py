@@ -10,7 +10,7 @@ with the intervals of that confidence. φ is recorded with a 90 % interval, whos
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cached_property
 
 import numpy as np
@@ -86,38 +86,28 @@ class Progress:
         known, scale = self.known, self.scale
         high = f"to {significant(scale.high)}" if math.isfinite(scale.high) else "or more"
         early = " at the beginning of the training, and it grows" if self.is_early else ""
+        interval = f"{significant(scale.value)} samples ({significant(scale.low)} {high})"
         half = "An update of more samples loses more than half of them to noise."
-        found = [
-            f"Gradient noise scale: {significant(scale.value)} samples ({significant(scale.low)} {high}){early}. {half}"
-        ]
+        lines = [f"Gradient noise scale: {interval}{early}. {half}"]
         if len(known) < 2:
-            return found
-        first = self.first(known)
-        if is_decided:
-            pass
-        elif len(first) == 1:
-            found.append(f"By it {first[0]:,} reaches a given quality first.")
-        elif len(first) < len(known):
-            found.append(f"By it {and_(first, 'or')} reaches a given quality first; which of them is not known.")
-        fastest = max(known, key=self.rates.rate)
-        low, high, lost = (
-            1 - self.efficiency(fastest, phi) / self.efficiency(known[0], phi)
-            for phi in (scale.low, scale.high, scale.value)
-        )
-        if fastest > known[0] and abs(high - low) <= 2 * KNOWN:
-            share = percent(lost)
-            found.append(
-                f"{fastest:,} has the highest rate, of which {share} is lost to noise, compared with {known[0]:,}."
-            )
-        return found
+            return lines
+        first, fastest = self.first(known), max(known, key=self.rates.rate)
+        if not is_decided and len(first) < len(known):
+            which = "; which of them is not known" if len(first) > 1 else ""
+            lines.append(f"By it {and_(first, 'or')} reaches a given quality first{which}.")
+        lost = {phi: 1 - self.efficiency(fastest, phi) / self.efficiency(known[0], phi) for phi in astuple(scale)}
+        if fastest > known[0] and abs(lost[scale.high] - lost[scale.low]) <= 2 * KNOWN:
+            compared = f"of which {percent(lost[scale.value])} is lost to noise, compared with {known[0]:,}"
+            lines.append(f"{fastest:,} has the highest rate, {compared}.")
+        return lines
 
 
 def progress_of(sizes: Mapping[int, Sequence[Run]], rates: Rates, is_early: bool = False) -> Progress | None:
     """The progress of sizes by their runs' noise scales; None where no run has one, or a size has no rate."""
-    runs = [run for of_size in sizes.values() for run in of_size]
+    runs = [run for of_size in sizes.values() for run in of_size if noise_scale_of(run)]
     scales = [scale for run in runs if (scale := noise_scale_of(run))]
-    pairs = [number(at(run.record, "noise_scale.pairs")) for run in runs if noise_scale_of(run)]
-    is_unbiased = all(at(run.record, "noise_scale.of") in _UNBIASED for run in runs if noise_scale_of(run))
+    pairs = [number(at(run.record, "noise_scale.pairs")) for run in runs]
+    is_unbiased = all(at(run.record, "noise_scale.of") in _UNBIASED for run in runs)
     freedom = max(_FEWEST, min((n or _FEWEST for n in pairs), default=_FEWEST)) - 1
     updates = {size: found for size, of_size in sizes.items() if (found := of_size[0].global_batch_size)}
     if not scales or not updates or updates.keys() - set(rates.settings):

@@ -187,11 +187,9 @@ def arrivals_at_common_value(sizes: Mapping[int, Sequence[Run]]) -> Arrivals | N
 def _first_of_seeds(arrivals: Iterable[tuple[int, Arrival]]) -> dict[int, dict[str, Arrival]]:
     """For each size, by seed, the run that arrived first, or was trained longest where none has arrived."""
     found: dict[int, dict[str, Arrival]] = {}
-    for size, one in arrivals:
-        of_size, seed = found.setdefault(size, {}), str(one.run.settings.get("seed"))
-        if seed not in of_size or (one.seconds, -one.after) < (of_size[seed].seconds, -of_size[seed].after):
-            of_size[seed] = one
-    return found
+    for size, arrival in sorted(arrivals, key=lambda pair: (pair[1].seconds, -pair[1].after)):
+        found.setdefault(size, {}).setdefault(str(arrival.run.settings.get("seed")), arrival)
+    return dict(sorted(found.items()))
 
 
 def _arrival(run: Run) -> Arrival:
