@@ -16,8 +16,8 @@ from typing import Any
 
 from ..records.formatting import count, percent
 from ..records.values import at, positive, table
-from .groups import Group
-from .noise import Rates, load_of, simultaneous
+from .groups import Group, loads_of
+from .noise import Rates, simultaneous
 from .progress import Progress, progress_of
 from .quality import Quality, quality_of
 from .run import Run
@@ -229,8 +229,7 @@ def _trained(runs: Sequence[Run]) -> str:
 
 def _load(group: Group) -> Iterator[_Said]:
     """What other programs mean for the rates; of runs that followed each other, beside which of them they ran."""
-    rates = group.rates
-    loads = {size: load for size in group.sizes if (load := load_of(rates.windows[rates.windows["setting"] == size]))}
+    rates, loads = group.rates, loads_of(group.rates)
     if rates.passes and rates.load is not None:
         yield ("On a quiet machine the rates and MFU may be higher.",)
     elif loads and not rates.passes:

@@ -19,9 +19,9 @@ from ..records.formatting import percent, significant
 from ..records.rates import RATE
 from ..records.step_parts import PARTS
 from ..records.terminal import wrapped
-from .groups import rates_of
+from .groups import loads_of, rates_of
 from .match import Pair, differences, match
-from .noise import BETWEEN_CPU, Rates, Ratio, load_of
+from .noise import BETWEEN_CPU, Rates, Ratio
 from .read import find
 from .text import aligned, load_words
 from .windows import STEP, windows_of
@@ -213,7 +213,7 @@ def _compare_pair(pair: Pair, confidence: float) -> Compared:
     step = _row(STEP, steps, confidence)
     rate = Row(RATE, steps.rate(_A), steps.rate(_B), step.ratio.inverse, step.verdict)
     rows = [rate, step, *(_row(part, rates, of_part) for part, rates in parts.items())]
-    load = max((load_of(side) or 0.0 for _, side in steps.windows.groupby("setting")), default=0.0) or None
+    load = max(loads_of(steps).values(), default=None)
     passes = _shared_passes(steps.windows) if steps.together(_A, _B) else 0
     return Compared(pair, rows, load, passes, not passes and steps.assumed is not None)
 

@@ -21,8 +21,8 @@ from ..records.metrics import metric
 from ..records.rates import NEAR_BEST, RATE
 from ..records.terminal import wrapped
 from ..records.values import at, table
-from .groups import rates_of
-from .noise import Rates, Ratio, load_of, simultaneous
+from .groups import loads_of, rates_of
+from .noise import Rates, Ratio, simultaneous
 from .read import find
 from .run import Run
 from .text import aligned, and_, load_words
@@ -110,8 +110,8 @@ class Findings:
 
     def _load(self, *trials: Trial) -> float | None:
         """The share of the processor that other programs took from one of some trials; None if it was little."""
-        windows = [(trial.number, self._rates(trial.number).windows) for trial in trials]
-        return max((load_of(of[of["setting"] == number]) or 0.0 for number, of in windows), default=0.0) or None
+        loads = (loads_of(self._rates(trial.number)).get(trial.number, 0.0) for trial in trials)
+        return max(loads, default=0.0) or None
 
     def _why_not_compared(self, trial: Trial) -> str:
         """Why a change cannot be compared with the baseline; empty if it can."""
@@ -195,8 +195,10 @@ class Findings:
         evidence = at(self.baseline.run.record, "throughput.bottleneck.evidence") if self.baseline.runs else None
         return [*lines, f"baseline: {self.baseline.kind}: {evidence}"] if evidence else lines
 
-    def text(self, line: str | None) -> str:
-        """What the terminal and `diagnosis.md` show; `line` is the command with the recommended change."""
+    @property
+    def text(self) -> str:
+        """What the terminal and `diagnosis.md` show."""
+        line = [f"batchscope train … {shlex.join(self.best.options)}"] if self.best else []
         rows = [["run", metric(RATE).heading, "÷ baseline", "interval", "bottleneck"]]
         for trial in self.trials:
             name = " ".join(word.rpartition(".")[2] for word in trial.options) or trial.name
@@ -204,7 +206,7 @@ class Findings:
             ratio = self.ratio(trial) if trial.options else None
             rows.append([name, rate, *([f"{ratio.value:.2f}", ratio.span] if ratio else ["", ""]), trial.kind])
         notes = wrapped([f"note: {remark}" for remark in self.remarks], _WIDTH)
-        lines = [*wrapped([self.headline], _WIDTH), *([line] if line else []), "", *aligned(rows, _WIDTH), "", *notes]
+        lines = [*wrapped([self.headline], _WIDTH), *line, "", *aligned(rows, _WIDTH), "", *notes]
         return printable("\n".join(lines))
 
 
@@ -223,23 +225,13 @@ def holds_one_diagnosis(folder: Path) -> bool:
     return len(firsts) == 1 and all(_options(run) is not None for run in runs)
 
 
-def diagnosis_text(folder: Path) -> str:
-    """The terminal's text on a diagnosis, with nothing written; UserError if there is none in the folder."""
-    findings, line = find_findings(folder), None
-    if findings.best:
-        from ..options.command_lines import program  # which imports Hydra
-
-        line = f"{' '.join(program())} … {shlex.join(findings.best.options)}"
-    return findings.text(line)
-
-
 def write_diagnosis(folder: Path, out: Path | None = None) -> str:
     """Write `diagnosis.md` to `out`, by default `report` in a folder with runs; returns the terminal's text.
 
     Raises:
         UserError: if there is no diagnosis in the folder, or the file cannot be written.
     """
-    text, root = diagnosis_text(folder), folder if out is None else None
+    text, root = find_findings(folder).text, folder if out is None else None
     out = out or folder / "report"
     refuse_links(out, "the report's folder", root, (FILE,))
     try:

@@ -12,7 +12,7 @@ from ..errors import printable
 from ..records.formatting import count, option_value
 from ..records.rates import RATE
 from ..records.values import at
-from .noise import BETWEEN_CPU, PROCESSES_CPU, Rates
+from .noise import BETWEEN_CPU, PROCESSES_CPU, Rates, load_of
 from .run import BATCH_SIZE, CHOICES, HARDWARE, LEARNING_RATE, OWN_RATE, SEED, Run
 from .windows import windows_of
 
@@ -114,6 +114,12 @@ def rates_of(
     """
     on_cpu = any(run.device == "cpu" for runs in settings.values() for run in runs)
     return Rates(windows_of(settings), between if on_cpu else None, processes if on_cpu else 0.0, at_equal_load)
+
+
+def loads_of(rates: Rates) -> dict[int, float]:
+    """The share of the processor that other programs took beside each setting, where it is worth a word."""
+    loads = {int(str(setting)): load_of(windows) for setting, windows in rates.windows.groupby("setting")}
+    return {setting: load for setting, load in loads.items() if load is not None}
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ def test_the_first_sentence_names_the_change_to_make_or_why_there_is_none(tmp_pa
 def test_the_sentence_has_the_numbers_of_the_table(tmp_path):
     found = diagnosed(tmp_path, (1540.0, PRECISION), (1100.0, PIPELINE))
     times, least = re.findall(r"\d\.\d\d", found.headline)
-    (row,) = [line for line in found.text(None).splitlines() if line.startswith("precision=bf16-mixed")]
+    (row,) = [line for line in found.text.splitlines() if line.startswith("precision=bf16-mixed")]
     assert re.search(rf" {times} +{least} to \d\.\d\d", row)
 
 
@@ -123,7 +123,7 @@ def test_a_change_that_ran_at_another_time_has_a_ratio_only_on_a_quiet_machine_t
     found = diagnosed(tmp_path, (2200.0, BATCH), **facts)
     apart = next(trial for trial in found.changes if trial.name == GPU)
     assert (found.ratio(apart) is not None) is is_known
-    row = next(line for line in found.text(None).splitlines() if line.startswith("accelerator=gpu"))
+    row = next(line for line in found.text.splitlines() if line.startswith("accelerator=gpu"))
     cells = [r"accelerator=gpu +[34],\d+", *([r" +[34]\.\d\d +\d\.\d\d to \d+\.\d\d"] if is_known else [])]
     assert re.fullmatch("".join(cells), row)
     assert (f"{GPU}: ran at another time than the baseline" in found.remarks) is is_known
@@ -168,11 +168,11 @@ def test_the_table_has_the_rate_the_ratio_its_interval_and_the_bottleneck(tmp_pa
     leave(tmp_path, CHANGE, None, PRECISION)
     skipped = ["not tried: model.compile=true: it is slower " + "than that " * 20]
     leave(tmp_path, CHANGE, None, PIPELINE, status="out_of_memory", error=None, not_tried=skipped)
-    text = find_findings(tmp_path).text("python train.py data.batch_size=256")
+    text = find_findings(tmp_path).text
     lines = text.splitlines()
     assert max(map(len, lines)) <= 80
     begin = next(number for number, line in enumerate(lines) if line.startswith("run  "))
-    assert lines[begin - 2] == "python train.py data.batch_size=256"
+    assert lines[begin - 2] == "batchscope train … data.batch_size=256"
     shown = [re.split(r" {2,}", line) for line in lines[begin : begin + 6]]
     assert shown[0] == ["run", "samples/s", "÷ baseline", "interval", "bottleneck"]
     assert shown[1][::2] == ["baseline", "probably host"]
