@@ -139,16 +139,12 @@ class Comparison:
         lines += [f"   {place}: {line}" for place, found in self.differing.items() for line in found]
         lines += [] if self.differing else ["   Nothing differs in configuration, versions, hardware, data or model."]
         notes = [*(f"warning: {line}" for line in self.warnings), *self._how()]
-        return printable("\n".join([*wrapped(lines, _WIDTH), "", *self._table(), "", *wrapped(notes, _WIDTH)]))
-
-    def _table(self) -> Iterator[str]:
-        rows = [row.cells() for c in self.compared for row in c.shown]
-        heading, *lines = aligned([["", "A", "B", "B ÷ A", "interval", ""], *rows], _WIDTH)
-        yield heading
+        rows = [["", "A", "B", "B ÷ A", "interval", ""]]
         for c in self.compared:
-            yield from [c.pair.label] if c.pair.label else []
-            yield from lines[: len(c.shown)]
-            lines = lines[len(c.shown) :]
+            rows += [[c.pair.label, *[""] * 5]] if c.pair.label else []
+            rows += [row.cells() for row in c.shown]
+        table = aligned(rows, _WIDTH)
+        return printable("\n".join([*wrapped(lines, _WIDTH), "", *table, "", *wrapped(notes, _WIDTH)]))
 
     def _how(self) -> Iterator[str]:
         if loads := [c.load for c in self.compared if c.load is not None]:
