@@ -7,6 +7,7 @@ interval lies above 1. Of changes that are not shown to differ from the fastest 
 recommended: with the fewest options, then with the smallest batch.
 """
 
+import math
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -42,6 +43,9 @@ class Trial:
     runs: list[Run]
     number: int  # its setting among the rates; 0 for the baseline
     rate: float = 0.0  # samples/s; 0 unless a run finished
+    load: float | None = None  # the share of the processor that other programs took beside it, if worth a word
+    is_beside: bool = False  # whether it shared passes with the baseline
+    ratio: Ratio = Ratio(1.0, 0.0, math.inf)  # of its rate to the baseline's; its upper end alone is as sure as the lower
     why_not: str = ""  # it cannot be compared with the baseline; empty if it can
 
     @property
@@ -80,10 +84,8 @@ class Findings:
         self.baseline, *changes = trials = [Trial(*of, number) for number, of in enumerate(runs_of.items())]
         self._measured = {trial.number: trial.measured for trial in trials if trial.measured}
         self._of_devices: dict[frozenset[str], Rates] = {}
-        for number in self._measured:
-            trials[number].rate = self._rates(number).rate(number)
         for trial in (trial for trial in trials if trial.runs):
-            trial.why_not = self._why_not_compared(trial)
+            self._measure(trial)
         self.changes = sorted(changes, key=lambda trial: -trial.rate)
         self.trials = [self.baseline] * bool(self.baseline.runs) + self.changes
 
@@ -97,36 +99,28 @@ class Findings:
 
     def ratio(self, trial: Trial) -> Ratio | None:
         """The rate of a change over that of the baseline; None where they cannot be compared."""
-        return None if trial.why_not else self._ratio(trial)
+        return None if trial.why_not else trial.ratio
 
-    def _ratio(self, trial: Trial) -> Ratio:
-        """The ratio with its interval. Its upper end alone is as sure as its lower one."""
-        confidence = simultaneous(len(self._measured.keys() - {0}))
-        return self._rates(trial.number).ratio(trial.number, 0, confidence)
-
-    def _is_beside(self, trial: Trial) -> bool:
-        """Whether a change that has a rate shared passes with the baseline."""
-        return self._rates(trial.number).together(trial.number, 0)
-
-    def _load(self, *trials: Trial) -> float | None:
-        """The share of the processor that other programs took from one of some trials; None if it was little."""
-        loads = (loads_of(self._rates(trial.number)).get(trial.number, 0.0) for trial in trials)
-        return max(loads, default=0.0) or None
-
-    def _why_not_compared(self, trial: Trial) -> str:
-        """Why a change cannot be compared with the baseline; empty if it can."""
-        if not trial.rate:
+    def _measure(self, trial: Trial) -> None:
+        """Work out the rate of a trial, and what it is against the baseline, which comes first."""
+        number, baseline = trial.number, self.baseline
+        if number not in self._measured:
             refused = "refused: " if trial.run.status == "failed" else ""
-            return cut(f"{refused}{trial.run.reason or 'no rate was measured'}", _LONGEST_REASON)
-        if not self.baseline.rate:
-            return "the baseline has no rate"
-        if not self._is_beside(trial) and (why_not := self._why_not_apart(trial)):
-            return why_not
-        return "" if self._ratio(trial).span else "too few steps were measured to know their noise"
+            trial.why_not = cut(f"{refused}{trial.run.reason or 'no rate was measured'}", _LONGEST_REASON)
+            return
+        rates = self._rates(number)
+        trial.rate, trial.load = rates.rate(number), loads_of(rates).get(number)
+        if not baseline.rate:
+            trial.why_not = "the baseline has no rate"
+            return
+        trial.is_beside = rates.together(number, 0)
+        trial.ratio = rates.ratio(number, 0, simultaneous(len(self._measured.keys() - {0})))
+        few = "" if trial.ratio.span else "too few steps were measured to know their noise"
+        trial.why_not = ("" if trial.is_beside else self._why_not_apart(trial)) or few
 
     def _why_not_apart(self, trial: Trial) -> str:
         """Why a change that ran at another time than the baseline cannot be compared with it; empty if it can."""
-        if (load := self._load(trial, self.baseline)) is not None:
+        if load := max(trial.load or 0.0, self.baseline.load or 0.0):
             return f"other programs took {percent(load)} of the processor, and the baseline ran at another time"
         runs = sorted(self.baseline.measured, key=lambda run: run.values[RATE])
         if len(runs) < 2:
@@ -169,8 +163,7 @@ class Findings:
         if not compared:
             return f"No change can be compared with the baseline: {self.changes[0].why_not.rstrip('.')}."
         trial = self.best or compared[0]
-        ratio, load = self._ratio(trial), self._load(trial)
-        beside = "" if load is None else f", beside {load_words(load)}"
+        ratio, beside = trial.ratio, "" if trial.load is None else f", beside {load_words(trial.load)}"
         if self.best:
             least = ratio.span.partition(" to ")[0]
             times = f"{ratio.value:.2f} times the baseline's rate, at least {least} in this diagnosis"
@@ -183,7 +176,7 @@ class Findings:
         """What to know before the table is believed."""
         reasons: dict[str, list[str]] = {}
         for trial in self.trials:
-            apart = "" if trial.why_not or self._is_beside(trial) else "ran at another time than the baseline"
+            apart = "" if trial.why_not or trial.is_beside else "ran at another time than the baseline"
             if reason := trial.why_not or apart:
                 reasons.setdefault(reason, []).append(trial.name)
         lines = [f"{and_(names)}: {reason}" for reason, names in reasons.items()]
