@@ -147,7 +147,8 @@ def _reach(logs: Sequence[float], sizes: int, is_on_cpu: bool) -> float:
 
 def arrivals_of(sizes: Mapping[int, Sequence[Run]]) -> Arrivals | None:
     """The arrivals of the runs of each size; None where none was trained to a target."""
-    runs = [(size, run) for size, of in sizes.items() for run in of if number(at(run.record, "target.value")) is not None]
+    runs = [(size, run) for size, of in sizes.items() for run in of]
+    runs = [(size, run) for size, run in runs if number(at(run.record, "target.value")) is not None]
     if not runs:
         return None
     first = runs[0][1].record["target"]
