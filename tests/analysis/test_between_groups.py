@@ -56,12 +56,13 @@ def test_devices_of_one_kind_are_told_apart_by_their_names(tmp_path):
     ]
 
 
-def test_models_and_data_are_not_compared_and_neither_is_what_differs_in_two_things(tmp_path):
+def test_models_data_rates_of_learning_and_what_differs_in_two_things_are_not_compared(tmp_path):
     write_measured(tmp_path, {8: 10.0, 64: 20.0})
-    for number, facts in enumerate(({"model": "mlp"}, GPU | {"options": {"data.pipeline": "device"}}), 2):
+    others = {"model": "mlp"}, {"options": {"optimizer.lr": 0.1}}, GPU | {"options": {"data.pipeline": "device"}}
+    for number, facts in enumerate(others, 2):
         write_measured(tmp_path, {8: 10.0}, first=number, **facts)
     assert crossovers(find([tmp_path])) == []
-    write_measured(tmp_path, {8: 10.0}, first=4, choices={"model": "cnn", "data": "cifar10"})
+    write_measured(tmp_path, {8: 10.0}, first=5, choices={"model": "cnn", "data": "cifar10"})
     line = "The runs are on different data: their rates and metrics are not compared."
     assert compare_settings(find([tmp_path]), []) == [line]
 
