@@ -32,7 +32,7 @@ def main() -> None:
             raise UserError(f"--{option}: takes a share above 0 %, at most 100 %", exit_code=2)
 
     from ..analysis import analyse, write_report
-    from ..analysis.diagnose import diagnosis_text, find_findings, holds_one_diagnosis, write_diagnosis
+    from ..analysis.diagnose import find_findings, holds_one_diagnosis, write_diagnosis
 
     folder = args.folders[0]
     is_diagnosis = len(args.folders) == 1 and holds_one_diagnosis(folder)
@@ -49,7 +49,7 @@ def main() -> None:
             sys.exit(int(not find_findings(folder).baseline.rate))
         report = write_report(args.folders, out, **asked)
     except UserError as error:  # its files cannot be written
-        print(diagnosis_text(folder) if is_diagnosis else analyse(args.folders, **asked).text, flush=True)
+        print(find_findings(folder).text if is_diagnosis else analyse(args.folders, **asked).text, flush=True)
         raise UserError(f"{error}; --out names another folder") from error
     print(report.printed, flush=True)
     sys.exit(report.exit_code)

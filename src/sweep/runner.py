@@ -141,7 +141,7 @@ class SweepRunner:
             print(f"\n{self._written_report()}", flush=True)
 
     def _written_report(self) -> str:
-        from ..analysis.diagnose import diagnosis_text, write_diagnosis
+        from ..analysis.diagnose import find_findings, write_diagnosis
         from ..analysis.report import analyse, write_report  # matplotlib takes a second to import
 
         try:
@@ -149,7 +149,7 @@ class SweepRunner:
                 return write_diagnosis(self.sweep_dir)
             return write_report([self.sweep_dir], self.sweep_dir / "report").printed
         except UserError as error:  # its files cannot be written
-            text = diagnosis_text(self.sweep_dir) if self._is_diagnosis else analyse([self.sweep_dir]).text
+            text = find_findings(self.sweep_dir).text if self._is_diagnosis else analyse([self.sweep_dir]).text
             warn(str(error))
             self._failed = True
             return text

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from batchscope.analysis import diagnose
-from batchscope.analysis.diagnose import AGAIN, BASELINE, CHANGE, diagnosis_text, find_findings, write_diagnosis
+from batchscope.analysis.diagnose import AGAIN, BASELINE, CHANGE, find_findings, write_diagnosis
 from batchscope.errors import UserError
 from tests.support.synthetic_runs import change_record, write_run, write_steps
 
@@ -210,4 +210,4 @@ def test_a_damaged_record_is_left_out_and_a_file_that_cannot_be_written_is_one_l
     (tmp_path / "report").write_text("a file")
     with pytest.raises(UserError, match=f"^{tmp_path}/report: cannot be "):
         write_diagnosis(tmp_path)
-    assert "No change has been tried." in diagnosis_text(tmp_path)
+    assert "No change has been tried." in find_findings(tmp_path).text
