@@ -36,22 +36,14 @@ _BEYOND = 0.3  # by how much a factor of two outside of the fitted cards widens 
 
 @dataclass(frozen=True)
 class Coefficients:
-    """What is fitted to measurements.
+    """What is fitted to measurements."""
 
-    Attributes:
-        products, memory: of `roofs.product_seconds` and `roofs.memory_seconds`.
-        device_spread: by group, the standard deviation of the logarithm of a time between cards that were not fitted.
-        kernel_spread: the same between the kernels of a card.
-        range: by fact, the smallest and the largest of the fitted devices.
-        source: of the measurements.
-    """
-
-    products: Mapping[str, float]
-    memory: Mapping[str, float]
-    device_spread: Mapping[str, float]
-    kernel_spread: Mapping[str, float]
-    range: Mapping[str, tuple[float, float]]
-    source: str = ""
+    products: Mapping[str, float]  # of `roofs.product_seconds`
+    memory: Mapping[str, float]  # of `roofs.memory_seconds`
+    device_spread: Mapping[str, float]  # by group: standard deviation of log times between cards that were not fitted
+    kernel_spread: Mapping[str, float]  # the same between the kernels of a card
+    range: Mapping[str, tuple[float, float]]  # by fact, the smallest and the largest of the fitted devices
+    source: str = ""  # of the measurements
 
 
 @cache
@@ -70,16 +62,15 @@ def predict(works: Sequence[Work], device: Datasheet, of: Coefficients | None = 
         Three rows (low, middle and high end), a column for each work.
     """
     of = of or coefficients()
-    middle, spread = middles(works, device, of), _spreads(works, device, of)
-    factor = np.exp(deviations(CONFIDENCE) * spread)
-    floor = np.array([floor_seconds(work, device) for work in works])
+    middle, forms = np.zeros(len(works)), np.array([_form(work) for work in works])
+    for form in ("memory", "product", "shapeless"):
+        if (own := forms == form).any():
+            chosen = [work for work, is_own in zip(works, own, strict=True) if is_own]
+            middle[own] = _middles(form, chosen, device, of)
+    wider = _widening(device, of)
+    factor = np.exp(deviations(CONFIDENCE) * np.array([_spread(work, wider, of) for work in works]))
+    floor = np.array([_floor_seconds(work, device) for work in works])
     return np.stack([np.maximum(middle / factor, np.minimum(middle, floor)), middle, middle * factor])
-
-
-def floor_seconds(work: Work, device: Datasheet) -> float:
-    """What no kernel falls below: a little less than the roof; 0 where the L2 holds the tensors."""
-    in_cache = work.bytes < (device.l2_mib or 0.0) * 2**20
-    return 0.0 if in_cache else roof_seconds(work, device) * _ABOVE_BOOST
 
 
 def roof_seconds(work: Work, device: Datasheet) -> float:
@@ -92,42 +83,38 @@ def is_compute(work: Work, device: Datasheet) -> bool:
     return work.flops / _peak(work, device) > work.bytes / device.memory_bytes_per_sec
 
 
-def middles(works: Sequence[Work], device: Datasheet, of: Coefficients) -> Array:
-    """The middle of each work's prediction."""
-    seconds = np.zeros(len(works))
-    bytes_, flops, peaks = (
-        np.array(values, float)
-        for values in zip(*((work.bytes, work.flops, _peak(work, device)) for work in works), strict=True)
-    )
-    power = np.array([_relative_power(work, device) for work in works])
-    forms = np.array([_form(work) for work in works])
-    cards = replace(card(device), flops_per_sec=peaks)
-    if (own := forms == "memory").any():
-        kinds = np.array([work.kind if work.dims else "elementwise" for work in works])
-        lengths = np.array([float(work.dims[-1] if work.dims else 0) for work in works])
-        seconds[own] = memory_seconds(kinds[own], lengths[own], bytes_[own], cards, of.memory)
-    for form, has_shape in (("product", True), ("shapeless", False)):
-        if not (own := forms == form).any():
-            continue
-        cards = replace(cards, flops_per_sec=peaks[own])
-        if has_shape:
-            dims = [(1, *work.dims)[-4:] for work, chosen in zip(works, own, strict=True) if chosen]
-            shape = tuple(np.array(dims, float).T)
-            seconds[own] = product_seconds(shape, bytes_[own], cards, of.products, power[own])
-        else:
-            seconds[own] = shapeless_product_seconds(flops[own], bytes_[own], cards, of.products, power[own])
-    return seconds
+def _floor_seconds(work: Work, device: Datasheet) -> float:
+    """What no kernel falls below: a little less than the roof; 0 where the L2 holds the tensors."""
+    in_cache = work.bytes < (device.l2_mib or 0.0) * 2**20
+    return 0.0 if in_cache else roof_seconds(work, device) * _ABOVE_BOOST
+
+
+def _family(work: Work) -> str:
+    return GROUPS[_LIKE[work.kind][0]]
 
 
 def _form(work: Work) -> str:
     """The roofs that a work is predicted with: `memory`, `product`, or a product whose shape is not known."""
     if _family(work) == "memory":
         return "memory"
-    return "product" if len(work.dims) == {"linear": 3, "bmm": 4}.get(work.kind) else "shapeless"
+    return "product" if work.kind in ("linear", "bmm") and work.dims else "shapeless"
 
 
-def _family(work: Work) -> str:
-    return GROUPS[_LIKE[work.kind][0]]
+def _middles(form: str, works: Sequence[Work], device: Datasheet, of: Coefficients) -> Array:
+    """The middles of works of one form."""
+    peaks = np.array([_peak(work, device) for work in works])
+    cards = replace(card(device), flops_per_sec=peaks)
+    moved, flops = np.array([(work.bytes, work.flops) for work in works], float).T
+    if form == "memory":
+        kinds = np.array([work.kind if work.dims else "elementwise" for work in works])
+        lengths = np.array([float(work.dims[-1] if work.dims else 0) for work in works])
+        return memory_seconds(kinds, lengths, moved, cards, of.memory)
+    on_tensor_cores = np.array([work.precision in ("tf32", "bf16", "fp16") for work in works])
+    power = device.flops_per_sec["fp32"] / peaks * np.where(on_tensor_cores, _TENSOR_POWER, 1.0)  # a FLOP's energy
+    if form == "shapeless":
+        return shapeless_product_seconds(flops, moved, cards, of.products, power)
+    b, m, n, k = np.array([(1, *work.dims)[-4:] for work in works], float).T
+    return product_seconds((b, m, n, k), moved, cards, of.products, power)
 
 
 def _peak(work: Work, device: Datasheet) -> float:
@@ -136,23 +123,13 @@ def _peak(work: Work, device: Datasheet) -> float:
     return fp32 if _family(work) == "memory" else device.flops_per_sec.get(work.precision, fp32)
 
 
-def _relative_power(work: Work, device: Datasheet) -> float:
-    """The energy of a FLOP, relative to fp32."""
-    on_tensor_cores = work.precision in ("tf32", "bf16", "fp16")
-    return device.flops_per_sec["fp32"] / _peak(work, device) * (_TENSOR_POWER if on_tensor_cores else 1.0)
-
-
-def _spreads(works: Sequence[Work], device: Datasheet, of: Coefficients) -> Array:
-    """The standard deviation of the logarithm of each time."""
-    wider = widening(device, of)
-    found = []
-    for work in works:
-        group, own = _LIKE[work.kind]
-        own = _LIKE["recurrent"][1] if "rnn" in work.name else own  # cuDNN may fuse or overlap its parts
-        backward = _BACKWARD[GROUPS[group]] if work.part == "backward" else 0.0
-        other = _OTHER_PRECISION[GROUPS[group]] if work.precision != "fp32" else 0.0
-        found.append(math.hypot(of.device_spread[group] * wider, own, backward, other, of.kernel_spread[group]))
-    return np.array(found)
+def _spread(work: Work, wider: float, of: Coefficients) -> float:
+    """The standard deviation of the logarithm of a time; `wider` multiplies the part that is the device's."""
+    group, own = _LIKE[work.kind]
+    own = _LIKE["recurrent"][1] if "rnn" in work.name else own  # cuDNN may fuse or overlap its parts
+    backward = _BACKWARD[GROUPS[group]] if work.part == "backward" else 0.0
+    other = _OTHER_PRECISION[GROUPS[group]] if work.precision != "fp32" else 0.0
+    return math.hypot(of.device_spread[group] * wider, own, backward, other, of.kernel_spread[group])
 
 
 def facts(device: Datasheet) -> dict[str, float]:
@@ -167,11 +144,8 @@ def facts(device: Datasheet) -> dict[str, float]:
     }
 
 
-def widening(device: Datasheet, of: Coefficients) -> float:
+def _widening(device: Datasheet, of: Coefficients) -> float:
     """By which factor a device outside of the fitted ones' range widens its effect."""
-    beyond = 0.0
-    for name, value in facts(device).items():
-        if name in of.range:
-            low, high = of.range[name]
-            beyond = max(beyond, math.log2(low / value), math.log2(value / high))
-    return 1 + _BEYOND * beyond
+    ranges = [(value, *of.range[name]) for name, value in facts(device).items() if name in of.range]
+    beyond = (max(math.log2(low / value), math.log2(value / high)) for value, low, high in ranges)
+    return 1 + _BEYOND * max([0.0, *beyond])

@@ -25,9 +25,7 @@ _ASSUMED = 0.8  # the confidence of the intervals below, which follow from the p
 # Seconds of a simple operation on the host of a GPU: dispatch and launch; and at most, with Python and autograd above it.
 BELOW_AUTOGRAD = converted(3e-6, 5e-6, 9e-6, _ASSUMED)
 MOST_WHOLE_OPERATION = 15e-6
-OTHER_HOST = converted(
-    0.6, 1.0, 1.5, _ASSUMED
-)  # the time that another processor takes for the same Python, relative to this one
+OTHER_HOST = converted(0.6, 1.0, 1.5, _ASSUMED)  # another processor's time for the same Python, relative to this one's
 _LEAST_BESIDE = 8e-6  # seconds of Python and autograd for an operation
 _MOST_BESIDE = 5e-3, 50e-6  # seconds of the loop for a step, and for an operation
 _THROUGH_CUDNN = 8.0  # simple operations that one of these is worth
@@ -41,11 +39,11 @@ def launched(rows: Sequence[OperationRow]) -> float:
 
 def beside_operations(rest: Interval, calls: float) -> Interval:
     """Seconds of a step's loop, Python and autograd, given what was measured of a step outside of its operations."""
-    loop, each = _MOST_BESIDE
-    least, most = _LEAST_BESIDE * calls, loop + each * calls
+    loop, operation = _MOST_BESIDE
+    least, most = _LEAST_BESIDE * calls, loop + operation * calls
     return Interval(*(min(max(end, least), most) for end in rest.ends()))
 
 
 def elsewhere(seconds: Interval) -> Interval:
     """What was measured on the processor here, on the host of a GPU."""
-    return Interval(*(one * other for one, other in zip(seconds.ends(), OTHER_HOST.ends(), strict=True)))
+    return Interval(*(here * other for here, other in zip(seconds.ends(), OTHER_HOST.ends(), strict=True)))

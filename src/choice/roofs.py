@@ -14,6 +14,7 @@ import numpy as np
 from ..hardware.datasheet import Datasheet
 
 Array = np.ndarray
+Values = Mapping[str, float]  # coefficients of kernels.json
 # Output tiles of the products in cuBLAS and CUTLASS, and by how much less of the peak the smaller ones reach (relative).
 _TILES = ((256, 128, -0.02), (128, 128, 0.0), (128, 64, 0.08), (64, 64, 0.16), (64, 32, 0.35), (32, 32, 0.5))
 _BLOCKS_OF_SMALL_TILES = 2  # on one multiprocessor at a time; one block of a larger tile
@@ -44,11 +45,7 @@ def card(device: Datasheet) -> Cards:
 
 
 def product_seconds(
-    shape: tuple[Array, Array, Array, Array],
-    bytes_: Array,
-    cards: Cards,
-    of: Mapping[str, float],
-    power: Array | float = 1.0,
+    shape: tuple[Array, Array, Array, Array], bytes_: Array, cards: Cards, of: Values, power: Array | float = 1.0
 ) -> Array:
     """Seconds of matrix products.
 
@@ -65,26 +62,24 @@ def product_seconds(
     return _under_roofs(arithmetic, 2 * b * m * n * k, bytes_, cards, of, power)
 
 
-def shapeless_product_seconds(
-    flops: Array, bytes_: Array, cards: Cards, of: Mapping[str, float], power: Array | float = 1.0
-) -> Array:
+def shapeless_product_seconds(flops: Array, bytes_: Array, cards: Cards, of: Values, power: Array | float) -> Array:
     """Seconds of arithmetic whose shape is not known, such as a convolution: as a product that fills the device."""
     arithmetic = flops / (cards.flops_per_sec * of["compute_share"])
     return _under_roofs(arithmetic, flops, bytes_, cards, of, power)
 
 
 def _under_roofs(
-    arithmetic: Array, flops: Array, bytes_: Array, cards: Cards, of: Mapping[str, float], power: Array | float
+    arithmetic: Array, flops: Array, bytes_: Array, cards: Cards, of: Values, power: Array | float
 ) -> Array:
     memory = bytes_ / (cards.bytes_per_sec * of["memory_share"])
     newer = (cards.l2_bytes / cards.sms / _REFERENCE_L2_PER_SM) ** of["l2_exponent"]
     newer *= (cards.lanes / _REFERENCE_LANES) ** of["lanes_exponent"]
     joules = newer * (power * of["joules_per_flop"] * flops + of["joules_per_byte"] * bytes_)
-    both = _norm(arithmetic, memory, of["overlap_norm"])
-    return _norm(both, joules / cards.tdp_w, of["power_norm"]) + of["least_seconds"]
+    both = norm(arithmetic, memory, of["overlap_norm"])
+    return norm(both, joules / cards.tdp_w, of["power_norm"]) + of["least_seconds"]
 
 
-def _tiled_seconds(b: Array, m: Array, n: Array, k: Array, cards: Cards, of: Mapping[str, float]) -> Array:
+def _tiled_seconds(b: Array, m: Array, n: Array, k: Array, cards: Cards, of: Values) -> Array:
     """Arithmetic alone, with the best tile: whole tiles, partly whole waves over the multiprocessors, K split if few tiles."""
     best = np.full(np.shape(m * cards.sms), np.inf)
     whole = min(1.0, of["whole_waves"])
@@ -101,7 +96,7 @@ def _tiled_seconds(b: Array, m: Array, n: Array, k: Array, cards: Cards, of: Map
     return best / (cards.flops_per_sec * of["compute_share"])
 
 
-def memory_seconds(kind: Array, h: Array, bytes_: Array, cards: Cards, of: Mapping[str, float]) -> Array:
+def memory_seconds(kind: Array, h: Array, bytes_: Array, cards: Cards, of: Values) -> Array:
     """Seconds of operations that memory bounds: elementwise ones, softmax, layer norm.
 
     A reduction reads its rows twice (layer norm) or three times (softmax of long rows). The second read hits the L2 while
@@ -125,7 +120,7 @@ def _missed(footprint: Array, sharpness: float) -> Array:
     return 1 / (1 + np.maximum(footprint, 1e-12) ** -sharpness)
 
 
-def _norm(a: Array, b: Array, power: float) -> Array:
+def norm(a: Array | float, b: Array | float, power: float) -> Array:
     """The larger of two times if `power` is large, and their sum if it is 1."""
     larger, smaller = np.maximum(a, b), np.minimum(a, b)
     return larger * (1 + (smaller / np.maximum(larger, 1e-30)) ** power) ** (1 / power)

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 from ..records.operations import OperationRow, StepOperations
 
-_NUMBERS = tuple(each.name for each in fields(OperationRow) if each.type is float)
+NUMBERS = tuple(field.name for field in fields(OperationRow) if field.type is float)
 _Key = tuple[str, str, str, str]
 
 
@@ -22,18 +22,18 @@ def rows_at(steps: Mapping[int, StepOperations], batch_size: int) -> list[Operat
     """
     if batch_size in steps:
         return list(steps[batch_size].rows)
-    below, above = nearest(list(steps.keys()), batch_size)
+    below, above = nearest(list(steps), batch_size)
     share = (batch_size - below) / (above - below)
-    first, second = _grouped(steps[below].rows), _grouped(steps[above].rows)
-    found: list[OperationRow] = []
+    first, second = _by_key(steps[below].rows), _by_key(steps[above].rows)
+    at_size: list[OperationRow] = []
     for key in dict.fromkeys((*first, *second)):
-        one, other = first.get(key, []), second.get(key, [])
-        if len(one) == len(other):
-            found += [_between(a, b, share) for a, b in zip(one, other, strict=True)]
+        low, high = first.get(key, []), second.get(key, [])
+        if len(low) == len(high):
+            at_size += [_between(a, b, share) for a, b in zip(low, high, strict=True)]
         else:
-            size, rows = min(((below, one), (above, other)), key=lambda each: abs(batch_size - each[0]))
-            found += [_scaled(row, batch_size / size) for row in rows]
-    return found
+            size, rows = min(((below, low), (above, high)), key=lambda of_size: abs(batch_size - of_size[0]))
+            at_size += [_scaled(row, batch_size / size) for row in rows]
+    return at_size
 
 
 def nearest(sizes: Sequence[int], batch_size: int) -> tuple[int, int]:
@@ -44,36 +44,33 @@ def nearest(sizes: Sequence[int], batch_size: int) -> tuple[int, int]:
 
 
 def line(values: Mapping[int, float], batch_size: int) -> float:
-    """A number at a batch size, from what it was at two others at least: on a line, and never below 0."""
+    """A number at a batch size, from what it was at two others at least: on a line, and never below 0; NaN of a NaN."""
     if batch_size in values:
         return float(values[batch_size])
-    below, above = nearest(list(values.keys()), batch_size)
+    below, above = nearest(list(values), batch_size)
     share = (batch_size - below) / (above - below)
-    return float(max(0.0, values[below] + share * (values[above] - values[below])))
+    return float(max(values[below] + share * (values[above] - values[below]), 0.0))  # in this order NaN stays NaN
 
 
-def _grouped(rows: Sequence[OperationRow]) -> dict[_Key, list[OperationRow]]:
+def _by_key(rows: Sequence[OperationRow]) -> dict[_Key, list[OperationRow]]:
     found: dict[_Key, list[OperationRow]] = {}
     for row in rows:
         found.setdefault((row.name, row.module, row.part, row.dtype), []).append(row)
     return found
 
 
-def _between(one: OperationRow, other: OperationRow, share: float) -> OperationRow:
+def _between(low: OperationRow, high: OperationRow, share: float) -> OperationRow:
     """A row on the line through two; a number that would become negative keeps a tenth of the smaller one."""
-    numbers = {}
-    for name in _NUMBERS:
-        first, second = getattr(one, name), getattr(other, name)
-        numbers[name] = max(first + share * (second - first), 0.1 * min(first, second))
-    dims = one.dims
-    if len(dims) == len(other.dims):
-        dims = tuple(max(1, round(a + share * (b - a))) for a, b in zip(dims, other.dims, strict=True))
-    return replace(one, **numbers, dims=dims)
+    ends = {name: (getattr(low, name), getattr(high, name)) for name in NUMBERS}
+    numbers = {name: max(a + share * (b - a), 0.1 * min(a, b)) for name, (a, b) in ends.items()}
+    dims = low.dims
+    if len(dims) == len(high.dims):
+        dims = tuple(max(1, round(a + share * (b - a))) for a, b in zip(dims, high.dims, strict=True))
+    return replace(low, **numbers, dims=dims)
 
 
 def _scaled(row: OperationRow, factor: float) -> OperationRow:
     """A row whose work grows with the batch; an optimizer's does not."""
     if row.part == "optimizer":
         return row
-    numbers = {name: getattr(row, name) * factor for name in _NUMBERS if name != "calls"}
-    return replace(row, **numbers)
+    return replace(row, **{name: getattr(row, name) * factor for name in NUMBERS if name != "calls"})

@@ -7,7 +7,6 @@ from ..errors import UserError
 from ..hardware.datasheet import Datasheet
 from ..records.operations import OperationRow
 
-PRODUCTS = ("linear", "bmm", "convolution", "recurrent")
 _KINDS = {
     **dict.fromkeys(("mm", "addmm", "_addmm_activation", "mv", "addmv"), "linear"),
     **dict.fromkeys(("bmm", "baddbmm"), "bmm"),
@@ -19,35 +18,26 @@ _KINDS = {
     **dict.fromkeys(("mkldnn_rnn_layer_backward", "_cudnn_rnn_backward"), "recurrent"),
     **dict.fromkeys(("_to_copy", "clone", "copy", "copy_", "cat", "stack", "repeat", "constant_pad_nd"), "copy"),
 }
+_DIMS = {"linear": 3, "bmm": 4, "recurrent": 4, "convolution": 0}  # that a prediction reads; of all others 2
 # A batch norm needs the mean of all samples before it can write one, so it reads its inputs twice.
 _PASSES = {"native_batch_norm": 1.5, "native_batch_norm_backward": 5 / 3}
+_PRODUCTS = ("linear", "bmm", "convolution", "recurrent")
 _STAYS = ("softmax", "layer_norm")  # that autocast computes in float32
 PRECISIONS = {"tf32": "tf32", "bf16-mixed": "bf16", "16-mixed": "fp16"}  # that a float32 step can be predicted in
 
 
 @dataclass(frozen=True)
 class Work:
-    """One operation with this shape.
+    """One operation with this shape."""
 
-    Attributes:
-        kind: `linear`, `bmm`, `elementwise`, `softmax`, `layer_norm`, `convolution`, `recurrent`, `copy`, `other`.
-        name: `aten.addmm`; in the shared measurements `linear`, `add`, `powu`, …
-        dims: linear (M, N, K); bmm (B, M, N, K); elementwise and rows (B, H); else ().
-        flops: of one call.
-        bytes: read and written by one call, each tensor once.
-        calls: in a step.
-        precision: `fp32`, `tf32`, `bf16`, `fp16`, `fp64`.
-        part: `forward`, `backward`, `optimizer`.
-    """
-
-    kind: str
-    name: str
-    dims: tuple[int, ...]
-    flops: float
-    bytes: float
-    calls: float = 1
-    precision: str = "fp32"
-    part: str = "forward"
+    kind: str  # `linear`, `bmm`, `elementwise`, `softmax`, `layer_norm`, `convolution`, `recurrent`, `copy`, `other`
+    name: str  # `aten.addmm`; in the shared measurements `linear`, `add`, `powu`, …
+    dims: tuple[int, ...]  # linear (M, N, K); bmm (B, M, N, K); elementwise and rows (B, H); else ()
+    flops: float  # of one call
+    bytes: float  # read and written by one call, each tensor once
+    calls: float = 1  # in a step
+    precision: str = "fp32"  # `fp32`, `tf32`, `bf16`, `fp16`, `fp64`
+    part: str = "forward"  # `forward`, `backward`, `optimizer`
 
 
 def works_of(row: OperationRow) -> Iterator[Work]:
@@ -56,14 +46,12 @@ def works_of(row: OperationRow) -> Iterator[Work]:
     kind = _KINDS.get(base, "elementwise" if not row.flops else "other")
     calls = max(row.calls, 1e-9)
     moved = row.bytes / calls * _PASSES.get(base, 1.0)
-    dims = row.dims
-    if len(dims) != {"linear": 3, "bmm": 4, "recurrent": 4, "convolution": 7}.get(kind, 2):
-        dims = ()
+    dims = row.dims if len(row.dims) == _DIMS.get(kind, 2) else ()
     work = Work(kind, row.name, dims, row.flops / calls, moved, calls, row.dtype, row.part)
     if kind == "recurrent" and dims and row.flops:
         yield from _unrolled(work)
     else:
-        yield replace(work, dims=()) if kind == "convolution" else work
+        yield work
 
 
 def _unrolled(work: Work) -> Iterator[Work]:
@@ -74,27 +62,19 @@ def _unrolled(work: Work) -> Iterator[Work]:
     in reverse, and two products more for the gradients of the weights.
     """
     steps, samples, features, hidden = (max(1, size) for size in work.dims)
-    products = 2 if work.part == "backward" or work.name.endswith("backward") else 1
-    gates = max(1, round(work.flops / products / (2 * steps * samples * hidden * (features + hidden))))
+    is_backward = work.part == "backward" or work.name.endswith("backward")
+    of_gate = 2 * steps * samples * hidden * (features + hidden) * (2 if is_backward else 1)
+    gates = max(1, round(work.flops / of_gate))
     width, element = gates * hidden, 8 if work.precision == "fp64" else 4
-
-    def product(m: int, n: int, k: int, calls: float) -> Work:
-        moved = float(element * (m * k + k * n + m * n))
-        return replace(
-            work, kind="linear", dims=(m, n, k), flops=2.0 * m * n * k, bytes=moved, calls=calls * work.calls
-        )
-
-    pointwise = replace(work, kind="elementwise", dims=(samples, width), flops=0.0, calls=steps * work.calls)
-    pointwise = replace(pointwise, bytes=float(element * samples * (width + 4 * hidden)))
-    if products == 1:
-        yield product(steps * samples, width, features, 1)
-        yield product(samples, width, hidden, steps)
-    else:
-        yield product(steps * samples, features, width, 1)
-        yield product(samples, hidden, width, steps)
-        yield product(width, features, steps * samples, 1)
-        yield product(width, hidden, steps * samples, 1)
-    yield pointwise
+    products = [(steps * samples, width, features, 1), (samples, width, hidden, steps)]
+    if is_backward:
+        products = [(steps * samples, features, width, 1), (samples, hidden, width, steps)]
+        products += [(width, features, steps * samples, 1), (width, hidden, steps * samples, 1)]
+    for m, n, k, calls in products:
+        moved, flops = float(element * (m * k + k * n + m * n)), 2.0 * m * n * k
+        yield replace(work, kind="linear", dims=(m, n, k), flops=flops, bytes=moved, calls=calls * work.calls)
+    moved = float(element * samples * (width + 4 * hidden))
+    yield replace(work, kind="elementwise", dims=(samples, width), flops=0.0, bytes=moved, calls=steps * work.calls)
 
 
 def as_computed(work: Work, device: Datasheet, precision: str | None) -> Work:
@@ -107,10 +87,9 @@ def as_computed(work: Work, device: Datasheet, precision: str | None) -> Work:
         UserError: if the card has no hardware for the products' precision.
     """
     through_cudnn = work.kind == "convolution" or "rnn" in work.name
-    is_product = work.kind in PRODUCTS or through_cudnn
     if precision in ("bf16-mixed", "16-mixed") and work.part != "optimizer" and work.kind not in _STAYS:
         work = replace(work, bytes=work.bytes / 2)
-    if not is_product:
+    if work.kind not in _PRODUCTS and not through_cudnn:
         return work
     if precision is not None:
         work = replace(work, precision=PRECISIONS[precision])
