@@ -32,14 +32,12 @@ def test_a_card_is_found_by_the_exact_name_that_torch_reports(name, memory_and_w
     [
         ("T4", "Tesla T4"),
         ("a100", "A100-SXM4-80GB"),  # of several variants the commonest
-        ("NVIDIA A100-SXM4-40GB", "A100-SXM4-40GB"),
-        ("RTX-4090", "GeForce RTX 4090"),
-        ("nvidia-tesla-t4", "Tesla T4"),
+        ("a100-40gb", "A100-SXM4-40GB"),
     ],
 )
-def test_a_user_finds_a_card_by_its_short_or_its_whole_name(name, found):
+def test_a_user_finds_a_card_by_its_short_name(name, found):
     assert find_card(name).names[0] == found
-    with pytest.raises(UserError, match="--devices: got 'mi300x', which is no card of NVIDIA's, and no other maker's"):
+    with pytest.raises(UserError, match="--devices: got 'mi300x', which is no known card.* Predicted are NVIDIA's t4"):
         find_card("mi300x")
 
 
