@@ -41,25 +41,15 @@ class Interval:
 
     def __str__(self) -> str:
         """Seconds in the unit that suits the middle, with two digits: `2.1–4.0 min`, `49 s`."""
-        scaled, unit = self._in_unit()
-        return f"{scaled.span()} {unit}"
-
-    def about(self) -> str:
-        """The same with the middle first: `10 s (0 to 72)`; no interval where all three are written alike."""
-        scaled, unit = self._in_unit()
-        low, middle, high = map(digits, scaled.ends())
-        return f"{middle} {unit}" + ("" if low == middle == high else f" ({low} to {high})")
-
-    def _in_unit(self) -> tuple["Interval", str]:
         factor, unit = next((factor, unit) for least, factor, unit in _UNITS if self.middle >= least)
-        return self * (1 / factor), unit
+        return f"{(self * (1 / factor)).span()} {unit}"
 
     def span(self) -> str:
         """Both ends with two digits, without a unit: `2.1–4.0`; one number where both are written alike."""
         return "–".join(dict.fromkeys((digits(self.low), digits(self.high))))
 
     def ends(self) -> list[float]:
-        """`[low, middle, high]`, for JSON."""
+        """`[low, middle, high]`."""
         return [self.low, self.middle, self.high]
 
 

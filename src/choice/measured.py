@@ -15,20 +15,19 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
-
 from ..analysis.groups import rates_of
 from ..analysis.noise import BETWEEN_CPU, Rates
 from ..analysis.run import Run
 from ..errors import UserError, printable
 from ..hardware.datasheet import Datasheet, datasheet
 from ..options.tree import flatten
-from ..records.formatting import option_value
+from ..records.formatting import count, option_value
 from ..records.operations import StepOperations, read_operations
 from ..records.rates import RATE
 from ..records.read import read, run_dirs
 from ..records.values import at, positive, table
 from .interval import Interval, converted
+from .scale import NUMBERS
 from .step import Measured, Source
 
 _MOST_EPOCHS = 10**6
@@ -53,14 +52,11 @@ class Training:
 
 @dataclass(frozen=True)
 class _Run:
-    path: Path
-    record: Run
+    run: Run
+    samples: int  # of an epoch
     options: Mapping[str, Any]  # that make a step another one, by dotted name
     measured: Measured  # by the record alone
     slowest: float  # the mean step over the median one
-    samples: int  # of an epoch
-    epochs: int  # that it was to train; 0: unknown
-    memory_gib: float  # of the device; 0: unknown
 
     @property
     def step(self) -> StepOperations:
@@ -73,22 +69,25 @@ def read_trainings(folders: Iterable[Path]) -> tuple[list[Training], list[str]]:
     Raises:
         UserError: if no training was measured at two batch sizes on one device.
     """
-    found: list[_Run] = []
+    measured: list[_Run] = []
     reasons: dict[str, list[Path]] = {}
     for path in dict.fromkeys(path for folder in folders for path in run_dirs(folder)):
         try:
-            found.append(_read(path))
+            measured.append(_read(path))
         except UserError as error:
             reasons.setdefault(str(error).removeprefix(f"{path}: "), []).append(path)
     trainings = []
-    for own in _grouped(found, lambda run: json.dumps(run.options)):
-        devices = _grouped(own, lambda run: (run.step.device, run.step.device_name, run.step.threads))
-        for runs in devices:
-            if len(sizes := {run.step.batch_size for run in runs}) == 1:
-                reason = f"one batch size, {min(sizes):,}, and choose needs two at least"
-                reasons.setdefault(reason, []).extend(run.path for run in runs)
-        if sources := [source for runs in devices if len((source := _source(runs)).sizes) > 1]:
-            trainings.append(_training(own, sources, _different(own[0].options, [run.options for run in found])))
+    for alike in _grouped(measured, lambda run: json.dumps(run.options)).values():
+        sources = []
+        for runs in _grouped(alike, lambda run: (run.step.device, run.step.device_name, run.step.threads)).values():
+            sizes = _grouped(runs, lambda run: run.step.batch_size)
+            if len(sizes) > 1:
+                sources.append(_source(dict(sorted(sizes.items()))))
+                continue
+            reason = f"one batch size, {min(sizes):,}, and choose needs two at least"
+            reasons.setdefault(reason, []).extend(run.run.folder for run in runs)
+        if sources:
+            trainings.append(_training(alike, sources, measured))
     left_out = [printable(f"{', '.join(map(str, paths))}: {reason}") for reason, paths in reasons.items()]
     if not trainings:
         where = ", ".join(map(str, folders))
@@ -96,58 +95,43 @@ def read_trainings(folders: Iterable[Path]) -> tuple[list[Training], list[str]]:
     return trainings, left_out
 
 
-def _grouped(runs: Iterable[_Run], key: Callable[[_Run], Any]) -> list[list[_Run]]:
+def _grouped(runs: Iterable[_Run], key: Callable[[_Run], Any]) -> dict[Any, list[_Run]]:
     found: dict[Any, list[_Run]] = {}
     for run in runs:
         found.setdefault(key(run), []).append(run)
-    return list(found.values())
+    return found
 
 
 def _read(path: Path) -> _Run:
     """Read a run. Raises UserError for one that has measured no step of one device, or left no operations."""
     record = read(path)
-
-    def known(name: str) -> float | None:
-        return positive(at(record, name))
-
-    middle, samples = known("throughput.step_ms_median"), known("dataset.train_samples")
+    run = Run(path.name, path, record)
+    middle = run.values.get("step_ms_median")
     if not middle:
         why = record.get("error") or record.get("status") or "its record does not say why"
         raise UserError(f"measured no step: {str(why).replace('_', ' ')}")
-    if (known("processes") or 1) > 1:
+    if run.processes > 1:
         raise UserError("was trained on several devices, and choose compares single ones")
-    if not samples:
+    if run.train_samples is None:
         raise UserError("does not say how many samples an epoch has; give the data num_samples")
     step = read_operations(path)
     if step is None or not step.rows:
         raise UserError(
             "has no operations.json: its step cannot be recorded (compiled, sharded, record_operations=false)"
         )
-    run = Run(path.name, path, record)
     if RATE not in run.values:
         raise UserError("does not say how many samples a step has")
-    mean = known("throughput.step_ms") or middle
-    waiting = (known("throughput.parts_ms.data_wait") or 0.0) * min(1.0, middle / mean)  # a few slow steps raise a mean
+    mean = run.values.get("step_ms", middle)
+    waiting = (positive(at(record, "throughput.parts_ms.data_wait")) or 0.0) * min(1.0, middle / mean)
     per_batch = 1e-3 / step.batches
-    counted, moving = _memory(record, step)
+    rows = [replace(row, **{name: getattr(row, name) / step.batches for name in NUMBERS}) for row in step.rows]
     measured = Measured(
-        seconds=_recorded(record, middle, step.device) * per_batch,
-        waiting=waiting * per_batch,
-        counted=counted,
-        moving=moving,
-        step=_of_batch(step),
+        _recorded(record, middle, step.device) * per_batch,
+        waiting * per_batch,  # by the median: a few slow steps raise a mean
+        *_memory(record, step),
+        replace(step, rows=rows, batches=1.0),
     )
-    shared = None if step.device == "cuda" else known("hardware.memory_gib")
-    return _Run(
-        path,
-        run,
-        _options(record),
-        measured,
-        slowest=max(1.0, mean / middle),
-        samples=round(samples),
-        epochs=min(round(known("config.trainer.max_epochs") or 0), _MOST_EPOCHS),
-        memory_gib=known("hardware.device_memory_gib") or shared or 0.0,
-    )
+    return _Run(run, run.train_samples, _options(run), measured, slowest=max(1.0, mean / middle))
 
 
 def _recorded(record: Mapping[str, Any], middle: float, device: str) -> Interval:
@@ -159,23 +143,6 @@ def _recorded(record: Mapping[str, Any], middle: float, device: str) -> Interval
     return converted(low, middle, high, confidence, BETWEEN_CPU if device == "cpu" else 0.0)
 
 
-def _options(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What makes a step another one, by dotted name."""
-    config = table(record.get("config"))
-    model = at(record, "choices.model") or str(at(config, "model._target_")).rpartition(".")[2]
-    found = {"model": at(config, "model.name") if model == "torchvision" else model, "data": at(record, "dataset.name")}
-    found |= {key: value for section in _SECTIONS for key, value in flatten({section: config.get(section)})}
-    found |= {key: at(config, key) for key in _ALSO}
-    return {key: value for key, value in found.items() if key not in _NOT}
-
-
-def _different(options: Mapping[str, Any], every: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The options that tell a training from others of the same model and data: `model.hidden_size=128`."""
-    alike = [other for other in every if all(other[key] == options[key] for key in _SECTIONS)]
-    keys = [key for key in options if any(other.get(key) != options[key] for other in alike)]
-    return [f"{key}={option_value(options[key])}" for key in keys]
-
-
 def _memory(record: Mapping[str, Any], step: StepOperations) -> tuple[float, float]:
     """Bytes that were counted, and those that the largest operation of the backward pass moves; NaN without a count."""
     parts = {key: positive(value) or 0.0 for key, value in table(at(record, "memory.parts_bytes")).items()}
@@ -185,11 +152,12 @@ def _memory(record: Mapping[str, Any], step: StepOperations) -> tuple[float, flo
     return sum(parts.values()), 0.0 if "rest" in parts else largest
 
 
-def _of_batch(step: StepOperations) -> StepOperations:
-    """The operations of one batch, where a step has several."""
-    shared = ("calls", "flops", "bytes", "cold_bytes", "seconds")
-    rows = [replace(row, **{name: getattr(row, name) / step.batches for name in shared}) for row in step.rows]
-    return replace(step, rows=rows, batches=1.0)
+def _options(run: Run) -> dict[str, Any]:
+    """What makes a step another one, by dotted name."""
+    config = table(run.record.get("config"))
+    found = {key: value for section in _SECTIONS for key, value in flatten({section: config.get(section)})}
+    found |= {key: at(config, key) for key in _ALSO} | {"model": run.model, "data": run.dataset}
+    return {key: value for key, value in found.items() if key not in _NOT}
 
 
 def device_here(kind: str, name: str, threads: str = "", memory_gib: float = 0.0) -> Datasheet:
@@ -199,64 +167,55 @@ def device_here(kind: str, name: str, threads: str = "", memory_gib: float = 0.0
     return known or Datasheet(names, short, memory_gib, 0.0, {}, {}, kind)
 
 
-def _source(runs: Sequence[_Run]) -> Source:
-    """What the runs on one device have measured."""
-    first = runs[0].step
-    threads = f", {first.threads} thread{'s' if first.threads > 1 else ''}" if first.threads else ""
-    device = device_here(first.device, first.device_name, threads, runs[0].memory_gib)
-    ordered = sorted(runs, key=lambda run: run.step.batch_size)
-    sizes = {same[0].step.batch_size: same for same in _grouped(ordered, lambda run: run.step.batch_size)}
-    rates = rates_of({size: [run.record for run in same] for size, same in sizes.items()})
-    return Source(device, {size: _pooled(same, rates, size) for size, same in sizes.items()}, rates.load)
+def _source(sizes: Mapping[int, Sequence[_Run]]) -> Source:
+    """What the runs on one device have measured, by batch size."""
+    first = next(iter(sizes.values()))[0]
+    step, hardware = first.step, table(first.run.record.get("hardware"))
+    memory = hardware.get("device_memory_gib") or (None if step.device == "cuda" else hardware.get("memory_gib"))
+    threads = f", {count(step.threads, 'thread')}" if step.threads else ""
+    rates = rates_of({size: [run.run for run in runs] for size, runs in sizes.items()})
+    return Source(
+        device_here(step.device, step.device_name, threads, positive(memory) or 0.0),
+        {size: _pooled(runs, rates, size) for size, runs in sizes.items()},
+        rates.load,
+    )
 
 
 def _pooled(runs: Sequence[_Run], rates: Rates, batch_size: int) -> Measured:
-    """One batch size from several runs."""
-    each = [run.measured for run in runs]
-    seconds, lowered_by = _seconds(each, rates, batch_size)
+    """One batch size from several runs: the time of a batch by its rate, and the least favourable count of its memory."""
+    singles, reach = [run.measured for run in runs], rates.reach(batch_size)
+    if math.isfinite(reach):
+        middle = batch_size / rates.rate(batch_size)
+        seconds = Interval(middle / (1 + reach), middle, middle * (1 + reach))
+    else:  # by the records, for want of windows that tell how well the rate is known
+        lows, middles, highs = zip(*(of_run.seconds.ends() for of_run in singles), strict=True)
+        taken = min(float(rates.windows.loc[rates.windows["setting"] == batch_size, "taken"].mean()), 0.9)
+        left = 1 - taken  # of the processor: a step may be shorter or longer by as much
+        seconds = Interval(min(lows) * left, median(middles), max(highs) / left)
     # The mean counts towards the high end: slow steps are a part of a training, and the median leaves them out.
     most = max(seconds.high, seconds.middle * max(run.slowest for run in runs))
     return Measured(
-        seconds=replace(seconds, high=most),
-        waiting=median(one.waiting for one in each),
-        counted=max(one.counted for one in each),
-        moving=max(one.moving for one in each),
-        step=each[0].step,
-        lowered_by=lowered_by,
+        replace(seconds, high=most),
+        median(of_run.waiting for of_run in singles),
+        max(of_run.counted for of_run in singles),
+        max(of_run.moving for of_run in singles),
+        singles[0].step,
     )
 
 
-def _seconds(each: Sequence[Measured], rates: Rates, batch_size: int) -> tuple[Interval, float]:
-    """The time of a batch by its rate, and by what fraction other programs may have lowered that.
-
-    It is by the records where there are too few windows to tell how well the rate is known.
-    """
-    reach = rates.reach(batch_size)
-    if math.isfinite(reach):
-        middle = batch_size / rates.rate(batch_size)
-        lowered_by = 1 - (1 + rates.reach(batch_size, others=False)) / (1 + reach)
-        return Interval(middle / (1 + reach), middle, middle * (1 + reach)), lowered_by
-    lows, middles, highs = zip(*(one.seconds.ends() for one in each), strict=True)
-    taken = float(rates.windows.loc[rates.windows["setting"] == batch_size, "taken"].mean())
-    lowered_by = float(np.clip(taken, 0, 0.9))
-    left = 1 - lowered_by  # of the processor: a step may be shorter or longer by as much
-    return Interval(min(lows) * left, median(middles), max(highs) / left), lowered_by
-
-
-def _training(runs: Sequence[_Run], sources: Sequence[Source], different: Sequence[str]) -> Training:
-    first, epochs = runs[0], {run.epochs for run in runs}
+def _training(alike: Sequence[_Run], sources: Sequence[Source], every: Sequence[_Run]) -> Training:
+    """A training; its title has the options that tell it from others of the same model and data among all runs."""
+    first, options = alike[0], alike[0].options
+    rivals = [run.options for run in every if all(run.options[key] == options[key] for key in _SECTIONS)]
+    different = [key for key in options if any(other.get(key) != options[key] for other in rivals)]
+    named = [str(options[key]) for key in _SECTIONS] + [f"{key}={option_value(options[key])}" for key in different]
+    asked = {min(round(positive(at(run.run.record, "config.trainer.max_epochs")) or 0), _MOST_EPOCHS) for run in alike}
     doubts = []
-    if first.options.get("data.pipeline") == "workers":
+    if options.get("data.pipeline") == "workers":
         doubts.append(
             "data.pipeline=workers hides how long the workers take to load a batch: a faster device may wait."
         )
-    if any(math.isnan(run.measured.counted) for run in runs):
+    if any(math.isnan(run.measured.counted) for run in alike):
         doubts.append("Not every run has counted its memory, so whether a batch fits is not known.")
-    return Training(
-        title=printable(" · ".join([str(first.options["model"]), str(first.options["data"]), *different])),
-        epochs=epochs.pop() or None if len(epochs) == 1 else None,
-        train_samples=first.samples,
-        precision=first.step.precision,
-        sources=sources,
-        doubts=doubts,
-    )
+    epochs = asked.pop() or None if len(asked) == 1 else None
+    return Training(printable(" · ".join(named)), epochs, first.samples, first.step.precision, sources, doubts)

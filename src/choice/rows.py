@@ -1,4 +1,4 @@
-"""What a training takes on each device, at the batch size that suits the device."""
+"""What a training takes on each device, at one batch size that all of them can take."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -23,7 +23,7 @@ class Question:
 
     cards: Sequence[Datasheet]  # to compare with
     epochs: int | None = None  # None: as many as the runs were to train, or 1
-    batch_size: int | None = None  # a measured one, the same for every device; None: each device has its own
+    batch_size: int | None = None  # a measured one; None: the largest that all devices can take
     prices: Mapping[str, float] = field(default_factory=dict)  # of an hour, by label; of one that is here also by kind
     start_up_s: float = 0.0  # until a device that is not here can train
     precision: str | None = None  # as of `step_on`
@@ -40,8 +40,6 @@ class Row:
     training: Interval  # seconds of all epochs
     total: Interval  # the same and the start-up
     cost: Interval | None  # None where no price is known
-    others_share: float | None = None  # of the processor, that other programs took, if it is worth a word
-    lowered_by: float = 0.0  # as of `Measured`
 
     @property
     def label(self) -> str:
@@ -58,35 +56,65 @@ class Row:
         """How its times are known."""
         return "measured" if self.here else "predicted"
 
+    @property
+    def shortage(self) -> str:
+        """Why a step may not fit into a card's memory; empty where it surely does, and where nobody knows."""
+        needs, has = self.step.memory, self.device.memory_gib * 2**30
+        if self.here or needs is None or needs.high <= USABLE * has:
+            return ""
+        return f"may need {memory(needs.high)} at batch size {self.batch_size:,}, and has {memory(has)}"
+
     def __str__(self) -> str:
         return f"{self.total} ({self.known}{f', cost {self.cost.span()}' if self.cost else ''})"
 
 
-def rows(training: Training, question: Question) -> tuple[list[Row], list[str]]:
-    """A row for each device, the fastest first, and a line for each device that cannot train it.
+def rows(training: Training, question: Question, epochs: int) -> tuple[list[Row], Row | None, list[str]]:
+    """A row for each device, the fastest first; the best larger batch; a line for each device that has no row.
+
+    The batch size is the largest that all devices can take, of those that can train at all. The best larger one is the
+    smallest within 10 % of the shortest time; None where none saves 10 %, or a size is asked for.
 
     Raises:
         UserError: for a batch size that was not measured, and for another precision of steps that were not in float32.
     """
     sizes = {size for source in training.sources for size in source.sizes}
     check_measured(question, f"{training.title} was", sizes, training.precision)
-    if question.precision == training.precision:
-        question = replace(question, precision=None)
     devices = [source.device for source in training.sources]
     for card in question.cards:
         if card not in devices:
             devices.append(card)
-    found, left_out = [], []
+    every, left_out = [], []
     for device in devices:
         try:
-            found.append(_row(training, device, question))
+            every.append(_by_size(training, device, question, epochs))
         except UserError as error:
             left_out.append(f"{device.short[0]} {error}")
-    return sorted(found, key=lambda row: row.total.middle), left_out
+    usable = [row for of_device in every for row in of_device.values() if not row.shortage]
+    fitting = [row.batch_size for row in usable]
+    size = question.batch_size or max(fitting, key=lambda size: (fitting.count(size), size))
+    found = []
+    for of_device in every:
+        if (row := of_device.get(size)) is None:
+            left_out.append(f"{next(iter(of_device.values())).label} was not measured at batch size {size:,}")
+        elif row.shortage:
+            left_out.append(f"{row.label} {row.shortage}")
+        else:
+            found.append(_with_capacity(row, of_device))
+    found.sort(key=lambda row: row.total.middle)
+    return found, None if question.batch_size else _best_larger(usable, found[0]), left_out
+
+
+def _best_larger(usable: Sequence[Row], first: Row) -> Row | None:
+    """The smallest larger batch within 10 % of the shortest time; None where none is as much faster than `first`."""
+    size, most = first.batch_size, ENOUGH * first.total.middle
+    faster = [row for row in usable if row.batch_size > size and row.total.middle < most]
+    least = min((row.total.middle for row in faster), default=0.0)
+    enough = [row for row in faster if ENOUGH * row.total.middle <= least]
+    return min(enough, key=lambda row: (row.batch_size, row.total.middle), default=None)
 
 
 def check_measured(question: Question, which: str, sizes: Collection[int], precision: str) -> None:
-    """Raises UserError for a batch size or a precision that measured steps do not answer, of a training that `which` names."""
+    """Raises UserError for a batch size or a precision that the steps of the training `which` do not answer."""
     if question.batch_size not in (None, *sizes):
         known = ", ".join(f"{size:,}" for size in sorted(sizes))
         raise UserError(f"--batch-size: got {question.batch_size:,}; {which} measured at {known}")
@@ -96,67 +124,45 @@ def check_measured(question: Question, which: str, sizes: Collection[int], preci
 
 def check_prices(here: Sequence[Datasheet], question: Question) -> None:
     """Raises UserError for a price that no device has, of those that are here and the cards to compare with."""
-    names = [_priced_as(device, True, question.prices) for device in here]
-    names += [_priced_as(card, False, question.prices) for card in question.cards]
-    if unused := [name for name in question.prices if name not in names]:
-        known = ", ".join(dict.fromkeys(device.short[0] for device in (*here, *question.cards)))
-        got = f"{unused[0]}={question.prices[unused[0]]:g}"
-        raise UserError(f"--price: got {got}, the price of no device that is compared; takes those of {known}")
+    known = [name for device in here for name in (device.short[0], device.kind)]
+    known = list(dict.fromkeys([*known, *(card.short[0] for card in question.cards)]))
+    for name, price in question.prices.items():
+        if name not in known:
+            got = f"--price: got {name}={price:g}, the price of no device that is compared"
+            raise UserError(f"{got}; takes those of {', '.join(known)}")
 
 
-def _priced_as(device: Datasheet, here: bool, prices: Mapping[str, float]) -> str | None:
-    """The name that a device has among the prices: its own one, or the kind of one that is here."""
+def _by_size(training: Training, device: Datasheet, question: Question, epochs: int) -> dict[int, Row]:
+    """The rows of a device at the measured sizes, smallest first; of a card that is not here, also at doublings."""
+    here = next((source for source in training.sources if source.device is device), None)
+    if here is not None:
+        steps = {size: step_here(here, size) for size in here.sizes}
+    else:
+        sizes = sorted({size for source in training.sources for size in source.sizes})
+        most = min(training.train_samples, MAX_EXTRAPOLATION * sizes[-1])
+        while 2 * sizes[-1] <= most:
+            sizes.append(2 * sizes[-1])
+        precision = None if question.precision == training.precision else question.precision
+        steps = {size: _best_known(training, device, size, precision) for size in sizes}
     names = (device.short[0], device.kind) if here else (device.short[0],)
-    return next((name for name in names if name in prices), None)
+    price = next((question.prices[name] for name in names if name in question.prices), None)
+    found = {}
+    for size, step in steps.items():
+        seconds = step.seconds * (math.ceil(training.train_samples / size) * epochs)
+        total = seconds if here else seconds + exactly(question.start_up_s)
+        cost = None if price is None else total * (price / 3600)
+        found[size] = Row(device, here is not None, size, step, seconds, total, cost)
+    return found
 
 
-def _row(training: Training, device: Datasheet, question: Question) -> Row:
-    steps = _steps(training, device, question)
-    source = next((source for source in training.sources if source.device is device), None)
-    here = source is not None
-    sizes = [size for size, step in steps.items() if here or _fits(step, device)]
-    if not sizes:
-        size, step = next(iter(steps.items()))
-        needs = memory(step.memory.high) if step.memory else "more"
-        raise UserError(f"may need {needs} at batch size {size:,}, and has {memory(device.memory_gib * 2**30)}")
-    rates = {size: size / steps[size].seconds.middle for size in sizes}
-    size = next(size for size in sizes if rates[size] >= ENOUGH * max(rates.values()))
-    epochs = question.epochs or training.epochs or 1
-    seconds = steps[size].seconds * (math.ceil(training.train_samples / size) * epochs)
-    total = seconds if here else seconds + exactly(question.start_up_s)
-    priced_as = _priced_as(device, here, question.prices)
-    cost = None if priced_as is None else total * (question.prices[priced_as] / 3600)
-    row = Row(device, here, size, steps[size], seconds, total, cost)
-    if source is None:
-        return row
-    return replace(row, others_share=source.others_share, lowered_by=source.sizes[size].lowered_by)
-
-
-def _steps(training: Training, device: Datasheet, question: Question) -> dict[int, Step]:
-    """A step at each batch size in question, smallest first.
-
-    These are the measured sizes; for a device that is not here, also their doublings, as far as records are trusted.
-    """
-    own = next((source for source in training.sources if source.device is device), None)
-    sizes = sorted({size for source in ([own] if own else training.sources) for size in source.sizes})
-    most = min(training.train_samples, MAX_EXTRAPOLATION * sizes[-1])
-    while own is None and 2 * sizes[-1] <= most:
-        sizes.append(2 * sizes[-1])
-    if question.batch_size is not None:
-        sizes = [size for size in sizes if size == question.batch_size]
-    if not sizes:
-        raise UserError(f"was not measured at batch size {question.batch_size:,}")
-    if own is not None:
-        return {size: step_here(own, size) for size in sizes}
-    return {size: _best_known(training, device, size, question) for size in sizes}
-
-
-def _best_known(training: Training, device: Datasheet, size: int, question: Question) -> Step:
+def _best_known(training: Training, device: Datasheet, size: int, precision: str | None) -> Step:
     """The narrowest of the predictions from the devices that are here."""
-    found = [step_on(source, device, size, question.precision) for source in training.sources]
+    found = [step_on(source, device, size, precision) for source in training.sources]
     return min(found, key=lambda step: step.seconds.high / max(step.seconds.low, 1e-12))
 
 
-def _fits(step: Step, device: Datasheet) -> bool:
-    """Whether a step surely fits into a card's memory, where both are known."""
-    return step.memory is None or step.memory.high <= USABLE * device.memory_gib * 2**30
+def _with_capacity(row: Row, of_device: Mapping[int, Row]) -> Row:
+    """The row, limited by `capacity` where the next larger batch would be faster by more than 10 %, and may not fit."""
+    larger = next((other for other in of_device.values() if other.batch_size > row.batch_size), row)
+    is_short = larger.shortage and larger.training.middle < ENOUGH * row.training.middle
+    return replace(row, step=replace(row.step, limit="capacity")) if is_short else row

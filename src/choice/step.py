@@ -18,6 +18,7 @@ from .interval import Interval, exactly
 from .kernels import is_compute, predict
 from .launches import BELOW_AUTOGRAD, MOST_WHOLE_OPERATION, beside_operations, elsewhere, launched
 from .memory import on_gpu
+from .roofs import norm
 from .scale import line, rows_at
 from .work import as_computed, works_of
 
@@ -37,7 +38,6 @@ class Measured:
     counted: float  # bytes, as `moving` in memory.py; NaN where no run has counted them
     moving: float
     step: StepOperations
-    lowered_by: float = 0.0  # a fraction of the rate: what other programs may have cost, by which `seconds` is wider
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,12 +50,12 @@ class Source:
 
     def line(self, name: str, batch_size: int) -> float:
         """A number of `Measured` at any batch size, on a line."""
-        return line({size: getattr(each, name) for size, each in self.sizes.items()}, batch_size)
+        return line({size: getattr(measured, name) for size, measured in self.sizes.items()}, batch_size)
 
     @property
     def shortest(self) -> float:
         """Seconds of the shortest step."""
-        return min(each.seconds.middle for each in self.sizes.values())
+        return min(measured.seconds.middle for measured in self.sizes.values())
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Step:
     """A training step on a device.
 
     Attributes:
-        limit: of a step elsewhere, what takes most of it: `compute`, `memory`, `launches` or `data`.
+        limit: of a step elsewhere, what takes most of it: `arithmetic`, `bandwidth`, `launches` or `data`.
         memory: bytes that it takes; None if unknown.
     """
 
@@ -74,14 +74,8 @@ class Step:
 
 def step_here(source: Source, batch_size: int) -> Step:
     """A step on the device that measured, with a batch size that was measured."""
-    counted = _counted(source, batch_size)
-    return Step(source.sizes[batch_size].seconds, "", None if counted is None else exactly(counted[0]))
-
-
-def _counted(source: Source, batch_size: int) -> tuple[float, float] | None:
-    """Bytes that were counted, and that the backward pass moves, at any batch size."""
-    counted, moving = (source.line(name, batch_size) for name in ("counted", "moving"))
-    return None if math.isnan(counted) else (counted, moving)
+    measured = source.sizes[batch_size]
+    return Step(measured.seconds, "", None if math.isnan(measured.counted) else exactly(measured.counted))
 
 
 def step_on(source: Source, device: Datasheet, batch_size: int, precision: str | None = None) -> Step:
@@ -94,21 +88,20 @@ def step_on(source: Source, device: Datasheet, batch_size: int, precision: str |
     Raises:
         UserError: if the card has no hardware for the precision.
     """
-    rows = rows_at({size: each.step for size, each in source.sizes.items()}, batch_size)
+    rows = rows_at({size: measured.step for size, measured in source.sizes.items()}, batch_size)
     kernels, is_arithmetic = _kernels(rows, device, precision)
     transfer = _TRANSFER * _batch_bytes(rows)
     on_device = kernels * _correction(source) + transfer
-    waiting = exactly(source.line("waiting", batch_size))
+    waiting, counted, moving = (source.line(name, batch_size) for name in ("waiting", "counted", "moving"))
     launches = _launches(source, rows)
-    host = elsewhere(waiting) + launches
+    host = elsewhere(exactly(waiting)) + launches
     low = max(on_device.low, host.low)
-    middle = max(low, _overlapped(on_device.middle, host.middle))
-    seconds = Interval(low, middle, max(middle, _overlapped(on_device.high, host.high)))
-    parts = {"compute" if is_arithmetic else "memory": on_device.middle, "launches": launches.middle}
-    parts["data"] = max(waiting.middle, transfer.middle)
+    middle = max(low, float(norm(on_device.middle, host.middle, _OVERLAP)))
+    seconds = Interval(low, middle, max(middle, float(norm(on_device.high, host.high, _OVERLAP))))
+    parts = {"arithmetic" if is_arithmetic else "bandwidth": on_device.middle, "launches": launches.middle}
+    parts["data"] = max(waiting, transfer.middle)
     limit = max(parts, key=lambda part: parts[part])
-    counted = _counted(source, batch_size)
-    return Step(seconds, limit, None if counted is None else on_gpu(*counted))
+    return Step(seconds, limit, None if math.isnan(counted) else on_gpu(counted, moving))
 
 
 def _kernels(rows: Sequence[OperationRow], device: Datasheet, precision: str | None) -> tuple[Interval, bool]:
@@ -164,9 +157,3 @@ def _correction(source: Source) -> float:
     if not expected or (step < 1.5 * source.shortest and expected < step):  # launches may have limited every size
         return 1.0
     return min(max(step / expected, 1 / _LARGEST_CORRECTION), _LARGEST_CORRECTION)
-
-
-def _overlapped(device: float, host: float) -> float:
-    """The time of two that run at the same time, and wait for each other now and then."""
-    longer, shorter = max(device, host), min(device, host)
-    return longer * (1 + (shorter / longer) ** _OVERLAP) ** (1 / _OVERLAP) if longer > 0 else 0.0

@@ -13,6 +13,7 @@ import argparse
 import json
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from ..checkpointing.signals import exit_on_signals
@@ -28,7 +29,7 @@ from . import command_parser, folder_of, folders_and_options, number
 
 KINDS = ("cpu", "cuda", "mps")  # what a device that is here is called, unless it is a known card
 USUAL = ("t4", "l4", "a10", "a100", "l40s", "h100", "rtx4090")  # that people rent or own
-SCHEMA = 3  # of the JSON document
+SCHEMA = 4  # of the JSON document
 
 
 def main() -> None:
@@ -42,15 +43,15 @@ def main() -> None:
     prices = _prices(args.price)
     names = args.devices.split(",") if args.devices else [*USUAL, *(name for name in prices if name not in KINDS)]
     cards = [find_card(name) for name in (card_names() if names == ["all"] else names)]
-    question = Question(cards, args.epochs, args.batch_size, prices, args.start_up or 0.0, args.precision)
+    question = Question(cards, args.epochs, args.batch_size, prices, args.start_up, args.precision)
     epochs, places = _measured(overrides, question) if overrides else (None, [Path(folder) for folder in folders])
     trainings, left_out = read_trainings(places)
     question = replace(question, epochs=args.epochs or epochs)
     check_prices([source.device for training in trainings for source in training.sources], question)
     answers = [Answer(training, question) for training in trainings]
     if args.json:
-        found = {"schema": SCHEMA, "trainings": [answer.as_json() for answer in answers], "left_out": left_out}
-        print(json.dumps(found, indent=1, ensure_ascii=False), flush=True)
+        document = {"schema": SCHEMA, "trainings": [answer.as_json() for answer in answers], "left_out": left_out}
+        print(json.dumps(document, indent=1, ensure_ascii=False), flush=True)
     else:
         left_out = wrapped([f"left out: {line}" for line in left_out])
         print("\n\n\n".join([*(answer.text(columns()) for answer in answers), *left_out]), flush=True)
@@ -60,17 +61,17 @@ def main() -> None:
 
 def _prices(words: list[str]) -> dict[str, float]:
     """What an hour costs, by the short name of the device."""
-    found = {}
+    prices = {}
     for word in words:
         name, _, price = word.partition("=")
         name = name if name in KINDS else find_card(name, "--price").short[0]
-        if name in found:
+        if name in prices:
             raise UserError(f"--price: got {word!r}, and {name} has a price already")
         try:
-            found[name] = number(0, 10**9)(price)
+            prices[name] = number(0, 10**9)(price)
         except argparse.ArgumentTypeError:
             raise UserError(f"--price: got {word!r}, takes what an hour of a device costs, such as h100=2.5") from None
-    return found
+    return prices
 
 
 def _measured(overrides: list[str], question: Question) -> tuple[int | None, list[Path]]:
@@ -82,8 +83,7 @@ def _measured(overrides: list[str], question: Question) -> tuple[int | None, lis
     from ..sweep.sizes import BATCH_SIZE, SIZES, measure, own_sizes
 
     overrides, sizes = own_sizes(overrides)
-    config = check_command_line([*overrides, f"{BATCH_SIZE}={min(sizes, default=1)}"], False)[0]
-    trainer = config["trainer"]
+    trainer = check_command_line([*overrides, f"{BATCH_SIZE}={min(sizes, default=1)}"], False)[0]["trainer"]
     if trainer.get("devices") not in (1, "auto") or trainer.get("num_nodes") not in (1, None):
         raise UserError("trainer.devices: choose compares single devices; leave it at 1")
     precision = str(trainer.get("precision"))
@@ -96,36 +96,21 @@ def _measured(overrides: list[str], question: Question) -> tuple[int | None, lis
     kinds = [kind for kind in available() if asked in ("auto", kind) or (asked == "gpu" and kind != "cpu")]
     check_prices([device_here(kind, name_of_kind(kind)) for kind in kinds], question)
     exit_on_signals()
-    places = measure(overrides, sizes, kinds, folder_of("choose"), _say)
+    places = measure(overrides, sizes, kinds, folder_of("choose"), partial(print, file=sys.stderr, flush=True))
     epochs = trainer.get("max_epochs")
     return epochs if isinstance(epochs, int) and epochs > 0 else None, places
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = command_parser("choose", __doc__)
-    parser.add_argument(
-        "words", nargs="*", metavar="folder or option=value", help="of a sweep, or options as in batchscope train"
-    )
-    parser.add_argument("--devices", metavar="t4,l4,…", help="to compare with; `all` for every known one")
-    count, seconds = number(1, 10**8, int), number(0, 10**6)
-    parser.add_argument(
-        "--epochs", type=count, metavar="N", help="to train; else the run's own trainer.max_epochs, or 1"
-    )
-    parser.add_argument("--batch-size", type=count, metavar="N", help="a measured one for all; else each has its best")
-    parser.add_argument(
-        "--start-up", type=seconds, metavar="SECONDS", help="until a device elsewhere can train; else 0"
-    )
-    parser.add_argument(
-        "--price",
-        action="append",
-        default=[],
-        metavar="h100=2.5",
-        help="price of an hour; cpu=0.1 for this machine; may be repeated",
-    )
-    parser.add_argument("--precision", choices=PRECISIONS, help="of the predictions; else that of the measurement")
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
+    option, count = parser.add_argument, number(1, 10**8, int)
+    option("words", nargs="*", metavar="folder or option=value", help="of a sweep, or options as in batchscope train")
+    option("--devices", metavar="t4,l4,…", help="to compare with; `all` for every known one")
+    option("--epochs", type=count, metavar="N", help="to train; else the run's own trainer.max_epochs, or 1")
+    option("--batch-size", type=count, metavar="N", help="a measured one; else the largest that all devices can take")
+    option("--start-up", type=number(0, 10**6), default=0.0, metavar="SECONDS", help="until a device elsewhere trains")
+    price = "price of an hour; cpu=0.1 for this machine; may be repeated"
+    option("--price", action="append", default=[], metavar="h100=2.5", help=price)
+    option("--precision", choices=PRECISIONS, help="of the predictions; else that of the measurement")
+    option("--json", action="store_true", help="print one JSON document instead of tables")
     return parser

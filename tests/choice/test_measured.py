@@ -3,10 +3,9 @@
 import json
 import math
 
-import numpy as np
 import pytest
 
-from batchscope.analysis.noise import BETWEEN_CPU, USUAL_SHARE
+from batchscope.analysis.noise import BETWEEN_CPU
 from batchscope.analysis.read import find
 from batchscope.choice.interval import deviations
 from batchscope.choice.measured import read_trainings
@@ -43,7 +42,6 @@ def test_a_time_is_known_as_well_as_a_report_says_that_its_rate_is_beside_other_
     rate, reach = rates.rate(64), rates.reach(64)
     assert sizes[64].seconds.ends() == pytest.approx([64 / rate / (1 + reach), 64 / rate, 64 / rate * (1 + reach)])
     assert training.sources[0].others_share == rates.load
-    assert sizes[64].lowered_by == pytest.approx(max(0.0, np.nan_to_num(others) - USUAL_SHARE))
     assert (rates.load is None) == math.isnan(others)
 
 
@@ -129,7 +127,6 @@ def test_without_windows_a_run_on_a_cpu_is_known_no_better_than_separate_runs_ag
 def test_too_few_windows_beside_other_programs_are_wider_by_what_these_took(tmp_path):
     alone, beside = (only(write_training(tmp_path / str(o), windows=2, others=o))[1][64] for o in (0.0, 0.5))
     assert beside.seconds.ends() == pytest.approx([alone.seconds.low / 2, alone.seconds.middle, alone.seconds.high * 2])
-    assert (alone.lowered_by, beside.lowered_by) == (0, 0.5)
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,7 @@ def test_work_that_is_linear_in_the_batch_size_is_exact_everywhere(size, around)
 
 def test_a_number_never_falls_below_what_it_cannot():
     assert line({64: 1.0, 128: 3.0}, 1) == 0.0
+    assert math.isnan(line({64: 1.0, 128: math.nan}, 256))  # and what is not known stays unknown
     first, second = (elementwise("aten.x", "", "forward", rows, 8) for rows in (64, 16))
     (row,) = rows_at({64: recorded(64, [first]), 128: recorded(128, [second])}, 4096)
     assert (row.bytes, row.dims) == (0.1 * second.bytes, (1, 8))
@@ -195,14 +196,14 @@ def test_a_measured_step_is_as_it_was_measured(sources):
 
 PREDICTED = {  # a training, a card, a batch size, a precision → the limit, and ms: the low end, the middle, the high end
     ("mlp", "h100", 8, None): ("launches", (0.44176, 1.08, 2.3104)),
-    ("wide", "t4", 8192, None): ("compute", (400.42, 651.79, 1054.2)),
-    ("wide", "a100", 4096, None): ("compute", (58.304, 81.487, 137.93)),
-    ("wide", "a100", 4096, "bf16-mixed"): ("compute", (4.5379, 11.461, 24.502)),
+    ("wide", "t4", 8192, None): ("arithmetic", (400.42, 651.79, 1054.2)),
+    ("wide", "a100", 4096, None): ("arithmetic", (58.304, 81.487, 137.93)),
+    ("wide", "a100", 4096, "bf16-mixed"): ("arithmetic", (4.5379, 11.461, 24.502)),
     ("lstm", "h100", 8, None): ("launches", (0.48152, 1.1658, 2.6298)),
-    ("convolution", "h100", 300, None): ("memory", (2.4366, 7.5451, 17.458)),
+    ("convolution", "h100", 300, None): ("bandwidth", (2.4366, 7.5451, 17.458)),
     ("starved", "h100", 512, None): ("data", (13.292, 25.605, 43.121)),
     ("on an L4", "h100", 8, None): ("launches", (0.1596, 0.29471, 1.704)),
-    ("wide on an L4", "h100", 512, None): ("compute", (7.6415, 10.735, 35.07)),
+    ("wide on an L4", "h100", 512, None): ("arithmetic", (7.6415, 10.735, 35.07)),
     ("emulated on a T4", "h100", 512, None): ("data", (0.47359, 0.875, 2.7212)),
 }
 
