@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from ..analysis.noise import CONFIDENCE
-from ..records.formatting import count, duration, percent
+from ..records.formatting import count, percent
 from ..records.terminal import wrapped
 from .interval import SURE, Interval, digits, times_longer
 from .measured import Training
@@ -105,13 +105,14 @@ class Answer:
 
     def _head(self) -> list[str]:
         """The training, what was measured, and what is assumed."""
-        training, size, start_up = self.training, self.rows[0].batch_size, duration(self.question.start_up_s)
+        training, question, size = self.training, self.question, self.rows[0].batch_size
         here = "; ".join(source.device.names[0] for source in training.sources)
         work = f"{count(self.epochs, 'epoch')} of {training.train_samples:,} samples at batch size {size:,}"
         return [
             f"{training.title}: {work}, training steps alone",
             f"measured on {here}; intervals of {percent(CONFIDENCE)}, of ratios {percent(SURE)}",
-            f"assumed elsewhere: {start_up} to start, a host as fast as this one, precision {self.question.precision}",
+            f"assumed elsewhere: {question.start_up_s:g} s to start, a host as fast as this one, "
+            f"precision {question.precision}",
         ]
 
     def notes(self) -> list[str]:

@@ -69,7 +69,9 @@ def predict(works: Sequence[Work], device: Datasheet, of: Coefficients | None = 
             middle[own] = _middles(form, chosen, device, of)
     wider = _widening(device, of)
     factor = np.exp(deviations(CONFIDENCE) * np.array([_spread(work, wider, of) for work in works]))
-    floor = np.array([_floor_seconds(work, device) for work in works])
+    # No kernel falls below a little less than the roof, unless the L2 holds its tensors.
+    in_cache = [work.bytes < (device.l2_mib or 0.0) * 2**20 for work in works]
+    floor = np.where(in_cache, 0.0, [_ABOVE_BOOST * roof_seconds(work, device) for work in works])
     return np.stack([np.maximum(middle / factor, np.minimum(middle, floor)), middle, middle * factor])
 
 
@@ -81,12 +83,6 @@ def roof_seconds(work: Work, device: Datasheet) -> float:
 def is_compute(work: Work, device: Datasheet) -> bool:
     """Whether arithmetic bounds a work, and not memory."""
     return work.flops / _peak(work, device) > work.bytes / device.memory_bytes_per_sec
-
-
-def _floor_seconds(work: Work, device: Datasheet) -> float:
-    """What no kernel falls below: a little less than the roof; 0 where the L2 holds the tensors."""
-    in_cache = work.bytes < (device.l2_mib or 0.0) * 2**20
-    return 0.0 if in_cache else roof_seconds(work, device) * _ABOVE_BOOST
 
 
 def _family(work: Work) -> str:

@@ -26,8 +26,8 @@ _ASSUMED = 0.8  # the confidence of the intervals below, which follow from the p
 BELOW_AUTOGRAD = converted(3e-6, 5e-6, 9e-6, _ASSUMED)
 MOST_WHOLE_OPERATION = 15e-6
 OTHER_HOST = converted(0.6, 1.0, 1.5, _ASSUMED)  # another processor's time for the same Python, relative to this one's
-_LEAST_BESIDE = 8e-6  # seconds of Python and autograd for an operation
-_MOST_BESIDE = 5e-3, 50e-6  # seconds of the loop for a step, and for an operation
+LEAST_BESIDE = 8e-6  # seconds of Python and autograd for an operation
+MOST_LOOP, MOST_BESIDE = 5e-3, 50e-6  # seconds of the loop for a step, and for an operation
 _THROUGH_CUDNN = 8.0  # simple operations that one of these is worth
 _CUDNN = ("conv", "batch_norm", "rnn")
 
@@ -35,13 +35,6 @@ _CUDNN = ("conv", "batch_norm", "rnn")
 def launched(rows: Sequence[OperationRow]) -> float:
     """The launches of a step, as so many simple operations."""
     return sum(row.calls * (_THROUGH_CUDNN if any(name in row.name for name in _CUDNN) else 1.0) for row in rows)
-
-
-def beside_operations(rest: Interval, calls: float) -> Interval:
-    """Seconds of a step's loop, Python and autograd, given what was measured of a step outside of its operations."""
-    loop, operation = _MOST_BESIDE
-    least, most = _LEAST_BESIDE * calls, loop + operation * calls
-    return Interval(*(min(max(end, least), most) for end in rest.ends()))
 
 
 def elsewhere(seconds: Interval) -> Interval:

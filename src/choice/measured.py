@@ -30,11 +30,11 @@ from .interval import Interval, converted
 from .scale import NUMBERS
 from .step import Measured, Source
 
-_MOST_EPOCHS = 10**6
 _MEDIAN, _STEPS = 0.95, 0.8  # confidence of a record's interval of the median; the share of steps from p10 to p90
-_SECTIONS = ("model", "data")  # of the configuration, whose options make a step another one
-_ALSO = ("optimizer._target_", "trainer.precision", "trainer.accumulate_grad_batches", "global_batch_size")
-_ALSO += ("channels_last", "compile")
+_NAMES = ("model", "data")  # of the title
+# The options, by their beginnings, that make a step another one, and those of them that do not.
+_OF_A_STEP = ("model.", "data.", "optimizer._target_", "trainer.precision", "trainer.accumulate_grad_batches")
+_OF_A_STEP += ("global_batch_size", "channels_last", "compile")
 _NOT = ("data.batch_size", "data.seed", "data.root", "data.offline")
 
 
@@ -154,10 +154,9 @@ def _memory(record: Mapping[str, Any], step: StepOperations) -> tuple[float, flo
 
 def _options(run: Run) -> dict[str, Any]:
     """What makes a step another one, by dotted name."""
-    config = table(run.record.get("config"))
-    found = {key: value for section in _SECTIONS for key, value in flatten({section: config.get(section)})}
-    found |= {key: at(config, key) for key in _ALSO} | {"model": run.model, "data": run.dataset}
-    return {key: value for key, value in found.items() if key not in _NOT}
+    options = flatten(table(run.record.get("config")))
+    found = {key: value for key, value in options if key.startswith(_OF_A_STEP) and key not in _NOT}
+    return {"model": run.model, "data": run.dataset} | found
 
 
 def device_here(kind: str, name: str, threads: str = "", memory_gib: float = 0.0) -> Datasheet:
@@ -206,10 +205,10 @@ def _pooled(runs: Sequence[_Run], rates: Rates, batch_size: int) -> Measured:
 def _training(alike: Sequence[_Run], sources: Sequence[Source], every: Sequence[_Run]) -> Training:
     """A training; its title has the options that tell it from others of the same model and data among all runs."""
     first, options = alike[0], alike[0].options
-    rivals = [run.options for run in every if all(run.options[key] == options[key] for key in _SECTIONS)]
+    rivals = [run.options for run in every if all(run.options[key] == options[key] for key in _NAMES)]
     different = [key for key in options if any(other.get(key) != options[key] for other in rivals)]
-    named = [str(options[key]) for key in _SECTIONS] + [f"{key}={option_value(options[key])}" for key in different]
-    asked = {min(round(positive(at(run.run.record, "config.trainer.max_epochs")) or 0), _MOST_EPOCHS) for run in alike}
+    named = [str(options[key]) for key in _NAMES] + [f"{key}={option_value(options[key])}" for key in different]
+    asked = {round(positive(at(run.run.record, "config.trainer.max_epochs")) or 0) for run in alike}
     doubts = []
     if options.get("data.pipeline") == "workers":
         doubts.append(

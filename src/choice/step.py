@@ -16,7 +16,7 @@ from ..hardware.datasheet import Datasheet
 from ..records.operations import OperationRow, StepOperations
 from .interval import Interval, exactly
 from .kernels import is_compute, predict
-from .launches import BELOW_AUTOGRAD, MOST_WHOLE_OPERATION, beside_operations, elsewhere, launched
+from .launches import BELOW_AUTOGRAD, LEAST_BESIDE, MOST_BESIDE, MOST_LOOP, MOST_WHOLE_OPERATION, elsewhere, launched
 from .memory import on_gpu
 from .roofs import norm
 from .scale import line, rows_at
@@ -24,6 +24,7 @@ from .work import as_computed, works_of
 
 _OVERLAP = 4.0  # of the norm that adds device and host up: with 1 they would not overlap at all
 _LARGEST_CORRECTION = 3.0
+_ON_A_LINE = ("waiting", "counted", "moving")  # of `Measured`, against the batch size
 # Seconds a byte, of a batch on its way to a GPU: prefetched; from pinned memory over PCIe 3; from pageable memory. The first
 # and the last are the least and the most, and are taken for the ends of an interval.
 _TRANSFER = Interval(0.0, 1 / 12e9, 1 / 5e9)
@@ -47,10 +48,6 @@ class Source:
     device: Datasheet
     sizes: Mapping[int, Measured]
     others_share: float | None = None  # of the processor, that other programs took, if it is worth a word
-
-    def line(self, name: str, batch_size: int) -> float:
-        """A number of `Measured` at any batch size, on a line."""
-        return line({size: getattr(measured, name) for size, measured in self.sizes.items()}, batch_size)
 
     @property
     def shortest(self) -> float:
@@ -92,7 +89,8 @@ def step_on(source: Source, device: Datasheet, batch_size: int, precision: str |
     kernels, is_arithmetic = _kernels(rows, device, precision)
     transfer = _TRANSFER * _batch_bytes(rows)
     on_device = kernels * _correction(source) + transfer
-    waiting, counted, moving = (source.line(name, batch_size) for name in ("waiting", "counted", "moving"))
+    numbers = [{size: getattr(measured, name) for size, measured in source.sizes.items()} for name in _ON_A_LINE]
+    waiting, counted, moving = (line(values, batch_size) for values in numbers)
     launches = _launches(source, rows)
     host = elsewhere(exactly(waiting)) + launches
     low = max(on_device.low, host.low)
@@ -138,10 +136,10 @@ def _launches(source: Source, rows: Sequence[OperationRow]) -> Interval:
 def _beside(source: Source) -> Interval:
     """Seconds of a step on this CPU outside of its operations, from the smallest batch, in which these are shortest."""
     smallest = next(iter(source.sizes.values()))
-    rows = smallest.step.rows
-    known = smallest.waiting + sum(row.seconds for row in rows)
-    rest = Interval(*(end - known for end in smallest.seconds.ends()))
-    return beside_operations(rest, sum(row.calls for row in rows))
+    known = smallest.waiting + sum(row.seconds for row in smallest.step.rows)
+    calls = sum(row.calls for row in smallest.step.rows)
+    least, most = LEAST_BESIDE * calls, MOST_LOOP + MOST_BESIDE * calls
+    return Interval(*(min(max(end - known, least), most) for end in smallest.seconds.ends()))
 
 
 @cache
