@@ -47,7 +47,7 @@ PRELOADED = ["batchscope.sweep.fork_server"]
 _SERVER_LOST = 255  # the exit code of all runs of a server that was killed
 _GROUP_TIMEOUT_S = 5
 # SLURM sends one of these to submitit when the time of its job is up.
-LAUNCHER_SIGNALS = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name))
+LAUNCHER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Child:
@@ -82,8 +82,7 @@ class Child:
         try:
             self.code = self._exit_code()
         finally:
-            end_group(self.pid)
-            wait_for_group(self.pid)
+            end_group(self.pid, _GROUP_TIMEOUT_S)
         self.ended = True
         status, self.how = _how_it_ended(self._stopped_by, self.code)
         self._record_end(status, self.how)
@@ -184,13 +183,8 @@ class Processes:
 
     def __init__(self) -> None:
         self._running: list[Child] = []
-        self._is_starting = False  # a process, which is not among the running ones yet
-        self._stopped_by: int | None = None  # a signal
+        self.stopped_by: int | None = None  # a signal
         self._stopped_at = 0.0
-
-    def start(self, job: Job, output: tuple[int, int] = (1, 2), visited: bool = False) -> Process:
-        """Start a run; raises as `add`."""
-        return self.add(lambda: Process(job, output, visited))
 
     def add(self, start: Callable[[], C]) -> C:
         """Start a process.
@@ -200,25 +194,16 @@ class Processes:
             SystemExit: if a signal has asked this process to stop.
         """
         self.exit_if_stopped()
-        self._is_starting = True
-        try:
-            process = start()
-            self._running.append(process)
-        finally:
-            self._is_starting = False
-        if self._stopped_by is not None:  # while it was started
-            process.interrupt(self._stopped_by)
+        process = start()
+        self._running.append(process)
+        if self.stopped_by is not None:  # while it was started
+            process.interrupt(self.stopped_by)
         return process
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether a signal has asked this process to stop."""
-        return self._stopped_by is not None
 
     def exit_if_stopped(self) -> None:
         """Raise SystemExit if a signal has asked this process to stop."""
-        if self._stopped_by is not None:
-            raise SystemExit(128 + self._stopped_by)
+        if self.stopped_by is not None:
+            raise SystemExit(128 + self.stopped_by)
 
     def __enter__(self) -> Self:
         """Forward signals that end this process to the runs.
@@ -254,15 +239,10 @@ class Processes:
             process.interrupt(number)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        """Ask the runs to end; a second Ctrl-C or SIGTERM, more than 0.3 s later, kills them.
-
-        Before any run has started, the sweep exits at once.
-        """
+        """Ask the runs to end; a second Ctrl-C or SIGTERM, more than 0.3 s later, kills them."""
         redirect_closed_terminals(self._terminals)
-        if self._stopped_by is None:
-            self._stopped_by, self._stopped_at = number, time.monotonic()
-            if not self._running and not self._is_starting:
-                raise SystemExit(128 + number)
+        if self.stopped_by is None:
+            self.stopped_by, self._stopped_at = number, time.monotonic()
             self._interrupt(number)
         elif forces_exit(number, time.monotonic() - self._stopped_at):
             for process in self._running:
@@ -273,7 +253,7 @@ class Processes:
         self, handler: Callable[[int, FrameType | None], Any], number: int, frame: FrameType | None
     ) -> None:
         """End the runs, then call the launcher's handler. The runs of launchers are new Pythons, children of this one."""
-        self._stopped_by = self._stopped_by or number
+        self.stopped_by = self.stopped_by or number
         self._interrupt(signal.SIGTERM)
         for process in self._running:
             with contextlib.suppress(ChildProcessError):  # it has just ended by itself
@@ -344,34 +324,24 @@ def _how_it_ended(stopped_by: int | None, code: int) -> tuple[Status, str]:
     """Status and reason of a run that did not write them itself, by its exit code or minus the signal that killed it."""
     if stopped_by is None and code - 128 in (*STOPPING, *LAUNCHER_SIGNALS):
         stopped_by = code - 128
+    number = stopped_by or -code
+    name = signal.Signals(number).name if number in {*signal.Signals} else f"signal {number}"
     if stopped_by is not None:
-        return "interrupted", f"stopped by {_signal_name(stopped_by)}"
+        return "interrupted", f"stopped by {name}"
     if code == -signal.SIGKILL:
         return "killed", "killed by SIGKILL, as the system does where it runs out of memory"
     if code < 0:  # any other signal, as SIGSEGV, is a bug in native code
-        return "killed" if -code in STOPPING else "failed", f"killed by {_signal_name(-code)}"
+        return "killed" if -code in STOPPING else "failed", f"killed by {name}"
     if code == _SERVER_LOST:
         return "killed", "ended without a word"
     return "failed", f"ended with exit code {code} and said no more"
 
 
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        return f"signal {number}"
-
-
-def end_group(leader: int) -> None:
-    """End all that is left of a run: workers, other ranks."""
+def end_group(leader: int, timeout_s: float = 0.0) -> None:
+    """End all that is left of a run: workers, other ranks. Wait so long at most until nothing holds a device's memory."""
+    deadline = time.monotonic() + timeout_s
     with contextlib.suppress(ProcessLookupError, PermissionError):  # all gone; macOS says the latter of zombies
         os.killpg(leader, signal.SIGKILL)
-
-
-def wait_for_group(leader: int) -> None:
-    """Wait, for a few seconds at most, until nothing of a run is left that could hold a device's memory."""
-    deadline = time.monotonic() + _GROUP_TIMEOUT_S
-    with contextlib.suppress(ProcessLookupError, PermissionError):
         while time.monotonic() < deadline:
-            os.killpg(leader, 0)
             time.sleep(0.02)
+            os.killpg(leader, 0)
