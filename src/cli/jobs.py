@@ -1,44 +1,38 @@
 """Who calls for the runs of a sweep: this process, or the sweeper and launcher of Hydra that the command line names."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from hydra.core.hydra_config import HydraConfig
-from hydra.core.utils import env_override
-from omegaconf import DictConfig, open_dict
-
 from .. import _hydra
 from ..errors import UserError
 from ..files import WriteError, why
-from ..options.compose import CommandLine, search_path, without_hydra
+from ..options.compose import CommandLine, search_path
 from ..options.groups import CONFIGS
 from ..options.overrides import as_override, parse, text_of
 from ..options.signatures import class_attribute
 from ..records.metrics import metric, staged
 from ..records.values import at
 from ..sweep import launchers
+from ..sweep.runner import SweepRunner
 
-HydraJob = Callable[[DictConfig], float | None]  # what is called for each run
 
+def start_jobs(line: CommandLine, overrides: list[str], sweep_dir: Path, sweep: SweepRunner) -> None:
+    """Give a sweep its runs.
 
-def start_jobs(line: CommandLine, overrides: list[str], sweep_dir: Path, job: HydraJob) -> None:
-    """Call `job` for each run, with its configuration and `HydraConfig` set.
-
-    Runs that are known beforehand and run here are called for as they were composed and checked. Others are composed by
-    Hydra, which may call for them in other processes.
+    Those that are known beforehand and run here are done as they were composed and checked. Others are composed by Hydra,
+    which may call for them in other processes.
 
     Raises:
         WriteError: if a folder cannot be made.
     """
     try:
         if line.labels and launchers.is_basic(line.launcher):
-            for number, composition in enumerate(line.compositions):
-                _call(job, composition, number, sweep_dir)
+            sweep.run_list(line.compositions)
         else:
             words = [*map(text_of, parse(overrides)), *search_path(), as_override("hydra.sweep.dir", str(sweep_dir))]
-            _hydra.multirun(CONFIGS, words, job)
+            _hydra.multirun(CONFIGS, words, sweep.run_job)
     except OSError as error:
         if error.filename is None or not Path(error.filename).absolute().is_relative_to(sweep_dir.absolute()):
             raise
@@ -74,14 +68,3 @@ def words_of_search(sweeper: Mapping[str, Any], config: Mapping[str, Any]) -> li
             )
         words.append(f"hydra.sweeper.direction={'maximize' if rises else 'minimize'}")
     return words
-
-
-def _call(job: HydraJob, composition: DictConfig, number: int, sweep_dir: Path) -> Any:
-    """Call for one run as Hydra's basic launcher does; the run makes its folder when it begins."""
-    with open_dict(composition):
-        composition.hydra.sweep.dir = str(sweep_dir)
-        composition.hydra.job.num = composition.hydra.job.id = number
-        composition.hydra.runtime.output_dir = str((sweep_dir / str(number)).absolute())
-    HydraConfig.instance().set_config(composition)
-    with env_override(dict(composition.hydra.job.env_set)):
-        return job(without_hydra(composition))

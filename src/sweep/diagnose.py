@@ -35,7 +35,7 @@ def diagnose(job: Job, search: Diagnosis) -> Plan[None]:
     tried = _Tried(job)
     (record,) = yield [tried.run(BASELINE, BASELINE, {})]
     if record["status"] != "finished":
-        raise RunFailed(f"{job.run_dir}: {record.get('error') or record['status']}")
+        raise RunFailed.of(job, record)
     baseline = Run(BASELINE, job.run_dir / BASELINE, record)
     if RATE not in baseline.values:
         place = os.path.relpath(baseline.folder)

@@ -9,10 +9,10 @@ from typing import Any
 
 from ..checkpointing.resume import lock_run_dir
 from ..errors import UserError
-from ..files import LOCK, WriteError, is_set_aside, lock_folder, new_folder, refuse_links, set_aside, why
+from ..files import LOCK, WriteError, lock_folder, refuse_links, set_aside, why
 from ..options.purpose import DEFAULTS, OF_REPORTS, purpose_of
 from ..options.types import Purpose
-from ..records.read import FILE, DamagedRecordError, read
+from ..records.read import FILE, DamagedRecordError, read, run_dirs
 from ..records.run_record import close, plan
 from ..records.values import at, number
 
@@ -23,14 +23,6 @@ UNFINISHED = ("running", "interrupted", "killed")
 # What a sweep, Hydra and its plugins write directly in the sweep's folder.
 _WRITTEN = ("[0-9]*", "report", LOCK, ".submitit", "multirun.yaml", "optimization_results.yaml")
 _TIME = "callbacks.stop_at_target.wall_seconds"  # that a run to a target may take
-
-
-def make_folder(folder: Path) -> Path:
-    """Take the folder, or the next numbered one if another process has taken it. Raises UserError."""
-    try:
-        return new_folder(folder)
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be written: {why(error)}") from error
 
 
 def lock_sweep_dir(sweep_dir: Path) -> AbstractContextManager[None]:
@@ -95,13 +87,12 @@ def set_run_aside(run_dir: Path) -> str:
         return _set_aside(run_dir)
 
 
-def statuses(sweep_dir: Path) -> list[str]:
-    """How every run of a sweep ended; folders that were set aside do not count."""
+def statuses(folder: Path) -> list[str]:
+    """How each run in and below a folder ended; folders that were set aside do not count."""
     found = []
-    for path in sorted(sweep_dir.rglob(FILE)):
-        if not any(map(is_set_aside, path.relative_to(sweep_dir).parts)):
-            with suppress(UserError):
-                found.append(str(read(path.parent).get("status")))
+    for run_dir in run_dirs(folder) if os.path.isdir(folder) else ():
+        with suppress(UserError):  # it cannot be read
+            found.append(str(read(run_dir).get("status")))
     return found
 
 

@@ -3,14 +3,8 @@
 import os
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
-from ..analysis.answer import answer
-from ..analysis.read import find
 from ..analysis.selection import ENOUGH, INDIFFERENCE
-from ..analysis.table import quality_metrics
 from ..errors import UserError
 from ..options.update import largest_part, ranks_asked
 from ..records.rates import NEAR_BEST, RATE, why_no_rate
@@ -25,9 +19,10 @@ _MOST_TAKEN = 0.9  # of the processor, by other programs
 def grow_batch(job: Job, search: BatchSizeSearch, title: str = "") -> Plan[int | None]:
     """The runs of a BatchSizeSearch, one for each size, in folders below the job's own.
 
-    The sizes near the best rate are then measured once more, side by side, which tells smaller differences.
+    The sizes near the best rate are then measured once more, side by side, which tells smaller differences: the report on
+    these runs has the answer.
 
-    Returns the size that a report on these runs recommends; None if no size fits.
+    Returns the smallest size with enough of the best rate while the batch grew; None if no size fits.
 
     Raises:
         RunFailed: for a run that fails for another reason than memory: that does not say whether the batch fits.
@@ -48,17 +43,19 @@ def grow_batch(job: Job, search: BatchSizeSearch, title: str = "") -> Plan[int |
         """Run a size; whether it fits, is measured, and is faster than all before it."""
         nonlocal limit
         tried.append(size)
-        (record,) = yield [run(size, f"run {len(tried)} of at most {search.max_runs}")]
+        trial = run(size, f"run {len(tried)} of at most {search.max_runs}")
+        (record,) = yield [trial]
         if record["status"] == "out_of_memory":
             return False
-        rate = _rate(record)
-        if rate is None and not rates:
+        if record["status"] != "finished":
+            raise RunFailed.of(trial, record)
+        rate = record["throughput"].get(RATE)
+        if rate is None:  # as of a size with fewer steps than the warm-up
+            if rates:
+                print(f"  data.batch_size={size} has no rate: {why_no_rate(record)}", file=sys.stderr, flush=True)
+                return False
             place = record["config"]["run_dir"]
             raise UserError(f"search: needs the rate of a run, and {place} has none: {why_no_rate(record)}")
-        if rate is None:
-            ends = "  no larger size is tried" if size > max(rates) else f"  {size:,} has no rate"
-            print(f"{ends}: {why_no_rate(record)}", file=sys.stderr, flush=True)
-            return False
         samples = record["dataset"]["train_samples"]  # None of a stream that is not counted
         limit = min(limit, max(1, samples // record.get("processes", 1))) if samples else limit
         is_faster = not rates or rate > (1 + NEAR_BEST) * max(rates.values())
@@ -73,7 +70,7 @@ def grow_batch(job: Job, search: BatchSizeSearch, title: str = "") -> Plan[int |
             break
     if not rates:
         return None
-    upper = _enough(rates, enough) if size in rates else size  # what the answer may be, or where memory ended
+    upper = _smallest(rates, enough) if size in rates else size  # what the answer may be, or where memory ended
     below = max((size for size in tried if size < upper), default=upper)
     between = largest_part(job.config, ranks, max(1, upper // 2))
     if len(tried) < search.max_runs and between > below:
@@ -82,16 +79,7 @@ def grow_batch(job: Job, search: BatchSizeSearch, title: str = "") -> Plan[int |
     if len(again) > 1 and can_wait(job.config):
         print(f"\n— {title}measured again side by side: data.batch_size={','.join(map(str, again))}", flush=True)
         yield [run(size, "again", "again") for size in again]
-    return _recommended(job.run_dir, enough, job.config.get("margin")) or _enough(rates, enough)
-
-
-def _rate(record: Mapping[str, Any]) -> float | None:
-    """Samples/s of a run that has finished; None where it has none, as of a size with fewer steps than the warm-up."""
-    if record["status"] != "finished":
-        why = f"  the search ends: {record['status']} does not say whether the batch fits"
-        print(why, file=sys.stderr, flush=True)
-        raise RunFailed(f"the search: {record.get('error') or record['status']}")
-    return record["throughput"].get(RATE)
+    return _smallest(rates, enough)
 
 
 def _to_measure_again(rates: Mapping[int, float], highest: Mapping[int, float], near_share: float) -> list[int]:
@@ -103,15 +91,6 @@ def _to_measure_again(rates: Mapping[int, float], highest: Mapping[int, float], 
     return sorted([best, *others[: _MOST_AGAIN - 1]])
 
 
-def _enough(rates: Mapping[int, float], enough: float) -> int:
+def _smallest(rates: Mapping[int, float], enough: float) -> int:
     """The smallest size that reaches enough of the best rate."""
     return min(size for size, rate in rates.items() if rate >= enough * max(rates.values()))
-
-
-def _recommended(folder: Path, enough: float, margin: float | None) -> int | None:
-    """The size that a report on the runs in a folder recommends; None where it has no answer."""
-    with suppress(UserError):  # no record can be read
-        sweep = find([folder])
-        found = answer(max(sweep.groups, key=lambda group: len(group.sizes)), quality_metrics(sweep), enough, margin)
-        return found.size if found else None
-    return None

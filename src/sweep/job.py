@@ -111,8 +111,7 @@ def hide_slurm() -> None:
     """
     os.environ.pop("SLURM_NTASKS", None)
     warnings.filterwarnings("ignore", "The `srun` command is available")
-    if hasattr(signal, "SIGUSR2"):
-        signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # some clusters send it to all processes of a job
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # some clusters send it to all processes of a job
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ A `launcher` is the node `hydra.launcher`, resolved.
 import importlib.util
 import shutil
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
@@ -45,12 +44,6 @@ def check_launcher(launcher: Mapping[str, Any]) -> None:
                 f"hydra.launcher.{option}: got {launcher[option]}, takes 1: a run of a sweep has one task, and starts "
                 "its processes itself; a run on several nodes is a separate job (distributed.md in the documentation)"
             )
-
-
-def output_folder(launcher: Mapping[str, Any]) -> str | None:
-    """The folder in which jobs write their output; None if they print it here."""
-    folder = launcher.get("submitit_folder")
-    return folder and str(Path(folder).parent)
 
 
 def is_job_error(error: BaseException) -> bool:

@@ -3,9 +3,7 @@
 import contextlib
 import os
 import shlex
-import statistics
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,7 +21,7 @@ from ..records.values import at, positive, table
 from . import folder
 from .plans import LOG, Job, Plan, Record
 from .process import Process, Processes
-from .visits import can_wait, groups_of, is_timed, measure_together, to_visit
+from .visits import Together, can_wait, groups_of, is_timed, to_visit
 
 T = TypeVar("T")
 
@@ -42,7 +40,6 @@ class Loop:
     def __init__(self, command: str = "train"):
         self.refused = False
         self.command = [*program(command), *sys.argv[1:]]
-        self._durations: list[float] = []  # seconds, of the runs that were done alone
 
     def run(self, plan: Plan[T]) -> T:
         """Do all runs of a plan; what the plan returns.
@@ -63,90 +60,82 @@ class Loop:
         suited = [job for job in jobs if len(jobs) > 1 and can_wait(job.config)]
         if len(jobs) > 1 and any(job.config.get("timing") is True for job in jobs if job not in suited):
             warn("timing=true: not all runs can be timed side by side; docs/batch-size.md says which")
-        ended = [job for job in jobs if folder.has_ended(job.run_dir)]
-        waiting = to_visit([job for job in suited if job not in ended])
-        for job in ended:
-            records[job] = self._do_alone(job, len(jobs))
+        kept = [job for job in jobs if folder.has_ended(job.run_dir)]
+        waiting = to_visit([job for job in suited if job not in kept])
+        for job in kept:
+            records[job] = self._do_alone(job)
         groups = groups_of(suited) if len(waiting) > 1 else {}  # also of runs that are kept, as in the report
         while len(waiting) > 1:
             waiting = self._do_together(waiting, groups, records)
-        # What cannot wait, has the speed of a visited run, or ran out of memory beside others.
-        rest = [job for job in jobs if job not in records]
-        for number, job in enumerate(rest):
-            records[job] = self._do_alone(job, len(rest) - number)
+        for job in jobs:
+            if job not in records:  # it cannot wait, has the speed of a visited run, or ran out of memory beside others
+                records[job] = self._do_alone(job)
         return [records[job] for job in jobs]
 
-    def _do_alone(self, job: Job, left: int) -> Record:
-        """Do a run while no other run trains; `left` are the runs that are left with it."""
+    def _do_alone(self, job: Job) -> Record:
+        """Do a run while no other run trains."""
         record = self._kept(job)
         kept = record is not None
         if job.title and (record is None or record["status"] != "refused"):
-            about = statistics.mean(self._durations) * left if self._durations and left > 1 and not kept else 0.0
-            note = " — kept" if kept else f" — about {duration(about)} left" if about else ""
-            print(f"\n— {job.title}{note}", flush=True)
+            print(f"\n— {job.title}{' — kept' if kept else ''}", flush=True)
         if record is None:
-            started = time.monotonic()
             with _output(job, job.logged) as output, Processes() as processes:
-                processes.start(job, output)
-            self._durations.append(time.monotonic() - started)
+                processes.add(lambda: Process(job, output))
             record = self._read(job)
         self._say_end(job, record, kept)
         return record
 
     def _do_together(self, jobs: Sequence[Job], groups: Mapping[Job, str], records: dict[Job, Record]) -> list[Job]:
         """Visit runs side by side, and note their records; the jobs that are left."""
-        line, warned, ready, started = LiveLine(), set[str](), [], 0
+        ready: list[Job] = []
         for job in jobs:
             if (record := self._kept(job)) is None:
                 ready.append(job)
             else:
                 records[job] = record
-                self._say_end(job, record, kept=True)
+                self._say_end(job, record)
         if not ready:
             return []
+        line, warned, started = LiveLine(), set[str](), 0
+        shown, programs = any(job.title for job in jobs), ProgramWatch([os.getpid()])
         with contextlib.ExitStack() as files, Processes() as processes:
             files.callback(line.clear)
 
             def start(job: Job) -> Process:
                 nonlocal started
                 started += 1
-                return processes.start(job, files.enter_context(_output(job, True)), visited=True)
+                output = files.enter_context(_output(job, True))
+                return processes.add(lambda: Process(job, output, visited=True))
 
             def end(process: Process) -> None:
+                process.wait()
                 line.clear()
                 job, record = process.job, self._read(process.job)
-                training = not is_timed(job.config)
-                if processes.is_stopped and record["status"] == "interrupted":
-                    records[job] = record  # the sweep names all that it has stopped
-                    return
-                if job.title:
-                    if training or is_verbose():
+                is_stopped = processes.stopped_by is not None and record["status"] == "interrupted"
+                if job.title and not is_stopped:  # the sweep names all that it has stopped
+                    if not is_timed(job.config) or is_verbose():
                         print(f"\n— {job.title}", flush=True)
                     _show_log(job, warned)
                 if record["status"] == "out_of_memory" and started > 1:
-                    # At once: a sweep that ends meanwhile would be repeated with this run kept.
-                    record = self._set_aside(job)
-                if record is not None:
-                    records[job] = record
-                    if training or record["status"] != "finished":
-                        self._say_end(job, record)
+                    place, aside = os.path.relpath(job.run_dir), folder.set_run_aside(job.run_dir)
+                    text = f"{place} ran out of memory beside other runs, and is done alone; what it left is in {aside}"
+                    print(text, file=sys.stderr, flush=True)
+                    return
+                records[job] = record
+                if not is_stopped and (record["status"] != "finished" or not is_timed(job.config)):
+                    self._say_end(job, record)
 
-            shown = any(job.title for job in jobs)
-            programs = ProgramWatch([os.getpid()])
-
-            def say(text: str) -> None:
+            def say(text: str, stays: bool = False) -> None:
                 programs.sample()
-                if shown:
+                if stays:
+                    line.clear()
+                    print(text, flush=True)
+                elif shown:
                     line(text)
 
-            def note(text: str) -> None:
-                line.clear()
-                print(text, flush=True)
-
-            left = measure_together(ready, groups, start, end, say, note)
+            left = Together(groups, start, end, say).measure(ready)
             if shown and sum(share for _, share in programs.top()) >= LOAD_SAID:
-                line.clear()
-                print(f"beside these runs: {programs.words()} of the processor", flush=True)  # in no file
+                say(f"beside these runs: {programs.words()} of the processor", stays=True)  # in no file
             return left
 
     def _kept(self, job: Job) -> Record | None:
@@ -155,17 +144,6 @@ class Loop:
             return folder.keep_or_plan(job.run_dir, job.config, command=shlex.join(self.command), **job.facts)
         except UserError as error:
             return self._refused(error)
-
-    def _set_aside(self, job: Job) -> Record | None:
-        """Make room for a run that ran out of memory beside others: None; otherwise the record that takes its place."""
-        try:
-            aside = folder.set_run_aside(job.run_dir)
-        except UserError as error:
-            return self._refused(error)
-        place = os.path.relpath(job.run_dir)
-        text = f"{place} ran out of memory beside other runs, and is done alone; what it left is in {aside}"
-        print(text, file=sys.stderr, flush=True)
-        return None
 
     def _read(self, job: Job) -> Record:
         """The record of a run that has ended; if somebody has removed or damaged it, the other runs go on."""

@@ -76,18 +76,15 @@ class Limits(NamedTuple):
         if passes < self.min_passes:
             return None
         if self.settles and (passes - self.min_passes) % EVERY == 0:
-            if (sizes := len({run.size for run in compared(runs)})) > 1:
-                found = selection_of(runs, self.enough)
-                if found is not None and found.is_settled(sizes):
+            if (sizes := len({run.size for run in runs if not run.is_cut})) > 1:
+                selection = selection_of(runs, self.enough)
+                if selection is not None and selection.is_settled(sizes):
                     return SETTLED
-            elif self._is_known(runs):
-                return known_to(self.precision)
+            else:
+                rates = Rates(windows_of(runs))
+                if max((rates.reach(size, others=False) for size in rates.settings), default=math.inf) <= self.precision:
+                    return known_to(self.precision)
         return TIME_LIMIT if is_over else None
-
-    def _is_known(self, runs: Sequence[Run]) -> bool:
-        """Whether the rate of runs of one size is known to the precision."""
-        rates = Rates(windows_of(runs))
-        return max((rates.reach(size, others=False) for size in rates.settings), default=math.inf) <= self.precision
 
 
 def measure_in_passes(
@@ -131,13 +128,9 @@ def measure_in_passes(
 
 
 def selection_of(runs: Sequence[Run], enough: float = ENOUGH) -> Selection | None:
-    """The choice among the sizes of a group that is being visited."""
-    return select(Rates(windows_of(compared(runs)), processes=PROCESSES_CPU, at_equal_load=True), enough=enough)
-
-
-def compared(runs: Sequence[Run]) -> list[Run]:
-    """The runs whose batches hold as many samples as they were asked for, as in a report."""
-    return [run for run in runs if not run.is_cut]
+    """The choice among the sizes of a group that is being visited; as in a report, without cut batches."""
+    windows = windows_of([run for run in runs if not run.is_cut])
+    return select(Rates(windows, processes=PROCESSES_CPU, at_equal_load=True), enough=enough)
 
 
 def windows_of(runs: Sequence[Run]) -> pd.DataFrame:
@@ -163,7 +156,8 @@ def _so_far(waiting: Sequence[Run], limits: Limits, passes: int) -> str:
     """` · so far 128, with at least 74 % of the best rate`, of the only group that is still visited."""
     if not limits.settles or 2 * passes < FEWEST or len({run.group for run in waiting}) != 1:
         return ""
-    found = selection_of(waiting, limits.enough)
-    if found is None or len(found.shares) < 2:
+    selection = selection_of(waiting, limits.enough)
+    if selection is None or len(selection.shares) < 2:
         return ""
-    return f" · so far {found.smallest:,}, with {at_least_percent(found.sure[found.smallest])} of the best rate"
+    size = selection.smallest
+    return f" · so far {size:,}, with {at_least_percent(selection.sure[size])} of the best rate"

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from ..checkpointing.resume import with_run_dir
 from ..errors import UserError
@@ -74,6 +74,11 @@ class RunFailed(UserError):
     def __init__(self, message: str, exit_code: int = 1):
         super().__init__(message, exit_code)
         self.reported = True
+
+    @classmethod
+    def of(cls, job: Job, record: Record) -> Self:
+        """That of a run with such a record."""
+        return cls(f"{job.run_dir}: {record.get('error') or record['status']}")
 
 
 def is_one_process(config: Mapping[str, Any]) -> bool:

@@ -18,12 +18,12 @@ from ..analysis.match import Pair, match
 from ..analysis.read import find
 from ..checkpointing.resume import recorded_config, with_run_dir
 from ..errors import UserError
+from ..files import new_folder, writing
 from ..options import trust
 from ..options.check import check_config
 from ..options.command_lines import for_timing
 from ..options.compose import apply_overrides
 from ..records.read import FILE, read
-from .folder import make_folder
 from .loop import Loop
 from .plans import LOG, Job, Plan
 from .visits import can_wait
@@ -60,7 +60,8 @@ def rerun(
     """
     pairs, _ = match(*(find([folder]) for folder in folders))
     found = {pair.label: sides_of(pair, pythons, overrides) for pair in pairs}
-    out = make_folder(out)
+    with writing("--out", out):
+        out = new_folder(out)
     sides = [out / "a", out / "b"]
     say = (lambda line: None) if quiet else (lambda line: print(line, flush=True))
     Loop("compare").run(a_b(found, out, most, seconds, say, lambda: decided(sides, max_slowdown)))

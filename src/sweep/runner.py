@@ -1,20 +1,21 @@
-"""A sweep of a command line: Hydra calls for its runs, the loop does them, and a report follows."""
+"""A sweep of a command line: a list of runs is done by the loop, a sweeper or launcher of Hydra calls for others; a report follows."""
 
 import contextlib
 import importlib
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import env_override
 from omegaconf import DictConfig
 
 from ..checkpointing.signals import exit_on_signals
 from ..errors import UserError, report, warn
 from ..files import WriteError
-from ..options.check import check_config
+from ..options.compose import config_in
 from ..options.overrides import as_override, for_shell
 from ..records.read import optimized
 from . import folder, launchers
@@ -25,19 +26,18 @@ from .process import start_server
 from .search import Diagnosis, TimeToTarget, search_of
 from .time_to_target import time_to_target
 
-HydraJob = Callable[[DictConfig], float | None]  # what Hydra calls for each run
-
 
 def run_sweep(
     sweep_dir: Path,
     configs: list[dict[str, Any]],
     labels: list[str],
     launcher: Mapping[str, Any],
-    start_hydra: Callable[[HydraJob], None],
+    start: Callable[["SweepRunner"], None],
 ) -> None:
     """Run every job of a sweep, each in its own process, and report on them.
 
-    The labels say what sets each run apart; they are empty where a searching sweeper decides which runs there are.
+    The labels say what sets each run apart; they are empty where a searching sweeper decides which runs there are. `start`
+    gives the runner its runs.
 
     Raises:
         SystemExit: 1 if a run failed for another reason than memory; 129, 130 or 143 if a signal ended the sweep.
@@ -47,18 +47,14 @@ def run_sweep(
     here = launchers.is_basic(launcher)
     sweep = SweepRunner(sweep_dir, labels, here, next(filter(None, map(search_of, configs)), None))
     exit_on_signals()
-    if output := launchers.output_folder(launcher):
-        print(f"the runs are jobs, and write their output to {output}", flush=True)
     with folder.lock_sweep_dir(sweep_dir):
         try:
             if here and any(map(is_one_process, configs)):
                 start_server()
                 with contextlib.suppress(ImportError):  # for the report: it takes seconds, and disturbs no run now
                     importlib.import_module("..analysis.report", __package__)
-            # A list of runs continues after one that failed; it has been reported, and is in the table.
-            with contextlib.suppress(RunFailed):
-                start_hydra(sweep.run_job)
-                sweep.loop.do(sweep.waiting)
+            with contextlib.suppress(RunFailed):  # which ends a sweeper that searches; it has been reported
+                start(sweep)
         except BaseException as error:
             is_job_error = launchers.is_job_error(error)
             is_closed = isinstance(error, BrokenPipeError)  # standard output, as by `… | head`
@@ -76,27 +72,39 @@ def run_sweep(
 
 
 class SweepRunner:
-    """The runs of one command line. Some launchers call for them in other processes, and not in order.
+    """The runs of one command line.
 
     Args:
         sweep_dir: holds a folder a run.
         labels: what sets each run apart; empty where it is not known beforehand what will be run.
-        here: whether Hydra calls for all runs in this process.
-        search: that the command line asks for. A diagnosis is a sweep of one job for Hydra.
+        here: whether all runs are started by this process. Some launchers call for them in other processes, and not in order.
+        search: that the command line asks for. A diagnosis is a sweep of one job.
     """
 
     def __init__(self, sweep_dir: Path, labels: list[str], here: bool = False, search: object = None):
         self.sweep_dir = sweep_dir
         self.labels = ["the diagnosis"] if isinstance(search, Diagnosis) else labels
         self.loop = Loop()
-        self.waiting: list[Job] = []  # for the end of Hydra's list: their results go to nobody before
         self._failure_is_result = isinstance(search, Diagnosis | TimeToTarget)
         self._is_diagnosis = isinstance(search, Diagnosis)
         self._here = here
         self._failed = False
 
+    def run_list(self, compositions: Sequence[DictConfig]) -> None:
+        """Do runs that are known beforehand, as Hydra composed them. The searches among them come first."""
+        jobs = []
+        for number, composition in enumerate(compositions):
+            with env_override(dict(composition.hydra.job.env_set)):
+                job = self._job(number, (self.sweep_dir / str(number)).absolute(), composition, composition.hydra)
+                if job.forks and not job.config["search"]:
+                    jobs.append(job)
+                    continue
+                with self._reported():
+                    self._do(job)
+        self.loop.do(jobs)
+
     def run_job(self, config: DictConfig) -> float | None:
-        """What Hydra calls for each run: does it, unless it may wait until Hydra has called for all.
+        """What Hydra calls for each run.
 
         Returns the metric that `optimized_metric` names; of a search: the batch size found, the best seconds to
         the target, or None for a diagnosis.
@@ -105,33 +113,40 @@ class SweepRunner:
             RunFailed: so that a searching sweeper knows. A list of runs continues with the next, and returns None.
         """
         hydra = HydraConfig.get()
-        run_dir = Path(hydra.runtime.output_dir)
-        config.run_dir = os.path.relpath(run_dir)
-        overrides, number = list(hydra.overrides.task), int(hydra.job.num)
-        facts = {"choices": dict(hydra.runtime.choices), "overrides": overrides}
+        with self._reported():
+            return self._do(self._job(int(hydra.job.num), Path(hydra.runtime.output_dir), config, hydra))
+        return None
+
+    def _job(self, number: int, run_dir: Path, config: DictConfig, hydra: Any) -> Job:
+        """A run with its number in the sweep; `hydra` is Hydra's section of its composition."""
+        overrides = list(hydra.overrides.task)
         known = number < len(self.labels)
         title = f"{number + 1} of {len(self.labels)}" if known else f"{number + 1}"
         label = self.labels[number] if known else " ".join(overrides)
+        facts = {"choices": dict(hydra.runtime.choices), "overrides": overrides}
+        forks = self._here and not hydra.job.env_set  # libraries read their variables when they are imported
+        return Job(run_dir, config_in(os.path.relpath(run_dir), config), facts, f"run {title}: {label}", forks=forks)
+
+    def _do(self, job: Job) -> float | None:
+        """Do a run, or the search that it asks for; see `run_job`."""
+        if job.config["search"]:
+            name = job.title.partition(":")[0].replace("run", "search")
+            return self.loop.run(_search(job, f"{name}, " if len(self.labels) > 1 else ""))
+        (record,) = self.loop.do([job])
+        if record["status"] != "finished":
+            raise RunFailed.of(job, record)
+        return optimized(record)
+
+    @contextlib.contextmanager
+    def _reported(self) -> Iterator[None]:
+        """Within, a mistake is said, and how a run ended is in its record. Where runs may fail, it has ended all of them."""
         try:
-            plain = check_config(config)
-            forks = self._here and not hydra.job.env_set  # libraries read their variables when they are imported
-            job = Job(run_dir, plain, facts, f"run {title}: {label}", forks=forks)
-            if plain["search"]:
-                return self.loop.run(_search(job, f"search {title}, " if len(self.labels) > 1 else ""))
-            if forks and self.labels:
-                self.waiting.append(job)
-                return None
-            (record,) = self.loop.do([job])
-            if record["status"] != "finished":
-                raise RunFailed(f"{run_dir}: {record.get('error') or record['status']}")
-            return optimized(record)
+            yield
         except UserError as error:
             report(error)
-            # How a run ended is in its record; where runs may fail, this one has ended all of them.
             self._failed |= self._failure_is_result or not isinstance(error, RunFailed)
-            if self.labels:
-                return None
-            raise RunFailed(str(error)) from error
+            if not self.labels:
+                raise RunFailed(str(error)) from error
 
     def report(self) -> None:
         """Write and print the table and the recommendation; they can be made again from the sweep's folder."""

@@ -13,12 +13,12 @@ from typing import Any
 from hydra.errors import HydraException
 
 from ..errors import UserError
+from ..files import new_folder, writing
 from ..options.compose import compose_command_line, config_in
 from ..options.overrides import parse, text_of
 from ..options.update import largest_part
 from ..records.formatting import duration
 from ..records.read import FILE
-from .folder import make_folder
 from .loop import Loop
 from .plans import Job, Plan
 
@@ -83,7 +83,8 @@ def measure(
     Raises:
         UserError: if a run fails, or fewer than two sizes fit.
     """
-    folder = make_folder(folder)
+    with writing("choose", folder):
+        folder = new_folder(folder)
     say(f"the runs are kept in {os.path.relpath(folder)}; they take about a minute on each device")
     for kind in kinds:
         Loop("choose").run(sizes_for_choose(overrides, sizes, kind, folder, say))

@@ -9,7 +9,6 @@ configuration (folder.py), and a run whose share of the time was over is done ag
 """
 
 import math
-import sys
 
 from ..analysis.target import apart
 from ..errors import NonFiniteError
@@ -37,25 +36,21 @@ def time_to_target(job: Job, search: TimeToTarget, of_job: str = "") -> Plan[flo
             if size > most:
                 continue
             if left_s <= 0:
-                print(
-                    f"\nsearch.minutes={search.minutes:g} are over: {runs - done} of {runs} runs are left out",
-                    flush=True,
-                )
+                left_out = f"{runs - done} of {runs} runs are left out"
+                print(f"\nsearch.minutes={search.minutes:g} are over: {left_out}", flush=True)
                 return min(times.values(), default=None)
             share_s = left_s * max(1 / (runs - done), min(SHARES / (runs - done), 0.5))
             best_s = min(times.values(), default=None)
             done += 1
             seconds = best_s and MARGIN * apart(len(order)) * best_s
-            one = _trial(job, f"{of_job}run {done} of at most {runs}", size, rate, seconds, share_s)
-            (record,) = yield [one]
+            trial = _trial(job, f"{of_job}run {done} of at most {runs}", size, rate, seconds, share_s)
+            (record,) = yield [trial]
             left_s -= positive(record.get("seconds")) or 0.0
             if record["status"] == "out_of_memory":
                 most = size - 1
             # That the loss is not finite with so large a learning rate is a result.
             elif record["status"] != "finished" and record.get("error_kind") != NonFiniteError.kind:
-                why = record.get("error") or record["status"]
-                print(f"  the search ends: {record['status']}", file=sys.stderr, flush=True)
-                raise RunFailed(f"the search: {why}")
+                raise RunFailed.of(trial, record)
             if samples := at(record, "dataset.train_samples"):
                 most = min(most, samples)
             if taken := positive(record.get("time_to_target_s")):

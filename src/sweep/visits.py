@@ -10,12 +10,10 @@ with its memory. The next one warms up only while there is enough for it; it wai
 import contextlib
 import itertools
 import os
-import re
+import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.util import find_spec
-from pathlib import Path
+from glob import glob
 from typing import Any, TypeVar
 
 import psutil
@@ -31,37 +29,39 @@ from .plans import Job, is_one_process
 from .process import Process
 
 MOST_AT_ONCE = 16  # a larger sweep is measured 16 runs at a time
+# On Linux. There torch, which takes seconds to import, is asked for accelerators only if the system has one.
+ACCELERATORS = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg", "/dev/davinci[0-9]*")
 _SET_UP_AT_ONCE = min(4, os.cpu_count() or 1)  # reading and checking is the work of one core
 _SHARE_LEFT = 0.25  # of the memory
-_ACCELERATORS = ("nvidia[0-9]*", "kfd", "dxg", "davinci[0-9]*")  # in /dev: Lightning's `auto` would take them
-_BUILD = re.compile(r"^(?:cuda|hip|rocm)\b.*= *(\S+)", re.MULTILINE)  # `cuda: Optional[str] = None` in torch/version.py
 _PASSES_PER_S = 1000  # more than there can be: passes of another time in the same folder have other numbers
 _FEWEST = 8  # passes of runs that have so many seconds
 _LONG_S = 3600.0  # of a training: longer ones do not hold the memory of others that wait, unless they are asked to
 T = TypeVar("T")
 
 
-def can_wait(config: Mapping[str, Any], devices: Path = Path("/dev"), torch: Path | None = None) -> bool:
-    """Whether a run can wait for visits: one process on a CPU, whose steps are measured, and that no time limit ends.
-
-    `devices` has the files of devices, and `torch` is the folder of the package, by default the installed one.
-    """
+def can_wait(config: Mapping[str, Any]) -> bool:
+    """Whether a run can wait for visits: one process on a CPU, whose steps are measured, and that no time limit ends."""
     callbacks, trainer = config["callbacks"] or {}, config["trainer"]
-    accelerator = trainer.get("accelerator", "auto")
-    on_cpu = accelerator == "cpu" or (accelerator == "auto" and not _may_take_accelerator(devices, torch))
-    measured = bool(callbacks.get("throughput")) and not trainer.get("fast_dev_run")
-    return (
-        is_one_process(config) and on_cpu and measured and not _has_clock(config) and config.get("timing") is not False
-    )
+    is_measured = callbacks.get("throughput") and not trainer.get("fast_dev_run") and config.get("timing") is not False
+    suits = is_measured and is_one_process(config) and not _has_clock(config)
+    return bool(suits) and _trains_on_cpu(trainer.get("accelerator", "auto"))
 
 
 def _has_clock(config: Mapping[str, Any]) -> bool:
     """Whether the time decides when a run ends or is validated: waiting would use it up."""
-    trainer, callbacks = config["trainer"], config["callbacks"] or {}
-    timers = (str(node.get("_target_")) for node in callbacks.values() if isinstance(node, Mapping))
+    trainer, nodes = config["trainer"], (config["callbacks"] or {}).values()
+    timers = [node for node in nodes if isinstance(node, Mapping) and str(node.get("_target_")).endswith(".Timer")]
     is_due = isinstance(trainer.get("val_check_interval"), str | Mapping)  # a time
-    ends = trainer.get("max_time") or config.get("target") is not None or any(t.endswith(".Timer") for t in timers)
-    return bool(is_due or ends)
+    return bool(timers or is_due or trainer.get("max_time") or config.get("target") is not None)
+
+
+def _trains_on_cpu(accelerator: str) -> bool:
+    """Whether Lightning trains on the CPU with this `trainer.accelerator`."""
+    if accelerator != "auto" or (sys.platform.startswith("linux") and not any(map(glob, ACCELERATORS))):
+        return accelerator in ("auto", "cpu")
+    from ..hardware.devices import available
+
+    return available() == ["cpu"]
 
 
 def is_timed(config: Mapping[str, Any]) -> bool:
@@ -77,103 +77,109 @@ def to_visit(jobs: Sequence[Job]) -> list[Job]:
     return list(first.values())
 
 
-def _may_take_accelerator(devices: Path, torch: Path | None) -> bool:
-    """Whether Lightning's `auto` may take an accelerator: one is there, and torch is not built for CPUs alone."""
-    if not any(any(devices.glob(name)) for name in _ACCELERATORS):
-        return False
-    if torch is None:
-        spec = find_spec("torch")  # to import it takes seconds
-        torch = Path(str(spec and spec.origin)).parent
-    return not _is_cpu_build(torch)
-
-
-def _is_cpu_build(torch: Path) -> bool:
-    """Whether `version.py` of torch, which is read and not run, says that it has no CUDA and no ROCm."""
-    with contextlib.suppress(OSError, ValueError):
-        builds = _BUILD.findall((torch / "version.py").read_text(encoding="utf-8"))
-        return bool(builds) and set(builds) == {"None"}
-    return False
-
-
 def groups_of(jobs: Sequence[Job]) -> dict[Job, str]:
     """The group of each run, within which runs are compared: as a report groups them, or its own if it has `seconds`."""
     compared = [job for job in jobs if job.seconds is None]
-    found = {job: str(job.run_dir) for job in jobs}
+    names = {job: str(job.run_dir) for job in jobs}
     for group in group_runs([_planned(job, number) for number, job in enumerate(compared)]).groups:
-        found |= {compared[run.number]: str(group.number) for run in group.runs}
-    return found
+        names |= {compared[run.number]: str(group.number) for run in group.runs}
+    return names
 
 
-def measure_together(
-    jobs: Sequence[Job],
-    groups: Mapping[Job, str],
-    start: Callable[[Job], Process],
-    on_end: Callable[[Process], None],
-    say: Callable[[str], None],
-    note: Callable[[str], None] = print,
-) -> list[Job]:
-    """Start as many runs as there is memory for, visit them in passes, and have trainings go on to their ends.
+def _planned(job: Job, number: int) -> RecordedRun:
+    """The run as a report sees it, before it has begun."""
+    return RecordedRun(job.run_dir.name, job.run_dir, {"config": job.config, "choices": job.facts["choices"]}, number)
+
+
+class Together:
+    """Runs that are visited side by side.
 
     Args:
-        jobs: at most MOST_AT_ONCE are started, all with the limits of the first one.
         groups: the group of each. Its runs share passes as far as they fit.
         start: starts one.
-        on_end: is called with each that has ended.
-        say: is told what happens.
-        note: is told what stays to be read.
-
-    Returns the jobs that were not started.
+        end: waits for the end of one, and notes how it ended.
+        say: is told what happens; with `stays`, what is to be read later.
     """
-    chosen = _groups_at_once([job for job in jobs if _kind_of(job) == _kind_of(jobs[0])], groups)
-    say(f"preparing {count(sum(map(len, chosen)), 'setting')}")
-    started: list[Process] = []
-    for part in _parts_with_memory(chosen, _SET_UP_AT_ONCE, started):
-        setting_up = [start(job) for job in part]
-        started += setting_up
-        for process in setting_up:
-            if process.answer() is None:
-                _end(process, on_end)
-        if len(_living(started)) == 1 and _has_long(started, on_end, note):
-            _train_to_end(_living(started), on_end, say)  # the others are not set up meanwhile
-            break
-    waiting = _living(started)
-    while waiting:
-        warm = _warm_up(waiting, groups, on_end)
-        waiting = waiting[len(warm) :]
-        runs = [Visited(process, groups[process.job], on_end) for process in _living(warm)]
-        if runs and (not runs[0].goes_on or (len(runs) > 1 and not _has_long(warm, on_end, note))):
-            first = int(_PASSES_PER_S * time.time())
-            measure_in_passes(runs, _kind_of(runs[0].process.job)[0], say=say, first_pass=first)
-        _train_to_end(_living(warm), on_end, say)
-    begun = {process.job for process in started}
-    return [job for job in jobs if job not in begun]
 
+    def __init__(
+        self,
+        groups: Mapping[Job, str],
+        start: Callable[[Job], Process],
+        end: Callable[[Process], None],
+        say: Callable[..., None],
+    ):
+        self._groups, self._start, self._end, self._say = groups, start, end, say
+        self._fit_s: dict[Process, float | None] = {}  # about how long a run that is warm has to train; None if unknown
 
-def _living(processes: Sequence[Process]) -> list[Process]:
-    return [process for process in processes if not process.ended]
+    def measure(self, jobs: Sequence[Job]) -> list[Job]:
+        """Visit as many runs as there is memory for, with the limits of the first one, and have trainings go on to their ends.
 
+        Returns the jobs that were not started.
+        """
+        chosen = _groups_at_once([job for job in jobs if _limits_of(job) == _limits_of(jobs[0])], self._groups)
+        self._say(f"preparing {count(sum(map(len, chosen)), 'setting')}")
+        started: list[Process] = []
+        for part in _parts_with_memory(chosen, _SET_UP_AT_ONCE, started):
+            setting_up = [self._start(job) for job in part]
+            started += setting_up
+            for process in setting_up:
+                if process.answer() is None:
+                    self._end(process)
+            if len(alone := _living(started)) == 1 and self._warm(alone[0]) and self._is_long(alone[0]):
+                self._train_to_end(alone)  # the others are not set up meanwhile
+                break
+        waiting = _living(started)
+        while waiting:
+            warm = self._warm_up(waiting)
+            waiting = waiting[len(warm) :]
+            self._visit(_living(warm))
+            self._train_to_end(_living(warm))
+        begun = {process.job for process in started}
+        return [job for job in jobs if job not in begun]
 
-def _has_long(processes: Sequence[Process], on_end: Callable[[Process], None], note: Callable[[str], None]) -> bool:
-    """Whether a training is too long for others to wait for it; `timing=true` takes any."""
-    for process in _living(processes):
-        config = process.job.config
-        if is_timed(config) or config.get("timing") is True or not _make_warm(process, on_end):
-            continue
-        if process.fit_s is None or process.fit_s > _LONG_S:
-            length = "is of unknown length" if process.fit_s is None else f"takes about {duration(process.fit_s)}"
-            note(f"{process.job.title} {length}: no other run waits for it, to be timed; timing=true has them wait")
-            return True
-    return False
+    def _warm_up(self, waiting: Sequence[Process]) -> list[Process]:
+        """Train what is not measured of runs, one after the other, as far as there is memory."""
+        warm: list[Process] = []
+        groups = itertools.groupby(waiting, lambda process: self._groups[process.job])
+        for (process,) in _parts_with_memory([list(members) for _, members in groups], 1, warm):
+            warm.append(process)
+            self._warm(process)
+        return warm
 
+    def _warm(self, process: Process) -> bool:
+        """Train what is not measured of a run, unless that was done; whether the run goes on."""
+        if process not in self._fit_s:
+            facts = process.ask("warm up")
+            if facts is None:
+                self._end(process)
+                return False
+            self._fit_s[process] = facts.get("fit_s")
+        return True
 
-def _train_to_end(processes: Sequence[Process], on_end: Callable[[Process], None], say: Callable[[str], None]) -> None:
-    """Let trainings go on, one after the other, and say where they are."""
-    for process in processes:
-        if not process.ended:
+    def _is_long(self, process: Process) -> bool:
+        """Whether a training is too long for others to wait for it, and say so; `timing=true` takes any."""
+        config, fit_s = process.job.config, self._fit_s[process]
+        if is_timed(config) or config.get("timing") is True or (fit_s is not None and fit_s <= _LONG_S):
+            return False
+        length = "is of unknown length" if fit_s is None else f"takes about {duration(fit_s)}"
+        said = f"{process.job.title} {length}: no other run waits for it, to be timed; timing=true has them wait"
+        self._say(said, stays=True)
+        return True
+
+    def _visit(self, processes: Sequence[Process]) -> None:
+        """Visit timed runs, and several trainings of which none is too long."""
+        runs = [Visited(process, self._groups[process.job], self._end) for process in processes]
+        if any(not run.goes_on for run in runs) or (len(runs) > 1 and not any(map(self._is_long, processes))):
+            first_pass = int(_PASSES_PER_S * time.time())
+            measure_in_passes(runs, _limits_of(processes[0].job), say=self._say, first_pass=first_pass)
+
+    def _train_to_end(self, processes: Sequence[Process]) -> None:
+        """Let trainings go on, one after the other, and say where they are."""
+        for process in processes:
             process.tell("train")
             while (facts := process.answer()) is not None:
-                say(f"{process.job.title} · {facts.get('progress', '')}")
-            _end(process, on_end)
+                self._say(f"{process.job.title} · {facts.get('progress', '')}")
+            self._end(process)
 
 
 class Visited(Run):
@@ -192,27 +198,27 @@ class Visited(Run):
         """See Run. A training waits then."""
         if not self.goes_on or not reason:
             self.process.tell(f"stop {reason}")
-            _end(self.process, self._on_end)
+            self._on_end(self.process)
+
+
+def _living(processes: Sequence[Process]) -> list[Process]:
+    return [process for process in processes if not process.ended]
 
 
 def _groups_at_once(jobs: Sequence[Job], groups: Mapping[Job, str]) -> list[list[Job]]:
-    """As many groups as fit in MOST_AT_ONCE, the first of them in any case: of a larger one as many runs."""
+    """As many groups as fit in MOST_AT_ONCE, the first of them in any case: of a larger one as many runs.
+
+    Of each group one run of each batch size comes first, then their first repeats, and so on.
+    """
     chosen: list[list[Job]] = []
     for name in dict.fromkeys(groups[job] for job in jobs):
-        members = _each_size_first([job for job in jobs if groups[job] == name])[:MOST_AT_ONCE]
+        members = [job for job in jobs if groups[job] == name]
+        sizes = [*map(_size_of, members)]
+        repeats = [sizes[:number].count(size) for number, size in enumerate(sizes)]
+        members = [members[number] for number in sorted(range(len(members)), key=repeats.__getitem__)][:MOST_AT_ONCE]
         if sum(map(len, chosen)) + len(members) <= MOST_AT_ONCE:
             chosen.append(members)
     return chosen
-
-
-def _each_size_first(members: Sequence[Job]) -> list[Job]:
-    """The runs of a group: one of each batch size, then their first repeats, and so on."""
-    seen = Counter[int]()
-    rounds: dict[Job, int] = {}
-    for job in members:
-        rounds[job] = seen[_size_of(job)]
-        seen[_size_of(job)] += 1
-    return sorted(members, key=rounds.__getitem__)
 
 
 def _parts_with_memory(groups: Sequence[Sequence[T]], most: int, running: Sequence[Process]) -> Iterator[Sequence[T]]:
@@ -230,50 +236,6 @@ def _parts_with_memory(groups: Sequence[Sequence[T]], most: int, running: Sequen
             rest = rest[len(part) :]
 
 
-def _warm_up(waiting: Sequence[Process], groups: Mapping[Job, str], on_end: Callable[[Process], None]) -> list[Process]:
-    """Train what is not measured of runs, one after the other, as far as there is memory."""
-    warm: list[Process] = []
-    in_groups = [list(members) for _, members in itertools.groupby(waiting, lambda process: groups[process.job])]
-    for (process,) in _parts_with_memory(in_groups, 1, warm):
-        warm.append(process)
-        _make_warm(process, on_end)
-    return warm
-
-
-def _make_warm(process: Process, on_end: Callable[[Process], None]) -> bool:
-    """Train what is not measured of a run, unless that was done; whether the run goes on, which notes its length."""
-    if not process.is_warm:
-        facts = process.ask("warm up")
-        if facts is None:
-            _end(process, on_end)
-            return False
-        process.is_warm, process.fit_s = True, facts.get("fit_s")
-    return True
-
-
-def _end(process: Process, on_end: Callable[[Process], None]) -> None:
-    process.wait()
-    on_end(process)
-
-
-def _kind_of(job: Job) -> tuple[Limits, bool]:
-    """How long a run is visited, and whether it is timed: of one kind are runs that are visited together."""
-    if job.seconds is not None:
-        return Limits(seconds=job.seconds, min_passes=_FEWEST, settles=False), True
-    options = (job.config["callbacks"] or {}).get("until_known") or {}
-    known = {key: options[key] for key in ("precision", "seconds", "min_passes") if key in options}
-    return Limits(**known, enough=job.config.get("enough", ENOUGH)), is_timed(job.config)
-
-
-def _size_of(job: Job) -> int:
-    return int(job.config["data"].get("batch_size") or 1)
-
-
-def _planned(job: Job, number: int) -> RecordedRun:
-    """The run as a report sees it, before it has begun."""
-    return RecordedRun(job.run_dir.name, job.run_dir, {"config": job.config, "choices": job.facts["choices"]}, number)
-
-
 def _has_memory_for(more: int, processes: Sequence[Process]) -> bool:
     """Whether a quarter of the memory is available, and for each run more, and one, what the largest run has taken."""
     memory = host_memory()
@@ -282,3 +244,16 @@ def _has_memory_for(more: int, processes: Sequence[Process]) -> bool:
         with contextlib.suppress(psutil.Error):  # it has ended
             largest = max(largest, psutil.Process(process.pid).memory_info().rss)
     return memory.available >= max(_SHARE_LEFT * memory.total, (more + 1) * largest)
+
+
+def _limits_of(job: Job) -> Limits:
+    """How long a run is visited, and those that are visited with it."""
+    if job.seconds is not None:
+        return Limits(seconds=job.seconds, min_passes=_FEWEST, settles=False)
+    options = (job.config["callbacks"] or {}).get("until_known") or {}
+    known = {key: options[key] for key in ("precision", "seconds", "min_passes") if key in options}
+    return Limits(**known, enough=job.config.get("enough", ENOUGH))
+
+
+def _size_of(job: Job) -> int:
+    return int(job.config["data"].get("batch_size") or 1)
