@@ -107,18 +107,12 @@ class Process(Child):
         output: descriptors of its standard output and standard error.
         visited: whether it waits for visits.
 
-    Attributes:
-        is_warm: whether what is not measured was trained.
-        fit_s: about how long the updates after that take; None where nobody knows.
-
     Raises:
         UserError: if it cannot be started.
     """
 
     def __init__(self, job: Job, output: tuple[int, int] = (1, 2), visited: bool = False):
         self.job = job
-        self.is_warm = False
-        self.fit_s: float | None = None
         self._connection, theirs = socket.socketpair()
         with theirs:
             super().__init__(_forked(job, theirs) or _new_python(job, theirs, output))

@@ -138,21 +138,23 @@ def test_a_sweep_of_one_run_is_said(word, is_one):
 
 
 @pytest.mark.parametrize("by_hydra", [False, True])
-def test_a_job_gets_what_hydra_gives_it(by_hydra, started, tmp_path, monkeypatch):
-    seen = []
+def test_a_run_is_the_same_whether_hydra_calls_for_it_or_not(by_hydra, started, tmp_path, monkeypatch):
+    def do(jobs):
+        for job in jobs:
+            config, facts = job.config, job.facts
+            known = (str(job.run_dir), config["run_dir"], job.title, facts["choices"]["model"], facts["overrides"][:2])
+            seen.append((*known, config["data"]["batch_size"], os.environ.get("MARK"), job.forks))
+        return [{"status": "finished", "config": job.config} for job in jobs]
 
-    def job(config):
-        known = HydraConfig.get()
-        facts = (known.job.num, known.runtime.output_dir, known.runtime.choices.model, [*known.overrides.task][:2])
-        seen.append((*facts, config.data.batch_size, os.environ.get("MARK"), "hydra" in config))
-
+    seen, sweep = [], SweepRunner(Path("s"), ["one", "two"], here=True)
+    sweep.loop.do = do
     words = ["model=mlp", "data.batch_size=4,8", "+hydra.job.env_set.MARK=set", "hydra.sweep.dir=s"]
     answer("train", "-m", *words)
     monkeypatch.setattr("batchscope.sweep.launchers.is_basic", lambda launcher: not by_hydra)
-    started[0][4](job)
+    started[0][4](sweep)
     assert seen == [
-        (number, str(tmp_path / "s" / str(number)), "mlp", ["model=mlp", f"data.batch_size={size}"], size, "set", False)
-        for number, size in enumerate((4, 8))
+        (str(tmp_path / place), place, f"run {title}", "mlp", ["model=mlp", f"data.batch_size={size}"], size, "set", False)
+        for place, title, size in (("s/0", "1 of 2: one", 4), ("s/1", "2 of 2: two", 8))
     ]
     assert "MARK" not in os.environ
 
