@@ -2,7 +2,6 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from ..checkpointing.resume import lock_run_dir
 from ..errors import UserError
 from ..files import LOCK, WriteError, lock_folder, refuse_links, set_aside, why
 from ..options.purpose import DEFAULTS, OF_REPORTS, purpose_of
+from ..options.tree import flatten
 from ..options.types import Purpose
 from ..records.read import FILE, DamagedRecordError, read, run_dirs
 from ..records.run_record import close, plan
@@ -142,29 +142,24 @@ def _checkpoints_outside(config: dict[str, Any]) -> str | None:
 
 
 def _refuse_different(run_dir: Path, record: dict[str, Any], config: dict[str, Any]) -> None:
-    """Raise UserError if a folder's record has another configuration; an empty record has none."""
+    """Raise UserError if a folder's record has another configuration; an empty record has none.
+
+    A path in the recorded folder equals any other.
+    """
     recorded = record.get("config")
-    difference = "cannot be compared"
+    difference = "" if isinstance(recorded, dict) or not record else "cannot be compared"
     if isinstance(recorded, dict):
-        found = _differences({**DEFAULTS, **recorded}, {**DEFAULTS, **config}, str(recorded.get("run_dir")))
-        own = (
-            words for path, words in found if path not in OF_REPORTS and purpose_of(path, config) is not Purpose.SEARCH
-        )
-        difference = next(own, "")
-    if record and difference:
+        theirs, ours = (dict(flatten({**DEFAULTS, **of})) for of in (recorded, config))
+        folder = str(recorded.get("run_dir") or "")
+        for option in dict.fromkeys([*theirs, *ours]):
+            there, here = theirs.get(option), ours.get(option)
+            in_folder = isinstance(there, str) and folder and f"{there}{os.sep}".startswith(f"{folder}{os.sep}")
+            is_of_run = option not in ("run_dir", "resume", *OF_REPORTS)
+            if there != here and not in_folder and is_of_run and purpose_of(option, config) is not Purpose.SEARCH:
+                difference = f"{option} is {there!r} there and {here!r} here"
+                break
+    if difference:
         raise UserError(
             f"hydra.sweep.dir: {os.path.relpath(run_dir)} holds a run of another sweep ({difference}); "
             f"choose another folder"
         )
-
-
-def _differences(there: Any, here: Any, run_dir: str, path: str = "") -> Iterator[tuple[str, str]]:
-    """The options in which two configurations differ, and how; paths in the recorded folder equal any others."""
-    if isinstance(there, dict) and isinstance(here, dict):
-        for key in dict.fromkeys([*there, *here]):
-            if path or key not in ("run_dir", "resume"):
-                yield from _differences(there.get(key), here.get(key), run_dir, f"{path}.{key}" if path else key)
-        return
-    in_folder = isinstance(there, str) and run_dir and (there == run_dir or there.startswith(run_dir + os.sep))
-    if there != here and not in_folder:
-        yield path, f"{path} is {there!r} there and {here!r} here"

@@ -19,7 +19,7 @@ _MOST_TAKEN = 0.9  # of the processor, by other programs
 def grow_batch(job: Job, search: BatchSizeSearch, title: str = "") -> Plan[int | None]:
     """The runs of a BatchSizeSearch, one for each size, in folders below the job's own.
 
-    The sizes near the best rate are then measured once more, side by side, which tells smaller differences: the report on
+    The sizes near the best rate are then measured once more, side by side, which tells smaller differences. The report on
     these runs has the answer.
 
     Returns the smallest size with enough of the best rate while the batch grew; None if no size fits.

@@ -79,7 +79,7 @@ class Loop:
         if job.title and (record is None or record["status"] != "refused"):
             print(f"\n— {job.title}{' — kept' if kept else ''}", flush=True)
         if record is None:
-            with _output(job, job.logged) as output, Processes() as processes:
+            with _output(job, not job.title) as output, Processes() as processes:
                 processes.add(lambda: Process(job, output))
             record = self._read(job)
         self._say_end(job, record, kept)

@@ -82,7 +82,8 @@ class Limits(NamedTuple):
                     return SETTLED
             else:
                 rates = Rates(windows_of(runs))
-                if max((rates.reach(size, others=False) for size in rates.settings), default=math.inf) <= self.precision:
+                reach = max((rates.reach(size, others=False) for size in rates.settings), default=math.inf)
+                if reach <= self.precision:
                     return known_to(self.precision)
         return TIME_LIMIT if is_over else None
 

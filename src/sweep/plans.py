@@ -28,8 +28,8 @@ class Job:
         run_dir: its folder.
         config: checked.
         facts: for its record; `choices` and `overrides`, and whatever else a plan wants to find there again.
-        title: what is printed on it; empty if the plan says all.
-        logged: whether its output goes to a log file in its folder; visited runs always log.
+        title: what is printed on it. Empty if the plan says all: its output then goes to a log file in its folder, as that
+            of a visited run does.
         forks: whether it may be forked from the server; otherwise it is a new Python.
         python: that runs it.
         seconds: of visits, where it is visited beside others; None for as long as its configuration and the answer ask.
@@ -39,7 +39,6 @@ class Job:
     config: dict[str, Any]
     facts: dict[str, Any]
     title: str = ""
-    logged: bool = False
     forks: bool = True
     python: str = sys.executable
     seconds: float | None = None

@@ -332,7 +332,7 @@ def _how_it_ended(stopped_by: int | None, code: int) -> tuple[Status, str]:
 
 
 def end_group(leader: int, timeout_s: float = 0.0) -> None:
-    """End all that is left of a run: workers, other ranks. Wait so long at most until nothing holds a device's memory."""
+    """End all that is left of a run: workers, other ranks. Wait so long at most until none holds a device's memory."""
     deadline = time.monotonic() + timeout_s
     with contextlib.suppress(ProcessLookupError, PermissionError):  # all gone; macOS says the latter of zombies
         os.killpg(leader, signal.SIGKILL)

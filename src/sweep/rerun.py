@@ -145,7 +145,7 @@ def _placed(side: Job, run_dir: Path, seconds: float, forks: bool) -> Job:
     config = check_config(for_timing(side.config, seconds))
     config = {**with_run_dir(config, str(config["run_dir"]), here), "run_dir": here}
     facts = dict(side.facts)
-    return replace(side, run_dir=run_dir, config=config, facts=facts, logged=True, forks=forks, seconds=seconds)
+    return replace(side, run_dir=run_dir, config=config, facts=facts, forks=forks, seconds=seconds)
 
 
 def _median(job: Job, record: Mapping[str, Any]) -> float:

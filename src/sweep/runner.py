@@ -1,4 +1,4 @@
-"""A sweep of a command line: a list of runs is done by the loop, a sweeper or launcher of Hydra calls for others; a report follows."""
+"""A sweep of a command line: the loop does a list of runs, Hydra's sweepers and launchers call for others; then a report."""
 
 import contextlib
 import importlib
@@ -36,8 +36,8 @@ def run_sweep(
 ) -> None:
     """Run every job of a sweep, each in its own process, and report on them.
 
-    The labels say what sets each run apart; they are empty where a searching sweeper decides which runs there are. `start`
-    gives the runner its runs.
+    The labels say what sets each run apart; they are empty where a searching sweeper decides which runs there are.
+    `start` gives the runner its runs.
 
     Raises:
         SystemExit: 1 if a run failed for another reason than memory; 129, 130 or 143 if a signal ended the sweep.
@@ -77,7 +77,7 @@ class SweepRunner:
     Args:
         sweep_dir: holds a folder a run.
         labels: what sets each run apart; empty where it is not known beforehand what will be run.
-        here: whether all runs are started by this process. Some launchers call for them in other processes, and not in order.
+        here: whether this process starts all runs. Some launchers call for them in other processes, and not in order.
         search: that the command line asks for. A diagnosis is a sweep of one job.
     """
 
@@ -139,7 +139,7 @@ class SweepRunner:
 
     @contextlib.contextmanager
     def _reported(self) -> Iterator[None]:
-        """Within, a mistake is said, and how a run ended is in its record. Where runs may fail, it has ended all of them."""
+        """Within, say a mistake; how a run ended is in its record. Where runs may fail, a failure has ended all of them."""
         try:
             yield
         except UserError as error:

@@ -124,4 +124,4 @@ def _job(overrides: Sequence[str], kind: str, run_dir: Path) -> Job:
     words = [*timed(overrides), f"{BATCH_SIZE}=1", f"trainer.accelerator={_ACCELERATORS[kind]}"]
     (composition,) = compose_command_line(words, False).compositions
     facts = {"choices": dict(composition.hydra.runtime.choices), "overrides": list(overrides)}
-    return Job(run_dir, config_in(os.path.relpath(run_dir), composition), facts, logged=True)
+    return Job(run_dir, config_in(os.path.relpath(run_dir), composition), facts)

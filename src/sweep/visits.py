@@ -112,7 +112,7 @@ class Together:
         self._fit_s: dict[Process, float | None] = {}  # about how long a run that is warm has to train; None if unknown
 
     def measure(self, jobs: Sequence[Job]) -> list[Job]:
-        """Visit as many runs as there is memory for, with the limits of the first one, and have trainings go on to their ends.
+        """Visit as many runs as there is memory for, all with the same limits, and have trainings go on to their ends.
 
         Returns the jobs that were not started.
         """

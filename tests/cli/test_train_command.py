@@ -153,8 +153,8 @@ def test_a_run_is_the_same_whether_hydra_calls_for_it_or_not(by_hydra, started, 
     monkeypatch.setattr("batchscope.sweep.launchers.is_basic", lambda launcher: not by_hydra)
     started[0][4](sweep)
     assert seen == [
-        (str(tmp_path / place), place, f"run {title}", "mlp", ["model=mlp", f"data.batch_size={size}"], size, "set", False)
-        for place, title, size in (("s/0", "1 of 2: one", 4), ("s/1", "2 of 2: two", 8))
+        (str(tmp_path / place), place, title, "mlp", ["model=mlp", f"data.batch_size={size}"], size, "set", False)
+        for place, title, size in (("s/0", "run 1 of 2: one", 4), ("s/1", "run 2 of 2: two", 8))
     ]
     assert "MARK" not in os.environ
 

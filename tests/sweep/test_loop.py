@@ -88,9 +88,9 @@ def test_what_a_run_prints_is_in_its_log_and_warnings_of_visited_runs_are_said_o
     says = "print('said'); print('warning: slow', file=sys.stderr); list(visits)"
     do(says, says, timed=True)
     assert capfd.readouterr().err == "warning: slow\n"
-    loop.do([replace(job(tmp_path, "c", timed=False, does=says), logged=True)])
+    loop.do([replace(job(tmp_path, "c", timed=False, does=says), title="")])
     assert (tmp_path / "c/log.txt").read_text().splitlines() == ["said", "warning: slow"]
-    assert capfd.readouterr() == ("\n— run c\n  800 samples/s · 0 s\n", "")
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(

@@ -221,7 +221,7 @@ def test_each_size_is_a_timed_run_on_the_device_with_a_folder_of_its_own(tmp_pat
     assert jobs[1].config["callbacks"]["until_known"]["seconds"] == sizes.SECONDS_A_RUN
     assert jobs[1].facts["choices"]["model"] == "cnn"
     assert jobs[1].facts["overrides"] == ["model=cnn", "data=digits", "data.batch_size=32"]
-    assert (jobs[1].config["trainer"]["accelerator"], jobs[1].logged) == ("cpu", True)
+    assert (jobs[1].config["trainer"]["accelerator"], jobs[1].title) == ("cpu", "")
     assert said[:2] == ["cpu: measuring batch size 8", "cpu: 1 ms a step of 8"]
 
 
