@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar
 from ..checkpointing.resume import with_run_dir
 from ..errors import UserError
 from ..options.overrides import as_override
+from ..records.values import at, positive
 
 LOG = "log.txt"  # in a run's folder
 
@@ -84,3 +85,12 @@ def is_one_process(config: Mapping[str, Any]) -> bool:
     """Whether a run is a single process: Lightning starts the other ranks as new Pythons."""
     trainer = config["trainer"]
     return trainer.get("num_nodes", 1) == 1 and str(trainer.get("devices", "auto")) == "1"
+
+
+def median_step(job: Job, record: Record, name: str) -> float:
+    """The median step of a run in seconds. Raises UserError, which calls the run by a name, unless it has one."""
+    median = positive(at(record, "throughput.step_ms_median"))
+    if record["status"] != "finished" or median is None:
+        said = record.get("error") or "no step was measured"
+        raise UserError(f"{name} did not finish: {said}; its output: {job.run_dir / LOG}")
+    return median / 1e3

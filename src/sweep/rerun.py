@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ..analysis.compare import compare
 from ..analysis.match import Pair, match
@@ -25,7 +24,7 @@ from ..options.command_lines import for_timing
 from ..options.compose import apply_overrides
 from ..records.read import FILE, read
 from .loop import Loop
-from .plans import LOG, Job, Plan
+from .plans import Job, Plan, median_step
 from .visits import can_wait
 
 # Pairs, after which it is asked whether it is decided. With normal noise of 2 to 10 % a pair and questions after 5 to 15 of
@@ -99,9 +98,11 @@ def a_b(
             for job in jobs:
                 job.facts["rerun"] = {"of": identity} if shared else {"of": identity, "pair": number}
             records = yield jobs
-            runs = zip(jobs, records, strict=True)
-            medians = sorted((job.run_dir.parent.name, _median(job, record)) for job, record in runs)
-            times = ", ".join(f"{side.upper()} {1e3 * median:.3g} ms" for side, median in medians)
+            medians = {}
+            for job, record in zip(jobs, records, strict=True):
+                side = job.run_dir.parent.name.upper()
+                medians[side] = median_step(job, record, f"compare: a run of {side}")
+            times = ", ".join(f"{side} {1e3 * medians[side]:.3g} ms" for side in sorted(medians))
             say(f"{label + ': ' if label else ''}pair {number + 1} of at most {most}: {times}")
         if number + 1 >= FEWEST:
             known = decided()
@@ -146,14 +147,3 @@ def _placed(side: Job, run_dir: Path, seconds: float, forks: bool) -> Job:
     config = {**with_run_dir(config, str(config["run_dir"]), here), "run_dir": here}
     facts = dict(side.facts)
     return replace(side, run_dir=run_dir, config=config, facts=facts, forks=forks, seconds=seconds)
-
-
-def _median(job: Job, record: Mapping[str, Any]) -> float:
-    """The median step of a run that has finished, in seconds."""
-    median = record.get("throughput", {}).get("step_ms_median")
-    if record["status"] != "finished" or not isinstance(median, int | float):
-        said = record.get("error") or "it did not say why"
-        raise UserError(
-            f"compare: a run of {job.run_dir.parent.name.upper()} did not finish: {said}; its output: {job.run_dir / LOG}"
-        )
-    return median / 1e3

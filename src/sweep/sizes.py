@@ -6,11 +6,7 @@ Each size is a timed run as of experiment=throughput, in a process of its own. W
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
-
-from hydra.errors import HydraException
 
 from ..errors import UserError
 from ..files import new_folder, writing
@@ -18,9 +14,8 @@ from ..options.compose import compose_command_line, config_in
 from ..options.overrides import parse, text_of
 from ..options.update import largest_part
 from ..records.formatting import duration
-from ..records.read import FILE
 from .loop import Loop
-from .plans import Job, Plan
+from .plans import Job, Plan, median_step
 
 BATCH_SIZE = "data.batch_size"
 SIZES = (8, 32, 128, 512)
@@ -37,21 +32,20 @@ def own_sizes(overrides: Sequence[str]) -> tuple[list[str], list[int]]:
     Raises:
         UserError: for a single size, and for what is no list of sizes.
     """
-    parsed = parse(list(overrides))
-    rest = [text_of(one) for one in parsed if one.key_or_group != BATCH_SIZE]
-    for one in parsed:
-        if one.key_or_group == BATCH_SIZE:
-            values: list[Any] = [one.value()]
-            with suppress(HydraException, ValueError):  # raised for one value, and where no values are listed
-                values = list(one.sweep_iterator())
-            sizes = {int(text) for text in map(str, values) if text.isdecimal() and int(text)}
-            if len(sizes) < max(2, len(values)):
-                raise UserError(
-                    f"{BATCH_SIZE}: choose needs several sizes, to tell what a step costs from what a sample costs; write "
-                    f"{BATCH_SIZE}=32,128, or leave it out"
-                )
-            return rest, sorted(sizes)
-    return rest, []
+    rest: list[str] = []
+    sizes: set[int] = set()
+    for one in parse(list(overrides)):
+        if one.key_or_group != BATCH_SIZE:
+            rest.append(text_of(one))
+            continue
+        values = [text.strip() for text in text_of(one).partition("=")[2].split(",")]
+        sizes = {int(text) for text in values if text.isdecimal()} - {0}
+        if len(sizes) < max(2, len(values)):
+            raise UserError(
+                f"{BATCH_SIZE}: choose needs several sizes, to tell what a step costs from what a sample costs; write "
+                f"{BATCH_SIZE}=32,128, or leave it out"
+            )
+    return rest, sorted(sizes)
 
 
 def timed(overrides: Sequence[str]) -> list[str]:
@@ -109,11 +103,7 @@ def sizes_for_choose(
         if record["status"] == "out_of_memory":
             say(f"{kind}: batch size {size} does not fit into memory")
             break
-        median = record.get("throughput", {}).get("step_ms_median")
-        if record["status"] != "finished" or not isinstance(median, int | float) or not median > 0:
-            reason = record.get("error") or f"no step was measured; {job.run_dir / FILE} has what is known"
-            raise UserError(f"choose: the run with {BATCH_SIZE}={size} did not finish: {reason}")
-        seconds, fitted = median / 1e3, fitted + 1
+        seconds, fitted = median_step(job, record, f"choose: the run with {BATCH_SIZE}={size}"), fitted + 1
         say(f"{kind}: {duration(seconds)} a step of {size}")
     if fitted < 2:
         raise UserError(f"choose: fewer than two batch sizes fit on {kind}; write smaller ones: {BATCH_SIZE}=1,4")
