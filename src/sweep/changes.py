@@ -66,14 +66,9 @@ def fixed_options(overrides: Sequence[str]) -> set[str]:
 def changes_to_try(
     config: Mapping[str, Any], baseline: Run, machine: Machine, fixed: AbstractSet[str], batch_factors: Sequence[int]
 ) -> tuple[list[Change], list[str]]:
-    """The changes, and lines on those that are not tried although they may help.
+    """The changes after a finished baseline with this configuration, and lines on those that are not tried although they may help.
 
-    Args:
-        config: the baseline's, checked.
-        baseline: the finished run.
-        machine: as `this_machine`.
-        fixed: as `fixed_options`; what the user has set stays as it is.
-        batch_factors: by which the batch is to grow.
+    The `fixed` options, which the user has set, stay as they are.
     """
     tried: list[Change] = []
     not_tried: list[str] = []

@@ -26,12 +26,7 @@ _AGAIN = "-again"  # in the name of a folder
 
 
 def diagnose(job: Job, search: Diagnosis) -> Plan[None]:
-    """The runs of a diagnosis, in folders below the job's own.
-
-    Raises:
-        RunFailed: if the baseline did not finish.
-        UserError: if the baseline has no rate.
-    """
+    """The runs of a diagnosis, in folders below the job's own. UserError if the baseline does not finish, or has no rate."""
     tried = _Tried(job)
     (record,) = yield [tried.run(BASELINE, BASELINE, {})]
     if record["status"] != "finished":
@@ -59,11 +54,7 @@ def diagnose(job: Job, search: Diagnosis) -> Plan[None]:
 
 
 class _Tried:
-    """The jobs of a diagnosis.
-
-    Args:
-        job: the diagnosis.
-    """
+    """The jobs of a diagnosis."""
 
     def __init__(self, job: Job):
         self._job = replace(job, seconds=positive(at(job.config, "callbacks.until_known.seconds")))

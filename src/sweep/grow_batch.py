@@ -24,9 +24,8 @@ def grow_batch(job: Job, search: BatchSizeSearch, title: str = "") -> Plan[int |
 
     Returns the smallest size with enough of the best rate while the batch grew; None if no size fits.
 
-    Raises:
-        RunFailed: for a run that fails for another reason than memory: that does not say whether the batch fits.
-        UserError: if the first run has no rate. Of a later one, the search takes no larger size.
+    A run that fails for another reason than memory ends the search (RunFailed): that does not say whether the batch fits. So
+    does a first run without a rate (UserError); after a later one no larger size is tried.
     """
     rates: dict[int, float] = {}  # samples/s of each size that fits
     highest: dict[int, float] = {}  # the same if other programs have slowed it by all that they took

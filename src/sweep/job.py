@@ -74,10 +74,7 @@ class Sweep:
 def run_planned(run_dir: Path, asked: dict[str, Any] | None, sweep: Sweep | None = None) -> None:
     """Train, or resume a run that was killed or interrupted; an exception that ends the run is also in its record.
 
-    Args:
-        run_dir: with a record that is `planned`, or that of the run to be resumed.
-        asked: `config`, `choices`, `overrides`, and whether the run is `visited`; None if the sweep has ended.
-        sweep: visits the run.
+    The sweep has `asked` for a `config`, `choices`, `overrides`, and whether the run is `visited`; None if it has ended.
     """
     if asked is None:
         return

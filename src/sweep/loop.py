@@ -27,26 +27,14 @@ T = TypeVar("T")
 
 
 class Loop:
-    """Does runs.
-
-    Args:
-        command: whose runs they are.
-
-    Attributes:
-        command: the words that the user has typed; the records hold them.
-        refused: whether a run was refused, or its record could not be read.
-    """
+    """Does the runs of a command."""
 
     def __init__(self, command: str = "train"):
-        self.refused = False
-        self.command = [*program(command), *sys.argv[1:]]
+        self.refused = False  # whether a run was refused, or its record could not be read
+        self.command = [*program(command), *sys.argv[1:]]  # what the user has typed; the records hold it
 
     def run(self, plan: Plan[T]) -> T:
-        """Do all runs of a plan; what the plan returns.
-
-        Raises:
-            SystemExit: once the runs have ended, if a signal has asked this process to stop.
-        """
+        """Do all runs of a plan; what the plan returns. SystemExit follows a signal, once the runs have ended."""
         try:
             jobs = next(plan)
             while True:

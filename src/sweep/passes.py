@@ -97,14 +97,8 @@ def measure_in_passes(
 ) -> None:
     """Visit runs until each has ended, by itself or with its group. All runs of a group are in every pass of it.
 
-    A training that is left alone, because the others have ended, is visited no more.
-
-    Args:
-        runs: that wait.
-        limits: by default those of `Limits`.
-        clock: seconds.
-        say: is told what happens, in one line, before every pass.
-        first_pass: the number of the first pass; passes of other times in the same folder have other numbers.
+    A training that is left alone, because the others have ended, is visited no more. `say` is told what happens, before every
+    pass. The passes of another time in the same folder begin with another number.
     """
     limits = limits or Limits()
     waiting, most, began, number, so_far = list(runs), limits.time_of(runs), clock(), 0, ""

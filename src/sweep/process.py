@@ -100,15 +100,9 @@ class Child:
 
 
 class Process(Child):
-    """The process of one run, which has just been started.
+    """The process of one run, which has just been started, and which waits for visits if it is `visited`.
 
-    Args:
-        job: the run; its record is `planned`, or that of the run to be resumed.
-        output: descriptors of its standard output and standard error.
-        visited: whether it waits for visits.
-
-    Raises:
-        UserError: if it cannot be started.
+    `output` has the descriptors of its standard output and standard error. UserError if it cannot be started.
     """
 
     def __init__(self, job: Job, output: tuple[int, int] = (1, 2), visited: bool = False):
@@ -169,10 +163,8 @@ class Process(Child):
 class Processes:
     """The processes that run now, as a context manager that waits for them at its end.
 
-    An exception ends them first, and so does a signal that ends this process, so that they save their checkpoints.
-
-    Raises:
-        SystemExit: once they have ended, if a signal has come.
+    An exception ends them first, and so does a signal that ends this process, so that they save their checkpoints. SystemExit
+    follows a signal, once they have ended.
     """
 
     def __init__(self) -> None:
@@ -181,12 +173,7 @@ class Processes:
         self._stopped_at = 0.0
 
     def add(self, start: Callable[[], C]) -> C:
-        """Start a process.
-
-        Raises:
-            UserError: if it cannot be started.
-            SystemExit: if a signal has asked this process to stop.
-        """
+        """Start a process; SystemExit if a signal has asked this one to stop."""
         self.exit_if_stopped()
         process = start()
         self._running.append(process)

@@ -42,20 +42,10 @@ def rerun(
     max_slowdown: float = 0.05,
     quiet: bool = False,
 ) -> list[Path]:
-    """Run what two folders hold again, in pairs; returns the folders of the new runs, one a side.
+    """Run what two folders hold again, in at most so many pairs; returns the folders of the new runs, one a side.
 
-    Args:
-        folders: of A and of B. Of repeated runs, the first is run again.
-        out: is written to, as `a` and `b`.
-        most: pairs, if it stays undecided whether B is slower.
-        seconds: of training of each run.
-        pythons: that run A and B. Another checkout has another environment.
-        overrides: options that change both sides, and confirm what a record alone cannot decide (see trust.py).
-        max_slowdown: that is allowed.
-        quiet: prints no progress.
-
-    Raises:
-        UserError: before anything is run, if a record cannot be run again; or if a run fails.
+    Each side has a Python: another checkout has another environment. The overrides change both sides, and confirm what a
+    record alone cannot decide (trust.py). UserError, before anything is run, if a record cannot be run again; or if a run fails.
     """
     pairs, _ = match(*(find([folder]) for folder in folders))
     found = {pair.label: sides_of(pair, pythons, overrides) for pair in pairs}
@@ -75,18 +65,10 @@ def a_b(
     say: Callable[[str], None] = lambda line: None,
     decided: Callable[[], set[int]] = set,
 ) -> Plan[None]:
-    """Run the sides of each pair again and again, as `out/<side>/<pair>-<time>`.
+    """Run the sides of each pair, by its label in a comparison, so many times at most, as `out/<side>/<pair>-<time>`.
 
-    Args:
-        pairs: the sides that are compared, by the label that they have in a comparison. The folder of a side is its name.
-        out: a new folder.
-        most: times.
-        seconds: of training of each run.
-        say: is told what was measured.
-        decided: the numbers of pairs that need no more runs; asked after five of them.
-
-    Raises:
-        UserError: if a run does not finish.
+    The folder of a side is its name. After five times `decided` says which numbers of pairs need no more runs. UserError if a
+    run does not finish.
     """
     identity, left = secrets.token_hex(4), dict(enumerate(pairs.items()))
     for number in range(most):

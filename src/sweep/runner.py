@@ -72,13 +72,9 @@ def run_sweep(
 
 
 class SweepRunner:
-    """The runs of one command line.
+    """The runs of one command line, with a label for each; without labels where it is not known beforehand what will be run.
 
-    Args:
-        sweep_dir: holds a folder a run.
-        labels: what sets each run apart; empty where it is not known beforehand what will be run.
-        here: whether this process starts all runs. Some launchers call for them in other processes, and not in order.
-        search: that the command line asks for. A diagnosis is a sweep of one job.
+    `here` says whether this process starts all runs. Some launchers call for them in other processes, and not in order.
     """
 
     def __init__(self, sweep_dir: Path, labels: list[str], here: bool = False, search: object = None):
@@ -104,13 +100,9 @@ class SweepRunner:
         self.loop.do(jobs)
 
     def run_job(self, config: DictConfig) -> float | None:
-        """What Hydra calls for each run.
+        """What Hydra calls for each run; returns the metric that `optimized_metric` names, or what a search returns.
 
-        Returns the metric that `optimized_metric` names; of a search: the batch size found, the best seconds to
-        the target, or None for a diagnosis.
-
-        Raises:
-            RunFailed: so that a searching sweeper knows. A list of runs continues with the next, and returns None.
+        A failure raises RunFailed for a searching sweeper. A list of runs continues with the next.
         """
         hydra = HydraConfig.get()
         with self._reported():

@@ -27,11 +27,7 @@ _ACCELERATORS = {"cpu": "cpu", "cuda": "gpu", "mps": "mps"}
 
 
 def own_sizes(overrides: Sequence[str]) -> tuple[list[str], list[int]]:
-    """The options without `data.batch_size=…`, and the sizes that it lists; none where it is left out.
-
-    Raises:
-        UserError: for a single size, and for what is no list of sizes.
-    """
+    """The options without `data.batch_size=…`, and the sizes that it lists; none where it is left out."""
     rest: list[str] = []
     sizes: set[int] = set()
     for one in parse(list(overrides)):
@@ -65,17 +61,9 @@ def measure(
     folder: Path,
     say: Callable[[str], None],
 ) -> list[Path]:
-    """Measure a training; returns a folder of runs for each kind of device.
+    """Measure a training on each kind of device: `cpu`, `cuda`, `mps`; returns their folders of runs.
 
-    Args:
-        overrides: options of the training, without the batch size.
-        sizes: batch sizes that the user asks for, all of which are measured; empty for `SIZES` as far as there is time.
-        kinds: `cpu`, `cuda`, `mps`.
-        folder: is written to.
-        say: prints a line of progress.
-
-    Raises:
-        UserError: if a run fails, or fewer than two sizes fit.
+    Without sizes, these are `SIZES` as far as there is time. UserError if a run fails, or fewer than two sizes fit.
     """
     with writing("choose", folder):
         folder = new_folder(folder)

@@ -23,8 +23,7 @@ SHARES = 3  # a run gets so many equal shares of the time that is left for all r
 def time_to_target(job: Job, search: TimeToTarget, of_job: str = "") -> Plan[float | None]:
     """The runs, in folders below the job's own; returns the best time to the target in seconds, None if it was not reached.
 
-    Raises:
-        RunFailed: for a run that fails for another reason than memory or a loss that is not finite.
+    A run that fails for another reason than memory or a loss that is not finite ends them (RunFailed).
     """
     middle = math.exp(sum(map(math.log, search.sizes)) / len(search.sizes))
     order = sorted(dict.fromkeys(search.sizes), key=lambda size: abs(math.log(size / middle)))

@@ -92,13 +92,9 @@ def _planned(job: Job, number: int) -> RecordedRun:
 
 
 class Together:
-    """Runs that are visited side by side.
+    """Runs that are visited side by side, in groups that share passes as far as they fit.
 
-    Args:
-        groups: the group of each. Its runs share passes as far as they fit.
-        start: starts one.
-        end: waits for the end of one, and notes how it ended.
-        say: is told what happens; with `stays`, what is to be read later.
+    `end` waits for the end of one, and notes how it ended. `say` is told what happens; with `stays`, what is to be read later.
     """
 
     def __init__(
