@@ -86,22 +86,17 @@ def set_run_aside(run_dir: Path) -> str:
 
 def statuses(folder: Path) -> list[str]:
     """How each run in and below a folder ended; folders that were set aside do not count."""
-    found = []
+    ends = []
     for run_dir in run_dirs(folder) if os.path.isdir(folder) else ():
         with suppress(UserError):  # it cannot be read
-            found.append(str(read(run_dir).get("status")))
-    return found
+            ends.append(str(read(run_dir).get("status")))
+    return ends
 
 
 def has_ended(run_dir: Path) -> bool:
     """Whether a run, or every run of a search, has ended in a way in which it is kept."""
-    found = statuses(run_dir)
-    return bool(found) and all(status in (*KEPT, "failed") for status in found)
-
-
-def was_stopped(run_dir: Path) -> bool:
-    """Whether a run, or one of a search, has begun and was ended from outside."""
-    return any(status in UNFINISHED for status in statuses(run_dir))
+    ends = statuses(run_dir)
+    return bool(ends) and all(status in (*KEPT, "failed") for status in ends)
 
 
 def has_checkpoint(run_dir: Path) -> bool:

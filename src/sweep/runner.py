@@ -166,7 +166,7 @@ class SweepRunner:
         stopped, not_run = [], []
         for number, label in enumerate(self.labels):
             run_dir = self.sweep_dir / str(number)
-            if folder.was_stopped(run_dir):
+            if {*folder.statuses(run_dir)} & {*folder.UNFINISHED}:
                 then = "continues from its checkpoint" if folder.has_checkpoint(run_dir) else "begins anew"
                 stopped.append(f"{label}, which {then}")
             elif not folder.has_ended(run_dir):
