@@ -66,7 +66,7 @@ def fixed_options(overrides: Sequence[str]) -> set[str]:
 def changes_to_try(
     config: Mapping[str, Any], baseline: Run, machine: Machine, fixed: AbstractSet[str], batch_factors: Sequence[int]
 ) -> tuple[list[Change], list[str]]:
-    """The changes after a finished baseline with this configuration, and lines on those that are not tried although they may help.
+    """The changes after a baseline with this configuration, and lines on those that are not tried although they may help.
 
     The `fixed` options, which the user has set, stay as they are.
     """
@@ -105,10 +105,10 @@ def _candidates(
     images_alone = class_attribute(model["_target_"], "accepts") in (("image",), ["image"])
     is_one, host_bound = baseline.processes == 1, at(baseline.record, "throughput.bottleneck.kind") == "host"
     table: list[tuple[str, Any, bool]] = [  # an option, its new value, whether that can have an effect
-        *(("trainer.precision", one, True) for one in (_MIXED.get(device, ()) if is_full else ("32-true",))),
+        *(("trainer.precision", new, True) for new in (_MIXED.get(device, ()) if is_full else ("32-true",))),
         *(
-            ("data.pipeline", one, pipeline in _PIPELINES and one != pipeline and not (on_cpu and one == "device"))
-            for one in _PIPELINES
+            ("data.pipeline", new, pipeline in _PIPELINES and new != pipeline and not (on_cpu and new == "device"))
+            for new in _PIPELINES
         ),
         ("data.num_workers", more_workers, "num_workers" in data and more_workers > workers and pipeline in (None, "workers")),
         ("channels_last", not config.get("channels_last"), images_alone and baseline.device in ("cpu", "gpu")),

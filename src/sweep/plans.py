@@ -53,7 +53,7 @@ class Job:
                 node = node[section]
             node[key] = value
         here = config["run_dir"]
-        words = [*self.facts["overrides"], *(as_override(*one) for one in options.items())]
+        words = [*self.facts["overrides"], *(as_override(*option) for option in options.items())]
         return replace(
             self,
             run_dir=self.run_dir / name,

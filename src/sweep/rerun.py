@@ -48,12 +48,12 @@ def rerun(
     record alone cannot decide (trust.py). UserError, before anything is run, if a record cannot be run again; or if a run fails.
     """
     pairs, _ = match(*(find([folder]) for folder in folders))
-    found = {pair.label: sides_of(pair, pythons, overrides) for pair in pairs}
+    jobs = {pair.label: sides_of(pair, pythons, overrides) for pair in pairs}
     with writing("--out", out):
         out = new_folder(out)
     sides = [out / "a", out / "b"]
     say = (lambda line: None) if quiet else (lambda line: print(line, flush=True))
-    Loop("compare").run(a_b(found, out, most, seconds, say, lambda: decided(sides, max_slowdown)))
+    Loop("compare").run(a_b(jobs, out, most, seconds, say, lambda: decided(sides, max_slowdown)))
     return sides
 
 
@@ -95,17 +95,18 @@ def a_b(
 
 def decided(sides: Sequence[Path], max_slowdown: float) -> set[int]:
     """The numbers of pairs that are shown to be slower than allowed, or not to be."""
-    found = set[int]()
-    for one in compare(*sides, max_slowdown=max_slowdown).compared:
-        slower = one.slowdown.low > 1 and one.slowdown.value > 1 + max_slowdown
-        if one.slowdown.span and (slower or one.slowdown.high <= 1 + max_slowdown):
-            found |= {int(run.folder.name.partition("-")[0]) for run in one.pair.a}  # see a_b
-    return found
+    numbers = set[int]()
+    for compared in compare(*sides, max_slowdown=max_slowdown).compared:
+        slowdown = compared.slowdown
+        is_slower = slowdown.low > 1 and slowdown.value > 1 + max_slowdown
+        if slowdown.span and (is_slower or slowdown.high <= 1 + max_slowdown):
+            numbers |= {int(run.folder.name.partition("-")[0]) for run in compared.pair.a}  # see a_b
+    return numbers
 
 
 def sides_of(pair: Pair, pythons: Sequence[str], overrides: list[str]) -> list[Job]:
     """Both sides of a pair, ready to be run again. Raises UserError for a record that cannot be."""
-    found = []
+    jobs = []
     for name, python, runs in zip("ab", pythons, (pair.a, pair.b), strict=True):
         run = runs[0]
         file = os.path.relpath(run.folder / FILE)
@@ -118,8 +119,8 @@ def sides_of(pair: Pair, pythons: Sequence[str], overrides: list[str]) -> list[J
         trust.confirm(check_config(for_timing(config, 1.0)), said, file, run_dir=run.folder)
         known = {key: value for key, value in record.get("choices", {}).items() if value is not None}
         facts = {"choices": known, "overrides": record.get("overrides", [])}
-        found.append(Job(Path(name), config, facts, python=python))
-    return found
+        jobs.append(Job(Path(name), config, facts, python=python))
+    return jobs
 
 
 def _placed(side: Job, run_dir: Path, seconds: float, forks: bool) -> Job:

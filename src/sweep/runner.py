@@ -172,9 +172,9 @@ class SweepRunner:
             elif not folder.has_ended(run_dir):
                 not_run.append(label)
         print()
-        for word, found in (("stopped", stopped), ("not run", not_run)):
-            if found:
-                print(f"{word}  {len(found)} of {len(self.labels)}: {' · '.join(found)}")
+        for word, runs in (("stopped", stopped), ("not run", not_run)):
+            if runs:
+                print(f"{word}  {len(runs)} of {len(self.labels)}: {' · '.join(runs)}")
         line = [word for word in self.loop.command if not word.lstrip("+").startswith("hydra.sweep.dir=")]
         line.append(as_override("hydra.sweep.dir", str(self.sweep_dir)))
         print(f"resume   {for_shell(line)}", flush=True)
@@ -188,7 +188,7 @@ class SweepRunner:
         if self._failed or self.loop.refused:
             return 1
         ends = folder.statuses(self.sweep_dir)
-        return int("finished" not in ends if self._failure_is_result else any(one not in folder.KEPT for one in ends))
+        return int("finished" not in ends if self._failure_is_result else any(end not in folder.KEPT for end in ends))
 
 
 def _search(job: Job, of_job: str) -> Plan[float | None]:

@@ -30,11 +30,11 @@ def own_sizes(overrides: Sequence[str]) -> tuple[list[str], list[int]]:
     """The options without `data.batch_size=…`, and the sizes that it lists; none where it is left out."""
     rest: list[str] = []
     sizes: set[int] = set()
-    for one in parse(list(overrides)):
-        if one.key_or_group != BATCH_SIZE:
-            rest.append(text_of(one))
+    for option in parse(list(overrides)):
+        if option.key_or_group != BATCH_SIZE:
+            rest.append(text_of(option))
             continue
-        values = [text.strip() for text in text_of(one).partition("=")[2].split(",")]
+        values = [text.strip() for text in text_of(option).partition("=")[2].split(",")]
         sizes = {int(text) for text in values if text.isdecimal()} - {0}
         if len(sizes) < max(2, len(values)):
             raise UserError(
@@ -46,12 +46,13 @@ def own_sizes(overrides: Sequence[str]) -> tuple[list[str], list[int]]:
 
 def timed(overrides: Sequence[str]) -> list[str]:
     """The options of a timed run: experiment=throughput on top of the experiment that the user names."""
-    experiments = [one for one in parse(list(overrides)) if one.key_or_group == "experiment"]
-    names = [str(one.value()).strip("[]") for one in experiments if one.value()]
-    kept = [text_of(one) for one in parse(list(overrides)) if one not in experiments]
-    experiment = f"experiment=[{','.join([*names, 'throughput'])}]" if names else "experiment=throughput"
+    parsed = parse(list(overrides))
+    chosen = [option.value() for option in parsed if option.key_or_group == "experiment"]
+    names = [str(value).strip("[]") for value in chosen if value]
+    kept = [text_of(option) for option in parsed if option.key_or_group != "experiment"]
     short = [f"callbacks.until_known.seconds={SECONDS_A_RUN}", "logger=none", "callbacks.progress=null"]
-    return [experiment, *short, *kept]
+    experiment = f"[{','.join([*names, 'throughput'])}]" if names else "throughput"
+    return [f"experiment={experiment}", *short, *kept]
 
 
 def measure(

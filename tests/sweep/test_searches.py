@@ -243,7 +243,7 @@ def test_what_does_not_fit_ends_the_list_and_any_other_failure_the_measurement(t
     assert len(measured(tmp_path, status=lambda size: "finished" if size < 128 else "out_of_memory")[0]) == 3
     with pytest.raises(UserError, match="fewer than two batch sizes fit on cpu"):
         measured(tmp_path, status=lambda size: "finished" if size < 32 else "out_of_memory")
-    with pytest.raises(UserError, match="^choose: the run with data.batch_size=8 did not finish: it broke; its output: "):
+    with pytest.raises(UserError, match="^choose: the run with data.batch_size=8 did not finish: it broke; its output"):
         measured(tmp_path, status=lambda size: "failed")
 
 
