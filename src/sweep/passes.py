@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from ..analysis.noise import PROCESSES_CPU, Rates
-from ..analysis.selection import ENOUGH, Selection, select
-from ..analysis.text import at_least_percent
+from ..analysis.selection import ENOUGH, select
 from ..analysis.windows import COLUMNS
 from ..records.formatting import count
 from ..records.intervals import TIME_LIMIT, known_to
@@ -76,8 +75,10 @@ class Limits(NamedTuple):
         if passes < self.min_passes:
             return None
         if self.settles and (passes - self.min_passes) % EVERY == 0:
-            if (sizes := len({run.size for run in runs if not run.is_cut})) > 1:
-                selection = selection_of(runs, self.enough)
+            whole = [run for run in runs if not run.is_cut]  # as in a report
+            if (sizes := len({run.size for run in whole})) > 1:
+                rates = Rates(windows_of(whole), processes=PROCESSES_CPU, at_equal_load=True)
+                selection = select(rates, enough=self.enough)
                 if selection is not None and selection.is_settled(sizes):
                     return SETTLED
             else:
@@ -101,11 +102,11 @@ def measure_in_passes(
     pass. The passes of another time in the same folder begin with another number.
     """
     limits = limits or Limits()
-    waiting, most, began, number, so_far = list(runs), limits.time_of(runs), clock(), 0, ""
+    waiting, most, began, number = list(runs), limits.time_of(runs), clock(), 0
     while waiting:
         spent = clock() - began
         limit = f" of at most {most:.0f}" if spent < most else ""
-        say(f"measuring {count(len(waiting), 'run')} · pass {number + 1} · {spent:.0f} s{limit}{so_far}")
+        say(f"measuring {count(len(waiting), 'run')} · pass {number + 1} · {spent:.0f} s{limit}")
         for run in waiting[:: -1 if number % 2 else 1]:
             if not _visit(run, first_pass + number):
                 waiting.remove(run)
@@ -119,13 +120,6 @@ def measure_in_passes(
                     run.stop(reason)
         if len(waiting) == 1 < len(runs) and waiting[0].goes_on:
             waiting.clear()
-        so_far = _so_far(waiting, limits, number)
-
-
-def selection_of(runs: Sequence[Run], enough: float = ENOUGH) -> Selection | None:
-    """The choice among the sizes of a group that is being visited; as in a report, without cut batches."""
-    windows = windows_of([run for run in runs if not run.is_cut])
-    return select(Rates(windows, processes=PROCESSES_CPU, at_equal_load=True), enough=enough)
 
 
 def windows_of(runs: Sequence[Run]) -> pd.DataFrame:
@@ -145,14 +139,3 @@ def _visit(run: Run, number: int) -> bool:
         row = (run.size, id(run), str(number), math.log(seconds / samples), taken, bool(facts.get("disturbed")))
         run.windows.append(row)
     return True
-
-
-def _so_far(waiting: Sequence[Run], limits: Limits, passes: int) -> str:
-    """` · so far 128, with at least 74 % of the best rate`, of the only group that is still visited."""
-    if not limits.settles or 2 * passes < FEWEST or len({run.group for run in waiting}) != 1:
-        return ""
-    selection = selection_of(waiting, limits.enough)
-    if selection is None or len(selection.shares) < 2:
-        return ""
-    size = selection.smallest
-    return f" · so far {size:,}, with {at_least_percent(selection.sure[size])} of the best rate"
