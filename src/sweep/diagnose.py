@@ -13,7 +13,6 @@ from ..analysis.diagnose import AGAIN, BASELINE, CHANGE, Findings
 from ..analysis.run import Run
 from ..errors import UserError
 from ..records.rates import RATE, why_no_rate
-from ..records.terminal import wrapped
 from ..records.values import at, positive
 from .changes import Change, changes_to_try, fixed_options, folder_of, this_machine, words_of
 from .folder import has_ended
@@ -21,7 +20,6 @@ from .plans import Job, Plan, RunFailed
 from .search import Diagnosis
 from .visits import MOST_AT_ONCE, can_wait
 
-NAME = "diagnose"  # of the experiment
 _AGAIN = "-again"  # in the name of a folder
 
 
@@ -34,11 +32,10 @@ def diagnose(job: Job, search: Diagnosis) -> Plan[None]:
     baseline = Run(BASELINE, job.run_dir / BASELINE, record)
     if RATE not in baseline.values:
         place = os.path.relpath(baseline.folder)
-        raise UserError(f"experiment={NAME}: needs the rate of a run, and {place} has none: {why_no_rate(record)}")
+        raise UserError(f"experiment=diagnose: needs the rate of a run, and {place} has none: {why_no_rate(record)}")
     machine = this_machine(str(record["hardware"]["device"]))
     fixed = fixed_options(job.facts["overrides"])
     changes, tried.not_tried = changes_to_try(job.config, baseline, machine, fixed, search.batch_factors)
-    print("\n".join(["", *wrapped(tried.not_tried)]), flush=True)
     most = MOST_AT_ONCE - 1  # beside a baseline
     groups = [changes[first : first + most] for first in range(0, len(changes), most)]
     baselines = sum(tried.kept(f"{BASELINE}_{number}") + 1 for number in range(2, len(groups) + 3))

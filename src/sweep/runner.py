@@ -167,8 +167,7 @@ class SweepRunner:
         for number, label in enumerate(self.labels):
             run_dir = self.sweep_dir / str(number)
             if {*folder.statuses(run_dir)} & {*folder.UNFINISHED}:
-                then = "continues from its checkpoint" if folder.has_checkpoint(run_dir) else "begins anew"
-                stopped.append(f"{label}, which {then}")
+                stopped.append(label)
             elif not folder.has_ended(run_dir):
                 not_run.append(label)
         print()

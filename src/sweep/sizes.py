@@ -68,7 +68,6 @@ def measure(
     """
     with writing("choose", folder):
         folder = new_folder(folder)
-    say(f"the runs are kept in {os.path.relpath(folder)}; they take about a minute on each device")
     for kind in kinds:
         Loop("choose").run(sizes_for_choose(overrides, sizes, kind, folder, say))
     return [folder / kind for kind in kinds]

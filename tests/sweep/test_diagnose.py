@@ -237,7 +237,6 @@ def test_whatever_happens_the_report_says_it(name, tmp_path):
     assert answer("report", tmp_path).code == is_failure == (runs == 1)
 
 
-def test_what_the_user_has_set_is_said_when_the_changes_are_chosen_and_below_the_table(tmp_path, capsys):
+def test_what_the_user_has_set_is_said_below_the_table(tmp_path):
     _, said, _ = diagnosed(tmp_path, lambda config: 100.0, "data.pipeline=memory")
-    for shown in (capsys.readouterr().out, said):
-        assert "not tried: data.pipeline=workers: you have set data.pipeline" in " ".join(shown.split())
+    assert "not tried: data.pipeline=workers: you have set data.pipeline" in " ".join(said.split())
