@@ -21,10 +21,10 @@ from ..checkpointing import resume
 from ..checkpointing.signals import exit_on_signals
 from ..errors import UserError, exit_on_user_error
 from ..options.check import check_config
+from ..options.update import ranks_asked
 from ..records.read import read
 from ..records.run_record import close, ended_as, reason
 from ..records.terminal import leave_words_to_sweep
-from .plans import is_one_process
 
 _ASKED = "BATCHSCOPE_JOB"  # in the environment: the first line, for the ranks that Lightning starts after it was read
 
@@ -82,7 +82,7 @@ def run_planned(run_dir: Path, asked: dict[str, Any] | None, sweep: Sweep | None
         config = check_config(asked["config"])  # again: the Python that started this one may be another version's
         if "resume" not in asked:
             asked["resume"] = None if read(run_dir).get("status") == "planned" else str(run_dir)
-        if is_one_process(config):
+        if ranks_asked(config) == 1:
             if sweep is not None:
                 sweep.keep_for_itself()
         else:  # its other ranks inherit standard input, and end with the sweep

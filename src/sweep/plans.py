@@ -81,12 +81,6 @@ class RunFailed(UserError):
         return cls(f"{job.run_dir}: {record.get('error') or record['status']}")
 
 
-def is_one_process(config: Mapping[str, Any]) -> bool:
-    """Whether a run is a single process: Lightning starts the other ranks as new Pythons."""
-    trainer = config["trainer"]
-    return trainer.get("num_nodes", 1) == 1 and str(trainer.get("devices", "auto")) == "1"
-
-
 def median_step(job: Job, record: Record, name: str) -> float:
     """The median step of a run in seconds. Raises UserError, which calls the run by a name, unless it has one."""
     median = positive(at(record, "throughput.step_ms_median"))

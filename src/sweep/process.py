@@ -36,9 +36,10 @@ from ..checkpointing.signals import (
 )
 from ..errors import UserError
 from ..files import why
+from ..options.update import ranks_asked
 from ..records.run_record import Status, close_open
 from .fork_server import IS_SERVER
-from .plans import Job, is_one_process
+from .plans import Job
 
 C = TypeVar("C", bound="Child")
 
@@ -255,7 +256,7 @@ def start_server() -> None:
 
 def _forked(job: Job, theirs: socket.socket) -> multiprocessing.process.BaseProcess | None:
     """A run that is forked from the server; None where it is to be a new Python."""
-    if not (job.forks and sys.platform.startswith("linux") and is_one_process(job.config)):
+    if not (job.forks and sys.platform.startswith("linux") and ranks_asked(job.config) == 1):
         return None
     try:
         start_server()

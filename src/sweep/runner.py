@@ -17,11 +17,12 @@ from ..errors import UserError, report, warn
 from ..files import WriteError
 from ..options.compose import config_in
 from ..options.overrides import as_override, for_shell
+from ..options.update import ranks_asked
 from ..records.read import optimized
 from . import folder, launchers
 from .grow_batch import grow_batch
 from .loop import Loop
-from .plans import Job, Plan, RunFailed, is_one_process
+from .plans import Job, Plan, RunFailed
 from .process import start_server
 from .search import Diagnosis, TimeToTarget, search_of
 from .time_to_target import time_to_target
@@ -49,7 +50,7 @@ def run_sweep(
     exit_on_signals()
     with folder.lock_sweep_dir(sweep_dir):
         try:
-            if here and any(map(is_one_process, configs)):
+            if here and any(ranks_asked(config) == 1 for config in configs):
                 start_server()
                 with contextlib.suppress(ImportError):  # for the report: it takes seconds, and disturbs no run now
                     importlib.import_module("..analysis.report", __package__)

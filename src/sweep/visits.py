@@ -23,9 +23,10 @@ from ..analysis.groups import group_runs
 from ..analysis.run import Run as RecordedRun
 from ..analysis.selection import ENOUGH
 from ..hardware.host_memory import host_memory
+from ..options.update import ranks_asked
 from ..records.formatting import count, duration
 from .passes import Limits, Run, measure_in_passes
-from .plans import Job, is_one_process
+from .plans import Job
 from .process import Process
 
 MOST_AT_ONCE = 16  # a larger sweep is measured 16 runs at a time
@@ -43,7 +44,7 @@ def can_wait(config: Mapping[str, Any]) -> bool:
     """Whether a run can wait for visits: one process on a CPU, whose steps are measured, and that no time limit ends."""
     callbacks, trainer = config["callbacks"] or {}, config["trainer"]
     is_measured = callbacks.get("throughput") and not trainer.get("fast_dev_run") and config.get("timing") is not False
-    suits = is_measured and is_one_process(config) and not _has_clock(config)
+    suits = is_measured and ranks_asked(config) == 1 and not _has_clock(config)
     return bool(suits) and _trains_on_cpu(trainer.get("accelerator", "auto"))
 
 
