@@ -289,9 +289,8 @@ def _run_forked(program: str, run_dir: str, connection: socket.socket) -> None:
 
 def _new_python(job: Job, theirs: socket.socket, output: tuple[int, int]) -> subprocess.Popen[bytes]:
     """A run in a session of its own, which keeps the terminal's Ctrl-C from it."""
-    out, err = (None, None) if output == (1, 2) else output
     command = [job.python, "-P", "-m", PROGRAM, str(job.run_dir)]
-    return in_own_session(command, stdin=theirs.fileno(), stdout=out, stderr=err)
+    return in_own_session(command, stdin=theirs.fileno(), stdout=output[0], stderr=output[1])
 
 
 def in_own_session(command: Sequence[str], **how: Any) -> subprocess.Popen[bytes]:
