@@ -8,13 +8,12 @@ with its memory. The next one warms up only while there is enough for it; it wai
 """
 
 import contextlib
-import itertools
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from glob import glob
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
 from typing_extensions import override
@@ -37,7 +36,6 @@ _SHARE_LEFT = 0.25  # of the memory
 _PASSES_PER_S = 1000  # more than there can be: passes of another time in the same folder have other numbers
 _FEWEST = 8  # passes of runs that have so many seconds
 _LONG_S = 3600.0  # of a training: longer ones do not hold the memory of others that wait, unless they are asked to
-T = TypeVar("T")
 
 
 def can_wait(config: Mapping[str, Any]) -> bool:
@@ -116,7 +114,7 @@ class Together:
         chosen = _groups_at_once([job for job in jobs if _limits_of(job) == _limits_of(jobs[0])], self._groups)
         self._say(f"preparing {count(sum(map(len, chosen)), 'setting')}")
         started: list[Process] = []
-        for part in _parts_with_memory(chosen, _SET_UP_AT_ONCE, started):
+        for part in _parts_with_memory(chosen, started):
             setting_up = [self._start(job) for job in part]
             started += setting_up
             for process in setting_up:
@@ -127,21 +125,17 @@ class Together:
                 break
         waiting = _living(started)
         while waiting:
-            warm = self._warm_up(waiting)
+            warm: list[Process] = []
+            for process in waiting:
+                if _living(warm) and not _has_memory_for(1, warm):
+                    break
+                warm.append(process)
+                self._warm(process)
             waiting = waiting[len(warm) :]
             self._visit(_living(warm))
             self._train_to_end(_living(warm))
         begun = {process.job for process in started}
         return [job for job in jobs if job not in begun]
-
-    def _warm_up(self, waiting: Sequence[Process]) -> list[Process]:
-        """Train what is not measured of runs, one after the other, as far as there is memory."""
-        warm: list[Process] = []
-        groups = itertools.groupby(waiting, lambda process: self._groups[process.job])
-        for (process,) in _parts_with_memory([list(members) for _, members in groups], 1, warm):
-            warm.append(process)
-            self._warm(process)
-        return warm
 
     def _warm(self, process: Process) -> bool:
         """Train what is not measured of a run, unless that was done; whether the run goes on."""
@@ -218,15 +212,15 @@ def _groups_at_once(jobs: Sequence[Job], groups: Mapping[Job, str]) -> list[list
     return chosen
 
 
-def _parts_with_memory(groups: Sequence[Sequence[T]], most: int, running: Sequence[Process]) -> Iterator[Sequence[T]]:
-    """Parts of groups, of at most so many members, while there is memory for them beside the runs that are `running`.
+def _parts_with_memory(groups: Sequence[Sequence[Job]], running: Sequence[Process]) -> Iterator[Sequence[Job]]:
+    """What is set up at once of groups, while there is memory for it beside the runs that are `running`.
 
-    The first member that lives comes alone, and in any case. A further group needs memory for all of it.
+    The first run that lives comes alone, and in any case. A further group needs memory for all of it.
     """
     for number, rest in enumerate(groups):
         while rest:
             is_first = not _living(running)
-            part = rest[: 1 if is_first else most]
+            part = rest[: 1 if is_first else _SET_UP_AT_ONCE]
             if not is_first and not _has_memory_for(len(rest if number else part), running):
                 return
             yield part
