@@ -9,8 +9,9 @@ from typing import Any, Self
 from .._torch import float32_formats
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp64")
-# What a measurement is of. The cache holds one file for each combination.
-IDENTITY = ("device", "device_name", "driver", "torch", "threads", "host", "uuid", "power_limit_w")
+# What a measurement is of. The cache holds one file for each combination; the machine's name is none of it, since every
+# container has another one.
+IDENTITY = ("device", "device_name", "driver", "torch", "threads", "cores", "on_battery", "uuid", "power_limit_w")
 CLEARLY_FASTER = 1.2  # a smaller gain is not worth another precision
 
 
@@ -31,11 +32,13 @@ class Calibration:
     matmul_flops_per_sec: Mapping[str, float]
     memory_bytes_per_sec: float | None = None  # of main memory: the best of a copy and other traffic; reads + writes
     launch_us: float | None = None  # of the smallest operation when many are issued in a row
-    host: str | None = None  # the machine's name; several machines may share a home folder
+    host: str | None = None  # the machine's name
     uuid: str | None = None  # of a GPU
     power_limit_w: float | None = None  # of an NVIDIA GPU; a lower limit makes it slower
     disturbed: str | None = None  # what other processes did on the device meanwhile; the rates are then too low
     cache_bytes: int | None = None  # of the caches in front of main memory, as the device reports them
+    cores: float | None = None  # that the process may use, on a CPU; a quota may be a fraction
+    on_battery: bool | None = None  # of a laptop, whose clocks it lowers
 
     def to_dict(self) -> dict[str, Any]:
         """Plain containers, without the values that are None."""

@@ -12,6 +12,7 @@ import torch
 
 from ..errors import UserError, did_you_mean
 from ..records import formatting
+from .processor import affinity
 
 _CPUS = Path("/sys/devices/system/cpu")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
@@ -76,10 +77,10 @@ def cache_bytes(device: torch.device, cpus: Path = _CPUS) -> int | None:
     """
     if device.type == "cuda":
         return getattr(torch.cuda.get_device_properties(device), "L2_cache_size", None) or None
-    if device.type != "cpu" or not hasattr(os, "sched_getaffinity"):
+    if device.type != "cpu":
         return None
     sizes: dict[str, dict[str, int]] = {"2": {}, "3": {}}  # level → cores that share a cache → its bytes
-    for core in os.sched_getaffinity(0):
+    for core in affinity():
         for folder in (cpus / f"cpu{core}" / "cache").glob("index*"):
             with contextlib.suppress(OSError, ValueError, KeyError):
                 level, kind, size, shared = (

@@ -8,12 +8,12 @@ import ctypes
 import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 
-PROCESS_GROUPS, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+from .processor import control_groups
+
 # Parameters of mallopt(3), from glibc's malloc.h.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _NEVER = -1  # read as an unsigned number: no top of the heap is ever that large
@@ -35,22 +35,15 @@ def host_memory() -> HostMemory:
 
 
 def _group_limits() -> Iterator[tuple[int, int]]:
-    """Bytes that each control group of this process allows and leaves free: its own group, and all that contain this group.
+    """Bytes that each control group of this process, of version 2, allows and leaves free.
 
-    The groups are those of version 2. The page cache, which the kernel takes back first, is free.
+    The page cache, which the kernel takes back first, is free.
     """
-    try:
-        lines = PROCESS_GROUPS.read_text().splitlines()
-    except OSError:  # not Linux
-        return
-    for line in lines:
-        own = GROUPS / line.removeprefix("0::").lstrip("/")
-        for group in (own, *own.parents) if line.startswith("0::") else ():
-            if group.is_relative_to(GROUPS):
-                with contextlib.suppress(OSError, ValueError):  # no limit ("max"), or a group outside the container
-                    most, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
-                    facts = dict(fact.split() for fact in (group / "memory.stat").read_text().splitlines())
-                    yield most, most - used + int(facts.get("inactive_file", 0))
+    for group in control_groups("memory"):
+        with contextlib.suppress(OSError, ValueError):  # no limit ("max"), or a group of version 1
+            most, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+            facts = dict(fact.split() for fact in (group / "memory.stat").read_text().splitlines())
+            yield most, most - used + int(facts.get("inactive_file", 0))
 
 
 def private_rss(process: psutil.Process) -> int:

@@ -1,6 +1,6 @@
 """A device's calibration: measured once by microbenchmarks, while nothing else computes there, and kept in the user's cache.
 
-The cache has one file for each device, driver, version of torch and number of threads.
+The cache has one file for each device, driver, version of torch, number of threads and usable cores.
 """
 
 import contextlib
@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from ..files import write_text
@@ -25,17 +26,21 @@ from .calibration import IDENTITY, PRECISIONS, Calibration
 from .contention import NoiseMeter, disturbance
 from .devices import cache_bytes, device_name
 from .nvml_readings import nvml_device
+from .processor import affinity, usable_cores
 
-SCHEMA = 6  # of the cached file and of the way in which it is measured
+SCHEMA = 7  # of the cached file and of the way in which it is measured
 # How long a disturbed calibration is used: its rates are too low, but the runs of a sweep do not measure them again.
 DISTURBED_S = 600
 _PASSES_S = 1.5  # for the fastest microbenchmarks, after each was tried once
 _PATIENCE_S = 600  # for a calibration in a subprocess, on a machine that is a hundred times slower than usual
 _PROGRAM = """
-import json, sys, torch
+import json, os, sys
+if hasattr(os, "sched_setaffinity"):  # a thread that OpenMP has bound to one core passes on that one
+    os.sched_setaffinity(0, map(int, sys.argv[1].split(",")))
+import torch
 from batchscope.hardware.measure import load_or_measure
-torch.set_num_threads(int(sys.argv[2]))
-print(json.dumps(load_or_measure(torch.device(sys.argv[1])).to_dict()))
+torch.set_num_threads(int(sys.argv[3]))
+print(json.dumps(load_or_measure(torch.device(sys.argv[2])).to_dict()))
 """
 
 
@@ -49,7 +54,8 @@ def find_calibration(device: torch.device, measure: bool) -> Calibration | None:
     if found is not None or not measure:
         return found
     say(f"measuring what this {device.type} can do; once, some seconds …")
-    line = [sys.executable, "-P", "-c", _PROGRAM, str(device), str(torch.get_num_threads())]
+    cores = ",".join(map(str, affinity()))
+    line = [sys.executable, "-P", "-c", _PROGRAM, cores, str(device), str(torch.get_num_threads())]
     try:
         done = subprocess.run(
             line, check=True, timeout=_PATIENCE_S, stdin=subprocess.DEVNULL, capture_output=True, text=True
@@ -122,16 +128,24 @@ def store(calibration: Calibration) -> None:
 
 
 def identity(device: torch.device) -> dict[str, Any]:
-    """What a measurement is of; a change in any value asks for a new measurement."""
+    """What a measurement is of, and the machine's name; a change in any other value asks for a new measurement."""
     known: dict[str, Any] = dict.fromkeys(IDENTITY)
     known |= {"device": device.type, "device_name": device_name(device)}
-    known |= {"torch": torch.__version__, "host": platform.node()}
+    known |= {"torch": torch.__version__, "host": platform.node(), "on_battery": _on_battery()}
     if device.type == "cpu":
-        return known | {"threads": torch.get_num_threads(), "driver": _instruction_sets()}
+        return known | {"threads": torch.get_num_threads(), "cores": usable_cores(), "driver": _instruction_sets()}
     if device.type == "mps":
         return known | {"driver": platform.mac_ver()[0] or None}
     known["uuid"] = str(torch.cuda.get_device_properties(device).uuid)
     return known | ({"driver": torch.version.hip} if torch.version.hip else _nvidia_driver(device))
+
+
+def _on_battery() -> bool | None:
+    """Whether a laptop runs on its battery; None without one."""
+    with contextlib.suppress(AttributeError, OSError):  # psutil has no such function on every system, or no file to read
+        battery = psutil.sensors_battery()
+        return None if battery is None or battery.power_plugged is None else not battery.power_plugged
+    return None
 
 
 def _instruction_sets() -> str:
@@ -151,7 +165,8 @@ def _nvidia_driver(device: torch.device) -> dict[str, Any]:
 
 
 def _cache_file(known: Mapping[str, Any]) -> Path:
-    digest = hashlib.blake2b(json.dumps([SCHEMA, *known.values()]).encode(), digest_size=8).hexdigest()
+    key = json.dumps([SCHEMA, *map(known.get, IDENTITY)])
+    digest = hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
     return _cache_folder() / f"calibration-{known['device']}-{digest}.json"
 
 

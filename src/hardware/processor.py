@@ -8,6 +8,7 @@ import contextlib
 import math
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ import psutil
 
 from .. import ranks
 
-PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
+PROC, GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 class Load(NamedTuple):
@@ -32,30 +33,26 @@ def cpu_seconds() -> Load:
         total, busy, steal = _core_seconds()
     except (OSError, psutil.Error):
         return Load(math.nan, math.nan, math.nan)
-    quota, cores = _quota(), len(_affinity())
+    quota, cores = _quota(), len(affinity())
     if quota is not None and quota[0] < cores:
         total, busy = quota[0] * time.monotonic(), quota[1] + steal * quota[0] / cores
     return Load(total, busy, own_seconds(root_of_run()))
 
 
 def own_seconds(root: int | None = None) -> float:
-    """Processor time of a process (this one by default) and of its descendants, those that have ended included.
-
-    A process that is bound to other cores than this one does not count: it takes nothing from the cores of this one.
-    """
+    """Processor time of a process (this one by default) and of its descendants, those that have ended included."""
     ended = os.times()
     seconds = time.process_time() + ended.children_user + ended.children_system
     root = os.getpid() if root is None else root
     for pid in {root, *_descendants(root)} - {os.getpid()}:
-        if shares_cores(pid):
-            with contextlib.suppress(psutil.Error):  # it has just ended, and its parent's time holds its own
-                seconds += sum(psutil.Process(pid).cpu_times()[:4])  # with that of its own ended children
+        with contextlib.suppress(psutil.Error):  # it has just ended, and its parent's time holds its own
+            seconds += sum(psutil.Process(pid).cpu_times()[:4])  # with that of its own ended children
     return seconds
 
 
 def usable_cores() -> float:
-    """The cores that this process may use: its affinity, or the quota of its control group if that is lower."""
-    quota, cores = _quota(), len(_affinity())
+    """The cores that this process may use: its affinity, or the quota of its control groups if that is lower."""
+    quota, cores = _quota(), len(affinity())
     return cores if quota is None else min(cores, quota[0])
 
 
@@ -66,16 +63,37 @@ def root_of_run() -> int:
     return os.getppid() if is_one_of_several else os.getpid()
 
 
-def _affinity(pid: int = 0) -> set[int]:
-    """The cores that a process may use; all of them outside of Linux."""
-    return os.sched_getaffinity(pid) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+def affinity() -> set[int]:
+    """The cores on which any thread of this process may run; all of them outside of Linux.
+
+    A single thread does not tell. Under OMP_PROC_BIND, OpenMP binds every thread of its team to a core of its own, and the
+    thread that has loaded it, which is mostly the main one, to the first core.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return set(range(os.cpu_count() or 1))
+    cores = set(os.sched_getaffinity(0))
+    with contextlib.suppress(OSError):  # a sandbox without /proc
+        for thread in os.listdir(PROC / "self" / "task"):
+            with contextlib.suppress(OSError):  # it has just ended
+                cores |= os.sched_getaffinity(int(thread))
+    return cores
 
 
-def shares_cores(pid: int) -> bool:
-    """Whether a process may use a core that this one may use; True of one that has ended."""
-    with contextlib.suppress(OSError):  # it has ended
-        return bool(_affinity(pid) & _affinity())
-    return True
+def control_groups(controller: str) -> Iterator[Path]:
+    """The folders of this process's control group and of all that contain it, of version 2 and of a controller of version 1.
+
+    In a container the outer ones, and in version 1 its own by its full name, do not exist.
+    """
+    try:
+        lines = (PROC / "self" / "cgroup").read_text().splitlines()
+    except OSError:  # not Linux
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers or controller in controllers.split(","):
+            root = GROUPS / controller if controllers else GROUPS
+            own = root / path.lstrip("/")
+            yield from (group for group in (own, *own.parents) if group.is_relative_to(root))
 
 
 def _descendants(root: int) -> list[int]:
@@ -101,18 +119,24 @@ def _core_seconds() -> tuple[float, float, float]:
 
     Other cores of a large machine may belong to other jobs, which disturb nobody here.
     """
-    each, mine = psutil.cpu_times(percpu=True), _affinity()
-    if max(mine) < len(each):  # psutil counts the cores that are online: with others among them no number is a place
-        each = [each[core] for core in mine]
-    total = sum(sum(core) - getattr(core, "guest", 0.0) - getattr(core, "guest_nice", 0.0) for core in each)
-    idle = sum(core.idle + getattr(core, "iowait", 0.0) for core in each)
-    return total, total - idle, sum(getattr(core, "steal", 0.0) for core in each)
+    cores, mine = psutil.cpu_times(percpu=True), affinity()
+    if max(mine) < len(cores):  # psutil counts the cores that are online: with others among them no number is a place
+        cores = [cores[core] for core in mine]
+    total = sum(sum(core) - getattr(core, "guest", 0.0) - getattr(core, "guest_nice", 0.0) for core in cores)
+    idle = sum(core.idle + getattr(core, "iowait", 0.0) for core in cores)
+    return total, total - idle, sum(getattr(core, "steal", 0.0) for core in cores)
 
 
 def _quota() -> tuple[float, float] | None:
-    """What this container's control group (of version 2) may use, in cores, and has used, in seconds; None without one."""
-    with contextlib.suppress(OSError, ValueError):  # ValueError: "max", which is no quota
-        quota, period = map(int, (CGROUP / "cpu.max").read_text().split())
-        used = dict(line.split() for line in (CGROUP / "cpu.stat").read_text().splitlines())
-        return quota / period, int(used["usage_usec"]) / 1e6
-    return None
+    """The lowest quota of this process's control groups, in cores, and what the group has used, in seconds; None without one."""
+    quotas = []
+    for group in control_groups("cpu"):
+        with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
+            quota, period = map(int, (group / "cpu.max").read_text().split())
+            used = dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())
+            quotas.append((quota / period, int(used["usage_usec"]) / 1e6))
+        with contextlib.suppress(OSError, ValueError):  # of version 1, in which -1 is no quota
+            quota, period = (int((group / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
+            usage = GROUPS / "cpuacct" / group.relative_to(GROUPS / "cpu") / "cpuacct.usage"
+            quotas += [(quota / period, int(usage.read_text()) / 1e9)] if quota > 0 else []
+    return min(quotas, default=None)

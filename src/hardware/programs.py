@@ -11,7 +11,7 @@ import psutil
 
 from ..errors import printable
 from ..records.formatting import percent
-from .processor import PROC, shares_cores, usable_cores
+from .processor import PROC, usable_cores
 
 IS_LINUX = sys.platform.startswith("linux")
 LEAST_SHARE = 0.02  # of the processor; a program that took less is not named
@@ -110,14 +110,14 @@ def _identity(process: Process) -> tuple[int, float]:
 
 
 def read_processes() -> Iterator[Process]:
-    """The user's processes on the cores that this process may use; one that ends meanwhile or is refused is left out."""
+    """The user's processes; one that ends meanwhile or is refused is left out."""
     own = os.getuid() if IS_LINUX else psutil.Process().username()
     for pid in psutil.pids():
         try:
             process = _read_linux(pid, own) if IS_LINUX else _read_any(pid, own)
         except (OSError, ValueError, psutil.Error):
             continue
-        if process is not None and shares_cores(pid):
+        if process is not None:
             yield process
 
 

@@ -8,8 +8,10 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock, call
 
+import psutil
 import pynvml
 import pytest
 import torch
@@ -174,6 +176,7 @@ def test_a_process_measures_where_permitted_and_this_one_where_it_fails(said, ti
 
 
 def test_a_device_is_measured_once_in_each_setting(measured, nvml, monkeypatch):
+    monkeypatch.setattr(psutil, "sensors_battery", lambda: SimpleNamespace(power_plugged=True), raising=False)
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
     gpu = torch.device("cuda")
     for device in (CPU, gpu):
@@ -184,7 +187,8 @@ def test_a_device_is_measured_once_in_each_setting(measured, nvml, monkeypatch):
     for device, place, name, value in (
         (CPU, torch, "__version__", "9.9"),
         (CPU, torch, "get_num_threads", lambda: 77),
-        (CPU, platform, "node", lambda: "a machine with the same home"),
+        (CPU, measure, "usable_cores", lambda: 0.5),
+        (CPU, psutil, "sensors_battery", lambda: SimpleNamespace(power_plugged=False)),
         (CPU, os, "environ", os.environ | {"ONEDNN_MAX_CPU_ISA": "SSE41"}),
         (gpu, nvml, "uuid", "5678"),
         (gpu, nvml, "limit_mw", 500_000),
@@ -193,6 +197,8 @@ def test_a_device_is_measured_once_in_each_setting(measured, nvml, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(place, name, value)
             assert cached_calibration(device) is None, name
+    monkeypatch.setattr(platform, "node", lambda: "another container of this machine")
+    assert cached_calibration(CPU).host != identity(CPU)["host"]
     monkeypatch.setattr(pynvml, "nvmlInit", REFUSED)
     assert identity(gpu)["driver"] is None
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from batchscope.hardware import device_memory, host_memory
+from batchscope.hardware import device_memory, host_memory, processor
 from batchscope.hardware.device_memory import MemoryReadings, SavedTensors
 
 MIB, GIB = 2**20, 2**30
@@ -30,10 +30,11 @@ JOB, SLICE = "user.slice/job", "user.slice"
     ],
 )
 def test_the_least_limit_of_the_control_groups_counts(membership, groups_mib, memory_mib, tmp_path, monkeypatch):
-    monkeypatch.setattr(host_memory, "GROUPS", tmp_path)
-    monkeypatch.setattr(host_memory, "PROCESS_GROUPS", tmp_path / "of_process")
+    monkeypatch.setattr(processor, "GROUPS", tmp_path)
+    monkeypatch.setattr(processor, "PROC", tmp_path / "proc")
     if membership is not None:
-        (tmp_path / "of_process").write_text(f"1:cpu:/other\n{membership}\n")
+        (tmp_path / "proc" / "self").mkdir(parents=True)
+        (tmp_path / "proc" / "self" / "cgroup").write_text(f"1:cpu:/other\n{membership}\n")
     for path, (limit, used, cache) in groups_mib.items():
         group = tmp_path / path
         group.mkdir(parents=True, exist_ok=True)

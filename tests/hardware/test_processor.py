@@ -37,24 +37,51 @@ def two_of_three_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2})
     monkeypatch.setattr(psutil, "cpu_times", lambda percpu: CORES)
     monkeypatch.setattr(time, "monotonic", lambda: 100.0)
-    monkeypatch.setattr(processor, "CGROUP", tmp_path)
+    monkeypatch.setattr(processor, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(processor, "GROUPS", tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("quota", "total_and_busy", "cores"),
-    [
-        pytest.param(None, (TOTAL_S, BUSY_S), 2, id="steal counts, and guests once"),
-        pytest.param("50000 100000\n", (0.5 * 100.0, 6.0 + STEAL_S), 0.5, id="neighbours take nothing from a quota"),
-        pytest.param("max 100000", (TOTAL_S, BUSY_S), 2, id="no quota"),
-        pytest.param("400000 100000", (TOTAL_S, BUSY_S), 2, id="a quota above the cores"),
-    ],
-)
-def test_the_time_is_that_of_the_usable_cores_or_of_the_quota(quota, total_and_busy, cores, tmp_path):
-    if quota is not None:
-        (tmp_path / "cpu.max").write_text(quota)
-        (tmp_path / "cpu.stat").write_text("usage_usec 6000000\nuser_usec 5000000\n")
+TIME, HALF = (TOTAL_S, BUSY_S), (0.5 * 100.0, 6.0 + STEAL_S)
+V1 = {"cpu.cfs_quota_us": "50000", "cpu.cfs_period_us": "100000"}
+USED = {"cpuacct.usage": "6000000000"}
+
+
+def v2(quota: str, usage: int = 6_000_000) -> dict[str, str]:
+    return {"cpu.max": f"{quota}\n", "cpu.stat": f"usage_usec {usage}\nuser_usec 5000000\n"}
+
+
+QUOTAS = {  # the process's groups, files by group → seconds of the cores in all and busy, and the usable cores
+    "steal counts, and guests once": (None, {}, TIME, 2),
+    "neighbours take nothing from a quota": ("0::/", {"": v2("50000 100000")}, HALF, 0.5),
+    "no quota": ("0::/", {"": v2("max 100000")}, TIME, 2),
+    "a quota above the cores": ("0::/", {"": v2("400000 100000")}, TIME, 2),
+    "of a slice above": ("0::/a/job", {"a/job": v2("90000 100000", 1), "a": v2("50000 100000")}, HALF, 0.5),
+    "version 1": ("3:cpuset:/\n4:cpu,cpuacct:/a", {"cpu/a": V1, "cpuacct/a": USED}, HALF, 0.5),
+    "version 1, in a container": ("4:cpu:/docker/1", {"cpu": V1, "cpuacct": USED}, HALF, 0.5),
+    "version 1, no quota": ("4:cpu:/", {"cpu": V1 | {"cpu.cfs_quota_us": "-1"}}, TIME, 2),
+}
+
+
+@pytest.mark.parametrize("name", QUOTAS)
+def test_the_time_is_that_of_the_usable_cores_or_of_the_lowest_quota(name, tmp_path):
+    membership, groups, total_and_busy, cores = QUOTAS[name]
+    if membership is not None:
+        (tmp_path / "proc" / "self").mkdir(parents=True)
+        (tmp_path / "proc" / "self" / "cgroup").write_text(f"{membership}\n")
+    for group, files in groups.items():
+        (tmp_path / group).mkdir(parents=True, exist_ok=True)
+        for file, content in files.items():
+            (tmp_path / group / file).write_text(content)
     assert cpu_seconds()[:2] == pytest.approx(total_and_busy)
     assert usable_cores() == cores
+
+
+def test_a_thread_that_is_bound_to_one_core_tells_the_cores_of_all_threads(tmp_path, monkeypatch):
+    """As under OMP_PROC_BIND, whose threads, the main one among them, have a core each."""
+    for thread in (11, 12):
+        (tmp_path / "proc" / "self" / "task" / str(thread)).mkdir(parents=True)
+    monkeypatch.setattr(os, "sched_getaffinity", {0: {0}, 11: {0}, 12: {2}}.__getitem__)
+    assert usable_cores() == 2
 
 
 def test_where_other_cores_are_offline_the_whole_machine_counts(monkeypatch):
@@ -71,15 +98,10 @@ def test_a_system_that_does_not_tell_the_time_of_its_cores_has_no_known_load(mon
 
 
 @pytest.mark.parametrize(
-    ("launched", "shared", "counts"),
-    [
-        ({"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "WORLD_SIZE": "2"}, True, True),
-        ({"LOCAL_RANK": "1"}, True, True),
-        ({"LOCAL_RANK": "1"}, False, False),
-        ({}, True, False),
-    ],
+    ("launched", "counts"),
+    [({"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "WORLD_SIZE": "2"}, True), ({"LOCAL_RANK": "1"}, True), ({}, False)],
 )
-def test_other_ranks_of_a_run_are_its_own_where_they_share_its_cores(launched, shared, counts, tmp_path, monkeypatch):
+def test_other_ranks_of_a_run_are_its_own(launched, counts, tmp_path, monkeypatch):
     for name in ("TORCHELASTIC_RUN_ID", "SLURM_NTASKS", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
     for name, value in launched.items():
@@ -91,7 +113,7 @@ def test_other_ranks_of_a_run_are_its_own_where_they_share_its_cores(launched, s
         (tasks / "children").write_text(children)
     used = {launcher: (0.0,) * 4, sibling: (30.0, 10.0, 2.0, 1.0)}
     monkeypatch.setattr(psutil, "Process", lambda pid: SimpleNamespace(cpu_times=lambda: used[pid]))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1} if pid == sibling and not shared else {0})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
     monkeypatch.setattr(processor, "PROC", tmp_path)
     alone = time.process_time() + sum(os.times()[2:4])
     assert cpu_seconds().own - alone == pytest.approx(43.0 if counts else 0.0, abs=1.0)
@@ -134,12 +156,11 @@ def test_a_processor_has_the_l2_and_l3_that_its_threads_can_reach(cores, threads
     assert cache_bytes(torch.device("cpu"), tmp_path) == (mib and mib * MIB)
 
 
-def test_a_gpu_has_its_l2_and_what_tells_nothing_has_no_known_cache(monkeypatch):
+def test_a_gpu_has_its_l2_and_what_tells_nothing_has_no_known_cache(tmp_path, monkeypatch):
     for properties, size in (({"L2_cache_size": 50 * MIB}, 50 * MIB), ({}, None)):
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, of=properties: SimpleNamespace(**of))
         assert cache_bytes(torch.device("cuda")) == size
-    monkeypatch.delattr(os, "sched_getaffinity")
-    assert cache_bytes(torch.device("mps")) is cache_bytes(torch.device("cpu")) is None
+    assert cache_bytes(torch.device("mps")) is cache_bytes(torch.device("cpu"), tmp_path) is None
 
 
 @pytest.mark.parametrize(
