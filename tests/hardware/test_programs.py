@@ -4,6 +4,9 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -109,9 +112,7 @@ def spent(child):
     return sum(psutil.Process(child.pid).cpu_times()[:2])
 
 
-@pytest.mark.parametrize("linux", [pytest.param(True, marks=pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")), False])  # fmt: skip
-def test_a_real_program_is_seen_unless_it_is_the_runs(linux, busy, monkeypatch):
-    monkeypatch.setattr(programs, "IS_LINUX", linux)
+def test_a_real_program_is_seen_unless_it_is_the_runs(busy):
     others, without_own = ProgramWatch([]), ProgramWatch([os.getpid()])
     begun, at_least = time.monotonic(), spent(busy) + 0.15
     others.sample()
@@ -126,14 +127,8 @@ def test_a_real_program_is_seen_unless_it_is_the_runs(linux, busy, monkeypatch):
     assert (known.name, known.parent) == (name, os.getpid())
 
 
-@pytest.mark.parametrize("error", [psutil.NoSuchProcess(2), psutil.AccessDenied(2), FileNotFoundError(), ValueError()])
+@pytest.mark.parametrize("error", [psutil.NoSuchProcess(2), psutil.AccessDenied(2), ProcessLookupError()])
 def test_a_process_that_ends_or_is_refused_while_it_is_read_is_left_out(error, monkeypatch):
-    def read(pid, user):
-        if pid == 2:
-            raise error
-        return process(pid, "chrome", 1.0)
-
-    monkeypatch.setattr(programs, "IS_LINUX", False)
-    monkeypatch.setattr(programs, "_read_any", read)
-    monkeypatch.setattr(psutil, "pids", lambda: [2, 3])
-    assert list(programs.read_processes()) == [process(3, "chrome", 1.0)]
+    ended = SimpleNamespace(oneshot=nullcontext, uids=Mock(side_effect=error))
+    monkeypatch.setattr(psutil, "process_iter", lambda: [ended, psutil.Process()])
+    assert [found.pid for found in programs.read_processes()] == [os.getpid()]
