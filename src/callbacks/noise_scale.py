@@ -30,6 +30,7 @@ from scipy.special import stdtrit
 from torch import Tensor
 from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
 from .._torch import gradient_scale, has_comm_hook, has_compiled
@@ -122,8 +123,8 @@ class NoiseScaleMonitor(Callback):
     | --- | --- | --- |
     | `train/noise_scale` | samples | the batch size at which half of the samples' progress is lost to noise |
 
-    Halves are computed by a copy of the module that shares its parameters: its buffers, metrics and attributes are not touched,
-    and random generators are restored. What `training_step` changes outside of the module is changed twice.
+    Halves are computed by a copy of the module that shares its parameters and datasets: its buffers, metrics and other attributes
+    are not touched, and random generators are restored. What `training_step` changes elsewhere is changed twice.
 
     Args:
         every_n_steps: how many updates apart gradients are compared; 2 at least. A comparison of halves takes as long as a step.
@@ -238,16 +239,12 @@ class NoiseScaleMonitor(Callback):
             return pending[0][0]
         return math.inf if self._missing else self._step
 
-    def _send(self) -> None:
-        """Start the copy of all new norms to the host; they are read once they have arrived."""
+    def _read(self, wait: bool) -> None:
+        """Start to copy the new norms to the host, read those that have arrived, or with `wait` all, and write the curve."""
         if self._norms:
             scalars = DeferredScalars([square for norms in self._norms for square in norms[3:]])
             self._sent.append(([norms[:3] for norms in self._norms], scalars))
             self._norms = []
-
-    def _read(self, wait: bool) -> None:
-        """Read the norms that have arrived, all of them with `wait`, and write the curve."""
-        self._send()
         last = None
         while self._sent and (wait or self._sent[0][1].ready()):
             known, scalars = self._sent.popleft()
@@ -311,7 +308,9 @@ def _halves(
     trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int, samples: int
 ) -> Iterator[_Gradients]:
     """The gradients of both halves of a batch of any type, computed by a copy of the module with the same parameters."""
-    twin: Any = copy.deepcopy(module, {id(one): one for one in (*module.parameters(), trainer)})  # not compiled
+    attributes = [value for part in module.modules() for value in vars(part).values()]
+    shared = [trainer, *module.parameters(), *(one for one in attributes if isinstance(one, Dataset | DataLoader))]
+    twin: Any = copy.deepcopy(module, {id(one): one for one in shared})  # not compiled
     twin.trainer, twin.log = trainer, lambda *args, **options: None
     trained, scale, state = _trained(module), _scale(trainer), random_state()
     rest = (batch_idx,) if is_param_in_hook_signature(twin.training_step, "batch_idx", min_args=2) else ()

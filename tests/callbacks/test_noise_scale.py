@@ -100,6 +100,17 @@ def test_a_training_with_known_noise_gives_its_noise_scale(module, halves, optio
     assert monitor.summary_lines()[0].startswith("noise   noise scale")
 
 
+def test_halves_share_the_datasets_of_the_module() -> None:
+    class Large(TensorDataset):
+        def __deepcopy__(self, memo):
+            raise MemoryError
+
+    module = Mean()
+    module.data = Large(torch.ones(1))
+    fit_noisy(module, monitor := NoiseScaleMonitor(every_n_steps=2, halves=True), samples=400)
+    assert (monitor.failure, len(monitor.estimates) > 10) == (None, True)
+
+
 def by_hand() -> Mean:
     module = Mean(lambda module, loss: module.manual_backward(loss))
     module.automatic_optimization = False
