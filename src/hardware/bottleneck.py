@@ -28,11 +28,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from ..records.formatting import count, percent
+from ..records.formatting import count, duration, percent
 from ..records.operations import OperationRow
 from ..records.step_parts import PARTS
 from .calibration import Calibration
-from .evidence import Timed, evidence_of_wait, evidence_of_work, shares_in_words
+from .evidence import NAMES, Timed, evidence_of_work, shares_in_words
 from .roofline import compute_seconds, launch_seconds, memory_seconds
 
 Certainty = Literal["clear", "probable", "unclear"]
@@ -231,12 +231,16 @@ def _work_of_accelerator(
 
 def _evidence(step: Step, kind: str, share: float, step_s: float, timed: Sequence[Timed]) -> str:
     """The numbers that a verdict rests on, given the seconds of the step and the operations of this kind."""
-    if kind not in ("memory", "compute", "elementwise"):
-        return evidence_of_wait(kind, share, step_s, step.preparing, sum(each.calls for each in step.operations))
-    if not timed:  # the operations are not known
-        return f"{percent(share)} of the step is arithmetic, at {percent(step.mfu or 0.0)} of the peak measured here"
-    seconds = sum(each.seconds for each, _ in timed) if step.device == "cpu" else share * step_s
-    return evidence_of_work(kind, share, timed, seconds, step.calibration)
+    of_step = f"{percent(share)} of the step is"
+    if timed:
+        seconds = sum(each.seconds for each, _ in timed) if step.device == "cpu" else share * step_s
+        return f"{of_step} {evidence_of_work(kind, timed, seconds, step.calibration)}"
+    if kind == "compute":  # its operations are not known
+        return f"{of_step} arithmetic, at {percent(step.mfu or 0.0)} of the peak measured here"
+    what = f"preparing the batch in {step.preparing}" if kind == "input" and step.preparing else NAMES[kind]
+    calls = sum(each.calls for each in step.operations) if kind == "host" else 0
+    around = f" around {count(round(calls), 'operation')}" if calls else ""
+    return f"{of_step} {what}{around}: {duration(share * step_s)} of {duration(step_s)}"
 
 
 def _doubts(step: Step, first_two: Mapping[str, float], unknown: float, excess: float) -> list[str]:

@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..records.formatting import count, duration, percent, with_prefix
+from ..records.formatting import count, percent, with_prefix
 from ..records.operations import OperationRow
 from .calibration import Calibration
 from .roofline import compute_seconds
 
 Timed = tuple[OperationRow, float]  # an operation, and seconds of it
-_NAMES = {
+NAMES = {
     "input": "waiting for data",
     "transfer": "copying batches to the device",
     "communication": "waiting for other ranks",
@@ -31,10 +31,10 @@ def limit_row(found: Mapping[str, Any]) -> tuple[str, str]:
     """
     if found.get("busy"):
         return "busy", found["evidence"]
-    if found["kind"] not in _NAMES:
+    if found["kind"] not in NAMES:
         return "limit", f"unclear: {found['evidence']}"
     probably = "probably " if found["certainty"] == "probable" else ""
-    return "limit", f"{probably}{_NAMES[found['kind']]} ({percent(found['share'])} of the step)"
+    return "limit", f"{probably}{NAMES[found['kind']]} ({percent(found['share'])} of the step)"
 
 
 def limit_line(found: Mapping[str, Any]) -> str:
@@ -46,34 +46,16 @@ def limit_line(found: Mapping[str, Any]) -> str:
 def shares_in_words(shares: Mapping[str, float], unknown: float, why: str | None) -> str:
     """The shares of a step that name no bottleneck, and why some of it is not known."""
     known = sorted(shares.items(), key=lambda item: -item[1])
-    words = [f"{_NAMES[kind]} {percent(share)}" for kind, share in known if share >= _WORTH_A_WORD]
+    words = [f"{NAMES[kind]} {percent(share)}" for kind, share in known if share >= _WORTH_A_WORD]
     words += [f"unknown {percent(unknown)}"] if unknown >= _WORTH_A_WORD else []
     return ", ".join(words) + (f", because {why}" if why else "")
 
 
-def evidence_of_wait(kind: str, share: float, step_s: float, preparing: str | None, calls: float) -> str:
-    """What was seen of a wait or of the host: `80 % of the step is waiting for data: 8 ms of 10 ms`.
-
-    Args:
-        kind: of the bottleneck.
-        share: of it, of the step.
-        step_s: seconds of the step.
-        preparing: the hook that prepares the batch and is most of `input`, if one is.
-        calls: of operations in the step; 0 where they are not known.
-    """
-    what = f"preparing the batch in {preparing}" if kind == "input" and preparing else _NAMES[kind]
-    around = f" around {count(round(calls), 'operation')}" if kind == "host" and calls else ""
-    return f"{percent(share)} of the step is {what}{around}: {duration(share * step_s)} of {duration(step_s)}"
-
-
-def evidence_of_work(
-    kind: str, share: float, timed: Sequence[Timed], seconds: float, device: Calibration | None
-) -> str:
+def evidence_of_work(kind: str, timed: Sequence[Timed], seconds: float, device: Calibration | None) -> str:
     """What was seen of the work: the sum of it, at which part of the device's peak, and the largest operation.
 
     Args:
         kind: `memory`, `compute` or `elementwise`.
-        share: of it, of the step.
         timed: the operations of this kind, each with the seconds that it spends so, or needs on an accelerator.
         seconds: of these operations in the step.
         device: None if it is not calibrated.
@@ -93,8 +75,8 @@ def evidence_of_work(
         words += f", at {percent(needed / seconds)} of the peak measured here" if needed and seconds else ""
     else:
         calls = count(round(sum(each.calls for each in operations)), "operation")
-        words = f"{_NAMES[kind]}: {calls} on {with_prefix(sum(each.bytes for each in operations), 'B')}"
-    return f"{percent(share)} of the step is {words}; {_largest(timed)}"
+        words = f"{NAMES[kind]}: {calls} on {with_prefix(sum(each.bytes for each in operations), 'B')}"
+    return f"{words}; {_largest(timed)}"
 
 
 def _largest(timed: Sequence[Timed]) -> str:
