@@ -66,18 +66,12 @@ def disturbance(device: torch.device, noise: Noise) -> str | None:
     if device.type == "cpu":
         words = f"other processes used {percent(noise.others_share)} of the CPU during the measurement"
         return words if is_disturbed(noise) else None
-    if utilization(device) is None:
+    if device.type != "cuda":
         return None
-    time.sleep(WINDOW_S)
-    busy = utilization(device) or 0.0
-    words = f"other processes kept the {device.type} busy {percent(busy / 100)} of the time"
-    return words if busy > MAX_UTILIZATION_PCT else None
-
-
-def utilization(device: torch.device) -> float | None:
-    """The device's utilisation in %; None where it reports none."""
-    if device.type == "cuda":
-        with contextlib.suppress(Exception):  # a missing library, a refusing driver, a MIG instance: each has its own
-            reading: Any = gpu_queries(device)[UTILIZATION]()
-            return float(reading)
+    with contextlib.suppress(Exception):  # a missing library, a refusing driver, a MIG instance: each has its own
+        utilization: Any = gpu_queries(device)[UTILIZATION]
+        utilization()  # a device that does not tell is not waited for
+        time.sleep(WINDOW_S)
+        if (busy_pct := utilization()) > MAX_UTILIZATION_PCT:
+            return f"other processes kept the {device.type} busy {percent(busy_pct / 100)} of the time"
     return None
