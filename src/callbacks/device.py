@@ -1,11 +1,9 @@
 """DeviceMonitor: utilisation, memory and power of the device that trains, sampled a few times a second."""
 
 import contextlib
-import itertools
 import math
 import time
 from collections.abc import Iterable, Iterator
-from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
@@ -29,11 +27,11 @@ FLUSH_EVERY = 20  # samples written together
 
 
 class DeviceMonitor(Callback):
-    """Samples the training device and the process in a thread, and logs each sample at the step nearest to it.
+    """Samples the training device and the process in a thread, and logs each sample at the step in which it was taken.
 
     Logs the metrics in `LOGGED` as far as the device offers them; docs/measuring.md has their units and meanings.
     Samples of validations, and of the time between two epochs, where checkpoints are written, are not logged. Samples
-    that share a step are logged as their mean. Rank 0's samples are logged.
+    of one step are logged as their mean. Rank 0's samples are logged.
 
     After the fit `summary` has what `result()` returns.
 
@@ -53,7 +51,7 @@ class DeviceMonitor(Callback):
         self._timeline = Timeline()  # of this fit, or of the last one
         self._spans = Spans()  # of training
         self._rows: list[Row] = []
-        self._last = (0.0, 0)  # when the last step ended, and its number
+        self._step, self._logged = 0, 0.0  # the last step, and the time of the last sample up to its end
 
     def result(self, spans: Iterable[Span] | None = None) -> dict[str, float]:
         """What was sampled in this fit, or in the last one, also before its end: see `Timeline.over`, and the memory's peak.
@@ -88,7 +86,7 @@ class DeviceMonitor(Callback):
     @never_raise
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.disable()
-        self.summary, self._rows, self._last = {}, [], (0.0, trainer.global_step)
+        self.summary, self._rows, self._step = {}, [], trainer.global_step
         self._writer = StepWriter(trainer, self.details)
         self._sampler = Sampler(probe_for(trainer.strategy.root_device, settle_s=WINDOW_S).read, self.interval_s)
         self._sampler.start()
@@ -103,7 +101,7 @@ class DeviceMonitor(Callback):
     ) -> None:
         if self._sampler is not None and not self._spans.running:  # fetching the first batch is a part of training
             self._spans.run(True)
-            self._last = (time.perf_counter(), trainer.global_step)
+            self._logged = time.perf_counter()
 
     on_train_batch_start = on_train_epoch_start  # after a validation in mid-epoch
 
@@ -112,18 +110,17 @@ class DeviceMonitor(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self._spans.running:
-            self._collect(trainer)
+        if self._spans.running and trainer.global_step != self._step:  # else the gradients are accumulated
+            self._collect(trainer.global_step)
             if len(self._rows) >= FLUSH_EVERY:
-                self._write(trainer)
+                self._write()
 
     @override
     @never_raise
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._spans.running:
+        if self._spans.running:  # not before a sanity check
             self._spans.run(False)
-            self._collect(trainer)
-            self._write(trainer)
+            self._write()
 
     on_train_epoch_end = on_validation_start
 
@@ -133,13 +130,11 @@ class DeviceMonitor(Callback):
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException | None = None
     ) -> None:
         if self._sampler is not None:
-            if self._spans.running:  # the fit ends in mid-epoch
-                self._spans.run(False)
-                self._collect(trainer)
+            self._spans.run(False)  # where the fit ends in mid-epoch
             self._sampler.stop()
             self._sampler = None
             self.summary = self.result()
-            self._write(trainer, last=True)
+            self._write()
         leave(trainer, self)
 
     on_exception = on_train_end
@@ -160,26 +155,16 @@ class DeviceMonitor(Callback):
         """The first step that may still get a sample."""
         if self._sampler is None:
             return math.inf
-        return self._rows[0][0] if self._rows else self._last[1]
+        return self._rows[0][0] if self._rows else self._step + 1
 
-    def _collect(self, trainer: Trainer) -> None:
-        """Give each sample since the last step, or since training went on, to the step nearest to it."""
-        (last_time, last_step), (now, step) = self._last, (time.perf_counter(), trainer.global_step)
-        for timestamp, readings in self._timeline.after(last_time):
-            nearest = last_step if timestamp - last_time < now - timestamp else step
-            self._rows.append((nearest, {key: readings[key] for key in LOGGED if key in readings}))
-        self._last = (now, step)
+    def _collect(self, step: int) -> None:
+        """Keep the mean of the samples that were taken in a step, which ends now."""
+        self._step, samples = step, self._timeline.after(self._logged)
+        if samples:
+            self._logged = samples[-1].timestamp
+            values = {key: [sample.readings[key] for sample in samples if key in sample.readings] for key in LOGGED}
+            self._rows.append((step, {key: fmean(of_step) for key, of_step in values.items() if of_step}))
 
-    def _write(self, trainer: Trainer, last: bool = False) -> None:
-        """Write the rows, but unless they are the last keep those of the latest step, which may get more."""
-        written = [row for row in self._rows if last or row[0] != self._last[1]]
-        self._rows = self._rows[len(written) :]
-        self._writer.write_rows(_by_step(written))
-
-
-def _by_step(rows: list[Row]) -> Iterator[Row]:
-    """The mean of the rows that share a step."""
-    for step, group in itertools.groupby(rows, key=itemgetter(0)):
-        readings = [row for _, row in group]
-        keys = dict.fromkeys(key for row in readings for key in row)
-        yield step, {key: fmean(row[key] for row in readings if key in row) for key in keys}
+    def _write(self) -> None:
+        rows, self._rows = self._rows, []
+        self._writer.write_rows(rows)
