@@ -72,7 +72,10 @@ class StepWriter:
         with pause(self._trainer, part_of_fit=True):
             for logger in self._trainer.loggers:
                 if not _has_failed(logger):
-                    self._write_to(logger, scalars, shown)
+                    try:
+                        _write(logger, scalars, shown, self._details)
+                    except Exception as error:  # noqa: BLE001 - anybody's logger
+                        give_up(logger, error)
 
     def _thinned(self, steps: NDArray[numpy.int64]) -> NDArray[numpy.bool_]:
         """Which steps TensorBoard gets: the first of each cell of n steps."""
@@ -81,12 +84,6 @@ class StepWriter:
         shown = [cell != before for before, cell in itertools.pairwise([self._last_cell, *cells])]
         self._last_cell = cells[-1]
         return numpy.array(shown)
-
-    def _write_to(self, logger: Logger, scalars: Scalars, shown: NDArray[numpy.bool_]) -> None:
-        try:
-            _write(logger, scalars, shown, self._details)
-        except Exception as error:  # noqa: BLE001 - anybody's logger
-            give_up(logger, error)
 
 
 def give_up(logger: Logger, error: Exception) -> None:

@@ -101,7 +101,7 @@ class StopOnNonFinite(Callback):
             is_bad = self._device == "cpu" and bool(flag)
         if self._device == "cpu":
             if is_bad:
-                self._act(trainer, pl_module, _step(trainer, optimizer), is_present=True)
+                self._act(trainer, pl_module, _step(trainer, optimizer))
                 optimizer.zero_grad(set_to_none=True)  # an optimizer skips parameters without a gradient
             return
         if self._leaves_out:
@@ -154,17 +154,18 @@ class StopOnNonFinite(Callback):
             steps, read = self._reads.popleft()
             for step, bad in zip(steps, read.values(), strict=True):
                 if bad:
-                    self._act(trainer, module, step, is_present=False)
+                    self._act(trainer, module, step)
 
     def _has_arrived(self, trainer: Trainer) -> bool:
         """Whether the oldest flags are read now. Several ranks read them in the same step: where the next ones are sent."""
         return len(self._reads) > 1 if trainer.world_size > 1 else self._reads[0][1].ready()
 
-    def _act(self, trainer: Trainer, module: LightningModule, step: _Step, is_present: bool) -> None:
-        """Stop or count. Of the present step the loss and the gradients are still there."""
+    def _act(self, trainer: Trainer, module: LightningModule, step: _Step) -> None:
+        """Stop or count. On a CPU the step is the present one, whose loss and gradients are still there."""
         self.skipped += 1
         if self.action == "skip":
             return
+        is_present = self._device == "cpu"
         what = _what_is_bad(module, self._loss) if is_present else "the loss or a gradient is not finite"
         rate = "" if step.lr is None else f", learning rate {step.lr:.4g}"
         where = f"batch {step.batch} of epoch {step.epoch}{_samples(trainer, step)}{rate}"

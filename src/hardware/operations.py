@@ -184,7 +184,6 @@ class OperationRecorder(DispatchMode):
         results = results if kind.writes_results else []
         if not results and not kind.written:
             return 0, 0
-        uses: list[tuple[Tensor, int]] = []
         total, cold = 0, 0.0
         for position, (name, each) in enumerate(given.items()):
             times = 2 if name in kind.written and not kind.overwrites else 1  # read and written
@@ -194,10 +193,9 @@ class OperationRecorder(DispatchMode):
                     size = times * bytes_of_rows(kind.base, inputs, table, touched)
                     total, cold = total + size, cold + self._cache.cold_bytes_of_rows(table, size)
             else:
-                uses += [(tensor, times) for tensor in each]
-        for tensor, times in uses:
-            size = touched_bytes(tensor)
-            total, cold = total + times * size, cold + times * self._cache.cold_bytes(tensor, size)
+                for tensor in each:
+                    size = touched_bytes(tensor)
+                    total, cold = total + times * size, cold + times * self._cache.cold_bytes(tensor, size)
         for tensor in results:
             size = touched_bytes(tensor)
             total, cold = total + size, cold + self._cache.cold_bytes(tensor, size, is_new=True)
