@@ -111,8 +111,8 @@ def _identity(process: Process) -> tuple[int, float]:
 def read_processes() -> Iterator[Process]:
     """The user's processes; one that ends meanwhile or is refused is left out."""
     user = os.getuid()
-    for process in psutil.process_iter():
-        with contextlib.suppress(OSError, psutil.Error), process.oneshot():
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError, psutil.Error), (process := psutil.Process(pid)).oneshot():
             if process.uids().real == user:
-                group, seconds = os.getpgid(process.pid), sum(process.cpu_times()[:2])
-                yield Process(process.pid, process.create_time(), process.ppid(), group, process.name(), seconds)
+                group, seconds = os.getpgid(pid), sum(process.cpu_times()[:2])
+                yield Process(pid, process.create_time(), process.ppid(), group, process.name(), seconds)

@@ -129,6 +129,7 @@ def test_a_real_program_is_seen_unless_it_is_the_runs(busy):
 
 @pytest.mark.parametrize("error", [psutil.NoSuchProcess(2), psutil.AccessDenied(2), ProcessLookupError()])
 def test_a_process_that_ends_or_is_refused_while_it_is_read_is_left_out(error, monkeypatch):
-    ended = SimpleNamespace(oneshot=nullcontext, uids=Mock(side_effect=error))
-    monkeypatch.setattr(psutil, "process_iter", lambda: [ended, psutil.Process()])
-    assert [found.pid for found in programs.read_processes()] == [os.getpid()]
+    ended, own = SimpleNamespace(oneshot=nullcontext, uids=Mock(side_effect=error)), psutil.Process()
+    monkeypatch.setattr(psutil, "pids", lambda: [2, own.pid])
+    monkeypatch.setattr(psutil, "Process", {2: ended, own.pid: own}.__getitem__)
+    assert [found.pid for found in programs.read_processes()] == [own.pid]
