@@ -4,10 +4,9 @@ Events are those of the Chrome trace that `torch.profiler` exports: times in µs
 (`cpu_op`, `cuda_runtime`, `kernel`). A call of CUDA and its work on the device share a correlation number.
 """
 
-import contextlib
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,22 +48,17 @@ class StepProfiler:
         if self._device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
         plan = schedule(wait=0, warmup=WARMUP, active=self._steps, repeat=1)
-        with self._refusals():
-            # There is one cycle; without acc_events, older versions of torch warn of several.
-            self._profile = profile(activities=activities, schedule=plan, record_shapes=True, acc_events=True)
-            self._profile.start()
+        # There is one cycle; without acc_events, older versions of torch warn of several.
+        self._profile = profile(activities=activities, schedule=plan, record_shapes=True, acc_events=True)
+        self._call("start")
 
     def step(self) -> None:
         """A step has ended. After the last one the profiler waits for the device, whose kernels belong to the trace."""
-        if self._profile is not None:
-            with self._refusals():
-                self._profile.step()
+        self._call("step")
 
     def stop(self) -> None:
         """End the trace, if it has not ended by itself."""
-        if self._profile is not None:
-            with self._refusals():
-                self._profile.stop()
+        self._call("stop")
 
     def trace(self) -> dict[str, Any]:
         """The Chrome trace of what ran until `stop`; one without events where there is none."""
@@ -78,10 +72,10 @@ class StepProfiler:
                 self.error = "the folder for temporary files cannot take it"
         return {"traceEvents": []}
 
-    @contextlib.contextmanager
-    def _refusals(self) -> Iterator[None]:
+    def _call(self, method: str) -> None:
         try:
-            yield
+            if self._profile is not None:
+                getattr(self._profile, method)()
         except Exception as error:  # noqa: BLE001 - whatever a driver or a build of torch answers
             self.error, self._profile = f"{type(error).__name__}: {error}", None
 
