@@ -87,12 +87,7 @@ _RULES = (
 
 
 def advise(kind: str, setting: Setting) -> Advice | None:
-    """The change that is most likely to help against a bottleneck; where none is known, how to find one.
-
-    Args:
-        kind: of the bottleneck.
-        setting: of the run.
-    """
+    """The change that is most likely to help against a kind of bottleneck; where none is known, how to find one."""
     if kind == "input" and setting.preparing:  # no option of a loader makes it faster
         effect = "where the loader's workers do it while the model trains"
         return Advice(f"move the work of {setting.preparing} into the dataset", effect)

@@ -59,9 +59,7 @@ class NoiseMeter:
 def disturbance(device: torch.device, noise: Noise) -> str | None:
     """What others did on a device during a measurement that has just ended; None on a device that reports nothing.
 
-    Args:
-        device: on which this process computes no more. A GPU is watched for two seconds.
-        noise: of the processor, during the measurement.
+    A GPU, on which this process computes no more, is watched for two seconds.
     """
     if device.type == "cpu":
         words = f"other processes used {percent(noise.others_share)} of the CPU during the measurement"

@@ -70,10 +70,6 @@ def cache_bytes(device: torch.device, cpus: Path = _CPUS) -> int | None:
     Of a GPU it is the L2 cache. Of a CPU it is what the threads that torch computes with can reach: each uses one core of
     those that the process may run on, and the L2 and the L3 cache of that core. The two add up, since the L3 of most
     processors holds what the L2 does not. A virtual machine reports the L3 of its host, which it shares with others.
-
-    Args:
-        device: that trains.
-        cpus: the folder in which Linux describes the cores.
     """
     if device.type == "cuda":
         return getattr(torch.cuda.get_device_properties(device), "L2_cache_size", None) or None

@@ -24,13 +24,7 @@ _PRODUCTS = {
 
 
 def dims_of(name: str, inputs: Mapping[str, Any], results: list[Tensor]) -> tuple[int, ...]:
-    """The dimensions of a call.
-
-    Args:
-        name: of an operation of torch's, without namespace and ending.
-        inputs: its arguments by name.
-        results: the tensors that it returns.
-    """
+    """The dimensions of a call of an operation of torch, named without namespace and ending."""
     try:
         if name in _PRODUCTS:
             first, second = (inputs[key] for key in _PRODUCTS[name])

@@ -24,11 +24,7 @@ _WHY_SLOW = " (slow: fresh memory, strides, look-ups, or a costly function of ea
 
 
 def limit_row(found: Mapping[str, Any]) -> tuple[str, str]:
-    """The label and the text of a run's verdict: `limit`, `probably arithmetic (57 % of the step)`.
-
-    Args:
-        found: a Bottleneck as a dict, as a record has it.
-    """
+    """The label and the text of a recorded Bottleneck: `limit`, `probably arithmetic (57 % of the step)`."""
     if found.get("busy"):
         return "busy", found["evidence"]
     if found["kind"] not in NAMES:
@@ -52,13 +48,9 @@ def shares_in_words(shares: Mapping[str, float], unknown: float, why: str | None
 
 
 def evidence_of_work(kind: str, timed: Sequence[Timed], seconds: float, device: Calibration | None) -> str:
-    """What was seen of the work: the sum of it, at which part of the device's peak, and the largest operation.
+    """What was seen of work: the sum of it, at which part of the device's peak, and the largest operation.
 
-    Args:
-        kind: `memory`, `compute` or `elementwise`.
-        timed: the operations of this kind, each with the seconds that it spends so, or needs on an accelerator.
-        seconds: of these operations in the step.
-        device: None if it is not calibrated.
+    `timed` has the seconds that each operation spends so, or needs on an accelerator, `seconds` are theirs in the step.
     """
     operations = [each for each, _ in timed]
     if kind == "memory":

@@ -53,11 +53,7 @@ _CONVOLUTIONS = [(8, 32, 64, 14, 3), (1, 256, 256, 28, 3), (16, 128, 512, 28, 1)
 
 
 def clock() -> float:
-    """Seconds by the host's clock, read when the accelerator is idle.
-
-    torch.utils.benchmark has the same clock. Its import takes a third of a second, and warns where there is a CUDA
-    toolkit and no GPU.
-    """
+    """Seconds by the host's clock, read when the accelerator is idle."""
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
     return time.perf_counter()
@@ -109,11 +105,7 @@ def best_rates(candidates: Mapping[str, Iterable[Microbenchmark]], seconds: floa
     """The best rate of each quantity, in its amount per second; a quantity that the device does not support is left out.
 
     Each candidate is timed once, in the given order. Then the fastest of all quantities are timed in passes, so that a
-    disturbance of a second costs each of them a pass and none of them its result.
-
-    Args:
-        candidates: the microbenchmarks of each quantity, smallest amount first.
-        seconds: for the passes.
+    disturbance of a second costs each of them a pass and none of them its result. The smallest amount comes first.
     """
     fastest = {name: _fastest(group) for name, group in candidates.items()}
     end = clock() + seconds
@@ -137,12 +129,7 @@ def _fastest(candidates: Iterable[Microbenchmark]) -> list[Microbenchmark]:
 
 
 def microbenchmarks(device: torch.device, cache_bytes: int | None = None) -> dict[str, Iterable[Microbenchmark]]:
-    """The candidates of each quantity: the products of each precision by its name, MEMORY and LAUNCHES.
-
-    Args:
-        device: to measure.
-        cache_bytes: of the device's caches, if known.
-    """
+    """The candidates of each quantity: the products of each precision by its name, MEMORY and LAUNCHES."""
     has_tf32 = device.type == "cuda" and not torch.version.hip and torch.cuda.get_device_capability(device) >= (8, 0)
     found: dict[str, Iterable[Microbenchmark]] = {
         name: _products(device, name) for name in _DTYPES if name != "tf32" or has_tf32

@@ -32,12 +32,8 @@ class ProgramWatch:
 
     A process that begins and ends between two samples is not seen.
 
-    Args:
-        roots: processes to leave out, with their descendants and the groups that these lead. Who was left out once
-            stays so, also when its parent has ended.
-        read: the processes that run.
-        clock: the time in seconds.
-        cores: how many cores may be used.
+    Left out are the processes `roots`, their descendants and the groups that these lead. Who was left out once stays so,
+    also when its parent has ended.
     """
 
     def __init__(
