@@ -1,7 +1,7 @@
 """Probes: what can be read of the training device and of the process, a few times a second.
 
 A reading that the device does not offer is left out, never 0. A query that is refused is dropped at its first failure, with
-one warning a process. No probe raises into the training.
+a warning. No probe raises into the training.
 """
 
 import contextlib
@@ -24,8 +24,6 @@ RSS = "host/rss_gib"  # memory of the process that is in RAM
 MIN_SPAN_S = 0.05  # CPU times of other processes tick at 10 ms: a rate over less time is mostly rounding
 _GIB = 2**30
 
-_warned: set[str] = set()
-
 
 class Probe:
     """Queries by key. A query returns a reading, or several by their own keys, or None for no reading this time."""
@@ -45,7 +43,7 @@ class Probe:
                     readings[key] = float(value)
             except Exception as error:  # noqa: BLE001 - every library has its own, and none may end a run
                 del self._queries[key]
-                _warn_once(key, f"{key} is left out: {error or type(error).__name__}")
+                _warn(f"{key} is left out: {error or type(error).__name__}")
         return readings
 
 
@@ -66,7 +64,7 @@ def probe_for(device: torch.device, clock: Clock = time.perf_counter, settle_s: 
         try:
             queries |= gpu_queries(device)
         except Exception as error:  # noqa: BLE001 - a library or a driver that is missing or broken in its own way
-            _warn_once("nvml", f"no readings of {device}, NVML is not available: {error or type(error).__name__}")
+            _warn(f"no readings of {device}, NVML is not available: {error or type(error).__name__}")
     if UTILIZATION in queries:
         utilization, settled = queries[UTILIZATION], clock() + settle_s
         queries[UTILIZATION] = lambda: utilization() if clock() >= settled else None
@@ -92,9 +90,7 @@ class _BusyPercent:
         return busy if self._cores is None else min(busy / self._cores, 100.0)
 
 
-def _warn_once(kind: str, message: str) -> None:
-    """Warn once a process for each kind. Where warnings are errors, say nothing: a measurement must not end a run."""
-    if kind not in _warned:
-        _warned.add(kind)
-        with contextlib.suppress(Warning):
-            warnings.warn(message, RuntimeWarning, stacklevel=2)
+def _warn(message: str) -> None:
+    """Warn. Where warnings are errors, say nothing: a measurement must not end a run."""
+    with contextlib.suppress(Warning):
+        warnings.warn(message, RuntimeWarning, stacklevel=2)

@@ -1,4 +1,4 @@
-"""What the tests of hardware share: warnings that a process gives once are given, and NVML says what a test wants."""
+"""What the tests of hardware share: NVML says what a test wants."""
 
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -7,15 +7,8 @@ import pynvml
 import pytest
 import torch
 
-from batchscope.hardware import probes
-
 UUIDS = ["11111111-aaaa-0000-0000-000000000000", "22222222-bbbb-0000-0000-000000000000"]
 REFUSED = Mock(side_effect=pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED))  # in place of a function of NVML's
-
-
-@pytest.fixture(autouse=True)
-def nothing_warned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes, "_warned", set())  # a set of this process, which no function clears
 
 
 @pytest.fixture
