@@ -69,18 +69,14 @@ class DeviceMonitor(Callback):
     @contextlib.contextmanager
     def pause(self, part_of_fit: bool = False) -> Iterator[None]:
         """Sample at both ends of a wait, so that no sample holds waiting and training (see `_timer.pause`)."""
-        if not part_of_fit:
-            self._sample()
+        sampler = None if part_of_fit else self._sampler
+        if sampler is not None:
+            sampler.sample()
         try:
             yield
         finally:
-            if not part_of_fit:
-                self._sample()
-
-    @never_raise
-    def _sample(self) -> None:
-        if self._sampler is not None:
-            self._sampler.sample()
+            if sampler is not None:
+                sampler.sample()
 
     @override
     @never_raise

@@ -77,9 +77,7 @@ class StopAtTarget(SyncsRanks):
         self._start = step  # Lightning's `global_step` before this fit
         self._updates = Updates(step)
         self._before = self._last = step  # `global_step` at the last validation but one, and at the last one
-        self._began = self._validated = (
-            time.perf_counter()
-        )  # the fit; and the first update to be timed, or a validation's end
+        self._began = self._validated = time.perf_counter()  # the fit; the first timed update or a validation's end
         self._limit = math.inf  # when too much of the fit is over; each validation moves it
         self._wish = 0  # of all ranks, for the end of the update
         self._best: float | None = None

@@ -21,9 +21,7 @@ class StepFlops:
 
     forward: float  # everything up to the loss
     backward: float  # fewer than twice the forward pass, since the first layer passes no gradient on
-    shares: dict[str, float] = field(
-        default_factory=dict, compare=False
-    )  # of the total: matmul, convolution, recurrent
+    shares: dict[str, float] = field(default_factory=dict, compare=False)  # of the total, by kind of product
 
     @property
     def total(self) -> float:

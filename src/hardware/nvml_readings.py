@@ -50,9 +50,7 @@ def nvml_device(device: torch.device) -> tuple[Any, Any]:
 
 def gpu_queries(device: torch.device) -> dict[str, Query]:
     """What can be read of a device, by key. Raises as `nvml_device` does."""
-    if (
-        torch.version.hip
-    ):  # through torch, which returns 0 for an unknown clock, and documents the power in mW and returns W
+    if torch.version.hip:  # through torch, which returns 0 for an unknown clock, and whose unit of power is not sure
         utilization, clock = (partial(read, device) for read in (torch.cuda.utilization, torch.cuda.clock_rate))
         return {UTILIZATION: utilization, SM_CLOCK: lambda: clock() or None}
     nvml, handle = nvml_device(device)
