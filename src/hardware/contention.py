@@ -17,7 +17,7 @@ import torch
 
 from ..records.formatting import percent
 from .nvml_readings import UTILIZATION, gpu_queries
-from .processor import Load, cpu_seconds
+from .processor import cpu_seconds
 
 MAX_SHARE = 0.1  # an idle virtual machine has 2 to 3 % of steal
 MAX_UTILIZATION_PCT = 10
@@ -29,14 +29,6 @@ class Noise(NamedTuple):
 
     others_share: float = math.nan  # used by other processes than this run's, or taken by the hypervisor (steal)
     idle_share: float = math.nan
-
-
-def noise_between(before: Load, after: Load) -> Noise:
-    """What disturbed the machine between two moments; unknown where no time passed."""
-    total, busy, own = (late - early for early, late in zip(before, after, strict=True))
-    if not total > 0:
-        return Noise()
-    return Noise(*(min(max(part / total, 0.0), 1.0) for part in (busy - own, total - busy)))  # clocks may disagree
 
 
 def is_disturbed(noise: Noise) -> bool:
@@ -51,9 +43,12 @@ class NoiseMeter:
         self._last = cpu_seconds()
 
     def read(self) -> Noise:
-        """The noise since the last call."""
+        """The noise since the last call; unknown where no time passed."""
         before, self._last = self._last, cpu_seconds()
-        return noise_between(before, self._last)
+        total, busy, own = (late - early for early, late in zip(before, self._last, strict=True))
+        if not total > 0:
+            return Noise()
+        return Noise(*(min(max(part / total, 0.0), 1.0) for part in (busy - own, total - busy)))  # clocks may disagree
 
 
 def disturbance(device: torch.device, noise: Noise) -> str | None:
