@@ -7,21 +7,27 @@ from collections.abc import Iterable, Iterator
 from statistics import fmean
 from typing import Any
 
+import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
 from ..hardware.contention import WINDOW_S
-from ..hardware.device_memory import PEAK, RESERVED
-from ..hardware.probes import probe_for
+from ..hardware.device_memory import ALLOCATED, PEAK, RESERVED
+from ..hardware.growth import growth
+from ..hardware.host_memory import host_memory
+from ..hardware.probes import RSS, probe_for
 from ..hardware.sampler import Sampler, Span, Spans, Timeline, named
 from ..options.types import PositiveFloat
+from ..records.formatting import duration, memory
 from ..records.metrics import METRICS
+from ..records.terminal import row
 from ._in_order import join, leave
 from ._never_raise import never_raise
 from ._timer import add_timer, remove_timer
 from ._writer import Row, StepWriter
 
+_CAUSES = "losses or outputs that keep their graph, a metric that is never reset, a list or cache without a limit"
 LOGGED = tuple(key for key in METRICS if key.startswith(("device/", "host/")))
 FLUSH_EVERY = 20  # samples written together
 
@@ -52,6 +58,8 @@ class DeviceMonitor(Callback):
         self._spans = Spans()  # of training
         self._rows: list[Row] = []
         self._step, self._logged = 0, 0.0  # the last step, and the time of the last sample up to its end
+        self._began = (0.0, 0)  # when training began, and the step before it
+        self.grows: dict[str, dict[str, float]] = {}  # memory that has grown: bytes an update, seconds until it is full
 
     def result(self, spans: Iterable[Span] | None = None) -> dict[str, float]:
         """What was sampled in this fit, or in the last one, also before its end: see `Timeline.over`, and the memory's peak.
@@ -65,6 +73,19 @@ class DeviceMonitor(Callback):
         found = self._timeline.over(self._spans.all() if spans is None else spans)
         peaks = {named(key, "max"): key for key in (PEAK, RESERVED)}  # the maximum of a peak is the peak
         return {peaks.get(key, key): value for key, value in found.items()}
+
+    def record_facts(self) -> dict[str, Any]:
+        """For the run's record: what memory grew, as `memory_growth`."""
+        return {"memory_growth": self.grows or None}
+
+    def summary_lines(self) -> list[str]:
+        """For the run's last lines: memory that grows, when it will be full, and the usual causes."""
+        lines = []
+        for place, grown in self.grows.items():
+            more, left = memory(1000 * grown["bytes_per_update"]), duration(grown["full_after_s"])
+            words = f"the {place}'s grows by {more} in 1,000 updates, at which rate it is full in {left}"
+            lines.append(row("memory", f"{words}; usual causes: {_CAUSES}"))
+        return lines
 
     @contextlib.contextmanager
     def pause(self, part_of_fit: bool = False) -> Iterator[None]:
@@ -82,7 +103,8 @@ class DeviceMonitor(Callback):
     @never_raise
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.disable()
-        self.summary, self._rows, self._step = {}, [], trainer.global_step
+        self.summary, self.grows, self._rows, self._step = {}, {}, [], trainer.global_step
+        self._began = (time.perf_counter(), trainer.global_step)
         self._writer = StepWriter(trainer, self.details)
         self._sampler = Sampler(probe_for(trainer.strategy.root_device, settle_s=WINDOW_S).read, self.interval_s)
         self._sampler.start()
@@ -130,6 +152,7 @@ class DeviceMonitor(Callback):
             self._sampler.stop()
             self._sampler = None
             self.summary = self.result()
+            self.grows = self._growing(trainer)
             self._write()
         leave(trainer, self)
 
@@ -152,6 +175,26 @@ class DeviceMonitor(Callback):
         if self._sampler is None:
             return math.inf
         return self._rows[0][0] if self._rows else self._step + 1
+
+    def _growing(self, trainer: Trainer) -> dict[str, dict[str, float]]:
+        """Which memory has grown all through the training (growth.py)."""
+        device, (began, first) = trainer.strategy.root_device, self._began
+        updates = trainer.global_step - first
+        free: dict[str, tuple[str, int]] = {"host": (RSS, host_memory().available)}
+        if device.type == "cuda":
+            free["device"] = ALLOCATED, torch.cuda.mem_get_info(device)[0]
+        found = {}
+        for place, (key, left) in free.items():
+            samples = [(at, readings[key]) for at, readings in self._timeline.after(began) if key in readings]
+            grown = growth([at for at, _ in samples], [gib for _, gib in samples])
+            if grown and updates:
+                rate = grown.rate * 2**30
+                found[place] = {
+                    "bytes_per_update": rate * (samples[-1][0] - began) / updates,
+                    "bytes_per_s": rate,
+                    "full_after_s": left / rate,
+                }
+        return found
 
     def _collect(self, step: int) -> None:
         """Keep the mean of the samples that were taken in a step, which ends now."""

@@ -3,11 +3,14 @@
 import psutil
 import pytest
 
+from batchscope.callbacks import device
 from batchscope.callbacks._timer import pause
 from batchscope.callbacks.device import LOGGED, DeviceMonitor
 from batchscope.hardware import probes, sampler
 from batchscope.hardware.device_memory import ALLOCATED, PEAK
+from batchscope.hardware.host_memory import HostMemory
 from batchscope.hardware.probes import CPU, PROCESSOR_TIME, RSS
+from batchscope.hardware.sampler import Sampler
 from tests.callbacks.support import slow, stranger
 from tests.support.third_party_modules import Memory, loader, train
 
@@ -51,3 +54,20 @@ def test_validation_and_waiting_are_not_training_time(world) -> None:
     assert (monitor.summary["seconds"], monitor.summary["energy_j"]) == (13, 12)
     assert monitor.result([(0.0, 3.5), (20.0, 21.0)])["seconds"] == 4.5
     assert logger.steps(RSS) == list(range(1, 13))
+
+
+def test_memory_that_grows_all_through_a_training_is_said_and_recorded(world, monkeypatch) -> None:
+    def sample(read, interval_s: float) -> Sampler:
+        world.sampler = Sampler(lambda: {RSS: 2 + 1e-3 * world.now}, 60, lambda: world.now)
+        return world.sampler
+
+    monkeypatch.setattr(device, "Sampler", sample)
+    monkeypatch.setattr(device, "host_memory", lambda: HostMemory(total=2**36, available=10 * 2**30))
+    monitor, module = DeviceMonitor(), stranger(training_step=lambda _: world.move(1))
+    train(module, monitor, data=loader(400, 1), max_epochs=1)
+    grown = monitor.record_facts()["memory_growth"]["host"]
+    assert grown["bytes_per_update"] == pytest.approx(1e-3 * 2**30, rel=0.01)
+    (line,) = monitor.summary_lines()
+    assert "the host's grows by 1 GiB in 1,000 updates, at which rate it is full in 2.8 h; usual causes: " in line
+    train(module, monitor, data=loader(40, 1), max_epochs=1)
+    assert (monitor.record_facts(), monitor.summary_lines()) == ({"memory_growth": None}, [])
