@@ -1,4 +1,7 @@
-"""A composed configuration → plain, checked containers, or one line that says what is wrong with it."""
+"""A composed configuration → plain, checked containers, or one line that says what is wrong with it.
+
+Nothing is imported: what a node's target takes is read from its source text.
+"""
 
 import contextlib
 import copy
@@ -11,14 +14,21 @@ from ..errors import UserError, did_you_mean
 from .explain import message_of, no_such_option
 from .groups import COLLECTIONS, SECTIONS, choices_of, file_of, known_nodes, load, to_plain, top_level_names
 from .habits import answer_to
-from .nodes import TARGET, check_node
 from .purpose import DEFAULTS, OF_EXPERIMENTS, OF_TASK, TOP_LEVEL, annotation_of, lightning_module_of, signature_at
 from .signatures import class_attribute, is_installed, signature_of
-from .tree import flatten
+from .tree import HYDRA_KEYS, TARGET, flatten
 from .update import batches_of_update, ranks_asked
 from .values import check_value
 
 _OUTPUT_DIR = "${hydra:runtime.output_dir}"  # what Hydra calls the run's folder, in YAML files of other projects
+_EXTRAS = {"WandbLogger": "wandb", "MLFlowLogger": "mlflow"}  # loggers, and the package and extra that each needs
+# Callbacks of Lightning that a run does not take, with what to write instead.
+_NOT_TAKEN = {
+    "BatchSizeFinder": "takes its trial steps from the learning-rate schedule; write batchscope train -m "
+    "experiment=find_batch_size …",
+    "GradientAccumulationScheduler": "changes how many batches an update takes, and the run is planned for one number; "
+    "write trainer.accumulate_grad_batches=…",
+}
 
 
 def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
@@ -148,23 +158,48 @@ def _check_collection(nodes: Any, name: str) -> None:
         raise UserError(f"{name}: got {nodes!r}, takes names, each with a _target_")
     for part, node in nodes.items():
         option = f"{name}.{part}"
-        if isinstance(node, dict) and "_target_" in node:
-            for logger, package in (("WandbLogger", "wandb"), ("MLFlowLogger", "mlflow")):
-                if str(node["_target_"]).endswith(f".{logger}") and not is_installed(package):
-                    raise UserError(f"{option}: {package} is not installed; pip install 'batchscope[{package}]'")
-            if str(node["_target_"]).endswith(".BatchSizeFinder"):
-                raise UserError(
-                    f"{option}: BatchSizeFinder takes its trial steps from the learning-rate schedule; write "
-                    "batchscope train -m experiment=find_batch_size …"
-                )
-            if str(node["_target_"]).endswith(".GradientAccumulationScheduler"):
-                raise UserError(
-                    f"{option}: changes how many batches an update takes, and the run is planned for one number; write "
-                    "trainer.accumulate_grad_batches=…"
-                )
-        elif node is not None:
+        if node is None:
+            continue
+        if not isinstance(node, dict) or TARGET not in node:
             raise UserError(f"{option}: {answer_to(option) or f'got {node!r}, takes null or a node with a _target_'}")
+        kind = str(node[TARGET]).rpartition(".")[2]
+        if kind in _NOT_TAKEN:
+            raise UserError(f"{option}: {kind} {_NOT_TAKEN[kind]}")
+        if kind in _EXTRAS and not is_installed(_EXTRAS[kind]):
+            raise UserError(f"{option}: {_EXTRAS[kind]} is not installed; pip install 'batchscope[{_EXTRAS[kind]}]'")
     check_node(nodes, name)
+
+
+def check_node(node: Any, path: str) -> None:
+    """Raise UserError for the first option under `node` that its target does not take; `path` is its full name.
+
+    Nodes are checked in lists and dicts, at any depth; one whose target's source text cannot be read takes anything.
+    """
+    if isinstance(node, list):
+        for index, child in enumerate(node):
+            check_node(child, f"{path}.{index}")
+    if not isinstance(node, dict):
+        return
+    target, signature = node.get(TARGET), None
+    if TARGET in node:
+        if not isinstance(target, str) or "." not in target.strip("."):
+            takes = "the full name of a class or function: package.module.Name"
+            raise UserError(f"{path}.{TARGET}: got {target!r}, takes {takes}")
+        signature = signature_at(path, target)
+    for key, value in node.items():
+        option = f"{path}.{key}"
+        if isinstance(key, str) and key.startswith("_") and key.endswith("_"):
+            if key not in HYDRA_KEYS:
+                keys = ", ".join(HYDRA_KEYS)
+                raise UserError(f"{option}: no such option; of the keys with underscores, Hydra has {keys}")
+        elif signature is not None:
+            if key not in signature.parameters and not (signature.open and isinstance(key, str)):
+                error = no_such_option(option, value, signature.parameters, path, {path: node})
+                if any(key in held for held in known_nodes().get(path, ())):
+                    raise UserError(f"{error} ~{option} leaves out what a config sets for another class.")
+                raise error
+            check_value(option, value, annotation_of(option, target))
+        check_node(value, option)
 
 
 def _check_model_fits_data(model: dict[str, Any], data: dict[str, Any]) -> None:

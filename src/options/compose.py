@@ -7,7 +7,7 @@ import pickle
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_origin
@@ -26,9 +26,9 @@ from ..errors import UserError
 from .check import check_config
 from .explain import message_of, missing_choice, unknown_option
 from .groups import CONFIGS, GROUPS, OPTIONAL_GROUPS, SECTIONS, config_dir, load, refuse_unreadable, to_plain
-from .nodes import TARGET
 from .overrides import combinations, parse, quoted, set_by, text_of, without_globs
-from .purpose import annotation_of, lightning_module_of, own_rate, why_no_validation, why_unread
+from .purpose import annotation_of, lightning_module_of, own_rate, why_unread
+from .tree import TARGET
 from .values import alternatives
 
 # The launchers of configs/hydra/launcher describe every option of their plugins and are validated by their names.
@@ -57,10 +57,8 @@ class CommandLine:
     folder_chosen: bool  # whether a command line or a config names the folder; otherwise it is named by the time
     words: list[str]  # by which Hydra composes the same
     # For each run of a sweep, the overrides that set it apart; empty if a sweeper that searches decides them.
-    labels: list[str] = field(default_factory=list)
-    launcher: dict[str, Any] = field(
-        default_factory=dict
-    )  # the options of Hydra's launcher, which starts a sweep's runs
+    labels: list[str]
+    launcher: dict[str, Any]  # the options of Hydra's launcher, which starts a sweep's runs; empty of a single run
 
 
 def compose_command_line(overrides: list[str], multirun: bool) -> CommandLine:
@@ -76,8 +74,6 @@ def compose_command_line(overrides: list[str], multirun: bool) -> CommandLine:
     overrides = without_globs(overrides) if multirun else overrides
     base = compose(_fixed(parse(overrides)) if multirun else overrides)
     params = {str(key): str(value) for key, value in (base.hydra.sweeper.get("params") or {}).items() if multirun}
-    if _RATE in params and not base.get("test") and (why := why_no_validation(to_plain(without_hydra(base)))):
-        raise UserError(f"{_RATE}: a validation says which rate is the best, and {why}")
     if _RATE in params and (rate := _own_rate(base)):  # a config's sweep over the rate is one over that which is read
         own_rates = params.pop(_RATE)
         typed = {word.lstrip("+").partition("=")[0] for word in overrides}
@@ -91,13 +87,13 @@ def compose_command_line(overrides: list[str], multirun: bool) -> CommandLine:
     for composition in composed:
         _check_hydra(composition, multirun)
     hydra, kind = base.hydra, "sweep" if multirun else "run"
-    folder, chosen = Path(hydra[kind].dir), to_plain(hydra[kind])["dir"] != _named_by_time(kind)
+    by_time = load(CONFIGS / "hydra" / "default.yaml")[kind]["dir"]  # of a folder that no option names
+    folder, chosen = Path(hydra[kind].dir), to_plain(hydra[kind])["dir"] != by_time
     configs = [check_config(without_hydra(composition)) for composition in composed]
     _refuse_unread(runs if len(runs) > 1 else [words], configs)
-    line = CommandLine(configs, composed, folder, chosen, overrides)
-    if not multirun:
-        return line
-    return replace(line, labels=_labels(runs) if is_list else [], launcher=to_plain(hydra.launcher, resolve=True))
+    labels = _labels(runs) if is_list else []
+    launcher = to_plain(hydra.launcher, resolve=True) if multirun else {}
+    return CommandLine(configs, composed, folder, chosen, overrides, labels, launcher)
 
 
 def check_command_line(overrides: list[str], multirun: bool, run_dir: str | None = None) -> list[dict[str, Any]]:
@@ -227,12 +223,6 @@ def _refuse_several_values(parsed: list[Override], hint: str) -> None:
 
 def _fixed(parsed: list[Override]) -> list[str]:
     return [text_of(one) for one in parsed if not one.is_sweep_override()]
-
-
-@functools.cache
-def _named_by_time(kind: str) -> str:
-    """The folder of a run or a sweep that no option names, before its time is filled in."""
-    return load(CONFIGS / "hydra" / "default.yaml")[kind]["dir"]
 
 
 def _runs_of_sweep(words: list[str], is_list: bool) -> list[list[str]]:

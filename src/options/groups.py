@@ -4,7 +4,6 @@ import contextlib
 import functools
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,9 +23,8 @@ GROUPS = sorted([SEARCHES, *(p.name for p in CONFIGS.iterdir() if p.is_dir() and
 SECTIONS = ("model", "data", "task", "optimizer", "trainer")  # groups whose choice is one object to build
 COLLECTIONS = ("callbacks", "logger")  # groups whose choice is a collection of such objects
 OPTIONAL_GROUPS = ("experiment", SEARCHES, "debug")  # `group=null` switches them off
-_PACKAGE = re.compile(
-    r"(?:\s*#.*\n)*?\s*#\s*@package\s+(\S+)"
-)  # Hydra reads it above the first line that is no comment
+# Hydra reads it above the first line that is no comment.
+_PACKAGE = re.compile(r"(?:\s*#.*\n)*?\s*#\s*@package\s+(\S+)")
 _HERE_TOO = re.compile(r"/(_\w+)@_here_")
 
 
@@ -42,7 +40,7 @@ def use_config_dir(folder: str | None, option: str = "--config-dir") -> None:
     place = Path(folder).absolute()
     if not os.path.isdir(place):
         raise UserError(f"{option}: got '{folder}', which is not a folder")
-    found = list(_files_of_groups(place))
+    found = [file for group in GROUPS for file in (place / group).glob("*.yaml")]
     if not found:
         raise UserError(
             f"{option}: '{folder}' holds no YAML file of a config group, such as {os.path.join(folder, 'model')}/….yaml"
@@ -74,11 +72,6 @@ def file_of(group: str, choice: object) -> Path | None:
 def _folders() -> list[Path]:
     own = config_dir()
     return [CONFIGS] if own is None else [CONFIGS, own]
-
-
-def _files_of_groups(folder: Path) -> Iterator[Path]:
-    for group in GROUPS:
-        yield from (folder / group).glob("*.yaml")
 
 
 def top_level_names() -> list[str]:

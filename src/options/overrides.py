@@ -3,7 +3,6 @@
 import itertools
 import re
 import shlex
-import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,6 +16,7 @@ from .habits import answer_to
 from .tree import flatten
 
 _SPELLED = {"True": "true", "False": "false"}  # as Hydra writes a switch, and as people do
+for_shell = shlex.join  # words as a shell reads them
 
 
 def parse(overrides: list[str]) -> list[Override]:
@@ -121,25 +121,6 @@ def as_override(key: str, value: Any) -> str:
         return bare if OverridesParser.create().parse_override(bare).value() == value else quoted
     except HydraException:
         return quoted
-
-
-def for_shell(words: Iterable[str]) -> str:
-    """Words as a shell reads them: one that standard output has no codes for as `$'…'` of bash and zsh, in ASCII."""
-    return " ".join(shlex.quote(word) if _can_be_printed(word) else _in_ascii(word) for word in words)
-
-
-def _can_be_printed(word: str) -> bool:
-    try:
-        word.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _in_ascii(word: str) -> str:
-    is_plain = {*range(0x20, 0x7F)} - {*b"\\'"}
-    text = word.encode("utf-8", "surrogateescape")  # of a name that was no text in the locale
-    return "$'" + "".join(chr(byte) if byte in is_plain else f"\\x{byte:02x}" for byte in text) + "'"
 
 
 def quoted(text: str) -> str:

@@ -5,10 +5,10 @@ between machines, and trust whether a file may set it. Nothing here needs Hydra 
 """
 
 from collections.abc import Mapping
-from functools import cache, reduce
+from functools import reduce
 from typing import Annotated, Any, Literal
 
-from .signatures import Signature, class_attribute, inherits, lacks, signature_of
+from .signatures import Signature, class_attribute, inherits, signature_of
 from .trainer import CALLBACK, LOGGER, OBSERVERS, TRAINER
 from .tree import flatten
 from .types import Choice, PositiveInt, Purpose, Range, Seed, Where
@@ -64,7 +64,6 @@ _GIVEN = {
     "optimizer": ("params", "make"),
 }
 _PACKAGE = __name__.partition(".")[0]
-_SCHEDULE = "batchscope.training.optimizer.Optimizer"  # what every optimizer takes beside its own options
 _TABLES = {"trainer": TRAINER, "callbacks": CALLBACK, "logger": LOGGER}
 # What a Task takes for the network that it trains, and what a LightningModule has in its place.
 OF_TASK = {"task": "its own loss and metrics", "optimizer": "its own optimizer", "channels_last": "its own layout"}
@@ -90,8 +89,13 @@ def is_ours(option: str, target: Any) -> bool:
     section, *above, name = option.split(".")
     if _in_table(section, above, name) or (isinstance(target, str) and target.startswith(f"{_PACKAGE}.")):
         return True
-    schedule = signature_of(_SCHEDULE) if section == "optimizer" and not above else None
-    return schedule is not None and name in schedule.parameters
+    return section == "optimizer" and not above and name in _of_schedule()
+
+
+def _of_schedule() -> Mapping[str, Any]:
+    """What every optimizer takes beside its own options: those of the learning rate's schedule, and groups."""
+    found = signature_of(f"{_PACKAGE}.training.optimizer.Optimizer")
+    return found.parameters if found else {}
 
 
 def _in_table(section: str, above: list[str], name: str) -> bool:
@@ -103,9 +107,7 @@ def signature_at(place: str, target: Any) -> Signature | None:
     found = signature_of(target) if isinstance(target, str) else None
     if found is None or place not in _GIVEN:
         return found
-    parameters = dict(found.parameters)
-    if place == "optimizer" and (schedule := signature_of(_SCHEDULE)):
-        parameters |= schedule.parameters
+    parameters = {**found.parameters, **(_of_schedule() if place == "optimizer" else {})}
     return Signature({name: takes for name, takes in parameters.items() if name not in _GIVEN[place]}, found.open)
 
 
@@ -136,15 +138,9 @@ def purpose_of(option: str, config: Mapping[str, Any]) -> Purpose:
 
 def changes_speed(option: str, config: Mapping[str, Any]) -> bool:
     """Whether a step may take another time with another value of an option; True where nothing says that it does not."""
-    return option not in _of_same_speed() and purpose_of(option, config) is not Purpose.LENGTH
-
-
-@cache
-def _of_same_speed() -> frozenset[str]:
-    """The options without influence on the time of a step: those above, and the learning rate's schedule."""
-    schedule = signature_of(_SCHEDULE)
-    of_schedule = {f"optimizer.{name}" for name in schedule.parameters} if schedule else set()
-    return frozenset({*_SAME_SPEED, *of_schedule} - {"optimizer.groups"})
+    section, _, name = option.partition(".")
+    sets_rate = section == "optimizer" and name != "groups" and name in _of_schedule()
+    return not (option in _SAME_SPEED or sets_rate or purpose_of(option, config) is Purpose.LENGTH)
 
 
 def only_observes(target: Any) -> bool:
@@ -171,18 +167,6 @@ def own_rate(config: Mapping[str, Any]) -> str | None:
             if option.rpartition(".")[2] == name:
                 return f"{'' if option in given else '+'}model.{option}"
     return None
-
-
-def why_no_validation(config: Mapping[str, Any]) -> str:
-    """Why the run of a configuration has no validation; empty where it has one, or where nobody knows."""
-    if _at(config, "trainer.limit_val_batches") == 0:
-        return "trainer.limit_val_batches=0 leaves out the validation"
-    methods = {"data": "val_dataloader"} | ({"model": "validation_step"} if lightning_module_of(config) else {})
-    for section, method in methods.items():
-        target = _at(config, f"{section}._target_")
-        if isinstance(target, str) and lacks(target, method):
-            return f"{target.rpartition('.')[2]} has no {method}"
-    return ""
 
 
 def why_unread(option: str, config: Mapping[str, Any], module: str = "") -> str:

@@ -37,8 +37,6 @@ class _Module:
     name: str
     package: str
     tree: ast.Module
-    source: str
-    folder: Path | None  # of a package
 
 
 _Definition = tuple[_Module, ast.ClassDef | ast.FunctionDef]
@@ -88,20 +86,6 @@ def inherits(target: str, base: str) -> bool:
     return any(one and f"{one[0].name}.{one[1].name}" == base for one in (_ancestry(found) if found else ()))
 
 
-def lacks(target: str, method: str) -> bool:
-    """Whether source text says that a class has no method of this name but Lightning's own; False where nobody knows.
-
-    A class has one whose text has the name: it may be made in the constructor.
-    """
-    found = _locate(target)
-    for one in _ancestry(found) if found else ():
-        if one and one[0].name.startswith("lightning."):
-            return True
-        if one is None or method in ast.unparse(one[1]):
-            return False
-    return False
-
-
 def is_defined(target: str) -> bool:
     """Whether source text has a class or function of this full name."""
     return _locate(target) is not None
@@ -126,8 +110,7 @@ def _locate(target: str, seen: set[str] | None = None) -> _Definition | None:
     for node in _top_level(module.tree.body):
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
             return module, node
-    names = (full if known == name else f"{full}.{name}" for known, full in _imports(module) if known in (name, "*"))
-    return next(filter(None, (_locate(full, seen) for full in names)), None)
+    return next(filter(None, (_locate(full, seen) for full in _meant(module, name))), None)
 
 
 @cache
@@ -143,11 +126,10 @@ def _load(name: str) -> _Module | None:
     is_package = (place / "__init__.py").is_file()
     file = place / "__init__.py" if is_package else place.with_suffix(".py")
     try:
-        source = file.read_text(encoding="utf-8")
-        tree = ast.parse(source)
+        tree = ast.parse(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
         return None
-    return _Module(name, name if is_package else name.rpartition(".")[0], tree, source, place if is_package else None)
+    return _Module(name, name if is_package else name.rpartition(".")[0], tree)
 
 
 def _place_of(top: str) -> Path | None:
@@ -196,19 +178,18 @@ def _ancestry(found: _Definition, seen: set[str] | None = None) -> Iterator[tupl
         name = ast.unparse(base.value if isinstance(base, ast.Subscript) else base)  # `Base[int]`
         if name in ("object", "Generic"):
             continue
-        parent = _locate(_full_name(module, name))
+        meant = (f"{module.name}.{name}", *_meant(module, name), name)
+        parent = next(filter(None, map(_locate, meant)), None)
         yield from _ancestry(parent, seen) if parent and isinstance(parent[1], ast.ClassDef) else (None,)
 
 
-def _full_name(module: _Module, written: str) -> str:
-    """The full name of a base class by the module's imports: `nn.Module` → `torch.nn.Module`."""
-    if any(isinstance(node, ast.ClassDef) and node.name == written for node in _top_level(module.tree.body)):
-        return f"{module.name}.{written}"
+def _meant(module: _Module, written: str) -> Iterator[str]:
+    """The full names that a name may stand for by a module's imports: `nn.Module` → `torch.nn.Module`."""
     for known, full in _imports(module):
-        if written == known or written.startswith(f"{known}."):
-            return full + written.removeprefix(known)
-    stars = (f"{full}.{written}" for known, full in _imports(module) if known == "*")
-    return next(filter(_locate, stars), written)
+        if known == "*":
+            yield f"{full}.{written}"
+        elif written == known or written.startswith(f"{known}."):
+            yield full + written.removeprefix(known)
 
 
 def _read(arguments: ast.arguments, skip: int) -> Signature:

@@ -21,9 +21,9 @@ from typing import Any
 from ..errors import UserError
 from ..files import is_inside
 from .groups import COLLECTIONS, SECTIONS, config_dir, known_nodes
-from .nodes import HYDRA_KEYS, TARGET
 from .overrides import as_override, for_shell, set_by
 from .purpose import PLACES, annotation_of, is_ours, marks
+from .tree import HYDRA_KEYS, TARGET
 from .types import INT64, Text
 from .values import choices_in
 

@@ -27,8 +27,8 @@ from ..data.plain import Data, PlainData, described
 from ..data.spec import LENGTHS, takes
 from ..errors import UserError, did_you_mean, place_of, warn
 from ..hardware.processor import usable_cores
-from ..options.nodes import TARGET, targets_in
 from ..options.purpose import only_observes
+from ..options.tree import TARGET, targets_in
 from ..options.update import batches_of_update
 from ..records.formatting import count
 from .optimizer import Optimizer

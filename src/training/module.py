@@ -10,8 +10,8 @@ from torch import nn
 from typing_extensions import override
 
 from ..errors import UserError
-from ..options.nodes import TARGET
 from ..options.purpose import OF_TASK, lightning_module_of, why_unread
+from ..options.tree import TARGET
 from .build import build, build_optimizer, import_target
 from .compiling import compile_mode
 from .task import Task

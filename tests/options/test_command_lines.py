@@ -1,10 +1,8 @@
 """Every command line that the program prints, and the script for SLURM, is one that the program takes."""
 
-import io
 import json
 import os
 import shlex
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ import pytest
 
 from batchscope.checkpointing import resume
 from batchscope.options.check import check_config
-from batchscope.options.command_lines import for_timing, resume_command
+from batchscope.options.command_lines import for_timing
 from tests.checkpointing.support import STEP, break_down, interrupt
 from tests.support.command_lines import answer, composed
 from tests.support.runs import EVERY_4, QUIET, Run, kill_9, record, run
@@ -38,16 +36,6 @@ def printed(text: str, label: str, begins: str) -> list[str]:
 def started(folder: Path, words: list[str]) -> Run:
     """The command, run to its end by the module that has it."""
     return run(folder, *words[2:], module=f"batchscope.cli.{words[1]}", code=0)
-
-
-@pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")
-@pytest.mark.parametrize("name", ["4→8", "it's\\→", "\udcff"])
-def test_a_name_that_the_output_has_no_codes_for_is_written_so_that_a_shell_reads_it(name: str, monkeypatch) -> None:
-    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
-    line = resume_command({}, Path(name))
-    assert line.isascii()
-    words = subprocess.run(["bash", "-c", f"printf '%s\\n' {line}"], capture_output=True, check=True).stdout
-    assert words.split(b"\n")[2] == f"resume={name}".encode(errors="surrogateescape")
 
 
 def test_a_timed_run_has_no_validation_and_nothing_that_follows_one() -> None:

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, Optional, Union, get_args
 import pytest
 from lightning.fabric.plugins.precision import precision
 
+from batchscope.options.check import check_node
 from batchscope.options.groups import CONFIGS, known_nodes, load
-from batchscope.options.nodes import check_node
 from batchscope.options.purpose import only_observes, purpose_of
 from batchscope.options.signatures import Signature, class_attribute, signature_of
 from batchscope.options.trainer import OBSERVERS, TRAINER
