@@ -21,6 +21,7 @@ from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
 from torch import nn
 
+from .._torch import why_not_compilable
 from ..checkpointing.callback import Checkpoints
 from ..checkpointing.checkpoint_file import AtomicCheckpointIO
 from ..data.plain import Data, PlainData, described
@@ -189,13 +190,24 @@ def build_trainer(
     if trainer.strategy.root_device.type == "cpu" and trainer.num_devices > cores:
         shared = count(max(1, round(cores)), "core")
         warn(f"trainer.devices: {trainer.num_devices} processes share {shared}, and take turns")
-    return accumulating(trainer, config)
+    return fitted(trainer, config)
 
 
-def accumulating(trainer: Trainer, config: dict[str, Any]) -> Trainer:
-    """The trainer, which accumulates as many batches as `global_batch_size` takes on its ranks."""
+def fitted(trainer: Trainer, config: dict[str, Any]) -> Trainer:
+    """The trainer, which accumulates as many batches as `global_batch_size` takes on its ranks.
+
+    Raises UserError if the run is to be compiled, and this machine cannot compile for the trainer's device.
+    """
     trainer.accumulate_grad_batches = batches_of_update(config, trainer.world_size)
+    if compile_mode(config) and (why := why_not_compilable(trainer.strategy.root_device)):
+        raise UserError(f"compile: got {str(config['compile']).lower()}, and {why}; write compile=false")
     return trainer
+
+
+def compile_mode(config: dict[str, Any]) -> str | None:
+    """The mode of torch.compile that a configuration asks for; None for a network that runs as it is."""
+    asked = config.get("compile")
+    return "default" if asked is True else asked or None
 
 
 def run_name(config: dict[str, Any], choices: Mapping[str, str], dataset: str, batch_size: int | None) -> str:

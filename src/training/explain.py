@@ -2,16 +2,13 @@
 
 from typing import Any
 
-from lightning import Trainer
-
 from ..callbacks.profile import OperationProfiler
 from ..callbacks.throughput import ThroughputMonitor
-from ..data.plain import Data, lightning_of
-from ..errors import UserError
+from ..data.plain import lightning_of
+from ..errors import UserError, in_one_line
 from ..hardware.devices import check_accelerator
 from ..records.explanation import Explanation
-from .build import accumulating, build, build_all, build_data, build_model
-from .compiling import check_compile
+from .build import build, build_all, build_data, build_model, fitted
 from .ending import explain_failures
 from .module import lightning_module
 from .run import limit_batch_size, set_up_process
@@ -46,8 +43,7 @@ def explain(
     trainer = build(
         config["trainer"], "trainer", callbacks=callbacks, logger=False, max_steps=profiler.updates(monitor)
     )
-    accumulating(trainer, config)
-    check_compile(config, trainer)
+    fitted(trainer, config)
     model = build_model(config, data)
     data.prepare_data()
     lightning_of(data).trainer = trainer
@@ -57,18 +53,13 @@ def explain(
     if isinstance(module, Task):
         try_out(module, data)
         module.prepare(trainer, data.batch_size, batch.get("global_batch_size"))
-    _fit(trainer, module, data, {**config, "run_dir": place})
-    if profiler.explanation is None:
-        raise UserError(f"explain: no step of {module.title} could be measured")
-    return profiler.explanation, profiler.files
-
-
-def _fit(trainer: Trainer, module: Any, data: Data, config: dict[str, Any]) -> None:
     try:
-        with explain_failures(config, trainer):
+        with explain_failures({**config, "run_dir": place}, trainer):
             trainer.fit(module, datamodule=lightning_of(data))
     except UserError:
         raise
     except Exception as error:
-        first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-        raise UserError(f"explain: a training step of {module.title} fails: {type(error).__name__}: {first}") from error
+        raise UserError(f"explain: a training step of {module.title} fails: {in_one_line(error)}") from error
+    if profiler.explanation is None:
+        raise UserError(f"explain: no step of {module.title} could be measured")
+    return profiler.explanation, profiler.files

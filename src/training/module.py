@@ -12,8 +12,7 @@ from typing_extensions import override
 from ..errors import UserError
 from ..options.purpose import OF_TASK, lightning_module_of, why_unread
 from ..options.tree import TARGET
-from .build import build, build_optimizer, import_target
-from .compiling import compile_mode
+from .build import build, build_optimizer, compile_mode, import_target
 from .task import Task
 
 
@@ -70,18 +69,6 @@ def lightning_module(model: nn.Module, data: Any, config: dict[str, Any], facts:
         marked.title = f"{name} · {facts['dataset']}"
     marked.batchscope_config = config  # by which callbacks know that advice can name options
     return module
-
-
-def check_by_hand(module: LightningModule, trainer: Trainer, config: dict[str, Any]) -> None:
-    """Raise UserError for what a module that optimises by hand has to do itself; Lightning refuses it once it trains."""
-    if module.automatic_optimization:
-        return
-    name = type(module).__name__
-    if trainer.gradient_clip_val:
-        raise UserError(f"trainer.gradient_clip_val: {name} optimises by hand; let it call self.clip_gradients itself")
-    if trainer.accumulate_grad_batches > 1:
-        option = "global_batch_size" if config.get("global_batch_size") else "trainer.accumulate_grad_batches"
-        raise UserError(f"{option}: {name} optimises by hand, and says itself how many batches make an update")
 
 
 def read_by(model: nn.Module, config: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:

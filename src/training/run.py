@@ -15,12 +15,10 @@ from typing import Any
 import lightning
 import torch
 from lightning import LightningModule
-from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.callbacks.early_stopping import EarlyStopping, EarlyStoppingReason
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from .._lightning import batch_in_step, callbacks_of, forget_averages, is_fast_dev_run
 from ..callbacks._visits import Visitor, seconds_waited, visits_of
@@ -38,6 +36,7 @@ from ..errors import NonFiniteError, UserError, show_tracebacks, warn
 from ..hardware.devices import describe
 from ..hardware.host_memory import keep_freed_memory
 from ..options.command_lines import program
+from ..options.groups import SECTIONS
 from ..records.read import optimized, read
 from ..records.run_record import RunRecord, close_open, versions
 from ..records.terminal import row
@@ -51,15 +50,12 @@ from .build import (
     option_of,
     run_name,
 )
-from .compiling import check_compile
 from .ending import explain_failures
 from .loggers import build_loggers, close_loggers, open_loggers
-from .module import Provenance, check_by_hand, lightning_module, read_by
+from .module import Provenance, lightning_module, read_by
 from .quiet import quiet_libraries
 from .task import Task
 from .trial import explain_first_batch, try_out
-
-NAMED_GROUPS = ("model", "data", "task", "optimizer", "trainer")  # their choices name a run
 
 
 def train(
@@ -138,10 +134,9 @@ class _Run:
         loading = loader_switches(config, self.data)
         self._has_distributed_sampler = loading["use_distributed_sampler"]
         self.trainer = build_trainer(config, run_dir, callbacks, switches | loading)
-        check_compile(config, self.trainer)
         self.model: nn.Module = build_model(config, self.data)
         self.config = read_by(self.model, config, () if config.get("resume") else overrides)
-        named = (group for group in NAMED_GROUPS if group in self.config)
+        named = (group for group in SECTIONS if group in self.config)
         self.choices = {group: choices[group] for group in named if choices.get(group)}
         self.initial = {} if config.get("resume") else self._initial()
         self.resume_point: ResumePoint | None = None
@@ -229,7 +224,6 @@ class _Run:
         spec = None if self.data.spec is None else asdict(self.data.spec)
         self.provenance.facts = facts | {"dataset": self.data.name, "fingerprint": fingerprint, "spec": spec}
         self.module = lightning_module(self.model, self.data, self.config, self.provenance.facts)
-        check_by_hand(self.module, self.trainer, self.config)
         if isinstance(self.module, Task):
             try_out(self.module, self.data)
             self.module.prepare(self.trainer, self.data.batch_size, self.batch.get("global_batch_size"))
@@ -245,7 +239,6 @@ class _Run:
 
     def begin(self, record: RunRecord) -> None:
         """Begin the record, once it is known that the run can start or be resumed: until then no file is changed."""
-        self._check_limit_of_test()
         folder = checkpoint_folder(self.trainer, self.run_dir)
         if not self.config.get("resume"):
             refuse_used_folder(folder, self.run_dir)
@@ -266,19 +259,6 @@ class _Run:
             ):  # a run whose record has no checkpoint may start again from its first step
                 last = os.path.relpath(callback.folder_of(self.trainer) / "last.ckpt", self.run_dir)
                 callback.on_first_save = partial(record.add, checkpoints={"last": last})
-
-    def _check_limit_of_test(self) -> None:
-        """Raise UserError for a fraction of the test set without a batch, which Lightning refuses once the run has trained."""
-        limit = self.trainer.limit_test_batches
-        if not 0 < limit < 1 or not self._is_tested or not has_test(self.data):
-            return
-        self.data.setup("test")
-        self.trainer.strategy.connect(self.module)  # which says how large a batch may be
-        loaders = lightning_of(self.data).test_dataloader()
-        for loader in getattr(loaders, "flattened", tree_leaves(loaders)):  # of a CombinedLoader
-            if (batches := sized_len(loader)) and not int(batches * limit):
-                said = f"got {limit}, less than one batch of {batches:,}; a whole number counts batches"
-                raise UserError(f"trainer.limit_test_batches: {said}")
 
     @property
     def _is_tested(self) -> bool:

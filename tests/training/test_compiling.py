@@ -3,13 +3,14 @@
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from batchscope.data.spec import DataSpec
 from batchscope.models import mlp
-from batchscope.training import compiling
+from batchscope.training import build
 from batchscope.training.task import Task
 from tests.checkpointing.support import OUT
 from tests.support.command_lines import composed, refusal
@@ -41,10 +42,10 @@ def test_a_compiled_run_counts_its_one_graph_in_no_rate_and_its_checkpoint_is_on
 
 
 def test_a_machine_that_cannot_compile_is_refused_before_anything_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("cpu")))
-    monkeypatch.setattr(compiling, "why_not_compilable", lambda device: "no C++ compiler is found")
-    compiling.check_compile(composed(), trainer)
-    said = refusal(compiling.check_compile, composed("compile=max-autotune"), trainer)
+    trainer: Any = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("cpu")), world_size=1)
+    monkeypatch.setattr(build, "why_not_compilable", lambda device: "no C++ compiler is found")
+    build.fitted(trainer, composed())
+    said = refusal(build.fitted, trainer, composed("compile=max-autotune"))
     assert said == "compile: got max-autotune, and no C++ compiler is found; write compile=false"
 
 
