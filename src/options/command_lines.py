@@ -1,16 +1,15 @@
-"""The command lines that the program prints: to resume a run, to evaluate a checkpoint; and the configurations of
-programs that take a run's own and change it.
-
-A line begins with `batchscope`, and holds the words that a file alone cannot decide (trust.py).
+"""The command lines that the program prints, with the words that a file alone cannot decide (trust.py), and the
+configurations of programs that take a run's own and change it.
 """
 
+import shlex
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
 from . import trust
 from .groups import COLLECTIONS, SECTIONS
-from .overrides import for_shell, parse
+from .overrides import parse
 from .tree import flatten
 from .update import ranks_asked
 
@@ -19,19 +18,9 @@ _PART_OF_A_STEP = ("batchscope.callbacks.nonfinite.StopOnNonFinite",)  # it chec
 _NO_INIT = {"init": None, "init_prefix": None}
 _ONE_DEVICE = {"devices": 1, "num_nodes": 1, "strategy": "auto"}
 # Of a trainer that takes training steps until a callback ends it, and keeps nothing.
-_SOME_STEPS = {
-    "min_epochs": 0,
-    "max_epochs": -1,
-    "min_steps": None,
-    "max_steps": -1,
-    "max_time": None,
-    "fast_dev_run": False,
-    "limit_val_batches": 0,
-    "val_check_interval": None,
-    "num_sanity_val_steps": 0,
-    "profiler": None,
-    "default_root_dir": None,
-}
+_SOME_STEPS: dict[str, Any] = {"min_epochs": 0, "max_epochs": -1, "max_steps": -1, "fast_dev_run": False}
+_SOME_STEPS |= {"limit_val_batches": 0, "num_sanity_val_steps": 0}
+_SOME_STEPS |= dict.fromkeys(("min_steps", "max_time", "val_check_interval", "profiler", "default_root_dir"))
 # Sections and options that an evaluation does not read.
 _NOT_EVALUATED = ("optimizer", "callbacks", "logger", "search", "target", "target_metric", "global_batch_size")
 _NOT_EVALUATED += ("test", "timing", "enough", "margin", "optimized_metric", "tags", "resume")
@@ -51,12 +40,12 @@ def resume_command(config: dict[str, Any], run_dir: Path) -> str:
     place = "./last" if str(run_dir) == "last" else str(run_dir)  # resume=last is the newest run
     if any(run_dir.glob("checkpoints/*.ckpt")):
         config = config | _NO_INIT  # the checkpoint has the weights
-    return for_shell([*program(), f"resume={place}"]) + trust.words(config, run_dir)
+    return shlex.join([*program(), f"resume={place}"]) + trust.words(config, run_dir)
 
 
 def evaluate_command(config: dict[str, Any], checkpoint: str) -> str:
     """The line that evaluates a checkpoint, given by its path, of a run with this configuration; for a shell."""
-    return for_shell([*program("evaluate"), f"ckpt={checkpoint}"]) + trust.words(for_evaluation(config), run_dir=None)
+    return shlex.join([*program("evaluate"), f"ckpt={checkpoint}"]) + trust.words(for_evaluation(config), run_dir=None)
 
 
 def for_evaluation(config: dict[str, Any]) -> dict[str, Any]:
@@ -88,13 +77,8 @@ def for_explanation(config: dict[str, Any]) -> dict[str, Any]:
 
     Of the callbacks only those stay that have a part in a training step.
     """
-    trainer = {
-        **_ONE_DEVICE,
-        **_SOME_STEPS,
-        "enable_progress_bar": False,
-        "enable_checkpointing": False,
-        "enable_model_summary": False,
-    }
+    enabled = dict.fromkeys(("enable_progress_bar", "enable_checkpointing", "enable_model_summary"), False)
+    trainer = {**_ONE_DEVICE, **_SOME_STEPS, **enabled}
     callbacks = {
         name: node for name, node in (config["callbacks"] or {}).items() if node and node["_target_"] in _PART_OF_A_STEP
     }

@@ -62,19 +62,16 @@ class CommandLine:
 
 
 def compose_command_line(overrides: list[str], multirun: bool) -> CommandLine:
-    """Compose and check every run that a command line asks for.
+    """Compose and check every run that the words of `batchscope train`, without flags, ask for.
 
-    Args:
-        overrides: the words of `batchscope train`, without flags.
-        multirun: whether a value may be a list to sweep over.
-
-    Raises:
-        UserError: at the first mistake; nothing has been written by then.
+    With `multirun` a value may be a list to sweep over. UserError at the first mistake, before anything is written.
     """
     overrides = without_globs(overrides) if multirun else overrides
     base = compose(_fixed(parse(overrides)) if multirun else overrides)
     params = {str(key): str(value) for key, value in (base.hydra.sweeper.get("params") or {}).items() if multirun}
-    if _RATE in params and (rate := _own_rate(base)):  # a config's sweep over the rate is one over that which is read
+    plain = to_plain(without_hydra(base)) if _RATE in params else {}
+    # A config's sweep over the rate is one over the rate that a LightningModule reads.
+    if lightning_module_of(plain) and (rate := own_rate(plain)):
         own_rates = params.pop(_RATE)
         typed = {word.lstrip("+").partition("=")[0] for word in overrides}
         params |= {} if rate.lstrip("+") in typed else {rate: own_rates}
@@ -115,11 +112,7 @@ def without_hydra(composition: DictConfig) -> DictConfig:
 
 
 def apply_overrides(config: dict[str, Any], overrides: list[str]) -> DictConfig:
-    """Change a configuration that was composed earlier: `option=value`, `+`, `++`, `~`, `group=choice`, as a new run.
-
-    Raises:
-        UserError: for a text that cannot be parsed, an unknown option or an unknown choice.
-    """
+    """Change a configuration that was composed earlier as a new run; UserError for an unknown option or choice."""
     parsed = parse(overrides)
     _refuse_several_values(parsed, hint="")
     changed = OmegaConf.create(config)
@@ -141,13 +134,10 @@ def apply_overrides(config: dict[str, Any], overrides: list[str]) -> DictConfig:
 
 
 def compose(overrides: list[str]) -> DictConfig:
-    """The configuration of train.yaml with overrides, Hydra's section included, as Hydra composes it.
+    """The configuration of train.yaml with overrides, Hydra's section included; UserError for what Hydra cannot compose.
 
-    The runs of a sweep differ in options and seldom in choices. Reading and merging YAML files takes most of the time and
-    depends on the choices alone, so a process composes the same choices once, and sets options in copies.
-
-    Raises:
-        UserError: for a text that cannot be parsed, an option with several values, and what cannot be composed.
+    Most of the time goes into reading and merging YAML files, and depends on the choices alone: a process composes these
+    once, and sets the options of a sweep's runs in copies.
     """
     parsed = parse(overrides)
     _refuse_several_values(parsed, _SEVERAL)
@@ -232,12 +222,6 @@ def _runs_of_sweep(words: list[str], is_list: bool) -> list[list[str]]:
     if ranges and is_list:
         raise UserError(f"{ranges[0]}: an interval is for a sweeper that searches; add hydra/sweeper=optuna")
     return [_fixed(every)] if ranges else combinations([*map(text_of, every)])
-
-
-def _own_rate(base: DictConfig) -> str | None:
-    """The option of the rate of a LightningModule that a sweep trains; None of any other model."""
-    config = to_plain(without_hydra(base))
-    return own_rate(config) if lightning_module_of(config) else None
 
 
 def _refuse_unread(runs: Sequence[list[str]], configs: Sequence[Mapping[str, Any]]) -> None:

@@ -39,13 +39,7 @@ def missing_choice(error: MissingConfigException) -> UserError:
 
 
 def unknown_option(config: dict[str, Any], option: str, value: object) -> UserError | None:
-    """The error for an option that has no place in a configuration; None where it has one.
-
-    Args:
-        config: in plain containers.
-        option: its full name, as typed.
-        value: as typed; None for an option that is to be deleted.
-    """
+    """The error for an option, as typed, that has no place in a configuration; None where it has one, or is only deleted."""
     if why := why_unread(option, config):
         return UserError(f"{option}: {why}")
     parts, node = re.split("[./]", option), {**dict.fromkeys(COLLECTIONS), **config}
@@ -73,28 +67,17 @@ def unknown_option(config: dict[str, Any], option: str, value: object) -> UserEr
 
 
 def no_such_option(
-    option: str, value: object, known: Iterable[str], section: str, config: Mapping[str, Any] | None = None
+    option: str, value: object, known: Iterable[str], section: str, config: Mapping[str, Any]
 ) -> UserError:
-    """The error for an option that nothing takes.
+    """The error for an option, as typed, that its section does not have: with a habit's answer, or with the nearest option.
 
-    It says what to write instead of a word that is typed by habit. Of any other word it has the nearest option, and all
-    that the section takes where these are few.
-
-    Args:
-        option: its full name.
-        value: as typed.
-        known: the options of the section.
-        section: the full name of the section that does not have it; empty at the top.
-        config: the whole configuration, or the section in it, where an option of another one may be meant.
+    Of the options in `config` one of another section may be meant. What the section takes is listed where it is little.
     """
     if instead := _answer(option, value, config):
         return UserError(f"{option}: {instead}")
     shown = [name for name in known if not name.startswith("_")]
-    parts = option.split(".")
-    here = did_you_mean(parts[section.count(".") + 1 if section else 0], shown)
-    near = here if config is None else _nearest(config, parts, here)
     takes = f" {section} takes {', '.join(shown)}." if section and 0 < len(shown) <= _FEW else ""
-    return UserError(f"{option}: no such option.{near}{takes}")
+    return UserError(f"{option}: no such option.{_nearest(config, option.split('.'), section, shown)}{takes}")
 
 
 def message_of(error: BaseException) -> str:
@@ -104,16 +87,14 @@ def message_of(error: BaseException) -> str:
     return " ".join(own[:2]) or type(error).__name__
 
 
-def _answer(option: str, value: object, config: Mapping[str, Any] | None) -> str | None:
+def _answer(option: str, value: object, config: Mapping[str, Any]) -> str | None:
     """What to write instead of a word that is typed by habit; the options of a LightningModule are its own."""
-    is_own = option.startswith("model.") and config is not None and lightning_module_of(config)
+    is_own = option.startswith("model.") and lightning_module_of(config)
     return None if is_own else answer_to(option, str(value))
 
 
-def _nearest(config: Mapping[str, Any], parts: list[str], here: str) -> str:
-    """`" Did you mean …?"` with an option that ends in what was written (`batch_size`), with the nearest one at its place,
-    which `here` says, or with an option that ends in nearly its last word.
-    """
+def _nearest(config: Mapping[str, Any], parts: list[str], section: str, known: list[str]) -> str:
+    """`" Did you mean …?"` with an option that ends in what was written, or nearly, here before elsewhere."""
     unread = {"hydra", *(OF_TASK if lightning_module_of(config) else ())} - {parts[0]}
     every = flatten({key: value for key, value in config.items() if key not in unread})
     options = [option for option, _ in every if option != ".".join(parts)]
@@ -121,6 +102,7 @@ def _nearest(config: Mapping[str, Any], parts: list[str], here: str) -> str:
         return f" Did you mean '{same[0]}'?"
     words = {option.rpartition(".")[2]: option for option in reversed(options)}
     near = difflib.get_close_matches(parts[-1], words, n=1, cutoff=0.8)
+    here = did_you_mean(parts[section.count(".") + 1 if section else 0], known)
     return here or (f" Did you mean '{words[near[0]]}'?" if near else "")
 
 

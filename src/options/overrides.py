@@ -74,11 +74,7 @@ def combinations(overrides: list[str]) -> list[list[str]]:
 
 
 def without_globs(overrides: list[str]) -> list[str]:
-    """The words of a sweep, with the choices that a `glob` stands for: installed ones, and those of `--config-dir`.
-
-    Raises:
-        UserError: for a glob that matches none, and as `parse`.
-    """
+    """The words of a sweep, with the choices that a `glob` stands for: installed ones, and those of `--config-dir`."""
     return [_chosen(one, value) if isinstance(value := one.value(), Glob) else text_of(one) for one in parse(overrides)]
 
 
@@ -98,8 +94,7 @@ def text_of(override: Override) -> str:
 def set_by(overrides: Iterable[str]) -> tuple[set[str], set[str]]:
     """The full names of the options that a command line sets, and the groups that it chooses for.
 
-    A value in braces is merged into its node, so it sets only the options that it names; a choice replaces the group's
-    node. Raises UserError as `parse`.
+    A value in braces sets only the options that it names; a choice replaces the group's node.
     """
     options: set[str] = set()
     groups: set[str] = set()

@@ -72,10 +72,8 @@ _LIGHTNING_MODULE = "lightning.pytorch.core.module.LightningModule"
 
 
 def annotation_of(option: str, target: Any) -> Any:
-    """How an option is declared: in a table for Lightning's classes, else in the constructor that takes it.
-
-    `option` is its full name, `data.batch_size`, and `target` the `_target_` of its node. None if no annotation can be
-    read.
+    """How an option (`data.batch_size`) of a node with this `_target_` is declared: in a table for Lightning's classes, else
+    in the constructor that takes it; None if no annotation can be read.
     """
     section, *above, name = option.split(".")
     if _in_table(section, above, name):
@@ -117,10 +115,7 @@ def marks(annotation: Any) -> set[Any]:
 
 
 def purpose_of(option: str, config: Mapping[str, Any]) -> Purpose:
-    """What an option of a configuration is for; `Purpose.RESULT` where nothing says it.
-
-    `option` is its full name. `config` is in plain containers; it may be an old one, or from a stranger.
-    """
+    """What an option, by its full name, is for; `Purpose.RESULT` where nothing says it, or where a stranger's file is odd."""
     section, *names = option.split(".")
     if not names or section in TOP_LEVEL:
         return Purpose.OBSERVATION if section == "logger" else _declared(TOP_LEVEL.get(section))
@@ -172,21 +167,19 @@ def own_rate(config: Mapping[str, Any]) -> str | None:
 def why_unread(option: str, config: Mapping[str, Any], module: str = "") -> str:
     """Why the run of a checked configuration does not read an option; empty where it does, or where nobody knows.
 
-    `option` is its full name. `module` is the class of a model that has been built, if it is a LightningModule: its source
-    text may not say so.
+    `module` is the class of a LightningModule that has been built: its source text may not say that it is one.
     """
     section = option.partition(".")[0]
     if section in OF_TASK and (module := module or lightning_module_of(config)):
         rate = own_rate(config) if section == "optimizer" else None
         has = _FREEZES if option == "task.freeze" else f"which has {OF_TASK[section]}"
         return f"{module} is a LightningModule, {has}{f'; its rate is {rate}' if rate else ''}"
-    where, found = _where(option, config), None
-    if where is not None and not config.get("search"):  # which may try other values of any option
-        found = _at(config, where.option)
-    if where is None or found is None or found in where.values:
+    where = _where(option, config)
+    value = _at(config, where.option) if where else None
+    if where is None or value is None or value in where.values or config.get("search"):  # which may try other values
         return ""
-    takes = " or ".join(str(value).lower() for value in where.values)
-    return f"has no effect with {where.option}={str(found).lower()}, only with {takes}"
+    takes = " or ".join(str(each).lower() for each in where.values)
+    return f"has no effect with {where.option}={str(value).lower()}, only with {takes}"
 
 
 def is_of_schedule(option: str, config: Mapping[str, Any]) -> bool:

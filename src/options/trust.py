@@ -13,6 +13,7 @@ Anything more has to be typed on the command line, and the error has the words f
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any
 from ..errors import UserError
 from ..files import is_inside
 from .groups import COLLECTIONS, SECTIONS, config_dir, known_nodes
-from .overrides import as_override, for_shell, set_by
+from .overrides import as_override, set_by
 from .purpose import PLACES, annotation_of, is_ours, marks
 from .tree import HYDRA_KEYS, TARGET
 from .types import INT64, Text
@@ -82,15 +83,9 @@ class Unconfirmed(UserError):
 
 
 def confirm(config: dict[str, Any], overrides: Iterable[str], where: str, run_dir: Path | None) -> None:
-    """Refuse what a file must not decide, unless the command line says it as well.
+    """Raise UserError for what the file `where` must not decide and the command line does not say, with the words for it.
 
-    Args:
-        config: the checked configuration of the file `where`, with the overrides applied.
-        overrides: the command line, without the option that names the file.
-        run_dir: the folder that the run may write to; None if it writes nothing.
-
-    Raises:
-        UserError: for the first such option, with the words that confirm it.
+    `config` is checked, with the overrides applied; `run_dir` is the folder that the run may write to, None for nothing.
     """
     options, groups = set_by(overrides)
     for key, value, is_place in _outside_of_sections(config, run_dir):
@@ -112,10 +107,6 @@ def only_read(config: dict[str, Any], overrides: Sequence[str], where: str) -> t
 
     That is so of a dataset of this package, if it has `data.offline=read`, and of a folder that is there and that no word
     names; it is said on standard error. Anything else stays as it is.
-
-    Args:
-        config: checked, of the file `where`, with the overrides applied.
-        overrides: as `confirm`.
     """
     data, (options, groups) = config["data"], set_by(overrides)
     root, target = data.get("root"), data[TARGET]
@@ -129,13 +120,13 @@ def only_read(config: dict[str, Any], overrides: Sequence[str], where: str) -> t
 
 def as_words(key: str, value: Any) -> str:
     """`key=value` as Hydra and a shell read it."""
-    return for_shell([as_override(key, value)])
+    return shlex.quote(as_override(key, value))
 
 
 def words(config: dict[str, Any], run_dir: Path | None) -> str:
     """What a command line has to hold beside the file's name, each with a space before it; empty for an ordinary run."""
     folder = config_dir()
-    flag = "" if folder is None else f" {for_shell([f'--config-dir={os.path.relpath(folder)}'])}"
+    flag = "" if folder is None else f" {shlex.quote(f'--config-dir={os.path.relpath(folder)}')}"
     return flag + "".join(f" {as_words(key, value)}" for key, value, _ in _outside_of_sections(config, run_dir))
 
 
@@ -151,15 +142,7 @@ def _outside_of_sections(config: dict[str, Any], run_dir: Path | None) -> _Outsi
 
 
 def _outside(value: Any, option: str, target: Any, run_dir: Path | None, ours: bool = True) -> _Outside:
-    """The same at and below an option.
-
-    Args:
-        value: of the option.
-        option: its full name.
-        target: the `_target_` of the node that the option stands in.
-        run_dir: as `confirm`.
-        ours: whether this package declares the option, or the one that this is a part of.
-    """
+    """The same at and below an option of a node that builds `target`; `ours` is whether this package declares it."""
     place, _, key = option.rpartition(".")
     if isinstance(value, dict) and key not in HYDRA_KEYS:
         for name, child in value.items():
