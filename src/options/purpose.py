@@ -178,7 +178,7 @@ def why_unread(option: str, config: Mapping[str, Any], module: str = "") -> str:
     value = _at(config, where.option) if where else None
     if where is None or value is None or value in where.values or config.get("search"):  # which may try other values
         return ""
-    takes = " or ".join(str(each).lower() for each in where.values)
+    takes = " or ".join(str(choice).lower() for choice in where.values)
     return f"has no effect with {where.option}={str(value).lower()}, only with {takes}"
 
 

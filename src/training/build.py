@@ -50,19 +50,11 @@ _LIBRARIES = ("batchscope", "hydra", "lightning", "torch", "torchvision")
 
 
 def build(node: dict[str, Any], path: str, **arguments: Any) -> Any:
-    """Build a node's `_target_`, and the nodes within it, with its options and the given arguments.
+    """Build a checked node's `_target_`, and the nodes within it, with its options and the given arguments; UserError if it
+    cannot be imported, refuses a value, fails in the user's own code, or is of another kind than the section's.
 
     A class gets plain lists and dicts. An argument takes the place of an option of the same name, which is not built. A
-    package in the current folder is found, after those that are installed.
-
-    Args:
-        node: checked; one from a file is confirmed as well.
-        path: the full name of the node, for errors: `callbacks.curves`.
-        **arguments: are passed as they are.
-
-    Raises:
-        UserError: for a target that cannot be imported, an option's value that is refused, an exception in the user's own
-            code, and an object of another kind than the section's.
+    package in the current folder is found, after those that are installed. `path` is the full name of the node, for errors.
     """
     options = {key: value for key, value in node.items() if key not in arguments}
     targets = dict(targets_in(options, path))
@@ -79,7 +71,7 @@ def build(node: dict[str, Any], path: str, **arguments: Any) -> Any:
             f"{path}: {type(built).__name__} is of the package pytorch_lightning; import lightning.pytorch instead"
         )
     if not isinstance(built, kind):
-        raise UserError(f"{path}: got {_described(built)}, takes {words}")
+        raise UserError(f"{path}: got {type(built).__name__}, takes {words}")
     return built
 
 
@@ -140,11 +132,14 @@ def build_callbacks(config: dict[str, Any]) -> tuple[list[Callback], dict[str, b
     `callbacks.progress=null` means no bar rather than Lightning's own, and `trainer.enable_progress_bar=false` leaves
     ours out; the same for checkpoints.
     """
-    interval = config["trainer"].get("log_every_n_steps")
-    nodes = {name: node and _with_interval(node, interval) for name, node in (config["callbacks"] or {}).items()}
-    callbacks: list[Any] = build_all(nodes, "callbacks")
-    for callback, name in zip(callbacks, (name for name, node in nodes.items() if node), strict=True):
-        callback.batchscope_option = f"callbacks.{name}"
+    callbacks: list[Any] = []
+    for name, node in (config["callbacks"] or {}).items():
+        if not node:
+            continue
+        if node.get("every_n_steps", 0) is None and only_observes(node[TARGET]):  # it writes as often as the loggers
+            node = {**node, "every_n_steps": config["trainer"].get("log_every_n_steps")}
+        callbacks.append(build(node, f"callbacks.{name}"))
+        callbacks[-1].batchscope_option = f"callbacks.{name}"
     switches = {}
     for switch, kind in (("enable_progress_bar", ProgressBar), ("enable_checkpointing", Checkpoint)):
         if config["trainer"].get(switch) is False:
@@ -164,13 +159,6 @@ def loader_switches(config: dict[str, Any], data: object) -> dict[str, bool]:
     """The trainer's switch for Lightning's sampler: unless an option says it, a plain LightningDataModule alone needs it."""
     asked = config["trainer"].get("use_distributed_sampler")
     return {"use_distributed_sampler": isinstance(data, PlainData) if asked is None else asked}
-
-
-def _with_interval(node: dict[str, Any], interval: int | None) -> dict[str, Any]:
-    """A callback that observes, and has no interval of its own, writes as often as the trainer's loggers."""
-    if node.get("every_n_steps", 0) is not None or not only_observes(node["_target_"]):
-        return node
-    return {**node, "every_n_steps": interval}
 
 
 def build_trainer(
@@ -250,12 +238,8 @@ def _object(target: str) -> Any:
 
 def _takes_spec(target: Any) -> bool:
     """Whether a constructor has a parameter `spec`, or passes keywords on to one of a base class that has."""
-    inits = (
-        [vars(cls)["__init__"] for cls in target.__mro__ if "__init__" in vars(cls)]
-        if inspect.isclass(target)
-        else [target]
-    )
-    for init in inits:
+    classes = target.__mro__ if inspect.isclass(target) else ()
+    for init in [vars(cls)["__init__"] for cls in classes if "__init__" in vars(cls)] or [target]:
         try:
             parameters = inspect.signature(init).parameters
         except (TypeError, ValueError):  # of a class in C
@@ -286,8 +270,3 @@ def _raise_in_one_line(error: BaseException, path: str, targets: Mapping[str, st
 def _place(error: BaseException, targets: Iterable[str]) -> str:
     """Where in the packages of these targets an error was raised; empty where they are libraries."""
     return place_of(error, ({target.partition(".")[0] for target in targets} - {*_LIBRARIES}).__contains__)
-
-
-def _described(built: Any) -> str:
-    name = type(built).__name__
-    return f"an {name}" if name[0] in "AEIOUaeiou" else f"a {name}"

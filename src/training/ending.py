@@ -21,16 +21,10 @@ def explain_failures(
     trainer: Trainer,
     of_first_batch: Callable[[Exception], UserError | None] = lambda error: None,
 ) -> Iterator[None]:
-    """Turn expected failures of a trainer's run into one-line messages; the first rank prints for all.
+    """Turn expected failures of a trainer's run into one-line messages (UserError); the first rank prints for all.
 
-    `of_first_batch` knows what a model raises that does not take its first batch.
-
-    Any other exception is passed on, with what was kept and how to resume it below its traceback; where another rank was
-    lost, the same is printed.
-
-    Raises:
-        UserError: in place of an error of torch, Lightning or the system that a user can do something about.
-        Interrupted: passed on, after the command that resumes the run has been printed.
+    `of_first_batch` knows what a model raises that does not take its first batch. Any other exception, and Interrupted, is
+    passed on, with what was kept and how to resume it; where another rank was lost, the same is printed.
     """
     first = trainer.is_global_zero
     try:

@@ -19,20 +19,10 @@ from .trial import try_out
 def explain(
     config: dict[str, Any], choices: dict[str, str], place: str, warmup: int, steps: int
 ) -> tuple[Explanation, dict[str, bytes]]:
-    """Train some steps, and say what they cost.
+    """Train `warmup` updates, which are left out, and time so many `steps`: the explanation, and the files that hold it.
 
-    Args:
-        config: checked, and reduced by `for_explanation`.
-        choices: the option taken from each config group, for the title.
-        place: where the explanation will lie, for errors.
-        warmup: updates that are left out.
-        steps: updates that are timed as they are.
-
-    Returns the explanation, and the files that hold it with the trace.
-
-    Raises:
-        UserError: for a device that this machine does not have, data that cannot be had, a step that fails, and steps
-            that cannot be measured.
+    `config` is checked, and reduced by `for_explanation`; `choices` are for the title, and `place`, where the explanation
+    will lie, for errors. UserError for a step that fails, and for steps that cannot be measured.
     """
     set_up_process(config)
     check_accelerator(config["trainer"].get("accelerator", "auto"))

@@ -23,18 +23,11 @@ Facts = dict[str, Any]  # `file`, `tensors` that were loaded, `of` those of the 
 
 
 def start_from(model: nn.Module, path: Path, prefix: str | Sequence[str] | None = None) -> Facts:
-    """Load weights into a model: all of them, or those whose names begin with a prefix.
+    """Load weights of a checkpoint or a state_dict into a model on the CPU, not yet sharded: all of them, or those whose
+    names begin with one of the prefixes, such as `encoder.`. UserError for what does not match.
 
     All names and shapes have to match, of those with a prefix; the wrappers `model.`, `module.` and `_orig_mod.` count on
     neither side. The file may have the names with their prefix or, as the weights of a part alone, without it.
-
-    Args:
-        model: on the CPU, not yet sharded.
-        path: of a checkpoint by batchscope or Lightning, or of a state_dict.
-        prefix: one or several, such as `encoder.`; None for the whole model.
-
-    Raises:
-        UserError: for a file without weights, and for names and shapes that do not match.
     """
     own, found = model.state_dict(), _weights_in(path, model)
     names, held = _plain(own), {plain: found[name] for plain, name in _plain(found).items()}

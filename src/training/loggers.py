@@ -13,10 +13,10 @@ from ..errors import UserError, in_one_line
 from .build import build_all
 
 _RUN = "batchscope.run"  # the tag by which a resumed run finds its run in MLflow, which gives its own numbers
-# What refuses a run: the packages and the errors that are the user's, and what else to write.
-_REFUSING: dict[str, tuple[tuple[str, ...], tuple[type[Exception], ...], str]] = {
-    "wandb": (("wandb",), (), "logger.wandb.offline=true sends nothing"),
-    "mlflow": (("mlflow", "sqlalchemy"), (OSError,), "logger.mlflow.tracking_uri=null writes to the run's folder"),
+_LIBRARIES = ("wandb", "mlflow", "sqlalchemy")
+_INSTEAD = {  # of a logger that is refused
+    "wandb": "logger.wandb.offline=true sends nothing",
+    "mlflow": "logger.mlflow.tracking_uri=null writes to the run's folder",
 }
 
 
@@ -81,11 +81,10 @@ def log_parameters(logger: Logger, parameters: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _refused(logger: str) -> Iterator[None]:
-    """Turn an error of a logger's library into one line."""
-    packages, kinds, instead = _REFUSING[logger]
+    """Turn an error of a logger's library, or of a file or connection that it needs, into one line."""
     try:
         yield
     except Exception as error:
-        if not type(error).__module__.startswith(packages) and not isinstance(error, kinds):
+        if not isinstance(error, OSError) and not type(error).__module__.startswith(_LIBRARIES):
             raise
-        raise UserError(f"logger.{logger}: {in_one_line(error)}; {instead}") from error
+        raise UserError(f"logger.{logger}: {in_one_line(error)}; {_INSTEAD[logger]}") from error

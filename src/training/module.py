@@ -41,16 +41,10 @@ def _task(node: dict[str, Any], **arguments: Any) -> Task:
 
 
 def lightning_module(model: nn.Module, data: Any, config: dict[str, Any], facts: dict[str, Any]) -> LightningModule:
-    """What a Trainer trains.
+    """What a Trainer trains: the model if it is a LightningModule, else a Task around it for data with a `spec`.
 
-    Args:
-        model: an nn.Module, or a LightningModule, which is returned as it is.
-        data: that it is trained on, with a `spec` where the model is no LightningModule.
-        config: of the run.
-        facts: with the run's `choices` and the name of the `dataset`, for its title.
-
-    Raises:
-        UserError: for a network without an optimizer, and a LightningModule that is to be compiled.
+    `facts` has the run's `choices` and the name of the `dataset`, for its title. UserError for a network without an
+    optimizer, and a LightningModule that is to be compiled.
     """
     if not isinstance(model, LightningModule):
         assert data.spec is not None, "build_model has refused it"
@@ -74,9 +68,8 @@ def lightning_module(model: nn.Module, data: Any, config: dict[str, Any], facts:
 def read_by(model: nn.Module, config: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
     """The configuration without what a model does not read: of a LightningModule, what only a Task reads.
 
-    Raises:
-        UserError: if one of the overrides, those of a command line, sets such an option. Of a class whose source text
-            says that it is a LightningModule the command line was checked before.
+    UserError if a word of the command line sets such an option; where source text says of a class that it is a
+    LightningModule, the command line was checked before.
     """
     if not isinstance(model, LightningModule) or lightning_module_of(config):
         return config

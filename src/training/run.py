@@ -67,14 +67,8 @@ def train(
 ) -> float | None:
     """Train, test and record one model; Ctrl-C, SIGTERM and SIGHUP end it after a checkpoint.
 
-    Args:
-        config: checked and resolved; where it has `resume`, the run that `run_dir` holds is resumed.
-        run_dir: where the run leaves everything.
-        choices: the option taken from each config group, by which people know the model and the data.
-        overrides: the options of the command line.
-        visitor: the sweep that says when a timed run trains; None for a run that trains at once.
-
-    Returns the metric named by `optimized_metric`, or None where the run has no such metric.
+    A checked configuration with `resume` resumes the run that `run_dir` holds. `choices` are the options taken from each
+    config group; a `visitor` is the sweep that says when a timed run trains. Returns the metric named by `optimized_metric`.
     """
     if choices.get("debug"):
         show_tracebacks()
@@ -104,10 +98,8 @@ def set_up_process(config: dict[str, Any]) -> None:
 
 
 class _Run:
-    """The parts of a run, in the order in which they become known.
-
-    The trainer comes before any download, because only Lightning refuses some wrong values, when it is built. The run's
-    name comes after the data, because it says which data are trained on and how many samples a batch holds.
+    """The parts of a run, in the order in which they become known: the trainer, which refuses some values, before any
+    download; the run's name after the data, which say how many samples a batch holds.
     """
 
     def __init__(
@@ -276,7 +268,7 @@ class _Run:
         try:
             self.trainer.fit(self.module, datamodule=lightning_of(self.data), ckpt_path=checkpoint, weights_only=True)
         except BaseException:
-            summary.write_visits(self.trainer, self.run_dir)
+            summary.write_steps(self.trainer, self.run_dir, visited=True)
             record.facts["waiting_seconds"] = round(seconds_waited(callbacks_of(self.trainer)), 3)
             raise
         fit_s = time.perf_counter() - started
@@ -326,11 +318,10 @@ class _Run:
 
     def tell_unread(self, record: RunRecord) -> None:
         """Say which options of the command line have changed nothing, where only the run could find out."""
-        task = self.module if isinstance(self.module, Task) else None
-        if found := summary.unread_options(self.trainer, task, record.facts):
-            for option, why in found.items():
+        if unread := summary.unread_options(self.trainer, record.facts):
+            for option, why in unread.items():
                 warn(f"{option}: had no effect: {why}")
-            record.add(unread=found)
+            record.add(unread=unread)
 
 
 def _has_stopped_without_a_number(callback: EarlyStopping) -> bool:

@@ -11,6 +11,7 @@ A callback adds to these by methods:
 
 import contextlib
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,6 @@ from ..errors import UserError, warn
 from ..files import WriteError
 from ..options.command_lines import evaluate_command
 from ..options.groups import SECTIONS
-from ..options.overrides import for_shell
 from ..options.purpose import CHOOSES_NOTHING, purpose_of
 from ..options.tree import flatten
 from ..records.correct import write_correct
@@ -107,14 +107,14 @@ def callback_facts(trainer: Trainer) -> dict[str, Any]:
     return facts
 
 
-def unread_options(trainer: Trainer, task: Any, record: Mapping[str, Any]) -> dict[str, str]:
-    """The options of a run's command line that have changed nothing, and why; `task` is None for a LightningModule."""
-    found = {} if task is None else task.unread_options()
-    for callback in callbacks_of(trainer):
-        if hasattr(callback, "unread_options"):
-            found |= {f"{option_of(callback)}.{option}": why for option, why in callback.unread_options().items()}
+def unread_options(trainer: Trainer, record: Mapping[str, Any]) -> dict[str, str]:
+    """The options of a run's command line that have changed nothing, and why: those of the module, and of its callbacks."""
+    owners: dict[str, Any] = {f"{option_of(part)}.": part for part in callbacks_of(trainer)}
+    owners[""] = trainer.lightning_module
+    said = {place: owner.unread_options() for place, owner in owners.items() if hasattr(owner, "unread_options")}
     typed = {word.lstrip("+").partition("=")[0] for word in record["overrides"]}
-    return {option: why for option, why in found.items() if option in typed}
+    unread = {f"{place}{option}": why for place, options in said.items() for option, why in options.items()}
+    return {option: why for option, why in unread.items() if option in typed}
 
 
 def _learning_rate(optimizer: Optimizer, is_scheduled: bool) -> float | None:
@@ -131,12 +131,18 @@ def parameters(model: nn.Module) -> int:
     return sum(each.numel() for each in model.parameters() if not is_lazy(each))
 
 
-def write_steps(trainer: Trainer, run_dir: Path) -> None:
-    """Write the step times and the operations of a run beside its record; a warning where they cannot be written."""
-    monitors = [callback for callback in callbacks_of(trainer) if isinstance(callback, ThroughputMonitor)]
-    if not monitors or not trainer.is_global_zero:
+def write_steps(trainer: Trainer, run_dir: Path, visited: bool = False) -> None:
+    """Write the step times and the operations of a run beside its record; a warning where they cannot be written.
+
+    With `visited` only those of a run that a sweep has visited: they stay known where the run is resumed.
+    """
+    monitors = (callback for callback in callbacks_of(trainer) if isinstance(callback, ThroughputMonitor))
+    monitor = next(monitors, None)
+    if monitor is None or not trainer.is_global_zero:
         return
-    times, operations = monitors[0].step_times(), monitors[0].operations
+    times, operations = monitor.step_times(), monitor.operations
+    if visited and (times is None or not (times.pass_ >= 0).any()):
+        return
     try:
         if times is not None:
             before = None
@@ -147,14 +153,6 @@ def write_steps(trainer: Trainer, run_dir: Path) -> None:
             write_operations(run_dir, operations)
     except WriteError as error:
         warn(str(error))
-
-
-def write_visits(trainer: Trainer, run_dir: Path) -> None:
-    """Write the steps of a run that has not finished, if a sweep has visited it: they stay known where it is resumed."""
-    monitors = [callback for callback in callbacks_of(trainer) if isinstance(callback, ThroughputMonitor)]
-    times = monitors[0].step_times() if monitors else None
-    if times is not None and (times.pass_ >= 0).any():
-        write_steps(trainer, run_dir)
 
 
 def write_tested(trainer: Trainer, right: Sequence[Tensor], run_dir: Path) -> None:
@@ -294,5 +292,5 @@ def _commands(record: Mapping[str, Any], run_dir: Path) -> list[str]:
     top = (*run_dir.parts, ".")[0]
     logs = top if top not in ("..", run_dir.anchor) else run_dir
     if any(run_dir.rglob("events.out.tfevents.*")):
-        lines.append(row("look", f"{for_shell(['tensorboard', '--logdir', str(logs)])}"))
+        lines.append(row("look", shlex.join(["tensorboard", "--logdir", str(logs)])))
     return lines

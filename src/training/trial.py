@@ -35,15 +35,10 @@ _LIBRARIES |= sys.stdlib_module_names
 
 
 def try_out(task: "Task", data: Data) -> None:
-    """Try a Task on the first samples of its data, on the CPU. No random state, buffer or weight changes, but those of
-    lazy layers.
+    """Try a Task on the first samples of its data, on the CPU; UserError for what does not fit.
 
-    Data of other kinds than DataModule are not read before training: `first_answer` tries the Task on the first batch.
-
-    Raises:
-        UserError: for a network that does not take the samples or answers in another shape than the target asks for, a loss
-            that returns no scalar, a metric that does not take the answer, a group of parameters without a member, and the
-            schedule `plateau` without a validation.
+    No random state, buffer or weight changes, but those of lazy layers. Data of other kinds than DataModule are not read
+    before training: `first_answer` tries the Task on the first batch.
     """
     if task.optimizer_recipe.schedule == "plateau" and not is_overridden("val_dataloader", lightning_of(data)):
         raise UserError(f"optimizer.schedule: plateau follows val/loss, and {data.name} has no val_dataloader")
@@ -103,33 +98,24 @@ def _is_known(task: "Task", samples: int) -> bool:
 
 def first_answer(task: "Task", x: Any, y: Any, lengths: Tensor | None) -> Any:
     """What a Task answers to its first batch of real data, tried as by `try_out`; UnfitError if it does not take it."""
-    with _unfit(), blamed("model", f"{type(task.model).__name__} does not take a batch {_which(x)}"):
-        output = task(x, lengths)
-    devices = {leaf.device for leaf in tree_leaves((x, y)) if isinstance(leaf, Tensor) and leaf.is_cuda}
-    with _unfit(), torch.no_grad(), torch.random.fork_rng(devices):
-        check_answer(task, tree_map_only(Tensor, torch.clone, output), y)
-    task.is_tried = True
-    return output
-
-
-@contextlib.contextmanager
-def _unfit() -> Iterator[None]:
     try:
-        yield
+        with blamed("model", f"{type(task.model).__name__} does not take a batch {_which(x)}"):
+            output = task(x, lengths)
+        devices = {leaf.device for leaf in tree_leaves((x, y)) if isinstance(leaf, Tensor) and leaf.is_cuda}
+        with torch.no_grad(), torch.random.fork_rng(devices):
+            check_answer(task, tree_map_only(Tensor, torch.clone, output), y)
     except UserError as error:
         raise UnfitError(str(error)) from error
+    task.is_tried = True
+    return output
 
 
 def explain_first_batch(error: Exception, module: LightningModule, batch: Any) -> UnfitError | None:
     """What to say of an exception before the first update of a LightningModule; None where the module is not its cause.
 
     It is one if the exception has passed a method of the module's own, or if Lightning or torch has raised it in a step
-    (what a `training_step` returns, a backward pass) and no code of the user's, such as a callback.
-
-    Args:
-        error: as it was caught.
-        module: which was to be trained.
-        batch: that the step was given; None between two steps.
+    (what a `training_step` returns, a backward pass) and no code of the user's, such as a callback. `batch` is what the step
+    was given; None between two steps.
     """
     own = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if is_own(package_of(frame))]
     if not any(frame.f_locals.get("self") is module for frame in own) and (own or batch is None):

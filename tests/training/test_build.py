@@ -131,12 +131,12 @@ AUGMENT = "data.augment.shift, data.augment.rotation, data.augment.crop, data.au
 # A section and its node, and the line, in which "…" stands for any text.
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     # an object of another kind than the section's
-    ("model", {"_target_": "torch.utils.data.DataLoader", "dataset": [1]}, "model: got a DataLoader, takes an nn.Module"),
-    ("data", IDENTITY, "data: got an Identity, takes a LightningDataModule"),
-    ("optimizer", IDENTITY, "optimizer: got an Identity, takes a torch.optim.Optimizer"),
-    ("trainer", IDENTITY, "trainer: got an Identity, takes a lightning.Trainer"),
-    ("callbacks.mine", IDENTITY, "callbacks.mine: got an Identity, takes a Callback of Lightning"),
-    ("logger.mine", IDENTITY, "logger.mine: got an Identity, takes a Logger of Lightning"),
+    ("model", {"_target_": "torch.utils.data.DataLoader", "dataset": [1]}, "model: got DataLoader, takes an nn.Module"),
+    ("data", IDENTITY, "data: got Identity, takes a LightningDataModule"),
+    ("optimizer", IDENTITY, "optimizer: got Identity, takes a torch.optim.Optimizer"),
+    ("trainer", IDENTITY, "trainer: got Identity, takes a lightning.Trainer"),
+    ("callbacks.mine", IDENTITY, "callbacks.mine: got Identity, takes a Callback of Lightning"),
+    ("logger.mine", IDENTITY, "logger.mine: got Identity, takes a Logger of Lightning"),
     # what a constructor raises
     ("model", FAILING, f"model: KeyError: 'size' (mynet/net.py, line {LINE})"),
     ("model", {"_target_": "mynet.net.Leaving"}, f"model: SystemExit: no such size (mynet/net.py, line {LINE + 4})"),
