@@ -66,8 +66,7 @@ def signature_of(target: str) -> Signature | None:
 @cache
 def class_attribute(target: str, name: str) -> Any:
     """The literal value of a class attribute, inherited or not; None if there is none."""
-    found = _locate(target)
-    for one in _ancestry(found) if found else ():
+    for one in _ancestry(_locate(target)):
         for node in one[1].body if one else ():
             names = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
             value = getattr(node, "value", None)
@@ -82,8 +81,7 @@ def class_attribute(target: str, name: str) -> Any:
 @cache
 def inherits(target: str, base: str) -> bool:
     """Whether source text says that a class is the one of this full name, that of its definition, or comes from it."""
-    found = _locate(target)
-    return any(one and f"{one[0].name}.{one[1].name}" == base for one in (_ancestry(found) if found else ()))
+    return any(one and f"{one[0].name}.{one[1].name}" == base for one in _ancestry(_locate(target)))
 
 
 def is_defined(target: str) -> bool:
@@ -166,9 +164,11 @@ def _imports(module: _Module) -> Iterator[tuple[str, str]]:
                 yield alias.asname or alias.name, source if alias.name == "*" else f"{source}.{alias.name}"
 
 
-def _ancestry(found: _Definition, seen: set[str] | None = None) -> Iterator[tuple[_Module, ast.ClassDef] | None]:
-    """A class and its base classes, depth first; None in the place of one that cannot be read."""
+def _ancestry(found: _Definition | None, seen: set[str] | None = None) -> Iterator[tuple[_Module, ast.ClassDef] | None]:
+    """A class and its base classes, depth first; None in the place of one that cannot be read; a function has none."""
     seen = set() if seen is None else seen
+    if found is None:
+        return
     module, cls = found
     if not isinstance(cls, ast.ClassDef) or f"{module.name}.{cls.name}" in seen:
         return

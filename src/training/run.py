@@ -112,17 +112,11 @@ class _Run:
         visitor: Visitor | None = None,
     ) -> None:
         self.run_dir = run_dir
-        self.folder_option = "resume" if config.get("resume") else "hydra.run.dir"
         self.data = build_data(config)
         callbacks, switches = build_callbacks(config)
-        callbacks = [
-            Agreement(run_dir, self.shared_facts),
-            *callbacks,
-            *visits_of(callbacks, visitor),
-            shutdown,
-            provenance := Provenance(),
-        ]
-        self.provenance = provenance
+        self.provenance = Provenance()
+        ours = [*visits_of(callbacks, visitor), shutdown, self.provenance]
+        callbacks = [Agreement(run_dir, self.shared_facts), *callbacks, *ours]
         loading = loader_switches(config, self.data)
         self._has_distributed_sampler = loading["use_distributed_sampler"]
         self.trainer = build_trainer(config, run_dir, callbacks, switches | loading)
@@ -153,7 +147,7 @@ class _Run:
             "lightning_module": isinstance(self.model, LightningModule),
         }
         with (
-            lock_run_dir(self.run_dir, enabled=first, option=self.folder_option),
+            lock_run_dir(self.run_dir, enabled=first, option="resume" if self.config.get("resume") else "hydra.run.dir"),
             RunRecord(
                 self.run_dir,
                 enabled=first,
@@ -246,15 +240,9 @@ class _Run:
         record.facts |= {"name": self.name, "dataset": self.dataset, **self.batch, **self.initial}
         record.begin(self.resume_point.facts(self.run_dir) if self.resume_point else None)
         for callback in self.trainer.checkpoint_callbacks:
-            if isinstance(
-                callback, Checkpoints
-            ):  # a run whose record has no checkpoint may start again from its first step
+            if isinstance(callback, Checkpoints):  # without one in its record, a run may start again from its first step
                 last = os.path.relpath(callback.folder_of(self.trainer) / "last.ckpt", self.run_dir)
                 callback.on_first_save = partial(record.add, checkpoints={"last": last})
-
-    @property
-    def _is_tested(self) -> bool:
-        return self.config["test"] and is_overridden("test_step", self.module)
 
     def fit(self, record: RunRecord) -> None:
         """Train, and record what came of it."""
@@ -301,7 +289,7 @@ class _Run:
 
     def test(self, record: RunRecord) -> None:
         """Test the best checkpoint; the last weights where no checkpoint is the best."""
-        if not self._is_tested:
+        if not (self.config["test"] and is_overridden("test_step", self.module)):
             return
         if not has_test(self.data):
             warn(f"test: {self.data.name} has no test set, and nothing is tested")
