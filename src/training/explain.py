@@ -9,7 +9,7 @@ from ..errors import UserError, in_one_line
 from ..hardware.devices import check_accelerator
 from ..records.explanation import Explanation
 from .build import build, build_all, build_data, build_model, fitted
-from .ending import explain_failures
+from .failures import explain_failures
 from .module import lightning_module
 from .run import limit_batch_size, set_up_process
 from .task import Task

@@ -41,16 +41,8 @@ from ..records.read import optimized, read
 from ..records.run_record import RunRecord, close_open, versions
 from ..records.terminal import row
 from . import initial, summary
-from .build import (
-    build_callbacks,
-    build_data,
-    build_model,
-    build_trainer,
-    loader_switches,
-    option_of,
-    run_name,
-)
-from .ending import explain_failures
+from .build import build_callbacks, build_data, build_model, build_trainer, loader_switches, option_of, run_name
+from .failures import explain_failures
 from .loggers import build_loggers, close_loggers, open_loggers
 from .module import Provenance, lightning_module, read_by
 from .quiet import quiet_libraries

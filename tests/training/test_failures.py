@@ -21,7 +21,7 @@ from batchscope.errors import PeerLostError, UserError
 from batchscope.files import WriteError
 from batchscope.hardware.calibration import Calibration
 from batchscope.training import failures
-from batchscope.training.ending import explain_failures
+from batchscope.training.failures import explain_failures
 from tests.checkpointing.support import OUT, STEP
 from tests.support.command_lines import refusal
 from tests.support.runs import EVERY_4, SMALL, last, record, run
