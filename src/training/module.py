@@ -4,28 +4,14 @@ import inspect
 from collections.abc import Iterable
 from typing import Any
 
-from lightning import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback
+from lightning import LightningModule
 from torch import nn
-from typing_extensions import override
 
 from ..errors import UserError
 from ..options.purpose import OF_TASK, lightning_module_of, why_unread
 from ..options.tree import TARGET
 from .build import build, build_optimizer, compile_mode, import_target
 from .task import Task
-
-
-class Provenance(Callback):
-    """Writes into every checkpoint what it is of, so that the checkpoint can be used by its path alone."""
-
-    def __init__(self) -> None:
-        # Plain containers: `config`, `choices`, `name`, `run`, `dataset`, `fingerprint`, `spec`, `activation_bytes`.
-        self.facts: dict[str, Any] = {}
-
-    @override
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        checkpoint["batchscope"] = self.facts
 
 
 def _task(node: dict[str, Any], **arguments: Any) -> Task:

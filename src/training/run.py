@@ -44,7 +44,7 @@ from . import initial, summary
 from .build import build_callbacks, build_data, build_model, build_trainer, loader_switches, option_of, run_name
 from .failures import explain_failures
 from .loggers import build_loggers, close_loggers, open_loggers
-from .module import Provenance, lightning_module, read_by
+from .module import lightning_module, read_by
 from .quiet import quiet_libraries
 from .task import Task
 from .trial import explain_first_batch, try_out
@@ -106,8 +106,10 @@ class _Run:
         self.run_dir = run_dir
         self.data = build_data(config)
         callbacks, switches = build_callbacks(config)
-        self.provenance = Provenance()
-        ours = [*visits_of(callbacks, visitor), shutdown, self.provenance]
+        # What every checkpoint is of, by which it can be used by its path alone, in plain containers.
+        self.provenance: dict[str, Any] = {}
+        keeps = LambdaCallback(on_save_checkpoint=lambda *saved: saved[-1].update(batchscope=self.provenance))
+        ours = [*visits_of(callbacks, visitor), shutdown, keeps]
         callbacks = [Agreement(run_dir, self.shared_facts), *callbacks, *ours]
         loading = loader_switches(config, self.data)
         self._has_distributed_sampler = loading["use_distributed_sampler"]
@@ -200,12 +202,12 @@ class _Run:
             self.trainer.loggers = build_loggers(self.config, self.name, run_id)
         facts = {"config": self.config, "choices": self.choices, "name": self.name, "run": run_id}
         spec = None if self.data.spec is None else asdict(self.data.spec)
-        self.provenance.facts = facts | {"dataset": self.data.name, "fingerprint": fingerprint, "spec": spec}
-        self.module = lightning_module(self.model, self.data, self.config, self.provenance.facts)
+        self.provenance = facts | {"dataset": self.data.name, "fingerprint": fingerprint, "spec": spec}
+        self.module = lightning_module(self.model, self.data, self.config, self.provenance)
         if isinstance(self.module, Task):
             try_out(self.module, self.data)
             self.module.prepare(self.trainer, self.data.batch_size, self.batch.get("global_batch_size"))
-            self.provenance.facts = {**self.provenance.facts, "activation_bytes": self.module.activation_bytes}
+            self.provenance = {**self.provenance, "activation_bytes": self.module.activation_bytes}
         for callback in self.trainer.checkpoint_callbacks:
             if isinstance(callback, Checkpoints):
                 callback.check(self.module)
