@@ -31,8 +31,7 @@ _HERE_TOO = re.compile(r"/(_\w+)@_here_")
 def use_config_dir(folder: str | None, option: str = "--config-dir") -> None:
     """Take the YAML files of a folder as well, as of `--config-dir`; with None, the installed ones alone.
 
-    Raises:
-        UserError: if the folder that `option` names is none of config groups, or has a file that an installed one hides.
+    UserError if the folder that `option` names is none of config groups, or has a file that an installed one hides.
     """
     os.environ.pop(CONFIG_DIR, None)
     if folder is None:

@@ -57,8 +57,7 @@ def start_from(model: nn.Module, path: Path, prefix: str | Sequence[str] | None 
 def make_layers(module: LightningModule, weights: Collection[str]) -> None:
     """Have a module's hooks make, in Lightning's order, the layers of these weights that its constructor does not make.
 
-    Raises:
-        UserError: if a hook fails without a Trainer, and layers are missing.
+    UserError if a hook fails without a Trainer, and layers are missing.
     """
     failed: Exception | None = None
     for hook, *arguments in (("setup", "predict"), ("configure_model",), ("setup", "fit"), ("configure_model",)):

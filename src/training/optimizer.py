@@ -111,8 +111,7 @@ class Optimizer:
     def build(self, parameters: Parameters) -> optim.Optimizer:
         """The optimizer over parameters, which have their names where there are groups, as in `named_parameters()`.
 
-        Raises:
-            UserError: for a pattern of a group that matches no parameter.
+        UserError for a pattern of a group that matches no parameter.
         """
         named = [one if isinstance(one, tuple) else ("", one) for one in parameters]
         is_sharded = any(local(parameter) is not parameter for _, parameter in named)
@@ -134,8 +133,7 @@ class Optimizer:
     def build_schedule(self, optimizer: optim.Optimizer, total_steps: float) -> LRScheduler | None:
         """The schedule, to be stepped after every update or epoch, as `interval` says; None for a constant rate.
 
-        Raises:
-            UserError: if the schedule needs the number of steps, and it is not known beforehand.
+        UserError if the schedule needs the number of steps, and it is not known beforehand.
         """
         if self.schedule in _PLANNED and not 0 < total_steps < float("inf"):
             raise UserError(
