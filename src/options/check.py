@@ -34,8 +34,8 @@ _NOT_TAKEN = {
 def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
     """Check one composed configuration and return it in plain containers of its own, its interpolations resolved.
 
-    That of a LightningModule has nothing that only a Task reads. UserError for an option that is unknown, of the wrong kind
-    or out of range, and for a model that cannot read the data.
+    That of a LightningModule has nothing that only a Task reads. UserError for an option that is unknown, of the wrong
+    kind or out of range, and for a model that cannot read the data.
     """
     plain = to_plain(config) if isinstance(config, DictConfig) else copy.deepcopy(config)
     if missing := sorted(name for name, value in flatten(plain) if value == "???"):

@@ -134,9 +134,9 @@ def apply_overrides(config: dict[str, Any], overrides: list[str]) -> DictConfig:
 
 
 def compose(overrides: list[str]) -> DictConfig:
-    """The configuration of train.yaml with overrides, Hydra's section included; UserError for what Hydra cannot compose.
+    """The configuration of train.yaml with overrides, Hydra's section too; UserError for what Hydra cannot compose.
 
-    Most of the time goes into reading and merging YAML files, and depends on the choices alone: a process composes these
+    Reading and merging YAML files takes most of the time, and depends on the choices alone: a process composes these
     once, and sets the options of a sweep's runs in copies.
     """
     parsed = parse(overrides)

@@ -39,7 +39,7 @@ def missing_choice(error: MissingConfigException) -> UserError:
 
 
 def unknown_option(config: dict[str, Any], option: str, value: object) -> UserError | None:
-    """The error for an option, as typed, that has no place in a configuration; None where it has one, or is only deleted."""
+    """The error for an option, as typed, that has no place in a configuration; None where it has one, or is deleted."""
     if why := why_unread(option, config):
         return UserError(f"{option}: {why}")
     parts, node = re.split("[./]", option), {**dict.fromkeys(COLLECTIONS), **config}
@@ -69,7 +69,7 @@ def unknown_option(config: dict[str, Any], option: str, value: object) -> UserEr
 def no_such_option(
     option: str, value: object, known: Iterable[str], section: str, config: Mapping[str, Any]
 ) -> UserError:
-    """The error for an option, as typed, that its section does not have: with a habit's answer, or with the nearest option.
+    """The error for an option, as typed, that its section does not have: with a habit's answer, or the nearest option.
 
     Of the options in `config` one of another section may be meant. What the section takes is listed where it is little.
     """

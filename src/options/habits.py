@@ -51,7 +51,7 @@ HABITS = {
 
 
 def answer_to(option: str, value: str | None = None) -> str | None:
-    """What to write instead of an option of this value, or a choice (`debug=fdr`), that is typed by habit; else None."""
+    """What to write instead of an option of this value, or a choice (`debug=fdr`), that is typed by habit, or None."""
     parts = option.split(".")
     names = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
     found = next((HABITS[name] for name in names if name in HABITS), None)

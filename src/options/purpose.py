@@ -72,8 +72,9 @@ _LIGHTNING_MODULE = "lightning.pytorch.core.module.LightningModule"
 
 
 def annotation_of(option: str, target: Any) -> Any:
-    """How an option (`data.batch_size`) of a node with this `_target_` is declared: in a table for Lightning's classes, else
-    in the constructor that takes it; None if no annotation can be read.
+    """How an option (`data.batch_size`) of a node with this `_target_` is declared; None if that cannot be read.
+
+    That is in a table for Lightning's classes, else in the constructor that takes it.
     """
     section, *above, name = option.split(".")
     if _in_table(section, above, name):
@@ -115,7 +116,7 @@ def marks(annotation: Any) -> set[Any]:
 
 
 def purpose_of(option: str, config: Mapping[str, Any]) -> Purpose:
-    """What an option, by its full name, is for; `Purpose.RESULT` where nothing says it, or where a stranger's file is odd."""
+    """What an option, by its full name, is for; `Purpose.RESULT` where nothing says it, as in an odd file."""
     section, *names = option.split(".")
     if not names or section in TOP_LEVEL:
         return Purpose.OBSERVATION if section == "logger" else _declared(TOP_LEVEL.get(section))

@@ -83,9 +83,9 @@ class Unconfirmed(UserError):
 
 
 def confirm(config: dict[str, Any], overrides: Iterable[str], where: str, run_dir: Path | None) -> None:
-    """Raise UserError for what the file `where` must not decide and the command line does not say, with the words for it.
+    """Raise UserError, with the words to type, for what the file `where` must not decide, unless they are typed.
 
-    `config` is checked, with the overrides applied; `run_dir` is the folder that the run may write to, None for nothing.
+    `config` is checked, with the overrides applied; `run_dir` is the folder that the run may write to, or None.
     """
     options, groups = set_by(overrides)
     for key, value, is_place in _outside_of_sections(config, run_dir):

@@ -14,8 +14,9 @@ def ranks_asked(config: Mapping[str, Any]) -> int | None:
 
 
 def batches_of_update(config: Mapping[str, Any], ranks: int) -> int:
-    """The batches that each of so many ranks accumulates for an update; UserError where `global_batch_size` is no multiple
-    of a batch of all ranks, or something else decides, too.
+    """The batches that each of so many ranks accumulates for an update.
+
+    UserError where `global_batch_size` is no multiple of a batch of all ranks, or something else decides, too.
     """
     asked, size = config.get("global_batch_size"), config["data"].get("batch_size")
     accumulated = config["trainer"].get("accumulate_grad_batches") or 1

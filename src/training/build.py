@@ -50,11 +50,11 @@ _LIBRARIES = ("batchscope", "hydra", "lightning", "torch", "torchvision")
 
 
 def build(node: dict[str, Any], path: str, **arguments: Any) -> Any:
-    """Build a checked node's `_target_`, and the nodes within it, with its options and the given arguments; UserError if it
-    cannot be imported, refuses a value, fails in the user's own code, or is of another kind than the section's.
+    """Build a checked node's `_target_`, and the nodes within it, with its options and the given arguments.
 
     A class gets plain lists and dicts. An argument takes the place of an option of the same name, which is not built. A
-    package in the current folder is found, after those that are installed. `path` is the full name of the node, for errors.
+    package in the current folder is found, after those that are installed. UserError, with the node's full name, where
+    something cannot be imported, refuses a value, fails in the user's code, or is of another kind than the section's.
     """
     options = {key: value for key, value in node.items() if key not in arguments}
     targets = dict(targets_in(options, path))

@@ -19,10 +19,10 @@ from .trial import try_out
 def explain(
     config: dict[str, Any], choices: dict[str, str], place: str, warmup: int, steps: int
 ) -> tuple[Explanation, dict[str, bytes]]:
-    """Train `warmup` updates, which are left out, and time so many `steps`: the explanation, and the files that hold it.
+    """Train `warmup` updates, which are left out, and time `steps` more: the explanation, and the files that hold it.
 
-    `config` is checked, and reduced by `for_explanation`; `choices` are for the title, and `place`, where the explanation
-    will lie, for errors. UserError for a step that fails, and for steps that cannot be measured.
+    `config` is checked, and reduced by `for_explanation`; `choices` are for the title, and `place`, where it will lie,
+    for errors. UserError for a step that fails, and for steps that cannot be measured.
     """
     set_up_process(config)
     check_accelerator(config["trainer"].get("accelerator", "auto"))

@@ -64,8 +64,8 @@ def explain_failures(
 ) -> Iterator[None]:
     """Turn expected failures of a trainer's run into one-line messages (UserError); the first rank prints for all.
 
-    `of_first_batch` knows what a model raises that does not take its first batch. Any other exception, and Interrupted, is
-    passed on, with what was kept and how to resume it; where another rank was lost, the same is printed.
+    `of_first_batch` knows what a model raises that does not take its first batch. Other exceptions, and Interrupted,
+    are passed on, with what was kept and how to resume it; where another rank was lost, the same is printed.
     """
     first = trainer.is_global_zero
     try:

@@ -59,8 +59,8 @@ def train(
 ) -> float | None:
     """Train, test and record one model; Ctrl-C, SIGTERM and SIGHUP end it after a checkpoint.
 
-    A checked configuration with `resume` resumes the run that `run_dir` holds. `choices` are the options taken from each
-    config group; a `visitor` is the sweep that says when a timed run trains. Returns the metric named by `optimized_metric`.
+    With `resume` in the checked configuration, the run that `run_dir` holds is resumed. `choices` are the options taken
+    from each config group; a `visitor` says when a timed run trains. Returns the metric named by `optimized_metric`.
     """
     if choices.get("debug"):
         show_tracebacks()
@@ -135,13 +135,14 @@ class _Run:
     def recorded(self, overrides: list[str]) -> Iterator[RunRecord]:
         """Lock the run's folder, record how the run ends, and end the other ranks with this one."""
         device, first = self.trainer.strategy.root_device, self.trainer.is_global_zero
+        named_by = "resume" if self.config.get("resume") else "hydra.run.dir"
         model = {
             "class": type(self.model).__name__,
             "parameters": summary.parameters(self.model),
             "lightning_module": isinstance(self.model, LightningModule),
         }
         with (
-            lock_run_dir(self.run_dir, enabled=first, option="resume" if self.config.get("resume") else "hydra.run.dir"),
+            lock_run_dir(self.run_dir, enabled=first, option=named_by),
             RunRecord(
                 self.run_dir,
                 enabled=first,
@@ -234,7 +235,7 @@ class _Run:
         record.facts |= {"name": self.name, "dataset": self.dataset, **self.batch, **self.initial}
         record.begin(self.resume_point.facts(self.run_dir) if self.resume_point else None)
         for callback in self.trainer.checkpoint_callbacks:
-            if isinstance(callback, Checkpoints):  # without one in its record, a run may start again from its first step
+            if isinstance(callback, Checkpoints):  # without one in the record, a run may start anew
                 last = os.path.relpath(callback.folder_of(self.trainer) / "last.ckpt", self.run_dir)
                 callback.on_first_save = partial(record.add, checkpoints={"last": last})
 

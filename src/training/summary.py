@@ -108,7 +108,7 @@ def callback_facts(trainer: Trainer) -> dict[str, Any]:
 
 
 def unread_options(trainer: Trainer, record: Mapping[str, Any]) -> dict[str, str]:
-    """The options of a run's command line that have changed nothing, and why: those of the module, and of its callbacks."""
+    """The options of a run's command line that have changed nothing, and why: of the module, and of its callbacks."""
     owners: dict[str, Any] = {f"{option_of(part)}.": part for part in callbacks_of(trainer)}
     owners[""] = trainer.lightning_module
     said = {place: owner.unread_options() for place, owner in owners.items() if hasattr(owner, "unread_options")}

@@ -37,8 +37,8 @@ _LIBRARIES |= sys.stdlib_module_names
 def try_out(task: "Task", data: Data) -> None:
     """Try a Task on the first samples of its data, on the CPU; UserError for what does not fit.
 
-    No random state, buffer or weight changes, but those of lazy layers. Data of other kinds than DataModule are not read
-    before training: `first_answer` tries the Task on the first batch.
+    No random state, buffer or weight changes, but those of lazy layers. Data of other kinds than DataModule are not
+    read before training: `first_answer` tries the Task on the first batch.
     """
     if task.optimizer_recipe.schedule == "plateau" and not is_overridden("val_dataloader", lightning_of(data)):
         raise UserError(f"optimizer.schedule: plateau follows val/loss, and {data.name} has no val_dataloader")
@@ -114,8 +114,8 @@ def explain_first_batch(error: Exception, module: LightningModule, batch: Any) -
     """What to say of an exception before the first update of a LightningModule; None where the module is not its cause.
 
     It is one if the exception has passed a method of the module's own, or if Lightning or torch has raised it in a step
-    (what a `training_step` returns, a backward pass) and no code of the user's, such as a callback. `batch` is what the step
-    was given; None between two steps.
+    (what a `training_step` returns, a backward pass) and no code of the user's, such as a callback. `batch` is what the
+    step was given; None between two steps.
     """
     own = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if is_own(package_of(frame))]
     if not any(frame.f_locals.get("self") is module for frame in own) and (own or batch is None):
