@@ -42,7 +42,6 @@ class ScriptRecord(Callback):
         self.until_known = until_known
         self.varied = arguments([varied])  # by its name alone
         self._record: RunRecord | None = None
-        self._is_off = False
 
     @override
     @never_raise
@@ -51,7 +50,6 @@ class ScriptRecord(Callback):
             return
         if trainer.barebones:
             warn("Trainer(barebones=True): nothing is measured")
-            self._is_off = True
             return
         kinds: list[type[Callback]] = [DeviceMonitor, MemoryMonitor, ThroughputMonitor]
         kinds += [StopWhenKnown] if self.until_known else []
@@ -64,13 +62,13 @@ class ScriptRecord(Callback):
     @override
     @never_raise
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._is_off:
+        if trainer.barebones:
             return
         _fits[self.first_folder] += 1
         number = _fits[self.first_folder]
         self.folder = Path(f"{self.first_folder}-{number}") if number > 1 else self.first_folder
         first = trainer.is_global_zero
-        script = Path(sys.argv[0]).name
+        script, datamodule = Path(sys.argv[0]).name, datamodule_of(trainer)
         facts: dict[str, Any] = {
             "name": script,
             "command": shlex.join(["batchscope", "run", *sys.argv]),
@@ -84,11 +82,8 @@ class ScriptRecord(Callback):
             },
             "hardware": describe(trainer.strategy.root_device),
             "processes": trainer.world_size,
-            "model": {
-                "class": type(pl_module).__name__,
-                "parameters": summary.parameters(pl_module),
-            },
-            "dataset": {"name": _dataset(trainer)},
+            "model": {"class": type(pl_module).__name__, "parameters": summary.parameters(pl_module)},
+            "dataset": {"name": "a script's data" if datamodule is None else type(datamodule).__name__},
         }
         self._record = RunRecord(self.folder, enabled=first, **facts)
         self._record.__enter__()
@@ -147,9 +142,3 @@ def arguments(words: list[str]) -> dict[str, str]:
             alone = following if following and not _FLAG.match(following) else "true"
             found[flag[1].replace("-", "_")] = value if is_pair else alone
     return found
-
-
-def _dataset(trainer: Trainer) -> str:
-    """The name of the class that loads the data."""
-    datamodule = datamodule_of(trainer)
-    return type(datamodule).__name__ if datamodule is not None else "a script's data"
