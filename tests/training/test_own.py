@@ -934,14 +934,14 @@ def test_what_does_not_fit_is_one_line_and_nothing_is_written(words: str, folder
     assert not [path for path in folder.rglob("*") if path.name != ".lock"]
 
 
-BY_HAND = "is not supported for manual optimization. Remove `Trainer("
+BY_HAND = "trainer: Automatic gradient {} is not supported for manual optimization. Remove `Trainer("
 # What Lightning refuses when it trains, and what the first validation shows.
 LATER = {
     "trainer.limit_val_batches=0.01": "trainer: You requested to check 0.01 of the `val_dataloader`",
     "trainer.limit_test_batches=0.01": "trainer: You requested to check 0.01 of the `test_dataloader`",
-    f"{OWN} model.by_hand=true trainer.gradient_clip_val=1": f"trainer: Automatic gradient clipping {BY_HAND}",
-    f"{OWN} model.by_hand=true global_batch_size=40": f"trainer: Automatic gradient accumulation {BY_HAND}",
-    f"{OWN} model.by_hand=true trainer.accumulate_grad_batches=2": f"trainer: Automatic gradient accumulation {BY_HAND}",
+    f"{OWN} model.by_hand=true trainer.gradient_clip_val=1": BY_HAND.format("clipping"),
+    f"{OWN} model.by_hand=true global_batch_size=40": BY_HAND.format("accumulation"),
+    f"{OWN} model.by_hand=true trainer.accumulate_grad_batches=2": BY_HAND.format("accumulation"),
     "trainer.val_check_interval=500": "trainer: `val_check_interval` (500) must be less than or equal to the number of the",
     f"{OWN} callbacks=early_stopping": "callbacks.early_stopping.monitor: Early stopping conditioned on metric `val/loss` which "
     "is not available. Pass in or modify your `EarlyStopping` callback to use any of the following: `val_loss`",
