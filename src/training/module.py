@@ -51,6 +51,18 @@ def lightning_module(model: nn.Module, data: Any, config: dict[str, Any], facts:
     return module
 
 
+def check_by_hand(module: LightningModule, trainer: Trainer, config: dict[str, Any]) -> None:
+    """Raise UserError for what a module that optimises by hand has to do itself; Lightning refuses it once it trains."""
+    if module.automatic_optimization:
+        return
+    name = type(module).__name__
+    if trainer.gradient_clip_val:
+        raise UserError(f"trainer.gradient_clip_val: {name} optimises by hand; let it call self.clip_gradients itself")
+    if trainer.accumulate_grad_batches > 1:
+        option = "global_batch_size" if config.get("global_batch_size") else "trainer.accumulate_grad_batches"
+        raise UserError(f"{option}: {name} optimises by hand, and says itself how many batches make an update")
+
+
 def read_by(model: nn.Module, config: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
     """The configuration without what a model does not read: of a LightningModule, what only a Task reads.
 

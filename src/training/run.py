@@ -15,10 +15,12 @@ from typing import Any
 import lightning
 import torch
 from lightning import LightningModule
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.callbacks.early_stopping import EarlyStopping, EarlyStoppingReason
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from .._lightning import batch_in_step, callbacks_of, forget_averages, is_fast_dev_run
 from ..callbacks._visits import Visitor, seconds_waited, visits_of
@@ -44,7 +46,7 @@ from . import initial, summary
 from .build import build_callbacks, build_data, build_model, build_trainer, loader_switches, option_of, run_name
 from .failures import explain_failures
 from .loggers import build_loggers, close_loggers, open_loggers
-from .module import lightning_module, read_by
+from .module import check_by_hand, lightning_module, read_by
 from .quiet import quiet_libraries
 from .task import Task
 from .trial import explain_first_batch, try_out
@@ -205,6 +207,7 @@ class _Run:
         spec = None if self.data.spec is None else asdict(self.data.spec)
         self.provenance = facts | {"dataset": self.data.name, "fingerprint": fingerprint, "spec": spec}
         self.module = lightning_module(self.model, self.data, self.config, self.provenance)
+        check_by_hand(self.module, self.trainer, self.config)
         if isinstance(self.module, Task):
             try_out(self.module, self.data)
             self.module.prepare(self.trainer, self.data.batch_size, self.batch.get("global_batch_size"))
@@ -220,6 +223,7 @@ class _Run:
 
     def begin(self, record: RunRecord) -> None:
         """Begin the record, once it is known that the run can start or be resumed: until then no file is changed."""
+        self._check_limit_of_test()
         folder = checkpoint_folder(self.trainer, self.run_dir)
         if not self.config.get("resume"):
             refuse_used_folder(folder, self.run_dir)
@@ -238,6 +242,19 @@ class _Run:
             if isinstance(callback, Checkpoints):  # without one in the record, a run may start anew
                 last = os.path.relpath(callback.folder_of(self.trainer) / "last.ckpt", self.run_dir)
                 callback.on_first_save = partial(record.add, checkpoints={"last": last})
+
+    def _check_limit_of_test(self) -> None:
+        """Raise UserError for a fraction of the test set without a batch, which Lightning refuses once the run has trained."""
+        limit = self.trainer.limit_test_batches
+        if not 0 < limit < 1 or not self._is_tested or not has_test(self.data):
+            return
+        self.data.setup("test")
+        self.trainer.strategy.connect(self.module)  # which says how large a batch may be
+        loaders = lightning_of(self.data).test_dataloader()
+        for loader in getattr(loaders, "flattened", tree_leaves(loaders)):  # of a CombinedLoader
+            if (batches := sized_len(loader)) and not int(batches * limit):
+                said = f"got {limit}, less than one batch of {batches:,}; a whole number counts batches"
+                raise UserError(f"trainer.limit_test_batches: {said}")
 
     def fit(self, record: RunRecord) -> None:
         """Train, and record what came of it."""

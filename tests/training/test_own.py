@@ -917,7 +917,11 @@ MISTAKES = {
     f"{OWN} +model.optimizer.lr=0.1": "model.optimizer: no such option. model takes by_hand.",
     f"{OWN} model.scheduler.gamma=0.1": "model.scheduler.gamma: no such option. model takes by_hand.",
     f"{OWN} +model.scheduler.gamma=0.1": "model.scheduler: no such option. model takes by_hand.",
+    f"{OWN} model.by_hand=true trainer.gradient_clip_val=1": "trainer.gradient_clip_val: Tutorial optimises by hand; let it",
+    f"{OWN} model.by_hand=true global_batch_size=40": "global_batch_size: Tutorial optimises by hand, and says itself how many",
+    f"{OWN} model.by_hand=true trainer.accumulate_grad_batches=2": "trainer.accumulate_grad_batches: Tutorial optimises by hand",
     f"{OWN} compile=true": "compile: Tutorial is a LightningModule, which compiles itself",
+    "trainer.limit_test_batches=0.01": "trainer.limit_test_batches: got 0.01, less than one batch of 1; a whole number counts",
     "model=keeps data=points model.sparse=true": "model: 'graph' is not a dense tensor, and checkpoints hold no other; regis",
     "model=keeps data=points model.image=true": "model: 'mean' is of the class Image, and checkpoints hold plain tensors; regis",
     "model=keeps data=points model.strange=true": "model: '_extra_state', which get_extra_state returns, holds more than tens",
@@ -934,14 +938,9 @@ def test_what_does_not_fit_is_one_line_and_nothing_is_written(words: str, folder
     assert not [path for path in folder.rglob("*") if path.name != ".lock"]
 
 
-BY_HAND = "trainer: Automatic gradient {} is not supported for manual optimization. Remove `Trainer("
 # What Lightning refuses when it trains, and what the first validation shows.
 LATER = {
     "trainer.limit_val_batches=0.01": "trainer: You requested to check 0.01 of the `val_dataloader`",
-    "trainer.limit_test_batches=0.01": "trainer: You requested to check 0.01 of the `test_dataloader`",
-    f"{OWN} model.by_hand=true trainer.gradient_clip_val=1": BY_HAND.format("clipping"),
-    f"{OWN} model.by_hand=true global_batch_size=40": BY_HAND.format("accumulation"),
-    f"{OWN} model.by_hand=true trainer.accumulate_grad_batches=2": BY_HAND.format("accumulation"),
     "trainer.val_check_interval=500": "trainer: `val_check_interval` (500) must be less than or equal to the number of the",
     f"{OWN} callbacks=early_stopping": "callbacks.early_stopping.monitor: Early stopping conditioned on metric `val/loss` which "
     "is not available. Pass in or modify your `EarlyStopping` callback to use any of the following: `val_loss`",
