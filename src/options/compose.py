@@ -27,7 +27,7 @@ from .check import check_config
 from .explain import message_of, missing_choice, unknown_option
 from .groups import CONFIGS, GROUPS, OPTIONAL_GROUPS, SECTIONS, config_dir, load, refuse_unreadable, to_plain
 from .overrides import combinations, parse, quoted, set_by, text_of, without_globs
-from .purpose import annotation_of, lightning_module_of, own_rate, why_unread
+from .purpose import annotation_of, lightning_module_of, own_rate, why_no_validation, why_unread
 from .tree import TARGET
 from .values import alternatives
 
@@ -70,6 +70,8 @@ def compose_command_line(overrides: list[str], multirun: bool) -> CommandLine:
     base = compose(_fixed(parse(overrides)) if multirun else overrides)
     params = {str(key): str(value) for key, value in (base.hydra.sweeper.get("params") or {}).items() if multirun}
     plain = to_plain(without_hydra(base)) if _RATE in params else {}
+    if _RATE in params and not base.get("test") and (why := why_no_validation(plain)):
+        raise UserError(f"{_RATE}: a validation says which rate is the best, and {why}")
     # A config's sweep over the rate is one over the rate that a LightningModule reads.
     if lightning_module_of(plain) and (rate := own_rate(plain)):
         own_rates = params.pop(_RATE)
