@@ -102,15 +102,18 @@ def _measured(overrides: list[str], question: Question) -> tuple[int | None, lis
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command_parser("choose", __doc__)
-    option, count = parser.add_argument, number(1, 10**8, int)
-    option("words", nargs="*", metavar="folder or option=value", help="of a sweep, or options as in batchscope train")
-    option("--devices", metavar="t4,l4,…", help="to compare with; `all` for every known one")
-    option("--epochs", type=count, metavar="N", help="to train; else the run's own trainer.max_epochs, or 1")
-    option("--batch-size", type=count, metavar="N", help="a measured one; else the largest that all devices can take")
-    option("--start-up", type=number(0, 10**6), default=0.0, metavar="SECONDS", help="until a device elsewhere trains")
+    parser, count = command_parser("choose", __doc__), number(1, 10**8, int)
+    words = "of a sweep, or options as in batchscope train"
+    parser.add_argument("words", nargs="*", metavar="folder or option=value", help=words)
+    parser.add_argument("--devices", metavar="t4,l4,…", help="to compare with; `all` for every known one")
+    epochs = "to train; else the run's own trainer.max_epochs, or 1"
+    parser.add_argument("--epochs", type=count, metavar="N", help=epochs)
+    size = "a measured one; else the largest that all devices can take"
+    parser.add_argument("--batch-size", type=count, metavar="N", help=size)
+    seconds, start_up = number(0, 10**6), "until a device elsewhere trains"
+    parser.add_argument("--start-up", type=seconds, default=0.0, metavar="SECONDS", help=start_up)
     price = "price of an hour; cpu=0.1 for this machine; may be repeated"
-    option("--price", action="append", default=[], metavar="h100=2.5", help=price)
-    option("--precision", choices=PRECISIONS, help="of the predictions; else that of the measurement")
-    option("--json", action="store_true", help="print one JSON document instead of tables")
+    parser.add_argument("--price", action="append", default=[], metavar="h100=2.5", help=price)
+    parser.add_argument("--precision", choices=PRECISIONS, help="of the predictions; else that of the measurement")
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
     return parser
