@@ -11,7 +11,6 @@ import importlib.util
 import keyword
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
 from ..errors import UserError
@@ -32,10 +31,9 @@ def main() -> None:
     parser = command_parser("new", __doc__)
     parser.add_argument("name", help="of the project, its package and its model")
     name = parser.parse_args().name
-    files = files_of(name)
-    _check_name(name, files)
+    _check_name(name)
     with writing("new", Path(name)):
-        folder = write_folder(Path(name), files)
+        folder = write_folder(Path(name), files_of(name))
     print(f"{folder} is ready; its README.md says what each file is for. To train it:\n")
     print(f"    cd {folder}\n    {' '.join(program())} --config-dir=conf experiment={name}")
 
@@ -47,14 +45,14 @@ def files_of(name: str) -> dict[str, bytes]:
     return {path.replace(NAME, name): text.replace(NAME, name).encode() for path, text in texts.items()}
 
 
-def _check_name(name: str, files: Mapping[str, bytes]) -> None:
+def _check_name(name: str) -> None:
     """Raise UserError unless a package can have this name, and nothing else has it."""
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name) or keyword.iskeyword(name):
         takes = "a name for a Python package: small letters, digits and _, beginning with a letter"
         raise UserError(f"new: got {name!r}, takes {takes}")
     if importlib.util.find_spec(name) is not None or name in ("conf", "tests", "waves"):
         raise UserError(f"new: got {name!r}, which is the name of another module; choose another name")
-    if any((CONFIGS / path.removeprefix("conf/")).is_file() for path in files):
+    if any((CONFIGS / path.removeprefix("conf/")).is_file() for path in files_of(name)):
         raise UserError(f"new: got {name!r}, which is the name of a choice of batchscope's own; choose another name")
     if os.path.lexists(name):
         raise UserError(f"new: {name} is there already; choose another name, or another folder to work in")
