@@ -45,7 +45,6 @@ class Shell:
                 return process.returncode, ["Killed"]
             said, _ = process.communicate(timeout=10 * PATIENCE_S)
         lines = [line.rpartition("\r")[2].rstrip() for line in said.splitlines()]
-        lines = [re.sub(r" — about .* left$", "", line) for line in lines]  # on a slow machine
         return process.returncode, [line for line in lines if SHOWN.match(line)]
 
     def check(self, page: Path) -> None:
