@@ -21,8 +21,8 @@ from ..sweep.runner import SweepRunner
 def start_jobs(line: CommandLine, overrides: list[str], sweep_dir: Path, sweep: SweepRunner) -> None:
     """Give a sweep its runs.
 
-    Those that are known beforehand and run here are done as they were composed and checked. Others are composed by Hydra,
-    which may call for them in other processes.
+    Those that are known beforehand and run here are done as they were composed and checked. Hydra composes the others,
+    and may call for them in other processes.
 
     Raises:
         WriteError: if a folder cannot be made.

@@ -66,9 +66,9 @@ def fixed_options(overrides: Sequence[str]) -> set[str]:
 def changes_to_try(
     config: Mapping[str, Any], baseline: Run, machine: Machine, fixed: AbstractSet[str], batch_factors: Sequence[int]
 ) -> tuple[list[Change], list[str]]:
-    """The changes after a baseline with this configuration, and lines on those that are not tried although they may help.
+    """The changes to try after a baseline, and a line on each that may help and is not tried.
 
-    The `fixed` options, which the user has set, stay as they are.
+    `config` is the baseline's. The `fixed` options, which the user has set, stay as they are.
     """
     tried: list[Change] = []
     not_tried: list[str] = []

@@ -24,7 +24,7 @@ _AGAIN = "-again"  # in the name of a folder
 
 
 def diagnose(job: Job, search: Diagnosis) -> Plan[None]:
-    """The runs of a diagnosis, in folders below the job's own. UserError if the baseline does not finish, or has no rate."""
+    """The runs of a diagnosis, in folders below the job's own. UserError for a baseline that fails or has no rate."""
     tried = _Tried(job)
     (record,) = yield [tried.run(BASELINE, BASELINE, {})]
     if record["status"] != "finished":

@@ -53,7 +53,8 @@ def keep_or_plan(run_dir: Path, config: dict[str, Any], **facts: Any) -> dict[st
 
     A run that was ended from outside and has left a checkpoint will be resumed from it. A run that failed by itself
     would fail again, and is kept. A run to a target whose time was over is done again if it has more time now. What any
-    other run has left is set aside. UserError if the folder holds a run with another configuration, or one that is trained.
+    other run has left is set aside. UserError if the folder holds a run with another configuration, or one that is
+    trained by another process.
     """
     if not os.path.exists(run_dir / FILE) and not has_checkpoint(run_dir):
         plan(run_dir, config=config, **facts)

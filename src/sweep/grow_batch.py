@@ -19,13 +19,14 @@ _MOST_TAKEN = 0.9  # of the processor, by other programs
 def grow_batch(job: Job, search: BatchSizeSearch, title: str = "") -> Plan[int | None]:
     """The runs of a BatchSizeSearch, one for each size, in folders below the job's own.
 
-    The sizes near the best rate are then measured once more, side by side, which tells smaller differences. The report on
-    these runs has the answer.
+    The sizes near the best rate are then measured once more, side by side, which tells smaller differences. The report
+    on these runs has the answer.
 
     Returns the smallest size with enough of the best rate while the batch grew; None if no size fits.
 
-    A run that fails for another reason than memory ends the search (RunFailed): that does not say whether the batch fits. So
-    does a first run without a rate (UserError); after a later one no larger size is tried.
+    A run that fails for another reason than memory ends the search (RunFailed), because that does not say whether the
+    batch fits. A first run without a rate ends it, too (UserError). After a later run without a rate no larger size is
+    tried.
     """
     rates: dict[int, float] = {}  # samples/s of each size that fits
     highest: dict[int, float] = {}  # the same if other programs have slowed it by all that they took

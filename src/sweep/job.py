@@ -74,7 +74,7 @@ class Sweep:
 def run_planned(run_dir: Path, asked: dict[str, Any] | None, sweep: Sweep | None = None) -> None:
     """Train, or resume a run that was killed or interrupted; an exception that ends the run is also in its record.
 
-    The sweep has `asked` for a `config`, `choices`, `overrides`, and whether the run is `visited`; None if it has ended.
+    The sweep has `asked` for a `config`, `choices`, `overrides`, and whether the run is `visited`; None if it is gone.
     """
     if asked is None:
         return

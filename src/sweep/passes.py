@@ -98,8 +98,8 @@ def measure_in_passes(
 ) -> None:
     """Visit runs until each has ended, by itself or with its group. All runs of a group are in every pass of it.
 
-    A training that is left alone, because the others have ended, is visited no more. `say` is told what happens, before every
-    pass. The passes of another time in the same folder begin with another number.
+    A training that is left alone, because the others have ended, is visited no more. `say` is told what happens, before
+    every pass. Passes are numbered from `first_pass` on: those of another time in the same folder have other numbers.
     """
     limits = limits or Limits()
     waiting, most, began, number = list(runs), limits.time_of(runs), clock(), 0

@@ -29,8 +29,8 @@ class Job:
         run_dir: its folder.
         config: checked.
         facts: for its record; `choices` and `overrides`, and whatever else a plan wants to find there again.
-        title: what is printed on it. Empty if the plan says all: its output then goes to a log file in its folder, as that
-            of a visited run does.
+        title: what is printed on it. Empty if the plan says all: then its output goes to a log file in its folder, as
+            the output of a visited run does.
         forks: whether it may be forked from the server; otherwise it is a new Python.
         python: that runs it.
         seconds: of visits, where it is visited beside others; None for as long as its configuration and the answer ask.

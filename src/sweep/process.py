@@ -164,8 +164,8 @@ class Process(Child):
 class Processes:
     """The processes that run now, as a context manager that waits for them at its end.
 
-    An exception ends them first, and so does a signal that ends this process, so that they save their checkpoints. SystemExit
-    follows a signal, once they have ended.
+    An exception ends them first, and so does a signal that ends this process, so that they save their checkpoints.
+    SystemExit follows a signal, once they have ended.
     """
 
     def __init__(self) -> None:

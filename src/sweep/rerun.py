@@ -44,8 +44,9 @@ def rerun(
 ) -> list[Path]:
     """Run what two folders hold again, in at most so many pairs; returns the folders of the new runs, one a side.
 
-    Each side has a Python: another checkout has another environment. The overrides change both sides, and confirm what a
-    record alone cannot decide (trust.py). UserError, before anything is run, if a record cannot be run again; or if a run fails.
+    Each side has a Python: another checkout has another environment. The overrides change both sides, and confirm what
+    a record alone cannot decide (trust.py). UserError if a record cannot be run again, before anything is run, and if a
+    run fails.
     """
     pairs, _ = match(*(find([folder]) for folder in folders))
     jobs = {pair.label: sides_of(pair, pythons, overrides) for pair in pairs}
@@ -67,8 +68,8 @@ def a_b(
 ) -> Plan[None]:
     """Run the sides of each pair, by its label in a comparison, so many times at most, as `out/<side>/<pair>-<time>`.
 
-    The folder of a side is its name. After five times `decided` says which numbers of pairs need no more runs. UserError if a
-    run does not finish.
+    The folder of a side is its name. From the fifth time on `decided` says which numbers of pairs need no more runs.
+    UserError if a run does not finish.
     """
     identity, left = secrets.token_hex(4), dict(enumerate(pairs.items()))
     for number in range(most):

@@ -1,4 +1,4 @@
-"""A sweep of a command line: the loop does a list of runs, Hydra's sweepers and launchers call for others; then a report."""
+"""A sweep of a command line: the loop does a list of runs, Hydra calls for those of other sweeps; then a report."""
 
 import contextlib
 import importlib
@@ -73,9 +73,10 @@ def run_sweep(
 
 
 class SweepRunner:
-    """The runs of one command line, with a label for each; without labels where it is not known beforehand what will be run.
+    """The runs of one command line.
 
-    `here` says whether this process starts all runs. Some launchers call for them in other processes, and not in order.
+    Each has a label; there are no labels where it is not known beforehand what will be run. `here` says whether this
+    process starts all runs: some launchers call for them in other processes, and not in order.
     """
 
     def __init__(self, sweep_dir: Path, labels: list[str], here: bool = False, search: object = None):
@@ -132,7 +133,10 @@ class SweepRunner:
 
     @contextlib.contextmanager
     def _reported(self) -> Iterator[None]:
-        """Within, say a mistake; how a run ended is in its record. Where runs may fail, a failure has ended all of them."""
+        """Print the error that ends a run within; for a sweeper that searches raise RunFailed.
+
+        A record says how its run ended. In a diagnosis and in time_to_target an error ends the whole search.
+        """
         try:
             yield
         except UserError as error:

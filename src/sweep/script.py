@@ -15,8 +15,8 @@ from .process import Child, in_own_session
 class ScriptProcess(Child):
     """A script that is measured, in a session of its own: a signal to the command reaches it once.
 
-    Its first fit has the folder `run_dir`, and the second one `<run_dir>-2`. The `variable` of its environment has a descriptor
-    that is at its end when this process is. UserError if it cannot be started.
+    Its first fit has the folder `run_dir`, and the second one `<run_dir>-2`. `variable` names a variable of its
+    environment: a descriptor that is at its end when this process is. UserError if it cannot be started.
     """
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str], run_dir: Path, variable: str):

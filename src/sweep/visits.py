@@ -2,9 +2,10 @@
 
 A timed run ends with the passes. A training then waits for its turn, and goes on to its end while no other run trains.
 
-Runs that a report compares share passes: they are started together, and before runs of other groups. Runs are set up after
-the first one alone, which may have to calibrate the device, several at a time. They warm up one after the other. A run waits
-with its memory. The next one warms up only while there is enough for it; it waits, set up, until the runs before it have ended.
+Runs that a report compares share passes: they are started together, and before runs of other groups. The first run,
+which may have to calibrate the device, is set up alone, and the others several at a time. They warm up one after the
+other. A run that waits keeps its memory: the next one warms up only if there is enough for it, and otherwise stays set
+up until the runs before it have ended.
 """
 
 import contextlib
@@ -39,7 +40,7 @@ _LONG_S = 3600.0  # of a training: longer ones do not hold the memory of others 
 
 
 def can_wait(config: Mapping[str, Any]) -> bool:
-    """Whether a run can wait for visits: one process on a CPU, whose steps are measured, and that no time limit ends."""
+    """Whether a run can wait for visits: one process on a CPU whose steps are measured, and that no time limit ends."""
     callbacks, trainer = config["callbacks"] or {}, config["trainer"]
     is_measured = callbacks.get("throughput") and not trainer.get("fast_dev_run") and config.get("timing") is not False
     suits = is_measured and ranks_asked(config) == 1 and not _has_clock(config)
@@ -93,7 +94,8 @@ def _planned(job: Job, number: int) -> RecordedRun:
 class Together:
     """Runs that are visited side by side, in groups that share passes as far as they fit.
 
-    `end` waits for the end of one, and notes how it ended. `say` is told what happens; with `stays`, what is to be read later.
+    `end` waits for the end of a run, and notes how it ended. `say` is told what happens; with `stays` it is a line that
+    remains to be read.
     """
 
     def __init__(

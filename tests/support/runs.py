@@ -49,8 +49,8 @@ def kill_9() -> None:
 class Run:
     """One run of the program, `python train.py …`, in its own process and working directory.
 
-    `module` is the program, as for `python -m`; `environ` are additional variables. A `server` (fork_server.py) is that of
-    another Python.
+    `module` is the program, as for `python -m`; `environ` are additional variables. A `server` (fork_server.py) is that
+    of another Python.
     """
 
     def __init__(

@@ -132,7 +132,7 @@ def test_runs_with_the_same_limits_share_passes_and_are_told_why_they_end(loop, 
 
 @pytest.fixture
 def passes(monkeypatch):
-    """The runs that would have shared passes, by group and the names of their folders: `0:a8 1:b8`; they end at once."""
+    """The runs that would share passes, by group and the names of their folders: `0:a8 1:b8`; they end at once."""
     found = []
 
     def noted(runs, *_, **__):
