@@ -53,10 +53,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("a", type=Path, metavar="A", help="folder of a run, a sweep, or repeated runs")
     parser.add_argument("b", type=Path, metavar="B", help="the same")
     parser.add_argument("overrides", nargs="*", default=[], metavar="option=value", help="with --rerun: changes both")
-    parser.add_argument("--max-slowdown", type=fraction, default=0.05, metavar="SHARE", help="that B may have (5%%)")
+    slower = "by which B may be slower than A (5%%)"
+    parser.add_argument("--max-slowdown", type=fraction, default=0.05, metavar="SHARE", help=slower)
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
     again = parser.add_argument_group("run both again, side by side")
-    again.add_argument("--rerun", action="store_true", help="and compare these runs")
+    again.add_argument("--rerun", action="store_true", help="do it, and compare the new runs")
     again.add_argument("--passes", type=number(5, 1000, int), default=15, metavar="N", help="pairs at most (15)")
     again.add_argument("--seconds", type=number(0.1, 3600), default=2.0, metavar="S", help="of training in a run (2)")
     python = "the Python that runs this side, of another checkout's environment"
