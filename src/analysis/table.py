@@ -202,7 +202,7 @@ def size_texts(sizes: pd.DataFrame) -> pd.DataFrame:
     found = {
         "samples/s": texts(RATE) + reach.map(_mark),
         "±": reach[sizes[RATE].notna()].map(lambda value: reach_text(value) or "?"),
-        "gain": texts("gain", "{:+.0%}".format) + sizes["gain_reach"].map(_mark),
+        "gain": texts("gain", _gain_text) + sizes["gain_reach"].map(_mark),
         "MFU": texts("mfu", _share_text) + reach.map(_mark),
         "busy": texts(BUSY[1], "{:.0f}%".format),
         "GiB": texts("memory_peak_gib"),
@@ -221,6 +221,12 @@ def size_texts(sizes: pd.DataFrame) -> pd.DataFrame:
 
 def _mark(reach: float) -> str:
     return "" if reach <= KNOWN else "?"
+
+
+def _gain_text(value: float) -> str:
+    """`+19%`; a gain that rounds to nothing has no sign."""
+    text = f"{value:+.0%}"
+    return "0%" if text[1:] == "0%" else text
 
 
 def _share_text(value: float) -> str:

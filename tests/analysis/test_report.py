@@ -73,6 +73,12 @@ def test_a_timed_sweep_is_a_block_with_the_answer(tmp_path):
     assert said[-1] == "failed   1,024: out of memory"
 
 
+def test_a_gain_that_rounds_to_nothing_has_no_sign(tmp_path):
+    rates = {8: 1000, 64: 1002, 512: 999, 1024: 1020, 2048: 900}
+    said = analyse([write_rates(tmp_path, rates, noise=0.0002, drift=0)]).text
+    assert ["gain", "0%", "0%", "+2%", "-12%"] in [line.split() for line in said.splitlines()]
+
+
 def test_a_loss_is_shown_beside_a_metric_of_which_no_direction_is_known(tmp_path):
     write_rates(tmp_path, TWO, metrics={"test/f_beta_thing": 0.5, "test/loss": 0.1})
     report = analyse([tmp_path])
