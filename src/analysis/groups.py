@@ -92,7 +92,8 @@ class Group:
     def largest_possible(self) -> int | None:
         """The largest batch of one device that its shard of the training set can fill; None if unknown."""
         shards = [-(-run.train_samples // run.processes) for run in self.runs if run.train_samples]
-        return min(shards, default=None)
+        held = [r.batch_size for r in self.runs if r.asked and r.batch_size and r.batch_size < r.asked]
+        return min([*shards, *held], default=None)
 
     @property
     def out_of_memory(self) -> int | None:

@@ -120,6 +120,10 @@ RULES = {
     "a larger size than the training set is not": (
         {64: 2000, 512: 4000}, {"train_samples": 600}, 512, "shown", "", ["512", f"64 gives 49 to 51 %; {RISES}."],
     ),
+    "nor is one that held fewer samples than were asked for": (
+        {64: 2000, 512: 4000}, {"more": {1024: 4100}, "throughput": {"batch_size": 600}}, 512, "shown", "",
+        ["512", f"64 gives 49 to 51 %; {RISES}."],
+    ),
     "a larger size was killed": (
         {64: 2000, 512: 4000}, {"more": {1024: 1}, "status": "killed", "throughput": {"samples_per_sec": None}}, 512, "shown", "",
         ["512", f"64 gives 49 to 51 %; {RISES}."],
