@@ -145,11 +145,11 @@ def group_runs(runs: list[Run], notes: Sequence[str] = ()) -> SweepResults:
     along = [key for key in keys if _SCALES_ALONG.match(key)] if _varies(dividing, BATCH_SIZE) else []
     rest = [key for key in keys if key not in along]
     keys = [key for key in keys if key in rest or _varies(dividing, key, [*rest, BATCH_SIZE])]
-    members: dict[tuple[str, str], list[Run]] = {}
+    members: dict[str, tuple[str, list[Run]]] = {}  # with their labels
     for run, own in zip(runs, of_target, strict=True):
         of_run = [key for key in keys if not own or key != LEARNING_RATE]
-        members.setdefault((run.signature(of_run.__contains__), label(run, of_run)), []).append(run)
-    groups = [Group(words, of_group, n, runs) for n, ((_, words), of_group) in enumerate(members.items())]
+        members.setdefault(run.signature(of_run.__contains__), (label(run, of_run), []))[1].append(run)
+    groups = [Group(words, of_group, n, runs) for n, (words, of_group) in enumerate(members.values())]
     return SweepResults(runs, _factors(rows), keys, groups, [*notes, *_doubts(runs)])
 
 

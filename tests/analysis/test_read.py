@@ -119,6 +119,10 @@ GROUPS = {
     "an option that some runs do not have divides": (
         [{}, {"options": {"optimizer.amsgrad": True}}], ["optimizer.amsgrad", SIZE], ["cnn", "cnn · amsgrad true"],
     ),
+    "what is null is as what is not there": (
+        [{}, {"options": {"optimizer.amsgrad": None}}, {"options": {"optimizer.amsgrad": True}}],
+        ["optimizer.amsgrad", SIZE], ["cnn", "cnn · amsgrad true"],
+    ),
 }  # fmt: skip
 
 
