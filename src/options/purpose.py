@@ -195,12 +195,6 @@ def why_unread(option: str, config: Mapping[str, Any], module: str = "") -> str:
     return f"has no effect with {where.option}={str(value).lower()}, only with {takes}"
 
 
-def is_of_schedule(option: str, config: Mapping[str, Any]) -> bool:
-    """Whether an option is the schedule of the learning rate, or has an effect with some schedules alone."""
-    where = _where(option, config)
-    return option == "optimizer.schedule" or (where is not None and where.option == "optimizer.schedule")
-
-
 def _where(option: str, config: Mapping[str, Any]) -> Where | None:
     """With which values of another option an option is read; None where it is always."""
     place, dot, _ = option.rpartition(".")
