@@ -72,9 +72,9 @@ def answer(
     quality = next((known for key in metrics if (known := quality_of(sizes, key, margin))), None) if overall else None
     selection = select(group.rates, quality.candidates, enough) if quality else overall
     if overall is None or selection is None:
-        of = f" of the sizes with the best {quality.metric.key}" if quality else ""
+        of, them = (f" of the sizes with the best {quality.metric.key}", "them") if quality else ("", "sizes")
         why = "single steps were not kept, or too few were measured"
-        line = f"No rate{of} is known well enough to compare sizes: {why}."
+        line = f"No rate{of} is known well enough to compare {them}: {why}."
         return Answer(group, [line], overall=overall, repeat=_repeat(group, None, None, sizes), quality=quality)
     progress, common = progress_of(sizes, group.rates, is_early=quality is None), arrivals_at_common_value(sizes)
     first = progress.decided(selection.shares) if progress else None
