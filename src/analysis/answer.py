@@ -177,7 +177,7 @@ def _choice(group: Group, selection: Selection, best_words: str, is_part: bool, 
 
 
 def _neighbours(group: Group, selection: Selection, overall: Selection) -> Iterator[_Said]:
-    """`128 gives 83 to 93 %; 1,024 still rises`: what the next smaller size gives, and whether a larger one may be faster."""
+    """`128 gives 83 to 93 %; 1,024 still rises`: the next smaller size, and whether a larger one may be faster."""
     smaller = max((size for size in selection.shares if size < (selection.size or 0)), default=selection.best)
     share, words, claims = selection.shares[smaller], list[str](), list[dict[str, Any]]()
     if smaller != selection.best and share.span:

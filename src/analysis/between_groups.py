@@ -1,7 +1,7 @@
 """What groups show that differ in something else than the batch size: devices, `compile`, other options.
 
-Two groups that differ in one thing alone are compared at the batch sizes that ran in both. A sentence is as strong as its
-intervals, which hold together with 95 % confidence (noise.py).
+Two groups that differ in one thing alone are compared at the batch sizes that ran in both. A sentence is as strong as
+its intervals, which hold together with 95 % confidence (noise.py).
 """
 
 import itertools

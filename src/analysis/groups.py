@@ -169,7 +169,7 @@ def setting_words(key: str, value: Any) -> str:
 
 
 def _factors(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """Settings with several values among the runs that share the choice they belong to; batch size and seed come last."""
+    """Settings with several values among runs that share the choice they belong to; batch size and seed come last."""
     keys = dict.fromkeys(key for row in rows for key in row)
     factors = [key for key in keys if _varies(rows, key, [parent for parent in [_parent(key)] if parent in keys])]
     first, last = ("model", "data", *HARDWARE), (BATCH_SIZE, SEED)

@@ -1,7 +1,7 @@
 """The plots of a sweep, each drawn once and kept as PNG and as SVG.
 
-All but the validation curves show numbers of the table of sizes (table.py). What is drawn of a run has the id `run-<n>` with
-its number among the runs of the report (`run-<n>_<m>` for several), by which the page picks runs.
+All but the validation curves show numbers of the table of sizes (table.py). What is drawn of a run has the id
+`run-<n>` with its number among the runs of the report (`run-<n>_<m>` for several), by which the page picks runs.
 """
 
 import io
@@ -144,7 +144,7 @@ def _against_size(
 
 
 def _points(sizes: pd.DataFrame, name: str) -> pd.DataFrame:
-    """The known numbers of a column by size, `value`, and the ends of their intervals, `low` and `high`; fractions in percent."""
+    """The known numbers of a column by size: `value`, and its interval's ends, `low` and `high`; fractions in %."""
     if name not in sizes:
         return pd.DataFrame()
     value = low = high = sizes[name]

@@ -1,7 +1,8 @@
 """The runs and the batch sizes of a report as DataFrames: numbers for programs, and texts of them for people.
 
-The rate and the MFU of a run or a size are those of the answer: from the windows of runs (noise.py), or from the record where a
-run has none. Low and high are the ends of the 90 % interval of the rate. The time of a step is that of the same rate.
+The rate and the MFU of a run or a size are those of the answer: from the windows of runs (noise.py), or from the record
+where a run has none. Low and high are the ends of the 90 % interval of the rate. The time of a step is that of the same
+rate.
 """
 
 import itertools
@@ -234,7 +235,7 @@ def _share_text(value: float) -> str:
 
 
 def setting_texts(sweep: SweepResults, tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """A row for each group of a sweep in which each group ran at one batch size; of a run without a size there is none."""
+    """A row for each group of a sweep in which each ran at one batch size; of a run without a size there is none."""
     rows = zip(sweep.groups, (size_texts(sizes).to_dict("records") for sizes in tables), strict=True)
     cells = [
         {"setting": name_of(group, sweep), "runs": str(len(group.runs)), **of_sizes[0]}

@@ -1,8 +1,8 @@
 """The answer of `batchscope choose` for one training: a table of devices, three sentences at most, and notes.
 
 The device whose training ends first by the middles of the intervals is called the first one where it is shown to be
-faster than every other (interval.py), and the best guess where others may be first as well. Devices that take at most 5 %
-longer tie with it. Of these one that is here is recommended, then the cheapest, then the fastest.
+faster than every other (interval.py), and the best guess where others may be first as well. Devices that take at most
+5 % longer tie with it. Of these one that is here is recommended, then the cheapest, then the fastest.
 """
 
 import math

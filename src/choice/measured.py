@@ -181,7 +181,7 @@ def _source(sizes: Mapping[int, Sequence[_Run]]) -> Source:
 
 
 def _pooled(runs: Sequence[_Run], rates: Rates, batch_size: int) -> Measured:
-    """One batch size from several runs: the time of a batch by its rate, and the least favourable count of its memory."""
+    """One batch size from several runs: the time of a batch by its rate, and the largest count of its memory."""
     singles, reach = [run.measured for run in runs], rates.reach(batch_size)
     if math.isfinite(reach):
         middle = batch_size / rates.rate(batch_size)

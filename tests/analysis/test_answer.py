@@ -413,7 +413,10 @@ def write_trained(folder, times, ended="", **facts):
     [
         (
             [{16: 4.0, 64: 2.0, 256: None}], {}, 64,
-            [f"64 {FIRST} (one seed), after 2 s of training and", "256 did not reach it, and could no longer be the first."],
+            [
+                f"64 {FIRST} (one seed), after 2 s of training and",
+                "256 did not reach it, and could no longer be the first.",
+            ],
         ),
         # Validations that lie between them do not tell two sizes apart.
         ([{16: 4.0, 64: 2.0, 256: 2.1}], {}, None, [f"Best guess: 64 {FIRST} (one seed)", "256 may be first, too; more"]),

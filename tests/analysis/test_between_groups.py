@@ -35,7 +35,10 @@ BOTH = "at every size that ran on both"
         ),
         ({8: 10.0, 64: 40.0}, {8: 1.0, 64: 4.0}, GPU, {"windows": 1}, "no difference between cpu and gpu is shown"),
         ({8: 9.0, 64: 10.0}, {64: 8.0}, WORKERS, QUIET, f"workers is faster than memory {BOTH} (64), 1.25 times"),
-        ({8: 9.0, 64: 10.0}, {64: 20.0}, COMPILED, QUIET, f"compile false is faster than compile true {BOTH} (64), 2.00 times"),
+        (
+            {8: 9.0, 64: 10.0}, {64: 20.0}, COMPILED, QUIET,
+            f"compile false is faster than compile true {BOTH} (64), 2.00 times",
+        ),
     ],
 )  # fmt: skip
 def test_one_of_two_is_faster_where_the_interval_shows_it(tmp_path, one, two, differs, noise, said):

@@ -10,8 +10,8 @@ from batchscope.analysis.noise import Rates, simultaneous
 
 COLUMNS = ["setting", "run", "pass_", "log_s", "taken", "disturbed"]
 EQUAL = {1: 0.0, 2: 0.0}
-# How many intervals of 90 % are tried, and the share of them that is to hold the truth. Intervals of 90 % fail that with 3 %
-# of all seeds. Those of 75 %, as they are without Student's t of few windows, pass it with 9 %.
+# How many intervals of 90 % are tried, and the share of them that is to hold the truth. Intervals of 90 % fail that
+# with 3 % of all seeds. Those of 75 %, as they are without Student's t of few windows, pass it with 9 %.
 INTERVALS, HELD = 60, 0.82
 
 
