@@ -121,7 +121,7 @@ def run_texts(sweep: SweepResults, frame: pd.DataFrame) -> pd.DataFrame:
         if name == RATE and HIGH in frame:
             texts["±"] = [reach_text(reach) for reach in frame[HIGH] / frame[RATE] - 1]
     texts["why not finished"] = [cut(run.reason, _LONGEST) for run in sweep.runs]
-    return pd.DataFrame({heading: cells for heading, cells in texts.items() if any(cells)}).map(printable)
+    return pd.DataFrame({heading: [*map(printable, cells)] for heading, cells in texts.items() if any(cells)})
 
 
 def scaled_rates(runs: Sequence[Run]) -> dict[int, float]:
@@ -199,12 +199,16 @@ def size_texts(sizes: pd.DataFrame) -> pd.DataFrame:
     def texts(name: str, text: Callable[[float], str] = significant) -> pd.Series:
         return sizes[name].map(text, na_action="ignore") if name in sizes else pd.Series("", sizes.index)
 
+    def marked(name: str, reach: pd.Series, text: Callable[[float], str] = significant) -> list[str]:
+        pairs = zip(sizes[name], reach, strict=True)
+        return ["" if math.isnan(value) else text(value) + _mark(reaches) for value, reaches in pairs]
+
     reach, rate = sizes["high"] / sizes[RATE] - 1, metric("learning_rate")
     found = {
-        "samples/s": texts(RATE) + reach.map(_mark),
+        "samples/s": marked(RATE, reach),
         "±": reach[sizes[RATE].notna()].map(lambda value: reach_text(value) or "?"),
-        "gain": texts("gain", _gain_text) + sizes["gain_reach"].map(_mark),
-        "MFU": texts("mfu", _share_text) + reach.map(_mark),
+        "gain": marked("gain", sizes["gain_reach"], _gain_text),
+        "MFU": marked("mfu", reach, _share_text),
         "busy": texts(BUSY[1], "{:.0f}%".format),
         "GiB": texts("memory_peak_gib"),
         rate.heading: texts("learning_rate", rate.text),
