@@ -40,7 +40,7 @@ class Answer:
     selection: Selection | None = None  # among the candidates; None without a rate or with a target
     overall: Selection | None = None  # among all sizes
     claims: list[dict[str, Any]] = field(default_factory=list)  # what the sentences state
-    repeat: list[str] = field(default_factory=list)  # options of the command that would know more; empty if none would
+    repeat: list[str] = field(default_factory=list)  # options of the command that would tell more; empty if none would
     quality: Quality | None = None
     progress: Progress | None = None
     arrivals: Arrivals | None = None
@@ -103,7 +103,7 @@ def _of_arrivals(group: Group, arrivals: Arrivals, overall: Selection | None) ->
 
 
 def _repeat(group: Group, selection: Selection | None, quality: Quality | None, sizes: Iterable[int]) -> list[str]:
-    """The options of a command that would know more; none where the answer is shown, or was measured in passes."""
+    """The options of a command that would tell more; none where the answer is shown, or was measured in passes."""
     if "script" in table(group.runs[0].record.get("config")):
         return []  # of `batchscope run`, whose flags are the script's
     if selection and quality and quality.seeds == 1:

@@ -46,7 +46,7 @@ class Trial:
     load: float | None = None  # the share of the processor that other programs took beside it, if worth a word
     is_beside: bool = False  # whether it shared passes with the baseline
     ratio: Ratio = Ratio(1.0, 0.0, math.inf)  # of its rate to the baseline's; each end alone is sure
-    why_not: str = ""  # it cannot be compared with the baseline; empty if it can
+    why_not: str = ""  # why it cannot be compared with the baseline; empty if it can
 
     @property
     def name(self) -> str:

@@ -66,7 +66,7 @@ class Report:
 
     @property
     def commands(self) -> list[str]:
-        """What would know more than these runs."""
+        """The options of commands that would tell more than these runs."""
         return list(dict.fromkeys(statement.command for statement in self.statements if statement.command))
 
     @property
@@ -105,7 +105,7 @@ class Report:
         """`report.md`."""
         lines = [f"# {self.title}", "", *(f"- {line}" for line in self.headlines), ""]
         if self.commands:
-            lines += ["To know more:", "", *(f"    {command}" for command in self.commands), ""]
+            lines += ["Options that would tell more:", "", *(f"    {command}" for command in self.commands), ""]
         lines += [f"{self.counts}.", ""]
         for group, texts in self.size_texts:
             lines += [f"## {group.label}", "", table.to_markdown(texts.reset_index())]

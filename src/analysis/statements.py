@@ -24,7 +24,7 @@ class Statement:
 
     lines: list[str]
     group: Group | None = None  # that they are about, if it is one of several
-    command: str = ""  # the options of a command that would know more; empty where there is none
+    command: str = ""  # the options of a command that would tell more; empty where there is none
 
     def labelled(self) -> "Statement":
         """The same with the label of its group before the first sentence, if it has a group."""
