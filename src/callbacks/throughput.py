@@ -363,7 +363,6 @@ class ThroughputMonitor(Callback):
             self._record()
             return
         if action == REQUEST and not self._in_batch:
-            self._stop_recording()
             self._begin_batch()
         elif PARTS_OF_ACTIONS[action] == PAUSE:
             self._stop_recording()
@@ -378,6 +377,7 @@ class ThroughputMonitor(Callback):
 
     def _begin_batch(self) -> None:
         """Begin a batch, and a window where it is time: what a window's border costs is in no step."""
+        self._stop_recording()  # of the batch before
         updates = self.timer.updates
         if updates <= self._first_counted:
             self.timer.spans.clear()
