@@ -52,6 +52,8 @@ def _check_loop_state(checkpoint: dict[str, Any]) -> None:
             raise ValueError(f"its counters hold {str(count)[:30]}, which is no count")
     if not state["random"] or len(state["random"]) != len(state["gradients"]):
         raise ValueError("loop_state.random and loop_state.gradients are not those of all processes")
+    if not all(isinstance(name, str) for name in state["frozen"]):
+        raise ValueError("loop_state.frozen holds something else than names")
 
 
 def makes_layers(module: LightningModule) -> bool:

@@ -215,6 +215,8 @@ MISFITS: list[tuple[Callable[[dict], object], str]] = [
     (setting([], "loop_state"), "TypeError: "),
     (setting([], "loop_state", "random"), "loop_state.random and loop_state.gradients are not those of all"),
     (setting({"csv/metrics.csv": -3}, "loop_state", "log_positions"), "its counters hold -3, which is no count"),
+    (lambda checkpoint: checkpoint["loop_state"].pop("frozen"), "KeyError: 'frozen'"),
+    (setting([1], "loop_state", "frozen"), "loop_state.frozen holds something else than names"),
     (setting("7", "epoch"), "its counters hold 7, which is no count"),
     (setting(-5, *BATCHES), "its counters hold -5, which is no count"),
     (setting(True, "global_step"), "its counters hold True, which is no count"),
