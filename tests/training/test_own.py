@@ -613,7 +613,7 @@ def test_a_callback_of_ones_own_unfreezes_a_backbone_beside_the_default_ones(
 ) -> None:
     root = f"data.root={write_photos(tmp_path / 'photos')}"
     words = ["model=backbone", "data=photos", root, "callbacks=finetuning", f"optimizer={optimizer}", "test=false"]
-    words.append("trainer.max_epochs=3")
+    words += ["trainer.max_epochs=3", "callbacks.checkpoint.every_n_steps=1"]
 
     def weights(place: Path) -> dict[str, Tensor]:
         state = last(place)["state_dict"]  # of the default callback for checkpoints
