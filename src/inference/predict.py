@@ -2,17 +2,16 @@
 
 import math
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pandas as pd
 import torch
-from lightning import LightningModule, Trainer
-from lightning.pytorch.callbacks import LambdaCallback
+from lightning import LightningDataModule, LightningModule, Trainer
 from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -22,14 +21,14 @@ from torch.utils.data import DataLoader
 from ..callbacks.prediction_images import Sample, draw_masks, draw_samples
 from ..data.base import Split
 from ..data.plain import lightning_of
-from ..data.spec import CLASSES, LABELS, LENGTHS, PADDING, DataSpec, arguments
+from ..data.spec import CLASSES, LABELS, PADDING, DataSpec, arguments
 from ..errors import UserError, warn
 from ..files import atomic_write, refuse_existing, writing
 from ..training.task import Task
 from ..training.trial import blamed
 from .inputs import read_inputs
 from .load import Trained, trainer_for
-from .samples import SPLITS, inputs_of, serves
+from .samples import SPLITS, inputs_of, parts_of, serves
 
 FORMATS = (".csv", ".npz")
 _DRAWN = 32  # samples in the picture
@@ -166,7 +165,7 @@ def has_own_shape(trained: Trained) -> bool:
 
 
 def predict(trained: Trained, source: str) -> Predictions | Answers:
-    """The answers of a network to a split of its data, or to a user's own files.
+    """The answers of a network to a split of its data, or to a user's own files, by Lightning's `Trainer.predict`.
 
     A LightningModule answers by its `predict_step`, also to the samples of a test or a validation. Without one its
     `forward` gets what `inputs_of` takes of a batch, as for an export.
@@ -178,32 +177,38 @@ def predict(trained: Trained, source: str) -> Predictions | Answers:
     Raises:
         UserError: if the input cannot be read, the network does not take it, or the trainer's options leave no batch.
     """
-    collected = _Rows() if has_own_shape(trained) else _Collected(trained.spec)
-    trainer = trainer_for(trained, _at_each_batch(collected.keep))
-    if not _has_step(trained.module):
-        _give_step(trained, is_whole=source in ("test", "val"))
-    names, note = map(str, count()), ""
+    stage = SPLITS[source][0] if source in SPLITS else "predict"
+    option = f"limit_{'val' if stage == 'validate' else stage}_batches"
+    trainer = trainer_for(trained)
+    trainer.limit_predict_batches = getattr(trainer, option)
+    _set_step(trained, is_whole=source in ("test", "val"))
+    names, note, samples = map(str, count()), "", None
     if source in SPLITS:
-        stage = _predict_split(trained, source, trainer)
+        served: dict[str, Any] = {"datamodule": _serving(trained, source, trainer)}
         samples = None if source == "predict" else trained.data.num_samples(cast(Split, source))
     else:
-        inputs, stage = read_inputs(Path(source), trained.spec), "predict"
+        inputs = read_inputs(Path(source), trained.spec)
         names, note, samples = inputs.names, inputs.resized, len(inputs)
-        loader = DataLoader(inputs, batch_size=min(trained.known.batch_size or _BATCH, len(inputs)))
-        with blamed("input", _complaint(trained)):
-            trainer.predict(trained.module, dataloaders=loader, return_predictions=False)
-    option = f"limit_{'val' if stage == 'validate' else stage}_batches"
+        served = {"dataloaders": DataLoader(inputs, batch_size=min(trained.known.batch_size or _BATCH, len(inputs)))}
+    with blamed("input", _complaint(trained)):
+        batches: Any = trainer.predict(trained.module, **served)
+    if batches and trainer.predict_loop.num_dataloaders > 1:
+        batches = [*chain(*batches)]
     limit = trained.config["trainer"].get(option)
-    if not collected.rows:
+    if not batches:
         raise UserError(f"trainer.{option}: got {limit}, which predicts no batch")
-    if samples is not None and collected.rows < samples:
+    is_own = has_own_shape(trained)
+    kept: dict[str, Any] = _columns(batches, type(trained.module).__name__) if is_own else _joined(batches)
+    rows = len(next(iter(kept.values())))
+    if samples is not None and rows < samples:
         by = "" if limit is None else f", by trainer.{option}={limit}"
-        note = f"{note}\n{collected.rows:,} of {samples:,} samples{by}".lstrip()
-    return collected.found([*islice(names, collected.rows)], note)
+        note = f"{note}\n{rows:,} of {samples:,} samples{by}".lstrip()
+    first = [*islice(names, rows)]
+    return Answers(first, kept, note) if is_own else Predictions(first, spec=trained.spec, note=note, **kept)
 
 
-def _predict_split(trained: Trained, source: str, trainer: Trainer) -> str:
-    """Run the network on a split of its data; the stage of Lightning in which it ran."""
+def _serving(trained: Trained, source: str, trainer: Trainer) -> LightningDataModule:
+    """The data, whose `predict_dataloader` serves a split from now on."""
     data, (stage, method) = trained.data, SPLITS[source]
     module = lightning_of(data)
     data.prepare_data()
@@ -213,22 +218,16 @@ def _predict_split(trained: Trained, source: str, trainer: Trainer) -> str:
     if not serves(data, source):
         missing = "test set" if source == "test" else method  # a DataModule has the method without a test set
         raise UserError(f"input: got '{source}', and {data.name} has no {missing}")
-    if isinstance(trained.module, Task):
-        how = {"return_predictions": False} if stage == "predict" else {"verbose": False}
-        getattr(trainer, stage)(trained.module, datamodule=module, **how)
-        return stage
-    if stage != "predict":
+    if source != "predict":
         data.setup(stage)
         cast(Any, module).predict_dataloader = getattr(module, method)
-    with blamed("input", _complaint(trained)):
-        trainer.predict(trained.module, datamodule=module, return_predictions=False)
-    return "predict"
+    return module
 
 
 def _complaint(trained: Trained) -> str:
     """What is wrong where a prediction fails."""
     name = type(trained.network).__name__
-    if _has_step(trained.module):
+    if isinstance(trained.module, Task) or _has_step(trained.module):
         return f"{name} does not take these samples"
     return f"{name} has no predict_step(batch, batch_idx), and its forward does not take the inputs of a batch"
 
@@ -237,50 +236,80 @@ def _has_step(module: LightningModule) -> bool:
     return type(module).predict_step is not LightningModule.predict_step
 
 
-def _give_step(trained: Trained, is_whole: bool) -> None:
-    """Have a module without a `predict_step` answer to the inputs of a batch; Lightning would give `forward` all of it."""
+def _set_step(trained: Trained, is_whole: bool) -> None:
+    """Have a Task, and a module without a `predict_step`, answer to a batch, which has a target if it `is_whole`."""
+    module: Any = trained.module
 
-    def step(batch: Any, *numbers: int) -> Any:
+    def answer(batch: Any, batch_idx: int, *number: int) -> Any:
         args, named = arguments(*inputs_of(trained, batch, is_whole))
         return trained.network(*args, **named)
 
-    cast(Any, trained.module).predict_step = step
+    def answer_of_task(batch: Any, batch_idx: int, *number: int) -> Any:
+        x, target, lengths = parts_of(trained.spec, batch, is_whole)
+        output = module(x, lengths)
+        if trained.spec.target == "any":
+            return output
+        if not isinstance(output, Tensor):
+            raise UserError(f"predict: the network answers a {type(output).__name__}, and a prediction is one tensor")
+        output, drawn = output.float(), torch.empty(0)
+        odd = ~output.isfinite()
+        if trained.spec.pads_steps:
+            ended = _ended(output.shape[1], target, lengths)[..., None]
+            output, odd = output.masked_fill(ended, math.nan), odd & ~ended
+        if trained.spec.kind == "image":
+            image = tree_leaves(x)[0]
+            drawn = image[: max(0, _DRAWN - batch_idx * len(image))].float().clone()  # a view would hold the whole batch
+        odd = odd.flatten(1).any(1) if odd.dim() > 1 else odd
+        return {"output": output, "target": target, "drawn": drawn, "odd": odd}
+
+    if isinstance(module, Task):
+        module.predict_step = answer_of_task
+    elif not _has_step(module):
+        module.predict_step = answer
 
 
-def _at_each_batch(keep: Callable[..., None]) -> LambdaCallback:
-    """Has the step of each batch of a test, a validation or a prediction kept."""
-    hooks = ("on_test_batch_end", "on_validation_batch_end", "on_predict_batch_end")
-    return LambdaCallback(**dict.fromkeys(hooks, keep))
+def _ended(steps: int, target: Tensor | None, lengths: Tensor | None) -> Tensor:
+    """Which steps are behind the end of their sequence: `(B, steps)` bool. A batch of a split may have no lengths."""
+    if lengths is not None:
+        return torch.arange(steps, device=lengths.device) >= lengths[:, None]
+    if target is None:
+        raise UserError("input: the sequences vary in length, and a batch has no lengths; takes (inputs, lengths)")
+    return target == PADDING
 
 
-class _Rows:
-    """What each batch returned, on the CPU: arrays with a row a sample, by name."""
+def _joined(batches: list[dict[str, Any]]) -> dict[str, Any]:
+    """A Task's answers to all batches, by the fields of Predictions."""
+    parts = {name: [batch[name] for batch in batches] for name in batches[0]}
+    target = None if parts["target"][0] is None else _padded(parts["target"], PADDING)
+    drawn, not_finite = torch.cat(parts["drawn"])[:_DRAWN], int(torch.cat(parts["odd"]).sum())
+    return {"output": _padded(parts["output"], math.nan), "target": target, "drawn": drawn, "not_finite": not_finite}
 
-    def __init__(self) -> None:
-        self.rows = 0
-        self._parts: dict[str, list[np.ndarray]] = {}
 
-    def keep(self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, *number: int) -> None:
-        """Keep what the step of a batch returned."""
-        outputs = outputs["output"] if isinstance(module, Task) else outputs
-        named = {f"output_{i}": one for i, one in enumerate(outputs)} if isinstance(outputs, tuple) else outputs
-        named = named if isinstance(named, Mapping) else {"output": named}
-        arrays = {str(name): _array(value) for name, value in named.items()}
+def _padded(batches: list[Tensor], padding: float) -> Tensor:
+    """Batches as one; of sequences of different lengths, each is padded to the longest."""
+    if all(batch.shape[1:] == batches[0].shape[1:] for batch in batches):
+        return torch.cat(batches)
+    return pad_sequence([sample for batch in batches for sample in batch], True, padding)
+
+
+def _columns(batches: list[Any], name: str) -> dict[str, np.ndarray]:
+    """What the step of a module of this name returned for all batches: arrays with a row a sample, by name."""
+    parts: dict[str, list[np.ndarray]] = {}
+    for answer in batches:
+        answer = {f"output_{i}": part for i, part in enumerate(answer)} if isinstance(answer, tuple) else answer
+        named = answer if isinstance(answer, Mapping) else {"output": answer}
+        arrays = {str(key): _array(value) for key, value in named.items()}
         lengths = {len(array) if array.ndim and array.dtype != object else None for array in arrays.values()}
-        if len(lengths) != 1 or None in lengths or (self._parts and self._parts.keys() != arrays.keys()):
-            shapes = {name: "an object" if array.dtype == object else array.shape for name, array in arrays.items()}
+        if len(lengths) != 1 or None in lengths or (parts and parts.keys() != arrays.keys()):
+            shapes = {key: "an object" if array.dtype == object else array.shape for key, array in arrays.items()}
             raise UserError(
-                f"model: {type(module).__name__} answers {shapes}, and predict takes a tensor with a row for each "
-                "sample, or a dict or a tuple of them"
+                f"model: {name} answers {shapes}, and predict takes a tensor with a row for each sample, or a dict or a "
+                "tuple of them"
             )
-        for name, array in arrays.items():
-            self._parts.setdefault(name, []).append(array)
-        self.rows += lengths.pop() or 0
-
-    def found(self, names: Sequence[str], note: str) -> Answers:
-        """What was kept, of samples with these names."""
-        with blamed("model", "its answers to two batches have shapes that do not go together"):
-            return Answers(names, {name: np.concatenate(parts) for name, parts in self._parts.items()}, note)
+        for key, array in arrays.items():
+            parts.setdefault(key, []).append(array)
+    with blamed("model", "its answers to two batches have shapes that do not go together"):
+        return {key: np.concatenate(arrays) for key, arrays in parts.items()}
 
 
 def _array(value: Any) -> np.ndarray:
@@ -288,68 +317,6 @@ def _array(value: Any) -> np.ndarray:
     plain = tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), value)
     plain = plain.float() if isinstance(plain, Tensor) and plain.dtype == torch.bfloat16 else plain
     return np.asarray(plain)
-
-
-class _Collected:
-    """What each batch returned as `output` and `target`, on the CPU."""
-
-    def __init__(self, spec: DataSpec) -> None:
-        self.rows = 0
-        self._spec = spec
-        self._outputs: list[Tensor] = []
-        self._targets: list[Tensor] = []
-        self._drawn: list[Tensor] = []
-        self._not_finite = 0
-
-    def found(self, names: Sequence[str], note: str) -> Predictions:
-        """What was kept, of samples with these names."""
-        output, drawn = _joined(self._outputs, math.nan), torch.cat(self._drawn or [torch.empty(0)])
-        target = _joined(self._targets, PADDING) if self._targets else None
-        return Predictions(names, output, target, drawn, self._spec, note, self._not_finite)
-
-    def keep(self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, *number: int) -> None:
-        """Keep what the step of a batch returned."""
-        if not isinstance(outputs, dict) or not {"output", "input"} <= outputs.keys():
-            raise UserError(
-                f"model: the steps of {type(module).__name__} return no dict with `input` and `output` (and `target`, if "
-                "known), which is what predict reads"
-            )
-        answer, target = outputs["output"], outputs.get("target")
-        if not isinstance(answer, Tensor):
-            raise UserError(f"predict: the network answers a {type(answer).__name__}, and a prediction is one tensor")
-        output, target = answer.float().cpu(), None if target is None else target.cpu()
-        odd = ~output.isfinite()
-        if self._spec.pads_steps:
-            ended = self._ended(batch, output.shape[1], target, trainer.predicting)
-            output, odd = output.masked_fill(ended[..., None], math.nan), odd & ~ended[..., None]
-        self._not_finite += int(odd.flatten(1).any(1).sum() if odd.dim() > 1 else odd.sum())
-        self.rows += len(output)
-        self._outputs.append(output)
-        if target is not None:
-            self._targets.append(target)
-        missing = _DRAWN - sum(map(len, self._drawn))
-        if self._spec.kind == "image" and missing > 0:
-            self._drawn += [x[:missing].float().cpu() for x in tree_leaves(outputs["input"])[:1]]
-
-    def _ended(self, batch: Any, steps: int, target: Tensor | None, is_predicted: bool) -> Tensor:
-        """Which steps are behind the end of their sequence: `(B, steps)` bool. A batch of a split may have no lengths."""
-        parts = batch if isinstance(batch, list | tuple | Mapping) else (batch,)
-        if is_predicted and len(parts) == 2 and not isinstance(parts, Mapping):  # as Task.predict_step takes them
-            lengths = parts[1]
-        else:
-            lengths = self._spec.named(parts).get(LENGTHS)
-        if lengths is not None:
-            return torch.arange(steps) >= lengths.cpu()[:, None]
-        if target is None:
-            raise UserError("input: the sequences vary in length, and a batch has no lengths; takes (inputs, lengths)")
-        return target == PADDING
-
-
-def _joined(batches: list[Tensor], padding: float) -> Tensor:
-    """Batches as one; of sequences of different lengths, each is padded to the longest."""
-    if all(batch.shape[1:] == batches[0].shape[1:] for batch in batches):
-        return torch.cat(batches)
-    return pad_sequence([sample for batch in batches for sample in batch], True, padding)
 
 
 def write_predictions(predictions: Predictions | Answers, path: Path) -> list[Path]:

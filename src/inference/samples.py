@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..data.plain import Data, has_test, lightning_of
-from ..data.spec import LENGTHS, arguments, takes
+from ..data.spec import LENGTHS, DataSpec, arguments, takes
 from ..errors import UserError
 from ..training.trial import blamed
 from .load import Trained, trainer_for
@@ -68,18 +68,22 @@ def samples_of(trained: Trained, most: int) -> Samples:
 def inputs_of(trained: Trained, batch: Any, is_whole: bool = True) -> tuple[Any, Tensor | None]:
     """What the network takes of a batch: inputs and lengths as `DataSpec.parts` gives them, for `arguments`.
 
-    The spec of the data says it or, without one, the signature of `forward`. Unless it `is_whole`, a batch has no target:
-    it is inputs, or a tuple of inputs and lengths, as `Task.predict_step` takes it.
+    The spec of the data says it or, without one, the signature of `forward`. `is_whole` as in `parts_of`.
     """
     spec = trained.known.spec
     if spec is None:
         return _arguments_in(batch, trained.module), None
-    if is_whole:
-        x, _, lengths = spec.parts(batch)
-    else:
-        x, *rest = batch if isinstance(batch, list | tuple) else (batch,)
-        lengths = rest[0] if rest and spec.variable_length else None
+    x, _, lengths = parts_of(spec, batch, is_whole)
     return x, lengths if takes(trained.network, LENGTHS) else None
+
+
+def parts_of(spec: DataSpec, batch: Any, is_whole: bool) -> tuple[Any, Any, Tensor | None]:
+    """As `DataSpec.parts`. Unless it `is_whole`, a batch has no target: it is inputs, or a tuple of inputs and lengths."""
+    if is_whole:
+        return spec.parts(batch)
+    x, *rest = batch if isinstance(batch, list | tuple) else (batch,)
+    lengths = rest[0] if rest else x.get(LENGTHS) if isinstance(x, Mapping) else None
+    return x, None, lengths if spec.variable_length else None
 
 
 def _first_batch(trained: Trained) -> tuple[Any, str]:
