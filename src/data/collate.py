@@ -89,7 +89,7 @@ def batch_of(samples: list[Any], sources: list[str], spec: DataSpec, own: Collat
         if is_shared_memory_error(error):  # of a worker; no sample is at fault
             raise
         _check_alone(samples, sources, spec, own)
-        if own is None and (wrong := missing_field(samples[0], spec)):
+        if own is None and (wrong := _missing_field(samples[0], spec)):
             raise UserError(f"data: {what} is not what the spec says: {wrong}") from error
         raise data_error(fails, error) from error
     if wrong:
@@ -109,7 +109,7 @@ def empty_batch(batch: Any) -> Any:
     return tree_map_only(Tensor, lambda tensor: tensor[:0] if tensor.dim() else tensor, batch)
 
 
-def missing_field(batch: Any, spec: DataSpec) -> str | None:
+def _missing_field(batch: Any, spec: DataSpec) -> str | None:
     """That a sample or a batch lacks a field, in words."""
     try:
         if {*spec.read} <= {*spec.named(batch)}:
@@ -130,9 +130,9 @@ def missing_field(batch: Any, spec: DataSpec) -> str | None:
 
 def check_batch(batch: Any, spec: DataSpec) -> str | None:
     """What is wrong with a batch by its spec, in words; None if nothing is."""
-    if wrong := missing_field(batch, spec) or wrong_tensors(batch, spec):
+    if wrong := _missing_field(batch, spec) or _wrong_tensors(batch, spec):
         return wrong
-    if spec.variable_length and (wrong := wrong_lengths(batch, spec)):
+    if spec.variable_length and (wrong := _wrong_lengths(batch, spec)):
         return wrong
     named, wanted = spec.named(batch), spec.input_shape
     x, y = named[spec.inputs[0]], named[spec.read[-1]]
@@ -147,11 +147,10 @@ def check_batch(batch: Any, spec: DataSpec) -> str | None:
     of_target = shape[:1] if spec.pads_steps else spec.target_shape
     if tuple(y.shape[1:]) != of_target:
         return f"its targets have the shape {tuple(y.shape[1:])}, and a target that is {spec.target} has {of_target}"
-    labels = wrong_labels(spec, y)
-    return None if labels is None else f"it has {in_words(spec, y, labels)}"
+    return _wrong_label(spec, y)
 
 
-def wrong_tensors(batch: Any, spec: DataSpec) -> str | None:
+def _wrong_tensors(batch: Any, spec: DataSpec) -> str | None:
     """That a field is no tensor, or has not as many samples as the target, in words; `any` target is not looked at."""
     named = spec.named(batch)
     fields = {name: named[name] for name in (spec.inputs if spec.target == "any" else spec.read)}
@@ -167,7 +166,7 @@ def wrong_tensors(batch: Any, spec: DataSpec) -> str | None:
     return None
 
 
-def wrong_lengths(batch: Any, spec: DataSpec) -> str | None:
+def _wrong_lengths(batch: Any, spec: DataSpec) -> str | None:
     """What is wrong with the lengths of a batch, in words. Several inputs may do without: one of them may be a mask."""
     named = spec.named(batch)
     x, lengths = named[spec.inputs[0]], named.get(LENGTHS)
@@ -186,23 +185,20 @@ def wrong_lengths(batch: Any, spec: DataSpec) -> str | None:
     return None
 
 
-def wrong_labels(spec: DataSpec, y: Tensor) -> Tensor | None:
-    """The indices `(n, dims)` of labels that are no class, or neither 0 nor 1 of several; None if there is none. On a GPU
-    they would raise an assertion many steps later, without a name. A pixel, and a step behind the end of a sequence, may have
-    no class: PADDING.
+def _wrong_label(spec: DataSpec, y: Tensor) -> str | None:
+    """The first label that is no class, or neither 0 nor 1 of several, in words.
+
+    On a GPU it would raise an assertion many steps later, without a name. A pixel, and a step behind the end of a sequence,
+    may have no class: PADDING.
     """
-    if spec.target not in (*CLASSES, *LABELS) or not y.numel():
+    if spec.target not in (*CLASSES, *LABELS):
         return None
     wrong = (y < 0) | (y >= spec.num_classes)
     if spec.target in LABELS:
         wrong |= y != y.round()
     if spec.has_padding:
         wrong &= y != PADDING
-    indices = wrong.nonzero()
-    return indices if len(indices) else None
-
-
-def in_words(spec: DataSpec, y: Tensor, wrong: Tensor) -> str:
-    """The first wrong label, and those that there are: `the label 77, and the classes are 0 to 8`."""
+    if not wrong.any():
+        return None
     known = "labels are 0 or 1" if spec.target in LABELS else f"the classes are 0 to {spec.num_classes - 1}"
-    return f"the label {y[tuple(wrong[0])].item():g}, and {known}"
+    return f"it has the label {y[wrong][0].item():g}, and {known}"

@@ -11,7 +11,7 @@ from typing_extensions import override
 from ..errors import UserError
 from ..options.types import PositiveInt, Purpose
 from .base import STAGE_SPLITS, DataModule, Split
-from .collate import cast, in_words, missing_field, wrong_labels, wrong_lengths, wrong_tensors
+from .collate import cast, check_batch
 from .loader import TensorBatches
 from .samples import SampleBatches
 
@@ -45,20 +45,10 @@ class TensorDataModule(DataModule):
     def dataset(self, split: Split) -> Dataset:
         loaded = self.load(split)
         tensors = (loaded,) if isinstance(loaded, Tensor) else loaded
-        if wrong := missing_field(tensors, self.spec):
+        if self.collate_fn is None and (wrong := check_batch(tensors, self.spec)):
             raise UserError(f"data: {self.name}'s {split} split is not what the spec says: {wrong}")
-        padded = self.spec.variable_length and self.collate_fn is None
-        if wrong := wrong_tensors(tensors, self.spec) or (padded and wrong_lengths(tensors, self.spec)):
-            raise UserError(f"data: {self.name}'s {split} split: {wrong}")
         if not all(isinstance(tensor, Tensor) for tensor in tensors):
             raise UserError(f"data: {self.name} has more than tensors, which a DataModule serves and it does not")
-        _, y, _ = self.spec.parts(tensors)
-        labels = wrong_labels(self.spec, y)
-        if labels is not None:
-            raise UserError(
-                f"data: sample {int(labels[0, 0])} of {self.name}'s {split} split has {in_words(self.spec, y, labels)}"
-                + (f" ({len(labels):,} such labels)" if len(labels) > 1 else "")
-            )
         read = [cast(tensor, field, self.spec) for field, tensor in zip(self.spec.read, tensors, strict=False)]
         return TensorDataset(*read, *tensors[len(read) :])
 

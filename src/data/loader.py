@@ -131,63 +131,47 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         counts: deque[int | None] = deque()  # of batches that are loaded and not given yet
-        for batch in self._batches(counts):
+        batches = self._counted(counts)
+        for batch in self._prefetched(batches) if self._copies else batches:
             self.timesteps = counts.popleft()
             yield batch
-
-    def _batches(self, counts: deque[int | None]) -> Iterator[Any]:
-        batches = self._counted(counts)
-        if not self._copies:
-            return batches
-        if self._stream is None:  # one for all epochs, because torch's allocator keeps a memory pool per stream
-            self._stream = torch.cuda.Stream(self.device)
-        return prefetch_to_device(batches, self.device, self._stream, self.wait_context)
 
     def _counted(self, counts: deque[int | None]) -> Iterator[Any]:
         for batch in raised(self._loader):
             counts.append(self._timesteps_of(batch))
             yield batch
 
+    def _prefetched(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Yield each pinned batch on the GPU while the next one is copied on a stream of its own.
 
-def _freed(loader: DataLoader) -> None:
-    """Nothing else holds the DataLoader now."""
+        The training stream waits for the copy on the device; the host never waits. `record_stream` keeps the memory until
+        the training stream is done with it. torch's allocator keeps pinned memory until the copy from it has ended. CUDA
+        events recorded at the start and at the end of `wait_context` have the training stream's wait between them.
+        """
+        if self._stream is None:  # one for all epochs, because torch's allocator keeps a memory pool per stream
+            self._stream = torch.cuda.Stream(self.device)
+        ahead: list[tuple[Any, Any]] = []
+        for batch in batches:
+            with torch.cuda.stream(self._stream):
+                sent = tree_map_only(Tensor, lambda tensor: tensor.to(self.device, non_blocking=True), batch)
+                ahead.append((sent, self._stream.record_event()))
+            if len(ahead) > 1:
+                yield self._received(*ahead.pop(0))
+        for sent, copied in ahead:
+            yield self._received(sent, copied)
 
-
-def prefetch_to_device(
-    batches: Iterable[Any],
-    device: torch.device,
-    stream: torch.cuda.Stream,
-    wait_context: WaitContext = contextlib.nullcontext,
-) -> Iterator[Any]:
-    """Yield each pinned batch on the GPU while the next one is copied on `stream`.
-
-    The training stream waits for the copy on the device; the host never waits. `record_stream` keeps the memory until
-    the training stream is done with it. torch's allocator keeps pinned memory until the copy from it has ended. CUDA
-    events recorded at the start and at the end of `wait_context` have the training stream's wait between them.
-    """
-
-    def send(batch: Any) -> tuple[Any, Any]:
-        with torch.cuda.stream(stream):
-            sent = tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), batch)
-            return sent, stream.record_event()
-
-    def receive(sent: Any, copied: Any) -> Any:
-        training = torch.cuda.current_stream(device)
-        with wait_context():
+    def _received(self, sent: Any, copied: Any) -> Any:
+        training = torch.cuda.current_stream(self.device)
+        with self.wait_context():
             training.wait_event(copied)
         for tensor in tree_leaves(sent):
             if isinstance(tensor, Tensor):
                 tensor.record_stream(training)
         return sent
 
-    ahead = None
-    for batch in batches:
-        following = send(batch)
-        if ahead is not None:
-            yield receive(*ahead)
-        ahead = following
-    if ahead is not None:
-        yield receive(*ahead)
+
+def _freed(loader: DataLoader) -> None:
+    """Nothing else holds the DataLoader now."""
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -101,7 +101,7 @@ def test_a_batch_is_copied_while_the_one_before_is_trained_on(gpu: torch.device,
 
 def test_the_wait_for_a_copy_is_measured_as_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
     def slow_copies(served: Loader) -> Iterator[Any]:
-        """Waits for every batch's copy as `prefetch_to_device` does; a CPU has no stream to wait in."""
+        """Waits for every batch's copy as on a GPU; a CPU has no stream to wait in."""
         for batch in served._loader:
             with served.wait_context():
                 time.sleep(0.02)

@@ -80,6 +80,7 @@ def fields(*names: str) -> Callable[[], Any]:
 SEVEN = "data: a sample of number 7 of own's train split"
 WRONG, FITS_NOT = f"{SEVEN} is not what the spec says:", f"{SEVEN} fits in no batch:"
 NOT_LOADED = "data: sample number 7 of own's train split cannot be loaded: IndexError: tuple index out of range (…)"
+SPLIT = "data: own's train split is not what the spec says:"
 COLLATED = "data: the batch that collate_fn makes of number … of own-tokens's train split is not what the spec says:"
 FIELDS = "takes the names of the inputs and, at the end, of the target, each once; 'lengths' is taken"
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
@@ -123,19 +124,19 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     # a split
     "no target in memory": (
         lambda: inputs(InMemory((torch.zeros(4, 1, 8, 8),))),
-        "data: own's train split is not what the spec says: it has 1 part, and the spec names 'x' and 'y'",
+        f"{SPLIT} it has 1 part, and the spec names 'x' and 'y'",
     ),
     "labels in memory": (
         lambda: inputs(InMemory((torch.zeros(1_003, 1, 8, 8), torch.arange(1_003)))),
-        "data: sample 4 of own's train split has the label 4, and the classes are 0 to 3 (999 such labels)",
+        f"{SPLIT} it has the label 4, and the classes are 0 to 3",
     ),
     "arrays in memory": (
         lambda: inputs(InMemory((numpy.zeros((4, 1, 8, 8)), numpy.zeros(4)))),
-        "data: own's train split: its 'x' is a ndarray, and has to be a tensor",
+        f"{SPLIT} its 'x' is a ndarray, and has to be a tensor",
     ),
     "fewer labels in memory": (
         lambda: inputs(InMemory((torch.zeros(4, 1, 8, 8), torch.zeros(3)))),
-        "data: own's train split: its 'x' has the shape (4, 1, 8, 8), and its target is of 3 samples",
+        f"{SPLIT} its 'x' has the shape (4, 1, 8, 8), and its target is of 3 samples",
     ),
     "several targets in memory": (
         lambda: inputs(InMemory((torch.zeros(4, 1, 8, 8), {"a": torch.zeros(4)}), ANY)),
@@ -144,7 +145,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     **{
         f"{case} in memory": (
             lambda own=own: inputs(InMemory((torch.zeros(3, 9, 2), torch.zeros(3, dtype=torch.long), *own), LENGTHS)),
-            f"data: own's train split: {said}",
+            f"{SPLIT} {said}",
         )
         for case, own, said in [
             ("no lengths", [], "it has no 'lengths', and the spec says that they vary"),

@@ -862,7 +862,7 @@ HAS_OPTIMIZER = "Tutorial is a LightningModule, which has its own optimizer"
 MISTAKES = {
     "model.answers=[2]": "model: Net answers (2, 2), and task.loss=cross_entropy and the accuracy for a target "
     "class_per_pixel (2, 6, 6) takes (2, 3, 6, 6)",
-    "data.shape=[1,6,6]": "data: a sample of number 0 of own's train split is not what the spec says: its targets have the "
+    "data.shape=[1,6,6]": "data: own's train split is not what the spec says: its targets have the "
     "shape (1, 6, 6), and a target that is class_per_pixel has (6, 6)",
     "model.answers=[-1,-1]": "model: Net does not take a batch (2, 1, 6, 6): RuntimeError: only one dimension can be inferred "
     "(tests/training/test_own.py, line ",
