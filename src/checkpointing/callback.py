@@ -23,7 +23,7 @@ from ..files import remove_leftovers
 from ..options.types import PositiveFloat, PositiveInt, Purpose
 from ..random_state import random_state
 from .checkpoint_file import check_weights, link_checkpoint
-from .log_files import LogPositions, loggers_of_rank
+from .log_files import log_positions, loggers_of_rank
 
 _TOPIC = "checkpoint"
 DEFAULT_MONITOR = "val/loss"  # of a Task
@@ -69,7 +69,7 @@ class Checkpoints(SyncsRanks, Checkpoint):
         self._has_warned = False
         self._has_nonfinite = False  # whether a validation had a score that is not finite
         self.on_first_save: Callable[[], None] = lambda: None  # called once, when a checkpoint is on the disk
-        self._log_positions = LogPositions({})
+        self._log_positions: dict[str, int] = {}
         self._is_saving = False
         self._saved_batch: int | None = None
         self._updates = Updates()
@@ -125,7 +125,7 @@ class Checkpoints(SyncsRanks, Checkpoint):
         self.folder = self.folder_of(trainer)
         if self._is_fitting:
             self.check(pl_module)
-            self._log_positions = LogPositions({})
+            self._log_positions = {}
             if trainer.is_global_zero:
                 remove_leftovers(self.folder, "*.ckpt")
 
@@ -175,12 +175,12 @@ class Checkpoints(SyncsRanks, Checkpoint):
             checkpoint["loop_state"] = {
                 **{key: [rank[key] for rank in ranks] for key in own},
                 "frozen": _frozen(pl_module),
-                "log_positions": self._log_positions.now(loggers_of_rank(trainer)),
+                "log_positions": log_positions(loggers_of_rank(trainer), self._log_positions),
             }
 
     @override
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._log_positions = LogPositions(checkpoint.get("loop_state", {}).get("log_positions", {}))
+        self._log_positions = checkpoint.get("loop_state", {}).get("log_positions", {})
 
     @override
     def state_dict(self) -> dict[str, Any]:

@@ -20,45 +20,28 @@ def loggers_of_rank(trainer: Trainer) -> list[Logger]:
     return trainer.loggers if trainer.is_global_zero else []
 
 
-class LogPositions:
-    """Finds the length of each TensorBoard file (bytes) and CSV file (lines); each line is counted once.
+def log_positions(loggers: list[Logger], earlier: dict[str, int]) -> dict[str, int]:
+    """How far the log files are written: TensorBoard files in bytes, CSV files in lines, which a new column leaves alone.
 
-    A CSV file is rewritten when it gets a new column. That changes its bytes, and not its number of lines.
-
-    Args:
-        earlier: the positions that the run was resumed from. A file that the present loggers do not write keeps its
-            position: a logger that is off for a while continues from there.
+    Files have their names relative to the loggers' `save_dir`, because a run's folder may be moved. A file that no logger
+    writes now keeps its `earlier` position: a logger that is off for a while continues from there.
     """
+    positions = dict(earlier)
+    for logger in loggers:
+        if isinstance(logger, TensorBoardLogger):
+            logger.experiment.flush()
+            positions |= {_name(logger, path): path.stat().st_size for path in _event_files(logger)}
+        elif isinstance(logger, CSVLogger):
+            logger.save()
+            positions[_name(logger, _csv_file(logger))] = _lines(_csv_file(logger))
+    return positions
 
-    def __init__(self, earlier: dict[str, int]):
-        self._earlier = earlier
-        self._counted: dict[Path, tuple[bytes, int, int]] = {}  # the header, and how many bytes and lines are counted
 
-    def now(self, loggers: list[Logger]) -> dict[str, int]:
-        """The positions after flushing, by file names relative to the loggers' `save_dir`: a run's folder may be moved."""
-        found = dict(self._earlier)
-        for logger in loggers:
-            if isinstance(logger, TensorBoardLogger):
-                logger.experiment.flush()
-                found |= {_name(logger, path): path.stat().st_size for path in _event_files(logger)}
-            elif isinstance(logger, CSVLogger):
-                logger.save()
-                found[_name(logger, _csv_file(logger))] = self._lines(_csv_file(logger))
-        return found
-
-    def _lines(self, path: Path) -> int:
-        if not path.is_file():
-            return 0
-        with path.open("rb") as file:
-            header = file.readline()
-            before, size, lines = self._counted.get(path, (b"", 0, 0))
-            if header != before:
-                size, lines = len(header), 1
-            file.seek(size)
-            while block := file.read(2**20):
-                size, lines = size + len(block), lines + block.count(b"\n")
-        self._counted[path] = header, size, lines
-        return lines
+def _lines(path: Path) -> int:
+    if not path.is_file():
+        return 0
+    with path.open("rb") as file:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(2**20), b""))
 
 
 def earlier_events(loggers: list[Logger]) -> list[Path]:
@@ -74,7 +57,7 @@ def cut_logs(loggers: list[Logger], earlier: list[Path], to: dict[str, int], ste
     Args:
         loggers: have logged no metric yet.
         earlier: what `earlier_events` returned.
-        to: what `LogPositions.now` returned; empty to start again.
+        to: what `log_positions` returned; empty to start again.
         step: the number of trained steps; an open TensorBoard purges later ones.
     """
     for logger in loggers:
