@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import itertools
 import os
 import secrets
@@ -14,11 +15,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from .errors import UserError
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
 
 LOCK = ".lock"
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
@@ -97,8 +93,6 @@ def remove_leftovers(folder: Path, name: str) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Flush the names in a folder to the disk, where the system and the file system support it."""
-    if os.name != "posix":
-        return
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError:  # a folder that can be written may be unreadable
@@ -122,7 +116,7 @@ def lock(path: Path) -> Iterator[None]:
     """Hold a lock file; it is created if it is missing, and stays.
 
     The lock is a POSIX record lock: the system releases it however the process ends, and worker processes do not
-    inherit it. On a file system without locks a warning is printed, and nothing is held. On Windows nothing is held.
+    inherit it. On a file system without locks a warning is printed, and nothing is held.
 
     Raises:
         Locked: if it is held already, by another process or by this one.
@@ -134,7 +128,15 @@ def lock(path: Path) -> Iterator[None]:
     if path.is_symlink():  # the author of the folder may direct the new file elsewhere
         raise OSError(errno.ELOOP, "it is a link", str(path))
     with path.open("a") as file:
-        _lock_file(file.fileno(), path)
+        try:
+            fcntl.lockf(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in _HELD:
+                raise Locked(name) from None
+            if error.errno not in _NO_LOCKS:
+                raise
+            where = f"{path.parent} is on a file system without locks ({error.strerror})"
+            print(f"warning: {where}: do not start a second process there", file=sys.stderr, flush=True)
         _held.add(name)
         try:
             yield
@@ -153,20 +155,6 @@ def wait_for_lock(path: Path) -> Iterator[None]:
             except Locked:
                 time.sleep(_POLL_S)
         yield
-
-
-def _lock_file(descriptor: int, path: Path) -> None:
-    if fcntl is None:
-        return
-    try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in _HELD:
-            raise Locked(str(path)) from None
-        if error.errno not in _NO_LOCKS:
-            raise
-        where = f"{path.parent} is on a file system without locks ({error.strerror})"
-        print(f"warning: {where}: do not start a second process there", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

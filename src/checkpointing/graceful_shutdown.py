@@ -17,7 +17,7 @@ from ..errors import Interrupted
 from .callback import Checkpoints
 from .signals import STOPPING, forces_exit, handled_signals, redirect_closed_terminals, terminal_streams
 
-SIGNALS = (*STOPPING, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else []))
+SIGNALS = (*STOPPING, signal.SIGUSR1)
 _TOPIC = "signal"
 
 

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import os
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -94,30 +94,22 @@ def newest(option: str) -> Path:
 
     Raises:
         UserError: with the name of the option or command, if there is no run, or a record that cannot be read was written
-            after the last run that is known was started, and so may be of a newer one.
+            after all other runs were started, and so may be of a newer one.
     """
-    started, damaged = [], []
+    runs: list[tuple[str, bool, Path]] = []  # when it was started, and whether its record cannot be read
     for path in RUNS.glob(f"*/{FILE}"):
         try:
-            started.append((str(read(path.parent).get("started", "")), path.parent))
+            runs.append((str(read(path.parent).get("started", "")), False, path.parent))
         except UserError:
             with contextlib.suppress(OSError):
-                damaged.append((path.stat().st_mtime, path.parent))
-    when, found = max(started, default=("", None))
-    if damaged and max(damaged)[0] >= _seconds(when):
-        raise UserError(
-            f"{option}: got 'last', and the record of {max(damaged)[1]} cannot be read; name the run's folder"
-        )
-    if found is None:
+                written = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat()
+                runs.append((written, True, path.parent))
+    if not runs:
         raise UserError(f"{option}: got 'last', and there is no run in {RUNS}")
-    return found
-
-
-def _seconds(started: str) -> float:
-    """A record's time since the epoch; 0 where it is none."""
-    with contextlib.suppress(ValueError, OverflowError):
-        return datetime.fromisoformat(started).timestamp()
-    return 0.0
+    _, is_damaged, run_dir = max(runs)
+    if is_damaged:
+        raise UserError(f"{option}: got 'last', and the record of {run_dir} cannot be read; name the run's folder")
+    return run_dir
 
 
 def _is_hidden(path: Path) -> bool:

@@ -5,12 +5,12 @@ import signal
 from types import FrameType
 
 _SAME_S = 0.3  # one Ctrl-C may arrive twice: from the terminal, and passed on by another process
-STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def handled_signals(numbers: tuple[signal.Signals, ...] = STOPPING) -> list[signal.Signals]:
     """The signals to handle: all given ones, without SIGHUP where it was ignored at the start (nohup)."""
-    nohup = hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [number for number in numbers if not (nohup and number == signal.SIGHUP)]
 
 
@@ -19,7 +19,7 @@ def forces_exit(number: int, seconds: float) -> bool:
 
     SIGHUP never does: when a terminal closes, both the system and the shell send it.
     """
-    return seconds > _SAME_S and number != getattr(signal, "SIGHUP", None)
+    return seconds > _SAME_S and number != signal.SIGHUP
 
 
 def terminal_streams() -> list[int]:

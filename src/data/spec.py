@@ -3,7 +3,7 @@
 import inspect
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from ..errors import UserError, did_you_mean
@@ -18,6 +18,8 @@ LABELS = ("multilabel", "multilabel_per_pixel")  # targets of which each number 
 
 PADDING = -100  # no class: of a step behind the end of a sequence, or of a pixel; torch's losses leave it out
 LENGTHS = "lengths"  # the field of a batch with the lengths of its sequences, those of the first input
+_TUPLES = ("input_shape", "classes", "mean", "std", "fields")  # the fields of a DataSpec that hold several values
+_MOST = 2**40  # of a size in a file: torch counts in 64 bits
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class DataSpec:
     variable_length: bool = False  # sequences of at most T steps, padded to the longest of a batch, with their lengths
 
     def __post_init__(self) -> None:
-        for name in ("input_shape", "classes", "mean", "std", "fields"):  # lists in YAML
+        for name in _TUPLES:  # lists in YAML
             if isinstance(values := getattr(self, name), list | tuple):
                 object.__setattr__(self, name, tuple(values))
         for field, got, known in (("kind", self.kind, get_args(Kind)), ("target", self.target, get_args(Target))):
@@ -211,35 +213,24 @@ def takes(network: Any, name: str) -> bool:
     return name in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
 
 
-_TEXTS, _NUMBERS = ("classes", "fields"), ("mean", "std")
-_MOST = 2**40  # of a size in a file: torch counts in 64 bits
-
-
-def spec_from(values: Mapping[str, Any]) -> DataSpec:
+def spec_from(values: Any) -> DataSpec:
     """The DataSpec of a file's plain values, as `dataclasses.asdict` writes them.
 
     Raises:
         TypeError, ValueError: if they are not those of a DataSpec.
     """
-    if not isinstance(values, Mapping) or not {*values} <= {field.name for field in fields(DataSpec)}:
-        raise TypeError("not the values of a DataSpec")
-    lists = {key: tuple(value) for key, value in values.items() if isinstance(value, list | tuple)}
-    shape, blank = lists.get("input_shape", ()), values.get("blank_class")
-    texts = [text for key in _TEXTS for text in lists.get(key, ())]
-    numbers = [number for key in _NUMBERS for number in lists.get(key, ())]
-    channels = {len(lists.get(key, ())) for key in _NUMBERS}
+    spec = DataSpec(**values)
     right = (
-        bool(shape)
-        and {*values} & {*_TEXTS, *_NUMBERS} <= {*lists}
-        and all(type(size) is int and 0 < size <= _MOST for size in (*shape, values.get("num_outputs")))
-        and len(channels) == 1
-        and (values.get("kind") != "image" or channels <= {0, 1, shape[0]})
-        and (blank is None or type(blank) is int)
-        and all(isinstance(text, str) and text.isprintable() for text in texts)
-        and all(isinstance(number, int | float) for number in numbers)
-        and type(values.get("variable_length", False)) is bool
+        all(isinstance(getattr(spec, name), tuple) for name in _TUPLES)
+        and bool(spec.input_shape)
+        and all(type(size) is int and 0 < size <= _MOST for size in (*spec.input_shape, spec.num_outputs))
+        and len(spec.mean) == len(spec.std)
+        and (spec.kind != "image" or len(spec.mean) in (0, 1, spec.input_shape[0]))
+        and (spec.blank_class is None or type(spec.blank_class) is int)
+        and all(isinstance(text, str) and text.isprintable() for text in (*spec.classes, *spec.fields))
+        and all(isinstance(number, int | float) for number in (*spec.mean, *spec.std))
+        and type(spec.variable_length) is bool
     )
     if not right:
         raise ValueError("a value is of another kind")
-    given: dict[str, Any] = {**values, **lists}
-    return DataSpec(**given)
+    return spec
