@@ -31,20 +31,12 @@ def random_state() -> dict[str, Any]:
 def restore_random_state(state: dict[str, Any]) -> None:
     """Restore every generator, except those of devices that this machine lacks."""
     torch.set_rng_state(state["torch"])
-    random.setstate(_python_state(state))
-    numpy.random.set_state(_numpy_state(state))
+    python, mt = state["python"], state["numpy"]
+    random.setstate((python["version"], tuple(python["numbers"].tolist()), python["gauss"]))
+    keys = mt["keys"].numpy().astype("uint32")
+    numpy.random.set_state(("MT19937", keys, mt["position"], mt["has_gauss"], mt["cached"]))
     if "cuda" in state and torch.cuda.is_available():
         for index, saved in enumerate(state["cuda"][: torch.cuda.device_count()]):
             torch.cuda.set_rng_state(saved, index)
     if "mps" in state and torch.backends.mps.is_available():
         torch.mps.set_rng_state(state["mps"])
-
-
-def _python_state(state: dict[str, Any]) -> tuple[int, tuple[int, ...], float | None]:
-    python = state["python"]
-    return python["version"], tuple(python["numbers"].tolist()), python["gauss"]
-
-
-def _numpy_state(state: dict[str, Any]) -> tuple[str, numpy.ndarray, int, int, float]:
-    ours = state["numpy"]
-    return "MT19937", ours["keys"].numpy().astype("uint32"), ours["position"], ours["has_gauss"], ours["cached"]

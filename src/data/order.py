@@ -60,38 +60,39 @@ class DeterministicBatchSampler(Sampler[Any]):
 
     def samples(self, batch: int) -> list[int]:
         """The sample indices of one batch of this epoch on this rank."""
-        return self._rank_batch(self.order(), batch).tolist()
+        return self._take(self.order(), batch).tolist()
 
     def first_sample(self, batch: int) -> int:
         """The position in the epoch's order of this rank's first sample of a batch."""
-        rank, world_size = rank_and_world_size()
-        whole = self._global_batch(batch)
-        share, rest = divmod(len(whole), world_size)
-        return whole.start + rank * share + min(rank, rest)
+        return self._share(batch).start
 
     def weight(self, batch: int) -> float:
         """The weight of this rank's mean in the mean of all ranks: 1, unless the last batch does not divide evenly."""
-        rank, world_size = rank_and_world_size()
-        whole = self._global_batch(batch)
-        share, rest = divmod(len(whole), world_size)
-        return (share + (rank < rest)) * world_size / len(whole)
+        return len(self._share(batch)) * rank_and_world_size()[1] / len(self._global_batch(batch))
 
     def _global_batch(self, batch: int) -> range:
         """The positions in the order that a batch of all ranks takes."""
         size = self.batch_size * rank_and_world_size()[1]
         return range(batch * size, self.num_samples if batch == len(self) - 1 else (batch + 1) * size)
 
-    def _rank_batch(self, order: Tensor, batch: int) -> Tensor:
+    def _share(self, batch: int) -> range:
+        """The positions of them that this rank takes; the first ranks take one more where it does not divide evenly."""
         rank, world_size = rank_and_world_size()
         whole = self._global_batch(batch)
-        return order[whole.start : whole.stop].tensor_split(world_size)[rank]
+        share, rest = divmod(len(whole), world_size)
+        first = whole.start + rank * share + min(rank, rest)
+        return range(first, first + share + (rank < rest))
+
+    def _take(self, order: Tensor, batch: int) -> Tensor:
+        share = self._share(batch)
+        return order[share.start : share.stop]
 
     def __iter__(self) -> Iterator[Any]:
         """The key `(epoch, indices)` of each batch of this rank that is still to be served."""
         order = self.order() if self.device is None else self.order().to(self.device)
         first = self.start[1] if self.epoch == self.start[0] else 0
         for batch in range(first, len(self)):
-            indices = self._rank_batch(order, batch)
+            indices = self._take(order, batch)
             yield self.epoch, indices.tolist() if self.device is None else indices
 
     def __len__(self) -> int:

@@ -217,7 +217,7 @@ def spec_from(values: Any) -> DataSpec:
     """The DataSpec of a file's plain values, as `dataclasses.asdict` writes them.
 
     Raises:
-        TypeError, ValueError: if they are not those of a DataSpec.
+        TypeError, ValueError, or what else a strange value leads to: if they are not those of a DataSpec.
     """
     spec = DataSpec(**values)
     right = (

@@ -202,7 +202,7 @@ def _known(saved: dict[str, Any], path: Path, options: Mapping[str, Any]) -> Kno
     try:
         known = None if spec is None else spec_from(spec)
         return KnownData(known, name, size if type(size) is int and size > 0 else None)
-    except (TypeError, ValueError) as error:
+    except Exception as error:  # a file may hold anything
         raise UserError(f"ckpt: {path} is not a checkpoint that batchscope wrote: its spec is damaged") from error
 
 
