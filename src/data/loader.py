@@ -6,7 +6,6 @@ answer it: `TensorBatches` here, for tensors in memory, and `SampleBatches`, for
 
 import contextlib
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -130,18 +129,14 @@ class Loader:
         return len(self.batch_sampler)
 
     def __iter__(self) -> Iterator[Any]:
-        counts: deque[int | None] = deque()  # of batches that are loaded and not given yet
-        batches = self._counted(counts)
-        for batch in self._prefetched(batches) if self._copies else batches:
-            self.timesteps = counts.popleft()
-            yield batch
-
-    def _counted(self, counts: deque[int | None]) -> Iterator[Any]:
+        if self._copies:
+            yield from self._prefetched()
+            return
         for batch in raised(self._loader):
-            counts.append(self._timesteps_of(batch))
+            self.timesteps = self._timesteps_of(batch)
             yield batch
 
-    def _prefetched(self, batches: Iterable[Any]) -> Iterator[Any]:
+    def _prefetched(self) -> Iterator[Any]:
         """Yield each pinned batch on the GPU while the next one is copied on a stream of its own.
 
         The training stream waits for the copy on the device; the host never waits. `record_stream` keeps the memory until
@@ -150,23 +145,24 @@ class Loader:
         """
         if self._stream is None:  # one for all epochs, because torch's allocator keeps a memory pool per stream
             self._stream = torch.cuda.Stream(self.device)
-        ahead: list[tuple[Any, Any]] = []
-        for batch in batches:
+        ahead: list[tuple[Any, Any, int | None]] = []
+        for batch in raised(self._loader):
             with torch.cuda.stream(self._stream):
                 sent = tree_map_only(Tensor, lambda tensor: tensor.to(self.device, non_blocking=True), batch)
-                ahead.append((sent, self._stream.record_event()))
+                ahead.append((sent, self._stream.record_event(), self._timesteps_of(batch)))
             if len(ahead) > 1:
                 yield self._received(*ahead.pop(0))
-        for sent, copied in ahead:
-            yield self._received(sent, copied)
+        for last in ahead:
+            yield self._received(*last)
 
-    def _received(self, sent: Any, copied: Any) -> Any:
+    def _received(self, sent: Any, copied: Any, timesteps: int | None) -> Any:
         training = torch.cuda.current_stream(self.device)
         with self.wait_context():
             training.wait_event(copied)
         for tensor in tree_leaves(sent):
             if isinstance(tensor, Tensor):
                 tensor.record_stream(training)
+        self.timesteps = timesteps
         return sent
 
 
