@@ -43,24 +43,27 @@ class AtomicCheckpointIO(CheckpointIO):
     """
 
     def __init__(self) -> None:
-        self._left_out: set[tuple[str, Any]] = set()  # hyperparameters by their entry and key
+        self._left_out: dict[str, None] = {}  # the names of hyperparameters
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        known = {key: value for key, value in checkpoint.items() if key not in _THEIR_TYPES}
         # numpy's scalars come from schedules and hyperparameters. A state_dict has attributes that a copy would lose.
         plain = {
             key: value if key == "state_dict" else tree_map_only(numpy.generic, lambda one: one.item(), value)
-            for key, value in known.items()
+            for key, value in checkpoint.items()
+            if key not in _THEIR_TYPES
         }
-        _check_entries(plain)  # at every save: a callback's state may have changed
-        left_out = _unreadable_hyperparameters(plain)
-        if names := ", ".join(dict.fromkeys(str(key) for entry, key in left_out if (entry, key) not in self._left_out)):
+        check_weights(plain.get("state_dict", {}))
+        left_out: dict[str, None] = {}
+        for entry, value in plain.items():  # at every save: a callback's state may have changed
+            if entry in _HYPERPARAMETERS:
+                plain[entry] = {key: one for key, one in dict(value).items() if _can_be_read(one)}
+                left_out |= dict.fromkeys(str(key) for key in dict(value) if key not in plain[entry])
+            elif entry != "state_dict" and not _can_be_read(value):
+                raise UserError(f"checkpoint: its entry '{entry}' could not be read back: it {_ONLY}")
+        if names := ", ".join(name for name in left_out if name not in self._left_out):
             warn(f"checkpoints leave out the hyperparameters {names}: each {_ONLY}")
-        self._left_out.update(left_out)
-        for entry in _HYPERPARAMETERS:
-            if entry in plain:
-                plain[entry] = {k: v for k, v in dict(plain[entry]).items() if (entry, k) not in left_out}
+        self._left_out |= left_out
         write_checkpoint(plain, Path(path))
 
     @override
@@ -70,19 +73,6 @@ class AtomicCheckpointIO(CheckpointIO):
     @override
     def remove_checkpoint(self, path: Any) -> None:
         Path(path).unlink(missing_ok=True)
-
-
-def _check_entries(checkpoint: Mapping[str, Any]) -> None:
-    """Raise UserError for an entry other than hyperparameters that could not be read back."""
-    check_weights(checkpoint.get("state_dict", {}))
-    for key, value in checkpoint.items():
-        if key not in ("state_dict", *_HYPERPARAMETERS) and not _can_be_read(value):
-            raise UserError(f"checkpoint: its entry '{key}' could not be read back: it {_ONLY}")
-
-
-def _unreadable_hyperparameters(checkpoint: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """The hyperparameters that could not be read back, by their entry and key."""
-    return [(e, k) for e in _HYPERPARAMETERS for k, v in dict(checkpoint.get(e, {})).items() if not _can_be_read(v)]
 
 
 def check_weights(weights: Mapping[str, Any]) -> None:
@@ -131,10 +121,7 @@ def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
 
 
 def link_checkpoint(source: Path, target: Path) -> None:
-    """Make `target` the checkpoint that `source` is now: a hard link, or a copy where the file system has no links.
-
-    After a WriteError the checkpoint before it is as it was.
-    """
+    """Make `target` the checkpoint that `source` is now: a hard link, or a copy where there are none; as `write_checkpoint`."""
     try:
         if target.exists() and target.samefile(source):
             return
@@ -155,12 +142,7 @@ def link_checkpoint(source: Path, target: Path) -> None:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Load a checkpoint that batchscope wrote, on the CPU.
-
-    Raises:
-        UserError: if the file is missing or damaged, holds anything but tensors and plain values, or is no checkpoint of
-            batchscope.
-    """
+    """Load a checkpoint that batchscope wrote, on the CPU; UserError if it is damaged or holds more than plain values."""
     if not os.path.isfile(path):
         raise UserError(f"ckpt: got '{path}', which is not a file")
     try:

@@ -52,13 +52,8 @@ def earlier_events(loggers: list[Logger]) -> list[Path]:
 def cut_logs(loggers: list[Logger], earlier: list[Path], to: dict[str, int], step: int) -> None:
     """Cut the log files to their positions at a checkpoint.
 
-    A file that the checkpoint does not know was begun after it, and all of its steps are trained again.
-
-    Args:
-        loggers: have logged no metric yet.
-        earlier: what `earlier_events` returned.
-        to: what `log_positions` returned; empty to start again.
-        step: the number of trained steps; an open TensorBoard purges later ones.
+    A file that the checkpoint does not know was begun after it, and all of its steps are trained again. The loggers have
+    logged nothing yet; `earlier` is of `earlier_events`, `to` of `log_positions`. TensorBoard purges steps after `step`.
     """
     for logger in loggers:
         if isinstance(logger, TensorBoardLogger):

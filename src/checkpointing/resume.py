@@ -28,26 +28,16 @@ _PLANNED_FOR = ("trainer.max_epochs", "trainer.max_steps")  # a schedule of the 
 def lock_run_dir(
     run_dir: Path, enabled: bool = True, option: str = "resume"
 ) -> contextlib.AbstractContextManager[None]:
-    """Lock a run's folder, so that no second process trains in it; the folder is created if it is missing.
+    """Lock a run's folder, so that no second process trains in it; UserError if one does, or it cannot be written.
 
-    Args:
-        run_dir: the run's.
-        enabled: False on all ranks but the first.
-        option: the one that names the folder.
-
-    Raises:
-        UserError: if another process holds the lock, or the folder cannot be written.
+    The folder is created if it is missing. `enabled` is False on all ranks but the first.
     """
     busy = f"{os.path.relpath(run_dir)} is being trained right now"
     return lock_folder(run_dir, option, busy) if enabled else contextlib.nullcontext()
 
 
 def find(overrides: list[str]) -> tuple[Path, list[str]]:
-    """The run folder that `resume=` on a command line names, and the other options on it.
-
-    Raises:
-        UserError: as `run_folder`.
-    """
+    """The run folder that `resume=` on a command line names, and the other options on it; UserError as `run_folder`."""
     named = [text.removeprefix("resume=").strip("'\"") for text in overrides if text.startswith("resume=")]
     if len(named) != 1 or not named[0]:
         raise UserError("resume: takes the folder of one run, or 'last'")
@@ -56,11 +46,7 @@ def find(overrides: list[str]) -> tuple[Path, list[str]]:
 
 
 def run_folder(name: str, option: str) -> Path:
-    """The folder of the run that somebody names: by its path, by its record, or as `last`, the one that was started last.
-
-    Raises:
-        UserError: if it names no run, with what may be meant; `option` is the option or the command that takes it.
-    """
+    """The folder of the run that somebody names by its path, by its record, or as `last`; UserError if it names no run."""
     if name == "last":
         return newest(option)
     path = Path(name)
@@ -90,12 +76,7 @@ def _newest_of_all_ranks() -> Path:
 
 
 def newest(option: str) -> Path:
-    """The folder of the run that was started last.
-
-    Raises:
-        UserError: with the name of the option or command, if there is no run, or a record that cannot be read was written
-            after all other runs were started, and so may be of a newer one.
-    """
+    """The folder of the run that was started last; UserError without one, or where an unreadable record may be newer."""
     runs: list[tuple[str, bool, Path]] = []  # when it was started, and whether its record cannot be read
     for path in RUNS.glob(f"*/{FILE}"):
         try:
@@ -117,21 +98,17 @@ def _is_hidden(path: Path) -> bool:
 
 
 def recorded(run_dir: Path) -> dict[str, Any]:
-    """The record of a run; if it is damaged, the configuration and choices in the run's checkpoints.
-
-    Raises:
-        UserError: if neither can be read.
-    """
+    """The record of a run; if it is damaged, the configuration and choices in the run's checkpoints."""
     try:
         return read(run_dir)
     except DamagedRecordError:
         from .resume_point import find_resume_point
 
         point = find_resume_point(run_dir / "checkpoints")
-        known, kept = point.provenance, {"last": str(point.path)}
-        if not known:
+        if not point.provenance:
             raise
-        return {"checkpoints": kept} | {key: known[key] for key in ("config", "choices") if key in known}
+        known = {key: point.provenance[key] for key in ("config", "choices") if key in point.provenance}
+        return {"checkpoints": {"last": str(point.path)}, **known}
 
 
 def configuration(
@@ -139,14 +116,8 @@ def configuration(
 ) -> dict[str, Any]:
     """The checked configuration to resume with: the recorded one, with changed options.
 
-    Args:
-        record: the run's; it may come from anybody.
-        run_dir: where the run lies now.
-        overrides: the options to change.
-        known: the configuration that a command line alone gives; a record with it is trusted as much.
-
-    Raises:
-        UserError: if the record asks for what only a command line may, or an option would change the result.
+    The record may come from anybody: UserError if it asks for what only a command line may, unless it is `known`, the
+    configuration that a command line alone gives; and if an option would change the result.
     """
     file = os.path.relpath(run_dir / FILE)
     before = check_config(recorded_config(record, run_dir))
@@ -176,8 +147,7 @@ def is_same(known: dict[str, Any], config: dict[str, Any]) -> bool:
 def recorded_config(record: dict[str, Any], run_dir: Path) -> dict[str, Any]:
     """The configuration of a record, in plain containers, with its paths below the run's present folder.
 
-    Raises:
-        UserError: if it is not a configuration, or `choices`, `overrides` or `resumed` are not what a run writes.
+    UserError if it is none, or `choices`, `overrides` or `resumed` are not what a run writes.
     """
     file, here = os.path.relpath(run_dir / FILE), os.path.relpath(run_dir)
     for key, kind in (("choices", dict), ("overrides", list), ("resumed", list)):
@@ -213,11 +183,7 @@ def _refuse(key: str, old: Any, new: Any, config: dict[str, Any]) -> None:
 
 
 def with_run_dir(config: dict[str, Any], old: str, new: str) -> dict[str, Any]:
-    """A configuration whose paths below the run's old folder lie below its present one.
-
-    The name of a run's folder may be the value of another option, too: `cpu`. Only an option for a folder that a run
-    writes to is meant by it.
-    """
+    """A configuration whose paths below the run's old folder lie below its present one."""
 
     def moved(node: Any, key: str) -> Any:
         if isinstance(node, dict):
@@ -226,6 +192,7 @@ def with_run_dir(config: dict[str, Any], old: str, new: str) -> dict[str, Any]:
             return [moved(value, key) for value in node]
         if not isinstance(node, str):
             return node
+        # The folder's name alone may be the value of another option, too: `cpu`.
         inside = node.startswith(old + os.sep) or (node == old and purpose_of(key, config) is Purpose.WRITTEN_TO)
         return new + node.removeprefix(old) if inside else node
 

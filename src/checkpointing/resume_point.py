@@ -36,12 +36,7 @@ class ResumePoint:
         return UserError(f"resume: {self.path} cannot be resumed from: {type(error).__name__}: {cut(str(error), 200)}")
 
     def check(self, trainer: Trainer, fingerprint: str) -> None:
-        """Check that the run can continue; a warning says so where it starts again.
-
-        Raises:
-            UserError: if the data or the number of ranks differ from the run's, or the run has trained more than is asked
-                for.
-        """
+        """UserError if the data or the number of ranks differ from the run's, or it has trained more than is asked for."""
         before = self.provenance.get("fingerprint", fingerprint)
         if before != fingerprint:
             raise UserError(f"resume: the data have changed: their fingerprint is {fingerprint}, and was {before}")
@@ -62,14 +57,8 @@ class ResumePoint:
 def find_resume_point(folder: Path, module: LightningModule | None = None, run_dir: Path | None = None) -> ResumePoint:
     """The last checkpoint of a run or, where that is missing or not valid, the best one, with a warning that says why.
 
-    Args:
-        folder: where the run keeps its checkpoints; may be missing.
-        module: of the run, not yet used; without it only the checkpoints themselves are validated.
-        run_dir: of the run; `folder`'s parent by default. A checkpoint outside of it has to be this run's.
-
-    Raises:
-        UserError: if there are checkpoints and none is valid; if there is none and the record says that one was written;
-            or if the folder cannot be read.
+    Without the run's `module` the checkpoints are validated by themselves. One outside of `run_dir`, by default `folder`'s
+    parent, has to be this run's. UserError if none is valid, or one that was written is gone, or the folder cannot be read.
     """
     run_dir, found = run_dir or folder.parent, _checkpoints_in(folder)
     last = folder / "last.ckpt"  # written before any other

@@ -18,13 +18,7 @@ _MAX_COUNT = 2**53  # TensorBoard's steps are in 64 bits
 
 
 def check_resumable(checkpoint: dict[str, Any], path: Path, module: LightningModule | None = None) -> None:
-    """Raise UserError, with what is missing or wrong, unless a run can be resumed from a checkpoint.
-
-    Args:
-        checkpoint: as `load_checkpoint` returns it.
-        path: of the checkpoint, for the message.
-        module: of the run, not yet used; without it the checkpoint is checked by itself.
-    """
+    """Raise UserError unless a run can be resumed from a checkpoint, whose weights fit the run's module if it is given."""
     try:
         _check_loop_state(checkpoint)
         if module is not None and not makes_layers(module):
