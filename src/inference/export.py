@@ -5,6 +5,7 @@ import importlib.util
 import io
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,18 +42,10 @@ class _Forward(nn.Module):
 
 
 def export(trained: Trained, form: str, path: Path, samples: Mapping[str, Tensor]) -> Exported:
-    """Write a network in a format, and compare what the file answers with what the network answers.
+    """Write a network in one of FORMATS, and compare what the file answers with what the network answers.
 
-    Args:
-        trained: the network.
-        form: `torch_export` (torch.export, a `.pt2` file), `onnx`, or `state_dict`: its weights, as `torch.save` writes them.
-        path: of the file.
-        samples: real inputs to compare with, by the names of `forward`'s arguments: `x: (N, …)` where there is one, and
-            `lengths: (N,)` where they vary.
-
-    Raises:
-        UserError: for an unknown format, a missing library, a network that cannot be exported, a file that exists or cannot
-            be written, and one that answers NaN, which is not kept.
+    `samples` are real inputs by the names of `forward`'s arguments: `x: (N, …)` where there is one, and `lengths: (N,)` where
+    they vary. UserError for what cannot be exported or written, and for a file that answers NaN, which is not kept.
     """
     refuse(form, path)
     network = trained.network.eval().cpu()
@@ -62,8 +55,7 @@ def export(trained: Trained, form: str, path: Path, samples: Mapping[str, Tensor
     module = _Forward(network).eval() if {*samples} <= {"x", LENGTHS} else network
     example = {name: tensor[:2] for name, tensor in samples.items()}
     try:
-        args, named = _arguments(example)
-        if not isinstance(answer := module(*args, **named), Tensor):
+        if not isinstance(answer := _answer(module, example), Tensor):
             raise UserError(
                 f"export: {type(network).__name__} answers a {type(answer).__name__}, and a file one tensor"
             )
@@ -77,7 +69,7 @@ def export(trained: Trained, form: str, path: Path, samples: Mapping[str, Tensor
         raise UserError(
             f"export: {type(network).__name__} cannot be written as {form}: {in_one_line(error)}"
         ) from error
-    return Exported(path, difference, _size(samples))
+    return Exported(path, difference, len(next(iter(samples.values()))))
 
 
 def refuse(form: str, path: Path) -> None:
@@ -92,7 +84,7 @@ def refuse(form: str, path: Path) -> None:
         raise UserError(f"format: onnx needs {' and '.join(missing)}; install batchscope[onnx]")
 
 
-_Run = Callable[..., Tensor]
+_Run = Callable[[Mapping[str, Tensor]], Tensor]  # of a file: the answer to samples
 
 
 def _torch_export(module: nn.Module, example: Mapping[str, Tensor], path: Path) -> _Run:
@@ -100,25 +92,19 @@ def _torch_export(module: nn.Module, example: Mapping[str, Tensor], path: Path) 
         args, named = _arguments(example)
         program = torch.export.export(module, args, named, dynamic_shapes=_any_batch(example))
     _write(path, lambda file: torch.export.save(program, file))
-    return torch.export.load(path).module()
+    return partial(_answer, torch.export.load(path).module())
 
 
 def _onnx(module: nn.Module, example: Mapping[str, Tensor], path: Path) -> _Run:
     import onnxruntime  # pyrefly: ignore[missing-import]  # of an optional extra
 
-    names = [*example]
     how: dict[str, Any] = {"dynamo": True, "dynamic_shapes": _any_batch(example), "verbose": False}
     args, named = _arguments(example)
-    program = torch.onnx.export(module, args, kwargs=named, input_names=names, output_names=["output"], **how)
+    program = torch.onnx.export(module, args, kwargs=named, input_names=[*example], output_names=["output"], **how)
     assert program is not None, "the exporter returned no program"
     _write(path, lambda file: file.write(program.model_proto.SerializeToString()))
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-
-    def run(*inputs: Tensor, **named: Tensor) -> Tensor:
-        arrays = {name: tensor.numpy() for name, tensor in zip(names, (*inputs, *named.values()), strict=True)}
-        return torch.from_numpy(session.run(None, arrays)[0])
-
-    return run
+    return lambda samples: torch.from_numpy(session.run(None, {name: x.numpy() for name, x in samples.items()})[0])
 
 
 def _any_batch(example: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -132,17 +118,18 @@ def _arguments(samples: Mapping[str, Tensor]) -> tuple[tuple[Tensor, ...], dict[
     return ((*samples.values(),), {}) if {*samples} <= {"x", LENGTHS} else ((), {**samples})
 
 
-def _size(samples: Mapping[str, Tensor]) -> int:
-    return len(next(iter(samples.values())))
+def _answer(module: nn.Module, samples: Mapping[str, Tensor]) -> Any:
+    args, named = _arguments(samples)
+    return module(*args, **named)
 
 
 def _difference(module: nn.Module, run: _Run, samples: Mapping[str, Tensor]) -> float:
     """The largest difference of an output, over batches of several sizes and all samples at once."""
     largest = 0.0
     with torch.inference_mode():
-        for size in (*_BATCHES, _size(samples)):
-            args, named = _arguments({name: tensor[:size] for name, tensor in samples.items()})
-            answer, expected = run(*args, **named), module(*args, **named)
+        for size in (*_BATCHES, None):
+            part = {name: tensor[:size] for name, tensor in samples.items()}
+            answer, expected = run(part), _answer(module, part)
             # Infinities that are equal differ by nothing: logits of what a mask excludes.
             difference = (answer - expected).abs().where(answer != expected, 0.0).max().item()
             if not math.isfinite(difference):

@@ -1,7 +1,7 @@
 """Inputs for predictions from a user's own files: a folder of images, or the arrays of an `.npz` file."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from ..errors import UserError, in_one_line, printable
 
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"})
 _MODES = {1: "L", 3: "RGB"}  # of Pillow, by the number of channels
-_Size = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -41,16 +40,10 @@ class Inputs(Dataset):
 def read_inputs(source: Path, spec: DataSpec) -> Inputs:
     """The samples of a file or folder, as a network for `spec` reads them.
 
-    Images are scaled to [0, 1] and normalised with the mean and the standard deviation of the training data.
-
-    Args:
-        source: a folder with images at any depth, one image, or an `.npz` file with an array `x: (N, …)`, or an array of
-            each of several inputs by its name. Arrays of bytes are images from 0 to 255, as `(N, C, H, W)` or
-            `(N, H, W, C)`; of other arrays integers become int64, and floats float32.
-        spec: of the training data.
-
-    Raises:
-        UserError: if nothing is there, or a sample does not have the shape that the network reads.
+    `source` is a folder with images at any depth, one image, or an `.npz` file with an array `x: (N, …)`, or one of each of
+    several inputs by its name. Images are scaled to [0, 1] and normalised as the training data. Arrays of bytes are images
+    from 0 to 255, as `(N, C, H, W)` or `(N, H, W, C)`; of others integers become int64, and floats float32. UserError if
+    nothing is there, or a sample does not have the shape that the network reads.
     """
     refuse_input(source)
     if source.suffix == ".npz":
@@ -59,13 +52,13 @@ def read_inputs(source: Path, spec: DataSpec) -> Inputs:
         reads = f"{spec.kind} data" if spec.kind != "image" else "several inputs"
         arrays = "an array x" if len(spec.inputs) == 1 else f"the arrays {', '.join(spec.inputs)}"
         raise UserError(f"input: got '{source}', and the network reads {reads}: takes an .npz file with {arrays}")
-    files = sorted(_images_below(source)) if source.is_dir() else [source]
+    files = _images_below(source) if source.is_dir() else [source]
     if not files:
         raise UserError(f"input: no image below '{source}'; takes {', '.join(sorted(IMAGE_SUFFIXES))}")
     images = _Images(files, spec)
     names = [str(file.relative_to(source)) if source.is_dir() else file.name for file in files]
     height, width = spec.input_shape[1:]
-    others = images.of_other_size()
+    others = sum(_size_of(file) != (width, height) for file in files)
     resized = f"{others:,} of {len(files):,} images were resized to {height}×{width}" if others else ""
     return Inputs(names, images, resized)
 
@@ -88,11 +81,6 @@ class _Images(Sequence):
 
     def __len__(self) -> int:
         return len(self.files)
-
-    def of_other_size(self) -> int:
-        """How many images have not the size that the network reads."""
-        height, width = self.spec.input_shape[1:]
-        return sum(_size_of(file) != (width, height) for file in self.files)
 
     def __getitem__(self, index: Any) -> tuple[Tensor]:
         channels, height, width = self.spec.input_shape
@@ -117,11 +105,11 @@ def normalised(pixels: Tensor, spec: DataSpec) -> Tensor:
     return (x - mean) / std
 
 
-def _images_below(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
+def _images_below(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
 
 
-def _size_of(file: Path) -> _Size:
+def _size_of(file: Path) -> tuple[int, int]:
     """Width and height, from the header alone, of an image whose values are bytes: Pillow cuts others off at 255."""
     try:
         with Image.open(file) as image:

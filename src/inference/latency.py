@@ -105,7 +105,7 @@ class Latencies:
         answer = choice_words(self.selection, "measurement", load=self.rates.load)
         if self.selection.size is None:
             return [answer, *left]
-        row = next(row for row in self.table.to_dict("records") if row["batch_size"] == self.selection.size)
+        row = self.table.set_index("batch_size").loc[self.selection.size]
         gives = f"{significant(row['samples_per_sec'])} samples/s at {significant(row['p50_ms'])} ms a batch."
         return [answer, f"{self.selection.size:,} answers {gives}", *left]
 
@@ -115,13 +115,12 @@ class Latencies:
         with rc_context(style.RC):
             figure = style.new_figure(5.6, style.REPORT_WIDTH)
             upper, lower = figure.subplots(2, 1, sharex=True)
-            colour, other = style.COLOURS[0], style.COLOURS[1]
-            reach = [self.rates.reach(size) for size in known["batch_size"]]
+            reach = np.array([self.rates.reach(size) for size in known["batch_size"]])
             rate = known["samples_per_sec"]
-            ends = [rate - rate / (1 + np.array(reach)), rate * np.array(reach)]
-            upper.errorbar(known["batch_size"], rate, yerr=ends, marker="o", color=colour, capsize=2)
+            ends = [rate - rate / (1 + reach), rate * reach]
+            upper.errorbar(known["batch_size"], rate, yerr=ends, marker="o", color=style.COLOURS[0], capsize=2)
             upper.set_title(f"{title}: samples/s")
-            for column, name, look in (("p50_ms", "median", colour), ("p99_ms", "99th percentile", other)):
+            for column, name, look in zip(("p50_ms", "p99_ms"), ("median", "99th percentile"), style.COLOURS, strict=False):
                 lower.plot(known["batch_size"], known[column], marker="o", color=look, label=name)
             lower.set_title("ms a batch")
             lower.legend()
@@ -156,13 +155,10 @@ def _cell(name: str, value: float) -> str:
 def measure_latency(
     trained: Trained, sizes: Sequence[int], limits: Limits | None = None, say: Callable[[str], None] = lambda line: None
 ) -> Latencies:
-    """Time a network's forward pass for each batch size, on random inputs of the data's shape.
+    """Time a network's forward pass for each batch size, on random inputs, or on samples where only the data know the shapes.
 
-    Where only the data know the shapes, or the network has an example, it is given such samples. The device and the
-    precision are those of the configuration's trainer; images are stored as in an evaluation.
-
-    Raises:
-        UserError: if no size fits into the device's memory, or the network does not take such inputs.
+    Device and precision are those of the configuration's trainer; images are stored as in an evaluation. UserError if no size
+    fits into the device's memory, or the network does not take such inputs.
     """
     samples = samples_of(trained, max(sizes)) if trained.needs_data or trained.example is not None else None
     trainer = trainer_for(trained)

@@ -58,11 +58,7 @@ class Trained:
 
     @property
     def spec(self) -> DataSpec:
-        """What the network reads and answers.
-
-        Raises:
-            UserError: where the data do not say it.
-        """
+        """What the network reads and answers; UserError where the data do not say it."""
         if self.known.spec is None:
             raise UserError(
                 f"data: {self.known.name} has no spec, a property that returns a batchscope.data.DataSpec, so nobody "
@@ -118,15 +114,9 @@ def load_model(
 
 
 def restore(path: Path, overrides: list[str], with_data: bool) -> Trained:
-    """The network of a checkpoint.
+    """The network of a checkpoint, and its data or, without them, what the checkpoint says of them; UserError as `load_model`.
 
-    Args:
-        path: of the checkpoint.
-        overrides: options that change the run's configuration, and say what a file alone must not decide.
-        with_data: whether the data of the configuration are needed; without them the checkpoint says what they were.
-
-    Raises:
-        UserError: as `load_model`.
+    The overrides change the run's configuration, and say what a file alone must not decide.
     """
     checkpoint = load_checkpoint(path)
     saved = checkpoint["batchscope"]
@@ -150,29 +140,16 @@ def untrained(config: dict[str, Any]) -> Trained:
 
 
 def trainer_for(trained: Trained, *callbacks: Callback) -> Trainer:
-    """The Trainer of the configuration, which runs the network with these callbacks alone and keeps nothing.
-
-    Lightning calls `setup` and `configure_model` of a LightningModule once more; layers that they make anew get the
-    checkpoint's weights again.
-
-    Raises:
-        UserError: for a device that this machine does not have.
-    """
-    config = trained.config
+    """The Trainer of the configuration, which runs the network with these callbacks alone and keeps nothing."""
+    config, load_weights = trained.config, trained.load_weights
     set_up_process(config)
     check_accelerator(config["trainer"].get("accelerator", "auto"))
-    alone = {"logger": False, "callbacks": [*_reloading(trained), *callbacks], "enable_checkpointing": False}
+    alone: dict[str, Any] = {"logger": False, "callbacks": [*callbacks], "enable_checkpointing": False}
+    if load_weights is not None and makes_layers(trained.module):  # anew, in hooks that Lightning calls once more
+        hooks = ("on_test_start", "on_validation_start", "on_predict_start")
+        alone["callbacks"].insert(0, LambdaCallback(**dict.fromkeys(hooks, lambda trainer, module: load_weights())))
     alone["enable_progress_bar"] = config["trainer"].get("enable_progress_bar", True) and can_redraw()
     return build(config["trainer"], "trainer", **alone, **loader_switches(config, trained.known))
-
-
-def _reloading(trained: Trained) -> list[Callback]:
-    """What loads the weights again, once a module's hooks are behind, where they may make layers."""
-    load_weights = trained.load_weights
-    if load_weights is None or not makes_layers(trained.module):
-        return []
-    hooks = ("on_test_start", "on_validation_start", "on_predict_start")
-    return [LambdaCallback(**dict.fromkeys(hooks, lambda trainer, module: load_weights()))]
 
 
 def _built(config: dict[str, Any], name: str, data: Data | KnownData) -> Trained:
