@@ -113,14 +113,10 @@ def _sync(descriptor: int) -> None:
 
 @contextlib.contextmanager
 def lock(path: Path) -> Iterator[None]:
-    """Hold a lock file; it is created if it is missing, and stays.
+    """Hold a lock file, which stays; Locked if another process or this one holds it, OSError if it cannot be opened.
 
     The lock is a POSIX record lock: the system releases it however the process ends, and worker processes do not
     inherit it. On a file system without locks a warning is printed, and nothing is held.
-
-    Raises:
-        Locked: if it is held already, by another process or by this one.
-        OSError: if the file cannot be opened.
     """
     name = str(path.resolve())
     if name in _held:
@@ -161,12 +157,7 @@ def wait_for_lock(path: Path) -> Iterator[None]:
 def lock_folder(folder: Path, option: str, busy: str) -> Iterator[None]:
     """Hold the lock file `.lock` of a folder, which is created if it is missing.
 
-    Args:
-        option: the one that names the folder, for errors.
-        busy: the message if another process holds the file.
-
-    Raises:
-        UserError: if another process holds it, or the folder or its lock file cannot be written.
+    UserError if another process holds it, with the message `busy`, or if it cannot be written; `option` names the folder.
     """
     with contextlib.ExitStack() as held:
         try:
@@ -208,7 +199,16 @@ def new_folder(folder: Path) -> Path:
 
     The folder is created if it is missing. It belongs to the process that creates its lock file. OSErrors pass.
     """
-    return next(place for place in _numbered(folder) if _take(place))
+
+    def is_taken(place: Path) -> bool:
+        place.mkdir(parents=True, exist_ok=True)
+        try:
+            (place / LOCK).open("x").close()
+        except FileExistsError:
+            return True
+        return False
+
+    return next(place for place in _numbered(folder) if not is_taken(place))
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes]) -> Path:
@@ -240,15 +240,6 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> Path:
     raise AssertionError("unreachable: there is always another number")
 
 
-def _take(folder: Path) -> bool:
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        (folder / LOCK).open("x").close()
-    except FileExistsError:
-        return False
-    return True
-
-
 def _numbered(path: Path) -> Iterator[Path]:
     """The path, and then the path with `-2`, `-3`, … at its end."""
     yield path
@@ -269,17 +260,10 @@ def is_set_aside(name: str) -> bool:
 def refuse_links(
     folder: Path, name: str = "the run's folder", root: Path | None = None, written: Sequence[str] = ("*",)
 ) -> None:
-    """Refuse a folder in which a write could land elsewhere, or block.
+    """Raise UserError for a folder in which a write could land elsewhere, or block; it may be missing.
 
-    Args:
-        folder: to be written to; may be missing.
-        name: what it is, for the error.
-        root: what the folder itself has to lie in; anything by default.
-        written: glob patterns of what will be written directly in the folder; links beside it do no harm.
-
-    Raises:
-        UserError: for a link that leads out of the folder, for anything but a file, folder or link, and for a folder
-            that cannot be listed, because its links would still work.
+    `name` is what it is, `root` what it has to lie in itself, and `written` are glob patterns of what will be written directly
+    in it: links beside that do no harm. A folder that cannot be listed is refused, because its links would still work.
     """
     if root is not None and not is_inside(folder, root):
         raise UserError(f"{folder}: is behind a link that leads out of {root}; replace it by what it leads to")
@@ -295,10 +279,8 @@ def refuse_links(
                 for names in (folders, files)
             )
         for path in (Path(above, child) for child in (*folders, *files)):
-            of_wandb = fnmatch(
-                str(path), "*/wandb/*run-*/logs/debug-core.log"
-            )  # its log in the cache; never written to
-            if path.is_symlink() and not of_wandb and not is_inside(path, folder):
+            is_cached_log = fnmatch(str(path), "*/wandb/*run-*/logs/debug-core.log")  # W&B's own; never written to
+            if path.is_symlink() and not is_cached_log and not is_inside(path, folder):
                 raise UserError(f"{path}: is a link that leads out of {name}; replace it by what it leads to")
             if path.is_fifo() or path.is_socket() or path.is_char_device() or path.is_block_device():
                 raise UserError(f"{path}: is neither a file nor a folder; remove it")

@@ -61,24 +61,20 @@ def _check_launcher(rank: Rank, devices: Any, nodes: int, multirun: bool, enviro
             "batchscope train -m … alone"
         )
     if rank.launcher == "srun" and rank.world_size > 1:
-        _check_srun(rank, environ)
+        if not {"SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"} & environ.keys():
+            raise UserError(
+                f"SLURM has given this job {rank.world_size} tasks, and srun has not started them; write "
+                "srun batchscope train …"
+            )
+        if "SLURM_NTASKS_PER_NODE" not in environ:
+            raise UserError(
+                f"srun has started {rank.world_size} tasks, and Lightning has to know how many there are per machine; "
+                "write --ntasks-per-node=<trainer.devices>"
+            )
     wanted = devices * nodes if isinstance(devices, int) and devices > 0 else None
     if wanted is not None and wanted != rank.world_size:
         raise UserError(
             f"trainer.devices: {devices} on each of {nodes} machine{'s'[: nodes > 1]} make {wanted} "
             f"process{'es' if wanted > 1 else ''}, and {rank.launcher} has started {rank.world_size}; write "
             f"trainer=ddp trainer.devices=<processes per machine> trainer.num_nodes=<machines>"
-        )
-
-
-def _check_srun(rank: Rank, environ: Mapping[str, str]) -> None:
-    if not {"SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"} & environ.keys():
-        raise UserError(
-            f"SLURM has given this job {rank.world_size} tasks, and srun has not started them; write "
-            "srun batchscope train …"
-        )
-    if "SLURM_NTASKS_PER_NODE" not in environ:
-        raise UserError(
-            f"srun has started {rank.world_size} tasks, and Lightning has to know how many there are per machine; write "
-            f"--ntasks-per-node=<trainer.devices>"
         )

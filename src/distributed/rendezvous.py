@@ -22,20 +22,12 @@ def publish(facts: dict[str, Any]) -> None:
 
 
 def receive() -> dict[str, Any]:
-    """Wait for what rank 0 publishes.
-
-    Raises:
-        UserError: if rank 0 is missing, or ends before it publishes anything.
-    """
+    """Wait for what rank 0 publishes; UserError if it is missing, or ends before."""
     return json.loads(_get(_rendezvous_store(current()), "run"))
 
 
 def once_for_all(prepare: Callable[[], None], trainer: Any, on_each_machine: bool) -> None:
-    """Call `prepare` in the first process, or in the first one of each machine; the others wait until it has ended.
-
-    Raises:
-        UserError: in the others, if it has failed.
-    """
+    """Call `prepare` in the first process, or in the first one of each machine; the others wait, and fail if it does."""
     rank, machine = current(), trainer.node_rank if on_each_machine else 0
     if not rank.launcher or rank.world_size == 1:
         if not rank.rank:  # has prepared before Lightning starts the others
@@ -43,12 +35,12 @@ def once_for_all(prepare: Callable[[], None], trainer: Any, on_each_machine: boo
         return
     store, key = _rendezvous_store(rank), f"prepared {machine}"
     if (trainer.node_rank, trainer.local_rank) == (machine, 0):
-        outcome = "failed"
         try:
             prepare()
-            outcome = "done"
-        finally:
-            store.set(key, outcome)
+        except BaseException:
+            store.set(key, "failed")
+            raise
+        store.set(key, "done")
         return
     try:
         while not store.check([key]):  # as long as a download takes; signals are handled meanwhile
