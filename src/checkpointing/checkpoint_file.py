@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 import numpy
 import torch
+from lightning import LightningModule
 from lightning.pytorch.plugins.io import CheckpointIO
 from torch import Tensor
 from torch.nn.parameter import Parameter, is_lazy
@@ -172,7 +173,7 @@ def verify(file: BinaryIO, path: Path, option: str = "ckpt") -> None:
 
 
 def _is_ours(checkpoint: Any) -> bool:
-    """Whether a checkpoint holds weights, and says of what; validate.py checks what resuming takes beyond that."""
+    """Whether a checkpoint holds weights, and says of what; resume_point.py checks what resuming takes beyond that."""
     if not isinstance(checkpoint, dict):
         return False
     weights, of = checkpoint.get("state_dict"), checkpoint.get("batchscope")
@@ -208,6 +209,12 @@ def complex_in_place_of_real(weights: Mapping[str, Any], own: Mapping[str, torch
     tensors = {name: weight for name, weight in weights.items() if isinstance(weight, Tensor) and name in own}
     name = next((n for n, weight in tensors.items() if weight.is_complex() and not own[n].is_complex()), None)
     return "" if name is None else f"{name} is of {weights[name].dtype} there and of {own[name].dtype} here"
+
+
+def makes_layers(module: LightningModule) -> bool:
+    """Whether a module may make layers in a hook of its own, which Lightning calls before it loads weights."""
+    hooks = (getattr(type(module), name) for name in ("setup", "configure_model"))
+    return any(hook.__module__.partition(".")[0] not in ("lightning", "batchscope") for hook in hooks)
 
 
 def _cannot_write(path: Path, size: int, error: OSError) -> str:

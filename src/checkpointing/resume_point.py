@@ -1,4 +1,8 @@
-"""ResumePoint: which checkpoint a run is resumed from, and whether the run may continue there."""
+"""ResumePoint: which checkpoint a run is resumed from, and whether the run may continue there.
+
+What is checked here is found before anything of the run is changed, so that an earlier checkpoint can take its place. The
+states of optimizers, callbacks, loops and precision are checked where they are loaded (restore.py).
+"""
 
 import os
 from dataclasses import dataclass, field
@@ -6,13 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from lightning import LightningModule, Trainer
+from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from ..errors import UserError, cut, warn
 from ..files import is_inside, why
 from ..records.read import read
 from .callback import Checkpoints
-from .checkpoint_file import load_checkpoint
-from .validate import check_resumable, is_within_epoch, progress
+from .checkpoint_file import load_checkpoint, makes_layers
+
+_LAZY = "not made yet"
+_MAX_COUNT = 2**53  # TensorBoard's steps are in 64 bits
 
 
 @dataclass
@@ -65,22 +73,60 @@ def find_resume_point(folder: Path, module: LightningModule | None = None, run_d
     refused = [f"{last} is missing"] if found and last not in found else []
     for path in found:
         try:
-            checkpoint = load_checkpoint(path)
-            check_resumable(checkpoint, path, module)
-            _check_same_run(checkpoint, path, run_dir)
+            point = check_resumable(load_checkpoint(path), path, module)
+            _check_same_run(point.provenance, path, run_dir)
         except UserError as error:
             refused.append(str(error).removeprefix("ckpt: "))
             continue
         for reason in refused:
             warn(f"{reason}; resuming from {path.name} instead")
-        return ResumePoint(
-            path, checkpoint["loop_state"], checkpoint["batchscope"], *progress(checkpoint), is_within_epoch(checkpoint)
-        )
+        return point
     if refused:
         raise UserError(f"resume: no checkpoint is valid, and nothing was changed: {'; '.join(refused)}")
     if kept := _recorded_checkpoint(run_dir):
         raise UserError(f"resume: the run has written {kept}, and it is gone; put it back, or start another run")
     return ResumePoint()
+
+
+def check_resumable(checkpoint: dict[str, Any], path: Path, module: LightningModule | None = None) -> ResumePoint:
+    """The point that a checkpoint of `load_checkpoint` holds; UserError unless it fits the run's unused module, if given."""
+    try:
+        state, batches = checkpoint["loop_state"], checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+        counts = checkpoint["epoch"], batches["current"]["ready"], checkpoint["global_step"]
+        for count in (*counts, *state["log_positions"].values()):
+            if type(count) is not int or not 0 <= count <= _MAX_COUNT:
+                raise ValueError(f"its counters hold {str(count)[:30]}, which is no count")
+        if not state["random"] or len(state["random"]) != len(state["gradients"]):
+            raise ValueError("loop_state.random and loop_state.gradients are not those of all processes")
+        if not all(isinstance(name, str) for name in state["frozen"]):
+            raise ValueError("loop_state.frozen holds something else than names")
+        if module is not None and not makes_layers(module):
+            _check_weights(checkpoint["state_dict"], module)
+        # Lightning says with the last batch that was trained whether it ends the epoch, on any rank.
+        is_within_epoch = batches.get("is_last_batch") is not True
+        return ResumePoint(path, state, checkpoint["batchscope"], *counts, is_within_epoch)
+    except Exception as error:  # whatever a missing or strange value leads to
+        kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
+        raise UserError(f"ckpt: {path} cannot be resumed from: {kind}{cut(str(error), 200)}") from error
+
+
+def _check_weights(saved: dict[str, Any], module: LightningModule) -> None:
+    own = module.state_dict()
+    names = dict.fromkeys([*own, *saved]) if module.strict_loading else own.keys() & saved.keys()
+    for name in names:
+        there = _shape(saved[name]) if name in saved else "missing"
+        here = _shape(own[name]) if name in own else "unknown"
+        if there != here and not (here == _LAZY and name in saved):
+            raise ValueError(f"its weights are of another model: {name} is {there} there and {here} here")
+        if isinstance(own[name], Tensor) and saved[name].is_floating_point() != own[name].is_floating_point():
+            raise ValueError(f"its weights are of another model: {name} is of {saved[name].dtype}")
+
+
+def _shape(value: Any) -> tuple[int, ...] | str:
+    """Of a tensor; what else a `state_dict` holds is a module's extra state, or a lazy layer's, without a shape yet."""
+    if not isinstance(value, Tensor):
+        return "extra state"
+    return _LAZY if is_lazy(value) else tuple(value.shape)
 
 
 def checkpoint_folder(trainer: Trainer, run_dir: Path) -> Path:
@@ -97,13 +143,10 @@ def refuse_used_folder(folder: Path, run_dir: Path) -> None:
         )
 
 
-def _check_same_run(checkpoint: dict[str, Any], path: Path, run_dir: Path) -> None:
+def _check_same_run(provenance: dict[str, Any], path: Path, run_dir: Path) -> None:
     """Refuse another run's checkpoint in a folder that two runs share."""
-    if is_inside(path, run_dir):
-        return
-    if checkpoint["batchscope"].get("run") != read(run_dir).get("id"):
-        where = checkpoint["batchscope"]["config"].get("run_dir")
-        raise UserError(f"ckpt: {path} is of another run, which began in {where}")
+    if not is_inside(path, run_dir) and provenance.get("run") != read(run_dir).get("id"):
+        raise UserError(f"ckpt: {path} is of another run, which began in {provenance['config'].get('run_dir')}")
 
 
 def _checkpoints_in(folder: Path) -> list[Path]:

@@ -12,8 +12,7 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, LambdaCallback
 from torch import nn
 
-from ..checkpointing.checkpoint_file import complex_in_place_of_real, load_checkpoint
-from ..checkpointing.validate import makes_layers
+from ..checkpointing.checkpoint_file import complex_in_place_of_real, load_checkpoint, makes_layers
 from ..data.plain import Data
 from ..data.spec import DataSpec, spec_from
 from ..errors import UserError

@@ -11,8 +11,7 @@ import torch
 from lightning import LightningModule
 from torch import Tensor, nn
 
-from ..checkpointing.checkpoint_file import complex_in_place_of_real, is_weight, verify
-from ..checkpointing.validate import makes_layers
+from ..checkpointing.checkpoint_file import complex_in_place_of_real, is_weight, makes_layers, verify
 from ..errors import UserError, cut, did_you_mean, in_one_line
 
 _WRAPPERS = re.compile(r"^((model|module)\.)+")  # of a LightningModule, of DataParallel

@@ -25,12 +25,12 @@ from torch.utils._pytree import tree_leaves
 from .._lightning import batch_in_step, callbacks_of, forget_averages, is_fast_dev_run
 from ..callbacks._visits import Visitor, seconds_waited, visits_of
 from ..checkpointing.callback import Checkpoints
+from ..checkpointing.checkpoint_file import makes_layers
 from ..checkpointing.graceful_shutdown import GracefulShutdown
 from ..checkpointing.log_files import loggers_of_rank
 from ..checkpointing.restore import prepare_resume
 from ..checkpointing.resume import lock_run_dir
 from ..checkpointing.resume_point import ResumePoint, checkpoint_folder, find_resume_point, refuse_used_folder
-from ..checkpointing.validate import makes_layers
 from ..data.plain import Data, PlainData, has_test, lightning_of
 from ..distributed.agreement import Agreement, end_together
 from ..distributed.rendezvous import once_for_all

@@ -14,8 +14,7 @@ import torch
 
 from batchscope.checkpointing import resume
 from batchscope.checkpointing.checkpoint_file import load_checkpoint
-from batchscope.checkpointing.resume_point import find_resume_point
-from batchscope.checkpointing.validate import check_resumable
+from batchscope.checkpointing.resume_point import check_resumable, find_resume_point
 from batchscope.training.build import build, build_optimizer
 from batchscope.training.task import Task
 from tests.checkpointing.support import OUT, STEP, TEST, change, of_another_model, other_data, refused, terminate
