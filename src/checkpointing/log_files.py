@@ -1,4 +1,4 @@
-"""The log files of a run: how far they were written at a checkpoint, and cutting them there on resume.
+"""The log files of a run: complete at every moment, and cut on resume to what they were at the checkpoint.
 
 A killed run may have logged steps after its last checkpoint, and the validation that followed it. The resumed run logs
 them again, and they must not be in the files twice. A validation has the step of the checkpoint before it, so that a
@@ -13,6 +13,10 @@ from typing import Any
 from lightning import Trainer
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from typing_extensions import override
+
+from .._lightning import AppendingCSVWriter, set_csv_writer
+from ..records.step_file import read_rows, write_rows
 
 
 def loggers_of_rank(trainer: Trainer) -> list[Logger]:
@@ -85,3 +89,23 @@ def _csv_file(logger: CSVLogger) -> Path:
 
 def _name(logger: Logger, path: Path) -> str:
     return os.path.relpath(path, logger.save_dir)
+
+
+def append_to_file(logger: CSVLogger) -> None:
+    """Have a CSVLogger that is not yet used append to its file, and add columns atomically.
+
+    Lightning deletes a file that is there. It adds a column by truncating the file and writing it again: a run that is
+    killed at that moment loses rows that its checkpoint counts on.
+    """
+    set_csv_writer(logger, _AtomicCSVWriter(log_dir=logger.log_dir))
+
+
+class _AtomicCSVWriter(AppendingCSVWriter):
+    @override
+    def existing_columns(self) -> list[str]:
+        return read_rows(Path(self.metrics_file_path))[0]
+
+    @override
+    def add_columns(self, columns: list[str]) -> None:
+        path = Path(self.metrics_file_path)
+        write_rows(path, columns, read_rows(path)[1])

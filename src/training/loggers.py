@@ -8,7 +8,7 @@ from typing import Any
 from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, WandbLogger
 
 from .._lightning import continue_mlflow_run, has_begun
-from ..checkpointing.csv_logger import append_to_file
+from ..checkpointing.log_files import append_to_file
 from ..errors import UserError, in_one_line
 from .build import build_all
 

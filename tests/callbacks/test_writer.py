@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from batchscope.callbacks._timer import StepTimer, add_timer
 from batchscope.callbacks._writer import POINTS, Scalars, StepWriter
-from batchscope.checkpointing.csv_logger import append_to_file
+from batchscope.checkpointing.log_files import append_to_file
 
 
 def writer(*loggers, rank: int = 0, details: bool = True, step: int = 0) -> StepWriter:

@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch.loggers import CSVLogger
 
 from batchscope.checkpointing.callback import Checkpoints
-from batchscope.checkpointing.csv_logger import append_to_file
+from batchscope.checkpointing.log_files import append_to_file
 from tests.checkpointing.support import OUT, STEP, refused, terminate
 from tests.support.runs import SMALL, curves, run, table
 from tests.support.third_party_modules import Stranger, train
@@ -35,7 +35,7 @@ def test_the_csv_file_holds_what_lightnings_own_holds_and_loses_no_row_in_a_kill
     rows = logged(tmp_path / "theirs", ours=False)
     assert len(rows) == 6
     assert logged(tmp_path / "ours") == rows
-    for step in ("batchscope.checkpointing.csv_logger.write_rows", "os.replace"):
+    for step in ("batchscope.checkpointing.log_files.write_rows", "os.replace"):
         with monkeypatch.context() as patch:
             patch.setattr(step, Mock(side_effect=KeyboardInterrupt))  # while a column is added
             assert len(logged(tmp_path / step)) == 5
