@@ -72,11 +72,7 @@ def _stacked(values: list[Any], spec: DataSpec, padding: int = 0) -> Any:
 
 
 def batch_of(samples: list[Any], sources: list[str], spec: DataSpec, own: Collate | None = None) -> Any:
-    """The samples as one batch, made by a `collate_fn` of somebody's own if there is one.
-
-    Raises:
-        UserError: with the source of a sample that is not what the spec says.
-    """
+    """The samples as one batch, made by a user's `collate_fn` if there is one; UserError names a sample that is wrong."""
     what, fails = f"a sample of {sources[0]}", f"a sample of {sources[0]} fits in no batch"
     if own is not None:
         what, fails = f"the batch that collate_fn makes of {sources[0]}", f"collate_fn fails for {sources[0]}"
@@ -117,15 +113,12 @@ def _missing_field(batch: Any, spec: DataSpec) -> str | None:
     except TypeError:
         pass
     *others, last = map(repr, spec.read)
-    wanted = f"the spec names {', '.join(others)}{' and ' if others else ''}{last}"
+    held = f"the type {type(batch).__name__}"
     if isinstance(batch, Mapping):
-        return f"it has the fields {', '.join(map(repr, batch))}, and {wanted}"
-    held = (
-        f"{len(batch)} part{'s' * (len(batch) != 1)}"
-        if isinstance(batch, tuple | list)
-        else f"the type {type(batch).__name__}"
-    )
-    return f"it has {held}, and {wanted}"
+        held = f"the fields {', '.join(map(repr, batch))}"
+    elif isinstance(batch, tuple | list):
+        held = f"{len(batch)} part{'s' * (len(batch) != 1)}"
+    return f"it has {held}, and the spec names {', '.join(others)}{' and ' if others else ''}{last}"
 
 
 def check_batch(batch: Any, spec: DataSpec) -> str | None:
@@ -160,9 +153,9 @@ def _wrong_tensors(batch: Any, spec: DataSpec) -> str | None:
         if not value.dim():
             return f"its '{name}' has no samples, but the shape ()"
     samples = len([*fields.values()][-1])
-    for name, value in fields.items():
-        if len(value) != samples:
-            return f"its '{name}' has the shape {tuple(value.shape)}, and its target is of {samples} samples"
+    others = (name for name, value in fields.items() if len(value) != samples)
+    if (name := next(others, None)) is not None:
+        return f"its '{name}' has the shape {tuple(fields[name].shape)}, and its target is of {samples} samples"
     return None
 
 

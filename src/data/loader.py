@@ -76,19 +76,11 @@ def load_apart(splits: Mapping[str, SampleBatches], keys: Iterable[Any], seed: i
 
 
 class Loader:
-    """The batches of one rank, in the order of a batch sampler.
+    """The batches of one rank, in the order of a batch sampler, on the device where they are needed.
 
-    Args:
-        batches: gives the batch of a key.
-        order: the batch sampler.
-        device: where the batches are needed.
-        num_workers: processes that load samples; they stay for all epochs and end with the training process. Tensors
-            in memory take none.
-        wait_context: around the wait for a copy, for whoever measures it.
-        timesteps: the time steps of a batch, asked before it is copied to a device.
-
-    Attributes:
-        timesteps: of the batch that was given last; None where nobody knows.
+    Processes that load samples stay for all epochs and end with the training process; tensors in memory take none.
+    `wait_context` is around the wait for a copy, for whoever measures it. `timesteps` is asked for the time steps of a batch
+    before that is copied; as an attribute it has those of the batch that was given last, None where nobody knows.
     """
 
     def __init__(

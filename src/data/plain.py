@@ -21,9 +21,7 @@ from .spec import DataSpec
 class PlainData:
     """A LightningDataModule that is no DataModule, with the names of one. What it does not say is not known.
 
-    Args:
-        module: may have `spec`, `batch_size`, `name`, `check`, `num_samples`, `fingerprint` and `resume_at` as DataModule
-            has them. Without a spec it trains LightningModules alone.
+    Without a spec it trains LightningModules alone.
     """
 
     def __init__(self, module: LightningDataModule):
@@ -111,14 +109,12 @@ def _setup_unless_done(setup: Callable[[str], None], done: str, stage: str) -> N
 
 def _lost(loader: Any) -> str | None:
     """What a run loses that is resumed within an epoch; None if it loses nothing."""
-    for each in tree_leaves(loader):
-        if not hasattr(each, "state_dict"):
-            return (
-                "it has no resume_at, and its training loader no state_dict: the rest of the epoch is trained on other "
-                "batches than without the stop"
-            )
-        if sized_len(each) is None:
-            return "its training loader has no length: Lightning had fetched a batch ahead, which is left out"
+    loaders = tree_leaves(loader)
+    if not all(hasattr(each, "state_dict") for each in loaders):
+        other = "the rest of the epoch is trained on other batches than without the stop"
+        return f"it has no resume_at, and its training loader no state_dict: {other}"
+    if any(sized_len(each) is None for each in loaders):
+        return "its training loader has no length: Lightning had fetched a batch ahead, which is left out"
     return None
 
 
@@ -126,21 +122,15 @@ Data = DataModule | PlainData
 
 
 def described(module: LightningDataModule) -> Data:
-    """What the training program has to know of any LightningDataModule.
-
-    Raises:
-        UserError: if a DataModule has no `spec`.
-    """
-    if isinstance(module, DataModule):
-        spec = _spec_of(module)
-        if spec is None:
-            raise UserError(
-                f"data: {type(module).__name__} has no spec: a property that returns a batchscope.data.DataSpec"
-            )
-        if module.augment is not None and module.augment.is_on:
-            _check_augment(module.augment, module.name, spec)
-        return module
-    return PlainData(module)
+    """What the training program has to know of any LightningDataModule; UserError if a DataModule has no `spec`."""
+    if not isinstance(module, DataModule):
+        return PlainData(module)
+    name, spec = type(module).__name__, _spec_of(module)
+    if spec is None:
+        raise UserError(f"data: {name} has no spec: a property that returns a batchscope.data.DataSpec")
+    if module.augment is not None and module.augment.is_on:
+        _check_augment(module.augment, module.name, spec)
+    return module
 
 
 def _spec_of(module: LightningDataModule) -> DataSpec | None:

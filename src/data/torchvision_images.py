@@ -4,12 +4,10 @@ Files that exist are verified before the first step and never replaced. Missing 
 folder, verified, and moved into place under a lock, so that several jobs can start on one empty folder.
 """
 
-import contextlib
 import hashlib
 import os
 import socket
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -178,9 +176,14 @@ class TorchvisionImages(TensorDataModule):
         with wait_for_lock(self.root / f".{self.torchvision_name}.lock"):
             if self._complete():
                 return  # another job has downloaded them meanwhile
-            with tempfile.TemporaryDirectory(prefix=".download-", dir=self.root) as folder, _socket_timeout():
+            with tempfile.TemporaryDirectory(prefix=".download-", dir=self.root) as folder:
                 print(f"downloading {self.torchvision_name} to {self.root} …", flush=True)
-                self.source(folder, download=True)
+                before = socket.getdefaulttimeout()
+                socket.setdefaulttimeout(DOWNLOAD_TIMEOUT_S)  # a download that receives nothing is given up
+                try:
+                    self.source(folder, download=True)
+                finally:
+                    socket.setdefaulttimeout(before)
                 for file in self.files:
                     self._verify(Path(folder), file)
                 for file in self.files:
@@ -209,14 +212,3 @@ def _fitting(option: str, asked: int | None, there: int, what: str) -> int:
     if asked is not None and asked > there:
         raise UserError(f"data.{option}: got {asked}, takes at most the {there} {what}")
     return asked or there
-
-
-@contextlib.contextmanager
-def _socket_timeout() -> Iterator[None]:
-    """Give up a download that receives nothing for DOWNLOAD_TIMEOUT_S, instead of hanging."""
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(DOWNLOAD_TIMEOUT_S)
-    try:
-        yield
-    finally:
-        socket.setdefaulttimeout(before)

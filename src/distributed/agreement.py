@@ -27,9 +27,7 @@ _LAST_WORDS_S = 2  # for the record of a rank that fails; it waits longer before
 class Agreement(Callback):
     """Compares facts between all ranks before training starts; a difference is a UserError on all ranks.
 
-    Args:
-        run_dir: where rank 0 has begun its record; the other ranks have to see it.
-        facts: returns what all ranks have to share, in plain containers; called when training starts.
+    All ranks have to see the record that rank 0 has begun in `run_dir`. `facts` is called when training starts.
     """
 
     def __init__(self, run_dir: Path, facts: Callable[[], dict[str, Any]]):
