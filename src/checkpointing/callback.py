@@ -82,7 +82,12 @@ class Checkpoints(SyncsRanks, Checkpoint):
     def check(self, module: LightningModule) -> None:
         """Raise UserError for what would fail later: weights that could not be read back, a metric without a direction."""
         check_weights(module.state_dict())
-        self.mode = self.mode or _direction(self.monitor, module)
+        if self.mode is None:
+            is_rising = rises(self.monitor, module)
+            if is_rising is None:
+                said = f"nobody says which way {self.monitor} gets better; write min or max"
+                raise UserError(f"callbacks.checkpoint.mode: {said}")
+            self.mode = "max" if is_rising else "min"
 
     def record_facts(self) -> dict[str, Any]:
         """For the run's record: why validations have left no best checkpoint; None where one is the best, or none was."""
@@ -241,14 +246,6 @@ class Checkpoints(SyncsRanks, Checkpoint):
         if self.best_model_score is None:
             return True
         return score < self.best_model_score if self.mode == "min" else score > self.best_model_score
-
-
-def _direction(monitor: str, module: LightningModule) -> Literal["min", "max"]:
-    """Which end of a metric is the better one."""
-    is_rising = rises(monitor, module)
-    if is_rising is None:
-        raise UserError(f"callbacks.checkpoint.mode: nobody says which way {monitor} gets better; write min or max")
-    return "max" if is_rising else "min"
 
 
 def _accumulated_gradients(module: LightningModule) -> dict[str, Tensor]:

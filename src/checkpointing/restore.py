@@ -44,14 +44,6 @@ def prepare_resume(trainer: Trainer, data: Any, point: ResumePoint) -> None:
 
 
 def _restore_and_save(trainer: Trainer, point: ResumePoint) -> None:
-    """What follows the batch may be a validation, whose checkpoint has to hold the states before it."""
-    _restore_parameters_and_random_state(trainer, point)
-    for callback in trainer.checkpoint_callbacks:
-        if isinstance(callback, Checkpoints):
-            callback.save_if_due(trainer)
-
-
-def _restore_parameters_and_random_state(trainer: Trainer, point: ResumePoint) -> None:
     module: Any = trainer.lightning_module
     parameters, rank = dict(module.named_parameters()), trainer.global_rank
     try:
@@ -66,3 +58,6 @@ def _restore_parameters_and_random_state(trainer: Trainer, point: ResumePoint) -
         restore_random_state(point.loop_state["random"][rank])
     except Exception as error:
         raise point.cannot_be_restored(error) from error
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, Checkpoints):  # a validation may follow: its checkpoint has to hold the states before it
+            callback.save_if_due(trainer)

@@ -153,9 +153,9 @@ def _wrong_tensors(batch: Any, spec: DataSpec) -> str | None:
         if not value.dim():
             return f"its '{name}' has no samples, but the shape ()"
     samples = len([*fields.values()][-1])
-    others = (name for name, value in fields.items() if len(value) != samples)
-    if (name := next(others, None)) is not None:
-        return f"its '{name}' has the shape {tuple(fields[name].shape)}, and its target is of {samples} samples"
+    for name, value in fields.items():
+        if len(value) != samples:
+            return f"its '{name}' has the shape {tuple(value.shape)}, and its target is of {samples} samples"
     return None
 
 
