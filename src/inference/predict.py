@@ -210,7 +210,7 @@ def predict(trained: Trained, source: str) -> Predictions | Answers:
 def _serving(trained: Trained, source: str, trainer: Trainer) -> LightningDataModule:
     """The data, whose `predict_dataloader` serves a split from now on."""
     data, (stage, method) = trained.data, SPLITS[source]
-    module = lightning_of(data)
+    module: Any = lightning_of(data)
     data.prepare_data()
     if trained.trained_on not in ("", data.name):
         warn(f"the network was trained on {trained.trained_on}, and answers samples of {data.name}")
@@ -220,7 +220,8 @@ def _serving(trained: Trained, source: str, trainer: Trainer) -> LightningDataMo
         raise UserError(f"input: got '{source}', and {data.name} has no {missing}")
     if source != "predict":
         data.setup(stage)
-        cast(Any, module).predict_dataloader = getattr(module, method)
+        module.predict_dataloader, setup = getattr(module, method), module.setup
+        module.setup = lambda stage: None if stage == "predict" else setup(stage)  # that split is set up
     return module
 
 
