@@ -135,13 +135,13 @@ class Loader:
         the training stream is done with it. torch's allocator keeps pinned memory until the copy from it has ended. CUDA
         events recorded at the start and at the end of `wait_context` have the training stream's wait between them.
         """
-        if self._stream is None:  # one for all epochs, because torch's allocator keeps a memory pool per stream
-            self._stream = torch.cuda.Stream(self.device)
+        # One for all epochs, because torch's allocator keeps a memory pool per stream.
+        stream = self._stream = self._stream or torch.cuda.Stream(self.device)
         ahead: list[tuple[Any, Any, int | None]] = []
         for batch in raised(self._loader):
-            with torch.cuda.stream(self._stream):
+            with torch.cuda.stream(stream):
                 sent = tree_map_only(Tensor, lambda tensor: tensor.to(self.device, non_blocking=True), batch)
-                ahead.append((sent, self._stream.record_event(), self._timesteps_of(batch)))
+                ahead.append((sent, stream.record_event(), self._timesteps_of(batch)))
             if len(ahead) > 1:
                 yield self._received(*ahead.pop(0))
         for last in ahead:

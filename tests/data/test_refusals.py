@@ -130,6 +130,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: inputs(InMemory((torch.zeros(1_003, 1, 8, 8), torch.arange(1_003)))),
         f"{SPLIT} it has the label 4, and the classes are 0 to 3",
     ),
+    "a shape in memory": (
+        lambda: inputs(InMemory((torch.zeros(4, 1, 7, 8), torch.zeros(4, dtype=torch.long)))),
+        f"{SPLIT} its inputs have the shape (1, 7, 8), and the spec says (1, 8, 8)",
+    ),
     "arrays in memory": (
         lambda: inputs(InMemory((numpy.zeros((4, 1, 8, 8)), numpy.zeros(4)))),
         f"{SPLIT} its 'x' is a ndarray, and has to be a tensor",

@@ -135,6 +135,12 @@ def test_it_answers_by_its_own_step_to_the_loader_of_a_split(source: str, points
         }  # fmt: skip
 
 
+def test_the_limit_of_a_split_leaves_fewer_samples(made) -> None:
+    module = made()
+    module.config["trainer"]["limit_test_batches"] = 1
+    assert len(predict(module, "test").names) == 8
+
+
 # Data, a split of them, and the points that a `forward` without a step around it gets of its batches.
 INPUTS = {
     "points predict": X[:10],  # points alone
