@@ -16,7 +16,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import get_worker_info
 
-from ..errors import UserError, cut
+from ..errors import UserError, in_one_line
 
 _IGNORED = ("SIGINT", "SIGHUP", "SIGUSR1")  # the training process answers them with a checkpoint; SIGTERM, too
 
@@ -38,8 +38,7 @@ def data_error(what: str, error: Exception) -> UserError:
         return error
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    first = cut(" ".join(str(error).split()), 200)
-    answer = UserError(f"data: {what}: {type(error).__name__}{f': {first}' if first else ''}{place}")
+    answer = UserError(f"data: {what}: {in_one_line(error)}{place}")
     answer.add_note("".join(traceback.format_exception(error)))  # a worker's exception arrives without its cause
     return answer
 

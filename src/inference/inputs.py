@@ -27,7 +27,7 @@ class Inputs(Dataset):
     """
 
     names: Sequence[str]
-    samples: "Sequence[Any]"
+    samples: Any  # by their numbers
     resized: str = ""  # what was done to samples of another size; empty for nothing
 
     def __len__(self) -> int:
@@ -71,7 +71,7 @@ def refuse_input(source: Path) -> None:
         )
 
 
-class _Images(Sequence):
+class _Images:
     """Image files, of which each is read when it is asked for."""
 
     def __init__(self, files: Sequence[Path], spec: DataSpec):
@@ -79,10 +79,7 @@ class _Images(Sequence):
         if spec.input_shape[0] not in _MODES:
             raise UserError(f"input: the network reads {spec.input_shape[0]} channels: takes an .npz file, not images")
 
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def __getitem__(self, index: Any) -> tuple[Tensor]:
+    def __getitem__(self, index: int) -> tuple[Tensor]:
         channels, height, width = self.spec.input_shape
         file = self.files[index]
         try:
