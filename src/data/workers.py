@@ -18,8 +18,6 @@ from torch.utils.data import get_worker_info
 
 from ..errors import UserError, in_one_line
 
-_IGNORED = ("SIGINT", "SIGHUP", "SIGUSR1")  # the training process answers them with a checkpoint; SIGTERM, too
-
 
 def raised(items: Any) -> Iterator[Any]:
     """The items of a DataLoader; one that is a UserError is raised, without the traceback that torch would add to it."""
@@ -69,43 +67,28 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def start_worker(worker: int) -> None:
-    """What a worker does first: it leaves the signals of a run to the training process, and ends with it."""
-    leave_signals_to_parent()
-    exit_with_parent()
+    """What a worker does first: it leaves the signals of a run to the training process, and ends with it.
 
-
-def leave_signals_to_parent() -> None:
-    """Have a worker go on at a signal to all processes of a run, such as Ctrl-C or a job manager's SIGTERM.
-
-    The training process finishes its step meanwhile, and a worker that has ended would make that fail. The training
-    process itself ends its workers by SIGTERM. Where the system does not say who sent a signal (macOS), any SIGTERM ends them.
+    At a signal to all processes of a run, such as Ctrl-C or a job manager's SIGTERM, the training process finishes its step,
+    and a worker that has ended would make that fail. The training process itself ends its workers by SIGTERM; where the
+    system does not say who sent a signal (macOS), any SIGTERM does. torch's workers watch their parent process, which under
+    the start method `forkserver` is the server: those of a killed training process would wait forever.
     """
-    for name in _IGNORED:
-        signal.signal(getattr(signal, name), lambda number, frame: None)
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, lambda number, frame: None)
     parent = parent_process()
-    if parent is None or not hasattr(signal, "sigwaitinfo"):
-        return
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # before any thread is started, which inherits it
+    assert parent is not None, "a worker has a parent process"
 
-    def wait() -> None:
+    def end_at_sigterm() -> None:
         while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent.pid:
             pass
         os._exit(0)  # it is the plan: torch takes another code for a failure of the worker
 
-    threading.Thread(target=wait, daemon=True).start()
-
-
-def exit_with_parent() -> None:
-    """Have a worker exit when the training process ends, even if that is killed.
-
-    torch's workers watch their parent process, which under the start method `forkserver` is the server: the workers of
-    a killed training process would wait forever.
-    """
-    parent = parent_process()
-    assert parent is not None, "a worker has a parent process"
-
-    def wait() -> None:
+    def end_with_parent() -> None:
         connection.wait([parent.sentinel])
         os._exit(1)
 
-    threading.Thread(target=wait, daemon=True).start()
+    if hasattr(signal, "sigwaitinfo"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # before any thread is started, which inherits it
+        threading.Thread(target=end_at_sigterm, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
