@@ -234,24 +234,22 @@ class _ResumedEpochLoop(_TrainingEpochLoop):
             super().advance(data_fetcher)
 
 
-class AppendingCSVWriter(ExperimentWriter):
-    """Lightning's CSV writer, with its handling of an existing file as methods to override."""
+def append_to_csv(logger: CSVLogger, columns: list[str], rewrite: Callable[[list[str]], None]) -> None:
+    """Have a CSVLogger that is not yet used append to its file, which has these columns; `rewrite` gives it others.
 
-    def existing_columns(self) -> list[str]:
-        """The columns of the file that is there; Lightning deletes that file."""
-        raise NotImplementedError
+    Lightning deletes a file that is there. It adds a column by truncating the file and writing it again.
+    """
 
-    def add_columns(self, columns: list[str]) -> None:
-        """Rewrite the file with these columns; Lightning truncates it first."""
-        raise NotImplementedError
+    class Writer(ExperimentWriter):
+        @override
+        def _check_log_dir_exists(self) -> None:
+            self.metrics_keys = columns
 
-    @override
-    def _check_log_dir_exists(self) -> None:
-        self.metrics_keys = self.existing_columns()
+        @override
+        def _rewrite_with_new_header(self, fieldnames: list[str]) -> None:
+            rewrite(fieldnames)
 
-    @override
-    def _rewrite_with_new_header(self, fieldnames: list[str]) -> None:
-        self.add_columns(fieldnames)
+    logger._experiment = Writer(log_dir=logger.log_dir)
 
 
 def has_begun(logger: MLFlowLogger | WandbLogger) -> bool:
@@ -271,11 +269,6 @@ def continue_mlflow_run(logger: MLFlowLogger, tag: str) -> None:
     if logger._run_id is not None:
         client.update_run(logger._run_id, status="RUNNING")
     _ = logger.experiment
-
-
-def set_csv_writer(logger: CSVLogger, writer: ExperimentWriter) -> None:
-    """Have the logger write its file by this writer."""
-    logger._experiment = writer
 
 
 def prefixed(logger: CSVLogger | MLFlowLogger | TensorBoardLogger, keys: Sequence[str]) -> list[str]:

@@ -13,9 +13,8 @@ from typing import Any
 from lightning import Trainer
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from typing_extensions import override
 
-from .._lightning import AppendingCSVWriter, set_csv_writer
+from .._lightning import append_to_csv
 from ..records.step_file import read_rows, write_rows
 
 
@@ -94,18 +93,7 @@ def _name(logger: Logger, path: Path) -> str:
 def append_to_file(logger: CSVLogger) -> None:
     """Have a CSVLogger that is not yet used append to its file, and add columns atomically.
 
-    Lightning deletes a file that is there. It adds a column by truncating the file and writing it again: a run that is
-    killed at that moment loses rows that its checkpoint counts on.
+    By Lightning's own way of adding a column a run that is killed loses rows that its checkpoint counts on.
     """
-    set_csv_writer(logger, _AtomicCSVWriter(log_dir=logger.log_dir))
-
-
-class _AtomicCSVWriter(AppendingCSVWriter):
-    @override
-    def existing_columns(self) -> list[str]:
-        return read_rows(Path(self.metrics_file_path))[0]
-
-    @override
-    def add_columns(self, columns: list[str]) -> None:
-        path = Path(self.metrics_file_path)
-        write_rows(path, columns, read_rows(path)[1])
+    path = _csv_file(logger)
+    append_to_csv(logger, read_rows(path)[0], lambda columns: write_rows(path, columns, read_rows(path)[1]))
