@@ -157,7 +157,7 @@ def wait_for_lock(path: Path) -> Iterator[None]:
 def lock_folder(folder: Path, option: str, busy: str) -> Iterator[None]:
     """Hold the lock file `.lock` of a folder, which is created if it is missing.
 
-    UserError if another process holds it, with the message `busy`, or if it cannot be written; `option` names the folder.
+    UserError if another process holds it (`busy` says so), or if it cannot be written; `option` names the folder.
     """
     with contextlib.ExitStack() as held:
         try:
@@ -262,8 +262,8 @@ def refuse_links(
 ) -> None:
     """Raise UserError for a folder in which a write could land elsewhere, or block; it may be missing.
 
-    `name` is what it is, `root` what it has to lie in itself, and `written` are glob patterns of what will be written directly
-    in it: links beside that do no harm. A folder that cannot be listed is refused, because its links would still work.
+    `name` is what it is, `root` what it has to lie in itself, and `written` are glob patterns of what will be written
+    directly in it: links beside that do no harm. A folder that cannot be listed is refused: its links would still work.
     """
     if root is not None and not is_inside(folder, root):
         raise UserError(f"{folder}: is behind a link that leads out of {root}; replace it by what it leads to")

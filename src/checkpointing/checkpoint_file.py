@@ -122,7 +122,7 @@ def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
 
 
 def link_checkpoint(source: Path, target: Path) -> None:
-    """Make `target` the checkpoint that `source` is now: a hard link, or a copy where there are none; as `write_checkpoint`."""
+    """As `write_checkpoint`, make `target` what `source` is now: a hard link, or a copy where there are none."""
     try:
         if target.exists() and target.samefile(source):
             return
@@ -143,7 +143,7 @@ def link_checkpoint(source: Path, target: Path) -> None:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Load a checkpoint that batchscope wrote, on the CPU; UserError if it is damaged or holds more than plain values."""
+    """Load a checkpoint that batchscope wrote, on the CPU; UserError if it is damaged or holds code."""
     if not os.path.isfile(path):
         raise UserError(f"ckpt: got '{path}', which is not a file")
     try:

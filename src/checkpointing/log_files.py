@@ -24,9 +24,9 @@ def loggers_of_rank(trainer: Trainer) -> list[Logger]:
 
 
 def log_positions(loggers: list[Logger], earlier: dict[str, int]) -> dict[str, int]:
-    """How far the log files are written: TensorBoard files in bytes, CSV files in lines, which a new column leaves alone.
+    """How far the log files are written: TensorBoard files in bytes, CSV files in lines, which new columns do not change.
 
-    Files have their names relative to the loggers' `save_dir`, because a run's folder may be moved. A file that no logger
+    Names of files are relative to the loggers' `save_dir`, because a run's folder may be moved. A file that no logger
     writes now keeps its `earlier` position: a logger that is off for a while continues from there.
     """
     positions = dict(earlier)
@@ -55,8 +55,8 @@ def earlier_events(loggers: list[Logger]) -> list[Path]:
 def cut_logs(loggers: list[Logger], earlier: list[Path], to: dict[str, int], step: int) -> None:
     """Cut the log files to their positions at a checkpoint.
 
-    A file that the checkpoint does not know was begun after it, and all of its steps are trained again. The loggers have
-    logged nothing yet; `earlier` is of `earlier_events`, `to` of `log_positions`. TensorBoard purges steps after `step`.
+    A file that the checkpoint does not know was begun after it, and all of its steps are trained again. `earlier` is of
+    `earlier_events`, `to` of `log_positions`; the loggers have logged nothing yet. TensorBoard purges steps after `step`.
     """
     for logger in loggers:
         if isinstance(logger, TensorBoardLogger):

@@ -59,5 +59,5 @@ def _restore_and_save(trainer: Trainer, point: ResumePoint) -> None:
     except Exception as error:
         raise point.cannot_be_restored(error) from error
     for callback in trainer.checkpoint_callbacks:
-        if isinstance(callback, Checkpoints):  # a validation may follow: its checkpoint has to hold the states before it
+        if isinstance(callback, Checkpoints):  # a validation may follow, whose checkpoint has the states before it
             callback.save_if_due(trainer)

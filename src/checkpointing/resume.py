@@ -46,7 +46,7 @@ def find(overrides: list[str]) -> tuple[Path, list[str]]:
 
 
 def run_folder(name: str, option: str) -> Path:
-    """The folder of the run that somebody names by its path, by its record, or as `last`; UserError if it names no run."""
+    """The folder of the run that is named by its path, by its record, or as `last`; UserError if there is none."""
     if name == "last":
         return newest(option)
     path = Path(name)
@@ -76,7 +76,7 @@ def _newest_of_all_ranks() -> Path:
 
 
 def newest(option: str) -> Path:
-    """The folder of the run that was started last; UserError without one, or where an unreadable record may be newer."""
+    """The folder of the run that was started last; UserError without one, or if an unreadable record may be newer."""
     runs: list[tuple[str, bool, Path]] = []  # when it was started, and whether its record cannot be read
     for path in RUNS.glob(f"*/{FILE}"):
         try:

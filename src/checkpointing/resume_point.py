@@ -1,7 +1,7 @@
 """ResumePoint: which checkpoint a run is resumed from, and whether the run may continue there.
 
-What is checked here is found before anything of the run is changed, so that an earlier checkpoint can take its place. The
-states of optimizers, callbacks, loops and precision are checked where they are loaded (restore.py).
+What is checked here is found before anything of the run is changed, so that an earlier checkpoint can take its place.
+The states of optimizers, callbacks, loops and precision are checked where they are loaded (restore.py).
 """
 
 import os
@@ -44,7 +44,7 @@ class ResumePoint:
         return UserError(f"resume: {self.path} cannot be resumed from: {type(error).__name__}: {cut(str(error), 200)}")
 
     def check(self, trainer: Trainer, fingerprint: str) -> None:
-        """UserError if the data or the number of ranks differ from the run's, or it has trained more than is asked for."""
+        """UserError if the data or the number of ranks differ from the run's, or it has trained more than is asked."""
         before = self.provenance.get("fingerprint", fingerprint)
         if before != fingerprint:
             raise UserError(f"resume: the data have changed: their fingerprint is {fingerprint}, and was {before}")
@@ -65,8 +65,9 @@ class ResumePoint:
 def find_resume_point(folder: Path, module: LightningModule | None = None, run_dir: Path | None = None) -> ResumePoint:
     """The last checkpoint of a run or, where that is missing or not valid, the best one, with a warning that says why.
 
-    Without the run's `module` the checkpoints are validated by themselves. One outside of `run_dir`, by default `folder`'s
-    parent, has to be this run's. UserError if none is valid, or one that was written is gone, or the folder cannot be read.
+    Without the run's `module` the checkpoints are validated by themselves. One outside of `run_dir`, by default the
+    parent of `folder`, has to be this run's. UserError if none is valid, if one that was written is gone, or if the folder
+    cannot be read.
     """
     run_dir, found = run_dir or folder.parent, _checkpoints_in(folder)
     last = folder / "last.ckpt"  # written before any other
@@ -89,7 +90,7 @@ def find_resume_point(folder: Path, module: LightningModule | None = None, run_d
 
 
 def check_resumable(checkpoint: dict[str, Any], path: Path, module: LightningModule | None = None) -> ResumePoint:
-    """The point that a checkpoint of `load_checkpoint` holds; UserError unless it fits the run's unused module, if given."""
+    """The point that a loaded checkpoint holds; UserError if it is none, or does not fit the run's unused module."""
     try:
         state, batches = checkpoint["loop_state"], checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
         counts = checkpoint["epoch"], batches["current"]["ready"], checkpoint["global_step"]

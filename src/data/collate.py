@@ -72,7 +72,7 @@ def _stacked(values: list[Any], spec: DataSpec, padding: int = 0) -> Any:
 
 
 def batch_of(samples: list[Any], sources: list[str], spec: DataSpec, own: Collate | None = None) -> Any:
-    """The samples as one batch, made by a user's `collate_fn` if there is one; UserError names a sample that is wrong."""
+    """The samples as one batch, made by a user's `collate_fn` if there is one; UserError names a wrong sample."""
     what, fails = f"a sample of {sources[0]}", f"a sample of {sources[0]} fits in no batch"
     if own is not None:
         what, fails = f"the batch that collate_fn makes of {sources[0]}", f"collate_fn fails for {sources[0]}"
@@ -181,8 +181,8 @@ def _wrong_lengths(batch: Any, spec: DataSpec) -> str | None:
 def _wrong_label(spec: DataSpec, y: Tensor) -> str | None:
     """The first label that is no class, or neither 0 nor 1 of several, in words.
 
-    On a GPU it would raise an assertion many steps later, without a name. A pixel, and a step behind the end of a sequence,
-    may have no class: PADDING.
+    On a GPU it would raise an assertion many steps later, without a name. A pixel, and a step behind the end of a
+    sequence, may have no class: PADDING.
     """
     if spec.target not in (*CLASSES, *LABELS):
         return None

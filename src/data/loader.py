@@ -79,8 +79,8 @@ class Loader:
     """The batches of one rank, in the order of a batch sampler, on the device where they are needed.
 
     Processes that load samples stay for all epochs and end with the training process; tensors in memory take none.
-    `wait_context` is around the wait for a copy, for whoever measures it. `timesteps` is asked for the time steps of a batch
-    before that is copied; as an attribute it has those of the batch that was given last, None where nobody knows.
+    `wait_context` is around the wait for a copy, for whoever measures it. `timesteps` is asked for the time steps of a
+    batch before that is copied; the attribute has those of the batch that was given last, None where nobody knows.
     """
 
     def __init__(
@@ -131,9 +131,9 @@ class Loader:
     def _prefetched(self) -> Iterator[Any]:
         """Yield each pinned batch on the GPU while the next one is copied on a stream of its own.
 
-        The training stream waits for the copy on the device; the host never waits. `record_stream` keeps the memory until
-        the training stream is done with it. torch's allocator keeps pinned memory until the copy from it has ended. CUDA
-        events recorded at the start and at the end of `wait_context` have the training stream's wait between them.
+        The training stream waits for the copy on the device; the host never waits. `record_stream` keeps the memory
+        until the training stream is done with it. torch's allocator keeps pinned memory until the copy from it has
+        ended. CUDA events recorded at the start and the end of `wait_context` have the training stream's wait between.
         """
         # One for all epochs, because torch's allocator keeps a memory pool per stream.
         stream = self._stream = self._stream or torch.cuda.Stream(self.device)

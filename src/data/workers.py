@@ -69,10 +69,10 @@ def seeded(seed: int) -> Iterator[None]:
 def start_worker(worker: int) -> None:
     """What a worker does first: it leaves the signals of a run to the training process, and ends with it.
 
-    At a signal to all processes of a run, such as Ctrl-C or a job manager's SIGTERM, the training process finishes its step,
-    and a worker that has ended would make that fail. The training process itself ends its workers by SIGTERM; where the
-    system does not say who sent a signal (macOS), any SIGTERM does. torch's workers watch their parent process, which under
-    the start method `forkserver` is the server: those of a killed training process would wait forever.
+    At a signal to all processes of a run, such as Ctrl-C or a job manager's SIGTERM, the training process finishes its
+    step, and a worker that has ended would make that fail. The training process itself ends its workers by SIGTERM;
+    where the system does not say who sent a signal (macOS), any SIGTERM does. torch's workers watch their parent, which
+    under the start method `forkserver` is the server: those of a killed training process would wait forever.
     """
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, lambda number, frame: None)

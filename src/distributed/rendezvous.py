@@ -27,7 +27,7 @@ def receive() -> dict[str, Any]:
 
 
 def once_for_all(prepare: Callable[[], None], trainer: Any, on_each_machine: bool) -> None:
-    """Call `prepare` in the first process, or in the first one of each machine; the others wait, and fail if it does."""
+    """Call `prepare` in the first process, or the first one of each machine; the others wait, and fail if it does."""
     rank, machine = current(), trainer.node_rank if on_each_machine else 0
     if not rank.launcher or rank.world_size == 1:
         if not rank.rank:  # has prepared before Lightning starts the others

@@ -44,8 +44,8 @@ class _Forward(nn.Module):
 def export(trained: Trained, form: str, path: Path, samples: Mapping[str, Tensor]) -> Exported:
     """Write a network in one of FORMATS, and compare what the file answers with what the network answers.
 
-    `samples` are real inputs by the names of `forward`'s arguments: `x: (N, …)` where there is one, and `lengths: (N,)` where
-    they vary. UserError for what cannot be exported or written, and for a file that answers NaN, which is not kept.
+    `samples` are real inputs by the names of `forward`'s arguments: `x: (N, …)` where there is one, `lengths: (N,)`
+    where they vary. UserError for what cannot be exported or written; a file that answers NaN is not kept.
     """
     refuse(form, path)
     network = trained.network.eval().cpu()

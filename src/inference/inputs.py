@@ -40,10 +40,10 @@ class Inputs(Dataset):
 def read_inputs(source: Path, spec: DataSpec) -> Inputs:
     """The samples of a file or folder, as a network for `spec` reads them.
 
-    `source` is a folder with images at any depth, one image, or an `.npz` file with an array `x: (N, …)`, or one of each of
-    several inputs by its name. Images are scaled to [0, 1] and normalised as the training data. Arrays of bytes are images
-    from 0 to 255, as `(N, C, H, W)` or `(N, H, W, C)`; of others integers become int64, and floats float32. UserError if
-    nothing is there, or a sample does not have the shape that the network reads.
+    `source` is a folder with images at any depth, one image, or an `.npz` file with an array `x: (N, …)`, or one of each
+    of several inputs by its name. Images are scaled to [0, 1] and normalised as the training data. Arrays of bytes are
+    images from 0 to 255, as `(N, C, H, W)` or `(N, H, W, C)`; of others integers become int64, and floats float32.
+    UserError if nothing is there, or a sample does not have the shape that the network reads.
     """
     refuse_input(source)
     if source.suffix == ".npz":

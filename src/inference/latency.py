@@ -120,8 +120,9 @@ class Latencies:
             ends = [rate - rate / (1 + reach), rate * reach]
             upper.errorbar(known["batch_size"], rate, yerr=ends, marker="o", color=style.COLOURS[0], capsize=2)
             upper.set_title(f"{title}: samples/s")
-            for column, name, look in zip(("p50_ms", "p99_ms"), ("median", "99th percentile"), style.COLOURS, strict=False):
-                lower.plot(known["batch_size"], known[column], marker="o", color=look, label=name)
+            curves = {"p50_ms": "median", "p99_ms": "99th percentile"}
+            for (column, name), colour in zip(curves.items(), style.COLOURS, strict=False):
+                lower.plot(known["batch_size"], known[column], marker="o", color=colour, label=name)
             lower.set_title("ms a batch")
             lower.legend()
             for axes in (upper, lower):
@@ -155,10 +156,10 @@ def _cell(name: str, value: float) -> str:
 def measure_latency(
     trained: Trained, sizes: Sequence[int], limits: Limits | None = None, say: Callable[[str], None] = lambda line: None
 ) -> Latencies:
-    """Time a network's forward pass for each batch size, on random inputs, or on samples where only the data know the shapes.
+    """Time a network's forward pass for each batch size, on random inputs, or samples where only these tell the shapes.
 
-    Device and precision are those of the configuration's trainer; images are stored as in an evaluation. UserError if no size
-    fits into the device's memory, or the network does not take such inputs.
+    Device and precision are those of the configuration's trainer; images are stored as in an evaluation. UserError if no
+    size fits into the device's memory, or the network does not take such inputs.
     """
     samples = samples_of(trained, max(sizes)) if trained.needs_data or trained.example is not None else None
     trainer = trainer_for(trained)

@@ -113,7 +113,7 @@ def load_model(
 
 
 def restore(path: Path, overrides: list[str], with_data: bool) -> Trained:
-    """The network of a checkpoint, and its data or, without them, what the checkpoint says of them; UserError as `load_model`.
+    """The network of a checkpoint, and its data or what the checkpoint says of them; UserError as `load_model`.
 
     The overrides change the run's configuration, and say what a file alone must not decide.
     """

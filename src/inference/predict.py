@@ -259,7 +259,7 @@ def _set_step(trained: Trained, is_whole: bool) -> None:
             output, odd = output.masked_fill(ended, math.nan), odd & ~ended
         if trained.spec.kind == "image":
             image = tree_leaves(x)[0]
-            drawn = image[: max(0, _DRAWN - batch_idx * len(image))].float().clone()  # a view would hold the whole batch
+            drawn = image[: max(0, _DRAWN - batch_idx * len(image))].float().clone()  # a view would hold all images
         odd = odd.flatten(1).any(1) if odd.dim() > 1 else odd
         return {"output": output, "target": target, "drawn": drawn, "odd": odd}
 
@@ -304,8 +304,8 @@ def _columns(batches: list[Any], name: str) -> dict[str, np.ndarray]:
         if len(lengths) != 1 or None in lengths or (parts and parts.keys() != arrays.keys()):
             shapes = {key: "an object" if array.dtype == object else array.shape for key, array in arrays.items()}
             raise UserError(
-                f"model: {name} answers {shapes}, and predict takes a tensor with a row for each sample, or a dict or a "
-                "tuple of them"
+                f"model: {name} answers {shapes}, and predict takes a tensor with a row for each sample, or a dict or "
+                "a tuple of them"
             )
         for key, array in arrays.items():
             parts.setdefault(key, []).append(array)

@@ -78,7 +78,7 @@ def inputs_of(trained: Trained, batch: Any, is_whole: bool = True) -> tuple[Any,
 
 
 def parts_of(spec: DataSpec, batch: Any, is_whole: bool) -> tuple[Any, Any, Tensor | None]:
-    """As `DataSpec.parts`. Unless it `is_whole`, a batch has no target: it is inputs, or a tuple of inputs and lengths."""
+    """As `DataSpec.parts`. Unless it `is_whole`, a batch has no target: it is inputs, or inputs and lengths."""
     if is_whole:
         return spec.parts(batch)
     x, *rest = batch if isinstance(batch, list | tuple) else (batch,)
