@@ -129,7 +129,9 @@ class Together:
         while waiting:
             warm: list[Process] = []
             for process in waiting:
-                if _living(warm) and not _has_memory_for(1, warm):
+                group = [other for other in waiting if self._groups[other.job] == self._groups[process.job]]
+                more = 1 if {*group} & {*warm} else len(group)  # a further group warms up as a whole
+                if _living(warm) and not _has_memory_for(more, warm):
                     break
                 warm.append(process)
                 self._warm(process)
