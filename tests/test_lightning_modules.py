@@ -361,7 +361,7 @@ class Masks(DataModule):
         masks = [pil_to_tensor(Image.open(self.root / split / "masks" / image.name))[0] for image in images]
         return [(to_tensor(Image.open(image)), (mask > 0).long()) for image, mask in zip(images, masks)]
 '''
-SCRIPT = '''
+SCRIPT = """
 import json
 
 import batchscope
@@ -378,7 +378,7 @@ with torch.inference_mode():
     x = torch.rand(3, 1, 28, 28)
     found["difference"] = (exported(x) - network(x)).abs().max().item()
 print(json.dumps(found))
-'''
+"""
 LINEAR = "{{_target_: torch.nn.Linear, in_features: {}, out_features: {}}}"
 SEQUENTIAL = "{{_target_: torch.nn.Sequential, _args_: [{}, {{_target_: torch.nn.ReLU}}, {}]}}"
 ENCODER = SEQUENTIAL.format(LINEAR.format(784, 64), LINEAR.format(64, 3))

@@ -87,6 +87,6 @@ def read_answer(folder: str | os.PathLike[str]) -> dict[str, Any]:
     except ValueError:
         content = None
     groups = content.get("groups") if isinstance(content, dict) and content.get("schema") == SCHEMA else None
-    if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
+    if content is None or not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
         raise UserError(f"{path}: holds no answer of this version; batchscope report {folder} writes it again")
     return content

@@ -28,6 +28,7 @@ from .read import find
 from .run import Run
 from .text import aligned, and_, load_words
 
+NOTHING_KNOWN = Ratio(1.0, 0.0, math.inf)
 BASELINE, CHANGE, AGAIN = "baseline", "change", "baseline_again"  # roles of a run
 FILE = "diagnosis.md"
 _WIDTH = 80  # columns
@@ -45,7 +46,7 @@ class Trial:
     rate: float = 0.0  # samples/s; 0 unless a run finished
     load: float | None = None  # the share of the processor that other programs took beside it, if worth a word
     is_beside: bool = False  # whether it shared passes with the baseline
-    ratio: Ratio = Ratio(1.0, 0.0, math.inf)  # of its rate to the baseline's; each end alone is sure
+    ratio: Ratio = NOTHING_KNOWN  # of its rate to the baseline's; each end alone is sure
     why_not: str = ""  # why it cannot be compared with the baseline; empty if it can
 
     @property

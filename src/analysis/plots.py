@@ -151,7 +151,7 @@ def _points(sizes: pd.DataFrame, name: str) -> pd.DataFrame:
     if name == RATE:
         low, high = sizes["low"], sizes["high"]
     elif name == "time_to_target_s":  # a run that is at the target in its first validation was never seen below it
-        low = np.maximum(sizes["not_reached_after_s"], value / 2)
+        low = sizes["not_reached_after_s"].clip(lower=value / 2)
     elif f"{name}_sd" in sizes:
         low, high = value - sizes[f"{name}_sd"], value + sizes[f"{name}_sd"]
     points = pd.DataFrame({"value": value, "low": low.fillna(value), "high": high.fillna(value)})

@@ -111,8 +111,10 @@ class Answer:
         return [
             f"{training.title}: {work}, training steps alone",
             f"measured on {here}; intervals of {percent(CONFIDENCE)}, of ratios {percent(SURE)}",
-            f"assumed elsewhere: {question.start_up_s:g} s to start, a host as fast as this one, "
-            f"precision {question.precision}",
+            (
+                f"assumed elsewhere: {question.start_up_s:g} s to start, a host as fast as this one, "
+                f"precision {question.precision}"
+            ),
         ]
 
     def notes(self) -> list[str]:

@@ -142,7 +142,7 @@ def identity(device: torch.device) -> dict[str, Any]:
 
 def _on_battery() -> bool | None:
     """Whether a laptop runs on its battery; None without one."""
-    with contextlib.suppress(AttributeError, OSError):  # psutil has no such function on every system, or no file to read
+    with contextlib.suppress(AttributeError, OSError):  # psutil has no such function on every system
         battery = psutil.sensors_battery()
         return None if battery is None or battery.power_plugged is None else not battery.power_plugged
     return None

@@ -105,7 +105,7 @@ class Latencies:
         answer = choice_words(self.selection, "measurement", load=self.rates.load)
         if self.selection.size is None:
             return [answer, *left]
-        row = self.table.set_index("batch_size").loc[self.selection.size]
+        row = self.table.set_index("batch_size").to_dict("index")[self.selection.size]
         gives = f"{significant(row['samples_per_sec'])} samples/s at {significant(row['p50_ms'])} ms a batch."
         return [answer, f"{self.selection.size:,} answers {gives}", *left]
 

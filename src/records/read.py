@@ -66,7 +66,7 @@ def read(run_dir: Path) -> dict[str, Any]:
     with reading(path, DamagedRecordError):
         record = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(record, dict):
-            raise ValueError("it is not the record of a run")
+            raise TypeError("it is not the record of a run")
     if record.get("schema", SCHEMA) != SCHEMA:
         schema = repr(record["schema"])[:20]
         raise UserError(f"{path}: is of another version: its schema is {schema}, and this one reads {SCHEMA}")

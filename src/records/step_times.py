@@ -88,7 +88,8 @@ def read_step_times(folder: Path) -> StepTimes | None:
         with zipfile.ZipFile(path), numpy.load(path, allow_pickle=False) as archive:
             columns: dict[str, Any] = {name: archive[name] for name in _DTYPES}
         _check(columns)
-        return StepTimes(**{**columns, "parts_every": int(columns["parts_every"])})
+        columns["parts_every"] = int(columns["parts_every"])
+        return StepTimes(**columns)
 
 
 def _check(columns: dict[str, Any]) -> None:

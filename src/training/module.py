@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Iterable
 from typing import Any
 
-from lightning import LightningModule
+from lightning import LightningModule, Trainer
 from torch import nn
 
 from ..errors import UserError

@@ -299,9 +299,13 @@ class _Run:
                 option, never = option_of(callback), f"{callback.monitor} was never finite"
                 raise NonFiniteError(f"{option}: {never}; {option}.check_finite=false trains on")
 
+    @property
+    def _is_tested(self) -> bool:
+        return self.config["test"] and is_overridden("test_step", self.module)
+
     def test(self, record: RunRecord) -> None:
         """Test the best checkpoint; the last weights where no checkpoint is the best."""
-        if not (self.config["test"] and is_overridden("test_step", self.module)):
+        if not self._is_tested:
             return
         if not has_test(self.data):
             warn(f"test: {self.data.name} has no test set, and nothing is tested")

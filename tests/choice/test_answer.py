@@ -103,8 +103,10 @@ def test_the_first_one_is_compared_with_the_next_and_with_the_other_place(heavy)
 def test_beside_other_programs_it_answers_and_says_how_much_they_took(tmp_path):
     alone, beside = (answer(training(tmp_path / str(o), others=o, windows=12, **HEAVY)) for o in (0.0, 0.6))
     assert [note for note in (*alone.notes(), *beside.notes()) if "other programs" in note] == [
-        "AMD EPYC, 2 threads was measured while other programs took 60 % of the processor: its intervals allow for "
-        "what they took in the windows that are used"
+        (
+            "AMD EPYC, 2 threads was measured while other programs took 60 % of the processor: its intervals allow for "
+            "what they took in the windows that are used"
+        )
     ]
     assert beside.as_json()["recommended"] == "h100"
     quiet, busy = (row(each, "cpu").total for each in (alone, beside))

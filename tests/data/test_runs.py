@@ -248,7 +248,7 @@ def test_ranks_that_speak_of_their_own_part_of_the_data_train_together(tmp_path:
 @pytest.mark.slow
 def test_ranks_that_are_resumed_at_the_end_of_an_epoch_lose_nothing(tmp_path: Path) -> None:
     words = line(tmp_path, "Plain")  # five batches for each rank, of ten
-    killed = ranks(tmp_path, *words, faults=dict.fromkeys((0, 1), [(STEP, 6, kill_9)]))
+    killed = ranks(tmp_path, *words, faults={rank: [(STEP, 6, kill_9)] for rank in (0, 1)})
     assert [each.end() for each in killed] == [-9, -9]
     again = ranks(tmp_path, f"resume={tmp_path / 'out'}", words[0], "data._target_=tests.support.own_data.Plain")
     assert [each.end() for each in again] == [0, 0], [each.complained for each in again]
