@@ -129,7 +129,10 @@ def test_a_real_program_is_seen_unless_it_is_the_runs(busy):
 
 @pytest.mark.parametrize("error", [psutil.NoSuchProcess(2), psutil.AccessDenied(2), ProcessLookupError()])
 def test_a_process_that_ends_or_is_refused_while_it_is_read_is_left_out(error, monkeypatch):
-    ended, own = SimpleNamespace(oneshot=nullcontext, uids=Mock(side_effect=error)), psutil.Process()
-    monkeypatch.setattr(psutil, "pids", lambda: [2, own.pid])
-    monkeypatch.setattr(psutil, "Process", {2: ended, own.pid: own}.__getitem__)
-    assert [found.pid for found in programs.read_processes()] == [own.pid]
+    ended, me = SimpleNamespace(oneshot=nullcontext, uids=Mock(side_effect=error)), os.getpid()
+    facts = {"create_time": 1.0, "ppid": 1, "name": "python", "cpu_times": (2.0, 1.0)}
+    facts["uids"] = SimpleNamespace(real=os.getuid())
+    own = SimpleNamespace(oneshot=nullcontext, **{name: Mock(return_value=fact) for name, fact in facts.items()})
+    monkeypatch.setattr(psutil, "pids", lambda: [2, me])
+    monkeypatch.setattr(psutil, "Process", {2: ended, me: own}.__getitem__)
+    assert [(found.pid, found.seconds) for found in programs.read_processes()] == [(me, 3.0)]
