@@ -145,10 +145,10 @@ def facts_file(place: Path) -> Path:
 
 
 def current_commit() -> str:
-    """The short hash of the commit, with `, changed` where what a sweep runs differs from it."""
+    """The first seven digits of the commit, with `, changed` where what a sweep runs differs from it."""
     git = functools.partial(subprocess.run, cwd=ROOT, check=True, capture_output=True, text=True)
     is_dirty = git(["git", "status", "--porcelain", "--", "src", "configs", "train.py"]).stdout
-    return git(["git", "rev-parse", "--short", "HEAD"]).stdout.strip() + ", changed" * bool(is_dirty)
+    return git(["git", "rev-parse", "HEAD"]).stdout[:7] + ", changed" * bool(is_dirty)
 
 
 def commit_of(sweeps: Collection[Path], folder: Path) -> str:
