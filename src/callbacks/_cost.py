@@ -9,7 +9,6 @@ from ..records.intervals import median_interval
 from ..records.rates import FIT_RATE, rate
 from ..records.step_parts import PARTS, StepPart
 from ._table import MIN_UNDISTURBED, UpdateTable
-from ._timer import PREPARING
 from ._writer import Scalars
 
 # A stall is a step that takes more than STALL_RATIO × the median and more than STALL_MS longer than it. The ratio lets
@@ -54,7 +53,7 @@ def cost_of(table: UpdateTable, replicas: int = 1, fit_seconds: float | None = N
         "step_ms_p10": low,
         "step_ms_p90": high,
         "step_ms_p99": highest,
-        "parts_ms": dict(zip(PARTS, _means(rows["parts_ms"]), strict=True)),
+        "parts_ms": dict(zip(PARTS, rows["parts_ms"].mean(0, dtype=float).tolist(), strict=True)),
         "work_ms_median": float(numpy.median(table.rows["parts_ms"][in_median][:, _WORK].sum(1))),
         **_stalls(table.step_ms(table.after_warmup()), median),
     }
@@ -72,16 +71,20 @@ def cost_of(table: UpdateTable, replicas: int = 1, fit_seconds: float | None = N
         result |= {"fit_seconds": fit_seconds, FIT_RATE: trained * replicas / fit_seconds}
     if excluded := float(rows["excluded_ms"].mean()):
         result["excluded_ms"] = excluded
-    preparing = dict(zip(PREPARING, _means(rows["preparing_ms"]), strict=True))
-    if any(preparing.values()):
-        result["preparing_ms"] = {hook: ms for hook, ms in preparing.items() if ms}
+    if preparing := float(rows["preparing_ms"].mean()):
+        result["preparing_ms"] = preparing
     if samples and (timesteps := float(rows["timesteps"].sum(dtype=float))):
         result["timesteps_per_sec"] = result["samples_per_sec"] * timesteps / samples
     return result
 
 
-def _means(values: NDArray[Any]) -> list[float]:
-    return values.mean(0, dtype=float).tolist()
+def median_step(table: UpdateTable) -> dict[str, float]:
+    """The milliseconds of each part in the update of median length; empty without one."""
+    rows = table.rows[table.in_median()]
+    if not len(rows):
+        return {}
+    order = numpy.argsort(rows["parts_ms"].sum(1, dtype=float))
+    return dict(zip(PARTS, rows["parts_ms"][order[len(rows) // 2]].tolist(), strict=True))
 
 
 def _stalls(step_ms: NDArray[numpy.float64], median: float) -> dict[str, float]:

@@ -1,23 +1,20 @@
-"""From a ThroughputMonitor's fit and a trace to an Explanation: operations with times and lower bounds, gaps, the verdict."""
+"""From what a fit has measured and a trace to an Explanation: operations with times and lower bounds, gaps, the verdict."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
-import numpy
 import torch
 
 from ..hardware.calibration import Calibration
-from ..hardware.devices import device_name
 from ..hardware.roofline import least_seconds
 from ..hardware.trace import Event, device_seconds, idle, step_starts
 from ..records import explanation as records
 from ..records.explanation import Cost, Explanation, Gap
 from ..records.formatting import duration, percent
 from ..records.operations import OperationRow
-from ..records.step_parts import PARTS, StepPart
-from ._recording import RecordedUpdates
-from ._table import UpdateTable
-from .throughput import ThroughputMonitor
+from ..records.step_parts import StepPart
+from ._measured import Measured
 
 MOST_GAPS = 5
 _TOO_LONG = 1.1  # the operations' time ÷ what a plain step has for them; less is the scatter between steps
@@ -25,62 +22,60 @@ _BETWEEN = (StepPart.DATA_WAIT, StepPart.TRANSFER, StepPart.OTHER)  # the parts 
 
 
 def explain(
-    monitor: ThroughputMonitor, device: torch.device, events: Sequence[Event] = (), notes: Sequence[str] = ()
+    measured: Measured,
+    machine: Calibration | None,
+    bottleneck: Mapping[str, Any] | None,
+    recorded: Sequence[OperationRow] = (),
+    events: Sequence[Event] = (),
+    notes: Sequence[str] = (),
 ) -> Explanation:
     """The explanation of a step.
 
     Args:
-        monitor: after a fit, with a summary.
-        device: that has trained.
+        measured: by a fit.
+        machine: the calibration of its device.
+        bottleneck: of the fit's summary.
+        recorded: the operations of one recorded step, in their order, which those of a trace have.
         events: of a trace of some steps.
         notes: what is missing, and why.
     """
-    summary, table, recorded = monitor.summary, monitor.table, monitor.recorded
-    assert recorded is not None and monitor.analysis is not None
-    calibration: Calibration | None = monitor.analysis.calibration
-    parts, notes = _median_step(table), list(notes)
+    cost, device, notes = measured.cost, measured.device, list(notes)
+    parts = {part: ms / 1e3 for part, ms in measured.median_parts_ms.items()}
     step_s, between_s = sum(parts.values()), sum(parts[part] for part in _BETWEEN)
-    busy = None if monitor.kernel_s is None else min(1.0, monitor.kernel_s / step_s)
-    operations, remark = _timed(recorded, device.type, events)
+    busy = None if measured.kernel_s is None else min(1.0, measured.kernel_s / step_s)
+    operations, remark = _timed(measured, recorded, events)
     notes += [remark] if remark else []
     # What a plain step has for its operations: on a CPU the time of its batches, else that in which a kernel runs.
-    room = step_s - between_s if device.type == "cpu" else step_s * (1.0 if busy is None else busy)
+    room = step_s - between_s if device == "cpu" else step_s * (1.0 if busy is None else busy)
     operations, remark = _within_step(operations, room)
     notes += [remark] if remark else []
-    if calibration is None:
+    if machine is None:
         notes.append("the device was not measured: no lower bounds (batchscope hardware measures it)")
-    if 2 * summary.get("disturbed_windows", 0) > summary.get("windows", 0):
-        used = f"other programs used {percent(summary['others_share'])} of the processor meanwhile"
+    if 2 * cost.get("disturbed_windows", 0) > cost.get("windows", 0):
+        used = f"other programs used {percent(cost['others_share'])} of the processor meanwhile"
         notes.append(f"{used}, which makes times longer")
     return Explanation(
-        title=summary["title"],
-        device=device.type,
-        device_name=device_name(device),
-        precision=summary["precision"],
-        batch_size=table.batch_size() or None,
+        title=measured.title,
+        device=device,
+        device_name=measured.device_name,
+        precision=measured.precision,
+        batch_size=cost["batch_size"] or None,
         step_seconds=step_s,
         between_seconds=between_s,
         waiting_seconds=parts[StepPart.DATA_WAIT],
-        steps=int(table.in_median().sum()),
-        is_timed=any(each.seconds for each in operations),
+        steps=measured.median_steps,
+        is_timed=any(row.seconds for row in operations),
         operations=records.add_up(
-            (_cost(each, calibration) for each in operations),
+            (_cost(row, machine) for row in operations),
             lambda cost: (cost.name, cost.module, cost.part, cost.dtype),
         ),
-        threads=torch.get_num_threads() if device.type == "cpu" else None,
-        bottleneck=summary.get("bottleneck"),
+        threads=torch.get_num_threads() if device == "cpu" else None,
+        bottleneck=bottleneck,
         idle_share=None if busy is None else 1 - busy,
         gaps=_gaps(events),
         trace_steps=len(step_starts(events)),
         notes=notes,
     )
-
-
-def _median_step(table: UpdateTable) -> dict[str, float]:
-    """The seconds of the step of median length by part."""
-    rows = numpy.flatnonzero(table.in_median())
-    rows = rows[numpy.argsort(table.step_ms()[rows])]
-    return dict(zip(PARTS, (table.rows["parts_ms"][rows[len(rows) // 2]] / 1e3).tolist(), strict=True))
 
 
 def _gaps(events: Sequence[Event]) -> list[Gap]:
@@ -96,23 +91,22 @@ def _gaps(events: Sequence[Event]) -> list[Gap]:
 
 
 def _timed(
-    recorded: RecordedUpdates, device: str, events: Sequence[Event]
+    measured: Measured, recorded: Sequence[OperationRow], events: Sequence[Event]
 ) -> tuple[Sequence[OperationRow], str | None]:
     """The operations with their times, and a note where they are not known or have none."""
-    operations = recorded.operations()
+    operations, device = measured.operations, measured.device
     if not operations:
-        return [], f"the operations could not be counted: {recorded.why_no_operations}"
+        return [], f"the operations could not be counted: {measured.not_recorded}"
     if device == "cpu":
         return operations, None
     if device == "cuda":
-        step = recorded.recorder.steps[-1]
-        seconds, rest = device_seconds(events, [each.name for each in step])
+        seconds, rest = device_seconds(events, [row.name for row in recorded])
         if any(seconds):
-            timed = [replace(each, seconds=value) for each, value in zip(step, seconds, strict=True)]
+            timed = [replace(row, seconds=value) for row, value in zip(recorded, seconds, strict=True)]
             others = OperationRow("other kernels", "", "other", "other", calls=0, seconds=rest)
             return [*timed, others] if rest else timed, None
     why = "the trace has no kernel, so" if device == "cuda" else f"on {device}"
-    return [replace(each, seconds=0.0) for each in operations], f"{why} the operations are not timed"
+    return [replace(row, seconds=0.0) for row in operations], f"{why} the operations are not timed"
 
 
 def _within_step(operations: Sequence[OperationRow], room: float) -> tuple[Sequence[OperationRow], str | None]:

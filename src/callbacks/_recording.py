@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.utilities import rank_zero_warn
 
 from .._lightning import compiler_context
 from .._torch import any_mode, end_mode, has_compiled, is_compiled
@@ -14,7 +15,8 @@ from ..hardware.devices import cache_bytes
 from ..hardware.flops import StepFlops, UncountableError, flops_per_sample
 from ..hardware.operations import OperationRecorder
 from ..records.operations import OperationRow
-from ._batches import NO_TENSORS
+from ._batches import NO_TENSORS, varies
+from ._measured import Flops
 
 FIRST, LAST = 2, 4  # the updates that are recorded: the first one pays for work that is done once
 
@@ -36,7 +38,7 @@ class RecordedUpdates:
 
     def __init__(self, trainer: Trainer, module: LightningModule, wanted: bool, part: Callable[[], str]):
         self.recorder = OperationRecorder(module, cache_bytes(trainer.strategy.root_device), part)
-        self._is_compiled = is_compiled_module(module)
+        self._module, self._is_compiled = module, is_compiled_module(module)
         started_at = trainer.global_step if self._is_compiled else 0
         self._why_not: str | None = None
         if not wanted:
@@ -122,12 +124,20 @@ class RecordedUpdates:
         """The operations of a step; none where no step was recorded, where it is compiled, or where the recorder failed."""
         return [] if self._is_compiled else self.recorder.operations()
 
-    def flops(self) -> StepFlops:
-        """The FLOPs of a sample in the recorded updates.
+    def flops(self) -> Flops:
+        """The FLOPs of a sample, or why they are not known: with a warning where it is for the recorded operations."""
+        try:
+            counted = self._count_flops()
+        except UncountableError as error:
+            if self.reason is None and not varies(self._module):
+                name = type(self._module).__name__
+                rank_zero_warn(f"The FLOPs of {name} cannot be counted, so there is no FLOP/s and no MFU: {error}")
+            return Flops(why_not=str(error))
+        return Flops(counted.total, shares=counted.shares)
 
-        Raises:
-            UncountableError: where none was recorded, one of their operations has no formula, or they differ.
-        """
+    def _count_flops(self) -> StepFlops:
+        if varies(self._module):
+            raise UncountableError("sequences of different lengths take different numbers of FLOPs")
         if self.reason is not None:
             raise UncountableError(self.reason)
         if self.recorder.uncounted is not None:

@@ -10,26 +10,24 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from .._torch import is_convolution
 from ..hardware.advice import Setting
-from ..hardware.calibration import Calibration, faster_precision
 from ..hardware.devices import available
 from ..hardware.processor import usable_cores
 
 _ACCELERATORS = {"cuda": "gpu", "mps": "mps"}
 
 
-def setting_of(trainer: Trainer, summary: Mapping[str, Any], calibration: Calibration | None) -> Setting:
-    """What a trainer's run has set, given its summary."""
+def setting_of(trainer: Trainer, batch_size: int) -> Setting:
+    """What a trainer's run has set, of batches of so many samples; 0 where nobody knows how many."""
     device = trainer.strategy.root_device.type
     config = own_config(trainer.lightning_module)
     common: dict[str, Any] = {
         "device": device,
-        "batch_size": summary["batch_size"] or None,
+        "batch_size": batch_size or None,
         "cores": int(usable_cores()),
         "accumulate_grad_batches": int(trainer.accumulate_grad_batches),
         "devices": trainer.world_size,
         "devices_here": torch.cuda.device_count() if device == "cuda" else 1,
         "accelerators": tuple(_ACCELERATORS[kind] for kind in available() if kind in _ACCELERATORS and kind != device),
-        "faster_precision": faster_precision(calibration, trainer.precision, summary.get("peak_flops_per_sec")),
     }
     return Setting(**(common | (_of_options(config, trainer) if config else _of_loader(trainer))))
 

@@ -26,24 +26,9 @@ from ._updates import Updates
 
 OTHER = StepPart.OTHER.value
 PAUSE = "pause"  # what is not training: validation, checkpoints, and everything within `pause`
-REQUEST = "train_dataloader_next"
-# The first profiled action of a validation between two updates; the validation ends with on_validation_end.
-VALIDATION = "on_validation_model_zero_grad"
-# A user's hooks around the copy of a batch. They prepare it, as a loader does: their time is in `data_wait`, and beside the
-# parts under their names.
-PREPARING = ("on_before_batch_transfer", "on_after_batch_transfer")
-# Lightning's profiler actions, by the last part of their names → the part of the step that the action is.
-PARTS_OF_ACTIONS = {
-    REQUEST: "data_wait",
-    "batch_to_device": "transfer",
-    "training_step": "forward",
-    "optimizer_step": "optimizer",
-    "lr_scheduler_step": "optimizer",
-    "save_checkpoint": PAUSE,
-    VALIDATION: PAUSE,
-    **{hook: hook for hook in PREPARING},
-}
-TIMED = (*PARTS, PAUSE, *PREPARING)
+# What a user's hooks around the copy of a batch do. It prepares the batch, as a loader does: its time is in `data_wait`, too.
+PREPARING = "preparing"
+TIMED = (*PARTS, PAUSE, PREPARING)
 _COLUMN = {part: column for column, part in enumerate(TIMED)}
 
 
@@ -124,9 +109,9 @@ class Batch:
 
 
 def parts_ms(batches: Sequence[Batch], clock: HostClock) -> NDArray[numpy.float64]:
-    """Milliseconds of each part in `TIMED`, a row a batch: shape (N, 9). The step's time is the sum of the first six.
+    """Milliseconds of each part in `TIMED`, a row a batch: shape (N, 8). The step's time is the sum of the first six.
 
-    The hooks in `PREPARING` count as waiting for data, and beside it.
+    Preparing a batch counts as waiting for data, and beside it.
     """
     places, ms = [], []
     for row, batch in enumerate(batches):
@@ -134,7 +119,7 @@ def parts_ms(batches: Sequence[Batch], clock: HostClock) -> NDArray[numpy.float6
         ms += [clock.elapsed_ms(start, end) for start, end in itertools.pairwise(batch.moments)]
     sums: NDArray = numpy.bincount(numpy.array(places, int), ms, len(batches) * len(TIMED))
     found = sums.reshape(len(batches), len(TIMED))
-    found[:, _COLUMN[StepPart.DATA_WAIT]] += found[:, [_COLUMN[hook] for hook in PREPARING]].sum(1)
+    found[:, _COLUMN[StepPart.DATA_WAIT]] += found[:, _COLUMN[PREPARING]]
     return found
 
 

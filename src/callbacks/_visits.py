@@ -60,7 +60,7 @@ class Visits(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._updates = Updates(trainer.global_step)
         if self._monitor.is_measuring:
-            self._monitor.windows.in_passes = True  # none begins before the first visit
+            self._monitor.measure_by_clock(False)  # no window begins before the first visit
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -81,9 +81,8 @@ class Visits(Callback):
             return
         if not self._is_warm:
             self._warm_up.append(time.perf_counter())
-            if monitor.timer.updates >= monitor.windows.first:
+            if monitor.is_warm:
                 self._is_warm = True
-                monitor.timer.end_step()  # the next step does not adjoin this one
                 self._tell({"warm": True, "fit_s": self._fit_s(trainer)})
                 self._wait(trainer)
         elif self._visit:
@@ -91,7 +90,7 @@ class Visits(Callback):
         elif time.perf_counter() >= self._until:
             facts = monitor.end_window(trainer)
             self._is_short = facts.get("mean_s", 0.0) < SHORT_S
-            self._tell(facts | {"samples": monitor.table.whole_batch() or None})
+            self._tell(facts)
             self._wait(trainer)
 
     @override
@@ -143,11 +142,11 @@ class Visits(Callback):
             return
         self._left = True
         if order == "stop":
-            self._monitor.ended = rest
+            self._monitor.end(rest)
             trainer.should_stop = True
         else:
             self._says_where = order == "train"
-            self._monitor.windows.in_passes = False  # what follows is measured by the clock
+            self._monitor.measure_by_clock(True)
 
 
 def seconds_waited(callbacks: Iterable[Any]) -> float:

@@ -86,12 +86,11 @@ class OperationProfiler(Callback):
     @override
     @never_raise
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        first, timed = self._traced_after(self._monitor), self._monitor.timer.current
+        first = self._traced_after(self._monitor)
         if first <= self._updates.count < self.updates(self._monitor):
             if self._profiler is not None and self._updates.count == first and self._is_between_updates:
                 self._profiler.start()
-            if timed is not None:
-                timed.recorded = True  # it is slower, on every rank, and also before the trace begins
+            self._monitor.exclude()  # it is slower, on every rank, and also before the trace begins
         self._is_between_updates = False
 
     @override
@@ -119,7 +118,7 @@ class OperationProfiler(Callback):
         self._error = profiler.error
         events = self._trace["traceEvents"]
         if (found := idle(events)) is not None and (steps := len(step_starts(events))):
-            self._monitor.kernel_s = found.busy_us / 1e6 / steps
+            self._monitor.set_kernel_time(found.busy_us / 1e6 / steps)
 
     @override
     @never_raise
@@ -128,11 +127,13 @@ class OperationProfiler(Callback):
         if not trainer.is_global_zero:
             return
         monitor = self._monitor
-        if "title" not in monitor.summary:
+        if monitor.measured is None or "title" not in monitor.summary:
             rank_zero_warn(f"OperationProfiler explains no step: {monitor.summary['missing']['bottleneck']}")
             return
         notes = [f"there is no trace: {self._error}"] if self._error else []
-        self.explanation = explain(monitor, trainer.strategy.root_device, self._trace["traceEvents"], notes)
+        bottleneck, recorded = monitor.summary.get("bottleneck"), monitor.recorded_step()
+        events = self._trace["traceEvents"]
+        self.explanation = explain(monitor.measured, monitor.calibration, bottleneck, recorded, events, notes)
         self.files = {FILE: json.dumps(self.explanation.to_dict(), indent=1).encode()}
         if self.explanation.trace_steps:
             self.files[TRACE] = gzip.compress(json.dumps(self._trace).encode(), compresslevel=6)

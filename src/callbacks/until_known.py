@@ -63,8 +63,8 @@ class StopWhenKnown(SyncsRanks):
         self._batches += 1
         if self._ended is None and trainer.is_global_zero:
             self._ended = self._reason(trainer)
-            if self._ended and self._monitor and self._monitor.is_measuring:
-                self._monitor.ended = self._ended
+            if self._ended and self._monitor:
+                self._monitor.end(self._ended)
         if RankSync.of(trainer).agreed(_TOPIC):
             trainer.should_stop = True
 
@@ -73,7 +73,7 @@ class StopWhenKnown(SyncsRanks):
         by_clock = TIME_LIMIT if time.perf_counter() - self._began >= self.seconds else None
         if monitor is None or not monitor.is_measuring:
             return by_clock
-        windows = monitor.windows
+        windows = monitor.table.windows
         if not windows.all:  # manual optimisation may never make an update that Lightning counts
             most = 2 * (monitor.warmup_steps + self.min_steps) * trainer.accumulate_grad_batches
             return by_clock if self._batches > most else None

@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
 from .._lightning import callbacks_of, is_fast_dev_run
+from ..callbacks._measured import write_measured
 from ..callbacks._run_words import details, headline
 from ..callbacks._setting import samples_of_epoch
 from ..callbacks.memory import MemoryMonitor
@@ -132,7 +133,7 @@ def parameters(model: nn.Module) -> int:
 
 
 def write_steps(trainer: Trainer, run_dir: Path, visited: bool = False) -> None:
-    """Write the step times and the operations of a run beside its record; a warning where they cannot be written.
+    """Write the step times of a run, what was measured, and the operations beside its record; a warning where they cannot be written.
 
     With `visited` only those of a run that a sweep has visited: they stay known where the run is resumed.
     """
@@ -140,7 +141,7 @@ def write_steps(trainer: Trainer, run_dir: Path, visited: bool = False) -> None:
     monitor = next(monitors, None)
     if monitor is None or not trainer.is_global_zero:
         return
-    times, operations = monitor.step_times(), monitor.operations
+    times, measured, operations = monitor.step_times(), monitor.measured, monitor.operations
     if visited and (times is None or not (times.pass_ >= 0).any()):
         return
     try:
@@ -149,6 +150,8 @@ def write_steps(trainer: Trainer, run_dir: Path, visited: bool = False) -> None:
             with contextlib.suppress(UserError):  # a damaged file is replaced
                 before = read_step_times(run_dir)  # of an earlier process, where the run is resumed
             write_step_times(run_dir, with_visits(times, before))
+        if measured is not None:
+            write_measured(run_dir, measured, monitor.calibration)
         if operations is not None:
             write_operations(run_dir, operations)
     except WriteError as error:

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from batchscope.callbacks import _analysis, _timer, _windows, device, throughput
+from batchscope.callbacks import _timer, _windows, device, throughput
 from batchscope.hardware.contention import Noise
 from batchscope.hardware.sampler import Spans
 from tests.callbacks.support import World
@@ -14,7 +14,7 @@ from tests.callbacks.support import World
 def measured(monkeypatch: pytest.MonkeyPatch):
     """The device's calibration; None before a test sets it."""
     found = [None]
-    monkeypatch.setattr(_analysis, "find_calibration", lambda device, measure: found[0])
+    monkeypatch.setattr(throughput, "find_calibration", lambda device, measure: found[0])
     return found
 
 

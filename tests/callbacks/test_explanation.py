@@ -2,18 +2,17 @@
 
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
-import torch
 
-from batchscope.callbacks import _explanation
+from batchscope.callbacks._cost import cost_of, median_step
 from batchscope.callbacks._explanation import explain
+from batchscope.callbacks._measured import Measured
 from batchscope.callbacks._operation_table import explanation_text
 from batchscope.callbacks._table import UpdateTable
 from batchscope.callbacks._timer import HostClock
 from batchscope.callbacks._windows import Window, Windows
-from batchscope.callbacks.throughput import ThroughputMonitor
+from batchscope.hardware.advice import Setting
 from batchscope.hardware.calibration import Calibration
 from batchscope.records.explanation import Gap
 from batchscope.records.operations import OperationRow
@@ -32,24 +31,27 @@ CPU = Calibration.from_dict({**GPU.to_dict(), "device": "cpu"})
 PLAIN = {"forward": 0.9, "other": 0.1}  # ms
 
 
-@pytest.fixture(autouse=True)
-def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_explanation, "device_name", lambda device: f"a {device.type}")
-
-
 def explained(device: str, *steps, others=math.nan, events=None, operations=STEP, bottleneck=None):
     """Twenty steps of 1 ms, or these, with the operations above; on a GPU they were traced, too."""
     table, made = UpdateTable(1, Windows(1)), list(steps) or [PLAIN] * 20
     table.add([batch(n, 8, **ms) for n, ms in enumerate([PLAIN, *made], start=1)], HostClock())
     table.windows.all.append(Window(1, end=len(table), seconds=1.0, others_share=others, disturbed=others > 0.1))
-    monitor = ThroughputMonitor()
-    monitor.table, monitor.analysis = table, SimpleNamespace(calibration=CPU if device == "cpu" else GPU)
-    recorder, why = SimpleNamespace(steps=[operations]), "the parameters are sharded"
-    monitor.recorded = SimpleNamespace(operations=lambda: operations, recorder=recorder, why_no_operations=why)
-    monitor.summary = {"title": "net", "precision": "32-true", "bottleneck": bottleneck, **table.windows.facts()}
     events = events if events is not None else two_steps() if device == "cuda" else []
-    monitor.kernel_s = 450e-6 if device == "cuda" and any(event["cat"] == "kernel" for event in events) else None
-    return explain(monitor, torch.device(device), events)
+    has_kernels = device == "cuda" and any(event["cat"] == "kernel" for event in events)
+    measured = Measured(
+        "net",
+        device,
+        f"a {device}",
+        "32-true",
+        cost_of(table) | table.windows.facts(),
+        Setting(),
+        operations=operations,
+        not_recorded="the parameters are sharded",
+        median_parts_ms=median_step(table),
+        median_steps=int(table.in_median().sum()),
+        kernel_s=450e-6 if has_kernels else None,
+    )
+    return explain(measured, CPU if device == "cpu" else GPU, bottleneck, operations, events)
 
 
 def test_on_a_gpu_an_operation_has_the_time_of_its_kernels_and_a_step_is_idle_in_between() -> None:

@@ -138,9 +138,9 @@ def test_a_fit_that_fails_waits_for_no_device(world) -> None:
 UNKNOWN = "the measurement ended with OSError: the driver went away"
 # What fails → whose measurement it ends, and whether the times are known.
 BREAKS = {
-    "_analysis.find_calibration": ("monitor", False),
+    "throughput.find_calibration": ("monitor", False),
     "_table.UpdateTable.add": ("monitor", False),
-    "_analysis.bottleneck_facts": ("monitor", True),
+    "throughput.report": ("monitor", True),
     "memory.SavedTensors.watch": ("memory", True),
     "device.Sampler": ("device", True),
     "profile.explain": ("profiler", True),

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from batchscope.callbacks._analysis import step_operations
+from batchscope.callbacks._measured import Measured, step_operations
 from batchscope.hardware import operations
+from batchscope.hardware.advice import Setting
 from batchscope.hardware.calibration import Calibration
 from batchscope.records.operations import OperationRow
 from tests.callbacks.support import monitoring, stranger
@@ -91,7 +92,8 @@ def test_a_record_has_a_row_for_calls_of_the_same_dimensions_and_of_the_device_w
     relu = OperationRow("aten.relu", "m", "forward", "fp32", (4, 8), 1, 0, 100, 50, 1e-6)
     other = OperationRow("aten.relu", "m", "forward", "fp32", (4, 16), 1, 0, 200, 50, 1e-6)
     known = Calibration("cpu", "A CPU", "avx2", "2.9", 2, {"fp32": 1e11}, launch_us=1.5, host="somewhere")
-    summary = {"batch_size": 4, "batches_per_sec": 100.0, "step_ms_median": 10.0, "device": "cpu"}
-    step = step_operations([relu, relu, other], summary | {"device_name": "A CPU", "precision": "32-true"}, known)
+    cost = {"batch_size": 4, "batches_per_sec": 100.0, "step_ms_median": 10.0}
+    measured = Measured("net", "cpu", "A CPU", "32-true", cost, Setting(), operations=[relu, relu, other])
+    step = step_operations(measured, known)
     assert [(row.dims, row.calls, row.bytes) for row in step.rows] == [((4, 8), 2, 200), ((4, 16), 1, 200)]
     assert step.calibration == {"threads": 2, "matmul_flops_per_sec": {"fp32": 1e11}, "launch_us": 1.5}

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from batchscope.callbacks._analysis import rank_facts
+from batchscope.callbacks._report import rank_facts
 from batchscope.callbacks._run_words import details, headline
 
 PARTS_MS = {"data_wait": 0.05, "transfer": 0.02, "forward": 0.31, "backward": 0.52, "optimizer": 0.21, "other": 0.13}

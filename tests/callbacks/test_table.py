@@ -95,14 +95,14 @@ BATCHES = {
         [
             batch(1, forward=9),
             batch(2, data_wait=2, forward=1, pause=8, backward=3),
-            batch(3, on_after_batch_transfer=4, forward=3, optimizer=5),
+            batch(3, preparing=4, forward=3, optimizer=5),
         ],
         {},
         {
             "parts_ms": {"data_wait": 3, "transfer": 0, "forward": 2, "backward": 1.5, "optimizer": 2.5, "other": 0},
             "step_ms": 9,
             "excluded_ms": 4,
-            "preparing_ms": {"on_after_batch_transfer": 2},
+            "preparing_ms": 2,
         },
     ),
 }

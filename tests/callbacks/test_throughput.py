@@ -146,7 +146,7 @@ def test_time_and_energy_are_those_of_steps_and_of_no_validation_or_checkpoint(w
     assert monitor.summary["joules_per_sample"] == pytest.approx(seconds / (10 * 4))
     found = monitor.summary["bottleneck"]
     assert found["kind"] == "input"
-    assert "preparing the batch in on_after_batch_transfer: " in found["evidence"]
+    assert "preparing the batch in on_before_batch_transfer and on_after_batch_transfer: " in found["evidence"]
     assert "on_after_batch_transfer" in found["advice"]
 
 

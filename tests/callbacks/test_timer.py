@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from batchscope.callbacks import _timer
-from batchscope.callbacks._timer import PAUSE, TIMED, CudaClock, HostClock, StepTimer, clock_for, parts_ms
+from batchscope.callbacks._timer import PAUSE, PREPARING, TIMED, CudaClock, HostClock, StepTimer, clock_for, parts_ms
 
 
 @pytest.fixture
@@ -31,8 +31,8 @@ STEPS = {
         {"optimizer": 3, "forward": 10, "backward": 20},
     ),
     "preparing a batch is waiting for data": (
-        "+transfer 1 +on_after_batch_transfer 2 -on_after_batch_transfer -transfer",
-        {"transfer": 1, "data_wait": 2, "on_after_batch_transfer": 2},
+        f"+transfer 1 +{PREPARING} 2 -{PREPARING} -transfer",
+        {"transfer": 1, "data_wait": 2, PREPARING: 2},
     ),
     "within a pause nothing else counts": (
         f"1 +{PAUSE} 5 +transfer 5 -transfer +{PAUSE} 3 -{PAUSE} -{PAUSE} 2",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from batchscope.callbacks import _analysis
+from batchscope.callbacks import throughput
 from batchscope.records.explanation import FILE, TRACE
 from tests.checkpointing.support import interrupt, terminate
 from tests.cli.conftest import SIZES, contents
@@ -26,7 +26,7 @@ STEP = "batchscope.training.task.Task.training_step"
 def run_dir(finished, tmp_path, monkeypatch):
     """A copy of the finished run, in outputs/runs of the working directory. No peak is measured."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(_analysis, "find_calibration", lambda device, measure: None)
+    monkeypatch.setattr(throughput, "find_calibration", lambda device, measure: None)
     return Path(shutil.copytree(finished, "outputs/runs/one"))
 
 
@@ -86,7 +86,7 @@ def test_options_change_what_is_explained_and_where_it_is_written(run_dir, root)
 
 
 def test_without_a_run_options_are_enough_and_with_peaks_there_are_lower_bounds(run_dir, root, monkeypatch):
-    monkeypatch.setattr(_analysis, "find_calibration", lambda device, measure: CPU)
+    monkeypatch.setattr(throughput, "find_calibration", lambda device, measure: CPU)
     found = answer("explain", "model=mlp", "data=digits", root, *SIZES, "trainer.accelerator=cpu", *QUICK)
     assert "mlp · rendered-digits, batches of 16" in found.out
     assert "bound/time" in found.out

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, SubsetRandomSampler
 
 from batchscope.analysis import write_report
-from batchscope.callbacks import _analysis
+from batchscope.callbacks import _recording
 from batchscope.callbacks._setting import samples_of_epoch
 from batchscope.callbacks.nonfinite import StopOnNonFinite
 from batchscope.data.adding import Adding
@@ -257,7 +257,7 @@ def test_a_warning_of_ours_is_one_line_without_a_file_and_another_one_has_its_ow
     monkeypatch.setattr(warnings, "formatwarning", lambda message, category, file, line, text=None: f"{file}:{line}")
     for _ in range(2):
         quiet_libraries()
-    assert warnings.formatwarning("no FLOPs", UserWarning, _analysis.__file__, 92) == "warning: no FLOPs\n"
+    assert warnings.formatwarning("no FLOPs", UserWarning, _recording.__file__, 92) == "warning: no FLOPs\n"
     assert warnings.formatwarning("other", UserWarning, "/lib/other.py", 1, "code") == "/lib/other.py:1"
 
 

@@ -1,47 +1,64 @@
-"""What the devices, the ranks, the loader and the rule of the bottleneck add to a run's summary."""
+"""The summary of a run is a pure function of what was measured and of the machine; a file replays it."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from torch.utils.data import DataLoader
 
-from batchscope.callbacks._analysis import (
-    Observations,
-    bottleneck_facts,
-    device_facts,
-    is_optimizer_traffic,
-    is_tf32_faster,
-)
+from batchscope.callbacks._measured import FILE, Measured, read_measured, write_measured
+from batchscope.callbacks._report import is_optimizer_traffic, is_tf32_faster, report
 from batchscope.callbacks._setting import setting_of
+from batchscope.callbacks.device import DeviceMonitor
+from batchscope.errors import UserError
 from batchscope.hardware.advice import Setting
 from batchscope.hardware.calibration import Calibration
 from batchscope.options.compose import check_command_line
 from batchscope.records.operations import OperationRow
-from tests.callbacks.support import stranger
+from tests.callbacks.support import monitoring, stranger
+from tests.support.devices import CPU
 from tests.support.third_party_modules import Stranger, loader, train
 
-
-def test_what_was_sampled_of_the_device_has_its_name_in_the_summary() -> None:
-    sampled = {"energy_j": 50.0, "seconds": 10.0, "device/memory_peak_gib": 0.5}
-    facts = device_facts(sampled, {"seconds": 8.0, "samples": 4_000})
-    assert facts == {"joules_per_sample": pytest.approx(5.0 * 8.0 / 4_000), "memory_peak_gib": 0.5}
-    sampled = {"device/processor_time_mean_pct": 96.0, "device/throttled_mean_pct": 3.0}
-    assert device_facts(sampled, {}) == {"processor_time_pct": 96.0, "throttled_pct": 3.0}
-
-
 COST = {"parts_ms": {"data_wait": 8.0, "forward": 2.0}, "work_ms_median": 2.0, "step_ms_median": 10.0}
-COST |= {"step_ms_p90": 11.0, "updates": 100, "device": "cpu", "batch_size": 8}
+COST |= {"step_ms_p90": 11.0, "updates": 100, "batch_size": 8, "samples": 4_000, "seconds": 8.0, "samples_per_sec": 500.0}
+WAITING = Measured("net", "cpu", "a processor", "32-true", COST, Setting(pipeline="workers", num_workers=0, cores=4))
 PRODUCT = OperationRow("aten.mm", "", "forward", "fp32", flops=3e9)
 CONVOLUTION = OperationRow("aten.convolution", "", "forward", "fp32", flops=4e9)  # TF32 by default
 
 
+def test_a_file_replays_the_report_of_a_fit(measured, tmp_path: Path) -> None:
+    measured[0] = CPU
+    train(Stranger(), monitor := monitoring(record_operations=True), DeviceMonitor(), max_epochs=3)
+    write_measured(tmp_path, monitor.measured, monitor.calibration)
+    replayed, machine = read_measured(tmp_path)
+    assert report(replayed, machine) == monitor.summary
+    assert {"bottleneck", "step", "samples_per_sec_fit"} <= monitor.summary.keys()
+    assert list(replayed.operations) == list(monitor.measured.operations)
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"schema": 0}', '{"schema": 1, "measured": {"operations": [[]]}}'])
+def test_a_file_that_is_damaged_or_of_another_schema_is_refused_in_one_line(content: str, tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text(content)
+    with pytest.raises(UserError, match=f"{FILE}: cannot be read: "):
+        read_measured(tmp_path)
+
+
+def test_what_was_sampled_of_the_device_has_its_name_in_the_summary() -> None:
+    sampled = {"energy_j": 50.0, "seconds": 10.0, "device/memory_peak_gib": 0.5}
+    found = report(replace(WAITING, sampled=sampled), None)
+    assert found["joules_per_sample"] == pytest.approx(5.0 * 8.0 / 4_000)
+    assert found["memory_peak_gib"] == 0.5
+    sampled = {"device/processor_time_mean_pct": 96.0, "device/throttled_mean_pct": 3.0}
+    found = report(replace(WAITING, sampled=sampled), None)
+    assert (found["processor_time_pct"], found["throttled_pct"]) == (96.0, 3.0)
+
+
 def test_the_record_of_a_run_on_a_busy_machine_has_no_verdict_and_no_advice() -> None:
-    setting = Setting(pipeline="workers", num_workers=0, cores=4)
-    found = bottleneck_facts(COST, None, Observations(), setting)["bottleneck"]
+    found = report(WAITING, None)["bottleneck"]
     assert (found["kind"], found["advice"]) == ("input", "data.pipeline=memory")
     assert found["advice_effect"] == "takes each batch from tensors in memory at once"
     assert "busy" not in found
-    found = bottleneck_facts(COST, None, Observations(others_share=0.43), setting)["bottleneck"]
+    found = report(replace(WAITING, others_share=0.43), None)["bottleneck"]
     assert (found["kind"], found["certainty"], found["busy"]) == ("unclear", "unclear", True)
     assert (
         found["evidence"] == "other programs took 43 % of the processor for most of the time: close them and run again"
@@ -49,10 +66,18 @@ def test_the_record_of_a_run_on_a_busy_machine_has_no_verdict_and_no_advice() ->
     assert "advice" not in found
 
 
+@pytest.mark.parametrize(("preparing_ms", "named"), [(7.0, True), (1.0, False)])
+def test_a_hook_that_takes_most_of_the_wait_for_data_is_named(preparing_ms: float, named: bool) -> None:
+    slow = replace(WAITING, cost=COST | {"preparing_ms": preparing_ms}, preparing="on_after_batch_transfer")
+    found = report(slow, None)["bottleneck"]
+    assert ("preparing the batch in on_after_batch_transfer: " in found["evidence"]) == named
+    assert ("on_after_batch_transfer" in found["advice"]) == named
+
+
 def test_a_kernel_that_runs_all_the_time_leaves_nothing_to_the_host() -> None:
-    read = {"device": "cuda", "utilization_pct": 100.0, "parts_ms": {"forward": 10.0}, "work_ms_median": 10.0}
-    observed = Observations([replace(PRODUCT, seconds=1e-4)])
-    found = bottleneck_facts(COST | read, None, observed, Setting("cuda"))["bottleneck"]
+    cost = COST | {"parts_ms": {"forward": 10.0}, "work_ms_median": 10.0}
+    known = {"sampled": {"device/utilization_mean_pct": 100.0}, "operations": [replace(PRODUCT, seconds=1e-4)]}
+    found = report(replace(WAITING, device="cuda", cost=cost, **known), None)["bottleneck"]
     assert found["shares"].get("host", 0.0) == 0.0
 
 
@@ -95,7 +120,7 @@ def test_tf32_is_faster_where_it_was_measured_so_and_most_of_the_flops_are_produ
 )
 def test_the_advice_knows_a_run_or_a_dataloader_and_guesses_no_other(data, words, known) -> None:
     def ask(module) -> None:
-        found.append(setting_of(module.trainer, {"batch_size": 100}, None))
+        found.append(setting_of(module.trainer, 100))
 
     module, found = stranger(on_train_end=ask), []
     if isinstance(data, dict):

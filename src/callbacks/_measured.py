@@ -1,0 +1,107 @@
+"""Measured: what a fit has measured, with everything that its verdict needs; a run's folder keeps it as `measured.json`."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..hardware.advice import Setting
+from ..hardware.calibration import Calibration
+from ..hardware.operations import merge
+from ..records.operations import OperationRow, StepOperations
+from ..records.read import reading, replacing
+
+FILE = "measured.json"
+SCHEMA = 1
+# Of a calibration: what says which machine and not what it can do.
+_IDENTITY = ("device", "device_name", "host", "uuid", "driver", "torch")
+
+
+@dataclass(frozen=True)
+class Flops:
+    """The FLOPs of a sample, forward and backward."""
+
+    per_sample: float | None = None  # None where they are not known
+    why_not: str = "no step was recorded"
+    shares: Mapping[str, float] | None = None  # of the kinds of product (`StepFlops.shares`)
+    is_given: bool = False  # by an argument: they are of every step, and not of the recorded ones
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one rank has measured of a fit. `_report.report` makes the run's summary of it."""
+
+    title: str
+    device: str  # torch's type: `cpu`, `cuda`, `mps`
+    device_name: str
+    precision: str  # as Lightning takes it
+    cost: Mapping[str, Any]  # `_cost.cost_of`, the windows, the exchanges, and why a timed run has ended
+    setting: Setting  # what the run has set, without what the report finds out
+    ranks_ms: Sequence[float] = ()  # the mean step of each rank without its waits for others, NaN where unknown
+    sampled: Mapping[str, float] = field(default_factory=dict)  # of the device, in the counted steps
+    operations: Sequence[OperationRow] = ()  # of one step
+    not_recorded: str | None = None  # why there are none
+    flops: Flops = Flops()
+    changed: float = 1.0  # the median step ÷ those right after the recorded ones
+    others_share: float = 0.0  # of the processor, for most of the time; on an accelerator only where they disturbed
+    median_parts_ms: Mapping[str, float] = field(default_factory=dict)  # of the update of median length
+    median_steps: int = 0  # of which that is the median
+    kernel_s: float | None = None  # seconds of a step in which a kernel ran, by a trace
+    preparing: str | None = None  # the user's hooks around the copy of a batch
+    may_calibrate: bool = True
+
+    @property
+    def kernel_share(self) -> float | None:
+        """The fraction of the median step in which a kernel ran, by a trace; None without one."""
+        return None if self.kernel_s is None else min(1.0, 1e3 * self.kernel_s / self.cost["step_ms_median"])
+
+
+def write_measured(folder: Path, measured: Measured, machine: Calibration | None) -> None:
+    """Write the file into a run's folder atomically. Raises WriteError."""
+    rows = [astuple(row) for row in measured.operations]
+    known = asdict(replace(measured, operations=())) | {"operations": rows}
+    content = {"schema": SCHEMA, "measured": known, "machine": machine.to_dict() if machine else None}
+    with replacing(folder / FILE) as file:
+        file.write(json.dumps(content, default=str).encode("utf-8", "replace"))
+
+
+def read_measured(folder: Path) -> tuple[Measured, Calibration | None]:
+    """What a run has measured, and its device's calibration: the arguments of `report`.
+
+    Raises:
+        UserError: if the file is missing, cannot be read, or is of another schema.
+    """
+    path = folder / FILE
+    with reading(path):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["schema"] != SCHEMA:
+            raise ValueError(f"its schema is {str(content['schema'])[:20]!r}, and this version reads {SCHEMA}")
+        known, machine = content["measured"], content["machine"]
+        known["operations"] = [OperationRow(*row[:4], tuple(row[4]), *row[5:]) for row in known["operations"]]
+        known |= {"setting": Setting(**known["setting"]), "flops": Flops(**known["flops"])}
+        return Measured(**known), Calibration.from_dict(machine) if machine else None
+
+
+def step_operations(measured: Measured, machine: Calibration | None) -> StepOperations | None:
+    """The record of a step that a run leaves (`operations.json`); None where no operation was recorded.
+
+    Operations of the same name, module, part, dtype and dimensions are one row.
+    """
+    if not measured.operations:
+        return None
+    cost = measured.cost
+    known = machine.to_dict() if machine is not None else {}
+    rows = merge(measured.operations, lambda row: (row.name, row.module, row.part, row.dtype, row.dims)).values()
+    return StepOperations(
+        batch_size=cost["batch_size"],
+        batches=max(1.0, round(cost["batches_per_sec"] * cost["step_ms_median"] / 1e3, 6)),
+        device=measured.device,
+        device_name=measured.device_name,
+        precision=measured.precision,
+        rows=list(rows),
+        threads=torch.get_num_threads() if measured.device == "cpu" else None,
+        calibration={key: value for key, value in known.items() if key not in _IDENTITY},
+    )

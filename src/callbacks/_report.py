@@ -1,0 +1,195 @@
+"""The summary of a run: a pure function of what its fit has measured and of what its machine can do.
+
+FLOP/s, MFU, the bottleneck and advice are added to the cost of the steps, and `missing` says why one of them is not there.
+Besides the arguments only torch's switches for float32 products count.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from .._torch import float32_formats
+from ..hardware.advice import advise
+from ..hardware.bottleneck import CHANGED, Bottleneck, Step, find_bottleneck
+from ..hardware.calibration import CLEARLY_FASTER, Calibration, faster_precision, peak_flops_per_sec
+from ..hardware.device_memory import PEAK, RESERVED
+from ..hardware.flop_formulas import kind_of_product
+from ..hardware.roofline import lower_bound
+from ..hardware.sampler import named
+from ..records.operations import OperationRow
+from ..records.step_parts import StepPart
+from ._batches import NO_TENSORS
+from ._measured import Flops, Measured
+from .device import LOGGED
+
+_MEANS = [key for key in LOGGED if not key.endswith("_gib")]
+# What DeviceMonitor sums up → its name in the run's summary. Of the memory the highest reading counts.
+_DEVICE_FACTS = {PEAK: "memory_peak_gib", RESERVED: "memory_reserved_gib"} | {
+    named(key, "mean"): key.removeprefix("device/").replace("/", "_") for key in _MEANS
+}
+
+
+def report(measured: Measured, machine: Calibration | None) -> dict[str, Any]:
+    """The summary of a run.
+
+    Args:
+        measured: by the fit, which has counted steps.
+        machine: the calibration of the device; None if it was not measured.
+    """
+    summary: dict[str, Any] = {**measured.cost, "title": measured.title, "device": measured.device}
+    summary |= {"device_name": measured.device_name, "precision": measured.precision}
+    flops, missing = _flops_facts(measured, machine)
+    summary |= rank_facts(measured.ranks_ms) | flops | _device_facts(measured) | _operation_facts(measured, machine)
+    found = find_bottleneck(_step(measured, summary, machine))
+    if found is None:
+        missing["bottleneck"] = "the parts of the steps have no time: the clock has jumped"
+    else:
+        summary["bottleneck"] = _verdict(found, measured, summary, machine)
+    return summary | ({"missing": missing} if missing else {})
+
+
+def peak_of(flops: Flops, precision: str, machine: Calibration | None) -> float | None:
+    """The FLOP/s that a device was measured to reach in a step; None where that is not known."""
+    if machine is None or machine.disturbed:
+        return None
+    return peak_flops_per_sec(machine, precision, flops.shares)
+
+
+def rank_facts(steps_ms: Sequence[float]) -> dict[str, Any]:
+    """How many ranks there are, and the work of the slowest and of the fastest; empty for a single rank.
+
+    Given the mean step of each rank in ms without the parts in which a rank waits for others; NaN where these are not
+    measured.
+    """
+    if not steps_ms:
+        return {}
+    if math.isnan(sum(steps_ms)):
+        return {"processes": len(steps_ms)}
+    return {
+        "processes": len(steps_ms),
+        "slowest_process": steps_ms.index(max(steps_ms)),
+        "slowest_step_ms": max(steps_ms),
+        "fastest_step_ms": min(steps_ms),
+    }
+
+
+def _flops_facts(measured: Measured, machine: Calibration | None) -> tuple[dict[str, float], dict[str, str]]:
+    """FLOP/s and MFU of one rank, as far as they are known, and why what is missing is missing."""
+    flops, peak = measured.flops, peak_of(measured.flops, measured.precision, machine)
+    missing = {} if measured.cost["samples"] else {"samples_per_sec": NO_TENSORS}
+    why_not = None if flops.per_sample else flops.why_not
+    if flops.per_sample and not flops.is_given and not 1 / CHANGED <= measured.changed <= CHANGED:
+        why_not = "the steps have changed since their FLOPs were recorded"
+    if why_not is not None:
+        return {}, missing | dict.fromkeys(("flops_per_sec", "mfu"), why_not)
+    if not peak:
+        missing["mfu"] = _no_peak(measured, machine)
+    if not flops.per_sample or not measured.cost["samples"]:
+        return {}, missing
+    rate = flops.per_sample * measured.cost["samples_per_sec"] / max(1, len(measured.ranks_ms))
+    facts = {"flops_per_sample": flops.per_sample, "flops_per_sec": rate}
+    return facts | ({"peak_flops_per_sec": peak, "mfu": rate / peak} if peak else {}), missing
+
+
+def _no_peak(measured: Measured, machine: Calibration | None) -> str:
+    if machine is None:
+        return "this device's peak was not measured before" + ("" if measured.may_calibrate else ", and calibrate=False")
+    if machine.disturbed:
+        return f"the device's peak is not known: {machine.disturbed}"
+    return f"the peak at precision {measured.precision} was not measured here"
+
+
+def _device_facts(measured: Measured) -> dict[str, Any]:
+    """What a DeviceMonitor has sampled, as facts of the run.
+
+    The energy of a sample is the mean power, by the energy counter, × the time of a sample. Both are of the counted steps.
+    On CUDA the sampled time begins and ends a few steps before that of the counted steps, which does not change the mean.
+    """
+    sampled, cost = measured.sampled, measured.cost
+    facts = {name: sampled[key] for key, name in _DEVICE_FACTS.items() if key in sampled}
+    if "energy_j" in sampled and sampled.get("seconds") and cost["samples"]:
+        watts = sampled["energy_j"] / sampled["seconds"]
+        facts["joules_per_sample"] = watts * cost["seconds"] / cost["samples"]
+    return facts
+
+
+def _operation_facts(measured: Measured, machine: Calibration | None) -> dict[str, Any]:
+    """How many operations a step has, what they move, and the least time that they take on a calibrated device."""
+    operations = measured.operations
+    if not operations:
+        return {"step": {"not_recorded": measured.not_recorded}} if measured.not_recorded else {}
+    facts: dict[str, Any] = {
+        "operations": round(sum(row.calls for row in operations)),
+        "bytes": round(sum(row.bytes for row in operations)),
+        "memory_bytes": round(sum(row.cold_bytes for row in operations)),
+    }
+    if machine is not None:
+        facts["floor_ms"] = {key: 1e3 * seconds for key, seconds in lower_bound(operations, machine).items()}
+    return {"step": facts}
+
+
+def _step(measured: Measured, summary: dict[str, Any], machine: Calibration | None) -> Step:
+    """What the rule of the bottleneck asks of a run."""
+    sampled, busy = summary.get("utilization_pct"), measured.kernel_share
+    return Step(
+        summary["parts_ms"],
+        preparing=_preparing(measured),
+        work_ms=summary["work_ms_median"],
+        device=measured.device,
+        steps=summary["updates"],
+        operations=measured.operations,
+        not_recorded=measured.not_recorded,
+        calibration=machine,
+        communication_ms=summary.get("communication_ms", None if measured.ranks_ms else 0.0),
+        busy=sampled / 100 if busy is None and sampled is not None else busy,
+        mfu=summary.get("mfu"),
+        changed=measured.changed,
+        spread=summary["step_ms_p90"] / summary["step_ms_median"],
+        others_share=measured.others_share,
+    )
+
+
+def _preparing(measured: Measured) -> str | None:
+    """The user's hooks around the copy, if they take most of what counts as waiting for data."""
+    waiting_ms = measured.cost["parts_ms"].get(StepPart.DATA_WAIT, 0.0)
+    is_most = 2 * measured.cost.get("preparing_ms", 0.0) > waiting_ms
+    return measured.preparing if is_most else None
+
+
+def _verdict(
+    found: Bottleneck, measured: Measured, summary: dict[str, Any], machine: Calibration | None
+) -> dict[str, Any]:
+    """A bottleneck for the record, with advice; on a machine that others use without."""
+    facts: dict[str, Any] = asdict(found)
+    if found.busy:
+        return facts
+    del facts["busy"]
+    setting = replace(
+        measured.setting,
+        preparing=_preparing(measured),
+        faster_precision=faster_precision(machine, measured.precision, summary.get("peak_flops_per_sec")),
+        optimizer_traffic=is_optimizer_traffic(measured.operations),
+        tf32_is_faster=is_tf32_faster(measured.operations, machine, float32_formats(measured.device)["matmul"]),
+    )
+    advice = advise(found.kind, setting)
+    return facts | ({"advice": advice.change, "advice_effect": advice.effect} if advice else {})
+
+
+def is_optimizer_traffic(operations: Sequence[OperationRow]) -> bool:
+    """Whether the optimizer moves most of the bytes that pass through memory in a step."""
+    of_optimizer = sum(row.cold_bytes for row in operations if row.part == "optimizer")
+    return 2 * of_optimizer > sum(row.cold_bytes for row in operations)
+
+
+def is_tf32_faster(operations: Sequence[OperationRow], calibration: Calibration | None, form: str) -> bool:
+    """Whether matrix products in float32 are most of a step's FLOPs, and the device was measured to be faster in TF32.
+
+    Convolutions do not count: they use TF32 by default. `form` is what torch computes the products in (`float32_formats`).
+    """
+    if calibration is None or form not in ("none", "ieee"):
+        return False
+    peaks = calibration.matmul_flops_per_sec
+    products = [row for row in operations if row.dtype == "fp32" and kind_of_product(row.name) == "matmul"]
+    is_most = 2 * sum(row.flops for row in products) > sum(row.flops for row in operations)
+    return is_most and peaks.get("tf32", 0.0) > CLEARLY_FASTER * peaks.get("fp32", math.inf)
