@@ -42,7 +42,7 @@ def explain(
     cost, device, notes = measured.cost, measured.device, list(notes)
     parts = {part: ms / 1e3 for part, ms in measured.median_parts_ms.items()}
     step_s, between_s = sum(parts.values()), sum(parts[part] for part in _BETWEEN)
-    busy = None if measured.kernel_s is None else min(1.0, measured.kernel_s / step_s)
+    busy = measured.kernel_share
     operations, remark = _timed(measured, recorded, events)
     notes += [remark] if remark else []
     # What a plain step has for its operations: on a CPU the time of its batches, else that in which a kernel runs.

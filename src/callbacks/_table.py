@@ -132,9 +132,7 @@ class UpdateTable:
         flags, size = self.rows["flags"].copy(), self._usual_size()
         if size is not None:
             flags[self.rows["samples"] != numpy.float32(size)] |= PARTIAL
-        if self.windows.all:
-            window = self._window_of_rows()
-            flags[(window < 0) | self.windows.disturbed()[window]] |= DISTURBED
+        flags[numpy.append(self.windows.disturbed(), True)[self._window_of_rows()]] |= DISTURBED
         return flags
 
     def whole_batches(self) -> Mask:
@@ -142,9 +140,7 @@ class UpdateTable:
         return (self.flags() & (NEVER_COUNTED | PARTIAL)) == 0
 
     def undisturbed(self) -> Mask:
-        """Of `whole_batches` those in windows that nobody disturbed; none in a run that was not divided into windows."""
-        if not self.windows.all:
-            return numpy.zeros(len(self), bool)
+        """Of `whole_batches` those in windows that nobody disturbed."""
         return (self.flags() & (NEVER_COUNTED | PARTIAL | DISTURBED)) == 0
 
     def in_median(self) -> Mask:
@@ -185,28 +181,19 @@ class UpdateTable:
         return step_ms / min(max(step_ms, low), high) if high > 0 else 1.0
 
     def times(self) -> StepTimes | None:
-        """For the run's folder: the steps of a whole batch in their windows; None without a step.
-
-        Of a run that was not divided, all are one window of which nothing else is known.
-        """
-        whole = numpy.flatnonzero(self.whole_batches())
+        """For the run's folder: the steps of a whole batch in their windows; None without one."""
+        of, windows = self._window_of_rows(), self.windows.all
+        whole = numpy.flatnonzero(self.whole_batches() & (of >= 0))
         if not len(whole):
             return None
-        of = self._window_of_rows()[whole]
-        windows, disturbed = [Window(0)], numpy.zeros(1)
-        if self.windows.all:
-            windows, disturbed = self.windows.all, self.windows.disturbed()
-            whole, of = whole[of >= 0], of[of >= 0]
-        else:
-            of = numpy.zeros_like(of)
         parts, every = thinned(self.rows["parts_ms"][whole] / 1e3)
         return StepTimes(
             step_s=(self.step_ms()[whole] / 1e3).astype(numpy.float32),
-            window=numpy.searchsorted(of, numpy.arange(len(windows))),
+            window=numpy.searchsorted(of[whole], numpy.arange(len(windows))),
             pass_=numpy.array([window.pass_ for window in windows]),
             start_unix=numpy.array([window.start_unix for window in windows]),
             others_share=numpy.array([window.others_share for window in windows]),
-            disturbed=disturbed.astype(float),
+            disturbed=self.windows.disturbed().astype(float),
             parts_s=parts,
             parts_every=every,
         )

@@ -113,15 +113,18 @@ class DeviceMonitor(Callback):
         join(trainer, self)
 
     @override
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._go_on(trainer)  # fetching the first batch is a part of training
+
+    @override
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._go_on(trainer)  # after a validation in mid-epoch
+
     @never_raise
-    def on_train_epoch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any = None, batch_idx: int = 0
-    ) -> None:
-        if self._sampler is not None and not self._spans.running:  # fetching the first batch is a part of training
+    def _go_on(self, trainer: Trainer) -> None:
+        if self._sampler is not None and not self._spans.running:
             self._spans.run(True)
             self._logged = time.perf_counter()
-
-    on_train_batch_start = on_train_epoch_start  # after a validation in mid-epoch
 
     @override
     @never_raise
@@ -143,10 +146,20 @@ class DeviceMonitor(Callback):
     on_train_epoch_end = on_validation_start
 
     @override
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._end(trainer)
+
+    @override
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._end(trainer)
+
+    @override
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._end(trainer)
+        remove_timer(trainer, self)
+
     @never_raise
-    def on_train_end(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException | None = None
-    ) -> None:
+    def _end(self, trainer: Trainer) -> None:
         if self._sampler is not None:
             self._spans.run(False)  # where the fit ends in mid-epoch
             self._sampler.stop()
@@ -155,13 +168,6 @@ class DeviceMonitor(Callback):
             self.grows = self._growing(trainer)
             self._write()
         leave(trainer, self)
-
-    on_exception = on_train_end
-
-    @override
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self.on_train_end(trainer, pl_module)
-        remove_timer(trainer, self)
 
     def disable(self) -> None:
         """Stop measuring in this fit, and end the thread."""

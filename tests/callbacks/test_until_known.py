@@ -9,6 +9,7 @@ import pytest
 from batchscope.callbacks import _visits, _windows, until_known
 from batchscope.callbacks._visits import seconds_waited, visits_of
 from batchscope.callbacks.until_known import StopWhenKnown, reason_to_end
+from batchscope.options.compose import check_command_line
 from tests.callbacks.support import Unseen, monitoring, slow
 from tests.support.tables import table_of
 from tests.support.third_party_modules import train
@@ -76,6 +77,14 @@ def test_where_nothing_is_measured_the_clock_ends_the_fit() -> None:
     for monitors in ([], [failed]):
         assert fit(*monitors, StopWhenKnown(seconds=0.1, min_steps=5)).global_step > 0
     assert fit(monitoring(), StopWhenKnown(seconds=0.1, min_steps=5), module=Unseen()).global_step == 0
+
+
+@pytest.mark.parametrize("experiment", ["throughput", "diagnose"])
+def test_what_ends_a_run_by_its_steps_stands_behind_the_monitor(experiment: str) -> None:
+    (config,) = check_command_line([f"experiment={experiment}"], multirun=False, run_dir="x")
+    names = [name for name, node in config["callbacks"].items() if node]
+    assert names.index("throughput") < names.index("until_known")
+    assert [type(one).__name__ for one in visits_of([monitoring()], SimpleNamespace())] == ["Visits"]  # added behind all
 
 
 # --- visits ---------------------------------------------------------------------------------------------------------
