@@ -42,6 +42,8 @@ def cost_of(table: UpdateTable, replicas: int = 1, fit_seconds: float | None = N
         return {}
     samples, whole = float(rows["samples"].sum(dtype=float)), table.whole_batch()
     batches = float(table.rows["batches"][in_median].mean())
+    counted_ms = table.step_ms(table.after_warmup())
+    stalled = counted_ms[stalls_among(counted_ms, median)]
     result: dict[str, Any] = {
         "updates": len(rows),
         "samples": int(samples),
@@ -55,7 +57,8 @@ def cost_of(table: UpdateTable, replicas: int = 1, fit_seconds: float | None = N
         "step_ms_p99": highest,
         "parts_ms": dict(zip(PARTS, rows["parts_ms"].mean(0, dtype=float).tolist(), strict=True)),
         "work_ms_median": float(numpy.median(table.rows["parts_ms"][in_median][:, _WORK].sum(1))),
-        **_stalls(table.step_ms(table.after_warmup()), median),
+        "stalls": len(stalled),
+        "stall_seconds": float((stalled - median).sum()) / 1e3,
     }
     if samples:  # else the batch has no tensors, and nobody knows
         result["samples_per_sec"] = rate(whole * replicas, median)
@@ -87,13 +90,8 @@ def median_step(table: UpdateTable) -> dict[str, float]:
     return dict(zip(PARTS, rows["parts_ms"][order[len(rows) // 2]].tolist(), strict=True))
 
 
-def _stalls(step_ms: NDArray[numpy.float64], median: float) -> dict[str, float]:
-    """How many steps were stalls, and the seconds that they took beyond the median."""
-    stalled = step_ms[_are_stalls(step_ms, median)]
-    return {"stalls": len(stalled), "stall_seconds": float((stalled - median).sum()) / 1e3}
-
-
-def _are_stalls(step_ms: NDArray[numpy.float64], median: float) -> NDArray[numpy.bool_]:
+def stalls_among(step_ms: NDArray[numpy.float64], median: float) -> NDArray[numpy.bool_]:
+    """Which of some steps were stalls, shape (N,), given the usual time of a step."""
     return step_ms > max(STALL_RATIO * median, median + STALL_MS)
 
 
@@ -116,8 +114,3 @@ def metrics_of(
             metrics["throughput/mfu"] = metrics["throughput/flops_per_sec"] / peak
     known = {key: values for key, values in metrics.items() if not numpy.isnan(values).all()}
     return Scalars(list(known), rows["step"], numpy.column_stack(list(known.values())))
-
-
-def stalls_among(rows: NDArray[Any], median_ms: float) -> NDArray[numpy.bool_]:
-    """Which of some updates were stalls, shape (N,), given the usual time of a step."""
-    return _are_stalls(rows["parts_ms"].sum(1, dtype=float), median_ms)

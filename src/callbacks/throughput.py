@@ -187,8 +187,9 @@ class ThroughputMonitor(LoopEvents):
 
     def exclude(self) -> None:
         """The update that is being trained is made slower by what the caller does, and counts in no rate."""
-        if self._timer.current is not None:
-            self._timer.current.recorded = True
+        timed = self._timer.current
+        if timed is not None:
+            timed.recorded = True
 
     def set_kernel_time(self, seconds: float) -> None:
         """Kernels run for so long in a step, by a trace."""
@@ -408,8 +409,9 @@ class ThroughputMonitor(LoopEvents):
     def begin_training(self) -> None:
         assert self._recorded is not None
         self._recorded.start(self._timer.updates + 1, self._timer.global_step)
-        if self._timer.current is not None:  # another callback or the user may record or trace it, too
-            self._timer.current.recorded |= self._recorded.active or any_mode() or is_profiler_active()
+        timed = self._timer.current
+        if timed is not None:  # another callback or the user may record or trace it, too
+            timed.recorded |= self._recorded.active or any_mode() or is_profiler_active()
 
     @override
     def enter(self, part: str) -> None:
@@ -485,7 +487,8 @@ class ThroughputMonitor(LoopEvents):
                 peak = peak_of(flops, str(trainer.precision), self.calibration)
                 scalars = metrics_of(rows, together, per_device, peak)
                 recent = self.table.step_ms(slice(-FLUSH_EVERY, None))  # rows of a window may be one or two
-                self._writer.write(scalars, always=stalls_among(rows, float(numpy.median(recent))))
+                stalled = stalls_among(rows["parts_ms"].sum(1, dtype=float), float(numpy.median(recent)))
+                self._writer.write(scalars, always=stalled)
 
 
 def _nothing(why: str) -> dict[str, Any]:

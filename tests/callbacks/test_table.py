@@ -182,4 +182,4 @@ def test_the_curves_have_every_metric_that_a_step_has_and_no_other() -> None:
 
 
 def test_stalls_are_told_by_the_usual_time_of_a_step() -> None:
-    assert stalls_among(table_of([10, 10, 500]).rows, 10.0).tolist() == [False, False, False, True]
+    assert stalls_among(table_of([10, 10, 500]).step_ms(), 10.0).tolist() == [False, False, False, True]
