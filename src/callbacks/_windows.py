@@ -32,10 +32,6 @@ class Window:
     others_share: float = math.nan  # of the processor
     disturbed: bool = False
 
-    def share(self, slowed_only: bool) -> float:
-        """What others took of the processor; with `slowed_only` 0 unless they disturbed the window."""
-        return self.others_share if self.disturbed or not slowed_only else 0.0
-
 
 class Windows:
     """Divides a run into windows, and reads at their borders, between two updates, what others took of the processor.
@@ -112,15 +108,11 @@ class Windows:
 
         With `slowed_only` they took nothing in windows that were not disturbed.
         """
-        ended = [window for window in self.all if window.end is not None and window.seconds >= MIN_TELLING_S]
-        shares = [(window.share(slowed_only), window.seconds) for window in ended]
-        known = sorted((share, seconds) for share, seconds in shares if not math.isnan(share))
-        left = sum(seconds for _, seconds in known) / 2
-        for share, seconds in reversed(known):
-            left -= seconds
-            if left < 0:
-                return share
-        return 0.0
+        shares = [(share, seconds) for share, seconds in self._shares(slowed_only) if seconds >= MIN_TELLING_S]
+        if not shares:
+            return 0.0
+        passed = numpy.cumsum([seconds for _, seconds in shares])
+        return shares[int(numpy.searchsorted(passed, passed[-1] / 2))][0]
 
     def facts(self, slowed_only: bool = False) -> dict[str, Any]:
         """For the run's summary: how many windows there are, how many disturbed, and the share of others over all of them.
@@ -131,9 +123,13 @@ class Windows:
         if not ended:
             return {}
         facts: dict[str, Any] = {"windows": len(ended), "disturbed_windows": sum(window.disturbed for window in ended)}
-        known = [window for window in ended if not math.isnan(window.others_share) and window.seconds > 0]
-        if known:
-            seconds = sum(window.seconds for window in known)
-            shares = ((window.share(slowed_only), window.seconds) for window in known)
-            facts["others_share"] = sum(share * part for share, part in shares) / seconds
+        shares = self._shares(slowed_only)
+        if total := sum(seconds for _, seconds in shares):
+            facts["others_share"] = sum(share * seconds for share, seconds in shares) / total
         return facts
+
+    def _shares(self, slowed_only: bool) -> list[tuple[float, float]]:
+        """What others took in each ended window that tells it, ascending, and its seconds."""
+        told = [window for window in self.all if window.end is not None and not math.isnan(window.others_share)]
+        shares = ((w.others_share if w.disturbed or not slowed_only else 0.0, w.seconds) for w in told)
+        return sorted(shares)
