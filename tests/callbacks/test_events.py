@@ -1,0 +1,91 @@
+"""What Lightning's loop does with a batch, as events in their order."""
+
+from batchscope.callbacks._events import LoopEvents
+from tests.support.third_party_modules import Stranger, loader, train
+
+
+class Told(LoopEvents):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.events = []
+
+    def on_train_start(self, trainer, pl_module) -> None:
+        self.listen(trainer)
+
+    def on_train_end(self, trainer, pl_module) -> None:
+        self.is_measuring = False
+        self.end_listening(trainer)
+
+    def disable(self) -> None:
+        self.events.append("disabled")
+
+    def begin_batch(self) -> None:
+        self.events.append("begin")
+
+    def count_batch(self, trainer, module, batch) -> None:
+        self.events.append(len(batch[0]))
+
+    def begin_training(self) -> None:
+        self.events.append("train")
+
+    def end_batch(self, trainer, module, batch) -> None:
+        self.events.append("end")
+
+    def enter(self, part: str) -> None:
+        self.events.append(f"+{part}")
+
+    def leave(self, part: str) -> None:
+        self.events.append(f"-{part}")
+
+    def end_step(self, trainer) -> None:
+        self.events.append("interrupted")
+
+    def end_epoch(self, trainer) -> None:
+        self.events.append("epoch")
+
+
+class Asking(Stranger):
+    """Its step asks for its batch."""
+
+    def training_step(self, dataloader_iter):
+        batch, batch_idx, _ = next(dataloader_iter)
+        return super().training_step(batch, batch_idx)
+
+
+class Preparing(Stranger):
+    """Prepares a batch behind the copy."""
+
+    def on_after_batch_transfer(self, batch, dataloader_idx: int):
+        return batch
+
+
+def told(module, **options) -> str:
+    callback = Told()
+    train(module, callback, **{"max_epochs": 1, "num_sanity_val_steps": 0, "data": loader(4, 4), **options})
+    return " ".join(map(str, callback.events))
+
+
+STEP = "train +optimizer +forward -forward +backward -backward -optimizer end"
+BATCH = f"begin +data_wait -data_wait +transfer -transfer 4 {STEP}"
+
+
+def test_a_batch_is_asked_for_copied_counted_and_trained() -> None:
+    assert told(Stranger(), data=loader(8, 4)) == f"{BATCH} {BATCH} epoch"
+
+
+def test_a_step_that_asks_for_its_batch_begins_with_its_training() -> None:
+    step = STEP.replace("+forward", "+forward +data_wait -data_wait")
+    assert told(Asking()) == f"begin {step} epoch"
+
+
+def test_a_users_hooks_around_the_copy_are_a_part_where_there_are_any() -> None:
+    assert "+preparing -preparing" in told(Preparing())
+
+
+def test_a_validation_is_a_pause_also_between_two_batches_of_an_update() -> None:
+    data = loader(8, 4), loader(4, 4)
+    events = told(Stranger(), data=data, accumulate_grad_batches=2, val_check_interval=1)
+    first, second, *_ = events.split("interrupted")
+    assert first.endswith("end +pause ") and second.startswith(" +transfer -transfer -pause begin ")
+    assert second.endswith("end +pause +pause ")  # the gradients are cleared before the validation begins
