@@ -1,4 +1,4 @@
-"""LoopEvents: what Lightning's training loop does with a batch, told as a few events; no other file knows its hooks and actions.
+"""LoopEvents: what Lightning's training loop does with a batch, as a few events. The monitor's other files know no hooks.
 
 One batch, as the loop announces it:
 
@@ -37,10 +37,10 @@ _PARTS = {
 
 
 class LoopEvents(Callback):
-    """Calls the methods below of a subclass from `listen` on, while it measures. An exception in one of them disables it.
+    """Calls a subclass's methods below, from `listen` on, while it measures. An exception in one of them disables it.
 
-    A batch is `begin_batch`, `count_batch`, `begin_training`, `end_batch`, with `enter` and `leave` for its parts. A step that
-    asks for its batch itself begins with its training, and is counted at its end.
+    A batch is `begin_batch`, `count_batch`, `begin_training`, `end_batch`, with `enter` and `leave` for its parts. A
+    step that asks for its batch itself begins with its training, and is counted at its end.
 
     Attributes:
         is_measuring: whether the steps of a fit are being measured.

@@ -1,4 +1,4 @@
-"""Measured: what a fit has measured, with everything that its verdict needs; a run's folder keeps it as `measured.json`."""
+"""Measured: what a fit has measured, all that its verdict needs; `measured.json` in the folder of a run."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
 """The summary of a run: a pure function of what its fit has measured and of what its machine can do.
 
-FLOP/s, MFU, the bottleneck and advice are added to the cost of the steps, and `missing` says why one of them is not there.
+FLOP/s, MFU, the bottleneck and advice are added to the cost of the steps, and `missing` says why one of them is absent.
 Besides the arguments only torch's switches for float32 products count.
 """
 
@@ -94,7 +94,8 @@ def _flops_facts(measured: Measured, machine: Calibration | None) -> tuple[dict[
 
 def _no_peak(measured: Measured, machine: Calibration | None) -> str:
     if machine is None:
-        return "this device's peak was not measured before" + ("" if measured.may_calibrate else ", and calibrate=False")
+        forbidden = "" if measured.may_calibrate else ", and calibrate=False"
+        return f"this device's peak was not measured before{forbidden}"
     if machine.disturbed:
         return f"the device's peak is not known: {machine.disturbed}"
     return f"the peak at precision {measured.precision} was not measured here"

@@ -1,8 +1,8 @@
 """ThroughputMonitor: what every training step costs, in which part, and how much it gets done.
 
-`LoopEvents` tells what the loop does, and a StepTimer marks the parts. Finished batches become rows of an UpdateTable some time
-later, when their marks can be read without waiting for the device. Curves are views of the table. After the fit `Measured`
-has all that is known of it, and the summary is a report on that.
+`LoopEvents` tells what the loop does, and a StepTimer marks the parts. Finished batches become rows of an UpdateTable
+some time later, when their marks can be read without waiting for the device. Curves are views of the table. After the fit
+`Measured` has all that is known of it, and the summary is a report on that.
 """
 
 import math
@@ -165,7 +165,7 @@ class ThroughputMonitor(LoopEvents):
         return self._timer.updates >= self._windows.first
 
     def measure_by_clock(self, by_clock: bool) -> None:
-        """Whether windows follow each other by the clock, as they do at first, or are those that others begin and end."""
+        """Whether windows follow each other by the clock, as at first, or are those that others begin and end."""
         self._windows.in_passes = not by_clock
 
     def begin_window(self, pass_: int) -> None:
@@ -174,7 +174,7 @@ class ThroughputMonitor(LoopEvents):
         self._windows.begin(self._timer.updates, pass_)
 
     def end_window(self, trainer: Trainer) -> dict[str, Any]:
-        """After an update, end the window and read its steps, which waits for the device; returns what it has measured."""
+        """After an update, end the window and read its steps, which waits for the device; what it has measured."""
         self._timer.end_step()
         self._windows.end(self._timer.updates)
         self._flush(trainer, wait=True)
