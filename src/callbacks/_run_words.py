@@ -57,17 +57,14 @@ def _speed(summary: Mapping[str, Any], programs: str) -> str:
     if "samples_per_sec" not in summary:
         return f"unknown: {summary['missing']['samples_per_sec']}"
     mean, at_median = summary["samples_per_sec_mean"], summary["samples_per_sec"]
-    taken = summary.get("others_share", 0.0)
-    words, without = f"{significant(mean)} samples/s", "without other programs"
+    words, when = f"{significant(mean)} samples/s", "at the median step"
     if load := load_words(summary):
         words += f" {load}, mostly {programs}" if programs else f" {load}"
-        without = "without them"
     if abs(at_median - mean) <= _NOISE * mean:
         return words
-    if "undisturbed_share" not in summary or not summary.get("disturbed_windows"):
-        return f"{words} ({significant(at_median)} at the median step)"
-    when = without if taken > _MIN_OTHERS else "at its usual speed"
-    return f"{words} ({significant(at_median)} in the {percent(summary['undisturbed_share'])} of the time {when})"
+    if "undisturbed_share" in summary and summary.get("disturbed_windows"):
+        when = f"in the undisturbed {percent(summary['undisturbed_share'])} of the time"
+    return f"{words} ({significant(at_median)} {when})"
 
 
 def _mean_step(summary: Mapping[str, Any]) -> str:

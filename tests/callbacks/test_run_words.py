@@ -68,14 +68,14 @@ def test_a_run_ends_with_five_rows_and_several_ranks_and_a_gpu_have_one_each() -
     assert first == "cnn · mnist · batch 2 × 512 · cuda (NVIDIA H200) · bf16-mixed"
     assert speed == (
         "speed   333,000 samples/s beside other programs that took 20 % of the processor "
-        "(413,000 in the 60 % of the time without them)"
+        "(413,000 in the undisturbed 60 % of the time)"
     )
     assert others == shared
 
 
 FAST = {"samples_per_sec_mean": 3330.0, "samples_per_sec": 3900.0}
 DISTURBED = FAST | {"disturbed_windows": 4, "undisturbed_share": 0.6}
-IN_60 = "3,330 samples/s (3,900 in the 60 % of the time"
+IN_60 = "(3,900 in the undisturbed 60 % of the time)"
 LOADED = "3,330 samples/s beside other programs that took 38 % of the processor"
 BUSY = "other programs took 43 % of the processor for most of the time: close them and run again"
 UNTIMED = rank_facts([math.nan, math.nan])  # of ranks whose wait for gradients is not known
@@ -84,12 +84,11 @@ ROWS = [
     (FAST | {"samples_per_sec": 3480.0}, "speed", "3,330 samples/s"),  # no more than the noise
     (FAST, "speed", "3,330 samples/s (3,900 at the median step)"),
     (FAST | {"disturbed_windows": 4}, "speed", "3,330 samples/s (3,900 at the median step)"),
-    (DISTURBED | {"others_share": 0.09}, "speed", f"{IN_60} without other programs)"),
-    (DISTURBED | {"others_share": 0.38}, "speed", f"{LOADED} (3,900 in the 60 % of the time without them)"),
+    (DISTURBED | {"others_share": 0.09}, "speed", f"3,330 samples/s {IN_60}"),
+    (DISTURBED | {"others_share": 0.38}, "speed", f"{LOADED} {IN_60}"),
     (FAST | {"others_share": 0.38}, "speed", f"{LOADED} (3,900 at the median step)"),
     ({"others_share": 0.1}, "speed", "413,000 samples/s beside other programs that took 10 % of the processor"),
     ({"others_share": 0.09}, "speed", "413,000 samples/s"),
-    (DISTURBED | {"others_share": 0.01}, "speed", f"{IN_60} at its usual speed)"),
     ({"samples_per_sec": 0.1234, "samples_per_sec_mean": 0.1234}, "speed", "0.123 samples/s"),
     ({"parts_ms": {"forward": 96, "optimizer": 4}}, "step", "1.24 ms: forward 96, rest 4 %"),
     ({"parts_ms": {"forward": 50, "backward": 50}, "step_ms": 38.0}, "step", "38.0 ms: forward 50, backward 50 %"),
