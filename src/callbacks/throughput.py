@@ -209,7 +209,7 @@ class ThroughputMonitor(LoopEvents):
     @never_raise
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
-            self.summary, self.failure = _nothing("no batch was trained"), None
+            self.summary, self.measured, self.failure = _nothing("no batch was trained"), None, None
             device = trainer.strategy.root_device
             self.calibration = find_calibration(device, self.calibrate and trainer.is_global_zero)
 
@@ -220,7 +220,7 @@ class ThroughputMonitor(LoopEvents):
             return
         self.teardown(trainer, pl_module, "fit")  # of an earlier fit that has ended early
         self._watch_programs(trainer)
-        self.summary, self.measured, self._ended, self._kernel_s = {}, None, None, None
+        self.summary, self._ended, self._kernel_s = {}, None, None
         given = self.flops_per_sample
         self._flops = None if given is None else Flops(given, is_given=True)
         self._timer = StepTimer(clock_for(trainer.strategy.root_device), trainer.global_step)
