@@ -80,7 +80,8 @@ def read_measured(folder: Path) -> tuple[Measured, Calibration | None]:
         if content["schema"] != SCHEMA:
             raise ValueError(f"its schema is {str(content['schema'])[:20]!r}, and this version reads {SCHEMA}")
         known, machine = content["measured"], content["machine"]
-        known["operations"] = [OperationRow(*row[:4], tuple(row[4]), *row[5:]) for row in known["operations"]]
+        rows: list[Any] = [[*row[:4], tuple(row[4]), *row[5:]] for row in known["operations"]]
+        known["operations"] = [OperationRow(*row) for row in rows]
         known |= {"setting": Setting(**known["setting"]), "flops": Flops(**known["flops"])}
         return Measured(**known), Calibration.from_dict(machine) if machine else None
 
