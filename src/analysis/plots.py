@@ -129,7 +129,7 @@ def _against_size(
             gid = _gid(group.sizes[size])
             axes.plot(size, value, ls="", marker=marker, color=colour, label=group.label, gid=gid)
             axes.vlines(size, low, high, color=colour, gid=gid)
-            if size == chosen:
+            if size == chosen and name == names[0]:
                 axes.plot(size, value, ls="", marker="o", ms=14, mfc="none", mec="black", gid=gid)
     style.size_axis(axes, {size for *_, points in lines for size in points.index})
     axes.set_title(title)
