@@ -4,8 +4,8 @@
     batchscope choose outputs/sweeps/<sweep> --epochs 20         # from the records of a sweep over batch sizes
     batchscope choose <sweep> --price t4=0.5 --price h100=2.5 --start-up 300
 
-Devices that are here are measured; NVIDIA's others are predicted from them, with an interval. What nobody has measured is
-an option: how long another device takes to start (--start-up), and what an hour costs (--price).
+Devices that are here are measured; NVIDIA's others are predicted from them, with an interval. What nobody has measured
+is an option: how long another device takes to start (--start-up), and what an hour costs (--price).
 In the documentation, choosing-a-device.md says how to read the answer.
 """
 

@@ -5,9 +5,9 @@
     batchscope compare <a> <b> --rerun                # runs both again, side by side: an hour differs from the next
     batchscope compare <a> <b> --rerun --python-b ../other/.venv/bin/python
 
-A and B are folders of runs. Runs of sweeps are matched by batch size and settings. The exit code is 3 if B is shown to be
-slower than --max-slowdown allows. Other programs' load widens the intervals. In the documentation, batch-size.md says
-what the intervals hold, and how to use this in a project's CI.
+A and B are folders of runs. Runs of sweeps are matched by batch size and settings. The exit code is 3 if B is shown to
+be slower than --max-slowdown allows. Other programs' load widens the intervals. In the documentation, batch-size.md
+says what the intervals hold, and how to use this in a project's CI.
 """
 
 import argparse

@@ -3,8 +3,9 @@
     batchscope evaluate ckpt=outputs/runs/<run>/checkpoints/best.ckpt
     batchscope evaluate ckpt=<file> data.root=<folder> trainer.accelerator=cpu
 
-The checkpoint names its model and data. Further options, as of batchscope train, change how the checkpoint is evaluated.
-What a file alone cannot decide, such as a `data.root` other than `data`, has to be typed again (security.md in the documentation).
+The checkpoint names its model and data. Further options, as of batchscope train, change how the checkpoint is
+evaluated. What a file alone cannot decide, such as a `data.root` other than `data`, has to be typed again (security.md
+in the documentation).
 """
 
 from pathlib import Path

@@ -4,8 +4,8 @@
     batchscope export ckpt=<run>/checkpoints/best.ckpt format=onnx output=cnn.onnx data.root=<folder>
 
 format is torch_export (a .pt2 file for torch.export.load, and for AOTInductor), onnx (pip install batchscope[onnx]) or
-state_dict (the weights alone). The exported network takes batches of any size, of sequences exactly as long as those it was
-exported with. It is run on samples of the test set beside the network, or on copies of a LightningModule's
+state_dict (the weights alone). The exported network takes batches of any size, of sequences exactly as long as those it
+was exported with. It is run on samples of the test set beside the network, or on copies of a LightningModule's
 example_input_array, and the largest difference of an output is printed.
 """
 

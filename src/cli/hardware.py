@@ -3,9 +3,9 @@
     batchscope hardware
     batchscope hardware --device cpu --json
 
-The table has the peaks of each device: FLOP/s of products (matrices and convolutions) at each precision, bytes/s of main
-memory, the time of one launch, and the size of the caches. For a card whose datasheet is known it has what the datasheet
-states, and the share of it that was measured. A calibration is kept, and measured once.
+The table has the peaks of each device: FLOP/s of products (matrices and convolutions) at each precision, bytes/s of
+main memory, the time of one launch, and the size of the caches. For a card whose datasheet is known it has what the
+datasheet states, and the share of it that was measured. A calibration is kept, and measured once.
 """
 
 import json
@@ -68,7 +68,7 @@ def _calibration(kind: str, refresh: bool) -> "Calibration":
 
 
 def as_text(calibrations: Sequence["Calibration"]) -> str:
-    """A line for each device, and a table of what they can do; beside it the datasheet's values, where they are known."""
+    """A line for each device, and a table of what they can do, beside the datasheet's values where they are known."""
     import pandas as pd
 
     from ..hardware.datasheet import datasheet

@@ -3,10 +3,10 @@
     batchscope latency ckpt=<run>/checkpoints/best.ckpt
     batchscope latency model=stacked_lstm data=mnist data.batch_size=1,8,64,512 trainer.accelerator=gpu
 
-Every size is visited in turn, for about half a minute in all, until it is known which size is enough. A pass is timed from
-an idle device to an idle device, with random inputs that are on the device: samples where only the data know the shapes,
-or copies of a LightningModule's example_input_array. output= names a folder for latency.csv and latency.png; without it
-nothing is written.
+Every size is visited in turn, for about half a minute in all, until it is known which size is enough. A pass is timed
+from an idle device to an idle device, with random inputs that are on the device: samples where only the data know the
+shapes, or copies of a LightningModule's example_input_array. output= names a folder for latency.csv and latency.png;
+without it nothing is written.
 """
 
 import argparse

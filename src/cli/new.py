@@ -1,4 +1,4 @@
-"""`batchscope new`: a project of your own: a model, a dataset and a callback in a package, with the YAML files for them.
+"""`batchscope new`: a project of your own: a model, a dataset and a callback in a package, with their YAML files.
 
     batchscope new mynet                                # writes the folder mynet
     cd mynet

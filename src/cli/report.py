@@ -17,7 +17,7 @@ _LONGEST = 120  # characters of a folder's name
 
 
 def main() -> None:
-    """Parse the command line, write the report, print it. The exit code is 1 if no run was found, finished or measured."""
+    """Parse the command line, write and print the report. Exit code 1 if no run was found, finished or measured."""
     parser = command_parser("report", __doc__)
     parser.add_argument("folders", nargs="+", type=Path, metavar="folder", help="of a sweep or a run")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the report")

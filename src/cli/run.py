@@ -3,11 +3,12 @@
     batchscope run train_theirs.py --their --flags
     batchscope run --vary=--batch-size=16,64,256 train_theirs.py --epochs 2
 
-The options of batchscope stand before the script. The first fit leaves a run folder with run.json, which batchscope report,
-compare and choose read; a second fit of the same process has a folder of its own. A script that runs no fit is said to be
-unmeasured. --vary runs the script once for each value of one of its flags, ends each run when its speed is known (--whole:
-when it ends by itself), and reports. The exit code is 1 if a value failed; one that did not fit into memory is a result.
-Ctrl-C, SIGTERM or SIGHUP ends the running script first; a second Ctrl-C or SIGTERM, more than 0.3 s later, kills it.
+The options of batchscope stand before the script. The first fit leaves a run folder with run.json, which batchscope
+report, compare and choose read; a second fit of the same process has a folder of its own. A script that runs no fit is
+said to be unmeasured. --vary runs the script once for each value of one of its flags, ends each run when its speed is
+known (--whole: when it ends by itself), and reports. The exit code is 1 if a value failed; one that did not fit into
+memory is a result. Ctrl-C, SIGTERM or SIGHUP ends the running script first; a second Ctrl-C or SIGTERM, more than 0.3 s
+later, kills it.
 """
 
 import argparse

@@ -116,7 +116,7 @@ def _check_pairs(config: dict[str, Any]) -> None:
     validated = {name: node for name, node in nodes.items() if str(node.get("monitor")).startswith("val")}
     stops = next((name for name, node in validated.items() if node[TARGET].endswith("EarlyStopping")), "")
     prefix, no_validation = config["init_prefix"], trainer.get("limit_val_batches") == 0
-    uses_graphs = compile in ("reduce-overhead", "max-autotune")
+    graphs = compile in ("reduce-overhead", "max-autotune") and batches > 1
     conflicts = {
         "trainer.logger: takes null; logger=… takes the loggers, and logger=none leaves them out": trainer.get("logger")
         is not None,
@@ -126,8 +126,7 @@ def _check_pairs(config: dict[str, Any]) -> None:
         "compile: a sharded model is not compiled; write compile=false, or trainer=ddp": compile and is_sharded,
         "compile: torch compiles for CPUs and GPUs; write compile=false with trainer.accelerator=mps": compile
         and trainer.get("accelerator") == "mps",
-        f"compile: {compile} uses CUDA graphs, which overwrite accumulated gradients; write compile=default": uses_graphs
-        and batches > 1,
+        f"compile: {compile} uses CUDA graphs, which overwrite accumulated gradients; write compile=default": graphs,
         f"callbacks.{averages}: keeps a whole copy of the weights, and trainer.strategy shards them": averages
         and isinstance(strategy, dict),
         "optimizer.schedule: plateau reads val/loss, and trainer.limit_val_batches=0 has no validation": no_validation

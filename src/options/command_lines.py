@@ -93,7 +93,8 @@ def for_explanation(config: dict[str, Any]) -> dict[str, Any]:
 def for_timing(config: dict[str, Any], seconds: float) -> dict[str, Any]:
     """A run's configuration as a short timed run takes it, which ends after so many seconds of measured steps.
 
-    The callbacks stay, because they take time; those that only write files, print or end a run are left out. Nothing is kept.
+    The callbacks stay, because they take time; those that only write files, print or end a run are left out. Nothing is
+    kept.
     """
     callbacks = {name: node for name, node in (config["callbacks"] or {}).items() if name not in _NOT_TIMED}
     callbacks["until_known"] = {**_UNTIL, "seconds": seconds}

@@ -170,7 +170,7 @@ def search_path() -> list[str]:
 
 @functools.lru_cache(maxsize=256)
 def _composed(choices: tuple[str, ...], folder: Path | None) -> bytes:
-    """The pickled configuration of these choices, with the YAML files of a folder; OmegaConf copies five times slower."""
+    """The pickled configuration of these choices, with a folder's YAML files; OmegaConf copies five times slower."""
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         return pickle.dumps(hydra_compose("train", [*choices, *search_path()], return_hydra_config=True))
 

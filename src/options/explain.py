@@ -41,7 +41,10 @@ def missing_choice(error: MissingConfigException) -> UserError:
 
 
 def unknown_option(config: dict[str, Any], option: str, value: object) -> UserError | None:
-    """The error for an option, as typed, that has no place in a configuration; None where it has one, or is deleted."""
+    """The error for an option, as typed, that has no place in a configuration; None where it has one.
+
+    `value` is None for an option that is to be deleted.
+    """
     if why := why_unread(option, config):
         return UserError(f"{option}: {why}")
     parts, node = re.split("[./]", option), {**dict.fromkeys(COLLECTIONS), **config}
@@ -90,7 +93,7 @@ def message_of(error: BaseException) -> str:
 
 
 def _answer(option: str, value: object, config: Mapping[str, Any]) -> str | None:
-    """What to write instead of a word that is typed by habit, with these data's folder; a LightningModule's are its own."""
+    """What to write instead of a word typed by habit, with these data's folder; a LightningModule's are its own."""
     if option.startswith("model.") and lightning_module_of(config):
         return None
     instead = answer_to(option, str(value))

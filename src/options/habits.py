@@ -1,12 +1,12 @@
-"""Words that people type by habit, from lightning-hydra-template and Lightning: each is answered with what to write here.
+"""Words that people type by habit, from lightning-hydra-template and Lightning: each has an answer, what to write here.
 
 A word that works here is not in the table. docs/commands.md lists those, and shows the table.
 """
 
 # An option or a choice, and what to do instead; `*` stands for its value. An option stands for everything below it.
 HABITS = {
-    "ckpt_path": "write `resume=<run folder>` to train on, `init=<file>` to start from its weights, or `batchscope evaluate "
-    "ckpt=<file>` to test a checkpoint",
+    "ckpt_path": "write `resume=<run folder>` to train on, `init=<file>` to start from its weights, or `batchscope "
+    "evaluate ckpt=<file>` to test a checkpoint",
     "run_dir": "is set by the run; write `hydra.run.dir=*` to choose its folder",
     "epochs": "write `trainer.max_epochs=*`",
     "train": "a run always trains; `batchscope evaluate ckpt=<file>` tests a checkpoint without training",
@@ -32,8 +32,8 @@ HABITS = {
     "callbacks.model_checkpoint.monitor": "write `callbacks.checkpoint.monitor=*`",
     "callbacks.model_checkpoint.mode": "write `callbacks.checkpoint.mode=*`",
     "callbacks.model_checkpoint.dirpath": "write `callbacks.checkpoint.dirpath=*`",
-    "callbacks.model_checkpoint": "write `callbacks.checkpoint` with monitor, mode, dirpath, every_minutes or every_n_steps; "
-    "the best and the last checkpoint are kept in any case",
+    "callbacks.model_checkpoint": "write `callbacks.checkpoint` with monitor, mode, dirpath, every_minutes or "
+    "every_n_steps; the best and the last checkpoint are kept in any case",
     "callbacks.early_stopping": "write `callbacks=early_stopping` beside it",
     "trainer=ddp_sim": "write `trainer=ddp trainer.accelerator=cpu trainer.devices=2`",
     "trainer.gpus": "write `trainer.accelerator=gpu trainer.devices=*`",

@@ -22,8 +22,8 @@ for_shell = shlex.join  # words as a shell reads them
 def parse(overrides: list[str]) -> list[Override]:
     """The overrides in Hydra's terms; UserError with exit code 2 for a text that cannot be parsed.
 
-    `experiment=null` becomes `experiment=[]`, Hydra's spelling of a group without a choice. Of callbacks and loggers, which are
-    added to the default ones, `logger=null` becomes `logger=none`, and so do `logger=[]` and `~logger`.
+    `experiment=null` becomes `experiment=[]`, Hydra's spelling of a group without a choice. Of callbacks and loggers,
+    which are added to the default ones, `logger=null` becomes `logger=none`, and so do `logger=[]` and `~logger`.
     """
     parser = OverridesParser.create()
     try:

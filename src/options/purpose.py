@@ -102,7 +102,7 @@ def _in_table(section: str, above: list[str], name: str) -> bool:
 
 
 def signature_at(place: str, target: Any) -> Signature | None:
-    """What the `_target_` of a node at a place (`task`, `callbacks.curves`) takes as options; None if it cannot be read."""
+    """The options that a node's `_target_` takes at a place (`task`, `callbacks.curves`); None if it cannot be read."""
     found = signature_of(target) if isinstance(target, str) else None
     if found is None or place not in _GIVEN:
         return found
@@ -133,14 +133,14 @@ def purpose_of(option: str, config: Mapping[str, Any]) -> Purpose:
 
 
 def changes_speed(option: str, config: Mapping[str, Any]) -> bool:
-    """Whether a step may take another time with another value of an option; True where nothing says that it does not."""
+    """Whether a step may take another time with another value of an option; True unless something says otherwise."""
     section, _, name = option.partition(".")
     sets_rate = section == "optimizer" and name != "groups" and name in _of_schedule()
     return not (option in _SAME_SPEED or sets_rate or purpose_of(option, config) is Purpose.LENGTH)
 
 
 def only_observes(target: Any) -> bool:
-    """Whether a callback leaves training as it is: its class says `observes_only = True`, or Lightning's is known to."""
+    """Whether a callback leaves training as it is: its class says `observes_only = True`, or it is in OBSERVERS."""
     return isinstance(target, str) and (target in OBSERVERS or class_attribute(target, "observes_only") is True)
 
 

@@ -2,13 +2,14 @@
 
 The command line, the installed configs, and the `--config-dir` that it names describe what is built. A file may
 
-- repeat what those configs hold at the same place: classes and functions (`_target_`), Hydra's other keys, texts, lists,
-  but no logger that sends what it logs somewhere;
+- repeat what those configs hold at the same place: classes and functions (`_target_`), Hydra's other keys, texts,
+  lists, but no logger that sends what it logs somewhere;
 - set numbers and switches of this package's own options, and choose among the values that an option lists; of any other
   class set only numbers in the place of numbers that those configs hold;
 - name places inside the run's own folder.
 
-Anything more has to be typed on the command line, and the error has the words for it. `plain` reads, and `confirm` decides.
+Anything more has to be typed on the command line, and the error has the words for it. `plain` reads, and `confirm`
+decides.
 """
 
 import os
@@ -105,8 +106,8 @@ def confirm(config: dict[str, Any], overrides: Iterable[str], where: str, run_di
 def only_read(config: dict[str, Any], overrides: Sequence[str], where: str) -> tuple[dict[str, Any], list[str]]:
     """A configuration whose data are only read where its file says, and the words of the command line with that place.
 
-    That is so of a dataset of this package, if it has `data.offline=read`, and of a folder that is there and that no word
-    names; it is said on standard error. Anything else stays as it is.
+    That is so of a dataset of this package, if it has `data.offline=read`, and of a folder that is there and that no
+    word names; it is said on standard error. Anything else stays as it is.
     """
     data, (options, groups) = config["data"], set_by(overrides)
     root, target = data.get("root"), data[TARGET]
@@ -124,7 +125,7 @@ def as_words(key: str, value: Any) -> str:
 
 
 def words(config: dict[str, Any], run_dir: Path | None) -> str:
-    """What a command line has to hold beside the file's name, each with a space before it; empty for an ordinary run."""
+    """What a command line has to hold beside the file's name, each after a space; empty for an ordinary run."""
     folder = config_dir()
     flag = "" if folder is None else f" {shlex.quote(f'--config-dir={os.path.relpath(folder)}')}"
     return flag + "".join(f" {as_words(key, value)}" for key, value, _ in _outside_of_sections(config, run_dir))
@@ -188,7 +189,7 @@ def _takes_quantity(held: Any) -> bool:
 
 
 def _is_held(value: Any, place: str, key: str, target: Any) -> bool:
-    """Whether the configs give an option this value, in a node at this place that builds the same, or says nothing of it."""
+    """Whether the configs give an option this value, in a node here that builds the same, or leave it out."""
     nodes = known_nodes().get(place, ())
     return any(key in node and node[key] == value and node.get(TARGET, target) == target for node in nodes)
 

@@ -24,7 +24,8 @@ def batches_of_update(config: Mapping[str, Any], ranks: int) -> int:
         return accumulated
     if accumulated > 1:
         raise UserError(
-            f"trainer.accumulate_grad_batches: got {accumulated}, and global_batch_size={asked} decides it; leave one out"
+            f"trainer.accumulate_grad_batches: got {accumulated}, and global_batch_size={asked} decides it; "
+            "leave one out"
         )
     if size is None:
         raise UserError(f"global_batch_size: got {asked}, and the data have no data.batch_size to fill it with")

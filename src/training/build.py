@@ -88,7 +88,7 @@ def build_data(config: dict[str, Any]) -> Data:
 
 
 def build_model(config: dict[str, Any], data: Any) -> nn.Module:
-    """The model of a configuration for its data, which have a `spec` and a `name`; UserError if the model cannot read them.
+    """The model of a configuration for its data, with their `spec` and `name`; UserError if it cannot read them.
 
     Its constructor gets `spec` if it has a parameter of this name; a model without one is built from its options alone.
     """
@@ -99,8 +99,8 @@ def build_model(config: dict[str, Any], data: Any) -> nn.Module:
         if isinstance(model, LightningModule):
             return model
         raise UserError(
-            f"data: {data.name} has no spec: a property that returns a batchscope.data.DataSpec, which every model but a "
-            "LightningModule is trained by"
+            f"data: {data.name} has no spec: a property that returns a batchscope.data.DataSpec, which every model but "
+            "a LightningModule is trained by"
         )
     accepts = getattr(target, "accepts", (spec.kind,))
     if spec.kind not in accepts:  # options.check tells this earlier of data that declare their kind
@@ -111,8 +111,8 @@ def build_model(config: dict[str, Any], data: Any) -> nn.Module:
     needs_lengths = spec.variable_length and len(spec.inputs) == 1  # several inputs have a mask among them
     if needs_lengths and not isinstance(model, LightningModule) and not takes(model, LENGTHS):
         raise UserError(
-            f"model: {type(model).__name__} reads sequences of one length: its forward takes no `lengths`, and those of "
-            f"{data.name} vary"
+            f"model: {type(model).__name__} reads sequences of one length: its forward takes no `lengths`, and those "
+            f"of {data.name} vary"
         )
     return model
 
@@ -156,7 +156,7 @@ def option_of(callback: Callback) -> str:
 
 
 def loader_switches(config: dict[str, Any], data: object) -> dict[str, bool]:
-    """The trainer's switch for Lightning's sampler: unless an option says it, a plain LightningDataModule alone needs it."""
+    """The trainer's switch for Lightning's sampler: by an option, else a plain LightningDataModule alone has it."""
     asked = config["trainer"].get("use_distributed_sampler")
     return {"use_distributed_sampler": isinstance(data, PlainData) if asked is None else asked}
 
@@ -252,7 +252,7 @@ def _takes_spec(target: Any) -> bool:
 
 
 def _raise_in_one_line(error: BaseException, path: str, targets: Mapping[str, str]) -> NoReturn:
-    """Raise a constructor's exception as a UserError with its place; the exception itself where it may be a bug of ours."""
+    """Raise a constructor's exception as a UserError with its place; what may be a bug of ours as it is."""
     if isinstance(error, InstantiationException):  # of a node within this one, or of a target that Hydra refuses
         message, _, key = str(error).partition("\nfull_key: ")
         inner = f"{path}.{key}" if key else path

@@ -46,8 +46,8 @@ _NO_SHARED_MEMORY = (
 _SAID = {
     "DataLoader worker (pid": "data: {error}; where memory is short, take fewer data.num_workers",
     # every optimizer
-    "sparse gradients": "optimizer: {error}; write optimizer=adagrad without weight_decay, or give the model's embeddings "
-    "sparse=False",
+    "sparse gradients": "optimizer: {error}; write optimizer=adagrad without weight_decay, or give the model's "
+    "embeddings sparse=False",
     "`val_check_interval` (": "trainer: {error}",
 }
 
@@ -198,7 +198,7 @@ def _out_of_memory(config: dict[str, Any], trainer: Trainer) -> str:
 
 
 def _smaller_batch(config: dict[str, Any], batch_size: int, module: LightningModule | None) -> str:
-    """Half of the batch size, with the samples of an update kept; a module that optimises by hand decides these itself."""
+    """Half of the batch size, with the samples of an update kept; a module that optimises by hand decides itself."""
     accumulated = config["trainer"].get("accumulate_grad_batches") or 1
     if batch_size == 1:
         return "a smaller model"

@@ -25,8 +25,8 @@ def start_from(model: nn.Module, path: Path, prefix: str | Sequence[str] | None 
     """Load weights of a checkpoint or a state_dict into a model on the CPU, not yet sharded: all of them, or those
     whose names begin with one of the prefixes, such as `encoder.`; UserError if they do not match.
 
-    All names and shapes have to match, of those with a prefix; the wrappers `model.`, `module.` and `_orig_mod.` count on
-    neither side. The file may have the names with their prefix or, as the weights of a part alone, without it.
+    All names and shapes have to match, of those with a prefix; the wrappers `model.`, `module.` and `_orig_mod.` count
+    on neither side. The file may have the names with their prefix or, as the weights of a part alone, without it.
     """
     own, found = model.state_dict(), _weights_in(path, model)
     names, held = _plain(own), {plain: found[name] for plain, name in _plain(found).items()}

@@ -21,10 +21,10 @@ _INSTEAD = {  # of a logger that is refused
 
 
 def build_loggers(config: dict[str, Any], name: str, run_id: str) -> list[Logger]:
-    """The loggers; TensorBoard's folder and the runs at W&B and in MLflow are called what the run is, unless an option names them.
+    """The loggers; TensorBoard's folder and the runs at W&B and in MLflow have the run's name or that of an option.
 
-    A resumed run continues the run at W&B that has its id, and the one in MLflow that has its id as a tag. Raises UserError
-    where MLflow cannot open its database.
+    A resumed run continues the run at W&B that has its id, and the one in MLflow that has its id as a tag. Raises
+    UserError where MLflow cannot open its database.
     """
     nodes = {key: dict(node) for key, node in (config["logger"] or {}).items() if node}
     for node in nodes.values():
@@ -72,7 +72,7 @@ def close_loggers(loggers: Sequence[Logger], failed: bool) -> None:
 
 
 def log_parameters(logger: Logger, parameters: Mapping[str, Any]) -> None:
-    """What a run was trained with; in MLflow, which refuses another value, a parameter keeps the value that it had first."""
+    """Log what a run was trained with; in MLflow, which refuses another value, a parameter keeps its first one."""
     if isinstance(logger, MLFlowLogger):
         known = logger.experiment.get_run(logger.run_id).data.params
         parameters = {key: value for key, value in parameters.items() if key not in known}

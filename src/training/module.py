@@ -52,7 +52,7 @@ def lightning_module(model: nn.Module, data: Any, config: dict[str, Any], facts:
 
 
 def check_by_hand(module: LightningModule, trainer: Trainer, config: dict[str, Any]) -> None:
-    """Raise UserError for what a module that optimises by hand has to do itself; Lightning refuses it once it trains."""
+    """Raise UserError for what a module that optimises by hand does itself; Lightning refuses it once it trains."""
     if module.automatic_optimization:
         return
     name = type(module).__name__

@@ -1,4 +1,4 @@
-"""How a model's weights are updated: any optimizer of torch's kind, with a learning-rate schedule and groups of parameters."""
+"""How a model's weights are updated: any optimizer of torch's kind, with a schedule and groups of parameters."""
 
 import copy
 import fnmatch
@@ -27,11 +27,11 @@ class Optimizer:
     Args:
         make: called with parameters and `lr`, returns the optimizer; a class with its options, by `functools.partial`.
         lr: the learning rate; under `one_cycle` its peak. None for the default of the class.
-        schedule: `one_cycle` rises to the peak and anneals to almost nothing by the last step, while a momentum falls from
-            0.05 above the given one to 0.05 below it and rises again (Smith & Topin 2018); a single step is at the peak.
-            `cosine` falls from `lr` to `min_lr` by the last step (Loshchilov & Hutter 2017); `step` multiplies the rate by
-            `factor` after every `step_epochs` epochs; `plateau` does after more than `patience` epochs in a row in which
-            `val/loss` has not fallen; `constant` leaves the rate alone.
+        schedule: `one_cycle` rises to the peak and anneals to almost nothing by the last step, while a momentum falls
+            from 0.05 above the given one to 0.05 below it and rises again (Smith & Topin 2018); a single step is at the
+            peak. `cosine` falls from `lr` to `min_lr` by the last step (Loshchilov & Hutter 2017); `step` multiplies
+            the rate by `factor` after every `step_epochs` epochs; `plateau` does after more than `patience` epochs in a
+            row in which `val/loss` has not fallen; `constant` leaves the rate alone.
         warmup: the fraction of the steps in which one_cycle rises.
         factor: by which step and plateau multiply the rate.
         step_epochs: the epochs between two changes of the schedule `step`.
@@ -137,7 +137,7 @@ class Optimizer:
         """
         if self.schedule in _PLANNED and not 0 < total_steps < float("inf"):
             raise UserError(
-                f"optimizer.schedule: {self.schedule} needs an end: set trainer.max_steps, or trainer.max_epochs where the "
+                f"optimizer.schedule: {self.schedule} needs an end: set trainer.max_steps, or trainer.max_epochs where "
                 "data's loader has a length, or write optimizer.schedule=constant"
             )
         match self.schedule:
@@ -172,7 +172,7 @@ class Optimizer:
         return made
 
     def _grouped(self, named: Sequence[tuple[str, Tensor]]) -> list[Any]:
-        """The parameters as torch's optimizers take them: a list, or dicts with options, those of the main ones first."""
+        """The parameters as torch's optimizers take them: a list, or dicts with options, the main ones first."""
         if not self.groups:
             return [parameter for _, parameter in named]
         for i, group in enumerate(self.groups):
@@ -201,7 +201,7 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 def check_patterns(option: str, patterns: Sequence[str], names: Sequence[str]) -> None:
-    """Raise UserError for the first name pattern, as of fnmatch, that is too long or matches none of a model's parameters."""
+    """Raise UserError for the first pattern, as of fnmatch, that is too long or matches no parameter's name."""
     for pattern in patterns:
         if len(pattern) > _LONGEST_PATTERN:
             raise UserError(
@@ -229,8 +229,8 @@ def _start_momentum_at_zero(optimizer: optim.Optimizer) -> None:
     Torch's fused SGD allocates the buffers uninitialised in its first step, for the kernel to fill. A kernel that skips
     the update (`found_inf`, which a gradient scaler sets in its first steps) fills nothing, and the next step would
     accumulate onto arbitrary memory. Nor does it allocate the buffer of a parameter that is unfrozen when others have
-    theirs. From zeros the first step gives the same numbers, `momentum · 0 + gradient`, because there is no dampening. An
-    optimizer that is not fused needs the host to read `found_inf` at every step.
+    theirs. From zeros the first step gives the same numbers, `momentum · 0 + gradient`, because there is no dampening.
+    An optimizer that is not fused needs the host to read `found_inf` at every step.
     """
     for parameter in (p for group in optimizer.param_groups for p in group["params"] if p.requires_grad):
         if optimizer.state[parameter].get("momentum_buffer") is None:

@@ -1,4 +1,7 @@
-"""Messages of libraries: warnings and what was asked for are shown; greetings, hints and an error's first of two reports are not."""
+"""Messages of libraries: warnings and what was asked for are shown; greetings and hints are not.
+
+Of two reports of one error the first is left out.
+"""
 
 import logging
 import threading
@@ -52,7 +55,7 @@ def quiet_libraries() -> None:
 
 
 def is_shown(message: logging.LogRecord) -> bool:
-    """Whether a message of Lightning's shared logger is a warning or was asked for; that `max_time` is over is neither."""
+    """Whether a message of Lightning's shared logger is a warning or was asked for; the end of `max_time` is not."""
     file = Path(message.pathname)
     return message.levelno >= logging.WARNING or (file.parent.name in _ASKED_FOR and file.stem != "timer")
 
@@ -60,13 +63,13 @@ def is_shown(message: logging.LogRecord) -> bool:
 def _format_warning(
     others: Callable[..., str], message: Any, category: type[Warning], filename: str, *where: Any
 ) -> str:
-    """One line without a file for a warning of this package, which its callbacks give in any project; `others` as they are."""
+    """A warning of this package, which its callbacks give in any project, in one line without a file; others stay."""
     if is_inside(Path(filename), _HERE):
         return f"warning: {printable(str(message))}\n"
     return others(message, category, filename, *where)
 
 
 def _show_unless_tensorboards(error: threading.ExceptHookArgs) -> None:
-    """Print the traceback of an exception that ended a thread; what ended TensorBoard's writer is raised at the next write."""
+    """Print the traceback of what ended a thread; what ended TensorBoard's writer is raised at its next write."""
     if not type(error.thread).__module__.startswith("tensorboard."):
         threading.__excepthook__(error)

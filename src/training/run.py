@@ -173,7 +173,7 @@ class _Run:
                 close_loggers(loggers_of_rank(self.trainer), failed)
 
     def _explain_first_batch(self, error: Exception) -> UserError | None:
-        """The one line for a LightningModule that has trained nothing yet; None for any other run, and a resumed one."""
+        """The one line for a LightningModule that has trained nothing yet; None for other runs, and a resumed one."""
         batches = self.trainer.fit_loop.epoch_loop.batch_progress.total.completed
         is_trained = self.trainer.global_step or batches >= self.trainer.accumulate_grad_batches
         if is_trained or self.config.get("resume") or not isinstance(self.model, LightningModule):
@@ -244,7 +244,7 @@ class _Run:
                 callback.on_first_save = partial(record.add, checkpoints={"last": last})
 
     def _check_limit_of_test(self) -> None:
-        """Raise UserError for a fraction of the test set without a batch, which Lightning refuses once the run has trained."""
+        """Raise UserError for a fraction of the test set without a batch; Lightning refuses it after the training."""
         limit = self.trainer.limit_test_batches
         if not 0 < limit < 1 or not self._is_tested or not has_test(self.data):
             return
@@ -361,7 +361,7 @@ def limit_batch_size(data: Data, train_samples: int | None, world_size: int, bat
     data.batch_size = held = -(-train_samples // world_size)
     each = f" for each of {world_size} processes" if world_size > 1 else ""
     warn(
-        f"data.batch_size: got {asked:,}{each}, and {data.name} has {train_samples:,} training samples: every step takes "
-        "all of them"
+        f"data.batch_size: got {asked:,}{each}, and {data.name} has {train_samples:,} training samples: every step "
+        "takes all of them"
     )
     return {"batch_size": held, "global_batch_size": train_samples}

@@ -133,7 +133,7 @@ class ScriptRecord(Callback):
 
 
 def arguments(words: list[str]) -> dict[str, str]:
-    """The flags of a script's command line with their values: `--lr=0.1` and `--lr 0.1` as `lr: 0.1`, a switch as `true`."""
+    """A script's flags with their values: `--lr=0.1` and `--lr 0.1` as `lr: 0.1`, a switch as `true`."""
     found: dict[str, str] = {}
     for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
         name, is_pair, value = word.partition("=")

@@ -3,8 +3,8 @@
 A callback adds to these by methods:
 
 - `record_facts() -> dict[str, Any]` is merged into run.json when training has ended; None takes a fact back.
-- `unread_options() -> dict[str, str]` has, at the end, those of its options that have changed nothing, and why. A warning and
-  `unread` in run.json say so of those that were typed. A Task has the same method.
+- `unread_options() -> dict[str, str]` has, at the end, those of its options that have changed nothing, and why. A
+  warning and `unread` in run.json say so of those that were typed. A Task has the same method.
 - `summary_lines() -> list[str]` is printed among the run's last lines.
 - `detail_lines() -> list[str]` is printed after them where details are wanted (`-v`).
 """
@@ -97,7 +97,7 @@ def checkpoint_paths(trainer: Trainer, run_dir: Path) -> dict[str, str]:
 
 
 def callback_facts(trainer: Trainer) -> dict[str, Any]:
-    """What the callbacks have for the record, and the learning rate: under a schedule its peak, else that of the last update."""
+    """What the callbacks have for the record, and the learning rate: a schedule's peak, else the last update's."""
     facts: dict[str, Any] = {}
     if len(trainer.optimizers) == 1:  # a LightningModule of one's own may have none or several
         facts["learning_rate"] = _learning_rate(trainer.optimizers[0], bool(trainer.lr_scheduler_configs))
@@ -161,8 +161,8 @@ def write_steps(trainer: Trainer, run_dir: Path, visited: bool = False) -> None:
 def write_tested(trainer: Trainer, right: Sequence[Tensor], run_dir: Path) -> None:
     """Write which test samples were answered right, on all ranks together; nothing where the test left some out.
 
-    `right` are those of this rank, `(B,)` for each batch. A sampler that does not shuffle takes the batches in the stored
-    order, and gives each rank a part of each in its turn.
+    `right` are those of this rank, `(B,)` for each batch. A sampler that does not shuffle takes the batches in the
+    stored order, and gives each rank a part of each in its turn.
     """
     sampler = getattr(trainer.test_dataloaders, "batch_sampler", None)
     if not isinstance(sampler, DeterministicBatchSampler) or sampler.shuffle:
@@ -184,7 +184,7 @@ def memory_facts(trainer: Trainer) -> dict[str, Any]:
 
 
 def log_hyperparameters(trainer: Trainer, record: Mapping[str, Any]) -> None:
-    """The configuration at W&B and in MLflow, and in TensorBoard one row in HPARAMS (what was set, what came of it, how fast) and the summary."""
+    """The configuration at W&B and in MLflow; in TensorBoard a row of HPARAMS, with the results, and the summary."""
     config = record["config"]
     chosen = {section: config[section] for section in SECTIONS if section in config}
     named = [(key, value) for key, value in flatten(chosen) if purpose_of(key, config) not in CHOOSES_NOTHING]
@@ -263,7 +263,7 @@ def _lines_of(trainer: Trainer, method: str) -> list[str]:
 
 
 def _result(record: Mapping[str, Any]) -> str:
-    """The last metrics, `test acc 98.9 % in 47 s`: of the test, or of the validation, and accuracies if there are any."""
+    """The last metrics, `test acc 98.9 % in 47 s`: of the test or the validation, and accuracies if there are any."""
     metrics, before = record["metrics"], record["resumed"][-1]["step"] if record.get("resumed") else 0
     stages = (("test/", "test_"), ("val/", "val_"))  # a LightningModule of one's own may log `val_loss`
     stage = next((one for one in stages if any(key.startswith(one) for key in metrics)), None)

@@ -33,12 +33,13 @@ class Task(LightningModule):
     """Trains any network on any data with a DataSpec.
 
     A training step returns `loss` and, for classes, `acc` as tensors that stay on the device: callbacks read them when
-    they are ready. Under DDP each rank scales them by its share of the global batch, or of the steps and pixels in it that
-    count, so that the mean over ranks is the global mean.
+    they are ready. Under DDP each rank scales them by its share of the global batch, or of the steps and pixels in it
+    that count, so that the mean over ranks is the global mean.
 
     Where sequences vary in length, the padding behind their ends counts in no loss and no accuracy.
 
-    A subclass (`task._target_`) may override `loss` and Lightning's hooks, and has options of its own beside `**kwargs`.
+    A subclass (`task._target_`) may override `loss` and Lightning's hooks, and has options of its own beside
+    `**kwargs`.
 
     Args:
         model: its forward takes the input `(B, …)`, and `lengths: (B,)` where they vary; it answers as the target of
@@ -49,12 +50,12 @@ class Task(LightningModule):
         compile_mode: torch.compile's, for the network in training; None to run it as it is. Only whole batches run the
             compiled network, so that it is compiled once: the short last batch of an epoch, validation and test run it
             as it is. Checkpoints have the same names either way.
-        loss: by its name, `auto` for that of the data's target, or a function or module of `(output, target)` that returns
-            the mean over a batch. Classes of steps come to it as `(B·T, N)` and `(B·T,)`, a value as `(B,)` and `(B,)`,
-            one logit of two classes without its dimension N and with the classes as numbers, anything else as the
-            network and the data give it; −100 is no class.
-        metrics: by name; each is logged as `train/NAME` of a batch, and as `val/NAME` and `test/NAME` of a whole set. It
-            is updated with what the loss gets; labels come as probabilities and integers.
+        loss: by its name, `auto` for that of the data's target, or a function or module of `(output, target)` that
+            returns the mean over a batch. Classes of steps come to it as `(B·T, N)` and `(B·T,)`, a value as `(B,)` and
+            `(B,)`, one logit of two classes without its dimension N and with the classes as numbers, anything else as
+            the network and the data give it; −100 is no class.
+        metrics: by name; each is logged as `train/NAME` of a batch, and as `val/NAME` and `test/NAME` of a whole set.
+            It is updated with what the loss gets; labels come as probabilities and integers.
         freeze: name patterns, as of fnmatch, of parameters of the network that are not trained. Batch norm whose
             parameters are all frozen keeps its running statistics.
     """
@@ -171,7 +172,8 @@ class Task(LightningModule):
         loaders = getattr(self.trainer, f"{stage}_dataloaders")
         if isinstance(loaders, list | tuple | dict) and len(loaders) > 1:
             raise UserError(
-                f"data: has {len(loaders)} {stage} loaders, and a Task measures one set; join them by torch's ConcatDataset"
+                f"data: has {len(loaders)} {stage} loaders, and a Task measures one set; join them by "
+                "torch's ConcatDataset"
             )
 
     @override
@@ -207,9 +209,9 @@ class Task(LightningModule):
     def _shares(self, means: dict[str, Tensor], output: Any, y: Tensor, ranks: int, weight: float) -> dict[str, Tensor]:
         """The means of this rank, scaled so that the mean over ranks is that of the global batch.
 
-        Loss and accuracy over samples are scaled by this rank's share of them. Over steps or pixels, of which some do not
-        count, they are scaled by the share of those that do; the ranks add these up on the device. A metric of the user
-        stays as it is: a rank may leave it out.
+        Loss and accuracy over samples are scaled by this rank's share of them. Over steps or pixels, of which some do
+        not count, they are scaled by the share of those that do; the ranks add these up on the device. A metric of the
+        user stays as it is: a rank may leave it out.
         """
         counts = {}
         if self.spec.has_padding and self.has_named_loss:
@@ -248,13 +250,13 @@ class Task(LightningModule):
 
     @override
     def on_fit_start(self) -> None:
-        """Build optimizer and schedule anew for a rate that LearningRateFinder has found: under a schedule it is the peak."""
+        """Build optimizer and schedule anew for the rate that LearningRateFinder finds: under a schedule the peak."""
         if self.learning_rate != self._built_rate:
             self.trainer.strategy.setup_optimizers(self.trainer)
 
     @override
     def configure_optimizers(self) -> Any:
-        """Torch's optimizer and, unless the rate is constant, its schedule; UserError for parameters that are not sharded."""
+        """Torch's optimizer and, unless the rate is constant, its schedule; UserError for parameters not sharded."""
         if _is_sharded(self.trainer):
             whole = [name for name, one in self.named() if one.requires_grad and local(one) is one]
             if whole:
@@ -316,7 +318,8 @@ class Task(LightningModule):
             one = tree_map_only(Tensor, lambda each: each.new_zeros(1, *each.shape[1:]), x)
             output = empty_batch(self(one, None if lengths is None else lengths.new_ones(1)))
             loss = torch.zeros((), device=tree_leaves(x)[0].device)
-        # One value a sample, or a step of different lengths: where torchmetrics may not look for NaN, it ignores weights.
+        # One value a sample, or a step of different lengths: torchmetrics ignores weights where it may not look for
+        # NaN.
         weights = int((y != PADDING).sum()) if self.spec.has_padding and self.has_named_loss else samples
         measured: dict[str, Metric] = self.measured[stage]
         measured["loss"].update(loss.expand(weights))

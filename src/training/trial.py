@@ -71,7 +71,7 @@ def is_of_zoo(model: nn.Module) -> bool:
 
 
 def _make_lazy_layers(task: "Task", data: Data) -> None:
-    """Have layers such as LazyLinear take their shapes from the first samples, before an optimizer gets their parameters."""
+    """Have layers such as LazyLinear take their shapes from the first samples, before an optimizer is built."""
     if not any(map(is_lazy, [*task.parameters(), *task.buffers()])):
         return
     name = type(task.model).__name__
@@ -88,7 +88,7 @@ def _make_lazy_layers(task: "Task", data: Data) -> None:
 
 
 def _is_known(task: "Task", samples: int) -> bool:
-    """Whether tests show that a network answers as its target asks: one of the zoo. A long recurrence takes seconds to try."""
+    """Whether tests show that a network answers as its target asks: one of the zoo. To try a long one takes seconds."""
     return (
         is_of_zoo(task.model)
         and samples >= task.min_samples
