@@ -2,7 +2,6 @@
 
 import itertools
 import re
-import shlex
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,7 +15,6 @@ from .habits import answer_to
 from .tree import flatten
 
 _SPELLED = {"True": "true", "False": "false"}  # as Hydra writes a switch, and as people do
-for_shell = shlex.join  # words as a shell reads them
 
 
 def parse(overrides: list[str]) -> list[Override]:

@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from ..checkpointing.signals import exit_on_signals
 from ..errors import UserError, report, warn
 from ..files import WriteError
 from ..options.compose import config_in
-from ..options.overrides import as_override, for_shell
+from ..options.overrides import as_override
 from ..options.update import ranks_asked
 from ..records.read import optimized
 from . import folder, launchers
@@ -181,7 +182,7 @@ class SweepRunner:
                 print(f"{word}  {len(runs)} of {len(self.labels)}: {' · '.join(runs)}")
         line = [word for word in self.loop.command if not word.lstrip("+").startswith("hydra.sweep.dir=")]
         line.append(as_override("hydra.sweep.dir", str(self.sweep_dir)))
-        print(f"resume   {for_shell(line)}", flush=True)
+        print(f"resume   {shlex.join(line)}", flush=True)
 
     @property
     def exit_code(self) -> int:
