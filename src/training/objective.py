@@ -118,6 +118,6 @@ def own_metrics(given: Mapping[str, Any] | None) -> dict[str, Metric]:
         if name == "loss":
             raise UserError("task.metrics.loss: is the name of the loss; choose another one")
         if not isinstance(metric, Metric):
-            kind = type(metric).__name__
-            raise UserError(f"task.metrics.{name}: got a {kind}, takes a node whose _target_ is a torchmetrics.Metric")
+            takes = "a node whose _target_ is a torchmetrics.Metric"
+            raise UserError(f"task.metrics.{name}: got {type(metric).__name__}, takes {takes}")
     return found

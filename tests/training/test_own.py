@@ -885,7 +885,7 @@ MISTAKES = {
     "RuntimeError: Predictions and targets are expected to have the same shape",
     "task.metrics={f1:{_target_:torchmetrics.classification.MulticlassF1Score,num_classes:3,average:null}}": "task.metrics.f1: "
     "MulticlassF1Score returns (3,), takes one number",
-    "task.metrics={f1:{_target_:torch.nn.Identity}}": "task.metrics.f1: got a Identity, takes a node whose _target_ is a",
+    "task.metrics={f1:{_target_:torch.nn.Identity}}": "task.metrics.f1: got Identity, takes a node whose _target_ is a",
     "task.metrics={loss:{_target_:torchmetrics.MeanMetric}}": "task.metrics.loss: is the name of the loss",
     "task.freeze=[encodr.*]": "task.freeze: 'encodr.*' matches no parameter of the model. Did you mean 'encoder.*'?",
     f"task.freeze=['{'[' * 2000}']": "task.freeze: has a pattern of 2,000 characters, takes 1,000 at most",
