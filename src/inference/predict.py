@@ -191,9 +191,9 @@ def predict(trained: Trained, source: str) -> Predictions | Answers:
         names, note, samples = inputs.names, inputs.resized, len(inputs)
         served = {"dataloaders": DataLoader(inputs, batch_size=min(trained.known.batch_size or _BATCH, len(inputs)))}
     with blamed("input", _complaint(trained)):
-        batches: Any = trainer.predict(trained.module, **served)
-    if batches and trainer.predict_loop.num_dataloaders > 1:
-        batches = [*chain(*batches)]
+        found: Any = trainer.predict(trained.module, **served) or []
+    batches = [*chain(*found)] if found and trainer.predict_loop.num_dataloaders > 1 else [*found]
+    found.clear()  # Lightning's own list, which lives as long as the module's trainer
     limit = trained.config["trainer"].get(option)
     if not batches:
         raise UserError(f"trainer.{option}: got {limit}, which predicts no batch")
