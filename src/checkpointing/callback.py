@@ -23,7 +23,7 @@ from ..files import remove_leftovers
 from ..options.types import PositiveFloat, PositiveInt, Purpose
 from ..random_state import random_state
 from .checkpoint_file import check_weights, link_checkpoint
-from .log_files import log_positions, loggers_of_rank
+from .log_files import Counted, log_positions, loggers_of_rank
 
 _TOPIC = "checkpoint"
 DEFAULT_MONITOR = "val/loss"  # of a Task
@@ -70,6 +70,7 @@ class Checkpoints(SyncsRanks, Checkpoint):
         self._has_nonfinite = False  # whether a validation had a score that is not finite
         self.on_first_save: Callable[[], None] = lambda: None  # called once, when a checkpoint is on the disk
         self._log_positions: dict[str, int] = {}
+        self._counted_lines: Counted = {}
         self._is_saving = False
         self._saved_batch: int | None = None
         self._updates = Updates()
@@ -130,7 +131,7 @@ class Checkpoints(SyncsRanks, Checkpoint):
         self.folder = self.folder_of(trainer)
         if self._is_fitting:
             self.check(pl_module)
-            self._log_positions = {}
+            self._log_positions, self._counted_lines = {}, {}
             if trainer.is_global_zero:
                 remove_leftovers(self.folder, "*.ckpt")
 
@@ -180,7 +181,7 @@ class Checkpoints(SyncsRanks, Checkpoint):
             checkpoint["loop_state"] = {
                 **{key: [rank[key] for rank in ranks] for key in own},
                 "frozen": _frozen(pl_module),
-                "log_positions": log_positions(loggers_of_rank(trainer), self._log_positions),
+                "log_positions": log_positions(loggers_of_rank(trainer), self._log_positions, self._counted_lines),
             }
 
     @override

@@ -17,17 +17,20 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from .._lightning import append_to_csv
 from ..records.step_file import read_rows, write_rows
 
+Counted = dict[Path, tuple[bytes, int, int]]  # of a CSV file: its header, and how many bytes and lines are counted
+
 
 def loggers_of_rank(trainer: Trainer) -> list[Logger]:
     """The loggers that write in this process: all of them on rank 0, none on the others."""
     return trainer.loggers if trainer.is_global_zero else []
 
 
-def log_positions(loggers: list[Logger], earlier: dict[str, int]) -> dict[str, int]:
+def log_positions(loggers: list[Logger], earlier: dict[str, int], counted: Counted) -> dict[str, int]:
     """How far the log files are written: TensorBoard files in bytes, CSV files in lines, which new columns do not change.
 
     Names of files are relative to the loggers' `save_dir`, because a run's folder may be moved. A file that no logger
-    writes now keeps its `earlier` position: a logger that is off for a while continues from there.
+    writes now keeps its `earlier` position: a logger that is off for a while continues from there. `counted` is kept
+    from one call to the next, so that only lines that are new, or have a new column, are read.
     """
     positions = dict(earlier)
     for logger in loggers:
@@ -36,15 +39,23 @@ def log_positions(loggers: list[Logger], earlier: dict[str, int]) -> dict[str, i
             positions |= {_name(logger, path): path.stat().st_size for path in _event_files(logger)}
         elif isinstance(logger, CSVLogger):
             logger.save()
-            positions[_name(logger, _csv_file(logger))] = _lines(_csv_file(logger))
+            positions[_name(logger, _csv_file(logger))] = _lines(_csv_file(logger), counted)
     return positions
 
 
-def _lines(path: Path) -> int:
+def _lines(path: Path, counted: Counted) -> int:
     if not path.is_file():
         return 0
     with path.open("rb") as file:
-        return sum(block.count(b"\n") for block in iter(lambda: file.read(2**20), b""))
+        header = file.readline()
+        before, size, lines = counted.get(path, (b"", 0, 0))
+        if header != before:
+            size, lines = len(header), 1
+        file.seek(size)
+        while block := file.read(2**20):
+            size, lines = size + len(block), lines + block.count(b"\n")
+    counted[path] = header, size, lines
+    return lines
 
 
 def earlier_events(loggers: list[Logger]) -> list[Path]:

@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch.loggers import CSVLogger
 
 from batchscope.checkpointing.callback import Checkpoints
-from batchscope.checkpointing.log_files import append_to_file
+from batchscope.checkpointing.log_files import append_to_file, log_positions
 from tests.checkpointing.support import OUT, STEP, refused, terminate
 from tests.support.runs import SMALL, curves, run, table
 from tests.support.third_party_modules import Stranger, train
@@ -39,6 +39,18 @@ def test_the_csv_file_holds_what_lightnings_own_holds_and_loses_no_row_in_a_kill
         with monkeypatch.context() as patch:
             patch.setattr(step, Mock(side_effect=KeyboardInterrupt))  # while a column is added
             assert len(logged(tmp_path / step)) == 5
+
+
+def test_a_checkpoint_reads_only_the_lines_since_the_one_before_or_those_with_a_new_column(tmp_path: Path) -> None:
+    logger, counted, earlier = CSVLogger(tmp_path, name="csv", version=""), {}, {"events": 3}
+    append_to_file(logger)
+    path = tmp_path / "csv" / "metrics.csv"
+    for names, lines in (("a", 2), ("a", 3), ("ab", 4), ("b", 5)):
+        logger.log_metrics(dict.fromkeys(names, 0.5))
+        assert log_positions([logger], earlier, counted) == earlier | {"csv/metrics.csv": lines}
+        assert counted[path][1:] == (path.stat().st_size, lines)
+    path.write_bytes(path.read_bytes().replace(b"5\r\n", b"5  "))  # of lines that are counted
+    assert log_positions([logger], earlier, counted)["csv/metrics.csv"] == 5
 
 
 class Logs(Stranger):
