@@ -168,7 +168,7 @@ def predict(trained: Trained, source: str) -> Predictions | Answers:
     """The answers of a network to a split of its data, or to a user's own files, by Lightning's `Trainer.predict`.
 
     A LightningModule answers by its `predict_step`, also to the samples of a test or a validation. Without one its
-    `forward` gets what `inputs_of` takes of a batch, as for an export.
+    `forward` gets what `inputs_of` takes of a batch, as for an export. A Task's `predict_step` gets the inputs alone.
 
     Args:
         trained: the network.
@@ -240,14 +240,17 @@ def _has_step(module: LightningModule) -> bool:
 def _set_step(trained: Trained, is_whole: bool) -> None:
     """Have a Task, and a module without a `predict_step`, answer to a batch, which has a target if it `is_whole`."""
     module: Any = trained.module
+    step, missing = type(module).predict_step, _DRAWN  # a subclass of Task may have a step of its own
 
     def answer(batch: Any, batch_idx: int, *number: int) -> Any:
         args, named = arguments(*inputs_of(trained, batch, is_whole))
         return trained.network(*args, **named)
 
     def answer_of_task(batch: Any, batch_idx: int, *number: int) -> Any:
+        nonlocal missing
         x, target, lengths = parts_of(trained.spec, batch, is_whole)
-        output = module(x, lengths)
+        output = step(module, (x,) if lengths is None else (x, lengths), batch_idx)
+        output = output.get("output") if isinstance(output, Mapping) else output
         if trained.spec.target == "any":
             return output
         if not isinstance(output, Tensor):
@@ -258,8 +261,8 @@ def _set_step(trained: Trained, is_whole: bool) -> None:
             ended = _ended(output.shape[1], target, lengths)[..., None]
             output, odd = output.masked_fill(ended, math.nan), odd & ~ended
         if trained.spec.kind == "image":
-            image = tree_leaves(x)[0]
-            drawn = image[: max(0, _DRAWN - batch_idx * len(image))].float().clone()  # a view would hold all images
+            drawn = tree_leaves(x)[0][:missing].float().clone()  # a view would hold all images
+            missing -= len(drawn)
         odd = odd.flatten(1).any(1) if odd.dim() > 1 else odd
         return {"output": output, "target": target, "drawn": drawn, "odd": odd}
 
@@ -282,7 +285,7 @@ def _joined(batches: list[dict[str, Any]]) -> dict[str, Any]:
     """A Task's answers to all batches, by the fields of Predictions."""
     parts = {name: [batch[name] for batch in batches] for name in batches[0]}
     target = None if parts["target"][0] is None else _padded(parts["target"], PADDING)
-    drawn, not_finite = torch.cat(parts["drawn"])[:_DRAWN], int(torch.cat(parts["odd"]).sum())
+    drawn, not_finite = torch.cat(parts["drawn"]), int(torch.cat(parts["odd"]).sum())
     return {"output": _padded(parts["output"], math.nan), "target": target, "drawn": drawn, "not_finite": not_finite}
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
 import batchscope
 from batchscope.cli.evaluate import evaluate
@@ -24,6 +24,7 @@ from batchscope.inference.load import Trained, restore, trainer_for, untrained
 from batchscope.inference.predict import Predictions, predict, write_predictions
 from batchscope.inference.samples import samples_of
 from batchscope.options.groups import config_dir, use_config_dir
+from batchscope.training.task import Task
 from tests.support.command_lines import answer, composed, refusal
 from tests.support.own_data import write_config
 
@@ -34,6 +35,30 @@ def test_predictions_of_a_split_are_those_that_evaluate_counts(trained: Trained,
     assert found.accuracy == pytest.approx(evaluate(checkpoint, [root])[1]["test/acc"], abs=1e-6)
     val = predict(trained, "val")
     assert len(val.output) == len(val.target) == 32
+
+
+def test_a_task_answers_by_a_predict_step_of_its_own_that_gets_the_inputs_alone(trained: Trained, monkeypatch) -> None:
+    """As a subclass of Task may have it."""
+    expected = predict(trained, "test")
+
+    def step(self: Task, batch: Any, batch_idx: int) -> Any:
+        (x,) = batch
+        return {"output": -self(x)}
+
+    monkeypatch.setattr(Task, "predict_step", step)
+    found = predict(trained, "test")
+    torch.testing.assert_close(found.output, -expected.output)
+    assert torch.equal(found.target, expected.target)
+    monkeypatch.setattr(Task, "predict_step", lambda *given: {"scores": 1})
+    said = "predict: the network answers a NoneType, and a prediction is one tensor"
+    assert refusal(predict, trained, "test") == said
+
+
+def test_the_picture_has_the_first_images_of_batches_of_any_size(trained: Trained, monkeypatch) -> None:
+    expected, samples = predict(trained, "test"), [*trained.data.dataset("test")]
+    batches = [*map(default_collate, (samples[:4], samples[4:50], samples[50:52], samples[52:]))]
+    monkeypatch.setattr(trained.data, "test_dataloader", lambda: DataLoader(batches, batch_size=None))
+    assert torch.equal(predict(trained, "test").drawn, expected.drawn)
 
 
 @pytest.mark.parametrize("option", [False, True])
