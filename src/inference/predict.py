@@ -249,6 +249,7 @@ def _set_step(trained: Trained, is_whole: bool) -> None:
     def answer_of_task(batch: Any, batch_idx: int, *number: int) -> Any:
         nonlocal missing
         x, target, lengths = parts_of(trained.spec, batch, is_whole)
+        target = target.clone() if isinstance(target, Tensor) else target  # a worker's tensor would hold a file open
         output = step(module, (x,) if lengths is None else (x, lengths), batch_idx)
         output = output.get("output") if isinstance(output, Mapping) else output
         if trained.spec.target == "any":

@@ -2,6 +2,7 @@
 
 import math
 import os
+import resource
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -59,6 +60,18 @@ def test_the_picture_has_the_first_images_of_batches_of_any_size(trained: Traine
     batches = [*map(default_collate, (samples[:4], samples[4:50], samples[50:52], samples[52:]))]
     monkeypatch.setattr(trained.data, "test_dataloader", lambda: DataLoader(batches, batch_size=None))
     assert torch.equal(predict(trained, "test").drawn, expected.drawn)
+
+
+def test_batches_of_workers_hold_no_file_open(trained: Trained) -> None:
+    expected = predict(trained, "test").target
+    trained.data.pipeline, trained.data.num_workers = "workers", 1
+    trained.data.batch_size, trained.module.activation_bytes = 1, None
+    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 60, most))  # there are 100 batches
+    try:
+        assert torch.equal(predict(trained, "test").target, expected)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
 
 
 @pytest.mark.parametrize("option", [False, True])
