@@ -1,6 +1,7 @@
 """Measured: what a fit has measured, all that its verdict needs; `measured.json` in the folder of a run."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
@@ -62,7 +63,8 @@ class Measured:
 def write_measured(folder: Path, measured: Measured, machine: Calibration | None) -> None:
     """Write the file into a run's folder atomically. Raises WriteError."""
     rows = [astuple(row) for row in measured.operations]
-    known = asdict(replace(measured, operations=())) | {"operations": rows}
+    ranks_ms = [None if math.isnan(ms) else ms for ms in measured.ranks_ms]  # JSON has no NaN
+    known = asdict(replace(measured, operations=())) | {"operations": rows, "ranks_ms": ranks_ms}
     content = {"schema": SCHEMA, "measured": known, "machine": machine.to_dict() if machine else None}
     with replacing(folder / FILE) as file:
         file.write(json.dumps(content, default=str).encode("utf-8", "replace"))
@@ -80,8 +82,9 @@ def read_measured(folder: Path) -> tuple[Measured, Calibration | None]:
         if content["schema"] != SCHEMA:
             raise ValueError(f"its schema is {str(content['schema'])[:20]!r}, and this version reads {SCHEMA}")
         known, machine = content["measured"], content["machine"]
-        rows: list[Any] = [[*row[:4], tuple(row[4]), *row[5:]] for row in known["operations"]]
-        known["operations"] = [OperationRow(*row) for row in rows]
+        rows = [OperationRow(*row) for row in known["operations"]]
+        known["operations"] = [replace(row, dims=tuple(row.dims)) for row in rows]
+        known["ranks_ms"] = [math.nan if ms is None else ms for ms in known["ranks_ms"]]
         known |= {"setting": Setting(**known["setting"]), "flops": Flops(**known["flops"])}
         return Measured(**known), Calibration.from_dict(machine) if machine else None
 

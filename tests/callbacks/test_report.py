@@ -1,5 +1,7 @@
 """The summary of a run is a pure function of what was measured and of the machine; a file replays it."""
 
+import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,6 +37,15 @@ def test_a_file_replays_the_report_of_a_fit(measured, tmp_path: Path) -> None:
     assert report(replayed, machine) == monitor.summary
     assert {"bottleneck", "step", "samples_per_sec_fit"} <= monitor.summary.keys()
     assert list(replayed.operations) == list(monitor.measured.operations)
+
+
+def test_a_file_of_ranks_whose_steps_are_unknown_is_json_of_any_reader(tmp_path: Path) -> None:
+    def refuse(constant: str) -> None:
+        raise ValueError(constant)
+
+    write_measured(tmp_path, replace(WAITING, ranks_ms=[math.nan, 3.0]), None)
+    json.loads((tmp_path / FILE).read_text(), parse_constant=refuse)
+    assert report(*read_measured(tmp_path))["processes"] == 2
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"schema": 0}', '{"schema": 1, "measured": {"operations": [[]]}}'])
