@@ -158,16 +158,19 @@ class DeviceMonitor(Callback):
         self._end(trainer)
         remove_timer(trainer, self)
 
-    @never_raise
     def _end(self, trainer: Trainer) -> None:
+        self._sum_up(trainer)
+        leave(trainer, self)
+
+    @never_raise
+    def _sum_up(self, trainer: Trainer) -> None:
         if self._sampler is not None:
             self._spans.run(False)  # where the fit ends in mid-epoch
             self._sampler.stop()
             self._sampler = None
+            self._write()
             self.summary = self.result()
             self.grows = self._growing(trainer)
-            self._write()
-        leave(trainer, self)
 
     def disable(self) -> None:
         """Stop measuring in this fit, and end the thread."""

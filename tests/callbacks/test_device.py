@@ -56,6 +56,19 @@ def test_validation_and_waiting_are_not_training_time(world) -> None:
     assert logger.steps(RSS) == list(range(1, 13))
 
 
+def test_what_was_sampled_is_logged_also_where_the_device_fails_with_the_fit(world, monkeypatch) -> None:
+    def work(module) -> None:
+        world.move(1)
+        if module.global_step == 10:
+            monkeypatch.setattr(device, "host_memory", lambda: 1 / 0)
+            raise ValueError("the loss is odd")
+
+    monitor, logger = DeviceMonitor(), Memory()
+    with pytest.raises(ValueError, match="odd"), pytest.warns(UserWarning, match="DeviceMonitor stopped measuring"):
+        train(stranger(training_step=work), monitor, data=loader(12, 1), logger=logger)
+    assert logger.steps(RSS) == list(range(1, 11))
+
+
 def test_memory_that_grows_all_through_a_training_is_said_and_recorded(world, monkeypatch) -> None:
     def sample(read, interval_s: float) -> Sampler:
         world.sampler = Sampler(lambda: {RSS: 2 + 1e-3 * world.now}, 60, lambda: world.now)
