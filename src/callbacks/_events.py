@@ -37,7 +37,9 @@ _PARTS = {
 
 
 class LoopEvents(Callback):
-    """Calls a subclass's methods below, from `listen` on, while it measures. An exception in one of them disables it.
+    """Calls a subclass's methods below, from `listen` on, while it measures.
+
+    An exception in one of them disables it; one in `count_batch` ends the run.
 
     A batch is `begin_batch`, `count_batch`, `begin_training`, `end_batch`, with `enter` and `leave` for its parts. A
     step that asks for its batch itself begins with its training, and is counted at its end.

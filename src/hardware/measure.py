@@ -1,6 +1,6 @@
 """A device's calibration: measured once by microbenchmarks, while nothing else computes there, and kept in the user's cache.
 
-The cache has one file for each device, driver, version of torch, number of threads and usable cores.
+The cache has one file for each combination of what `IDENTITY` names: the device, its driver, the version of torch, ….
 """
 
 import contextlib

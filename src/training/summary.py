@@ -133,9 +133,9 @@ def parameters(model: nn.Module) -> int:
 
 
 def write_steps(trainer: Trainer, run_dir: Path, visited: bool = False) -> None:
-    """Write the step times of a run, what was measured, and the operations beside its record; a warning where they cannot be written.
+    """Write the step times of a run, what was measured, and the operations beside its record; a warning where that fails.
 
-    With `visited` only those of a run that a sweep has visited: they stay known where the run is resumed.
+    With `visited` only where a sweep has visited the run: what its visits measured stays known where it is resumed.
     """
     monitors = (callback for callback in callbacks_of(trainer) if isinstance(callback, ThroughputMonitor))
     monitor = next(monitors, None)
