@@ -1,4 +1,4 @@
-"""LoopEvents: what Lightning's training loop does with a batch, as a few events. The monitor's other files know no hooks.
+"""LoopEvents: what Lightning's training loop does with a batch, as a few events; the monitor knows no other hooks.
 
 One batch, as the loop announces it:
 

@@ -1,4 +1,4 @@
-"""From what a fit has measured and a trace to an Explanation: operations with times and lower bounds, gaps, the verdict."""
+"""From what a fit has measured and a trace to an Explanation: operations with times and bounds, gaps, the verdict."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -104,8 +104,9 @@ def _no_peak(measured: Measured, machine: Calibration | None) -> str:
 def _device_facts(measured: Measured) -> dict[str, Any]:
     """What a DeviceMonitor has sampled, as facts of the run.
 
-    The energy of a sample is the mean power, by the energy counter, × the time of a sample. Both are of the counted steps.
-    On CUDA the sampled time begins and ends a few steps before that of the counted steps, which does not change the mean.
+    The energy of a sample is the mean power, by the energy counter, × the time of a sample. Both are of the counted
+    steps. On CUDA the sampled time begins and ends a few steps before that of the counted steps, which does not change
+    the mean.
     """
     sampled, cost = measured.sampled, measured.cost
     facts = {name: sampled[key] for key, name in _DEVICE_FACTS.items() if key in sampled}
@@ -186,7 +187,8 @@ def is_optimizer_traffic(operations: Sequence[OperationRow]) -> bool:
 def is_tf32_faster(operations: Sequence[OperationRow], calibration: Calibration | None, form: str) -> bool:
     """Whether matrix products in float32 are most of a step's FLOPs, and the device was measured to be faster in TF32.
 
-    Convolutions do not count: they use TF32 by default. `form` is what torch computes the products in (`float32_formats`).
+    Convolutions do not count: they use TF32 by default. `form` is what torch computes the products in
+    (`float32_formats`).
     """
     if calibration is None or form not in ("none", "ieee"):
         return False

@@ -26,7 +26,7 @@ from ._updates import Updates
 
 OTHER = StepPart.OTHER.value
 PAUSE = "pause"  # what is not training: validation, checkpoints, and everything within `pause`
-# What a user's hooks around the copy of a batch do. It prepares the batch, as a loader does: its time is in `data_wait`, too.
+# A user's hooks around the copy of a batch. They prepare it, as a loader does: their time is in `data_wait`, too.
 PREPARING = "preparing"
 TIMED = (*PARTS, PAUSE, PREPARING)
 _COLUMN = {part: column for column, part in enumerate(TIMED)}

@@ -123,8 +123,9 @@ class NoiseScaleMonitor(Callback):
     | --- | --- | --- |
     | `train/noise_scale` | samples | the batch size at which half of the samples' progress is lost to noise |
 
-    Halves are computed by a copy of the module that shares its parameters and datasets: its buffers, metrics and other attributes
-    are not touched, and random generators are restored. What `training_step` changes elsewhere is changed twice.
+    Halves are computed by a copy of the module that shares its parameters and datasets: its buffers, metrics and other
+    attributes are not touched, and random generators are restored. What `training_step` changes elsewhere is changed
+    twice.
 
     Args:
         every_n_steps: how many updates apart gradients are compared; 2 at least. A comparison of halves takes as long as a step.
@@ -240,7 +241,7 @@ class NoiseScaleMonitor(Callback):
         return math.inf if self._missing else self._step
 
     def _read(self, wait: bool) -> None:
-        """Start to copy the new norms to the host, read those that have arrived, or with `wait` all, and write the curve."""
+        """Start to copy the new norms to the host, read those that are there, or with `wait` all, and write the curve."""
         if self._norms:
             scalars = DeferredScalars([square for norms in self._norms for square in norms[3:]])
             self._sent.append(([norms[:3] for norms in self._norms], scalars))

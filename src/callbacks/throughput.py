@@ -1,8 +1,8 @@
 """ThroughputMonitor: what every training step costs, in which part, and how much it gets done.
 
 `LoopEvents` tells what the loop does, and a StepTimer marks the parts. Finished batches become rows of an UpdateTable
-some time later, when their marks can be read without waiting for the device. Curves are views of the table. After the fit
-`Measured` has all that is known of it, and the summary is a report on that.
+some time later, when their marks can be read without waiting for the device. Curves are views of the table. After the
+fit `Measured` has all that is known of it, and the summary is a report on that.
 """
 
 import math

@@ -1,10 +1,10 @@
 """Memory that creeps: whether a reading rises all through a training, by how much, and when it will be full.
 
-A leak raises the lowest readings: what a collector frees, or a validation holds for a while, is in no minimum. So the minima of
-equal blocks of time are looked at, without the first fifth of the time. They grow where
+A leak raises the lowest readings: what a collector frees, or a validation holds for a while, is in no minimum. So the
+minima of equal blocks of time are looked at, without the first fifth of the time. They grow where
 
-1. what they rise by from block to block is on average shown to be above 0, with an error rate of 0.1 %: by Student's t of these
-   differences, which a random walk (fragmentation) does not pass more often;
+1. what they rise by from block to block is on average shown to be above 0, with an error rate of 0.1 %: by Student's t
+   of these differences, which a random walk (fragmentation) does not pass more often;
 2. the last third of them still rises at half of this rate: a cache that fills rises less and less;
 3. they rise by more than 16 MiB and 1 % of the first of them.
 """

@@ -66,8 +66,8 @@ def root_of_run() -> int:
 def affinity() -> set[int]:
     """The cores on which any thread of this process may run; all of them outside of Linux.
 
-    A single thread does not tell. Under OMP_PROC_BIND, OpenMP binds every thread of its team to a core of its own, and the
-    thread that has loaded it, which is mostly the main one, to the first core.
+    A single thread does not tell. Under OMP_PROC_BIND, OpenMP binds every thread of its team to a core of its own, and
+    the thread that has loaded it, which is mostly the main one, to the first core.
     """
     if not hasattr(os, "sched_getaffinity"):
         return set(range(os.cpu_count() or 1))
@@ -80,7 +80,7 @@ def affinity() -> set[int]:
 
 
 def control_groups(controller: str) -> Iterator[Path]:
-    """The folders of this process's control group and of all that contain it, of version 2 and of a controller of version 1.
+    """The folders of this process's control group and of all that contain it: of version 2, and of a controller of 1.
 
     In a container the outer ones, and in version 1 its own by its full name, do not exist.
     """
@@ -128,7 +128,7 @@ def _core_seconds() -> tuple[float, float, float]:
 
 
 def _quota() -> tuple[float, float] | None:
-    """The lowest quota of this process's control groups, in cores, and what the group has used, in seconds; None without one."""
+    """The lowest quota of this process's control groups, in cores, and what that group has used, in seconds, if any."""
     quotas = []
     for group in control_groups("cpu"):
         with contextlib.suppress(OSError, ValueError):  # no such file, or "max"

@@ -32,8 +32,8 @@ class ProgramWatch:
 
     A process that begins and ends between two samples is not seen.
 
-    Left out are the processes `roots`, their descendants and the groups that these lead. Who was left out once stays so,
-    also when its parent has ended.
+    Left out are the processes `roots`, their descendants and the groups that these lead. Who was left out once stays
+    so, also when its parent has ended.
     """
 
     def __init__(

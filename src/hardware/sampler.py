@@ -50,8 +50,8 @@ class Timeline:
     def over(self, spans: Iterable[Span]) -> dict[str, float]:
         """Sum up the readings over spans that follow each other; empty where they hold no time between two samples.
 
-        Memory has the maximum of the samples that are kept (`host/rss_max_gib`), other readings have their mean over time
-        (`device/power_mean_w`). `seconds` are those of the spans between the first and the last sample. `energy_j`, in
+        Memory has the maximum of the samples that are kept (`host/rss_max_gib`), other readings have their mean over
+        time (`device/power_mean_w`). `seconds` are those of the spans between the first and the last sample. `energy_j`, in
         joules, is that of the device's own counter, interpolated between samples, where it was read all the time.
         """
         samples = list(self._samples)

@@ -133,7 +133,7 @@ def parameters(model: nn.Module) -> int:
 
 
 def write_steps(trainer: Trainer, run_dir: Path, visited: bool = False) -> None:
-    """Write the step times of a run, what was measured, and the operations beside its record; a warning where that fails.
+    """Write a run's step times, what was measured, and the operations beside its record; a warning where that fails.
 
     With `visited` only where a sweep has visited the run: what its visits measured stays known where it is resumed.
     """
