@@ -133,6 +133,7 @@ def identity(device: torch.device) -> dict[str, Any]:
     known |= {"device": device.type, "device_name": device_name(device)}
     known |= {"torch": torch.__version__, "host": platform.node(), "on_battery": _on_battery()}
     if device.type == "cpu":
+        torch.zeros(2**17).add_(1)  # starts OpenMP's threads: before that, only the main one could tell its cores
         return known | {"threads": torch.get_num_threads(), "cores": usable_cores(), "driver": _instruction_sets()}
     if device.type == "mps":
         return known | {"driver": platform.mac_ver()[0] or None}

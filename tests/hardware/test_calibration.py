@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -42,6 +43,16 @@ def test_this_machines_processor_is_measured(monkeypatch):
     assert min(found.matmul_flops_per_sec["fp32"], found.memory_bytes_per_sec) > 1e8
     assert 0.1 < found.launch_us < 1000
     assert torch.get_rng_state().equal(random_state)
+
+
+@pytest.mark.slow
+def test_a_processor_is_the_same_one_before_and_after_openmp_has_bound_its_threads():
+    bound = {"OMP_PROC_BIND": "true", "OMP_NUM_THREADS": "2"}
+    program = (
+        "import torch; from batchscope.hardware.measure import identity; device = torch.device('cpu')\n"
+        "before = identity(device); torch.rand(512, 512) @ torch.rand(512, 512); assert identity(device) == before"
+    )
+    subprocess.run([sys.executable, "-c", program], env=os.environ | bound, check=True)
 
 
 def test_a_calibration_survives_its_dict():
