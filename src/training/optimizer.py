@@ -138,7 +138,7 @@ class Optimizer:
         if self.schedule in _PLANNED and not 0 < total_steps < float("inf"):
             raise UserError(
                 f"optimizer.schedule: {self.schedule} needs an end: set trainer.max_steps, or trainer.max_epochs where "
-                "data's loader has a length, or write optimizer.schedule=constant"
+                "the data's loader has a length, or write optimizer.schedule=constant"
             )
         match self.schedule:
             case "one_cycle" if total_steps > 1:  # the only step is at the peak, and not at its end
