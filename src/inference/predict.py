@@ -2,7 +2,7 @@
 
 import math
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, count, islice
 from pathlib import Path
@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader
 
 from ..callbacks.prediction_images import Sample, draw_masks, draw_samples
 from ..data.base import Split
@@ -220,9 +220,28 @@ def _serving(trained: Trained, source: str, trainer: Trainer) -> LightningDataMo
         raise UserError(f"input: got '{source}', and {data.name} has no {missing}")
     if source != "predict":
         data.setup(stage)
-        module.predict_dataloader, setup = getattr(module, method), module.setup
+        serve, setup = getattr(module, method), module.setup
+        module.predict_dataloader = lambda: tree_map_only(DataLoader, _remade, serve())
         module.setup = lambda stage: None if stage == "predict" else setup(stage)  # that split is set up
     return module
+
+
+class _AsItIs:
+    """A loader that Lightning does not make anew."""
+
+    def __init__(self, loader: DataLoader) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.loader)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+
+def _remade(loader: DataLoader) -> Any:
+    """A loader that Lightning makes anew for a prediction, without `drop_last`, unless its batch sampler is no torch's."""
+    return loader if type(loader.batch_sampler) is BatchSampler else _AsItIs(loader)
 
 
 def _complaint(trained: Trained) -> str:

@@ -1,6 +1,6 @@
 """A LightningModule on data without a spec is asked, exported and timed; what nobody knows of it is one line."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Sampler
 
 from batchscope.data.spec import DataSpec
 from batchscope.inference.export import export
@@ -133,6 +133,33 @@ def test_it_answers_by_its_own_step_to_the_loader_of_a_split(source: str, points
         assert {name: arrays[name].shape for name in arrays} == {
             "sample": (samples,), "sum": (samples,), "both": (samples, 2),
         }  # fmt: skip
+
+
+class Buckets(Sampler):
+    """Its constructor is not that of torch's BatchSampler."""
+
+    batch_size, drop_last = 2, False
+
+    def __init__(self, buckets: list[list[int]]) -> None:
+        self.buckets = buckets
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.buckets)
+
+
+@pytest.mark.parametrize(
+    ("how", "points"),
+    [
+        ({"batch_sampler": Buckets([[3, 1], [2]])}, X[[3, 1, 2]]),
+        ({"batch_size": 7, "drop_last": True}, X),  # each sample has an answer
+        ({"batch_size": None}, X),
+    ],
+)
+def test_a_test_has_any_batches(how: dict, points: Tensor, made, monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = [(X[:5],), (X[5:],)] if how == {"batch_size": None} else [(x,) for x in X]
+    monkeypatch.setattr(Points, "test_dataloader", lambda self: DataLoader(samples, **how))
+    module = made("plain")
+    np.testing.assert_allclose(predict(module, "test").columns["output"][:, 0], sums(module, points), rtol=1e-5)
 
 
 def test_the_limit_of_a_split_leaves_fewer_samples(made) -> None:
