@@ -26,7 +26,7 @@ from .read import find
 from .text import aligned, load_words
 from .windows import STEP, windows_of
 
-SCHEMA = 3  # of the JSON
+SCHEMA = 4  # of the JSON
 _ERROR_RATE = 0.05  # of all intervals together
 _SMALL = 0.02  # of the step: a smaller part is not compared
 _WIDTH = 80  # columns

@@ -235,7 +235,7 @@ def test_what_differs_in_configuration_versions_and_hardware_is_said_and_json_ha
     assert "   versions: torch: 2.9.0 → 2.10.0\n" in found.text
     as_json = found.as_json()
     (one,) = as_json["pairs"]
-    assert (as_json["schema"], as_json["regression"], one["regression"], one["passes"]) == (3, True, True, 0)
+    assert (as_json["schema"], as_json["regression"], one["regression"], one["passes"]) == (4, True, True, 0)
     assert [row["name"] for row in one["rows"]][:2] == ["samples_per_sec", "step"]
     step = one["rows"][1]
     assert (step["a"], step["b"], step["ratio"]) == tuple(map(pytest.approx, (156.25, 250.0, 1.6), (2, 2, 0.01)))
