@@ -29,13 +29,13 @@ class Load(NamedTuple):
 
 def cpu_seconds() -> Load:
     """The processor time up to now; NaN where the system does not tell it, as in some sandboxes."""
+    cores, quota = affinity(), _quota()
     try:
-        total, busy, steal = _core_seconds()
+        total, busy, steal = _core_seconds(cores)
     except (OSError, psutil.Error):
         return Load(math.nan, math.nan, math.nan)
-    quota, cores = _quota(), len(affinity())
-    if quota is not None and quota[0] < cores:
-        total, busy = quota[0] * time.monotonic(), quota[1] + steal * quota[0] / cores
+    if quota is not None and quota[0] < len(cores):
+        total, busy = quota[0] * time.monotonic(), quota[1] + steal * quota[0] / len(cores)
     return Load(total, busy, own_seconds(root_of_run()))
 
 
@@ -114,12 +114,12 @@ def _descendants(root: int) -> list[int]:
     return found
 
 
-def _core_seconds() -> tuple[float, float, float]:
+def _core_seconds(mine: set[int]) -> tuple[float, float, float]:
     """Seconds of the cores that this process may use: in all, busy, and taken by the hypervisor.
 
     Other cores of a large machine may belong to other jobs, which disturb nobody here.
     """
-    cores, mine = psutil.cpu_times(percpu=True), affinity()
+    cores = psutil.cpu_times(percpu=True)
     if max(mine) < len(cores):  # psutil counts the cores that are online: with others among them no number is a place
         cores = [cores[core] for core in mine]
     total = sum(sum(core) - getattr(core, "guest", 0.0) - getattr(core, "guest_nice", 0.0) for core in cores)
