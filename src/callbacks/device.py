@@ -58,7 +58,7 @@ class DeviceMonitor(Callback):
         self._spans = Spans()  # of training
         self._rows: list[Row] = []
         self._step, self._logged = 0, 0.0  # the last step, and the time of the last sample up to its end
-        self._began = (0.0, 0)  # when training began, and the step before it
+        self._first_step = 0  # before the fit
         self.grows: dict[str, dict[str, float]] = {}  # memory that has grown: bytes an update, seconds until it is full
 
     def result(self, spans: Iterable[Span] | None = None) -> dict[str, float]:
@@ -104,7 +104,7 @@ class DeviceMonitor(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.disable()
         self.summary, self.grows, self._rows, self._step = {}, {}, [], trainer.global_step
-        self._began = (time.perf_counter(), trainer.global_step)
+        self._first_step = trainer.global_step
         self._writer = StepWriter(trainer, self.details)
         self._sampler = Sampler(probe_for(trainer.strategy.root_device, settle_s=WINDOW_S).read, self.interval_s)
         self._sampler.start()
@@ -187,19 +187,17 @@ class DeviceMonitor(Callback):
 
     def _growing(self, trainer: Trainer) -> dict[str, dict[str, float]]:
         """Which memory has grown all through the training (growth.py)."""
-        device, (began, first) = trainer.strategy.root_device, self._began
-        updates = trainer.global_step - first
-        free: dict[str, tuple[str, int]] = {"host": (RSS, host_memory().available)}
-        if device.type == "cuda":
-            free["device"] = ALLOCATED, torch.cuda.mem_get_info(device)[0]
+        device, updates = trainer.strategy.root_device, trainer.global_step - self._first_step
         found = {}
-        for place, (key, left) in free.items():
-            samples = [(at, readings[key]) for at, readings in self._timeline.after(began) if key in readings]
-            grown = growth([at for at, _ in samples], [gib for _, gib in samples])
+        for place, key in (("host", RSS), ("device", ALLOCATED))[: 1 + (device.type == "cuda")]:
+            samples = [(at, readings[key]) for at, readings in self._timeline.after(-math.inf) if key in readings]
+            seconds = [at for at, _ in samples]
+            grown = growth(seconds, [gib for _, gib in samples])
             if grown and updates:
                 rate = grown.rate * 2**30
+                left = host_memory().available if place == "host" else torch.cuda.mem_get_info(device)[0]
                 found[place] = {
-                    "bytes_per_update": rate * (samples[-1][0] - began) / updates,
+                    "bytes_per_update": rate * (seconds[-1] - seconds[0]) / updates,
                     "bytes_per_s": rate,
                     "full_after_s": left / rate,
                 }

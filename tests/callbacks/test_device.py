@@ -60,7 +60,7 @@ def test_what_was_sampled_is_logged_also_where_the_device_fails_with_the_fit(wor
     def work(module) -> None:
         world.move(1)
         if module.global_step == 10:
-            monkeypatch.setattr(device, "host_memory", lambda: 1 / 0)
+            monkeypatch.setattr(device, "growth", lambda *_: 1 / 0)
             raise ValueError("the loss is odd")
 
     monitor, logger = DeviceMonitor(), Memory()
