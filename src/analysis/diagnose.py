@@ -219,21 +219,21 @@ def holds_one_diagnosis(folder: Path) -> bool:
     return len(firsts) == 1 and all(_options(run) is not None for run in runs)
 
 
-def write_diagnosis(folder: Path, out: Path | None = None) -> str:
-    """Write `diagnosis.md` to `out`, by default `report` in a folder with runs; returns the terminal's text.
+def write_diagnosis(folder: Path, out: Path | None = None) -> Findings:
+    """Write `diagnosis.md`, the findings' text, to `out`, by default `report` in a folder with runs.
 
     Raises:
         UserError: if there is no diagnosis in the folder, or the file cannot be written.
     """
-    text, root = find_findings(folder).text, folder if out is None else None
+    findings, root = find_findings(folder), folder if out is None else None
     out = out or folder / "report"
     refuse_links(out, "the report's folder", root, (FILE,))
     try:
         out.mkdir(parents=True, exist_ok=True)
-        write_text(out / FILE, f"# Diagnosis\n\n```text\n{text}\n```\n")
+        write_text(out / FILE, f"# Diagnosis\n\n```text\n{findings.text}\n```\n")
     except OSError as error:
         raise UserError(f"{out}: cannot be written: {why(error)}") from error
-    return text
+    return findings
 
 
 def _options(run: Run) -> tuple[str, ...] | None:

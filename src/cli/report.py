@@ -45,8 +45,9 @@ def main() -> None:
         out = Path("outputs/reports") / "+".join(names)[:_LONGEST]
     try:
         if is_diagnosis:
-            print(write_diagnosis(folder, args.out), flush=True)
-            sys.exit(int(not find_findings(folder).baseline.rate))
+            findings = write_diagnosis(folder, args.out)
+            print(findings.text, flush=True)
+            sys.exit(int(not findings.baseline.rate))
         report = write_report(args.folders, out, **asked)
     except UserError as error:  # its files cannot be written
         print(find_findings(folder).text if is_diagnosis else analyse(args.folders, **asked).text, flush=True)

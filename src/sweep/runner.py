@@ -159,7 +159,7 @@ class SweepRunner:
 
         try:
             if self._is_diagnosis:
-                return write_diagnosis(self.sweep_dir)
+                return write_diagnosis(self.sweep_dir).text
             return write_report([self.sweep_dir], self.sweep_dir / "report").printed
         except UserError as error:  # its files cannot be written
             text = find_findings(self.sweep_dir).text if self._is_diagnosis else analyse([self.sweep_dir]).text

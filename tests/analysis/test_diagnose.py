@@ -93,7 +93,7 @@ def test_the_first_sentence_names_the_change_to_make_or_why_there_is_none(tmp_pa
     assert (found.best and found.best.name) == best
     assert re.match(said, found.headline)
     assert ("a larger batch also changes how the model learns" in found.remarks) == ("batch_size" in (best or ""))
-    text = write_diagnosis(tmp_path)
+    text = write_diagnosis(tmp_path).text
     line = f"batchscope train … {best}"
     assert (line in text.splitlines()) if best else "batchscope train" not in text
     assert text in (tmp_path / "report/diagnosis.md").read_text()

@@ -445,7 +445,7 @@ def test_hostile_records_neither_crash_nor_inject(tmp_path):
         hostile = record | {key: value if sub is None else record[key] | {sub: value}}
         change_record(tmp_path / "s" / str(number), **hostile)
     found = write_report([tmp_path / "s"], tmp_path / "out")
-    diagnosis = write_diagnosis(tmp_path / "s", tmp_path / "out")
+    diagnosis = write_diagnosis(tmp_path / "s", tmp_path / "out").text
     comparison = compare(tmp_path / "s", tmp_path / "s").text
     assert (found.printed + diagnosis).replace("\n", "").isprintable()
     for text in (found.printed, found.markdown, diagnosis, comparison):

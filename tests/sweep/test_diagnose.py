@@ -131,7 +131,7 @@ def diagnosed(folder, rate, *words):
         loop.run(diagnose.diagnose(job, search_of(config)))
     except (RunFailed, SystemExit) as error:
         end = error
-    return yields, write_diagnosis(folder), end
+    return yields, write_diagnosis(folder).text, end
 
 
 def names(yields):
