@@ -5,14 +5,13 @@
     batchscope predict ckpt=<run>/checkpoints/best.ckpt input=samples.npz output=answers.npz
 
 input is test, val or predict (a split of the checkpoint's data), a folder of images, an image, or an .npz file with an
-array x. output is a .csv file with one row a sample, or an .npz file with the raw outputs; for images a .png beside it
-shows some. A LightningModule answers by its predict_step, which returns tensors with a row a sample.
+array x. output is a .csv file with one row a sample, or an .npz file with the raw outputs. A LightningModule answers by
+its predict_step, which returns tensors with a row a sample.
 Further options, as of batchscope evaluate, change how the network is run: trainer.accelerator=cpu.
 """
 
 from pathlib import Path
 
-from ..errors import warn
 from .arguments import CKPT, parse_words
 
 
@@ -22,18 +21,15 @@ def main() -> None:
     checkpoint, output = Path(given["ckpt"]), Path(given.get("output", "predictions.csv"))
     from ..inference.inputs import refuse_input  # torch takes seconds to import
     from ..inference.load import restore
-    from ..inference.predict import SPLITS, has_own_shape, only_npz, predict, refuse_output, write_predictions
+    from ..inference.predict import SPLITS, predict, refuse_output, write_predictions
 
     if given["input"] not in SPLITS:
         refuse_input(Path(given["input"]))
-    refuse_output(output)
     trained = restore(checkpoint, overrides, with_data=given["input"] in SPLITS)
-    refuse_output(output, "" if has_own_shape(trained) else only_npz(trained.spec))
+    refuse_output(output, trained)
     found = predict(trained, given["input"])
     if found.note:
         print(found.note)
-    if found.not_finite:
-        warn(f"{found.not_finite:,} of {len(found.names):,} answers are no finite numbers: NaN or infinite")
-    files = write_predictions(found, output)
+    write_predictions(found, output)
     accuracy = f", {found.accuracy:.2%} right" if found.accuracy is not None else ""
-    print(f"{trained.name}: {len(found.names):,} samples{accuracy} → {', '.join(map(str, files))}")
+    print(f"{trained.name}: {len(found.names):,} samples{accuracy} → {output}")

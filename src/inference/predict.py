@@ -1,8 +1,7 @@
-"""Predictions of a trained network: a table with one row a sample, the raw outputs, and a picture of some samples."""
+"""Predictions of a trained network: a table with one row a sample, or the raw outputs."""
 
 import math
-import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, count, islice
 from pathlib import Path
@@ -12,13 +11,11 @@ import numpy as np
 import pandas as pd
 import torch
 from lightning import LightningDataModule, LightningModule, Trainer
-from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.data import BatchSampler, DataLoader
+from torch.utils._pytree import tree_map_only
+from torch.utils.data import DataLoader
 
-from ..callbacks.prediction_images import Sample, draw_masks, draw_samples
 from ..data.base import Split
 from ..data.plain import lightning_of
 from ..data.spec import CLASSES, LABELS, PADDING, DataSpec, arguments
@@ -31,140 +28,67 @@ from .load import Trained, trainer_for
 from .samples import SPLITS, inputs_of, parts_of, serves
 
 FORMATS = (".csv", ".npz")
-_DRAWN = 32  # samples in the picture
+_NO_TABLE = ("class_per_pixel", "multilabel_per_pixel", "input")  # targets that a row of a table does not hold
 _BATCH = 256  # samples of a batch, where the data do not say it
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a network answers to samples.
+    """What a network answers to samples: arrays with a row a sample, by name.
 
-    `output` and `target` have the shapes that the DataSpec gives to its kind of target; `target` is None where nobody knows
-    the answers. Behind the end of a sequence whose steps have a class each, `output` is NaN, and `answer` and `target` are
-    PADDING. `drawn` holds the first images. `not_finite` counts those with a NaN or an infinity in their output.
+    With a DataSpec they are `output` and `prediction` in the shapes that it gives to its kind of target, `probability` of a
+    class, and `target` where it is known. Behind the end of a sequence whose steps have a class each, `output` is NaN, and
+    the others are PADDING. Without one, they are what a `predict_step` of the user's own returns, or a network whose target
+    is `any`: by the keys of a dict; one tensor is `output`, and those of a tuple are `output_0` and so on.
     """
 
     names: Sequence[str]
-    output: Tensor
-    target: Tensor | None
-    drawn: Tensor
-    spec: DataSpec
+    arrays: Mapping[str, np.ndarray]
+    spec: DataSpec | None = None
     note: str = ""
-    not_finite: int = 0
-
-    @property
-    def answer(self) -> Tensor:
-        """In the shape of the target: the class with the highest score, the labels whose logit is above 0, or numbers."""
-        if self.spec.target in CLASSES:
-            answer = self.spec.class_of(self.output)
-            return answer.masked_fill(self.output[..., 0].isnan(), PADDING) if self.spec.pads_steps else answer
-        if self.spec.target in LABELS:
-            return (self.output > 0).long()
-        return self.spec.without_n(self.output) if self.spec.target == "value" else self.output
 
     @property
     def accuracy(self) -> float | None:
         """The fraction of samples whose class is right; None without targets or classes."""
-        if self.target is None or self.spec.target != "class":
+        if self.spec is None or self.spec.target != "class" or "target" not in self.arrays:
             return None
-        return (self.answer == self.target).double().mean().item()
+        return float((self.arrays["prediction"] == self.arrays["target"]).mean())
 
     def table(self) -> pd.DataFrame:
-        """One row a sample: `sample`, `prediction`, `probability` of a class, and `target` where it is known.
+        """One row a sample: `sample`, and a column for each number of it; with a DataSpec without the outputs.
 
-        Each label and each number of a vector has a column: `prediction_cat`, or `prediction_0` where it has no name.
+        Classes have their names. Labels and the numbers of a vector are named in the heading: `prediction_cat`, or
+        `prediction_0` where they have no names. UserError for arrays of more than two dimensions.
         """
-        columns: dict[str, Any] = {"sample": list(self.names)} | self._columns("prediction", self.answer)
-        if self.spec.target == "class":
-            columns["probability"] = self._probability().tolist()
-        return pd.DataFrame(columns | ({} if self.target is None else self._columns("target", self.target)))
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """`sample`, `output`, `prediction`, and `target` where it is known."""
-        known = {"output": self.output, "prediction": self.answer}
-        known |= {} if self.target is None else {"target": self.target}
-        return {"sample": np.asarray(self.names)} | {name: tensor.numpy() for name, tensor in known.items()}
-
-    @property
-    def only_npz(self) -> str:
-        """Why a table cannot hold them; empty where it can."""
-        return only_npz(self.spec)
-
-    def class_name(self, index: int) -> str:
-        """The name of a class, or its number."""
-        names = self.spec.classes
-        return names[index] if 0 <= index < len(names) else str(index)
-
-    def draw(self) -> Figure:
-        """A picture of the first images, with the class that each is taken for, and the true one where it is another; or masks."""
-        answers = self.answer[: len(self.drawn)]
-        targets = answers if self.target is None else self.target[: len(answers)]
-        samples = [Sample(*each) for each in zip(self.drawn, answers, targets, strict=True)]
-        return (draw_samples if self.spec.target == "class" else draw_masks)(samples, self.spec)
-
-    def _probability(self) -> Tensor:
-        """Of the class that each sample is taken for."""
-        if not self.spec.is_one_logit:
-            return self.output.softmax(dim=-1).amax(dim=-1)
-        return self.spec.without_n(self.output).abs().sigmoid()
-
-    def _columns(self, name: str, values: Tensor) -> dict[str, list]:
-        match self.spec.target:
-            case "class":
-                return {name: [self.class_name(value) for value in values.tolist()]}
-            case "class_per_step":
-                rows = [[self.class_name(value) for value in row if value != PADDING] for row in values.tolist()]
-                return {name: [*map(" ".join, rows)]}
-            case "value":
-                return {name: values.tolist()}
-        kept = values.long() if self.spec.target == "multilabel" else values
-        return {f"{name}_{self.class_name(i)}": kept[:, i].tolist() for i in range(kept.shape[1])}
-
-
-@dataclass(frozen=True)
-class Answers:
-    """What a `predict_step` of the user's own returns, or a network whose target is `any`: arrays with a row a sample.
-
-    `columns` are by the keys of a dict; one tensor is `output`, and those of a tuple are `output_0` and so on.
-    """
-
-    names: Sequence[str]
-    columns: Mapping[str, np.ndarray]
-    note: str = ""
-    accuracy: float | None = None  # nobody knows it
-
-    @property
-    def not_finite(self) -> int:
-        """How many samples have a NaN or an infinity."""
-        odd = np.zeros(len(self.names), bool)
-        for array in (array for array in self.columns.values() if array.dtype.kind in "fc"):
-            odd |= ~np.isfinite(array).reshape(len(array), -1).all(axis=1)
-        return int(odd.sum())
-
-    def table(self) -> pd.DataFrame:
-        """One row a sample: `sample`, and a column for each number of it."""
         columns: dict[str, Any] = {"sample": list(self.names)}
-        for name, array in self.columns.items():
-            columns |= {name: array} if array.ndim == 1 else {f"{name}_{i}": one for i, one in enumerate(array.T)}
+        for name, array in self.arrays.items():
+            if name != "output" or self.spec is None:
+                columns |= self._columns(name, array)
         return pd.DataFrame(columns)
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        """`sample`, and the arrays."""
-        return {"sample": np.asarray(self.names), **self.columns}
+    def _columns(self, name: str, array: np.ndarray) -> dict[str, Any]:
+        if name in ("prediction", "target") and self.spec is not None:
+            if self.spec.target == "class":
+                return {name: [self._class_name(value) for value in array.tolist()]}
+            if self.spec.target == "class_per_step":
+                rows = [[self._class_name(value) for value in row if value != PADDING] for row in array.tolist()]
+                return {name: [*map(" ".join, rows)]}
+        if array.ndim > 2:
+            raise UserError(f"output: takes an .npz file: '{name}' has the shape {array.shape}")
+        return {name: array} if array.ndim == 1 else {f"{name}_{self._class_name(i)}": v for i, v in enumerate(array.T)}
 
-    @property
-    def only_npz(self) -> str:
-        """Why a table cannot hold them; empty where it can."""
-        shapes = (f"'{name}' has the shape {array.shape}" for name, array in self.columns.items() if array.ndim > 2)
-        return next(shapes, "")
+    def _class_name(self, index: int) -> str:
+        """The name of a class, or its number."""
+        names = self.spec.classes if self.spec is not None else ()
+        return names[index] if 0 <= index < len(names) else str(index)
 
 
 def has_own_shape(trained: Trained) -> bool:
-    """Whether no DataSpec says what is answered: see Answers."""
+    """Whether no DataSpec says what is answered."""
     return not isinstance(trained.module, Task) or trained.spec.target == "any"
 
 
-def predict(trained: Trained, source: str) -> Predictions | Answers:
+def predict(trained: Trained, source: str) -> Predictions:
     """The answers of a network to a split of its data, or to a user's own files, by Lightning's `Trainer.predict`.
 
     A LightningModule answers by its `predict_step`, also to the samples of a test or a validation. Without one its
@@ -198,13 +122,28 @@ def predict(trained: Trained, source: str) -> Predictions | Answers:
     if not batches:
         raise UserError(f"trainer.{option}: got {limit}, which predicts no batch")
     is_own = has_own_shape(trained)
-    kept: dict[str, Any] = _columns(batches, type(trained.module).__name__) if is_own else _joined(batches)
-    rows = len(next(iter(kept.values())))
+    arrays = _columns(batches, type(trained.module).__name__) if is_own else arrays_of(trained.spec, *_joined(batches))
+    rows = len(next(iter(arrays.values())))
     if samples is not None and rows < samples:
-        by = "" if limit is None else f", by trainer.{option}={limit}"
-        note = f"{note}\n{rows:,} of {samples:,} samples{by}".lstrip()
-    first = [*islice(names, rows)]
-    return Answers(first, kept, note) if is_own else Predictions(first, spec=trained.spec, note=note, **kept)
+        note = f"{rows:,} of {samples:,} samples" + (f", by trainer.{option}={limit}" if limit is not None else "")
+    return Predictions([*islice(names, rows)], arrays, None if is_own else trained.spec, note)
+
+
+def arrays_of(spec: DataSpec, output: Tensor, target: Tensor | None) -> dict[str, np.ndarray]:
+    """The arrays of Predictions, from all outputs and targets of the shapes that a DataSpec gives them."""
+    found = {"output": output, "prediction": output}
+    if spec.target in CLASSES:
+        answer = spec.class_of(output)
+        found["prediction"] = answer.masked_fill(output[..., 0].isnan(), PADDING) if spec.pads_steps else answer
+    elif spec.target in LABELS:
+        found["prediction"], target = (output > 0).long(), None if target is None else target.long()
+    elif spec.target == "value":
+        found["prediction"] = spec.without_n(output)
+    if spec.target == "class":
+        scores = spec.without_n(output).abs().sigmoid() if spec.is_one_logit else output.softmax(-1).amax(-1)
+        found["probability"] = scores
+    found |= {} if target is None else {"target": target}
+    return {name: tensor.numpy() for name, tensor in found.items()}
 
 
 def _serving(trained: Trained, source: str, trainer: Trainer) -> LightningDataModule:
@@ -221,27 +160,9 @@ def _serving(trained: Trained, source: str, trainer: Trainer) -> LightningDataMo
     if source != "predict":
         data.setup(stage)
         serve, setup = getattr(module, method), module.setup
-        module.predict_dataloader = lambda: tree_map_only(DataLoader, _remade, serve())
+        module.predict_dataloader = serve
         module.setup = lambda stage: None if stage == "predict" else setup(stage)  # that split is set up
     return module
-
-
-class _AsItIs:
-    """A loader that Lightning does not make anew."""
-
-    def __init__(self, loader: DataLoader) -> None:
-        self.loader = loader
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.loader)
-
-    def __len__(self) -> int:
-        return len(self.loader)
-
-
-def _remade(loader: DataLoader) -> Any:
-    """A loader that Lightning makes anew for a prediction, without `drop_last`, unless its batch sampler is no torch's."""
-    return loader if type(loader.batch_sampler) is BatchSampler else _AsItIs(loader)
 
 
 def _complaint(trained: Trained) -> str:
@@ -259,14 +180,13 @@ def _has_step(module: LightningModule) -> bool:
 def _set_step(trained: Trained, is_whole: bool) -> None:
     """Have a Task, and a module without a `predict_step`, answer to a batch, which has a target if it `is_whole`."""
     module: Any = trained.module
-    step, missing = type(module).predict_step, _DRAWN  # a subclass of Task may have a step of its own
+    step = type(module).predict_step  # a subclass of Task may have a step of its own
 
     def answer(batch: Any, batch_idx: int, *number: int) -> Any:
         args, named = arguments(*inputs_of(trained, batch, is_whole))
         return trained.network(*args, **named)
 
     def answer_of_task(batch: Any, batch_idx: int, *number: int) -> Any:
-        nonlocal missing
         x, target, lengths = parts_of(trained.spec, batch, is_whole)
         target = target.clone() if isinstance(target, Tensor) else target  # a worker's tensor would hold a file open
         output = step(module, (x,) if lengths is None else (x, lengths), batch_idx)
@@ -275,16 +195,10 @@ def _set_step(trained: Trained, is_whole: bool) -> None:
             return output
         if not isinstance(output, Tensor):
             raise UserError(f"predict: the network answers a {type(output).__name__}, and a prediction is one tensor")
-        output, drawn = output.float(), torch.empty(0)
-        odd = ~output.isfinite()
+        output = output.float()
         if trained.spec.pads_steps:
-            ended = _ended(output.shape[1], target, lengths)[..., None]
-            output, odd = output.masked_fill(ended, math.nan), odd & ~ended
-        if trained.spec.kind == "image":
-            drawn = tree_leaves(x)[0][:missing].float().clone()  # a view would hold all images
-            missing -= len(drawn)
-        odd = odd.flatten(1).any(1) if odd.dim() > 1 else odd
-        return {"output": output, "target": target, "drawn": drawn, "odd": odd}
+            output = output.masked_fill(_ended(output.shape[1], target, lengths)[..., None], math.nan)
+        return {"output": output, "target": target}
 
     if isinstance(module, Task):
         module.predict_step = answer_of_task
@@ -301,12 +215,10 @@ def _ended(steps: int, target: Tensor | None, lengths: Tensor | None) -> Tensor:
     return target == PADDING
 
 
-def _joined(batches: list[dict[str, Any]]) -> dict[str, Any]:
-    """A Task's answers to all batches, by the fields of Predictions."""
-    parts = {name: [batch[name] for batch in batches] for name in batches[0]}
-    target = None if parts["target"][0] is None else _padded(parts["target"], PADDING)
-    drawn, not_finite = torch.cat(parts["drawn"]), int(torch.cat(parts["odd"]).sum())
-    return {"output": _padded(parts["output"], math.nan), "target": target, "drawn": drawn, "not_finite": not_finite}
+def _joined(batches: list[dict[str, Any]]) -> tuple[Tensor, Tensor | None]:
+    """A Task's outputs and targets of all batches."""
+    outputs, targets = ([batch[name] for batch in batches] for name in ("output", "target"))
+    return _padded(outputs, math.nan), None if targets[0] is None else _padded(targets, PADDING)
 
 
 def _padded(batches: list[Tensor], padding: float) -> Tensor:
@@ -343,53 +255,28 @@ def _array(value: Any) -> np.ndarray:
     return np.asarray(plain)
 
 
-def write_predictions(predictions: Predictions | Answers, path: Path) -> list[Path]:
-    """Write predictions to `path`, and for images a picture of some beside it; the files that were written.
-
-    A `.csv` file has the table, an `.npz` file the arrays.
+def write_predictions(predictions: Predictions, path: Path) -> None:
+    """Write the table to a `.csv` file, or the arrays and `sample`, their names, to an `.npz` file.
 
     Raises:
-        UserError: if the suffix is neither, or a file exists or cannot be written.
+        UserError: if the file cannot be written, or a table cannot hold the arrays.
     """
-    refuse_output(path, predictions.only_npz)
+    table = predictions.table().to_csv(index=False) if path.suffix == ".csv" else ""
+    if not table and "file" in predictions.arrays:
+        raise UserError("model: it answers an array called 'file', which numpy writes to no .npz file")
     with writing("output", path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as file:
-            if path.suffix == ".csv":
-                file.write(
-                    predictions.table().to_csv(index=False).encode("utf-8", "surrogateescape")
-                )  # names of files may be any bytes
+            if table:
+                file.write(table.encode("utf-8", "surrogateescape"))  # names of files may be any bytes
             else:
-                _write_arrays(predictions.arrays(), file)
-    if not isinstance(predictions, Predictions) or predictions.spec.kind != "image":
-        return [path]
-    if predictions.spec.target not in ("class", "class_per_pixel"):
-        return [path]
-    picture = path.with_suffix(".png")
-    with writing("output", picture), atomic_write(picture) as file:
-        predictions.draw().savefig(file, format="png")
-    return [path, picture]
+                np.savez_compressed(file, **{"sample": np.asarray(predictions.names), **predictions.arrays})
 
 
-def _write_arrays(arrays: Mapping[str, np.ndarray], file: Any) -> None:
-    """As `np.savez_compressed`, which takes no array called `file`."""
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, array in arrays.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, array, allow_pickle=False)
-
-
-def only_npz(spec: DataSpec) -> str:
-    """Why a table cannot hold predictions for such data; empty where it can."""
-    numbers = ("class_per_pixel", "multilabel_per_pixel", "input")
-    return f"the target is {spec.target}" if spec.target in numbers else ""
-
-
-def refuse_output(path: Path, only_npz: str = "") -> None:
-    """UserError unless predictions can be written there, as `.npz` where there is a reason; nothing is replaced."""
-    takes = FORMATS[1:] if only_npz else FORMATS
-    if path.suffix not in takes:
-        why = f": {only_npz}" if only_npz else ""
+def refuse_output(path: Path, trained: Trained) -> None:
+    """UserError unless predictions of a network can be written there; nothing is replaced."""
+    refuse_existing("output", path)
+    is_npz = not has_own_shape(trained) and trained.spec.target in _NO_TABLE
+    if path.suffix not in (takes := FORMATS[1:] if is_npz else FORMATS):
+        why = f": the target is {trained.spec.target}" if is_npz else ""
         raise UserError(f"output: got '{path}', takes a name that ends in {' or '.join(takes)}{why}")
-    for file in (path, path.with_suffix(".png")):
-        refuse_existing("output", file)

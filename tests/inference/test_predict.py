@@ -15,27 +15,27 @@ import pytest
 import torch
 from PIL import Image
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader
 
 import batchscope
 from batchscope.cli.evaluate import evaluate
 from batchscope.data.spec import PADDING, DataSpec, spec_from
 from batchscope.inference.inputs import read_inputs
-from batchscope.inference.load import Trained, restore, trainer_for, untrained
-from batchscope.inference.predict import Predictions, predict, write_predictions
+from batchscope.inference.load import KnownData, Trained, restore, trainer_for, untrained
+from batchscope.inference.predict import Predictions, arrays_of, predict, refuse_output, write_predictions
 from batchscope.inference.samples import samples_of
 from batchscope.options.groups import config_dir, use_config_dir
 from batchscope.training.task import Task
-from tests.support.command_lines import answer, composed, refusal
+from tests.support.command_lines import composed, refusal
 from tests.support.own_data import write_config
 
 
 def test_predictions_of_a_split_are_those_that_evaluate_counts(trained: Trained, checkpoint: Path, root: str) -> None:
     found = predict(trained, "test")
-    assert len(found.output) == 100
+    assert len(found.arrays["output"]) == 100
     assert found.accuracy == pytest.approx(evaluate(checkpoint, [root])[1]["test/acc"], abs=1e-6)
     val = predict(trained, "val")
-    assert len(val.output) == len(val.target) == 32
+    assert len(val.arrays["output"]) == len(val.arrays["target"]) == 32
 
 
 def test_a_task_answers_by_a_predict_step_of_its_own_that_gets_the_inputs_alone(trained: Trained, monkeypatch) -> None:
@@ -48,28 +48,21 @@ def test_a_task_answers_by_a_predict_step_of_its_own_that_gets_the_inputs_alone(
 
     monkeypatch.setattr(Task, "predict_step", step)
     found = predict(trained, "test")
-    torch.testing.assert_close(found.output, -expected.output)
-    assert torch.equal(found.target, expected.target)
+    torch.testing.assert_close(found.arrays["output"], -expected.arrays["output"])
+    assert np.array_equal(found.arrays["target"], expected.arrays["target"])
     monkeypatch.setattr(Task, "predict_step", lambda *given: {"scores": 1})
     said = "predict: the network answers a NoneType, and a prediction is one tensor"
     assert refusal(predict, trained, "test") == said
 
 
-def test_the_picture_has_the_first_images_of_batches_of_any_size(trained: Trained, monkeypatch) -> None:
-    expected, samples = predict(trained, "test"), [*trained.data.dataset("test")]
-    batches = [*map(default_collate, (samples[:4], samples[4:50], samples[50:52], samples[52:]))]
-    monkeypatch.setattr(trained.data, "test_dataloader", lambda: DataLoader(batches, batch_size=None))
-    assert torch.equal(predict(trained, "test").drawn, expected.drawn)
-
-
 def test_batches_of_workers_hold_no_file_open(trained: Trained) -> None:
-    expected = predict(trained, "test").target
+    expected = predict(trained, "test").arrays["target"]
     trained.data.pipeline, trained.data.num_workers = "workers", 1
     trained.data.batch_size, trained.module.activation_bytes = 1, None
     before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 60, most))  # there are 100 batches
     try:
-        assert torch.equal(predict(trained, "test").target, expected)
+        assert np.array_equal(predict(trained, "test").arrays["target"], expected)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
 
@@ -118,15 +111,6 @@ def test_samples_are_also_of_data_whose_setup_asks_the_trainer(trained: Trained,
     assert len(samples_of(trained, 2)) == 2
 
 
-def test_answers_that_are_no_numbers_are_said(trained: Trained, checkpoint: Path, tmp_path: Path) -> None:
-    x = samples_of(trained, 4).inputs.clone()
-    x[1] = math.nan
-    np.savez(tmp_path / "samples.npz", x=x.numpy())
-    words = ["trainer.accelerator=cpu", f"input={tmp_path / 'samples.npz'}", f"output={tmp_path / 'answers.csv'}"]
-    done = answer("predict", f"ckpt={checkpoint}", *words)
-    assert (done.code, done.err) == (0, "warning: 1 of 4 answers are no finite numbers: NaN or infinite\n")
-
-
 def pixels_of(trained: Trained) -> np.ndarray:
     """The test images of the digits as bytes `(N, 28, 28)`."""
     x, mean, std = samples_of(trained, 100).inputs, trained.spec.mean[0], trained.spec.std[0]
@@ -140,9 +124,9 @@ def test_a_folder_of_images_has_the_same_answers_as_the_split(trained: Trained, 
         Image.fromarray(image).save(tmp_path / "a" / f"{number:03}.png")
     (tmp_path / "notes.txt").write_text("no image")
     found = predict(trained, str(tmp_path))
-    assert (found.target, found.note) == (None, "")
+    assert "target" not in found.arrays
     assert list(found.names) == [f"a/{number:03}.png" for number in range(100)]
-    torch.testing.assert_close(found.output, predict(trained, "test").output, atol=1e-3, rtol=0)
+    torch.testing.assert_close(found.arrays["output"], predict(trained, "test").arrays["output"], atol=1e-3, rtol=0)
     Image.fromarray(pixels[0]).resize((56, 56)).convert("RGB").save(tmp_path / "large.png")
     assert predict(trained, str(tmp_path / "large.png")).note == "1 of 1 images were resized to 28×28"
 
@@ -154,20 +138,21 @@ def test_arrays_have_the_same_answers_as_the_split(trained: Trained, tmp_path: P
     x = samples_of(trained, 100).inputs.numpy() if shape is None else pixels_of(trained).reshape(shape)
     np.savez(tmp_path / "samples.npz", x=x)
     found = predict(trained, str(tmp_path / "samples.npz"))
-    torch.testing.assert_close(found.output, predict(trained, "test").output, atol=1e-3 if shape else 1e-5, rtol=0)
+    torch.testing.assert_close(
+        found.arrays["output"], predict(trained, "test").arrays["output"], atol=1e-3 if shape else 1e-5, rtol=0
+    )
 
 
 def test_arrays_of_several_inputs_have_the_same_answers_as_the_split(reader: Trained, tmp_path: Path) -> None:
     np.savez(tmp_path / "samples.npz", **samples_of(reader, 12).named)
     found = predict(reader, str(tmp_path / "samples.npz"))
-    torch.testing.assert_close(found.output, predict(reader, "test").output)
-    assert [file.suffix for file in write_predictions(found, tmp_path / "answers.csv")] == [".csv"]
+    torch.testing.assert_close(found.arrays["output"], predict(reader, "test").arrays["output"])
 
 
 def test_sequences_have_another_length_in_every_batch(reader: Trained) -> None:
-    together = predict(reader, "test").output
+    together = predict(reader, "test").arrays["output"]
     reader.data.batch_size = 1
-    torch.testing.assert_close(predict(reader, "test").output, together)
+    torch.testing.assert_close(predict(reader, "test").arrays["output"], together)
 
 
 IMAGES = DataSpec("image", (1, 28, 28), "class", 10)
@@ -236,14 +221,14 @@ def test_numbers_that_the_network_does_not_compute_with_are_refused(trained: Tra
 )
 def test_the_table_has_the_names_of_the_classes(target: Any, output: list, truth: list, columns: dict) -> None:
     spec = DataSpec("sequence", (2, 1), target, 1 if target == "value" else 2, classes=("a", "b"))
-    found = Predictions(["0"], torch.tensor(output), torch.tensor(truth), torch.empty(0), spec)
+    found = Predictions(["0"], arrays_of(spec, torch.tensor(output), torch.tensor(truth)), spec)
     row = found.table().iloc[0].to_dict()
     assert {key: row[key] for key in columns} == columns
 
 
 def test_one_logit_is_a_class_with_its_probability() -> None:
     spec = DataSpec("sequence", (2, 1), "class", 1, classes=("a", "b"))
-    found = Predictions(["0", "1"], torch.tensor([[2.0], [-2.0]]), torch.tensor([1, 1]), torch.empty(0), spec)
+    found = Predictions(["0", "1"], arrays_of(spec, torch.tensor([[2.0], [-2.0]]), torch.tensor([1, 1])), spec)
     assert found.table()["prediction"].tolist() == ["b", "a"]
     assert found.table()["probability"].tolist() == pytest.approx([1 / (1 + math.exp(-2))] * 2)
     assert found.accuracy == 0.5
@@ -283,24 +268,37 @@ def test_without_lengths_a_sequence_ends_where_its_classes_do(tmp_path: Path, co
 
 def test_the_name_of_a_file_may_be_any_bytes(tmp_path: Path) -> None:
     name, spec = os.fsdecode(b"\xff.png"), DataSpec("sequence", (2, 1), "value", 1)
-    found = Predictions([name], torch.ones(1, 1), None, torch.empty(0), spec)
-    (path,) = write_predictions(found, tmp_path / "answers.csv")
+    path = tmp_path / "answers.csv"
+    write_predictions(Predictions([name], arrays_of(spec, torch.ones(1, 1), None), spec), path)
     assert path.read_bytes() == b"sample,prediction\n\xff.png,1.0\n"
 
 
 def test_predictions_are_written_and_never_replaced(trained: Trained, tmp_path: Path) -> None:
-    found = predict(trained, "test")
-    found = replace(found, drawn=found.drawn[:2])  # a picture takes time
-    csv, picture = write_predictions(found, tmp_path / "out" / "answers.csv")
-    assert [csv.name, picture.name] == ["answers.csv", "answers.png"]
+    found, csv, npz = predict(trained, "test"), tmp_path / "out" / "answers.csv", tmp_path / "answers.npz"
+    write_predictions(found, csv)
     table = pd.read_csv(csv, dtype=str)
+    assert [*table] == ["sample", "prediction", "probability", "target"]
     assert (table["prediction"] == table["target"]).mean() == pytest.approx(found.accuracy)
-    assert refusal(write_predictions, found, csv) == f"output: '{csv}' exists; give another name"
+    assert refusal(refuse_output, csv, trained) == f"output: '{csv}' exists; give another name"
     assert refusal(write_predictions, found, csv / "a.csv").startswith(f"output: '{csv / 'a.csv'}' cannot be written: ")
-    path, *_ = write_predictions(found, tmp_path / "answers.npz")
-    with np.load(path) as arrays:
+    write_predictions(found, npz)
+    with np.load(npz) as arrays:
         shapes = {name: arrays[name].shape for name in arrays.files}
-    assert shapes == {"sample": (100,), "output": (100, 10), "prediction": (100,), "target": (100,)}
+    assert shapes == {"sample": (100,), "output": (100, 10)} | dict.fromkeys(
+        ("prediction", "probability", "target"), (100,)
+    )
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "said"),
+    [
+        ("class_per_pixel", "a.csv", "takes a name that ends in .npz: the target is class_per_pixel"),
+        ("class", "a.txt", "takes a name that ends in .csv or .npz"),
+    ],
+)
+def test_a_name_that_does_not_hold_the_answers_is_refused(target: Any, name: str, said: str, trained: Trained) -> None:
+    other = replace(trained, known=KnownData(DataSpec("image", (1, 4, 4), target, 2), "own"))
+    assert refusal(refuse_output, Path(name), other) == f"output: got '{name}', {said}"
 
 
 def test_a_loaded_model_is_a_network_in_evaluation_mode_and_the_process_is_as_it_was(

@@ -498,7 +498,7 @@ def test_several_targets_are_a_dict_for_a_loss_of_the_user(folder: Path) -> None
     assert found["metrics"].keys() >= {"val/loss", "test/loss"}
     assert evaluated(folder)[1]["test/loss"] == pytest.approx(found["metrics"]["test/loss"])
     network = restore(folder / "checkpoints/best.ckpt", ["trainer.accelerator=cpu"], with_data=True)
-    answers = predict(network, "test").columns
+    answers = predict(network, "test").arrays
     assert {name: array.shape for name, array in answers.items()} == {"shade": (9, 3), "size": (9,)}
 
 
