@@ -112,7 +112,7 @@ def predict(trained: Trained, source: str) -> Predictions:
         samples = None if source == "predict" else trained.data.num_samples(cast(Split, source))
     else:
         inputs = read_inputs(Path(source), trained.spec)
-        names, note, samples = inputs.names, inputs.resized, len(inputs)
+        names, samples = inputs.names, len(inputs)
         served = {"dataloaders": DataLoader(inputs, batch_size=min(trained.known.batch_size or _BATCH, len(inputs)))}
     with blamed("input", _complaint(trained)):
         found: Any = trainer.predict(trained.module, **served) or []
