@@ -5,15 +5,13 @@
 
 Every size is visited in turn, for about half a minute in all, until it is known which size is enough. A pass is timed
 from an idle device to an idle device, with random inputs that are on the device: samples where only the data know the
-shapes, or copies of a LightningModule's example_input_array. output= names a folder for latency.csv and latency.png;
-without it nothing is written.
+shapes, or copies of a LightningModule's example_input_array. Nothing is written.
 """
 
 import argparse
 from pathlib import Path
 
 from ..errors import UserError
-from ..files import refuse_existing
 from ..options.compose import check_command_line
 from ..records.terminal import LiveLine, wrapped
 from . import number
@@ -22,7 +20,7 @@ from .arguments import parse_words
 
 def main() -> None:
     """The program: parse, measure, print."""
-    given, overrides = parse_words("latency", __doc__, {"ckpt": None, "data.batch_size": None, "output": None})
+    given, overrides = parse_words("latency", __doc__, {"ckpt": None, "data.batch_size": None})
     size = number(1, 2**20, int)
     try:
         sizes = sorted({int(size(text)) for text in given.get("data.batch_size", "1,8,64,512").split(",")})
@@ -31,9 +29,6 @@ def main() -> None:
     if "ckpt" not in given and not any(word.startswith("model=") for word in overrides):
         raise UserError("latency: takes a checkpoint or a model; write ckpt=<file> or model=cnn")
     config = None if "ckpt" in given else check_command_line(overrides, multirun=False)[0]
-    folder = Path(given["output"]) if "output" in given else None
-    if folder is not None:
-        refuse_existing("output", folder)
     from ..inference import latency, load  # torch takes seconds to import
 
     trained = load.untrained(config) if config else load.restore(Path(given["ckpt"]), overrides, with_data=False)
@@ -46,5 +41,3 @@ def main() -> None:
         line.clear()
     print(f"{trained.name} on {found.device}, {found.precision}")
     print("\n".join([*found.lines(), *wrapped(found.sentences())]))
-    if folder is not None:
-        print(f"files: {', '.join(map(str, latency.write(found, trained.name, folder)))}")

@@ -4,33 +4,27 @@ One forward pass is timed from an idle device to an idle device, with the inputs
 the inputs is not part of it.
 """
 
-import io
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 from lightning.fabric.utilities import move_data_to_device
-from matplotlib import rc_context
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 from typing_extensions import override
 
-from ..analysis import plot_style as style
 from ..analysis.noise import PROCESSES_CPU, Rates
 from ..analysis.selection import Selection, select
 from ..analysis.text import aligned, choice_words
 from ..analysis.windows import COLUMNS
 from ..data.spec import LENGTHS, DataSpec, arguments, takes
 from ..errors import UserError, in_one_line
-from ..files import write_folder, writing
 from ..hardware.contention import NoiseMeter, is_disturbed
 from ..hardware.device_memory import is_out_of_memory
 from ..hardware.devices import device_name
@@ -108,31 +102,6 @@ class Latencies:
         row = self.table.set_index("batch_size").to_dict("index")[self.selection.size]
         gives = f"{significant(row['samples_per_sec'])} samples/s at {significant(row['p50_ms'])} ms a batch."
         return [answer, f"{self.selection.size:,} answers {gives}", *left]
-
-    def draw(self, title: str) -> Figure:
-        """Latency and rate against batch size; the chosen size has a ring."""
-        known = self.table.dropna(subset="p50_ms")
-        with rc_context(style.RC):
-            figure = style.new_figure(5.6, style.REPORT_WIDTH)
-            upper, lower = figure.subplots(2, 1, sharex=True)
-            reach = np.array([self.rates.reach(size) for size in known["batch_size"]])
-            rate = known["samples_per_sec"]
-            ends = [rate - rate / (1 + reach), rate * reach]
-            upper.errorbar(known["batch_size"], rate, yerr=ends, marker="o", color=style.COLOURS[0], capsize=2)
-            upper.set_title(f"{title}: samples/s")
-            curves = {"p50_ms": "median", "p99_ms": "99th percentile"}
-            for (column, name), colour in zip(curves.items(), style.COLOURS, strict=False):
-                lower.plot(known["batch_size"], known[column], marker="o", color=colour, label=name)
-            lower.set_title("ms a batch")
-            lower.legend()
-            for axes in (upper, lower):
-                style.log_axis(axes)
-            style.size_axis(lower, known["batch_size"])
-            if self.selection is not None and self.selection.size is not None:
-                row = known.set_index("batch_size").loc[self.selection.size]
-                ring = {"markersize": 14, "markerfacecolor": "none", "color": "black"}
-                upper.plot(self.selection.size, row["samples_per_sec"], marker="o", **ring)
-        return figure
 
 
 _HEADINGS = {
@@ -229,13 +198,3 @@ def _row(one: _Size, rates: Rates) -> dict[str, Any]:
         "samples_per_sec": rates.rate(one.size),
         "memory_gib": one.memory_gib,
     }
-
-
-def write(found: Latencies, title: str, folder: Path) -> list[Path]:
-    """Write `latency.csv` and `latency.png` to a new folder. Raises WriteError, and leaves nothing then."""
-    picture = io.BytesIO()
-    found.draw(title).savefig(picture, format="png", dpi=150)
-    contents = {"latency.csv": found.table.to_csv(index=False).encode(), "latency.png": picture.getvalue()}
-    with writing("output", folder):
-        folder = write_folder(folder, contents)
-    return [folder / name for name in contents]
