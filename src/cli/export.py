@@ -3,19 +3,15 @@
     batchscope export ckpt=<run>/checkpoints/best.ckpt format=torch_export
     batchscope export ckpt=<run>/checkpoints/best.ckpt format=onnx output=cnn.onnx data.root=<folder>
 
-format is torch_export (a .pt2 file for torch.export.load, and for AOTInductor), onnx (pip install batchscope[onnx]) or
-state_dict (the weights alone). The exported network takes batches of any size, of sequences exactly as long as those it
-was exported with. It is run on samples of the test set beside the network, or on copies of a LightningModule's
-example_input_array, and the largest difference of an output is printed.
+format is torch_export (a .pt2 file for torch.export.load, and for AOTInductor) or onnx (pip install batchscope[onnx]).
+The exported network takes batches of any size, of sequences exactly as long as those it was exported with. It is run on
+samples of the test set beside the network, or on copies of a LightningModule's example_input_array, and the largest
+difference of an output is printed.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .arguments import CKPT, parse_words
-
-if TYPE_CHECKING:
-    from ..inference.export import Exported
 
 _SAMPLES = 64  # of the test set, to compare with
 
@@ -30,11 +26,8 @@ def main() -> None:
     form = given.get("format", "torch_export")
     path = Path(given.get("output", f"model{FORMATS.get(form, '')}"))
     refuse(form, path)
-    trained = restore(Path(given["ckpt"]), overrides, with_data=form != "state_dict")
-    samples = None if form == "state_dict" else samples_of(trained, _SAMPLES)
-    done = export(trained, form, path, samples.named if samples else {})
-    print(f"{trained.name} → {done.path}{_checked(done, samples.of) if samples else ''}")
-
-
-def _checked(done: "Exported", of: str) -> str:
-    return f": differs from the network by at most {done.difference:.2g} on {done.samples} {of}"
+    trained = restore(Path(given["ckpt"]), overrides, with_data=True)
+    samples = samples_of(trained, _SAMPLES)
+    done = export(trained, form, path, samples.named)
+    checked = f"differs from the network by at most {done.difference:.2g} on {done.samples} {samples.of}"
+    print(f"{trained.name} → {done.path}: {checked}")

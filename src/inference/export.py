@@ -17,16 +17,16 @@ from ..errors import UserError, in_one_line
 from ..files import refuse_existing, write_bytes, writing
 from .load import Trained
 
-FORMATS = {"torch_export": ".pt2", "onnx": ".onnx", "state_dict": ".pt"}
+FORMATS = {"torch_export": ".pt2", "onnx": ".onnx"}
 _BATCHES = (1, 2, 5)  # the exported network takes any number of samples: checked with these
 _ONNX = ("onnx", "onnxscript", "onnxruntime")
 
 
 class Exported(NamedTuple):
-    """An exported network. `difference` is the largest one of an output to the network's, None for weights alone."""
+    """An exported network. `difference` is the largest one of an output to the network's."""
 
     path: Path
-    difference: float | None
+    difference: float
     samples: int
 
 
@@ -49,9 +49,6 @@ def export(trained: Trained, form: str, path: Path, samples: Mapping[str, Tensor
     """
     refuse(form, path)
     network = trained.network.eval().cpu()
-    if form == "state_dict":
-        _write(path, lambda file: torch.save(network.state_dict(), file))
-        return Exported(path, None, 0)
     module = _Forward(network).eval() if {*samples} <= {"x", LENGTHS} else network
     example = {name: tensor[:2] for name, tensor in samples.items()}
     try:
