@@ -12,10 +12,10 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, LambdaCallback
 from torch import nn
 
-from ..checkpointing.checkpoint_file import complex_in_place_of_real, load_checkpoint, makes_layers
+from ..checkpointing.checkpoint_file import load_checkpoint, makes_layers
 from ..data.plain import Data
 from ..data.spec import DataSpec, spec_from
-from ..errors import UserError
+from ..errors import UserError, in_one_line
 from ..hardware.devices import check_accelerator
 from ..options import CONFIG_DIR, groups, trust
 from ..options.check import check_config
@@ -183,13 +183,9 @@ def _known(saved: dict[str, Any], path: Path, options: Mapping[str, Any]) -> Kno
 
 
 def _load_weights(module: LightningModule, weights: Any, name: str, path: Path) -> None:
-    """Load a checkpoint's weights; UserError with the first that does not fit."""
+    """Load a checkpoint's weights; UserError where they do not fit."""
     try:
-        if wrong := complex_in_place_of_real(weights, module.state_dict()):
-            raise RuntimeError(wrong)
         module.load_state_dict(weights, strict=module.strict_loading)
     except (RuntimeError, TypeError, AttributeError) as error:  # the last two where there are no weights at all
-        lines = str(error).splitlines()
-        fits = type(getattr(module, "model", module)).__name__
-        first = lines[min(1, len(lines) - 1)].strip() if lines else type(error).__name__
-        raise UserError(f"ckpt: {path} holds the weights of {name}, which do not fit {fits}: {first}") from error
+        fits = f"{path} holds the weights of {name}, which do not fit {type(getattr(module, 'model', module)).__name__}"
+        raise UserError(f"ckpt: {fits}: {in_one_line(error)}") from error
