@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from batchscope.hardware.host_memory import keep_freed_memory
 from batchscope.hardware.microbenchmarks import clock
-from batchscope.models.layout import torch_state_dict
 from batchscope.models.recurrent import RNNCell, StackedLSTM, unroll
 
 SHAPES = [
@@ -43,11 +42,10 @@ def network(kind: str, shape: Shape, way: str) -> tuple[nn.Module, Callable[[Ten
     """A network with weights by seed, and how to run it: `(B, T, F)` → `(B, T, H)`."""
     _, features, hidden, layers, _ = shape
     torch.manual_seed(0)
-    ours = RNNCell(features, hidden) if kind == "RNN" else StackedLSTM(layers, features, hidden, dropout=0)
     if way == "torch":
         theirs = (nn.RNN if kind == "RNN" else nn.LSTM)(features, hidden, layers, batch_first=True)
-        theirs.load_state_dict(torch_state_dict(ours))
         return theirs, lambda x: theirs(x)[0]
+    ours = RNNCell(features, hidden) if kind == "RNN" else StackedLSTM(layers, features, hidden, dropout=0)
     if kind == "RNN":
         return ours, lambda x: unroll(ours, x, backend=way)[0]
     ours.backend = way

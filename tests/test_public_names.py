@@ -20,7 +20,7 @@ PUBLIC = {
     "batchscope": f"{CALLBACKS} load_model read_answer read_runs",
     "batchscope.callbacks": CALLBACKS,
     "batchscope.models": "LSTMCell LSTMCellModel MLP RNNCell RNNCellModel SimpleCNN StackedLSTM StackedLSTMModel"
-    " TorchvisionModel torch_state_dict unroll",
+    " TorchvisionModel unroll",
     "batchscope.data": "Adding Augment CIFAR10 CopyMemory DataModule DataSpec Digits FashionMNIST MNIST"
     " SequentialMNIST TensorDataModule",
 }

@@ -6,7 +6,6 @@ from .._lazy import lazy_names
 
 if TYPE_CHECKING:
     from .cnn import SimpleCNN as SimpleCNN
-    from .layout import torch_state_dict as torch_state_dict
     from .mlp import MLP as MLP
     from .recurrent import LSTMCell as LSTMCell
     from .recurrent import RNNCell as RNNCell

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from batchscope.data.spec import DataSpec
 from batchscope.distributed.sharding import shard
-from batchscope.models.layout import torch_state_dict
 from batchscope.models.recurrent import LSTMCell, RNNCell, StackedLSTM, open_forget_gate, runs_fused, unroll
 from batchscope.models.sequence import LSTMCellModel, RNNCellModel, SequenceModel, StackedLSTMModel
 
@@ -42,6 +41,16 @@ def random_states(net: nn.Module, **options: Any) -> Any:
 
 def sequence(**options: Any) -> Tensor:
     return torch.randn(BATCH, STEPS, FEATURES, **options)
+
+
+def torch_state_dict(net: Any) -> dict[str, Tensor]:
+    """Its weights, copied, by the names that nn.RNN and nn.LSTM give them."""
+    return {
+        f"{kind}_{part}_l{layer}": getattr(linear, kind).detach().clone()
+        for layer, cell in enumerate(net.cells if isinstance(net, StackedLSTM) else [net])
+        for part, linear in (("ih", cell.i2h), ("hh", cell.h2h))
+        for kind in ("weight", "bias")
+    }
 
 
 def flat(result: Any) -> list[Tensor]:
