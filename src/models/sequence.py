@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
 from ..data.spec import DataSpec
@@ -16,7 +15,7 @@ from .recurrent import Backend, LSTMCell, RNNCell, StackedLSTM, States, unroll
 
 
 class SequenceModel(nn.Module):
-    """The base of the models below: images as rows, the head, streaming, and truncated back-propagation.
+    """The base of the models below: images as rows, the head, and one step of a stream.
 
     A subclass sets a `cell`, or defines `unroll`, from `(B, T, F)` to hidden states `(B, T, H)`.
 
@@ -25,9 +24,6 @@ class SequenceModel(nn.Module):
         hidden_size: units of the recurrent state, which the head reads.
         backend: `reference` calls the cells step by step, `fused` runs whole sequences through torch's kernels with
             the same weights and results, `auto` takes the faster one that can run.
-        tbptt_steps: the steps that a gradient goes back through time; None: all. States are detached between windows
-            of that length (Williams & Peng 1990). Only one window's activations exist at a time: windows without a
-            gradient keep none; if every step has a target, the backward pass runs each window again.
     """
 
     accepts = ("image", "sequence")
@@ -38,15 +34,11 @@ class SequenceModel(nn.Module):
         spec: DataSpec,
         hidden_size: PositiveInt = 128,
         backend: Literal["auto", "reference", "fused"] = "auto",
-        tbptt_steps: PositiveInt | None = None,
     ):
         super().__init__()
         self.backend: Backend = backend
-        self.tbptt_steps = tbptt_steps
         self.every_step = spec.target == "class_per_step"
         self.head = nn.Linear(hidden_size, spec.num_outputs)
-        if tbptt_steps and spec.variable_length and not self.every_step:
-            raise ValueError("tbptt_steps: takes null where sequences of different lengths have one target")
 
     def unroll(self, x: Tensor, states: Any = None) -> tuple[Tensor, Any]:
         """`x: (B, T, F)` → hidden states `(B, T, H)`, or `(B, F)` → `(B, H)`; and the final states."""
@@ -67,29 +59,12 @@ class SequenceModel(nn.Module):
         if lengths is not None and not self.every_step:
             hidden, _ = self.unroll(x)
             return self.head(hidden[torch.arange(len(x), device=x.device), lengths - 1])
-        if self.tbptt_steps and x.shape[1] > self.tbptt_steps and torch.is_grad_enabled():
-            return self._truncated(x, self.tbptt_steps)
         return self.advance(x)[0]
 
     def advance(self, x: Tensor, states: Any = None) -> tuple[Tensor, Any]:
         """The next steps of a stream, `(B, F)` or `(B, T, F)`: the output as in `forward`, and the new states."""
         hidden, states = self.unroll(x, states)
         return self.head(hidden if self.every_step or x.dim() == 2 else hidden[:, -1]), states
-
-    def _truncated(self, x: Tensor, steps: int) -> Tensor:
-        first = x.shape[1] % steps or steps  # the first window is the short one: the last one often has the only target
-        *before, last = x.split([first] + [steps] * ((x.shape[1] - first) // steps), dim=1)
-        states, outputs = None, []
-        for window in before:
-            if self.every_step:
-                output, states = checkpoint(self.advance, window, states, use_reentrant=False)
-                states = states.detach() if isinstance(states, Tensor) else tuple(s.detach() for s in states)
-                outputs.append(output)
-            else:
-                with torch.no_grad():
-                    _, states = self.unroll(window, states)
-        output, _ = self.advance(last, states)
-        return torch.cat([*outputs, output], dim=1) if self.every_step else output
 
 
 class RNNCellModel(SequenceModel):

@@ -330,7 +330,7 @@ def test_what_does_not_fit_is_refused_by_name(kind: str, what: str) -> None:
         run(net, x, states, "auto")
 
 
-# --- long sequences: fed piece by piece, and trained window by window ------------------------------------------------
+# --- long sequences, fed piece by piece ------------------------------------------------------------------------------
 
 LONG = 23
 targets = pytest.mark.parametrize("target", ["value", "class_per_step"])
@@ -356,56 +356,3 @@ def test_a_stream_of_steps_and_pieces_gives_what_the_whole_sequence_gives(model_
         outputs.append(output if output.dim() == 3 else output[:, None])
     given = torch.cat(outputs, dim=1) if target == "class_per_step" else outputs[-1][:, 0]
     torch.testing.assert_close(given, model(x), rtol=0, atol=1e-5)
-
-
-@backends
-@targets
-@models
-def test_truncation_changes_no_output_and_ends_a_gradient_at_the_beginning_of_its_window(
-    model_class, target, backend
-) -> None:
-    model, x = model_of(model_class, target, backend=backend), stream().requires_grad_()
-    expected = model(x)
-    model.tbptt_steps = 5
-    output = model(x)
-    torch.testing.assert_close(output, expected, rtol=0, atol=1e-5)
-    (output[:, 20] if target == "class_per_step" else output).sum().backward()
-    reached = x.grad.abs().sum(dim=(0, 2)) != 0  # windows end at the last step: 3, then 5 by 5
-    last = 20 if target == "class_per_step" else 22
-    assert reached.nonzero().flatten().tolist() == list(range(18, last + 1))
-
-
-@models
-def test_windows_add_up_to_what_training_them_one_by_one_gives(model_class) -> None:
-    model, by_hand, x = (*(model_of(model_class, "class_per_step") for _ in range(2)), stream(20))
-    model.tbptt_steps = 5
-    model(x).square().sum().backward()
-    states = None
-    for window in x.split(5, dim=1):
-        output, states = by_hand.advance(window, states)
-        output.square().sum().backward()
-        states = states.detach() if isinstance(states, Tensor) else tuple(state.detach() for state in states)
-    for ours, theirs in zip(model.parameters(), by_hand.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad, theirs.grad)
-
-
-def saved_bytes(model: nn.Module, x: Tensor) -> int:
-    """The bytes that autograd saves in a forward pass, beside the input and the weights."""
-    saved = {}  # held, so that no other tensor gets the place of one
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.setdefault(t.data_ptr(), t), lambda t: t):
-        model(x)
-    known = {tensor.untyped_storage().data_ptr() for tensor in (x, *model.parameters())}
-    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in saved.values()}
-    return sum(size for place, size in storages.items() if place not in known)
-
-
-@targets
-@models
-def test_what_is_saved_does_not_grow_with_the_sequence(model_class, target) -> None:
-    model, grown = model_of(model_class, target, hidden=32), {}
-    for tbptt_steps in (None, 8):
-        model.tbptt_steps = tbptt_steps
-        short, long = (saved_bytes(model, stream(steps)) for steps in (32, 128))
-        grown[tbptt_steps] = long / short
-    assert grown[None] > 3
-    assert grown[8] <= (1.05 if target == "value" else 2)  # with a target at every step, by a state a window
