@@ -129,39 +129,36 @@ class LSTMCell(nn.Module):
 def unroll(
     cell: RNNCell | LSTMCell, input: Tensor, states: Any = None, backend: Backend = "auto"
 ) -> tuple[Tensor, Any]:
-    """Run a cell over a sequence, or over one step of it.
+    """Run a cell over a sequence.
 
     Args:
         cell: read or called, as `backend` says.
-        input: `(B, T, F)`, or `(B, F)` for one step.
+        input: `(B, T, F)`.
         states: of an RNNCell `(B, H)`, of an LSTMCell `(hx, cx)` of `(B, H)` each; default: zeros.
         backend: `reference` calls the cell at every step; `fused` runs the whole sequence through kernels that read the
-            cell's parameters; `auto` is `fused` for sequences that it can run, and otherwise `reference`. The results
+            cell's parameters; `auto` is `fused` where it can run, and otherwise `reference`. The results
             are the same. Second derivatives need `reference`.
 
     Returns:
-        The hidden states `(B, T, H)`, or `(B, H)` for one step, and the final states in the form of `states`.
+        The hidden states `(B, T, H)`, and the final states in the form of `states`.
 
     Raises:
         ValueError: for an empty input, for states that do not fit, and where `fused` cannot run.
     """
     _check_input(cell, input)
-    is_lstm, is_step = isinstance(cell, LSTMCell), input.dim() == 2
+    is_lstm = isinstance(cell, LSTMCell)
     _check_states("states", states, (input.shape[0], cell.hidden_size), pair=is_lstm)
     if not runs_fused(backend, [cell], input):
         outputs = []
-        for step in [input] if is_step else input.unbind(dim=1):
+        for step in input.unbind(dim=1):
             states = cell(step, states)
             outputs.append(states[0] if is_lstm else states)
-        return (outputs[0] if is_step else torch.stack(outputs, dim=1)), states
-    sequence = input[:, None] if is_step else input
+        return torch.stack(outputs, dim=1), states
     if isinstance(cell, LSTMCell):
         stacked = None if states is None else (states[0][None], states[1][None])
-        hidden, (hx, cx) = fused.lstm([cell], sequence, stacked, 0.0, cell.training)
-        states = (hx[0], cx[0])
-    else:
-        hidden, states = fused.rnn(cell, sequence, states)
-    return (hidden[:, 0] if is_step else hidden), states
+        hidden, (hx, cx) = fused.lstm([cell], input, stacked, 0.0, cell.training)
+        return hidden, (hx[0], cx[0])
+    return fused.rnn(cell, input, states)
 
 
 class StackedLSTM(nn.Module):
@@ -203,46 +200,43 @@ class StackedLSTM(nn.Module):
         fused.flatten_parameters(self.cells, "LSTM")
         return self
 
-    def forward(self, input: Tensor, initial_states: States | None = None) -> tuple[Tensor | list[Tensor], States]:
-        """`input: (B, T, F)`, or `(B, F)` for one step; `initial_states: (hx, cx)` of `(L, B, H)` each, default zeros.
+    def forward(self, input: Tensor, initial_states: States | None = None) -> tuple[Tensor, States]:
+        """`input: (B, T, F)`; `initial_states: (hx, cx)` of `(L, B, H)` each, default zeros.
 
         Returns `outputs, (hx, cx)`: the last layer's hidden states `(B, T, H)`, as `nn.LSTM(batch_first=True)` returns
-        them (for one step: each layer's output `(B, H)` in a list), and the final states. ValueError as `unroll`.
+        them, and the final states. ValueError as `unroll`.
         """
         shape = (len(self.cells), input.shape[0], self.hidden_size)
         _check_input(self.cells[0], input)
         _check_states("initial_states", initial_states, shape, pair=True)
-        is_step = input.dim() == 2
         if runs_fused(self.backend, self.cells, input, self.dropout):
-            sequence = input[:, None] if is_step else input
-            hidden, states = fused.lstm(self.cells, sequence, initial_states, self.dropout.p, self.dropout.training)
-            return (list(states[0].unbind(0)) if is_step else hidden), states
+            return fused.lstm(self.cells, input, initial_states, self.dropout.p, self.dropout.training)
         if initial_states is None:
             zeros = input.new_zeros(shape)
             initial_states = (zeros, zeros)
         hx, cx = (list(state.unbind(0)) for state in initial_states)  # own lists: the caller's states stay unchanged
         outputs = []
-        for x in [input] if is_step else input.unbind(dim=1):
+        for x in input.unbind(dim=1):
             for layer, cell in enumerate(self.cells):
                 if layer > 0:
                     x = self.dropout(x)
                 hx[layer], cx[layer] = cell(x, (hx[layer], cx[layer]))
                 x = hx[layer]
             outputs.append(x)
-        return (hx if is_step else torch.stack(outputs, dim=1)), (torch.stack(hx), torch.stack(cx))
+        return torch.stack(outputs, dim=1), (torch.stack(hx), torch.stack(cx))
 
 
 def runs_fused(
     backend: Backend, cells: Sequence[RNNCell | LSTMCell], input: Tensor, dropout: nn.Module | None = None
 ) -> bool:
-    """Whether these cells run as one call on this input, `(B, T, F)` or `(B, F)`, rather than step by step.
+    """Whether these cells run as one call on this input `(B, T, F)`, rather than step by step.
 
     Raises:
         ValueError: for an unknown backend, and for `fused` where it cannot run.
     """
     if backend not in ("auto", "reference", "fused"):
         raise ValueError(f"backend: got {backend!r}, takes auto, reference or fused")
-    if backend == "reference" or (backend == "auto" and input.dim() == 2):
+    if backend == "reference":
         return False
     obstacle = fused.obstacle(cells, input, dropout)
     if obstacle and backend == "fused":
@@ -252,8 +246,8 @@ def runs_fused(
 
 def _check_input(cell: RNNCell | LSTMCell, input: Tensor) -> None:
     features = getattr(cell.i2h, "in_features", None)
-    if input.dim() not in (2, 3) or (features is not None and input.shape[-1] != features):
-        raise ValueError(f"input: got {tuple(input.shape)}, takes (B, T, {features}) or, for one step, (B, {features})")
+    if input.dim() != 3 or (features is not None and input.shape[-1] != features):
+        raise ValueError(f"input: got {tuple(input.shape)}, takes (B, T, {features})")
     if 0 in input.shape[:-1]:
         what = "a batch" if input.shape[0] == 0 else "sequences"
         raise ValueError(f"input: got {tuple(input.shape)}, {what} of length 0")

@@ -11,13 +11,13 @@ from typing_extensions import override
 
 from ..data.spec import DataSpec
 from ..options.types import Fraction, PositiveInt, Range
-from .recurrent import Backend, LSTMCell, RNNCell, StackedLSTM, States, unroll
+from .recurrent import Backend, LSTMCell, RNNCell, StackedLSTM, unroll
 
 
 class SequenceModel(nn.Module):
-    """The base of the models below: images as rows, the head, and one step of a stream.
+    """The base of the models below: images as rows, and the head.
 
-    A subclass sets a `cell`, or defines `unroll`, from `(B, T, F)` to hidden states `(B, T, H)`.
+    A subclass sets a `cell`, or defines `unroll`.
 
     Args:
         spec: of sequences, or of images, which are read row by row: `height` steps of `C·width` features.
@@ -40,31 +40,24 @@ class SequenceModel(nn.Module):
         self.every_step = spec.target == "class_per_step"
         self.head = nn.Linear(hidden_size, spec.num_outputs)
 
-    def unroll(self, x: Tensor, states: Any = None) -> tuple[Tensor, Any]:
-        """`x: (B, T, F)` → hidden states `(B, T, H)`, or `(B, F)` → `(B, H)`; and the final states."""
-        return unroll(self.cell, x, states, self.backend)
+    def unroll(self, x: Tensor) -> Tensor:
+        """`x: (B, T, F)` → hidden states `(B, T, H)`."""
+        return unroll(self.cell, x, backend=self.backend)[0]
 
-    def forward(self, x: Tensor, states: Any = None, lengths: Tensor | None = None) -> Tensor | tuple[Tensor, Any]:
-        """Sequences `x: (B, T, F)`, images `(B, C, height, width)`, or one step `(B, F)` of a stream.
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Sequences `x: (B, T, F)`, or images `(B, C, height, width)`, to `(B, num_outputs)`, or `(B, T, num_outputs)`.
 
         Sequences of different `lengths: (B,)` are padded behind their ends; the head reads the last real step of each.
-
-        Returns `(B, num_outputs)`, or `(B, T, num_outputs)` if every step has an output. For one step, and if an
-        earlier call's `states` are given, a pair of this output and the new states. Raises ValueError as `unroll`.
+        Raises ValueError as `unroll`.
         """
         if x.dim() == 4:
             x = x.transpose(1, 2).flatten(start_dim=2)  # (B, C, height, width) -> (B, height, C·width)
-        if x.dim() == 2 or states is not None:
-            return self.advance(x, states)
-        if lengths is not None and not self.every_step:
-            hidden, _ = self.unroll(x)
-            return self.head(hidden[torch.arange(len(x), device=x.device), lengths - 1])
-        return self.advance(x)[0]
-
-    def advance(self, x: Tensor, states: Any = None) -> tuple[Tensor, Any]:
-        """The next steps of a stream, `(B, F)` or `(B, T, F)`: the output as in `forward`, and the new states."""
-        hidden, states = self.unroll(x, states)
-        return self.head(hidden if self.every_step or x.dim() == 2 else hidden[:, -1]), states
+        hidden = self.unroll(x)
+        if self.every_step:
+            return self.head(hidden)
+        if lengths is None:
+            return self.head(hidden[:, -1])
+        return self.head(hidden[torch.arange(len(x), device=x.device), lengths - 1])
 
 
 class RNNCellModel(SequenceModel):
@@ -121,7 +114,6 @@ class StackedLSTMModel(SequenceModel):
         self.lstm = StackedLSTM(num_layers, features, hidden_size, dropout, self.backend, memory_steps)
 
     @override
-    def unroll(self, x: Tensor, states: States | None = None) -> tuple[Tensor, States]:
-        """`x: (B, T, F)` → `(B, T, H)`; the states are `(hx, cx)`, each `(L, B, H)`."""
-        outputs, states = self.lstm(x, states)
-        return (outputs[-1] if x.dim() == 2 else outputs), states
+    def unroll(self, x: Tensor) -> Tensor:
+        """`x: (B, T, F)` → the last layer's hidden states `(B, T, H)`."""
+        return self.lstm(x)[0]

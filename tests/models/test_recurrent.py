@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from batchscope.data.spec import DataSpec
 from batchscope.distributed.sharding import shard
 from batchscope.models.recurrent import LSTMCell, RNNCell, StackedLSTM, open_forget_gate, runs_fused, unroll
-from batchscope.models.sequence import LSTMCellModel, RNNCellModel, SequenceModel, StackedLSTMModel
+from batchscope.models.sequence import LSTMCellModel, RNNCellModel, StackedLSTMModel
 
 BATCH, STEPS, FEATURES, HIDDEN = 4, 37, 3, 5  # steps enough for two whole blocks and a part of one
 VALUE = DataSpec(kind="sequence", input_shape=(STEPS, FEATURES), target="value", num_outputs=1)
@@ -112,22 +112,6 @@ def test_a_network_equals_torchs_in_values_states_and_gradients(kind: str, backe
     assert all(torch.equal(state, kept) for state, kept in zip(flat(states), before, strict=True))
 
 
-@backends
-@networks
-def test_steps_fed_one_by_one_equal_the_whole_sequence(kind: str, backend: str) -> None:
-    net, x = network(kind).double(), sequence(dtype=torch.float64)
-    states, last = None, []
-    for step in x.unbind(dim=1):
-        output, states = run(net, step, states, backend)
-        if isinstance(net, StackedLSTM):  # a list of every layer's output
-            assert isinstance(output, list)
-            torch.testing.assert_close(torch.stack(output), states[0])
-            output = output[-1]
-        last.append(output)
-    whole, final = run(net, x, None, backend)
-    torch.testing.assert_close((torch.stack(last, dim=1), states), (whole, final), rtol=0, atol=1e-10)
-
-
 F32, BF16, F16, F64 = torch.float32, torch.bfloat16, torch.float16, torch.float64
 
 
@@ -208,9 +192,8 @@ def test_forget_gates_start_open_or_with_memories_of_all_lengths_up_to_a_known_o
 # --- which backend is taken ------------------------------------------------------------------------------------------
 
 
-def test_auto_takes_the_fused_one_for_sequences_and_the_cells_for_a_step() -> None:
+def test_auto_takes_the_fused_one() -> None:
     assert runs_fused("auto", [LSTMCell(FEATURES, HIDDEN)], sequence())
-    assert not runs_fused("auto", [LSTMCell(FEATURES, HIDDEN)], torch.zeros(BATCH, FEATURES))
 
 
 class Doubled(nn.Linear):
@@ -311,8 +294,7 @@ def spoilt(states: Any, how: Callable[[Tensor], Tensor]) -> Any:
 REFUSED: dict[str, tuple[tuple[int, ...] | Callable[[Any], Any], str]] = {
     "no steps": ((BATCH, 0, FEATURES), r"input: got \(4, 0, 3\), sequences of length 0"),
     "no samples": ((0, STEPS, FEATURES), r"input: got \(0, 37, 3\), a batch of length 0"),
-    "no samples of one step": ((0, FEATURES), r"input: got \(0, 3\), a batch of length 0"),
-    "a feature too many": ((BATCH, STEPS, 4), r"input: got \(4, 37, 4\), takes \(B, T, 3\) or, for one step, \(B, 3\)"),
+    "a feature too many": ((BATCH, STEPS, 4), r"input: got \(4, 37, 4\), takes \(B, T, 3\)"),
     "no batch": ((FEATURES,), r"input: got \(3,\), takes \(B, T, 3\)"),
     "a dimension too many": ((1, BATCH, STEPS, FEATURES), r"input: got \(1, 4, 37, 3\), takes \(B, T, 3\)"),
     "narrow states": (lambda s: spoilt(s, lambda t: t[..., :-1]), r"(initial_)?states: got a state of shape .*4\), takes "),
@@ -328,31 +310,3 @@ def test_what_does_not_fit_is_refused_by_name(kind: str, what: str) -> None:
     x, states = (sequence(), wrong(random_states(net))) if callable(wrong) else (torch.zeros(wrong), None)
     with pytest.raises(ValueError, match=f"^{said}"):
         run(net, x, states, "auto")
-
-
-# --- long sequences, fed piece by piece ------------------------------------------------------------------------------
-
-LONG = 23
-targets = pytest.mark.parametrize("target", ["value", "class_per_step"])
-
-
-def model_of(model_class: Any, target: Any, hidden: int = HIDDEN, **options: Any) -> SequenceModel:
-    torch.manual_seed(0)
-    spec = DataSpec("sequence", (LONG, FEATURES), target, num_outputs=1 if target == "value" else 6)
-    return model_class(spec, hidden, **options, **({"dropout": 0} if model_class is StackedLSTMModel else {}))
-
-
-def stream(steps: int = LONG) -> Tensor:
-    return torch.randn(BATCH, steps, FEATURES, generator=torch.Generator().manual_seed(1))
-
-
-@backends
-@targets
-@models
-def test_a_stream_of_steps_and_pieces_gives_what_the_whole_sequence_gives(model_class, target, backend) -> None:
-    model, x, states, outputs = model_of(model_class, target, backend=backend), stream(), None, []
-    for piece in (*x[:, :9].unbind(dim=1), *x[:, 9:].split([1, 13], dim=1)):
-        output, states = model(piece, states)
-        outputs.append(output if output.dim() == 3 else output[:, None])
-    given = torch.cat(outputs, dim=1) if target == "class_per_step" else outputs[-1][:, 0]
-    torch.testing.assert_close(given, model(x), rtol=0, atol=1e-5)
