@@ -3,11 +3,8 @@
 Shapes: B images in a batch, C channels, H height, W width.
 """
 
-import contextlib
 import itertools
-import os
 import pickle
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,10 +16,11 @@ from ..errors import UserError, did_you_mean
 from ..options.types import Choice, PositiveInt
 
 NATIVE_SIZE = 224  # the image size that the networks were designed for
+_SEVERAL_OUTPUTS = ("googlenet", "inception_v3")  # in training
 
 
 class TorchvisionModel(nn.Module):
-    """A torchvision network whose first convolution and last layer are fitted to the data.
+    """A torchvision network whose first convolution and last layer are fitted to the data; not GoogLeNet and Inception.
 
     Args:
         spec: of image data.
@@ -45,7 +43,7 @@ class TorchvisionModel(nn.Module):
         image_size: PositiveInt | None = None,
     ):
         super().__init__()
-        known = torchvision.models.list_models(module=torchvision.models)
+        known = [one for one in torchvision.models.list_models(torchvision.models) if one not in _SEVERAL_OUTPUTS]
         if name not in known:
             raise UserError(f"model.name: got '{name}', takes a network of torchvision.{did_you_mean(name, known)}")
         self.network = _build(name, weights, spec)
@@ -66,12 +64,11 @@ class TorchvisionModel(nn.Module):
 
 
 def _build(name: str, weights: str | None, spec: DataSpec) -> nn.Module:
-    extra: dict[str, bool] = {}
-    if name in ("googlenet", "inception_v3"):  # whose pretrained weights expect another normalisation of colours
-        extra = {"init_weights": True} if weights is None else {"transform_input": spec.input_shape[0] == 3}
     try:
-        with _tensors_only():
-            network = torchvision.models.get_model(name, weights=weights, **extra)
+        if weights is not None:  # torchvision runs the code in a file of weights, so that it is read without first
+            named: Any = torchvision.models.get_model_weights(name).verify(weights)
+            named.get_state_dict(check_hash=True, weights_only=True)
+        network = torchvision.models.get_model(name, weights=weights)
     except (KeyError, ValueError) as error:
         known = list(torchvision.models.get_model_weights(name).__members__)
         near = did_you_mean(str(weights), known)
@@ -83,26 +80,9 @@ def _build(name: str, weights: str | None, spec: DataSpec) -> nn.Module:
             f"model.weights: the file of {weights} in {torch.hub.get_dir()} holds more than tensors; delete it and run "
             "again"
         ) from error
-    _remove_auxiliary_outputs(network)
     _fit_first_convolution(network, spec.input_shape[0])
     _fit_last_layer(network, spec.num_outputs)
     return network
-
-
-@contextlib.contextmanager
-def _tensors_only() -> Iterator[None]:
-    """Make torch load pretrained weights without running code, although torchvision allows any pickle.
-
-    torch refuses both variables together, so the one that allows pickles is unset meanwhile.
-    """
-    force, force_no = "TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
-    before = {name: os.environ.pop(name) for name in (force, force_no) if name in os.environ}
-    os.environ[force] = "1"
-    try:
-        yield
-    finally:
-        del os.environ[force]
-        os.environ |= before
 
 
 def _runs(network: nn.Module, shape: tuple[int, ...]) -> bool:
@@ -113,14 +93,6 @@ def _runs(network: nn.Module, shape: tuple[int, ...]) -> bool:
     except (RuntimeError, AssertionError, ValueError):  # for example a pooling window larger than its input
         return False
     return True
-
-
-def _remove_auxiliary_outputs(network: nn.Module) -> None:
-    """In training GoogLeNet and Inception return more than the class scores, unless these parts are removed."""
-    if getattr(network, "aux_logits", False):
-        for name, value in {"aux_logits": False, "aux1": None, "aux2": None, "AuxLogits": None}.items():
-            if hasattr(network, name):
-                setattr(network, name, value)
 
 
 def _fit_first_convolution(network: nn.Module, channels: int) -> None:
