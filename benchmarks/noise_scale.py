@@ -32,7 +32,6 @@ RANKS = "two ranks"
 KINDS: dict[str, dict[str, Any]] = {
     "accumulated batches": {"batches": 4},
     RANKS: {"ranks": 2},
-    "two halves": {"halves": True},
     "consecutive updates": {},
 }
 Estimate = dict[str, Any]
@@ -89,10 +88,10 @@ class Truth(Callback):
         self.gradient += mean
 
 
-def estimate(seed: int, lr: float, batches: int = 1, ranks: int = 1, halves: bool = False) -> Estimate:
+def estimate(seed: int, lr: float, batches: int = 1, ranks: int = 1) -> Estimate:
     """A fit, and what it estimates; of two ranks each does this."""
     x, y, net = fixed_set()
-    monitor, truth = NoiseScaleMonitor(every_n_steps=2, halves=halves), Truth(x, y)
+    monitor, truth = NoiseScaleMonitor(every_n_steps=2), Truth(x, y)
     options: dict[str, Any] = {"strategy": "ddp", "devices": 2} if ranks > 1 else {}
     options |= {"max_steps": 2 * COMPARISONS + 10, "accumulate_grad_batches": batches}
     trainer = bare_trainer("cpu", [monitor, truth], **options)

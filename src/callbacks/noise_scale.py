@@ -11,11 +11,9 @@ Gradients at two batch sizes tell φ. Of n gradients g of b samples each, with l
 have no bias. l may be |g|² of any one of them. A ratio of their sums over many updates is φ; a mean of ratios would be wrong.
 """
 
-import contextlib
-import copy
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, NamedTuple, Self
 
@@ -24,25 +22,20 @@ import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies import ModelParallelStrategy
-from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
-from lightning_utilities.core.apply_func import apply_to_collection
 from scipy.special import stdtrit
 from torch import Tensor
 from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
-from .._torch import gradient_scale, has_comm_hook, has_compiled
+from .._torch import gradient_scale, has_comm_hook
 from ..options.types import PositiveInt
-from ..random_state import random_state, restore_random_state
 from ..records.formatting import significant
 from ..records.terminal import row
 from ._batches import samples_in
 from ._deferred_scalars import DeferredScalars
 from ._in_order import join, leave
 from ._never_raise import never_raise
-from ._timer import pause
 from ._writer import StepWriter
 
 KEY = "train/noise_scale"
@@ -114,7 +107,6 @@ class NoiseScaleMonitor(Callback):
     | Gradients that are compared | Where | Bias | Memory |
     | --- | --- | --- | --- |
     | of the batches that an update accumulates, and of DDP's ranks before they are averaged | an update has several | none | none |
-    | of the two halves of a batch, computed beside the training | `halves=True` | none | two gradients, and half a batch's activations |
     | of two consecutive updates | else | by what the update changed in the gradient (as in Pollux, Qiao et al. 2021) | one gradient |
 
     Gradients are taken before clipping, and unscaled. Training is bit for bit the same with and without this callback.
@@ -123,20 +115,14 @@ class NoiseScaleMonitor(Callback):
     | --- | --- | --- |
     | `train/noise_scale` | samples | the batch size at which half of the samples' progress is lost to noise |
 
-    Halves are computed by a copy of the module that shares its parameters and datasets: its buffers, metrics and other
-    attributes are not touched, and random generators are restored. What `training_step` changes elsewhere is changed
-    twice.
-
     Args:
-        every_n_steps: how many updates apart gradients are compared; 2 at least. A comparison of halves takes as long as a step.
-        halves: compare the halves of a batch where an update has one batch.
+        every_n_steps: how many updates apart gradients are compared; 2 at least.
     """
 
     observes_only = True
 
-    def __init__(self, every_n_steps: PositiveInt = 20, halves: bool = False):
+    def __init__(self, every_n_steps: PositiveInt = 20):
         self.every_n_steps = max(2, every_n_steps)  # two consecutive updates are compared
-        self.halves = halves
         self._hooks: list[Any] = []
         self._reset()
 
@@ -176,10 +162,7 @@ class NoiseScaleMonitor(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._samples = samples_in(batch)
         several = trainer.accumulate_grad_batches * trainer.world_size > 1  # a callback may change it between epochs
-        self._of = "batches" if several else "halves" if self.halves else "updates"
-        if self._of == "halves" and self._since_due(trainer) == 0 and self._samples > 1:
-            with pause(trainer, part_of_fit=True):
-                self._compare(trainer, *_halves(trainer, pl_module, batch, batch_idx, self._samples))
+        self._of = "batches" if several else "updates"
 
     @override
     @never_raise
@@ -208,11 +191,8 @@ class NoiseScaleMonitor(Callback):
             if since == 0:
                 self._before = now._replace(tensors=[one.clone() for one in now.tensors])
             elif before is not None and len(before.tensors) == len(now.tensors) and before.samples == now.samples:
-                self._compare(trainer, before, now)
-
-    def _compare(self, trainer: Trainer, one: _Gradients, other: _Gradients) -> None:
-        small = (one.dot(one) + other.dot(other)) / 2
-        self._norms.append((trainer.global_step, 2, one.samples, small, (small + one.dot(other)) / 2))
+                small = (before.dot(before) + now.dot(now)) / 2
+                self._norms.append((trainer.global_step, 2, now.samples, small, (small + before.dot(now)) / 2))
 
     def _compare_batches(self, trainer: Trainer, pl_module: LightningModule, square: Tensor) -> None:
         """Lightning divides the loss of each of n batches by n. Each rank knows the squares of its own batches."""
@@ -287,7 +267,7 @@ class NoiseScaleMonitor(Callback):
         return noise_scale(self.estimates)
 
     def record_facts(self) -> dict[str, Any]:
-        """What is known at the end of training, in samples; `of` are the gradients: batches (and ranks), halves or updates."""
+        """What is known at the end of training, in samples; `of` are the gradients: batches (and ranks) or updates."""
         found = self.recent()
         if found is None:
             few = f"fewer than {FEWEST} gradients could be compared"
@@ -303,35 +283,6 @@ class NoiseScaleMonitor(Callback):
             return []
         high = f"to {significant(found.high)}" if math.isfinite(found.high) else "or more"
         return [row("noise", f"noise scale {significant(found.value)} samples ({significant(found.low)} {high})")]
-
-
-def _halves(
-    trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int, samples: int
-) -> Iterator[_Gradients]:
-    """The gradients of both halves of a batch of any type, computed by a copy of the module with the same parameters."""
-    attributes = [value for part in module.modules() for value in vars(part).values()]
-    shared = [trainer, *module.parameters(), *(one for one in attributes if isinstance(one, Dataset | DataLoader))]
-    twin: Any = copy.deepcopy(module, {id(one): one for one in shared})  # not compiled
-    twin.trainer, twin.log = trainer, lambda *args, **options: None
-    trained, scale, state = _trained(module), _scale(trainer), random_state()
-    rest = (batch_idx,) if is_param_in_hook_signature(twin.training_step, "batch_idx", min_args=2) else ()
-    half = samples // 2
-    try:
-        for part in (slice(half), slice(half, 2 * half)):
-            inputs = apply_to_collection(batch, Tensor, _some, part, samples)
-            eager = torch.compiler.set_stance("force_eager") if has_compiled() else contextlib.nullcontext()
-            with eager, trainer.precision_plugin.train_step_context():
-                result = twin.training_step(inputs, *rest)
-            loss = result["loss"] if isinstance(result, Mapping) else result
-            yield _Gradients([*torch.autograd.grad(loss * scale, trained, materialize_grads=True)], scale, half)
-    finally:
-        restore_random_state(state)
-
-
-def _some(tensor: Tensor, part: slice, samples: int) -> Tensor:
-    if tensor.dim() and len(tensor) != samples:
-        raise ValueError(f"a batch of {samples} samples holds a tensor of {len(tensor)}, and cannot be halved")
-    return tensor[part] if tensor.dim() else tensor
 
 
 def _gradients(trainer: Trainer, module: LightningModule, samples: int) -> _Gradients:

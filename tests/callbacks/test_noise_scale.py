@@ -80,35 +80,24 @@ NOT_A_NUMBER_ONCE = Mean(lambda module, loss: loss * (math.nan if module.global_
 
 
 @pytest.mark.parametrize(
-    ("module", "halves", "options", "of"),
+    ("module", "options", "of"),
     [
-        (Mean(), True, SCALED, "halves"),
-        (Mean(), False, SCALED | {"accumulate_grad_batches": 4}, "batches"),
-        (Mean(), False, {"gradient_clip_val": 0.1, "precision": "bf16-true"}, "updates"),
-        (NO_GRADIENT_IN_BETWEEN, False, {}, "updates"),
-        (NO_GRADIENT_IN_BETWEEN, False, {"accumulate_grad_batches": 4}, "batches"),
-        (NOT_A_NUMBER_ONCE, False, {}, "updates"),
-        (NOT_A_NUMBER_ONCE, False, {"accumulate_grad_batches": 2}, "batches"),
+        (Mean(), SCALED, "updates"),
+        (Mean(), SCALED | {"accumulate_grad_batches": 4}, "batches"),
+        (Mean(), {"gradient_clip_val": 0.1, "precision": "bf16-true"}, "updates"),
+        (NO_GRADIENT_IN_BETWEEN, {}, "updates"),
+        (NO_GRADIENT_IN_BETWEEN, {"accumulate_grad_batches": 4}, "batches"),
+        (NOT_A_NUMBER_ONCE, {}, "updates"),
+        (NOT_A_NUMBER_ONCE, {"accumulate_grad_batches": 2}, "batches"),
     ],
 )
-def test_a_training_with_known_noise_gives_its_noise_scale(module, halves, options, of) -> None:
-    monitor = NoiseScaleMonitor(every_n_steps=2, halves=halves)
+def test_a_training_with_known_noise_gives_its_noise_scale(module, options, of) -> None:
+    monitor = NoiseScaleMonitor(every_n_steps=2)
     fit_noisy(module, monitor, **options)
     facts = monitor.record_facts()["noise_scale"]
     assert facts["low"] < 4 < facts["high"]
     assert (facts["samples"], facts["of"]) == (pytest.approx(4, rel=0.5), of)
     assert monitor.summary_lines()[0].startswith("noise   noise scale")
-
-
-def test_halves_share_the_datasets_of_the_module() -> None:
-    class Large(TensorDataset):
-        def __deepcopy__(self, memo):
-            raise MemoryError
-
-    module = Mean()
-    module.data = Large(torch.ones(1))
-    fit_noisy(module, monitor := NoiseScaleMonitor(every_n_steps=2, halves=True), samples=400)
-    assert (monitor.failure, len(monitor.estimates) > 10) == (None, True)
 
 
 def by_hand() -> Mean:
