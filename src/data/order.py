@@ -58,10 +58,6 @@ class DeterministicBatchSampler(Sampler[Any]):
         generator = torch.Generator().manual_seed(epoch_seed(self.seed, 0 if self.repeats else self.epoch))
         return torch.randperm(self.num_samples, generator=generator)
 
-    def samples(self, batch: int) -> list[int]:
-        """The sample indices of one batch of this epoch on this rank."""
-        return self._take(self.order(), batch).tolist()
-
     def first_sample(self, batch: int) -> int:
         """The position in the epoch's order of this rank's first sample of a batch."""
         return self._share(batch).start

@@ -92,10 +92,10 @@ def test_the_time_of_a_resumed_run_is_that_of_all_its_processes(tmp_path, monkey
 
 
 def test_a_run_resumed_after_its_last_step_keeps_what_was_measured_and_drops_what_is_none(tmp_path):
-    lived(tmp_path, skipped_steps=1, **MEASURED)
-    after = lived(tmp_path, resumed=RESUMED, throughput={}, metrics={"val/loss": 0.4}, skipped_steps=None)
+    lived(tmp_path, note=1, **MEASURED)
+    after = lived(tmp_path, resumed=RESUMED, throughput={}, metrics={"val/loss": 0.4}, note=None)
     assert (after["throughput"], after["metrics"]) == ({"step_ms": 3.0}, {"val/loss": 0.4})
-    assert "skipped_steps" not in after
+    assert "note" not in after
 
 
 LOST = "RuntimeError: closed by peer"  # what the first rank knows

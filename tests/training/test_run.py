@@ -208,7 +208,7 @@ def test_the_answers_of_two_ranks_come_in_the_order_of_the_test_set(tmp_path: Pa
     ranks = []
     for rank in (0, 1):
         monkeypatch.setattr("batchscope.data.order.rank_and_world_size", lambda rank=rank: (rank, 2))
-        ranks.append([right[order.samples(number)] for number in range(len(order))])
+        ranks.append([right[batch] for _, batch in order])
     assert [len(part) for part in ranks[1]] == [4, 4, 1]
     others = [part.numpy() for part in ranks[1]]
     monkeypatch.setattr(summary, "gather", lambda own, world_size: [own, others])

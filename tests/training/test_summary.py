@@ -20,7 +20,6 @@ from torch.utils.data import DataLoader, DistributedSampler, SubsetRandomSampler
 from batchscope.analysis import write_report
 from batchscope.callbacks import _recording
 from batchscope.callbacks._setting import samples_of_epoch
-from batchscope.callbacks.nonfinite import StopOnNonFinite
 from batchscope.data.adding import Adding
 from batchscope.training.quiet import is_shown, quiet_libraries
 from batchscope.training.run import limit_batch_size
@@ -259,10 +258,3 @@ def test_a_warning_of_ours_is_one_line_without_a_file_and_another_one_has_its_ow
         quiet_libraries()
     assert warnings.formatwarning("no FLOPs", UserWarning, _recording.__file__, 92) == "warning: no FLOPs\n"
     assert warnings.formatwarning("other", UserWarning, "/lib/other.py", 1, "code") == "/lib/other.py:1"
-
-
-def test_updates_that_were_skipped_are_a_count_of_the_whole_run() -> None:
-    callback = StopOnNonFinite("skip")
-    assert callback.record_facts() == {"skipped_steps": None}  # takes back what an earlier fit has counted in vain
-    callback.load_state_dict({"skipped": 2})
-    assert callback.record_facts() == {"skipped_steps": 2}
