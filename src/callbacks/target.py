@@ -46,17 +46,15 @@ class StopAtTarget(SyncsRanks):
     trainer plans. Training time is that of all updates at the mean step of the ThroughputMonitor, without validation; it is
     not known where that knows no step. Rank 0 decides, and all ranks validate and end after the same step.
 
-    With `trainer.num_sanity_val_steps=-1` the metric is known before the first update.
-
     Args:
         metric: of the validation, such as `val/acc`.
-        value: the target. A metric of which neither its declaration nor the module says which way gets better rises if its
-            first finite value is below the target.
+        value: the target.
         seconds: of the fit without validations, after which the run ends without the target; null for no limit.
         wall_seconds: of the fit, with its validations; null for no limit.
 
     Raises:
-        UserError: at the first validation, if it does not measure the metric; or if the target is reached before training.
+        UserError: if nobody says which way the metric gets better, if the module optimises by hand, which says of no step
+            to which update it belongs; at the first validation, if that does not measure the metric.
     """
 
     def __init__(
@@ -69,7 +67,6 @@ class StopAtTarget(SyncsRanks):
         self.metric, self.value = metric, value
         self.seconds = math.inf if seconds is None else seconds
         self.wall_seconds = math.inf if wall_seconds is None else wall_seconds
-        self._rises = declared(metric).higher_is_better  # until a module may know more
         self._validation_s = 0.0  # that the last validation took
         self._begin(0)
 
@@ -86,13 +83,17 @@ class StopAtTarget(SyncsRanks):
         self._monitor = monitor
 
     @override
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._rises = rises(self.metric, pl_module)
-
-    @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.enable_validation:
             raise UserError("target: needs a validation, and this run has none; leave trainer.limit_val_batches alone")
+        if not pl_module.automatic_optimization:
+            raise UserError("target: needs automatic optimisation, and this module optimises by hand")
+        self._rises = rises(self.metric, pl_module)
+        if self._rises is None:
+            raise UserError(
+                f"target_metric: got '{self.metric}', of which neither batchscope nor a torchmetrics metric of the module says "
+                "whether it is better the higher it is; take another one"
+            )
         monitor = next((one for one in callbacks_of(trainer) if isinstance(one, ThroughputMonitor)), None)
         self._begin(trainer.global_step, monitor)
         validate_by_batches_alone(trainer)
@@ -136,20 +137,14 @@ class StopAtTarget(SyncsRanks):
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.sanity_checking:
+            return
         self._validated = time.perf_counter()
         self._validation_s = self._validated - self._validating
         self._limit += self._validation_s
         score = self._score(trainer)
-        if self._rises is None and math.isfinite(score):
-            self._rises = score < self.value
         reached = math.isfinite(score) and (score >= self.value if self._rises else score <= self.value)
         reached = trainer.strategy.broadcast(reached)  # a module may log the metric of each rank's own share
-        if trainer.sanity_checking:
-            if reached:
-                raise UserError(
-                    f"target: got {self.value:g}, and {self.metric} is {score:.4g} before training; take a harder one"
-                )
-            return
         better = max if self._rises else min
         self._best = score if self._best is None or not math.isfinite(self._best) else better(self._best, score)
         if reached:
@@ -164,15 +159,10 @@ class StopAtTarget(SyncsRanks):
             )
         return float(found[self.metric])
 
-    def _updates_until(self, step: int) -> float:
-        """The updates until a `global_step`, if those before this fit stepped as many optimizers as those of it."""
-        done = self._updates.step - self._start
-        return step * self._updates.count / done if done else step
-
     def _seconds(self, step: int) -> float | None:
         """The training time until a `global_step`; None where no step is known."""
         step_ms = self._monitor.summary.get("step_ms") if self._monitor else None
-        return self._updates_until(step) * step_ms / 1e3 if step_ms else None
+        return step * step_ms / 1e3 if step_ms else None
 
     def record_facts(self) -> dict[str, Any]:
         """What came of it: the updates and seconds until the last validation, and the seconds until the one before it."""
@@ -193,5 +183,5 @@ class StopAtTarget(SyncsRanks):
         """A line of the run's last lines."""
         target, seconds = f"{self.metric} {declared(self.metric).text(self.value)}", self._seconds(self._last)
         trained = f"{duration(seconds)} of training, " if seconds is not None else ""
-        after = f"after {trained}{count(round(self._updates_until(self._last)), 'update')}"
+        after = f"after {trained}{count(self._last, 'update')}"
         return [row("target", f"{target} {after}" if self.reached else f"{target} not reached {after}")]
