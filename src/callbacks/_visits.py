@@ -1,8 +1,8 @@
 """Visits: a run of a sweep trains only while the sweep visits it, and waits between two updates for the next visit.
 
 The run says that it is ready before its first batch. Then the sweep says what it may do: `warm up`, `go <pass> <seconds>`
-for a visit, `stop <reason>`, or `train` to the end. The run answers a visit with what it has measured; while it trains to
-the end, it says where it is. Where the sweep says anything else, or has ended, the run waits no more: a signal that ends it
+for a visit, `stop <reason>`, or `train` to the end. The run answers a visit with what it has measured. Where the sweep says
+anything else, or has ended, the run waits no more: a signal that ends it
 is on its way (sweep/job.py).
 """
 
@@ -20,7 +20,6 @@ from ._timer import pause
 from ._updates import Updates
 from .throughput import ThroughputMonitor
 
-PROGRESS_S = 0.5  # between two words on where a run is
 SHORT_S = 0.1  # the first one of such steps is left out: what others trained meanwhile is in the caches
 
 
@@ -49,10 +48,9 @@ class Visits(Callback):
     def __init__(self, monitor: ThroughputMonitor, visitor: Visitor):
         self._monitor = monitor
         self._visitor = visitor
-        self._is_ready = self._is_warm = self._left = self._says_where = False
+        self._is_ready = self._is_warm = self._left = False
         self._is_short = True
         self._warm_up = deque[float](maxlen=3)  # when its last updates ended: those before are recorded, and slower
-        self._next_word = 0.0
         self._visit: tuple[int, float] | None = None  # whose window has not begun yet
         self.waited_s = 0.0
 
@@ -74,9 +72,6 @@ class Visits(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         monitor = self._monitor
-        if self._says_where and time.perf_counter() >= self._next_word:
-            batches = f" of {trainer.num_training_batches:,}" if math.isfinite(trainer.num_training_batches) else ""
-            self._say_where(f"epoch {trainer.current_epoch + 1}, batch {batch_idx + 1:,}{batches}")
         if not self._updates.end_batch(trainer.global_step) or self._left or not monitor.is_measuring:
             return
         if not self._is_warm:
@@ -92,19 +87,6 @@ class Visits(Callback):
             self._is_short = facts.get("mean_s", 0.0) < SHORT_S
             self._tell(facts)
             self._wait(trainer)
-
-    @override
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._say_where("validation")
-
-    @override
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._say_where("test")
-
-    def _say_where(self, words: str) -> None:
-        if self._says_where:
-            self._tell({"progress": words})
-            self._next_word = time.perf_counter() + PROGRESS_S
 
     def _fit_s(self, trainer: Trainer) -> float | None:
         """About how long the updates take that are left; None where nobody knows how many they are."""
@@ -123,7 +105,7 @@ class Visits(Callback):
         try:
             self._visitor.tell(facts)
         except OSError:  # the sweep has ended
-            self._left, self._says_where = True, False
+            self._left = True
 
     def _wait(self, trainer: Trainer) -> None:
         """Wait for the next visit; the time is in no step and no rate."""
@@ -145,7 +127,6 @@ class Visits(Callback):
             self._monitor.end(rest)
             trainer.should_stop = True
         else:
-            self._says_where = order == "train"
             self._monitor.measure_by_clock(True)
 
 

@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from .._lightning import callbacks_of
 from ..distributed.rank_sync import RankSync, SyncsRanks
+from ..errors import UserError
 from ..options.types import PositiveFloat, PositiveInt, Purpose
 from ..records.intervals import TIME_LIMIT, known_to, median_interval
 from ._table import MIN_UNDISTURBED, UpdateTable
@@ -25,8 +26,9 @@ class StopWhenKnown(SyncsRanks):
 
     The steps are those of a ThroughputMonitor, which stands before it among the callbacks. The median is known when the
     95 % interval of the undisturbed steps lies within `precision` of it. Warm-up, validation and waiting do not count as
-    time. Rank 0 decides, and all ranks end after the same step. Where no ThroughputMonitor measures, the run ends after
-    so many seconds by the clock. Runs that a sweep visits in passes are ended by the sweep (sweep/passes.py).
+    time. Rank 0 decides, and all ranks end after the same step. Where measuring has failed, the run ends after so many
+    seconds by the clock. Runs that a sweep visits in passes are ended by the sweep (sweep/passes.py). UserError without
+    a ThroughputMonitor.
 
     Args:
         precision: a fraction of the median.
@@ -51,32 +53,29 @@ class StopWhenKnown(SyncsRanks):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         monitors = [callback for callback in callbacks_of(trainer) if isinstance(callback, ThroughputMonitor)]
-        self._monitor = monitors[0] if monitors else None
+        if not monitors:
+            raise UserError("callbacks: StopWhenKnown needs a ThroughputMonitor before it, and there is none")
+        self._monitor = monitors[0]
         self._ended: str | None = None
-        self._batches, self._windows_seen, self._began = 0, 0, time.perf_counter()
+        self._windows_seen, self._began = 0, time.perf_counter()
         RankSync.of(trainer).contribute(_TOPIC, lambda: int(self._ended is not None and trainer.is_global_zero))
 
     @override
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._batches += 1
         if self._ended is None and trainer.is_global_zero:
             self._ended = self._reason(trainer)
-            if self._ended and self._monitor:
+            if self._ended:
                 self._monitor.end(self._ended)
         if RankSync.of(trainer).agreed(_TOPIC):
             trainer.should_stop = True
 
     def _reason(self, trainer: Trainer) -> str | None:
         monitor = self._monitor
-        by_clock = TIME_LIMIT if time.perf_counter() - self._began >= self.seconds else None
-        if monitor is None or not monitor.is_measuring:
-            return by_clock
+        if not monitor.is_measuring:
+            return TIME_LIMIT if time.perf_counter() - self._began >= self.seconds else None
         windows = monitor.table.windows
-        if not windows.all:  # manual optimisation may never make an update that Lightning counts
-            most = 2 * (monitor.warmup_steps + self.min_steps) * trainer.accumulate_grad_batches
-            return by_clock if self._batches > most else None
         if windows.in_passes or len(windows.all) == self._windows_seen:
             return None
         self._windows_seen = len(windows.all)

@@ -169,11 +169,10 @@ class Together:
             measure_in_passes(runs, _limits_of(processes[0].job), say=self._say, first_pass=first_pass)
 
     def _train_to_end(self, processes: Sequence[Process]) -> None:
-        """Let trainings go on, one after the other, and say where they are."""
+        """Let trainings go on, one after the other."""
         for process in processes:
+            self._say(f"{process.job.title} trains")
             process.tell("train")
-            while (facts := process.answer()) is not None:
-                self._say(f"{process.job.title} · {facts.get('progress', '')}")
             self._end(process)
 
 

@@ -109,7 +109,12 @@ MEASURED = "val/acc, val/loss, val/f1"
 @pytest.mark.parametrize(
     ("metric", "kind", "options", "line"),
     [
-        ("val/losses", Learner, {}, f"target_metric: got 'val/losses', and the validation measures {MEASURED}. Did you mean"),
+        (
+            "val/losses",
+            Learner,
+            {},
+            f"target_metric: got 'val/losses', and the validation measures {MEASURED}. Did you mean",
+        ),
         ("val/f1", Learner, {}, "target_metric: got 'val/f1', of which neither batchscope nor a torchmetrics metric"),
         ("val/acc", ByHand, {}, "target: needs automatic optimisation, and this module optimises by hand"),
         ("val/acc", Learner, {"limit_val_batches": 0}, "target: needs a validation, and this run has none"),

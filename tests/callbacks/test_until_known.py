@@ -6,11 +6,12 @@ from types import SimpleNamespace
 import numpy
 import pytest
 
-from batchscope.callbacks import _visits, _windows, until_known
+from batchscope.callbacks import _windows, until_known
 from batchscope.callbacks._visits import seconds_waited, visits_of
 from batchscope.callbacks.until_known import StopWhenKnown, reason_to_end
+from batchscope.errors import UserError
 from batchscope.options.compose import check_command_line
-from tests.callbacks.support import Unseen, monitoring, slow
+from tests.callbacks.support import monitoring, slow
 from tests.support.tables import table_of
 from tests.support.third_party_modules import train
 
@@ -74,9 +75,9 @@ def test_a_fit_ends_when_the_step_is_known_or_its_time_is_up_and_else_has_no_rea
 def test_where_nothing_is_measured_the_clock_ends_the_fit() -> None:
     failed = monitoring()
     failed.on_train_batch_start = lambda *_: failed.disable()
-    for monitors in ([], [failed]):
-        assert fit(*monitors, StopWhenKnown(seconds=0.1, min_steps=5)).global_step > 0
-    assert fit(monitoring(), StopWhenKnown(seconds=0.1, min_steps=5), module=Unseen()).global_step == 0
+    assert fit(failed, StopWhenKnown(seconds=0.1, min_steps=5)).global_step > 0
+    with pytest.raises(UserError, match="^callbacks: StopWhenKnown needs a ThroughputMonitor before it"):
+        fit(StopWhenKnown())
 
 
 @pytest.mark.parametrize("experiment", ["throughput", "diagnose"])
@@ -132,14 +133,11 @@ def test_a_run_that_is_not_told_to_stop_ends_as_a_run_alone() -> None:
     assert "ended" not in monitor.summary and trainer.global_step == 9
 
 
-def test_a_training_goes_on_after_its_visits_and_says_how_long_it_takes_and_where_it_is(monkeypatch) -> None:
-    monkeypatch.setattr(_visits, "PROGRESS_S", 0.0)
-    (_, warm, visit, *progress), monitor, trainer = visited("warm up", "go 4 0.1", "train", timed=False, max_epochs=20)
+def test_a_training_goes_on_after_its_visits_and_says_how_long_it_takes() -> None:
+    (_, warm, visit), monitor, trainer = visited("warm up", "go 4 0.1", "train", timed=False, max_epochs=20)
     assert visit["steps"] >= 1 and "ended" not in monitor.summary
     assert trainer.current_epoch == 20
     left = trainer.global_step - 5
     assert warm["fit_s"] == pytest.approx(left * visit["mean_s"], rel=1.0)
-    last = f"epoch 20, batch {trainer.num_training_batches} of {trainer.num_training_batches}"
-    assert progress[-1] == {"progress": last}
     times = monitor.step_times()
     assert times.pass_[0] == 4 and set(times.pass_[1:]) == {-1}  # then windows follow each other by the clock
