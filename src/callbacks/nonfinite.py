@@ -74,19 +74,19 @@ class StopOnNonFinite(Callback):
         if self._is_late:
             self._flags.append((_name(trainer, optimizer), flag))
         if len(self._flags) >= READ_EVERY:
-            self._hear(trainer)
+            self._hear()
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._hear(trainer, wait=True)  # nothing bad gets into a checkpoint unseen
+        self._hear(wait=True)  # nothing bad gets into a checkpoint unseen
 
     @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._hear(trainer, wait=True)
+        self._hear(wait=True)
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._hear(trainer, wait=True)
+        self._hear(wait=True)
         self._release()
 
     @override
@@ -96,24 +96,20 @@ class StopOnNonFinite(Callback):
     def _release(self) -> None:
         self._is_checked, self._parameters, self._loss = False, [], None
 
-    def _hear(self, trainer: Trainer, wait: bool = False) -> None:
-        """Read the flags that arrive without waiting, or all of them where training waits for the device anyway."""
+    def _hear(self, wait: bool = False) -> None:
+        """Send the flags to the host, and read those that were sent before; with `wait` all of them."""
         if not self._is_checked:
             return
         if self._flags:
             steps, flags = zip(*self._flags, strict=True)
             self._reads.append((steps, DeferredScalars(flags)))
             self._flags = []
-        while self._reads and (wait or self._has_arrived(trainer)):
+        while len(self._reads) > (0 if wait else 1):
             steps, read = self._reads.popleft()
             for step, bad in zip(steps, read.values(), strict=True):
                 if bad:
                     what = f"{step}: the loss or a gradient is not finite"
                     raise NonFiniteError(f"{what}. The weights have this update, no checkpoint has")
-
-    def _has_arrived(self, trainer: Trainer) -> bool:
-        """Whether the oldest flags are read now. Several ranks read them in the same step: where the next ones are sent."""
-        return len(self._reads) > 1 if trainer.world_size > 1 else self._reads[0][1].ready()
 
 
 def _name(trainer: Trainer, optimizer: Optimizer) -> str:

@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from batchscope.callbacks import nonfinite
-from batchscope.callbacks._deferred_scalars import DeferredScalars
 from batchscope.callbacks.nonfinite import StopOnNonFinite
 from batchscope.errors import NonFiniteError
 from tests.callbacks.support import monitoring
@@ -63,16 +62,7 @@ class Late(StopOnNonFinite):
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read the flags of two steps together, two steps later."""
-
-    class OnTheWay(DeferredScalars):
-        asked = 0
-
-        def ready(self) -> bool:
-            self.asked += 1
-            return self.asked > 1
-
     monkeypatch.setattr(nonfinite, "READ_EVERY", 2)
-    monkeypatch.setattr(nonfinite, "DeferredScalars", OnTheWay)
 
 
 def other(**kind) -> Breaking:
