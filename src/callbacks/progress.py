@@ -37,6 +37,7 @@ class ProgressBar(TQDMProgressBar):
     def __init__(self, interval_s: PositiveFloat = 0.5):
         super().__init__(refresh_rate=1)
         self.interval_s = interval_s
+        self._last: Any = None  # what the last step has returned
         self._loss: float | None = None
         self._rate: float | None = None
         self._read: DeferredScalars | None = None
@@ -45,71 +46,57 @@ class ProgressBar(TQDMProgressBar):
         self._start_interval()
 
     def _start_interval(self) -> None:
-        self._samples, self._drawn = 0, time.perf_counter()
+        self._samples, self._began = 0, time.perf_counter()
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         if self.is_enabled and not can_redraw():  # the first process alone has its bars enabled
-            self._plain = True
+            self._plain, self.interval_s = True, PLAIN_INTERVAL_S
             self.disable()  # Lightning's bars print nothing then
-
-    @override
-    def on_train_start(self, *args: Any) -> None:
-        super().on_train_start(*args)
-        self._set_next(time.perf_counter())
-
-    def _set_next(self, now: float) -> None:
-        self._next = now + (PLAIN_INTERVAL_S if self._plain else self.interval_s)
-
-    @override
-    def on_train_epoch_start(self, trainer: Trainer, *args: Any) -> None:
-        super().on_train_epoch_start(trainer, *args)
-        self._start_interval()
+        self._next = time.perf_counter() + self.interval_s
 
     @override
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._samples += samples_in(batch)
-        now = time.perf_counter()
-        is_last = batch_idx + 1 == self.total_train_batches
-        if now < self._next and (self._plain or not is_last):
-            return
-        elapsed = now - self._drawn
-        self._rate = self._samples * replicas(trainer) / elapsed if elapsed > 0 else None
-        self._update_loss(own_loss(trainer, pl_module, outputs.get("loss") if isinstance(outputs, dict) else outputs))
-        if self._plain:
-            self._print_line(trainer, pl_module, batch_idx)
-        else:
-            bar = self.train_progress_bar
-            bar.n = batch_idx + 1
-            bar.set_postfix(self.get_metrics(trainer, pl_module), refresh=False)
-            bar.refresh()  # one redraw; Lightning's own bar draws at the count and again at the postfix
-        self._set_next(now)
-        self._start_interval()
-
-    def _print_line(self, trainer: Trainer, pl_module: LightningModule, batch_idx: int) -> None:
-        batches = f" of {self.total_train_batches:,}" if math.isfinite(self.total_train_batches) else ""
-        values = self.get_metrics(trainer, pl_module).items()
-        words = (f"{name} {significant(value) if isinstance(value, float) else value}" for name, value in values)
-        say(f"epoch {trainer.current_epoch + 1}, batch {batch_idx + 1:,}{batches}: {', '.join(words)}")
-
-    def _update_loss(self, loss: Any) -> None:
-        if self._read is None and loss is not None:
-            self._read = DeferredScalars([loss])
-        if self._read is not None and self._read.ready():
-            self._loss, self._read = self._read.values()[0], None
+        self._last = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        if not self._plain:
+            super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        elif self._is_due():
+            batches = f" of {self.total_train_batches:,}" if math.isfinite(self.total_train_batches) else ""
+            values = self.get_metrics(trainer, pl_module).items()
+            words = (f"{name} {significant(value) if isinstance(value, float) else value}" for name, value in values)
+            say(f"epoch {trainer.current_epoch + 1}, batch {batch_idx + 1:,}{batches}: {', '.join(words)}")
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        super().on_validation_end(trainer, pl_module)
         self._start_interval()  # a validation in mid-epoch is not training time
+        super().on_validation_end(trainer, pl_module)
+
+    def _should_update(self, current: int, total: float) -> bool:  # of Lightning's bars
+        return self.is_enabled and (current == total or self._is_due())
+
+    def _is_due(self) -> bool:
+        now = time.perf_counter()
+        if now < self._next:
+            return False
+        self._next = now + self.interval_s
+        return True
 
     @override
     def get_metrics(
         self, trainer: Trainer, pl_module: LightningModule
     ) -> dict[str, int | str | float | dict[str, float]]:
+        if self._read is None and self._last is not None:
+            self._read = DeferredScalars([own_loss(trainer, pl_module, self._last)])
+        if self._read is not None and self._read.ready():
+            self._loss, self._read = self._read.values()[0], None
+        elapsed = time.perf_counter() - self._began
+        if self._samples and elapsed > 0:
+            self._rate = self._samples * replicas(trainer) / elapsed
+            self._start_interval()
         shown = {k: v for k, v in super().get_metrics(trainer, pl_module).items() if k != "v_num"}
         if self._loss is not None:
             shown = {"loss": f"{self._loss:.3g}", **shown}
