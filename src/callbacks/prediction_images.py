@@ -101,24 +101,21 @@ class PredictionImages(Callback):
 
     @override
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        counts = None if self.confusion is None else self.confusion.cpu()
-        ranks = gather((self._active, counts), trainer.world_size)
-        if not all(is_active for is_active, _ in ranks):
-            self.disable()
-        elif self._metric is not None:
-            self._metric.confmat = torch.stack([counts for _, counts in ranks if counts is not None]).sum(0)
-        self._draw(trainer, pl_module)
+        ranks = gather(None if self.confusion is None else self.confusion.cpu(), trainer.world_size)
+        if self._metric is not None and all(counts is not None for counts in ranks):  # else a rank has drawn nothing
+            self._metric.confmat = torch.stack(ranks).sum(0)
+            self._draw(trainer, pl_module, self._metric)
 
     @never_raise
-    def _draw(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def _draw(self, trainer: Trainer, pl_module: LightningModule, metric: MulticlassConfusionMatrix) -> None:
         kinds = (TensorBoardLogger, WandbLogger, MLFlowLogger)
         loggers = [logger for logger in trainer.loggers if isinstance(logger, kinds)]
-        if not self.samples or self._metric is None or not loggers or not trainer.is_global_zero:
+        if not self.samples or not loggers or not trainer.is_global_zero:
             return
         spec = getattr(pl_module, "spec", None)
         figures = {
-            "test/samples": (draw_masks if self.samples[0].target.dim() else draw_samples)(self.samples, spec),
-            "test/confusion": _draw_confusion(self._metric, spec),
+            "test/samples": _draw_samples(self.samples, spec),
+            "test/confusion": _draw_confusion(metric, spec),
         }
         for key, figure in figures.items():
             for logger in loggers:
@@ -144,42 +141,28 @@ def _answers(outputs: Any, batch: Any) -> tuple[Tensor, Tensor, Tensor] | None:
     return (x, output, target) if target.dim() == 1 or is_mask else None
 
 
-def draw_samples(samples: list[Sample], spec: Any) -> Figure:
-    """One small picture a sample."""
-    columns = min(8, len(samples))
-    rows = -(-len(samples) // columns)
-    figure = Figure(figsize=(1.25 * columns, 1.6 * rows), layout="constrained", dpi=120)
-    for axes, sample in zip(figure.subplots(rows, columns, squeeze=False).flat, samples, strict=False):
-        axes.set_xticks([])
-        axes.set_yticks([])
-        axes.imshow(_as_image(sample.x, spec).numpy(), cmap="gray", interpolation="nearest")
-        answer, target = _class_name(int(sample.answer), spec), _class_name(int(sample.target), spec)
-        text = f"{answer}, is {target}" if sample.is_wrong else answer
-        axes.set_title(text, fontsize=8, color=_ORANGE if sample.is_wrong else _BLUE)
-    for axes in figure.axes[len(samples) :]:
-        axes.set_axis_off()
-    return figure
-
-
-def draw_masks(samples: list[Sample], spec: Any) -> Figure:
-    """Below each other: the image, its true classes and the predicted ones, one colour a class."""
+def _draw_samples(samples: list[Sample], spec: Any) -> Figure:
+    """One small picture a sample; below those of masks the true classes and the predicted ones, one colour a class."""
+    rows = ("image", "true", "predicted") if samples[0].target.dim() else ("image",)
     columns = min(8, len(samples))
     blocks = -(-len(samples) // columns)
-    figure = Figure(figsize=(1.25 * columns, 4 * blocks), layout="constrained", dpi=120)
-    axes = figure.subplots(3 * blocks, columns, squeeze=False)
+    figure = Figure(figsize=(1.25 * columns, 1.4 * len(rows) * blocks), layout="constrained", dpi=120)
+    axes = figure.subplots(len(rows) * blocks, columns, squeeze=False)
     most = max(int(mask.max()) for sample in samples for mask in (sample.answer, sample.target))
     look = {"cmap": "viridis", "vmin": 0, "vmax": max(1, most), "interpolation": "nearest"}
     for each in axes.flat:
         each.set(xticks=[], yticks=[], frame_on=False)
     for index, sample in enumerate(samples):
         block, column = divmod(index, columns)
-        image, *masks = axes[3 * block : 3 * block + 3, column]
+        image, *masks = axes[len(rows) * block : len(rows) * (block + 1), column]
         image.imshow(_as_image(sample.x, spec).numpy(), cmap="gray", interpolation="nearest")
-        for place, mask in zip(masks, (sample.target, sample.answer), strict=True):
+        for place, mask, name in zip(masks, (sample.target, sample.answer), rows[1:], strict=False):
             place.imshow(mask.where(sample.target != _LEFT_OUT, torch.nan).numpy(), **look)
-        if column == 0:
-            for place, name in zip((image, *masks), ("image", "true", "predicted"), strict=True):
-                place.set_ylabel(name, fontsize=8)
+            place.set_ylabel(name if column == 0 else "", fontsize=8)
+        if not masks:
+            answer, target = _class_name(int(sample.answer), spec), _class_name(int(sample.target), spec)
+            text = f"{answer}, is {target}" if sample.is_wrong else answer
+            image.set_title(text, fontsize=8, color=_ORANGE if sample.is_wrong else _BLUE)
     return figure
 
 
