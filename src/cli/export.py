@@ -28,6 +28,6 @@ def main() -> None:
     refuse(form, path)
     trained = restore(Path(given["ckpt"]), overrides, with_data=True)
     samples = samples_of(trained, _SAMPLES)
-    done = export(trained, form, path, samples.named)
-    checked = f"differs from the network by at most {done.difference:.2g} on {done.samples} {samples.of}"
-    print(f"{trained.name} → {done.path}: {checked}")
+    difference = export(trained, form, path, samples.named)
+    checked = f"differs from the network by at most {difference:.2g} on {len(samples)} {samples.of}"
+    print(f"{trained.name} → {path}: {checked}")

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,14 +22,6 @@ _BATCHES = (1, 2, 5)  # the exported network takes any number of samples: checke
 _ONNX = ("onnx", "onnxscript", "onnxruntime")
 
 
-class Exported(NamedTuple):
-    """An exported network. `difference` is the largest one of an output to the network's."""
-
-    path: Path
-    difference: float
-    samples: int
-
-
 class _Forward(nn.Module):
     """A network of one input, under the argument names of an export."""
 
@@ -41,8 +33,8 @@ class _Forward(nn.Module):
         return self.network(x) if lengths is None else self.network(x, lengths=lengths)
 
 
-def export(trained: Trained, form: str, path: Path, samples: Mapping[str, Tensor]) -> Exported:
-    """Write a network in one of FORMATS, and compare what the file answers with what the network answers.
+def export(trained: Trained, form: str, path: Path, samples: Mapping[str, Tensor]) -> float:
+    """Write a network in one of FORMATS; returns the largest difference of an output of the file to the network's.
 
     `samples` are real inputs by the names of `forward`'s arguments: `x: (N, …)` where there is one, `lengths: (N,)`
     where they vary. UserError for what cannot be exported or written; a file that answers NaN is not kept.
@@ -57,7 +49,7 @@ def export(trained: Trained, form: str, path: Path, samples: Mapping[str, Tensor
                 f"export: {type(network).__name__} answers a {type(answer).__name__}, and a file one tensor"
             )
         run = _torch_export(module, example, path) if form == "torch_export" else _onnx(module, example, path)
-        difference = _difference(module, run, samples)
+        return _difference(module, run, samples)
     except BaseException as error:  # of an exporter, for operations that it does not know, or of the exported network
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)  # what has not been compared is not kept
@@ -66,7 +58,6 @@ def export(trained: Trained, form: str, path: Path, samples: Mapping[str, Tensor
         raise UserError(
             f"export: {type(network).__name__} cannot be written as {form}: {in_one_line(error)}"
         ) from error
-    return Exported(path, difference, len(next(iter(samples.values()))))
 
 
 def refuse(form: str, path: Path) -> None:

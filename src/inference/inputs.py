@@ -2,15 +2,13 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
 
 from ..data.spec import LENGTHS, DataSpec
 from ..errors import UserError, in_one_line, printable
@@ -19,22 +17,10 @@ IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".t
 _MODES = {1: "L", 3: "RGB"}  # of Pillow, by the number of channels
 
 
-@dataclass(frozen=True)
-class Inputs(Dataset):
-    """Samples with a name each; an item is `(x,)`, or `(x, length)` where sequences vary in length."""
+def read_inputs(source: Path, spec: DataSpec) -> tuple[Sequence[str], Dataset]:
+    """The names and samples of a file or folder, as a network of one input for `spec` reads them.
 
-    names: Sequence[str]
-    samples: Any  # by their numbers
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.samples[index]
-
-
-def read_inputs(source: Path, spec: DataSpec) -> Inputs:
-    """The samples of a file or folder, as a network of one input for `spec` reads them.
+    An item is `(x,)`, or `(x, length)` where sequences vary in length.
 
     `source` is a folder with images at any depth, one image, or an `.npz` file with an array `x: (N, *input_shape)`. Images
     and arrays of their bytes are scaled to [0, 1] and normalised as the training data; of other arrays integers become
@@ -55,7 +41,7 @@ def read_inputs(source: Path, spec: DataSpec) -> Inputs:
     if not files:
         raise UserError(f"input: no image below '{source}'; takes {', '.join(sorted(IMAGE_SUFFIXES))}")
     names = [str(file.relative_to(source)) if source.is_dir() else file.name for file in files]
-    return Inputs(names, _Images(files, spec))
+    return names, _Images(files, spec)
 
 
 def refuse_input(source: Path) -> None:
@@ -66,13 +52,16 @@ def refuse_input(source: Path) -> None:
         )
 
 
-class _Images:
+class _Images(Dataset):
     """Image files, of which each is read when it is asked for."""
 
     def __init__(self, files: Sequence[Path], spec: DataSpec):
         self.files, self.spec = files, spec
         if spec.input_shape[0] not in _MODES:
             raise UserError(f"input: the network reads {spec.input_shape[0]} channels: takes an .npz file, not images")
+
+    def __len__(self) -> int:
+        return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[Tensor]:
         channels, height, width = self.spec.input_shape
@@ -104,7 +93,7 @@ def _images_below(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
 
 
-def _of_array(source: Path, spec: DataSpec) -> Inputs:
+def _of_array(source: Path, spec: DataSpec) -> tuple[Sequence[str], Dataset]:
     try:
         with np.load(source, allow_pickle=False) as arrays:
             found = {name: arrays[name] for name in ("x", LENGTHS) if name in arrays}
@@ -124,9 +113,9 @@ def _of_array(source: Path, spec: DataSpec) -> Inputs:
         tensor = torch.from_numpy(x.astype(np.float32 if x.dtype.kind == "f" else np.int64))
     names = [str(i) for i in range(len(x))]
     if not spec.variable_length:
-        return Inputs(names, [(sample,) for sample in tensor])
+        return names, TensorDataset(tensor)
     lengths = found.get(LENGTHS, np.full(len(x), x.shape[1]))
     right = lengths.shape == (len(x),) and lengths.dtype.kind in "iu"
     if not right or lengths.min() < 1 or lengths.max() > x.shape[1]:
         raise UserError(f"input: lengths in '{source}' takes {len(x)} integers from 1 to {x.shape[1]}")
-    return Inputs(names, list(zip(tensor, torch.from_numpy(lengths.astype(np.int64)), strict=True)))
+    return names, TensorDataset(tensor, torch.from_numpy(lengths.astype(np.int64)))

@@ -1,7 +1,7 @@
 """Predictions of a trained network: a table with one row a sample, or the raw outputs."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, count, islice
 from pathlib import Path
@@ -106,14 +106,15 @@ def predict(trained: Trained, source: str) -> Predictions:
     trainer = trainer_for(trained)
     trainer.limit_predict_batches = getattr(trainer, option)
     _set_step(trained, is_whole=source in ("test", "val"))
-    names, note, samples = map(str, count()), "", None
+    names: Iterable[str] = map(str, count())
+    note, samples = "", None
     if source in SPLITS:
         served: dict[str, Any] = {"datamodule": _serving(trained, source, trainer)}
         samples = None if source == "predict" else trained.data.num_samples(cast(Split, source))
     else:
-        inputs = read_inputs(Path(source), trained.spec)
-        names, samples = inputs.names, len(inputs)
-        served = {"dataloaders": DataLoader(inputs, batch_size=min(trained.known.batch_size or _BATCH, len(inputs)))}
+        names, inputs = read_inputs(Path(source), trained.spec)
+        samples = len(names)
+        served = {"dataloaders": DataLoader(inputs, batch_size=min(trained.known.batch_size or _BATCH, samples))}
     with blamed("input", _complaint(trained)):
         found: Any = trainer.predict(trained.module, **served) or []
     batches = [*chain(*found)] if found and trainer.predict_loop.num_dataloaders > 1 else [*found]
@@ -270,7 +271,8 @@ def write_predictions(predictions: Predictions, path: Path) -> None:
             if table:
                 file.write(table.encode("utf-8", "surrogateescape"))  # names of files may be any bytes
             else:
-                np.savez_compressed(file, **{"sample": np.asarray(predictions.names), **predictions.arrays})
+                arrays: dict[str, Any] = {"sample": np.asarray(predictions.names), **predictions.arrays}
+                np.savez_compressed(file, **arrays)
 
 
 def refuse_output(path: Path, trained: Trained) -> None:

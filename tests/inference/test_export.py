@@ -23,11 +23,11 @@ NEEDS_ONNX = pytest.mark.skipif(importlib.util.find_spec("onnxruntime") is None,
 def test_the_file_answers_what_the_network_answers(of: str, form: str, request, tmp_path: Path) -> None:
     network: Trained = request.getfixturevalue(of)
     samples = samples_of(network, 12).named
-    done = export(network, form, tmp_path / f"a{FORMATS[form]}", samples)
-    assert (done.path.is_file(), done.samples) == (True, 12)
-    assert done.difference < 1e-5
+    path = tmp_path / f"a{FORMATS[form]}"
+    assert export(network, form, path, samples) < 1e-5
+    assert path.is_file()
     if form == "torch_export":
-        loaded = torch.export.load(done.path).module()
+        loaded = torch.export.load(path).module()
         answer = loaded(**samples) if of == "reader" else loaded(*samples.values())  # one by position, several by name
         torch.testing.assert_close(answer, network.network(**samples))
 
@@ -82,6 +82,6 @@ def test_an_interrupted_comparison_leaves_nothing(trained: Trained, tmp_path: Pa
 def test_an_input_called_x_beside_others_has_no_place(reader: Trained, tmp_path: Path) -> None:
     spec = DataSpec("tensor", (3,), "vector", 3, fields=("x", "mask", "y"))
     other, samples = replace(reader, network=_Difference(), known=KnownData(spec, "own")), {"x": torch.ones(9, 3)}
-    done = export(other, "torch_export", tmp_path / "other.pt2", samples | {"mask": torch.zeros(9, 3)})
-    found = torch.export.load(done.path).module()(x=torch.ones(2, 3), mask=torch.zeros(2, 3))
+    export(other, "torch_export", tmp_path / "other.pt2", samples | {"mask": torch.zeros(9, 3)})
+    found = torch.export.load(tmp_path / "other.pt2").module()(x=torch.ones(2, 3), mask=torch.zeros(2, 3))
     assert found.tolist() == [[1.0] * 3] * 2
