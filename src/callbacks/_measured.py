@@ -27,7 +27,7 @@ class Flops:
 
     per_sample: float | None = None  # None where they are not known
     why_not: str = "no step was recorded"
-    shares: Mapping[str, float] | None = None  # of the kinds of product (`StepFlops.shares`)
+    shares: Mapping[str, float] | None = None  # of the kinds of product
     is_given: bool = False  # by an argument: they are of every step, and not of the recorded ones
 
 

@@ -72,7 +72,7 @@ def peak_flops_per_sec(
     Args:
         calibration: of the device that trains.
         precision: as Lightning takes it: `32-true`, `bf16-mixed`, `16-true`, …; None is `32-true`.
-        shares: `StepFlops.shares`. Without them the peak is that of the fastest kind of product.
+        shares: of the kinds of product in its FLOPs. Without them the peak is that of the fastest kind of product.
 
     Returns:
         None for a precision that was not measured or is unknown.

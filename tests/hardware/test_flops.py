@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from batchscope._torch import running_autograd_number
 from batchscope.data.spec import DataSpec
 from batchscope.hardware.flop_formulas import OURS
-from batchscope.hardware.flops import StepFlops, UncountableError, flops_of, flops_per_sample
+from batchscope.hardware.flops import UncountableError, flops_per_sample
 from batchscope.hardware.operations import OperationRecorder
 from batchscope.models.cnn import SimpleCNN
 from batchscope.records.operations import OperationRow
@@ -56,8 +56,8 @@ def added(*each: tuple[int, int], times: int = 1) -> tuple[int, int]:
     return times * forward, times * backward
 
 
-def count(function: Callable[[Any], Any], batch: Any) -> StepFlops:
-    """The FLOPs of a step that is recorded as a fit records it: a network or a function of the batch, and backward."""
+def count(function: Callable[[Any], Any], batch: Any) -> list[OperationRow]:
+    """The operations of a step that is recorded as a fit records it: a network or a function of the batch, and backward."""
     recorder = OperationRecorder(part=lambda: "forward" if running_autograd_number() is None else "backward")
     with recorder:
         output = function(batch)
@@ -67,16 +67,27 @@ def count(function: Callable[[Any], Any], batch: Any) -> StepFlops:
     assert recorder.error is None, recorder.error
     if recorder.uncounted:
         raise UncountableError(f"no formula for {recorder.uncounted}")
-    return flops_of(recorder.steps[-1], 1)
+    return recorder.steps[-1]
+
+
+def by_part(operations: list[OperationRow]) -> tuple[int, int]:
+    """FLOPs forward and backward."""
+    forward, backward = (
+        sum(each.flops for each in operations if each.part == part) for part in ("forward", "backward")
+    )
+    assert flops_per_sample([(operations, 1)])[0] == forward + backward
+    return forward, backward
 
 
 def test_the_cnn_of_the_zoo_takes_what_its_closed_form_says_and_its_convolutions_are_told_from_its_linear_layers():
     first, second = conv(28, 1, 32, 3), conv(14, 32, 64, 3)
     cnn = chain(first, second, linear(7 * 7 * 64, 128), linear(128, 10))
     found = count(SimpleCNN(DataSpec("image", (1, 28, 28), "class", 10)), torch.randn(BATCH, 1, 28, 28))
-    assert (found.forward, found.backward) == added(cnn, times=BATCH)
+    assert by_part(found) == added(cnn, times=BATCH)
     convolutions = (2 * first + 3 * second) / sum(cnn)  # the first passes no gradient on
-    assert found.shares == pytest.approx({"convolution": convolutions, "matmul": 1 - convolutions})
+    assert flops_per_sample([(found, BATCH)])[1] == pytest.approx(
+        {"convolution": convolutions, "matmul": 1 - convolutions}
+    )
 
 
 def attention(x: Tensor) -> Tensor:
@@ -140,8 +151,7 @@ STEPS = {  # → the FLOPs of the whole step
 @pytest.mark.parametrize("name", STEPS)
 def test_a_step_takes_what_its_closed_form_says(name):
     function, batch, expected = STEPS[name]
-    found = count(function, batch)
-    assert (found.forward, found.backward) == expected
+    assert by_part(count(function, batch)) == expected
 
 
 def cudnn(x, layers=1, directions=1, gates=4, mask=(False, False, False, True), sizes=()):
@@ -199,11 +209,11 @@ def test_a_step_without_products_has_no_flops_and_those_of_the_optimizer_are_non
         torch.linalg.svdvals(torch.ones(3, 3))
     assert recorder.uncounted is None
     with pytest.raises(UncountableError, match="no matrix product"):
-        flops_of(recorder.steps[-1], 1)
+        flops_per_sample([(recorder.steps[-1], 1)])
 
 
 def test_the_flops_of_a_sample_are_those_of_whole_updates_which_must_not_differ():
     small, eighty, twice = ([OperationRow("aten.mm", "", "forward", "fp32", flops=n)] for n in (9, 80, 160))
-    assert flops_per_sample([(eighty, 8), (eighty, 8), (small, 1)]).total == 10
+    assert flops_per_sample([(eighty, 8), (eighty, 8), (small, 1)]) == (10, {"matmul": 1})
     with pytest.raises(UncountableError, match="different numbers of FLOPs"):
         flops_per_sample([(eighty, 8), (twice, 8)])
