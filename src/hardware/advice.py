@@ -35,7 +35,6 @@ class Setting:
     channels_last: bool | None = None
     experiment: str | None = None  # `diagnose` in a run of a diagnosis
     optimizer_traffic: bool = False  # whether most of the step's traffic with memory is the optimizer's
-    tf32_is_faster: bool = False  # whether the step's products are in float32, and were measured to be faster in TF32
 
 
 class Advice(NamedTuple):
@@ -58,7 +57,6 @@ _WRITTEN: dict[str, tuple[str | None, str | None]] = {
     "pipeline": ("data.pipeline={}", None),
     "precision": ("trainer.precision={}", "Trainer(precision='{}')"),
     "profile": (None, "Trainer(callbacks=[ThroughputMonitor(), OperationProfiler()])"),
-    "tf32": ('torch.set_float32_matmul_precision("high")',) * 2,
     "workers": ("data.num_workers={}", "DataLoader(num_workers={})"),
 }
 _ALL = "input transfer communication host memory compute elementwise unclear"
@@ -75,7 +73,6 @@ _RULES = (
     ("host", "accelerator to cpu", "may be as fast for operations of this size"),
     ("memory", "batch for optimizer", "moves the optimizer's bytes less often for the same samples"),
     ("memory compute", "channels_last", "is the faster layout for convolutions"),
-    ("compute", "tf32", "computes matrix products in TF32, which was measured to be faster here"),
     ("memory", "precision for bytes", "moves fewer bytes"),
     ("compute", "precision", "was measured to compute faster here"),
     ("memory", "accelerator", "has more bandwidth"),
@@ -118,7 +115,6 @@ def _values(s: Setting) -> dict[str, Any]:
         "precision": s.faster_precision,
         "precision for bytes": not s.optimizer_traffic and s.faster_precision,  # the optimizer's stay in float32
         "profile": True,
-        "tf32": s.tf32_is_faster,  # the weights and the sums stay in float32
         "workers": _more_workers(s),
     }
 

@@ -12,7 +12,7 @@ PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp64")
 # What a measurement is of. The cache holds one file for each combination; the machine's name is none of it, since every
 # container has another one.
 IDENTITY = ("device", "device_name", "driver", "torch", "threads", "cores", "on_battery", "uuid", "power_limit_w")
-CLEARLY_FASTER = 1.2  # a smaller gain is not worth another precision
+_CLEARLY_FASTER = 1.2  # a smaller gain is not worth another precision
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def faster_precision(
     # Lightning has no 16-mixed on a CPU.
     choices = {"bf16": "bf16-mixed", "fp16": "16-mixed"} if calibration.device == "cuda" else {"bf16": "bf16-mixed"}
     for name, choice in choices.items():
-        if peak and calibration.matmul_flops_per_sec.get(name, 0.0) > CLEARLY_FASTER * peak:
+        if peak and calibration.matmul_flops_per_sec.get(name, 0.0) > _CLEARLY_FASTER * peak:
             return choice
     return None
 

@@ -71,10 +71,6 @@ CHANGES = {
     "compute: in another project": (
         "compute", Setting("cuda", own=False, faster_precision="bf16-mixed"), "Trainer(precision='bf16-mixed')",
     ),
-    "compute: TF32, before another precision": (
-        "compute", Setting("cuda", tf32_is_faster=True, faster_precision="bf16-mixed"),
-        'torch.set_float32_matmul_precision("high")',
-    ),
     "compute: more devices": ("compute", Setting("cuda", 64, devices=1, devices_here=4), "trainer.devices=4"),
     "compute: in a diagnosis": ("compute", Setting(experiment="diagnose"), None),
     "communication": ("communication", Setting(own=False, devices=2), "Trainer(accumulate_grad_batches=2)"),
