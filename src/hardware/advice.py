@@ -18,14 +18,11 @@ class Setting:
 
     device: str = "cpu"  # torch's type: `cpu`, `cuda`, `mps`
     batch_size: int | None = None  # of one device; None where another option decides it
-    num_workers: int | None = None  # of the training set's DataLoader, where it has one
+    num_workers: int | None = None  # of the training set's DataLoader, where more could share its work
     pin_memory: bool | None = None  # of the same
-    is_stream: bool = False  # whether an IterableDataset fills it: each worker would read the whole
     cores: int | None = None  # that the process may use
-    accumulate_grad_batches: int | None = 1  # None where another option decides it
     devices: int = 1  # that train together
-    devices_here: int = 1  # of this kind, in this machine
-    accelerators: tuple[str, ...] = ()  # what `trainer.accelerator` could be instead: `gpu`, `mps`
+    has_gpu: bool = False  # whether `trainer.accelerator` could be `gpu`, and is not
     train_samples: int | None = None
     faster_precision: str | None = None  # one at which this device was measured to be faster
     preparing: str | None = None  # the module's hook that prepares the batch and takes most of the wait for data
@@ -47,11 +44,9 @@ class Advice(NamedTuple):
 # How a change of an option is written: in this project's options, and in another project's calls. None: it has none there.
 _WRITTEN: dict[str, tuple[str | None, str | None]] = {
     "accelerator": ("trainer.accelerator={}", "Trainer(accelerator='{}')"),
-    "accumulate": ("trainer.accumulate_grad_batches={}", "Trainer(accumulate_grad_batches={})"),
     "batch": ("data.batch_size={}", "DataLoader(batch_size={})"),
     "backend": ("model.backend={}", None),
     "channels_last": ("channels_last={}", None),
-    "devices": ("trainer.devices={}", "Trainer(devices={})"),
     "experiment": ("experiment={}", None),
     "pin": (None, "DataLoader(pin_memory={})"),
     "pipeline": ("data.pipeline={}", None),
@@ -69,15 +64,12 @@ _RULES = (
     ("host compute elementwise", "backend", "runs a whole sequence in one call"),
     ("host", "batch", "launches as many operations for more samples"),
     ("communication", "batch", "exchanges gradients less often for the same samples"),
-    ("communication", "accumulate", "exchanges gradients half as often"),
-    ("host", "accelerator to cpu", "may be as fast for operations of this size"),
     ("memory", "batch for optimizer", "moves the optimizer's bytes less often for the same samples"),
     ("memory compute", "channels_last", "is the faster layout for convolutions"),
     ("memory", "precision for bytes", "moves fewer bytes"),
     ("compute", "precision", "was measured to compute faster here"),
     ("memory", "accelerator", "has more bandwidth"),
     ("compute elementwise", "accelerator", "computes faster"),
-    ("compute", "devices", "divides the arithmetic"),
     (_ALL, "experiment", "tries the changes that may help, one at a time"),
     (_ALL, "profile", "shows the operations and modules that take the time"),
 )
@@ -98,19 +90,16 @@ def advise(kind: str, setting: Setting) -> Advice | None:
 
 def _values(s: Setting) -> dict[str, Any]:
     """The new value of each change; False or None where the setting does not call for it."""
-    on_cpu, larger = s.device == "cpu", _larger_batch(s)
+    larger = _larger_batch(s)
     return {
-        "accelerator": on_cpu and next(iter(s.accelerators), None),
-        "accelerator to cpu": not on_cpu and s.devices == 1 and "cpu",
-        "accumulate": _accumulate(s),
+        "accelerator": s.has_gpu and "gpu",
         "backend": s.backend == "reference" and "fused",
         "batch": larger,
         "batch for optimizer": s.optimizer_traffic and larger,  # its bytes are as many at any batch size
         "channels_last": s.device in ("cpu", "cuda") and s.channels_last is False,
-        "devices": s.device == "cuda" and s.devices_here > s.devices and s.devices_here,
         "experiment": s.experiment != "diagnose" and "diagnose",
         "pin": s.device == "cuda" and s.pin_memory is False,
-        "pipeline to device": s.pipeline in ("memory", "workers") and not on_cpu and "device",
+        "pipeline to device": s.pipeline in ("memory", "workers") and s.device != "cpu" and "device",
         "pipeline to memory": s.pipeline == "workers" and "memory",
         "precision": s.faster_precision,
         "precision for bytes": not s.optimizer_traffic and s.faster_precision,  # the optimizer's stay in float32
@@ -120,11 +109,11 @@ def _values(s: Setting) -> dict[str, Any]:
 
 
 def _more_workers(setting: Setting) -> int | None:
-    """Without free cores they take time from the training; of a stream each worker would read the whole."""
+    """Without free cores they take time from the training."""
     now, cores = setting.num_workers, setting.cores
     if now is None or cores == 1 or (cores is None and now) or setting.pipeline not in (None, "workers"):
         return None
-    more = 1 if setting.is_stream else min(max(2, 2 * now), cores or 2)
+    more = min(max(2, 2 * now), cores or 2)
     return more if more > now else None
 
 
@@ -135,11 +124,3 @@ def _larger_batch(setting: Setting) -> int | None:
     most = float("inf") if setting.train_samples is None else -(-setting.train_samples // setting.devices)
     larger = int(min(_BATCH_FACTOR * setting.batch_size, most))
     return larger if larger > setting.batch_size else None
-
-
-def _accumulate(setting: Setting) -> int | None:
-    if setting.accumulate_grad_batches is None:
-        return None
-    more = 2 * setting.accumulate_grad_batches
-    samples = (setting.batch_size or 1) * setting.devices * more
-    return more if setting.train_samples is None or samples <= setting.train_samples else None

@@ -101,7 +101,7 @@ def test_the_optimizers_traffic_is_known_by_the_bytes_of_its_operations() -> Non
 @pytest.mark.parametrize(
     ("data", "words", "known"),
     [
-        (loader(), None, {"batch_size": 4, "num_workers": 0, "train_samples": 20, "is_stream": False}),
+        (loader(), None, {"batch_size": 4, "num_workers": 0, "train_samples": 20}),
         (DataLoader(list(loader()), batch_size=None), None, {"batch_size": None, "num_workers": 0}),
         ({"a": loader(), "b": loader()}, None, {"batch_size": None, "num_workers": None}),
         (loader(), [], {"batch_size": 100, "experiment": None}),
