@@ -172,7 +172,7 @@ def _verdict(
         optimizer_traffic=is_optimizer_traffic(measured.operations),
     )
     advice = advise(found.kind, setting)
-    return facts | ({"advice": advice.change, "advice_effect": advice.effect} if advice else {})
+    return facts | (dict(zip(("advice", "advice_effect"), advice, strict=True)) if advice else {})
 
 
 def is_optimizer_traffic(operations: Sequence[OperationRow]) -> bool:

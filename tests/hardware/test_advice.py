@@ -3,6 +3,7 @@
 import inspect
 import random
 import re
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -43,7 +44,9 @@ def test_advice_is_an_option_or_an_argument_that_exists_differs_from_what_is_set
     draw = random.Random(kind)
     for _ in range(400):
         setting = Setting(**{name: draw.choice(values) for name, values in ALTERNATIVES.items()})
-        change = advise(kind, setting).change
+        ours = dict.fromkeys(("pipeline", "backend", "channels_last"))
+        setting = replace(setting, **({"pin_memory": None} if setting.own else ours))
+        change, _ = advise(kind, setting)
         if setting.own:
             assert is_accepted(change)
             option, value = change.split("=")
@@ -90,4 +93,4 @@ CHANGES = {
 def test_the_change_that_helps_best(name):
     kind, setting, change = CHANGES[name]
     found = advise(kind, setting)
-    assert found == change or found.change == change
+    assert (found and found[0]) == change
