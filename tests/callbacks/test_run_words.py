@@ -148,7 +148,7 @@ def test_the_details_have_every_number_and_the_evidence() -> None:
     ("facts", "line"),
     [
         ({"throttled_pct": 0.0}, "413,000 samples/s at the median step · 413,000 over all steps"),
-        ({"bottleneck": UNCLEAR}, f"busy: {BUSY}"),
+        ({"bottleneck": UNCLEAR}, f"limit: {BUSY}"),
         (UNTIMED, "2 ranks, global batch 1,024, samples/s of all ranks"),
         (UNTIMED | {"batches_per_sec": 2e3 / 1.24}, "2 ranks, global batch 2,048, samples/s of all ranks"),
     ],

@@ -139,8 +139,6 @@ EVIDENCE = {
     "80 % of the step is moving 128 MB through memory, at 16 GB/s of the 20 GB/s measured here; 100 % of it in mul of net": (
         on_cpu(mul(8, cold_mb=128))
     ),
-    "90 % of the step is moving 9 MB through memory, at 1 GB/s of the 20 GB/s measured here (slow: fresh memory, strides, "
-    "look-ups, or a costly function of each value); 100 % of it in mul of net": on_cpu(mul(9, cold_mb=9)),
     # Not the rate of the host's calls:
     "100 % of the step is moving 10 GB through memory, at 1 TB/s of the 2 TB/s measured here; 100 % of it in mul of net": (
         on_gpu(mul(0.1, cold_mb=10_000))
