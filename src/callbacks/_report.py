@@ -145,7 +145,6 @@ def _step(measured: Measured, summary: dict[str, Any], machine: Calibration | No
         busy=sampled / 100 if busy is None and sampled is not None else busy,
         mfu=summary.get("mfu"),
         changed=measured.changed,
-        spread=summary["step_ms_p90"] / summary["step_ms_median"],
         others_share=measured.others_share,
     )
 

@@ -104,13 +104,9 @@ MOST = product(8, 0.6), mul(2, cold_mb=40)
 DOUBTS = {
     "only 3 steps measured": on_cpu(*MOST, steps=3),
     "other programs took 15 % of the processor for most of the time": on_cpu(*MOST, others_share=0.15),
-    "one step in ten takes 2.1 times the median": on_cpu(*MOST, spread=2.1),
     "the device is not calibrated": on_cpu(*MOST, calibration=None),
     "waiting for other ranks is not measured here": on_cpu(*MOST, communication_ms=None),
     "memory is nearly as much (48 %)": on_cpu(product(5.2, 0.3), mul(4.8, cold_mb=80)),
-    "the operations took 1.5 times as long while they were recorded as a step has for them": on_cpu(
-        product(13, 0.6), mul(2, cold_mb=40)
-    ),
 }
 
 
