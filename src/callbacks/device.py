@@ -12,11 +12,10 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
-from ..hardware.contention import WINDOW_S
 from ..hardware.device_memory import ALLOCATED, PEAK, RESERVED
 from ..hardware.growth import growth
 from ..hardware.host_memory import host_memory
-from ..hardware.probes import RSS, probe_for
+from ..hardware.probes import RSS, SETTLE_S, probe_for
 from ..hardware.sampler import Sampler, Span, Spans, Timeline, named
 from ..options.types import PositiveFloat
 from ..records.formatting import duration, memory
@@ -106,7 +105,7 @@ class DeviceMonitor(Callback):
         self.summary, self.grows, self._rows, self._step = {}, {}, [], trainer.global_step
         self._first_step = trainer.global_step
         self._writer = StepWriter(trainer, self.details)
-        self._sampler = Sampler(probe_for(trainer.strategy.root_device, settle_s=WINDOW_S).read, self.interval_s)
+        self._sampler = Sampler(probe_for(trainer.strategy.root_device, settle_s=SETTLE_S).read, self.interval_s)
         self._sampler.start()
         self._timeline = self._sampler.timeline
         add_timer(trainer, self)

@@ -21,9 +21,10 @@ import psutil
 import torch
 
 from ..files import write_text
+from ..records.formatting import percent
 from ..records.terminal import say
 from .calibration import IDENTITY, PRECISIONS, Calibration
-from .contention import NoiseMeter, disturbance
+from .contention import NoiseMeter, is_disturbed
 from .devices import cache_bytes, device_name
 from .nvml_readings import nvml_device
 from .processor import affinity, usable_cores
@@ -89,14 +90,14 @@ def calibrate(device: torch.device) -> Calibration:
         rates = best_rates(microbenchmarks(device, cache), _PASSES_S)
         if device.type == "cuda":
             torch.cuda.empty_cache()
-    disturbed = disturbance(device, meter.read())
-    launches = rates.get(LAUNCHES)
+    noise, launches = meter.read(), rates.get(LAUNCHES)
+    disturbed = f"other processes used {percent(noise.others_share)} of the CPU during the measurement"
     return Calibration(
         **identity(device),
         matmul_flops_per_sec={name: rates[name] for name in PRECISIONS if name in rates},
         memory_bytes_per_sec=rates.get(MEMORY),
         launch_us=1e6 / launches if launches else None,
-        disturbed=disturbed,
+        disturbed=disturbed if device.type == "cpu" and is_disturbed(noise) else None,
         cache_bytes=cache,
     )
 

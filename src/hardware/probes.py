@@ -21,6 +21,7 @@ PROCESSOR_TIME = "device/processor_time_pct"
 CPU = "host/cpu_pct"  # of the process; 100 is one core fully busy
 RSS = "host/rss_gib"  # memory of the process that is in RAM
 
+SETTLE_S = 2.1  # NVML's utilisation is of the last complete window, which took 1/6 to 1 s and began up to 2 s ago
 MIN_SPAN_S = 0.05  # CPU times of other processes tick at 10 ms: a rate over less time is mostly rounding
 _GIB = 2**30
 

@@ -19,6 +19,7 @@ import torch
 
 from batchscope.hardware import measure, microbenchmarks
 from batchscope.hardware.calibration import Calibration, faster_precision, peak_flops_per_sec
+from batchscope.hardware.contention import Noise, NoiseMeter
 from batchscope.hardware.devices import cache_bytes
 from batchscope.hardware.measure import (
     cached_calibration,
@@ -140,12 +141,12 @@ MEASURED = Calibration("cpu", "a CPU", "AVX2", torch.__version__, 1, {"fp32": 1e
 
 def test_rates_become_a_calibration_in_the_units_of_its_names_and_others_are_watched_meanwhile(monkeypatch):
     rates = {"bf16": 9e14, "memory": 3e10, "launches": 250_000.0}
-    monkeypatch.setattr(measure, "disturbance", lambda device, noise: "others did something")
+    monkeypatch.setattr(NoiseMeter, "read", lambda meter: Noise(0.43, 0.1))
     monkeypatch.setattr(microbenchmarks, "best_rates", lambda candidates, seconds: rates)
     made = measure.calibrate(CPU)
     assert made.matmul_flops_per_sec == {"bf16": 9e14}
     assert (made.memory_bytes_per_sec, made.launch_us, made.cache_bytes) == (3e10, 4.0, cache_bytes(CPU))
-    assert made.disturbed == "others did something"
+    assert made.disturbed == "other processes used 43 % of the CPU during the measurement"
 
 
 @pytest.fixture
