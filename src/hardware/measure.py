@@ -4,6 +4,7 @@ The cache has one file for each combination of what `IDENTITY` names: the device
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -29,19 +30,19 @@ from .devices import cache_bytes, device_name
 from .nvml_readings import nvml_device
 from .processor import affinity, usable_cores
 
-SCHEMA = 7  # of the cached file and of the way in which it is measured
+SCHEMA = 8  # of the cached file and of the way in which it is measured
 # How long a disturbed calibration is used: its rates are too low, but the runs of a sweep do not measure them again.
 DISTURBED_S = 600
 _PASSES_S = 1.5  # for the fastest microbenchmarks, after each was tried once
 _PATIENCE_S = 600  # for a calibration in a subprocess, on a machine that is a hundred times slower than usual
 _PROGRAM = """
-import json, os, sys
+import dataclasses, json, os, sys
 if hasattr(os, "sched_setaffinity"):  # a thread that OpenMP has bound to one core passes on that one
     os.sched_setaffinity(0, map(int, sys.argv[1].split(",")))
 import torch
 from batchscope.hardware.measure import load_or_measure
 torch.set_num_threads(int(sys.argv[3]))
-print(json.dumps(load_or_measure(torch.device(sys.argv[2])).to_dict()))
+print(json.dumps(dataclasses.asdict(load_or_measure(torch.device(sys.argv[2])))))
 """
 
 
@@ -61,7 +62,7 @@ def find_calibration(device: torch.device, measure: bool) -> Calibration | None:
         done = subprocess.run(
             line, check=True, timeout=_PATIENCE_S, stdin=subprocess.DEVNULL, capture_output=True, text=True
         )
-        return Calibration.from_dict(json.loads(done.stdout.splitlines()[-1]))
+        return Calibration(**json.loads(done.stdout.splitlines()[-1]))
     except (OSError, subprocess.SubprocessError, ValueError, TypeError, IndexError):
         return load_or_measure(device)
 
@@ -113,7 +114,7 @@ def cached_calibration(device: torch.device) -> Calibration | None:
     except OSError:
         return None
     try:
-        found = Calibration.from_dict(json.loads(text))
+        found = Calibration(**json.loads(text))
     except Exception:  # noqa: BLE001 - whatever a damaged file makes of JSON and of the calibration's values
         warnings.warn(f"{file} is damaged, and is ignored", stacklevel=2)
         return None
@@ -125,20 +126,19 @@ def store(calibration: Calibration) -> None:
     with contextlib.suppress(OSError):
         file = _cache_file({key: getattr(calibration, key) for key in IDENTITY})
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_text(file, f"{json.dumps(calibration.to_dict(), indent=2)}\n")
+        write_text(file, f"{json.dumps(dataclasses.asdict(calibration), indent=2)}\n")
 
 
 def identity(device: torch.device) -> dict[str, Any]:
-    """What a measurement is of, and the machine's name; a change in any other value asks for a new measurement."""
+    """What a measurement is of; a change in any value asks for a new measurement."""
     known: dict[str, Any] = dict.fromkeys(IDENTITY)
     known |= {"device": device.type, "device_name": device_name(device)}
-    known |= {"torch": torch.__version__, "host": platform.node(), "on_battery": _on_battery()}
+    known |= {"torch": torch.__version__, "on_battery": _on_battery()}
     if device.type == "cpu":
         torch.zeros(2**17).add_(1)  # starts OpenMP's threads: before that, only the main one could tell its cores
         return known | {"threads": torch.get_num_threads(), "cores": usable_cores(), "driver": _instruction_sets()}
     if device.type == "mps":
         return known | {"driver": platform.mac_ver()[0] or None}
-    known["uuid"] = str(torch.cuda.get_device_properties(device).uuid)
     return known | ({"driver": torch.version.hip} if torch.version.hip else _nvidia_driver(device))
 
 

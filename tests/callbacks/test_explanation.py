@@ -27,7 +27,7 @@ STEP = [
     OperationRow("aten._fused_adamw_", "", "optimizer", "fp32", (), 1, 0, 4e6, 4e6, 5e-6),
 ]
 GPU = Calibration("cuda", "NVIDIA X", "1", "2", None, {"fp32": 1e11}, memory_bytes_per_sec=1e11, launch_us=5.0)
-CPU = Calibration.from_dict({**GPU.to_dict(), "device": "cpu"})
+CPU = replace(GPU, device="cpu")
 PLAIN = {"forward": 0.9, "other": 0.1}  # ms
 
 

@@ -46,6 +46,16 @@ def test_a_file_of_ranks_whose_steps_are_unknown_is_json_of_any_reader(tmp_path:
     assert report(*read_measured(tmp_path))["processes"] == 2
 
 
+@pytest.mark.parametrize("change", [{"launch_us": -1}, {"cache_bytes": math.nan}, {"speed": 3}])
+def test_a_file_whose_calibration_is_none_is_refused(change, tmp_path: Path) -> None:
+    write_measured(tmp_path, WAITING, CPU)
+    content = json.loads((tmp_path / FILE).read_text())
+    content["machine"] |= change
+    (tmp_path / FILE).write_text(json.dumps(content))
+    with pytest.raises(UserError, match=f"{FILE}: cannot be read: "):
+        read_measured(tmp_path)
+
+
 @pytest.mark.parametrize("content", ["", "[]", '{"schema": 0}', '{"schema": 1, "measured": {"operations": [[]]}}'])
 def test_a_file_that_is_damaged_or_of_another_schema_is_refused_in_one_line(content: str, tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(content)
