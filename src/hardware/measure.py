@@ -11,7 +11,6 @@ import os
 import platform
 import subprocess
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Mapping
@@ -111,7 +110,7 @@ def cached_calibration(device: torch.device) -> Calibration | None:
     try:
         file = _cache_file(identity(device))
         text, age = file.read_bytes(), time.time() - file.stat().st_mtime
-    except OSError:
+    except (OSError, RuntimeError):
         return None
     try:
         found = Calibration(**json.loads(text))
@@ -123,7 +122,7 @@ def cached_calibration(device: torch.device) -> Calibration | None:
 
 def store(calibration: Calibration) -> None:
     """Write a calibration to the cache with an atomic write; without effect where the cache cannot be written."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, RuntimeError):
         file = _cache_file({key: getattr(calibration, key) for key in IDENTITY})
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_text(file, f"{json.dumps(dataclasses.asdict(calibration), indent=2)}\n")
@@ -167,27 +166,8 @@ def _nvidia_driver(device: torch.device) -> dict[str, Any]:
 
 
 def _cache_file(known: Mapping[str, Any]) -> Path:
+    """A file in the user's cache folder. Raises RuntimeError where the system knows no such folder."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "batchscope"
     key = json.dumps([SCHEMA, *map(known.get, IDENTITY)])
     digest = hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
-    return _cache_folder() / f"calibration-{known['device']}-{digest}.json"
-
-
-def _cache_folder() -> Path:
-    """The user's cache folder; a temporary one where there is no home or no write access to it, as in some containers.
-
-    Raises:
-        OSError: if another user owns the temporary one: every user may make folders among temporary files.
-    """
-    if base := os.environ.get("XDG_CACHE_HOME"):
-        return Path(base) / "batchscope"
-    home = Path(os.path.expanduser("~"))  # stays `~` where the system does not know the user
-    base = home / ".cache"
-    nearest = base if base.exists() else home
-    if nearest.is_dir() and os.access(nearest, os.W_OK):
-        return base / "batchscope"
-    user = os.getuid() if hasattr(os, "getuid") else 0  # on Windows each user has a temporary folder of their own
-    folder = Path(tempfile.gettempdir()) / f"batchscope-{user}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.lstat().st_uid != user:
-        raise PermissionError(f"{folder} belongs to another user")
-    return folder
+    return folder / f"calibration-{known['device']}-{digest}.json"
