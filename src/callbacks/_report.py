@@ -12,7 +12,7 @@ from typing import Any
 from ..hardware.advice import advise
 from ..hardware.bottleneck import CHANGED, Bottleneck, Step, find_bottleneck
 from ..hardware.calibration import Calibration, faster_precision, peak_flops_per_sec
-from ..hardware.device_memory import PEAK, RESERVED
+from ..hardware.probes import PEAK
 from ..hardware.roofline import lower_bound
 from ..hardware.sampler import named
 from ..records.operations import OperationRow
@@ -23,7 +23,7 @@ from .device import LOGGED
 
 _MEANS = [key for key in LOGGED if not key.endswith("_gib")]
 # What DeviceMonitor sums up → its name in the run's summary. Of the memory the highest reading counts.
-_DEVICE_FACTS = {PEAK: "memory_peak_gib", RESERVED: "memory_reserved_gib"} | {
+_DEVICE_FACTS = {PEAK: "memory_peak_gib"} | {
     named(key, "mean"): key.removeprefix("device/").replace("/", "_") for key in _MEANS
 }
 

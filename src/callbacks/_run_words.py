@@ -113,7 +113,6 @@ _NUMBERS: tuple[tuple[str, Callable[[Any], str], str], ...] = (
     ("utilization_pct", _pct, "a kernel ran in {} of the time"),
     ("throttled_pct", _pct, "clocks lowered in {} of the time"),
     ("memory_peak_gib", significant, "peak memory {} GiB"),
-    ("memory_reserved_gib", significant, "reserved {} GiB"),
     ("joules_per_sample", lambda value: with_prefix(value, "J"), "{}/sample"),
     ("communication_ms", significant, "{} ms of the mean step wait for gradients"),
     ("gradient_bytes", lambda value: with_prefix(value, "B"), "{} of gradients"),

@@ -12,10 +12,9 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
-from ..hardware.device_memory import ALLOCATED, PEAK, RESERVED
 from ..hardware.growth import growth
 from ..hardware.host_memory import host_memory
-from ..hardware.probes import RSS, SETTLE_S, probe_for
+from ..hardware.probes import ALLOCATED, PEAK, RSS, SETTLE_S, probe_for
 from ..hardware.sampler import Sampler, Span, Spans, Timeline, named
 from ..options.types import PositiveFloat
 from ..records.formatting import duration, memory
@@ -70,8 +69,7 @@ class DeviceMonitor(Callback):
         if self._sampler is not None:
             self._sampler.sample()
         found = self._timeline.over(self._spans.all() if spans is None else spans)
-        peaks = {named(key, "max"): key for key in (PEAK, RESERVED)}  # the maximum of a peak is the peak
-        return {peaks.get(key, key): value for key, value in found.items()}
+        return {PEAK if key == named(PEAK, "max") else key: value for key, value in found.items()}
 
     def record_facts(self) -> dict[str, Any]:
         """For the run's record: what memory grew, as `memory_growth`."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import psutil
 import torch
 
-from .device_memory import ALLOCATED, MemoryReadings
+from .device_memory import memory_of
 from .nvml_readings import UTILIZATION, Clock, Query, gpu_queries
 from .processor import own_seconds, usable_cores
 
@@ -22,6 +22,9 @@ CPU = "host/cpu_pct"  # of the process; 100 is one core fully busy
 RSS = "host/rss_gib"  # memory of the process that is in RAM
 
 SETTLE_S = 2.1  # NVML's utilisation is of the last complete window, which took 1/6 to 1 s and began up to 2 s ago
+ALLOCATED = "device/memory_allocated_gib"
+PEAK = "device/memory_peak_gib"
+
 MIN_SPAN_S = 0.05  # CPU times of other processes tick at 10 ms: a rate over less time is mostly rounding
 _GIB = 2**30
 
@@ -57,7 +60,7 @@ def probe_for(device: torch.device, clock: Clock = time.perf_counter, settle_s: 
     queries: dict[str, Query] = {
         CPU: _BusyPercent(time.process_time, clock),
         RSS: lambda: process.memory_info().rss / _GIB,
-        ALLOCATED: MemoryReadings(device),
+        ALLOCATED: _memory_query(device),
     }
     if device.type == "cpu":
         queries[PROCESSOR_TIME] = _BusyPercent(own_seconds, clock, usable_cores())
@@ -70,6 +73,22 @@ def probe_for(device: torch.device, clock: Clock = time.perf_counter, settle_s: 
         utilization, settled = queries[UTILIZATION], clock() + settle_s
         queries[UTILIZATION] = lambda: utilization() if clock() >= settled else None
     return Probe(queries)
+
+
+def _memory_query(device: torch.device) -> Query:
+    """The memory that training holds, and its peak since now; on CUDA the allocator's own, else of the readings."""
+    peak = 0
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+    def query() -> dict[str, float]:
+        nonlocal peak
+        if (told := memory_of(device)) is None:
+            return {}
+        peak = max(peak, told[1])
+        return {ALLOCATED: told[0] / _GIB, PEAK: peak / _GIB}
+
+    return query
 
 
 class _BusyPercent:

@@ -7,9 +7,8 @@ from batchscope.callbacks import device
 from batchscope.callbacks._timer import pause
 from batchscope.callbacks.device import LOGGED, DeviceMonitor
 from batchscope.hardware import probes, sampler
-from batchscope.hardware.device_memory import ALLOCATED, PEAK
 from batchscope.hardware.host_memory import HostMemory
-from batchscope.hardware.probes import CPU, PROCESSOR_TIME, RSS
+from batchscope.hardware.probes import ALLOCATED, CPU, PEAK, PROCESSOR_TIME, RSS
 from batchscope.hardware.sampler import Sampler
 from tests.callbacks.support import slow, stranger
 from tests.support.third_party_modules import Memory, loader, train

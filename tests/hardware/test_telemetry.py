@@ -13,9 +13,8 @@ import torch
 
 from batchscope.hardware import probes
 from batchscope.hardware import sampler as sampling
-from batchscope.hardware.device_memory import ALLOCATED, PEAK
 from batchscope.hardware.nvml_readings import ENERGY, POWER, SM_CLOCK, THROTTLED, UTILIZATION
-from batchscope.hardware.probes import CPU, PROCESSOR_TIME, RSS, probe_for
+from batchscope.hardware.probes import ALLOCATED, CPU, PEAK, PROCESSOR_TIME, RSS, probe_for
 from batchscope.hardware.sampler import Sample, Sampler, Spans, Timeline, named
 from tests.hardware.conftest import REFUSED, UUIDS
 from tests.support.devices import Clock
