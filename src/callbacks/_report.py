@@ -12,9 +12,8 @@ from typing import Any
 from ..hardware.advice import advise
 from ..hardware.bottleneck import CHANGED, Bottleneck, Step, find_bottleneck
 from ..hardware.calibration import Calibration, faster_precision, peak_flops_per_sec
-from ..hardware.probes import PEAK
 from ..hardware.roofline import lower_bound
-from ..hardware.sampler import named
+from ..hardware.telemetry import PEAK, named
 from ..records.operations import OperationRow
 from ..records.step_parts import StepPart
 from ._batches import NO_TENSORS

@@ -13,7 +13,7 @@ from batchscope.hardware.datasheet import datasheet
 from batchscope.hardware.measure import calibrate, load_or_measure
 from batchscope.hardware.microbenchmarks import clock
 from batchscope.hardware.nvml_readings import ENERGY, POWER, SM_CLOCK, UTILIZATION
-from batchscope.hardware.probes import CPU, PROCESSOR_TIME, RSS, probe_for
+from batchscope.hardware.telemetry import CPU, PROCESSOR_TIME, RSS, queries_for, read
 from tests.gpu.conftest import REHEARSAL, each_precision
 
 pytestmark = pytest.mark.gpu
@@ -98,15 +98,15 @@ def test_no_step_of_the_default_callbacks_waits_for_the_device(precision, accele
 
 
 def test_readings_of_the_device_are_there_and_plausible(device):
-    probe, found, energies = probe_for(device), {}, []
+    queries, found, energies = queries_for(device), {}, []
     size = 64 if device.type == "cpu" else 2048
     matrix = torch.randn(size, size, device=device)
-    for _ in range(6):
+    for _ in range(18):  # the utilisation is read after two seconds
         until = time.monotonic() + 0.15
         while time.monotonic() < until:
             matrix = (matrix @ matrix).tanh()
         clock()
-        found |= probe.read()
+        found |= read(queries)
         energies.append(found.get(ENERGY, 0.0))
     assert found[RSS] > 0 and found[CPU] > 0
     assert all(0 <= value <= 100 for key, value in found.items() if key.endswith("_pct") and key != CPU)
