@@ -72,7 +72,6 @@ WORK = {  # a step, one of its operations → what is known of it
     "of a group's channels": (forward(GROUPS, (2, 4, 10, 12)), "convolution", {"dims": (2, 8, 8, 10, 2, 3, 3)}),
     "its backward pass": (backward(GROUPS, 2, 4, 10, 12), "convolution_backward", {"dims": (2, 8, 8, 10, 2, 3, 3)}),
     "a batch of products": (forward(torch.bmm, (3, 4, 5), (3, 5, 6)), "bmm", {"dims": (3, 4, 6, 5)}),
-    "a matrix times a vector": (forward(torch.mv, (4, 5), (5,)), "mv", {"dims": (4, 1, 5)}),
     "layer norm": (forward(nn.LayerNorm((3, 4)), (5, 3, 4)), "native_layer_norm", {"dims": (5, 12), "flops": 0}),
     "softmax": (forward(nn.Softmax(dim=1), (5, 3, 4)), "_softmax", {"dims": (20, 3)}),
     "elementwise has no dimensions": (forward(nn.ReLU(), (5, 3, 4)), "relu", {"dims": ()}),
