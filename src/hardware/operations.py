@@ -158,18 +158,17 @@ class OperationRecorder(DispatchMode):
         kind, module = _kind_of(func), self._module()
         inputs = dict(zip(kind.arguments, args, strict=False)) | dict(kwargs)
         outputs = list(tensors(result))
-        moved, cold = self._traffic(kind, inputs, outputs)
-        if not moved:  # a view, or memory that is reserved and not written
-            return
         flops = kind.formula(args, kwargs, inputs, result) if kind.formula else 0
         if flops is None:
             self._leave_uncounted(func)
-            flops = 0
+        moved, cold = self._traffic(kind, inputs, outputs)
+        if not moved:  # a view, or memory that is reserved and not written
+            return
         dtypes = (_DTYPES.get(tensor.dtype) for tensor in (*outputs, *tensors(list(inputs.values()))))
         dtype = next(filter(None, dtypes), "other")
         dims = dims_of(kind.base, inputs, outputs) if kind.name.startswith("aten.") else ()
         self.steps[-1].append(
-            OperationRow(kind.name, module, self._part(), dtype, dims, 1, flops, moved, cold, seconds)
+            OperationRow(kind.name, module, self._part(), dtype, dims, 1, flops or 0, moved, cold, seconds)
         )
 
     def _leave_uncounted(self, func: Any) -> None:

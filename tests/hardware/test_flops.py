@@ -187,6 +187,7 @@ UNKNOWN = {
     "cdist": lambda w, x: torch.cdist(x @ w.t(), x @ w.t()),
     "a custom operation": lambda w, x: torch.ops.stranger.square(x @ w.t()),
     "a sparse matrix": lambda w, x: x.to_sparse() @ w.t(),
+    "two sparse matrices": lambda w, x: (x.t().to_sparse() @ x.to_sparse()).to_dense() * w.sum(),
     "nested": lambda w, x: F.linear(torch.nested.nested_tensor([x, x]), w).to_padded_tensor(0.0),
     "integers": lambda w, x: torch._int_mm(*INTEGERS) * w.sum(),
 }
