@@ -181,7 +181,7 @@ class DeviceMonitor(Callback):
         device, updates = trainer.strategy.root_device, trainer.global_step - self._first_step
         found = {}
         for place, key in (("host", RSS), ("device", ALLOCATED))[: 1 + (device.type == "cuda")]:
-            seconds, gib = telemetry.readings(key)
+            seconds, gib = (each.tolist() for each in telemetry.readings(key))
             grown = growth(seconds, gib)
             if grown and updates:
                 rate = grown.rate * 2**30

@@ -45,4 +45,6 @@ def datasheet(device_name: str) -> Datasheet | None:
 def datasheets() -> tuple[Datasheet, ...]:
     """Every card."""
     entries: list[dict[str, Any]] = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
-    return tuple(Datasheet(**entry | {key: tuple(entry[key]) for key in ("names", "short")}) for entry in entries)
+    for entry in entries:
+        entry |= {key: tuple(entry[key]) for key in ("names", "short")}
+    return tuple(Datasheet(**entry) for entry in entries)

@@ -5,7 +5,7 @@ the optimizer are left out. Causal attention counts as if nothing were masked. A
 executed: recomputation is part of the backward pass.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from ..records.operations import OperationRow
@@ -29,14 +29,14 @@ def flops_per_sample(steps: Sequence[tuple[Iterable[OperationRow], float]]) -> t
     """
     most, found = max(samples for _, samples in steps), []
     for operations in (operations for operations, samples in steps if samples == most):
-        kinds: Counter[str] = Counter()
+        kinds: defaultdict[str, float] = defaultdict(float)
         for each in operations:
             if each.flops and each.part in ("forward", "backward"):
                 kinds[kind_of_product(each.name)] += each.flops
         if not kinds:
             raise UncountableError("its step has no matrix product, convolution or attention")
         found.append(kinds)
-    totals = [kinds.total() for kinds in found]
+    totals = [sum(kinds.values()) for kinds in found]
     if max(totals) > _VARIES * min(totals):
         raise UncountableError("the recorded updates take different numbers of FLOPs a sample")
     return totals[-1] / most, {kind: flops / totals[-1] for kind, flops in found[-1].items()}
