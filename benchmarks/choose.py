@@ -17,9 +17,9 @@ from pathlib import Path
 
 from harness import ROOT, arguments, fill_in, machine, rows, write_result
 
+from batchscope.choice.cards import find_card
 from batchscope.choice.measured import read_trainings
 from batchscope.choice.step import step_on
-from batchscope.hardware.datasheet import by_short_name
 
 PAGE = ROOT / "docs" / "choosing-a-device.md"
 # Modal's price list of 2026-05-07: an hour of the GPU alone, in dollars.
@@ -56,7 +56,7 @@ def check(args: argparse.Namespace) -> Path:
     text = choose(*options, f"data.root={args.root}", f"data.batch_size={sizes}", "--epochs", "10")
     ((training,), _) = read_trainings([measured(text)])
     cards = [(source.device, source.sizes) for source in training.sources if source.device.kind == "cuda"]
-    cards += [(by_short_name()["t4"], training.sources[0].sizes)] if args.smallest else []
+    cards += [(find_card("t4"), training.sources[0].sizes)] if args.smallest else []
     lines = []
     for card, there in cards:
         for source in (source for source in training.sources if source.device is not card):

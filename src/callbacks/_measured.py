@@ -18,7 +18,7 @@ from ..records.read import reading, replacing
 FILE = "measured.json"
 SCHEMA = 1
 # Of a calibration: what says which machine and not what it can do.
-_IDENTITY = ("device", "device_name", "host", "uuid", "driver", "torch")
+_IDENTITY = ("device", "device_name", "driver", "torch")
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Flops:
 
     per_sample: float | None = None  # None where they are not known
     why_not: str = "no step was recorded"
-    shares: Mapping[str, float] | None = None  # of the kinds of product (`StepFlops.shares`)
+    shares: Mapping[str, float] | None = None  # of the kinds of product
     is_given: bool = False  # by an argument: they are of every step, and not of the recorded ones
 
 
@@ -65,7 +65,7 @@ def write_measured(folder: Path, measured: Measured, machine: Calibration | None
     rows = [astuple(row) for row in measured.operations]
     ranks_ms = [None if math.isnan(ms) else ms for ms in measured.ranks_ms]  # JSON has no NaN
     known = asdict(replace(measured, operations=())) | {"operations": rows, "ranks_ms": ranks_ms}
-    content = {"schema": SCHEMA, "measured": known, "machine": machine.to_dict() if machine else None}
+    content = {"schema": SCHEMA, "measured": known, "machine": asdict(machine) if machine else None}
     with replacing(folder / FILE) as file:
         file.write(json.dumps(content, default=str).encode("utf-8", "replace"))
 
@@ -86,7 +86,15 @@ def read_measured(folder: Path) -> tuple[Measured, Calibration | None]:
         known["operations"] = [replace(row, dims=tuple(row.dims)) for row in rows]
         known["ranks_ms"] = [math.nan if ms is None else ms for ms in known["ranks_ms"]]
         known |= {"setting": Setting(**known["setting"]), "flops": Flops(**known["flops"])}
-        return Measured(**known), Calibration.from_dict(machine) if machine else None
+        return Measured(**known), _calibration(machine) if machine else None
+
+
+def _calibration(values: Mapping[str, Any]) -> Calibration:
+    found = Calibration(**values)
+    rates = [*found.matmul_flops_per_sec.values(), found.memory_bytes_per_sec, found.launch_us, found.cache_bytes]
+    if not all(0 < rate < math.inf for rate in rates if rate is not None):
+        raise ValueError("its calibration has a rate that is no positive number")
+    return found
 
 
 def step_operations(measured: Measured, machine: Calibration | None) -> StepOperations | None:
@@ -97,7 +105,7 @@ def step_operations(measured: Measured, machine: Calibration | None) -> StepOper
     if not measured.operations:
         return None
     cost = measured.cost
-    known = machine.to_dict() if machine is not None else {}
+    known = asdict(machine) if machine is not None else {}
     rows = merge(measured.operations, lambda row: (row.name, row.module, row.part, row.dtype, row.dims)).values()
     return StepOperations(
         batch_size=cost["batch_size"],
@@ -107,5 +115,5 @@ def step_operations(measured: Measured, machine: Calibration | None) -> StepOper
         precision=measured.precision,
         rows=list(rows),
         threads=torch.get_num_threads() if measured.device == "cpu" else None,
-        calibration={key: value for key, value in known.items() if key not in _IDENTITY},
+        calibration={key: value for key, value in known.items() if value is not None and key not in _IDENTITY},
     )

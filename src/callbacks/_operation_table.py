@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..hardware.evidence import limit_line
 from ..records.explanation import Cost, Explanation
 from ..records.formatting import count, duration, percent, with_prefix
 from ..records.step_parts import PARTS, SHORT_NAMES
@@ -44,7 +43,7 @@ def _heading(step: Explanation) -> list[str]:
     bound = f"; its lower bound here is {duration(least)}, {percent(least / step.step_seconds)} of it" if least else ""
     lines.append(f"a step takes {duration(step.step_seconds)} (median of {step.steps}){bound}")
     if step.bottleneck:
-        lines.append(limit_line(step.bottleneck))
+        lines.append(f"limit: {step.bottleneck['evidence']}")
     if step.idle_share is not None:
         lines.append(f"no kernel runs in {percent(step.idle_share)} of a step")
     return lines

@@ -12,7 +12,7 @@ from .._lightning import compiler_context
 from .._torch import any_mode, end_mode, has_compiled, is_compiled
 from ..errors import in_one_line
 from ..hardware.devices import cache_bytes
-from ..hardware.flops import StepFlops, UncountableError, flops_per_sample
+from ..hardware.flops import UncountableError, flops_per_sample
 from ..hardware.operations import OperationRecorder
 from ..records.operations import OperationRow
 from ._batches import NO_TENSORS, varies
@@ -127,15 +127,15 @@ class RecordedUpdates:
     def flops(self) -> Flops:
         """The FLOPs of a sample, or why they are not known: with a warning where it is for the recorded operations."""
         try:
-            counted = self._count_flops()
+            counted, shares = self._count_flops()
         except UncountableError as error:
             if self.reason is None and not varies(self._module):
                 name = type(self._module).__name__
                 rank_zero_warn(f"The FLOPs of {name} cannot be counted, so there is no FLOP/s and no MFU: {error}")
             return Flops(why_not=str(error))
-        return Flops(counted.total, shares=counted.shares)
+        return Flops(counted, shares=shares)
 
-    def _count_flops(self) -> StepFlops:
+    def _count_flops(self) -> tuple[float, dict[str, float]]:
         if varies(self._module):
             raise UncountableError("sequences of different lengths take different numbers of FLOPs")
         if self.reason is not None:

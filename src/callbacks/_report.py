@@ -9,14 +9,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from .._torch import float32_formats
 from ..hardware.advice import advise
 from ..hardware.bottleneck import CHANGED, Bottleneck, Step, find_bottleneck
-from ..hardware.calibration import CLEARLY_FASTER, Calibration, faster_precision, peak_flops_per_sec
-from ..hardware.device_memory import PEAK, RESERVED
-from ..hardware.flop_formulas import kind_of_product
+from ..hardware.calibration import Calibration, faster_precision, peak_flops_per_sec
 from ..hardware.roofline import lower_bound
-from ..hardware.sampler import named
+from ..hardware.telemetry import PEAK, named
 from ..records.operations import OperationRow
 from ..records.step_parts import StepPart
 from ._batches import NO_TENSORS
@@ -25,7 +22,7 @@ from .device import LOGGED
 
 _MEANS = [key for key in LOGGED if not key.endswith("_gib")]
 # What DeviceMonitor sums up → its name in the run's summary. Of the memory the highest reading counts.
-_DEVICE_FACTS = {PEAK: "memory_peak_gib", RESERVED: "memory_reserved_gib"} | {
+_DEVICE_FACTS = {PEAK: "memory_peak_gib"} | {
     named(key, "mean"): key.removeprefix("device/").replace("/", "_") for key in _MEANS
 }
 
@@ -147,7 +144,6 @@ def _step(measured: Measured, summary: dict[str, Any], machine: Calibration | No
         busy=sampled / 100 if busy is None and sampled is not None else busy,
         mfu=summary.get("mfu"),
         changed=measured.changed,
-        spread=summary["step_ms_p90"] / summary["step_ms_median"],
         others_share=measured.others_share,
     )
 
@@ -172,27 +168,12 @@ def _verdict(
         preparing=_preparing(measured),
         faster_precision=faster_precision(machine, measured.precision, summary.get("peak_flops_per_sec")),
         optimizer_traffic=is_optimizer_traffic(measured.operations),
-        tf32_is_faster=is_tf32_faster(measured.operations, machine, float32_formats(measured.device)["matmul"]),
     )
     advice = advise(found.kind, setting)
-    return facts | ({"advice": advice.change, "advice_effect": advice.effect} if advice else {})
+    return facts | (dict(zip(("advice", "advice_effect"), advice, strict=True)) if advice else {})
 
 
 def is_optimizer_traffic(operations: Sequence[OperationRow]) -> bool:
     """Whether the optimizer moves most of the bytes that pass through memory in a step."""
     of_optimizer = sum(row.cold_bytes for row in operations if row.part == "optimizer")
     return 2 * of_optimizer > sum(row.cold_bytes for row in operations)
-
-
-def is_tf32_faster(operations: Sequence[OperationRow], calibration: Calibration | None, form: str) -> bool:
-    """Whether matrix products in float32 are most of a step's FLOPs, and the device was measured to be faster in TF32.
-
-    Convolutions do not count: they use TF32 by default. `form` is what torch computes the products in
-    (`float32_formats`).
-    """
-    if calibration is None or form not in ("none", "ieee"):
-        return False
-    peaks = calibration.matmul_flops_per_sec
-    products = [row for row in operations if row.dtype == "fp32" and kind_of_product(row.name) == "matmul"]
-    is_most = 2 * sum(row.flops for row in products) > sum(row.flops for row in operations)
-    return is_most and peaks.get("tf32", 0.0) > CLEARLY_FASTER * peaks.get("fp32", math.inf)

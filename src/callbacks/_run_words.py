@@ -3,7 +3,7 @@
 from collections.abc import Callable, Container, Mapping
 from typing import Any
 
-from ..hardware.evidence import limit_line, limit_row
+from ..hardware.evidence import limit_row
 from ..records.formatting import count, percent, significant, with_prefix
 from ..records.intervals import TIME_LIMIT
 from ..records.rates import load_words
@@ -113,7 +113,6 @@ _NUMBERS: tuple[tuple[str, Callable[[Any], str], str], ...] = (
     ("utilization_pct", _pct, "a kernel ran in {} of the time"),
     ("throttled_pct", _pct, "clocks lowered in {} of the time"),
     ("memory_peak_gib", significant, "peak memory {} GiB"),
-    ("memory_reserved_gib", significant, "reserved {} GiB"),
     ("joules_per_sample", lambda value: with_prefix(value, "J"), "{}/sample"),
     ("communication_ms", significant, "{} ms of the mean step wait for gradients"),
     ("gradient_bytes", lambda value: with_prefix(value, "B"), "{} of gradients"),
@@ -153,7 +152,7 @@ def _measured(summary: Mapping[str, Any]) -> list[str]:
         lines.append(f"{summary['processes']} ranks, global batch {samples:,}, samples/s of all ranks{ranks}")
     if "bottleneck" in summary:
         found = summary["bottleneck"]
-        lines.append(limit_line(found))
+        lines.append(f"limit: {found['evidence']}")
         if "advice" in found:
             lines.append(
                 f"{found['advice']}: {found['advice_effect']}" if "advice_effect" in found else found["advice"]

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from lightning import LightningModule, Trainer
 from lightning.fabric.utilities.data import sized_len
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
@@ -12,8 +11,6 @@ from .._torch import is_convolution
 from ..hardware.advice import Setting
 from ..hardware.devices import available
 from ..hardware.processor import usable_cores
-
-_ACCELERATORS = {"cuda": "gpu", "mps": "mps"}
 
 
 def setting_of(trainer: Trainer, batch_size: int) -> Setting:
@@ -24,10 +21,8 @@ def setting_of(trainer: Trainer, batch_size: int) -> Setting:
         "device": device,
         "batch_size": batch_size or None,
         "cores": int(usable_cores()),
-        "accumulate_grad_batches": int(trainer.accumulate_grad_batches),
         "devices": trainer.world_size,
-        "devices_here": torch.cuda.device_count() if device == "cuda" else 1,
-        "accelerators": tuple(_ACCELERATORS[kind] for kind in available() if kind in _ACCELERATORS and kind != device),
+        "has_gpu": device == "cpu" and len(available()) > 1,
     }
     return Setting(**(common | (_of_options(config, trainer) if config else _of_loader(trainer))))
 
@@ -43,7 +38,7 @@ def _of_options(config: Mapping[str, Any], trainer: Trainer) -> dict[str, Any]:
     pipeline = data.get("pipeline")
     has_convolutions = any(map(is_convolution, trainer.lightning_module.modules()))
     sampler = getattr(trainer.train_dataloader, "batch_sampler", None)
-    decided = dict.fromkeys(("batch_size", "accumulate_grad_batches")) if config.get("global_batch_size") else {}
+    decided = {"batch_size": None} if config.get("global_batch_size") else {}
     return decided | {
         "own": True,
         "pipeline": pipeline,
@@ -72,8 +67,8 @@ def _of_loader(trainer: Trainer) -> dict[str, Any]:
     return {
         "own": False,
         "batch_size": loader.batch_size,  # None where its sampler, or its dataset, makes the batches
-        "num_workers": loader.num_workers,
+        # Of a stream each worker would read the whole.
+        "num_workers": None if isinstance(loader.dataset, IterableDataset) else loader.num_workers,
         "pin_memory": loader.pin_memory,
         "train_samples": samples_of_epoch(loader, trainer.world_size),
-        "is_stream": isinstance(loader.dataset, IterableDataset),
     }

@@ -20,7 +20,6 @@ from lightning import Trainer
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from ..hardware.sampler import Spans
 from ..records.step_parts import PARTS, StepPart
 from ._updates import Updates
 
@@ -131,7 +130,6 @@ class StepTimer:
         current: the batch that is being timed; None between two epochs.
         batches: that have been trained.
         paused_s: within pauses that are no part of the fit, on the host's clock.
-        spans: when training ran, without pauses and the time between two epochs.
     """
 
     def __init__(self, clock: HostClock, last_step: int = 0):
@@ -144,7 +142,6 @@ class StepTimer:
         self.paused_s = 0.0
         self._stack: list[str] = []
         self._pauses = 0  # that are within each other
-        self.spans = Spans()
 
     @property
     def updates(self) -> int:
@@ -167,7 +164,6 @@ class StepTimer:
     def begin_batch(self) -> None:
         """Begin a batch where the one before ends, so that no moment between them is lost."""
         adjoins = self._end()
-        self.spans.run(True)
         self.current = Batch([OTHER], [self.finished[-1].end if adjoins else self.clock.mark()])
 
     def end_batch(self, global_step: int) -> None:
@@ -180,7 +176,6 @@ class StepTimer:
     def end_step(self) -> None:
         """End the step without beginning another."""
         self._end()
-        self.spans.run(False)
 
     def enter(self, part: str) -> None:
         """Begin a part; within a pause the pause continues."""
@@ -213,7 +208,6 @@ class StepTimer:
             return
         batch.parts.append(part)
         batch.moments.append(self.clock.mark())
-        self.spans.run(part != PAUSE)
 
     def _end(self) -> bool:
         """End the batch. Returns whether the next one may begin at its end."""

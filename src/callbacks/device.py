@@ -2,9 +2,8 @@
 
 import contextlib
 import math
-import time
-from collections.abc import Iterable, Iterator
-from statistics import fmean
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,12 +11,9 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
-from ..hardware.contention import WINDOW_S
-from ..hardware.device_memory import ALLOCATED, PEAK, RESERVED
 from ..hardware.growth import growth
 from ..hardware.host_memory import host_memory
-from ..hardware.probes import RSS, probe_for
-from ..hardware.sampler import Sampler, Span, Spans, Timeline, named
+from ..hardware.telemetry import ALLOCATED, RSS, Telemetry, queries_for, read
 from ..options.types import PositiveFloat
 from ..records.formatting import duration, memory
 from ..records.metrics import METRICS
@@ -53,26 +49,22 @@ class DeviceMonitor(Callback):
         self.interval_s = interval_s
         self.details = details
         self.summary: dict[str, float] = {}
-        self._sampler: Sampler | None = None
-        self._timeline = Timeline()  # of this fit, or of the last one
-        self._spans = Spans()  # of training
+        self._telemetry: Telemetry | None = None  # while it samples
+        self._sampled: Telemetry | None = None  # the same, also after the fit
         self._rows: list[Row] = []
-        self._step, self._logged = 0, 0.0  # the last step, and the time of the last sample up to its end
+        self._step, self._logged = 0, 0  # the last step, and the samples up to its end
         self._first_step = 0  # before the fit
         self.grows: dict[str, dict[str, float]] = {}  # memory that has grown: bytes an update, seconds until it is full
 
-    def result(self, spans: Iterable[Span] | None = None) -> dict[str, float]:
-        """What was sampled in this fit, or in the last one, also before its end: see `Timeline.over`, and the memory's peak.
+    def result(self, since: float = -math.inf) -> dict[str, float]:
+        """What was sampled of the training in this fit, or in the last one, also before its end: see `Telemetry.summary`.
 
-        Args:
-            spans: of `time.perf_counter()` in seconds; by default those of training, without validations and the time
-                between epochs.
+        Validations, the time between epochs and waits are left out. `since` is a time of `time.perf_counter()`.
         """
-        if self._sampler is not None:
-            self._sampler.sample()
-        found = self._timeline.over(self._spans.all() if spans is None else spans)
-        peaks = {named(key, "max"): key for key in (PEAK, RESERVED)}  # the maximum of a peak is the peak
-        return {peaks.get(key, key): value for key, value in found.items()}
+        if self._sampled is None:
+            return {}
+        self._sampled.sample()
+        return self._sampled.summary(since)
 
     def record_facts(self) -> dict[str, Any]:
         """For the run's record: what memory grew, as `memory_growth`."""
@@ -89,15 +81,17 @@ class DeviceMonitor(Callback):
 
     @contextlib.contextmanager
     def pause(self, part_of_fit: bool = False) -> Iterator[None]:
-        """Sample at both ends of a wait, so that no sample holds waiting and training (see `_timer.pause`)."""
-        sampler = None if part_of_fit else self._sampler
-        if sampler is not None:
-            sampler.sample()
+        """What is sampled within a wait is no training (see `_timer.pause`)."""
+        telemetry = None if part_of_fit else self._telemetry
+        if telemetry is None:
+            yield
+            return
+        before = telemetry.is_training
+        telemetry.sample(is_training=False)
         try:
             yield
         finally:
-            if sampler is not None:
-                sampler.sample()
+            telemetry.sample(is_training=before)
 
     @override
     @never_raise
@@ -106,9 +100,8 @@ class DeviceMonitor(Callback):
         self.summary, self.grows, self._rows, self._step = {}, {}, [], trainer.global_step
         self._first_step = trainer.global_step
         self._writer = StepWriter(trainer, self.details)
-        self._sampler = Sampler(probe_for(trainer.strategy.root_device, settle_s=WINDOW_S).read, self.interval_s)
-        self._sampler.start()
-        self._timeline = self._sampler.timeline
+        queries = queries_for(trainer.strategy.root_device)
+        self._telemetry = self._sampled = Telemetry(partial(read, queries), self.interval_s)
         add_timer(trainer, self)
         join(trainer, self)
 
@@ -122,25 +115,25 @@ class DeviceMonitor(Callback):
 
     @never_raise
     def _go_on(self, trainer: Trainer) -> None:
-        if self._sampler is not None and not self._spans.running:
-            self._spans.run(True)
-            self._logged = time.perf_counter()
+        if self._telemetry is not None and not self._telemetry.is_training:
+            self._telemetry.sample(is_training=True)
+            self._logged = self._telemetry.samples
 
     @override
     @never_raise
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self._spans.running and trainer.global_step != self._step:  # else the gradients are accumulated
-            self._collect(trainer.global_step)
+        if self._telemetry is not None and trainer.global_step != self._step:  # else the gradients are accumulated
+            self._collect(self._telemetry, trainer.global_step)
             if len(self._rows) >= FLUSH_EVERY:
                 self._write()
 
     @override
     @never_raise
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._spans.running:  # not before a sanity check
-            self._spans.run(False)
+        if self._telemetry is not None and self._telemetry.is_training:  # not before a sanity check
+            self._telemetry.sample(is_training=False)
             self._write()
 
     on_train_epoch_end = on_validation_start
@@ -164,35 +157,32 @@ class DeviceMonitor(Callback):
 
     @never_raise
     def _sum_up(self, trainer: Trainer) -> None:
-        if self._sampler is not None:
-            self._spans.run(False)  # where the fit ends in mid-epoch
-            self._sampler.stop()
-            self._sampler = None
+        telemetry, self._telemetry = self._telemetry, None
+        if telemetry is not None:
+            telemetry.stop()
             self._write()
-            self.summary = self.result()
-            self.grows = self._growing(trainer)
+            self.summary = telemetry.summary()
+            self.grows = self._growing(trainer, telemetry)
 
     def disable(self) -> None:
         """Stop measuring in this fit, and end the thread."""
-        sampler, self._sampler = self._sampler, None
-        if sampler is not None:
-            sampler.stop()
-        self._timeline, self._spans = Timeline(), Spans()
+        if self._telemetry is not None:
+            self._telemetry.stop()
+        self._telemetry = self._sampled = None
 
     def oldest_step(self) -> float:
         """The first step that may still get a sample."""
-        if self._sampler is None:
+        if self._telemetry is None:
             return math.inf
         return self._rows[0][0] if self._rows else self._step + 1
 
-    def _growing(self, trainer: Trainer) -> dict[str, dict[str, float]]:
+    def _growing(self, trainer: Trainer, telemetry: Telemetry) -> dict[str, dict[str, float]]:
         """Which memory has grown all through the training (growth.py)."""
         device, updates = trainer.strategy.root_device, trainer.global_step - self._first_step
         found = {}
         for place, key in (("host", RSS), ("device", ALLOCATED))[: 1 + (device.type == "cuda")]:
-            samples = [(at, readings[key]) for at, readings in self._timeline.after(-math.inf) if key in readings]
-            seconds = [at for at, _ in samples]
-            grown = growth(seconds, [gib for _, gib in samples])
+            seconds, gib = (each.tolist() for each in telemetry.readings(key))
+            grown = growth(seconds, gib)
             if grown and updates:
                 rate = grown.rate * 2**30
                 left = host_memory().available if place == "host" else torch.cuda.mem_get_info(device)[0]
@@ -203,13 +193,12 @@ class DeviceMonitor(Callback):
                 }
         return found
 
-    def _collect(self, step: int) -> None:
+    def _collect(self, telemetry: Telemetry, step: int) -> None:
         """Keep the mean of the samples that were taken in a step, which ends now."""
-        self._step, samples = step, self._timeline.after(self._logged)
-        if samples:
-            self._logged = samples[-1].timestamp
-            values = {key: [sample.readings[key] for sample in samples if key in sample.readings] for key in LOGGED}
-            self._rows.append((step, {key: fmean(of_step) for key, of_step in values.items() if of_step}))
+        self._step, first, self._logged = step, self._logged, telemetry.samples
+        if self._logged > first:
+            values = {key: telemetry.readings(key, first)[1] for key in LOGGED}
+            self._rows.append((step, {key: float(of_step.mean()) for key, of_step in values.items() if len(of_step)}))
 
     def _write(self) -> None:
         rows, self._rows = self._rows, []

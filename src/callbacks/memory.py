@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
 from .._torch import has_compiled
-from ..hardware.device_memory import SavedTensors, bytes_of, measured_bytes
+from ..hardware.device_memory import SavedTensors, bytes_of, memory_of
 from ..records.formatting import memory
 from ..records.terminal import block, say
 from ._batches import samples_in, varies
@@ -24,9 +24,8 @@ class MemoryMonitor(Callback):
     """Says what the memory of a training step consists of.
 
     The parts are the parameters, gradients and optimizer states that exist after the fourth update, and what autograd saved
-    for the backward pass in the updates 2 to 4, on the device that trains. Beside them is what the device itself tells up to
-    then: the peak of torch's allocator on CUDA, and of the process on a CPU. On CUDA `rest` is what that peak has beyond the
-    parts.
+    for the backward pass in the updates 2 to 4, on the device that trains. On CUDA the peak of torch's allocator up to then is
+    beside them, and `rest` is what that peak has beyond the parts.
 
     After the fit `facts` has the result, and `detail_lines` says it. Nothing of the module, its optimizers or the random
     states changes, and nothing is run that the training does not run (docs/measuring.md, Memory).
@@ -53,7 +52,7 @@ class MemoryMonitor(Callback):
 
     def detail_lines(self) -> list[str]:
         """For the details of a run: what a step holds, what the device tells, and why a part is missing."""
-        parts, measured = self.facts.get("parts_bytes"), self.facts.get("measured_bytes", {})
+        parts, measured = self.facts.get("parts_bytes"), self.facts.get("measured_bytes")
         why = self.facts.get("uncounted")
         if not self.verbose or not (parts or why):
             return []
@@ -61,8 +60,7 @@ class MemoryMonitor(Callback):
             return [f"memory  not measured: {why}"]
         shown = {"saved by autograd" if name == "saved" else name: size for name, size in parts.items()}
         line = f"memory  a step holds {memory(sum(parts.values()), shown)}"
-        if "allocated" in measured:
-            line += f"; measured {memory(measured['allocated'])}, reserved {memory(measured['reserved'])}"
+        line += f"; measured {memory(measured)}" if measured else ""
         return [f"{line}; what autograd saves is not known: {why}" if why else line]
 
     @override
@@ -71,7 +69,7 @@ class MemoryMonitor(Callback):
         self.disable()
         self.facts, self.failure = {"uncounted": "no batch was trained"}, None
         self._updates = Updates(trainer.global_step)
-        self._peak_before = measured_bytes(trainer.strategy.root_device).get("allocated")
+        self._peak_before = self._peak(trainer)
         self._saved, self._active = SavedTensors(trainer.strategy.root_device), True
 
     def _why_not(self, trainer: Trainer, module: LightningModule) -> str | None:
@@ -148,9 +146,9 @@ class MemoryMonitor(Callback):
         """Take the parts that exist and what the device tells, once in a fit."""
         if not self._active:
             return
-        measured = measured_bytes(trainer.strategy.root_device)
-        if measured.get("allocated") == self._peak_before:  # of the sanity validation, or of an earlier fit
-            measured.pop("allocated", None)
+        measured = self._peak(trainer)
+        if measured == self._peak_before:  # of the sanity validation, or of an earlier fit
+            measured = None
         parameters = list(module.parameters())
         parts = {
             "parameters": bytes_of(parameters),
@@ -160,7 +158,13 @@ class MemoryMonitor(Callback):
         }
         if self._saved is not None and "uncounted" not in self.facts:
             parts["saved"] = self._saved.most
-            if "allocated" in measured:
-                parts["rest"] = max(0, measured["allocated"] - sum(parts.values()))
-        self.facts |= {"parts_bytes": parts, "measured_bytes": measured}
+            if measured:
+                parts["rest"] = max(0, measured - sum(parts.values()))
+        self.facts |= {"parts_bytes": parts} | ({"measured_bytes": measured} if measured else {})
         self.disable()
+
+    def _peak(self, trainer: Trainer) -> int | None:
+        """The most bytes that torch's allocator has held on the device; None but on CUDA."""
+        device = trainer.strategy.root_device
+        told = memory_of(device) if device.type == "cuda" else None
+        return told and told[1]

@@ -234,7 +234,7 @@ class ThroughputMonitor(LoopEvents):
         self.listen(trainer)
         add_timer(trainer, self._timer)
         join(trainer, self)
-        self._started = time.perf_counter()
+        self._started = self._counted_since = time.perf_counter()
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -321,8 +321,9 @@ class ThroughputMonitor(LoopEvents):
     def _measure(
         self, trainer: Trainer, module: LightningModule, recorded: RecordedUpdates, ranks_ms: list[float]
     ) -> Measured:
-        cost, device, spans = self.summary, trainer.strategy.root_device, self._timer.spans.all()
-        sampled = next((one.result(spans) for one in callbacks_of(trainer) if isinstance(one, DeviceMonitor)), {})
+        cost, device = self.summary, trainer.strategy.root_device
+        monitors = (one for one in callbacks_of(trainer) if isinstance(one, DeviceMonitor))
+        sampled = next((one.result(self._counted_since) for one in monitors), {})
         return Measured(
             title=getattr(module, "title", type(module).__name__),
             device=device.type,
@@ -381,7 +382,7 @@ class ThroughputMonitor(LoopEvents):
         self._stop_recording()
         updates = self._timer.updates
         if updates <= self._first_counted:
-            self._timer.spans.clear()
+            self._counted_since = time.perf_counter()
         if self._timer.is_between_updates and self._windows.is_due(updates):
             with self._timer.pause(part_of_fit=True):  # what a window's border costs is in no step
                 self._windows.begin(updates)

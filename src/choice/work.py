@@ -8,7 +8,7 @@ from ..hardware.datasheet import Datasheet
 from ..records.operations import OperationRow
 
 _KINDS = {
-    **dict.fromkeys(("mm", "addmm", "_addmm_activation", "mv", "addmv"), "linear"),
+    **dict.fromkeys(("mm", "addmm", "_addmm_activation"), "linear"),
     **dict.fromkeys(("bmm", "baddbmm"), "bmm"),
     **dict.fromkeys(("convolution", "_convolution", "convolution_backward"), "convolution"),
     **dict.fromkeys(("_softmax", "_log_softmax", "_safe_softmax"), "softmax"),

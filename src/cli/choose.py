@@ -89,12 +89,14 @@ def _measured(overrides: list[str], question: Question) -> tuple[int | None, lis
     precision = str(trainer.get("precision"))
     precision = precision if "-" in precision else FULL  # `32`; what a short form stands for is known after the run
     check_measured(question, "the training is to be", sizes or SIZES, precision)
-    from ..hardware.devices import available, check_accelerator, name_of_kind  # torch takes seconds to import
+    import torch  # takes seconds
+
+    from ..hardware.devices import available, check_accelerator, device_name
 
     asked = trainer.get("accelerator", "auto")
     check_accelerator(asked)
     kinds = [kind for kind in available() if asked in ("auto", kind) or (asked == "gpu" and kind != "cpu")]
-    check_prices([device_here(kind, name_of_kind(kind)) for kind in kinds], question)
+    check_prices([device_here(kind, device_name(torch.device(kind))) for kind in kinds], question)
     exit_on_signals()
     places = measure(overrides, sizes, kinds, folder_of("choose"), partial(print, file=sys.stderr, flush=True))
     epochs = trainer.get("max_epochs")

@@ -8,6 +8,7 @@ main memory, the time of one launch, and the size of the caches. For a card whos
 datasheet states, and the share of it that was measured. A calibration is kept, and measured once.
 """
 
+import dataclasses
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -45,7 +46,7 @@ def main() -> None:
         raise UserError(f"--device: got '{options.device}', and this machine has {' and '.join(kinds)}")
     found = [_calibration(kind, options.refresh) for kind in ([options.device] if options.device else kinds)]
     if options.json:
-        print(json.dumps({"devices": {each.device: each.to_dict() for each in found}}, indent=2))
+        print(json.dumps({"devices": {each.device: dataclasses.asdict(each) for each in found}}, indent=2))
     else:
         print(as_text(found))
 

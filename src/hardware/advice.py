@@ -4,12 +4,13 @@ A run by this project's own options is advised in those options. Any other Light
 its `Trainer` and its `DataLoader`.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 from ..records.formatting import option_value
 
 _BATCH_FACTOR = 4  # between the present batch and the suggested one
+_ALL = "input transfer communication host memory compute elementwise unclear"
 
 
 @dataclass(frozen=True)
@@ -18,117 +19,83 @@ class Setting:
 
     device: str = "cpu"  # torch's type: `cpu`, `cuda`, `mps`
     batch_size: int | None = None  # of one device; None where another option decides it
-    num_workers: int | None = None  # of the training set's DataLoader, where it has one
+    num_workers: int | None = None  # of the training set's DataLoader, where more could share its work
     pin_memory: bool | None = None  # of the same
-    is_stream: bool = False  # whether an IterableDataset fills it: each worker would read the whole
     cores: int | None = None  # that the process may use
-    accumulate_grad_batches: int | None = 1  # None where another option decides it
     devices: int = 1  # that train together
-    devices_here: int = 1  # of this kind, in this machine
-    accelerators: tuple[str, ...] = ()  # what `trainer.accelerator` could be instead: `gpu`, `mps`
+    has_gpu: bool = False  # whether `trainer.accelerator` could be `gpu`, and is not
     train_samples: int | None = None
     faster_precision: str | None = None  # one at which this device was measured to be faster
     preparing: str | None = None  # the module's hook that prepares the batch and takes most of the wait for data
     own: bool = True  # whether this project's options exist
-    pipeline: str | None = None  # `data.pipeline`
+    pipeline: str | None = None  # `data.pipeline`; this and what follows is None in any other project
     backend: str | None = None  # `model.backend`
     channels_last: bool | None = None
     experiment: str | None = None  # `diagnose` in a run of a diagnosis
     optimizer_traffic: bool = False  # whether most of the step's traffic with memory is the optimizer's
-    tf32_is_faster: bool = False  # whether the step's products are in float32, and were measured to be faster in TF32
 
 
-class Advice(NamedTuple):
-    """A change, as it is written, and what it does."""
+def advise(kind: str, setting: Setting) -> tuple[str, str] | None:
+    """The change that is most likely to help against a kind of bottleneck, as it is written, and what it does.
 
-    change: str
-    effect: str
-
-
-# How a change of an option is written: in this project's options, and in another project's calls. None: it has none there.
-_WRITTEN: dict[str, tuple[str | None, str | None]] = {
-    "accelerator": ("trainer.accelerator={}", "Trainer(accelerator='{}')"),
-    "accumulate": ("trainer.accumulate_grad_batches={}", "Trainer(accumulate_grad_batches={})"),
-    "batch": ("data.batch_size={}", "DataLoader(batch_size={})"),
-    "backend": ("model.backend={}", None),
-    "channels_last": ("channels_last={}", None),
-    "devices": ("trainer.devices={}", "Trainer(devices={})"),
-    "experiment": ("experiment={}", None),
-    "pin": (None, "DataLoader(pin_memory={})"),
-    "pipeline": ("data.pipeline={}", None),
-    "precision": ("trainer.precision={}", "Trainer(precision='{}')"),
-    "profile": (None, "Trainer(callbacks=[ThroughputMonitor(), OperationProfiler()])"),
-    "tf32": ('torch.set_float32_matmul_precision("high")',) * 2,
-    "workers": ("data.num_workers={}", "DataLoader(num_workers={})"),
-}
-_ALL = "input transfer communication host memory compute elementwise unclear"
-# The bottlenecks, the change, and what it does to them. The first change of a bottleneck that has a value is the advice.
-_RULES = (
-    ("input", "pipeline to memory", "takes each batch from tensors in memory at once"),
-    ("input transfer", "pipeline to device", "keeps the whole set on the device"),
-    ("input", "workers", "prepares more batches at the same time"),
-    ("transfer", "pin", "copies batches from page-locked memory"),
-    ("host compute elementwise", "backend", "runs a whole sequence in one call"),
-    ("host", "batch", "launches as many operations for more samples"),
-    ("communication", "batch", "exchanges gradients less often for the same samples"),
-    ("communication", "accumulate", "exchanges gradients half as often"),
-    ("host", "accelerator to cpu", "may be as fast for operations of this size"),
-    ("memory", "batch for optimizer", "moves the optimizer's bytes less often for the same samples"),
-    ("memory compute", "channels_last", "is the faster layout for convolutions"),
-    ("compute", "tf32", "computes matrix products in TF32, which was measured to be faster here"),
-    ("memory", "precision for bytes", "moves fewer bytes"),
-    ("compute", "precision", "was measured to compute faster here"),
-    ("memory", "accelerator", "has more bandwidth"),
-    ("compute elementwise", "accelerator", "computes faster"),
-    ("compute", "devices", "divides the arithmetic"),
-    (_ALL, "experiment", "tries the changes that may help, one at a time"),
-    (_ALL, "profile", "shows the operations and modules that take the time"),
-)
+    Where none is known, how to find one.
+    """
+    return next(((change, effect) for kinds, change, effect in _changes(setting) if kind in kinds.split()), None)
 
 
-def advise(kind: str, setting: Setting) -> Advice | None:
-    """The change that is most likely to help against a kind of bottleneck; where none is known, how to find one."""
-    if kind == "input" and setting.preparing:  # no option of a loader makes it faster
+def _changes(s: Setting) -> Iterator[tuple[str, str, str]]:
+    """The bottlenecks, the change, and what it does to them, as the setting calls for it; the likeliest to help first."""
+
+    def written(option: str, value: str | int) -> str:
+        owner, _, name = option.partition(".")
+        call = {"data": "DataLoader", "trainer": "Trainer"}[owner]
+        return f"{option}={option_value(value)}" if s.own else f"{call}({name}={value!r})"
+
+    if s.preparing:  # no option of a loader makes it faster
         effect = "where the loader's workers do it while the model trains"
-        return Advice(f"move the work of {setting.preparing} into the dataset", effect)
-    values = _values(setting)
-    for kinds, change, effect in _RULES:
-        written = _WRITTEN[change.partition(" ")[0]][0 if setting.own else 1]
-        if written and kind in kinds.split() and (value := values[change]):
-            return Advice(written.format(option_value(value) if setting.own else value), effect)
-    return None
-
-
-def _values(s: Setting) -> dict[str, Any]:
-    """The new value of each change; False or None where the setting does not call for it."""
-    on_cpu, larger = s.device == "cpu", _larger_batch(s)
-    return {
-        "accelerator": on_cpu and next(iter(s.accelerators), None),
-        "accelerator to cpu": not on_cpu and s.devices == 1 and "cpu",
-        "accumulate": _accumulate(s),
-        "backend": s.backend == "reference" and "fused",
-        "batch": larger,
-        "batch for optimizer": s.optimizer_traffic and larger,  # its bytes are as many at any batch size
-        "channels_last": s.device in ("cpu", "cuda") and s.channels_last is False,
-        "devices": s.device == "cuda" and s.devices_here > s.devices and s.devices_here,
-        "experiment": s.experiment != "diagnose" and "diagnose",
-        "pin": s.device == "cuda" and s.pin_memory is False,
-        "pipeline to device": s.pipeline in ("memory", "workers") and not on_cpu and "device",
-        "pipeline to memory": s.pipeline == "workers" and "memory",
-        "precision": s.faster_precision,
-        "precision for bytes": not s.optimizer_traffic and s.faster_precision,  # the optimizer's stay in float32
-        "profile": True,
-        "tf32": s.tf32_is_faster,  # the weights and the sums stay in float32
-        "workers": _more_workers(s),
-    }
+        yield "input", f"move the work of {s.preparing} into the dataset", effect
+    if s.pipeline == "workers":
+        yield "input", "data.pipeline=memory", "takes each batch from tensors in memory at once"
+    if s.pipeline in ("memory", "workers") and s.device != "cpu":
+        yield "input transfer", "data.pipeline=device", "keeps the whole set on the device"
+    if workers := _more_workers(s):
+        yield "input", written("data.num_workers", workers), "prepares more batches at the same time"
+    if s.device == "cuda" and s.pin_memory is False:
+        yield "transfer", "DataLoader(pin_memory=True)", "copies batches from page-locked memory"
+    if s.backend == "reference":
+        yield "host compute elementwise", "model.backend=fused", "runs a whole sequence in one call"
+    if larger := _larger_batch(s):
+        larger = written("data.batch_size", larger)
+        yield "host", larger, "launches as many operations for more samples"
+        yield "communication", larger, "exchanges gradients less often for the same samples"
+        if s.optimizer_traffic:  # its bytes are as many at any batch size
+            yield "memory", larger, "moves the optimizer's bytes less often for the same samples"
+    if s.device in ("cpu", "cuda") and s.channels_last is False:
+        yield "memory compute", "channels_last=true", "is the faster layout for convolutions"
+    if s.faster_precision:
+        precision = written("trainer.precision", s.faster_precision)
+        yield "compute", precision, "was measured to compute faster here"
+        if not s.optimizer_traffic:  # its bytes stay in float32
+            yield "memory", precision, "moves fewer bytes"
+    if s.has_gpu:
+        yield (
+            "memory compute elementwise",
+            written("trainer.accelerator", "gpu"),
+            "computes faster, with more bandwidth",
+        )
+    if not s.own:
+        change = "Trainer(callbacks=[ThroughputMonitor(), OperationProfiler()])"
+        yield _ALL, change, "shows the operations and modules that take the time"
+    elif s.experiment != "diagnose":
+        yield _ALL, "experiment=diagnose", "tries the changes that may help, one at a time"
 
 
 def _more_workers(setting: Setting) -> int | None:
-    """Without free cores they take time from the training; of a stream each worker would read the whole."""
+    """Without free cores they take time from the training."""
     now, cores = setting.num_workers, setting.cores
     if now is None or cores == 1 or (cores is None and now) or setting.pipeline not in (None, "workers"):
         return None
-    more = 1 if setting.is_stream else min(max(2, 2 * now), cores or 2)
+    more = min(max(2, 2 * now), cores or 2)
     return more if more > now else None
 
 
@@ -139,11 +106,3 @@ def _larger_batch(setting: Setting) -> int | None:
     most = float("inf") if setting.train_samples is None else -(-setting.train_samples // setting.devices)
     larger = int(min(_BATCH_FACTOR * setting.batch_size, most))
     return larger if larger > setting.batch_size else None
-
-
-def _accumulate(setting: Setting) -> int | None:
-    if setting.accumulate_grad_batches is None:
-        return None
-    more = 2 * setting.accumulate_grad_batches
-    samples = (setting.batch_size or 1) * setting.devices * more
-    return more if setting.train_samples is None or samples <= setting.train_samples else None

@@ -44,8 +44,6 @@ FEW_STEPS = 10  # fewer have no median to speak of
 BUSY = 0.25  # of the processor, taken by others for most of the time: no step of such a run is its own
 SHARED = 0.1  # the same, for a doubt; an idle virtual machine loses 2 to 3 %
 CHANGED = 2.0  # between the recorded steps and the median one: then they do not stand for it
-SLOWER = 1.2  # the same, for a doubt: recording itself makes a step longer
-UNSTEADY = 1.5  # the 90th percentile of the steps ÷ their median
 
 WELL_FED = 0.25  # of a peak: networks that a peak limits reach 25 to 70 % of it
 CALL_S = 30e-6  # what a call costs at most: arguments, dispatch, a new tensor; most take 3 to 20 µs
@@ -71,7 +69,6 @@ class Step:
     busy: float | None = None  # share of the step in which a kernel runs; None where it is not known
     mfu: float | None = None  # of the mean step; asked only where the operations are not known
     changed: float = 1.0  # the median step ÷ those right after the steps whose operations were recorded
-    spread: float = 1.0  # the 90th percentile of the steps ÷ their median
     others_share: float = 0.0  # of the processor, that other programs took for most of the time
 
 
@@ -101,12 +98,11 @@ def find_bottleneck(step: Step) -> Bottleneck | None:
     if step.work_ms is not None:
         work = min(work, max(step.work_ms - spent["communication"], 0.0))
     timed = _times_by_kind(step)
-    excess = _excess(step, timed, work)
-    if why_unknown := _why_unknown(step, excess):
-        step, timed, excess = replace(step, operations=()), {}, 1.0
+    if why_unknown := _why_unknown(step, timed, work):
+        step, timed = replace(step, operations=()), {}
         spent |= _work_by_parts(step, parts, work)
     elif step.device == "cpu":
-        spent |= _work_of_cpu(step, timed, work)
+        spent |= _work_of_cpu(timed, work)
     else:
         spent |= _work_of_accelerator(step, timed, work, total)
     shares = {kind: max(ms, 0.0) / total for kind, ms in spent.items()}
@@ -115,7 +111,7 @@ def find_bottleneck(step: Step) -> Bottleneck | None:
     if share < LEAST or unknown > share:
         return Bottleneck(UNCLEAR, share, "unclear", shares_in_words(shares, unknown, why_unknown), shares)
     first_two = {largest: shares[largest], second: shares[second]}
-    doubts = _doubts(step, first_two, unknown, excess)
+    doubts = _doubts(step, first_two, unknown)
     line = _evidence(step, largest, share, total / 1e3, timed.get(largest, ()))
     return Bottleneck(largest, share, "probable" if doubts else "clear", "; ".join([line, *doubts]), shares)
 
@@ -166,25 +162,19 @@ def _milliseconds(timed: Mapping[str, Sequence[Timed]]) -> dict[str, float]:
     return {kind: 1e3 * sum(seconds for _, seconds in times) for kind, times in timed.items()}
 
 
-def _excess(step: Step, timed: Mapping[str, Sequence[Timed]], work: float) -> float:
-    """By which factor a CPU's operations took longer while they were recorded than a step has for them; at least 1."""
-    if step.device != "cpu" or work <= 0:
-        return 1.0
-    return max(sum(_milliseconds(timed).values()) / work, 1.0)
-
-
-def _why_unknown(step: Step, excess: float) -> str | None:
+def _why_unknown(step: Step, timed: Mapping[str, Sequence[Timed]], work: float) -> str | None:
     """Why the operations of a step are not known; None if they are."""
     if not step.operations:
         return "no step's operations were recorded" + (f" ({step.not_recorded})" if step.not_recorded else "")
     if not 1 / CHANGED <= step.changed <= CHANGED:
         longer = f"the median step takes {step.changed:.2g} times as long as those whose operations were recorded"
         return f"the steps changed: {longer}"
-    return _slower(excess) if excess > CHANGED else None
-
-
-def _slower(excess: float) -> str:
-    return f"the operations took {excess:.2g} times as long while they were recorded as a step has for them"
+    recorded = sum(_milliseconds(timed).values())
+    if step.device == "cpu" and 0 < CHANGED * work < recorded:
+        return (
+            f"the operations took {recorded / work:.2g} times as long while they were recorded as a step has for them"
+        )
+    return None
 
 
 def _work_by_parts(step: Step, parts: Mapping[str, float], work: float) -> dict[str, float]:
@@ -200,14 +190,13 @@ def _work_by_parts(step: Step, parts: Mapping[str, float], work: float) -> dict[
     return known
 
 
-def _work_of_cpu(step: Step, timed: Mapping[str, Sequence[Timed]], work: float) -> dict[str, float]:
+def _work_of_cpu(timed: Mapping[str, Sequence[Timed]], work: float) -> dict[str, float]:
     """The milliseconds of each kind; what the operations do not spend is the host's."""
     spent = _milliseconds(timed)
     busy = sum(spent.values())
-    if busy <= work:
-        return spent | {"host": work - busy}
-    recorded = 1e3 * sum(each.seconds for each in step.operations)  # in a slower moment than the mean step
-    return {kind: ms * work / recorded for kind, ms in spent.items()} | {"host": work * (1 - busy / recorded)}
+    if busy > work:  # they were recorded in a slower moment than the mean step
+        spent = {kind: ms * work / busy for kind, ms in spent.items()}
+    return spent | {"host": max(work - busy, 0.0)}
 
 
 def _work_of_accelerator(
@@ -243,7 +232,7 @@ def _evidence(step: Step, kind: str, share: float, step_s: float, timed: Sequenc
     return f"{of_step} {what}{around}: {duration(share * step_s)} of {duration(step_s)}"
 
 
-def _doubts(step: Step, first_two: Mapping[str, float], unknown: float, excess: float) -> list[str]:
+def _doubts(step: Step, first_two: Mapping[str, float], unknown: float) -> list[str]:
     """Why the verdict is not certain, given the two largest shares, and the share that is not known."""
     (_, share), (second, second_share) = first_two.items()
     is_work, others = {"memory", "compute", "elementwise"} & set(first_two), step.others_share
@@ -252,9 +241,7 @@ def _doubts(step: Step, first_two: Mapping[str, float], unknown: float, excess: 
         f"{percent(unknown)} is not known": share - second_share < unknown,
         f"only {count(step.steps, 'step')} measured": step.steps < FEW_STEPS,
         "the device is not calibrated": step.calibration is None and bool(is_work),
-        _slower(excess): excess > SLOWER,
         "waiting for other ranks is not measured here": step.communication_ms is None,
         _others(others): others > SHARED,
-        f"one step in ten takes {step.spread:.2g} times the median": others <= SHARED and step.spread > UNSTEADY,
     }
     return [words for words, holds in doubts.items() if holds]

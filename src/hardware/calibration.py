@@ -1,18 +1,14 @@
 """A calibration: what one device was measured to be able to do, and the peak that a training step is compared with."""
 
-import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
 
 from .._torch import float32_formats
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp64")
-# What a measurement is of. The cache holds one file for each combination; the machine's name is none of it, since every
-# container has another one.
-IDENTITY = ("device", "device_name", "driver", "torch", "threads", "cores", "on_battery", "uuid", "power_limit_w")
-CLEARLY_FASTER = 1.2  # a smaller gain is not worth another precision
+# What a measurement is of. The cache holds one file for each combination.
+IDENTITY = ("device", "device_name", "driver", "torch", "threads", "cores", "on_battery", "power_limit_w")
+_CLEARLY_FASTER = 1.2  # a smaller gain is not worth another precision
 
 
 @dataclass(frozen=True)
@@ -32,32 +28,11 @@ class Calibration:
     matmul_flops_per_sec: Mapping[str, float]
     memory_bytes_per_sec: float | None = None  # of main memory: the best of a copy and other traffic; reads + writes
     launch_us: float | None = None  # of the smallest operation when many are issued in a row
-    host: str | None = None  # the machine's name
-    uuid: str | None = None  # of a GPU
     power_limit_w: float | None = None  # of an NVIDIA GPU; a lower limit makes it slower
     disturbed: str | None = None  # what other processes did on the device meanwhile; the rates are then too low
     cache_bytes: int | None = None  # of the caches in front of main memory, as the device reports them
     cores: float | None = None  # that the process may use, on a CPU; a quota may be a fraction
     on_battery: bool | None = None  # of a laptop, whose clocks it lowers
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain containers, without the values that are None."""
-        return {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The inverse of `to_dict`.
-
-        Raises:
-            ValueError, TypeError: if keys are missing or unknown, or a measurement is no positive number.
-        """
-        given: dict[str, Any] = {"driver": None, "threads": None, **values}
-        made = cls(**given)
-        optional = (made.memory_bytes_per_sec, made.launch_us, made.cache_bytes)
-        rates = [*made.matmul_flops_per_sec.values(), *(rate for rate in optional if rate is not None)]
-        if not all(math.isfinite(rate) and rate > 0 for rate in rates):
-            raise ValueError(f"not a calibration: {values}")
-        return made
 
 
 def peak_flops_per_sec(
@@ -72,7 +47,7 @@ def peak_flops_per_sec(
     Args:
         calibration: of the device that trains.
         precision: as Lightning takes it: `32-true`, `bf16-mixed`, `16-true`, …; None is `32-true`.
-        shares: `StepFlops.shares`. Without them the peak is that of the fastest kind of product.
+        shares: of the kinds of product in its FLOPs. Without them the peak is that of the fastest kind of product.
 
     Returns:
         None for a precision that was not measured or is unknown.
@@ -102,7 +77,7 @@ def faster_precision(
     # Lightning has no 16-mixed on a CPU.
     choices = {"bf16": "bf16-mixed", "fp16": "16-mixed"} if calibration.device == "cuda" else {"bf16": "bf16-mixed"}
     for name, choice in choices.items():
-        if peak and calibration.matmul_flops_per_sec.get(name, 0.0) > CLEARLY_FASTER * peak:
+        if peak and calibration.matmul_flops_per_sec.get(name, 0.0) > _CLEARLY_FASTER * peak:
             return choice
     return None
 

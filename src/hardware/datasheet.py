@@ -1,7 +1,7 @@
 """What the makers state of their devices: the peaks that a measurement is held against, and that a prediction starts from.
 
-`devices.yaml` beside this file has the devices, with the source of each. An NVIDIA card is known by the exact name that
-torch reports. A slice of a card (MIG), a laptop's or a renamed variant has other clocks, and so has no entry. This module
+`devices.yaml` beside this file has NVIDIA's cards, with the source of each. A card is known by the exact name that torch
+reports. A slice of a card (MIG), a laptop's or a renamed variant has other clocks, and so has no entry. This module
 imports no torch.
 """
 
@@ -27,8 +27,8 @@ class Datasheet:
     memory_bytes_per_sec: float
     flops_per_sec: Mapping[str, float]  # by precision: `fp32`, `tf32`, `bf16`, `fp16`, `fp64`
     source: Mapping[str, str | int]  # the document's `name`, and the year of its edition, `date`
-    kind: str = "cuda"  # `cuda`, `rocm`, `mps`, `tpu`
-    sms: int | None = None  # multiprocessors; AMD's compute units, Apple's GPU cores
+    kind: str = "cuda"  # torch's type of device: a run may have measured another one
+    sms: int | None = None  # multiprocessors
     cores_per_sm: int | None = None  # float32 lanes
     clock_mhz: float | None = None  # at most
     l2_mib: float | None = None
@@ -36,22 +36,15 @@ class Datasheet:
 
 
 def datasheet(device_name: str) -> Datasheet | None:
-    """The facts of the NVIDIA card that torch reports by this name; None for every other name."""
-    found = datasheets().get(device_name.removeprefix(_MAKER))
-    return found if found is not None and found.kind == "cuda" else None
+    """The facts of the card that torch reports by this name; None for every other name."""
+    name = device_name.removeprefix(_MAKER)
+    return next((sheet for sheet in datasheets() if name in sheet.names), None)
 
 
 @cache
-def datasheets() -> dict[str, Datasheet]:
-    """Every device, by each of its names."""
+def datasheets() -> tuple[Datasheet, ...]:
+    """Every card."""
     entries: list[dict[str, Any]] = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
     for entry in entries:
         entry |= {key: tuple(entry[key]) for key in ("names", "short")}
-    sheets = [Datasheet(**entry) for entry in entries]
-    return {name: sheet for sheet in sheets for name in sheet.names}
-
-
-@cache
-def by_short_name() -> dict[str, Datasheet]:
-    """Every device by the names that a command line takes: `t4`, `h100`, …"""
-    return {name: sheet for sheet in datasheets().values() for name in sheet.short}
+    return tuple(Datasheet(**entry) for entry in entries)

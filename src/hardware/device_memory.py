@@ -10,18 +10,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from .._torch import saved_tensors, storage_id
-from .host_memory import peak_rss, private_rss
+from .host_memory import private_rss
 from .traffic import storages
-
-ALLOCATED = "device/memory_allocated_gib"
-PEAK = "device/memory_peak_gib"
-RESERVED = "device/memory_reserved_gib"  # CUDA and AMD
-_IN_ALLOCATOR = {
-    ALLOCATED: ("allocated_bytes", "current"),
-    PEAK: ("allocated_bytes", "peak"),
-    RESERVED: ("reserved_bytes", "peak"),
-}
-_GIB = 2**30
 
 # In any other RuntimeError. cuBLAS and cuDNN report the lack of memory for their own buffers by a status.
 _OUT_OF_MEMORY = ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
@@ -35,49 +25,23 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
 
 
-class MemoryReadings:
-    """GiB of the device's memory that training holds, now and at most. Reading them waits for nothing.
+def memory_of(device: torch.device) -> tuple[int, int] | None:
+    """Bytes of a device's memory that training holds, now and at most; None for a device that does not tell.
 
-    CUDA and AMD: the tensors in torch's allocator, their peak since this was made, validation included, and the peak of
-    what the allocator has reserved for them on the device. MPS: the same tensors, and their highest reading. CPU: the
-    process's memory in RAM without the libraries' files, and its highest reading. Any other device has no readings.
-    """
-
-    def __init__(self, device: torch.device):
-        self._device = device
-        self._process = psutil.Process()
-        self._peak = 0.0
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-
-    def __call__(self) -> dict[str, float]:
-        """The readings by metric."""
-        if self._device.type == "cuda":
-            # One call of the allocator: `torch.cuda.memory_stats` flattens and sorts its hundred numbers.
-            stats = torch.cuda.memory_stats_as_nested_dict(self._device)
-            return {key: stats[kind]["all"][which] / _GIB for key, (kind, which) in _IN_ALLOCATOR.items() if stats}
-        if self._device.type == "mps":
-            held = torch.mps.current_allocated_memory() / _GIB
-        elif self._device.type == "cpu":
-            held = private_rss(self._process) / _GIB
-        else:
-            return {}
-        self._peak = max(self._peak, held)
-        return {ALLOCATED: held, PEAK: self._peak}
-
-
-def measured_bytes(device: torch.device) -> dict[str, int]:
-    """The peaks that the device itself tells of its memory; empty for a device that tells none, such as MPS.
-
-    CUDA: `allocated`, the most that tensors have held, and `reserved`, the most that torch's allocator has taken from the
-    device for them. CPU: `process_peak`, the most that the process has had in RAM.
+    CUDA and AMD: the tensors in torch's allocator, and their peak since `torch.cuda.reset_peak_memory_stats`. MPS: the same
+    tensors, and CPU: the process's memory in RAM without the libraries' files; both keep no peak. Asking waits for nothing.
     """
     if device.type == "cuda":
-        return {
-            "allocated": torch.cuda.max_memory_allocated(device),
-            "reserved": torch.cuda.max_memory_reserved(device),
-        }
-    return {"process_peak": peak_rss()} if device.type == "cpu" else {}
+        # One call of the allocator: `torch.cuda.memory_stats` flattens and sorts its hundred numbers.
+        stats = torch.cuda.memory_stats_as_nested_dict(device)
+        return (stats["allocated_bytes"]["all"]["current"], stats["allocated_bytes"]["all"]["peak"]) if stats else None
+    if device.type == "mps":
+        held = torch.mps.current_allocated_memory()
+    elif device.type == "cpu":
+        held = private_rss(psutil.Process())
+    else:
+        return None
+    return held, held
 
 
 def bytes_of(tensors: Iterable[object]) -> int:

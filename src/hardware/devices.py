@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import torch
 
-from ..errors import UserError, did_you_mean
+from ..errors import UserError
 from ..records import formatting
 from .processor import affinity
 
@@ -30,8 +30,7 @@ def check_accelerator(accelerator: str, devices: Any = "auto") -> None:
     if accelerator == "auto":
         return
     if accelerator not in _ALIASES:
-        near = did_you_mean(accelerator, ["auto", *_ALIASES])
-        raise UserError(f"trainer.accelerator: got '{accelerator}', takes auto, cpu, gpu or mps.{near}")
+        raise UserError(f"trainer.accelerator: got '{accelerator}', takes auto, cpu, gpu, cuda or mps")
     found = available()
     if not set(_ALIASES[accelerator]) & set(found):
         raise UserError(
@@ -46,11 +45,6 @@ def check_accelerator(accelerator: str, devices: Any = "auto") -> None:
 def device_name(device: torch.device) -> str:
     """The model of a device: `NVIDIA H200`, or the processor's name, which on a Mac is that of the GPU as well."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
-
-
-def name_of_kind(kind: str) -> str:
-    """The model of the device of a kind that a run takes: `cpu`, `cuda`, `mps`."""
-    return device_name(torch.device(kind))
 
 
 @cache

@@ -18,8 +18,6 @@ _PRODUCTS = {
     "addmm": ("mat1", "mat2"),
     "bmm": ("self", "mat2"),
     "baddbmm": ("batch1", "batch2"),
-    "mv": ("self", "vec"),
-    "addmv": ("mat", "vec"),
 }
 
 
@@ -28,7 +26,7 @@ def dims_of(name: str, inputs: Mapping[str, Any], results: list[Tensor]) -> tupl
     try:
         if name in _PRODUCTS:
             first, second = (inputs[key] for key in _PRODUCTS[name])
-            return *first.shape[:-1], second.shape[-1] if second.ndim > 1 else 1, first.shape[-1]
+            return *first.shape[:-1], second.shape[-1], first.shape[-1]
         if name in ("convolution", "convolution_backward"):
             return *inputs.get("grad_output", results[0]).shape, *inputs["weight"].shape[1:]
         if "rnn" in name and "hidden_size" in inputs:

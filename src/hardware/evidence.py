@@ -19,8 +19,6 @@ NAMES = {
     "elementwise": "elementwise and similar operations",
 }
 _WORTH_A_WORD = 0.05  # of the step
-_SLOW = 0.1  # of the bandwidth; a product by value reaches 13 % where the system clears the memory of its result first
-_WHY_SLOW = " (slow: fresh memory, strides, look-ups, or a costly function of each value)"
 
 
 def limit_row(found: Mapping[str, Any]) -> tuple[str, str]:
@@ -31,12 +29,6 @@ def limit_row(found: Mapping[str, Any]) -> tuple[str, str]:
         return "limit", f"unclear: {found['evidence']}"
     probably = "probably " if found["certainty"] == "probable" else ""
     return "limit", f"{probably}{NAMES[found['kind']]} ({percent(found['share'])} of the step)"
-
-
-def limit_line(found: Mapping[str, Any]) -> str:
-    """The verdict with its evidence."""
-    certainty = {"probable": "probably ", "unclear": "unclear: "}.get(found["certainty"], "")
-    return f"busy: {found['evidence']}" if found.get("busy") else f"limit: {certainty}{found['evidence']}"
 
 
 def shares_in_words(shares: Mapping[str, float], unknown: float, why: str | None) -> str:
@@ -60,7 +52,6 @@ def evidence_of_work(kind: str, timed: Sequence[Timed], seconds: float, device: 
             words += f", at {with_prefix(moved / seconds, 'B/s')}"
         if seconds and moved and device and device.memory_bytes_per_sec:
             words += f" of the {with_prefix(device.memory_bytes_per_sec, 'B/s')} measured here"
-            words += _WHY_SLOW if moved / seconds < _SLOW * device.memory_bytes_per_sec else ""
     elif kind == "compute":
         needed = sum(compute_seconds(each, device) for each in operations) if device else 0.0
         words = f"arithmetic: {with_prefix(sum(each.flops for each in operations), 'FLOP')}"

@@ -4,7 +4,6 @@ torch's registry (`torch.utils.flop_counter`) has products, convolutions and att
 wrongly and adds what it does not know. A step with an operation whose work is unknown has no count.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -15,11 +14,6 @@ from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 Inputs = Mapping[str, Any]  # the arguments of an operation, by the names in its schema
 _aten = torch.ops.aten
-
-
-def _product(matrix: str, inputs: Inputs) -> int:
-    """Of a matrix and a vector, or of two vectors."""
-    return 2 * inputs[matrix].numel()
 
 
 def _linear(inputs: Inputs) -> int:
@@ -37,33 +31,26 @@ def _convolution_backward(inputs: Inputs) -> int:
     return sum(inputs["output_mask"][:2]) * conv_flop_count(x, weight, gradient, inputs["transposed"])
 
 
-def _attention_backward(inputs: Inputs) -> int:
-    """Four products of the size of the two in the forward pass: the scores that a kernel computes again are its own affair."""
-    query, key, value = (inputs[name] for name in ("query", "key", "value"))
-    return 4 * query.shape[:-1].numel() * key.shape[-2] * (query.shape[-1] + value.shape[-1])
-
-
-def _attention(inputs: Inputs) -> int:
-    return _attention_backward(inputs) // 2
-
-
 def _matrices(inputs: Inputs) -> list[list[Tensor]]:
-    """The matrices of a recurrent kernel, for each layer and direction: of the input, of the state, and of a projection."""
+    """The matrices of a recurrent kernel, for each layer and direction: of the input, and of the state."""
     if "weight0" in inputs:  # oneDNN's forward pass has one layer in one direction
         return [[inputs["weight0"], inputs["weight1"]]]
     if "weight1" in inputs:  # and its backward pass counts its weights from 1
         return [[inputs["weight1"], inputs["weight2"]]]
     weights: Sequence[Tensor] = inputs["weight"] if "weight" in inputs else inputs["params"]
-    directions = 2 if inputs["bidirectional"] else 1
-    stride = inputs.get("weight_stride0") or len(weights) // (inputs["num_layers"] * directions)
+    stride = inputs.get("weight_stride0") or len(weights) // (
+        inputs["num_layers"] * (2 if inputs["bidirectional"] else 1)
+    )
     groups = (weights[first : first + stride] for first in range(0, len(weights), stride))
     return [[weight for weight in group if weight.dim() == 2] for group in groups]
 
 
 def _recurrent(inputs: Inputs) -> int:
     """Of a fused kernel over whole sequences: each time step of each sample meets each weight of a matrix once."""
-    x = inputs["input"]
-    return 2 * (x.numel() // x.shape[-1]) * sum(each.numel() for group in _matrices(inputs) for each in group)
+    x, total = inputs["input"], 0
+    for of_input, of_state in _matrices(inputs):  # a ValueError for an LSTM with projections
+        total += 2 * (x.numel() // x.shape[-1]) * (of_input.numel() + of_state.numel())
+    return total
 
 
 def _recurrent_backward(inputs: Inputs) -> int:
@@ -77,45 +64,35 @@ def _recurrent_backward(inputs: Inputs) -> int:
     rows, first, groups = x.numel() // x.shape[-1], hidden.shape[-2], _matrices(inputs)
     mask = inputs.get("output_mask") or (x.requires_grad, hidden.requires_grad, False, None)
     total, directions = 0, 2 if len(groups) > 1 and inputs["bidirectional"] else 1
-    for index, (of_input, of_state, *projection) in enumerate(groups):
-        for matrix in (of_input, of_state, *projection):
+    for index, (of_input, of_state) in enumerate(groups):
+        for matrix in (of_input, of_state):
             total += 2 * rows * matrix.numel() * (matrix.requires_grad if mask[3] is None else mask[3])
         total += 2 * rows * of_input.numel() * (index >= directions or mask[0])
         total += 2 * (rows if mask[1] else rows - first) * of_state.numel()
-        total += sum(2 * rows * matrix.numel() for matrix in projection)
     return total
 
 
 OURS: dict[Any, Callable[[Inputs], int]] = {
-    _aten.mv: partial(_product, "self"),
-    _aten.addmv: partial(_product, "mat"),
-    _aten.dot: partial(_product, "self"),
-    _aten.linear: _linear,  # one operation on MPS; elsewhere it falls apart into those above
+    _aten.linear: _linear,  # one operation on MPS; elsewhere it falls apart into products
     _aten.linear_backward: _linear_backward,
     _aten.convolution_backward: _convolution_backward,
-    _aten._scaled_dot_product_attention_math_for_mps: _attention,
 }
-_FORWARD = ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn", "_lstm_mps")
-_BACKWARD = ("mkldnn_rnn_layer_backward", "_cudnn_rnn_backward", "miopen_rnn_backward", "lstm_mps_backward")
-_KERNELS = ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention")
+_FORWARD = ("mkldnn_rnn_layer", "_cudnn_rnn", "_lstm_mps")
+_BACKWARD = ("mkldnn_rnn_layer_backward", "_cudnn_rnn_backward", "lstm_mps_backward")
 OURS |= {getattr(_aten, name): _recurrent for name in _FORWARD}
 OURS |= {getattr(_aten, name): _recurrent_backward for name in _BACKWARD}
-OURS |= {getattr(_aten, f"_scaled_dot_product_{name}"): _attention for name in _KERNELS}
-OURS |= {getattr(_aten, f"_scaled_dot_product_{name}_backward"): _attention_backward for name in _KERNELS}
 _TORCHS = FlopCounterMode(display=False).flop_registry
+_FLASH = "_scaled_dot_product_flash_attention"
+for _ending in ("", "_backward"):  # of a CPU: not every version of torch counts it
+    _TORCHS.setdefault(getattr(_aten, f"{_FLASH}_for_cpu{_ending}"), _TORCHS[getattr(_aten, f"{_FLASH}{_ending}")])
+_TORCHS[_aten._scaled_dot_product_attention_math_for_mps] = _TORCHS[getattr(_aten, _FLASH)]
 
-# Operations of torch's own that do more than a few FLOPs an element; those among them without a formula are unknown.
-_MULTIPLIES = re.compile(
-    r".*mm(_v2)?_?|_?linear(_backward)?|_?matmul(_backward)?"
-    r"|.*(rnn|lstm|gru|attention|matmul|cdist|pdist|_fft_|cholesky|svd|spsolve|lstsq|geqrf|ormqr|orgqr|pack_mm).*"
-    r"|_?linalg_(?!vector_norm|cross|diagonal).*|_trilinear|triangular_solve|lu_solve|.*conv(_|\d|olution).*"
-    r"|(cudnn|miopen|mkldnn|mps|_mps|_nnpack|_sparse|quantized|fbgemm)_.*|_transformer_encoder_layer_fwd"
-)
-# Of these, those that do not: the gates of fused cells without their products, and what prepares a kernel.
-_POINTWISE = re.compile(
-    r"_thnn_.*|(cudnn|miopen)_batch_norm.*|cudnn_(grid_sampler|affine_grid_generator).*|.*cudnn_rnn_flatten_weight"
-    r"|cudnn_is_acceptable|_?sparse_(coo_tensor|mask|resize).*|_sparse_(log_)?softmax.*|_sparse_sum.*"
-)
+# Words in the names of torch's operations that do more than a few FLOPs an element: one without a formula is unknown.
+_MULTIPLIES = "mm bmm hspmm smm addmm addbmm baddbmm sspaddmm matmul linear linalg rnn lstm gru attention transformer"
+_MULTIPLIES += " conv conv1d conv2d conv3d convolution cdist pdist fft cholesky svd solve spsolve lstsq geqrf ormqr"
+_MULTIPLIES += " orgqr trilinear"
+# Words in those of them that do not: the gates of fused cells without their products, and what prepares a kernel.
+_POINTWISE = "thnn flatten vector cross diagonal"
 _HARMLESS = ("aten", "prim", "prims", "profiler", "c10d", "_c10d_functional")  # namespaces whose operations are known
 
 
@@ -136,8 +113,9 @@ def formula_of(func: Any) -> Formula | None:
         return partial(_counted, lambda args, kwargs, inputs, result: OURS[packet](inputs))
     if packet in _TORCHS:
         return partial(_counted, lambda args, kwargs, inputs, result: _TORCHS[packet](*args, **kwargs, out_val=result))
-    is_pointwise = func.namespace in _HARMLESS and (_POINTWISE.fullmatch(name) or not _MULTIPLIES.fullmatch(name))
-    return None if is_pointwise else lambda *_: None
+    words = set(name.split("_"))
+    is_pointwise = words.isdisjoint(_MULTIPLIES.split()) or not words.isdisjoint(_POINTWISE.split())
+    return None if is_pointwise and func.namespace in _HARMLESS else lambda *_: None
 
 
 def _counted(formula: Formula, args: Any, kwargs: Mapping[str, Any], inputs: Inputs, result: Any) -> int | None:

@@ -5,58 +5,38 @@ the optimizer are left out. Causal attention counts as if nothing were masked. A
 executed: recomputation is part of the backward pass.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 from ..records.operations import OperationRow
 from .flop_formulas import kind_of_product
-from .operations import merge
 
 _VARIES = 1.01  # between updates of as many samples: larger factors are sequences of other lengths, or another network
-
-
-@dataclass(frozen=True)
-class StepFlops:
-    """FLOPs of one training step, per sample."""
-
-    forward: float  # everything up to the loss
-    backward: float  # fewer than twice the forward pass, since the first layer passes no gradient on
-    shares: dict[str, float] = field(default_factory=dict, compare=False)  # of the total, by kind of product
-
-    @property
-    def total(self) -> float:
-        """Forward and backward, without the optimizer."""
-        return self.forward + self.backward
 
 
 class UncountableError(Exception):
     """The FLOPs of a step are not known. The message says why."""
 
 
-def flops_of(operations: Iterable[OperationRow], samples: float) -> StepFlops:
-    """The FLOPs of a sample in a step of so many.
+def flops_per_sample(steps: Sequence[tuple[Iterable[OperationRow], float]]) -> tuple[float, dict[str, float]]:
+    """The FLOPs of a sample, forward and backward, and the share of each kind of product in them.
+
+    Given recorded updates, each with its samples. Those with the most count, which leaves out a short last batch.
 
     Raises:
-        UncountableError: for a step without a product.
+        UncountableError: for an update without a product, and where the updates differ, so that three of them say nothing
+            about the others.
     """
-    counted = [each for each in operations if each.flops and each.part in ("forward", "backward")]
-    parts = {part: each.flops / samples for part, each in merge(counted, lambda each: each.part).items()}
-    kinds = {kind: each.flops for kind, each in merge(counted, lambda each: kind_of_product(each.name)).items()}
-    if not counted:
-        raise UncountableError("its step has no matrix product, convolution or attention")
-    shares = {kind: flops / sum(kinds.values()) for kind, flops in kinds.items()}
-    return StepFlops(parts.get("forward", 0.0), parts.get("backward", 0.0), shares)
-
-
-def flops_per_sample(steps: Sequence[tuple[Iterable[OperationRow], float]]) -> StepFlops:
-    """Those of recorded updates, each with its samples: of those with the most, which leaves out a short last batch.
-
-    Raises:
-        UncountableError: where the updates differ, so that three of them say nothing about the others.
-    """
-    most = max(samples for _, samples in steps)
-    found = [flops_of(operations, samples) for operations, samples in steps if samples == most]
-    totals = [each.total for each in found]
+    most, found = max(samples for _, samples in steps), []
+    for operations in (operations for operations, samples in steps if samples == most):
+        kinds: defaultdict[str, float] = defaultdict(float)
+        for each in operations:
+            if each.flops and each.part in ("forward", "backward"):
+                kinds[kind_of_product(each.name)] += each.flops
+        if not kinds:
+            raise UncountableError("its step has no matrix product, convolution or attention")
+        found.append(kinds)
+    totals = [sum(kinds.values()) for kinds in found]
     if max(totals) > _VARIES * min(totals):
         raise UncountableError("the recorded updates take different numbers of FLOPs a sample")
-    return found[-1]
+    return totals[-1] / most, {kind: flops / totals[-1] for kind, flops in found[-1].items()}

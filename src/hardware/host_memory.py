@@ -55,16 +55,6 @@ def private_rss(process: psutil.Process) -> int:
     return held.rss - getattr(held, "shared", 0)  # which macOS and Windows do not report
 
 
-def peak_rss() -> int:
-    """The most bytes that this process has had in RAM so far; what it has now where the system does not keep the most."""
-    with contextlib.suppress(ImportError):  # Windows
-        import resource
-
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return most if sys.platform == "darwin" else most * 1024
-    return psutil.Process().memory_info().rss
-
-
 def keep_freed_memory() -> bool:
     """Have the C library keep what this process frees.
 

@@ -4,13 +4,13 @@ The cache has one file for each combination of what `IDENTITY` names: the device
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
 import platform
 import subprocess
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Mapping
@@ -21,26 +21,27 @@ import psutil
 import torch
 
 from ..files import write_text
+from ..records.formatting import percent
 from ..records.terminal import say
 from .calibration import IDENTITY, PRECISIONS, Calibration
-from .contention import NoiseMeter, disturbance
+from .contention import NoiseMeter, is_disturbed
 from .devices import cache_bytes, device_name
 from .nvml_readings import nvml_device
 from .processor import affinity, usable_cores
 
-SCHEMA = 7  # of the cached file and of the way in which it is measured
+SCHEMA = 8  # of the cached file and of the way in which it is measured
 # How long a disturbed calibration is used: its rates are too low, but the runs of a sweep do not measure them again.
 DISTURBED_S = 600
 _PASSES_S = 1.5  # for the fastest microbenchmarks, after each was tried once
 _PATIENCE_S = 600  # for a calibration in a subprocess, on a machine that is a hundred times slower than usual
 _PROGRAM = """
-import json, os, sys
+import dataclasses, json, os, sys
 if hasattr(os, "sched_setaffinity"):  # a thread that OpenMP has bound to one core passes on that one
     os.sched_setaffinity(0, map(int, sys.argv[1].split(",")))
 import torch
 from batchscope.hardware.measure import load_or_measure
 torch.set_num_threads(int(sys.argv[3]))
-print(json.dumps(load_or_measure(torch.device(sys.argv[2])).to_dict()))
+print(json.dumps(dataclasses.asdict(load_or_measure(torch.device(sys.argv[2])))))
 """
 
 
@@ -60,7 +61,7 @@ def find_calibration(device: torch.device, measure: bool) -> Calibration | None:
         done = subprocess.run(
             line, check=True, timeout=_PATIENCE_S, stdin=subprocess.DEVNULL, capture_output=True, text=True
         )
-        return Calibration.from_dict(json.loads(done.stdout.splitlines()[-1]))
+        return Calibration(**json.loads(done.stdout.splitlines()[-1]))
     except (OSError, subprocess.SubprocessError, ValueError, TypeError, IndexError):
         return load_or_measure(device)
 
@@ -89,14 +90,14 @@ def calibrate(device: torch.device) -> Calibration:
         rates = best_rates(microbenchmarks(device, cache), _PASSES_S)
         if device.type == "cuda":
             torch.cuda.empty_cache()
-    disturbed = disturbance(device, meter.read())
-    launches = rates.get(LAUNCHES)
+    noise, launches = meter.read(), rates.get(LAUNCHES)
+    disturbed = f"other processes used {percent(noise.others_share)} of the CPU during the measurement"
     return Calibration(
         **identity(device),
         matmul_flops_per_sec={name: rates[name] for name in PRECISIONS if name in rates},
         memory_bytes_per_sec=rates.get(MEMORY),
         launch_us=1e6 / launches if launches else None,
-        disturbed=disturbed,
+        disturbed=disturbed if device.type == "cpu" and is_disturbed(noise) else None,
         cache_bytes=cache,
     )
 
@@ -109,10 +110,10 @@ def cached_calibration(device: torch.device) -> Calibration | None:
     try:
         file = _cache_file(identity(device))
         text, age = file.read_bytes(), time.time() - file.stat().st_mtime
-    except OSError:
+    except (OSError, RuntimeError):
         return None
     try:
-        found = Calibration.from_dict(json.loads(text))
+        found = Calibration(**json.loads(text))
     except Exception:  # noqa: BLE001 - whatever a damaged file makes of JSON and of the calibration's values
         warnings.warn(f"{file} is damaged, and is ignored", stacklevel=2)
         return None
@@ -121,23 +122,22 @@ def cached_calibration(device: torch.device) -> Calibration | None:
 
 def store(calibration: Calibration) -> None:
     """Write a calibration to the cache with an atomic write; without effect where the cache cannot be written."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, RuntimeError):
         file = _cache_file({key: getattr(calibration, key) for key in IDENTITY})
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_text(file, f"{json.dumps(calibration.to_dict(), indent=2)}\n")
+        write_text(file, f"{json.dumps(dataclasses.asdict(calibration), indent=2)}\n")
 
 
 def identity(device: torch.device) -> dict[str, Any]:
-    """What a measurement is of, and the machine's name; a change in any other value asks for a new measurement."""
+    """What a measurement is of; a change in any value asks for a new measurement."""
     known: dict[str, Any] = dict.fromkeys(IDENTITY)
     known |= {"device": device.type, "device_name": device_name(device)}
-    known |= {"torch": torch.__version__, "host": platform.node(), "on_battery": _on_battery()}
+    known |= {"torch": torch.__version__, "on_battery": _on_battery()}
     if device.type == "cpu":
         torch.zeros(2**17).add_(1)  # starts OpenMP's threads: before that, only the main one could tell its cores
         return known | {"threads": torch.get_num_threads(), "cores": usable_cores(), "driver": _instruction_sets()}
     if device.type == "mps":
         return known | {"driver": platform.mac_ver()[0] or None}
-    known["uuid"] = str(torch.cuda.get_device_properties(device).uuid)
     return known | ({"driver": torch.version.hip} if torch.version.hip else _nvidia_driver(device))
 
 
@@ -166,27 +166,8 @@ def _nvidia_driver(device: torch.device) -> dict[str, Any]:
 
 
 def _cache_file(known: Mapping[str, Any]) -> Path:
+    """A file in the user's cache folder. Raises RuntimeError where the system knows no such folder."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "batchscope"
     key = json.dumps([SCHEMA, *map(known.get, IDENTITY)])
     digest = hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
-    return _cache_folder() / f"calibration-{known['device']}-{digest}.json"
-
-
-def _cache_folder() -> Path:
-    """The user's cache folder; a temporary one where there is no home or no write access to it, as in some containers.
-
-    Raises:
-        OSError: if another user owns the temporary one: every user may make folders among temporary files.
-    """
-    if base := os.environ.get("XDG_CACHE_HOME"):
-        return Path(base) / "batchscope"
-    home = Path(os.path.expanduser("~"))  # stays `~` where the system does not know the user
-    base = home / ".cache"
-    nearest = base if base.exists() else home
-    if nearest.is_dir() and os.access(nearest, os.W_OK):
-        return base / "batchscope"
-    user = os.getuid() if hasattr(os, "getuid") else 0  # on Windows each user has a temporary folder of their own
-    folder = Path(tempfile.gettempdir()) / f"batchscope-{user}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.lstat().st_uid != user:
-        raise PermissionError(f"{folder} belongs to another user")
-    return folder
+    return folder / f"calibration-{known['device']}-{digest}.json"

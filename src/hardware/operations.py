@@ -25,7 +25,7 @@ from .._torch import DispatchMode, is_operation, is_wrapper, next_autograd_numbe
 from ..records.operations import OperationRow
 from .dims import dims_of
 from .flop_formulas import Formula, formula_of
-from .traffic import Cache, address, bytes_of_rows, is_in_rows, tensors, touched_bytes
+from .traffic import Cache, address, is_in_rows, tensors, touched_bytes
 
 _COMPILED = re.compile(r"\b_orig_mod\.?|\._orig_mod\b")  # what torch.compile adds to the path of a module
 _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
@@ -158,18 +158,17 @@ class OperationRecorder(DispatchMode):
         kind, module = _kind_of(func), self._module()
         inputs = dict(zip(kind.arguments, args, strict=False)) | dict(kwargs)
         outputs = list(tensors(result))
-        moved, cold = self._traffic(kind, inputs, outputs)
-        if not moved:  # a view, or memory that is reserved and not written
-            return
         flops = kind.formula(args, kwargs, inputs, result) if kind.formula else 0
         if flops is None:
             self._leave_uncounted(func)
-            flops = 0
+        moved, cold = self._traffic(kind, inputs, outputs)
+        if not moved:  # a view, or memory that is reserved and not written
+            return
         dtypes = (_DTYPES.get(tensor.dtype) for tensor in (*outputs, *tensors(list(inputs.values()))))
         dtype = next(filter(None, dtypes), "other")
         dims = dims_of(kind.base, inputs, outputs) if kind.name.startswith("aten.") else ()
         self.steps[-1].append(
-            OperationRow(kind.name, module, self._part(), dtype, dims, 1, flops, moved, cold, seconds)
+            OperationRow(kind.name, module, self._part(), dtype, dims, 1, flops or 0, moved, cold, seconds)
         )
 
     def _leave_uncounted(self, func: Any) -> None:
@@ -187,10 +186,10 @@ class OperationRecorder(DispatchMode):
         total, cold = 0, 0.0
         for position, (name, each) in enumerate(given.items()):
             times = 2 if name in kind.written and not kind.overwrites else 1  # read and written
-            if position == 0 and (kind.in_rows or any(getattr(value, "is_sparse", False) for value in inputs.values())):
+            if position == 0 and kind.in_rows:
                 touched = sum(map(touched_bytes, results or [one for other in list(given)[1:] for one in given[other]]))
                 for table in each:
-                    size = times * bytes_of_rows(kind.base, inputs, table, touched)
+                    size = times * min(touched_bytes(table), touched)
                     total, cold = total + size, cold + self._cache.cold_bytes_of_rows(table, size)
             else:
                 for tensor in each:

@@ -1,6 +1,6 @@
 """The bytes of the tensors that an operation reads and writes."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from math import prod
 from typing import Any
 
@@ -11,21 +11,19 @@ from .._torch import storage_id
 
 # Operations that touch some rows of their first argument: as much of it as they return, or as they are given to write.
 _LOOK_UPS = ("embedding", "index", "index_select", "gather", "take")
-_BAGS = ("_embedding_bag", "_embedding_bag_forward_only")  # they return sums of the rows that they look up
 _ROW_UPDATES = ("index_put", "_index_put_impl", "index_add", "index_copy", "scatter", "scatter_add", "scatter_reduce")
 
 
 def is_in_rows(name: str) -> bool:
     """Whether an operation touches some rows of its first argument only."""
-    return name in _LOOK_UPS or name in _BAGS or name in _ROW_UPDATES
+    return name in _LOOK_UPS or name in _ROW_UPDATES
 
 
 def tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors among arguments or results, also those in lists; of a sparse one indices and values, of a nested one values."""
-    if isinstance(value, Tensor) and value.layout == torch.sparse_coo:
-        yield from (value._indices(), value._values())
-    elif isinstance(value, Tensor):
-        yield value.values() if value.is_nested else value
+    """The tensors among arguments or results, also those in lists, without sparse and nested ones."""
+    if isinstance(value, Tensor):
+        if value.layout == torch.strided and not value.is_nested:
+            yield value
     elif isinstance(value, list | tuple):
         for each in value:
             yield from tensors(each)
@@ -43,14 +41,6 @@ def touched_bytes(tensor: Tensor) -> int:
     """Bytes that reading the tensor takes: what is expanded counts once, and what overlaps is not known to."""
     numbers = prod(size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
     return min(numbers * tensor.element_size(), tensor.untyped_storage().nbytes())
-
-
-def bytes_of_rows(name: str, inputs: Mapping[str, Any], table: Tensor, touched: int) -> int:
-    """The bytes that an operation in rows touches of its table, given those that it returns or writes."""
-    indices = inputs.get("indices")
-    if name in _BAGS and isinstance(indices, Tensor):
-        touched = indices.numel() * prod(table.shape[1:]) * table.element_size()
-    return min(touched_bytes(table), touched)
 
 
 def address(storage: torch.UntypedStorage) -> int:

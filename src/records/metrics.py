@@ -78,7 +78,6 @@ device/processor_time_pct | % | | whole | | CPU: processor time of the process a
 device/sm_clock_mhz | MHz | up | whole | detail | clock of the multiprocessors
 device/throttled_pct | % | down | whole | | share of the time in which the clocks were lowered (NVIDIA)
 device/memory_peak_gib | GiB | down | | | highest allocated memory since training began, with validation
-device/memory_reserved_gib | GiB | down | | detail | CUDA: most memory that torch's allocator held on the device, in use or not
 device/memory_allocated_gib | GiB | down | | detail | tensors in torch's allocator; CPU: the process without libraries
 device/power_w | W | | | | of the whole device
 host/cpu_pct | % | | whole | detail | CPU time of the process; 100 is one busy core

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from lightning import LightningModule, Trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -22,7 +21,7 @@ from .._torch import is_compilation_error, is_shared_memory_error
 from ..errors import Interrupted, PeerLostError, UserError, cut, place_of
 from ..files import LOCK, NO_SPACE, WriteError, is_inside, why
 from ..hardware.calibration import faster_precision
-from ..hardware.device_memory import is_out_of_memory
+from ..hardware.device_memory import is_out_of_memory, memory_of
 from ..hardware.host_memory import host_memory
 from ..hardware.measure import cached_calibration
 from ..options.command_lines import resume_command
@@ -183,10 +182,9 @@ def _refused_file(error: BaseException | None, run_dir: str) -> OSError | None:
 
 def _out_of_memory(config: dict[str, Any], trainer: Trainer) -> str:
     device, module = trainer.strategy.root_device, trainer.lightning_module
-    if device.type == "cuda":
-        held, total = torch.cuda.max_memory_allocated(device), torch.cuda.get_device_properties(device).total_memory
-    else:
-        held, total = psutil.Process().memory_info().rss, host_memory().total
+    _, held = memory_of(device) or (0, 0)
+    on_gpu = device.type == "cuda"
+    total = torch.cuda.get_device_properties(device).total_memory if on_gpu else host_memory().total
     precision = faster_precision(cached_calibration(device), config["trainer"].get("precision"))
     size = config["data"].get("batch_size")
     asked = "" if size is None else f" with data.batch_size={size}"

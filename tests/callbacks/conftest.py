@@ -6,7 +6,6 @@ import pytest
 
 from batchscope.callbacks import _timer, _windows, device, throughput
 from batchscope.hardware.contention import Noise
-from batchscope.hardware.sampler import Spans
 from tests.callbacks.support import World
 
 
@@ -33,8 +32,7 @@ def world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Wo
     world = World(request.param)
     clock = SimpleNamespace(perf_counter=world.mark)
     monkeypatch.setattr(throughput, "clock_for", lambda device: world)
-    monkeypatch.setattr(device, "Sampler", world.sample)
-    for module in (device, _timer):
+    monkeypatch.setattr(device, "Telemetry", world.sample)
+    for module in (throughput, _timer):
         monkeypatch.setattr(module, "time", clock)
-        monkeypatch.setattr(module, "Spans", lambda: Spans(world.mark))
     return world

@@ -7,8 +7,7 @@ from torch import nn
 from batchscope.callbacks._timer import HostClock
 from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.hardware.nvml_readings import ENERGY
-from batchscope.hardware.probes import RSS
-from batchscope.hardware.sampler import Sampler
+from batchscope.hardware.telemetry import RSS, Telemetry
 from tests.support.third_party_modules import Stranger
 
 
@@ -55,7 +54,7 @@ class World(HostClock):
     """
 
     def __init__(self, lags: bool = False) -> None:
-        self.now, self.joules, self.waited, self.lags, self.sampler = 0.0, 0.0, 0, lags, None
+        self.now, self.joules, self.waited, self.lags, self.telemetry = 0.0, 0.0, 0, lags, None
 
     def mark(self) -> float:
         return self.now
@@ -69,10 +68,10 @@ class World(HostClock):
     def move(self, seconds: float, watts: float = 1.0) -> None:
         self.now += seconds
         self.joules += seconds * watts
-        if self.sampler is not None:
-            self.sampler.sample()  # while the power is constant, energy is interpolated exactly
+        if self.telemetry is not None:
+            self.telemetry.sample()
 
-    def sample(self, read, interval_s: float) -> Sampler:
-        """In place of a DeviceMonitor's sampler."""
-        self.sampler = Sampler(lambda: {ENERGY: self.joules, RSS: 1.0}, 60, lambda: self.now)
-        return self.sampler
+    def sample(self, read, interval_s: float) -> Telemetry:
+        """In place of a DeviceMonitor's telemetry."""
+        self.telemetry = Telemetry(lambda: {ENERGY: self.joules, RSS: 1.0}, 60, lambda: self.now)
+        return self.telemetry

@@ -6,18 +6,16 @@ import pytest
 from batchscope.callbacks import device
 from batchscope.callbacks._timer import pause
 from batchscope.callbacks.device import LOGGED, DeviceMonitor
-from batchscope.hardware import probes, sampler
-from batchscope.hardware.device_memory import ALLOCATED, PEAK
+from batchscope.hardware import telemetry
 from batchscope.hardware.host_memory import HostMemory
-from batchscope.hardware.probes import CPU, PROCESSOR_TIME, RSS
-from batchscope.hardware.sampler import Sampler
+from batchscope.hardware.telemetry import ALLOCATED, CPU, PEAK, PROCESSOR_TIME, RSS, Telemetry
 from tests.callbacks.support import slow, stranger
 from tests.support.third_party_modules import Memory, loader, train
 
 
 def test_a_fit_is_logged_and_summed_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampler, "MIN_INTERVAL_S", 0.02)  # so that the run can be short
-    monkeypatch.setattr(probes, "MIN_SPAN_S", 0.001)
+    monkeypatch.setattr(telemetry, "MIN_INTERVAL_S", 0.02)  # so that the run can be short
+    monkeypatch.setattr(telemetry, "MIN_SPAN_S", 0.001)
     monitor, logger, steps = DeviceMonitor(interval_s=0.02, details=True), Memory(), 40
     assert monitor.result() == {}
     train(slow(), monitor, data=loader(80), logger=logger)
@@ -40,19 +38,19 @@ def test_validation_and_waiting_are_not_training_time(world) -> None:
 
     def rest(module) -> None:
         if module.global_step == 4:
-            before = len(world.sampler.timeline.after(0))
+            before = world.telemetry.samples
             for part_of_fit in (True, False):  # such as writing curves, and a wait
                 with pause(module.trainer, part_of_fit):
                     world.now += 0.25
                 world.now += 0.25
-            assert len(world.sampler.timeline.after(0)) == before + 2  # at both ends, so that no sample has both
+            assert world.telemetry.samples == before + 2  # at both ends, so that no sample has both
 
     steps = {"training_step": lambda _: world.move(1), "validation_step": lambda _: world.move(1, watts=100)}
     module, monitor, logger, data = stranger(**steps, on_train_batch_end=rest), DeviceMonitor(), Memory(), loader(12, 1)
     options = {"val_check_interval": 6, "num_sanity_val_steps": 0, "max_epochs": 1}
     train(module, monitor, data=(data, data), logger=logger, **options)
-    assert (monitor.summary["seconds"], monitor.summary["energy_j"]) == (13, 12)
-    assert monitor.result([(0.0, 3.5), (20.0, 21.0)])["seconds"] == 4.5
+    assert (monitor.summary["seconds"], monitor.summary["energy_j"]) == (12.75, 12)
+    assert monitor.result(since=3.0)["seconds"] == 9.75
     assert logger.steps(RSS) == list(range(1, 13))
 
 
@@ -70,11 +68,11 @@ def test_what_was_sampled_is_logged_also_where_the_device_fails_with_the_fit(wor
 
 
 def test_memory_that_grows_all_through_a_training_is_said_and_recorded(world, monkeypatch) -> None:
-    def sample(read, interval_s: float) -> Sampler:
-        world.sampler = Sampler(lambda: {RSS: 2 + 1e-3 * world.now}, 60, lambda: world.now)
-        return world.sampler
+    def sample(read, interval_s: float) -> Telemetry:
+        world.telemetry = Telemetry(lambda: {RSS: 2 + 1e-3 * world.now}, 60, lambda: world.now)
+        return world.telemetry
 
-    monkeypatch.setattr(device, "Sampler", sample)
+    monkeypatch.setattr(device, "Telemetry", sample)
     monkeypatch.setattr(device, "host_memory", lambda: HostMemory(total=2**36, available=10 * 2**30))
     monitor, module = DeviceMonitor(), stranger(training_step=lambda _: world.move(1))
     train(module, monitor, data=loader(400, 1), max_epochs=1)

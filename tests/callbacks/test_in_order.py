@@ -10,8 +10,8 @@ from batchscope.callbacks.curves import TrainCurves
 from batchscope.callbacks.device import DeviceMonitor
 from batchscope.callbacks.memory import MemoryMonitor
 from batchscope.callbacks.noise_scale import NoiseScaleMonitor
-from batchscope.hardware import sampler
-from batchscope.hardware.probes import RSS
+from batchscope.hardware import telemetry
+from batchscope.hardware.telemetry import RSS
 from tests.callbacks.support import monitoring
 from tests.support.third_party_modules import Memory, Ordered, Stranger, loader, train
 
@@ -60,7 +60,7 @@ def fitted(module: Stranger) -> Ordered:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampler, "MIN_INTERVAL_S", 0.02)  # so that a short run has samples
+    monkeypatch.setattr(telemetry, "MIN_INTERVAL_S", 0.02)  # so that a short run has samples
 
 
 def test_every_row_is_written_and_none_behind_a_later_one() -> None:

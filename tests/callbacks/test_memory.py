@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from batchscope.callbacks import memory
 from batchscope.callbacks.memory import MemoryMonitor
 from tests.callbacks.support import stranger
 from tests.support.third_party_modules import Stranger, loader, train
@@ -51,33 +50,22 @@ PARTS = {"parameters": WEIGHTS, "gradients": WEIGHTS, "optimizer": 2 * WEIGHTS +
 def test_the_record_has_the_parts_of_a_step(module: type[Wide]) -> None:
     facts = fit(module()).record_facts()["memory"]
     assert facts["parts_bytes"] == PARTS
-    assert facts["measured_bytes"]["process_peak"] > 0
-    assert "uncounted" not in facts and facts["batch_size"] == 4
+    assert "measured_bytes" not in facts and "uncounted" not in facts and facts["batch_size"] == 4
 
 
-@pytest.mark.parametrize(
-    ("told", "rest", "line"),
-    [
-        ({"process_peak": 2**30}, {}, ""),
-        ({"allocated": sum(PARTS.values()) + 100, "reserved": 2**20}, {"rest": 100}, "7.1"),
-    ],
-    ids=["on a CPU", "on a GPU, where the rest is what its peak has beyond the parts"],
-)
-def test_the_line_has_the_parts_and_what_the_device_measures(told, rest, line, monkeypatch, capsys) -> None:
-    before = [{}]
-    monkeypatch.setattr(memory, "measured_bytes", lambda device: before.pop() if before else dict(told))
+def test_on_a_gpu_the_rest_is_what_its_peak_has_beyond_the_parts(monkeypatch, capsys) -> None:
+    peaks = [None, sum(PARTS.values()) + 100]
+    monkeypatch.setattr(MemoryMonitor, "_peak", lambda monitor, trainer: peaks.pop(0))
     facts, said = fit(Wide()).facts, " ".join(capsys.readouterr().out.split())
-    assert (facts["parts_bytes"], facts["measured_bytes"]) == (PARTS | rest, told)
-    assert said.startswith("memory a step holds 7.")
+    assert (facts["parts_bytes"], facts["measured_bytes"]) == (PARTS | {"rest": 100}, sum(PARTS.values()) + 100)
+    assert said.startswith("memory a step holds 7.") and "; measured 7.1" in said
     assert all(f" {part} " in said for part in ("parameters", "gradients", "optimizer", "saved by autograd"))
-    assert (f"; measured {line}" in said) == bool(line)
 
 
 def test_a_peak_from_before_the_training_is_none_of_the_training(monkeypatch) -> None:
-    monkeypatch.setattr(memory, "measured_bytes", lambda device: {"allocated": 2**30, "reserved": 2**31})
+    monkeypatch.setattr(MemoryMonitor, "_peak", lambda monitor, trainer: 2**30)
     monitor = fit(Wide())
-    assert monitor.facts["measured_bytes"] == {"reserved": 2**31}
-    assert monitor.facts["parts_bytes"] == PARTS
+    assert "measured_bytes" not in monitor.facts and monitor.facts["parts_bytes"] == PARTS
     assert "measured" not in monitor.detail_lines()[0]
 
 

@@ -141,7 +141,7 @@ BREAKS = {
     "_table.UpdateTable.add": ("monitor", False),
     "throughput.report": ("monitor", True),
     "memory.SavedTensors.watch": ("memory", True),
-    "device.Sampler": ("device", True),
+    "device.Telemetry": ("device", True),
     "profile.explain": ("profiler", True),
 }
 

@@ -91,7 +91,7 @@ def test_the_record_of_a_step_has_its_operations_with_parts_and_dimensions() -> 
 def test_a_record_has_a_row_for_calls_of_the_same_dimensions_and_of_the_device_what_it_can_do() -> None:
     relu = OperationRow("aten.relu", "m", "forward", "fp32", (4, 8), 1, 0, 100, 50, 1e-6)
     other = OperationRow("aten.relu", "m", "forward", "fp32", (4, 16), 1, 0, 200, 50, 1e-6)
-    known = Calibration("cpu", "A CPU", "avx2", "2.9", 2, {"fp32": 1e11}, launch_us=1.5, host="somewhere")
+    known = Calibration("cpu", "A CPU", "avx2", "2.9", 2, {"fp32": 1e11}, launch_us=1.5)
     cost = {"batch_size": 4, "batches_per_sec": 100.0, "step_ms_median": 10.0}
     measured = Measured("net", "cpu", "A CPU", "32-true", cost, Setting(), operations=[relu, relu, other])
     step = step_operations(measured, known)

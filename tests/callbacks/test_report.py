@@ -9,12 +9,11 @@ import pytest
 from torch.utils.data import DataLoader
 
 from batchscope.callbacks._measured import FILE, Measured, read_measured, write_measured
-from batchscope.callbacks._report import is_optimizer_traffic, is_tf32_faster, report
+from batchscope.callbacks._report import is_optimizer_traffic, report
 from batchscope.callbacks._setting import setting_of
 from batchscope.callbacks.device import DeviceMonitor
 from batchscope.errors import UserError
 from batchscope.hardware.advice import Setting
-from batchscope.hardware.calibration import Calibration
 from batchscope.options.compose import check_command_line
 from batchscope.records.operations import OperationRow
 from tests.callbacks.support import monitoring, stranger
@@ -26,7 +25,6 @@ COST |= {"step_ms_p90": 11.0, "updates": 100, "batch_size": 8}
 COST |= {"samples": 4_000, "seconds": 8.0, "samples_per_sec": 500.0}
 WAITING = Measured("net", "cpu", "a processor", "32-true", COST, Setting(pipeline="workers", num_workers=0, cores=4))
 PRODUCT = OperationRow("aten.mm", "", "forward", "fp32", flops=3e9)
-CONVOLUTION = OperationRow("aten.convolution", "", "forward", "fp32", flops=4e9)  # TF32 by default
 
 
 def test_a_file_replays_the_report_of_a_fit(measured, tmp_path: Path) -> None:
@@ -46,6 +44,16 @@ def test_a_file_of_ranks_whose_steps_are_unknown_is_json_of_any_reader(tmp_path:
     write_measured(tmp_path, replace(WAITING, ranks_ms=[math.nan, 3.0]), None)
     json.loads((tmp_path / FILE).read_text(), parse_constant=refuse)
     assert report(*read_measured(tmp_path))["processes"] == 2
+
+
+@pytest.mark.parametrize("change", [{"launch_us": -1}, {"cache_bytes": math.nan}, {"speed": 3}])
+def test_a_file_whose_calibration_is_none_is_refused(change, tmp_path: Path) -> None:
+    write_measured(tmp_path, WAITING, CPU)
+    content = json.loads((tmp_path / FILE).read_text())
+    content["machine"] |= change
+    (tmp_path / FILE).write_text(json.dumps(content))
+    with pytest.raises(UserError, match=f"{FILE}: cannot be read: "):
+        read_measured(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"schema": 0}', '{"schema": 1, "measured": {"operations": [[]]}}'])
@@ -101,28 +109,9 @@ def test_the_optimizers_traffic_is_known_by_the_bytes_of_its_operations() -> Non
 
 
 @pytest.mark.parametrize(
-    ("operations", "form", "tf32", "faster"),
-    [
-        ([PRODUCT], "none", 60e12, True),
-        ([PRODUCT], "none", 10e12, False),  # as a card without tensor cores
-        ([PRODUCT], "tf32", 60e12, False),  # it is set
-        ([PRODUCT, CONVOLUTION], "none", 60e12, False),
-        ([replace(PRODUCT, dtype="bf16")], "none", 60e12, False),
-        ([], "none", 60e12, False),
-    ],
-)
-def test_tf32_is_faster_where_it_was_measured_so_and_most_of_the_flops_are_products_in_float32(
-    operations: list[OperationRow], form: str, tf32: float, faster: bool
-) -> None:
-    calibration = Calibration("cuda", "a GPU", None, "2.15", None, {"fp32": 10e12, "tf32": tf32})
-    assert is_tf32_faster(operations, calibration, form) is faster
-    assert not is_tf32_faster(operations, None, form)
-
-
-@pytest.mark.parametrize(
     ("data", "words", "known"),
     [
-        (loader(), None, {"batch_size": 4, "num_workers": 0, "train_samples": 20, "is_stream": False}),
+        (loader(), None, {"batch_size": 4, "num_workers": 0, "train_samples": 20}),
         (DataLoader(list(loader()), batch_size=None), None, {"batch_size": None, "num_workers": 0}),
         ({"a": loader(), "b": loader()}, None, {"batch_size": None, "num_workers": None}),
         (loader(), [], {"batch_size": 100, "experiment": None}),

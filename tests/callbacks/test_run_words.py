@@ -44,7 +44,6 @@ EVERYTHING = summary(
     mfu=0.194,
     utilization_pct=98.0,
     memory_peak_gib=0.4,
-    memory_reserved_gib=0.6,
     throttled_pct=34.0,
     joules_per_sample=0.9e-3,
     bottleneck=ARITHMETIC | ADVICE,
@@ -130,7 +129,7 @@ def test_the_details_have_every_number_and_the_evidence() -> None:
             "413,000 samples/s at the median step · 333,000 over all steps · 290,000 from start to end · "
             "p99 step 2.50 ms · pauses took 0.412 s · 10.3 TFLOP/s · MFU 19.4 % · peak measured here 53 TFLOP/s · "
             "a kernel ran in 98 % of the time · clocks lowered in 34 % of the time · "
-            "peak memory 0.400 GiB · reserved 0.600 GiB · 900 µJ/sample · "
+            "peak memory 0.400 GiB · 900 µJ/sample · "
             "0.310 ms of the mean step wait for gradients · 1.7 MB of gradients"
         ),
         "8 of 20 windows slowed from outside, other programs took 20 % of the processor; the median is of the others",
@@ -148,7 +147,7 @@ def test_the_details_have_every_number_and_the_evidence() -> None:
     ("facts", "line"),
     [
         ({"throttled_pct": 0.0}, "413,000 samples/s at the median step · 413,000 over all steps"),
-        ({"bottleneck": UNCLEAR}, f"busy: {BUSY}"),
+        ({"bottleneck": UNCLEAR}, f"limit: {BUSY}"),
         (UNTIMED, "2 ranks, global batch 1,024, samples/s of all ranks"),
         (UNTIMED | {"batches_per_sec": 2e3 / 1.24}, "2 ranks, global batch 2,048, samples/s of all ranks"),
     ],

@@ -65,13 +65,6 @@ def test_steps_adjoin_so_that_no_time_is_lost_but_between_two_epochs(timer: Step
         world.now += 100
     assert parts_of(timer) == [{"other": 7e3, PAUSE: 4e3}] * 6
     assert timer.finished[0].end is timer.finished[1].moments[0]
-    # The spans of training have neither.
-    spans = [(began, ended) for began, ended in timer.spans.all() if began < ended]
-    assert spans == [(0, 7), (11, 18), (22, 29), (133, 140), (144, 151), (155, 162)]
-    timer.spans.clear()
-    timer.begin_batch()
-    world.now += 2
-    assert timer.spans.all() == [(266, 268)]
 
 
 def test_the_time_of_a_pause_is_in_the_fits_time_only_if_it_is_a_part_of_the_fit(timer, world) -> None:

@@ -3,6 +3,7 @@
 import inspect
 import random
 import re
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -16,18 +17,15 @@ ALTERNATIVES = {
     "own": (True, False),
     "device": ("cpu", "cuda", "mps"),
     "batch_size": (None, 8, 1000),
-    "accumulate_grad_batches": (1, 2, 64),
     "train_samples": (None, 1000, 50_000),
     "faster_precision": (None, "bf16-mixed"),
-    "accelerators": ((), ("gpu",)),
+    "has_gpu": (False, True),
     "devices": (1, 4),
-    "devices_here": (1, 4),
     "cores": (None, 1, 4),
     "optimizer_traffic": (False, True),
     "pipeline": (None, "memory", "device", "workers"),
     "num_workers": (None, 0, 2, 4, 8),
     "pin_memory": (None, True, False),
-    "is_stream": (False, True),
     "backend": (None, "auto", "reference", "fused"),
     "channels_last": (None, True, False),
 }
@@ -46,7 +44,9 @@ def test_advice_is_an_option_or_an_argument_that_exists_differs_from_what_is_set
     draw = random.Random(kind)
     for _ in range(400):
         setting = Setting(**{name: draw.choice(values) for name, values in ALTERNATIVES.items()})
-        change = advise(kind, setting).change
+        ours = dict.fromkeys(("pipeline", "backend", "channels_last"))
+        setting = replace(setting, **({"pin_memory": None} if setting.own else ours))
+        change, _ = advise(kind, setting)
         if setting.own:
             assert is_accepted(change)
             option, value = change.split("=")
@@ -55,29 +55,20 @@ def test_advice_is_an_option_or_an_argument_that_exists_differs_from_what_is_set
             assert option in inspect.signature(Trainer if owner == "Trainer" else DataLoader).parameters
         assert str(getattr(setting, option.rpartition(".")[2], None)).lower() != value.strip("'"), (change, setting)
         assert setting.faster_precision is not None or "precision" not in change
-        assert setting.accelerators or "gpu" not in change
-        assert setting.devices_here > setting.devices or "devices" not in change
+        assert setting.has_gpu or "gpu" not in change
         assert "batch_size" not in change or setting.train_samples is None or int(value) <= setting.train_samples
-        assert "num_workers" not in change or not setting.is_stream or value == "1"
 
 
 DIAGNOSE = "experiment=diagnose"
 CHANGES = {
     "input: workers": ("input", Setting(pipeline="workers", num_workers=0, cores=4), "data.pipeline=memory"),
     "input: nothing is left to change": ("input", Setting("cpu", 50, pipeline="memory", train_samples=50), DIAGNOSE),
-    "input: each worker would read a whole stream": (
-        "input", Setting(own=False, num_workers=0, cores=4, is_stream=True), "DataLoader(num_workers=1)",
-    ),
     "compute: in another project": (
         "compute", Setting("cuda", own=False, faster_precision="bf16-mixed"), "Trainer(precision='bf16-mixed')",
     ),
-    "compute: TF32, before another precision": (
-        "compute", Setting("cuda", tf32_is_faster=True, faster_precision="bf16-mixed"),
-        'torch.set_float32_matmul_precision("high")',
-    ),
-    "compute: more devices": ("compute", Setting("cuda", 64, devices=1, devices_here=4), "trainer.devices=4"),
+    "compute: a GPU": ("compute", Setting("cpu", 64, has_gpu=True), "trainer.accelerator=gpu"),
     "compute: in a diagnosis": ("compute", Setting(experiment="diagnose"), None),
-    "communication": ("communication", Setting(own=False, devices=2), "Trainer(accumulate_grad_batches=2)"),
+    "communication": ("communication", Setting(own=False, batch_size=8, devices=2), "DataLoader(batch_size=32)"),
     "transfer: unpinned": (
         "transfer", Setting("cuda", own=False, pin_memory=False, num_workers=2), "DataLoader(pin_memory=True)",
     ),
@@ -102,4 +93,4 @@ CHANGES = {
 def test_the_change_that_helps_best(name):
     kind, setting, change = CHANGES[name]
     found = advise(kind, setting)
-    assert found == change or found.change == change
+    assert (found and found[0]) == change

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from batchscope.hardware import device_memory, host_memory, processor
-from batchscope.hardware.device_memory import MemoryReadings, SavedTensors
+from batchscope.hardware.device_memory import SavedTensors, memory_of
 
 MIB, GIB = 2**20, 2**30
 JOB, SLICE = "user.slice/job", "user.slice"
@@ -78,22 +78,15 @@ def test_which_errors_say_that_memory_is_full():
 
 
 def test_the_memory_of_each_kind_of_device(monkeypatch):
-    reset, asked, held = [], [], iter([GIB, 3 * GIB, GIB])
-    stats = {
-        "allocated_bytes": {"all": {"current": GIB, "peak": 3 * GIB}},
-        "reserved_bytes": {"all": {"current": 2 * GIB, "peak": 4 * GIB}},
-    }
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset.append)
+    asked = []
+    stats = {"allocated_bytes": {"all": {"current": GIB, "peak": 3 * GIB}}}
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda device: asked.append(device) or stats)
-    monkeypatch.setattr(torch.mps, "current_allocated_memory", lambda: next(held))
-    cuda, mps = torch.device("cuda", 1), torch.device("mps")
-    assert list(MemoryReadings(cuda)().items()) == [
-        ("device/memory_allocated_gib", 1.0), ("device/memory_peak_gib", 3.0), ("device/memory_reserved_gib", 4.0),
-    ]  # fmt: skip
-    assert (reset, asked) == ([cuda], [cuda])  # the allocator is asked once
-    read = MemoryReadings(mps)  # without a counter, the highest reading is the peak
-    assert [read()[device_memory.PEAK] for _ in range(3)] == [1.0, 3.0, 3.0]
-    assert device_memory.measured_bytes(mps) == MemoryReadings(torch.device("meta"))() == {}
+    monkeypatch.setattr(torch.mps, "current_allocated_memory", lambda: MIB)
+    cuda = torch.device("cuda", 1)
+    assert (memory_of(cuda), asked) == ((GIB, 3 * GIB), [cuda])  # the allocator is asked once
+    assert memory_of(torch.device("mps")) == (MIB, MIB)
+    assert memory_of(torch.device("cpu"))[0] > 32 * MIB
+    assert memory_of(torch.device("meta")) is None
 
 
 FLOAT, BATCH, WIDE = 4, 8, 512
