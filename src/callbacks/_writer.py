@@ -10,15 +10,16 @@ from weakref import ReferenceType, ref
 
 import numpy
 from lightning import Trainer
-from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger
+from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 from tensorboard.compat.proto.summary_pb2 import Summary
 
-from .._lightning import append_csv_rows, prefixed
+from .._lightning import prefixed
 from ..errors import in_one_line
 from ..records.metrics import metric
 from ._timer import pause
+from .step_file import StepFile
 
 POINTS = 1000  # of a tag: TensorBoard shows about so many
 _MLFLOW_AT_ONCE = 1000  # numbers of a request, as its servers allow
@@ -104,9 +105,9 @@ def is_plain(logger: Logger, kind: type[Kind]) -> TypeGuard[Kind]:
 
 
 def _write(logger: Logger, scalars: Scalars, shown: NDArray[numpy.bool_], details: bool) -> None:
-    if is_plain(logger, CSVLogger):
+    if isinstance(logger, StepFile):
         rows = numpy.column_stack([scalars.values, scalars.steps.astype(float)])
-        append_csv_rows(logger, [*scalars.keys, "step"], rows)
+        logger.append([*scalars.keys, "step"], rows)
     # A writer that an earlier fit has closed has no file; Lightning's own `log_metrics` opens a new one.
     elif is_plain(logger, TensorBoardLogger) and logger.experiment.file_writer is not None:
         _write_events(logger, logger.experiment.file_writer, scalars, shown, details)

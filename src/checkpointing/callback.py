@@ -23,7 +23,7 @@ from ..files import remove_leftovers
 from ..options.types import PositiveFloat, PositiveInt, Purpose
 from ..random_state import random_state
 from .checkpoint_file import check_weights, link_checkpoint
-from .log_files import Counted, log_positions, loggers_of_rank
+from .log_files import loggers_of_rank
 
 _TOPIC = "checkpoint"
 DEFAULT_MONITOR = "val/loss"  # of a Task
@@ -34,8 +34,7 @@ class Checkpoints(SyncsRanks, Checkpoint):
 
     Every checkpoint is taken when Lightning and the module's own hooks are done with a batch, and before what follows
     it: a validation, or the end of the epoch. Its `loop_state` holds what Lightning's checkpoints lack: the random states
-    and accumulated gradients of every rank, what of the module is frozen, and the lengths of the log files. A checkpoint
-    is written at the end of every epoch, before every validation, and as often as `every_minutes` and `every_n_steps`
+    and accumulated gradients of every rank, and what of the module is frozen. A checkpoint is written at the end of every epoch, before every validation, and as often as `every_minutes` and `every_n_steps`
     say. The best checkpoint is the one that was written before the best validation.
 
     Args:
@@ -69,8 +68,6 @@ class Checkpoints(SyncsRanks, Checkpoint):
         self._has_warned = False
         self._has_nonfinite = False  # whether a validation had a score that is not finite
         self.on_first_save: Callable[[], None] = lambda: None  # called once, when a checkpoint is on the disk
-        self._log_positions: dict[str, int] = {}
-        self._counted_lines: Counted = {}
         self._is_saving = False
         self._saved_batch: int | None = None
         self._updates = Updates()
@@ -131,7 +128,6 @@ class Checkpoints(SyncsRanks, Checkpoint):
         self.folder = self.folder_of(trainer)
         if self._is_fitting:
             self.check(pl_module)
-            self._log_positions, self._counted_lines = {}, {}
             if trainer.is_global_zero:
                 remove_leftovers(self.folder, "*.ckpt")
 
@@ -181,12 +177,9 @@ class Checkpoints(SyncsRanks, Checkpoint):
             checkpoint["loop_state"] = {
                 **{key: [rank[key] for rank in ranks] for key in own},
                 "frozen": _frozen(pl_module),
-                "log_positions": log_positions(loggers_of_rank(trainer), self._log_positions, self._counted_lines),
             }
-
-    @override
-    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._log_positions = checkpoint.get("loop_state", {}).get("log_positions", {})
+            for logger in loggers_of_rank(trainer):
+                logger.save()
 
     @override
     def state_dict(self) -> dict[str, Any]:

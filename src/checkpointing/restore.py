@@ -15,7 +15,7 @@ from .._lightning import callbacks_of, on_restore_error, resume_after_last_batch
 from ..distributed.sharding import from_shard
 from ..random_state import restore_random_state
 from .callback import Checkpoints
-from .log_files import cut_logs, earlier_events, loggers_of_rank
+from .log_files import cut_logs
 from .resume_point import ResumePoint
 
 
@@ -25,10 +25,9 @@ def prepare_resume(trainer: Trainer, data: Any, point: ResumePoint) -> None:
     The data can begin in the middle of an epoch: `resume_at(epoch, batches)`.
     A value in the checkpoint that cannot be restored is a UserError of the fit; the log files are cut after that.
     """
-    earlier, positions = earlier_events(loggers_of_rank(trainer)), point.loop_state.get("log_positions", {})
 
     def cut(trainer: Trainer, module: LightningModule) -> None:
-        cut_logs(loggers_of_rank(trainer), earlier, positions, point.steps)
+        cut_logs(trainer, point.steps)
         kept = getattr(trainer.checkpoint_callback, "metrics", {})  # a schedule or callback may follow one of them
         trainer.callback_metrics.update({key: torch.tensor(kept[key], dtype=torch.float64) for key in kept})
 

@@ -94,7 +94,7 @@ def check_resumable(checkpoint: dict[str, Any], path: Path, module: LightningMod
     try:
         state, batches = checkpoint["loop_state"], checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
         counts = checkpoint["epoch"], batches["current"]["ready"], checkpoint["global_step"]
-        for count in (*counts, *state["log_positions"].values()):
+        for count in counts:
             if type(count) is not int or not 0 <= count <= _MAX_COUNT:
                 raise ValueError(f"its counters hold {str(count)[:30]}, which is no count")
         if not state["random"] or len(state["random"]) != len(state["gradients"]):

@@ -5,10 +5,9 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, WandbLogger
+from lightning.pytorch.loggers import Logger, MLFlowLogger, WandbLogger
 
 from .._lightning import continue_mlflow_run, has_begun
-from ..checkpointing.log_files import append_to_file
 from ..errors import UserError, in_one_line
 from .build import build_all
 
@@ -47,14 +46,9 @@ def build_loggers(config: dict[str, Any], name: str, run_id: str) -> list[Logger
 
 
 def open_loggers(loggers: Sequence[Logger]) -> None:
-    """Begin the runs at W&B and in MLflow, and have CSV files appended to, never deleted.
-
-    Raises UserError where that is impossible: nobody is logged in, or nothing is reached.
-    """
+    """Begin the runs at W&B and in MLflow. Raises UserError where nobody is logged in, or nothing is reached."""
     for logger in loggers:
-        if isinstance(logger, CSVLogger):
-            append_to_file(logger)
-        elif isinstance(logger, WandbLogger):
+        if isinstance(logger, WandbLogger):
             with _refused("wandb"):
                 _ = logger.experiment
         elif isinstance(logger, MLFlowLogger):

@@ -213,7 +213,6 @@ MISFITS: list[tuple[Callable[[dict], object], str]] = [
     (lambda checkpoint: checkpoint.pop("loop_state"), "KeyError: 'loop_state'"),
     (setting([], "loop_state"), "TypeError: "),
     (setting([], "loop_state", "random"), "loop_state.random and loop_state.gradients are not those of all"),
-    (setting({"csv/metrics.csv": -3}, "loop_state", "log_positions"), "its counters hold -3, which is no count"),
     (lambda checkpoint: checkpoint["loop_state"].pop("frozen"), "KeyError: 'frozen'"),
     (setting([1], "loop_state", "frozen"), "loop_state.frozen holds something else than names"),
     (setting("7", "epoch"), "its counters hold 7, which is no count"),

@@ -92,7 +92,7 @@ def own(package: Write) -> Own:
 
 
 REPEATED = [
-    "model=other logger.csv.version=3",
+    "model=other logger.tensorboard.version=3",
     "model=mynet model.size=5 optimizer.betas=[0.8,0.9] +trainer.deterministic=true",
     "model=layers test=false trainer.max_time={hours:1}",
     "experiment=mine trainer.max_epochs=7",

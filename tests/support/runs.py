@@ -143,11 +143,16 @@ def last(run_dir: Path) -> dict[str, Any]:
 
 
 def curves(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
-    """TensorBoard's losses and metrics: `(step, value)` by key, without times and rates."""
+    """TensorBoard's losses and metrics: `(step, value)` by key, without times and rates.
+
+    A validation that a resumed run has repeated is there twice, and must be equal; of the tests of a run that was made longer
+    the last one counts.
+    """
     (folder,) = {path.parent for path in run_dir.glob("*/events.*")}
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
     keys = [key for key in events.Tags()["scalars"] if key.startswith(("train/", "val/", "test/"))]
-    return {key: [(e.step, e.value) for e in events.Scalars(key)] for key in keys}
+    points = {key: [*dict.fromkeys((e.step, e.value) for e in events.Scalars(key))] for key in keys}
+    return {key: found[-1:] if key.startswith("test/") else found for key, found in points.items()}
 
 
 def table(run_dir: Path) -> list[dict[str, str]]:
