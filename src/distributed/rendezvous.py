@@ -1,11 +1,12 @@
-"""The rendezvous of the processes that torchrun or srun has started: the run's folder, and data that one prepares for all."""
+"""What the first process of a run decides, or prepares, for all: they meet at the store of torch's process group."""
 
-import json
 import os
 import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+
+import yaml
 
 from ..errors import UserError, in_one_line
 from ..ranks import Rank, current
@@ -14,16 +15,19 @@ _TIMEOUT = timedelta(minutes=5)  # for all processes to be started
 _store: Any = None  # kept, because rank 0 serves it to the others
 
 
-def publish(facts: dict[str, Any]) -> None:
-    """On rank 0 of several launched processes, let the others `receive` the facts; elsewhere do nothing."""
-    rank = current()
+def of_first(key: str, decide: Callable[[], Any]) -> Any:
+    """What the first process decides, in plain values; the others wait for it. UserError if it is missing, or ends before."""
+    rank, name = current(), f"BATCHSCOPE_FIRST_{key}"
+    if rank.rank and rank.launcher:
+        return yaml.safe_load(_get(_rendezvous_store(rank), key))
+    if rank.rank and name in os.environ:  # Lightning has started this process
+        return yaml.safe_load(os.environ[name])
+    decided = decide()
     if rank.launcher and rank.world_size > 1:
-        _rendezvous_store(rank).set("run", json.dumps(facts))
-
-
-def receive() -> dict[str, Any]:
-    """Wait for what rank 0 publishes; UserError if it is missing, or ends before."""
-    return json.loads(_get(_rendezvous_store(current()), "run"))
+        _rendezvous_store(rank).set(key, yaml.safe_dump(decided))
+    elif not rank.launcher:
+        os.environ[name] = yaml.safe_dump(decided)
+    return decided
 
 
 def once_for_all(prepare: Callable[[], None], trainer: Any, on_each_machine: bool) -> None:
@@ -87,7 +91,7 @@ def _get(store: Any, key: str) -> str:
     try:
         return store.get(key).decode()
     except RuntimeError as error:  # torch's DistError is one
-        raise UserError(f"the first process has not published the run's folder: {error}") from error
+        raise UserError(f"the first process has not said what the run is: {error}") from error
 
 
 def _rendezvous_store(rank: Rank) -> Any:

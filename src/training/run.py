@@ -112,7 +112,7 @@ class _Run:
         self.provenance: dict[str, Any] = {}
         keeps = LambdaCallback(on_save_checkpoint=lambda *saved: saved[-1].update(batchscope=self.provenance))
         ours = [*visits_of(callbacks, visitor), shutdown, keeps]
-        callbacks = [Agreement(run_dir, self.shared_facts), *callbacks, *ours]
+        callbacks = [Agreement(self.shared_facts), *callbacks, *ours]
         loading = loader_switches(config, self.data)
         self._has_distributed_sampler = loading["use_distributed_sampler"]
         self.trainer = build_trainer(config, run_dir, callbacks, switches | loading)
@@ -219,7 +219,7 @@ class _Run:
     def shared_facts(self) -> dict[str, Any]:
         """What has to be the same in every rank."""
         steps = self.resume_point.steps if self.resume_point else 0
-        return {"config": self.config, "dataset": self.dataset, "versions": versions(), "steps": steps}
+        return {"steps": steps, "dataset.fingerprint": self.dataset["fingerprint"], **versions()}
 
     def begin(self, record: RunRecord) -> None:
         """Begin the record, once it is known that the run can start or be resumed: until then no file is changed."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import getitem
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -36,7 +37,7 @@ def test_a_run_that_was_stopped_in_its_test_keeps_what_its_training_has_measured
 
 
 OVER = "there is nothing to resume"
-RANK_1 = {"LOCAL_RANK": "1", "BATCHSCOPE_RUN_DIR": "outputs/runs/mine"}
+RANK_1 = {"LOCAL_RANK": "1", "BATCHSCOPE_FIRST_last": "outputs/runs/mine"}
 
 
 def test_a_finished_run_says_so_and_last_is_the_newest_or_that_of_the_first_rank(unstopped, tmp_path) -> None:
@@ -60,9 +61,9 @@ def test_a_finished_run_says_so_and_last_is_the_newest_or_that_of_the_first_rank
 def test_every_launched_rank_resumes_what_is_the_newest_run_to_the_first(tmp_path, monkeypatch) -> None:
     """Another run may begin before a rank looks."""
     monkeypatch.chdir(tmp_path)
-    told: list[dict[str, str]] = []
-    monkeypatch.setattr("batchscope.distributed.rendezvous.publish", told.append)
-    monkeypatch.setattr("batchscope.distributed.rendezvous.receive", lambda: told[0])
+    told: dict[str, bytes] = {}
+    store = SimpleNamespace(set=lambda key, text: told.update({key: text.encode()}), get=told.get)
+    monkeypatch.setattr("batchscope.distributed.rendezvous._rendezvous_store", lambda rank: store)
     for name, rank in (("mine", "0"), ("newer", "1")):
         write_run(tmp_path / "outputs" / "runs" / name, started=f"2026-01-0{rank}")
         for key, value in {"TORCHELASTIC_RUN_ID": "test", "WORLD_SIZE": "2", "RANK": rank}.items():
