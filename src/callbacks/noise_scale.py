@@ -23,7 +23,6 @@ import numpy
 import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from lightning_utilities.core.apply_func import apply_to_collection
 from scipy.special import stdtrit
@@ -163,7 +162,7 @@ class NoiseScaleMonitor(Callback):
             self._missing = "the module optimises by hand"
         elif isinstance(model, DistributedDataParallel):
             self._missing = "a communication hook may change the gradients" if has_comm_hook(model) else ""
-        elif trainer.world_size > 1 or isinstance(trainer.strategy, ModelParallelStrategy):
+        elif trainer.world_size > 1:
             self._missing = "no process has a whole gradient of its own"
 
     def _since_due(self, trainer: Trainer) -> int:

@@ -8,13 +8,12 @@ import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins.precision import MixedPrecision
-from lightning.pytorch.strategies import FSDPStrategy
+from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
 from .._torch import non_finite_check, stored_values, supports_found_inf, without_modes
-from ..distributed.sharding import local
 from ..errors import NonFiniteError, UserError
 from ._deferred_scalars import DeferredScalars
 from ._setting import own_config
@@ -37,12 +36,13 @@ class StopOnNonFinite(Callback):
     | --- | --- | --- |
     | CPU | at once | is left out |
     | CUDA, all optimizers fused | 20 to 40 steps later | is left out by the device (by `found_inf`, made for gradient scalers) |
-    | CUDA otherwise, or sharded parameters | 20 to 40 steps later | is in the weights, and in no checkpoint |
+    | CUDA otherwise | 20 to 40 steps later | is in the weights, and in no checkpoint |
     | MPS | at the next checkpoint or the end of the epoch, or 512 steps later | is in the weights, and in no checkpoint |
 
     On every device it learns of it before a checkpoint is written. What the forward pass writes, such as the statistics of
-    batch norm, is left as it is. On other devices this callback does nothing. Under `16-mixed` precision neither, because
-    the gradient scaler does all of this, and infinite gradients are part of its normal work.
+    batch norm, is left as it is. On other devices, and where a strategy shards the parameters, this callback does nothing.
+    Under `16-mixed` precision neither, because the gradient scaler does all of this, and infinite gradients are part of its
+    normal work.
 
     Args:
         action: `stop` ends the run with one line; `skip`, where the update is left out, counts it in `skipped`, and
@@ -66,16 +66,14 @@ class StopOnNonFinite(Callback):
         device = trainer.strategy.root_device
         scaler = isinstance(trainer.precision_plugin, MixedPrecision) and trainer.precision_plugin.scaler
         self._device = device.type
-        self._is_checked = not scaler and device.type in ("cpu", "cuda", "mps")
+        is_sharded = isinstance(trainer.strategy, FSDPStrategy | ModelParallelStrategy)
+        self._is_checked = not scaler and not is_sharded and device.type in ("cpu", "cuda", "mps")
         self._parameters = list(pl_module.parameters())
-        # Each rank checks its shards of the gradients, and an optimizer of shards takes no flag.
-        shards = (local(p) is not p for p in self._parameters)  # those of Lightning's FSDPStrategy are plain tensors
-        self._sharded = isinstance(trainer.strategy, FSDPStrategy) or any(shards)
-        self._leaves_out = _can_leave_out(device.type, trainer.optimizers, self._sharded)
+        self._leaves_out = _can_leave_out(device.type, trainer.optimizers)
         if self._is_checked and self.action == "skip" and not self._leaves_out:
             raise UserError(
-                f"{_skip(pl_module)}: on {device.type} an update can be left out only by CUDA's fused optimizers over parameters "
-                "that are not sharded; take another optimizer, or the action stop"
+                f"{_skip(pl_module)}: on {device.type} an update can be left out only by CUDA's fused optimizers; take "
+                "another optimizer, or the action stop"
             )
         self._flags: list[tuple[_Step, Tensor]] = []  # of the steps that are not being read yet
         self._reads: deque[tuple[Sequence[_Step], DeferredScalars]] = deque()
@@ -96,8 +94,6 @@ class StopOnNonFinite(Callback):
                 numbers.append(self._loss)
             flag = torch.zeros_like(self._one)
             non_finite_check(numbers, flag, self._one)
-            if self._sharded:
-                torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX)
             is_bad = self._device == "cpu" and bool(flag)
         if self._device == "cpu":
             if is_bad:
@@ -174,9 +170,9 @@ class StopOnNonFinite(Callback):
         raise NonFiniteError(f"step {step.number}: {what}; {where}. The weights {weights}{hint}")
 
 
-def _can_leave_out(device: str, optimizers: Sequence[Optimizer], sharded: bool) -> bool:
+def _can_leave_out(device: str, optimizers: Sequence[Optimizer]) -> bool:
     """Whether a bad update can be left out without a wait for the device in the step."""
-    return device == "cpu" or (device == "cuda" and not sharded and all(map(supports_found_inf, optimizers)))
+    return device == "cpu" or (device == "cuda" and all(map(supports_found_inf, optimizers)))
 
 
 def _skip(module: LightningModule) -> str:
@@ -198,8 +194,8 @@ def _what_is_bad(module: LightningModule, loss: Tensor | None) -> str:
 
 
 def _values(gradient: Tensor) -> Tensor:
-    """This rank's real numbers in a gradient."""
-    values = stored_values(local(gradient))
+    """The real numbers in a gradient."""
+    values = stored_values(gradient)
     return torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
 
 

@@ -17,7 +17,6 @@ from ..callbacks._updates import Updates
 from ..callbacks.target import rises
 from ..distributed.gather import gather
 from ..distributed.rank_sync import RankSync, SyncsRanks
-from ..distributed.sharding import local
 from ..errors import UserError, did_you_mean, warn
 from ..files import remove_leftovers
 from ..options.types import PositiveFloat, PositiveInt, Purpose
@@ -243,8 +242,8 @@ class Checkpoints(SyncsRanks, Checkpoint):
 
 
 def _accumulated_gradients(module: LightningModule) -> dict[str, Tensor]:
-    """Those that wait for the next optimizer step, by parameter: of this rank, and of its shards of the parameters."""
-    return {name: local(p.grad).cpu() for name, p in module.named_parameters() if p.grad is not None}
+    """Those that wait for the next optimizer step, by parameter: of this rank."""
+    return {name: p.grad.cpu() for name, p in module.named_parameters() if p.grad is not None}
 
 
 def _frozen(module: LightningModule) -> list[str]:

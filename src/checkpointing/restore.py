@@ -12,7 +12,6 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import LambdaCallback, LearningRateFinder
 
 from .._lightning import callbacks_of, on_restore_error, resume_after_last_batch
-from ..distributed.sharding import from_shard
 from ..random_state import restore_random_state
 from .callback import Checkpoints
 from .log_files import cut_logs
@@ -53,7 +52,7 @@ def _restore_and_save(trainer: Trainer, point: ResumePoint) -> None:
             if getattr(part, "track_running_stats", None) is (name in frozen):  # otherwise it is as it was, or has none
                 part.track_running_stats = name not in frozen
         for name, gradient in point.loop_state["gradients"][rank].items():
-            parameters[name].grad = from_shard(gradient, parameters[name])
+            parameters[name].grad = gradient.to(parameters[name])
         restore_random_state(point.loop_state["random"][rank])
     except Exception as error:
         raise point.cannot_be_restored(error) from error

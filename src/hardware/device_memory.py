@@ -7,7 +7,6 @@ from contextlib import contextmanager
 import psutil
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from .._torch import saved_tensors, storage_id
 from .host_memory import peak_rss, private_rss
@@ -81,9 +80,8 @@ def measured_bytes(device: torch.device) -> dict[str, int]:
 
 
 def bytes_of(tensors: Iterable[object]) -> int:
-    """Bytes of the storages of tensors, each storage once; of a sharded tensor those of this rank."""
-    local = (each.to_local() if isinstance(each, DTensor) else each for each in tensors)
-    return sum({storage_id(storage): storage.nbytes() for each in local for storage in storages(each)}.values())
+    """Bytes of the storages of tensors, each storage once."""
+    return sum({storage_id(storage): storage.nbytes() for each in tensors for storage in storages(each)}.values())
 
 
 class SavedTensors:

@@ -109,10 +109,7 @@ def _check_pairs(config: dict[str, Any]) -> None:
     compile, trainer, callbacks = config["compile"], config["trainer"], config["callbacks"] or {}
     module = lightning_module_of(config)
     batches = batches_of_update(config, ranks_asked(config) or 1)  # checked again by the ranks that there are
-    strategy = trainer.get("strategy")
-    is_sharded = isinstance(strategy, dict) or any(name in str(strategy) for name in ("fsdp", "deepspeed"))
     nodes = {name: node for name, node in callbacks.items() if node}
-    averages = next((name for name, node in nodes.items() if node[TARGET].endswith("WeightAveraging")), "")
     validated = {name: node for name, node in nodes.items() if str(node.get("monitor")).startswith("val")}
     stops = next((name for name, node in validated.items() if node[TARGET].endswith("EarlyStopping")), "")
     prefix, no_validation = config["init_prefix"], trainer.get("limit_val_batches") == 0
@@ -123,12 +120,9 @@ def _check_pairs(config: dict[str, Any]) -> None:
         "trainer.callbacks: takes null; +callbacks.NAME={_target_: …} adds one": trainer.get("callbacks") is not None,
         f"init_prefix: got {prefix!r}, and there is no init=<file> to take it from": prefix and not config["init"],
         f"compile: {module} is a LightningModule, which compiles itself": compile and module,
-        "compile: a sharded model is not compiled; write compile=false, or trainer=ddp": compile and is_sharded,
         "compile: torch compiles for CPUs and GPUs; write compile=false with trainer.accelerator=mps": compile
         and trainer.get("accelerator") == "mps",
         f"compile: {compile} uses CUDA graphs, which overwrite accumulated gradients; write compile=default": graphs,
-        f"callbacks.{averages}: keeps a whole copy of the weights, and trainer.strategy shards them": averages
-        and isinstance(strategy, dict),
         "optimizer.schedule: plateau reads val/loss, and trainer.limit_val_batches=0 has no validation": no_validation
         and config.get("optimizer", {}).get("schedule") == "plateau",
         f"callbacks.{stops}: follows a validation, and trainer.limit_val_batches=0 has none": no_validation and stops,

@@ -78,7 +78,6 @@ CALLBACK = "batchscope.checkpointing.callback.Checkpoints.save"
 LOCAL = "stopped while each accumulates its own gradients"
 OF_TWO_RANKS: dict[str, tuple[Fault, list[str]]] = {
     "killed in mid-epoch": ((STEP, 7, kill_9), [EVERY_4]),
-    "killed in mid-epoch of a sharded model": ((STEP, 7, kill_9), [EVERY_4, "trainer=fsdp"]),
     "stopped in the first step": ((STEP, 1, terminate), []),
     "stopped in an epoch's last step": ((STEP, 4, terminate), []),
     "stopped in the last step": ((STEP, 8, terminate), []),

@@ -29,11 +29,8 @@ UNEVEN = [
 ]
 
 
-# The last one is a sharded model, whose checkpoint is evaluated alone.
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "option", [*(f"data.pipeline={how}" for how in ("memory", "device", "workers")), "trainer=fsdp"]
-)
+@pytest.mark.parametrize("option", [f"data.pipeline={how}" for how in ("memory", "device", "workers")])
 def test_two_processes_train_and_measure_what_one_does_with_twice_the_batch(option: str, tmp_path: Path) -> None:
     """Weights, losses and metrics agree up to the rounding of sums in another order."""
     run(tmp_path / "alone", *UNEVEN, "data.batch_size=8", "hydra.run.dir=out", code=0)

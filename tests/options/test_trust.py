@@ -96,7 +96,7 @@ REPEATED = [
     "model=mynet model.size=5 optimizer.betas=[0.8,0.9] +trainer.deterministic=true",
     "model=layers test=false trainer.max_time={hours:1}",
     "experiment=mine trainer.max_epochs=7",
-    "model=torchvision model.name=vgg11 trainer.precision=bf16-mixed trainer=fsdp",
+    "model=torchvision model.name=vgg11 trainer.precision=bf16-mixed trainer=ddp",
     "data=sequential_mnist model=lstm_cell data.steps=pixels callbacks.checkpoint.monitor=val/acc",
     "+trainer.val_check_interval='00:00:10:00' +trainer.check_val_every_n_epoch=null task.loss=mse",
     "data.root=out/data callbacks.checkpoint.dirpath=out/x +trainer.default_root_dir=out trainer.devices=[0,1]",
