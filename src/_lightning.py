@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, WeightAveraging
-from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.profilers import Profiler
@@ -228,25 +228,11 @@ class _ResumedEpochLoop(_TrainingEpochLoop):
             super().advance(data_fetcher)
 
 
-def has_begun(logger: MLFlowLogger | WandbLogger) -> bool:
-    """Whether a logger has been used: has its writer, or its run."""
-    return logger._initialized if isinstance(logger, MLFlowLogger) else logger._experiment is not None
+def has_begun(logger: WandbLogger) -> bool:
+    """Whether a logger has its run."""
+    return logger._experiment is not None
 
 
-def continue_mlflow_run(logger: MLFlowLogger, tag: str) -> None:
-    """Have the logger continue the run of its experiment that has the same value of a tag; begin one where there is none."""
-    client, name = cast(Any, logger)._mlflow_client, logger._experiment_name
-    experiment = client.get_experiment_by_name(name)
-    if experiment is None:  # Lightning would warn of it
-        client.create_experiment(name, artifact_location=logger._artifact_location)
-    elif logger._run_id is None:
-        found = client.search_runs([experiment.experiment_id], f"tags.`{tag}` = '{cast(Any, logger).tags[tag]}'")
-        logger._run_id = found[0].info.run_id if found else None
-    if logger._run_id is not None:
-        client.update_run(logger._run_id, status="RUNNING")
-    _ = logger.experiment
-
-
-def prefixed(logger: MLFlowLogger | TensorBoardLogger, keys: Sequence[str]) -> list[str]:
+def prefixed(logger: TensorBoardLogger, keys: Sequence[str]) -> list[str]:
     """The names under which a logger writes `keys`: with the logger's prefix, if it has one."""
     return [f"{logger._prefix}{logger.LOGGER_JOIN_CHAR}{key}" if logger._prefix else key for key in keys]

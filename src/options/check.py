@@ -21,7 +21,6 @@ from .update import batches_of_update, ranks_asked
 from .values import check_value
 
 _OUTPUT_DIR = "${hydra:runtime.output_dir}"  # what Hydra calls the run's folder, in YAML files of other projects
-_EXTRAS = {"WandbLogger": "wandb", "MLFlowLogger": "mlflow"}  # loggers, and the package and extra that each needs
 # Callbacks of Lightning that a run does not take, with what to write instead.
 _NOT_TAKEN = {
     "BatchSizeFinder": "takes its trial steps from the learning-rate schedule; write batchscope train -m "
@@ -155,8 +154,8 @@ def _check_collection(nodes: Any, name: str) -> None:
         kind = str(node[TARGET]).rpartition(".")[2]
         if kind in _NOT_TAKEN:
             raise UserError(f"{option}: {kind} {_NOT_TAKEN[kind]}")
-        if kind in _EXTRAS and not is_installed(_EXTRAS[kind]):
-            raise UserError(f"{option}: {_EXTRAS[kind]} is not installed; pip install 'batchscope[{_EXTRAS[kind]}]'")
+        if kind == "WandbLogger" and not is_installed("wandb"):
+            raise UserError(f"{option}: wandb is not installed; pip install 'batchscope[wandb]'")
     check_node(nodes, name)
 
 

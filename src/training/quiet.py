@@ -25,7 +25,6 @@ _IGNORED = (
     ".*callbacks used to create the checkpoint need to be provided.*",
     ".*using the WeightAveraging callback with a model that overrides.*",
     ".*using the WeightAveraging callback, but loading a checkpoint outside.*",
-    ".*noload.. loader strategy is deprecated.*",  # MLflow under SQLAlchemy 2.1
 )
 _HERE = Path(__file__).parents[1]
 # The parts of Lightning that print only what a user asked for: a profile, a learning rate found, a verbose callback.

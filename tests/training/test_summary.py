@@ -13,7 +13,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from lightning.pytorch.loggers import MLFlowLogger
+from lightning.pytorch.loggers import WandbLogger
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, SubsetRandomSampler
 
@@ -85,7 +85,7 @@ def test_a_batch_larger_than_the_training_set_is_labelled_as_what_it_held(oversi
 
 
 def test_the_first_rank_alone_tells_the_loggers_what_a_run_was_trained_with(oversize: Path) -> None:
-    logger = Mock(spec=MLFlowLogger)
+    logger = Mock(spec=WandbLogger)
     log_hyperparameters(SimpleNamespace(is_global_zero=False, loggers=[logger]), record(oversize / "out"))
     assert not logger.mock_calls
 
