@@ -4,7 +4,7 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy
 from lightning.pytorch.loggers import Logger
@@ -14,7 +14,6 @@ from torch import Tensor
 from typing_extensions import override
 
 from ..files import whole_append
-from ..options.types import Purpose
 from ..records.step_file import read_rows, write_rows
 
 
@@ -25,7 +24,7 @@ class StepFile(Logger):
         save_dir: the run's folder.
     """
 
-    def __init__(self, save_dir: Annotated[str, Purpose.WRITTEN_TO]):
+    def __init__(self, save_dir: str):
         super().__init__()
         self._save_dir = save_dir
         self.path = Path(save_dir, "csv", "metrics.csv")

@@ -5,6 +5,7 @@ Nothing is imported: what a node's target takes is read from its source text.
 
 import contextlib
 import copy
+import os
 from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
@@ -111,6 +112,10 @@ def _check_pairs(config: dict[str, Any]) -> None:
     nodes = {name: node for name, node in callbacks.items() if node}
     validated = {name: node for name, node in nodes.items() if str(node.get("monitor")).startswith("val")}
     stops = next((name for name, node in validated.items() if node[TARGET].endswith("EarlyStopping")), "")
+    for name, node in nodes.items():
+        if node[TARGET].endswith(".Checkpoints") and not _is_in_run(node.get("dirpath"), config):
+            where = "takes a folder in that of the run, ${run_dir}/…; hydra.run.dir=… moves the whole run"
+            raise UserError(f"callbacks.{name}.dirpath: got {node.get('dirpath')}, {where}")
     prefix, no_validation = config["init_prefix"], trainer.get("limit_val_batches") == 0
     graphs = compile in ("reduce-overhead", "max-autotune") and batches > 1
     conflicts = {
@@ -128,6 +133,12 @@ def _check_pairs(config: dict[str, Any]) -> None:
     }
     if said := next((said for said, is_wrong in conflicts.items() if is_wrong), None):
         raise UserError(said)
+
+
+def _is_in_run(dirpath: str | None, config: dict[str, Any]) -> bool:
+    run_dir = str(config.get("run_dir"))
+    place = os.path.normpath(dirpath or f"{config['trainer'].get('default_root_dir') or run_dir}/checkpoints")
+    return place.startswith(f"{os.path.normpath(run_dir)}{os.sep}")
 
 
 def _check_groups(optimizer: dict[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from functools import reduce
@@ -20,7 +19,7 @@ from batchscope.training.build import build, build_optimizer
 from batchscope.training.task import Task
 from tests.checkpointing.support import OUT, STEP, TEST, change, of_another_model, other_data, refused, terminate
 from tests.support.command_lines import refusal
-from tests.support.runs import EVERY_4, SMALL, Fault, curves, kill_9, record, run
+from tests.support.runs import EVERY_4, SMALL, Fault, kill_9, record, run
 from tests.support.synthetic_runs import write_run
 
 
@@ -172,22 +171,6 @@ def test_a_finished_run_is_made_longer_not_shorter_and_its_best_checkpoint_stays
     (tmp_path / BEST).unlink()  # the best of what follows is kept
     run(tmp_path, "resume=out", "trainer.max_epochs=3", code=0)
     assert record(tmp_path / "out")["checkpoints"] == kept
-
-
-@pytest.mark.slow
-def test_checkpoints_may_lie_elsewhere_but_not_where_another_run_has_its_own(tmp_path: Path, unstopped: Path) -> None:
-    elsewhere = f"callbacks.checkpoint.dirpath={tmp_path / 'scratch'}"
-    run(tmp_path, *SMALL, EVERY_4, OUT, elsewhere, faults=[(STEP, 10, kill_9)], code=-9)
-    shutil.move(tmp_path / "out", tmp_path / "moved")
-    run(tmp_path / "from", "resume=../moved", elsewhere, code=0)
-    assert [entry["step"] for entry in record(tmp_path / "moved")["resumed"]] == [8]
-    assert curves(tmp_path / "moved") == curves(unstopped)
-    said = (
-        f"error: callbacks.checkpoint.dirpath: {tmp_path / 'scratch'} holds checkpoints, which this run would replace; "
-    )
-    assert refused(run(tmp_path, *SMALL, OUT, elsewhere)).startswith(said)
-    run(tmp_path, *SMALL, EVERY_4, OUT, faults=[(STEP, 10, kill_9)], code=-9)
-    refuses(tmp_path, INVALID, elsewhere)
 
 
 # --- a checkpoint whose bytes are intact ------------------------------------------------------------------------------
