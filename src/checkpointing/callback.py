@@ -65,7 +65,6 @@ class Checkpoints(SyncsRanks, Checkpoint):
         self.metrics: dict[str, float] = {}  # of the last validation
         self._is_fitting = False
         self._has_warned = False
-        self._has_nonfinite = False  # whether a validation had a score that is not finite
         self.on_first_save: Callable[[], None] = lambda: None  # called once, when a checkpoint is on the disk
         self._is_saving = False
         self._saved_batch: int | None = None
@@ -85,11 +84,6 @@ class Checkpoints(SyncsRanks, Checkpoint):
                 said = f"nobody says which way {self.monitor} gets better; write min or max"
                 raise UserError(f"callbacks.checkpoint.mode: {said}")
             self.mode = "max" if is_rising else "min"
-
-    def record_facts(self) -> dict[str, Any]:
-        """For the run's record: why validations have left no best checkpoint; None where one is the best, or none was."""
-        is_never = self._has_nonfinite and self.best_model_score is None
-        return {"no_best": f"{self.monitor} was never finite" if is_never else None}
 
     def unread_options(self) -> dict[str, str]:
         """The options that have changed nothing, and why."""
@@ -155,7 +149,6 @@ class Checkpoints(SyncsRanks, Checkpoint):
         self.metrics = {key: float(value) for key, value in trainer.callback_metrics.items()}
         score = self.current_score = self._score()
         if score is not None and not math.isfinite(score):
-            self._has_nonfinite = True
             what = f"{self.monitor} is {score} in epoch {trainer.current_epoch}"
             self._warn_once(f"callbacks.checkpoint.monitor: {what}, and no such checkpoint is the best")
         elif score is not None and self._is_best(score):

@@ -117,8 +117,6 @@ def _check_weights(saved: dict[str, Any], module: LightningModule) -> None:
         here = _shape(own[name]) if name in own else "unknown"
         if there != here and not (here == _LAZY and name in saved):
             raise ValueError(f"its weights are of another model: {name} is {there} there and {here} here")
-        if isinstance(own[name], Tensor) and saved[name].is_floating_point() != own[name].is_floating_point():
-            raise ValueError(f"its weights are of another model: {name} is of {saved[name].dtype}")
 
 
 def _shape(value: Any) -> tuple[int, ...] | str:

@@ -12,7 +12,7 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, LambdaCallback
 from torch import nn
 
-from ..checkpointing.checkpoint_file import complex_in_place_of_real, load_checkpoint, makes_layers
+from ..checkpointing.checkpoint_file import load_checkpoint, makes_layers
 from ..data.plain import Data
 from ..data.spec import DataSpec, spec_from
 from ..errors import UserError
@@ -185,8 +185,6 @@ def _known(saved: dict[str, Any], path: Path, options: Mapping[str, Any]) -> Kno
 def _load_weights(module: LightningModule, weights: Any, name: str, path: Path) -> None:
     """Load a checkpoint's weights; UserError with the first that does not fit."""
     try:
-        if wrong := complex_in_place_of_real(weights, module.state_dict()):
-            raise RuntimeError(wrong)
         module.load_state_dict(weights, strict=module.strict_loading)
     except (RuntimeError, TypeError, AttributeError) as error:  # the last two where there are no weights at all
         lines = str(error).splitlines()

@@ -276,8 +276,7 @@ def _result(record: Mapping[str, Any]) -> str:
     steps = record["steps"]
     words = words or [count(number, unit) for number, unit in (*trained, (steps, "step"))]
     timed = f", the last {steps - before:,} of {count(steps, 'step')}" if 0 < before < steps else ""
-    untold = f"; last weights, as {record['no_best']}" if record.get("no_best") else ""
-    return f"{', '.join(words)} in {duration(record['fit_seconds'])}{timed}{untold}"
+    return f"{', '.join(words)} in {duration(record['fit_seconds'])}{timed}"
 
 
 def _metric(key: str, value: float) -> str:
