@@ -81,8 +81,6 @@ def _check_devices(configs: list[dict[str, Any]], multirun: bool = False, here: 
             from ..hardware.devices import check_accelerator
 
             check_accelerator(accelerator, trainer.get("devices", "auto"))
-    if not multirun:
-        rendezvous.use_own_rendezvous_store()
 
 
 def _run_one(line: CommandLine) -> None:

@@ -58,35 +58,6 @@ def once_for_all(prepare: Callable[[], None], trainer: Any, on_each_machine: boo
         raise error
 
 
-def use_own_rendezvous_store() -> None:
-    """Give the processes of a torchrun restart (`--max-restarts`) a separate rendezvous store.
-
-    The store of torchrun's agent outlives an attempt. It still holds the addresses of the failed processes, and torch's
-    process group does not start from those.
-    """
-    global _store
-    rank = current()
-    if rank.launcher != "torchrun" or rank.world_size == 1 or _attempt() == "0":
-        return
-    agent_store = _rendezvous_store(rank)
-    if rank.rank == 0:
-        from torch.distributed import TCPStore
-
-        own = TCPStore(
-            os.environ["MASTER_ADDR"], 0, is_master=True, timeout=_TIMEOUT, wait_for_workers=False, multi_tenant=True
-        )
-        agent_store.set("port", str(own.port))
-        port, _store = str(own.port), own
-    else:
-        port, _store = _get(agent_store, "port"), None
-    os.environ |= {"MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": "False"}
-
-
-def _attempt() -> str:
-    """How often torchrun has restarted the processes."""
-    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-
-
 def _get(store: Any, key: str) -> str:
     try:
         return store.get(key).decode()
@@ -95,7 +66,7 @@ def _get(store: Any, key: str) -> str:
 
 
 def _rendezvous_store(rank: Rank) -> Any:
-    """Torch's store at the address where Lightning's process group will meet, with a prefix for this attempt."""
+    """Torch's store at the address where Lightning's process group will meet, with a prefix of ours."""
     global _store
     from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
     from torch.distributed import PrefixStore, rendezvous
@@ -109,4 +80,4 @@ def _rendezvous_store(rank: Rank) -> Any:
             raise UserError(
                 f"the {rank.world_size} processes do not meet at {address}: {in_one_line(error)}"
             ) from error
-    return PrefixStore(f"batchscope/{_attempt()}", _store)
+    return PrefixStore("batchscope", _store)

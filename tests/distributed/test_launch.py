@@ -92,9 +92,8 @@ def by_lightning(folder: Path) -> list[subprocess.Popen[str]]:
     return [spawn(folder, TRAIN, *TWO, MINE="0")]
 
 
-def by_torchrun(folder: Path, *words: str, program: str = TRAIN, restarts: int = 0) -> list[subprocess.Popen[str]]:
-    launcher = [*TORCH, "--standalone", "--nproc_per_node=2", f"--max-restarts={restarts}"]
-    return [spawn(folder, *launcher, program, *TWO, *words, MINE="0")]
+def by_torchrun(folder: Path, *words: str) -> list[subprocess.Popen[str]]:
+    return [spawn(folder, *TORCH, "--standalone", "--nproc_per_node=2", TRAIN, *TWO, *words, MINE="0")]
 
 
 def by_two_torchruns(folder: Path) -> list[subprocess.Popen[str]]:
@@ -129,27 +128,6 @@ def test_two_processes_leave_one_record_of_both_and_only_the_first_prints(starte
     assert throughput["slowest_process"] in (0, 1)
     assert throughput["samples_per_sec"] == pytest.approx(8e3 / throughput["step_ms_median"])
     assert throughput["samples_per_sec_mean"] == pytest.approx(2 * throughput["samples"] / throughput["seconds"])
-
-
-# Rank 1 fails once, after the rendezvous: at the end of the first attempt's epoch.
-FAILS_ONCE = """
-import os
-from batchscope import train
-from batchscope.training import task
-if (os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]) == ("0", "1"):
-    task.Task.on_train_epoch_end = lambda self: 1 / 0
-train.main()
-"""
-
-
-@pytest.mark.slow
-def test_torchrun_starts_processes_again_that_have_failed(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(FAILS_ONCE)
-    done = end(*by_torchrun(tmp_path, program="program.py", restarts=1))
-    assert done.code == 0, done.err
-    assert done.out.count("\nresult  ") == 1
-    records = [json.loads((run / "run.json").read_text()) for run in sorted((tmp_path / "out").iterdir())]
-    assert [record["status"] for record in records] == ["failed", "finished"]
 
 
 @pytest.mark.slow
