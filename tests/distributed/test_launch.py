@@ -34,8 +34,6 @@ def test_a_process_knows_its_number_and_who_has_started_it(environ: dict[str, st
 
 
 DDP = "lightning.pytorch.strategies.DDPStrategy"
-ON_CPU = "trainer.devices: got {}, takes a number of processes on the CPU"
-STRATEGIES = "trainer.strategy: got {}, takes auto, single_device, ddp, "
 # A trainer, who has started the processes, and what is said, if anything.
 TRAINERS: list[tuple[dict, dict[str, str], str]] = [
     ({"devices": "auto"}, {}, ""),
@@ -44,25 +42,14 @@ TRAINERS: list[tuple[dict, dict[str, str], str]] = [
     ({"strategy": "deepspeed_stage_2", "accelerator": "gpu", "devices": 2}, {}, ""),
     ({"strategy": {"_target_": DDP, "start_method": "popen"}}, {}, ""),
     *(({"devices": 2, "num_nodes": 2, "strategy": "ddp"}, launcher, "") for launcher in (TORCHRUN, SRUN)),
-    *(
-        ({"devices": devices}, {}, f"trainer.devices: got {devices!r}, takes a number of devices (at least 1)")
-        for devices in (0, -2, "abc", [], [0, "x"], True)
-    ),
-    ({"devices": "atuo"}, {}, "Did you mean 'auto'?"),
-    *(({"devices": devices, "accelerator": "cpu"}, {}, ON_CPU.format(devices)) for devices in (-1, [0, 1])),
-    ({"num_nodes": 0}, {}, "trainer.num_nodes: got 0, takes"),
     ({"num_nodes": 2}, {}, "trainer.num_nodes: got 2, and nothing has started this on 2 machines"),
-    *(({"strategy": name}, {}, STRATEGIES.format(name)) for name in ("dpp", "ddp_spawn")),
-    ({"strategy": "dpp"}, {}, "Did you mean 'ddp'?"),
     ({"devices": 1}, TORCHRUN, "1 on each of 1 machine make 1 process, and torchrun has started 4"),
     ({"devices": 2}, SRUN, "2 on each of 1 machine make 2 processes, and srun has started 4"),
-    ({"devices": 4}, {k: v for k, v in SRUN.items() if "STEP" not in k}, "write srun batchscope train"),
-    ({"devices": 4}, {k: v for k, v in SRUN.items() if "PER_NODE" not in k}, "--ntasks-per-node"),
 ]
 
 
 @pytest.mark.parametrize(("trainer", "environ", "said"), TRAINERS)
-def test_what_lightning_can_do_is_let_through_and_what_cannot_work_is_one_line(trainer, environ, said) -> None:
+def test_more_or_fewer_processes_than_the_options_ask_for_are_one_line(trainer, environ, said) -> None:
     if said:
         assert said in refusal(check_processes, trainer, environ=environ)
     else:
