@@ -24,31 +24,21 @@ class StepFile(Logger):
         save_dir: the run's folder.
     """
 
+    name, version = "csv", ""  # pyrefly: ignore[bad-override]
+
     def __init__(self, save_dir: str):
         super().__init__()
-        self._save_dir = save_dir
         self.path = Path(save_dir, "csv", "metrics.csv")
         self._columns: list[str] = []  # of the file
-        self._kept: set[tuple[int, frozenset[str]]] = set()  # step and columns of rows that are logged again
-
-    @property
-    @override
-    def name(self) -> str:
-        return "csv"
-
-    @property
-    @override
-    def version(self) -> str:
-        return ""
+        self._kept: set[tuple[float, frozenset[str]]] = set()  # step and columns of rows that are logged again
 
     @property
     @override
     def save_dir(self) -> str:
-        return self._save_dir
+        return str(self.path.parents[1])
 
     @override
-    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        pass  # they are in the record
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None: ...  # they are in the record
 
     @override
     @rank_zero_only
