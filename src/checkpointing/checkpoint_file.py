@@ -41,7 +41,7 @@ class AtomicCheckpointIO(CheckpointIO):
     """
 
     def __init__(self) -> None:
-        self._left_out: dict[str, None] = {}  # the names of hyperparameters
+        self._left_out: set[str] = set()  # the names of hyperparameters
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
@@ -51,16 +51,14 @@ class AtomicCheckpointIO(CheckpointIO):
             for key, value in checkpoint.items()
             if key not in _THEIR_TYPES
         }
-        left_out: dict[str, None] = {}
         for entry, value in plain.items():  # at every save: a callback's state may have changed
             if entry in _HYPERPARAMETERS:
                 plain[entry] = {key: one for key, one in dict(value).items() if _can_be_read(one)}
-                left_out |= dict.fromkeys(str(key) for key in dict(value) if key not in plain[entry])
+                if left_out := [key for key in value if key not in plain[entry] and key not in self._left_out]:
+                    warn(f"checkpoints leave out the hyperparameters {', '.join(map(str, left_out))}: each {_ONLY}")
+                self._left_out.update(left_out)
             elif entry != "state_dict" and not _can_be_read(value):
                 raise UserError(f"checkpoint: its entry '{entry}' could not be read back: it {_ONLY}")
-        if names := ", ".join(name for name in left_out if name not in self._left_out):
-            warn(f"checkpoints leave out the hyperparameters {names}: each {_ONLY}")
-        self._left_out |= left_out
         write_checkpoint(plain, Path(path))
 
     @override

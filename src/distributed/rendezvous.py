@@ -19,7 +19,10 @@ def of_first(key: str, decide: Callable[[], Any]) -> Any:
     """What the first process decides, in plain values; the others wait for it. UserError if it is missing, or ends before."""
     rank, name = current(), f"BATCHSCOPE_FIRST_{key}"
     if rank.rank and rank.launcher:
-        return yaml.safe_load(_get(_rendezvous_store(rank), key))
+        try:
+            return yaml.safe_load(_rendezvous_store(rank).get(key))
+        except RuntimeError as error:  # torch's DistError is one
+            raise UserError(f"the first process has not said what the run is: {error}") from error
     if rank.rank and name in os.environ:  # Lightning has started this process
         return yaml.safe_load(os.environ[name])
     decided = decide()
@@ -56,13 +59,6 @@ def once_for_all(prepare: Callable[[], None], trainer: Any, on_each_machine: boo
         error = UserError("data: another process could not prepare them")
         error.reported = True  # by that process
         raise error
-
-
-def _get(store: Any, key: str) -> str:
-    try:
-        return store.get(key).decode()
-    except RuntimeError as error:  # torch's DistError is one
-        raise UserError(f"the first process has not said what the run is: {error}") from error
 
 
 def _rendezvous_store(rank: Rank) -> Any:
