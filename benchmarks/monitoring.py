@@ -22,7 +22,7 @@ import torch
 from harness import arguments, bare_trainer, compare_variants, rows, write_result, zoo_batch, zoo_task
 from lightning.pytorch.callbacks import Callback, DeviceStatsMonitor
 from lightning.pytorch.callbacks import ThroughputMonitor as LightningThroughputMonitor
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor, nn
 
 from batchscope.callbacks import (
@@ -33,6 +33,7 @@ from batchscope.callbacks import (
     ThroughputMonitor,
     TrainCurves,
 )
+from batchscope.callbacks.step_file import StepFile
 from batchscope.data.loader import Loader, TensorBatches
 from batchscope.data.order import DeterministicBatchSampler
 from batchscope.hardware.microbenchmarks import clock
@@ -116,7 +117,7 @@ def turn(
             trainer = default_trainer(folder, device, [outside])
         else:
             callbacks = [*used(), outside]
-            loggers = [TensorBoardLogger(folder), CSVLogger(folder)] if logs else False
+            loggers = [TensorBoardLogger(folder), StepFile(folder)] if logs else False
             has_bar = any(isinstance(each, ProgressBar) for each in callbacks)
             options = {"max_epochs": 1, "logger": loggers, "log_every_n_steps": 1, "enable_progress_bar": has_bar}
             trainer = bare_trainer(device, callbacks, **options)

@@ -18,9 +18,9 @@ from typing import Any
 
 from harness import arguments, bare_trainer, rows, task_of, write_result
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers import CSVLogger
 
 from batchscope.callbacks import ThroughputMonitor
+from batchscope.callbacks.step_file import StepFile
 from batchscope.hardware.microbenchmarks import clock
 from batchscope.options.compose import check_command_line
 from batchscope.options.groups import choices_of
@@ -53,7 +53,7 @@ def measure(
     source, steps = build(config["data"], "data"), -(-samples // config["data"]["batch_size"])
     outside, monitor = OutsideClock(), ThroughputMonitor(warmup_steps=steps, calibrate=calibrate, verbose=False)
     with open(os.devnull, "w") as null, contextlib.redirect_stdout(null), tempfile.TemporaryDirectory() as logs:
-        options = {"max_epochs": 2, "logger": CSVLogger(logs), "log_every_n_steps": 1, "limit_val_batches": 0}
+        options = {"max_epochs": 2, "logger": StepFile(logs), "log_every_n_steps": 1, "limit_val_batches": 0}
         trainer = bare_trainer(accelerator, [outside, monitor], **options)
         trainer.fit(task_of(config, source.spec), datamodule=source)
     summary = monitor.summary

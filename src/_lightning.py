@@ -4,23 +4,17 @@ Lightning sets some attributes of a Trainer at run time, so that type checkers d
 their types. A new release of Lightning has to be compared with this file alone.
 """
 
-import csv
 from collections.abc import Callable, Sequence
 from subprocess import Popen
 from typing import Any, cast
 
-import numpy
 from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, WeightAveraging
-from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
-from lightning.pytorch.loggers.csv_logs import ExperimentWriter
+from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.profilers import Profiler
-from numpy.typing import NDArray
 from typing_extensions import override
-
-from .files import whole_append
 
 
 def callbacks_of(trainer: Trainer) -> list[Callback]:
@@ -234,66 +228,11 @@ class _ResumedEpochLoop(_TrainingEpochLoop):
             super().advance(data_fetcher)
 
 
-def append_to_csv(logger: CSVLogger, columns: list[str], rewrite: Callable[[list[str]], None]) -> None:
-    """Have a CSVLogger that is not yet used append to its file, which has these columns; `rewrite` gives it others.
-
-    Lightning deletes a file that is there. It adds a column by truncating the file and writing it again.
-    """
-
-    class Writer(ExperimentWriter):
-        @override
-        def _check_log_dir_exists(self) -> None:
-            self.metrics_keys = columns
-
-        @override
-        def _rewrite_with_new_header(self, fieldnames: list[str]) -> None:
-            rewrite(fieldnames)
-
-    logger._experiment = Writer(log_dir=logger.log_dir)
+def has_begun(logger: WandbLogger) -> bool:
+    """Whether a logger has its run."""
+    return logger._experiment is not None
 
 
-def has_begun(logger: MLFlowLogger | WandbLogger) -> bool:
-    """Whether a logger has been used: has its writer, or its run."""
-    return logger._initialized if isinstance(logger, MLFlowLogger) else logger._experiment is not None
-
-
-def continue_mlflow_run(logger: MLFlowLogger, tag: str) -> None:
-    """Have the logger continue the run of its experiment that has the same value of a tag; begin one where there is none."""
-    client, name = cast(Any, logger)._mlflow_client, logger._experiment_name
-    experiment = client.get_experiment_by_name(name)
-    if experiment is None:  # Lightning would warn of it
-        client.create_experiment(name, artifact_location=logger._artifact_location)
-    elif logger._run_id is None:
-        found = client.search_runs([experiment.experiment_id], f"tags.`{tag}` = '{cast(Any, logger).tags[tag]}'")
-        logger._run_id = found[0].info.run_id if found else None
-    if logger._run_id is not None:
-        client.update_run(logger._run_id, status="RUNNING")
-    _ = logger.experiment
-
-
-def prefixed(logger: CSVLogger | MLFlowLogger | TensorBoardLogger, keys: Sequence[str]) -> list[str]:
+def prefixed(logger: TensorBoardLogger, keys: Sequence[str]) -> list[str]:
     """The names under which a logger writes `keys`: with the logger's prefix, if it has one."""
     return [f"{logger._prefix}{logger.LOGGER_JOIN_CHAR}{key}" if logger._prefix else key for key in keys]
-
-
-def append_csv_rows(logger: CSVLogger, keys: Sequence[str], rows: NDArray[numpy.float64]) -> None:
-    """Write rows of numbers, shape (N, K), behind what the logger got before. The last of the columns `keys` is `step`.
-
-    A number has 9 digits, which tell any float32 from every other. That takes a quarter of the time of `log_metrics`
-    and `save`, which copy each row three times and write up to 17 digits.
-    """
-    writer = cast(Any, logger.experiment)
-    keys = [*prefixed(logger, keys[:-1]), "step"]
-    known = not writer.metrics and set(keys) <= set(writer.metrics_keys)
-    if not known or not writer._fs.isfile(writer.metrics_file_path):
-        number = "%.9g"
-        texts = [[*(number % n for n in row[:-1]), int(row[-1])] for row in rows.tolist()]
-        writer.metrics += [dict(zip(keys, text, strict=True)) for text in texts]
-        logger.save()
-        return
-    numbers = rows[:, [keys.index(column) for column in writer.metrics_keys if column in keys]]
-    kinds = {column: "%d" if column == "step" else "%.9g" for column in keys}
-    line = ",".join(kinds.get(column, "") for column in writer.metrics_keys) + csv.excel.lineterminator
-    path = writer.metrics_file_path
-    with whole_append(path), writer._fs.open(path, "a", newline="") as file:
-        file.write(line * len(numbers) % tuple(numbers.ravel().tolist()))

@@ -114,26 +114,6 @@ def watch_compilation(started: Callable[[], None], ended: Callable[[], None]) ->
     return stop
 
 
-def why_not_compilable(device: torch.device) -> str | None:
-    """Why torch.compile cannot make code for a device here, in one line; None where nothing is known to be missing."""
-    from torch._dynamo.eval_frame import check_if_dynamo_supported
-
-    try:
-        check_if_dynamo_supported()
-        if device.type == "cpu":
-            from torch._inductor.cpp_builder import get_cpp_compiler
-
-            get_cpp_compiler()
-    except Exception as error:  # noqa: BLE001 - of several classes; the message says what is missing
-        name = type(error).__name__
-        return "no C++ compiler is found (g++, or what CXX names)" if name == "InvalidCxxCompiler" else str(error)
-    from torch.utils._triton import has_triton
-
-    if device.type == "cuda" and not has_triton():
-        return "triton is missing, or does not know this GPU"
-    return None if device.type in ("cpu", "cuda") else f"compiling for {device.type} is not supported here"
-
-
 def is_compilation_error(error: BaseException) -> bool:
     """Whether an exception is one of torch.compile's own classes."""
     return type(error).__module__.startswith(("torch._dynamo.", "torch._inductor."))

@@ -2,8 +2,8 @@
 
 Callbacks write what the device has passed, up to a hundred steps at once. Lightning writes at once, and counts from 0
 where `global_step` counts from 1. So between `join` and `leave` of the callbacks that write, a logger's `log_metrics`
-holds the rows of a step back until no more of it, and none before it, can come, and writes them as one. CSV, TensorBoard
-and MLflow take steps in any order, and get them as they come.
+holds the rows of a step back until no more of it, and none before it, can come, and writes them as one. The CSV file
+and TensorBoard take steps in any order, and get them as they come.
 """
 
 import heapq
@@ -12,11 +12,12 @@ from typing import Any, Protocol, cast
 from weakref import WeakKeyDictionary
 
 from lightning import Trainer
-from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
 from .._lightning import logged_step
 from ._timer import pause
 from ._writer import give_up, is_plain
+from .step_file import StepFile
 
 _MOST = 10_000  # steps held back; more wait only where a module steps several optimizers, or accumulates by hand
 
@@ -66,7 +67,7 @@ class _Order:
         self._trainer = trainer
         self._is_ending = False
         self.sources: list[Source] = []
-        taking_any = (CSVLogger, MLFlowLogger, TensorBoardLogger)
+        taking_any = (StepFile, TensorBoardLogger)
         ordered = [one for one in trainer.loggers if not any(is_plain(one, kind) for kind in taking_any)]
         self._held = [_Held(logger, self) for logger in ordered]
 

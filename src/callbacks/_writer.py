@@ -1,7 +1,6 @@
 """StepWriter: writes the scalars of many steps to a trainer's loggers at once, each at its own step."""
 
 import itertools
-import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -10,18 +9,18 @@ from weakref import ReferenceType, ref
 
 import numpy
 from lightning import Trainer
-from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 from tensorboard.compat.proto.summary_pb2 import Summary
 
-from .._lightning import append_csv_rows, prefixed
+from .._lightning import prefixed
 from ..errors import in_one_line
 from ..records.metrics import metric
 from ._timer import pause
+from .step_file import StepFile
 
 POINTS = 1000  # of a tag: TensorBoard shows about so many
-_MLFLOW_AT_ONCE = 1000  # numbers of a request, as its servers allow
 _failed: list[ReferenceType[Logger]] = []  # a logger need not be hashable
 
 Row = tuple[int, Mapping[str, float]]
@@ -104,14 +103,12 @@ def is_plain(logger: Logger, kind: type[Kind]) -> TypeGuard[Kind]:
 
 
 def _write(logger: Logger, scalars: Scalars, shown: NDArray[numpy.bool_], details: bool) -> None:
-    if is_plain(logger, CSVLogger):
+    if isinstance(logger, StepFile):
         rows = numpy.column_stack([scalars.values, scalars.steps.astype(float)])
-        append_csv_rows(logger, [*scalars.keys, "step"], rows)
+        logger.append([*scalars.keys, "step"], rows)
     # A writer that an earlier fit has closed has no file; Lightning's own `log_metrics` opens a new one.
     elif is_plain(logger, TensorBoardLogger) and logger.experiment.file_writer is not None:
         _write_events(logger, logger.experiment.file_writer, scalars, shown, details)
-    elif is_plain(logger, MLFlowLogger):
-        _write_to_mlflow(logger, scalars)
     else:
         for step, values in zip(scalars.steps.tolist(), scalars.values.tolist(), strict=True):
             logger.log_metrics(dict(zip(scalars.keys, values, strict=True)), step)
@@ -133,21 +130,6 @@ def _write_events(
         )
         file_writer.add_summary(summary, step, now)
     file_writer.flush()
-
-
-def _write_to_mlflow(logger: MLFlowLogger, scalars: Scalars) -> None:
-    """The most numbers that one request may hold at once: a tenth of the time of a request a step."""
-    from mlflow.entities import Metric  # pyrefly: ignore[missing-import]  # of an optional extra
-
-    now = int(time.time() * 1000)
-    keys = [re.sub(r"[^\w/. -]", "", key) for key in prefixed(logger, scalars.keys)]  # as Lightning does
-    numbers = (
-        Metric(key, value, now, step)
-        for step, row in zip(scalars.steps.tolist(), scalars.values.tolist(), strict=True)
-        for key, value in zip(keys, row, strict=True)
-    )
-    while chunk := [*itertools.islice(numbers, _MLFLOW_AT_ONCE)]:
-        logger.experiment.log_batch(logger.run_id, metrics=chunk)
 
 
 def _alike(rows: Iterable[Row]) -> Iterator[Scalars]:

@@ -21,7 +21,6 @@ import numpy
 import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.strategies import ModelParallelStrategy
 from scipy.special import stdtrit
 from torch import Tensor
 from torch.nn import Parameter
@@ -149,7 +148,7 @@ class NoiseScaleMonitor(Callback):
             self._missing = "the module optimises by hand"
         elif isinstance(model, DistributedDataParallel):
             self._missing = "a communication hook may change the gradients" if has_comm_hook(model) else ""
-        elif trainer.world_size > 1 or isinstance(trainer.strategy, ModelParallelStrategy):
+        elif trainer.world_size > 1:
             self._missing = "no process has a whole gradient of its own"
 
     def _since_due(self, trainer: Trainer) -> int:

@@ -8,13 +8,12 @@ import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins.precision import MixedPrecision
-from lightning.pytorch.strategies import FSDPStrategy
+from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
 from .._torch import non_finite_check, stored_values, without_modes
-from ..distributed.sharding import local
 from ..errors import NonFiniteError
 from ._deferred_scalars import DeferredScalars
 
@@ -25,8 +24,8 @@ class StopOnNonFinite(Callback):
     """Checks the loss and all gradients before every update, in one operation on the device, which no step waits for.
 
     On a CPU the run ends before the bad update. On a GPU the host learns of it 20 to 40 steps later, and before a checkpoint
-    is written: the update is in the weights, and in no checkpoint. All ranks end after the same step. On other devices
-    this callback does nothing. Under `16-mixed` precision neither, because infinite gradients are part of a gradient
+    is written: the update is in the weights, and in no checkpoint. All ranks end after the same step. On other devices,
+    and where a strategy shards the parameters, this callback does nothing. Under `16-mixed` precision neither, because infinite gradients are part of a gradient
     scaler's normal work.
     """
 
@@ -40,12 +39,10 @@ class StopOnNonFinite(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         device = trainer.strategy.root_device
         scaler = isinstance(trainer.precision_plugin, MixedPrecision) and trainer.precision_plugin.scaler
-        self._is_checked = not scaler and device.type in ("cpu", "cuda", "mps")
+        is_sharded = isinstance(trainer.strategy, FSDPStrategy | ModelParallelStrategy)
+        self._is_checked = not scaler and not is_sharded and device.type in ("cpu", "cuda", "mps")
         self._is_late = device.type != "cpu"
         self._parameters = list(pl_module.parameters())
-        # Each rank checks its shards of the gradients.
-        shards = (local(p) is not p for p in self._parameters)  # those of Lightning's FSDPStrategy are plain tensors
-        self._sharded = isinstance(trainer.strategy, FSDPStrategy) or any(shards)
         self._flags: list[tuple[str, Tensor]] = []  # of the steps that are not being read yet
         self._reads: deque[tuple[Sequence[str], DeferredScalars]] = deque()
         self._one = torch.ones((), device=device)
@@ -65,8 +62,6 @@ class StopOnNonFinite(Callback):
                 numbers.append(self._loss)
             flag = torch.zeros_like(self._one)
             non_finite_check(numbers, flag, self._one)
-            if self._sharded:
-                torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX)
             is_bad = not self._is_late and bool(flag)
         if is_bad:
             what = f"{_name(trainer, optimizer)}: {_what_is_bad(pl_module, self._loss)}"
@@ -129,6 +124,6 @@ def _what_is_bad(module: LightningModule, loss: Tensor | None) -> str:
 
 
 def _values(gradient: Tensor) -> Tensor:
-    """This rank's real numbers in a gradient."""
-    values = stored_values(local(gradient))
+    """The real numbers in a gradient."""
+    values = stored_values(gradient)
     return torch.view_as_real(values.resolve_conj()) if values.is_complex() else values

@@ -5,7 +5,7 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from matplotlib.figure import Figure
 from torch import Tensor
 from torchmetrics.classification import MulticlassConfusionMatrix
@@ -108,8 +108,7 @@ class PredictionImages(Callback):
 
     @never_raise
     def _draw(self, trainer: Trainer, pl_module: LightningModule, metric: MulticlassConfusionMatrix) -> None:
-        kinds = (TensorBoardLogger, WandbLogger, MLFlowLogger)
-        loggers = [logger for logger in trainer.loggers if isinstance(logger, kinds)]
+        loggers = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger | WandbLogger)]
         if not self.samples or not loggers or not trainer.is_global_zero:
             return
         spec = getattr(pl_module, "spec", None)
@@ -121,8 +120,6 @@ class PredictionImages(Callback):
             for logger in loggers:
                 if isinstance(logger, WandbLogger):
                     logger.log_image(key, [figure])
-                elif isinstance(logger, MLFlowLogger):
-                    logger.experiment.log_figure(logger.run_id, figure, f"{key}.png")
                 else:
                     logger.experiment.add_figure(key, figure, trainer.global_step, close=False)
 

@@ -17,13 +17,12 @@ from ..callbacks._updates import Updates
 from ..callbacks.target import rises
 from ..distributed.gather import gather
 from ..distributed.rank_sync import RankSync, SyncsRanks
-from ..distributed.sharding import local
 from ..errors import UserError, did_you_mean, warn
 from ..files import remove_leftovers
 from ..options.types import PositiveFloat, PositiveInt, Purpose
 from ..random_state import random_state
 from .checkpoint_file import check_weights, link_checkpoint
-from .log_files import Counted, log_positions, loggers_of_rank
+from .log_files import loggers_of_rank
 
 _TOPIC = "checkpoint"
 DEFAULT_MONITOR = "val/loss"  # of a Task
@@ -34,8 +33,7 @@ class Checkpoints(SyncsRanks, Checkpoint):
 
     Every checkpoint is taken when Lightning and the module's own hooks are done with a batch, and before what follows
     it: a validation, or the end of the epoch. Its `loop_state` holds what Lightning's checkpoints lack: the random states
-    and accumulated gradients of every rank, what of the module is frozen, and the lengths of the log files. A checkpoint
-    is written at the end of every epoch, before every validation, and as often as `every_minutes` and `every_n_steps`
+    and accumulated gradients of every rank, and what of the module is frozen. A checkpoint is written at the end of every epoch, before every validation, and as often as `every_minutes` and `every_n_steps`
     say. The best checkpoint is the one that was written before the best validation.
 
     Args:
@@ -67,10 +65,7 @@ class Checkpoints(SyncsRanks, Checkpoint):
         self.metrics: dict[str, float] = {}  # of the last validation
         self._is_fitting = False
         self._has_warned = False
-        self._has_nonfinite = False  # whether a validation had a score that is not finite
         self.on_first_save: Callable[[], None] = lambda: None  # called once, when a checkpoint is on the disk
-        self._log_positions: dict[str, int] = {}
-        self._counted_lines: Counted = {}
         self._is_saving = False
         self._saved_batch: int | None = None
         self._updates = Updates()
@@ -89,11 +84,6 @@ class Checkpoints(SyncsRanks, Checkpoint):
                 said = f"nobody says which way {self.monitor} gets better; write min or max"
                 raise UserError(f"callbacks.checkpoint.mode: {said}")
             self.mode = "max" if is_rising else "min"
-
-    def record_facts(self) -> dict[str, Any]:
-        """For the run's record: why validations have left no best checkpoint; None where one is the best, or none was."""
-        is_never = self._has_nonfinite and self.best_model_score is None
-        return {"no_best": f"{self.monitor} was never finite" if is_never else None}
 
     def unread_options(self) -> dict[str, str]:
         """The options that have changed nothing, and why."""
@@ -131,7 +121,6 @@ class Checkpoints(SyncsRanks, Checkpoint):
         self.folder = self.folder_of(trainer)
         if self._is_fitting:
             self.check(pl_module)
-            self._log_positions, self._counted_lines = {}, {}
             if trainer.is_global_zero:
                 remove_leftovers(self.folder, "*.ckpt")
 
@@ -160,7 +149,6 @@ class Checkpoints(SyncsRanks, Checkpoint):
         self.metrics = {key: float(value) for key, value in trainer.callback_metrics.items()}
         score = self.current_score = self._score()
         if score is not None and not math.isfinite(score):
-            self._has_nonfinite = True
             what = f"{self.monitor} is {score} in epoch {trainer.current_epoch}"
             self._warn_once(f"callbacks.checkpoint.monitor: {what}, and no such checkpoint is the best")
         elif score is not None and self._is_best(score):
@@ -181,12 +169,9 @@ class Checkpoints(SyncsRanks, Checkpoint):
             checkpoint["loop_state"] = {
                 **{key: [rank[key] for rank in ranks] for key in own},
                 "frozen": _frozen(pl_module),
-                "log_positions": log_positions(loggers_of_rank(trainer), self._log_positions, self._counted_lines),
             }
-
-    @override
-    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._log_positions = checkpoint.get("loop_state", {}).get("log_positions", {})
+            for logger in loggers_of_rank(trainer):
+                logger.save()
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -250,8 +235,8 @@ class Checkpoints(SyncsRanks, Checkpoint):
 
 
 def _accumulated_gradients(module: LightningModule) -> dict[str, Tensor]:
-    """Those that wait for the next optimizer step, by parameter: of this rank, and of its shards of the parameters."""
-    return {name: local(p.grad).cpu() for name, p in module.named_parameters() if p.grad is not None}
+    """Those that wait for the next optimizer step, by parameter: of this rank."""
+    return {name: p.grad.cpu() for name, p in module.named_parameters() if p.grad is not None}
 
 
 def _frozen(module: LightningModule) -> list[str]:

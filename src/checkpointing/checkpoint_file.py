@@ -4,11 +4,9 @@ A checkpoint is what `torch.save` writes: a zip archive with a checksum (CRC-32)
 `torch.load(path, weights_only=True)` and every zip program can read it.
 """
 
-import contextlib
 import io
 import os
 import pickle
-import shutil
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,14 +17,13 @@ import torch
 from lightning import LightningModule
 from lightning.pytorch.plugins.io import CheckpointIO
 from torch import Tensor
-from torch.nn.parameter import Parameter, is_lazy
-from torch.serialization import get_safe_globals
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map_only
 from typing_extensions import override
 
 from .. import files
 from ..errors import UserError, cut, warn
-from ..files import NO_SPACE, WriteError, why
+from ..files import WriteError, why
 
 # Entries for people: nothing is restored from hyperparameters.
 _HYPERPARAMETERS = ("hyper_parameters", "datamodule_hyper_parameters")
@@ -44,7 +41,7 @@ class AtomicCheckpointIO(CheckpointIO):
     """
 
     def __init__(self) -> None:
-        self._left_out: dict[str, None] = {}  # the names of hyperparameters
+        self._left_out: set[str] = set()  # the names of hyperparameters
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
@@ -54,17 +51,14 @@ class AtomicCheckpointIO(CheckpointIO):
             for key, value in checkpoint.items()
             if key not in _THEIR_TYPES
         }
-        check_weights(plain.get("state_dict", {}))
-        left_out: dict[str, None] = {}
         for entry, value in plain.items():  # at every save: a callback's state may have changed
             if entry in _HYPERPARAMETERS:
                 plain[entry] = {key: one for key, one in dict(value).items() if _can_be_read(one)}
-                left_out |= dict.fromkeys(str(key) for key in dict(value) if key not in plain[entry])
+                if left_out := [key for key in value if key not in plain[entry] and key not in self._left_out]:
+                    warn(f"checkpoints leave out the hyperparameters {', '.join(map(str, left_out))}: each {_ONLY}")
+                self._left_out.update(left_out)
             elif entry != "state_dict" and not _can_be_read(value):
                 raise UserError(f"checkpoint: its entry '{entry}' could not be read back: it {_ONLY}")
-        if names := ", ".join(name for name in left_out if name not in self._left_out):
-            warn(f"checkpoints leave out the hyperparameters {names}: each {_ONLY}")
-        self._left_out |= left_out
         write_checkpoint(plain, Path(path))
 
     @override
@@ -79,30 +73,27 @@ class AtomicCheckpointIO(CheckpointIO):
 def check_weights(weights: Mapping[str, Any]) -> None:
     """Raise UserError for the first part of a module's `state_dict` that could not be read back from a checkpoint."""
     for name, value in weights.items():
-        tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
-        what = "" if all(map(_is_strided, tensors)) else "is not a dense tensor, and checkpoints hold no other"
-        if strange := next((type(tensor).__name__ for tensor in tensors if not _is_known(tensor)), None):
-            what = f"is of the class {strange}, and checkpoints hold plain tensors"
-        if what:
-            raise UserError(f"model: '{name}' {what}; register_buffer(…, persistent=False) leaves a buffer out")
-        if not isinstance(value, Tensor) and not _can_be_read(value):
-            raise UserError(f"model: '{name}', which get_extra_state returns, {_ONLY}")
+        try:
+            fits = is_lazy(value) or is_weight(name, _read_back(value))
+        except Exception:  # noqa: BLE001 - of pickle and of anybody's class
+            fits = False
+        if not fits:
+            said = "could not be read back from a checkpoint, which holds dense tensors and plain values"
+            raise UserError(f"model: '{name}' {said}; register_buffer(…, persistent=False) leaves a buffer out")
 
 
-def _is_known(tensor: Tensor) -> bool:
-    """Whether torch reads a tensor's class back: its own, DTensor, which it registers, and what a library registers."""
-    return type(tensor) in (Tensor, Parameter, *get_safe_globals()) or is_lazy(tensor)
+def _read_back(value: Any) -> Any:
+    """What a checkpoint would hold of a value."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, map_location="cpu", weights_only=True)
 
 
 def _can_be_read(value: Any) -> bool:
-    """Whether `torch.load(…, weights_only=True)` reads what `torch.save` writes of a value; of tensors the class counts."""
-    file = io.BytesIO()
+    """Whether `torch.load(…, weights_only=True)` reads what `torch.save` writes of a value, apart from its tensors."""
     try:
-        if not all(_is_known(leaf) for leaf in tree_leaves(value) if isinstance(leaf, Tensor)):
-            return False
-        torch.save(tree_map_only(Tensor, lambda tensor: None, value), file)
-        file.seek(0)
-        torch.load(file, weights_only=True)
+        _read_back(tree_map_only(Tensor, lambda tensor: None, value))
     except Exception:  # noqa: BLE001 - of pickle and of anybody's class
         return False
     return True
@@ -118,28 +109,21 @@ def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
         with files.atomic_write(path) as file:
             file.write(data)
     except OSError as error:
-        raise WriteError(_cannot_write(path, len(data), error)) from error
+        raise WriteError(_cannot_write(path, error, len(data))) from error
 
 
 def link_checkpoint(source: Path, target: Path) -> None:
-    """As `write_checkpoint`, make `target` what `source` is now: a hard link, or a copy where there are none."""
+    """As `write_checkpoint`, make `target` what `source` is now, by a hard link."""
+    temporary = files.temporary_name(target)
     try:
-        if target.exists() and target.samefile(source):
-            return
-        temporary = files.temporary_name(target)
         try:
-            try:
-                os.link(source, temporary)
-                os.replace(temporary, target)
-            finally:
-                temporary.unlink(missing_ok=True)
-            files.sync_folder(target.parent)
-        except OSError:
-            with source.open("rb") as original, files.atomic_write(target) as file:
-                shutil.copyfileobj(original, file)
+            os.link(source, temporary)
+            os.replace(temporary, target)  # nothing, where both are the same file already
+        finally:
+            temporary.unlink(missing_ok=True)
+        files.sync_folder(target.parent)
     except OSError as error:
-        size = source.stat().st_size if source.is_file() else 0
-        raise WriteError(_cannot_write(target, size, error)) from error
+        raise WriteError(_cannot_write(target, error)) from error
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
@@ -197,18 +181,7 @@ def is_weight(name: str, value: Any) -> bool:
 
 def _is_dense(tensor: Tensor) -> bool:
     """Whether a tensor is in memory, as all of a checkpoint's are: not sparse, quantized or meta."""
-    return _is_strided(tensor) and tensor.device.type == "cpu"
-
-
-def _is_strided(tensor: Tensor) -> bool:
-    return tensor.layout == torch.strided and not tensor.is_quantized
-
-
-def complex_in_place_of_real(weights: Mapping[str, Any], own: Mapping[str, torch.Tensor]) -> str:
-    """That a file has complex numbers for a real parameter, of which torch would drop the imaginary part; empty if not."""
-    tensors = {name: weight for name, weight in weights.items() if isinstance(weight, Tensor) and name in own}
-    name = next((n for n, weight in tensors.items() if weight.is_complex() and not own[n].is_complex()), None)
-    return "" if name is None else f"{name} is of {weights[name].dtype} there and of {own[name].dtype} here"
+    return tensor.layout == torch.strided and not tensor.is_quantized and tensor.device.type == "cpu"
 
 
 def makes_layers(module: LightningModule) -> bool:
@@ -217,10 +190,7 @@ def makes_layers(module: LightningModule) -> bool:
     return any(hook.__module__.partition(".")[0] not in ("lightning", "batchscope") for hook in hooks)
 
 
-def _cannot_write(path: Path, size: int, error: OSError) -> str:
+def _cannot_write(path: Path, error: OSError, size: int | None = None) -> str:
+    needs = "" if size is None else f"needs {size:,} bytes and "
     kept = f"; the checkpoint before it is kept: {path}" if os.path.isfile(path) else ""
-    free = ""
-    if error.errno in NO_SPACE:
-        with contextlib.suppress(OSError):
-            free = f"; {shutil.disk_usage(path.parent).free:,} bytes are free"
-    return f"checkpoint: {path} needs {size:,} bytes and cannot be written: {why(error)}{free}{kept}"
+    return f"checkpoint: {path} {needs}cannot be written: {why(error)}{kept}"

@@ -12,10 +12,9 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import LambdaCallback, LearningRateFinder
 
 from .._lightning import callbacks_of, on_restore_error, resume_after_last_batch
-from ..distributed.sharding import from_shard
 from ..random_state import restore_random_state
 from .callback import Checkpoints
-from .log_files import cut_logs, earlier_events, loggers_of_rank
+from .log_files import cut_logs
 from .resume_point import ResumePoint
 
 
@@ -25,10 +24,9 @@ def prepare_resume(trainer: Trainer, data: Any, point: ResumePoint) -> None:
     The data can begin in the middle of an epoch: `resume_at(epoch, batches)`.
     A value in the checkpoint that cannot be restored is a UserError of the fit; the log files are cut after that.
     """
-    earlier, positions = earlier_events(loggers_of_rank(trainer)), point.loop_state.get("log_positions", {})
 
     def cut(trainer: Trainer, module: LightningModule) -> None:
-        cut_logs(loggers_of_rank(trainer), earlier, positions, point.steps)
+        cut_logs(trainer, point.steps)
         kept = getattr(trainer.checkpoint_callback, "metrics", {})  # a schedule or callback may follow one of them
         trainer.callback_metrics.update({key: torch.tensor(kept[key], dtype=torch.float64) for key in kept})
 
@@ -54,7 +52,7 @@ def _restore_and_save(trainer: Trainer, point: ResumePoint) -> None:
             if getattr(part, "track_running_stats", None) is (name in frozen):  # otherwise it is as it was, or has none
                 part.track_running_stats = name not in frozen
         for name, gradient in point.loop_state["gradients"][rank].items():
-            parameters[name].grad = from_shard(gradient, parameters[name])
+            parameters[name].grad = gradient.to(parameters[name])
         restore_random_state(point.loop_state["random"][rank])
     except Exception as error:
         raise point.cannot_be_restored(error) from error

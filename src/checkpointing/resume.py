@@ -7,8 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from .. import ranks
-from ..distributed import rendezvous
+from ..distributed.rendezvous import of_first
 from ..errors import UserError
 from ..files import is_set_aside, lock_folder, refuse_links
 from ..options import trust
@@ -41,8 +40,9 @@ def find(overrides: list[str]) -> tuple[Path, list[str]]:
     named = [text.removeprefix("resume=").strip("'\"") for text in overrides if text.startswith("resume=")]
     if len(named) != 1 or not named[0]:
         raise UserError("resume: takes the folder of one run, or 'last'")
-    folder = _newest_of_all_ranks() if named[0] == "last" else run_folder(named[0], "resume")
-    return folder, [text for text in overrides if not text.startswith("resume=")]
+    if named[0] == "last":  # a new run may begin before another rank looks
+        named = [of_first("last", lambda: str(newest("resume")))]
+    return run_folder(named[0], "resume"), [text for text in overrides if not text.startswith("resume=")]
 
 
 def run_folder(name: str, option: str) -> Path:
@@ -63,16 +63,6 @@ def run_folder(name: str, option: str) -> Path:
     first = min(runs, key=lambda run: (len(str(run)), str(run)))  # 2 before 10
     sweep = f"; a sweep is resumed by its own command and hydra.sweep.dir={name}" if option == "resume" else ""
     raise UserError(f"{option}: got '{name}', which holds {len(runs)} runs; take one, such as {first}{sweep}")
-
-
-def _newest_of_all_ranks() -> Path:
-    """The run that `resume=last` names, as rank 0 of several launched processes sees it: a new run may begin meanwhile."""
-    rank = ranks.current()
-    if rank.launcher and rank.rank:
-        return Path(rendezvous.receive()["run_dir"])
-    found = newest("resume")
-    rendezvous.publish({"run_dir": str(found)})
-    return found
 
 
 def newest(option: str) -> Path:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from ..errors import UserError, cut, warn
-from ..files import is_inside, why
+from ..files import why
 from ..records.read import read
 from .callback import Checkpoints
 from .checkpoint_file import load_checkpoint, makes_layers
@@ -65,9 +65,8 @@ class ResumePoint:
 def find_resume_point(folder: Path, module: LightningModule | None = None, run_dir: Path | None = None) -> ResumePoint:
     """The last checkpoint of a run or, where that is missing or not valid, the best one, with a warning that says why.
 
-    Without the run's `module` the checkpoints are validated by themselves. One outside of `run_dir`, by default the
-    parent of `folder`, has to be this run's. UserError if none is valid, if one that was written is gone, or if the folder
-    cannot be read.
+    Without the run's `module` the checkpoints are validated by themselves. `run_dir` is by default the parent of `folder`.
+    UserError if none is valid, if one that was written is gone, or if the folder cannot be read.
     """
     run_dir, found = run_dir or folder.parent, _checkpoints_in(folder)
     last = folder / "last.ckpt"  # written before any other
@@ -75,7 +74,6 @@ def find_resume_point(folder: Path, module: LightningModule | None = None, run_d
     for path in found:
         try:
             point = check_resumable(load_checkpoint(path), path, module)
-            _check_same_run(point.provenance, path, run_dir)
         except UserError as error:
             refused.append(str(error).removeprefix("ckpt: "))
             continue
@@ -94,7 +92,7 @@ def check_resumable(checkpoint: dict[str, Any], path: Path, module: LightningMod
     try:
         state, batches = checkpoint["loop_state"], checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
         counts = checkpoint["epoch"], batches["current"]["ready"], checkpoint["global_step"]
-        for count in (*counts, *state["log_positions"].values()):
+        for count in counts:
             if type(count) is not int or not 0 <= count <= _MAX_COUNT:
                 raise ValueError(f"its counters hold {str(count)[:30]}, which is no count")
         if not state["random"] or len(state["random"]) != len(state["gradients"]):
@@ -119,8 +117,6 @@ def _check_weights(saved: dict[str, Any], module: LightningModule) -> None:
         here = _shape(own[name]) if name in own else "unknown"
         if there != here and not (here == _LAZY and name in saved):
             raise ValueError(f"its weights are of another model: {name} is {there} there and {here} here")
-        if isinstance(own[name], Tensor) and saved[name].is_floating_point() != own[name].is_floating_point():
-            raise ValueError(f"its weights are of another model: {name} is of {saved[name].dtype}")
 
 
 def _shape(value: Any) -> tuple[int, ...] | str:
@@ -134,20 +130,6 @@ def checkpoint_folder(trainer: Trainer, run_dir: Path) -> Path:
     """Where a run keeps its checkpoints: `checkpoints` in its folder, unless its callback has another `dirpath`."""
     callbacks = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, Checkpoints)]
     return callbacks[0].folder_of(trainer) if callbacks else run_dir / "checkpoints"
-
-
-def refuse_used_folder(folder: Path, run_dir: Path) -> None:
-    """Raise UserError if a new run would replace the checkpoints of another one, in a folder outside its own."""
-    if not is_inside(folder, run_dir) and any(folder.glob("*.ckpt")):
-        raise UserError(
-            f"callbacks.checkpoint.dirpath: {folder} holds checkpoints, which this run would replace; choose another folder"
-        )
-
-
-def _check_same_run(provenance: dict[str, Any], path: Path, run_dir: Path) -> None:
-    """Refuse another run's checkpoint in a folder that two runs share."""
-    if not is_inside(path, run_dir) and provenance.get("run") != read(run_dir).get("id"):
-        raise UserError(f"ckpt: {path} is of another run, which began in {provenance['config'].get('run_dir')}")
 
 
 def _checkpoints_in(folder: Path) -> list[Path]:

@@ -24,8 +24,6 @@ from ..sweep import launchers
 from ..sweep.search import Diagnosis, TimeToTarget, check_time_to_target, search_of
 from .arguments import parse_arguments, refuse_missing, show
 
-_RUN_DIR = "BATCHSCOPE_RUN_DIR"  # tells the run's folder to the ranks that Lightning starts
-
 
 def main() -> None:
     """The program: do the run that the command line in `sys.argv` asks for, or start a sweep of runs, or show help.
@@ -83,8 +81,6 @@ def _check_devices(configs: list[dict[str, Any]], multirun: bool = False, here: 
             from ..hardware.devices import check_accelerator
 
             check_accelerator(accelerator, trainer.get("devices", "auto"))
-    if not multirun:
-        rendezvous.use_own_rendezvous_store()
 
 
 def _run_one(line: CommandLine) -> None:
@@ -100,21 +96,26 @@ def _run_one(line: CommandLine) -> None:
     choices, overrides = dict(hydra.runtime.choices), list(hydra.overrides.task)
     with _run_folder(line) as run_dir, env_override(dict(hydra.job.env_set)):
         configure_log(hydra.job_logging, hydra.verbose)  # for `logging` in a user's own code
-        from ..training.run import train
+        _train(config_in(os.path.relpath(run_dir), composition), run_dir, choices, overrides)
 
-        train(config_in(os.path.relpath(run_dir), composition), run_dir, choices, overrides)
+
+def _train(config: dict[str, Any], run_dir: Path, choices: dict[str, str], overrides: list[str]) -> None:
+    """Train as the first rank has read the command line."""
+    config, folder, *rest = rendezvous.of_first("run", lambda: [config, os.path.relpath(run_dir), choices, overrides])
+    from ..training.run import train
+
+    train(config, Path(folder), *rest)
 
 
 @contextlib.contextmanager
 def _run_folder(line: CommandLine) -> Iterator[Path]:
-    """The folder of a new run. Rank 0 chooses and makes it, and the other ranks are told.
+    """The folder of a new run, which rank 0 chooses and makes.
 
     A mistake that ends the run before it has begun, or in its first batch, leaves no folder behind that was not there
     before.
     """
-    rank = ranks.current()
-    if rank.rank:
-        yield Path(rendezvous.receive()["run_dir"] if rank.launcher else os.environ.get(_RUN_DIR, line.folder))
+    if ranks.current().rank:
+        yield line.folder
         return
     made = [folder for folder in (line.folder, *line.folder.parents) if not os.path.exists(folder)]
     with writing("hydra.run.dir", line.folder):
@@ -126,8 +127,6 @@ def _run_folder(line: CommandLine) -> Iterator[Path]:
             made = [run_dir, *(folder for folder in made if folder != line.folder)]
     try:
         refuse_used(run_dir)
-        os.environ[_RUN_DIR] = str(run_dir)
-        rendezvous.publish({"run_dir": os.path.relpath(run_dir)})
         yield run_dir
     except UserError as error:
         _remove_unused(run_dir, made, isinstance(error, UnfitError))
@@ -165,10 +164,6 @@ def _run_sweep(line: CommandLine) -> None:
 
 def _resume(overrides: list[str]) -> None:
     run_dir, others = resume.find(overrides)
-    rank = ranks.current()
-    if rank.rank and not rank.launcher:  # Lightning starts it later, when `last` may be another run
-        run_dir = Path(os.environ.get(_RUN_DIR, run_dir))
-    os.environ[_RUN_DIR] = str(run_dir)
     record = resume.recorded(run_dir)
     known: dict[str, Any] | None = None
     if others:
@@ -181,6 +176,4 @@ def _resume(overrides: list[str]) -> None:
         print(resume.nothing_to_resume(run_dir, record), flush=True)
         return
     _check_devices([config])
-    from ..training.run import train
-
-    train(config, run_dir, record.get("choices", {}), [*record.get("overrides", []), *others])
+    _train(config, run_dir, record.get("choices", {}), [*record.get("overrides", []), *others])

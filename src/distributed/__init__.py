@@ -1,1 +1,1 @@
-"""Several processes that train together: launch checks, rendezvous, agreement between ranks, sharding."""
+"""Several processes that train together: launch checks, rendezvous, agreement between ranks."""

@@ -1,11 +1,12 @@
-"""The rendezvous of the processes that torchrun or srun has started: the run's folder, and data that one prepares for all."""
+"""What the first process of a run decides, or prepares, for all: they meet at the store of torch's process group."""
 
-import json
 import os
 import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+
+import yaml
 
 from ..errors import UserError, in_one_line
 from ..ranks import Rank, current
@@ -14,16 +15,22 @@ _TIMEOUT = timedelta(minutes=5)  # for all processes to be started
 _store: Any = None  # kept, because rank 0 serves it to the others
 
 
-def publish(facts: dict[str, Any]) -> None:
-    """On rank 0 of several launched processes, let the others `receive` the facts; elsewhere do nothing."""
-    rank = current()
+def of_first(key: str, decide: Callable[[], Any]) -> Any:
+    """What the first process decides, in plain values; the others wait for it. UserError if it is missing, or ends before."""
+    rank, name = current(), f"BATCHSCOPE_FIRST_{key}"
+    if rank.rank and rank.launcher:
+        try:
+            return yaml.safe_load(_rendezvous_store(rank).get(key))
+        except RuntimeError as error:  # torch's DistError is one
+            raise UserError(f"the first process has not said what the run is: {error}") from error
+    if rank.rank and name in os.environ:  # Lightning has started this process
+        return yaml.safe_load(os.environ[name])
+    decided = decide()
     if rank.launcher and rank.world_size > 1:
-        _rendezvous_store(rank).set("run", json.dumps(facts))
-
-
-def receive() -> dict[str, Any]:
-    """Wait for what rank 0 publishes; UserError if it is missing, or ends before."""
-    return json.loads(_get(_rendezvous_store(current()), "run"))
+        _rendezvous_store(rank).set(key, yaml.safe_dump(decided))
+    elif not rank.launcher:
+        os.environ[name] = yaml.safe_dump(decided)
+    return decided
 
 
 def once_for_all(prepare: Callable[[], None], trainer: Any, on_each_machine: bool) -> None:
@@ -54,44 +61,8 @@ def once_for_all(prepare: Callable[[], None], trainer: Any, on_each_machine: boo
         raise error
 
 
-def use_own_rendezvous_store() -> None:
-    """Give the processes of a torchrun restart (`--max-restarts`) a separate rendezvous store.
-
-    The store of torchrun's agent outlives an attempt. It still holds the addresses of the failed processes, and torch's
-    process group does not start from those.
-    """
-    global _store
-    rank = current()
-    if rank.launcher != "torchrun" or rank.world_size == 1 or _attempt() == "0":
-        return
-    agent_store = _rendezvous_store(rank)
-    if rank.rank == 0:
-        from torch.distributed import TCPStore
-
-        own = TCPStore(
-            os.environ["MASTER_ADDR"], 0, is_master=True, timeout=_TIMEOUT, wait_for_workers=False, multi_tenant=True
-        )
-        agent_store.set("port", str(own.port))
-        port, _store = str(own.port), own
-    else:
-        port, _store = _get(agent_store, "port"), None
-    os.environ |= {"MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": "False"}
-
-
-def _attempt() -> str:
-    """How often torchrun has restarted the processes."""
-    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-
-
-def _get(store: Any, key: str) -> str:
-    try:
-        return store.get(key).decode()
-    except RuntimeError as error:  # torch's DistError is one
-        raise UserError(f"the first process has not published the run's folder: {error}") from error
-
-
 def _rendezvous_store(rank: Rank) -> Any:
-    """Torch's store at the address where Lightning's process group will meet, with a prefix for this attempt."""
+    """Torch's store at the address where Lightning's process group will meet, with a prefix of ours."""
     global _store
     from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
     from torch.distributed import PrefixStore, rendezvous
@@ -105,4 +76,4 @@ def _rendezvous_store(rank: Rank) -> Any:
             raise UserError(
                 f"the {rank.world_size} processes do not meet at {address}: {in_one_line(error)}"
             ) from error
-    return PrefixStore(f"batchscope/{_attempt()}", _store)
+    return PrefixStore("batchscope", _store)

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 import psutil
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from .._torch import saved_tensors, storage_id
 from .host_memory import private_rss
@@ -45,9 +44,8 @@ def memory_of(device: torch.device) -> tuple[int, int] | None:
 
 
 def bytes_of(tensors: Iterable[object]) -> int:
-    """Bytes of the storages of tensors, each storage once; of a sharded tensor those of this rank."""
-    local = (each.to_local() if isinstance(each, DTensor) else each for each in tensors)
-    return sum({storage_id(storage): storage.nbytes() for each in local for storage in storages(each)}.values())
+    """Bytes of the storages of tensors, each storage once."""
+    return sum({storage_id(storage): storage.nbytes() for each in tensors for storage in storages(each)}.values())
 
 
 class SavedTensors:

@@ -78,8 +78,8 @@ def flatten_parameters(cells: "Sequence[RNNCell | LSTMCell]", mode: Literal["LST
     """Move the parameters of cells on a GPU into one block of memory, which cuDNN otherwise copies at every call.
 
     The parameters stay the same objects, as with `nn.LSTM.flatten_parameters`. Call it where a module's parameters are
-    moved anyway, and never in a forward pass: under FSDP the parameters are gathered there, and the next all-gather
-    writes to the memory that they had before. Sharded parameters are left unchanged. `mode` is cuDNN's name for the
+    moved anyway, and never in a forward pass, where a strategy may gather them for a while. Sharded parameters are left
+    unchanged. `mode` is cuDNN's name for the
     kind of cell; `RNN_TANH` takes one cell.
     """
     linears = [(cell.i2h, cell.h2h) for cell in cells]

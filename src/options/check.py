@@ -5,6 +5,7 @@ Nothing is imported: what a node's target takes is read from its source text.
 
 import contextlib
 import copy
+import os
 from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
@@ -21,7 +22,6 @@ from .update import batches_of_update, ranks_asked
 from .values import check_value
 
 _OUTPUT_DIR = "${hydra:runtime.output_dir}"  # what Hydra calls the run's folder, in YAML files of other projects
-_EXTRAS = {"WandbLogger": "wandb", "MLFlowLogger": "mlflow"}  # loggers, and the package and extra that each needs
 # Callbacks of Lightning that a run does not take, with what to write instead.
 _NOT_TAKEN = {
     "BatchSizeFinder": "takes its trial steps from the learning-rate schedule; write batchscope train -m "
@@ -109,12 +109,13 @@ def _check_pairs(config: dict[str, Any]) -> None:
     compile, trainer, callbacks = config["compile"], config["trainer"], config["callbacks"] or {}
     module = lightning_module_of(config)
     batches = batches_of_update(config, ranks_asked(config) or 1)  # checked again by the ranks that there are
-    strategy = trainer.get("strategy")
-    is_sharded = isinstance(strategy, dict) or any(name in str(strategy) for name in ("fsdp", "deepspeed"))
     nodes = {name: node for name, node in callbacks.items() if node}
-    averages = next((name for name, node in nodes.items() if node[TARGET].endswith("WeightAveraging")), "")
     validated = {name: node for name, node in nodes.items() if str(node.get("monitor")).startswith("val")}
     stops = next((name for name, node in validated.items() if node[TARGET].endswith("EarlyStopping")), "")
+    for name, node in nodes.items():
+        if node[TARGET].endswith(".Checkpoints") and not _is_in_run(node.get("dirpath"), config):
+            where = "takes a folder in that of the run, ${run_dir}/…; hydra.run.dir=… moves the whole run"
+            raise UserError(f"callbacks.{name}.dirpath: got {node.get('dirpath')}, {where}")
     prefix, no_validation = config["init_prefix"], trainer.get("limit_val_batches") == 0
     graphs = compile in ("reduce-overhead", "max-autotune") and batches > 1
     conflicts = {
@@ -123,18 +124,21 @@ def _check_pairs(config: dict[str, Any]) -> None:
         "trainer.callbacks: takes null; +callbacks.NAME={_target_: …} adds one": trainer.get("callbacks") is not None,
         f"init_prefix: got {prefix!r}, and there is no init=<file> to take it from": prefix and not config["init"],
         f"compile: {module} is a LightningModule, which compiles itself": compile and module,
-        "compile: a sharded model is not compiled; write compile=false, or trainer=ddp": compile and is_sharded,
         "compile: torch compiles for CPUs and GPUs; write compile=false with trainer.accelerator=mps": compile
         and trainer.get("accelerator") == "mps",
         f"compile: {compile} uses CUDA graphs, which overwrite accumulated gradients; write compile=default": graphs,
-        f"callbacks.{averages}: keeps a whole copy of the weights, and trainer.strategy shards them": averages
-        and isinstance(strategy, dict),
         "optimizer.schedule: plateau reads val/loss, and trainer.limit_val_batches=0 has no validation": no_validation
         and config.get("optimizer", {}).get("schedule") == "plateau",
         f"callbacks.{stops}: follows a validation, and trainer.limit_val_batches=0 has none": no_validation and stops,
     }
     if said := next((said for said, is_wrong in conflicts.items() if is_wrong), None):
         raise UserError(said)
+
+
+def _is_in_run(dirpath: str | None, config: dict[str, Any]) -> bool:
+    run_dir = str(config.get("run_dir"))
+    place = os.path.normpath(dirpath or f"{config['trainer'].get('default_root_dir') or run_dir}/checkpoints")
+    return place.startswith(f"{os.path.normpath(run_dir)}{os.sep}")
 
 
 def _check_groups(optimizer: dict[str, Any]) -> None:
@@ -161,8 +165,8 @@ def _check_collection(nodes: Any, name: str) -> None:
         kind = str(node[TARGET]).rpartition(".")[2]
         if kind in _NOT_TAKEN:
             raise UserError(f"{option}: {kind} {_NOT_TAKEN[kind]}")
-        if kind in _EXTRAS and not is_installed(_EXTRAS[kind]):
-            raise UserError(f"{option}: {_EXTRAS[kind]} is not installed; pip install 'batchscope[{_EXTRAS[kind]}]'")
+        if kind == "WandbLogger" and not is_installed("wandb"):
+            raise UserError(f"{option}: wandb is not installed; pip install 'batchscope[wandb]'")
     check_node(nodes, name)
 
 

@@ -25,7 +25,7 @@ HABITS = {
     "debug=limit": "write `trainer.limit_train_batches=0.01 trainer.limit_val_batches=0.05 "
     "trainer.limit_test_batches=0.05`",
     "debug=profiler": "write `trainer.profiler=simple`; where a step's time goes is among every run's last lines",
-    "logger=many_loggers": "write `logger=[wandb,mlflow]`, beside which TensorBoard and the CSV file stay",
+    "logger=many_loggers": "write `logger=wandb`, beside which TensorBoard and the CSV file stay",
     "callbacks=model_checkpoint": "checkpoints are kept anyway; `callbacks.checkpoint.monitor=val/acc` sets an option",
     "callbacks=model_summary": "write `trainer.enable_model_summary=true`",
     "callbacks=rich_progress_bar": "write `callbacks.progress._target_=lightning.pytorch.callbacks.RichProgressBar`",

@@ -32,8 +32,9 @@ from .values import choices_in
 _DEEPEST = 16  # levels of a configuration; ours have 4
 _MOST = 10_000  # values of a configuration; ours have 100
 _LONGEST = 4096  # characters of a text, such as a path
-_LOCAL_LOGGERS = tuple(
-    f"lightning.pytorch.loggers.{name}" for name in ("CSVLogger", "TensorBoardLogger")
+_LOCAL_LOGGERS = (
+    "batchscope.callbacks.step_file.StepFile",
+    "lightning.pytorch.loggers.TensorBoardLogger",
 )  # files alone
 _KEY = re.compile(r"\w[\w-]{0,99}", re.ASCII)
 # Folders by plain names: no variable, home folder, URL or parent, which a reader of a path may replace.

@@ -1,7 +1,6 @@
 """A sweep's folder: which sweep it holds, and which of its runs are kept when the sweep is started again."""
 
 import os
-from collections import Counter
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
@@ -32,16 +31,7 @@ def lock_sweep_dir(sweep_dir: Path) -> AbstractContextManager[None]:
 
 
 def refuse_other(sweep_dir: Path, configs: list[dict[str, Any]]) -> None:
-    """Raise UserError if the folder holds the runs of a sweep other than the one with these configurations.
-
-    Two runs that would replace each other's checkpoints are refused, too.
-    """
-    places = Counter(str(place) for config in configs if (place := _checkpoints_outside(config)))
-    for place, runs in places.items():
-        if runs > 1:
-            raise UserError(
-                f"callbacks.checkpoint.dirpath: {runs} runs of the sweep would share {place}, takes one for each"
-            )
+    """Raise UserError if the folder holds the runs of a sweep other than the one with these configurations."""
     if os.path.exists(sweep_dir / FILE):
         raise UserError(f"hydra.sweep.dir: {sweep_dir} holds a single run; choose another folder")
     for job, config in enumerate(configs):
@@ -126,12 +116,6 @@ def _set_aside(run_dir: Path) -> str:
         return os.path.relpath(set_aside(run_dir))
     except OSError as error:
         raise WriteError(f"hydra.sweep.dir: {run_dir} cannot be renamed: {why(error)}") from error
-
-
-def _checkpoints_outside(config: dict[str, Any]) -> str | None:
-    """Where a run keeps its checkpoints, unless that is in its folder, whose name may not be known yet."""
-    place = at(config, "callbacks.checkpoint.dirpath")
-    return place if place and not str(place).startswith(f"{config.get('run_dir')}{os.sep}") else None
 
 
 def _refuse_different(run_dir: Path, record: dict[str, Any], config: dict[str, Any]) -> None:

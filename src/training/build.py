@@ -21,7 +21,6 @@ from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
 from torch import nn
 
-from .._torch import why_not_compilable
 from ..checkpointing.callback import Checkpoints
 from ..checkpointing.checkpoint_file import AtomicCheckpointIO
 from ..data.plain import Data, PlainData, described
@@ -182,13 +181,8 @@ def build_trainer(
 
 
 def fitted(trainer: Trainer, config: dict[str, Any]) -> Trainer:
-    """The trainer, which accumulates as many batches as `global_batch_size` takes on its ranks.
-
-    Raises UserError if the run is to be compiled, and this machine cannot compile for the trainer's device.
-    """
+    """The trainer, which accumulates as many batches as `global_batch_size` takes on its ranks."""
     trainer.accumulate_grad_batches = batches_of_update(config, trainer.world_size)
-    if compile_mode(config) and (why := why_not_compilable(trainer.strategy.root_device)):
-        raise UserError(f"compile: got {str(config['compile']).lower()}, and {why}; write compile=false")
     return trainer
 
 

@@ -11,7 +11,7 @@ import torch
 from lightning import LightningModule
 from torch import Tensor, nn
 
-from ..checkpointing.checkpoint_file import complex_in_place_of_real, is_weight, makes_layers, verify
+from ..checkpointing.checkpoint_file import is_weight, makes_layers, verify
 from ..errors import UserError, cut, did_you_mean, in_one_line
 
 _WRAPPERS = re.compile(r"^((model|module)\.)+")  # of a LightningModule, of DataParallel
@@ -43,8 +43,6 @@ def start_from(model: nn.Module, path: Path, prefix: str | Sequence[str] | None 
     weights = {names.get(plain, plain): held[source] for plain, source in sources.items() if source in held}
     others = {name: own[name] for plain, name in names.items() if prefixes and plain not in sources}
     try:
-        if wrong := complex_in_place_of_real(weights, own):
-            raise RuntimeError(wrong)
         model.load_state_dict(others | weights, strict=getattr(model, "strict_loading", True))
     except RuntimeError as error:  # all that is missing, unexpected or of another shape
         part = "" if prefixes else "; init_prefix=… takes a part of it"

@@ -10,7 +10,6 @@ from torch import Tensor, optim
 from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
-from ..distributed.sharding import local
 from ..errors import UserError, did_you_mean, in_one_line
 from ..options.types import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Where
 from ..records.learning_rate import Rule, factor
@@ -70,7 +69,6 @@ class Optimizer:
         tried = self._made([torch.zeros(1, 1, requires_grad=True)], **({} if lr is None else {"lr": lr}))
         if "lr" not in tried.defaults:
             raise UserError(f"optimizer: {type(tried).__name__} has no learning rate: an option lr")
-        self._is_sgd = isinstance(tried, optim.SGD)
         self.lr = float(tried.defaults["lr"])
         given = [{k: v for k, v in group.items() if v is not None} for group in groups or []]
         for number, group in enumerate(given):
@@ -114,9 +112,7 @@ class Optimizer:
         UserError for a pattern of a group that matches no parameter.
         """
         named = [one if isinstance(one, tuple) else ("", one) for one in parameters]
-        is_sharded = any(local(parameter) is not parameter for _, parameter in named)
-        unfused = {"fused": False} if is_sharded and self._is_sgd else {}  # torch has no fused one for shards
-        optimizer = self._made(self._grouped(named), lr=self.lr, **unfused)
+        optimizer = self._made(self._grouped(named), lr=self.lr)
         defaults = optimizer.defaults
         if (
             isinstance(optimizer, optim.SGD)

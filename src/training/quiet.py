@@ -1,10 +1,6 @@
-"""Messages of libraries: warnings and what was asked for are shown; greetings and hints are not.
-
-Of two reports of one error the first is left out.
-"""
+"""Messages of libraries: warnings and what was asked for are shown; greetings and hints are not."""
 
 import logging
-import threading
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -25,7 +21,6 @@ _IGNORED = (
     ".*callbacks used to create the checkpoint need to be provided.*",
     ".*using the WeightAveraging callback with a model that overrides.*",
     ".*using the WeightAveraging callback, but loading a checkpoint outside.*",
-    ".*noload.. loader strategy is deprecated.*",  # MLflow under SQLAlchemy 2.1
 )
 _HERE = Path(__file__).parents[1]
 # The parts of Lightning that print only what a user asked for: a profile, a learning rate found, a verbose callback.
@@ -50,8 +45,6 @@ def quiet_libraries() -> None:
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # torch.compile on a machine without CUDA
     for pattern in _IGNORED:
         warnings.filterwarnings("ignore", pattern)
-    if threading.excepthook is threading.__excepthook__:  # and not somebody's own
-        threading.excepthook = _show_unless_tensorboards
 
 
 def is_shown(message: logging.LogRecord) -> bool:
@@ -67,9 +60,3 @@ def _format_warning(
     if is_inside(Path(filename), _HERE):
         return f"warning: {printable(str(message))}\n"
     return others(message, category, filename, *where)
-
-
-def _show_unless_tensorboards(error: threading.ExceptHookArgs) -> None:
-    """Print the traceback of what ended a thread; what ended TensorBoard's writer is raised at its next write."""
-    if not type(error.thread).__module__.startswith("tensorboard."):
-        threading.__excepthook__(error)

@@ -30,7 +30,7 @@ from ..checkpointing.graceful_shutdown import GracefulShutdown
 from ..checkpointing.log_files import loggers_of_rank
 from ..checkpointing.restore import prepare_resume
 from ..checkpointing.resume import lock_run_dir
-from ..checkpointing.resume_point import ResumePoint, checkpoint_folder, find_resume_point, refuse_used_folder
+from ..checkpointing.resume_point import ResumePoint, checkpoint_folder, find_resume_point
 from ..data.plain import Data, PlainData, has_test, lightning_of
 from ..distributed.agreement import Agreement, end_together
 from ..distributed.rendezvous import once_for_all
@@ -112,7 +112,7 @@ class _Run:
         self.provenance: dict[str, Any] = {}
         keeps = LambdaCallback(on_save_checkpoint=lambda *saved: saved[-1].update(batchscope=self.provenance))
         ours = [*visits_of(callbacks, visitor), shutdown, keeps]
-        callbacks = [Agreement(run_dir, self.shared_facts), *callbacks, *ours]
+        callbacks = [Agreement(self.shared_facts), *callbacks, *ours]
         loading = loader_switches(config, self.data)
         self._has_distributed_sampler = loading["use_distributed_sampler"]
         self.trainer = build_trainer(config, run_dir, callbacks, switches | loading)
@@ -219,15 +219,13 @@ class _Run:
     def shared_facts(self) -> dict[str, Any]:
         """What has to be the same in every rank."""
         steps = self.resume_point.steps if self.resume_point else 0
-        return {"config": self.config, "dataset": self.dataset, "versions": versions(), "steps": steps}
+        return {"steps": steps, "dataset.fingerprint": self.dataset["fingerprint"], **versions()}
 
     def begin(self, record: RunRecord) -> None:
         """Begin the record, once it is known that the run can start or be resumed: until then no file is changed."""
         self._check_limit_of_test()
         folder = checkpoint_folder(self.trainer, self.run_dir)
-        if not self.config.get("resume"):
-            refuse_used_folder(folder, self.run_dir)
-        else:
+        if self.config.get("resume"):
             self.resume_point = find_resume_point(folder, self.module, self.run_dir)
             self.resume_point.check(self.trainer, self.dataset["fingerprint"])
             self.initial = {} if self.resume_point.path else self._initial()

@@ -19,7 +19,7 @@ from typing import Any
 import numpy
 from lightning import Trainer
 from lightning.fabric.utilities.data import sized_len
-from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
@@ -51,7 +51,6 @@ from ..records.operations import write_operations
 from ..records.step_times import read_step_times, with_visits, write_step_times
 from ..records.terminal import block, has_words, is_verbose, row, say
 from .build import option_of
-from .loggers import log_parameters
 
 
 def last_metrics(trainer: Trainer) -> dict[str, float]:
@@ -184,7 +183,7 @@ def memory_facts(trainer: Trainer) -> dict[str, Any]:
 
 
 def log_hyperparameters(trainer: Trainer, record: Mapping[str, Any]) -> None:
-    """The configuration at W&B and in MLflow; in TensorBoard a row of HPARAMS, with the results, and the summary."""
+    """The configuration at W&B; in TensorBoard a row of HPARAMS, with the results, and the summary."""
     config = record["config"]
     chosen = {section: config[section] for section in SECTIONS if section in config}
     named = [(key, value) for key, value in flatten(chosen) if purpose_of(key, config) not in CHOOSES_NOTHING]
@@ -201,8 +200,8 @@ def log_hyperparameters(trainer: Trainer, record: Mapping[str, Any]) -> None:
     metrics = dict(sorted(record["metrics"].items()))
     metrics |= {f"summary/{key}": value for key, value in speed.items() if value is not None}
     for logger in loggers_of_rank(trainer):
-        if isinstance(logger, WandbLogger | MLFlowLogger):
-            log_parameters(logger, row)
+        if isinstance(logger, WandbLogger):
+            logger.log_hyperparams(row)
         if isinstance(logger, TensorBoardLogger):
             logger.log_hyperparams(_told_apart(row, record["overrides"]), metrics, step=trainer.global_step)
             if "title" in record["throughput"]:  # a summary that is complete
@@ -277,8 +276,7 @@ def _result(record: Mapping[str, Any]) -> str:
     steps = record["steps"]
     words = words or [count(number, unit) for number, unit in (*trained, (steps, "step"))]
     timed = f", the last {steps - before:,} of {count(steps, 'step')}" if 0 < before < steps else ""
-    untold = f"; last weights, as {record['no_best']}" if record.get("no_best") else ""
-    return f"{', '.join(words)} in {duration(record['fit_seconds'])}{timed}{untold}"
+    return f"{', '.join(words)} in {duration(record['fit_seconds'])}{timed}"
 
 
 def _metric(key: str, value: float) -> str:

@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
-from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -19,7 +18,6 @@ from .._torch import is_batch_norm, supports_found_inf
 from ..callbacks._batches import samples_in
 from ..data.collate import empty_batch
 from ..data.spec import CLASSES, LENGTHS, PADDING, DataSpec, arguments, computed_shape, takes
-from ..distributed.sharding import local, shard
 from ..errors import UserError
 from ..options.types import Node, Text
 from .objective import accuracy, correct, for_loss, for_metrics, loss_function, own_metrics
@@ -120,16 +118,10 @@ class Task(LightningModule):
         self._lay_out(self.trainer)
 
     def _lay_out(self, trainer: Trainer) -> None:
-        # MPS is no faster with channels-last, and a sharded model takes plain parameters.
-        has_layout = trainer.strategy.root_device.type in ("cpu", "cuda") and not _is_sharded(trainer)
-        self.channels_last = self.channels_last and has_layout
+        # MPS is no faster with channels-last.
+        self.channels_last = self.channels_last and trainer.strategy.root_device.type in ("cpu", "cuda")
         if self.channels_last:
             self.model.to(memory_format=torch.channels_last)
-
-    @override
-    def configure_model(self) -> None:
-        if _is_sharded(self.trainer):
-            shard(self.model, self.trainer.strategy.root_device, self.trainer.world_size)
 
     def forward(self, x: Tensor | Mapping[str, Tensor], lengths: Tensor | None = None) -> Tensor:
         """The model's output for inputs `x: (B, …)`, or several by their names, of `lengths: (B,)` if these vary."""
@@ -256,12 +248,7 @@ class Task(LightningModule):
 
     @override
     def configure_optimizers(self) -> Any:
-        """Torch's optimizer and, unless the rate is constant, its schedule; UserError for parameters not sharded."""
-        if _is_sharded(self.trainer):
-            whole = [name for name, one in self.named() if one.requires_grad and local(one) is one]
-            if whole:
-                how = "only the network is, by Task.configure_model; write trainer=ddp"
-                raise UserError(f"trainer.strategy: the parameter {whole[0]} is not sharded: {how}")
+        """Torch's optimizer and, unless the rate is constant, its schedule."""
         recipe, samples = self.optimizer_recipe, self.samples_per_update
         sizes = {"batch_size": samples, "reference_batch_size": recipe.reference_batch_size}
         self.lr_scaling = {"rule": recipe.rule, **sizes} if samples and recipe.rule != "none" else None
@@ -371,10 +358,6 @@ class Task(LightningModule):
             raise UserError(f"task.freeze: got {list(patterns)}, which leaves no parameter to train")
         norms = [module for module in self.modules() if is_batch_norm(module)]
         return [norm for norm in norms if (own := {*norm.parameters()}) and own <= frozen]
-
-
-def _is_sharded(trainer: Trainer) -> bool:
-    return isinstance(trainer.strategy, ModelParallelStrategy)
 
 
 def _samples(inputs: Tensor | Mapping[str, Tensor]) -> int:

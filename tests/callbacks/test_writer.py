@@ -13,15 +13,15 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from batchscope.callbacks._timer import StepTimer, add_timer
 from batchscope.callbacks._writer import POINTS, Scalars, StepWriter
-from batchscope.checkpointing.log_files import append_to_file
+from batchscope.callbacks.step_file import StepFile
 
 
 def writer(*loggers, rank: int = 0, details: bool = True, step: int = 0) -> StepWriter:
     return StepWriter(Mock(is_global_zero=rank == 0, loggers=list(loggers), global_step=step), details)
 
 
-def both(folder: Path) -> tuple[CSVLogger, TensorBoardLogger]:
-    return CSVLogger(folder, name="csv", version=""), TensorBoardLogger(folder, name="tb", version="")
+def both(folder: Path) -> tuple[StepFile, TensorBoardLogger]:
+    return StepFile(str(folder)), TensorBoardLogger(folder, name="tb", version="")
 
 
 def shown(folder: Path, tag: str = "a") -> list[tuple[int, float]]:
@@ -30,9 +30,9 @@ def shown(folder: Path, tag: str = "a") -> list[tuple[int, float]]:
     return sorted((event.step, event.value) for file in files for event in file.Scalars(tag))
 
 
-def read(logger: CSVLogger) -> list[dict[str, str]]:
+def read(logger: StepFile) -> list[dict[str, str]]:
     """The rows of the file, without a call of save()."""
-    with (Path(logger.log_dir) / "metrics.csv").open(newline="") as file:
+    with logger.path.open(newline="") as file:
         return [{key: value for key, value in row.items() if value} for row in csv.DictReader(file)]
 
 
@@ -40,11 +40,8 @@ def test_other_ranks_write_nothing() -> None:
     writer(object(), rank=1).write_rows([(1, {"a": 1.0})])
 
 
-@pytest.mark.parametrize("appends", [False, True])
-def test_rows_of_a_csv_file_keep_their_order_and_their_columns(tmp_path: Path, appends: bool) -> None:
-    logger = CSVLogger(tmp_path, name="", version="")
-    if appends:
-        append_to_file(logger)
+def test_rows_of_a_csv_file_keep_their_order_and_their_columns(tmp_path: Path) -> None:
+    logger = StepFile(str(tmp_path))
     writing = writer(logger)
     writing.write_rows([(1, {"b": 1.5, "a": 0.1}), (2, {"b": 2.5, "a": 0.2}), (2, {"c": 7.0})])
     assert len(read(logger)) == 3
@@ -62,7 +59,7 @@ def test_rows_of_a_csv_file_keep_their_order_and_their_columns(tmp_path: Path, a
 
 
 def test_every_float32_is_told_from_its_neighbours(tmp_path: Path) -> None:
-    logger = CSVLogger(tmp_path, name="", version="")
+    logger = StepFile(str(tmp_path))
     numbers = numpy.random.default_rng(0).normal(0, 100, 1000).astype(numpy.float32)
     rows = [(step, {"a": float(number)}) for step, number in enumerate(numbers)]
     for part in (rows[:10], rows[10:]):  # the first rows bring the column
@@ -103,7 +100,6 @@ def test_a_long_run_has_few_points_in_tensorboard_and_every_step_in_csv_also_whe
     def run(name: str, *parts) -> list[int]:
         for part in parts:
             file, board = both(tmp_path / name)
-            append_to_file(file)
             writing = writer(file, board, step=int(part[0]) - 1)
             for some in numpy.split(part, 50):
                 writing.write(Scalars(["a"], some, some[:, None].astype(float)), always=some == 8_765)
@@ -124,7 +120,7 @@ def test_a_logger_that_fails_gets_nothing_more_with_one_warning(tmp_path: Path) 
         def log_metrics(self, *_, **__) -> None:
             raise ConnectionError("no network")
 
-    broken, good = Broken(tmp_path / "broken"), CSVLogger(tmp_path, name="", version="")
+    broken, good = Broken(tmp_path / "broken"), StepFile(str(tmp_path))
     first, second = writer(broken, good), writer(broken, good)
     with pytest.warns(UserWarning, match="Broken gets no more curves: ConnectionError: no network"):
         first.write_rows([(1, {"a": 1.0})])

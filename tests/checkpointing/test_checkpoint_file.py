@@ -11,7 +11,6 @@ import numpy
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
-from torchvision import tv_tensors
 
 from batchscope.checkpointing.callback import Checkpoints
 from batchscope.checkpointing.checkpoint_file import (
@@ -22,7 +21,7 @@ from batchscope.checkpointing.checkpoint_file import (
 )
 from batchscope.errors import UserError
 from batchscope.files import WriteError
-from tests.checkpointing.support import OUT, STEP, refused
+from tests.checkpointing.support import OUT, STEP
 from tests.support.command_lines import refusal
 from tests.support.runs import EVERY_4, SMALL, assert_alike, last, record, run
 from tests.support.third_party_modules import Stranger, loader, train
@@ -66,10 +65,7 @@ def test_a_name_that_would_command_the_terminal_is_none(path: Path) -> None:
     assert refusal(load_checkpoint, path) == f"ckpt: {path} is not a checkpoint that batchscope wrote"
 
 
-@pytest.mark.parametrize("links", [True, False], ids=["a link", "a copy, where the file system has no links"])
-def test_the_best_one_is_kept_when_the_last_one_goes_on(path: Path, links: bool, monkeypatch) -> None:
-    if not links:
-        monkeypatch.setattr("os.link", Mock(side_effect=OSError("no links here")))
+def test_the_best_one_is_kept_when_the_last_one_goes_on(path: Path) -> None:
     best = path.with_name("best.ckpt")
     link_checkpoint(path, best)
     link_checkpoint(path, best)
@@ -105,14 +101,11 @@ class Confusion(Callback):
         return {"matrices": self.matrices}
 
 
-@pytest.mark.parametrize("kept", [numpy.eye(2), tv_tensors.Image(torch.eye(2)[None])], ids=["array", "image"])
-def test_a_state_that_becomes_unreadable_ends_the_run_and_leaves_the_checkpoint_before_it(
-    kept: Any, tmp_path: Path
-) -> None:
+def test_a_state_that_becomes_unreadable_ends_the_run_and_leaves_the_checkpoint_before_it(tmp_path: Path) -> None:
     checkpoints = Checkpoints(str(tmp_path))
     options = {"plugins": [AtomicCheckpointIO()], "enable_checkpointing": True, "data": (loader(), loader())}
     options["num_sanity_val_steps"] = 0
-    said = refusal(train, Stranger(), Confusion(kept), checkpoints, **options)
+    said = refusal(train, Stranger(), Confusion(numpy.eye(2)), checkpoints, **options)
     assert (
         said == "checkpoint: its entry 'callbacks' could not be read back: it holds more than tensors and plain values"
     )
@@ -124,7 +117,10 @@ FILL_THE_DISK = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (8_000, 8_000
 
 
 def test_a_full_disk_is_one_line_with_the_bytes_needed_and_the_checkpoint_before_still_loads(tmp_path: Path) -> None:
-    line = refused(run(tmp_path, *SMALL, EVERY_4, OUT, faults=[(STEP, 6, FILL_THE_DISK)]))
+    done = run(tmp_path, *SMALL, EVERY_4, OUT, faults=[(STEP, 6, FILL_THE_DISK)], code=1)
+    (line,) = (
+        line for line in done.complained.splitlines() if line.startswith("error: ")
+    )  # TensorBoard's thread has its own
     (kept,) = (tmp_path / "out" / "checkpoints").iterdir()
     assert line.startswith("error: checkpoint: out/checkpoints/last.ckpt needs ")
     assert abs(int(line.split("needs ")[1].split(" bytes")[0].replace(",", "")) - kept.stat().st_size) < 2_000

@@ -63,7 +63,6 @@ def test_a_signal_in_a_step_lets_it_finish_and_keeps_it(told, name, code, tmp_pa
 
 
 EACH = "callbacks.checkpoint.every_minutes=1e-9"
-ELSEWHERE = ["callbacks.checkpoint.dirpath=null", "+trainer.default_root_dir=x"]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +72,7 @@ ELSEWHERE = ["callbacks.checkpoint.dirpath=null", "+trainer.default_root_dir=x"]
         (2, "no checkpoint: none was due yet", []),
         (6, "no checkpoint: callbacks.checkpoint is left out", ["callbacks.checkpoint=null"]),
         (6, "no checkpoint: trainer.enable_checkpointing is false", ["+trainer.enable_checkpointing=false"]),
-        pytest.param(6, "x/checkpoints/last.ckpt", ELSEWHERE, marks=pytest.mark.slow),
+        pytest.param(6, "out/x/last.ckpt", ["callbacks.checkpoint.dirpath=${run_dir}/x"], marks=pytest.mark.slow),
     ],
 )
 def test_below_the_traceback_of_an_exception_stands_what_was_kept(step, kept, options, tmp_path) -> None:

@@ -1,56 +1,58 @@
 """The log files are complete at every moment, and a resumed run has every step in them once."""
 
 import contextlib
-import csv
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
-import torch
-from lightning.pytorch.loggers import CSVLogger
 
+from batchscope.callbacks.step_file import StepFile
 from batchscope.checkpointing.callback import Checkpoints
-from batchscope.checkpointing.log_files import append_to_file, log_positions
+from batchscope.records.step_file import read_rows
 from tests.checkpointing.support import OUT, STEP, refused, terminate
 from tests.support.runs import SMALL, curves, run, table
 from tests.support.third_party_modules import Stranger, train
 
 
-def logged(folder: Path, ours: bool = True) -> list[dict[str, str]]:
-    """The rows of two columns, and then one with a third, as a run's logger writes them; a kill ends the process."""
-    logger = CSVLogger(folder, name="csv", version="")
-    if ours:
-        append_to_file(logger)
-    with contextlib.suppress(KeyboardInterrupt):
-        for step in range(5):
-            logger.log_metrics({"train/loss": 1.0 / (step + 1)}, step)
-        logger.save()
+def rows_in(folder: Path) -> list[dict[str, str]]:
+    return [{key: one for key, one in row.items() if one} for row in read_rows(folder / "csv" / "metrics.csv")[1]]
+
+
+@pytest.mark.parametrize("step", ["batchscope.callbacks.step_file.write_rows", "os.replace"])
+def test_the_file_loses_no_row_where_a_kill_ends_the_process_while_a_column_is_added(step, tmp_path, monkeypatch):
+    logger = StepFile(str(tmp_path))
+    for number in range(5):
+        logger.log_metrics({"train/loss": 1.0 / (number + 1)}, number)
+    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        patch.setattr(step, Mock(side_effect=KeyboardInterrupt))
         logger.log_metrics({"val/loss": 0.5}, 5)
-        logger.save()
-    return list(csv.DictReader((folder / "csv" / "metrics.csv").read_text().splitlines()))
+    assert [row["step"] for row in rows_in(tmp_path)] == ["0", "1", "2", "3", "4"]
 
 
-def test_the_csv_file_holds_what_lightnings_own_holds_and_loses_no_row_in_a_kill(tmp_path: Path, monkeypatch) -> None:
-    rows = logged(tmp_path / "theirs", ours=False)
-    assert len(rows) == 6
-    assert logged(tmp_path / "ours") == rows
-    for step in ("batchscope.checkpointing.log_files.write_rows", "os.replace"):
-        with monkeypatch.context() as patch:
-            patch.setattr(step, Mock(side_effect=KeyboardInterrupt))  # while a column is added
-            assert len(logged(tmp_path / step)) == 5
+def test_a_file_is_cut_after_a_checkpoint_and_what_is_logged_again_is_there_once(tmp_path: Path) -> None:
+    def log(logger: StepFile, *steps: int) -> None:
+        """As Lightning, which counts from 0, and a callback, which counts from 1; every second update is validated."""
+        for step in steps:
+            logger.log_metrics({"epoch": 0, "own": step}, step - 1)
+            logger.log_metrics({"loss": step}, step)
+            if step % 2 == 0:
+                validate(logger, step)
 
+    def validate(logger: StepFile, step: int) -> None:
+        logger.log_metrics({"epoch": 0, "val/loss": step}, step - 1)
 
-def test_a_checkpoint_reads_only_the_lines_since_the_one_before_or_those_with_a_new_column(tmp_path: Path) -> None:
-    logger, counted, earlier = CSVLogger(tmp_path, name="csv", version=""), {}, {"events": 3}
-    append_to_file(logger)
-    path = tmp_path / "csv" / "metrics.csv"
-    for names, lines in (("a", 2), ("a", 3), ("ab", 4), ("b", 5)):
-        logger.log_metrics(dict.fromkeys(names, 0.5))
-        assert log_positions([logger], earlier, counted) == earlier | {"csv/metrics.csv": lines}
-        assert counted[path][1:] == (path.stat().st_size, lines)
-    path.write_bytes(path.read_bytes().replace(b"5\r\n", b"5  "))  # of lines that are counted
-    assert log_positions([logger], earlier, counted)["csv/metrics.csv"] == 5
+    log(StepFile(str(tmp_path / "whole")), 1, 2, 3, 4, 5)
+    killed = StepFile(str(tmp_path / "killed"))
+    log(killed, 1, 2, 3)
+    killed.log_metrics({"epoch": 1, "test/loss": 0.5}, 2)  # of a run that was over by then
+    with killed.path.open("a") as file:
+        file.write("0,4")  # torn
+    resumed = StepFile(str(tmp_path / "killed"))
+    resumed.cut(2, 1)
+    validate(resumed, 2)
+    log(resumed, 3, 4, 5)
+    assert rows_in(tmp_path / "killed") == rows_in(tmp_path / "whole")
 
 
 class Logs(Stranger):
@@ -61,11 +63,12 @@ class Logs(Stranger):
         return super().training_step(batch, batch_idx)
 
 
-def test_what_a_module_logs_of_a_step_belongs_to_the_checkpoint_of_the_step(tmp_path: Path) -> None:
-    how = {"logger": CSVLogger(tmp_path), "log_every_n_steps": 1, "max_epochs": 1, "enable_checkpointing": True}
-    train(Logs(), Checkpoints(str(tmp_path)), **how)
-    (lines,) = torch.load(tmp_path / "last.ckpt", weights_only=True)["loop_state"]["log_positions"].values()
-    assert lines == 1 + 5  # the names, and every step
+def test_what_a_module_logs_of_a_step_is_in_the_file_at_the_checkpoint_of_the_step(tmp_path: Path, monkeypatch) -> None:
+    found: list[int] = []
+    monkeypatch.setattr(Checkpoints, "save", lambda self, trainer: found.append(len(rows_in(tmp_path))))
+    how = {"logger": StepFile(str(tmp_path)), "log_every_n_steps": 1, "max_epochs": 1, "enable_checkpointing": True}
+    train(Logs(), Checkpoints(), **how)
+    assert found == [5]
 
 
 def test_curves_are_kept_while_their_logger_is_off(unstopped: Path, tmp_path: Path) -> None:

@@ -2,12 +2,12 @@
 
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import getitem
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ from batchscope.training.build import build, build_optimizer
 from batchscope.training.task import Task
 from tests.checkpointing.support import OUT, STEP, TEST, change, of_another_model, other_data, refused, terminate
 from tests.support.command_lines import refusal
-from tests.support.runs import EVERY_4, SMALL, Fault, curves, kill_9, record, run
+from tests.support.runs import EVERY_4, SMALL, Fault, kill_9, record, run
 from tests.support.synthetic_runs import write_run
 
 
@@ -36,7 +36,7 @@ def test_a_run_that_was_stopped_in_its_test_keeps_what_its_training_has_measured
 
 
 OVER = "there is nothing to resume"
-RANK_1 = {"LOCAL_RANK": "1", "BATCHSCOPE_RUN_DIR": "outputs/runs/mine"}
+RANK_1 = {"LOCAL_RANK": "1", "BATCHSCOPE_FIRST_last": "outputs/runs/mine"}
 
 
 def test_a_finished_run_says_so_and_last_is_the_newest_or_that_of_the_first_rank(unstopped, tmp_path) -> None:
@@ -60,9 +60,9 @@ def test_a_finished_run_says_so_and_last_is_the_newest_or_that_of_the_first_rank
 def test_every_launched_rank_resumes_what_is_the_newest_run_to_the_first(tmp_path, monkeypatch) -> None:
     """Another run may begin before a rank looks."""
     monkeypatch.chdir(tmp_path)
-    told: list[dict[str, str]] = []
-    monkeypatch.setattr("batchscope.distributed.rendezvous.publish", told.append)
-    monkeypatch.setattr("batchscope.distributed.rendezvous.receive", lambda: told[0])
+    told: dict[str, bytes] = {}
+    store = SimpleNamespace(set=lambda key, text: told.update({key: text.encode()}), get=told.get)
+    monkeypatch.setattr("batchscope.distributed.rendezvous._rendezvous_store", lambda rank: store)
     for name, rank in (("mine", "0"), ("newer", "1")):
         write_run(tmp_path / "outputs" / "runs" / name, started=f"2026-01-0{rank}")
         for key, value in {"TORCHELASTIC_RUN_ID": "test", "WORLD_SIZE": "2", "RANK": rank}.items():
@@ -173,22 +173,6 @@ def test_a_finished_run_is_made_longer_not_shorter_and_its_best_checkpoint_stays
     assert record(tmp_path / "out")["checkpoints"] == kept
 
 
-@pytest.mark.slow
-def test_checkpoints_may_lie_elsewhere_but_not_where_another_run_has_its_own(tmp_path: Path, unstopped: Path) -> None:
-    elsewhere = f"callbacks.checkpoint.dirpath={tmp_path / 'scratch'}"
-    run(tmp_path, *SMALL, EVERY_4, OUT, elsewhere, faults=[(STEP, 10, kill_9)], code=-9)
-    shutil.move(tmp_path / "out", tmp_path / "moved")
-    run(tmp_path / "from", "resume=../moved", elsewhere, code=0)
-    assert [entry["step"] for entry in record(tmp_path / "moved")["resumed"]] == [8]
-    assert curves(tmp_path / "moved") == curves(unstopped)
-    said = (
-        f"error: callbacks.checkpoint.dirpath: {tmp_path / 'scratch'} holds checkpoints, which this run would replace; "
-    )
-    assert refused(run(tmp_path, *SMALL, OUT, elsewhere)).startswith(said)
-    run(tmp_path, *SMALL, EVERY_4, OUT, faults=[(STEP, 10, kill_9)], code=-9)
-    refuses(tmp_path, INVALID, elsewhere)
-
-
 # --- a checkpoint whose bytes are intact ------------------------------------------------------------------------------
 
 
@@ -205,15 +189,12 @@ def setting(value: object, *path: str | int) -> Callable[[dict], None]:
     return lambda checkpoint: reduce(getitem, path[:-1], checkpoint).__setitem__(path[-1], value)
 
 
-COMPLEX = setting(torch.zeros(9, dtype=torch.complex64), "state_dict", "model.head.bias")
 BATCHES = ("loops", "fit_loop", "epoch_loop.batch_progress", "current", "ready")
 MISFITS: list[tuple[Callable[[dict], object], str]] = [
     (of_another_model, "its weights are of another model: model.head.bias is (7,) there and (9,) here"),
-    (COMPLEX, "its weights are of another model: model.head.bias is of torch.complex64"),
     (lambda checkpoint: checkpoint.pop("loop_state"), "KeyError: 'loop_state'"),
     (setting([], "loop_state"), "TypeError: "),
     (setting([], "loop_state", "random"), "loop_state.random and loop_state.gradients are not those of all"),
-    (setting({"csv/metrics.csv": -3}, "loop_state", "log_positions"), "its counters hold -3, which is no count"),
     (lambda checkpoint: checkpoint["loop_state"].pop("frozen"), "KeyError: 'frozen'"),
     (setting([1], "loop_state", "frozen"), "loop_state.frozen holds something else than names"),
     (setting("7", "epoch"), "its counters hold 7, which is no count"),

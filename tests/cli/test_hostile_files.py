@@ -138,7 +138,7 @@ def test_what_is_no_checkpoint_is_one_line_and_nothing_of_it_runs(kind, reader, 
 
 
 LINES = (
-    ["data=digits", "model=torchvision", "trainer=fsdp"],
+    ["data=digits", "model=torchvision", "trainer=ddp"],
     ["data=sequential_mnist", "model=stacked_lstm", "optimizer=sgd", "+trainer.max_time={hours:1}"],
     ["experiment=diagnose", "search.batch_factors=[3]"],
 )

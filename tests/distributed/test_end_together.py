@@ -44,21 +44,6 @@ def test_a_signal_while_it_waits_leaves_no_rank_behind(monkeypatch: pytest.Monke
     assert [process.returncode for process in others] == [-9, -9]
 
 
-@pytest.mark.parametrize("comes_after_s", [0, 40, 90])
-def test_a_rank_waits_a_minute_for_a_record_that_another_machine_has_written(comes_after_s, tmp_path, monkeypatch):
-    clock, record = SimpleNamespace(now=0), tmp_path / "run.json"
-
-    def sleep(seconds: float) -> None:
-        clock.now += seconds
-        if clock.now >= comes_after_s:
-            record.touch()
-
-    sleep(0)
-    monkeypatch.setattr(agreement, "time", SimpleNamespace(monotonic=lambda: clock.now, sleep=sleep))
-    assert agreement._sees(record) == (comes_after_s < 60)
-    assert clock.now == min(comes_after_s, 60)
-
-
 def test_processes_that_cannot_meet_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "_store", None)
     for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "RANK": "1", "WORLD_SIZE": "2"}.items():

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from batchscope.data.spec import DataSpec
-from batchscope.distributed.sharding import shard
 from batchscope.models.recurrent import LSTMCell, RNNCell, StackedLSTM, open_forget_gate, runs_fused, unroll
 from batchscope.models.sequence import LSTMCellModel, RNNCellModel, StackedLSTMModel
 
@@ -261,17 +260,10 @@ def test_weights_that_are_moved_to_a_gpu_are_put_into_one_block_once_as_by_nn_ls
     torch.testing.assert_close(lstm(x), expected, rtol=0, atol=0)
 
 
-def sharded(cell: RNNCell) -> None:
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    shard(cell, torch.device("cpu"), 1)
-    torch.distributed.destroy_process_group()
-
-
 SEPARATE: dict[str, Callable[[RNNCell], object]] = {
     "tied": lambda cell: setattr(cell.h2h, "bias", cell.i2h.bias),
     "normalised": lambda cell: nn.utils.parametrizations.weight_norm(cell.h2h),
     "half in float64": lambda cell: cell.i2h.double(),
-    "sharded": sharded,  # the next all-gather writes to the memory that they had before
 }
 
 

@@ -450,6 +450,6 @@ def test_a_search_of_the_users_own_is_used(package: Write) -> None:
 
 @pytest.mark.parametrize("words", re.findall("`([^`]+)`", SAME))
 def test_what_the_page_says_to_work_as_elsewhere_works(words: str) -> None:
-    if any(name in words and not is_installed(name) for name in ("wandb", "mlflow", "optuna")):
+    if any(name in words and not is_installed(name) for name in ("wandb", "optuna")):
         pytest.skip("needs an extra")
     compose_command_line([word for word in shlex.split(words) if word != "-m"], multirun="-m" in words.split())

@@ -212,7 +212,7 @@ PURPOSES = {
     Purpose.WRITTEN_TO: "run_dir callbacks.checkpoint.dirpath callbacks.mine.dirpath logger.csv.save_dir"
     " trainer.default_root_dir",
     Purpose.SEARCH: "search search.start search.minutes",
-    Purpose.OBSERVATION: "test optimized_metric logger logger.csv logger.csv.name"
+    Purpose.OBSERVATION: "test optimized_metric logger logger.csv logger.tensorboard.name"
     " logger.csv._target_ trainer.enable_progress_bar callbacks.checkpoint.every_minutes"
     " callbacks.checkpoint.every_n_steps callbacks.curves._target_ callbacks.curves.any callbacks.progress.any",
 }

@@ -143,11 +143,14 @@ def last(run_dir: Path) -> dict[str, Any]:
 
 
 def curves(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
-    """TensorBoard's losses and metrics: `(step, value)` by key, without times and rates."""
+    """TensorBoard's losses and metrics: `(step, value)` by key, without times and rates; an equal point twice is one.
+
+    A resumed run repeats the validation that followed its checkpoint.
+    """
     (folder,) = {path.parent for path in run_dir.glob("*/events.*")}
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
     keys = [key for key in events.Tags()["scalars"] if key.startswith(("train/", "val/", "test/"))]
-    return {key: [(e.step, e.value) for e in events.Scalars(key)] for key in keys}
+    return {key: [*dict.fromkeys((e.step, e.value) for e in events.Scalars(key))] for key in keys}
 
 
 def table(run_dir: Path) -> list[dict[str, str]]:

@@ -104,14 +104,6 @@ CONFIGS = {
 }
 
 
-def test_runs_that_would_share_a_folder_of_checkpoints_are_refused(tmp_path):
-    configs = [{"run_dir": None, "callbacks": {"checkpoint": {"dirpath": place}}} for place in ("/a", "/b", "/a")]
-    said = "callbacks.checkpoint.dirpath: 2 runs of the sweep would share /a, takes one for each"
-    assert refusal(folder.refuse_other, tmp_path, configs) == said
-    in_theirs = [{"run_dir": None, "callbacks": {"checkpoint": {"dirpath": "None/checkpoints"}}}, {"callbacks": {}}]
-    folder.refuse_other(tmp_path, [*configs[:2], *in_theirs, in_theirs[0]])
-
-
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_run_of_another_sweep_is_refused_with_the_option_that_differs(name, tmp_path):
     there, here, difference = CONFIGS[name]

@@ -2,18 +2,14 @@
 
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 from batchscope.data.spec import DataSpec
 from batchscope.models import mlp
-from batchscope.training import build
 from batchscope.training.task import Task
 from tests.checkpointing.support import OUT
-from tests.support.command_lines import composed, refusal
 from tests.support.runs import EVERY_4, SMALL, last, record
 from tests.training.support import completed
 
@@ -39,14 +35,6 @@ def test_a_compiled_run_counts_its_one_graph_in_no_rate_and_its_checkpoint_is_on
     done = completed(tmp_path, "ckpt=out/checkpoints/best.ckpt", module="batchscope.cli.evaluate")
     tested = {line.split()[0]: float(line.split()[1]) for line in done.said.splitlines() if line.startswith("test/")}
     assert tested == {k: pytest.approx(v, abs=1e-6) for k, v in found["metrics"].items() if "test" in k}
-
-
-def test_a_machine_that_cannot_compile_is_refused_before_anything_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer: Any = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("cpu")), world_size=1)
-    monkeypatch.setattr(build, "why_not_compilable", lambda device: "no C++ compiler is found")
-    build.fitted(trainer, composed())
-    said = refusal(build.fitted, trainer, composed("compile=max-autotune"))
-    assert said == "compile: got max-autotune, and no C++ compiler is found; write compile=false"
 
 
 @pytest.mark.parametrize("width", [8, 4])

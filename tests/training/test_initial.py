@@ -84,7 +84,6 @@ NO_WEIGHTS = "init: w.pt holds no weights that can be read without running code;
         (ENCODER, None, 'init: w.pt does not fit ModuleDict: Missing key(s) in state_dict: "encoder.0.weight"'),
         (OTHER | {"extra": torch.ones(3)}, None, 'init: w.pt does not fit ModuleDict: Unexpected key(s) in state_dict: "extra".; init_prefix=… takes a part of it'),
         (OTHER, "enkoder.", "init_prefix: got 'enkoder.', and ModuleDict has encoder, head. Did you mean 'encoder'?"),
-        (OTHER | {"head.bias": torch.ones(3) * 1j}, None, "init: w.pt does not fit ModuleDict: head.bias is of torch.complex64 there and of torch.float32 here"),
         ({"encoder.0.weight": torch.ones(8, 4)}, "encoder.", 'init: w.pt does not fit ModuleDict: Missing key(s) in state_dict: "encoder.0.bias"'),
         (net(0, 7).state_dict(), None, "init: w.pt does not fit ModuleDict: size mismatch for head.weight: copying a param with shape torch.Size([7, 8])"),
     ],

@@ -3,14 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-import numpy
 import pytest
 from lightning.pytorch.loggers.utilities import _scan_checkpoints
 
 from batchscope.checkpointing.callback import Checkpoints
 from batchscope.options import check
 from batchscope.options.signatures import is_installed
-from batchscope.records.step_file import read_rows
 from batchscope.training.build import build_callbacks
 from tests.checkpointing.support import OUT, STEP, terminate
 from tests.support.command_lines import composed, refusal
@@ -18,7 +16,6 @@ from tests.support.runs import EVERY_4, SMALL, curves, record, run, table
 from tests.support.third_party_modules import Memory, Stranger, loader, train
 from tests.training.support import completed
 
-needs_mlflow = pytest.mark.skipif(not is_installed("mlflow"), reason="needs mlflow: pip install 'batchscope[mlflow]'")
 needs_wandb = pytest.mark.skipif(not is_installed("wandb"), reason="needs wandb: pip install 'batchscope[wandb]'")
 
 
@@ -67,7 +64,7 @@ def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.M
 
 
 class Uploads(Memory):
-    """Uploads checkpoints at its end, as W&B's and MLflow's loggers with `log_model=true`."""
+    """Uploads checkpoints at its end, as W&B's logger with `log_model=true`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,36 +98,3 @@ def test_a_resumed_run_continues_the_same_run_at_wandb(tmp_path: Path) -> None:
     folders = {path.name.rpartition("-")[2] for path in (tmp_path / "out" / "wandb").glob("offline-run-*")}
     assert folders == {record(tmp_path / "out")["id"]}
     assert not list(tmp_path.glob("wandb"))
-
-
-@needs_mlflow
-def test_mlflow_has_every_step_of_every_curve_of_a_resumed_run_in_its_folder(tmp_path: Path) -> None:
-    from mlflow.tracking import MlflowClient
-
-    words = [*SMALL, EVERY_4, "logger=mlflow", "tags=[one,two]", OUT]
-    assert run(tmp_path, *words, faults=[(STEP, 15, terminate)]).end() == 143
-    completed(tmp_path, "resume=out", "logger.mlflow._target_=lightning.pytorch.loggers.MLFlowLogger")
-    client = MlflowClient(f"sqlite:///{tmp_path}/out/mlflow.db")
-    (found,) = client.search_runs([one.experiment_id for one in client.search_experiments()])
-    points = {key: client.get_metric_history(found.info.run_id, key) for key in found.data.metrics}
-    rows = read_rows(tmp_path / "out" / "csv" / "metrics.csv")[1]
-    for name in ("train/loss", "time/step_ms", "throughput/samples_per_sec"):
-        expected = [(int(row["step"]), float(row[name])) for row in rows if row[name]]
-        numpy.testing.assert_allclose([(one.step, one.value) for one in points[name]], expected, rtol=1e-6)
-    assert (len(points["val/loss"]), len(points["test/loss"])) == (2, 1)
-    assert (found.info.status, found.info.run_name) == ("FINISHED", "stacked-lstm-copy-memory-bs8")
-    tags = found.data.tags
-    assert (tags["tags"], tags["batchscope.run"]) == ("one, two", record(tmp_path / "out")["id"])
-    assert found.data.params["data.batch_size"] == "8"
-    assert {path.name for path in tmp_path.iterdir()} == {"out", "stdout", "stderr"}
-
-
-@needs_mlflow
-def test_a_database_that_mlflow_cannot_open_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    place = f"sqlite:///{tmp_path}/file/mlflow.db"
-    done = run(tmp_path, *SMALL, "logger=mlflow", f"logger.mlflow.tracking_uri={place}", OUT)
-    assert done.end() == 1
-    (line,) = done.complained.splitlines()
-    assert line.startswith("error: logger.mlflow: ")
-    assert not (tmp_path / "out" / "run.json").exists()

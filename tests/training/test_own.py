@@ -797,14 +797,13 @@ STOPS = {
 }
 
 
-def test_a_validation_without_a_number_is_one_warning_and_its_run_says_what_was_tested(folder: Path, capsys) -> None:
+def test_a_validation_without_a_number_is_one_warning_and_its_checkpoint_is_not_the_best(folder: Path, capsys) -> None:
     found, said = trained(folder, "model=nowhere", "data=points"), capsys.readouterr()
     assert said.err.count(NAN) == 1
-    assert (found["status"], found["no_best"]) == ("finished", "val/loss was never finite")
+    assert found["status"] == "finished"
     assert found["checkpoints"].keys() == {"last"} and "val_loss" not in found["metrics"]
-    assert "; last weights, as val/loss was never finite files" in " ".join(said.out.split())
     again = trained(folder.with_name("again"), "model=nowhere", "data=points", "model.since=1")
-    assert again["checkpoints"].keys() == {"best", "last"} and "no_best" not in again
+    assert again["checkpoints"].keys() == {"best", "last"}
 
 
 @pytest.mark.parametrize("option", STOPS)
@@ -922,9 +921,9 @@ MISTAKES = {
     f"{OWN} model.by_hand=true trainer.accumulate_grad_batches=2": "trainer.accumulate_grad_batches: Tutorial optimises by hand",
     f"{OWN} compile=true": "compile: Tutorial is a LightningModule, which compiles itself",
     "trainer.limit_test_batches=0.01": "trainer.limit_test_batches: got 0.01, less than one batch of 1; a whole number counts",
-    "model=keeps data=points model.sparse=true": "model: 'graph' is not a dense tensor, and checkpoints hold no other; regis",
-    "model=keeps data=points model.image=true": "model: 'mean' is of the class Image, and checkpoints hold plain tensors; regis",
-    "model=keeps data=points model.strange=true": "model: '_extra_state', which get_extra_state returns, holds more than tens",
+    "model=keeps data=points model.sparse=true": "model: 'graph' could not be read back from a checkpoint, ",
+    "model=keeps data=points model.image=true": "model: 'mean' could not be read back from a checkpoint, ",
+    "model=keeps data=points model.strange=true": "model: '_extra_state' could not be read back from a checkp",
     f"{OWN} callbacks.checkpoint.monitor=val_score": "callbacks.checkpoint.mode: nobody says which way val_score gets better",
     f"model=stranger data=points model.{OLD}BoringModel": "model: BoringModel is of the package pytorch_lightning; import "
     "lightning.pytorch",

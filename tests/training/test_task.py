@@ -3,7 +3,6 @@
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import lightning
 import pytest
@@ -11,7 +10,6 @@ import torch
 import torchmetrics
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.plugins.precision import MixedPrecision
-from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader
@@ -19,14 +17,12 @@ from torch.utils.data import DataLoader
 from batchscope.data.adding import Adding
 from batchscope.data.plain import PlainData
 from batchscope.data.spec import PADDING, DataSpec
-from batchscope.distributed.sharding import shard
 from batchscope.errors import UserError
 from batchscope.models.cnn import SimpleCNN
 from batchscope.models.torchvision import TorchvisionModel
 from batchscope.training.objective import accuracy, for_loss, loss_function
 from batchscope.training.task import Task
 from batchscope.training.trial import check_answer, try_out
-from tests.support.command_lines import refusal
 from tests.support.own_data import Lengths, Plain
 from tests.support.recipes import adamw, sgd
 from tests.support.third_party_modules import train
@@ -238,20 +234,6 @@ class Weighted(nn.Module):
 
     def forward(self, output: Tensor, y: Tensor) -> Tensor:
         return (self.weight * output).mean()
-
-
-@pytest.mark.parametrize("is_sharded", [True, False])
-def test_a_parameter_that_no_rank_shards_is_refused(is_sharded: bool) -> None:
-    spec = SPECS["value"]
-    task = Task(network(spec), spec, sgd(), loss=Weighted())
-    task.trainer = SimpleNamespace(strategy=Mock(spec=ModelParallelStrategy))
-    if is_sharded:  # else a subclass overrides `configure_model`
-        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-        shard(task.model, torch.device("cpu"), 1)
-        torch.distributed.destroy_process_group()
-    name = "loss_function.weight" if is_sharded else "weight"
-    said = f"trainer.strategy: the parameter {name} is not sharded: only the network is, by Task.configure_model"
-    assert refusal(task.configure_optimizers) == f"{said}; write trainer=ddp"
 
 
 class OwnSetup(Task):

@@ -1,0 +1,95 @@
+"""StepFile: the logger of a run's step file, to which each row is appended as it comes."""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities import rank_zero_only
+from numpy.typing import NDArray
+from torch import Tensor
+from typing_extensions import override
+
+from ..files import whole_append
+from ..records.step_file import read_rows, write_rows
+
+
+class StepFile(Logger):
+    """Writes `csv/metrics.csv`, which is complete at every moment: a row is appended, a new column is added atomically.
+
+    Args:
+        save_dir: the run's folder.
+    """
+
+    name, version = "csv", ""  # pyrefly: ignore[bad-override]
+
+    def __init__(self, save_dir: str):
+        super().__init__()
+        self.path = Path(save_dir, "csv", "metrics.csv")
+        self._columns: list[str] = []  # of the file
+        self._kept: set[tuple[float, frozenset[str]]] = set()  # step and columns of rows that are logged again
+
+    @property
+    @override
+    def save_dir(self) -> str:
+        return str(self.path.parents[1])
+
+    @override
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None: ...  # they are in the record
+
+    @override
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        row = {key: value.item() if isinstance(value, Tensor) else value for key, value in metrics.items()}
+        row["step"] = step or 0
+        if (row["step"], frozenset(row)) not in self._kept:
+            text = io.StringIO(newline="")
+            csv.DictWriter(text, self._columns_with(row)).writerow(row)
+            self._append(text.getvalue())
+
+    def append(self, keys: Sequence[str], rows: NDArray[numpy.float64]) -> None:
+        """Append rows of numbers, shape (N, K); the last of the K columns is `step`.
+
+        A number has 9 digits, which tell any float32 from every other.
+        """
+        columns = self._columns_with(keys)
+        numbers = rows[:, [keys.index(column) for column in columns if column in keys]]
+        kinds = {key: "%d" if key == "step" else "%.9g" for key in keys}
+        line = ",".join(kinds.get(column, "") for column in columns) + csv.excel.lineterminator
+        self._append(line * len(numbers) % tuple(numbers.ravel().tolist()))
+
+    def cut(self, steps: int, batches: int) -> None:
+        """Leave out the rows after a checkpoint of so many `steps`, which are logged again.
+
+        The rows of Lightning have an epoch, and their step is the number of an update from 0, at a checkpoint `batches`.
+        A validation follows its checkpoint, and has this step as well: when it is logged again, its row is there.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.open("a").close()  # an error names this file, and no temporary one
+        names, rows = read_rows(self.path)
+        kept = [row for row in rows if _step(row) <= (batches if row.get("epoch") else steps)]
+        write_rows(self.path, names, kept)
+        again = (row for row in kept if _step(row) >= batches)
+        self._kept = {(_step(row), frozenset(key for key, value in row.items() if value)) for row in again}
+
+    def _columns_with(self, keys: Sequence[str] | Mapping[str, Any]) -> list[str]:
+        """The columns of the file, which has these keys among them from now on."""
+        if not {*keys} <= {*self._columns} or not self.path.is_file():
+            names, rows = read_rows(self.path)
+            self._columns = sorted({*names, *keys})
+            if names != self._columns:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                write_rows(self.path, self._columns, rows)
+        return self._columns
+
+    def _append(self, text: str) -> None:
+        with whole_append(str(self.path)), self.path.open("a", newline="", encoding="utf-8") as file:
+            file.write(text)
+
+
+def _step(row: Mapping[str, str]) -> float:
+    text = row.get("step", "")
+    return int(text) if text.isdecimal() else float("inf")
