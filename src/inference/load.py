@@ -26,7 +26,6 @@ from ..training.build import build, build_data, build_model, loader_switches
 from ..training.initial import make_layers
 from ..training.module import lightning_module
 from ..training.run import set_up_process
-from ..training.task import Task
 
 
 class KnownData(NamedTuple):
@@ -128,8 +127,6 @@ def restore(path: Path, overrides: list[str], with_data: bool) -> Trained:
     make_layers(trained.module, checkpoint["state_dict"])
     load_weights()
     trained.module.eval()  # the layers made since, too
-    if isinstance(trained.module, Task) and isinstance(held := saved.get("activation_bytes"), int):
-        trained.module.activation_bytes = held  # so that it is evaluated in the batches of its run
     return trained
 
 

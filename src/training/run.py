@@ -49,7 +49,7 @@ from .loggers import build_loggers, close_loggers, open_loggers
 from .module import check_by_hand, lightning_module, read_by
 from .quiet import quiet_libraries
 from .task import Task
-from .trial import explain_first_batch, try_out
+from .trial import explain_first_batch, make_lazy_layers
 
 
 def train(
@@ -209,9 +209,8 @@ class _Run:
         self.module = lightning_module(self.model, self.data, self.config, self.provenance)
         check_by_hand(self.module, self.trainer, self.config)
         if isinstance(self.module, Task):
-            try_out(self.module, self.data)
+            make_lazy_layers(self.module, self.data)
             self.module.prepare(self.trainer, self.data.batch_size, self.batch.get("global_batch_size"))
-            self.provenance = {**self.provenance, "activation_bytes": self.module.activation_bytes}
         for callback in self.trainer.checkpoint_callbacks:
             if isinstance(callback, Checkpoints):
                 callback.check(self.module)

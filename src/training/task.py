@@ -24,7 +24,7 @@ from ..errors import UserError
 from ..options.types import Node, Text
 from .objective import accuracy, correct, for_loss, for_metrics, loss_function, own_metrics
 from .optimizer import Optimizer, check_patterns, matches
-from .trial import blamed, first_answer, is_of_zoo
+from .trial import blamed, first_answer
 
 Batch = Any  # what a DataSpec takes apart: `(x, y)`, `(x, y, lengths)` or a dict
 
@@ -90,8 +90,7 @@ class Task(LightningModule):
         self.has_accuracy = spec.target in CLASSES and "acc" not in (metrics or {})
         self.is_tried = False  # whether network, loss and metrics are known to fit the data
         self.tested_right: list[Tensor] = []  # (B,) bool for each batch of the test, where a sample has one class
-        # That the network holds of a sample, at most; None where it was not tried, 0 for one of the zoo.
-        self.activation_bytes = 0 if is_of_zoo(model) else None
+        self.is_of_zoo = type(model).__module__.startswith("batchscope.models.")  # whose activations are small
         self._takes_lengths = takes(model, LENGTHS)
         self.measured = self._metrics(own_metrics(metrics))
         self._metric_modules = nn.ModuleList(m for stage in self.measured.values() for m in stage.values())

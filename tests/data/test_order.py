@@ -107,14 +107,14 @@ def test_lightning_tells_the_loader_which_epoch_it_is(pipeline, options, epochs)
     ],
 )
 def test_evaluation_takes_batches_that_fill_a_device_and_not_its_memory(shape, batch_size, expected) -> None:
-    data = loaded(numbers(batch_size=batch_size), input_shape=shape, activation_bytes=0)
+    data = loaded(numbers(batch_size=batch_size), input_shape=shape, is_of_zoo=True)
     assert data.val_dataloader().batch_sampler.batch_size == expected
     data.setup("test")
     assert data.test_dataloader().batch_sampler.batch_size == expected
 
 
 def test_attributes_of_anybodys_module_that_mean_something_else_are_left_alone() -> None:
-    data = loaded(numbers(batch_size=8), input_shape=784, min_samples=torch.ones(1), activation_bytes=0)
+    data = loaded(numbers(batch_size=8), input_shape=784, min_samples=torch.ones(1), is_of_zoo=True)
     assert data.val_dataloader().batch_sampler.batch_size == 256
     assert data.train_dataloader().batch_sampler.min_samples == 1
 

@@ -65,7 +65,7 @@ def test_the_picture_has_the_first_images_of_batches_of_any_size(trained: Traine
 def test_batches_of_workers_hold_no_file_open(trained: Trained) -> None:
     expected = predict(trained, "test").target
     trained.data.pipeline, trained.data.num_workers = "workers", 1
-    trained.data.batch_size, trained.module.activation_bytes = 1, None
+    trained.data.batch_size, trained.module.is_of_zoo = 1, False
     before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 60, most))  # there are 100 batches
     try:
@@ -98,7 +98,7 @@ def test_limits_of_batches_leave_fewer_samples_and_are_named(trained: Trained, t
     assert found.table()["sample"].tolist() == [str(i) for i in range(16)]
     assert found.note == "16 of 100 samples, by trainer.limit_predict_batches=1"
     trained.config["trainer"]["limit_val_batches"] = 0.5
-    trained.data.batch_size, trained.module.activation_bytes = 16, None  # two batches of a validation
+    trained.data.batch_size, trained.module.is_of_zoo = 16, False  # two batches of a validation
     assert predict(trained, "val").note == "16 of 32 samples, by trainer.limit_val_batches=0.5"
     trained.config["trainer"]["limit_val_batches"] = 0
     assert refusal(predict, trained, "val") == "trainer.limit_val_batches: got 0, which predicts no batch"

@@ -22,6 +22,7 @@ from batchscope.cli.evaluate import evaluate
 from batchscope.data.base import DataModule
 from batchscope.data.datamodule import TensorDataModule
 from batchscope.data.spec import DataSpec
+from batchscope.errors import UnfitError
 from batchscope.inference.load import load_model, restore
 from batchscope.inference.predict import predict
 from batchscope.options.groups import use_config_dir
@@ -856,35 +857,18 @@ def test_an_update_accumulates_no_more_batches_than_an_epoch_has(words: str, fol
 
 # --- what does not fit -----------------------------------------------------------------------------------------------
 
-SHAPES = "an output (2, 3, 6, 6) and a target (2, 6, 6)"
+SHAPES = "an output (8, 3, 6, 6) and a target (8, 6, 6)"
 OLD = "_target_=pytorch_lightning.demos.boring_classes."
 HAS_OPTIMIZER = "Tutorial is a LightningModule, which has its own optimizer"
 MISTAKES = {
-    "model.answers=[2]": "model: Net answers (2, 2), and task.loss=cross_entropy and the accuracy for a target "
-    "class_per_pixel (2, 6, 6) takes (2, 3, 6, 6)",
     "data.shape=[1,6,6]": "data: own's train split is not what the spec says: its targets have the "
     "shape (1, 6, 6), and a target that is class_per_pixel has (6, 6)",
-    "model.answers=[-1,-1]": "model: Net does not take a batch (2, 1, 6, 6): RuntimeError: only one dimension can be inferred "
-    "(tests/training/test_own.py, line ",
-    "task.loss={_target_:torch.nn.CrossEntropyLoss,reduction:none}": "task.loss: CrossEntropyLoss returns a tensor (2, 6, 6) of "
-    f"torch.float32 for {SHAPES}, takes a scalar: a mean over the batch",
-    f"task.loss={{_target_:{HERE}.dice,smooth:x}}": f"task.loss: dice fails with {SHAPES}: TypeError: unsupported operand type(s) "
-    "for +: 'Tensor' and 'str' (tests/training/test_own.py, line ",
-    f"task.loss={{_target_:{HERE}.accuracy}}": "task.loss: accuracy depends on no parameter that is trained",
-    "data.outputs=2 model.answers=[1,6,6]": "model: Net answers (2, 1, 6, 6), and task.loss=cross_entropy and the accuracy for a target "
-    "class_per_pixel (2, 6, 6) takes (2, 2, 6, 6); num_outputs=1 in the DataSpec is one logit for two classes",
     "data.outputs=1 task.loss=cross_entropy": "task.loss: got 'cross_entropy'; for the data's target, class_per_pixel, it takes "
     "auto, bce or a node",
     "model=heads data=both": "task.loss: got 'auto'; for the data's target, any, it takes bce, mse, l1, smooth_l1 or a node with a",
-    "model=heads data=both task.loss=mse": "model: Heads answers {'shade': (2, 3), 'size': (2,)}, and task.loss=mse for a target any "
-    "{'shade': (2,), 'size': (2,)} takes {'shade': (2,), 'size': (2,)}; a loss of your own, task.loss={_target_: …}, takes",
     "task.loss=mse": "task.loss: got 'mse'; for the data's target, class_per_pixel, it takes auto, cross_entropy or a node with",
     "task.loss=crossentropy": "task.loss: got 'crossentropy', takes auto, cross_entropy, bce, mse, l1, smooth_l1 or a node with "
     "a _target_. Did you mean 'cross_entropy'?",
-    "task.metrics={f1:{_target_:torchmetrics.classification.BinaryF1Score}}": f"task.metrics.f1: BinaryF1Score fails with {SHAPES}: "
-    "RuntimeError: Predictions and targets are expected to have the same shape",
-    "task.metrics={f1:{_target_:torchmetrics.classification.MulticlassF1Score,num_classes:3,average:null}}": "task.metrics.f1: "
-    "MulticlassF1Score returns (3,), takes one number",
     "task.metrics={f1:{_target_:torch.nn.Identity}}": "task.metrics.f1: got Identity, takes a node whose _target_ is a",
     "task.metrics={loss:{_target_:torchmetrics.MeanMetric}}": "task.metrics.loss: is the name of the loss",
     "task.freeze=[encodr.*]": "task.freeze: 'encodr.*' matches no parameter of the model. Did you mean 'encoder.*'?",
@@ -921,7 +905,7 @@ MISTAKES = {
     f"{OWN} model.by_hand=true global_batch_size=40": "global_batch_size: Tutorial optimises by hand, and says itself how many",
     f"{OWN} model.by_hand=true trainer.accumulate_grad_batches=2": "trainer.accumulate_grad_batches: Tutorial optimises by hand",
     f"{OWN} compile=true": "compile: Tutorial is a LightningModule, which compiles itself",
-    "trainer.limit_test_batches=0.01": "trainer.limit_test_batches: got 0.01, less than one batch of 1; a whole number counts",
+    "trainer.limit_test_batches=0.01": "trainer.limit_test_batches: got 0.01, less than one batch of 2; a whole number counts",
     "model=keeps data=points model.sparse=true": "model: 'graph' is not a dense tensor, and checkpoints hold no other; regis",
     "model=keeps data=points model.image=true": "model: 'mean' is of the class Image, and checkpoints hold plain tensors; regis",
     "model=keeps data=points model.strange=true": "model: '_extra_state', which get_extra_state returns, holds more than tens",
@@ -936,6 +920,34 @@ MISTAKES = {
 def test_what_does_not_fit_is_one_line_and_nothing_is_written(words: str, folder: Path) -> None:
     assert refusal(trained, folder, *words.split()).startswith(MISTAKES[words])
     assert not [path for path in folder.rglob("*") if path.name != ".lock"]
+
+
+UNFIT_TASKS = {
+    "model.answers=[2]": "model: Net answers (8, 2), and task.loss=cross_entropy and the accuracy for a target "
+    "class_per_pixel (8, 6, 6) takes (8, 3, 6, 6)",
+    "model.answers=[-1,-1]": "model: Net does not take a batch (8, 1, 6, 6): RuntimeError: only one dimension can be inferred "
+    "(tests/training/test_own.py, line ",
+    "task.loss={_target_:torch.nn.CrossEntropyLoss,reduction:none}": "task.loss: CrossEntropyLoss returns a tensor (8, 6, 6) of "
+    f"torch.float32 for {SHAPES}, takes a scalar: a mean over the batch",
+    f"task.loss={{_target_:{HERE}.dice,smooth:x}}": f"task.loss: dice fails with {SHAPES}: TypeError: unsupported operand type(s) "
+    "for +: 'Tensor' and 'str' (tests/training/test_own.py, line ",
+    f"task.loss={{_target_:{HERE}.accuracy}}": "task.loss: accuracy depends on no parameter that is trained",
+    "data.outputs=2 model.answers=[1,6,6]": "model: Net answers (8, 1, 6, 6), and task.loss=cross_entropy and the accuracy for a target "
+    "class_per_pixel (8, 6, 6) takes (8, 2, 6, 6); num_outputs=1 in the DataSpec is one logit for two classes",
+    "model=heads data=both task.loss=mse": "model: Heads answers {'shade': (8, 3), 'size': (8,)}, and task.loss=mse for a target any "
+    "{'shade': (8,), 'size': (8,)} takes {'shade': (8,), 'size': (8,)}; a loss of your own, task.loss={_target_: …}, takes",
+    "task.metrics={f1:{_target_:torchmetrics.classification.BinaryF1Score}}": f"task.metrics.f1: BinaryF1Score fails with {SHAPES}: "
+    "RuntimeError: Predictions and targets are expected to have the same shape",
+    "task.metrics={f1:{_target_:torchmetrics.classification.MulticlassF1Score,num_classes:3,average:null}}": "task.metrics.f1: "
+    "MulticlassF1Score returns (3,), takes one number",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", UNFIT_TASKS)
+def test_what_does_not_take_the_first_batch_is_one_line_of_a_run_that_is_not_kept(words: str, folder: Path) -> None:
+    with pytest.raises(UnfitError) as said:
+        trained(folder, *words.split())
+    assert str(said.value).startswith(UNFIT_TASKS[words])
 
 
 # What Lightning refuses when it trains, and what the first validation shows.

@@ -17,7 +17,6 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
 from batchscope.data.adding import Adding
-from batchscope.data.plain import PlainData
 from batchscope.data.spec import PADDING, DataSpec
 from batchscope.distributed.sharding import shard
 from batchscope.errors import UserError
@@ -25,9 +24,9 @@ from batchscope.models.cnn import SimpleCNN
 from batchscope.models.torchvision import TorchvisionModel
 from batchscope.training.objective import accuracy, for_loss, loss_function
 from batchscope.training.task import Task
-from batchscope.training.trial import check_answer, try_out
+from batchscope.training.trial import check_answer, make_lazy_layers
 from tests.support.command_lines import refusal
-from tests.support.own_data import Lengths, Plain
+from tests.support.own_data import Plain
 from tests.support.recipes import adamw, sgd
 from tests.support.third_party_modules import train
 
@@ -219,11 +218,6 @@ def test_the_mean_of_two_ranks_is_that_of_the_steps_and_pixels_that_count(
         torch.testing.assert_close(sum(one[key] for one in found) / 2, whole[key])
 
 
-class Unvalidated(lightning.LightningDataModule):
-    def train_dataloader(self) -> DataLoader:
-        return DataLoader([batch(SPECS["value"], 2)], batch_size=None)
-
-
 class OwnLoss(Task):
     def loss(self, output: Any, y: Tensor) -> Tensor:
         return output.mean()
@@ -314,19 +308,11 @@ def test_a_network_and_a_module_may_have_an_input_shape_of_another_meaning() -> 
     assert Task(model, SPECS["value"], sgd()).input_shape == (5,)
 
 
-def test_what_a_sequence_holds_is_not_known_of_the_first_ones_where_lengths_vary() -> None:
-    data = Lengths(every_step=True, num_workers=0)
-    data.setup("fit")
-    try_out(task := Task(Steps(2, 2), data.spec, sgd()), data)
-    assert task.is_tried
-    assert task.activation_bytes is None
-
-
 def test_lazy_layers_leave_a_frozen_part_in_its_mode() -> None:
     data = Adding(sequence_length=2, num_train=8, num_val=1)
     data.setup("fit")
     model = nn.Sequential(nn.Dropout().eval(), nn.Flatten(), nn.LazyLinear(1))
-    try_out(Task(model, data.spec, sgd()), data)
+    make_lazy_layers(Task(model, data.spec, sgd()), data)
     assert [module.training for module in model] == [False, True, True]
 
 
@@ -346,14 +332,6 @@ def test_a_plateau_hears_of_no_epoch_without_a_validation(monkeypatch: pytest.Mo
     data = DataLoader([batch(SPECS["value"], 2)] * 2, batch_size=None)
     train(task, data=(data, data), max_epochs=6, check_val_every_n_epoch=None, val_check_interval=3)
     assert heard == [1, 2, 4, 5]  # validated after the batches 3, 6, 9 and 12
-
-
-def test_a_plateau_that_follows_no_validation_set_is_refused() -> None:
-    task = Task(network(SPECS["value"]), SPECS["value"], sgd(schedule="plateau"))
-    with pytest.raises(
-        UserError, match=r"^optimizer.schedule: plateau follows val/loss, and Unvalidated has no val_da"
-    ):
-        try_out(task, PlainData(Unvalidated()))
 
 
 def test_a_plateau_without_any_validation_leaves_the_rate(recwarn: pytest.WarningsRecorder) -> None:
