@@ -10,7 +10,7 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ..errors import UserError, did_you_mean
+from ..errors import UserError
 from .explain import message_of, no_such_option
 from .groups import COLLECTIONS, SECTIONS, choices_of, file_of, known_nodes, load, to_plain, top_level_names
 from .habits import answer_to
@@ -72,7 +72,6 @@ def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
         plain["search"] = {TARGET: "batchscope.sweep.search.BatchSizeSearch", **plain["search"]}
         _check_search(plain["search"])
     _check_model_fits_data(plain["model"], plain["data"])
-    _check_groups(plain.get("optimizer", {}))
     _check_pairs(plain)
     return plain
 
@@ -135,18 +134,6 @@ def _check_pairs(config: dict[str, Any]) -> None:
     }
     if said := next((said for said, is_wrong in conflicts.items() if is_wrong), None):
         raise UserError(said)
-
-
-def _check_groups(optimizer: dict[str, Any]) -> None:
-    """Check the options of each group of parameters as those of the optimizer."""
-    for number, group in enumerate(optimizer.get("groups") or []):
-        options = {key: value for key, value in group.items() if key != "match"}
-        signature = signature_at("optimizer", optimizer[TARGET])
-        for key, value in options.items():
-            option = f"optimizer.groups.{number}.{key}"
-            if signature and not signature.open and key not in signature.parameters:
-                raise UserError(f"{option}: no such option.{did_you_mean(key, signature.parameters)}")
-            check_value(option, value, annotation_of(f"optimizer.{key}", optimizer[TARGET]))
 
 
 def _check_collection(nodes: Any, name: str) -> None:

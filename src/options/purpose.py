@@ -92,7 +92,7 @@ def is_ours(option: str, target: Any) -> bool:
 
 
 def _of_schedule() -> Mapping[str, Any]:
-    """What every optimizer takes beside its own options: those of the learning rate's schedule, and groups."""
+    """What every optimizer takes beside its own options: those of the learning rate's schedule."""
     found = signature_of(f"{_PACKAGE}.training.optimizer.Optimizer")
     return found.parameters if found else {}
 
@@ -135,7 +135,7 @@ def purpose_of(option: str, config: Mapping[str, Any]) -> Purpose:
 def changes_speed(option: str, config: Mapping[str, Any]) -> bool:
     """Whether a step may take another time with another value of an option; True unless something says otherwise."""
     section, _, name = option.partition(".")
-    sets_rate = section == "optimizer" and name != "groups" and name in _of_schedule()
+    sets_rate = section == "optimizer" and name in _of_schedule()
     return not (option in _SAME_SPEED or sets_rate or purpose_of(option, config) is Purpose.LENGTH)
 
 

@@ -1,8 +1,7 @@
-"""How a model's weights are updated: any optimizer of torch's kind, with a schedule and groups of parameters."""
+"""How a model's weights are updated: any optimizer of torch's kind, with a schedule."""
 
 import copy
-import fnmatch
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal, Self
 
 import torch
@@ -11,14 +10,12 @@ from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
 from ..distributed.sharding import local
-from ..errors import UserError, did_you_mean, in_one_line
+from ..errors import UserError, in_one_line
 from ..options.types import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Where
 from ..records.learning_rate import Rule, factor
 
-Parameters = Iterable[Tensor | tuple[str, Tensor]]  # with names, as of `named_parameters()`, where there are groups
 _PLANNED = ("one_cycle", "cosine")  # schedules for a known number of steps
 _BY_THE_GRADIENT = (optim.SGD, optim.ASGD)  # a step is as long as the gradient; the others divide that out
-_LONGEST_PATTERN = 1_000  # characters; the time of fnmatch grows with their square
 
 
 class Optimizer:
@@ -41,15 +38,12 @@ class Optimizer:
             batch ÷ reference (Goyal et al. 2017, for SGD), `sqrt` by the square root of that (Krizhevsky 2014;
             Malladi et al. 2022 for Adam). `auto` is `linear` for SGD, ASGD and their subclasses, and `sqrt` for others.
         reference_batch_size: the batch size that `lr` was chosen for, in samples an update over all devices.
-        groups: parameters with options of their own, each group a dict: `match`, name patterns as of fnmatch
-            (`encoder.*`), and options of the optimizer in place of the main ones, `lr` among them. The first group that
-            matches a parameter has it; the others keep the main options.
 
     Attributes:
         rule: what `lr_scaling` means for this optimizer: `none`, `sqrt` or `linear`.
 
     Raises:
-        UserError: if the class refuses its options, has no learning rate, or does not know an option of a group.
+        UserError: if the class refuses its options, or has no learning rate.
     """
 
     def __init__(
@@ -64,7 +58,6 @@ class Optimizer:
         min_lr: Annotated[NonNegativeFloat, Where("optimizer.schedule", ("cosine", "plateau"))] = 0.0,
         lr_scaling: Literal["auto", "none", "sqrt", "linear"] = "none",
         reference_batch_size: Annotated[PositiveInt, Where("optimizer.lr_scaling", ("auto", "sqrt", "linear"))] = 128,
-        groups: list[dict] | None = None,
     ):
         self.make = make
         tried = self._made([torch.zeros(1, 1, requires_grad=True)], **({} if lr is None else {"lr": lr}))
@@ -72,18 +65,8 @@ class Optimizer:
             raise UserError(f"optimizer: {type(tried).__name__} has no learning rate: an option lr")
         self._is_sgd = isinstance(tried, optim.SGD)
         self.lr = float(tried.defaults["lr"])
-        given = [{k: v for k, v in group.items() if v is not None} for group in groups or []]
-        for number, group in enumerate(given):
-            if unknown := [key for key in group if key not in ("match", *tried.defaults)]:
-                near = did_you_mean(unknown[0], tried.defaults)
-                raise UserError(
-                    f"optimizer.groups.{number}.{unknown[0]}: no such option of {type(tried).__name__}.{near}"
-                )
-        self.groups: list[dict[str, Any]] = [{**group, "match": _patterns(group, n)} for n, group in enumerate(given)]
-        least = min([self.lr, *(group["lr"] for group in given if "lr" in group)])
-        if min_lr > least:
-            whose = "optimizer.lr" if least == self.lr else "the lowest lr of optimizer.groups"
-            raise UserError(f"optimizer.min_lr: got {min_lr:g}, takes at most {whose}, which is {least:g}")
+        if min_lr > self.lr:
+            raise UserError(f"optimizer.min_lr: got {min_lr:g}, takes at most optimizer.lr, which is {self.lr:g}")
         if schedule == "plateau" and factor == 1:
             raise UserError("optimizer.factor: got 1, and optimizer.schedule=plateau takes less")
         self.schedule = schedule
@@ -105,18 +88,14 @@ class Optimizer:
         """The same recipe with the learning rate for updates of `batch_size` samples."""
         scaled, times = copy.copy(self), factor(self.rule, batch_size, self.reference_batch_size)
         scaled.lr, scaled.min_lr = self.lr * times, self.min_lr * times
-        scaled.groups = [group | ({"lr": group["lr"] * times} if "lr" in group else {}) for group in self.groups]
         return scaled
 
-    def build(self, parameters: Parameters) -> optim.Optimizer:
-        """The optimizer over parameters, which have their names where there are groups, as in `named_parameters()`.
-
-        UserError for a pattern of a group that matches no parameter.
-        """
-        named = [one if isinstance(one, tuple) else ("", one) for one in parameters]
-        is_sharded = any(local(parameter) is not parameter for _, parameter in named)
+    def build(self, parameters: Iterable[Tensor]) -> optim.Optimizer:
+        """The optimizer over parameters."""
+        parameters = [*parameters]
+        is_sharded = any(local(parameter) is not parameter for parameter in parameters)
         unfused = {"fused": False} if is_sharded and self._is_sgd else {}  # torch has no fused one for shards
-        optimizer = self._made(self._grouped(named), lr=self.lr, **unfused)
+        optimizer = self._made(parameters, lr=self.lr, **unfused)
         defaults = optimizer.defaults
         if (
             isinstance(optimizer, optim.SGD)
@@ -126,7 +105,7 @@ class Optimizer:
         ):
             _start_momentum_at_zero(optimizer)
             optimizer.register_load_state_dict_post_hook(_start_momentum_at_zero)
-            if not all(parameter.requires_grad for _, parameter in named):  # a callback may unfreeze them later
+            if not all(parameter.requires_grad for parameter in parameters):  # a callback may unfreeze them later
                 optimizer.register_step_pre_hook(lambda optimizer, *_: _start_momentum_at_zero(optimizer))
         return optimizer
 
@@ -171,56 +150,11 @@ class Optimizer:
             raise UserError(f"optimizer: {type(made).__name__} is no torch.optim.Optimizer")
         return made
 
-    def _grouped(self, named: Sequence[tuple[str, Tensor]]) -> list[Any]:
-        """The parameters as torch's optimizers take them: a list, or dicts with options, the main ones first."""
-        if not self.groups:
-            return [parameter for _, parameter in named]
-        for i, group in enumerate(self.groups):
-            check_patterns(f"optimizer.groups.{i}.match", group["match"], [name for name, _ in named])
-        members: list[list[Tensor]] = [[] for _ in (*self.groups, "the rest")]
-        for name, parameter in named:
-            found = (i for i, group in enumerate(self.groups) if matches(name, group["match"]))
-            members[next(found, -1)].append(parameter)
-        for i, held in enumerate(members[:-1]):
-            if not held:
-                raise UserError(f"optimizer.groups.{i}.match: an earlier group has every parameter that it matches")
-        options = [{key: value for key, value in group.items() if key != "match"} for group in self.groups]
-        groups = [{"params": members[-1]}, *({"params": m, **o} for m, o in zip(members, options, strict=False))]
-        return [group for group in groups if group["params"]]
-
 
 def _around_momentum(group: dict[str, Any]) -> tuple[float, float]:
     """Between what one_cycle moves the momentum of a group of parameters, and beta 1 of Adam's kind; zeros for none."""
     given = group["betas"][0] if "betas" in group else group.get("momentum", 0)
     return (round(max(0.0, given - 0.05), 10), round(min(given + 0.05, (1 + given) / 2), 10)) if given else (0.0, 0.0)
-
-
-def matches(name: str, patterns: Sequence[str]) -> bool:
-    """Whether one of the name patterns, as of fnmatch, matches a parameter's name."""
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def check_patterns(option: str, patterns: Sequence[str], names: Sequence[str]) -> None:
-    """Raise UserError for the first pattern, as of fnmatch, that is too long or matches no parameter's name."""
-    for pattern in patterns:
-        if len(pattern) > _LONGEST_PATTERN:
-            raise UserError(
-                f"{option}: has a pattern of {len(pattern):,} characters, takes {_LONGEST_PATTERN:,} at most"
-            )
-        if not any(matches(name, [pattern]) for name in names):
-            parts = [name.split(".") for name in names]
-            above = {f"{'.'.join(part[:n])}.*" for part in parts for n in range(1, len(part))}
-            near = did_you_mean(pattern, [*names, *sorted(above)])
-            raise UserError(f"{option}: '{pattern}' matches no parameter of the model.{near}")
-
-
-def _patterns(group: dict[str, Any], number: int) -> list[str]:
-    """The name patterns of a group; a single one may stand alone."""
-    match = group.get("match")
-    patterns = [match] if isinstance(match, str) else match
-    if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
-        raise UserError(f"optimizer.groups.{number}.match: got {match!r}, takes name patterns such as ['encoder.*']")
-    return list(patterns)
 
 
 def _start_momentum_at_zero(optimizer: optim.Optimizer) -> None:

@@ -1,5 +1,6 @@
 """Task: the one LightningModule. It joins a model, a loss, metrics and an optimizer."""
 
+import fnmatch
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -20,12 +21,13 @@ from ..callbacks._batches import samples_in
 from ..data.collate import empty_batch
 from ..data.spec import CLASSES, LENGTHS, PADDING, DataSpec, arguments, computed_shape, takes
 from ..distributed.sharding import local, shard
-from ..errors import UserError
+from ..errors import UserError, did_you_mean
 from ..options.types import Node, Text
 from .objective import accuracy, correct, for_loss, for_metrics, loss_function, own_metrics
-from .optimizer import Optimizer, check_patterns, matches
+from .optimizer import Optimizer
 from .trial import blamed, first_answer
 
+_LONGEST_PATTERN = 1_000  # characters; the time of fnmatch grows with their square
 Batch = Any  # what a DataSpec takes apart: `(x, y)`, `(x, y, lengths)` or a dict
 
 
@@ -268,7 +270,7 @@ class Task(LightningModule):
         if self.learning_rate != self._built_rate and self.learning_rate is not None:
             recipe.lr = self.learning_rate
         self.learning_rate = self._built_rate = recipe.lr
-        optimizer = recipe.build(self.named())
+        optimizer = recipe.build(self.parameters())
         schedule = recipe.build_schedule(optimizer, self.trainer.estimated_stepping_batches)
         if schedule is None:
             return optimizer
@@ -362,14 +364,33 @@ class Task(LightningModule):
 
     def _freeze(self, patterns: Sequence[str]) -> list[nn.Module]:
         """Freeze parameters by their names, and return the batch norms that have no other ones."""
-        check_patterns("task.freeze", patterns, [name for name, _ in self.named()])
-        frozen = {p for name, p in self.named() if matches(name, patterns)}
+        _check_patterns("task.freeze", patterns, [name for name, _ in self.named()])
+        frozen = {p for name, p in self.named() if _matches(name, patterns)}
         for parameter in frozen:
             parameter.requires_grad_(False)
         if frozen and not any(p.requires_grad for p in self.parameters()):
             raise UserError(f"task.freeze: got {list(patterns)}, which leaves no parameter to train")
         norms = [module for module in self.modules() if is_batch_norm(module)]
         return [norm for norm in norms if (own := {*norm.parameters()}) and own <= frozen]
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    """Whether one of the name patterns, as of fnmatch, matches a parameter's name."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _check_patterns(option: str, patterns: Sequence[str], names: Sequence[str]) -> None:
+    """Raise UserError for the first pattern, as of fnmatch, that is too long or matches no parameter's name."""
+    for pattern in patterns:
+        if len(pattern) > _LONGEST_PATTERN:
+            raise UserError(
+                f"{option}: has a pattern of {len(pattern):,} characters, takes {_LONGEST_PATTERN:,} at most"
+            )
+        if not any(_matches(name, [pattern]) for name in names):
+            parts = [name.split(".") for name in names]
+            above = {f"{'.'.join(part[:n])}.*" for part in parts for n in range(1, len(part))}
+            near = did_you_mean(pattern, [*names, *sorted(above)])
+            raise UserError(f"{option}: '{pattern}' matches no parameter of the model.{near}")
 
 
 def _is_sharded(trainer: Trainer) -> bool:

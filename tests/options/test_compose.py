@@ -253,20 +253,19 @@ def test_is_what_hydra_composes_also_in_another_folder(line, tmp_path, monkeypat
 
 # --- the configs of --config-dir -------------------------------------------------------------------------------------
 
-GROUPS = "optimizer.groups"
 OF_THE_USERS = {
     "mynet": "did you mean 'model=mynet'?",
     "model=mynet +model.flavor=x": "Did you mean 'flavour'? model takes flavour, size.",
     "model=mynet model.flavour=5": "model.flavour: got 5, takes a text.",
     "model=cnn data=adding": "lstm_cell, mynet, rnn_cell, stacked_lstm",
-    f"experiment=own {GROUPS}.5.lr=1": f"Error merging override {GROUPS}.5.lr=1",
-    f"experiment=own {GROUPS}.0.lr=1": f"To append to your config use +{GROUPS}.0.lr=1",
+    "experiment=own tags.5.lr=1": "Error merging override tags.5.lr=1",
+    "experiment=own tags.0.lr=1": "To append to your config use +tags.0.lr=1",
 }
 
 
 def test_the_users_own_choices_and_options_are_answered_and_nothing_is_imported(package: Write) -> None:
     net = "open('ran', 'w')\n" + NET.replace("    def", "    accepts = ('sequence',)\n    def")
-    own = "# @package _global_\noptimizer: {groups: [{match: ['*.bias']}]}"
+    own = "# @package _global_\ntags: [{first: 1}]"
     package({"experiment/own": own, "model/broken": "{"}, net=net)
     use_config_dir("conf")
     for line, said in OF_THE_USERS.items():

@@ -30,7 +30,6 @@ OTHERS = {
     "model.image_size": "40",
     "model.name": "squeezenet1_1",
     "model.weights": "NONE",
-    "optimizer.groups": "[{match:['*'],lr:0.5}]",
     "optimizer.min_lr": "0.001",
     "task.freeze": "['*.bias']",
     "task.loss": "{_target_:torch.nn.MultiMarginLoss}",
@@ -90,7 +89,7 @@ def state(value: Any, above: tuple[int, ...] = ()) -> Any:
 def rates(config: dict[str, Any]) -> list[Any]:
     """The groups of parameters of an optimizer in the course of ten steps of 256 samples."""
     recipe = build_optimizer(config["optimizer"]).scaled_to(256)
-    optimizer = recipe.build(nn.Linear(5, 3).named_parameters())
+    optimizer = recipe.build(nn.Linear(5, 3).parameters())
     schedule, seen = recipe.build_schedule(optimizer, 10), []
     for _ in range(10):
         seen.append([{key: one for key, one in group.items() if key != "params"} for group in optimizer.param_groups])
