@@ -128,8 +128,6 @@ def _check_pairs(config: dict[str, Any]) -> None:
         f"compile: {compile} uses CUDA graphs, which overwrite accumulated gradients; write compile=default": graphs,
         f"callbacks.{averages}: keeps a whole copy of the weights, and trainer.strategy shards them": averages
         and isinstance(strategy, dict),
-        "optimizer.schedule: plateau reads val/loss, and trainer.limit_val_batches=0 has no validation": no_validation
-        and config.get("optimizer", {}).get("schedule") == "plateau",
         f"callbacks.{stops}: follows a validation, and trainer.limit_val_batches=0 has none": no_validation and stops,
     }
     if said := next((said for said, is_wrong in conflicts.items() if is_wrong), None):

@@ -83,8 +83,6 @@ def for_explanation(config: dict[str, Any]) -> dict[str, Any]:
         name: node for name, node in (config["callbacks"] or {}).items() if node and node["_target_"] in _PART_OF_A_STEP
     }
     parts = {"callbacks": callbacks, "logger": {}, "search": None, "resume": None, "run_dir": None, **_NO_INIT}
-    if config.get("optimizer", {}).get("schedule") == "plateau":  # which needs a validation
-        parts |= _at_constant_rate(config)
     if update := config.get("global_batch_size"):
         parts["global_batch_size"] = update // (ranks_asked(config) or 1)  # the share of the one device
     return {**config, "trainer": {**config["trainer"], **trainer}, **parts}

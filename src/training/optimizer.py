@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ..distributed.sharding import local
 from ..errors import UserError, in_one_line
-from ..options.types import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Where
+from ..options.types import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Where
 from ..records.learning_rate import Rule, factor
 
 _PLANNED = ("one_cycle", "cosine")  # schedules for a known number of steps
@@ -27,13 +27,11 @@ class Optimizer:
         schedule: `one_cycle` rises to the peak and anneals to almost nothing by the last step, while a momentum falls
             from 0.05 above the given one to 0.05 below it and rises again (Smith & Topin 2018); a single step is at the
             peak. `cosine` falls from `lr` to `min_lr` by the last step (Loshchilov & Hutter 2017); `step` multiplies
-            the rate by `factor` after every `step_epochs` epochs; `plateau` does after more than `patience` epochs in a
-            row in which `val/loss` has not fallen; `constant` leaves the rate alone.
+            the rate by `factor` after every `step_epochs` epochs; `constant` leaves the rate alone.
         warmup: the fraction of the steps in which one_cycle rises.
-        factor: by which step and plateau multiply the rate.
+        factor: by which step multiplies the rate.
         step_epochs: the epochs between two changes of the schedule `step`.
-        patience: the epochs without a lower `val/loss` that plateau accepts.
-        min_lr: where cosine ends, and below which plateau does not go; it is scaled as `lr` is.
+        min_lr: where cosine ends; it is scaled as `lr` is.
         lr_scaling: how `lr` changes with the batch size: `none` leaves it alone, `linear` multiplies it by
             batch ÷ reference (Goyal et al. 2017, for SGD), `sqrt` by the square root of that (Krizhevsky 2014;
             Malladi et al. 2022 for Adam). `auto` is `linear` for SGD, ASGD and their subclasses, and `sqrt` for others.
@@ -50,12 +48,11 @@ class Optimizer:
         self,
         make: Callable[..., optim.Optimizer] = optim.AdamW,
         lr: PositiveFloat | None = None,
-        schedule: Literal["one_cycle", "constant", "cosine", "step", "plateau"] = "constant",
+        schedule: Literal["one_cycle", "constant", "cosine", "step"] = "constant",
         warmup: Annotated[Fraction, Where("optimizer.schedule", ("one_cycle",))] = 0.3,
-        factor: Annotated[Fraction, Where("optimizer.schedule", ("step", "plateau"))] = 0.1,
+        factor: Annotated[Fraction, Where("optimizer.schedule", ("step",))] = 0.1,
         step_epochs: Annotated[PositiveInt, Where("optimizer.schedule", ("step",))] = 1,
-        patience: Annotated[NonNegativeInt, Where("optimizer.schedule", ("plateau",))] = 1,
-        min_lr: Annotated[NonNegativeFloat, Where("optimizer.schedule", ("cosine", "plateau"))] = 0.0,
+        min_lr: Annotated[NonNegativeFloat, Where("optimizer.schedule", ("cosine",))] = 0.0,
         lr_scaling: Literal["auto", "none", "sqrt", "linear"] = "none",
         reference_batch_size: Annotated[PositiveInt, Where("optimizer.lr_scaling", ("auto", "sqrt", "linear"))] = 128,
     ):
@@ -67,13 +64,10 @@ class Optimizer:
         self.lr = float(tried.defaults["lr"])
         if min_lr > self.lr:
             raise UserError(f"optimizer.min_lr: got {min_lr:g}, takes at most optimizer.lr, which is {self.lr:g}")
-        if schedule == "plateau" and factor == 1:
-            raise UserError("optimizer.factor: got 1, and optimizer.schedule=plateau takes less")
         self.schedule = schedule
         self.warmup = warmup
         self.factor = factor
         self.step_epochs = step_epochs
-        self.patience = patience
         self.min_lr = min_lr
         of_class: Rule = "linear" if isinstance(tried, _BY_THE_GRADIENT) else "sqrt"
         self.rule: Rule = of_class if lr_scaling == "auto" else lr_scaling
@@ -135,10 +129,6 @@ class Optimizer:
                 return lr_scheduler.CosineAnnealingLR(optimizer, T_max=int(total_steps), eta_min=self.min_lr)
             case "step":
                 return lr_scheduler.StepLR(optimizer, step_size=self.step_epochs, gamma=self.factor)
-            case "plateau":
-                return lr_scheduler.ReduceLROnPlateau(
-                    optimizer, factor=self.factor, patience=self.patience, min_lr=self.min_lr
-                )
         return None
 
     def _made(self, parameters: list[Any], **options: Any) -> optim.Optimizer:

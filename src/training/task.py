@@ -10,7 +10,6 @@ from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torchmetrics import Metric
 from torchmetrics.aggregation import MeanMetric
@@ -274,18 +273,7 @@ class Task(LightningModule):
         schedule = recipe.build_schedule(optimizer, self.trainer.estimated_stepping_batches)
         if schedule is None:
             return optimizer
-        stepped = {"scheduler": schedule, "interval": recipe.interval}
-        if isinstance(schedule, ReduceLROnPlateau):
-            every = self.trainer.check_val_every_n_epoch
-            stepped |= {"monitor": "val/loss", "frequency": every or 1, "strict": False}  # see lr_scheduler_step
-        return {"optimizer": optimizer, "lr_scheduler": stepped}
-
-    @override
-    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
-        """As Lightning, but for a plateau and an epoch without a validation, which has nothing new to say to it."""
-        batches = self.trainer.fit_loop.epoch_loop.val_loop.batch_progress.total  # of all validations in this epoch
-        if batches.completed or not isinstance(scheduler, ReduceLROnPlateau):
-            super().lr_scheduler_step(scheduler, metric)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": recipe.interval}}
 
     @override
     def configure_gradient_clipping(

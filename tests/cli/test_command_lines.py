@@ -114,7 +114,7 @@ REFUSED = {
     "train -m seed=range(5,5)": "seed=range(5,5): has no value, so there is no run",
     "train -m experiment=glob([thr*,ti*])": "target: has no value; write target=…, for which experiment=time_to_target asks",
     # what no run reads
-    "train optimizer.factor=0.5": "optimizer.factor: has no effect with optimizer.schedule=one_cycle, only with step or plateau",
+    "train optimizer.factor=0.5": "optimizer.factor: has no effect with optimizer.schedule=one_cycle, only with step",
     "train optimizer.schedule=constant optimizer={warmup:0.1}": "optimizer.warmup: has no effect with optimizer.schedule=constant, only with",
     "train optimizer.reference_batch_size=64": "optimizer.reference_batch_size: has no effect with optimizer.lr_scaling=none, only with auto",
     "train -m optimizer.schedule=step,cosine optimizer.min_lr=0,1e-4": "optimizer.min_lr: has no effect with optimizer.schedule=step, only",

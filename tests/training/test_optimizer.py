@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,12 +13,8 @@ from batchscope.options.compose import check_command_line
 from batchscope.options.groups import CONFIGS, choices_of, load
 from batchscope.training.build import build_optimizer
 from batchscope.training.optimizer import Optimizer
-from tests.checkpointing.support import OUT
-from tests.checkpointing.test_exact_resume import PLATEAU
 from tests.support.command_lines import composed, refusal
 from tests.support.recipes import sgd
-from tests.support.runs import SMALL, last, record
-from tests.training.support import completed
 
 
 def layer() -> nn.Linear:
@@ -36,7 +31,7 @@ def test_every_optimizer_trains_under_every_schedule(name: str) -> None:
     both = load(CONFIGS / "_optimizer.yaml") | load(CONFIGS / "optimizer" / f"{name}.yaml")
     node = {key: value for key, value in both.items() if value is not None and key != "defaults"}
     assert node["_target_"].rpartition(".")[2].lower() == name
-    for schedule in ("one_cycle", "constant", "cosine", "step", "plateau"):
+    for schedule in ("one_cycle", "constant", "cosine", "step"):
         model, recipe = layer(), build_optimizer({**node, "schedule": schedule})
         optimizer = recipe.build(model.parameters())
         assert (recipe.build_schedule(optimizer, 10) is None) == (schedule == "constant")
@@ -59,7 +54,6 @@ NO_END = "needs an end: set trainer.max_steps, or trainer.max_epochs where the d
     ("call", "options", "said"),
     [
         (Optimizer, {"lr": 0.001, "min_lr": 0.1}, "optimizer.min_lr: got 0.1, takes at most optimizer.lr, which is 0.001"),
-        (Optimizer, {"schedule": "plateau", "factor": 1}, "optimizer.factor: got 1, and optimizer.schedule=plateau takes less"),
         (Optimizer, {"make": partial(torch.optim.SGD, nesterov=True)}, "optimizer: ValueError: Nesterov momentum requires a momentum"),
         (Optimizer, {"make": partial(torch.optim.Adam, betas=(0.9,))}, "optimizer: IndexError: tuple index out of range"),
         (scheduled, {"schedule": "one_cycle"}, f"optimizer.schedule: one_cycle {NO_END}"),
@@ -68,11 +62,6 @@ NO_END = "needs an end: set trainer.max_steps, or trainer.max_epochs where the d
 )  # fmt: skip
 def test_options_that_do_not_go_together_are_one_line(call: Callable, options: dict, said: str) -> None:
     assert refusal(call, **options).startswith(said)
-
-
-def test_plateau_needs_a_validation() -> None:
-    said = refusal(composed, "optimizer.schedule=plateau", "trainer.limit_val_batches=0")
-    assert said.startswith("optimizer.schedule: plateau reads val/loss, and trainer.limit_val_batches=0")
 
 
 # --- the learning rate ------------------------------------------------------------------------------------------------
@@ -153,12 +142,6 @@ def test_a_cycle_of_few_steps_reaches_its_peak(steps: int, warmup: float, rates:
         optimizer.step()
         if stepped is not None:
             stepped.step()
-
-
-def test_plateau_lowers_the_rate_when_the_validation_gets_no_better(tmp_path: Path) -> None:
-    completed(tmp_path, *SMALL, *PLATEAU, OUT)
-    assert last(tmp_path / "out")["optimizer_states"][0]["param_groups"][0]["lr"] < 0.2
-    assert record(tmp_path / "out")["learning_rate"] == 0.3
 
 
 @pytest.mark.parametrize(

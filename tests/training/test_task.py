@@ -13,7 +13,6 @@ from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
 from batchscope.data.adding import Adding
@@ -323,21 +322,6 @@ def test_several_loaders_of_a_stage_are_refused_before_training() -> None:
     )
     with pytest.raises(UserError, match=r"^data: has 2 val loaders, and a Task measures one set; join them by"):
         train(task, data=(data, [data, data]), max_epochs=1)
-
-
-def test_a_plateau_hears_of_no_epoch_without_a_validation(monkeypatch: pytest.MonkeyPatch) -> None:
-    heard: list[int] = []
-    monkeypatch.setattr(ReduceLROnPlateau, "step", lambda self, metric: heard.append(task.current_epoch))
-    task = Task(network(SPECS["value"]), SPECS["value"], sgd(schedule="plateau"))
-    data = DataLoader([batch(SPECS["value"], 2)] * 2, batch_size=None)
-    train(task, data=(data, data), max_epochs=6, check_val_every_n_epoch=None, val_check_interval=3)
-    assert heard == [1, 2, 4, 5]  # validated after the batches 3, 6, 9 and 12
-
-
-def test_a_plateau_without_any_validation_leaves_the_rate(recwarn: pytest.WarningsRecorder) -> None:
-    task = Task(network(SPECS["value"]), SPECS["value"], sgd(schedule="plateau"))
-    data = DataLoader([batch(SPECS["value"], 2)] * 2, batch_size=None)
-    assert train(task, data=(data, data), max_epochs=2, limit_val_batches=0).global_step == 4
 
 
 def test_a_metric_that_takes_no_batch_of_one_sample_is_left_out_of_its_step() -> None:
