@@ -77,8 +77,6 @@ class Task(LightningModule):
         self.spec = spec
         self.min_samples = 2 if any(map(is_batch_norm, model.modules())) else 1  # of a short last batch
         self.optimizer_recipe = optimizer
-        self.learning_rate: float | None = None  # of the updates; LearningRateFinder reads and sets it by this name
-        self._built_rate: float | None = None  # that the optimizer was built with
         # Of all ranks and accumulated batches; None where nobody knows, and the rate stays as it is.
         self.samples_per_update: int | None = None
         self.lr_scaling: dict[str, Any] | None = None  # for the record: see records/learning_rate.py
@@ -249,12 +247,6 @@ class Task(LightningModule):
         return {"input": x, "output": self(x, *lengths)}
 
     @override
-    def on_fit_start(self) -> None:
-        """Build optimizer and schedule anew for the rate that LearningRateFinder finds: under a schedule the peak."""
-        if self.learning_rate != self._built_rate:
-            self.trainer.strategy.setup_optimizers(self.trainer)
-
-    @override
     def configure_optimizers(self) -> Any:
         """Torch's optimizer and, unless the rate is constant, its schedule; UserError for parameters not sharded."""
         if _is_sharded(self.trainer):
@@ -266,9 +258,6 @@ class Task(LightningModule):
         sizes = {"batch_size": samples, "reference_batch_size": recipe.reference_batch_size}
         self.lr_scaling = {"rule": recipe.rule, **sizes} if samples and recipe.rule != "none" else None
         recipe = recipe.scaled_to(samples or recipe.reference_batch_size)
-        if self.learning_rate != self._built_rate and self.learning_rate is not None:
-            recipe.lr = self.learning_rate
-        self.learning_rate = self._built_rate = recipe.lr
         optimizer = recipe.build(self.parameters())
         schedule = recipe.build_schedule(optimizer, self.trainer.estimated_stepping_batches)
         if schedule is None:

@@ -186,8 +186,8 @@ def test_an_epoch_whose_last_batch_would_be_one_sample_trains_with_batch_norm() 
 def test_data_without_a_batch_size_leave_the_learning_rate_as_it_is_and_no_rule_is_recorded() -> None:
     spec = SPECS["value"]
     task = Task(nn.Linear(5, 1), spec, sgd(lr_scaling="auto", reference_batch_size=1))
-    train(task, data=DataLoader([batch(spec, 2)], batch_size=None), max_steps=1)
-    assert (task.learning_rate, task.lr_scaling) == (0.1, None)
+    trainer = train(task, data=DataLoader([batch(spec, 2)], batch_size=None), max_steps=1)
+    assert (trainer.optimizers[0].defaults["lr"], task.lr_scaling) == (0.1, None)
 
 
 @pytest.mark.parametrize("name", ["class per step", "class per pixel"])
