@@ -9,7 +9,6 @@ from torch import Tensor, optim
 from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
-from ..distributed.sharding import local
 from ..errors import UserError, in_one_line
 from ..options.types import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Where
 from ..records.learning_rate import Rule, factor
@@ -60,7 +59,6 @@ class Optimizer:
         tried = self._made([torch.zeros(1, 1, requires_grad=True)], **({} if lr is None else {"lr": lr}))
         if "lr" not in tried.defaults:
             raise UserError(f"optimizer: {type(tried).__name__} has no learning rate: an option lr")
-        self._is_sgd = isinstance(tried, optim.SGD)
         self.lr = float(tried.defaults["lr"])
         if min_lr > self.lr:
             raise UserError(f"optimizer.min_lr: got {min_lr:g}, takes at most optimizer.lr, which is {self.lr:g}")
@@ -86,22 +84,7 @@ class Optimizer:
 
     def build(self, parameters: Iterable[Tensor]) -> optim.Optimizer:
         """The optimizer over parameters."""
-        parameters = [*parameters]
-        is_sharded = any(local(parameter) is not parameter for parameter in parameters)
-        unfused = {"fused": False} if is_sharded and self._is_sgd else {}  # torch has no fused one for shards
-        optimizer = self._made(parameters, lr=self.lr, **unfused)
-        defaults = optimizer.defaults
-        if (
-            isinstance(optimizer, optim.SGD)
-            and defaults["fused"]
-            and defaults["momentum"]
-            and not defaults["dampening"]
-        ):
-            _start_momentum_at_zero(optimizer)
-            optimizer.register_load_state_dict_post_hook(_start_momentum_at_zero)
-            if not all(parameter.requires_grad for parameter in parameters):  # a callback may unfreeze them later
-                optimizer.register_step_pre_hook(lambda optimizer, *_: _start_momentum_at_zero(optimizer))
-        return optimizer
+        return self._made([*parameters], lr=self.lr)
 
     def build_schedule(self, optimizer: optim.Optimizer, total_steps: float) -> LRScheduler | None:
         """The schedule, to be stepped after every update or epoch, as `interval` says; None for a constant rate.
@@ -145,17 +128,3 @@ def _around_momentum(group: dict[str, Any]) -> tuple[float, float]:
     """Between what one_cycle moves the momentum of a group of parameters, and beta 1 of Adam's kind; zeros for none."""
     given = group["betas"][0] if "betas" in group else group.get("momentum", 0)
     return (round(max(0.0, given - 0.05), 10), round(min(given + 0.05, (1 + given) / 2), 10)) if given else (0.0, 0.0)
-
-
-def _start_momentum_at_zero(optimizer: optim.Optimizer) -> None:
-    """Give every trained parameter without one a momentum buffer of zeros.
-
-    Torch's fused SGD allocates the buffers uninitialised in its first step, for the kernel to fill. A kernel that skips
-    the update (`found_inf`, which a gradient scaler sets in its first steps) fills nothing, and the next step would
-    accumulate onto arbitrary memory. Nor does it allocate the buffer of a parameter that is unfrozen when others have
-    theirs. From zeros the first step gives the same numbers, `momentum · 0 + gradient`, because there is no dampening.
-    An optimizer that is not fused needs the host to read `found_inf` at every step.
-    """
-    for parameter in (p for group in optimizer.param_groups for p in group["params"] if p.requires_grad):
-        if optimizer.state[parameter].get("momentum_buffer") is None:
-            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)

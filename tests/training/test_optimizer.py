@@ -1,7 +1,6 @@
-"""Every optimizer and schedule, the learning rate at another batch size, and SGD's momentum where an update is left out."""
+"""Every optimizer and schedule, and the learning rate at another batch size."""
 
-import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,7 +13,6 @@ from batchscope.options.groups import CONFIGS, choices_of, load
 from batchscope.training.build import build_optimizer
 from batchscope.training.optimizer import Optimizer
 from tests.support.command_lines import composed, refusal
-from tests.support.recipes import sgd
 
 
 def layer() -> nn.Linear:
@@ -166,65 +164,3 @@ def test_one_cycle_gives_no_momentum_to_an_optimizer_of_none() -> None:
     optimizer, _ = scheduled(10, schedule="one_cycle")
     assert optimizer.param_groups[0]["momentum"] == 0
     assert not optimizer.state  # nor a buffer for it
-
-
-# --- SGD's momentum ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def poisoned() -> Iterator[None]:
-    """Memory that nobody has written holds NaN, instead of whatever was there before."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
-def torchs_own(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True, fused=True)
-
-
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, skipped: int = -1) -> list[Tensor]:
-    """The weights after some steps; in the skipped one the kernel leaves the update out, as a scaler's overflow has it."""
-    for step in range(steps):
-        generator = torch.Generator().manual_seed(step)
-        model(torch.randn(4, 5, generator=generator)).square().mean().backward()
-        optimizer.grad_scale, optimizer.found_inf = None, torch.tensor(float(step == skipped))
-        optimizer.step()
-        optimizer.zero_grad()
-    return [parameter.detach().clone() for parameter in model.parameters()]
-
-
-def test_momentum_survives_a_first_update_that_is_left_out(poisoned: None) -> None:
-    model = layer()
-    optimizer = sgd().build(model.parameters())
-    assert same(train(model, optimizer, 1, skipped=0), list(layer().parameters()))
-    assert all(torch.equal(s["momentum_buffer"], torch.zeros_like(p)) for p, s in optimizer.state.items())
-    assert all(weights.isfinite().all() for weights in train(model, optimizer, 3))
-
-
-def test_sgd_trains_bit_for_bit_as_torchs_own_also_from_loaded_momentum(poisoned: None) -> None:
-    ours, theirs, resumed = layer(), layer(), layer()
-    optimizer = sgd().build(ours.parameters())
-    assert same(train(ours, optimizer, 3), train(theirs, torchs_own(theirs), 3))
-    again = sgd().build(resumed.parameters())
-    resumed.load_state_dict(ours.state_dict())
-    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # loading shares the tensors
-    assert same(train(resumed, again, 3), train(ours, optimizer, 3))
-
-
-def test_a_checkpoint_without_momentum_is_completed(poisoned: None) -> None:
-    model = layer()
-    optimizer = sgd().build(model.parameters())
-    optimizer.load_state_dict(torchs_own(layer()).state_dict())  # saved before its first step
-    assert all(weights.isfinite().all() for weights in train(model, optimizer, 3, skipped=0))
-
-
-def test_a_parameter_that_is_unfrozen_later_has_momentum_beside_those_that_were_trained_before(poisoned: None) -> None:
-    model = layer()
-    model.weight.requires_grad_(False)
-    optimizer = sgd().build(model.parameters())
-    frozen, _ = train(model, optimizer, 2)
-    assert torch.equal(frozen, layer().weight)
-    model.weight.requires_grad_(True)
-    thawed, _ = train(model, optimizer, 2)
-    assert thawed.isfinite().all() and not torch.equal(thawed, frozen)

@@ -346,7 +346,6 @@ def fit(recipe: Any, precision: str, steps: int = 3, init_scale: float = 2.0**10
 
     def watch(trainer: lightning.Trainer, module: Task) -> None:
         (optimizer,) = trainer.optimizers
-        assert optimizer.defaults["fused"]
         optimizer.register_step_post_hook(lambda *_: seen.append([p.grad.clone() for p in task.parameters()]))
 
     data = DataLoader([batch(spec, 2)] * steps, batch_size=None)
@@ -370,16 +369,16 @@ def test_gradients_are_clipped_by_norm_or_value_at_every_precision(recipe: Any, 
 
 @pytest.mark.parametrize("clip", [CLIP, 1e3])
 def test_the_scale_of_the_loss_changes_nothing_of_a_clipped_update(clip: float) -> None:
-    one, other = (fit(sgd(), "16-mixed", init_scale=scale, gradient_clip_val=clip)[0] for scale in (1.0, 2.0**10))
+    one, other = (fit(adamw(), "16-mixed", init_scale=scale, gradient_clip_val=clip)[0] for scale in (1.0, 2.0**10))
     torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
 
 
 def test_an_overflow_leaves_the_clipped_update_out_and_lowers_the_scale() -> None:
-    before, _, scaler = fit(sgd(), "16-mixed", steps=1, init_scale=2.0**40, gradient_clip_val=CLIP)
+    before, _, scaler = fit(adamw(), "16-mixed", steps=1, init_scale=2.0**40, gradient_clip_val=CLIP)
     torch.manual_seed(0)
     assert all(torch.equal(a, b) for a, b in zip(before, nn.Linear(5, 1).parameters(), strict=True))
     assert scaler.get_scale() == 2.0**39
-    later = fit(sgd(), "16-mixed", steps=40, init_scale=2.0**40, gradient_clip_val=CLIP)[0]
+    later = fit(adamw(), "16-mixed", steps=40, init_scale=2.0**40, gradient_clip_val=CLIP)[0]
     assert all(weights.isfinite().all() for weights in later)
     assert not torch.equal(later[0], before[0])
 
