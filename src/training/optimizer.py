@@ -102,10 +102,8 @@ class Optimizer:
                 low, high = zip(*map(_around_momentum, optimizer.param_groups), strict=True)
                 peaks = [group["lr"] for group in optimizer.param_groups]
                 steps, rise = int(total_steps), float(self.warmup)
-                if rise * steps == 1:  # OneCycleLR divides by the length of a phase, which has no steps here
+                if 1 in (rise, rise * steps):  # OneCycleLR divides by the length of a phase, which has no steps here
                     rise *= 1 - 1e-9
-                if rise == 1:  # the peak at the last step, and one step more to fall
-                    steps, rise = steps + 1, steps / (steps + 1)
                 momentum: Any = {"cycle_momentum": any(high), "base_momentum": list(low), "max_momentum": list(high)}
                 return lr_scheduler.OneCycleLR(optimizer, peaks, steps, pct_start=rise, **momentum)
             case "cosine":
