@@ -24,7 +24,7 @@ from ..errors import UserError, did_you_mean
 from ..options.types import Node, Text
 from .objective import accuracy, correct, for_loss, for_metrics, loss_function, own_metrics
 from .optimizer import Optimizer
-from .trial import blamed, first_answer
+from .trial import first_answer
 
 _LONGEST_PATTERN = 1_000  # characters; the time of fnmatch grows with their square
 Batch = Any  # what a DataSpec takes apart: `(x, y)`, `(x, y, lengths)` or a dict
@@ -55,7 +55,7 @@ class Task(LightningModule):
             returns the mean over a batch. Classes of steps come to it as `(B·T, N)` and `(B·T,)`, a value as `(B,)` and
             `(B,)`, one logit of two classes without its dimension N and with the classes as numbers, anything else as
             the network and the data give it; −100 is no class.
-        metrics: by name; each is logged as `train/NAME` of a batch, and as `val/NAME` and `test/NAME` of a whole set.
+        metrics: by name; each is logged as `val/NAME` and `test/NAME` of a whole set.
             It is updated with what the loss gets; labels come as probabilities and integers.
         freeze: name patterns, as of fnmatch, of parameters of the network that are not trained. Batch norm whose
             parameters are all frozen keeps its running statistics.
@@ -194,8 +194,6 @@ class Task(LightningModule):
         result = {"loss": self.loss(output, y)}
         if self.has_accuracy:
             result["acc"] = accuracy(self.spec, output.detach(), y)
-        if self.measured["train"]:
-            result |= self._of_batch(output, y, samples_in((x, y)))
         ranks = self.trainer.world_size
         return result if ranks == 1 else self._shares(result, output, y, ranks, self._weight(batch_idx))
 
@@ -208,8 +206,7 @@ class Task(LightningModule):
         """The means of this rank, scaled so that the mean over ranks is that of the global batch.
 
         Loss and accuracy over samples are scaled by this rank's share of them. Over steps or pixels, of which some do
-        not count, they are scaled by the share of those that do; the ranks add these up on the device. A metric of the
-        user stays as it is: a rank may leave it out.
+        not count, they are scaled by the share of those that do; the ranks add these up on the device.
         """
         counts = {}
         if self.spec.has_padding and self.has_named_loss:
@@ -228,7 +225,7 @@ class Task(LightningModule):
             shares |= dict(zip(counts, own * ranks / total.clamp(min=1), strict=True))
             if "acc" in counts:  # without any answer it is NaN: on one rank that is nothing, on all of them it stays
                 means["acc"] = means["acc"].where((own[-1] > 0) | (total[-1] == 0), 0.0)
-        return {key: mean * shares[key] if key in shares else mean for key, mean in means.items()}
+        return {key: mean * shares[key] for key, mean in means.items()}
 
     @override
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
@@ -313,31 +310,15 @@ class Task(LightningModule):
             self.log(f"{stage}/{name}", metric, batch_size=samples, on_step=False, on_epoch=True, prog_bar=in_bar)
         return {"output": output, "input": x, "target": y, "loss": loss}
 
-    def _of_batch(self, output: Any, y: Any, samples: int) -> dict[str, Tensor]:
-        """The user's metrics of one batch on this rank; of a batch of one sample, those that take one."""
-        found = {}
-        with torch.no_grad():
-            for name, metric in self.measured["train"].items():
-                metric.reset()
-                try:
-                    with blamed(f"task.metrics.{name}", f"{type(metric).__name__} fails with {samples} samples"):
-                        metric.update(*for_metrics(self.spec, output, y, metric))
-                        found[name] = metric.compute()
-                except UserError:
-                    if samples > 1:
-                        raise
-        return found
-
     def _metrics(self, own: Mapping[str, Metric]) -> dict[str, dict[str, Metric]]:
-        """By stage and name; those of a training step are of a batch on one rank."""
-        stages = {stage: {name: metric.clone() for name, metric in own.items()} for stage in ("train", "val", "test")}
-        for metric in stages["train"].values():
-            metric.sync_on_compute = False
-        for stage in ("val", "test"):
-            # Lightning's own mean over ranks rounds the number of samples: it is wrong where they do not divide evenly.
-            known = ["loss", "acc"] if self.has_accuracy else ["loss"]
-            stages[stage] = {name: MeanMetric(nan_strategy="disable") for name in known} | stages[stage]
-        return stages
+        """By stage and name."""
+        # Lightning's own mean over ranks rounds the number of samples: it is wrong where they do not divide evenly.
+        means = ["loss", "acc"] if self.has_accuracy else ["loss"]
+        return {
+            stage: {name: MeanMetric(nan_strategy="disable") for name in means}
+            | {name: metric.clone() for name, metric in own.items()}
+            for stage in ("val", "test")
+        }
 
     def _freeze(self, patterns: Sequence[str]) -> list[nn.Module]:
         """Freeze parameters by their names, and return the batch norms that have no other ones."""

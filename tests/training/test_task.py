@@ -8,7 +8,6 @@ from unittest.mock import Mock
 import lightning
 import pytest
 import torch
-import torchmetrics
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.strategies import ModelParallelStrategy
@@ -279,11 +278,6 @@ def test_a_loss_of_the_user_is_a_mean_over_samples_whatever_they_count_elsewhere
     assert not task.has_named_loss
 
 
-def test_a_metric_of_the_user_is_not_scaled_by_the_share_of_its_rank() -> None:
-    task, means = Task(network(SPECS["value"]), SPECS["value"], sgd()), dict.fromkeys(("loss", "r2"), torch.tensor(3.0))
-    assert task._shares(means, torch.zeros(2, 1), torch.zeros(2), 2, 4 / 3) == {"loss": 4.0, "r2": 3.0}
-
-
 def test_the_last_update_of_an_epoch_is_the_mean_over_the_batches_that_it_has() -> None:
     spec, seen = SPECS["value"], []
     batches = [batch(spec, 2)] * 6
@@ -322,14 +316,6 @@ def test_several_loaders_of_a_stage_are_refused_before_training() -> None:
     )
     with pytest.raises(UserError, match=r"^data: has 2 val loaders, and a Task measures one set; join them by"):
         train(task, data=(data, [data, data]), max_epochs=1)
-
-
-def test_a_metric_that_takes_no_batch_of_one_sample_is_left_out_of_its_step() -> None:
-    task = Task(network(SPECS["value"]), SPECS["value"], sgd(), metrics={"r2": torchmetrics.R2Score()})
-    outputs: list[set[str]] = []
-    seen = LambdaCallback(on_train_batch_end=lambda trainer, module, output, *_: outputs.append({*output}))
-    train(task, seen, data=DataLoader([batch(SPECS["value"], size) for size in (4, 1)], batch_size=None), max_epochs=1)
-    assert outputs == [{"loss", "r2"}, {"loss"}]
 
 
 CLIP = 0.01
