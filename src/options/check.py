@@ -114,13 +114,12 @@ def _check_pairs(config: dict[str, Any]) -> None:
     averages = next((name for name, node in nodes.items() if node[TARGET].endswith("WeightAveraging")), "")
     validated = {name: node for name, node in nodes.items() if str(node.get("monitor")).startswith("val")}
     stops = next((name for name, node in validated.items() if node[TARGET].endswith("EarlyStopping")), "")
-    prefix, no_validation = config["init_prefix"], trainer.get("limit_val_batches") == 0
+    no_validation = trainer.get("limit_val_batches") == 0
     graphs = compile in ("reduce-overhead", "max-autotune") and batches > 1
     conflicts = {
         "trainer.logger: takes null; logger=… takes the loggers, and logger=none leaves them out": trainer.get("logger")
         is not None,
         "trainer.callbacks: takes null; +callbacks.NAME={_target_: …} adds one": trainer.get("callbacks") is not None,
-        f"init_prefix: got {prefix!r}, and there is no init=<file> to take it from": prefix and not config["init"],
         f"compile: {module} is a LightningModule, which compiles itself": compile and module,
         "compile: a sharded model is not compiled; write compile=false, or trainer=ddp": compile and is_sharded,
         "compile: torch compiles for CPUs and GPUs; write compile=false with trainer.accelerator=mps": compile

@@ -38,12 +38,11 @@ TOP_LEVEL: dict[str, Any] = {
     "target": Annotated[float | None, Purpose.LENGTH],
     "target_metric": Annotated[Choice | None, Purpose.LENGTH],
     "init": str | None,
-    "init_prefix": str | list[str] | None,
     "resume": Annotated[str | None, Purpose.READ_FROM],
     "run_dir": Annotated[str | None, Purpose.WRITTEN_TO],
 }
 # Without influence on the time of a step, as the learning rate's schedule and all lengths are.
-_SAME_SPEED = ("seed", "init", "init_prefix", "optimizer.lr")
+_SAME_SPEED = ("seed", "init", "optimizer.lr")
 # What a report does with runs: that it differs makes no other run.
 OF_REPORTS = ("timing", "enough", "margin")
 OF_EXPERIMENTS = {"target": "time_to_target", "target_metric": "time_to_target"}  # that only these experiments have
@@ -56,7 +55,7 @@ DEFAULTS: dict[str, Any] = {
     "timing": "auto",
     "task": {"_target_": "batchscope.training.task.Task"},
 }
-DEFAULTS |= dict.fromkeys(("global_batch_size", "init", "init_prefix", "margin"))
+DEFAULTS |= dict.fromkeys(("global_batch_size", "init", "margin"))
 # Parameters that the program gives, so that they are no options.
 _GIVEN = {
     "model": ("spec",),

@@ -125,10 +125,10 @@ class _Run:
 
     def _initial(self) -> dict[str, initial.Facts]:
         """Load the weights that `init` names; the facts of that for the record."""
-        path, prefix = self.config["init"], self.config["init_prefix"]
+        path = self.config["init"]
         if not path:
             return {}
-        start = partial(initial.start_from, self.model, Path(path), prefix)
+        start = partial(initial.start_from, self.model, Path(path))
         if isinstance(self.model, LightningModule) and makes_layers(self.model):  # which Lightning has it do once more
             callbacks_of(self.trainer).insert(0, LambdaCallback(on_fit_start=lambda trainer, module: start()))
         return {"init": start()}
