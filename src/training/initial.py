@@ -83,9 +83,11 @@ def _weights_in(path: Path, model: nn.Module) -> dict[str, Any]:
     except UserError:
         raise
     except Exception as error:  # of zipfile, torch and the system, about any bytes
+        makes = "torch.save(module.state_dict(), file) writes such a file"
+        if path.suffix == ".safetensors":
+            makes = "torch.save(safetensors.torch.load_file(this), file) makes such a file of it"
         raise UserError(
-            f"init: {path} holds no weights that can be read without running code; torch.save(module.state_dict(), "
-            f"file) writes such a file ({in_one_line(error, 100)})"
+            f"init: {path} holds no weights that can be read without running code; {makes} ({in_one_line(error, 100)})"
         ) from error
     inner = [held[key] for key in _STATES if isinstance(held, Mapping) and isinstance(held.get(key), Mapping)]
     state = inner[0] if inner else held if isinstance(held, Mapping) else {}

@@ -80,6 +80,12 @@ def test_what_does_not_match_is_one_line(held: Any, said: str, tmp_path: Path, m
     assert refusal(start_from, net(2), Path("w.pt")).startswith(said)
 
 
+def test_a_file_of_safetensors_is_answered_with_how_to_convert_it(tmp_path: Path) -> None:
+    (tmp_path / "w.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
+    said = refusal(start_from, net(2), tmp_path / "w.safetensors")
+    assert "; torch.save(safetensors.torch.load_file(this), file) makes such a file of it" in said
+
+
 # --- in a run --------------------------------------------------------------------------------------------------------
 
 NEW = [*SMALL, "seed=3", "callbacks.checkpoint.every_n_steps=1", "init=w.ckpt", OUT]
