@@ -140,16 +140,16 @@ class DataModule(LightningDataModule):
     def train_dataloader(self) -> Loader:
         """Batches shuffled by (seed, epoch), also a short last one; UserError if a rank would get no sample.
 
-        With `trainer.overfit_batches`, every epoch has the order of the first one. A last batch that batch norm could not
-        be trained on joins the one before.
+        With `trainer.overfit_batches` they are not shuffled, as in Lightning. A last batch that batch norm could not be
+        trained on joins the one before.
         """
         samples, ranks = self.num_samples("train"), rank_and_world_size()[1]
         if samples < ranks:
             raise UserError(f"trainer.devices: {ranks} processes, and {self.name} has {samples} training samples")
         least = getattr(self._module, "min_samples", 1)
         least = least if type(least) is int else 1  # any LightningModule may have a parameter of this name
-        same = bool(getattr(self.trainer, "overfit_batches", 0))
-        order = DeterministicBatchSampler(samples, self.batch_size, True, self.seed, self._start, least, repeats=same)
+        shuffle = not getattr(self.trainer, "overfit_batches", 0)
+        order = DeterministicBatchSampler(samples, self.batch_size, shuffle, self.seed, self._start, least)
         return self._loader("train", order)
 
     @override
