@@ -941,9 +941,9 @@ def test_what_does_not_take_the_first_batch_is_one_line_of_a_run_that_is_not_kep
 LATER = {
     "trainer.limit_val_batches=0.01": "trainer: You requested to check 0.01 of the `val_dataloader`",
     "trainer.val_check_interval=500": "trainer: `val_check_interval` (500) must be less than or equal to the number of the",
-    f"{OWN} callbacks=early_stopping": "callbacks.early_stopping.monitor: Early stopping conditioned on metric `val/loss` which "
+    f"{OWN} callbacks=early_stopping": "trainer: Early stopping conditioned on metric `val/loss` which "
     "is not available. Pass in or modify your `EarlyStopping` callback to use any of the following: `val_loss`",
-    f"{OWN} {OWN_STOP.format('val/loss')}": "callbacks.mine.monitor: Early stopping conditioned on metric `val/loss` ",
+    f"{OWN} {OWN_STOP.format('val/loss')}": "trainer: Early stopping conditioned on metric `val/loss` ",
     f"{OWN} callbacks.checkpoint.monitor=loss": "callbacks.checkpoint.monitor: got 'loss', and the validation measures val_loss. "
     "Did you mean 'val_loss'?",
 }
