@@ -176,13 +176,10 @@ def own_rate(config: Mapping[str, Any]) -> str | None:
     return None
 
 
-def why_unread(option: str, config: Mapping[str, Any], module: str = "") -> str:
-    """Why the run of a checked configuration does not read an option; empty where it does, or where nobody knows.
-
-    `module` is the class of a LightningModule that has been built: its source text may not say that it is one.
-    """
+def why_unread(option: str, config: Mapping[str, Any]) -> str:
+    """Why the run of a checked configuration does not read an option; empty where it does, or where nobody knows."""
     section = option.partition(".")[0]
-    if section in OF_TASK and (module := module or lightning_module_of(config)):
+    if section in OF_TASK and (module := lightning_module_of(config)):
         rate = own_rate(config) if section == "optimizer" else None
         has = _FREEZES if option == "task.freeze" else f"which has {OF_TASK[section]}"
         return f"{module} is a LightningModule, {has}{f'; its rate is {rate}' if rate else ''}"
