@@ -278,7 +278,8 @@ def test_a_loss_of_the_user_is_a_mean_over_samples_whatever_they_count_elsewhere
     assert not task.has_named_loss
 
 
-def test_the_last_update_of_an_epoch_is_the_mean_over_the_batches_that_it_has() -> None:
+@pytest.mark.parametrize(("accumulated", "updates"), [(4, 2), (8, 1)])  # of four batches and of two; of all six
+def test_the_last_update_of_an_epoch_is_the_mean_over_the_batches_that_it_has(accumulated: int, updates: int) -> None:
     spec, seen = SPECS["value"], []
     batches = [batch(spec, 2)] * 6
     task = Task(network(spec), spec, sgd(lr=1e-9))
@@ -287,10 +288,10 @@ def test_the_last_update_of_an_epoch_is_the_mean_over_the_batches_that_it_has() 
         seen.append([p.grad.clone() for p in module.parameters()])
 
     watch = LambdaCallback(on_before_optimizer_step=note)
-    train(task, watch, data=DataLoader(batches, batch_size=None), max_epochs=1, accumulate_grad_batches=4)
+    train(task, watch, data=DataLoader(batches, batch_size=None), max_epochs=1, accumulate_grad_batches=accumulated)
     x, y = batches[0]
     expected = torch.autograd.grad(task.loss(task(x), y), [*task.parameters()])
-    assert len(seen) == 2  # of four batches and of two, all with the same samples
+    assert len(seen) == updates  # all with the same samples
     for gradients in seen:
         torch.testing.assert_close(gradients, [*expected], rtol=1e-4, atol=1e-5)
 
