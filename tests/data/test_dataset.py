@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn, tensor
 from torch.utils._pytree import tree_leaves
 
+from batchscope.data.base import DataModule
+from batchscope.data.plain import described
 from batchscope.data.samples import SampleBatches
 from batchscope.data.spec import PADDING, DataSpec
 from batchscope.data.workers import seeded
@@ -179,6 +181,14 @@ def test_random_noise_is_no_part_of_the_fingerprint() -> None:
     known = loaded(Own(Noisy(31, 0))).fingerprint
     assert loaded(Own(Noisy(31, 0))).fingerprint == known
     assert loaded(Own(Noisy(30, 0))).fingerprint != known
+
+
+class Unnamed(DataModule):
+    kind, spec = "image", DataSpec("image", (1, 8, 8), "class", 2)
+
+
+def test_a_datamodule_without_a_name_is_called_as_its_class() -> None:
+    assert described(Unnamed()).name == "Unnamed"
 
 
 class Opened(Images):
