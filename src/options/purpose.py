@@ -30,8 +30,6 @@ TOP_LEVEL: dict[str, Any] = {
     "optimized_metric": Annotated[str | None, Purpose.OBSERVATION],
     "global_batch_size": PositiveInt | None,
     "channels_last": bool,
-    "flush_denormals": bool,
-    "keep_freed_memory": Annotated[bool, Purpose.SPEED],
     "compile": Annotated[bool | _CompileMode, Purpose.SPEED],
     "tags": Annotated[list[str], Purpose.OBSERVATION],
     "search": Annotated[dict | None, Purpose.SEARCH],

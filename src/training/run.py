@@ -81,9 +81,8 @@ def train(
 def set_up_process(config: dict[str, Any]) -> None:
     """Set what holds for the whole process: messages, numbers below 1e-38, freed memory, the seed."""
     quiet_libraries()
-    torch.set_flush_denormal(config["flush_denormals"])  # before any thread is started, which inherits it
-    if config["keep_freed_memory"]:
-        keep_freed_memory()
+    torch.set_flush_denormal(True)  # before any thread is started, which inherits it
+    keep_freed_memory()
     lightning.seed_everything(config["seed"], workers=True, verbose=False)
 
 

@@ -200,14 +200,14 @@ def config() -> dict[str, Any]:
 
 
 PURPOSES = {
-    Purpose.RESULT: "seed channels_last flush_denormals model.hidden_size data.batch_size data.num_val optimizer.lr"
+    Purpose.RESULT: "seed channels_last model.hidden_size data.batch_size data.num_val optimizer.lr"
     " trainer.devices trainer.precision trainer.limit_val_batches model._target_ callbacks.checkpoint.monitor"
     " callbacks.checkpoint.mode callbacks.checkpoint._target_ callbacks.mine.patience callbacks.mine._target_"
     " nothing nothing.at.all .",
     Purpose.LENGTH: "trainer.limit_test_batches trainer.max_epochs trainer.max_steps trainer.max_time.hours"
     " trainer.min_steps",
     Purpose.SPEED: "trainer.accelerator trainer.profiler trainer.profiler.dirpath data.pipeline data.num_workers"
-    " keep_freed_memory compile",
+    " compile",
     Purpose.READ_FROM: "data.root data.offline resume",
     Purpose.WRITTEN_TO: "run_dir callbacks.checkpoint.dirpath callbacks.mine.dirpath logger.csv.save_dir"
     " trainer.default_root_dir",
