@@ -217,7 +217,7 @@ class _Run:
         record.facts["model"]["parameters"] = summary.parameters(self.model)  # by now lazy layers have theirs
         if self.trainer.is_global_zero:
             rows = [row("init", initial.line(facts)) for facts in self.initial.values()]
-            summary.print_start(record.facts, self.data.name, [*rows, *summary.left_out(self.trainer)])
+            summary.print_start(record.facts, self.data.name, rows)
         open_loggers(loggers_of_rank(self.trainer))
         record.facts |= {"name": self.name, "dataset": self.dataset, **self.batch, **self.initial}
         record.begin(self.resume_point.facts(self.run_dir) if self.resume_point else None)
