@@ -122,8 +122,6 @@ def _check_pairs(config: dict[str, Any]) -> None:
         "trainer.callbacks: takes null; +callbacks.NAME={_target_: …} adds one": trainer.get("callbacks") is not None,
         f"compile: {module} is a LightningModule, which compiles itself": compile and module,
         "compile: a sharded model is not compiled; write compile=false, or trainer=ddp": compile and is_sharded,
-        "compile: torch compiles for CPUs and GPUs; write compile=false with trainer.accelerator=mps": compile
-        and trainer.get("accelerator") == "mps",
         f"compile: {compile} uses CUDA graphs, which overwrite accumulated gradients; write compile=default": graphs,
         f"callbacks.{averages}: keeps a whole copy of the weights, and trainer.strategy shards them": averages
         and isinstance(strategy, dict),

@@ -131,7 +131,6 @@ REFUSED = {
     "train callbacks=early_stopping +callbacks.mine={_target_:lightning.pytorch.callbacks.EarlyStopping,monitor:val/acc} trainer.limit_val_batches=0": "callbacks.early_stopping: follows a validation, and",
     "train callbacks=weight_averaging trainer=fsdp": "callbacks.weight_averaging: keeps a whole copy of the weights",
     "train compile=true trainer=fsdp": "compile: a sharded model is not compiled; write compile=false, or trainer=ddp",
-    "train compile=true trainer=mps": "compile: torch compiles for CPUs and GPUs; write compile=false with trainer.accelerator=mps",
     "train compile=reduce-overhead trainer.accumulate_grad_batches=2": "compile: reduce-overhead uses CUDA graphs",
     "train experiment=find_batch_size": "search: takes several runs; write batchscope train -m …",
     "train -m search={_target_:batchscope.sweep.search.TimeToTarget}": "target: needs a value of target_metric",
