@@ -99,9 +99,6 @@ def load_model(
         if config_dir is not None:
             groups.use_config_dir(str(config_dir), "config_dir")
         trained = restore(Path(ckpt), list(overrides), with_data=False)
-    except trust.Unconfirmed as error:
-        call = f"load_model({str(ckpt)!r}, config_dir=…), with the folder that has its YAML"
-        raise UserError(f"{error.said}write {call}, or overrides=[{error.word!r}]") from error
     finally:
         groups.use_config_dir(None if before is None else str(before), CONFIG_DIR)
     network: Any = trained.network
