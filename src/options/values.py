@@ -17,9 +17,7 @@ def check_value(name: str, value: Any, annotation: Any) -> None:
         return
     shown = "null" if value is None else "nothing" if value == "" else repr(value)
     near = did_you_mean(str(value), map(str, choices_in(annotation)))
-    too_large = isinstance(value, int) and value > INT64 and _fits(INT64, annotation)
-    most = f", up to {INT64:,}" if too_large else ""
-    raise UserError(f"{name}: got {shown}, takes {_describe(annotation)}{most}.{near}")
+    raise UserError(f"{name}: got {shown}, takes {_describe(annotation)}.{near}")
 
 
 def alternatives(annotation: Any, marks: tuple[Any, ...] = ()) -> Iterator[tuple[Any, tuple[Any, ...]]]:
