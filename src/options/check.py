@@ -3,7 +3,6 @@
 Nothing is imported: what a node's target takes is read from its source text.
 """
 
-import contextlib
 import copy
 from typing import Any, cast
 
@@ -12,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ..errors import UserError
 from .explain import message_of, no_such_option
-from .groups import COLLECTIONS, SECTIONS, choices_of, file_of, known_nodes, load, to_plain, top_level_names
+from .groups import COLLECTIONS, SECTIONS, choices_of, known_nodes, to_plain, top_level_names
 from .habits import answer_to
 from .purpose import DEFAULTS, OF_EXPERIMENTS, OF_TASK, TOP_LEVEL, annotation_of, lightning_module_of, signature_at
 from .signatures import class_attribute, is_installed, signature_of
@@ -184,19 +183,7 @@ def _check_model_fits_data(model: dict[str, Any], data: dict[str, Any]) -> None:
     """Refuse a model that cannot read what the dataset serves; each declares it in a class attribute."""
     kind = class_attribute(data["_target_"], "kind")
     accepts = class_attribute(model["_target_"], "accepts")
+    accepts = (accepts,) if isinstance(accepts, str) else accepts
     if kind and accepts and kind not in accepts:
-        name = model["_target_"].rpartition(".")[2]
-        fits = [choice for choice in choices_of("model") if kind in _accepted_by(choice)]
-        raise UserError(
-            f"model: {name} reads {' or '.join(accepts)} data, and data={data['_target_'].rpartition('.')[2]} serves "
-            f"{kind} data; models that read it: {', '.join(fits)}"
-        )
-
-
-def _accepted_by(choice: str) -> tuple[str, ...]:
-    """The kinds of data that a choice of the group `model` reads; nothing for a file that cannot be read."""
-    file = file_of("model", choice)
-    with contextlib.suppress(UserError):
-        target = load(file).get("_target_") if file else None
-        return class_attribute(target, "accepts") or () if isinstance(target, str) else ()
-    return ()
+        name, served = model["_target_"].rpartition(".")[2], data["_target_"].rpartition(".")[2]
+        raise UserError(f"model: {name} reads {' or '.join(accepts)} data, and data={served} serves {kind} data")

@@ -84,11 +84,6 @@ def inherits(target: str, base: str) -> bool:
     return any(one and f"{one[0].name}.{one[1].name}" == base for one in _ancestry(_locate(target)))
 
 
-def is_defined(target: str) -> bool:
-    """Whether source text has a class or function of this full name."""
-    return _locate(target) is not None
-
-
 def lacks(target: str, method: str) -> bool:
     """Whether source text says that a class has no method of this name but Lightning's own; False where nobody knows.
 

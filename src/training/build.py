@@ -101,6 +101,7 @@ def build_model(config: dict[str, Any], data: Any) -> nn.Module:
             "a LightningModule is trained by"
         )
     accepts = getattr(target, "accepts", (spec.kind,))
+    accepts = (accepts,) if isinstance(accepts, str) else accepts
     if spec.kind not in accepts:  # options.check tells this earlier of data that declare their kind
         raise UserError(
             f"model: {target.__name__} reads {' or '.join(accepts)} data, and {data.name} has {spec.kind} data"
