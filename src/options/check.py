@@ -78,7 +78,7 @@ def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
 def _takes_batch_size(target: Any) -> bool:
     """Whether data have a batch size to set: not a data module that serves batches of its own."""
     signature = signature_of(target) if isinstance(target, str) else None
-    return signature is None or signature.open or "batch_size" in signature.parameters
+    return signature is not None and "batch_size" in signature.parameters
 
 
 def _check_top_level(plain: dict[str, Any]) -> None:

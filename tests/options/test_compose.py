@@ -433,6 +433,13 @@ def test_data_are_looked_for_by_the_option_that_the_chosen_data_have(package: Wr
     assert refusal(composed, "data=adding", "model=lstm_cell", "paths.data_dir=/there") == said
 
 
+def test_data_of_a_classmethod_whose_options_nobody_can_read_need_no_batch_size(package: Write) -> None:
+    net = NET + "\n\nclass Photos:\n    @classmethod\n    def load(cls, folder='x'): return cls()\n"
+    package({"data/photos": "_target_: mynet.net.Photos.load\n"}, net=net)
+    use_config_dir("conf")
+    assert composed("data=photos")["data"] == {"_target_": "mynet.net.Photos.load"}
+
+
 SEARCH = "# @package _global_\nhydra:\n  mode: MULTIRUN\n  sweeper:\n    params:\n      seed: 1,2\n"
 
 
