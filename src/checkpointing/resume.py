@@ -166,7 +166,7 @@ def _refuse(key: str, old: Any, new: Any, config: dict[str, Any]) -> None:
     why = "would change the result"
     if key in _PLANNED_FOR:
         schedule = config.get("optimizer", {}).get("schedule", "constant")
-        if schedule in ("constant", "step", "plateau"):
+        if schedule in ("constant", "step"):
             return
         why = f"would change the learning rate: optimizer.schedule={schedule} ends with the run"
     raise UserError(f"resume: {key} is {old} in the run, and {new} {why}; start another run for it")

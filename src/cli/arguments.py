@@ -15,9 +15,10 @@ from ..checkpointing.resume import newest
 from ..errors import UserError, did_you_mean
 from ..options.compose import compose, without_hydra
 from ..options.explain import message_of
-from ..options.groups import GROUPS, choices_of
+from ..options.groups import GROUPS, choices_of, to_plain
 from ..options.habits import answer_to
 from ..options.purpose import TOP_LEVEL
+from ..options.tree import flatten
 from ..records.terminal import be_verbose
 from . import command_parser
 
@@ -71,7 +72,11 @@ def _unknown_flag(word: str, known: str) -> str:
     near = did_you_mean(f"--{name}", re.findall(r"--[a-z-]+", known))
     if near and name not in (*GROUPS, *TOP_LEVEL):
         return f"{word}: no such flag.{near}"
-    return f"{word}: no such flag. Options are written without dashes: {name.replace('-', '_')}={value or '<value>'}"
+    name = name.replace("-", "_")
+    if name not in (*GROUPS, *TOP_LEVEL):  # batch_size is data.batch_size
+        options = (option for option, _ in flatten(to_plain(without_hydra(compose([])))))
+        name = next((option for option in options if option.endswith(f".{name}")), name)
+    return f"{word}: no such flag. Options are written without dashes: {name}={value or '<value>'}"
 
 
 def show(args: argparse.Namespace) -> None:

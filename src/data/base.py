@@ -28,11 +28,10 @@ from .workers import data_error
 Split = Literal["train", "val", "test"]
 STAGE_SPLITS: dict[str, tuple[Split, ...]] = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",)}
 # Evaluation gives the same numbers at any batch size, so it takes one that keeps a device busy. MAX_EVAL_BYTES limits
-# the inputs, because activations grow with them: 256 images of CIFAR-10 are 3 MiB, of 3×224×224 they are 147 MiB. Of a
-# network that is not ours the activations of a sample are known where it was tried, and limited to MAX_EVAL_ACTIVATIONS.
+# the inputs, because activations grow with them: 256 images of CIFAR-10 are 3 MiB, of 3×224×224 they are 147 MiB. What
+# a network that is not of the zoo holds of a sample is unknown: it is evaluated in the batches of its training.
 MIN_EVAL_BATCH_SIZE = 256
 MAX_EVAL_BYTES = 16 * 2**20
-MAX_EVAL_ACTIVATIONS = 2**30
 _HASHED = 16  # samples of a split that the fingerprint covers
 
 
@@ -141,16 +140,16 @@ class DataModule(LightningDataModule):
     def train_dataloader(self) -> Loader:
         """Batches shuffled by (seed, epoch), also a short last one; UserError if a rank would get no sample.
 
-        With `trainer.overfit_batches`, every epoch has the order of the first one. A last batch that batch norm could not
-        be trained on joins the one before.
+        With `trainer.overfit_batches` they are not shuffled, as in Lightning. A last batch that batch norm could not be
+        trained on joins the one before.
         """
         samples, ranks = self.num_samples("train"), rank_and_world_size()[1]
         if samples < ranks:
             raise UserError(f"trainer.devices: {ranks} processes, and {self.name} has {samples} training samples")
         least = getattr(self._module, "min_samples", 1)
         least = least if type(least) is int else 1  # any LightningModule may have a parameter of this name
-        same = bool(getattr(self.trainer, "overfit_batches", 0))
-        order = DeterministicBatchSampler(samples, self.batch_size, True, self.seed, self._start, least, repeats=same)
+        shuffle = not getattr(self.trainer, "overfit_batches", 0)
+        order = DeterministicBatchSampler(samples, self.batch_size, shuffle, self.seed, self._start, least)
         return self._loader("train", order)
 
     @override
@@ -216,16 +215,11 @@ class DataModule(LightningDataModule):
 
     def _eval_loader(self, split: Split) -> Loader:
         """Batches in the stored order: as large as in training, or as keeps a device busy where that surely fits."""
-        batch_size = max(self.batch_size, self._fitting_samples())
+        module, batch_size = self._module, self.batch_size
+        if module is None or getattr(module, "is_of_zoo", False) is True:
+            sample_bytes = 4 * len(self.spec.inputs) * math.prod(computed_shape(module, self.spec))
+            batch_size = max(batch_size, min(MIN_EVAL_BATCH_SIZE, MAX_EVAL_BYTES // max(1, sample_bytes)))
         return self._loader(split, DeterministicBatchSampler(self.num_samples(split), batch_size, shuffle=False))
-
-    def _fitting_samples(self) -> int:
-        """How many samples surely fit in an evaluation; 0 where nobody knows what the module holds of one."""
-        module = self._module
-        sample_bytes = 4 * len(self.spec.inputs) * math.prod(computed_shape(module, self.spec))
-        fitting = min(MIN_EVAL_BATCH_SIZE, MAX_EVAL_BYTES // max(1, sample_bytes))
-        held = 0 if module is None else getattr(module, "activation_bytes", None)
-        return 0 if held is None else min(fitting, MAX_EVAL_ACTIVATIONS // max(1, held))
 
     def _loader(self, split: Split, order: DeterministicBatchSampler) -> Loader:
         batches = self._batches(split)

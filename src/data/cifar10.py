@@ -2,7 +2,7 @@
 
 from torchvision import datasets
 
-from .torchvision_images import ExpectedFile, TorchvisionImages
+from .torchvision_images import TorchvisionImages
 
 _LISTS = [*datasets.CIFAR10.train_list, *datasets.CIFAR10.test_list]
 
@@ -13,7 +13,7 @@ class CIFAR10(TorchvisionImages):
     torchvision_name = "cifar10"
     source = datasets.CIFAR10
     files = {
-        f"{datasets.CIFAR10.base_folder}/{name}": ExpectedFile(None, md5)
+        f"{datasets.CIFAR10.base_folder}/{name}": md5
         for name, md5 in [*_LISTS, (datasets.CIFAR10.meta["filename"], datasets.CIFAR10.meta["md5"])]
     }
     image_shape = (3, 32, 32)

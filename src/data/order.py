@@ -40,7 +40,6 @@ class DeterministicBatchSampler(Sampler[Any]):
     seed: int = 0  # of the order
     start: tuple[int, int] = (0, 0)  # (epoch, batches of it that are done)
     min_samples: int = 1  # the smallest batch of a rank; a smaller remainder joins the last full batch
-    repeats: bool = False  # whether every epoch has the order of the first one
     device: torch.device | None = None  # of the indices; None: they are lists, which a worker reads faster
 
     def __post_init__(self) -> None:
@@ -55,7 +54,7 @@ class DeterministicBatchSampler(Sampler[Any]):
         """The indices of all samples `(N,)` in this epoch's order."""
         if not self.shuffle:
             return torch.arange(self.num_samples)
-        generator = torch.Generator().manual_seed(epoch_seed(self.seed, 0 if self.repeats else self.epoch))
+        generator = torch.Generator().manual_seed(epoch_seed(self.seed, self.epoch))
         return torch.randperm(self.num_samples, generator=generator)
 
     def first_sample(self, batch: int) -> int:

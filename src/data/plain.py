@@ -7,14 +7,11 @@ from functools import partial
 from typing import Any
 
 from lightning import LightningDataModule
-from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch.utils._pytree import tree_leaves
 
 from ..errors import UserError, warn
 from .augment import Augment
 from .base import DataModule, Split
-from .order import rank_and_world_size
 from .spec import DataSpec
 
 
@@ -29,13 +26,7 @@ class PlainData:
         self.spec: DataSpec | None = _spec_of(module)
         name = getattr(module, "name", None)
         self.name = name if isinstance(name, str) and name else type(module).__name__
-        self.prepare_data = module.prepare_data
-
-    def setup(self, stage: str) -> None:
-        """Load a stage. In a run of one process Lightning's second call is skipped: it would split the data again."""
-        own = self.module.setup
-        own(stage)
-        self.module.setup = partial(_setup_unless_done, own, stage)
+        self.prepare_data, self.setup = module.prepare_data, module.setup
 
     @property
     def batch_size(self) -> int | None:
@@ -45,11 +36,7 @@ class PlainData:
 
     @batch_size.setter
     def batch_size(self, batch_size: int) -> None:
-        try:
-            self.module.batch_size = batch_size
-        except AttributeError as error:  # a property
-            said = f"its batch_size is read-only, and {batch_size} samples are all that a batch can have"
-            raise UserError(f"data: {self.name}: {said}") from error
+        self.module.batch_size = batch_size
 
     def check(self) -> None:
         """As DataModule."""
@@ -60,17 +47,13 @@ class PlainData:
         """As DataModule."""
         count = self._method("num_samples", split)
         found = count() if count else None
-        if not isinstance(found, numbers.Integral | None):
-            raise UserError(f"data: num_samples of {self.name} returns {found!r}, takes a whole number or None")
         return None if found is None else int(found)
 
     @property
     def fingerprint(self) -> str:
-        """As DataModule, a property or a method; `unknown` where the module does not say it."""
+        """As DataModule; `unknown` where the module does not say it."""
         found = getattr(self.module, "fingerprint", "unknown")
-        if callable(found):
-            found = own() if (own := self._method("fingerprint")) else "unknown"
-        return str(found)
+        return "unknown" if callable(found) else str(found)
 
     def resume_at(self, epoch: int, batches: int) -> None:
         """As DataModule; else loaders with a `state_dict` go on where they were, and other batches are lost."""
@@ -78,19 +61,12 @@ class PlainData:
             resume()
 
     def warn_of_lost_batches(self) -> None:
-        """Have a warning say what is lost of an epoch that is resumed before its end, once its loader is made."""
-        if self._method("resume_at", 0, 0):
-            return
-        make = self.module.train_dataloader
-
-        def train_dataloader() -> Any:
-            self.module.train_dataloader = make  # it is said once
-            loader = make()
-            if lost := _lost(loader):
-                warn(f"resume: {self.name}: {lost}")
-            return loader
-
-        self.module.train_dataloader = train_dataloader
+        """Say what may be lost of an epoch that is resumed before its end."""
+        if not self._method("resume_at", 0, 0):
+            warn(
+                f"resume: {self.name}: it has no resume_at: the rest of the epoch is trained on other batches, unless its "
+                "training loader has a length and a state_dict"
+            )
 
     def _method(self, name: str, *arguments: Any) -> Callable[[], Any] | None:
         """The call of a method with these arguments; None for what takes others, or is none: its name may mean anything."""
@@ -100,22 +76,6 @@ class PlainData:
         except (TypeError, ValueError):  # the second: nobody knows what it takes
             return None
         return partial(found, *arguments)
-
-
-def _setup_unless_done(setup: Callable[[str], None], done: str, stage: str) -> None:
-    if stage != done or rank_and_world_size()[1] > 1:  # a rank may take its part only now
-        setup(stage)
-
-
-def _lost(loader: Any) -> str | None:
-    """What a run loses that is resumed within an epoch; None if it loses nothing."""
-    loaders = tree_leaves(loader)
-    if not all(hasattr(each, "state_dict") for each in loaders):
-        other = "the rest of the epoch is trained on other batches than without the stop"
-        return f"it has no resume_at, and its training loader no state_dict: {other}"
-    if any(sized_len(each) is None for each in loaders):
-        return "its training loader has no length: Lightning had fetched a batch ahead, which is left out"
-    return None
 
 
 Data = DataModule | PlainData
@@ -128,6 +88,8 @@ def described(module: LightningDataModule) -> Data:
     name, spec = type(module).__name__, _spec_of(module)
     if spec is None:
         raise UserError(f"data: {name} has no spec: a property that returns a batchscope.data.DataSpec")
+    if module.name is None:  # as Lightning has it
+        module.name = name
     if module.augment is not None and module.augment.is_on:
         _check_augment(module.augment, module.name, spec)
     return module

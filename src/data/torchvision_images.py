@@ -4,15 +4,15 @@ Files that exist are verified before the first step and never replaced. Missing 
 folder, verified, and moved into place under a lock, so that several jobs can start on one empty folder.
 """
 
-import hashlib
 import os
 import socket
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torchvision.datasets.utils import check_integrity
 from typing_extensions import override
 
 from ..errors import UserError, in_one_line, warn
@@ -24,13 +24,6 @@ from .spec import DataSpec
 
 DOWNLOAD_TIMEOUT_S = 15
 STAND_IN_SIZES = {"train": 60_000, "test": 10_000}  # of the rendered digits that replace a missing dataset
-
-
-class ExpectedFile(NamedTuple):
-    """The size in bytes and the md5 of an official file; None where it is not known."""
-
-    size: int | None
-    md5: str | None
 
 
 class TorchvisionImages(TensorDataModule):
@@ -55,7 +48,7 @@ class TorchvisionImages(TensorDataModule):
     kind = "image"
     torchvision_name: ClassVar[str]
     source: ClassVar[Any]  # torchvision's dataset class
-    files: ClassVar[dict[str, ExpectedFile]]  # by path below root
+    files: ClassVar[dict[str, str | None]]  # path below root → md5; None where it is not known
     image_shape: ClassVar[tuple[int, int, int]]
     mean: ClassVar[tuple[float, ...]]
     std: ClassVar[tuple[float, ...]]
@@ -93,9 +86,7 @@ class TorchvisionImages(TensorDataModule):
 
     @override
     def check(self) -> None:
-        for file in self.files:
-            if os.path.exists(self.root / file):
-                self._verify(self.root, file)
+        self._verify(self.root, missing=True)
 
     @override
     def prepare_data(self) -> None:
@@ -184,27 +175,23 @@ class TorchvisionImages(TensorDataModule):
                     self.source(folder, download=True)
                 finally:
                     socket.setdefaulttimeout(before)
-                for file in self.files:
-                    self._verify(Path(folder), file)
+                self._verify(Path(folder))
                 for file in self.files:
                     if not (self.root / file).exists():
                         (self.root / file).parent.mkdir(parents=True, exist_ok=True)
                         os.replace(Path(folder) / file, self.root / file)
 
-    def _verify(self, root: Path, file: str) -> None:
-        """Raise UserError unless a file is the official one."""
-        path, expected = root / file, self.files[file]
-        repair = "delete it and run again to download it, or put the official file there"
-        if not os.path.isfile(path):  # a pipe would be waited for
-            raise UserError(f"data.root: {path}: is no regular file; {repair}")
-        try:
-            with path.open("rb") as stream:
-                found = ExpectedFile(path.stat().st_size, hashlib.file_digest(stream, "md5").hexdigest())
-        except OSError as error:
-            raise UserError(f"data.root: {path}: cannot be read: {error.strerror}; {repair}") from error
-        for what, got, wanted in zip(("size", "md5"), found, expected, strict=True):
-            if wanted not in (None, got):
-                raise UserError(f"data.root: {path}: is damaged: its {what} is {got}, expected {wanted}; {repair}")
+    def _verify(self, root: Path, missing: bool = False) -> None:
+        """Raise UserError unless the files are the official ones; with `missing` some may not be there."""
+        for file, md5 in self.files.items():
+            path, what = root / file, ""
+            try:
+                if not (missing and not os.path.exists(path)) and not check_integrity(path, md5):
+                    what = "is not the official file"
+            except OSError as error:
+                what = f"cannot be read: {error.strerror}"
+            if what:
+                raise UserError(f"data.root: {path}: {what}; delete it and run again to download it, or put that there")
 
 
 def _fitting(option: str, asked: int | None, there: int, what: str) -> int:

@@ -26,7 +26,6 @@ from ..training.build import build, build_data, build_model, loader_switches
 from ..training.initial import make_layers
 from ..training.module import lightning_module
 from ..training.run import set_up_process
-from ..training.task import Task
 
 
 class KnownData(NamedTuple):
@@ -100,9 +99,6 @@ def load_model(
         if config_dir is not None:
             groups.use_config_dir(str(config_dir), "config_dir")
         trained = restore(Path(ckpt), list(overrides), with_data=False)
-    except trust.Unconfirmed as error:
-        call = f"load_model({str(ckpt)!r}, config_dir=…), with the folder that has its YAML"
-        raise UserError(f"{error.said}write {call}, or overrides=[{error.word!r}]") from error
     finally:
         groups.use_config_dir(None if before is None else str(before), CONFIG_DIR)
     network: Any = trained.network
@@ -128,8 +124,6 @@ def restore(path: Path, overrides: list[str], with_data: bool) -> Trained:
     make_layers(trained.module, checkpoint["state_dict"])
     load_weights()
     trained.module.eval()  # the layers made since, too
-    if isinstance(trained.module, Task) and isinstance(held := saved.get("activation_bytes"), int):
-        trained.module.activation_bytes = held  # so that it is evaluated in the batches of its run
     return trained
 
 

@@ -3,7 +3,6 @@
 Nothing is imported: what a node's target takes is read from its source text.
 """
 
-import contextlib
 import copy
 import os
 from typing import Any, cast
@@ -11,9 +10,9 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ..errors import UserError, did_you_mean
+from ..errors import UserError
 from .explain import message_of, no_such_option
-from .groups import COLLECTIONS, SECTIONS, choices_of, file_of, known_nodes, load, to_plain, top_level_names
+from .groups import COLLECTIONS, SECTIONS, choices_of, known_nodes, to_plain, top_level_names
 from .habits import answer_to
 from .purpose import DEFAULTS, OF_EXPERIMENTS, OF_TASK, TOP_LEVEL, annotation_of, lightning_module_of, signature_at
 from .signatures import class_attribute, is_installed, signature_of
@@ -72,7 +71,6 @@ def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
         plain["search"] = {TARGET: "batchscope.sweep.search.BatchSizeSearch", **plain["search"]}
         _check_search(plain["search"])
     _check_model_fits_data(plain["model"], plain["data"])
-    _check_groups(plain.get("optimizer", {}))
     _check_pairs(plain)
     return plain
 
@@ -80,7 +78,7 @@ def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
 def _takes_batch_size(target: Any) -> bool:
     """Whether data have a batch size to set: not a data module that serves batches of its own."""
     signature = signature_of(target) if isinstance(target, str) else None
-    return signature is None or signature.open or "batch_size" in signature.parameters
+    return signature is not None and "batch_size" in signature.parameters
 
 
 def _check_top_level(plain: dict[str, Any]) -> None:
@@ -116,19 +114,14 @@ def _check_pairs(config: dict[str, Any]) -> None:
         if node[TARGET].endswith(".Checkpoints") and not _is_in_run(node.get("dirpath"), config):
             where = "takes a folder in that of the run, ${run_dir}/…; hydra.run.dir=… moves the whole run"
             raise UserError(f"callbacks.{name}.dirpath: got {node.get('dirpath')}, {where}")
-    prefix, no_validation = config["init_prefix"], trainer.get("limit_val_batches") == 0
+    no_validation = trainer.get("limit_val_batches") == 0
     graphs = compile in ("reduce-overhead", "max-autotune") and batches > 1
     conflicts = {
         "trainer.logger: takes null; logger=… takes the loggers, and logger=none leaves them out": trainer.get("logger")
         is not None,
         "trainer.callbacks: takes null; +callbacks.NAME={_target_: …} adds one": trainer.get("callbacks") is not None,
-        f"init_prefix: got {prefix!r}, and there is no init=<file> to take it from": prefix and not config["init"],
         f"compile: {module} is a LightningModule, which compiles itself": compile and module,
-        "compile: torch compiles for CPUs and GPUs; write compile=false with trainer.accelerator=mps": compile
-        and trainer.get("accelerator") == "mps",
         f"compile: {compile} uses CUDA graphs, which overwrite accumulated gradients; write compile=default": graphs,
-        "optimizer.schedule: plateau reads val/loss, and trainer.limit_val_batches=0 has no validation": no_validation
-        and config.get("optimizer", {}).get("schedule") == "plateau",
         f"callbacks.{stops}: follows a validation, and trainer.limit_val_batches=0 has none": no_validation and stops,
     }
     if said := next((said for said, is_wrong in conflicts.items() if is_wrong), None):
@@ -139,18 +132,6 @@ def _is_in_run(dirpath: str | None, config: dict[str, Any]) -> bool:
     run_dir = str(config.get("run_dir"))
     place = os.path.normpath(dirpath or f"{config['trainer'].get('default_root_dir') or run_dir}/checkpoints")
     return place.startswith(f"{os.path.normpath(run_dir)}{os.sep}")
-
-
-def _check_groups(optimizer: dict[str, Any]) -> None:
-    """Check the options of each group of parameters as those of the optimizer."""
-    for number, group in enumerate(optimizer.get("groups") or []):
-        options = {key: value for key, value in group.items() if key != "match"}
-        signature = signature_at("optimizer", optimizer[TARGET])
-        for key, value in options.items():
-            option = f"optimizer.groups.{number}.{key}"
-            if signature and not signature.open and key not in signature.parameters:
-                raise UserError(f"{option}: no such option.{did_you_mean(key, signature.parameters)}")
-            check_value(option, value, annotation_of(f"optimizer.{key}", optimizer[TARGET]))
 
 
 def _check_collection(nodes: Any, name: str) -> None:
@@ -206,19 +187,7 @@ def _check_model_fits_data(model: dict[str, Any], data: dict[str, Any]) -> None:
     """Refuse a model that cannot read what the dataset serves; each declares it in a class attribute."""
     kind = class_attribute(data["_target_"], "kind")
     accepts = class_attribute(model["_target_"], "accepts")
+    accepts = (accepts,) if isinstance(accepts, str) else accepts
     if kind and accepts and kind not in accepts:
-        name = model["_target_"].rpartition(".")[2]
-        fits = [choice for choice in choices_of("model") if kind in _accepted_by(choice)]
-        raise UserError(
-            f"model: {name} reads {' or '.join(accepts)} data, and data={data['_target_'].rpartition('.')[2]} serves "
-            f"{kind} data; models that read it: {', '.join(fits)}"
-        )
-
-
-def _accepted_by(choice: str) -> tuple[str, ...]:
-    """The kinds of data that a choice of the group `model` reads; nothing for a file that cannot be read."""
-    file = file_of("model", choice)
-    with contextlib.suppress(UserError):
-        target = load(file).get("_target_") if file else None
-        return class_attribute(target, "accepts") or () if isinstance(target, str) else ()
-    return ()
+        name, served = model["_target_"].rpartition(".")[2], data["_target_"].rpartition(".")[2]
+        raise UserError(f"model: {name} reads {' or '.join(accepts)} data, and data={served} serves {kind} data")

@@ -15,7 +15,6 @@ from .update import ranks_asked
 
 _PART_OF_A_STEP = ("batchscope.callbacks.nonfinite.StopOnNonFinite",)  # it checks every loss and gradient
 
-_NO_INIT = {"init": None, "init_prefix": None}
 _ONE_DEVICE = {"devices": 1, "num_nodes": 1, "strategy": "auto"}
 # Of a trainer that takes training steps until a callback ends it, and keeps nothing.
 _SOME_STEPS: dict[str, Any] = {"min_epochs": 0, "max_epochs": -1, "max_steps": -1, "fast_dev_run": False}
@@ -39,7 +38,7 @@ def resume_command(config: dict[str, Any], run_dir: Path) -> str:
     """The line that resumes a run, for a shell."""
     place = "./last" if str(run_dir) == "last" else str(run_dir)  # resume=last is the newest run
     if any(run_dir.glob("checkpoints/*.ckpt")):
-        config = config | _NO_INIT  # the checkpoint has the weights
+        config = {**config, "init": None}  # the checkpoint has the weights
     return shlex.join([*program(), f"resume={place}"]) + trust.words(config, run_dir)
 
 
@@ -52,7 +51,7 @@ def for_evaluation(config: dict[str, Any]) -> dict[str, Any]:
     """A run's configuration as an evaluation takes it: on a device of this machine, nothing watched, logged or kept."""
     trainer = {"accelerator": "auto", **_ONE_DEVICE, "profiler": None, "default_root_dir": None}
     parts = {"callbacks": {}, "logger": {}, "search": None, "run_dir": None, "compile": False}
-    parts |= {"global_batch_size": None, **_NO_INIT}
+    parts |= {"global_batch_size": None, "init": None}
     return {**config, "trainer": {**config["trainer"], **trainer}, **parts}
 
 
@@ -82,9 +81,7 @@ def for_explanation(config: dict[str, Any]) -> dict[str, Any]:
     callbacks = {
         name: node for name, node in (config["callbacks"] or {}).items() if node and node["_target_"] in _PART_OF_A_STEP
     }
-    parts = {"callbacks": callbacks, "logger": {}, "search": None, "resume": None, "run_dir": None, **_NO_INIT}
-    if config.get("optimizer", {}).get("schedule") == "plateau":  # which needs a validation
-        parts |= _at_constant_rate(config)
+    parts = {"callbacks": callbacks, "logger": {}, "search": None, "resume": None, "run_dir": None, "init": None}
     if update := config.get("global_batch_size"):
         parts["global_batch_size"] = update // (ranks_asked(config) or 1)  # the share of the one device
     return {**config, "trainer": {**config["trainer"], **trainer}, **parts}
@@ -100,7 +97,7 @@ def for_timing(config: dict[str, Any], seconds: float) -> dict[str, Any]:
     callbacks["until_known"] = {**_UNTIL, "seconds": seconds}
     parts = {"trainer": {**config["trainer"], **_SOME_STEPS}, "callbacks": callbacks, **_at_constant_rate(config)}
     once = {"logger": {}, "test": False, "search": None, "resume": None, "timing": "auto"}
-    return {**config, **parts, **once, **_NO_INIT}
+    return {**config, **parts, **once, "init": None}
 
 
 def _at_constant_rate(config: dict[str, Any]) -> dict[str, Any]:

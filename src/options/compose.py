@@ -16,7 +16,6 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import GrammarParseError, OmegaConfBaseException
 from yaml import YAMLError
@@ -34,17 +33,11 @@ from .values import alternatives
 # The launchers of configs/hydra/launcher describe every option of their plugins and are validated by their names.
 warnings.filterwarnings("ignore", r"\s*'hydra/launcher/\w+' is validated against ConfigStore schema")
 
-_LONGEST_NAME = 255  # bytes; of a file or folder, on the file systems in use
 _RATE = "optimizer.lr"
+_DECIMAL_COMMA = re.compile(r"=-?0,\d+$")
 _HYDRA_ERRORS = (HydraException, OmegaConfBaseException, ValueError, OSError)
 _OF_FILES = (YAMLError, UnicodeError, GrammarParseError)  # which name no file, or a line that is not the wrong one
 _SEVERAL = "; write batchscope train -m … to run each of them"
-# Options of Hydra's that change where a run works or what runs beside it, and what to write instead.
-_NOT_TAKEN = {
-    "callbacks": "callbacks.<name> takes callbacks of Lightning",
-    "job.chdir": "a run stays in the working directory",
-    "output_subdir": "run.json holds the configuration",
-}
 
 
 @dataclass(frozen=True)
@@ -84,7 +77,7 @@ def compose_command_line(overrides: list[str], multirun: bool) -> CommandLine:
     runs = _runs_of_sweep(words, is_list) if multirun else [words]
     composed = [compose(run) for run in runs] if multirun else [base]
     for composition in composed:
-        _check_hydra(composition, multirun)
+        _check_folder(composition.hydra, "sweep.dir" if multirun else "run.dir")
     hydra, kind = base.hydra, "sweep" if multirun else "run"
     by_time = load(CONFIGS / "hydra" / "default.yaml")[kind]["dir"]  # of a folder that no option names
     folder, chosen = Path(hydra[kind].dir), to_plain(hydra[kind])["dir"] != by_time
@@ -210,6 +203,9 @@ def _names_a_member(one: Override, config: DictConfig) -> bool:
 def _refuse_several_values(parsed: list[Override], hint: str) -> None:
     for one in parsed:
         if one.is_sweep_override():
+            if decimal := _DECIMAL_COMMA.search(text_of(one)):
+                point = decimal[0].replace(",", ".")
+                raise UserError(f"{text_of(one)}: a decimal number has a point: {one.key_or_group}{point}")
             raise UserError(f"{one.key_or_group}: got several values, takes one{hint}")
 
 
@@ -241,30 +237,12 @@ def _labels(runs: list[list[str]]) -> list[str]:
     return [label or "the run" for label in labels]
 
 
-def _check_hydra(config: DictConfig, multirun: bool) -> None:
-    """See that Hydra's section keeps the files of a run together."""
-    mode = config.hydra.mode
-    if mode not in (None, RunMode.MULTIRUN if multirun else RunMode.RUN):
-        raise UserError(
-            f"hydra.mode: got {mode.name}; write batchscope train -m … for several runs, without -m for one"
-        )
-    for name, instead in _NOT_TAKEN.items():
-        if OmegaConf.select(config.hydra, name):
-            raise UserError(f"hydra.{name}: is not taken: {instead}")
-    if to_plain(config.hydra.sweep)["subdir"] != "${hydra.job.num}":
-        raise UserError("hydra.sweep.subdir: is not taken: the folder of a run is its number in the sweep")
-    _check_folder(config.hydra, "sweep.dir" if multirun else "run.dir")
-
-
 def _check_folder(hydra: DictConfig, name: str) -> None:
     """Refuse a folder that an option's value leads somewhere else."""
     try:
         folder = OmegaConf.select(hydra, name)
     except OmegaConfBaseException as error:
         raise UserError(f"hydra.{name}: {message_of(error)}") from error
-    path = Path(str(folder))
-    if folder is None or ".." in path.parts or "\0" in str(folder):
+    if folder is None or ".." in Path(str(folder)).parts or "\0" in str(folder):
         takes = "a folder below this one, or an absolute path, without '..'"
         raise UserError(f"hydra.{name}: got {str(folder)[:100]!r}, takes {takes}")
-    if any(len(os.fsencode(part)) > _LONGEST_NAME for part in path.parts):
-        raise UserError(f"hydra.{name}: has a name of more than {_LONGEST_NAME} bytes in it: '{str(folder)[:60]}…'")

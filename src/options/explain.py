@@ -1,20 +1,15 @@
 """Error hints: what is wrong with the name of an option or of a choice, and what may have been meant, in one line."""
 
-import difflib
-import glob
 import re
-import shlex
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from hydra.errors import MissingConfigException
 
 from ..errors import UserError, did_you_mean
-from .groups import COLLECTIONS, GROUPS, choices_of, config_dir, top_level_names
+from .groups import COLLECTIONS, GROUPS, choices_of, top_level_names
 from .habits import answer_to
 from .purpose import OF_EXPERIMENTS, OF_TASK, annotation_of, lightning_module_of, marks, signature_at, why_unread
-from .signatures import is_defined
 from .tree import flatten
 from .types import Purpose
 from .values import choices_in
@@ -31,13 +26,11 @@ def missing_choice(error: MissingConfigException) -> UserError:
         return UserError(f"{group}: {name} is not installed; pip install 'batchscope[{_EXTRAS[group, name]}]'")
     found = [option for option in error.options or () if not option.startswith("_")]
     choices = sorted({*(choices_of(group) if group in GROUPS else ()), *found})
-    beside = _beside(group, name)
-    if group == "model" and not beside and name.islower() and is_defined(f"torchvision.models.{name}"):
-        beside = f"write model=torchvision model.name={name}"
-    if not beside and (instead := answer_to(f"{group}={name}")):
+    if instead := answer_to(f"{group}={name}"):
         return UserError(f"{group}={name}: {instead}")
-    hint = f"; {beside}" if beside else f".{did_you_mean(name.lower(), choices)}"
-    return UserError(f"{group}: got '{name}', takes {', '.join(choices)}{hint}")
+    within = [choice for choice in choices if choice in name.lower()]  # simplecnn
+    near = did_you_mean(name.lower(), choices) or did_you_mean(name.lower(), within, cutoff=0)
+    return UserError(f"{group}: got '{name}', takes {', '.join(choices)}.{near}")
 
 
 def unknown_option(config: dict[str, Any], option: str, value: object) -> UserError | None:
@@ -76,7 +69,7 @@ def no_such_option(
 ) -> UserError:
     """The error for an option, as typed, that its section does not have: with a habit's answer, or the nearest option.
 
-    Of the options in `config` one of another section may be meant. What the section takes is listed where it is little.
+    What the section takes is listed where it is little.
     """
     if instead := _answer(option, value, config):
         return UserError(f"{option}: {instead}")
@@ -116,19 +109,10 @@ def _folder_of_data(node: Any) -> str | None:
 
 
 def _nearest(config: Mapping[str, Any], parts: list[str], section: str, known: list[str]) -> str:
-    """`" Did you mean …?"` with an option that ends in what was written, or nearly, here before elsewhere."""
+    """`" Did you mean …?"` with an option that ends in what was written, or the nearest one of the section."""
     unread = {"hydra", *(OF_TASK if lightning_module_of(config) else ())} - {parts[0]}
     every = flatten({key: value for key, value in config.items() if key not in unread})
     options = [option for option, _ in every if option != ".".join(parts)]
     if same := [option for option in options if option.split(".")[-len(parts) :] == parts]:
         return f" Did you mean '{same[0]}'?"
-    words = {option.rpartition(".")[2]: option for option in reversed(options)}
-    near = difflib.get_close_matches(parts[-1], words, n=1, cutoff=0.8)
-    here = did_you_mean(parts[section.count(".") + 1 if section else 0], known)
-    return here or (f" Did you mean '{words[near[0]]}'?" if near else "")
-
-
-def _beside(group: str, name: str) -> str:
-    """That a folder here has the choice, where no `--config-dir` names it; empty where none has it."""
-    found = () if config_dir() else sorted(Path().glob(f"*/{group}/{glob.escape(name)}.yaml"))
-    return f"{found[0]} has it: add --config-dir={shlex.quote(found[0].parts[0])}" if found else ""
+    return did_you_mean(parts[section.count(".") + 1 if section else 0], known)

@@ -62,12 +62,6 @@ def choices_of(group: str) -> list[str]:
     return sorted({file.stem for folder in _folders() for file in (folder / group).glob("[!_.]*.yaml")})
 
 
-def file_of(group: str, choice: object) -> Path | None:
-    """The YAML file of a choice; None if there is none."""
-    files = (folder / group / f"{choice}.yaml" for folder in _folders())
-    return next((file for file in files if file.is_file()), None)
-
-
 def _folders() -> list[Path]:
     own = config_dir()
     return [CONFIGS] if own is None else [CONFIGS, own]

@@ -40,7 +40,7 @@ HABITS = {
     "trainer.resume_from_checkpoint": "write `resume=<run folder>`",
     "trainer.default_root_dir": "write `hydra.run.dir=*`",
     "model.optimizer": "write `optimizer=adam` for another one, and `optimizer.lr=…` for its options",
-    "model.scheduler": "write `optimizer.schedule=cosine`, or one_cycle, step, plateau, constant",
+    "model.scheduler": "write `optimizer.schedule=cosine`, or one_cycle, step, constant",
     "model.net": "write its options without net: `model.hidden_size=128`",
     "model.compile": "write `compile=*`",
     "model.lr": "write `optimizer.lr=*`",

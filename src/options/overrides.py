@@ -1,7 +1,6 @@
 """The grammar of a command line: `option=value`, `+option=value`, `~option`, `group=choice`, parsed and written."""
 
 import itertools
-import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,6 +13,7 @@ from .groups import COLLECTIONS, GROUPS, OPTIONAL_GROUPS, SEARCHES, SECTIONS, ch
 from .habits import answer_to
 from .tree import flatten
 
+_SYNTAX = "write option=value without spaces, and a value with a comma, a quote or a bracket in quotes: option='a, b'"
 _SPELLED = {"True": "true", "False": "false"}  # as Hydra writes a switch, and as people do
 
 
@@ -28,7 +28,7 @@ def parse(overrides: list[str]) -> list[Override]:
         parsed = parser.parse_overrides(overrides)
     except OverrideParseException as error:
         text = error.override
-        reason = _syntax_error(error) if "=" in text or text.startswith("~") else _bare_word(text)
+        reason = _SYNTAX if "=" in text or text.startswith("~") else _bare_word(text)
         raise UserError(f"{text or repr(text)}: cannot be parsed: {reason}", exit_code=2) from error
     for one in parsed:
         if not one.key_or_group:
@@ -129,15 +129,6 @@ def _literal(value: Any) -> str:
     if isinstance(value, dict):
         return f"{{{','.join(f'{key}:{_literal(child)}' for key, child in value.items())}}}"
     return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))
-
-
-def _syntax_error(error: OverrideParseException) -> str:
-    """What is wrong with an override, instead of the names of the grammar's tokens that Hydra gives."""
-    if re.match(r"[^=]*\s=|[^=]*=\s", error.override):
-        return "write option=value without spaces around the ="
-    if re.search(r",\s*(,|$)|=\s*,", error.override):
-        return "a value is missing beside a comma; write one value, or several: option=16,32"
-    return "a quote, a bracket or a brace is not closed, or a value has to stand in quotes: option='value'"
 
 
 def _bare_word(word: str) -> str:

@@ -30,20 +30,17 @@ TOP_LEVEL: dict[str, Any] = {
     "optimized_metric": Annotated[str | None, Purpose.OBSERVATION],
     "global_batch_size": PositiveInt | None,
     "channels_last": bool,
-    "flush_denormals": bool,
-    "keep_freed_memory": Annotated[bool, Purpose.SPEED],
     "compile": Annotated[bool | _CompileMode, Purpose.SPEED],
     "tags": Annotated[list[str], Purpose.OBSERVATION],
     "search": Annotated[dict | None, Purpose.SEARCH],
     "target": Annotated[float | None, Purpose.LENGTH],
     "target_metric": Annotated[Choice | None, Purpose.LENGTH],
     "init": str | None,
-    "init_prefix": str | list[str] | None,
     "resume": Annotated[str | None, Purpose.READ_FROM],
     "run_dir": Annotated[str | None, Purpose.WRITTEN_TO],
 }
 # Without influence on the time of a step, as the learning rate's schedule and all lengths are.
-_SAME_SPEED = ("seed", "init", "init_prefix", "optimizer.lr")
+_SAME_SPEED = ("seed", "init", "optimizer.lr")
 # What a report does with runs: that it differs makes no other run.
 OF_REPORTS = ("timing", "enough", "margin")
 OF_EXPERIMENTS = {"target": "time_to_target", "target_metric": "time_to_target"}  # that only these experiments have
@@ -56,7 +53,7 @@ DEFAULTS: dict[str, Any] = {
     "timing": "auto",
     "task": {"_target_": "batchscope.training.task.Task"},
 }
-DEFAULTS |= dict.fromkeys(("global_batch_size", "init", "init_prefix", "margin"))
+DEFAULTS |= dict.fromkeys(("global_batch_size", "init", "margin"))
 # Parameters that the program gives, so that they are no options.
 _GIVEN = {
     "model": ("spec",),
@@ -92,7 +89,7 @@ def is_ours(option: str, target: Any) -> bool:
 
 
 def _of_schedule() -> Mapping[str, Any]:
-    """What every optimizer takes beside its own options: those of the learning rate's schedule, and groups."""
+    """What every optimizer takes beside its own options: those of the learning rate's schedule."""
     found = signature_of(f"{_PACKAGE}.training.optimizer.Optimizer")
     return found.parameters if found else {}
 
@@ -135,7 +132,7 @@ def purpose_of(option: str, config: Mapping[str, Any]) -> Purpose:
 def changes_speed(option: str, config: Mapping[str, Any]) -> bool:
     """Whether a step may take another time with another value of an option; True unless something says otherwise."""
     section, _, name = option.partition(".")
-    sets_rate = section == "optimizer" and name != "groups" and name in _of_schedule()
+    sets_rate = section == "optimizer" and name in _of_schedule()
     return not (option in _SAME_SPEED or sets_rate or purpose_of(option, config) is Purpose.LENGTH)
 
 
@@ -177,13 +174,10 @@ def own_rate(config: Mapping[str, Any]) -> str | None:
     return None
 
 
-def why_unread(option: str, config: Mapping[str, Any], module: str = "") -> str:
-    """Why the run of a checked configuration does not read an option; empty where it does, or where nobody knows.
-
-    `module` is the class of a LightningModule that has been built: its source text may not say that it is one.
-    """
+def why_unread(option: str, config: Mapping[str, Any]) -> str:
+    """Why the run of a checked configuration does not read an option; empty where it does, or where nobody knows."""
     section = option.partition(".")[0]
-    if section in OF_TASK and (module := module or lightning_module_of(config)):
+    if section in OF_TASK and (module := lightning_module_of(config)):
         rate = own_rate(config) if section == "optimizer" else None
         has = _FREEZES if option == "task.freeze" else f"which has {OF_TASK[section]}"
         return f"{module} is a LightningModule, {has}{f'; its rate is {rate}' if rate else ''}"

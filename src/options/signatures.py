@@ -58,8 +58,8 @@ def signature_of(target: str) -> Signature | None:
         if inits:  # the last one is the definition; those above it are overloads
             own = _read(inits[-1].args, skip=1)
             passed_on = {**own.parameters, **passed_on}
-            if not own.open:
-                return Signature(passed_on)
+            if not own.open or _keeps_keywords(inits[-1]):
+                return Signature(passed_on, own.open)
     return Signature(passed_on, open=True)
 
 
@@ -82,11 +82,6 @@ def class_attribute(target: str, name: str) -> Any:
 def inherits(target: str, base: str) -> bool:
     """Whether source text says that a class is the one of this full name, that of its definition, or comes from it."""
     return any(one and f"{one[0].name}.{one[1].name}" == base for one in _ancestry(_locate(target)))
-
-
-def is_defined(target: str) -> bool:
-    """Whether source text has a class or function of this full name."""
-    return _locate(target) is not None
 
 
 def lacks(target: str, method: str) -> bool:
@@ -208,6 +203,17 @@ def _meant(module: _Module, written: str) -> Iterator[str]:
 def _read(arguments: ast.arguments, skip: int) -> Signature:
     nodes = [*arguments.posonlyargs, *arguments.args][skip:] + arguments.kwonlyargs
     return Signature({n.arg: _annotation(n.annotation) for n in nodes}, open=arguments.kwarg is not None)
+
+
+def _keeps_keywords(init: ast.FunctionDef) -> bool:
+    """Whether a constructor with `**kwargs` does anything with them but pass them to that of a base class."""
+    assert init.args.kwarg is not None
+    calls = [
+        node for node in ast.walk(init) if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".__init__")
+    ]
+    passed = [word.value for call in calls for word in call.keywords if word.arg is None]
+    uses = [node for node in ast.walk(init) if isinstance(node, ast.Name) and node.id == init.args.kwarg.arg]
+    return any(use not in passed for use in uses)
 
 
 def _annotation(node: ast.expr | None) -> Any:

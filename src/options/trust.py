@@ -78,12 +78,6 @@ def is_text(value: Any) -> bool:
     return isinstance(value, str) and value.isprintable()
 
 
-class Unconfirmed(UserError):
-    """An option of a file that has to be typed. `said` is its message without the words for a command line."""
-
-    said, word = "", ""  # `word` is the option as Hydra reads it
-
-
 def confirm(config: dict[str, Any], overrides: Iterable[str], where: str, run_dir: Path | None) -> None:
     """Raise UserError, with the words to type, for what the file `where` must not decide, unless they are typed.
 
@@ -99,9 +93,7 @@ def confirm(config: dict[str, Any], overrides: Iterable[str], where: str, run_di
         is_of_yaml = key.endswith(TARGET) and not key.startswith("logger.")
         of_yaml = "add the --config-dir that has its YAML, or " if is_of_yaml else ""
         said += ", which a file alone cannot decide; if you want it, "
-        error = Unconfirmed(f"{said}{of_yaml}write {as_words(key, value)}")
-        error.said, error.word = said, as_override(key, value)
-        raise error
+        raise UserError(f"{said}{of_yaml}write {as_words(key, value)}")
 
 
 def only_read(config: dict[str, Any], overrides: Sequence[str], where: str) -> tuple[dict[str, Any], list[str]]:

@@ -2,7 +2,6 @@
 
 import os
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -98,7 +97,7 @@ def _candidates(
     data, model, trainer = config["data"], config["model"], config["trainer"]
     is_full = str(trainer.get("precision") or "32-true") in ("32", "32-true")
     device = {"gpu": "cuda"}.get(baseline.device, baseline.device)
-    on_cpu, linux = baseline.device == "cpu", sys.platform.startswith("linux")
+    on_cpu = baseline.device == "cpu"
     pipeline, workers = data.get("pipeline"), data.get("num_workers") or 0
     pipeline = "memory" if on_cpu and pipeline == "device" else pipeline  # on a CPU they are the same
     more_workers = min(max(2, 2 * workers), machine.cores)
@@ -112,7 +111,6 @@ def _candidates(
         ),
         ("data.num_workers", more_workers, "num_workers" in data and more_workers > workers and pipeline in (None, "workers")),
         ("channels_last", not config.get("channels_last"), images_alone and baseline.device in ("cpu", "gpu")),
-        ("keep_freed_memory", not config["keep_freed_memory"], on_cpu and linux),
         ("model.backend", "fused", model.get("backend") == "reference"),
         ("trainer.accelerator", "gpu", on_cpu and "cuda" in machine.accelerators),
         ("trainer.accelerator", "mps", on_cpu and "mps" in machine.accelerators),

@@ -25,12 +25,10 @@ from ..checkpointing.callback import Checkpoints
 from ..checkpointing.checkpoint_file import AtomicCheckpointIO
 from ..data.plain import Data, PlainData, described
 from ..data.spec import LENGTHS, takes
-from ..errors import UserError, did_you_mean, place_of, warn
-from ..hardware.processor import usable_cores
+from ..errors import UserError, place_of
 from ..options.purpose import only_observes
 from ..options.tree import TARGET, targets_in
 from ..options.update import batches_of_update
-from ..records.formatting import count
 from .optimizer import Optimizer
 from .task import Task
 
@@ -63,7 +61,7 @@ def build(node: dict[str, Any], path: str, **arguments: Any) -> Any:
         # As a partial, because instantiate would copy the arguments, and take a dataclass for a configuration.
         built = instantiate({"_convert_": "all", **options, "_partial_": True})(**arguments)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - it is raised again
-        _raise_in_one_line(error, path, targets)
+        _raise_in_one_line(error, path, targets.values())
     kind, words = _KINDS[path.partition(".")[0]]
     if any(base.__module__.startswith("pytorch_lightning.") for base in type(built).__mro__):
         raise UserError(
@@ -102,6 +100,7 @@ def build_model(config: dict[str, Any], data: Any) -> nn.Module:
             "a LightningModule is trained by"
         )
     accepts = getattr(target, "accepts", (spec.kind,))
+    accepts = (accepts,) if isinstance(accepts, str) else accepts
     if spec.kind not in accepts:  # options.check tells this earlier of data that declare their kind
         raise UserError(
             f"model: {target.__name__} reads {' or '.join(accepts)} data, and {data.name} has {spec.kind} data"
@@ -163,21 +162,13 @@ def loader_switches(config: dict[str, Any], data: object) -> dict[str, bool]:
 def build_trainer(
     config: dict[str, Any], run_dir: Path, callbacks: list[Callback], switches: dict[str, bool]
 ) -> Trainer:
-    """The trainer of a run in its folder, with a plugin for checkpoints; its loggers are set once the run has a name.
-
-    A warning says that it has more processes than cores.
-    """
+    """The trainer of a run in its folder, with a plugin for checkpoints; its loggers are set once the run has a name."""
     node = config["trainer"]
     plugins = node.get("plugins") or []
     ours = {TARGET: f"{AtomicCheckpointIO.__module__}.AtomicCheckpointIO"}
     node = {**node, "plugins": [*(plugins if isinstance(plugins, list) else [plugins]), ours]}
     parts = {"callbacks": callbacks, "default_root_dir": node.get("default_root_dir") or run_dir, "logger": False}
-    trainer = build(node, "trainer", **parts, **switches)
-    cores = usable_cores()
-    if trainer.strategy.root_device.type == "cpu" and trainer.num_devices > cores:
-        shared = count(max(1, round(cores)), "core")
-        warn(f"trainer.devices: {trainer.num_devices} processes share {shared}, and take turns")
-    return fitted(trainer, config)
+    return fitted(build(node, "trainer", **parts, **switches), config)
 
 
 def fitted(trainer: Trainer, config: dict[str, Any]) -> Trainer:
@@ -211,9 +202,8 @@ def import_target(target: str, option: str) -> Any:
     try:
         return _object(target)
     except (Exception, SystemExit) as error:
-        near = did_you_mean(error.name, dir(error.obj)) if isinstance(error, AttributeError) and error.name else ""
         said = f"{type(error).__name__}: {error}{_place(error, [target])}"
-        raise UserError(f"{option}: {target} cannot be imported: {said}{near and '.'}{near}") from error
+        raise UserError(f"{option}: {target} cannot be imported: {said}") from error
 
 
 def _object(target: str) -> Any:
@@ -231,30 +221,21 @@ def _object(target: str) -> Any:
 
 
 def _takes_spec(target: Any) -> bool:
-    """Whether a constructor has a parameter `spec`, or passes keywords on to one of a base class that has."""
-    classes = target.__mro__ if inspect.isclass(target) else ()
-    for init in [vars(cls)["__init__"] for cls in classes if "__init__" in vars(cls)] or [target]:
-        try:
-            parameters = inspect.signature(init).parameters
-        except (TypeError, ValueError):  # of a class in C
-            return False
-        if "spec" in parameters:
-            return True
-        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-            return False
-    return False
+    """Whether a constructor has a parameter `spec`."""
+    try:
+        return "spec" in inspect.signature(target).parameters
+    except (TypeError, ValueError):  # of a class in C
+        return False
 
 
-def _raise_in_one_line(error: BaseException, path: str, targets: Mapping[str, str]) -> NoReturn:
+def _raise_in_one_line(error: BaseException, path: str, targets: Iterable[str]) -> NoReturn:
     """Raise a constructor's exception as a UserError with its place; what may be a bug of ours as it is."""
     if isinstance(error, InstantiationException):  # of a node within this one, or of a target that Hydra refuses
         message, _, key = str(error).partition("\nfull_key: ")
-        inner = f"{path}.{key}" if key else path
-        names = (option.removesuffix(f".{TARGET}") for option in targets)
-        path = next((name for name in names if re.sub(r"\.(?=\d)", "", name) == inner), inner)  # Hydra writes parts0
+        path = f"{path}.{key}" if key else path
         refused = ValueError(" ".join(message.split()))  # by Hydra, in several lines
         error = error.__cause__ if isinstance(error.__cause__, Exception) else refused
-    place = _place(error, targets.values())
+    place = _place(error, targets)
     if isinstance(error, UserError) or not (place or isinstance(error, _OF_VALUES)):
         raise error
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")

@@ -13,7 +13,7 @@ from .failures import explain_failures
 from .module import lightning_module
 from .run import limit_batch_size, set_up_process
 from .task import Task
-from .trial import try_out
+from .trial import make_lazy_layers
 
 
 def explain(
@@ -41,7 +41,7 @@ def explain(
     batch = limit_batch_size(data, data.num_samples("train"), 1, trainer.accumulate_grad_batches)
     module = lightning_module(model, data, config, {"choices": choices, "dataset": data.name})
     if isinstance(module, Task):
-        try_out(module, data)
+        make_lazy_layers(module, data)
         module.prepare(trainer, data.batch_size, batch.get("global_batch_size"))
     try:
         with explain_failures({**config, "run_dir": place}, trainer):

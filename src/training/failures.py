@@ -7,27 +7,24 @@ import contextlib
 import errno
 import os
 import subprocess
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning import LightningModule, Trainer
+from lightning import Trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import EarlyStopping
 
-from .._lightning import callbacks_of
 from .._torch import is_compilation_error, is_shared_memory_error
-from ..errors import Interrupted, PeerLostError, UserError, cut, place_of
+from ..errors import Interrupted, PeerLostError, UserError, cut, package_of, place_of
 from ..files import LOCK, NO_SPACE, WriteError, is_inside, why
 from ..hardware.calibration import faster_precision
 from ..hardware.device_memory import is_out_of_memory, memory_of
 from ..hardware.host_memory import host_memory
 from ..hardware.measure import cached_calibration
 from ..options.command_lines import resume_command
-from ..options.update import largest_part, ranks_asked
 from ..records.read import FILE
-from .build import option_of
 from .trial import is_own
 
 _GIB = 2**30
@@ -35,20 +32,11 @@ _GIB = 2**30
 _OF_READING_TOO = (errno.EIO, errno.ESTALE)
 _UNUSABLE = (*NO_SPACE, errno.EFBIG, errno.EROFS, *_OF_READING_TOO)
 _BETWEEN_RANKS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed")  # by gloo
-_PORT_TAKEN = "EADDRINUSE"
 _PEER_LOST = "the connection to another process of the run is lost, and the run ends"
 _NO_SHARED_MEMORY = (
     "the workers are refused shared memory (/dev/shm) for their batches: {}; give a container more by docker run "
     "--shm-size=8g, or write data.num_workers=0"
 )
-# What torch or Lightning says in a RuntimeError or a ValueError, and what that is to a user.
-_SAID = {
-    "DataLoader worker (pid": "data: {error}; where memory is short, take fewer data.num_workers",
-    # every optimizer
-    "sparse gradients": "optimizer: {error}; write optimizer=adagrad without weight_decay, or give the model's "
-    "embeddings sparse=False",
-    "`val_check_interval` (": "trainer: {error}",
-}
 
 
 class RunOutOfMemoryError(UserError):
@@ -92,16 +80,13 @@ def _how_to_resume(config: dict[str, Any]) -> list[str]:
     run_dir = Path(config["run_dir"])
     if not (run_dir / FILE).exists():
         return []
-    trainer, checkpoint = config["trainer"], (config["callbacks"] or {}).get("checkpoint")
-    root = Path(trainer.get("default_root_dir") or run_dir)
-    last = Path((checkpoint or {}).get("dirpath") or root / "checkpoints") / "last.ckpt"
-    why_none = "none was due yet" if checkpoint else "callbacks.checkpoint is left out"
-    if trainer.get("enable_checkpointing") is False:
-        why_none = "trainer.enable_checkpointing is false"
+    root = Path(config["trainer"].get("default_root_dir") or run_dir)
+    dirpath = ((config["callbacks"] or {}).get("checkpoint") or {}).get("dirpath")
+    last = Path(dirpath or root / "checkpoints") / "last.ckpt"
     command = resume_command(config, run_dir)
     if last.exists():
         return [f"kept     {last}", f"resume   {command}"]
-    return [f"kept     no checkpoint: {why_none}", f"restart  {command}"]  # from its first step
+    return ["kept     no checkpoint", f"restart  {command}"]  # from its first step
 
 
 def _requeue(job: str) -> None:
@@ -119,26 +104,20 @@ def explained(error: Exception, config: dict[str, Any], trainer: Trainer) -> Use
     if is_shared_memory_error(error):
         return WriteError(f"data: {_NO_SHARED_MEMORY.format(str(error).strip().splitlines()[-1])}")
     if is_out_of_memory(error):
-        return RunOutOfMemoryError(_out_of_memory(config, trainer))
-    if isinstance(error, MisconfigurationException):  # an option, or a module that Lightning cannot train
-        place = place_of(error, is_own)
+        return RunOutOfMemoryError(_out_of_memory(config, trainer.strategy.root_device))
+    if _is_of_lightning(error):  # an option, or a module that it cannot train
         first, *_ = str(error).strip().splitlines() or [""]
-        return UserError(f"trainer: {first}{place}")
-    if isinstance(error, torch.distributed.DistNetworkError) and _PORT_TAKEN in str(error):
-        port = os.environ.get("MASTER_PORT", "of the process group")
-        return UserError(
-            f"MASTER_PORT: the port {port} is taken by another program of this machine; choose another one"
-        )
+        return UserError(f"trainer: {first}{place_of(error, is_own)}")
+    if isinstance(error, torch.distributed.DistNetworkError) and "EADDRINUSE" in str(error):
+        return None  # torch names the port
     if isinstance(error, torch.distributed.DistNetworkError | torch.distributed.DistStoreError):
         return PeerLostError(_PEER_LOST)  # the process group could not be made
-    if isinstance(error, RuntimeError | ValueError):
-        for words, line in _SAID.items():
-            if words in str(error):
-                return UserError(line.format(error=error))
-        if "Early stopping conditioned on" in str(error):
-            return UserError(f"{_stopping(str(error), trainer)}.monitor: {error}")
-        if trainer.world_size > 1 and any(words in str(error) for words in _BETWEEN_RANKS):
-            return PeerLostError(_PEER_LOST)
+    if (
+        isinstance(error, RuntimeError)
+        and trainer.world_size > 1
+        and any(said in str(error) for said in _BETWEEN_RANKS)
+    ):
+        return PeerLostError(_PEER_LOST)
     if config.get("compile") and is_compilation_error(error):
         return UserError(_cannot_compile(config, error))
     if refused := _refused_file(error, config["run_dir"]):
@@ -146,10 +125,11 @@ def explained(error: Exception, config: dict[str, Any], trainer: Trainer) -> Use
     return None
 
 
-def _stopping(said: str, trainer: Trainer) -> str:
-    """The option of the EarlyStopping whose metric is not available."""
-    stopping = (one for one in callbacks_of(trainer) if isinstance(one, EarlyStopping))
-    return next((option_of(one) for one in stopping if f"metric `{one.monitor}` which" in said), "callbacks")
+def _is_of_lightning(error: Exception) -> bool:
+    """Whether Lightning refuses something: by its own kind of error, or by one that it has raised itself."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    is_raised_by_it = isinstance(error, RuntimeError | ValueError) and package_of(frame) == "lightning"
+    return is_raised_by_it or isinstance(error, MisconfigurationException)
 
 
 def _cannot_compile(config: dict[str, Any], error: Exception) -> str:
@@ -180,8 +160,7 @@ def _refused_file(error: BaseException | None, run_dir: str) -> OSError | None:
     return None
 
 
-def _out_of_memory(config: dict[str, Any], trainer: Trainer) -> str:
-    device, module = trainer.strategy.root_device, trainer.lightning_module
+def _out_of_memory(config: dict[str, Any], device: torch.device) -> str:
     _, held = memory_of(device) or (0, 0)
     on_gpu = device.type == "cuda"
     total = torch.cuda.get_device_properties(device).total_memory if on_gpu else host_memory().total
@@ -190,20 +169,5 @@ def _out_of_memory(config: dict[str, Any], trainer: Trainer) -> str:
     asked = "" if size is None else f" with data.batch_size={size}"
     return (
         f"out of memory{asked} on {device.type}: {held / _GIB:.2f} GiB were allocated of {total / _GIB:.2f}; "
-        f"try {'a smaller batch' if size is None else _smaller_batch(config, size, module)}"
-        + (f", or trainer.precision={precision}" if precision else "")
+        f"try a smaller data.batch_size{f', or trainer.precision={precision}' if precision else ''}"
     )
-
-
-def _smaller_batch(config: dict[str, Any], batch_size: int, module: LightningModule | None) -> str:
-    """Half of the batch size, with the samples of an update kept; a module that optimises by hand decides itself."""
-    accumulated = config["trainer"].get("accumulate_grad_batches") or 1
-    if batch_size == 1:
-        return "a smaller model"
-    if config.get("global_batch_size"):  # which says how many batches are accumulated
-        return f"data.batch_size={largest_part(config, ranks_asked(config) or 1, batch_size // 2)}"
-    smaller = batch_size // 2
-    if module is not None and not module.automatic_optimization:
-        return f"data.batch_size={smaller}"
-    batches = accumulated * -(-batch_size // smaller)
-    return f"data.batch_size={smaller} with trainer.accumulate_grad_batches={batches}"

@@ -3,52 +3,43 @@
 import contextlib
 import re
 import zipfile
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning import LightningModule
-from torch import Tensor, nn
+from torch import nn
 
 from ..checkpointing.checkpoint_file import is_weight, makes_layers, verify
-from ..errors import UserError, cut, did_you_mean, in_one_line
+from ..errors import UserError, cut, in_one_line
 
 _WRAPPERS = re.compile(r"^((model|module)\.)+")  # of a LightningModule, of DataParallel
 _COMPILED = "_orig_mod."  # of torch.compile, before any name
 _STATES = ("state_dict", "model_state_dict", "model")  # where a checkpoint keeps its weights
 
-Facts = dict[str, Any]  # `file`, `tensors` that were loaded, `of` those of the model, `below` which prefixes
+Facts = dict[str, Any]  # `file`, `tensors` that were loaded, `of` those of the model
 
 
-def start_from(model: nn.Module, path: Path, prefix: str | Sequence[str] | None = None) -> Facts:
-    """Load weights of a checkpoint or a state_dict into a model on the CPU, not yet sharded: all of them, or those
-    whose names begin with one of the prefixes, such as `encoder.`; UserError if they do not match.
+def start_from(model: nn.Module, path: Path) -> Facts:
+    """Load the weights of a checkpoint or a state_dict into a model on the CPU, not yet sharded.
 
-    All names and shapes have to match, of those with a prefix; the wrappers `model.`, `module.` and `_orig_mod.` count
-    on neither side. The file may have the names with their prefix or, as the weights of a part alone, without it.
+    All names and shapes have to match, or it is a UserError; the wrappers `model.`, `module.` and `_orig_mod.` count on
+    neither side.
     """
     own, found = model.state_dict(), _weights_in(path, model)
     names, held = _plain(own), {plain: found[name] for plain, name in _plain(found).items()}
-    prefixes = [_WRAPPERS.sub("", one) for one in ([prefix] if isinstance(prefix, str) else prefix or ())]
-    wanted = [name for name in held if name.startswith(tuple(prefixes) or "")]
-    if isinstance(model, LightningModule) and not {*wanted} <= {*names}:
+    if isinstance(model, LightningModule) and not {*held} <= {*names}:
         with contextlib.suppress(UserError):  # what does not fit is told below
-            make_layers(model, [_plain(found)[name] for name in wanted])
+            make_layers(model, [*found])
         own, names = model.state_dict(), _plain(model.state_dict())
-    if prefixes:
-        sources = {plain: source for one in prefixes for plain, source in _below(one, names, held, model).items()}
-    else:
-        sources = {plain: plain for plain in {**names, **held}}
-    weights = {names.get(plain, plain): held[source] for plain, source in sources.items() if source in held}
-    others = {name: own[name] for plain, name in names.items() if prefixes and plain not in sources}
+    weights = {names.get(plain, plain): tensor for plain, tensor in held.items()}
     try:
-        model.load_state_dict(others | weights, strict=getattr(model, "strict_loading", True))
+        model.load_state_dict(weights, strict=getattr(model, "strict_loading", True))
     except RuntimeError as error:  # all that is missing, unexpected or of another shape
-        part = "" if prefixes else "; init_prefix=… takes a part of it"
         what = cut(str(error).splitlines()[:2][-1].strip(), 200)  # the first of its complaints
-        raise UserError(f"init: {path} does not fit {type(model).__name__}: {what}{part}") from error
-    return {"file": str(path), "tensors": len(weights), "of": len(own), "below": prefixes}
+        raise UserError(f"init: {path} does not fit {type(model).__name__}: {what}") from error
+    return {"file": str(path), "tensors": len(weights), "of": len(own)}
 
 
 def make_layers(module: LightningModule, weights: Collection[str]) -> None:
@@ -72,9 +63,8 @@ def make_layers(module: LightningModule, weights: Collection[str]) -> None:
 
 
 def line(facts: Facts) -> str:
-    """`62 of 64 tensors from best.ckpt (encoder.*)`."""
-    part = f" ({', '.join(f'{one}*' for one in facts['below'])})" if facts["below"] else ""
-    return f"{facts['tensors']} of {facts['of']} tensors from {Path(facts['file']).name}{part}"
+    """`64 of 64 tensors from best.ckpt`."""
+    return f"{facts['tensors']} of {facts['of']} tensors from {Path(facts['file']).name}"
 
 
 def _weights_in(path: Path, model: nn.Module) -> dict[str, Any]:
@@ -91,9 +81,11 @@ def _weights_in(path: Path, model: nn.Module) -> dict[str, Any]:
     except UserError:
         raise
     except Exception as error:  # of zipfile, torch and the system, about any bytes
+        makes = "torch.save(module.state_dict(), file) writes such a file"
+        if path.suffix == ".safetensors":
+            makes = "torch.save(safetensors.torch.load_file(this), file) makes such a file of it"
         raise UserError(
-            f"init: {path} holds no weights that can be read without running code; torch.save(module.state_dict(), "
-            f"file) writes such a file ({in_one_line(error, 100)})"
+            f"init: {path} holds no weights that can be read without running code; {makes} ({in_one_line(error, 100)})"
         ) from error
     inner = [held[key] for key in _STATES if isinstance(held, Mapping) and isinstance(held.get(key), Mapping)]
     state = inner[0] if inner else held if isinstance(held, Mapping) else {}
@@ -110,15 +102,3 @@ def _plain(names: Iterable[str]) -> dict[str, str]:
     names = list(names)
     found = {_WRAPPERS.sub("", name.replace(_COMPILED, "")): name for name in names}
     return found if len(found) == len(names) else {name: name for name in names}
-
-
-def _below(prefix: str, names: Iterable[str], held: Mapping[str, Tensor], model: nn.Module) -> dict[str, str]:
-    """The model's names that begin with a prefix → the names in the file. Raises UserError where no name does."""
-    wanted = [name for name in names if name.startswith(prefix)]
-    if not wanted:
-        parts = list(dict.fromkeys(name.partition(".")[0] for name in names))
-        near = did_you_mean(prefix.rstrip("."), parts)
-        raise UserError(f"init_prefix: got '{prefix}', and {type(model).__name__} has {', '.join(parts)}.{near}")
-    if any(name.startswith(prefix) for name in held):
-        return {name: name for name in wanted}
-    return {name: name.removeprefix(prefix.rstrip(".") + ".") for name in wanted}

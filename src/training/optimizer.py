@@ -1,8 +1,7 @@
-"""How a model's weights are updated: any optimizer of torch's kind, with a schedule and groups of parameters."""
+"""How a model's weights are updated: any optimizer of torch's kind, with a schedule."""
 
 import copy
-import fnmatch
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal, Self
 
 import torch
@@ -10,14 +9,12 @@ from torch import Tensor, optim
 from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
-from ..errors import UserError, did_you_mean, in_one_line
-from ..options.types import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Where
+from ..errors import UserError, in_one_line
+from ..options.types import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Where
 from ..records.learning_rate import Rule, factor
 
-Parameters = Iterable[Tensor | tuple[str, Tensor]]  # with names, as of `named_parameters()`, where there are groups
 _PLANNED = ("one_cycle", "cosine")  # schedules for a known number of steps
 _BY_THE_GRADIENT = (optim.SGD, optim.ASGD)  # a step is as long as the gradient; the others divide that out
-_LONGEST_PATTERN = 1_000  # characters; the time of fnmatch grows with their square
 
 
 class Optimizer:
@@ -29,66 +26,46 @@ class Optimizer:
         schedule: `one_cycle` rises to the peak and anneals to almost nothing by the last step, while a momentum falls
             from 0.05 above the given one to 0.05 below it and rises again (Smith & Topin 2018); a single step is at the
             peak. `cosine` falls from `lr` to `min_lr` by the last step (Loshchilov & Hutter 2017); `step` multiplies
-            the rate by `factor` after every `step_epochs` epochs; `plateau` does after more than `patience` epochs in a
-            row in which `val/loss` has not fallen; `constant` leaves the rate alone.
+            the rate by `factor` after every `step_epochs` epochs; `constant` leaves the rate alone.
         warmup: the fraction of the steps in which one_cycle rises.
-        factor: by which step and plateau multiply the rate.
+        factor: by which step multiplies the rate.
         step_epochs: the epochs between two changes of the schedule `step`.
-        patience: the epochs without a lower `val/loss` that plateau accepts.
-        min_lr: where cosine ends, and below which plateau does not go; it is scaled as `lr` is.
+        min_lr: where cosine ends; it is scaled as `lr` is.
         lr_scaling: how `lr` changes with the batch size: `none` leaves it alone, `linear` multiplies it by
             batch ÷ reference (Goyal et al. 2017, for SGD), `sqrt` by the square root of that (Krizhevsky 2014;
             Malladi et al. 2022 for Adam). `auto` is `linear` for SGD, ASGD and their subclasses, and `sqrt` for others.
         reference_batch_size: the batch size that `lr` was chosen for, in samples an update over all devices.
-        groups: parameters with options of their own, each group a dict: `match`, name patterns as of fnmatch
-            (`encoder.*`), and options of the optimizer in place of the main ones, `lr` among them. The first group that
-            matches a parameter has it; the others keep the main options.
 
     Attributes:
         rule: what `lr_scaling` means for this optimizer: `none`, `sqrt` or `linear`.
 
     Raises:
-        UserError: if the class refuses its options, has no learning rate, or does not know an option of a group.
+        UserError: if the class refuses its options, or has no learning rate.
     """
 
     def __init__(
         self,
         make: Callable[..., optim.Optimizer] = optim.AdamW,
         lr: PositiveFloat | None = None,
-        schedule: Literal["one_cycle", "constant", "cosine", "step", "plateau"] = "constant",
+        schedule: Literal["one_cycle", "constant", "cosine", "step"] = "constant",
         warmup: Annotated[Fraction, Where("optimizer.schedule", ("one_cycle",))] = 0.3,
-        factor: Annotated[Fraction, Where("optimizer.schedule", ("step", "plateau"))] = 0.1,
+        factor: Annotated[Fraction, Where("optimizer.schedule", ("step",))] = 0.1,
         step_epochs: Annotated[PositiveInt, Where("optimizer.schedule", ("step",))] = 1,
-        patience: Annotated[NonNegativeInt, Where("optimizer.schedule", ("plateau",))] = 1,
-        min_lr: Annotated[NonNegativeFloat, Where("optimizer.schedule", ("cosine", "plateau"))] = 0.0,
+        min_lr: Annotated[NonNegativeFloat, Where("optimizer.schedule", ("cosine",))] = 0.0,
         lr_scaling: Literal["auto", "none", "sqrt", "linear"] = "none",
         reference_batch_size: Annotated[PositiveInt, Where("optimizer.lr_scaling", ("auto", "sqrt", "linear"))] = 128,
-        groups: list[dict] | None = None,
     ):
         self.make = make
         tried = self._made([torch.zeros(1, 1, requires_grad=True)], **({} if lr is None else {"lr": lr}))
         if "lr" not in tried.defaults:
             raise UserError(f"optimizer: {type(tried).__name__} has no learning rate: an option lr")
         self.lr = float(tried.defaults["lr"])
-        given = [{k: v for k, v in group.items() if v is not None} for group in groups or []]
-        for number, group in enumerate(given):
-            if unknown := [key for key in group if key not in ("match", *tried.defaults)]:
-                near = did_you_mean(unknown[0], tried.defaults)
-                raise UserError(
-                    f"optimizer.groups.{number}.{unknown[0]}: no such option of {type(tried).__name__}.{near}"
-                )
-        self.groups: list[dict[str, Any]] = [{**group, "match": _patterns(group, n)} for n, group in enumerate(given)]
-        least = min([self.lr, *(group["lr"] for group in given if "lr" in group)])
-        if min_lr > least:
-            whose = "optimizer.lr" if least == self.lr else "the lowest lr of optimizer.groups"
-            raise UserError(f"optimizer.min_lr: got {min_lr:g}, takes at most {whose}, which is {least:g}")
-        if schedule == "plateau" and factor == 1:
-            raise UserError("optimizer.factor: got 1, and optimizer.schedule=plateau takes less")
+        if min_lr > self.lr:
+            raise UserError(f"optimizer.min_lr: got {min_lr:g}, takes at most optimizer.lr, which is {self.lr:g}")
         self.schedule = schedule
         self.warmup = warmup
         self.factor = factor
         self.step_epochs = step_epochs
-        self.patience = patience
         self.min_lr = min_lr
         of_class: Rule = "linear" if isinstance(tried, _BY_THE_GRADIENT) else "sqrt"
         self.rule: Rule = of_class if lr_scaling == "auto" else lr_scaling
@@ -103,28 +80,11 @@ class Optimizer:
         """The same recipe with the learning rate for updates of `batch_size` samples."""
         scaled, times = copy.copy(self), factor(self.rule, batch_size, self.reference_batch_size)
         scaled.lr, scaled.min_lr = self.lr * times, self.min_lr * times
-        scaled.groups = [group | ({"lr": group["lr"] * times} if "lr" in group else {}) for group in self.groups]
         return scaled
 
-    def build(self, parameters: Parameters) -> optim.Optimizer:
-        """The optimizer over parameters, which have their names where there are groups, as in `named_parameters()`.
-
-        UserError for a pattern of a group that matches no parameter.
-        """
-        named = [one if isinstance(one, tuple) else ("", one) for one in parameters]
-        optimizer = self._made(self._grouped(named), lr=self.lr)
-        defaults = optimizer.defaults
-        if (
-            isinstance(optimizer, optim.SGD)
-            and defaults["fused"]
-            and defaults["momentum"]
-            and not defaults["dampening"]
-        ):
-            _start_momentum_at_zero(optimizer)
-            optimizer.register_load_state_dict_post_hook(_start_momentum_at_zero)
-            if not all(parameter.requires_grad for _, parameter in named):  # a callback may unfreeze them later
-                optimizer.register_step_pre_hook(lambda optimizer, *_: _start_momentum_at_zero(optimizer))
-        return optimizer
+    def build(self, parameters: Iterable[Tensor]) -> optim.Optimizer:
+        """The optimizer over parameters."""
+        return self._made([*parameters], lr=self.lr)
 
     def build_schedule(self, optimizer: optim.Optimizer, total_steps: float) -> LRScheduler | None:
         """The schedule, to be stepped after every update or epoch, as `interval` says; None for a constant rate.
@@ -142,20 +102,14 @@ class Optimizer:
                 low, high = zip(*map(_around_momentum, optimizer.param_groups), strict=True)
                 peaks = [group["lr"] for group in optimizer.param_groups]
                 steps, rise = int(total_steps), float(self.warmup)
-                if rise * steps == 1:  # OneCycleLR divides by the length of a phase, which has no steps here
+                if 1 in (rise, rise * steps):  # OneCycleLR divides by the length of a phase, which has no steps here
                     rise *= 1 - 1e-9
-                if rise == 1:  # the peak at the last step, and one step more to fall
-                    steps, rise = steps + 1, steps / (steps + 1)
                 momentum: Any = {"cycle_momentum": any(high), "base_momentum": list(low), "max_momentum": list(high)}
                 return lr_scheduler.OneCycleLR(optimizer, peaks, steps, pct_start=rise, **momentum)
             case "cosine":
                 return lr_scheduler.CosineAnnealingLR(optimizer, T_max=int(total_steps), eta_min=self.min_lr)
             case "step":
                 return lr_scheduler.StepLR(optimizer, step_size=self.step_epochs, gamma=self.factor)
-            case "plateau":
-                return lr_scheduler.ReduceLROnPlateau(
-                    optimizer, factor=self.factor, patience=self.patience, min_lr=self.min_lr
-                )
         return None
 
     def _made(self, parameters: list[Any], **options: Any) -> optim.Optimizer:
@@ -167,67 +121,8 @@ class Optimizer:
             raise UserError(f"optimizer: {type(made).__name__} is no torch.optim.Optimizer")
         return made
 
-    def _grouped(self, named: Sequence[tuple[str, Tensor]]) -> list[Any]:
-        """The parameters as torch's optimizers take them: a list, or dicts with options, the main ones first."""
-        if not self.groups:
-            return [parameter for _, parameter in named]
-        for i, group in enumerate(self.groups):
-            check_patterns(f"optimizer.groups.{i}.match", group["match"], [name for name, _ in named])
-        members: list[list[Tensor]] = [[] for _ in (*self.groups, "the rest")]
-        for name, parameter in named:
-            found = (i for i, group in enumerate(self.groups) if matches(name, group["match"]))
-            members[next(found, -1)].append(parameter)
-        for i, held in enumerate(members[:-1]):
-            if not held:
-                raise UserError(f"optimizer.groups.{i}.match: an earlier group has every parameter that it matches")
-        options = [{key: value for key, value in group.items() if key != "match"} for group in self.groups]
-        groups = [{"params": members[-1]}, *({"params": m, **o} for m, o in zip(members, options, strict=False))]
-        return [group for group in groups if group["params"]]
-
 
 def _around_momentum(group: dict[str, Any]) -> tuple[float, float]:
     """Between what one_cycle moves the momentum of a group of parameters, and beta 1 of Adam's kind; zeros for none."""
     given = group["betas"][0] if "betas" in group else group.get("momentum", 0)
     return (round(max(0.0, given - 0.05), 10), round(min(given + 0.05, (1 + given) / 2), 10)) if given else (0.0, 0.0)
-
-
-def matches(name: str, patterns: Sequence[str]) -> bool:
-    """Whether one of the name patterns, as of fnmatch, matches a parameter's name."""
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def check_patterns(option: str, patterns: Sequence[str], names: Sequence[str]) -> None:
-    """Raise UserError for the first pattern, as of fnmatch, that is too long or matches no parameter's name."""
-    for pattern in patterns:
-        if len(pattern) > _LONGEST_PATTERN:
-            raise UserError(
-                f"{option}: has a pattern of {len(pattern):,} characters, takes {_LONGEST_PATTERN:,} at most"
-            )
-        if not any(matches(name, [pattern]) for name in names):
-            parts = [name.split(".") for name in names]
-            above = {f"{'.'.join(part[:n])}.*" for part in parts for n in range(1, len(part))}
-            near = did_you_mean(pattern, [*names, *sorted(above)])
-            raise UserError(f"{option}: '{pattern}' matches no parameter of the model.{near}")
-
-
-def _patterns(group: dict[str, Any], number: int) -> list[str]:
-    """The name patterns of a group; a single one may stand alone."""
-    match = group.get("match")
-    patterns = [match] if isinstance(match, str) else match
-    if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
-        raise UserError(f"optimizer.groups.{number}.match: got {match!r}, takes name patterns such as ['encoder.*']")
-    return list(patterns)
-
-
-def _start_momentum_at_zero(optimizer: optim.Optimizer) -> None:
-    """Give every trained parameter without one a momentum buffer of zeros.
-
-    Torch's fused SGD allocates the buffers uninitialised in its first step, for the kernel to fill. A kernel that skips
-    the update (`found_inf`, which a gradient scaler sets in its first steps) fills nothing, and the next step would
-    accumulate onto arbitrary memory. Nor does it allocate the buffer of a parameter that is unfrozen when others have
-    theirs. From zeros the first step gives the same numbers, `momentum · 0 + gradient`, because there is no dampening.
-    An optimizer that is not fused needs the host to read `found_inf` at every step.
-    """
-    for parameter in (p for group in optimizer.param_groups for p in group["params"] if p.requires_grad):
-        if optimizer.state[parameter].get("momentum_buffer") is None:
-            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)

@@ -1,7 +1,6 @@
 """One run, from top to bottom: seed, data, callbacks, trainer, model, fit, test, record."""
 
 import contextlib
-import math
 import os
 import shlex
 import sys
@@ -15,12 +14,9 @@ from typing import Any
 import lightning
 import torch
 from lightning import LightningModule
-from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.callbacks import LambdaCallback
-from lightning.pytorch.callbacks.early_stopping import EarlyStopping, EarlyStoppingReason
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from .._lightning import batch_in_step, callbacks_of, forget_averages, is_fast_dev_run
 from ..callbacks._visits import Visitor, seconds_waited, visits_of
@@ -34,7 +30,7 @@ from ..checkpointing.resume_point import ResumePoint, checkpoint_folder, find_re
 from ..data.plain import Data, PlainData, has_test, lightning_of
 from ..distributed.agreement import Agreement, end_together
 from ..distributed.rendezvous import once_for_all
-from ..errors import NonFiniteError, UserError, show_tracebacks, warn
+from ..errors import UserError, show_tracebacks, warn
 from ..hardware.devices import describe
 from ..hardware.host_memory import keep_freed_memory
 from ..options.command_lines import program
@@ -43,13 +39,13 @@ from ..records.read import optimized, read
 from ..records.run_record import RunRecord, close_open, versions
 from ..records.terminal import row
 from . import initial, summary
-from .build import build_callbacks, build_data, build_model, build_trainer, loader_switches, option_of, run_name
+from .build import build_callbacks, build_data, build_model, build_trainer, loader_switches, run_name
 from .failures import explain_failures
 from .loggers import build_loggers, close_loggers, open_loggers
-from .module import check_by_hand, lightning_module, read_by
+from .module import lightning_module
 from .quiet import quiet_libraries
 from .task import Task
-from .trial import explain_first_batch, try_out
+from .trial import explain_first_batch, make_lazy_layers
 
 
 def train(
@@ -68,7 +64,7 @@ def train(
         show_tracebacks()
     with GracefulShutdown(lambda number: close_open(run_dir, "interrupted", f"signal {number}")) as shutdown:
         set_up_process(config)
-        run = _Run(config, run_dir, choices, overrides, shutdown, visitor)
+        run = _Run(config, run_dir, choices, shutdown, visitor)
         once_for_all(run.data.prepare_data, run.trainer, lightning_of(run.data).prepare_data_per_node)
         with run.recorded(overrides) as record:
             run.load_data(record.facts["id"])
@@ -85,9 +81,8 @@ def train(
 def set_up_process(config: dict[str, Any]) -> None:
     """Set what holds for the whole process: messages, numbers below 1e-38, freed memory, the seed."""
     quiet_libraries()
-    torch.set_flush_denormal(config["flush_denormals"])  # before any thread is started, which inherits it
-    if config["keep_freed_memory"]:
-        keep_freed_memory()
+    torch.set_flush_denormal(True)  # before any thread is started, which inherits it
+    keep_freed_memory()
     lightning.seed_everything(config["seed"], workers=True, verbose=False)
 
 
@@ -101,7 +96,6 @@ class _Run:
         config: dict[str, Any],
         run_dir: Path,
         choices: dict[str, str],
-        overrides: list[str],
         shutdown: GracefulShutdown,
         visitor: Visitor | None = None,
     ) -> None:
@@ -117,7 +111,7 @@ class _Run:
         self._has_distributed_sampler = loading["use_distributed_sampler"]
         self.trainer = build_trainer(config, run_dir, callbacks, switches | loading)
         self.model: nn.Module = build_model(config, self.data)
-        self.config = read_by(self.model, config, () if config.get("resume") else overrides)
+        self.config = config
         named = (group for group in SECTIONS if group in self.config)
         self.choices = {group: choices[group] for group in named if choices.get(group)}
         self.initial = {} if config.get("resume") else self._initial()
@@ -125,10 +119,10 @@ class _Run:
 
     def _initial(self) -> dict[str, initial.Facts]:
         """Load the weights that `init` names; the facts of that for the record."""
-        path, prefix = self.config["init"], self.config["init_prefix"]
+        path = self.config["init"]
         if not path:
             return {}
-        start = partial(initial.start_from, self.model, Path(path), prefix)
+        start = partial(initial.start_from, self.model, Path(path))
         if isinstance(self.model, LightningModule) and makes_layers(self.model):  # which Lightning has it do once more
             callbacks_of(self.trainer).insert(0, LambdaCallback(on_fit_start=lambda trainer, module: start()))
         return {"init": start()}
@@ -192,14 +186,6 @@ class _Run:
         self.dataset = {"name": self.data.name, "fingerprint": fingerprint, "train_samples": samples}
         batches = self.trainer.accumulate_grad_batches
         self.batch = limit_batch_size(self.data, samples, self.trainer.world_size, batches)
-        together = (self.data.batch_size or 0) * self.trainer.world_size
-        in_epoch = -(-samples // together) if samples and together else math.inf
-        limit = self.trainer.limit_train_batches  # that of trainer.overfit_batches, too
-        in_epoch = min(in_epoch, limit) if isinstance(limit, int) else in_epoch * limit
-        batches = max(1, int(min(batches, in_epoch)))  # an update of fewer batches is no mean of so many
-        self.trainer.accumulate_grad_batches = batches
-        if self.batch:
-            self.batch["global_batch_size"] = min(self.batch["global_batch_size"], together * batches)
         self.name = run_name(self.config, self.choices, self.data.name, self.data.batch_size)
         if not is_fast_dev_run(self.trainer):  # in which Lightning logs nothing
             self.trainer.loggers = build_loggers(self.config, self.name, run_id)
@@ -207,11 +193,9 @@ class _Run:
         spec = None if self.data.spec is None else asdict(self.data.spec)
         self.provenance = facts | {"dataset": self.data.name, "fingerprint": fingerprint, "spec": spec}
         self.module = lightning_module(self.model, self.data, self.config, self.provenance)
-        check_by_hand(self.module, self.trainer, self.config)
         if isinstance(self.module, Task):
-            try_out(self.module, self.data)
+            make_lazy_layers(self.module, self.data)
             self.module.prepare(self.trainer, self.data.batch_size, self.batch.get("global_batch_size"))
-            self.provenance = {**self.provenance, "activation_bytes": self.module.activation_bytes}
         for callback in self.trainer.checkpoint_callbacks:
             if isinstance(callback, Checkpoints):
                 callback.check(self.module)
@@ -223,7 +207,6 @@ class _Run:
 
     def begin(self, record: RunRecord) -> None:
         """Begin the record, once it is known that the run can start or be resumed: until then no file is changed."""
-        self._check_limit_of_test()
         folder = checkpoint_folder(self.trainer, self.run_dir)
         if self.config.get("resume"):
             self.resume_point = find_resume_point(folder, self.module, self.run_dir)
@@ -232,7 +215,7 @@ class _Run:
         record.facts["model"]["parameters"] = summary.parameters(self.model)  # by now lazy layers have theirs
         if self.trainer.is_global_zero:
             rows = [row("init", initial.line(facts)) for facts in self.initial.values()]
-            summary.print_start(record.facts, self.data.name, [*rows, *summary.left_out(self.trainer)])
+            summary.print_start(record.facts, self.data.name, rows)
         open_loggers(loggers_of_rank(self.trainer))
         record.facts |= {"name": self.name, "dataset": self.dataset, **self.batch, **self.initial}
         record.begin(self.resume_point.facts(self.run_dir) if self.resume_point else None)
@@ -240,19 +223,6 @@ class _Run:
             if isinstance(callback, Checkpoints):  # without one in the record, a run may start anew
                 last = os.path.relpath(callback.folder_of(self.trainer) / "last.ckpt", self.run_dir)
                 callback.on_first_save = partial(record.add, checkpoints={"last": last})
-
-    def _check_limit_of_test(self) -> None:
-        """Raise UserError for a fraction of the test set without a batch; Lightning refuses it after the training."""
-        limit = self.trainer.limit_test_batches
-        if not 0 < limit < 1 or not self._is_tested or not has_test(self.data):
-            return
-        self.data.setup("test")
-        self.trainer.strategy.connect(self.module)  # which says how large a batch may be
-        loaders = lightning_of(self.data).test_dataloader()
-        for loader in getattr(loaders, "flattened", tree_leaves(loaders)):  # of a CombinedLoader
-            if (batches := sized_len(loader)) and not int(batches * limit):
-                said = f"got {limit}, less than one batch of {batches:,}; a whole number counts batches"
-                raise UserError(f"trainer.limit_test_batches: {said}")
 
     def fit(self, record: RunRecord) -> None:
         """Train, and record what came of it."""
@@ -292,10 +262,6 @@ class _Run:
             }
         record.add(**facts)
         summary.write_steps(self.trainer, self.run_dir)
-        for callback in callbacks_of(self.trainer):
-            if isinstance(callback, EarlyStopping) and _has_stopped_without_a_number(callback):
-                option, never = option_of(callback), f"{callback.monitor} was never finite"
-                raise NonFiniteError(f"{option}: {never}; {option}.check_finite=false trains on")
 
     @property
     def _is_tested(self) -> bool:
@@ -324,12 +290,6 @@ class _Run:
             for option, why in unread.items():
                 warn(f"{option}: had no effect: {why}")
             record.add(unread=unread)
-
-
-def _has_stopped_without_a_number(callback: EarlyStopping) -> bool:
-    """Whether a metric that is not finite has ended the training, and no validation before it had one that is."""
-    is_stopped = callback.stopping_reason is EarlyStoppingReason.NON_FINITE_METRIC
-    return is_stopped and not math.isfinite(float(callback.best_score))
 
 
 def _known_id(run_dir: Path) -> dict[str, str]:

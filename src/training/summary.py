@@ -11,7 +11,6 @@ A callback adds to these by methods:
 
 import contextlib
 import os
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,13 +25,12 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
-from .._lightning import callbacks_of, is_fast_dev_run
+from .._lightning import callbacks_of
 from ..callbacks._measured import write_measured
 from ..callbacks._run_words import details, headline
 from ..callbacks._setting import samples_of_epoch
 from ..callbacks.memory import MemoryMonitor
 from ..callbacks.throughput import ThroughputMonitor
-from ..checkpointing.callback import Checkpoints
 from ..checkpointing.log_files import loggers_of_rank
 from ..data.base import Split
 from ..data.order import DeterministicBatchSampler
@@ -230,16 +228,6 @@ def print_start(record: Mapping[str, Any], dataset: str, rows: Sequence[str]) ->
         say(line)
 
 
-def left_out(trainer: Trainer) -> list[str]:
-    """A row for what a run does without, and others have: checkpoints, and measuring."""
-    kinds, rows = [type(callback) for callback in callbacks_of(trainer)], []
-    if is_fast_dev_run(trainer) or not any(issubclass(kind, Checkpoints) for kind in kinds):
-        rows.append(row("without", "checkpoints to resume from"))
-    if not any(issubclass(kind, ThroughputMonitor) for kind in kinds):
-        rows.append(row("without", "measuring: no times and no rates"))
-    return rows
-
-
 def print_summary(trainer: Trainer, record: Mapping[str, Any]) -> None:
     """What every run ends with: what it cost, how well it went, and where it is; with `-v` the details, too."""
     if not has_words():
@@ -263,7 +251,7 @@ def _lines_of(trainer: Trainer, method: str) -> list[str]:
 
 def _result(record: Mapping[str, Any]) -> str:
     """The last metrics, `test acc 98.9 % in 47 s`: of the test or the validation, and accuracies if there are any."""
-    metrics, before = record["metrics"], record["resumed"][-1]["step"] if record.get("resumed") else 0
+    metrics = record["metrics"]
     stages = (("test/", "test_"), ("val/", "val_"))  # a LightningModule of one's own may log `val_loss`
     stage = next((one for one in stages if any(key.startswith(one) for key in metrics)), None)
     found = {key: value for key, value in metrics.items() if stage and key.startswith(stage)}
@@ -273,10 +261,8 @@ def _result(record: Mapping[str, Any]) -> str:
         for key, value in sorted((better or found).items())
     ]
     trained = [(record["epochs"], "epoch")] if record["epochs"] > 0 else []  # a timed run ends within the first one
-    steps = record["steps"]
-    words = words or [count(number, unit) for number, unit in (*trained, (steps, "step"))]
-    timed = f", the last {steps - before:,} of {count(steps, 'step')}" if 0 < before < steps else ""
-    return f"{', '.join(words)} in {duration(record['fit_seconds'])}{timed}"
+    words = words or [count(number, unit) for number, unit in (*trained, (record["steps"], "step"))]
+    return f"{', '.join(words)} in {duration(record['fit_seconds'])}"
 
 
 def _metric(key: str, value: float) -> str:
@@ -284,14 +270,10 @@ def _metric(key: str, value: float) -> str:
 
 
 def _commands(record: Mapping[str, Any], run_dir: Path) -> list[str]:
-    """The checkpoint that was kept, and the commands to use next."""
-    checkpoints, lines = record["checkpoints"], []
+    """The checkpoint that was kept, and the command that evaluates it."""
+    checkpoints = record["checkpoints"]
     kept = checkpoints.get("best") or checkpoints.get("last")  # a run without a validation has no best one
-    if kept:
-        path = os.path.join(run_dir, kept)
-        lines += [row("kept", path), row("again", evaluate_command(record["config"], path))]
-    top = (*run_dir.parts, ".")[0]
-    logs = top if top not in ("..", run_dir.anchor) else run_dir
-    if any(run_dir.rglob("events.out.tfevents.*")):
-        lines.append(row("look", shlex.join(["tensorboard", "--logdir", str(logs)])))
-    return lines
+    if not kept:
+        return []
+    path = os.path.join(run_dir, kept)
+    return [row("kept", path), row("again", evaluate_command(record["config"], path))]

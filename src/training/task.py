@@ -1,5 +1,6 @@
 """Task: the one LightningModule. It joins a model, a loss, metrics and an optimizer."""
 
+import fnmatch
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -8,7 +9,6 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torchmetrics import Metric
 from torchmetrics.aggregation import MeanMetric
@@ -18,12 +18,13 @@ from .._torch import is_batch_norm, supports_found_inf
 from ..callbacks._batches import samples_in
 from ..data.collate import empty_batch
 from ..data.spec import CLASSES, LENGTHS, PADDING, DataSpec, arguments, computed_shape, takes
-from ..errors import UserError
+from ..errors import UserError, did_you_mean
 from ..options.types import Node, Text
 from .objective import accuracy, correct, for_loss, for_metrics, loss_function, own_metrics
-from .optimizer import Optimizer, check_patterns, matches
-from .trial import blamed, first_answer, is_of_zoo
+from .optimizer import Optimizer
+from .trial import first_answer
 
+_LONGEST_PATTERN = 1_000  # characters; the time of fnmatch grows with their square
 Batch = Any  # what a DataSpec takes apart: `(x, y)`, `(x, y, lengths)` or a dict
 
 
@@ -52,7 +53,7 @@ class Task(LightningModule):
             returns the mean over a batch. Classes of steps come to it as `(B·T, N)` and `(B·T,)`, a value as `(B,)` and
             `(B,)`, one logit of two classes without its dimension N and with the classes as numbers, anything else as
             the network and the data give it; −100 is no class.
-        metrics: by name; each is logged as `train/NAME` of a batch, and as `val/NAME` and `test/NAME` of a whole set.
+        metrics: by name; each is logged as `val/NAME` and `test/NAME` of a whole set.
             It is updated with what the loss gets; labels come as probabilities and integers.
         freeze: name patterns, as of fnmatch, of parameters of the network that are not trained. Batch norm whose
             parameters are all frozen keeps its running statistics.
@@ -74,8 +75,6 @@ class Task(LightningModule):
         self.spec = spec
         self.min_samples = 2 if any(map(is_batch_norm, model.modules())) else 1  # of a short last batch
         self.optimizer_recipe = optimizer
-        self.learning_rate: float | None = None  # of the updates; LearningRateFinder reads and sets it by this name
-        self._built_rate: float | None = None  # that the optimizer was built with
         # Of all ranks and accumulated batches; None where nobody knows, and the rate stays as it is.
         self.samples_per_update: int | None = None
         self.lr_scaling: dict[str, Any] | None = None  # for the record: see records/learning_rate.py
@@ -88,8 +87,7 @@ class Task(LightningModule):
         self.has_accuracy = spec.target in CLASSES and "acc" not in (metrics or {})
         self.is_tried = False  # whether network, loss and metrics are known to fit the data
         self.tested_right: list[Tensor] = []  # (B,) bool for each batch of the test, where a sample has one class
-        # That the network holds of a sample, at most; None where it was not tried, 0 for one of the zoo.
-        self.activation_bytes = 0 if is_of_zoo(model) else None
+        self.is_of_zoo = type(model).__module__.startswith("batchscope.models.")  # whose activations are small
         self._takes_lengths = takes(model, LENGTHS)
         self.measured = self._metrics(own_metrics(metrics))
         self._metric_modules = nn.ModuleList(m for stage in self.measured.values() for m in stage.values())
@@ -188,8 +186,6 @@ class Task(LightningModule):
         result = {"loss": self.loss(output, y)}
         if self.has_accuracy:
             result["acc"] = accuracy(self.spec, output.detach(), y)
-        if self.measured["train"]:
-            result |= self._of_batch(output, y, samples_in((x, y)))
         ranks = self.trainer.world_size
         return result if ranks == 1 else self._shares(result, output, y, ranks, self._weight(batch_idx))
 
@@ -202,8 +198,7 @@ class Task(LightningModule):
         """The means of this rank, scaled so that the mean over ranks is that of the global batch.
 
         Loss and accuracy over samples are scaled by this rank's share of them. Over steps or pixels, of which some do
-        not count, they are scaled by the share of those that do; the ranks add these up on the device. A metric of the
-        user stays as it is: a rank may leave it out.
+        not count, they are scaled by the share of those that do; the ranks add these up on the device.
         """
         counts = {}
         if self.spec.has_padding and self.has_named_loss:
@@ -222,7 +217,7 @@ class Task(LightningModule):
             shares |= dict(zip(counts, own * ranks / total.clamp(min=1), strict=True))
             if "acc" in counts:  # without any answer it is NaN: on one rank that is nothing, on all of them it stays
                 means["acc"] = means["acc"].where((own[-1] > 0) | (total[-1] == 0), 0.0)
-        return {key: mean * shares[key] if key in shares else mean for key, mean in means.items()}
+        return {key: mean * shares[key] for key, mean in means.items()}
 
     @override
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
@@ -241,37 +236,17 @@ class Task(LightningModule):
         return {"input": x, "output": self(x, *lengths)}
 
     @override
-    def on_fit_start(self) -> None:
-        """Build optimizer and schedule anew for the rate that LearningRateFinder finds: under a schedule the peak."""
-        if self.learning_rate != self._built_rate:
-            self.trainer.strategy.setup_optimizers(self.trainer)
-
-    @override
     def configure_optimizers(self) -> Any:
         """Torch's optimizer and, unless the rate is constant, its schedule."""
         recipe, samples = self.optimizer_recipe, self.samples_per_update
         sizes = {"batch_size": samples, "reference_batch_size": recipe.reference_batch_size}
         self.lr_scaling = {"rule": recipe.rule, **sizes} if samples and recipe.rule != "none" else None
         recipe = recipe.scaled_to(samples or recipe.reference_batch_size)
-        if self.learning_rate != self._built_rate and self.learning_rate is not None:
-            recipe.lr = self.learning_rate
-        self.learning_rate = self._built_rate = recipe.lr
-        optimizer = recipe.build(self.named())
+        optimizer = recipe.build(self.parameters())
         schedule = recipe.build_schedule(optimizer, self.trainer.estimated_stepping_batches)
         if schedule is None:
             return optimizer
-        stepped = {"scheduler": schedule, "interval": recipe.interval}
-        if isinstance(schedule, ReduceLROnPlateau):
-            every = self.trainer.check_val_every_n_epoch
-            stepped |= {"monitor": "val/loss", "frequency": every or 1, "strict": False}  # see lr_scheduler_step
-        return {"optimizer": optimizer, "lr_scheduler": stepped}
-
-    @override
-    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
-        """As Lightning, but for a plateau and an epoch without a validation, which has nothing new to say to it."""
-        batches = self.trainer.fit_loop.epoch_loop.val_loop.batch_progress.total  # of all validations in this epoch
-        if batches.completed or not isinstance(scheduler, ReduceLROnPlateau):
-            super().lr_scheduler_step(scheduler, metric)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": recipe.interval}}
 
     @override
     def configure_gradient_clipping(
@@ -322,42 +297,45 @@ class Task(LightningModule):
             self.log(f"{stage}/{name}", metric, batch_size=samples, on_step=False, on_epoch=True, prog_bar=in_bar)
         return {"output": output, "input": x, "target": y, "loss": loss}
 
-    def _of_batch(self, output: Any, y: Any, samples: int) -> dict[str, Tensor]:
-        """The user's metrics of one batch on this rank; of a batch of one sample, those that take one."""
-        found = {}
-        with torch.no_grad():
-            for name, metric in self.measured["train"].items():
-                metric.reset()
-                try:
-                    with blamed(f"task.metrics.{name}", f"{type(metric).__name__} fails with {samples} samples"):
-                        metric.update(*for_metrics(self.spec, output, y, metric))
-                        found[name] = metric.compute()
-                except UserError:
-                    if samples > 1:
-                        raise
-        return found
-
     def _metrics(self, own: Mapping[str, Metric]) -> dict[str, dict[str, Metric]]:
-        """By stage and name; those of a training step are of a batch on one rank."""
-        stages = {stage: {name: metric.clone() for name, metric in own.items()} for stage in ("train", "val", "test")}
-        for metric in stages["train"].values():
-            metric.sync_on_compute = False
-        for stage in ("val", "test"):
-            # Lightning's own mean over ranks rounds the number of samples: it is wrong where they do not divide evenly.
-            known = ["loss", "acc"] if self.has_accuracy else ["loss"]
-            stages[stage] = {name: MeanMetric(nan_strategy="disable") for name in known} | stages[stage]
-        return stages
+        """By stage and name."""
+        # Lightning's own mean over ranks rounds the number of samples: it is wrong where they do not divide evenly.
+        means = ["loss", "acc"] if self.has_accuracy else ["loss"]
+        return {
+            stage: {name: MeanMetric(nan_strategy="disable") for name in means}
+            | {name: metric.clone() for name, metric in own.items()}
+            for stage in ("val", "test")
+        }
 
     def _freeze(self, patterns: Sequence[str]) -> list[nn.Module]:
         """Freeze parameters by their names, and return the batch norms that have no other ones."""
-        check_patterns("task.freeze", patterns, [name for name, _ in self.named()])
-        frozen = {p for name, p in self.named() if matches(name, patterns)}
+        _check_patterns("task.freeze", patterns, [name for name, _ in self.named()])
+        frozen = {p for name, p in self.named() if _matches(name, patterns)}
         for parameter in frozen:
             parameter.requires_grad_(False)
         if frozen and not any(p.requires_grad for p in self.parameters()):
             raise UserError(f"task.freeze: got {list(patterns)}, which leaves no parameter to train")
         norms = [module for module in self.modules() if is_batch_norm(module)]
         return [norm for norm in norms if (own := {*norm.parameters()}) and own <= frozen]
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    """Whether one of the name patterns, as of fnmatch, matches a parameter's name."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _check_patterns(option: str, patterns: Sequence[str], names: Sequence[str]) -> None:
+    """Raise UserError for the first pattern, as of fnmatch, that is too long or matches no parameter's name."""
+    for pattern in patterns:
+        if len(pattern) > _LONGEST_PATTERN:
+            raise UserError(
+                f"{option}: has a pattern of {len(pattern):,} characters, takes {_LONGEST_PATTERN:,} at most"
+            )
+        if not any(_matches(name, [pattern]) for name in names):
+            parts = [name.split(".") for name in names]
+            above = {f"{'.'.join(part[:n])}.*" for part in parts for n in range(1, len(part))}
+            near = did_you_mean(pattern, [*names, *sorted(above)])
+            raise UserError(f"{option}: '{pattern}' matches no parameter of the model.{near}")
 
 
 def _samples(inputs: Tensor | Mapping[str, Tensor]) -> int:

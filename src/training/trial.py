@@ -1,7 +1,4 @@
-"""Whether network, loss and metrics fit the data: a Task is tried before it trains; what does not fit is one line.
-
-A LightningModule is not run before its training: what its first step raises is told.
-"""
+"""Whether network, loss and metrics fit the data: what does not take the first batch is told in one line."""
 
 import contextlib
 import sys
@@ -12,19 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning import LightningModule
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ..callbacks._batches import samples_in
+from .._torch import is_compilation_error
 from ..data.base import DataModule
-from ..data.plain import Data, lightning_of
+from ..data.plain import Data
 from ..data.spec import CLASSES, DataSpec
 from ..data.workers import seeded
 from ..errors import UnfitError, UserError, in_one_line, package_of, place_of
-from ..hardware.device_memory import SavedTensors, bytes_of, is_out_of_memory
+from ..hardware.device_memory import is_out_of_memory
 from .objective import for_metrics
 
 if TYPE_CHECKING:
@@ -34,44 +29,11 @@ _LIBRARIES = {"batchscope", "hydra", "lightning", "lightning_utilities", "torch"
 _LIBRARIES |= sys.stdlib_module_names
 
 
-def try_out(task: "Task", data: Data) -> None:
-    """Try a Task on the first samples of its data, on the CPU; UserError for what does not fit.
+def make_lazy_layers(task: "Task", data: Data) -> None:
+    """Have layers such as LazyLinear take their shapes from the first samples, before an optimizer is built.
 
-    No random state, buffer or weight changes, but those of lazy layers. Data of other kinds than DataModule are not
-    read before training: `first_answer` tries the Task on the first batch.
+    No random state changes. UserError for data that are no DataModule, and for a network that does not take the samples.
     """
-    if task.optimizer_recipe.schedule == "plateau" and not is_overridden("val_dataloader", lightning_of(data)):
-        raise UserError(f"optimizer.schedule: plateau follows val/loss, and {data.name} has no val_dataloader")
-    _make_lazy_layers(task, data)
-    task.optimizer_recipe.build(task.named())
-    if not isinstance(data, DataModule):
-        return
-    x, y, lengths = task.spec.parts(data.example())
-    samples = samples_in((x, y))
-    with seeded(0), torch.enable_grad():
-        if _is_known(task, samples):
-            output = torch.zeros(_asked(task.spec, y), requires_grad=True)
-        else:
-            buffers = {name: buffer.clone() for name, buffer in task.named_buffers()}
-            saved = SavedTensors(torch.device("cpu"))
-            with (
-                blamed("model", f"{type(task.model).__name__} does not take a batch {_which(x)}"),
-                saved.watch([*task.parameters(), *buffers.values(), *tree_leaves(x)]),
-            ):
-                output = functional_call(task, buffers, (x,) if lengths is None else (x, lengths))
-            if not task.spec.variable_length:  # the first sequences may be short ones
-                task.activation_bytes = (saved.most + bytes_of(tree_leaves(output))) // samples
-        check_answer(task, output, y)
-    task.is_tried = True
-
-
-def is_of_zoo(model: nn.Module) -> bool:
-    """Whether a network is one that batchscope has."""
-    return type(model).__module__.startswith("batchscope.models.")
-
-
-def _make_lazy_layers(task: "Task", data: Data) -> None:
-    """Have layers such as LazyLinear take their shapes from the first samples, before an optimizer is built."""
     if not any(map(is_lazy, [*task.parameters(), *task.buffers()])):
         return
     name = type(task.model).__name__
@@ -81,28 +43,19 @@ def _make_lazy_layers(task: "Task", data: Data) -> None:
         )
     x, _, lengths = task.spec.parts(data.example())
     modes = [(module, module.training) for module in task.modules()]
-    with blamed("model", f"{name} does not take a batch {_which(x)}"), torch.no_grad():
+    with seeded(0), blamed("model", f"{name} does not take a batch {_which(x)}"), torch.no_grad():
         task.eval()(x, lengths)
     for module, mode in modes:  # a frozen part may stay in evaluation mode
         module.training = mode
 
 
-def _is_known(task: "Task", samples: int) -> bool:
-    """Whether tests show that a network answers as its target asks: one of the zoo. To try a long one takes seconds."""
-    return (
-        is_of_zoo(task.model)
-        and samples >= task.min_samples
-        and task.spec.target in ("class", "class_per_step", "multilabel", "value", "vector")
-    )
-
-
 def first_answer(task: "Task", x: Any, y: Any, lengths: Tensor | None) -> Any:
-    """What a Task answers to its first batch of real data, tried as by `try_out`; UnfitError if it does not take it."""
+    """What a Task answers to its first batch; UnfitError if network, loss or metrics do not take it."""
     try:
         with blamed("model", f"{type(task.model).__name__} does not take a batch {_which(x)}"):
             output = task(x, lengths)
         devices = {leaf.device for leaf in tree_leaves((x, y)) if isinstance(leaf, Tensor) and leaf.is_cuda}
-        with torch.no_grad(), torch.random.fork_rng(devices):
+        with torch.random.fork_rng(devices):
             check_answer(task, tree_map_only(Tensor, torch.clone, output), y)
     except UserError as error:
         raise UnfitError(str(error)) from error
@@ -146,7 +99,10 @@ def check_answer(task: "Task", output: Any, y: Any) -> None:
             f"task.loss: {task.loss_name} depends on no parameter that is trained: the loss or the output of "
             f"{type(task.model).__name__} has no gradient"
         )
-    for name, metric in task.measured["train"].items():
+    means = ("loss", "acc") if task.has_accuracy else ("loss",)
+    for name, metric in task.measured["val"].items():
+        if name in means:
+            continue
         with blamed(f"task.metrics.{name}", f"{type(metric).__name__} fails with {shapes}"):
             tried = metric.clone()
             with torch.no_grad():
@@ -195,7 +151,7 @@ def blamed(option: str, what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if isinstance(error, UserError) or is_out_of_memory(error):
+        if isinstance(error, UserError) or is_out_of_memory(error) or is_compilation_error(error):
             raise
         place = place_of(error, is_own)
         raise UserError(f"{option}: {what}: {in_one_line(error)}{place}") from error

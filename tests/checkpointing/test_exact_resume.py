@@ -27,9 +27,6 @@ CONSTANT = "optimizer.schedule=constant"
 AVERAGES = ["callbacks=weight_averaging", "callbacks.weight_averaging.decay=0.5"]
 STOPS = ["callbacks=early_stopping", "callbacks.early_stopping.patience=2", "optimizer.lr=0.3", "trainer.max_epochs=20"]
 OVERFITS = ["trainer.max_epochs=4", "optimizer.lr=0.3"]
-PLATEAU = [*OVERFITS, "optimizer.schedule=plateau", "optimizer.patience=0"]  # which lowers the rate
-FINDER = ["callbacks.finder._target_=lightning.pytorch.callbacks.LearningRateFinder"]
-FINDER += ["callbacks.finder.num_training_steps=20"]
 IMAGES = ["data=digits", "data.num_train=76", "data.num_val=16", "data.num_test=16", "data.batch_size=8", EVERY_4]
 
 
@@ -150,16 +147,11 @@ CASES = {
     "bf16": Case([(STEP, 6, kill_9)], [EACH, "trainer.precision=bf16-mixed"]),
     "weight averaging, killed in the first epoch": Case([(STEP, 8, kill_9)], [EVERY_4, *AVERAGES]),
     "early stopping": Case([(STEP, 25, kill_9)], [EVERY_4, *STOPS, CONSTANT]),
-    "a learning rate that was found": Case([(STEP, 33, kill_9)], [EVERY_4, *(f"+{word}" for word in FINDER)], FINDER),
     "compiled": Case([(STEP, 15, kill_9)], [EVERY_4, "compile=true"]),
     **{
         f"schedule {name}": Case([(STEP, 15, kill_9), (STEP, 10, kill_9)], [EVERY_4, *OVERFITS, f"optimizer.schedule={name}"])
         for name in ("constant", "cosine", "step")
     },
-    "schedule plateau": Case([(STEP, 15, kill_9), (STEP, 10, kill_9)], [EVERY_4, *PLATEAU]),
-    "a plateau, killed between the validation and the end of an epoch": Case(
-        [(STEP, 19, kill_9)], [EACH, *PLATEAU, "trainer.val_check_interval=7"]
-    ),
     **{
         f"optimizer {name}": Case([(STEP, 15, kill_9)], [EVERY_4, f"optimizer={name}"])
         for name in choices_of("optimizer")

@@ -7,14 +7,12 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from lightning import LightningDataModule
 from torch.utils.data import IterableDataset
 
 from batchscope.data.augment import Augment
 from batchscope.data.base import DataModule
-from batchscope.data.plain import PlainData, described
+from batchscope.data.plain import described
 from batchscope.data.spec import PADDING, DataSpec
-from batchscope.training.run import limit_batch_size
 from tests.data.support import InMemory, Own, inputs, loaded
 from tests.data.test_dataset import Collated
 from tests.support.command_lines import composed, refusal
@@ -40,18 +38,6 @@ class FailingTogether(Failing):
 class Streamed(IterableDataset):
     def __iter__(self) -> Any:
         yield RIGHT[0]
-
-
-class Counted(LightningDataModule):
-    """Says how many samples it has."""
-
-    def __init__(self, samples: Any):
-        super().__init__()
-        self.num_samples = lambda split: samples
-
-
-class ReadOnly(Counted):
-    batch_size = property(lambda self: 8)
 
 
 def samples(wrong: Any, spec: DataSpec = Own.spec, right: Any = (IMAGE, 0)) -> Callable[[], Any]:
@@ -169,14 +155,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         )
         for wrong in (None, Streamed())
     },
-    "a number of samples that is none": (
-        lambda: PlainData(Counted(3.5)).num_samples("train"),
-        "data: num_samples of Counted returns 3.5, takes a whole number or None",
-    ),
-    "a batch size that no data fill and nothing can lower": (
-        lambda: limit_batch_size(PlainData(ReadOnly(3)), 3, world_size=1),
-        "data: ReadOnly: its batch_size is read-only, and 3 samples are all that a batch can have",
-    ),
     "a file that is not there": (
         lambda: inputs(Own(lambda: numpy.load("nowhere.npy"))),
         "data: the train split of own cannot be loaded: FileNotFoundError: … 'nowhere.npy' (…)",

@@ -58,7 +58,7 @@ def test_a_task_answers_by_a_predict_step_of_its_own_that_gets_the_inputs_alone(
 def test_batches_of_workers_hold_no_file_open(trained: Trained) -> None:
     expected = predict(trained, "test").arrays["target"]
     trained.data.pipeline, trained.data.num_workers = "workers", 1
-    trained.data.batch_size, trained.module.activation_bytes = 1, None
+    trained.data.batch_size, trained.module.is_of_zoo = 1, False
     before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 60, most))  # there are 100 batches
     try:
@@ -67,14 +67,12 @@ def test_batches_of_workers_hold_no_file_open(trained: Trained) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
 
 
-@pytest.mark.parametrize("option", [False, True])
-def test_the_process_is_set_up_as_for_a_training(option: bool, trained: Trained, monkeypatch) -> None:
+def test_the_process_is_set_up_as_for_a_training(trained: Trained, monkeypatch) -> None:
     keep = Mock()
     monkeypatch.setattr("batchscope.training.run.keep_freed_memory", keep)
-    trained.config.update(flush_denormals=option, keep_freed_memory=option)
     trainer_for(trained)
-    assert keep.called == option
-    assert ((torch.tensor(2.0**-148) * 0.5).double().item() == 0) == option
+    assert keep.called
+    assert (torch.tensor(2.0**-148) * 0.5).double().item() == 0
 
 
 def test_a_split_of_other_data_than_those_of_the_training_is_said(trained: Trained, capsys: Any) -> None:
@@ -91,7 +89,7 @@ def test_limits_of_batches_leave_fewer_samples_and_are_named(trained: Trained, t
     assert found.table()["sample"].tolist() == [str(i) for i in range(16)]
     assert found.note == "16 of 100 samples, by trainer.limit_predict_batches=1"
     trained.config["trainer"]["limit_val_batches"] = 0.5
-    trained.data.batch_size, trained.module.activation_bytes = 16, None  # two batches of a validation
+    trained.data.batch_size, trained.module.is_of_zoo = 16, False  # two batches of a validation
     assert predict(trained, "val").note == "16 of 32 samples, by trainer.limit_val_batches=0.5"
     trained.config["trainer"]["limit_val_batches"] = 0
     assert refusal(predict, trained, "val") == "trainer.limit_val_batches: got 0, which predicts no batch"

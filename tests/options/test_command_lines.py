@@ -39,7 +39,7 @@ def started(folder: Path, words: list[str]) -> Run:
 
 
 def test_a_timed_run_has_no_validation_and_nothing_that_follows_one() -> None:
-    config = composed("callbacks=early_stopping", "optimizer.schedule=plateau")
+    config = composed("callbacks=early_stopping")
     assert check_config(for_timing(config, 1.0))["callbacks"].keys().isdisjoint({"early_stopping", "checkpoint"})
 
 

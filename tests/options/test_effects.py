@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from batchscope.data.spec import DataSpec
 from batchscope.errors import UserError
@@ -30,7 +29,6 @@ OTHERS = {
     "model.image_size": "40",
     "model.name": "squeezenet1_1",
     "model.weights": "NONE",
-    "optimizer.groups": "[{match:['*'],lr:0.5}]",
     "optimizer.min_lr": "0.001",
     "task.freeze": "['*.bias']",
     "task.loss": "{_target_:torch.nn.MultiMarginLoss}",
@@ -90,13 +88,13 @@ def state(value: Any, above: tuple[int, ...] = ()) -> Any:
 def rates(config: dict[str, Any]) -> list[Any]:
     """The groups of parameters of an optimizer in the course of ten steps of 256 samples."""
     recipe = build_optimizer(config["optimizer"]).scaled_to(256)
-    optimizer = recipe.build(nn.Linear(5, 3).named_parameters())
+    optimizer = recipe.build(nn.Linear(5, 3).parameters())
     schedule, seen = recipe.build_schedule(optimizer, 10), []
     for _ in range(10):
         seen.append([{key: one for key, one in group.items() if key != "params"} for group in optimizer.param_groups])
         optimizer.step()
         if schedule is not None:
-            schedule.step(*([1.0] if isinstance(schedule, ReduceLROnPlateau) else []))
+            schedule.step()
     return seen
 
 
@@ -113,7 +111,7 @@ BUILT: dict[str, Callable[[dict[str, Any]], Any]] = {
     "optimizer": rates,
     "task": task,
 }
-OF_SCHEDULES = {f"optimizer.{name}" for name in ("factor", "step_epochs", "patience", "min_lr", "reference_batch_size")}
+OF_SCHEDULES = {f"optimizer.{name}" for name in ("factor", "step_epochs", "min_lr", "reference_batch_size")}
 OF_IMAGES = {f"data.augment.{name}" for name in ("shift", "rotation", "crop", "flip")}
 # Options of the class that holds every optimizer of torch: tried with one of them.
 OF_EVERY = {f"optimizer.{name}" for name in load(CONFIGS / "_optimizer.yaml")}
@@ -127,7 +125,6 @@ REFUSED = {
 # With what these are read.
 READ = {
     "optimizer.schedule=step": {"optimizer.factor", "optimizer.step_epochs"},
-    "optimizer.schedule=plateau": {"optimizer.factor", "optimizer.patience", "optimizer.min_lr"},
     "optimizer.schedule=cosine": {"optimizer.min_lr"},
     "optimizer.lr_scaling=linear": {"optimizer.reference_batch_size"},
     "data.pipeline=workers": {"data.num_workers"},

@@ -140,7 +140,6 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("data", {"_target_": "mynet.net.Net", "batch_size": 1}, "data._target_: is "),
     ("task.metrics", {"a": {"_target_": "os.system"}}, "task.metrics.a._target_: is "),
     ("optimizer._target_", "mynet.net.Mine", ""),
-    ("optimizer.groups", [{"match": ["*"], "lr": 0.5}], ""),
     ("trainer.model_registry", "somebody/model", ""),
     ("trainer.plugins", ["it's", "a, b", None, True, 1.5], ""),
     *((place, {"_target_": target}, f"{place}._target_: is ") for place, target in ELSEWHERE.items()),

@@ -9,8 +9,8 @@ from batchscope.training.optimizer import Optimizer
 
 
 def sgd(**options: Any) -> Optimizer:
-    """Fused SGD with Nesterov momentum at a constant rate of 0.1, unless the options say otherwise."""
-    return Optimizer(partial(torch.optim.SGD, momentum=0.9, nesterov=True, fused=True), **{"lr": 0.1, **options})
+    """SGD with Nesterov momentum at a constant rate of 0.1, unless the options say otherwise."""
+    return Optimizer(partial(torch.optim.SGD, momentum=0.9, nesterov=True), **{"lr": 0.1, **options})
 
 
 def adamw(**options: Any) -> Optimizer:

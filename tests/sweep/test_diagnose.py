@@ -48,7 +48,7 @@ def tried(words="", machine=ON_CPU, device="cpu", size=128, processes=1, kind="c
 
 def test_on_a_cpu_and_on_gpus():
     batches = ["data.batch_size=256", "data.batch_size=512"]
-    others = "trainer.precision=bf16-mixed data.pipeline=workers channels_last=false keep_freed_memory=false"
+    others = "trainer.precision=bf16-mixed data.pipeline=workers channels_last=false"
     assert tried() == ([*batches, *others.split()], [])
     others = "trainer.precision=bf16-mixed trainer.precision=16-mixed data.pipeline=device data.pipeline=workers"
     others += " channels_last=false trainer.accelerator=cpu trainer.devices=4"
@@ -146,7 +146,7 @@ def faster_with_a_larger_batch(config):
 
 CHANGES = [
     *("batch_size-256", "batch_size-512", "precision-bf16-mixed", "pipeline-workers"),
-    *("channels_last-false", "keep_freed_memory-false"),
+    "channels_last-false",
 ]
 TOGETHER = "batch_size-512+precision-bf16-mixed"
 

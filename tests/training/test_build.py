@@ -16,7 +16,7 @@ from batchscope.data.plain import PlainData
 from batchscope.data.spec import DataSpec
 from batchscope.models import mlp
 from batchscope.training.build import build, build_model, build_trainer, loader_switches, run_name
-from tests.support.command_lines import composed, refusal
+from tests.support.command_lines import refusal
 from tests.support.own_data import Plain
 from tests.support.own_package import Write
 
@@ -32,10 +32,6 @@ class Net(nn.Module):
     def __init__(self, spec, encoder, sizes=(), parts=None):
         super().__init__()
         self.encoder, self.sizes, self.parts = encoder, sizes, parts
-
-class Passes(Net):
-    def __init__(self, **rest):
-        super().__init__(**rest)
 
 class OfSequences(nn.Identity):
     accepts = ("sequence",)
@@ -71,7 +67,6 @@ def model_of(target: str, **options: Any) -> nn.Module:
     ("target", "options"),
     [
         ("torch.nn.Sequential", {"_args_": LAYERS}),
-        ("mynet.net.Passes", {"encoder": None}),
         ("mynet.net.made", {}),
         ("torchvision.models.resnet18", {"num_classes": 2}),
     ],
@@ -141,7 +136,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("model", FAILING, f"model: KeyError: 'size' (mynet/net.py, line {LINE})"),
     ("model", {"_target_": "mynet.net.Leaving"}, f"model: SystemExit: no such size (mynet/net.py, line {LINE + 4})"),
     ("model", {"_target_": "mynet.net.Net", "encoder": FAILING}, f"model.encoder: KeyError: 'size' (mynet/net.py, line {LINE})"),
-    ("model", {"_target_": "torch.nn.Sequential", "_args_": [LAYERS[1] | {"in_features": "x"}]}, "model._args_.0: …"),
+    ("model", {"_target_": "torch.nn.Sequential", "_args_": [LAYERS[1] | {"in_features": "x"}]}, "model._args_0: …"),
     ("model", {"_target_": "mynet.net.Net"}, "model: Net.__init__() missing 1 required positional argument: 'encoder'"),
     ("trainer", TRAINER | {"profiler": SORTED}, "trainer.profiler: Found sort_by_key: name…"),
     ("data", {"_target_": "batchscope.data.mnist.MNIST", "augment": 2}, f"data.augment: got 2, takes null; its options are {AUGMENT}"),
@@ -165,7 +160,7 @@ def test_what_cannot_be_built_is_one_line(path: str, node: dict[str, Any], said:
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        ("mynet.net.Passesx", "AttributeError: module 'mynet.net' has no attribute 'Passesx'. Did you mean 'Passes'?"),
+        ("mynet.net.Nets", "AttributeError: module 'mynet.net' has no attribute 'Nets'"),
         ("mynet.missing.Net", "AttributeError: module 'mynet' has no attribute 'missing'"),
         ("nowhere_at_all.Net", "ModuleNotFoundError: No module named 'nowhere_at_all'"),
         ("mynet.absent.Net", "ModuleNotFoundError: No module named 'nowhere_at_all' (mynet/absent.py, line 1)"),
@@ -184,15 +179,3 @@ def test_a_target_that_cannot_be_imported_is_told_with_its_place(target: str, sa
 def test_a_run_is_named_after_the_network_of_torchvision_where_its_model_is_one(model: dict, named: str) -> None:
     """The choices come from a record, and may say so of any model."""
     assert run_name({"model": model}, {"model": "torchvision"}, "mnist", 8) == f"{named}-mnist-bs8"
-
-
-@pytest.mark.parametrize(
-    ("cores", "said"), [(2, "warning: trainer.devices: 7 processes share 2 cores, and take turns\n"), (8, "")]
-)
-def test_more_processes_than_cores_are_said(
-    cores: int, said: str, monkeypatch: Any, tmp_path: Path, capsys: Any
-) -> None:
-    monkeypatch.setattr("batchscope.training.build.usable_cores", lambda: cores)
-    config = composed("trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=7")
-    build_trainer(config, tmp_path, [], {})
-    assert capsys.readouterr().err == said

@@ -1,4 +1,4 @@
-"""`init=<file>`: weights of any wrapper are taken by name, in whole or below a prefix; what does not match is one line."""
+"""`init=<file>`: weights of any wrapper are taken by name; what does not match is one line."""
 
 import argparse
 import io
@@ -33,26 +33,13 @@ WHOLE = [
     {"model_state_dict": renamed("_orig_mod.", OTHER), "optimizer": {}},  # compiled
     {"state_dict": renamed("model._orig_mod.module.", OTHER)},
 ]
-PART = [renamed("model.", OTHER), renamed("encoder.", ENCODER)]
-LOADED = [(held, None, "9 of 9 tensors from w.ckpt") for held in WHOLE]
-LOADED += [
-    (held, prefix, "7 of 9 tensors from w.ckpt (encoder")
-    for held in (*PART, ENCODER)
-    for prefix in ("encoder.", ["encoder"], "model.encoder.")
-]
-LOADED += [
-    (held, ["encoder.0.", "encoder.1."], "7 of 9 tensors from w.ckpt (encoder.0.*, encoder.1.*)") for held in PART
-]
 
 
-@pytest.mark.parametrize(("held", "prefix", "said"), LOADED)
-def test_weights_are_taken_in_whole_or_below_a_prefix(held: Any, prefix: Any, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("held", WHOLE)
+def test_weights_are_taken_by_their_names_without_wrappers(held: Any, tmp_path: Path) -> None:
     torch.save(held, tmp_path / "w.ckpt")
-    model = net(2, classes=7 if prefix else 3)
-    head = model["head"].weight.clone()
-    assert line(start_from(model, tmp_path / "w.ckpt", prefix)).startswith(said)
-    assert all(value.equal(ENCODER[name]) for name, value in model["encoder"].state_dict().items())
-    assert model["head"].weight.equal(head if prefix else OTHER["head.weight"])
+    assert line(start_from(model := net(2), tmp_path / "w.ckpt")) == "9 of 9 tensors from w.ckpt"
+    assert all(value.equal(OTHER[name]) for name, value in model.state_dict().items())
 
 
 def test_of_a_checkpoint_of_a_task_a_network_takes_no_weights_of_the_loss(tmp_path: Path) -> None:
@@ -75,23 +62,27 @@ NO_WEIGHTS = "init: w.pt holds no weights that can be read without running code;
 
 
 @pytest.mark.parametrize(
-    ("held", "prefix", "said"),
+    ("held", "said"),
     [
-        (b"not weights", None, NO_WEIGHTS),
-        (damaged(), None, "init: w.pt is damaged: the checksum of"),
-        ({"hyper_parameters": argparse.Namespace(lr=1)}, None, NO_WEIGHTS),
-        ({"epoch": 3}, None, "init: w.pt holds no weights: neither a checkpoint nor a state_dict"),
-        (ENCODER, None, 'init: w.pt does not fit ModuleDict: Missing key(s) in state_dict: "encoder.0.weight"'),
-        (OTHER | {"extra": torch.ones(3)}, None, 'init: w.pt does not fit ModuleDict: Unexpected key(s) in state_dict: "extra".; init_prefix=… takes a part of it'),
-        (OTHER, "enkoder.", "init_prefix: got 'enkoder.', and ModuleDict has encoder, head. Did you mean 'encoder'?"),
-        ({"encoder.0.weight": torch.ones(8, 4)}, "encoder.", 'init: w.pt does not fit ModuleDict: Missing key(s) in state_dict: "encoder.0.bias"'),
-        (net(0, 7).state_dict(), None, "init: w.pt does not fit ModuleDict: size mismatch for head.weight: copying a param with shape torch.Size([7, 8])"),
+        (b"not weights", NO_WEIGHTS),
+        (damaged(), "init: w.pt is damaged: the checksum of"),
+        ({"hyper_parameters": argparse.Namespace(lr=1)}, NO_WEIGHTS),
+        ({"epoch": 3}, "init: w.pt holds no weights: neither a checkpoint nor a state_dict"),
+        (ENCODER, 'init: w.pt does not fit ModuleDict: Missing key(s) in state_dict: "encoder.0.weight"'),
+        (OTHER | {"extra": torch.ones(3)}, 'init: w.pt does not fit ModuleDict: Unexpected key(s) in state_dict: "extra".'),
+        (net(0, 7).state_dict(), "init: w.pt does not fit ModuleDict: size mismatch for head.weight: copying a param with shape torch.Size([7, 8])"),
     ],
 )  # fmt: skip
-def test_what_does_not_match_is_one_line(held: Any, prefix: str | None, said: str, tmp_path: Path, monkeypatch) -> None:
+def test_what_does_not_match_is_one_line(held: Any, said: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("w.pt").write_bytes(held) if isinstance(held, bytes) else torch.save(held, "w.pt")
-    assert refusal(start_from, net(2), Path("w.pt"), prefix).startswith(said)
+    assert refusal(start_from, net(2), Path("w.pt")).startswith(said)
+
+
+def test_a_file_of_safetensors_is_answered_with_how_to_convert_it(tmp_path: Path) -> None:
+    (tmp_path / "w.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
+    said = refusal(start_from, net(2), tmp_path / "w.safetensors")
+    assert "; torch.save(safetensors.torch.load_file(this), file) makes such a file of it" in said
 
 
 # --- in a run --------------------------------------------------------------------------------------------------------
@@ -130,13 +121,7 @@ def test_a_resumed_run_reads_the_file_only_where_it_starts_again(whole: Path, st
     assert_alike(results(tmp_path / "out"), results(whole / "out"))
 
 
-@pytest.mark.parametrize(
-    ("word", "said"),
-    [
-        ("init=first", "init: got 'first', which is not a file; write init=first/checkpoints/best.ckpt"),
-        ("init_prefix=cells.", "init_prefix: got 'cells.', and there is no init=<file> to take it from"),
-    ],
-)
-def test_a_mistake_is_one_line(word: str, said: str, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_is_one_line(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(whole)
-    assert answer("train", *SMALL, word) == (1, "", f"error: {said}\n")
+    said = "error: init: got 'first', which is not a file; write init=first/checkpoints/best.ckpt\n"
+    assert answer("train", *SMALL, "init=first") == (1, "", said)

@@ -163,14 +163,6 @@ def test_every_model_trains_on_every_kind_of_data_that_it_accepts(option, data, 
     assert metric == found["metrics"]["val/loss"] > 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("option", "half"), [("true", 0.0), ("false", 2.0**-149)])
-def test_numbers_too_small_for_a_full_mantissa_are_zero_unless_asked_for(tmp_path, option: str, half: float) -> None:
-    small = ["data=adding", "model=rnn_cell", "data.num_train=16"]
-    in_process(tmp_path, *small, "test=false", f"flush_denormals={option}")
-    assert (torch.tensor(2.0**-148) * 0.5).double().item() == half
-
-
 def test_a_seed_gives_the_same_run_and_the_metric_that_a_sweeper_asks_for(tmp_path: Path) -> None:
     small = ["data=copy_memory", "model=stacked_lstm", "data.num_train=64", "data.num_val=8", "data.num_test=8"]
     asked = ("optimized_metric=val/loss", "optimized_metric=test/loss")

@@ -32,7 +32,7 @@ from batchscope.training.summary import (
     whole_epochs,
 )
 from tests.checkpointing.support import OUT
-from tests.support.runs import SMALL, last, record, table
+from tests.support.runs import SMALL, record, table
 from tests.support.third_party_modules import Stranger, loader, train
 from tests.training.support import completed, hparams, tensorboard
 
@@ -173,7 +173,6 @@ RESULTS = {
     "test loss nan in 47 s": {"metrics": {"test/loss": float("nan")}},
     "1 epoch, 430 steps in 47 s": {"metrics": {"train/loss": 0.1}},
     "430 steps in 47 s": {"metrics": {"train/loss": 0.1}, "epochs": 0},
-    "test acc 98.9 % in 47 s, the last 130 of 430 steps": {"resumed": [{"step": 100}, {"step": 300}]},
 }
 
 
@@ -194,7 +193,6 @@ def test_the_details_name_the_checkpoint_that_was_kept(kept: str, place: str, ov
     said, path = summary_of(facts), os.path.join(place, "checkpoints", f"{kept}.ckpt")
     assert f"\nkept    {path}\n" in said
     assert f" ckpt={path}" in said
-    assert f"\nlook    tensorboard --logdir {place}\n" in said
 
 
 def test_a_peak_is_that_of_the_first_group_and_not_a_default_that_none_has() -> None:
@@ -217,22 +215,14 @@ def test_the_samples_of_an_epoch_are_those_that_the_sampler_takes(sampler: Any, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("schedule", "peak"), [("constant", "lr"), ("one_cycle", "max_lr"), ("cosine", "initial_lr")])
-def test_a_learning_rate_that_was_found_is_the_schedules_and_what_was_asked_for_is_said(
-    schedule: str, peak: str, tmp_path: Path
-) -> None:
-    line = ["+callbacks.finder._target_=lightning.pytorch.callbacks.LearningRateFinder"]
-    line += ["+callbacks.finder.num_training_steps=20", "+trainer.profiler=simple", f"optimizer.schedule={schedule}"]
-    line += ["optimizer.lr_scaling=sqrt"]
+def test_what_was_asked_for_is_said_and_nothing_else(tmp_path: Path) -> None:
+    line = ["+trainer.profiler=simple", "optimizer.lr_scaling=sqrt"]
     line += ["+callbacks.stop._target_=lightning.pytorch.callbacks.EarlyStopping", "+callbacks.stop.monitor=val/loss"]
     done = completed(tmp_path, *SMALL, *line, "+callbacks.stop.verbose=true", OUT)
-    both, found = done.said + done.complained, record(tmp_path / "out")
-    assert (both.count("Learning rate set to"), both.count("FIT Profiler Report")) == (1, 1)
+    both = done.said + done.complained
+    assert both.count("FIT Profiler Report") == 1
     assert "Metric val/loss improved" in both
     assert not any(words in both for words in ("GPU available", "`Trainer.fit` stopped", "Restoring states", "Tip"))
-    assert found["learning_rate"] != found["config"]["optimizer"]["lr"]
-    (group,) = last(tmp_path / "out")["optimizer_states"][0]["param_groups"]
-    assert group[peak] == pytest.approx(found["learning_rate"])
     rate, typed = re.search(r"^rate    (\S+): (\S+) × √\(8 ÷ 128\)", done.said, re.MULTILINE).groups()
     assert float(rate) == pytest.approx(float(typed) / 4, rel=0.01)  # what gives the same rate as optimizer.lr
 
