@@ -4,8 +4,8 @@
    (quality.py). Of runs that were trained to a target, the size that reached it first is the answer (target.py).
 2. A sentence is as strong as its interval. The intervals of an answer hold together with 95 % confidence.
 3. Sizes that share passes met the same load, so their ratios need no allowance for other programs. The load is said.
-4. What the noise scale says (progress.py) stands beside the rates, and measured times to a target beside that. It decides
-   where φ has no bias to speak of and leaves one of the candidates.
+4. What the noise scale says (progress.py) stands beside the rates. It decides where φ has no bias to speak of and leaves one
+   of the candidates.
 
 Each sentence that states something has a claim beside it, so that it can be checked against a longer measurement.
 """
@@ -22,7 +22,7 @@ from .progress import Progress, progress_of
 from .quality import Quality, quality_of
 from .run import Run
 from .selection import ENOUGH, Rule, Selection, select
-from .target import Arrivals, arrivals_at_common_value, arrivals_of
+from .target import Arrivals, arrivals_of
 from .text import and_, at_least, choice_words, load_words, times_as_fast
 
 _SECONDS = "callbacks.until_known.seconds"
@@ -76,17 +76,14 @@ def answer(
         why = "single steps were not kept, or too few were measured"
         line = f"No rate{of} is known well enough to compare {them}: {why}."
         return Answer(group, [line], overall=overall, repeat=_repeat(group, None, None, sizes), quality=quality)
-    progress, common = progress_of(sizes, group.rates, is_early=quality is None), arrivals_at_common_value(sizes)
+    progress = progress_of(sizes, group.rates, is_early=quality is None)
     first = progress.decided(selection.shares) if progress else None
-    if common and common.winner not in (None, first):  # a measured time says more
-        first = None
     if first is not None:
         selection = replace(selection, size=first, rule="shown")
     if quality and selection.size is not None and not quality.is_shown(selection.size):
         selection = replace(selection, rule="best_guess")
     said = list(_sentences(group, selection, overall, quality, is_first=first is not None))
     lines, claims = [line for line, *_ in said], [claim for _, *of_line in said for claim in of_line]
-    lines += common.lines[:1] if common and common.winner else []
     lines += progress.lines(is_decided=first is not None) if progress else []
     repeat = _repeat(group, selection, quality, sizes)
     return Answer(group, lines, selection.size, selection.rule, selection, overall, claims, repeat, quality, progress)

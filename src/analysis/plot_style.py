@@ -49,10 +49,10 @@ def size_axis(axes: Axes, sizes: Iterable[int]) -> None:
     axes.set_xlabel("batch size")
 
 
-def log_axis(axes: Axes, name: str = "y") -> None:
-    """A log scale with plain numbers; ticks also at 2 and 5, or at all digits, where it covers few decades."""
-    axes.set(**{f"{name}scale": "log"})
-    axis = axes.yaxis if name == "y" else axes.xaxis
+def log_axis(axes: Axes) -> None:
+    """A log scale of y with plain numbers; ticks also at 2 and 5, or at all digits, where it covers few decades."""
+    axes.set_yscale("log")
+    axis = axes.yaxis
     low, high = axis.get_view_interval()
     decades = np.log10(high / low)
     digits = (1,) if decades > 3 else (1, 2, 5) if decades > 0.7 else tuple(range(1, 10))
@@ -61,11 +61,11 @@ def log_axis(axes: Axes, name: str = "y") -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: with_prefix(value) if value >= 1e3 else f"{value:g}"))
 
 
-def legend_below(figure: Figure, axes: Axes, title: str = "") -> None:
+def legend_below(figure: Figure, axes: Axes) -> None:
     """A legend below the axes where there are several names; every name once, of many the first ones."""
     once = {cut(name, _LONGEST): handle for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)}
     names = list(once)[:_MOST_NAMES]
     if len(names) > 1:
         columns = max(1, 66 // (max(map(len, names)) + 5))
-        title = title if len(names) == len(once) else f"{title} ({len(once)} in all)".strip()
+        title = "" if len(names) == len(once) else f"({len(once)} in all)"
         figure.legend([once[name] for name in names], names, loc="outside lower center", ncols=columns, title=title)

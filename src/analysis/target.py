@@ -3,8 +3,7 @@
 A run has reached it between its last validation below it and the first one at it. A size is later than another one if the mean
 over the seeds of log(last validation below it ÷ the other's arrival) is shown to be above 0. Separate runs of the same thing on a
 CPU differ by 10 %, so that times are no more exact than rates are (noise.py). Where several sizes may be first, the one with the
-smallest typical time is the best guess. The target is that of experiment=time_to_target. Trained runs without one are compared at
-the value that half of the sizes reach.
+smallest typical time is the best guess. The target is that of experiment=time_to_target.
 """
 
 import math
@@ -14,7 +13,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import pandas as pd
 from scipy.special import stdtrit
 
 from ..records.formatting import duration, option_value, significant
@@ -158,31 +156,6 @@ def arrivals_of(sizes: Mapping[int, Sequence[Run]]) -> Arrivals | None:
     target = f"{declared.key} {declared.text(float(first['value']))}"
     found = _first_of_seeds((size, _arrival(run)) for size, run in runs)
     return Arrivals(target, "" if best is None else declared.text(best), found)
-
-
-def arrivals_at_common_value(sizes: Mapping[int, Sequence[Run]]) -> Arrivals | None:
-    """The arrivals at the value that half of the sizes reach, by the validations of runs that were trained to no target.
-
-    None where fewer than two sizes have two validations or more of the same metric.
-    """
-    curves = [(size, run, run.curve) for size, of in sizes.items() for run in of if run.curve is not None]
-    curves = [(size, run, curve) for size, run, curve in curves if len(curve) > 1]
-    names = {curve.attrs["metric"] for *_, curve in curves}
-    if len(names) != 1 or len({size for size, *_ in curves}) < 2:
-        return None
-    declared = metric(names.pop())
-    sign = -1 if declared.higher_is_better is False else 1
-    best = pd.Series([(sign * curve["value"]).max() for *_, curve in curves], [size for size, *_ in curves])
-    of_sizes = best.groupby(level=0).median().sort_values(ascending=False)
-    value = of_sizes.iloc[max(2, (len(of_sizes) + 1) // 2) - 1]
-    found = []
-    for size, run, curve in curves:
-        is_below = sign * curve["value"] < value
-        until = int(is_below.cummin().sum())  # validations before the first one at the value
-        before = 0.0 if until == 0 else float(curve["seconds"].iloc[until - 1])
-        at_it = curve.iloc[until] if until < len(curve) else {"seconds": math.inf, "samples": math.inf}
-        found.append((size, Arrival(run, before, float(at_it["seconds"]), float(at_it["samples"]))))
-    return Arrivals(f"{declared.key} {declared.text(sign * value)}", "", _first_of_seeds(found))
 
 
 def _first_of_seeds(arrivals: Iterable[tuple[int, Arrival]]) -> dict[int, dict[str, Arrival]]:

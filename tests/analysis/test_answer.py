@@ -14,7 +14,7 @@ from batchscope.analysis.read import find
 from batchscope.analysis.report import analyse, write_report
 from batchscope.analysis.table import quality_metrics
 from batchscope.records.correct import write_correct
-from tests.support.synthetic_runs import write_curve, write_measured, write_rates
+from tests.support.synthetic_runs import write_measured, write_rates
 
 TIMED, SEEDS = "experiment=throughput data.batch_size=", "seed=0,1,2 data.batch_size="
 UNTRAINED = "Accuracy was not measured: train these sizes before you choose."
@@ -458,24 +458,6 @@ def test_the_size_that_reached_the_target_first_is_the_answer(runs, facts, size,
     )
     assert [line[: len(expected)] for line, expected in zip(found.lines, lines, strict=True)] == lines
     assert found.repeat == []
-
-
-@pytest.mark.parametrize(
-    ("points", "said"),
-    [
-        (  # 16 reaches 90 % in its second validation, 64 in its fourth, and 256 never does
-            {16: [0.8, 0.91, 0.97, 0.98], 64: [0.5, 0.7, 0.8, 0.9], 256: [0.1, 0.2, 0.3, 0.35]},
-            [f"16 {FIRST} (one seed), after 2 s of training and 3,200 samples, at optimizer.lr=0.004."],
-        ),
-        # Validations at the same times do not tell sizes apart.
-        ({16: [0.8, 0.8, 0.8, 0.91], 64: [0.7, 0.8, 0.8, 0.92]}, []),
-    ],
-)
-def test_trained_runs_are_compared_at_the_value_that_half_of_the_sizes_reach(points, said, tmp_path):
-    write_measured(tmp_path, dict.fromkeys(points, 10.0), steps=400)
-    for number, values in enumerate(points.values()):
-        write_curve(tmp_path / str(number), zip((100, 200, 300, 400), values, strict=True), 10.0)
-    assert [line for line in answered(tmp_path).lines if "reached" in line] == said
 
 
 def test_the_report_has_a_table_a_plot_and_columns(tmp_path):

@@ -21,7 +21,7 @@ from batchscope.analysis.page import anonymous, page
 from batchscope.errors import UserError
 from batchscope.records.step_parts import PARTS
 from tests.support.fuzzing import HOSTILE
-from tests.support.synthetic_runs import change_record, write_curve, write_measured, write_rates, write_run, write_steps
+from tests.support.synthetic_runs import change_record, write_measured, write_rates, write_run, write_steps
 
 TWO = {32: 1000, 64: 2000}
 
@@ -40,8 +40,6 @@ def report(tmp_path_factory):
     write_rates(folder, {32: 3000, 64: 4800, 128: 6000, 256: 7000}, **facts)
     write_rates(folder, {32: 2000, 64: 8000, 128: 16000, 256: 24000}, first=4, device="cuda", **facts)
     write_run(folder / "8", 512, device="cuda", status="out_of_memory", error="OutOfMemoryError: out of memory")
-    for number in range(8):
-        write_curve(folder / str(number), [(10, 0.9), (20, 0.95)], 8.0)
     return write_report([folder], tmp_path_factory.mktemp("out"))
 
 
@@ -362,7 +360,7 @@ def test_runs_without_a_rate_and_a_damaged_step_file_are_notes(tmp_path):
 def test_everything_is_written_and_the_markdown_begins_with_the_answer(report, out):
     assert {path.name for path in out.iterdir()} == {
         "report.md", "report.html", "answer.json", "sweep.csv", "tensorboard", "throughput.png", "utilisation.png",
-        "step_time.png", "memory.png", "accuracy.png", "validation.png",
+        "step_time.png", "memory.png", "accuracy.png",
     }  # fmt: skip
     assert all(file.exists() for file in report.files)
     assert (out / "sweep.csv").read_text().count("\n") == 10
@@ -384,12 +382,11 @@ def test_a_row_has_one_estimate_of_the_step_and_the_rate_and_it_is_that_of_the_a
 def test_what_an_earlier_report_wrote_is_replaced_or_removed_and_nothing_else(tmp_path):
     out = tmp_path / "two" / "report"
     throughput = {"throughput": lambda size: {"mfu": size / 1e4, "processor_time_pct": 60.0}}
-    for name, facts in (("one", {"model": "mlp"}), ("two", throughput)):
+    trained = {"model": "mlp", "metrics": lambda size: {"test/acc": 1 - 1 / size}}
+    for name, facts in (("one", trained), ("two", throughput)):
         write_rates(tmp_path / name, TWO, **facts)
-    for number in range(2):
-        write_curve(tmp_path / "one" / str(number), [(10, 0.9), (20, 0.95)], 8.0)
     write_report([tmp_path / "one"], out)
-    assert (out / "validation.png").exists()
+    assert (out / "accuracy.png").exists()
     mine = out / "tensorboard" / "mlp" / "events.out.tfevents.1.my-host.1"
     for path in (mine, out / "memory.png", out / "mine.png"):
         path.write_bytes(b"mine")
@@ -400,7 +397,7 @@ def test_what_an_earlier_report_wrote_is_replaced_or_removed_and_nothing_else(tm
     write_report([tmp_path / "two"], out)
     assert [(tmp_path / name).read_bytes() for name in names] == before
     assert not any((out / name).samefile(tmp_path / name) for name in names)
-    assert not (out / "validation.png").exists()
+    assert not (out / "accuracy.png").exists()
     assert [path.read_bytes() for path in (mine, out / "memory.png", out / "mine.png")] == [b"mine"] * 3
     assert [path.name for path in mine.parent.iterdir()] == [mine.name]
     events = EventAccumulator(str(out / "tensorboard/cnn")).Reload()
