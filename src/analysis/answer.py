@@ -4,8 +4,6 @@
    (quality.py). Of runs that were trained to a target, the size that reached it first is the answer (target.py).
 2. A sentence is as strong as its interval. The intervals of an answer hold together with 95 % confidence.
 3. Sizes that share passes met the same load, so their ratios need no allowance for other programs. The load is said.
-4. What the noise scale says (progress.py) stands beside the rates. It decides where φ has no bias to speak of and leaves one
-   of the candidates.
 
 Each sentence that states something has a claim beside it, so that it can be checked against a longer measurement.
 """
@@ -18,7 +16,6 @@ from ..records.formatting import count, percent
 from ..records.values import at, positive, table
 from .groups import Group, loads_of
 from .noise import Rates, simultaneous
-from .progress import Progress, progress_of
 from .quality import Quality, quality_of
 from .run import Run
 from .selection import ENOUGH, Rule, Selection, select
@@ -42,7 +39,6 @@ class Answer:
     claims: list[dict[str, Any]] = field(default_factory=list)  # what the sentences state
     repeat: list[str] = field(default_factory=list)  # options of the command that would tell more; empty if none would
     quality: Quality | None = None
-    progress: Progress | None = None
     arrivals: Arrivals | None = None
 
     @property
@@ -76,27 +72,19 @@ def answer(
         why = "single steps were not kept, or too few were measured"
         line = f"No rate{of} is known well enough to compare {them}: {why}."
         return Answer(group, [line], overall=overall, repeat=_repeat(group, None, None, sizes), quality=quality)
-    progress = progress_of(sizes, group.rates, is_early=quality is None)
-    first = progress.decided(selection.shares) if progress else None
-    if first is not None:
-        selection = replace(selection, size=first, rule="shown")
     if quality and selection.size is not None and not quality.is_shown(selection.size):
         selection = replace(selection, rule="best_guess")
-    said = list(_sentences(group, selection, overall, quality, is_first=first is not None))
+    said = list(_sentences(group, selection, overall, quality))
     lines, claims = [line for line, *_ in said], [claim for _, *of_line in said for claim in of_line]
-    lines += progress.lines(is_decided=first is not None) if progress else []
     repeat = _repeat(group, selection, quality, sizes)
-    return Answer(group, lines, selection.size, selection.rule, selection, overall, claims, repeat, quality, progress)
+    return Answer(group, lines, selection.size, selection.rule, selection, overall, claims, repeat, quality)
 
 
 def _of_arrivals(group: Group, arrivals: Arrivals, overall: Selection | None) -> Answer:
     """The answer of runs that were trained to a target."""
-    of_sizes = {size: group.sizes[size] for size in arrivals.sizes}
-    progress = progress_of(of_sizes, group.rates) if overall else None
     size = arrivals.winner or arrivals.best_guess
     rule: Rule = "shown" if arrivals.winner else "best_guess" if size else "undecided"
-    lines = [*arrivals.lines, *(progress.lines() if progress else [])]
-    return Answer(group, lines, size, rule, None, overall, progress=progress, arrivals=arrivals)
+    return Answer(group, arrivals.lines, size, rule, None, overall, arrivals=arrivals)
 
 
 def _repeat(group: Group, selection: Selection | None, quality: Quality | None, sizes: Iterable[int]) -> list[str]:
@@ -125,14 +113,12 @@ def _sizes(sizes: Iterable[int]) -> str:
 _Said = tuple[Any, ...]  # a line, then its claims
 
 
-def _sentences(
-    group: Group, selection: Selection, overall: Selection, quality: Quality | None, is_first: bool
-) -> Iterator[_Said]:
-    """All of them, the choice first. `is_first` is whether the size was chosen by its goodput."""
+def _sentences(group: Group, selection: Selection, overall: Selection, quality: Quality | None) -> Iterator[_Said]:
+    """All of them, the choice first."""
     unknown = sorted(set(group.asked) - set(overall.shares))
     best = f" with the best {quality.metric.key}" if quality else " whose rate is known"
     is_part = bool(unknown) or len(selection.shares) < len(overall.shares)
-    yield _choice(group, selection, best, is_part, is_first)
+    yield _choice(group, selection, best, is_part)
     yield from _neighbours(group, selection, overall)
     if quality:
         yield from _price(group, selection, quality)
@@ -154,23 +140,16 @@ def _claim(kind: str, size: int, **facts: Any) -> dict[str, Any]:
     return {"kind": kind, "batch_size": size, **facts}
 
 
-def _choice(group: Group, selection: Selection, best_words: str, is_part: bool, is_first: bool) -> _Said:
-    """The chosen size, what it gives and what it is sure to give; or that it reaches a given quality first."""
+def _choice(group: Group, selection: Selection, best_words: str, is_part: bool) -> _Said:
+    """The chosen size, what it gives and what it is sure to give."""
     size, of_those = selection.size, f" of those{best_words}" if is_part else ""
     words = choice_words(selection, "sweep", of_those, group.rates.load if group.rates.passes else None)
     if size is None:
         return (words,)
     share, sure = selection.shares[size].value, selection.sure[size]
-    claims = [_claim("share", size, of=selection.best, estimated=share, sure=sure)]
-    guess = "Best guess " if selection.rule == "best_guess" else ""
     if len(selection.shares) == 1:
-        words = f"{guess}{size:,}: the only size{best_words}."
-    elif is_first:
-        part = "" if size == selection.best else f"{percent(share)} of "
-        gives = f"{part}the best measured rate{' of them' if is_part else ''}{f' ({selection.best:,})' if part else ''}"
-        words = f"{guess}{size:,}: by goodput the first{of_those} to reach a given quality, with {gives} in this sweep."
-        claims.append(_claim("first", size, among=list(selection.shares)))
-    return (words, *claims)
+        words = f"{'Best guess ' if selection.rule == 'best_guess' else ''}{size:,}: the only size{best_words}."
+    return words, _claim("share", size, of=selection.best, estimated=share, sure=sure)
 
 
 def _neighbours(group: Group, selection: Selection, overall: Selection) -> Iterator[_Said]:

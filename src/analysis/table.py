@@ -33,7 +33,7 @@ PART_MS = tuple(f"{part}_ms_mean" for part in PARTS)
 _LONGEST = 90  # characters of a reason
 _SHOWN = ("batch_size", "global_batch_size", RATE, STEP_MS, "mfu", *BUSY, "memory_peak_gib")
 _SHOWN += ("scaling_efficiency", "communication_share", "joules_per_sample", "compile_seconds")
-_TO_TARGET = ("noise_scale", "samples_to_target", "time_to_target_s")
+_TO_TARGET = ("samples_to_target", "time_to_target_s")
 
 
 def run_table(sweep: SweepResults) -> pd.DataFrame:
@@ -174,16 +174,13 @@ def size_table(group: Group, answer: "Answer | None" = None, metrics: Sequence[s
 
 
 def _of_answer(answer: "Answer") -> dict[str, Mapping[int, float]]:
-    """What an answer says of the sizes: by their rates, their metric, the noise scale and the times to a target."""
+    """What an answer says of the sizes: by their rates, their metric and the times to a target."""
     found: dict[str, Mapping[int, float]] = {}
     if answer.overall:  # also of an answer by quality or by times to a target
         found["share"] = {size: share.value for size, share in answer.overall.shares.items()}
         found["sure_share"] = answer.overall.sure
     if quality := answer.quality:
         found |= {"loss": {size: quality.loss(size) for size in quality.values}, "sure_loss": quality.sure or {}}
-    if progress := answer.progress:
-        found["efficiency"] = {size: progress.efficiency(size) for size in progress.updates}
-        found["goodput"] = {size: progress.goodput(size) for size in progress.updates}
     if arrivals := answer.arrivals:
         typical = arrivals.typical
         after = {size: max(arrival.after for arrival in runs.values()) for size, runs in arrivals.sizes.items()}
@@ -216,7 +213,6 @@ def size_texts(sizes: pd.DataFrame) -> pd.DataFrame:
     for key in [str(name) for name in sizes if f"{name}_sd" in sizes]:
         means = sizes[[key, f"{key}_sd"]].to_numpy()
         found[key] = pd.Series([mean_and_deviation(key, mean, deviation) for mean, deviation in means], sizes.index)
-    found["efficiency"], found["goodput"] = texts("efficiency", _share_text), texts("goodput")
     late = texts("not_reached_after_s", lambda value: f"> {significant(value)}")
     found["s to target"] = texts("time_to_target_s").astype(object).fillna(late)
     found["samples"] = texts("samples_to_target")

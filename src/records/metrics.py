@@ -106,7 +106,6 @@ joules_per_sample | J | down | milli | mJ/sample | energy of the device
 compile_seconds | s | down | | compile s | of torch.compile, in no rate
 time_to_target_s | s | down | | s to target | of training, until the target was reached
 samples_to_target | samples | down | | samples to target | trained on until then
-noise_scale | samples | | | noise scale | the gradient noise scale at the end of training
 learning_rate | | | rate | scaled lr | as scaled to the batch size
 seconds | s | | whole | seconds | from the start of the run to its end, without waiting for other runs; of a resumed run, of the processes that recorded their end
 """)

@@ -1,4 +1,4 @@
-"""Which batch size is recommended, by rates, quality, progress or the time to a target, and what is claimed."""
+"""Which batch size is recommended, by rates, quality or the time to a target, and what is claimed."""
 
 import math
 
@@ -7,8 +7,6 @@ import pytest
 
 from batchscope.analysis import plots
 from batchscope.analysis.answer import answer
-from batchscope.analysis.noise import Ratio
-from batchscope.analysis.progress import pooled
 from batchscope.analysis.quality import quality_of
 from batchscope.analysis.read import find
 from batchscope.analysis.report import analyse, write_report
@@ -309,89 +307,6 @@ def test_a_metric_without_direction_or_that_no_run_has_decides_nothing(tmp_path)
     assert quality_of(sizes, "test/temperature") is quality_of(sizes, "test/acc") is None
 
 
-RATES = {16: 1000.0, 64: 3000.0, 256: 6000.0, 1024: 8000.0}
-KNOWN = {"samples": 400.0, "low": 380.0, "high": 420.0}
-VAGUE = {"samples": 400.0, "low": 40.0, "high": 4000.0}
-
-
-def test_goodput_is_the_rate_times_the_progress_of_a_sample_by_the_samples_of_all_batches_and_ranks(tmp_path):
-    progress = answered(write_rates(tmp_path, RATES, drift=0, noise_scale=KNOWN)).progress
-    assert [progress.efficiency(size) for size in RATES] == pytest.approx([416 / (400 + size) for size in RATES])
-    assert progress.goodput(256) == pytest.approx(6000 * 416 / 656, rel=0.03)
-    ratio = progress.ratio(1024, 256)
-    assert ratio.value == pytest.approx(8 / 6 * 656 / 1424, rel=0.03)
-    assert ratio.low < ratio.value < ratio.high
-    more = {"options": {"trainer.accumulate_grad_batches": 4}, "throughput": {"processes": 2}}
-    progress = answered(write_rates(tmp_path / "more", RATES, noise_scale=KNOWN, **more)).progress
-    assert progress.updates == {size: 8 * size for size in RATES}
-
-
-TRAINED = {"evaluated": {"test": 10_000}, "metrics": {"test/acc": 0.985}, "drift": 0}
-
-
-@pytest.mark.parametrize(
-    ("noise_scale", "facts", "size", "line"),
-    [
-        (
-            KNOWN | {"of": "halves"}, TRAINED, 256,
-            "256: by goodput the first to reach a given quality, with 75 % of the best measured rate (1,024) in this sweep.",
-        ),
-        (
-            KNOWN | {"of": "batches"}, TRAINED | {"metrics": {16: {ACC: 0.985}, 64: {ACC: 0.985}}.get}, 64,
-            "64: by goodput the first of those with the best test/acc to reach a given quality, with the best measured rate of them",
-        ),
-        # Updates have a bias, a wide interval leaves several sizes, and at the beginning of a training φ is too small.
-        (KNOWN | {"of": "updates"}, TRAINED, 1024, "1,024: faster than all others in this sweep."),
-        (VAGUE | {"of": "halves"}, TRAINED, 1024, "1,024: faster than all others in this sweep."),
-        (KNOWN | {"of": "halves"}, {"drift": 0}, 1024, "1,024: faster than all others in this sweep."),
-        # Of a loss of one seed the noise is not known.
-        (
-            KNOWN | {"of": "halves"}, TRAINED | {"metrics": {TEST_LOSS: 0.1}}, 256,
-            "Best guess 256: by goodput the first to reach a given quality, with",
-        ),
-    ],
-)  # fmt: skip
-def test_goodput_decides_among_the_candidates_where_it_is_known_of_a_whole_training(
-    tmp_path, noise_scale, facts, size, line
-):
-    found = answered(write_rates(tmp_path, RATES, noise_scale=noise_scale, **facts))
-    assert found.size == size and found.lines[0].startswith(line)
-    assert [claim["batch_size"] for claim in found.claims if claim["kind"] == "share"] == [size]
-    is_decided = "goodput" in line
-    assert not (is_decided and any(said.startswith("By it") for said in found.lines))
-    assert any(said.startswith("Gradient noise scale: 400") for said in found.lines)
-
-
-EARLY = "samples (390 to 410) at the beginning of the training, and it grows. An update"
-LOST = "1,024 has the highest rate, of which 71 % is lost to noise, compared with 16."
-
-
-@pytest.mark.parametrize(
-    ("noise_scale", "facts", "lines"),
-    [
-        (KNOWN, {}, [f"Gradient noise scale: 400 {EARLY}", "By it 256 reaches a given quality first.", LOST]),
-        # A wide interval names all sizes that it may be.
-        (VAGUE, {}, ["Gradient noise scale: 400 samples (126 to 1,260)", "By it 64, 256 or 1,024 reaches a given"]),
-        ({"samples": 400.0, "low": 60.0}, {}, ["Gradient noise scale: 400 samples (60.0 or more)"]),
-        ({"missing": "too few"}, {}, []),
-    ],
-)
-def test_a_sentence_is_as_strong_as_its_interval(noise_scale, facts, lines, tmp_path):
-    said = answered(write_rates(tmp_path, RATES, drift=0, noise_scale=noise_scale, **facts)).lines
-    found = [line for line in said if "noise" in line or line.startswith("By it")]
-    assert [line[: len(expected)] for line, expected in zip(found, lines, strict=False)] == lines
-    assert bool(found) == bool(lines)
-
-
-def test_runs_that_differ_widen_the_interval_of_their_noise_scale():
-    alike = pooled([Ratio(100, 90, 111)] * 4)
-    apart = pooled([Ratio(value, 0.9 * value, 1.11 * value) for value in (50, 100, 100, 200)])
-    assert alike.value == pytest.approx(100) and apart.value == pytest.approx(100, rel=0.02)
-    assert 1.05 < alike.high / alike.low < 1.25 and apart.high / apart.low > 2
-    assert pooled([Ratio(5, 2, math.inf), Ratio(9, 4, math.inf)]) == Ratio(9, 4, math.inf)
-    assert pooled([]) is None
-
-
 SCALED = {"rule": "sqrt", "batch_size": 64, "reference_batch_size": 256}
 FIRST, TIME_OVER = "reached val/acc 90.0 % first", "the time limit"
 
@@ -461,15 +376,12 @@ def test_the_size_that_reached_the_target_first_is_the_answer(runs, facts, size,
 
 
 def test_the_report_has_a_table_a_plot_and_columns(tmp_path):
-    scale = {"samples": 300.0, "low": 285.0, "high": 315.0}
-    write_trained(tmp_path, {16: 4.0, 64: 2.0, 256: None}, noise_scale=scale)
+    write_trained(tmp_path, {16: 4.0, 64: 2.0, 256: None})
     report = write_report([tmp_path], tmp_path / "report")
     rows = [line.split() for line in report.text.splitlines()]
     assert ["s", "to", "target", "4.00", "2.00", ">", "5.00"] in rows
     assert ["samples", "6,400", "12,800"] in rows
-    assert ["efficiency", "100%", "87%", "57%"] in rows
-    assert any(row[:1] == ["goodput"] and len(row) == 4 for row in rows)
     assert (tmp_path / "report/time_to_target.png").exists()
     bars = plots.figures(report)["time_to_target"].axes[0].collections  # since the last validation below the target
     assert [tuple(bar.get_segments()[0][:, 1]) for bar in bars] == [pytest.approx((3.6, 4)), pytest.approx((1.8, 2))]
-    assert {"time_to_target_s", "samples_to_target", "noise_scale"} <= set(report.frame.columns)
+    assert {"time_to_target_s", "samples_to_target"} <= set(report.frame.columns)
