@@ -1,5 +1,6 @@
 """The report: what it prints, what it writes and replaces, the page, and that it says what it could not do."""
 
+import contextlib
 import json
 import re
 import socket
@@ -443,9 +444,12 @@ def test_hostile_records_neither_crash_nor_inject(tmp_path):
         change_record(tmp_path / "s" / str(number), **hostile)
     found = write_report([tmp_path / "s"], tmp_path / "out")
     diagnosis = write_diagnosis(tmp_path / "s", tmp_path / "out").text
-    comparison = compare(tmp_path / "s", tmp_path / "s").text
+    comparisons = []
+    for number in range(2, 2 + len(fields)):
+        with contextlib.suppress(UserError):  # of a run that was not measured
+            comparisons.append(compare(tmp_path / "s" / "0", tmp_path / "s" / str(number)).text)
     assert (found.printed + diagnosis).replace("\n", "").isprintable()
-    for text in (found.printed, found.markdown, diagnosis, comparison):
+    for text in (found.printed, found.markdown, diagnosis, *comparisons):
         assert not re.search(r"stretch|disturbed|\bturn|\brounds?\b|time was up|stall|whole fit|floor", text)
     for text in (found.markdown, page(found, {})):
         assert "<script>alert" not in text and "<img" not in text and "\x1b" not in text
