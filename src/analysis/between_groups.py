@@ -14,12 +14,10 @@ from ..records.values import table
 from .groups import Group, SweepResults, label, rates_of, setting_words
 from .noise import Ratio, simultaneous
 from .quality import Quality, quality_of
-from .run import BATCH_SIZE, HARDWARE, SEED, Run
+from .run import BATCH_SIZE, HARDWARE
 from .selection import select
 from .text import and_, load_words, times_as_fast
 
-# Settings that follow from the number of devices, or do not matter beside it.
-_ALONG = ("trainer.devices", "trainer.num_nodes", SEED, "trainer.strategy", "trainer", "threads")
 _OTHER_WORK = ("model", "data")  # whose samples are other work: their rates are not compared
 
 
@@ -76,26 +74,6 @@ def _compared(first: str, second: str, ratios: Mapping[int, Ratio]) -> str:
 
 def _range(sizes: Collection[int]) -> str:
     return f"{min(sizes):,} to {max(sizes):,}" if len(sizes) > 1 else f"{min(sizes):,}"
-
-
-def scaling_efficiencies(runs: Sequence[Run]) -> dict[int, float]:
-    """By the number of each run on several devices: its rate over that of as many single devices.
-
-    A single device has the same batch size, and differs in nothing else. A run without such a run is left out.
-    """
-    single: dict[str, list[Run]] = {}
-    several: dict[int, tuple[str, Run]] = {}
-    for run in (run for run in runs if RATE in run.values):
-        alike = run.signature(lambda key: key not in _ALONG)
-        if run.processes == 1:
-            single.setdefault(alike, []).append(run)
-        else:
-            several[run.number] = alike, run
-    return {
-        number: rates_of({0: single[alike], 1: [run]}).ratio(1, 0).value / run.processes
-        for number, (alike, run) in several.items()
-        if alike in single
-    }
 
 
 def compare_settings(sweep: SweepResults, metrics: Sequence[str], margin: float | None = None) -> list[str]:

@@ -205,16 +205,13 @@ class Run:
         known |= {name: number(throughput.get(name)) for name in _SHARES}
         known |= {name: positive(self.record.get(name)) for name in ("learning_rate", "seconds", "time_to_target_s")}
         steps, to_target = (positive(at(self.record, path)) for path in ("steps", "target.steps"))
-        waiting, step_ms = number(throughput.get("communication_ms")), known["step_ms"]
         known |= {
             RATE: positive(throughput.get(RATE)) if size else None,
             "batch_size": size,
             "processes": self.processes if self.processes > 1 else None,
             "global_batch_size": update if update != size else None,
-            "communication_share": waiting / step_ms if waiting is not None and step_ms else None,
             "samples_seen": self.samples_after(steps) if steps else None,
             "samples_to_target": self.samples_after(to_target) if to_target and known["time_to_target_s"] else None,
-            "compile_seconds": positive(at(self.record, "compilation.seconds")),
         }
         parts = {f"{part}_ms_mean": number(at(throughput, f"parts_ms.{part}")) for part in PARTS}
         if all(ms is not None and ms >= 0 for ms in parts.values()) and any(parts.values()):

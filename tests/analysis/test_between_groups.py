@@ -5,7 +5,7 @@ import pytest
 from batchscope.analysis.between_groups import compare_settings, crossovers
 from batchscope.analysis.read import find
 from batchscope.analysis.report import analyse
-from batchscope.analysis.table import run_table, setting_texts, shown_metrics
+from batchscope.analysis.table import setting_texts, shown_metrics
 from batchscope.analysis.text import and_
 from tests.support.synthetic_runs import write_measured
 
@@ -75,16 +75,6 @@ def test_groups_at_one_batch_size_each_are_compared_as_settings(tmp_path):
         write_measured(tmp_path, {64: 10.0 / (1 + number)}, first=number, **facts, **QUIET)
     assert crossovers(find([tmp_path])) == []
     assert compare_settings(find([tmp_path]), [])[0].startswith("cnn · gpu is the fastest: 2.00 (")
-
-
-def test_efficiency_is_the_rate_over_that_of_as_many_single_devices_and_stands_beside_its_run(tmp_path):
-    for devices, ms in ((1, 10.0), (2, 12.5), (4, 12.5)):
-        options = {"trainer.devices": devices, "trainer.strategy": "ddp", "trainer.max_epochs": 2 + (devices == 4)}
-        facts = {"options": options, "throughput": {"processes": devices}}
-        write_measured(tmp_path / f"{devices}/sweep", {64: ms}, **facts, **QUIET)
-    frame = run_table(find([tmp_path / f"{devices}/sweep" for devices in (1, 2, 4)]))
-    nan = float("nan")  # of 4, no counterpart
-    assert list(frame["scaling_efficiency"].astype(float)) == pytest.approx([nan, 0.8, nan], rel=0.01, nan_ok=True)
 
 
 TWO, THREE = {"memory": 10.0, "device": 5.0}, {"memory": 10.0, "device": 9.9, "workers": 30.0}
