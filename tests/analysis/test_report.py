@@ -221,7 +221,7 @@ def test_a_trained_sweep_has_its_metric(report, out):
     rows = [line.split()[0] for line in report.text.splitlines() if line]
     assert (rows.count("test/acc"), rows.count("GiB")) == (2, 2)
     assert "→ 128: faster than all others of those with the best test/acc in this sweep." in report.text
-    assert "→ cnn: gpu is faster than cpu from a batch size between 32 and 64 on" in report.text
+    assert "→ cnn: gpu ÷ cpu in samples/s is 0.67" in report.text and "; gpu is faster from 64 on." in report.markdown
     assert report.printed.splitlines()[-1].endswith(f"{out.name}/report.html")
     assert all(len(line) <= 80 for line in report.text.splitlines())
 
