@@ -12,12 +12,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..records.formatting import count, percent
+from ..records.formatting import percent
 from ..records.values import at, positive, table
 from .groups import Group, loads_of
 from .noise import Rates, simultaneous
 from .quality import Quality, quality_of
-from .run import Run
 from .selection import ENOUGH, Rule, Selection, select
 from .target import Arrivals, arrivals_of
 from .text import and_, at_least, choice_words, load_words, times_as_fast
@@ -125,14 +124,8 @@ def _sentences(group: Group, selection: Selection, overall: Selection, quality: 
         yield (quality.best_words({size: f"{size:,}" for size in quality.values}),)
     else:
         yield ("Accuracy was not measured: train these sizes before you choose.",)
-    seen = group.medians("samples_seen").values() if quality else ()
-    if seen and max(seen) > 1.1 * min(seen):
-        yield ("The sizes saw different numbers of samples, which changes the metric.",)
     if unknown:
         yield (f"Not known well enough to be compared: {and_(unknown)}.",)
-    apart = [size for size in overall.shares if not group.rates.together(size, overall.best)]
-    if apart and group.rates.passes:
-        yield (f"Measured apart from {overall.best:,}, so that less is known of the ratio: {and_(apart)}.",)
     yield from _load(group)
 
 
@@ -189,18 +182,8 @@ def _price(group: Group, selection: Selection, quality: Quality) -> Iterator[_Sa
     if ratio.low > 1:
         claims = [_claim("at_least", fast, of=chosen, share=at_least(ratio))]
         claims += [_claim("worse", fast, metric=quality.metric.key)] if quality.is_worse(fast) else []
-        words = f"{fast:,} is {times_as_fast(ratio)} and {quality.price(fast)} after {_trained(group.runs)}."
+        words = f"{fast:,} is {times_as_fast(ratio)} and {quality.price(fast)}."
         yield (words, *claims)
-
-
-def _trained(runs: Sequence[Run]) -> str:
-    """`2 epochs at this learning rate`; `this training` where the runs trained for different times."""
-    trained = [run for run in runs if run.metrics]
-    epochs = {positive(run.record.get("epochs")) for run in trained}
-    rates = {run.values.get("learning_rate") for run in trained}
-    number = epochs.pop() if len(epochs) == 1 else None
-    rate = "" if None in rates else " at this learning rate" if len(rates) == 1 else " at its learning rate"
-    return (count(round(number), "epoch") if number and number >= 1 else "this training") + rate
 
 
 def _load(group: Group) -> Iterator[_Said]:

@@ -204,13 +204,12 @@ class Run:
         known = {name: positive(throughput.get(name)) for name in _TIMES}
         known |= {name: number(throughput.get(name)) for name in _SHARES}
         known |= {name: positive(self.record.get(name)) for name in ("learning_rate", "seconds", "time_to_target_s")}
-        steps, to_target = (positive(at(self.record, path)) for path in ("steps", "target.steps"))
+        to_target = positive(at(self.record, "target.steps"))
         known |= {
             RATE: positive(throughput.get(RATE)) if size else None,
             "batch_size": size,
             "processes": self.processes if self.processes > 1 else None,
             "global_batch_size": update if update != size else None,
-            "samples_seen": self.samples_after(steps) if steps else None,
             "samples_to_target": self.samples_after(to_target) if to_target and known["time_to_target_s"] else None,
         }
         parts = {f"{part}_ms_mean": number(at(throughput, f"parts_ms.{part}")) for part in PARTS}
