@@ -49,7 +49,7 @@ class Answer:
 def answer(
     group: Group, metrics: Sequence[str] = (), enough: float = ENOUGH, margin: float | None = None
 ) -> Answer | None:
-    """The answer for a group; None where fewer than two sizes were measured that were asked for.
+    """The answer for a group; None where fewer than two sizes were measured.
 
     Args:
         group: the runs.
@@ -57,7 +57,7 @@ def answer(
         enough: as in selection.py.
         margin: as in quality.py.
     """
-    sizes = {size: group.sizes[size] for size in group.asked}
+    sizes = group.sizes
     arrivals = arrivals_of(sizes)
     if len(sizes) < (1 if arrivals else 2):
         return None
@@ -114,7 +114,7 @@ _Said = tuple[Any, ...]  # a line, then its claims
 
 def _sentences(group: Group, selection: Selection, overall: Selection, quality: Quality | None) -> Iterator[_Said]:
     """All of them, the choice first."""
-    unknown = sorted(set(group.asked) - set(overall.shares))
+    unknown = sorted(group.sizes.keys() - overall.shares.keys())
     best = f" with the best {quality.metric.key}" if quality else " whose rate is known"
     is_part = bool(unknown) or len(selection.shares) < len(overall.shares)
     yield _choice(group, selection, best, is_part)

@@ -61,10 +61,10 @@ def statements(
 def _too_few_sizes(group: Group) -> str:
     """Why a group of several batch sizes has no answer; empty where it has, or is of one size."""
     to_target = any("target" in run.record for run in group.runs)
-    if to_target or len(group.asked) > 1 or len({*group.sizes, *group.without_rate}) < 2:
+    if to_target or len(group.sizes) > 1 or len({*group.sizes, *group.without_rate}) < 2:
         return ""
-    only = f"Only {group.asked[0]:,}" if group.asked else "No batch size"
-    return f"{only} was measured as it was asked for, so there is nothing to compare."
+    only = "".join(f"Only {size:,}" for size in group.sizes) or "No batch size"
+    return f"{only} was measured, so there is nothing to compare."
 
 
 def notes(sweep: SweepResults) -> Iterator[str]:

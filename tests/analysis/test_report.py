@@ -90,7 +90,7 @@ def test_a_size_that_failed_has_no_number_of_another_size(tmp_path):
         write_run(tmp_path / ends / "0", 20, status=ends, error=f"E: {ends}")
         write_rates(tmp_path / ends, {50: 923}, first=1)
         found = analyse([tmp_path / ends])
-        assert found.headlines == ["Only 50 was measured as it was asked for, so there is nothing to compare."]
+        assert found.headlines == ["Only 50 was measured, so there is nothing to compare."]
         lines = [line.split() for line in found.text.splitlines()]
         assert ["cnn", "20", "50"] in lines
         assert [len(line) for line in lines if line[:1] == ["samples/s"]] == [2]
