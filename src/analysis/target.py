@@ -23,9 +23,6 @@ from .noise import BETWEEN_CPU, CONFIDENCE, WORTH
 from .run import LEARNING_RATE, Run
 from .text import and_
 
-_MORE_TIME = "give more time by search.minutes; with hydra.sweep.dir=<its folder> the finished runs are kept"
-_SEEDS = 3  # that are advised after one
-
 
 @dataclass(frozen=True)
 class Arrival:
@@ -85,32 +82,16 @@ class Arrivals:
 
     @property
     def lines(self) -> list[str]:
-        """What the runs show, the answer first."""
+        """What the runs show: the size that was first, or the best guess; and the sizes that did not reach the target."""
         guess, seeds = self.best_guess, len({seed for of in self.sizes.values() for seed in of})
         if guess is None:
             best = f": the best was {self.best}" if self.best else ""
-            more_time = f", or {_MORE_TIME}" if any(map(self._is_out_of_time, self.sizes)) else ""
-            return [f"No run reached {self.target}{best}. Take an easier target{more_time}."]
+            return [f"No run reached {self.target}{best}. Take an easier target, or give more time by search.minutes."]
         words = f"({seeds} seeds)" if seeds > 1 else "(one seed)"
-        if len(self.sizes) == 1:
-            return [f"{guess:,} reached {self.target} {words}{self._after(guess)}; it is the only size that ran."]
-        begin = "" if self.winner else "Best guess: "
-        lines = [f"{begin}{guess:,} reached {self.target} first {words}{self._after(guess)}."]
+        first, begin = (" first", "" if self.winner else "Best guess: ") if len(self.sizes) > 1 else ("", "")
+        lines = [f"{begin}{guess:,} reached {self.target}{first} {words}{self._after(guess)}."]
         never = sorted(size for size, of in self.sizes.items() if all(run.seconds == math.inf for run in of.values()))
-        if others := [size for size in self.contenders if size != guess and size not in never]:
-            more = ",".join(map(str, range(max(_SEEDS, 2 * seeds))))
-            lines.append(f"{and_(others, 'or')} may be first, too; more seeds tell more (seed={more}).")
-        may_be_first = [size for size in never if size in self.contenders]
-        if in_time := [size for size in may_be_first if self._is_out_of_time(size)]:
-            lines.append(f"Stopped while still in time: {and_(in_time)}; {_MORE_TIME}.")
-        if others := [size for size in may_be_first if size not in in_time]:
-            lines.append(f"Not decided: {and_(others)} did not reach it.")
-        if late := [size for size in never if size not in may_be_first]:
-            lines.append(f"{and_(late)} did not reach it, and could no longer be the first.")
-        return lines
-
-    def _is_out_of_time(self, size: int) -> bool:
-        return any(at(a.run.record, "target.out_of_time") is True for a in self.sizes[size].values())
+        return [*lines, f"{and_(never)} did not reach it."] if never else lines
 
     def _after(self, size: int) -> str:
         if (arrival := self.typical.get(size)) is None:

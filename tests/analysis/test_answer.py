@@ -318,19 +318,19 @@ def write_trained(folder, times, ended="", **facts):
             [{16: 4.0, 64: 2.0, 256: None}], {}, 64,
             [
                 f"64 {FIRST} (one seed), after 2 s of training and",
-                "256 did not reach it, and could no longer be the first.",
+                "256 did not reach it.",
             ],
         ),
         # Validations that lie between them do not tell two sizes apart.
-        ([{16: 4.0, 64: 2.0, 256: 2.1}], {}, None, [f"Best guess: 64 {FIRST} (one seed)", "256 may be first, too; more"]),
+        ([{16: 4.0, 64: 2.0, 256: 2.1}], {}, None, [f"Best guess: 64 {FIRST} (one seed)"]),
         ([{16: None, 64: None}], {}, None, ["No run reached val/acc 90.0 %: the best was 80.0 %. Take an easier"]),
         # A size whose time was over before may have won.
         (
             [{16: 7.0, 64: None}], {"ended": TIME_OVER}, None,
-            [f"Best guess: 16 {FIRST} (one seed)", "Stopped while still in time: 64; give more time by search.minutes;"],
+            [f"Best guess: 16 {FIRST} (one seed)", "64 did not reach it."],
         ),
         # The typical time of several seeds is the guess, and all of them together decide.
-        ([{16: 4.0, 64: 2.0}, {16: 2.0, 64: 4.0}], {}, None, [f"Best guess: 16 {FIRST} (2 seeds)", "64 may be first, too"]),
+        ([{16: 4.0, 64: 2.0}, {16: 2.0, 64: 4.0}], {}, None, [f"Best guess: 16 {FIRST} (2 seeds)"]),
         (
             [{16: 4.0, 64: 2.0}, {16: 4.2, 64: 2.2}, {16: 4.4, 64: 2.4}], {}, 64,
             [f"64 {FIRST} (3 seeds), after 2.2 s of training"],
