@@ -7,9 +7,8 @@ the runs of the report (`run-<n>_<m>` for several), by which the page picks runs
 import io
 import math
 import warnings
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -41,7 +40,6 @@ CAPTIONS = {
 _MOST_PANELS = 6
 _MOST_BARS_NAMED = 9
 _LONGEST = 45  # characters of a label in a title
-_SOFTWARE = "batchscope report"  # in each PNG, by which a report knows its own pictures
 _Sized = Sequence[tuple[Group, pd.DataFrame, int | None]]  # groups, their tables of sizes, and the chosen sizes
 
 
@@ -82,18 +80,10 @@ def _saved(figure: Figure, name: str) -> Picture:
     """The bytes of a figure. The name is in the ids of its SVG, so that those of several figures differ."""
     rcParams["svg.hashsalt"] = name
     png, svg = io.BytesIO(), io.BytesIO()
-    figure.savefig(png, format="png", metadata={"Software": _SOFTWARE})
+    figure.savefig(png, format="png")
     figure.set_layout_engine("none")  # the layout is found, and stays
     figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     return Picture(png.getvalue(), svg.getvalue().decode())
-
-
-def remove_stale(folder: Path, keep: Collection[str]) -> None:
-    """Remove the pictures of an earlier report that this one does not have; other pictures stay."""
-    for name in (name for name in CAPTIONS if name not in keep):
-        path = folder / f"{name}.png"
-        if path.is_file() and _SOFTWARE.encode() in path.read_bytes()[:512]:
-            path.unlink()
 
 
 def _look(group: Group) -> tuple[str, str]:
@@ -128,7 +118,7 @@ def _against_size(
             axes.vlines(size, low, high, color=colour, gid=gid)
             if size == chosen and name == names[0]:
                 axes.plot(size, value, ls="", marker="o", ms=14, mfc="none", mec="black", gid=gid)
-    style.size_axis(axes, {size for *_, points in lines for size in points.index})
+    style.size_axis(axes)
     axes.set_title(title)
     if scale == "from zero":
         axes.set_ylim(bottom=0)

@@ -129,7 +129,7 @@ def write_report(
     enough: float | None = None,
     margin: float | None = None,
 ) -> Report:
-    """Read all runs below the folders, and write the report. What an earlier report wrote in its folder is replaced.
+    """Read all runs below the folders, and write the report. Files of an earlier report with the same names are replaced.
 
     Args:
         folders: of runs.
@@ -150,7 +150,6 @@ def write_report(
         for name, picture in pictures.items():
             write_bytes(out / f"{name}.png", picture.png)
             report.files.append(out / f"{name}.png")
-        plots.remove_stale(out, keep=pictures)
         tensorboard.write(report.sweep.groups, report.tables, out / "tensorboard")
         texts = {
             "report.md": report.markdown,

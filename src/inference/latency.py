@@ -127,7 +127,7 @@ class Latencies:
             lower.legend()
             for axes in (upper, lower):
                 style.log_axis(axes)
-            style.size_axis(lower, known["batch_size"])
+            style.size_axis(lower)
             if self.selection is not None and self.selection.size is not None:
                 row = known.set_index("batch_size").loc[self.selection.size]
                 ring = {"markersize": 14, "markerfacecolor": "none", "color": "black"}
