@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from batchscope import read_answer, read_runs
 from batchscope.analysis import analyse, plots, write_report
 from batchscope.analysis.compare import compare
-from batchscope.analysis.diagnose import BASELINE, write_diagnosis
+from batchscope.analysis.diagnose import BASELINE, find_findings
 from batchscope.analysis.page import anonymous, page
 from batchscope.errors import UserError
 from batchscope.records.step_parts import PARTS
@@ -440,7 +440,7 @@ def test_hostile_records_neither_crash_nor_inject(tmp_path):
         hostile = record | {key: value if sub is None else record[key] | {sub: value}}
         change_record(tmp_path / "s" / str(number), **hostile)
     found = write_report([tmp_path / "s"], tmp_path / "out")
-    diagnosis = write_diagnosis(tmp_path / "s", tmp_path / "out").text
+    diagnosis = find_findings(tmp_path / "s").text
     comparisons = []
     for number in range(2, 2 + len(fields)):
         with contextlib.suppress(UserError):  # of a run that was not measured

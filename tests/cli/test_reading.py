@@ -44,13 +44,6 @@ def test_what_a_record_says_sends_nothing_to_the_terminal_but_text(tmp_path, sta
         assert text.replace("\n", "").isprintable()
 
 
-def test_a_diagnosis_has_no_share_that_is_enough(tmp_path):
-    write_run(tmp_path / "0", 8, 3.0, diagnosis={"role": "baseline"})
-    found = answer("report", tmp_path, "--enough", "95%")
-    assert (found.code, found.out) == (2, "")
-    assert found.err == f"error: --enough: is for batch sizes, and {tmp_path} holds a diagnosis\n"
-
-
 def test_where_the_report_cannot_be_written_the_answer_is_printed_before_the_error(tmp_path):
     write_rates(tmp_path, {8: 1000, 64: 3800, 512: 4000})
     (tmp_path / "report").write_text("a file")
