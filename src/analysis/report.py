@@ -123,26 +123,15 @@ def _lines(said: Iterable[Statement], width: int) -> list[str]:
     return wrapped(marked, width)
 
 
-def write_report(
-    folders: Iterable[str | os.PathLike[str]],
-    out_dir: str | os.PathLike[str],
-    enough: float | None = None,
-    margin: float | None = None,
-) -> Report:
+def write_report(folders: Iterable[str | os.PathLike[str]], out_dir: str | os.PathLike[str]) -> Report:
     """Read all runs below the folders, and write the report. Files of an earlier report with the same names are replaced.
-
-    Args:
-        folders: of runs.
-        out_dir: the folder of the report.
-        enough: the share of the best rate that a batch size is to reach; by default that of the runs' configurations.
-        margin: by how much a size may train worse than the best, as in quality.py; likewise.
 
     Raises:
         UserError: if there is not one readable record, or `out_dir` has or is a link that leads elsewhere, before
             anything is written; or if `out_dir` cannot be written.
     """
     paths, out = [Path(folder) for folder in folders], Path(out_dir)
-    report = analyse(paths, enough, margin)
+    report = analyse(paths)
     _refuse_links(out, paths)
     pictures = plots.draw(report)
     try:
@@ -165,13 +154,14 @@ def write_report(
     return report
 
 
-def analyse(
-    folders: Iterable[str | os.PathLike[str]], enough: float | None = None, margin: float | None = None
-) -> Report:
-    """What the runs below the folders show, with nothing written; UserError if there is not one readable record."""
+def analyse(folders: Iterable[str | os.PathLike[str]]) -> Report:
+    """What the runs below the folders show, with nothing written; UserError if there is not one readable record.
+
+    What is enough and which margin a metric has is said by the configuration of the runs, see selection.py and quality.py.
+    """
     sweep = find(folders)
-    enough = enough or next((share for run in sweep.runs if (share := run.share("enough"))), ENOUGH)
-    margin = margin or next((share for run in sweep.runs if (share := run.share("margin"))), None)
+    enough = next((share for run in sweep.runs if (share := run.share("enough"))), ENOUGH)
+    margin = next((share for run in sweep.runs if (share := run.share("margin"))), None)
     metrics, quality = table.shown_metrics(sweep), table.quality_metrics(sweep)
     known = [(group, answer(group, quality, enough, margin)) for group in sweep.groups]
     answers = [of_group for _, of_group in known if of_group]

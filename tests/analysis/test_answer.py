@@ -172,7 +172,6 @@ def test_a_user_says_what_share_is_enough(tmp_path):
     (group,) = find([tmp_path]).groups
     assert [answer(group, (), enough).size for enough in (0.9, 0.98, 0.2)] == [64, 512, 8]
     assert analyse([tmp_path]).answers[0].size == 512
-    assert analyse([tmp_path], enough=0.2).answers[0].size == 8
 
 
 def test_a_user_says_by_how_much_a_size_may_train_worse(tmp_path):
@@ -180,7 +179,6 @@ def test_a_user_says_by_how_much_a_size_may_train_worse(tmp_path):
     (group,) = find([tmp_path]).groups
     assert [answer(group, ["test/acc"], margin=margin).size for margin in (None, 1e-6, 0.04)] == [64, 8, 2048]
     assert analyse([tmp_path]).answers[0].size == 2048
-    assert analyse([tmp_path], margin=1e-6).answers[0].size == 8
 
 
 def test_a_size_is_what_a_batch_held_and_one_size_has_no_answer(tmp_path):

@@ -158,13 +158,3 @@ def test_options_are_measured_and_the_answer_says_where(sweep, monkeypatch):
     assert "9 epochs of 55,000 samples" in said.out
     assert said.out.splitlines()[-1].startswith("measured outputs/choose/")
     assert said.err == "cpu: measuring batch size 8\n"
-
-
-def test_a_report_takes_the_share_that_is_enough_and_the_margin_of_a_loss(tmp_path):
-    facts = {"metrics": lambda size: {"test/acc": 0.97 if size == 8 else 0.955}, "evaluated": {"test": 10_000}}
-    write_rates(tmp_path, {8: 1000, 64: 3800, 512: 4000}, **facts)
-    assert "→ 8: the only size with the best test/acc." in answer("report", tmp_path).out
-    assert "→ 64: " in answer("report", tmp_path, "--margin", "2%").out
-    assert "→ 512: " in answer("report", tmp_path, "--margin", "2%", "--enough", "98%").out
-    for flag, share in (("--enough", "150%"), ("--enough", "0"), ("--margin", "0")):
-        assert f"{flag}: takes a share above 0 %, at most 100 %" in answer("report", tmp_path, flag, share).err
