@@ -128,7 +128,7 @@ def _read(path: Path) -> _Run:
     measured = Measured(
         _recorded(record, middle, step.device) * per_batch,
         waiting * per_batch,  # by the median: a few slow steps raise a mean
-        *_memory(record, step),
+        _memory(record),
         replace(step, rows=rows, batches=1.0),
     )
     return _Run(run, run.train_samples, _options(run), measured, slowest=max(1.0, mean / middle))
@@ -143,13 +143,10 @@ def _recorded(record: Mapping[str, Any], middle: float, device: str) -> Interval
     return converted(low, middle, high, confidence, BETWEEN_CPU if device == "cpu" else 0.0)
 
 
-def _memory(record: Mapping[str, Any], step: StepOperations) -> tuple[float, float]:
-    """Bytes that were counted, and those that the largest operation of the backward pass moves; NaN without a count."""
+def _memory(record: Mapping[str, Any]) -> float:
+    """Bytes that were counted; NaN without a count."""
     parts = {key: positive(value) or 0.0 for key, value in table(at(record, "memory.parts_bytes")).items()}
-    if "saved" not in parts:
-        return math.nan, math.nan
-    largest = max((row.bytes / row.calls for row in step.rows if row.part == "backward" and row.calls), default=0.0)
-    return sum(parts.values()), 0.0 if "rest" in parts else largest
+    return sum(parts.values()) if "saved" in parts else math.nan
 
 
 def _options(run: Run) -> dict[str, Any]:
@@ -197,7 +194,6 @@ def _pooled(runs: Sequence[_Run], rates: Rates, batch_size: int) -> Measured:
         replace(seconds, high=most),
         median(of_run.waiting for of_run in singles),
         max(of_run.counted for of_run in singles),
-        max(of_run.moving for of_run in singles),
         singles[0].step,
     )
 

@@ -18,11 +18,11 @@ from pathlib import Path
 
 from ..checkpointing.signals import exit_on_signals
 from ..choice.answer import Answer
-from ..choice.cards import card_names, find_card
 from ..choice.measured import device_here, read_trainings
 from ..choice.rows import FULL, Question, check_measured, check_prices
 from ..choice.work import PRECISIONS
 from ..errors import UserError
+from ..hardware.datasheet import by_short_name, find_card
 from ..options.compose import check_command_line, compose
 from ..records.terminal import columns, wrapped
 from . import command_parser, folder_of, folders_and_options, number
@@ -42,7 +42,9 @@ def main() -> None:
         raise UserError(f"choose: takes folders or options; got {folders[0]} and {overrides[0]}", exit_code=2)
     prices = _prices(args.price)
     names = args.devices.split(",") if args.devices else [*USUAL, *(name for name in prices if name not in KINDS)]
-    cards = [find_card(name) for name in (card_names() if names == ["all"] else names)]
+    if names == ["all"]:
+        names = [name for name, sheet in by_short_name().items() if sheet.kind == "cuda"]
+    cards = [find_card(name) for name in names]
     question = Question(cards, args.epochs, args.batch_size, prices, args.start_up, args.precision)
     epochs, places = _measured(overrides, question) if overrides else (None, [Path(folder) for folder in folders])
     trainings, left_out = read_trainings(places)

@@ -13,6 +13,8 @@ from typing import Any
 
 import yaml
 
+from ..errors import UserError, did_you_mean
+
 _FILE = Path(__file__).with_name("devices.yaml")
 _MAKER = "NVIDIA "  # drivers before 2021 report a card without it
 
@@ -55,3 +57,12 @@ def datasheets() -> dict[str, Datasheet]:
 def by_short_name() -> dict[str, Datasheet]:
     """Every device by the names that a command line takes: `t4`, `h100`, …"""
     return {name: sheet for sheet in datasheets().values() for name in sheet.short}
+
+
+def find_card(name: str, option: str = "--devices") -> Datasheet:
+    """The NVIDIA card of this short name. UserError, naming the option, for any other name, with the nearest known one."""
+    known = [short for short, sheet in by_short_name().items() if sheet.kind == "cuda"]
+    if (short := name.strip().lower()) not in known:
+        got = f"{option}: got {name!r}, which is no known card.{did_you_mean(short, known)}"
+        raise UserError(f"{got} Predicted are NVIDIA's {', '.join(known)}")
+    return by_short_name()[short]

@@ -7,12 +7,12 @@ from functools import partial
 import pytest
 
 from batchscope.choice.answer import Answer
-from batchscope.choice.cards import find_card
 from batchscope.choice.interval import Interval, digits, exactly, times_longer
 from batchscope.choice.measured import read_trainings
 from batchscope.choice.rows import Question, check_prices
 from batchscope.choice.step import step_on
 from batchscope.errors import UserError
+from batchscope.hardware.datasheet import find_card
 from tests.choice.trainings import mlp, write_training
 from tests.support.synthetic_runs import change_record
 
@@ -243,8 +243,8 @@ def test_whether_it_fits_stays_unknown_at_larger_sizes_where_no_run_has_counted_
 def test_a_device_that_cannot_train_it_is_left_out_with_the_reason(tmp_path):
     huge = training(tmp_path, memory=lambda size: {"parameters": 30 * 2.0**30, "saved": 1e6})
     assert answer(huge).left_out == [
-        "t4 may need 38.3 GiB at batch size 512, and has 16 GiB",
-        "l4 may need 38.3 GiB at batch size 512, and has 24 GiB",
+        "t4 may need 48.8 GiB at batch size 512, and has 16 GiB",
+        "l4 may need 48.8 GiB at batch size 512, and has 24 GiB",
     ]
     assert answer(huge, precision="bf16-mixed").left_out[0] == "t4 has no hardware for bf16"
 

@@ -2,10 +2,9 @@
 
 import pytest
 
-from batchscope.choice.cards import card_names, find_card
 from batchscope.errors import UserError
 from batchscope.hardware.calibration import PRECISIONS
-from batchscope.hardware.datasheet import by_short_name, datasheet, datasheets
+from batchscope.hardware.datasheet import by_short_name, datasheet, datasheets, find_card
 
 DENSE = (2, 4, 8, 14.5, 16, 30)  # fp16 ÷ fp32 of the generations: GeForce and P100, A10 to L40S, V100, H100, A100, B200
 DEVICES = list({sheet.names: sheet for sheet in datasheets().values()}.values())
@@ -44,7 +43,6 @@ def test_a_user_finds_a_card_by_its_short_name(name, found):
 def test_no_two_devices_have_the_same_name():
     assert sum(len(sheet.names) for sheet in DEVICES) == len(datasheets())
     assert sum(len(sheet.short) for sheet in DEVICES) == len(by_short_name())
-    assert card_names() == [name for sheet in DEVICES if sheet.kind == "cuda" for name in sheet.short]
 
 
 @pytest.mark.parametrize("sheet", DEVICES, ids=lambda sheet: sheet.names[0])
