@@ -17,7 +17,7 @@ from pathlib import Path
 
 from harness import ROOT, arguments, fill_in, machine, rows, write_result
 
-from batchscope.choice.measured import read_trainings
+from batchscope.choice.measured import read_training
 from batchscope.choice.step import step_on
 from batchscope.hardware.datasheet import by_short_name
 
@@ -54,7 +54,7 @@ def check(args: argparse.Namespace) -> Path:
     """
     options, sizes = (SMALLEST[0][:-1], "8,16") if args.smallest else (CASES["cnn"][0], "64,512,4096")
     text = choose(*options, f"data.root={args.root}", f"data.batch_size={sizes}", "--epochs", "10")
-    ((training,), _) = read_trainings([measured(text)])
+    training, _ = read_training([measured(text)])
     cards = [(source.device, source.sizes) for source in training.sources if source.device.kind == "cuda"]
     cards += [(by_short_name()["t4"], training.sources[0].sizes)] if args.smallest else []
     lines = []

@@ -15,7 +15,7 @@ import pytest
 from batchscope.choice import memory
 from batchscope.choice.interval import CONFIDENCE, SURE, Interval, converted, deviations, digits, exactly, times_longer
 from batchscope.choice.kernels import coefficients, predict, roof_seconds
-from batchscope.choice.measured import read_trainings
+from batchscope.choice.measured import read_training
 from batchscope.choice.scale import line, nearest, rows_at
 from batchscope.choice.step import Source, step_here, step_on
 from batchscope.choice.work import Work, as_computed, works_of
@@ -184,7 +184,7 @@ TRAININGS = {
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory) -> dict[str, Source]:
     folders = {name: write_training(tmp_path_factory.mktemp("run"), **facts) for name, facts in TRAININGS.items()}
-    return {name: read_trainings([folder])[0][0].sources[0] for name, folder in folders.items()}
+    return {name: read_training([folder])[0].sources[0] for name, folder in folders.items()}
 
 
 def test_a_measured_step_is_as_it_was_measured(sources):

@@ -108,8 +108,7 @@ def sweep(monkeypatch, tmp_path):
 
 def answered(*words):
     """The answer for the one training."""
-    (found,) = json.loads(answer("choose", *words, "--json").out)["trainings"]
-    return found
+    return json.loads(answer("choose", *words, "--json").out)
 
 
 def test_a_table_a_recommendation_and_nothing_written(sweep, tmp_path):
@@ -134,13 +133,11 @@ def test_options_change_the_answer(sweep):
     assert len(answered("sweep", "--devices", "all")["devices"]) > 20
 
 
-def test_a_folder_of_two_models_is_answered_for_each(sweep):
+def test_a_folder_of_two_models_is_refused_in_one_line(sweep):
     write_training(Path("sweep") / "lstm", model="lstm")
-    write_training(Path("sweep") / "mlp", model="mlp", sizes=(8,))
-    text = answer("choose", "sweep", "--devices", "t4").out
-    titles = [line.partition(":")[0] for line in text.splitlines() if "epochs of" in line]
-    assert titles == ["lstm · mnist", "cnn · mnist"]
-    assert text.endswith("left out: sweep/mlp/0: one batch size, 8, and choose needs two at least\n")
+    found = answer("choose", "sweep", "--devices", "t4")
+    assert (found.code, found.out) == (1, "")
+    assert "the runs are of several trainings, which differ in model" in found.err
 
 
 def test_options_are_measured_and_the_answer_says_where(sweep, monkeypatch):
