@@ -18,7 +18,7 @@ from .answer import Answer, answer
 from .groups import Group, SweepResults
 from .read import find
 from .selection import ENOUGH
-from .statements import Statement, failures, headlines, notes, statements
+from .statements import Statement, failures, notes, statements
 from .text import aligned, page_width, size_blocks
 
 
@@ -61,8 +61,11 @@ class Report:
 
     @property
     def headlines(self) -> list[str]:
-        """All sentences, the answers first."""
-        return headlines(self.statements, self.sweep)
+        """All sentences, the answers first, each with the label of its group where there are several groups."""
+        several = len(self.sweep.groups) > 1
+        return [
+            f"{s.group.label}: {line}" if several and s.group else line for s in self.statements for line in s.lines
+        ]
 
     @property
     def commands(self) -> list[str]:
@@ -76,18 +79,25 @@ class Report:
         return [(group, table.size_texts(sizes)) for group, sizes in pairs if len(sizes) > 1 and group.sizes]
 
     @property
+    def setting_texts(self) -> pd.DataFrame:
+        """A row of texts for each setting, where several ran, each at one batch size; else empty."""
+        is_shown = not self.size_texts and len(self.sweep.runs) > 1
+        return table.setting_texts(self.sweep, self.tables) if is_shown else pd.DataFrame()
+
+    @property
     def text(self) -> str:
         """For the terminal, at most 80 columns wide; only commands are longer."""
         width, rest = page_width(), self.statements
         lines = [*wrapped([self.counts], width), ""]
         for group, texts in self.size_texts:
-            said = [statement for statement in rest if statement.group is group]
+            said = [line for statement in rest if statement.group is group for line in statement.lines]
             rest = [statement for statement in rest if statement.group is not group]
             lines += [*size_blocks(group.label, texts), *_lines(said, width), ""]
-        if not self.size_texts and len(self.sweep.runs) > 1:
-            settings = table.setting_texts(self.sweep, self.tables)
-            lines += [*aligned([list(settings.columns), *settings.to_numpy().tolist()]), ""] if len(settings) else []
-        lines += _lines([statement.labelled() for statement in rest], width)
+        if len(settings := self.setting_texts):
+            lines += [*aligned([list(settings.columns), *settings.to_numpy().tolist()]), ""]
+        for statement in rest:
+            label = f"{statement.group.label}: " if statement.group else ""
+            lines += _lines([f"{label}{statement.lines[0]}", *statement.lines[1:]], width)
         lines += [f"  for more   {command}" for command in self.commands]
         lines += wrapped([f"failed   {failed}"], width) if (failed := failures(self.sweep)) else []
         lines += wrapped([f"note: {note}" for note in self.notes], width)
@@ -109,7 +119,9 @@ class Report:
         lines += [f"{self.counts}.", ""]
         for group, texts in self.size_texts:
             lines += [f"## {group.label}", "", table.to_markdown(texts.reset_index())]
-        lines += ["## Runs", "", table.to_markdown(table.run_texts(self.sweep, self.frame))]
+        if len(settings := self.setting_texts):
+            lines += [table.to_markdown(settings)]
+        lines += [f"Failed: {failed}.", ""] if (failed := failures(self.sweep)) else []
         if pictures := [file for file in self.files if file.suffix == ".png"]:
             lines += ["## Plots", "", *(f"![{plots.CAPTIONS[file.stem]}]({file.name})\n" for file in pictures)]
         if self.notes:
@@ -117,10 +129,9 @@ class Report:
         return printable("\n".join(lines)).replace("<", "&lt;")  # nothing that a record says of itself is HTML
 
 
-def _lines(said: Iterable[Statement], width: int) -> list[str]:
-    """Statements for the terminal."""
-    marked = (f"{'  ' if number else '→ '}{line}" for statement in said for number, line in enumerate(statement.lines))
-    return wrapped(marked, width)
+def _lines(said: Sequence[str], width: int) -> list[str]:
+    """Sentences that belong together, for the terminal."""
+    return wrapped((f"{'  ' if number else '→ '}{line}" for number, line in enumerate(said)), width)
 
 
 def write_report(folders: Iterable[str | os.PathLike[str]], out_dir: str | os.PathLike[str]) -> Report:
