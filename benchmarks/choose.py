@@ -17,9 +17,9 @@ from pathlib import Path
 
 from harness import ROOT, arguments, fill_in, machine, rows, write_result
 
-from batchscope.choice.cards import find_card
-from batchscope.choice.measured import read_trainings
+from batchscope.choice.measured import read_training
 from batchscope.choice.step import step_on
+from batchscope.hardware.datasheet import find_card
 
 PAGE = ROOT / "docs" / "choosing-a-device.md"
 # Modal's price list of 2026-05-07: an hour of the GPU alone, in dollars.
@@ -54,7 +54,7 @@ def check(args: argparse.Namespace) -> Path:
     """
     options, sizes = (SMALLEST[0][:-1], "8,16") if args.smallest else (CASES["cnn"][0], "64,512,4096")
     text = choose(*options, f"data.root={args.root}", f"data.batch_size={sizes}", "--epochs", "10")
-    ((training,), _) = read_trainings([measured(text)])
+    training, _ = read_training([measured(text)])
     cards = [(source.device, source.sizes) for source in training.sources if source.device.kind == "cuda"]
     cards += [(find_card("t4"), training.sources[0].sizes)] if args.smallest else []
     lines = []

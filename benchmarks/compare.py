@@ -27,7 +27,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -108,10 +108,9 @@ def measure(out: Path, args: argparse.Namespace) -> None:
     together = [unchanged, side("again", args.root), side("slower", args.root, SIDE_BY_SIDE)]
     slower = side("slower", args.root, SEPARATE)
     for number in range(comparisons):
-        loop.run(a_b({"": together}, out / "together" / str(number), pairs, seconds))
+        loop.run(a_b(together, out / "together" / str(number), pairs, seconds))
         for name, one in (("x", unchanged), ("slower", slower), ("y", unchanged)):
-            alone = {"": [replace(one, run_dir=Path(name))]}
-            loop.run(a_b(alone, out / "separate" / str(number), 1, separate_seconds))
+            loop.run(a_b([replace(one, run_dir=Path(name))], out / "separate" / str(number), 1, separate_seconds))
         print(f"{number + 1} of {comparisons}", flush=True)
 
 
@@ -162,9 +161,9 @@ def spread(folder: Path, comparisons: int) -> dict[str, float]:
 def row(title: str, found: list[Comparison], wanted: str) -> list[object]:
     """A line of the table."""
     alarms = sum(one.exit_code == 3 for one in found)
-    differing = sum(len(one.compared[0].shown) > 1 or one.compared[0].verdict in ("slower", "faster") for one in found)
-    loaded = sum(one.compared[0].load is not None for one in found)
-    ratios = [one.compared[0].slowdown for one in found]
+    differing = sum(len(one.shown) > 1 or one.verdict in ("slower", "faster") for one in found)
+    loaded = sum(one.load is not None for one in found)
+    ratios = [one.slowdown for one in found]
     low, value, high = (statistics.median(getattr(ratio, end) for ratio in ratios) for end in ("low", "value", "high"))
     cells = [title, len(found), f"{alarms} ({alarms / len(found):.0%})", wanted, differing, loaded]
     return [*cells, f"{value:.3f}", f"{low:.2f} to {high:.2f}"]
@@ -192,8 +191,8 @@ def page(out: Path, args: argparse.Namespace) -> None:
 
 def _short(one: Comparison) -> dict[str, Any]:
     """The numbers without the folders."""
-    pair = one.as_json()["pairs"][0]
-    return {key: pair[key] for key in ("passes", "load", "regression", "rows")}
+    rows = [asdict(row) for row in one.rows]
+    return {"passes": one.passes, "load": one.load, "regression": bool(one.exit_code), "rows": rows}
 
 
 def run_job() -> None:

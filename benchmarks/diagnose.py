@@ -94,7 +94,7 @@ def page(out: Path, args: argparse.Namespace) -> None:
     ratios: dict[str, list[Ratio | None]] = {FASTER: [], NOTHING: []}
     for found in findings:
         for trial in found.changes:
-            ratios[trial.name.partition("-")[0]].append(found.ratio(trial))
+            ratios[trial.name.partition("-")[0]].append(trial.ratio)
     recommended = sum(found.best is not None and found.best.name.startswith(FASTER) for found in findings)
     head = [
         "changes",
@@ -117,7 +117,7 @@ def page(out: Path, args: argparse.Namespace) -> None:
 
 def mistaken(findings: Sequence[Findings]) -> int:
     """In how many diagnoses a change that does nothing is shown to help."""
-    idle = [[found.ratio(trial) for trial in found.changes if trial.name.startswith(NOTHING)] for found in findings]
+    idle = [[trial.ratio for trial in found.changes if trial.name.startswith(NOTHING)] for found in findings]
     return sum(any(ratio is not None and ratio.low > 1 for ratio in ratios) for ratios in idle)
 
 
@@ -132,7 +132,7 @@ def extent(groups: int, diagnoses: int, nothings: int) -> str:
 
 def _short(found: Findings) -> dict[str, Any]:
     """The numbers without the folders."""
-    ratios = {trial.name: found.ratio(trial) for trial in found.changes}
+    ratios = {trial.name: trial.ratio for trial in found.changes}
     known = {name: ratio and [ratio.value, ratio.low, ratio.high] for name, ratio in ratios.items()}
     return {"headline": found.headline, "ratios": known}
 

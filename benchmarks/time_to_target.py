@@ -1,13 +1,12 @@
-"""Does the gradient noise scale name the batch size that reaches a target first?
+"""Does the batch size with the highest rate reach a target first?
 
     python benchmarks/time_to_target.py --root ../shared/data
 
-Each case is a sweep of experiment=time_to_target over sizes from 16 to 4,096, one or two learning rates and three seeds. The noise
-scale and the rates of the runs name a size: that with the largest goodput. It is compared with the size that was measured to be
-first, and so is the size with the highest rate. A case is right where the named size takes at most 1.3 times the best time;
-the measured time of a size is the median over the seeds, each at its best rate. A size that was ended early is wrong.
+Each case is a sweep of experiment=time_to_target over sizes from 16 to 4,096, one or two learning rates and three seeds. The size
+with the highest rate is compared with the size that was measured to be first. It is as good where it takes at most 1.3 times the
+best time; the measured time of a size is the median over the seeds, each at its best rate. A size that was ended early is not.
 Rendered digits stand in for MNIST in two cases, and the sequences of the adding problem are short, so that all of it takes a
-quarter of an hour. A case without an answer is wrong. Interrupted, it continues: the runs that are done are kept below
+quarter of an hour. Interrupted, it continues: the runs that are done are kept below
 outputs/bench-time-to-target.
 """
 
@@ -20,9 +19,7 @@ from typing import Any
 from harness import arguments, folder_of, rows, train, write_result
 
 from batchscope.analysis.answer import Answer
-from batchscope.analysis.progress import progress_of
 from batchscope.analysis.report import analyse
-from batchscope.records.formatting import significant
 
 WITHIN = 1.3  # × the best time
 SIZES = "search.sizes=[16,64,256,1024,4096]"
@@ -53,37 +50,26 @@ def sweep(place: Path, words: Sequence[str]) -> Answer | None:
 
 
 def compared(answer: Answer) -> dict[str, Any]:
-    """The named, the fastest and the best size of a case, with what they take in times of the best; None if unknown."""
-    arrivals, progress = answer.arrivals, progress_of(answer.group.sizes, answer.rates)
+    """The fastest and the best size of a case, with what the fastest takes in times of the best; None if unknown."""
+    arrivals = answer.arrivals
     times = {size: one.seconds for size, one in arrivals.typical.items()}
     best = min(times, key=lambda size: times[size], default=None)
-    named = max(progress.updates, key=progress.goodput) if progress else None
     fastest = max(arrivals.sizes, key=answer.rates.rate)
-
-    def in_best_times(size: int | None) -> float | None:
-        return times[size] / times[best] if best and size in times else None
-
     return {
         "target": arrivals.target,
         "load": answer.rates.load,
         "seconds": times,
         "samples_per_sec": {size: answer.rates.rate(size) for size in sorted(arrivals.sizes)},
-        "noise_scale": progress and [progress.scale.low, progress.scale.value, progress.scale.high],
         "first": best,
-        "named": {"size": named, "times": in_best_times(named)},
-        "fastest": {"size": fastest, "times": in_best_times(fastest)},
+        "fastest": {"size": fastest, "times": times[fastest] / times[best] if best and fastest in times else None},
     }
 
 
 def row(name: str, found: Mapping[str, Any] | None) -> list[str]:
     if found is None:
-        return [name, *8 * ["–"]]
-    scale = found["noise_scale"]
-    shown = f"{significant(scale[1])} ({significant(scale[0])} to {significant(scale[2])})" if scale else "not known"
-    cells = [name, found["target"], shown]
-    for of in (found["named"], found["fastest"]):
-        cells += [f"{of['size']:,}" if of["size"] else "–", f"{of['times']:.2f}" if of["times"] else f"> {WITHIN}"]
-    first = found["first"]
+        return [name, *5 * ["–"]]
+    of, first = found["fastest"], found["first"]
+    cells = [name, found["target"], f"{of['size']:,}", f"{of['times']:.2f}" if of["times"] else f"> {WITHIN}"]
     return cells + ([f"{first:,}", f"{found['seconds'][first]:.1f} s"] if first else ["–", "not reached"])
 
 
@@ -104,11 +90,13 @@ def measure(args: argparse.Namespace) -> dict[str, dict[str, Any] | None]:
 def main() -> None:
     args = arguments(__doc__).parse_args()
     found = measure(args)
-    head = ["case", "target", "noise scale", "named", "× best", "highest rate", "× best", "first", "after"]
+    head = ["case", "target", "highest rate", "× best", "first", "after"]
     table = rows(head, [row(name, one) for name, one in found.items()], words=2)
-    times = [one and one["named"]["times"] for one in found.values()]
-    right = sum(each is not None and each <= WITHIN for each in times)
-    table += f"\n\nThe named size is within {WITHIN} × of the best time in {right} of {len(found)} cases."
+    times = [one and one["fastest"]["times"] for one in found.values()]
+    good = sum(each is not None and each <= WITHIN for each in times)
+    table += (
+        f"\n\nThe size with the highest rate is within {WITHIN} × of the best time in {good} of {len(found)} cases."
+    )
     if loaded := [name for name, one in found.items() if one and one["load"]]:
         table += f" Other programs took much of the processor meanwhile, so times say little: {', '.join(loaded)}."
     write_result("time_to_target", table, {"cases": found}, args)

@@ -4,8 +4,6 @@
    (quality.py). Of runs that were trained to a target, the size that reached it first is the answer (target.py).
 2. A sentence is as strong as its interval. The intervals of an answer hold together with 95 % confidence.
 3. Sizes that share passes met the same load, so their ratios need no allowance for other programs. The load is said.
-4. What the noise scale says (progress.py) stands beside the rates, and measured times to a target beside that. It decides
-   where φ has no bias to speak of and leaves one of the candidates.
 
 Each sentence that states something has a claim beside it, so that it can be checked against a longer measurement.
 """
@@ -14,15 +12,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..records.formatting import count, percent
+from ..records.formatting import percent
 from ..records.values import at, positive, table
 from .groups import Group, loads_of
 from .noise import Rates, simultaneous
-from .progress import Progress, progress_of
 from .quality import Quality, quality_of
-from .run import Run
 from .selection import ENOUGH, Rule, Selection, select
-from .target import Arrivals, arrivals_at_common_value, arrivals_of
+from .target import Arrivals, arrivals_of
 from .text import and_, at_least, choice_words, load_words, times_as_fast
 
 _SECONDS = "callbacks.until_known.seconds"
@@ -42,7 +38,6 @@ class Answer:
     claims: list[dict[str, Any]] = field(default_factory=list)  # what the sentences state
     repeat: list[str] = field(default_factory=list)  # options of the command that would tell more; empty if none would
     quality: Quality | None = None
-    progress: Progress | None = None
     arrivals: Arrivals | None = None
 
     @property
@@ -54,7 +49,7 @@ class Answer:
 def answer(
     group: Group, metrics: Sequence[str] = (), enough: float = ENOUGH, margin: float | None = None
 ) -> Answer | None:
-    """The answer for a group; None where fewer than two sizes were measured that were asked for.
+    """The answer for a group; None where fewer than two sizes were measured.
 
     Args:
         group: the runs.
@@ -62,7 +57,7 @@ def answer(
         enough: as in selection.py.
         margin: as in quality.py.
     """
-    sizes = {size: group.sizes[size] for size in group.asked}
+    sizes = group.sizes
     arrivals = arrivals_of(sizes)
     if len(sizes) < (1 if arrivals else 2):
         return None
@@ -76,30 +71,19 @@ def answer(
         why = "single steps were not kept, or too few were measured"
         line = f"No rate{of} is known well enough to compare {them}: {why}."
         return Answer(group, [line], overall=overall, repeat=_repeat(group, None, None, sizes), quality=quality)
-    progress, common = progress_of(sizes, group.rates, is_early=quality is None), arrivals_at_common_value(sizes)
-    first = progress.decided(selection.shares) if progress else None
-    if common and common.winner not in (None, first):  # a measured time says more
-        first = None
-    if first is not None:
-        selection = replace(selection, size=first, rule="shown")
     if quality and selection.size is not None and not quality.is_shown(selection.size):
         selection = replace(selection, rule="best_guess")
-    said = list(_sentences(group, selection, overall, quality, is_first=first is not None))
+    said = list(_sentences(group, selection, overall, quality))
     lines, claims = [line for line, *_ in said], [claim for _, *of_line in said for claim in of_line]
-    lines += common.lines[:1] if common and common.winner else []
-    lines += progress.lines(is_decided=first is not None) if progress else []
     repeat = _repeat(group, selection, quality, sizes)
-    return Answer(group, lines, selection.size, selection.rule, selection, overall, claims, repeat, quality, progress)
+    return Answer(group, lines, selection.size, selection.rule, selection, overall, claims, repeat, quality)
 
 
 def _of_arrivals(group: Group, arrivals: Arrivals, overall: Selection | None) -> Answer:
     """The answer of runs that were trained to a target."""
-    of_sizes = {size: group.sizes[size] for size in arrivals.sizes}
-    progress = progress_of(of_sizes, group.rates) if overall else None
     size = arrivals.winner or arrivals.best_guess
     rule: Rule = "shown" if arrivals.winner else "best_guess" if size else "undecided"
-    lines = [*arrivals.lines, *(progress.lines() if progress else [])]
-    return Answer(group, lines, size, rule, None, overall, progress=progress, arrivals=arrivals)
+    return Answer(group, arrivals.lines, size, rule, None, overall, arrivals=arrivals)
 
 
 def _repeat(group: Group, selection: Selection | None, quality: Quality | None, sizes: Iterable[int]) -> list[str]:
@@ -128,28 +112,20 @@ def _sizes(sizes: Iterable[int]) -> str:
 _Said = tuple[Any, ...]  # a line, then its claims
 
 
-def _sentences(
-    group: Group, selection: Selection, overall: Selection, quality: Quality | None, is_first: bool
-) -> Iterator[_Said]:
-    """All of them, the choice first. `is_first` is whether the size was chosen by its goodput."""
-    unknown = sorted(set(group.asked) - set(overall.shares))
+def _sentences(group: Group, selection: Selection, overall: Selection, quality: Quality | None) -> Iterator[_Said]:
+    """All of them, the choice first."""
+    unknown = sorted(group.sizes.keys() - overall.shares.keys())
     best = f" with the best {quality.metric.key}" if quality else " whose rate is known"
     is_part = bool(unknown) or len(selection.shares) < len(overall.shares)
-    yield _choice(group, selection, best, is_part, is_first)
+    yield _choice(group, selection, best, is_part)
     yield from _neighbours(group, selection, overall)
     if quality:
         yield from _price(group, selection, quality)
         yield (quality.best_words({size: f"{size:,}" for size in quality.values}),)
     else:
         yield ("Accuracy was not measured: train these sizes before you choose.",)
-    seen = group.medians("samples_seen").values() if quality else ()
-    if seen and max(seen) > 1.1 * min(seen):
-        yield ("The sizes saw different numbers of samples, which changes the metric.",)
     if unknown:
         yield (f"Not known well enough to be compared: {and_(unknown)}.",)
-    apart = [size for size in overall.shares if not group.rates.together(size, overall.best)]
-    if apart and group.rates.passes:
-        yield (f"Measured apart from {overall.best:,}, so that less is known of the ratio: {and_(apart)}.",)
     yield from _load(group)
 
 
@@ -157,23 +133,16 @@ def _claim(kind: str, size: int, **facts: Any) -> dict[str, Any]:
     return {"kind": kind, "batch_size": size, **facts}
 
 
-def _choice(group: Group, selection: Selection, best_words: str, is_part: bool, is_first: bool) -> _Said:
-    """The chosen size, what it gives and what it is sure to give; or that it reaches a given quality first."""
+def _choice(group: Group, selection: Selection, best_words: str, is_part: bool) -> _Said:
+    """The chosen size, what it gives and what it is sure to give."""
     size, of_those = selection.size, f" of those{best_words}" if is_part else ""
     words = choice_words(selection, "sweep", of_those, group.rates.load if group.rates.passes else None)
     if size is None:
         return (words,)
     share, sure = selection.shares[size].value, selection.sure[size]
-    claims = [_claim("share", size, of=selection.best, estimated=share, sure=sure)]
-    guess = "Best guess " if selection.rule == "best_guess" else ""
     if len(selection.shares) == 1:
-        words = f"{guess}{size:,}: the only size{best_words}."
-    elif is_first:
-        part = "" if size == selection.best else f"{percent(share)} of "
-        gives = f"{part}the best measured rate{' of them' if is_part else ''}{f' ({selection.best:,})' if part else ''}"
-        words = f"{guess}{size:,}: by goodput the first{of_those} to reach a given quality, with {gives} in this sweep."
-        claims.append(_claim("first", size, among=list(selection.shares)))
-    return (words, *claims)
+        words = f"{'Best guess ' if selection.rule == 'best_guess' else ''}{size:,}: the only size{best_words}."
+    return words, _claim("share", size, of=selection.best, estimated=share, sure=sure)
 
 
 def _neighbours(group: Group, selection: Selection, overall: Selection) -> Iterator[_Said]:
@@ -213,18 +182,8 @@ def _price(group: Group, selection: Selection, quality: Quality) -> Iterator[_Sa
     if ratio.low > 1:
         claims = [_claim("at_least", fast, of=chosen, share=at_least(ratio))]
         claims += [_claim("worse", fast, metric=quality.metric.key)] if quality.is_worse(fast) else []
-        words = f"{fast:,} is {times_as_fast(ratio)} and {quality.price(fast)} after {_trained(group.runs)}."
+        words = f"{fast:,} is {times_as_fast(ratio)} and {quality.price(fast)}."
         yield (words, *claims)
-
-
-def _trained(runs: Sequence[Run]) -> str:
-    """`2 epochs at this learning rate`; `this training` where the runs trained for different times."""
-    trained = [run for run in runs if run.metrics]
-    epochs = {positive(run.record.get("epochs")) for run in trained}
-    rates = {run.values.get("learning_rate") for run in trained}
-    number = epochs.pop() if len(epochs) == 1 else None
-    rate = "" if None in rates else " at this learning rate" if len(rates) == 1 else " at its learning rate"
-    return (count(round(number), "epoch") if number and number >= 1 else "this training") + rate
 
 
 def _load(group: Group) -> Iterator[_Said]:

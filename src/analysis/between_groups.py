@@ -5,7 +5,7 @@ its intervals, which hold together with 95 % confidence (noise.py).
 """
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..options.purpose import changes_speed
@@ -14,12 +14,10 @@ from ..records.values import table
 from .groups import Group, SweepResults, label, rates_of, setting_words
 from .noise import Ratio, simultaneous
 from .quality import Quality, quality_of
-from .run import BATCH_SIZE, HARDWARE, SEED, Run
+from .run import BATCH_SIZE, HARDWARE
 from .selection import select
-from .text import and_, load_words, times_as_fast
+from .text import and_, load_words
 
-# Settings that follow from the number of devices, or do not matter beside it.
-_ALONG = ("trainer.devices", "trainer.num_nodes", SEED, "trainer.strategy", "trainer", "threads")
 _OTHER_WORK = ("model", "data")  # whose samples are other work: their rates are not compared
 
 
@@ -53,49 +51,12 @@ def crossovers(sweep: SweepResults) -> list[str]:
 
 
 def _compared(first: str, second: str, ratios: Mapping[int, Ratio]) -> str:
-    """Which of two is faster at which sizes, of which `ratios` has the rate of the second over that of the first."""
-    shown = [size for size, ratio in ratios.items() if ratio.differs]
-    if not shown:
-        return f"no difference between {first} and {second} is shown at any size that ran on both ({_range(ratios)})"
-    if ratios[shown[-1]].high < 1:  # `second` is what is faster at the largest of these sizes
-        first, second, ratios = second, first, {size: ratio.inverse for size, ratio in ratios.items()}
-    faster = [size for size in shown if ratios[size].low > 1]
-    slower = [size for size in shown if size not in faster]
-    if slower and max(slower) > min(faster):
-        return f"{first} is faster at {and_(slower)}, {second} at {and_(faster)}"
-    if slower:
-        where = f"from a batch size between {max(slower):,} and {min(faster):,} on"
-    elif len(faster) < len(ratios):
-        where = f"at {and_(faster)}"
-    else:
-        where = f"at every size that ran on both ({_range(faster)})"
-    best = max(faster, key=lambda size: ratios[size].value)
-    words = times_as_fast(ratios[best])
-    return f"{second} is faster than {first} {where}" + (f", {words} at {best:,}" if words != "faster" else "")
-
-
-def _range(sizes: Collection[int]) -> str:
-    return f"{min(sizes):,} to {max(sizes):,}" if len(sizes) > 1 else f"{min(sizes):,}"
-
-
-def scaling_efficiencies(runs: Sequence[Run]) -> dict[int, float]:
-    """By the number of each run on several devices: its rate over that of as many single devices.
-
-    A single device has the same batch size, and differs in nothing else. A run without such a run is left out.
-    """
-    single: dict[str, list[Run]] = {}
-    several: dict[int, tuple[str, Run]] = {}
-    for run in (run for run in runs if RATE in run.values):
-        alike = run.signature(lambda key: key not in _ALONG)
-        if run.processes == 1:
-            single.setdefault(alike, []).append(run)
-        else:
-            several[run.number] = alike, run
-    return {
-        number: rates_of({0: single[alike], 1: [run]}).ratio(1, 0).value / run.processes
-        for number, (alike, run) in several.items()
-        if alike in single
-    }
+    """The rate of the second over that of the first, of which `ratios` has each size, and from which size on one is faster."""
+    known = {size: f"{ratio.value:.2f} ({ratio.span})".removesuffix(" ()") for size, ratio in ratios.items()}
+    words = f"{second} ÷ {first} in samples/s is {', '.join(f'{text} at {size:,}' for size, text in known.items())}"
+    winners = [second if ratio.low > 1 else first if ratio.high < 1 else "" for ratio in ratios.values()]
+    alike = [*itertools.takewhile(winners[-1].__eq__, reversed(winners))]
+    return f"{words}; {winners[-1]} is faster from {[*ratios][-len(alike)]:,} on" if winners[-1] else words
 
 
 def compare_settings(sweep: SweepResults, metrics: Sequence[str], margin: float | None = None) -> list[str]:

@@ -1,16 +1,12 @@
 """A against B: is B slower, in which part of the step, and what differs between the two.
 
 Compared is the time of a sample, by noise.py. Many times are compared at once, so all intervals of a comparison hold
-together with 95 % confidence: half of the 5 % is for the whole step of each pair, which decides, and half for its parts
-(Bonferroni).
+together with 95 % confidence: half of the 5 % is for the whole step, which decides, and half for its parts (Bonferroni).
 """
 
-import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
 
 import pandas as pd
 
@@ -20,13 +16,12 @@ from ..records.rates import RATE
 from ..records.step_parts import PARTS
 from ..records.terminal import wrapped
 from .groups import loads_of, rates_of
-from .match import Pair, differences, match
+from .match import differences, measured
 from .noise import BETWEEN_CPU, Rates, Ratio
 from .read import find
 from .text import aligned, load_words
 from .windows import STEP, windows_of
 
-SCHEMA = 4  # of the JSON
 _ERROR_RATE = 0.05  # of all intervals together
 _SMALL = 0.02  # of the step: a smaller part is not compared
 _WIDTH = 80  # columns
@@ -50,12 +45,6 @@ class Row:
         """Of `a` and `b`."""
         return "samples/s" if self.name == RATE else "µs/sample"
 
-    def as_dict(self) -> dict[str, Any]:
-        """For `--json`; an interval that is not known is left out."""
-        interval = {"interval": [self.ratio.low, self.ratio.high]} if self.ratio.span else {}
-        numbers = {"a": self.a, "b": self.b, "ratio": self.ratio.value}
-        return {"name": self.name, "unit": self.unit, **numbers, **interval, "verdict": self.verdict}
-
     def cells(self) -> list[str]:
         """For the terminal."""
         title = self.unit if self.name == RATE else f"  {self.name.replace('_', ' ')}, {self.unit}"
@@ -64,14 +53,17 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Compared:
-    """A pair, and what was found."""
+class Comparison:
+    """Two folders compared, each of a run or its repeats."""
 
-    pair: Pair
+    names: tuple[str, str]
     rows: list[Row]  # the rate, the step, its parts
     load: float | None  # the share of the processor that other programs took beside the busier side, if worth a word
     passes: int  # in which A and B were measured side by side; 0 for separate runs
     assumed: bool  # whether separate runs of the same thing are taken to differ by BETWEEN_CPU
+    differing: dict[str, list[str]]
+    warnings: list[str]  # what was left out, and what could not be read
+    max_slowdown: float
 
     @property
     def slowdown(self) -> Ratio:
@@ -89,117 +81,61 @@ class Compared:
         return self.rows[:1] + [row for row in self.rows[2:] if row.verdict in _SHOWN]
 
     @property
-    def words(self) -> str:
-        """`batch size 64: B is slower: a sample takes 1.40 times as long (1.21 to 1.62)`."""
-        label = f"{self.pair.label}: " if self.pair.label else ""
-        if not self.slowdown.span:
-            return f"{label}No difference can be shown: the steps' noise is not known; compare --rerun measures it"
-        is_shown = f"B is {self.verdict}" if self.verdict in _SHOWN else "No difference shown"
-        return f"{label}{is_shown}: a sample takes {self.slowdown.value:.2f} times as long ({self.slowdown.span})"
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Two folders compared."""
-
-    names: tuple[str, str]
-    compared: list[Compared]
-    differing: dict[str, list[str]]
-    warnings: list[str]  # what was left out, and what could not be read
-    max_slowdown: float
-
-    @cached_property
-    def regressions(self) -> list[Compared]:
-        """The pairs of which a slowdown is shown, and is larger than allowed.
+    def exit_code(self) -> int:
+        """3 if a slowdown is shown that is larger than allowed, else 0.
 
         Shown: the whole interval lies above 1. Larger: the estimate lies above the limit. (That the whole interval lies
         above the limit would find a slowdown only if it were much larger than the limit.)
         """
-        return [c for c in self.compared if c.verdict == _SLOWER and c.slowdown.value > 1 + self.max_slowdown]
+        return 3 if self.verdict == _SLOWER and self.slowdown.value > 1 + self.max_slowdown else 0
 
     @property
-    def exit_code(self) -> int:
-        """3 if a slowdown is shown that is larger than allowed, else 0."""
-        return 3 if self.regressions else 0
-
-    @property
-    def headlines(self) -> list[str]:
-        """The answer, in a line for each pair that is slower than allowed, or one line."""
-        if self.regressions:
-            return [f"{c.words}, more than the {1 + self.max_slowdown:g} that is allowed." for c in self.regressions]
-        for verdict, allowed in ((_SLOWER, f"; {1 + self.max_slowdown:g} is allowed"), (_FASTER, "")):
-            if found := [c for c in self.compared if c.verdict == verdict]:
-                return [max(found, key=lambda c: abs(math.log(c.slowdown.value))).words + f"{allowed}."]
-        return [f"{max(self.compared, key=lambda c: c.slowdown.high).words}."]
+    def headline(self) -> str:
+        """`B is slower: a sample takes 1.40 times as long (1.21 to 1.62), more than the 1.05 that is allowed.`"""
+        if not self.slowdown.span:
+            return "No difference can be shown: the steps' noise is not known; compare --rerun measures it."
+        is_shown = f"B is {self.verdict}" if self.verdict in _SHOWN else "No difference shown"
+        words = f"{is_shown}: a sample takes {self.slowdown.value:.2f} times as long ({self.slowdown.span})"
+        if self.verdict != _SLOWER:
+            return f"{words}."
+        limit = f"{1 + self.max_slowdown:g}"
+        return f"{words}, more than the {limit} that is allowed." if self.exit_code else f"{words}; {limit} is allowed."
 
     @property
     def text(self) -> str:
         """For the terminal: the answer, then what differs."""
-        lines = [*self.headlines, "", f"A  {self.names[0]}", f"B  {self.names[1]}"]
+        lines = [self.headline, "", f"A  {self.names[0]}", f"B  {self.names[1]}"]
         lines += [f"   {place}: {line}" for place, found in self.differing.items() for line in found]
         lines += [] if self.differing else ["   Nothing differs in configuration, versions, hardware, data or model."]
         notes = [*(f"warning: {line}" for line in self.warnings), *self._how()]
-        rows = [["", "A", "B", "B ÷ A", "interval", ""]]
-        for c in self.compared:
-            rows += [[c.pair.label, *[""] * 5]] if c.pair.label else []
-            rows += [row.cells() for row in c.shown]
-        table = aligned(rows, _WIDTH)
+        table = aligned([["", "A", "B", "B ÷ A", "interval", ""], *(row.cells() for row in self.shown)], _WIDTH)
         return printable("\n".join([*wrapped(lines, _WIDTH), "", *table, "", *wrapped(notes, _WIDTH)]))
 
     def _how(self) -> Iterator[str]:
-        if loads := [c.load for c in self.compared if c.load is not None]:
-            allowed = "" if all(c.passes for c in self.compared) else ", which widens the intervals of separate runs"
-            yield f"Measured beside {load_words(max(loads))}{allowed}."
+        if self.load is not None:
+            allowed = "" if self.passes else ", which widens the intervals of separate runs"
+            yield f"Measured beside {load_words(self.load)}{allowed}."
         yield f"All intervals together hold with {percent(1 - _ERROR_RATE)} confidence."
-        if passes := [c.passes for c in self.compared if c.passes]:
-            yield f"A and B were measured side by side, in {min(passes)} passes{' or more' * (len(set(passes)) > 1)}."
-        if assumed := [c.slowdown.reach for c in self.compared if c.assumed]:
+        if self.passes:
+            yield f"A and B were measured side by side, in {self.passes} passes."
+        if self.assumed:
             yield f"Separate runs of the same thing are taken to differ by {percent(BETWEEN_CPU)}."
-            if max(assumed) < _TELLS_NOTHING:
-                least = percent(max(assumed))
+            if self.slowdown.reach < _TELLS_NOTHING:
+                least = percent(self.slowdown.reach)
                 yield f"A difference below {least} cannot be shown by them; compare --rerun shows smaller ones."
-
-    def as_json(self) -> dict[str, Any]:
-        """For `--json`."""
-        pairs = [
-            {
-                "label": c.pair.label,
-                "a": [run.name for run in c.pair.a],
-                "b": [run.name for run in c.pair.b],
-                "passes": c.passes,
-                "load": c.load,
-                "regression": c in self.regressions,
-                "rows": [row.as_dict() for row in c.rows],
-            }
-            for c in self.compared
-        ]
-        found = {"schema": SCHEMA, "a": self.names[0], "b": self.names[1], "max_slowdown": self.max_slowdown}
-        found |= {"confidence": 1 - _ERROR_RATE, "regression": bool(self.regressions), "headlines": self.headlines}
-        return {**found, "pairs": pairs, "differences": self.differing, "warnings": self.warnings}
 
 
 def compare(a: str | os.PathLike[str], b: str | os.PathLike[str], max_slowdown: float = 0.05) -> Comparison:
-    """Compare two folders, each of a run or with several runs.
+    """Compare two folders, each of a run or its repeats.
 
     `max_slowdown` is the fraction by which the time of a sample may grow.
 
     Raises:
-        UserError: if a folder holds no run, or no run of one matches one of the other.
+        UserError: if a folder holds no measured run, or runs that differ in more than the seed.
     """
-    sides = [find([folder]) for folder in (a, b)]
-    pairs, left_over = match(*sides)
-    unreadable = [f"{r.name}: {r.steps}" for p in pairs for r in (*p.a, *p.b) if isinstance(r.steps, str)]
-    return Comparison(
-        names=(str(a), str(b)),
-        compared=[_compare_pair(pair, 1 - _ERROR_RATE / 2 / len(pairs)) for pair in pairs],
-        differing=differences(pairs),
-        warnings=[*left_over, *(n for side in sides for n in side.notes), *unreadable],
-        max_slowdown=max_slowdown,
-    )
-
-
-def _compare_pair(pair: Pair, confidence: float) -> Compared:
-    sides = {_A: pair.a, _B: pair.b}
+    found = [find([folder]) for folder in (a, b)]
+    (of_a, left_of_a), (of_b, left_of_b) = (measured(*side) for side in zip("AB", found, strict=True))
+    sides, confidence = {_A: of_a, _B: of_b}, 1 - _ERROR_RATE / 2
     between = None if min(map(len, sides.values())) > 1 else BETWEEN_CPU  # repeated runs show it
     steps = rates_of(sides, between, processes=0.0)  # what slows one slows the other
     windows = {part: windows_of(sides, part) for part in PARTS}
@@ -208,10 +144,18 @@ def _compare_pair(pair: Pair, confidence: float) -> Compared:
     of_part = 1 - (1 - confidence) / max(len(parts), 1)
     step = _row(STEP, steps, confidence)
     rate = Row(RATE, steps.rate(_A), steps.rate(_B), step.ratio.inverse, step.verdict)
-    rows = [rate, step, *(_row(part, rates, of_part) for part, rates in parts.items())]
-    load = max(loads_of(steps).values(), default=None)
     passes = _shared_passes(steps.windows) if steps.together(_A, _B) else 0
-    return Compared(pair, rows, load, passes, not passes and steps.assumed is not None)
+    unreadable = [f"{run.name}: {run.steps}" for run in (*of_a, *of_b) if isinstance(run.steps, str)]
+    return Comparison(
+        names=(str(a), str(b)),
+        rows=[rate, step, *(_row(part, rates, of_part) for part, rates in parts.items())],
+        load=max(loads_of(steps).values(), default=None),
+        passes=passes,
+        assumed=not passes and steps.assumed is not None,
+        differing=differences(of_a[0], of_b[0]),
+        warnings=[*left_of_a, *left_of_b, *(note for side in found for note in side.notes), *unreadable],
+        max_slowdown=max_slowdown,
+    )
 
 
 def _row(name: str, rates: Rates, confidence: float) -> Row:

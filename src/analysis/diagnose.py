@@ -3,34 +3,28 @@
 A change that was visited side by side with the baseline is compared within their passes: what slowed one slowed the other.
 One that ran at another time is compared only where the machine was quiet, and the baseline, run again, was as fast as before.
 The lower ends of the intervals of all changes hold together with 95 % confidence (Šidák). A change helps where its
-interval lies above 1. Of changes that are not shown to differ from the fastest one that helps, the one that changes least is
-recommended: with the fewest options, then with the smallest batch.
+interval lies above 1, and the fastest one that helps is recommended.
 """
 
-import math
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, cut, printable
-from ..files import refuse_links, why, write_text
 from ..records.formatting import count, percent
 from ..records.metrics import metric
 from ..records.rates import NEAR_BEST, RATE
 from ..records.terminal import wrapped
 from ..records.values import at, table
 from .groups import loads_of, rates_of
-from .noise import Rates, Ratio, simultaneous
+from .noise import Ratio, simultaneous
 from .read import find
 from .run import Run
 from .text import aligned, and_, load_words
 
-NOTHING_KNOWN = Ratio(1.0, 0.0, math.inf)
 BASELINE, CHANGE, AGAIN = "baseline", "change", "baseline_again"  # roles of a run
-FILE = "diagnosis.md"
 _WIDTH = 80  # columns
 _LONGEST = 24  # characters of a bottleneck's kind, which a record may give as anything
 _LONGEST_REASON = 200  # characters of an error, likewise
@@ -42,11 +36,10 @@ class Trial:
 
     options: tuple[str, ...]  # that it changes, as on a command line; none for the baseline
     runs: list[Run]
-    number: int  # its setting among the rates; 0 for the baseline
     rate: float = 0.0  # samples/s; 0 unless a run finished
     load: float | None = None  # the share of the processor that other programs took beside it, if worth a word
     is_beside: bool = False  # whether it shared passes with the baseline
-    ratio: Ratio = NOTHING_KNOWN  # of its rate to the baseline's; each end alone is sure
+    ratio: Ratio | None = None  # of its rate to the baseline's, each end alone sure; None where they cannot be compared
     why_not: str = ""  # why it cannot be compared with the baseline; empty if it can
 
     @property
@@ -82,42 +75,26 @@ class Findings:
             if (options := _options(run)) is not None:
                 runs_of.setdefault(options, []).append(run)
                 self.not_tried += _texts(at(run.record, "diagnosis.not_tried"))
-        self.baseline, *changes = trials = [Trial(*of, number) for number, of in enumerate(runs_of.items())]
-        self._measured = {trial.number: trial.measured for trial in trials if trial.measured}
-        self._of_devices: dict[frozenset[str], Rates] = {}
-        for trial in (trial for trial in trials if trial.runs):
-            self._measure(trial)
+        self.baseline, *changes = trials = [Trial(*of) for of in runs_of.items()]
+        measured = {number: trial.measured for number, trial in enumerate(trials) if trial.measured}
+        rates, confidence = rates_of(measured), simultaneous(len(measured.keys() - {0}))
+        loads = loads_of(rates)
+        for number, trial in enumerate(trials):  # the baseline first
+            if number not in measured:
+                trial.why_not = _why_not_measured(trial)
+                continue
+            trial.rate, trial.load = rates.rate(number), loads.get(number)
+            if not self.baseline.rate:
+                trial.why_not = "the baseline has no rate"
+                continue
+            ratio, trial.is_beside = rates.ratio(number, 0, confidence), rates.together(number, 0)
+            few = "" if ratio.span else "too few steps were measured to know their noise"
+            trial.why_not = ("" if trial.is_beside else self._why_not_apart(trial)) or few
+            trial.ratio = None if trial.why_not else ratio
         self.changes = sorted(changes, key=lambda trial: -trial.rate)
         self.trials = [self.baseline] * bool(self.baseline.runs) + self.changes
-
-    def _rates(self, *numbers: int) -> Rates:
-        """The rates of the runs on the devices of the baseline and of these trials: others say nothing of their noise."""
-        devices = frozenset(self._measured[number][-1].device for number in {0, *numbers} & self._measured.keys())
-        if devices not in self._of_devices:
-            runs = {number: of for number, of in self._measured.items() if of[-1].device in devices}
-            self._of_devices[devices] = rates_of(runs)
-        return self._of_devices[devices]
-
-    def ratio(self, trial: Trial) -> Ratio | None:
-        """The rate of a change over that of the baseline; None where they cannot be compared."""
-        return None if trial.why_not else trial.ratio
-
-    def _measure(self, trial: Trial) -> None:
-        """Work out the rate of a trial, and what it is against the baseline, which comes first."""
-        number, baseline = trial.number, self.baseline
-        if number not in self._measured:
-            refused = "refused: " if trial.run.status == "failed" else ""
-            trial.why_not = cut(f"{refused}{trial.run.reason or 'no rate was measured'}", _LONGEST_REASON)
-            return
-        rates = self._rates(number)
-        trial.rate, trial.load = rates.rate(number), loads_of(rates).get(number)
-        if not baseline.rate:
-            trial.why_not = "the baseline has no rate"
-            return
-        trial.is_beside = rates.together(number, 0)
-        trial.ratio = rates.ratio(number, 0, simultaneous(len(self._measured.keys() - {0})))
-        few = "" if trial.ratio.span else "too few steps were measured to know their noise"
-        trial.why_not = ("" if trial.is_beside else self._why_not_apart(trial)) or few
+        self._helping = [trial for trial in self.changes if trial.ratio and trial.ratio.low > 1]  # the fastest first
+        self.best = next(iter(self._helping), None)  # the change to recommend; None if none helps
 
     def _why_not_apart(self, trial: Trial) -> str:
         """Why a change that ran at another time than the baseline cannot be compared with it; empty if it can."""
@@ -132,26 +109,11 @@ class Findings:
         rates = and_([metric(RATE).text(run.values[RATE]) for run in (runs[0], runs[-1])])
         return f"the machine changed: the baseline ran at {rates}"
 
-    @cached_property
-    def _helping(self) -> list[Trial]:
-        """The changes that are shown to be faster than the baseline, the fastest first."""
-        return [trial for trial in self.changes if (ratio := self.ratio(trial)) and ratio.low > 1]
-
     @property
     def best_pair(self) -> list[Trial]:
         """The fastest change that helps, and the next that sets other options; fewer if there are no two."""
         first, rest = self._helping[:1], self._helping[1:]
         return first + [trial for trial in rest if not _names(first[0]) & _names(trial)][:1]
-
-    @cached_property
-    def best(self) -> Trial | None:
-        """The change to recommend; None if none helps."""
-        if not self._helping:
-            return None
-        first = self._helping[0].number
-        rates = [(trial, self._rates(trial.number, first)) for trial in self._helping]
-        equal = [trial for trial, known in rates if not known.ratio(trial.number, first).differs]
-        return min(equal, key=lambda trial: (len(trial.options), trial.run.batch_size or 0, -trial.rate))
 
     @property
     def headline(self) -> str:
@@ -160,11 +122,11 @@ class Findings:
             return "The baseline was not measured, so there is nothing to compare."
         if not self.changes:
             return "No change has been tried."
-        compared = [trial for trial in self.changes if not trial.why_not]  # the fastest first
+        compared = [(trial, trial.ratio) for trial in self.changes if trial.ratio]  # the fastest first
         if not compared:
             return f"No change can be compared with the baseline: {self.changes[0].why_not.rstrip('.')}."
-        trial = self.best or compared[0]
-        ratio, beside = trial.ratio, "" if trial.load is None else f", beside {load_words(trial.load)}"
+        trial, ratio = next((pair for pair in compared if pair[0] is self.best), compared[0])
+        beside = "" if trial.load is None else f", beside {load_words(trial.load)}"
         if self.best:
             least = ratio.span.partition(" to ")[0]
             times = f"{ratio.value:.2f} times the baseline's rate, at least {least} in this diagnosis"
@@ -191,13 +153,13 @@ class Findings:
 
     @property
     def text(self) -> str:
-        """What the terminal and `diagnosis.md` show."""
+        """For the terminal."""
         line = [f"batchscope train … {shlex.join(self.best.options)}"] if self.best else []
         rows = [["run", metric(RATE).heading, "÷ baseline", "interval", "bottleneck"]]
         for trial in self.trials:
             name = " ".join(word.rpartition(".")[2] for word in trial.options) or trial.name
             rate = metric(RATE).cell(trial.rate) if trial.rate else "not measured"
-            ratio = self.ratio(trial) if trial.options else None
+            ratio = trial.ratio if trial.options else None
             rows.append([name, rate, *([f"{ratio.value:.2f}", ratio.span] if ratio else ["", ""]), trial.kind])
         notes = wrapped([f"note: {remark}" for remark in self.remarks], _WIDTH)
         lines = [*wrapped([self.headline], _WIDTH), *line, "", *aligned(rows, _WIDTH), "", *notes]
@@ -212,28 +174,12 @@ def find_findings(folder: Path) -> Findings:
     return findings
 
 
-def holds_one_diagnosis(folder: Path) -> bool:
-    """Whether the runs in and below a folder are those of one diagnosis."""
-    runs = find([folder]).runs
-    firsts = [run for run in runs if at(run.record, "diagnosis.role") == BASELINE]
-    return len(firsts) == 1 and all(_options(run) is not None for run in runs)
-
-
-def write_diagnosis(folder: Path, out: Path | None = None) -> Findings:
-    """Write `diagnosis.md`, the findings' text, to `out`, by default `report` in a folder with runs.
-
-    Raises:
-        UserError: if there is no diagnosis in the folder, or the file cannot be written.
-    """
-    findings, root = find_findings(folder), folder if out is None else None
-    out = out or folder / "report"
-    refuse_links(out, "the report's folder", root, (FILE,))
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        write_text(out / FILE, f"# Diagnosis\n\n```text\n{findings.text}\n```\n")
-    except OSError as error:
-        raise UserError(f"{out}: cannot be written: {why(error)}") from error
-    return findings
+def _why_not_measured(trial: Trial) -> str:
+    """Why a trial has no rate; empty for a baseline that did not run."""
+    if not trial.runs:
+        return ""
+    refused = "refused: " if trial.run.status == "failed" else ""
+    return cut(f"{refused}{trial.run.reason or 'no rate was measured'}", _LONGEST_REASON)
 
 
 def _options(run: Run) -> tuple[str, ...] | None:

@@ -83,17 +83,10 @@ class Group:
             if run.batch_size and run.batch_size not in self.sizes
         }
 
-    @cached_property
-    def asked(self) -> list[int]:
-        """The sizes that some run was asked for. A batch that is larger than the training set holds fewer samples."""
-        return [size for size, runs in self.sizes.items() if any(run.asked in (None, size) for run in runs)]
-
     @property
     def largest_possible(self) -> int | None:
         """The largest batch of one device that its shard of the training set can fill; None if unknown."""
-        shards = [-(-run.train_samples // run.processes) for run in self.runs if run.train_samples]
-        held = [r.batch_size for r in self.runs if r.asked and r.batch_size and r.batch_size < r.asked]
-        return min([*shards, *held], default=None)
+        return min((-(-run.train_samples // run.processes) for run in self.runs if run.train_samples), default=None)
 
     @property
     def out_of_memory(self) -> int | None:

@@ -1,21 +1,19 @@
 """The plots of a sweep, each drawn once and kept as PNG and as SVG.
 
-All but the validation curves show numbers of the table of sizes (table.py). What is drawn of a run has the id
-`run-<n>` with its number among the runs of the report (`run-<n>_<m>` for several), by which the page picks runs.
+They show numbers of the table of sizes (table.py). What is drawn of a run has the id `run-<n>` with its number among
+the runs of the report (`run-<n>_<m>` for several), by which the page picks runs.
 """
 
 import io
 import math
 import warnings
-from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pandas as pd
-from matplotlib import colormaps, rc_context, rcParams
+from matplotlib import rc_context, rcParams
 from matplotlib.figure import Figure
 
 from ..errors import cut
@@ -24,7 +22,7 @@ from ..records.metrics import FRACTION, metric
 from ..records.rates import RATE
 from ..records.step_parts import PARTS
 from . import plot_style as style
-from .groups import Group, SweepResults
+from .groups import Group
 from .run import Run
 from .table import BUSY, PART_MS
 
@@ -38,12 +36,10 @@ CAPTIONS = {
     "memory": "Peak memory against batch size",
     "time_to_target": "Training time to the target against batch size, since the last validation below it",
     "accuracy": "The quality of the trained networks against batch size, mean ± standard deviation of repeated runs",
-    "validation": "The validation metric of each run in the course of its training",
 }
 _MOST_PANELS = 6
 _MOST_BARS_NAMED = 9
 _LONGEST = 45  # characters of a label in a title
-_SOFTWARE = "batchscope report"  # in each PNG, by which a report knows its own pictures
 _Sized = Sequence[tuple[Group, pd.DataFrame, int | None]]  # groups, their tables of sizes, and the chosen sizes
 
 
@@ -76,7 +72,6 @@ def figures(report: "Report") -> dict[str, Figure]:
         "memory": _against_size(groups, ["memory_peak_gib"], "peak memory, GiB", "from zero"),
         "time_to_target": _against_size(groups, ["time_to_target_s"], "seconds of training to the target", "log"),
         "accuracy": _against_size(groups, [key], f"{key}{unit}, mean ± standard deviation"),
-        "validation": _validation(report.sweep),
     }
     return {name: figure for name, figure in found.items() if figure is not None}
 
@@ -85,18 +80,10 @@ def _saved(figure: Figure, name: str) -> Picture:
     """The bytes of a figure. The name is in the ids of its SVG, so that those of several figures differ."""
     rcParams["svg.hashsalt"] = name
     png, svg = io.BytesIO(), io.BytesIO()
-    figure.savefig(png, format="png", metadata={"Software": _SOFTWARE})
+    figure.savefig(png, format="png")
     figure.set_layout_engine("none")  # the layout is found, and stays
     figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     return Picture(png.getvalue(), svg.getvalue().decode())
-
-
-def remove_stale(folder: Path, keep: Collection[str]) -> None:
-    """Remove the pictures of an earlier report that this one does not have; other pictures stay."""
-    for name in (name for name in CAPTIONS if name not in keep):
-        path = folder / f"{name}.png"
-        if path.is_file() and _SOFTWARE.encode() in path.read_bytes()[:512]:
-            path.unlink()
 
 
 def _look(group: Group) -> tuple[str, str]:
@@ -131,7 +118,7 @@ def _against_size(
             axes.vlines(size, low, high, color=colour, gid=gid)
             if size == chosen and name == names[0]:
                 axes.plot(size, value, ls="", marker="o", ms=14, mfc="none", mec="black", gid=gid)
-    style.size_axis(axes, {size for *_, points in lines for size in points.index})
+    style.size_axis(axes)
     axes.set_title(title)
     if scale == "from zero":
         axes.set_ylim(bottom=0)
@@ -180,31 +167,4 @@ def _step_time(groups: _Sized) -> Figure | None:
         axes.set(title=f"{cut(group.label, _LONGEST)}: % of the mean step", xlabel="batch size", ylim=(0, 100))
         axes.grid(visible=False)
     style.legend_below(figure, panels[0])
-    return figure
-
-
-def _validation(sweep: SweepResults) -> Figure | None:
-    """The curves of all runs against time and against samples; None without a curve of two validations."""
-    found = [(group, run, curve) for group in sweep.groups for run in group.runs if (curve := run.curve) is not None]
-    names = Counter(curve.attrs["metric"] for *_, curve in found)
-    name = max(names, key=lambda name: (names[name], name), default="")
-    shown = [(group, run, curve) for group, run, curve in found if curve.attrs["metric"] == name]
-    shown.sort(key=lambda line: (line[0].number, line[1].batch_size or 0))
-    if not any(len(curve) > 1 for *_, curve in shown):
-        return None
-    sizes = sorted({run.batch_size or 0 for _, run, _ in shown})
-    by_size = len({group.number for group, *_ in shown}) == 1 and len(sizes) > 1
-    shades = dict(zip(sizes, colormaps["viridis"](np.linspace(0, 0.88, len(sizes))), strict=True))
-    scale, unit = (100, ", %") if metric(name).unit == FRACTION else (1, "")
-    figure = style.new_figure(3.8)
-    panels = figure.subplots(1, 2, sharey=True)
-    for axes, x in zip(panels, ("seconds", "samples"), strict=True):
-        for group, run, curve in shown:
-            colour, marker = (shades[run.batch_size or 0], "o") if by_size else _look(group)
-            label = f"{run.batch_size:,}" if by_size else group.label
-            axes.plot(curve[x], scale * curve["value"], color=colour, marker=marker, ms=4, label=label, gid=_gid([run]))
-        style.log_axis(axes, "x")
-        axes.set_xlabel({"seconds": "seconds of training", "samples": "samples seen"}[x])
-    panels[0].set_title(f"{name}{unit}")
-    style.legend_below(figure, panels[0], "batch size" if by_size else "")
     return figure

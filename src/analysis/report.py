@@ -18,7 +18,7 @@ from .answer import Answer, answer
 from .groups import Group, SweepResults
 from .read import find
 from .selection import ENOUGH
-from .statements import Statement, failures, headlines, notes, statements
+from .statements import Statement, failures, notes, statements
 from .text import aligned, page_width, size_blocks
 
 
@@ -61,8 +61,11 @@ class Report:
 
     @property
     def headlines(self) -> list[str]:
-        """All sentences, the answers first."""
-        return headlines(self.statements, self.sweep)
+        """All sentences, the answers first, each with the label of its group where there are several groups."""
+        several = len(self.sweep.groups) > 1
+        return [
+            f"{s.group.label}: {line}" if several and s.group else line for s in self.statements for line in s.lines
+        ]
 
     @property
     def commands(self) -> list[str]:
@@ -76,18 +79,25 @@ class Report:
         return [(group, table.size_texts(sizes)) for group, sizes in pairs if len(sizes) > 1 and group.sizes]
 
     @property
+    def setting_texts(self) -> pd.DataFrame:
+        """A row of texts for each setting, where several ran, each at one batch size; else empty."""
+        is_shown = not self.size_texts and len(self.sweep.runs) > 1
+        return table.setting_texts(self.sweep, self.tables) if is_shown else pd.DataFrame()
+
+    @property
     def text(self) -> str:
         """For the terminal, at most 80 columns wide; only commands are longer."""
         width, rest = page_width(), self.statements
         lines = [*wrapped([self.counts], width), ""]
         for group, texts in self.size_texts:
-            said = [statement for statement in rest if statement.group is group]
+            said = [line for statement in rest if statement.group is group for line in statement.lines]
             rest = [statement for statement in rest if statement.group is not group]
             lines += [*size_blocks(group.label, texts), *_lines(said, width), ""]
-        if not self.size_texts and len(self.sweep.runs) > 1:
-            settings = table.setting_texts(self.sweep, self.tables)
-            lines += [*aligned([list(settings.columns), *settings.to_numpy().tolist()]), ""] if len(settings) else []
-        lines += _lines([statement.labelled() for statement in rest], width)
+        if len(settings := self.setting_texts):
+            lines += [*aligned([list(settings.columns), *settings.to_numpy().tolist()]), ""]
+        for statement in rest:
+            label = f"{statement.group.label}: " if statement.group else ""
+            lines += _lines([f"{label}{statement.lines[0]}", *statement.lines[1:]], width)
         lines += [f"  for more   {command}" for command in self.commands]
         lines += wrapped([f"failed   {failed}"], width) if (failed := failures(self.sweep)) else []
         lines += wrapped([f"note: {note}" for note in self.notes], width)
@@ -109,7 +119,9 @@ class Report:
         lines += [f"{self.counts}.", ""]
         for group, texts in self.size_texts:
             lines += [f"## {group.label}", "", table.to_markdown(texts.reset_index())]
-        lines += ["## Runs", "", table.to_markdown(table.run_texts(self.sweep, self.frame))]
+        if len(settings := self.setting_texts):
+            lines += [table.to_markdown(settings)]
+        lines += [f"Failed: {failed}.", ""] if (failed := failures(self.sweep)) else []
         if pictures := [file for file in self.files if file.suffix == ".png"]:
             lines += ["## Plots", "", *(f"![{plots.CAPTIONS[file.stem]}]({file.name})\n" for file in pictures)]
         if self.notes:
@@ -117,32 +129,20 @@ class Report:
         return printable("\n".join(lines)).replace("<", "&lt;")  # nothing that a record says of itself is HTML
 
 
-def _lines(said: Iterable[Statement], width: int) -> list[str]:
-    """Statements for the terminal."""
-    marked = (f"{'  ' if number else '→ '}{line}" for statement in said for number, line in enumerate(statement.lines))
-    return wrapped(marked, width)
+def _lines(said: Sequence[str], width: int) -> list[str]:
+    """Sentences that belong together, for the terminal."""
+    return wrapped((f"{'  ' if number else '→ '}{line}" for number, line in enumerate(said)), width)
 
 
-def write_report(
-    folders: Iterable[str | os.PathLike[str]],
-    out_dir: str | os.PathLike[str],
-    enough: float | None = None,
-    margin: float | None = None,
-) -> Report:
-    """Read all runs below the folders, and write the report. What an earlier report wrote in its folder is replaced.
-
-    Args:
-        folders: of runs.
-        out_dir: the folder of the report.
-        enough: the share of the best rate that a batch size is to reach; by default that of the runs' configurations.
-        margin: by how much a size may train worse than the best, as in quality.py; likewise.
+def write_report(folders: Iterable[str | os.PathLike[str]], out_dir: str | os.PathLike[str]) -> Report:
+    """Read all runs below the folders, and write the report. Files of an earlier report with the same names are replaced.
 
     Raises:
         UserError: if there is not one readable record, or `out_dir` has or is a link that leads elsewhere, before
             anything is written; or if `out_dir` cannot be written.
     """
     paths, out = [Path(folder) for folder in folders], Path(out_dir)
-    report = analyse(paths, enough, margin)
+    report = analyse(paths)
     _refuse_links(out, paths)
     pictures = plots.draw(report)
     try:
@@ -150,7 +150,6 @@ def write_report(
         for name, picture in pictures.items():
             write_bytes(out / f"{name}.png", picture.png)
             report.files.append(out / f"{name}.png")
-        plots.remove_stale(out, keep=pictures)
         tensorboard.write(report.sweep.groups, report.tables, out / "tensorboard")
         texts = {
             "report.md": report.markdown,
@@ -166,13 +165,14 @@ def write_report(
     return report
 
 
-def analyse(
-    folders: Iterable[str | os.PathLike[str]], enough: float | None = None, margin: float | None = None
-) -> Report:
-    """What the runs below the folders show, with nothing written; UserError if there is not one readable record."""
+def analyse(folders: Iterable[str | os.PathLike[str]]) -> Report:
+    """What the runs below the folders show, with nothing written; UserError if there is not one readable record.
+
+    What is enough and which margin a metric has is said by the configuration of the runs, see selection.py and quality.py.
+    """
     sweep = find(folders)
-    enough = enough or next((share for run in sweep.runs if (share := run.share("enough"))), ENOUGH)
-    margin = margin or next((share for run in sweep.runs if (share := run.share("margin"))), None)
+    enough = next((share for run in sweep.runs if (share := run.share("enough"))), ENOUGH)
+    margin = next((share for run in sweep.runs if (share := run.share("margin"))), None)
     metrics, quality = table.shown_metrics(sweep), table.quality_metrics(sweep)
     known = [(group, answer(group, quality, enough, margin)) for group in sweep.groups]
     answers = [of_group for _, of_group in known if of_group]

@@ -1,6 +1,5 @@
 """Run: one record, with its settings and its numbers by name."""
 
-import csv
 import json
 import math
 import os
@@ -12,16 +11,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from ..errors import UserError, printable
 from ..options.purpose import CHOOSES_NOTHING, changes_speed, purpose_of
 from ..options.tree import flatten
 from ..records.correct import read_correct
-from ..records.metrics import best_first, metric, staged
+from ..records.metrics import staged
 from ..records.rates import FIT_RATE, MEAN_RATE, RATE
-from ..records.step_file import read_rows
 from ..records.step_parts import PARTS
 from ..records.step_times import StepTimes, read_step_times
 from ..records.values import at, number, positive, table
@@ -33,7 +30,6 @@ CHOICES = ("model", "data", "task", "optimizer")  # groups of the configuration,
 HARDWARE = ("device", "device_name", "threads")  # settings that come from the machine, not from the config
 
 _SAID_ELSEWHERE = ("data.seed", "trainer.accelerator")  # as `seed` and as the hardware's device
-_ABSURD = 1e12  # no step and no metric is as large
 _REASONS = {
     "finished": "",
     "out_of_memory": "out of memory",
@@ -194,33 +190,6 @@ class Run:
         return _read(read_correct, self.folder, round(samples), accuracy)
 
     @cached_property
-    def curve(self) -> pd.DataFrame | None:
-        """The most telling validation metric in the course of training; None without one.
-
-        Columns: `seconds` of training at the mean step, without validation and checkpoints; `samples`, trained on by
-        then; `value`. `attrs["metric"]` is its name, such as `val/acc`.
-        """
-        step_ms = self.values.get("step_ms")
-        if step_ms is None or self.global_batch_size is None:
-            return None
-        try:
-            names, rows = read_rows(self.folder / "csv" / "metrics.csv")
-        except (OSError, csv.Error):
-            return None
-        of_validation = (name for name in names if name.startswith("val/") and "step" in names and name.isprintable())
-        for name in best_first(of_validation):
-            points = pd.DataFrame(rows, columns=["step", name]).apply(pd.to_numeric, errors="coerce")
-            points = points[(points.abs() < _ABSURD).all(axis=1)]
-            points = points.drop_duplicates("step", keep="last").sort_values("step")
-            if len(points) and metric(name).higher_is_better is not None:
-                steps = points["step"] + 1  # Lightning gives a validation the number, from 0, of the update before it
-                samples = [self.samples_after(step) for step in steps]
-                curve = pd.DataFrame({"seconds": steps * step_ms / 1e3, "samples": samples, "value": points[name]})
-                curve.attrs["metric"] = name
-                return curve
-        return None
-
-    @cached_property
     def metrics(self) -> dict[str, float]:
         """Metrics of a finished run. In an unfinished run, and in one that ended once its speed was known, they are not final."""
         if self.status != "finished" or at(self.record, "throughput.ended"):
@@ -235,18 +204,13 @@ class Run:
         known = {name: positive(throughput.get(name)) for name in _TIMES}
         known |= {name: number(throughput.get(name)) for name in _SHARES}
         known |= {name: positive(self.record.get(name)) for name in ("learning_rate", "seconds", "time_to_target_s")}
-        steps, to_target = (positive(at(self.record, path)) for path in ("steps", "target.steps"))
-        waiting, step_ms = number(throughput.get("communication_ms")), known["step_ms"]
+        to_target = positive(at(self.record, "target.steps"))
         known |= {
             RATE: positive(throughput.get(RATE)) if size else None,
             "batch_size": size,
             "processes": self.processes if self.processes > 1 else None,
             "global_batch_size": update if update != size else None,
-            "communication_share": waiting / step_ms if waiting is not None and step_ms else None,
-            "samples_seen": self.samples_after(steps) if steps else None,
             "samples_to_target": self.samples_after(to_target) if to_target and known["time_to_target_s"] else None,
-            "noise_scale": positive(at(self.record, "noise_scale.samples")),
-            "compile_seconds": positive(at(self.record, "compilation.seconds")),
         }
         parts = {f"{part}_ms_mean": number(at(throughput, f"parts_ms.{part}")) for part in PARTS}
         if all(ms is not None and ms >= 0 for ms in parts.values()) and any(parts.values()):

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ..errors import cut
 from ..records.formatting import significant
@@ -18,18 +18,12 @@ from .text import and_
 _LONGEST = 60  # characters of a reason
 
 
-@dataclass(frozen=True)
-class Statement:
+class Statement(NamedTuple):
     """Sentences that belong together, the most important one first."""
 
     lines: list[str]
     group: Group | None = None  # that they are about, if it is one of several
     command: str = ""  # the options of a command that would tell more; empty where there is none
-
-    def labelled(self) -> "Statement":
-        """The same with the label of its group before the first sentence, if it has a group."""
-        first, *rest = self.lines
-        return replace(self, lines=[f"{self.group.label}: {first}", *rest]) if self.group else self
 
 
 def statements(
@@ -61,10 +55,10 @@ def statements(
 def _too_few_sizes(group: Group) -> str:
     """Why a group of several batch sizes has no answer; empty where it has, or is of one size."""
     to_target = any("target" in run.record for run in group.runs)
-    if to_target or len(group.asked) > 1 or len({*group.sizes, *group.without_rate}) < 2:
+    if to_target or len(group.sizes) > 1 or len({*group.sizes, *group.without_rate}) < 2:
         return ""
-    only = f"Only {group.asked[0]:,}" if group.asked else "No batch size"
-    return f"{only} was measured as it was asked for, so there is nothing to compare."
+    only = "".join(f"Only {size:,}" for size in group.sizes) or "No batch size"
+    return f"{only} was measured, so there is nothing to compare."
 
 
 def notes(sweep: SweepResults) -> Iterator[str]:
@@ -117,9 +111,3 @@ def _name(run: Run, group: Group, sweep: SweepResults) -> str:
     size = f"{run.batch_size:,}" if BATCH_SIZE in sweep.factors and run.batch_size else ""
     label = group.label if len(sweep.groups) > 1 else ""
     return " · ".join(filter(None, (label, size))) or f"run {run.name}"
-
-
-def headlines(found: Iterable[Statement], sweep: SweepResults) -> list[str]:
-    """All sentences, each with the label of its group where there are several groups."""
-    several = len(sweep.groups) > 1
-    return [f"{one.group.label}: {line}" if several and one.group else line for one in found for line in one.lines]

@@ -18,7 +18,7 @@ from ..records.formatting import option_value, significant
 from ..records.metrics import RUN_METRICS, best_first, metric, staged
 from ..records.rates import RATE
 from ..records.step_parts import PARTS
-from .between_groups import name_of, scaling_efficiencies
+from .between_groups import name_of
 from .groups import Group, SweepResults, rates_of
 from .noise import Rates
 from .run import BATCH_SIZE, Run
@@ -31,14 +31,12 @@ LOW, HIGH, STEP_MS = f"{RATE}_low", f"{RATE}_high", "step_ms_typical"
 BUSY = ("processor_time_pct", "utilization_pct")  # of a CPU, of an accelerator
 PART_MS = tuple(f"{part}_ms_mean" for part in PARTS)
 _LONGEST = 90  # characters of a reason
-_SHOWN = ("batch_size", "global_batch_size", RATE, STEP_MS, "mfu", *BUSY, "memory_peak_gib")
-_SHOWN += ("scaling_efficiency", "communication_share", "joules_per_sample", "compile_seconds")
-_TO_TARGET = ("noise_scale", "samples_to_target", "time_to_target_s")
+_SHOWN = ("batch_size", "global_batch_size", RATE, STEP_MS, "mfu", *BUSY, "memory_peak_gib", "joules_per_sample")
+_TO_TARGET = ("samples_to_target", "time_to_target_s")
 
 
 def run_table(sweep: SweepResults) -> pd.DataFrame:
     """All that is known of each run, in the order of the sweep; an unknown value is NaN."""
-    efficiencies = scaling_efficiencies(sweep.runs)
     rows: dict[int, dict[str, Any]] = {}  # by the number of the run
     for group in sweep.groups:
         rates = rates_of(dict(enumerate([run] for run in group.runs)), at_equal_load=True)
@@ -51,7 +49,6 @@ def run_table(sweep: SweepResults) -> pd.DataFrame:
                 "group": group.label,
                 "status": run.status,
                 "reason": run.reason or None,
-                "scaling_efficiency": efficiencies.get(run.number),
             }
     settings = [key for key in sweep.factors if key != BATCH_SIZE]
     metrics = [name for stage in ("test/", "val/", "") for name in _of_stage(stage, sweep.runs)]
@@ -174,16 +171,13 @@ def size_table(group: Group, answer: "Answer | None" = None, metrics: Sequence[s
 
 
 def _of_answer(answer: "Answer") -> dict[str, Mapping[int, float]]:
-    """What an answer says of the sizes: by their rates, their metric, the noise scale and the times to a target."""
+    """What an answer says of the sizes: by their rates, their metric and the times to a target."""
     found: dict[str, Mapping[int, float]] = {}
     if answer.overall:  # also of an answer by quality or by times to a target
         found["share"] = {size: share.value for size, share in answer.overall.shares.items()}
         found["sure_share"] = answer.overall.sure
     if quality := answer.quality:
         found |= {"loss": {size: quality.loss(size) for size in quality.values}, "sure_loss": quality.sure or {}}
-    if progress := answer.progress:
-        found["efficiency"] = {size: progress.efficiency(size) for size in progress.updates}
-        found["goodput"] = {size: progress.goodput(size) for size in progress.updates}
     if arrivals := answer.arrivals:
         typical = arrivals.typical
         after = {size: max(arrival.after for arrival in runs.values()) for size, runs in arrivals.sizes.items()}
@@ -216,7 +210,6 @@ def size_texts(sizes: pd.DataFrame) -> pd.DataFrame:
     for key in [str(name) for name in sizes if f"{name}_sd" in sizes]:
         means = sizes[[key, f"{key}_sd"]].to_numpy()
         found[key] = pd.Series([mean_and_deviation(key, mean, deviation) for mean, deviation in means], sizes.index)
-    found["efficiency"], found["goodput"] = texts("efficiency", _share_text), texts("goodput")
     late = texts("not_reached_after_s", lambda value: f"> {significant(value)}")
     found["s to target"] = texts("time_to_target_s").astype(object).fillna(late)
     found["samples"] = texts("samples_to_target")

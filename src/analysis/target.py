@@ -3,8 +3,7 @@
 A run has reached it between its last validation below it and the first one at it. A size is later than another one if the mean
 over the seeds of log(last validation below it ÷ the other's arrival) is shown to be above 0. Separate runs of the same thing on a
 CPU differ by 10 %, so that times are no more exact than rates are (noise.py). Where several sizes may be first, the one with the
-smallest typical time is the best guess. The target is that of experiment=time_to_target. Trained runs without one are compared at
-the value that half of the sizes reach.
+smallest typical time is the best guess. The target is that of experiment=time_to_target.
 """
 
 import math
@@ -14,7 +13,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import pandas as pd
 from scipy.special import stdtrit
 
 from ..records.formatting import duration, option_value, significant
@@ -24,9 +22,6 @@ from ..records.values import at, number, positive
 from .noise import BETWEEN_CPU, CONFIDENCE, WORTH
 from .run import LEARNING_RATE, Run
 from .text import and_
-
-_MORE_TIME = "give more time by search.minutes; with hydra.sweep.dir=<its folder> the finished runs are kept"
-_SEEDS = 3  # that are advised after one
 
 
 @dataclass(frozen=True)
@@ -87,32 +82,16 @@ class Arrivals:
 
     @property
     def lines(self) -> list[str]:
-        """What the runs show, the answer first."""
+        """What the runs show: the size that was first, or the best guess; and the sizes that did not reach the target."""
         guess, seeds = self.best_guess, len({seed for of in self.sizes.values() for seed in of})
         if guess is None:
             best = f": the best was {self.best}" if self.best else ""
-            more_time = f", or {_MORE_TIME}" if any(map(self._is_out_of_time, self.sizes)) else ""
-            return [f"No run reached {self.target}{best}. Take an easier target{more_time}."]
+            return [f"No run reached {self.target}{best}. Take an easier target, or give more time by search.minutes."]
         words = f"({seeds} seeds)" if seeds > 1 else "(one seed)"
-        if len(self.sizes) == 1:
-            return [f"{guess:,} reached {self.target} {words}{self._after(guess)}; it is the only size that ran."]
-        begin = "" if self.winner else "Best guess: "
-        lines = [f"{begin}{guess:,} reached {self.target} first {words}{self._after(guess)}."]
+        first, begin = (" first", "" if self.winner else "Best guess: ") if len(self.sizes) > 1 else ("", "")
+        lines = [f"{begin}{guess:,} reached {self.target}{first} {words}{self._after(guess)}."]
         never = sorted(size for size, of in self.sizes.items() if all(run.seconds == math.inf for run in of.values()))
-        if others := [size for size in self.contenders if size != guess and size not in never]:
-            more = ",".join(map(str, range(max(_SEEDS, 2 * seeds))))
-            lines.append(f"{and_(others, 'or')} may be first, too; more seeds tell more (seed={more}).")
-        may_be_first = [size for size in never if size in self.contenders]
-        if in_time := [size for size in may_be_first if self._is_out_of_time(size)]:
-            lines.append(f"Stopped while still in time: {and_(in_time)}; {_MORE_TIME}.")
-        if others := [size for size in may_be_first if size not in in_time]:
-            lines.append(f"Not decided: {and_(others)} did not reach it.")
-        if late := [size for size in never if size not in may_be_first]:
-            lines.append(f"{and_(late)} did not reach it, and could no longer be the first.")
-        return lines
-
-    def _is_out_of_time(self, size: int) -> bool:
-        return any(at(a.run.record, "target.out_of_time") is True for a in self.sizes[size].values())
+        return [*lines, f"{and_(never)} did not reach it."] if never else lines
 
     def _after(self, size: int) -> str:
         if (arrival := self.typical.get(size)) is None:
@@ -158,31 +137,6 @@ def arrivals_of(sizes: Mapping[int, Sequence[Run]]) -> Arrivals | None:
     target = f"{declared.key} {declared.text(float(first['value']))}"
     found = _first_of_seeds((size, _arrival(run)) for size, run in runs)
     return Arrivals(target, "" if best is None else declared.text(best), found)
-
-
-def arrivals_at_common_value(sizes: Mapping[int, Sequence[Run]]) -> Arrivals | None:
-    """The arrivals at the value that half of the sizes reach, by the validations of runs that were trained to no target.
-
-    None where fewer than two sizes have two validations or more of the same metric.
-    """
-    curves = [(size, run, run.curve) for size, of in sizes.items() for run in of if run.curve is not None]
-    curves = [(size, run, curve) for size, run, curve in curves if len(curve) > 1]
-    names = {curve.attrs["metric"] for *_, curve in curves}
-    if len(names) != 1 or len({size for size, *_ in curves}) < 2:
-        return None
-    declared = metric(names.pop())
-    sign = -1 if declared.higher_is_better is False else 1
-    best = pd.Series([(sign * curve["value"]).max() for *_, curve in curves], [size for size, *_ in curves])
-    of_sizes = best.groupby(level=0).median().sort_values(ascending=False)
-    value = of_sizes.iloc[max(2, (len(of_sizes) + 1) // 2) - 1]
-    found = []
-    for size, run, curve in curves:
-        is_below = sign * curve["value"] < value
-        until = int(is_below.cummin().sum())  # validations before the first one at the value
-        before = 0.0 if until == 0 else float(curve["seconds"].iloc[until - 1])
-        at_it = curve.iloc[until] if until < len(curve) else {"seconds": math.inf, "samples": math.inf}
-        found.append((size, Arrival(run, before, float(at_it["seconds"]), float(at_it["samples"]))))
-    return Arrivals(f"{declared.key} {declared.text(sign * value)}", "", _first_of_seeds(found))
 
 
 def _first_of_seeds(arrivals: Iterable[tuple[int, Arrival]]) -> dict[int, dict[str, Arrival]]:

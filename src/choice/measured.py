@@ -1,13 +1,12 @@
-"""What runs have measured: each training, on each device that it ran on, its steps and operations by batch size.
+"""What runs have measured: a training, on each device that it ran on, its steps and operations by batch size.
 
-Runs belong to one training where everything is alike that makes a step what it is: model, data, optimizer, precision.
+Runs are of one training where everything is alike that makes a step what it is: model, data, optimizer, precision.
 Seeds, folders, learning rates and the length of the training may differ.
 
 A time is that of the rates of analysis, with the interval that a report gives it: by the noise of its windows, what separate
 runs differ by, and what other programs may have lowered the rate by.
 """
 
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,13 +14,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import pandas as pd
+
 from ..analysis.groups import rates_of
 from ..analysis.noise import BETWEEN_CPU, Rates
 from ..analysis.run import Run
 from ..errors import UserError, printable
 from ..hardware.datasheet import Datasheet, datasheet
 from ..options.tree import flatten
-from ..records.formatting import count, option_value
+from ..records.formatting import count
 from ..records.operations import StepOperations, read_operations
 from ..records.rates import RATE
 from ..records.read import read, run_dirs
@@ -31,7 +32,6 @@ from .scale import NUMBERS
 from .step import Measured, Source
 
 _MEDIAN, _STEPS = 0.95, 0.8  # confidence of a record's interval of the median; the share of steps from p10 to p90
-_NAMES = ("model", "data")  # of the title
 # The options, by their beginnings, that make a step another one, and those of them that do not.
 _OF_A_STEP = ("model.", "data.", "optimizer._target_", "trainer.precision", "trainer.accumulate_grad_batches")
 _OF_A_STEP += ("global_batch_size", "channels_last", "compile")
@@ -42,7 +42,7 @@ _NOT = ("data.batch_size", "data.seed", "data.root", "data.offline")
 class Training:
     """One training, as it was measured on each device that is here."""
 
-    title: str  # `cnn · mnist`, with the options that tell it from the others
+    title: str  # `cnn · mnist`
     epochs: int | None  # that the runs were to train; None where they do not agree
     train_samples: int
     precision: str  # as Lightning takes it
@@ -63,11 +63,11 @@ class _Run:
         return self.measured.step
 
 
-def read_trainings(folders: Iterable[Path]) -> tuple[list[Training], list[str]]:
-    """Every training that the runs in and below some folders have measured, and a line for each reason to leave runs out.
+def read_training(folders: Iterable[Path]) -> tuple[Training, list[str]]:
+    """The training that the runs in and below some folders have measured, and a line for each reason to leave runs out.
 
     Raises:
-        UserError: if no training was measured at two batch sizes on one device.
+        UserError: if the runs are of several trainings, or none was measured at two batch sizes on one device.
     """
     measured: list[_Run] = []
     reasons: dict[str, list[Path]] = {}
@@ -76,23 +76,24 @@ def read_trainings(folders: Iterable[Path]) -> tuple[list[Training], list[str]]:
             measured.append(_read(path))
         except UserError as error:
             reasons.setdefault(str(error).removeprefix(f"{path}: "), []).append(path)
-    trainings = []
-    for alike in _grouped(measured, lambda run: json.dumps(run.options)).values():
-        sources = []
-        for runs in _grouped(alike, lambda run: (run.step.device, run.step.device_name, run.step.threads)).values():
-            sizes = _grouped(runs, lambda run: run.step.batch_size)
-            if len(sizes) > 1:
-                sources.append(_source(dict(sorted(sizes.items()))))
-                continue
-            reason = f"one batch size, {min(sizes):,}, and choose needs two at least"
-            reasons.setdefault(reason, []).extend(run.run.folder for run in runs)
-        if sources:
-            trainings.append(_training(alike, sources, measured))
+    values = pd.DataFrame([run.options for run in measured]).astype(str)
+    if several := [str(key) for key in values if values[key].nunique() > 1]:
+        raise UserError(
+            f"choose: the runs are of several trainings, which differ in {', '.join(several)}; name those of one"
+        )
+    sources = []
+    for runs in _grouped(measured, lambda run: (run.step.device, run.step.device_name, run.step.threads)).values():
+        sizes = _grouped(runs, lambda run: run.step.batch_size)
+        if len(sizes) > 1:
+            sources.append(_source(dict(sorted(sizes.items()))))
+            continue
+        reason = f"one batch size, {min(sizes):,}, and choose needs two at least"
+        reasons.setdefault(reason, []).extend(run.run.folder for run in runs)
     left_out = [printable(f"{', '.join(map(str, paths))}: {reason}") for reason, paths in reasons.items()]
-    if not trainings:
+    if not sources:
         where = ", ".join(map(str, folders))
         raise UserError(f"choose: {'; '.join(left_out) or f'no runs in {where}'}")
-    return trainings, left_out
+    return _training(measured, sources), left_out
 
 
 def _grouped(runs: Iterable[_Run], key: Callable[[_Run], Any]) -> dict[Any, list[_Run]]:
@@ -128,7 +129,7 @@ def _read(path: Path) -> _Run:
     measured = Measured(
         _recorded(record, middle, step.device) * per_batch,
         waiting * per_batch,  # by the median: a few slow steps raise a mean
-        *_memory(record, step),
+        _memory(record),
         replace(step, rows=rows, batches=1.0),
     )
     return _Run(run, run.train_samples, _options(run), measured, slowest=max(1.0, mean / middle))
@@ -143,13 +144,10 @@ def _recorded(record: Mapping[str, Any], middle: float, device: str) -> Interval
     return converted(low, middle, high, confidence, BETWEEN_CPU if device == "cpu" else 0.0)
 
 
-def _memory(record: Mapping[str, Any], step: StepOperations) -> tuple[float, float]:
-    """Bytes that were counted, and those that the largest operation of the backward pass moves; NaN without a count."""
+def _memory(record: Mapping[str, Any]) -> float:
+    """Bytes that were counted; NaN without a count."""
     parts = {key: positive(value) or 0.0 for key, value in table(at(record, "memory.parts_bytes")).items()}
-    if "saved" not in parts:
-        return math.nan, math.nan
-    largest = max((row.bytes / row.calls for row in step.rows if row.part == "backward" and row.calls), default=0.0)
-    return sum(parts.values()), 0.0 if "rest" in parts else largest
+    return sum(parts.values()) if "saved" in parts else math.nan
 
 
 def _options(run: Run) -> dict[str, Any]:
@@ -197,24 +195,20 @@ def _pooled(runs: Sequence[_Run], rates: Rates, batch_size: int) -> Measured:
         replace(seconds, high=most),
         median(of_run.waiting for of_run in singles),
         max(of_run.counted for of_run in singles),
-        max(of_run.moving for of_run in singles),
         singles[0].step,
     )
 
 
-def _training(alike: Sequence[_Run], sources: Sequence[Source], every: Sequence[_Run]) -> Training:
-    """A training; its title has the options that tell it from others of the same model and data among all runs."""
-    first, options = alike[0], alike[0].options
-    rivals = [run.options for run in every if all(run.options[key] == options[key] for key in _NAMES)]
-    different = [key for key in options if any(other.get(key) != options[key] for other in rivals)]
-    named = [str(options[key]) for key in _NAMES] + [f"{key}={option_value(options[key])}" for key in different]
-    asked = {round(positive(at(run.run.record, "config.trainer.max_epochs")) or 0) for run in alike}
+def _training(runs: Sequence[_Run], sources: Sequence[Source]) -> Training:
+    first, options = runs[0], runs[0].options
+    asked = {round(positive(at(run.run.record, "config.trainer.max_epochs")) or 0) for run in runs}
     doubts = []
     if options.get("data.pipeline") == "workers":
         doubts.append(
             "data.pipeline=workers hides how long the workers take to load a batch: a faster device may wait."
         )
-    if any(math.isnan(run.measured.counted) for run in alike):
+    if any(math.isnan(run.measured.counted) for run in runs):
         doubts.append("Not every run has counted its memory, so whether a batch fits is not known.")
     epochs = asked.pop() or None if len(asked) == 1 else None
-    return Training(printable(" · ".join(named)), epochs, first.samples, first.step.precision, sources, doubts)
+    title = printable(f"{options['model']} · {options['data']}")
+    return Training(title, epochs, first.samples, first.step.precision, sources, doubts)

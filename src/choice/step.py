@@ -24,7 +24,7 @@ from .work import as_computed, works_of
 
 _OVERLAP = 4.0  # of the norm that adds device and host up: with 1 they would not overlap at all
 _LARGEST_CORRECTION = 3.0
-_ON_A_LINE = ("waiting", "counted", "moving")  # of `Measured`, against the batch size
+_ON_A_LINE = ("waiting", "counted")  # of `Measured`, against the batch size
 # Seconds a byte, of a batch on its way to a GPU: prefetched; from pinned memory over PCIe 3; from pageable memory. The first
 # and the last are the least and the most, and are taken for the ends of an interval.
 _TRANSFER = Interval(0.0, 1 / 12e9, 1 / 5e9)
@@ -36,8 +36,7 @@ class Measured:
 
     seconds: Interval
     waiting: float  # seconds, for data
-    counted: float  # bytes, as `moving` in memory.py; NaN where no run has counted them
-    moving: float
+    counted: float  # bytes, as in memory.py; NaN where no run has counted them
     step: StepOperations
 
 
@@ -90,7 +89,7 @@ def step_on(source: Source, device: Datasheet, batch_size: int, precision: str |
     transfer = _TRANSFER * _batch_bytes(rows)
     on_device = kernels * _correction(source) + transfer
     numbers = [{size: getattr(measured, name) for size, measured in source.sizes.items()} for name in _ON_A_LINE]
-    waiting, counted, moving = (line(values, batch_size) for values in numbers)
+    waiting, counted = (line(values, batch_size) for values in numbers)
     launches = _launches(source, rows)
     host = elsewhere(exactly(waiting)) + launches
     low = max(on_device.low, host.low)
@@ -99,7 +98,7 @@ def step_on(source: Source, device: Datasheet, batch_size: int, precision: str |
     parts = {"arithmetic" if is_arithmetic else "bandwidth": on_device.middle, "launches": launches.middle}
     parts["data"] = max(waiting, transfer.middle)
     limit = max(parts, key=lambda part: parts[part])
-    return Step(seconds, limit, None if math.isnan(counted) else on_gpu(counted, moving))
+    return Step(seconds, limit, None if math.isnan(counted) else on_gpu(counted))
 
 
 def _kernels(rows: Sequence[OperationRow], device: Datasheet, precision: str | None) -> tuple[Interval, bool]:

@@ -18,18 +18,18 @@ from pathlib import Path
 
 from ..checkpointing.signals import exit_on_signals
 from ..choice.answer import Answer
-from ..choice.cards import card_names, find_card
-from ..choice.measured import device_here, read_trainings
+from ..choice.measured import device_here, read_training
 from ..choice.rows import FULL, Question, check_measured, check_prices
 from ..choice.work import PRECISIONS
 from ..errors import UserError
+from ..hardware.datasheet import card_names, find_card
 from ..options.compose import check_command_line, compose
 from ..records.terminal import columns, wrapped
 from . import command_parser, folder_of, folders_and_options, number
 
 KINDS = ("cpu", "cuda", "mps")  # what a device that is here is called, unless it is a known card
 USUAL = ("t4", "l4", "a10", "a100", "l40s", "h100", "rtx4090")  # that people rent or own
-SCHEMA = 4  # of the JSON document
+SCHEMA = 5  # of the JSON document
 
 
 def main() -> None:
@@ -42,19 +42,21 @@ def main() -> None:
         raise UserError(f"choose: takes folders or options; got {folders[0]} and {overrides[0]}", exit_code=2)
     prices = _prices(args.price)
     names = args.devices.split(",") if args.devices else [*USUAL, *(name for name in prices if name not in KINDS)]
-    cards = [find_card(name) for name in (card_names() if names == ["all"] else names)]
+    if names == ["all"]:
+        names = card_names()
+    cards = [find_card(name) for name in names]
     question = Question(cards, args.epochs, args.batch_size, prices, args.start_up, args.precision)
     epochs, places = _measured(overrides, question) if overrides else (None, [Path(folder) for folder in folders])
-    trainings, left_out = read_trainings(places)
+    training, left_out = read_training(places)
     question = replace(question, epochs=args.epochs or epochs)
-    check_prices([source.device for training in trainings for source in training.sources], question)
-    answers = [Answer(training, question) for training in trainings]
+    check_prices([source.device for source in training.sources], question)
+    answer = Answer(training, question)
     if args.json:
-        document = {"schema": SCHEMA, "trainings": [answer.as_json() for answer in answers], "left_out": left_out}
+        document = {"schema": SCHEMA, **answer.as_json(), "left_out": left_out}
         print(json.dumps(document, indent=1, ensure_ascii=False), flush=True)
     else:
         left_out = wrapped([f"left out: {line}" for line in left_out])
-        print("\n\n\n".join([*(answer.text(columns()) for answer in answers), *left_out]), flush=True)
+        print("\n\n\n".join([answer.text(columns()), *left_out]), flush=True)
     if overrides:
         print(f"\nmeasured {places[0].parent}", file=sys.stderr if args.json else sys.stdout, flush=True)
 

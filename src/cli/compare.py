@@ -1,17 +1,16 @@
 """`batchscope compare`: is B slower than A, in which part of the step, and what differs between them?
 
     batchscope compare outputs/runs/<one> outputs/runs/<other>
-    batchscope compare outputs/sweeps/<one> outputs/sweeps/<other> --max-slowdown 10%
+    batchscope compare outputs/runs/<one> outputs/runs/<other> --max-slowdown 10%
     batchscope compare <a> <b> --rerun                # runs both again, side by side: an hour differs from the next
     batchscope compare <a> <b> --rerun --python-b ../other/.venv/bin/python
 
-A and B are folders of runs. Runs of sweeps are matched by batch size and settings. The exit code is 3 if B is shown to
+A and B are each the folder of a run, or of a run that was repeated with other seeds. The exit code is 3 if B is shown to
 be slower than --max-slowdown allows. Other programs' load widens the intervals. In the documentation, batch-size.md
 says what the intervals hold, and how to use this in a project's CI.
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
@@ -41,21 +40,19 @@ def main() -> None:
         from ..sweep.rerun import rerun
 
         out, pythons = args.out or folder_of("compare"), (args.python_a, args.python_b)
-        how = (args.passes, args.seconds, pythons, args.overrides, args.max_slowdown)
-        folders = rerun(folders, out, *how, quiet=args.json)
+        folders = rerun(folders, out, args.passes, args.seconds, pythons, args.overrides, args.max_slowdown)
     answer = compare(*folders, max_slowdown=args.max_slowdown)
-    print(json.dumps(answer.as_json(), indent=1, ensure_ascii=False) if args.json else answer.text, flush=True)
+    print(answer.text, flush=True)
     sys.exit(answer.exit_code)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = command_parser("compare", __doc__)
-    parser.add_argument("a", type=Path, metavar="A", help="folder of a run, a sweep, or repeated runs")
+    parser.add_argument("a", type=Path, metavar="A", help="folder of a run, or of its repeats")
     parser.add_argument("b", type=Path, metavar="B", help="the same")
     parser.add_argument("overrides", nargs="*", default=[], metavar="option=value", help="with --rerun: changes both")
     slower = "by which B may be slower than A (5%%)"
     parser.add_argument("--max-slowdown", type=fraction, default=0.05, metavar="SHARE", help=slower)
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
     again = parser.add_argument_group("run both again, side by side")
     again.add_argument("--rerun", action="store_true", help="do it, and compare the new runs")
     again.add_argument("--passes", type=number(5, 1000, int), default=15, metavar="N", help="pairs at most (15)")

@@ -4,14 +4,14 @@
     batchscope report outputs/sweeps/<one> outputs/sweeps/<another> --out outputs/compared
 
 Every run.json in and below the folders is read. The report on one folder is written to <folder>/report, one on several
-to outputs/reports/<name>+<name>. Of the folder of a diagnosis (experiment=diagnose) it is the diagnosis's own table.
+to outputs/reports/<name>+<name>.
 """
 
 import sys
 from pathlib import Path
 
 from ..errors import UserError
-from . import command_parser, fraction
+from . import command_parser
 
 _LONGEST = 120  # characters of a folder's name
 
@@ -21,36 +21,17 @@ def main() -> None:
     parser = command_parser("report", __doc__)
     parser.add_argument("folders", nargs="+", type=Path, metavar="folder", help="of a sweep or a run")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the report")
-    enough = "of the best rate that a batch size is to reach (90%%)"
-    parser.add_argument("--enough", type=fraction, metavar="SHARE", help=enough)
-    margin = "by which a size may train worse than the best (1 point of an accuracy, or a third of the best error)"
-    parser.add_argument("--margin", type=fraction, metavar="SHARE", help=margin)
     args = parser.parse_args()
-    asked = {option: share for option in ("enough", "margin") if (share := getattr(args, option)) is not None}
-    for option, share in asked.items():
-        if not 0 < share <= 1:
-            raise UserError(f"--{option}: takes a share above 0 %, at most 100 %", exit_code=2)
-
     from ..analysis import analyse, write_report
-    from ..analysis.diagnose import find_findings, holds_one_diagnosis, write_diagnosis
 
-    folder = args.folders[0]
-    is_diagnosis = len(args.folders) == 1 and holds_one_diagnosis(folder)
-    if is_diagnosis:
-        for option in asked:
-            raise UserError(f"--{option}: is for batch sizes, and {folder} holds a diagnosis", exit_code=2)
-    out = args.out or folder / "report"
+    out = args.out or args.folders[0] / "report"
     if len(args.folders) > 1 and not args.out:  # one on several folders never replaces that on one of them
         names = [path.resolve().name or "root" for path in args.folders]
         out = Path("outputs/reports") / "+".join(names)[:_LONGEST]
     try:
-        if is_diagnosis:
-            findings = write_diagnosis(folder, args.out)
-            print(findings.text, flush=True)
-            sys.exit(int(not findings.baseline.rate))
-        report = write_report(args.folders, out, **asked)
+        report = write_report(args.folders, out)
     except UserError as error:  # its files cannot be written
-        print(find_findings(folder).text if is_diagnosis else analyse(args.folders, **asked).text, flush=True)
+        print(analyse(args.folders).text, flush=True)
         raise UserError(f"{error}; --out names another folder") from error
     print(report.printed, flush=True)
     sys.exit(report.exit_code)

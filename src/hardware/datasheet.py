@@ -13,6 +13,8 @@ from typing import Any
 
 import yaml
 
+from ..errors import UserError, did_you_mean
+
 _FILE = Path(__file__).with_name("devices.yaml")
 _MAKER = "NVIDIA "  # drivers before 2021 report a card without it
 
@@ -48,3 +50,22 @@ def datasheets() -> tuple[Datasheet, ...]:
     for entry in entries:
         entry |= {key: tuple(entry[key]) for key in ("names", "short")}
     return tuple(Datasheet(**entry) for entry in entries)
+
+
+def card_names() -> list[str]:
+    """The short names of all cards, in the order of the datasheets."""
+    return [name for sheet in datasheets() for name in sheet.short]
+
+
+def find_card(name: str, option: str = "--devices") -> Datasheet:
+    """The card of this short name: `a100`, `rtx4090`.
+
+    Raises:
+        UserError: naming the option, for an unknown name, with the nearest known one.
+    """
+    asked, known = name.strip().lower(), card_names()
+    for sheet in datasheets():
+        if asked in sheet.short:
+            return sheet
+    got = f"{option}: got {name!r}, which is no known card.{did_you_mean(asked, known)}"
+    raise UserError(f"{got} Predicted are NVIDIA's {', '.join(known)}")

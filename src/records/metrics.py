@@ -95,17 +95,13 @@ samples_per_sec_mean | samples/s | up | | | all samples over the time of all ste
 samples_per_sec_fit | samples/s | up | | | all samples over the wall time of the fit
 step_ms_typical | ms | down | | step ms | the geometric mean of the mean steps of the windows
 {_MEAN_PARTS}
-scaling_efficiency | {FRACTION} | up | percent | scaling efficiency % | of n single devices
-communication_share | {FRACTION} | down | percent | comm % | of the mean step, waiting for gradients
 utilization_pct | % | | whole | kernel ran % | GPU: share of the time in which a kernel ran, however small
 processor_time_pct | % | | whole | processor time % | CPU: processor time of the process and its children, of that of the usable cores
 mfu | {FRACTION} | up | percent.1 | MFU % | of the peak measured on this device
 memory_peak_gib | GiB | down | | peak GiB | of the device; on a CPU of the process
 joules_per_sample | J | down | milli | mJ/sample | energy of the device
-compile_seconds | s | down | | compile s | of torch.compile, in no rate
 time_to_target_s | s | down | | s to target | of training, until the target was reached
 samples_to_target | samples | down | | samples to target | trained on until then
-noise_scale | samples | | | noise scale | the gradient noise scale at the end of training
 learning_rate | | | rate | scaled lr | as scaled to the batch size
 seconds | s | | whole | seconds | from the start of the run to its end, without waiting for other runs; of a resumed run, of the processes that recorded their end
 """)

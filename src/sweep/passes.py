@@ -37,7 +37,6 @@ class Run(ABC):
     def __init__(self, group: str, size: int, goes_on: bool = False):
         self.group, self.size, self.goes_on = group, size, goes_on
         self.windows: list[tuple[Any, ...]] = []  # what its visits have measured, as COLUMNS
-        self.is_cut = False  # whether a batch holds fewer samples than its size, as of a small training set
 
     @abstractmethod
     def visit(self, number: int, seconds: float) -> Mapping[str, Any] | None:
@@ -75,9 +74,8 @@ class Limits(NamedTuple):
         if passes < self.min_passes:
             return None
         if self.settles and (passes - self.min_passes) % EVERY == 0:
-            whole = [run for run in runs if not run.is_cut]  # as in a report
-            if (sizes := len({run.size for run in whole})) > 1:
-                rates = Rates(windows_of(whole), processes=PROCESSES_CPU, at_equal_load=True)
+            if (sizes := len({run.size for run in runs})) > 1:
+                rates = Rates(windows_of(runs), processes=PROCESSES_CPU, at_equal_load=True)
                 selection = select(rates, enough=self.enough)
                 if selection is not None and selection.is_settled(sizes):
                     return SETTLED
@@ -134,7 +132,6 @@ def _visit(run: Run, number: int) -> bool:
         return False
     seconds, samples = facts.get("mean_s") or math.nan, facts.get("samples") or math.nan
     if seconds > 0 and samples > 0:
-        run.is_cut = samples < run.size
         taken = facts.get("others_share", 0.0)
         row = (run.size, id(run), str(number), math.log(seconds / samples), taken, bool(facts.get("disturbed")))
         run.windows.append(row)

@@ -8,13 +8,14 @@ is a process of its own, because two processes of the same thing differ, too: th
 import os
 import secrets
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from ..analysis.compare import compare
-from ..analysis.match import Pair, match
+from ..analysis.match import measured
 from ..analysis.read import find
+from ..analysis.run import Run
 from ..checkpointing.resume import recorded_config, with_run_dir
 from ..errors import UserError
 from ..files import new_folder, writing
@@ -40,7 +41,6 @@ def rerun(
     pythons: Sequence[str],
     overrides: list[str],
     max_slowdown: float = 0.05,
-    quiet: bool = False,
 ) -> list[Path]:
     """Run what two folders hold again, in at most so many pairs; returns the folders of the new runs, one a side.
 
@@ -48,80 +48,66 @@ def rerun(
     a record alone cannot decide (trust.py). UserError if a record cannot be run again, before anything is run, and if a
     run fails.
     """
-    pairs, _ = match(*(find([folder]) for folder in folders))
-    jobs = {pair.label: sides_of(pair, pythons, overrides) for pair in pairs}
+    runs = {side: measured(side.upper(), find([folder]))[0] for side, folder in zip("ab", folders, strict=True)}
+    jobs = [job_of(side, of[0], python, overrides) for (side, of), python in zip(runs.items(), pythons, strict=True)]
     with writing("--out", out):
         out = new_folder(out)
     sides = [out / "a", out / "b"]
-    say = (lambda line: None) if quiet else (lambda line: print(line, flush=True))
+    say = lambda line: print(line, flush=True)
     Loop("compare").run(a_b(jobs, out, most, seconds, say, lambda: decided(sides, max_slowdown)))
     return sides
 
 
 def a_b(
-    pairs: Mapping[str, Sequence[Job]],
+    sides: Sequence[Job],
     out: Path,
     most: int,
     seconds: float,
     say: Callable[[str], None] = lambda line: None,
-    decided: Callable[[], set[int]] = set,
+    decided: Callable[[], bool] = lambda: False,
 ) -> Plan[None]:
-    """Run the sides of each pair, by its label in a comparison, so many times at most, as `out/<side>/<pair>-<time>`.
+    """Run the sides so many times at most, as `out/<side>/<time>`. The folder of a side is its name.
 
-    The folder of a side is its name. From the fifth time on `decided` says which numbers of pairs need no more runs.
-    UserError if a run does not finish.
+    From the fifth time on it ends as soon as `decided` says so. UserError if a run does not finish.
     """
-    identity, left = secrets.token_hex(4), dict(enumerate(pairs.items()))
+    identity = secrets.token_hex(4)
     for number in range(most):
-        for name, (label, sides) in left.items():
-            order = sides if number % 2 == 0 else sides[::-1]
-            forks = all(side.python == sys.executable for side in sides)  # all start alike
-            jobs = [_placed(side, out / side.run_dir.name / f"{name}-{number}", seconds, forks) for side in order]
-            shared = all(can_wait(job.config) for job in jobs)  # their passes have numbers of their own
-            for job in jobs:
-                job.facts["rerun"] = {"of": identity} if shared else {"of": identity, "pair": number}
-            records = yield jobs
-            medians = {}
-            for job, record in zip(jobs, records, strict=True):
-                side = job.run_dir.parent.name.upper()
-                medians[side] = median_step(job, record, f"compare: a run of {side}")
-            times = ", ".join(f"{side} {1e3 * medians[side]:.3g} ms" for side in sorted(medians))
-            say(f"{label + ': ' if label else ''}pair {number + 1} of at most {most}: {times}")
-        if number + 1 >= FEWEST:
-            known = decided()
-            left = {name: pair for name, pair in left.items() if name not in known}
-        if not left:
+        order = sides if number % 2 == 0 else sides[::-1]
+        forks = all(side.python == sys.executable for side in sides)  # all start alike
+        jobs = [_placed(side, out / side.run_dir.name / str(number), seconds, forks) for side in order]
+        shared = all(can_wait(job.config) for job in jobs)  # their passes have numbers of their own
+        for job in jobs:
+            job.facts["rerun"] = {"of": identity} if shared else {"of": identity, "pair": number}
+        records = yield jobs
+        medians = {}
+        for job, record in zip(jobs, records, strict=True):
+            side = job.run_dir.parent.name.upper()
+            medians[side] = median_step(job, record, f"compare: a run of {side}")
+        times = ", ".join(f"{side} {1e3 * medians[side]:.3g} ms" for side in sorted(medians))
+        say(f"pair {number + 1} of at most {most}: {times}")
+        if number + 1 >= FEWEST and decided():
             return
 
 
-def decided(sides: Sequence[Path], max_slowdown: float) -> set[int]:
-    """The numbers of pairs that are shown to be slower than allowed, or not to be."""
-    numbers = set[int]()
-    for compared in compare(*sides, max_slowdown=max_slowdown).compared:
-        slowdown = compared.slowdown
-        is_slower = slowdown.low > 1 and slowdown.value > 1 + max_slowdown
-        if slowdown.span and (is_slower or slowdown.high <= 1 + max_slowdown):
-            numbers |= {int(run.folder.name.partition("-")[0]) for run in compared.pair.a}  # see a_b
-    return numbers
+def decided(sides: Sequence[Path], max_slowdown: float) -> bool:
+    """Whether B is shown to be slower than allowed, or not to be."""
+    found = compare(*sides, max_slowdown=max_slowdown)
+    is_slower = found.slowdown.low > 1 and found.slowdown.value > 1 + max_slowdown
+    return bool(found.slowdown.span) and (is_slower or found.slowdown.high <= 1 + max_slowdown)
 
 
-def sides_of(pair: Pair, pythons: Sequence[str], overrides: list[str]) -> list[Job]:
-    """Both sides of a pair, ready to be run again. Raises UserError for a record that cannot be."""
-    jobs = []
-    for name, python, runs in zip("ab", pythons, (pair.a, pair.b), strict=True):
-        run = runs[0]
-        file = os.path.relpath(run.folder / FILE)
-        record = read(run.folder)
-        try:
-            recorded = check_config(recorded_config(record, run.folder))
-        except UserError as error:
-            raise UserError(f"{file}: cannot be run again: {error}") from error
-        config, said = trust.only_read(check_config(apply_overrides(recorded, overrides)), overrides, file)
-        trust.confirm(check_config(for_timing(config, 1.0)), said, file, run_dir=run.folder)
-        known = {key: value for key, value in record.get("choices", {}).items() if value is not None}
-        facts = {"choices": known, "overrides": record.get("overrides", [])}
-        jobs.append(Job(Path(name), config, facts, python=python))
-    return jobs
+def job_of(side: str, run: Run, python: str, overrides: list[str]) -> Job:
+    """A run, ready to be run again as a side. Raises UserError for a record that cannot be."""
+    file = os.path.relpath(run.folder / FILE)
+    record = read(run.folder)
+    try:
+        recorded = check_config(recorded_config(record, run.folder))
+    except UserError as error:
+        raise UserError(f"{file}: cannot be run again: {error}") from error
+    config, said = trust.only_read(check_config(apply_overrides(recorded, overrides)), overrides, file)
+    trust.confirm(check_config(for_timing(config, 1.0)), said, file, run_dir=run.folder)
+    known = {key: value for key, value in record.get("choices", {}).items() if value is not None}
+    return Job(Path(side), config, {"choices": known, "overrides": record.get("overrides", [])}, python=python)
 
 
 def _placed(side: Job, run_dir: Path, seconds: float, forks: bool) -> Job:

@@ -154,15 +154,16 @@ class SweepRunner:
             print(f"\n{self._written_report()}", flush=True)
 
     def _written_report(self) -> str:
-        from ..analysis.diagnose import find_findings, write_diagnosis
+        if self._is_diagnosis:
+            from ..analysis.diagnose import find_findings
+
+            return find_findings(self.sweep_dir).text
         from ..analysis.report import analyse, write_report  # matplotlib takes a second to import
 
         try:
-            if self._is_diagnosis:
-                return write_diagnosis(self.sweep_dir).text
             return write_report([self.sweep_dir], self.sweep_dir / "report").printed
         except UserError as error:  # its files cannot be written
-            text = find_findings(self.sweep_dir).text if self._is_diagnosis else analyse([self.sweep_dir]).text
+            text = analyse([self.sweep_dir]).text
             warn(str(error))
             self._failed = True
             return text

@@ -3,7 +3,7 @@
 import pytest
 
 from batchscope.analysis.read import find
-from tests.support.synthetic_runs import change_record, write_curve, write_measured, write_run
+from tests.support.synthetic_runs import change_record, write_measured, write_run
 
 
 def write(folder, sizes, first=0, **facts):
@@ -68,26 +68,6 @@ def test_the_samples_of_an_update_and_of_a_second(tmp_path, facts, rate, update)
     assert run.values.get("global_batch_size", 64) == update
     whole = -(-55_000 // update)
     assert (run.samples_after(whole), run.samples_after(whole + 1)) == (55_000, 55_000 + update)
-
-
-def test_a_curve_counts_training_time_and_samples_of_which_the_last_batch_holds_what_is_left(tmp_path):
-    folder = write_run(tmp_path / "0", 40000, 10.0, steps=4)  # of 55,000 samples: two steps an epoch
-    write_curve(folder, [(2, 0.9), (3, 0.92), (4, 0.95)], 10.0)
-    (run,) = find([tmp_path]).runs
-    assert run.values["samples_seen"] == 110000
-    assert list(run.curve["seconds"]) == pytest.approx([0.02, 0.03, 0.04])
-    assert list(run.curve["samples"]) == [55000, 95000, 110000]
-
-
-def test_a_curve_is_of_the_most_telling_validation_metric_and_of_none_of_unknown_direction(tmp_path):
-    nothing = ("", "step\n", "step,val/acc\n1,\n", "step,val/acc\nx,y\n\0", "step,val/f1\n1,0.5\n")
-    values = "step,time/step_ms,val/f1,val/loss,val/acc\n1,10,,,\n0,,0.9,0.2,0.5\n"
-    for number, content in enumerate((values, *nothing)):
-        folder = write_run(tmp_path / str(number), 64, 10.0) / "csv"
-        folder.mkdir()
-        (folder / "metrics.csv").write_text(content)
-    found, *none = [run.curve for run in find([tmp_path]).runs]
-    assert (found.attrs["metric"], list(found["value"]), none) == ("val/acc", [0.5], [None] * 5)
 
 
 LR, RULE, SIZE = "optimizer.lr", "optimizer.lr_scaling", "data.batch_size"

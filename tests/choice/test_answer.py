@@ -7,12 +7,12 @@ from functools import partial
 import pytest
 
 from batchscope.choice.answer import Answer
-from batchscope.choice.cards import find_card
 from batchscope.choice.interval import Interval, digits, exactly, times_longer
-from batchscope.choice.measured import read_trainings
+from batchscope.choice.measured import read_training
 from batchscope.choice.rows import Question, check_prices
 from batchscope.choice.step import step_on
 from batchscope.errors import UserError
+from batchscope.hardware.datasheet import find_card
 from tests.choice.trainings import mlp, write_training
 from tests.support.synthetic_runs import change_record
 
@@ -22,7 +22,7 @@ ALIKE = [find_card(name) for name in ("h100", "h200")]  # they differ in nothing
 
 
 def training(folder, **facts):
-    ((found,), _) = read_trainings([write_training(folder, **facts)])
+    found, _ = read_training([write_training(folder, **facts)])
     return found
 
 
@@ -234,7 +234,7 @@ def test_a_card_is_limited_by_capacity_where_a_faster_larger_batch_does_not_fit(
 def test_whether_it_fits_stays_unknown_at_larger_sizes_where_no_run_has_counted_its_memory(tmp_path):
     for path in write_training(tmp_path).iterdir():
         change_record(path, memory=None)
-    ((found,), _) = read_trainings([tmp_path])
+    found, _ = read_training([tmp_path])
     asked = answer(found)
     assert [each.step.memory for each in (*asked.rows, asked.larger)] == [None] * 5
     assert "memory" not in asked.table() and "whether a batch fits is not known" in asked.notes()[-1]
@@ -243,8 +243,8 @@ def test_whether_it_fits_stays_unknown_at_larger_sizes_where_no_run_has_counted_
 def test_a_device_that_cannot_train_it_is_left_out_with_the_reason(tmp_path):
     huge = training(tmp_path, memory=lambda size: {"parameters": 30 * 2.0**30, "saved": 1e6})
     assert answer(huge).left_out == [
-        "t4 may need 38.3 GiB at batch size 512, and has 16 GiB",
-        "l4 may need 38.3 GiB at batch size 512, and has 24 GiB",
+        "t4 may need 48.8 GiB at batch size 512, and has 16 GiB",
+        "l4 may need 48.8 GiB at batch size 512, and has 24 GiB",
     ]
     assert answer(huge, precision="bf16-mixed").left_out[0] == "t4 has no hardware for bf16"
 
@@ -252,7 +252,7 @@ def test_a_device_that_cannot_train_it_is_left_out_with_the_reason(tmp_path):
 def test_a_device_that_was_not_measured_at_the_common_batch_is_left_out(tmp_path):
     write_training(tmp_path / "cpu")
     write_training(tmp_path / "gpu", sizes=(1024, 2048), device="cuda", name="NVIDIA L4")
-    ((both,), _) = read_trainings([tmp_path])
+    both, _ = read_training([tmp_path])
     found = answer(both, [find_card("l4")])
     assert (labels(found.rows), found.left_out) == (["l4"], ["cpu was not measured at batch size 2,048"])
 
@@ -269,7 +269,7 @@ def test_what_was_not_measured_or_cannot_be_predicted_is_refused(tmp_path, light
 def test_a_device_that_is_here_has_one_row_and_the_narrower_prediction_is_taken(tmp_path):
     write_training(tmp_path / "cpu")
     write_training(tmp_path / "gpu", device="cuda", name="NVIDIA L4")
-    ((both,), _) = read_trainings([tmp_path])
+    both, _ = read_training([tmp_path])
     found = answer(both, batch_size=8)
     assert sorted(labels(found.rows)) == ["cpu", "h100", "l4", "t4"]
     steps = [step_on(source, CARDS[0], 8).seconds for source in both.sources]

@@ -2,10 +2,9 @@
 
 import pytest
 
-from batchscope.choice.cards import card_names, find_card
 from batchscope.errors import UserError
 from batchscope.hardware.calibration import PRECISIONS
-from batchscope.hardware.datasheet import datasheet, datasheets
+from batchscope.hardware.datasheet import card_names, datasheet, datasheets, find_card
 
 DENSE = (2, 4, 8, 14.5, 16, 30)  # fp16 ÷ fp32 of the generations: GeForce and P100, A10 to L40S, V100, H100, A100, B200
 DEVICES = datasheets()

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,16 +70,6 @@ def change_record(folder: Path, **facts: Any) -> None:
 def write_sweep(folder: Path, sizes: list[int], t: Callable[[int], float]) -> Path:
     """A run without single steps for each size."""
     return write_measured(folder, {size: t(size) for size in sizes}, windows=0)
-
-
-def write_curve(folder: Path, points: Iterable[tuple[int, float]], step_ms: float) -> None:
-    """`csv/metrics.csv` with a step time at every step, and after some a validation, which Lightning counts from 0."""
-    lines, done = ["epoch,step,time/step_ms,val/acc"], 0
-    for last, value in points:
-        lines += [*(f"0,{step},{step_ms}," for step in range(done + 1, last + 1)), f"0,{last - 1},,{value}"]
-        done = last
-    (folder / "csv").mkdir()
-    (folder / "csv" / "metrics.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def write_steps(

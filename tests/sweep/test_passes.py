@@ -19,7 +19,7 @@ class Pretended(Run):
     def __init__(self, size, rate, spread=0.0, group="cnn", slow=None, visits=None, taken=0.01, goes_on=False):
         super().__init__(group, size, goes_on)
         self.rate, self.spread, self.slow, self.visits, self.taken = rate, spread, slow or {}, visits, taken
-        self.random, self.passes, self.reason, self.holds = random.Random(size), [], None, None
+        self.random, self.passes, self.reason = random.Random(size), [], None
 
     def visit(self, number, seconds):
         assert self.reason is None
@@ -30,7 +30,7 @@ class Pretended(Run):
         self.clock.now += seconds
         noise = 1 + self.spread * self.random.uniform(-1, 1)
         mean_s = self.size * noise * self.slow.get(number, 1) / self.rate
-        return {"mean_s": mean_s, "samples": self.holds or self.size, "others_share": self.taken}
+        return {"mean_s": mean_s, "samples": self.size, "others_share": self.taken}
 
     def stop(self, reason):
         assert self.reason is None
@@ -131,15 +131,6 @@ def test_the_line_says_how_long_it_may_take():
     measure(*(Pretended(*run, spread=0.12) for run in EIGHT), say=said.append)
     assert said[0] == "measuring 8 runs · pass 1 · 0 s of at most 60"
     assert said[9] == "measuring 8 runs · pass 10 · 14 s of at most 60"
-
-
-def test_a_size_that_is_larger_than_the_training_set_is_not_compared():
-    """A batch of 5,000 holds the 600 samples that there are."""
-    cut = Pretended(5000, 1000, spread=0.9)
-    cut.holds = 600
-    runs = [Pretended(64, 100), Pretended(256, 1000), cut]
-    measure(*runs)
-    assert [(len(run.passes), run.reason) for run in runs] == [(FEWEST, SETTLED)] * 3
 
 
 def test_a_run_that_ends_leaves_the_visits_to_the_others():

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from batchscope.analysis.compare import compare
-from batchscope.analysis.match import match
 from batchscope.analysis.read import find
 from batchscope.errors import UserError
 from batchscope.records.read import read
@@ -53,10 +52,10 @@ def run_again(*folders, most=8, options=(), **how):
     return rerun.rerun(list(folders), Path("out"), most, 1.5, [sys.executable] * 2, list(options), **how)
 
 
-def pair_of(run):
+def pair_of(folder):
     """A run against itself."""
-    (pair,), _ = match(find([run]), find([run]))
-    return {"": rerun.sides_of(pair, [sys.executable] * 2, [])}
+    (run,) = find([folder]).runs
+    return [rerun.job_of(side, run, sys.executable, []) for side in "ab"]
 
 
 def test_short_timed_pairs_change_their_order_and_end_once_it_is_decided_that_b_is_slower(monkeypatch, capsys):
@@ -65,13 +64,13 @@ def test_short_timed_pairs_change_their_order_and_end_once_it_is_decided_that_b_
     folders = run_again(a, b, options=("data.batch_size=8",))
     assert folders == [Path("out/a"), Path("out/b")]
     places = [str(job.run_dir.relative_to("out")) for job in jobs]
-    assert places[:6] == ["a/0-0", "b/0-0", "b/0-1", "a/0-1", "a/0-2", "b/0-2"]
+    assert places[:6] == ["a/0", "b/0", "b/1", "a/1", "a/2", "b/2"]
     assert re.search(r"pair 5 of at most 8: A \d?\d(\.\d+)? ms", capsys.readouterr().out)
-    found = compare(*folders).compared[0]
+    found = compare(*folders)
     assert (found.passes, found.verdict, len(places)) == (rerun.FEWEST, "slower", 2 * rerun.FEWEST)
     config = jobs[2].config
     assert config["model"]["_target_"] == "batchscope.models.mlp.MLP"
-    assert (config["data"]["seed"], config["data"]["batch_size"], config["run_dir"]) == (5, 8, "out/b/0-1")
+    assert (config["data"]["seed"], config["data"]["batch_size"], config["run_dir"]) == (5, 8, "out/b/1")
     assert (config["trainer"]["max_time"], config["trainer"]["max_epochs"]) == (None, -1)
     assert (config["callbacks"]["until_known"]["seconds"], jobs[2].seconds) == (1.5, 1.5)
     assert config["optimizer"]["schedule"] == "constant"
@@ -85,7 +84,7 @@ def test_short_timed_pairs_change_their_order_and_end_once_it_is_decided_that_b_
 )
 def test_pairs_go_on_until_it_is_decided_or_there_are_enough(noise, b, max_slowdown, pairs, monkeypatch):
     a, jobs = finished("one"), pretended(monkeypatch, noise=noise, b=b)
-    run_again(a, a, most=6, max_slowdown=max_slowdown, quiet=True)
+    run_again(a, a, most=6, max_slowdown=max_slowdown)
     assert len(jobs) == 2 * pairs
     assert {"of"} == {*jobs[0].facts["rerun"]} and len({job.facts["rerun"]["of"] for job in jobs}) == 1
 
@@ -96,20 +95,11 @@ def test_runs_that_cannot_wait_for_each_other_are_told_their_pair(monkeypatch):
     assert [job.facts["rerun"]["pair"] for job in jobs] == [0, 0, 1, 1]
 
 
-def test_a_pair_that_new_folders_call_otherwise_ends_once_it_is_decided(monkeypatch):
-    """Beside a single run the label of a sweep's pair has the batch size, and in the folders of the new runs it is empty."""
-    for size in (8, 16):
-        finished(f"x/{size}", f"data.batch_size={size}")
-    jobs = pretended(monkeypatch, noise=0.002)
-    run_again(Path("x"), finished("one"), quiet=True)
-    assert len(jobs) == 2 * rerun.FEWEST
-
-
 def test_a_run_that_does_not_finish_ends_it_with_one_line(monkeypatch):
     a = finished("one")
     pretended(monkeypatch, status="failed")
-    with pytest.raises(UserError, match="compare: a run of B did not finish: no luck; its output: out/b/0-0/log.txt"):
-        run_again(a, a, quiet=True)
+    with pytest.raises(UserError, match="compare: a run of B did not finish: no luck; its output: out/b/0/log.txt"):
+        run_again(a, a)
 
 
 def test_what_a_record_alone_cannot_decide_or_hold_is_refused_before_anything_runs():
@@ -123,7 +113,7 @@ def test_what_a_record_alone_cannot_decide_or_hold_is_refused_before_anything_ru
 
 def test_on_a_cpu_the_two_of_a_pair_are_visited_side_by_side(loop):
     loop.run(rerun.a_b(pair_of(finished("one")), Path("out"), 2, 0.1))
-    found = [[read(Path(f"out/{side}/0-{n}")) for side in "ab"] for n in range(2)]
+    found = [[read(Path(f"out/{side}/{n}")) for side in "ab"] for n in range(2)]
     taken = [[record["taken"] for record in pair] for pair in found]
     assert taken[0][0] == taken[0][1] and taken[1][0] == taken[1][1]
     assert len(taken[0][0]) >= 8

@@ -252,4 +252,4 @@ def test_runs_of_one_update_and_any_batch_size_make_the_same_updates_and_say_so(
     report = analyse([tmp_path / "out"])
     shown = dict(zip(report.frame["batch_size"], report.frame["global_batch_size"], strict=True))
     assert (shown[4], shown[8]) == (16, 76)
-    assert [one.values["samples_seen"] for one in report.sweep.runs] == [152] * 3
+    assert [one.samples_after(one.record["steps"]) for one in report.sweep.runs] == [152] * 3
