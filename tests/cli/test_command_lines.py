@@ -202,7 +202,6 @@ REFUSED = {
     "new \udcff": r"new: got '\udcff', takes a name for a Python package",  # a byte that is no text
     "new cnn": "new: got 'cnn', which is the name of a choice of batchscope",
     "new taken": "new: taken is there already; choose another name, or another folder to work in",
-    **{f"run --vary={flag} file": "--vary: got …takes a flag with different values" for flag in ("--batch-size", "batch=1,2", "--b=", "--b=1,,2", "--b=1,1")},
     "run nowhere.py": "run: got 'nowhere.py', which is not a file",
 }  # fmt: skip
 UNCLOSED = "…cannot be parsed: a quote, a bracket or a brace is not closed, or a value has to stand in quotes"
