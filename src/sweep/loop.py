@@ -64,11 +64,11 @@ class Loop:
         """Do a run while no other run trains."""
         record = self._kept(job)
         kept = record is not None
-        if job.title and (record is None or record["status"] != "refused"):
+        if record is None or record["status"] != "refused":
             print(f"\n— {job.title}{' — kept' if kept else ''}", flush=True)
         if record is None:
-            with _output(job, not job.title) as output, Processes() as processes:
-                processes.add(lambda: Process(job, output))
+            with Processes() as processes:
+                processes.add(lambda: Process(job, (2 if sys.stdout is sys.stderr else 1, 2)))
             record = self._read(job)
         self._say_end(job, record, kept)
         return record
@@ -85,22 +85,22 @@ class Loop:
         if not ready:
             return []
         line, warned, started = LiveLine(), set[str](), 0
-        shown, programs = any(job.title for job in jobs), ProgramWatch([os.getpid()])
+        programs = ProgramWatch([os.getpid()])
         with contextlib.ExitStack() as files, Processes() as processes:
             files.callback(line.clear)
 
             def start(job: Job) -> Process:
                 nonlocal started
                 started += 1
-                output = files.enter_context(_output(job, True))
-                return processes.add(lambda: Process(job, output, visited=True))
+                log = files.enter_context(_log_of(job))
+                return processes.add(lambda: Process(job, (log, log), visited=True))
 
             def end(process: Process) -> None:
                 process.wait()
                 line.clear()
                 job, record = process.job, self._read(process.job)
                 is_stopped = processes.stopped_by is not None and record["status"] == "interrupted"
-                if job.title and not is_stopped:  # the sweep names all that it has stopped
+                if not is_stopped:  # the sweep names all that it has stopped
                     if not is_timed(job.config) or is_verbose():
                         print(f"\n— {job.title}", flush=True)
                     _show_log(job, warned)
@@ -118,11 +118,11 @@ class Loop:
                 if stays:
                     line.clear()
                     print(text, flush=True)
-                elif shown:
+                else:
                     line(text)
 
             left = Together(groups, start, end, say).measure(ready)
-            if shown and sum(share for _, share in programs.top()) >= LOAD_SAID:
+            if sum(share for _, share in programs.top()) >= LOAD_SAID:
                 say(f"beside these runs: {programs.words()} of the processor", stays=True)  # in no file
             return left
 
@@ -148,9 +148,7 @@ class Loop:
         return {"status": "refused", "error": str(error)}
 
     def _say_end(self, job: Job, record: Record, kept: bool = False) -> None:
-        """Say how a run has ended that has a title; of another one, its plan says all."""
-        if not job.title:
-            return
+        """Say how a run has ended."""
         if record["status"] == "finished":
             if not is_verbose():
                 print(f"  {_outcome(record)}", flush=True)
@@ -168,18 +166,15 @@ class Loop:
 
 
 @contextlib.contextmanager
-def _output(job: Job, logged: bool) -> Iterator[tuple[int, int]]:
-    """The descriptors of a run's standard output and standard error. Raises WriteError."""
-    if not logged:
-        yield 1, 2
-        return
+def _log_of(job: Job) -> Iterator[int]:
+    """The descriptor of the file that a visited run prints into. Raises WriteError."""
     path = job.run_dir / LOG
     try:
         log = path.open("ab")
     except OSError as error:
         raise WriteError(f"{path} cannot be written: {why(error)}") from error
     with log:
-        yield log.fileno(), log.fileno()
+        yield log.fileno()
 
 
 def _show_log(job: Job, warned: set[str]) -> None:

@@ -125,7 +125,7 @@ def diagnosed(folder, rate, *words):
         return [do(job, shared if len(jobs) > 1 and can_wait(job.config) else None) for job in jobs]
 
     config = composed(*WORDS, *words, run_dir=folder / "0")
-    job, end = Job(folder / "0", config, {"choices": {"model": "mlp"}, "overrides": [*WORDS, *words]}), None
+    job, end = Job(folder / "0", config, {"choices": {"model": "mlp"}, "overrides": [*WORDS, *words]}, "run 1"), None
     loop.do = do_all
     try:
         loop.run(diagnose.diagnose(job, search_of(config)))

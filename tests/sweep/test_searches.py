@@ -135,7 +135,7 @@ def searched(folder, end, *words):
         return {"dataset": {"train_samples": 55_000}, "status": "finished", "seconds": 10.0, **end(size, lr)}
 
     config = composed(*WORDS, "optimizer.lr=0.01", *words, run_dir=folder)
-    job = Job(folder, config, {"choices": {}, "overrides": WORDS})
+    job = Job(folder, config, {"choices": {}, "overrides": WORDS}, "run 1")
     return play(time_to_target(job, search_of(config)), do), ran, limits
 
 
@@ -201,53 +201,37 @@ def test_the_timed_run_keeps_the_users_experiment():
     assert (words[0], words[-1]) == ("experiment=[mnist_rows,throughput]", "model=lstm_cell")
 
 
-def measured(folder, step_s=lambda size: 1e-3, wanted=(), status=lambda size: "finished"):
-    """The jobs that are asked for, and what is said, where a step takes so long."""
-    jobs, said = [], []
+def measured(folder, monkeypatch, status=lambda size: "finished"):
+    """The jobs that are asked for."""
+    asked = []
 
-    def do(job):
-        size = job.config["data"]["batch_size"]
-        jobs.append(job)
-        return {"status": status(size), "throughput": {"step_ms_median": 1e3 * step_s(size)}, "error": "it broke"}
+    def do(loop, jobs):
+        asked.extend(jobs)
+        return [{"status": status(job.config["data"]["batch_size"])} for job in jobs]
 
-    play(sizes.sizes_for_choose(["model=cnn", "data=digits"], wanted, "cpu", folder, said.append), do)
-    return jobs, said
+    monkeypatch.setattr(sizes.Loop, "do", do)
+    sizes.measure(*sizes.own_sizes(["model=cnn", "data=digits"]), ["cpu"], folder)
+    return asked
 
 
-def test_each_size_is_a_timed_run_on_the_device_with_a_folder_of_its_own(tmp_path):
-    jobs, said = measured(tmp_path)
-    assert [job.run_dir for job in jobs] == [tmp_path / "cpu" / str(n) for n in range(4)]
+def test_each_size_is_a_timed_run_on_the_device_with_a_folder_of_its_own(tmp_path, monkeypatch):
+    jobs = measured(tmp_path / "new", monkeypatch)
+    assert [job.run_dir for job in jobs] == [tmp_path / "new/cpu" / str(n) for n in range(4)]
     assert [job.config["data"]["batch_size"] for job in jobs] == [8, 32, 128, 512]
-    assert jobs[1].config["callbacks"]["until_known"]["seconds"] == sizes.SECONDS_A_RUN
+    assert jobs[1].config["callbacks"]["until_known"]["seconds"] == 10
     assert jobs[1].facts["choices"]["model"] == "cnn"
     assert jobs[1].facts["overrides"] == ["model=cnn", "data=digits", "data.batch_size=32"]
-    assert (jobs[1].config["trainer"]["accelerator"], jobs[1].title) == ("cpu", "")
-    assert said[:2] == ["cpu: measuring batch size 8", "cpu: 1 ms a step of 8"]
+    assert (jobs[1].config["trainer"]["accelerator"], jobs[1].title) == ("cpu", "cpu, run 2 of 4: data.batch_size=32")
 
 
-@pytest.mark.parametrize(
-    ("step_s", "wanted", "ran"),
-    [
-        (lambda size: 12e-3 * size, (), [8, 32, 128]),  # a size that would take too long is left out
-        (lambda size: 9.0, (), [8, 32]),  # two are measured however long they take
-        (lambda size: 9.0, (1, 2, 3), [1, 2, 3]),  # and all that were asked for
-    ],
-)
-def test_sizes_grow_as_long_as_there_is_time(step_s, wanted, ran, tmp_path):
-    jobs, said = measured(tmp_path, step_s, wanted)
-    assert [job.config["data"]["batch_size"] for job in jobs] == ran
-    assert said[-1].endswith("would take too long") is not bool(wanted)
+def test_two_sizes_have_to_fit(tmp_path, monkeypatch):
+    fits = lambda largest: lambda size: "finished" if size <= largest else "out_of_memory"
+    assert len(measured(tmp_path / "a", monkeypatch, fits(32))) == 4
+    with pytest.raises(UserError, match="fewer than two batch sizes were measured on cpu"):
+        measured(tmp_path / "b", monkeypatch, fits(8))
 
 
-def test_what_does_not_fit_ends_the_list_and_any_other_failure_the_measurement(tmp_path):
-    assert len(measured(tmp_path, status=lambda size: "finished" if size < 128 else "out_of_memory")[0]) == 3
-    with pytest.raises(UserError, match="fewer than two batch sizes fit on cpu"):
-        measured(tmp_path, status=lambda size: "finished" if size < 32 else "out_of_memory")
-    with pytest.raises(UserError, match="^choose: the run with data.batch_size=8 did not finish: it broke; its output"):
-        measured(tmp_path, status=lambda size: "failed")
-
-
-def test_two_measurements_at_once_have_a_folder_each(tmp_path, monkeypatch):
-    monkeypatch.setattr(sizes.Loop, "run", lambda loop, plan: None)
-    found = [sizes.measure([], [], ["cpu"], tmp_path / "new", print) for _ in range(2)]
-    assert found == [[tmp_path / "new" / "cpu"], [tmp_path / "new-2" / "cpu"]]
+def test_two_measurements_at_once_have_a_folder_each(tmp_path):
+    found = [sizes.measure([], [], [], tmp_path / "new") for _ in range(2)]
+    assert found == [[], []]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "new-2"]
