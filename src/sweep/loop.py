@@ -49,12 +49,13 @@ class Loop:
         if len(jobs) > 1 and any(job.config.get("timing") is True for job in jobs if job not in suited):
             warn("timing=true: not all runs can be timed side by side; docs/batch-size.md says which")
         kept = [job for job in jobs if folder.has_ended(job.run_dir)]
-        waiting = to_visit([job for job in suited if job not in kept])
+        visited = to_visit([job for job in suited if job not in kept])
         for job in kept:
             records[job] = self._do_alone(job)
-        groups = groups_of(suited) if len(waiting) > 1 else {}  # also of runs that are kept, as in the report
-        while len(waiting) > 1:
-            waiting = self._do_together(waiting, groups, records)
+        for group in groups_of(suited) if len(visited) > 1 else []:  # also of runs that are kept, as in the report
+            waiting = [job for job in group if job in visited]
+            while len(waiting) > 1:
+                waiting = self._do_together(waiting, records)
         for job in jobs:
             if job not in records:  # it cannot wait, has the speed of a visited run, or ran out of memory beside others
                 records[job] = self._do_alone(job)
@@ -73,7 +74,7 @@ class Loop:
         self._say_end(job, record, kept)
         return record
 
-    def _do_together(self, jobs: Sequence[Job], groups: Mapping[Job, str], records: dict[Job, Record]) -> list[Job]:
+    def _do_together(self, jobs: Sequence[Job], records: dict[Job, Record]) -> list[Job]:
         """Visit runs side by side, and note their records; the jobs that are left."""
         ready: list[Job] = []
         for job in jobs:
@@ -121,7 +122,7 @@ class Loop:
                 else:
                     line(text)
 
-            left = Together(groups, start, end, say).measure(ready)
+            left = Together(start, end, say).measure(ready)
             if sum(share for _, share in programs.top()) >= LOAD_SAID:
                 say(f"beside these runs: {programs.words()} of the processor", stays=True)  # in no file
             return left
