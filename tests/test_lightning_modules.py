@@ -652,7 +652,13 @@ def test_a_sweep_of_the_rate_of_the_module_names_the_best(sweep: str, read_back)
 
 def test_a_search_goes_up_with_its_accuracy(project: Path, installed: wheel.Environment) -> None:
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="needs pip install 'batchscope[optuna]'")
-    search = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=3", "hydra.sweeper.n_jobs=1", "optimized_metric=val_acc"]
+    search = [
+        "hydra/sweeper=optuna",
+        "hydra.sweeper.n_trials=3",
+        "hydra.sweeper.n_jobs=1",
+        "hydra.sweeper.direction=maximize",
+    ]
+    search.append("optimized_metric=val_acc")
     done = end(start_sweep(project, installed, "search", *search, "model.lr=interval(1e-4,1e-1)", *SHORT))
     assert done.code == 0, done.err
     trials = [record(project / "search" / str(number)) for number in range(3)]

@@ -25,7 +25,6 @@ from .noise import BETWEEN_CPU, CONFIDENCE, WORTH
 from .run import LEARNING_RATE, Run
 from .text import and_
 
-_MORE_TIME = "give more time by search.minutes; with hydra.sweep.dir=<its folder> the finished runs are kept"
 _SEEDS = 3  # that are advised after one
 
 
@@ -91,8 +90,7 @@ class Arrivals:
         guess, seeds = self.best_guess, len({seed for of in self.sizes.values() for seed in of})
         if guess is None:
             best = f": the best was {self.best}" if self.best else ""
-            more_time = f", or {_MORE_TIME}" if any(map(self._is_out_of_time, self.sizes)) else ""
-            return [f"No run reached {self.target}{best}. Take an easier target{more_time}."]
+            return [f"No run reached {self.target}{best}. Take an easier target, or more time (search.minutes)."]
         words = f"({seeds} seeds)" if seeds > 1 else "(one seed)"
         if len(self.sizes) == 1:
             return [f"{guess:,} reached {self.target} {words}{self._after(guess)}; it is the only size that ran."]
@@ -103,21 +101,16 @@ class Arrivals:
             more = ",".join(map(str, range(max(_SEEDS, 2 * seeds))))
             lines.append(f"{and_(others, 'or')} may be first, too; more seeds tell more (seed={more}).")
         may_be_first = [size for size in never if size in self.contenders]
-        if in_time := [size for size in may_be_first if self._is_out_of_time(size)]:
-            lines.append(f"Stopped while still in time: {and_(in_time)}; {_MORE_TIME}.")
-        if others := [size for size in may_be_first if size not in in_time]:
-            lines.append(f"Not decided: {and_(others)} did not reach it.")
+        if may_be_first:
+            lines.append(f"Not decided: {and_(may_be_first)} did not reach it; more time tells more (search.minutes).")
         if late := [size for size in never if size not in may_be_first]:
             lines.append(f"{and_(late)} did not reach it, and could no longer be the first.")
         return lines
 
-    def _is_out_of_time(self, size: int) -> bool:
-        return any(at(a.run.record, "target.out_of_time") is True for a in self.sizes[size].values())
-
     def _after(self, size: int) -> str:
         if (arrival := self.typical.get(size)) is None:
             return ""
-        rate, scaled = arrival.run.settings.get(LEARNING_RATE), rate_words(arrival.run.record).partition(":")[0]
+        rate, scaled = arrival.run.settings.get(LEARNING_RATE), rate_words(arrival.run.record).partition(" (")[0]
         words = f", after {duration(arrival.seconds)} of training and {significant(arrival.samples)} samples"
         words += f", at {LEARNING_RATE}={option_value(rate)}" if rate is not None else ""
         return f"{words} (scaled to {scaled})" if scaled else words

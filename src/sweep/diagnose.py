@@ -21,7 +21,7 @@ from .search import Diagnosis
 from .visits import can_wait
 
 
-def diagnose(job: Job, search: Diagnosis) -> Plan[None]:
+def diagnose(job: Job, search: Diagnosis) -> Plan:
     """The runs of a diagnosis, in folders below the job's own. UserError for a baseline that fails or has no rate."""
     fixed = fixed_options(job.facts["overrides"])
     changes, not_tried = changes_to_try(job.config, this_machine(job.config), fixed, search.batch_factors)

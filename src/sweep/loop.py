@@ -5,25 +5,22 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ..errors import UserError, printable, warn
 from ..files import WriteError, why
 from ..hardware.programs import ProgramWatch
-from ..options.command_lines import program, resume_command
-from ..records.formatting import duration, significant
+from ..options.command_lines import program
+from ..records.formatting import duration
 from ..records.metrics import best_first, metric, staged
-from ..records.rates import LOAD_SAID, MEAN_RATE, RATE, load_words
+from ..records.rates import LOAD_SAID
 from ..records.read import FILE, read
 from ..records.terminal import LiveLine, is_verbose
-from ..records.values import at, positive, table
+from ..records.values import positive, table
 from . import folder
 from .plans import LOG, Job, Plan, Record
 from .process import Process, Processes
 from .visits import Together, can_wait, groups_of, is_timed, to_visit
-
-T = TypeVar("T")
 
 
 class Loop:
@@ -33,14 +30,15 @@ class Loop:
         self.refused = False  # whether a run was refused, or its record could not be read
         self.command = [*program(command), *sys.argv[1:]]  # what the user has typed; the records hold it
 
-    def run(self, plan: Plan[T]) -> T:
-        """Do all runs of a plan; what the plan returns. SystemExit follows a signal, once the runs have ended."""
-        try:
-            jobs = next(plan)
-            while True:
-                jobs = plan.send(self.do(jobs))
-        except StopIteration as end:
-            return end.value
+    def run(self, plan: Plan) -> None:
+        """Do all runs of a plan. SystemExit follows a signal, once the runs have ended."""
+        records: Any = None  # nothing is sent to a plan that has not begun
+        while True:
+            try:
+                jobs = plan.send(records)
+            except StopIteration:
+                return
+            records = self.do(jobs)
 
     def do(self, jobs: Sequence[Job]) -> list[Record]:
         """Do runs, and return their records in the same order."""
@@ -71,7 +69,7 @@ class Loop:
             with Processes() as processes:
                 processes.add(lambda: Process(job, (2 if sys.stdout is sys.stderr else 1, 2)))
             record = self._read(job)
-        self._say_end(job, record, kept)
+        self._say_end(job, record)
         return record
 
     def _do_together(self, jobs: Sequence[Job], records: dict[Job, Record]) -> list[Job]:
@@ -85,14 +83,12 @@ class Loop:
                 self._say_end(job, record)
         if not ready:
             return []
-        line, warned, started = LiveLine(), set[str](), 0
+        line, warned = LiveLine(), set[str]()
         programs = ProgramWatch([os.getpid()])
         with contextlib.ExitStack() as files, Processes() as processes:
             files.callback(line.clear)
 
             def start(job: Job) -> Process:
-                nonlocal started
-                started += 1
                 log = files.enter_context(_log_of(job))
                 return processes.add(lambda: Process(job, (log, log), visited=True))
 
@@ -100,18 +96,13 @@ class Loop:
                 process.wait()
                 line.clear()
                 job, record = process.job, self._read(process.job)
-                is_stopped = processes.stopped_by is not None and record["status"] == "interrupted"
-                if not is_stopped:  # the sweep names all that it has stopped
-                    if not is_timed(job.config) or is_verbose():
-                        print(f"\n— {job.title}", flush=True)
-                    _show_log(job, warned)
-                if record["status"] == "out_of_memory" and started > 1:
-                    place, aside = os.path.relpath(job.run_dir), folder.set_run_aside(job.run_dir)
-                    text = f"{place} ran out of memory beside other runs, and is done alone; what it left is in {aside}"
-                    print(text, file=sys.stderr, flush=True)
-                    return
                 records[job] = record
-                if not is_stopped and (record["status"] != "finished" or not is_timed(job.config)):
+                if processes.stopped_by is not None and record["status"] == "interrupted":
+                    return
+                if not is_timed(job.config) or is_verbose():
+                    print(f"\n— {job.title}", flush=True)
+                _show_log(job, warned)
+                if record["status"] != "finished" or not is_timed(job.config):
                     self._say_end(job, record)
 
             def say(text: str, stays: bool = False) -> None:
@@ -148,7 +139,7 @@ class Loop:
         self.refused = True
         return {"status": "refused", "error": str(error)}
 
-    def _say_end(self, job: Job, record: Record, kept: bool = False) -> None:
+    def _say_end(self, job: Job, record: Record) -> None:
         """Say how a run has ended."""
         if record["status"] == "finished":
             if not is_verbose():
@@ -159,10 +150,6 @@ class Loop:
         lines = [f"error: {reason}" if is_refused else printable(f"  {record['status'].replace('_', ' ')}: {reason}")]
         if (job.run_dir / LOG).exists() and not is_refused:
             lines.append(f"  its output: {os.path.relpath(job.run_dir / LOG)}")
-        if kept and record["status"] == "failed":
-            place = os.path.relpath(job.run_dir)
-            lines.append(f"  to resume it: {resume_command(job.config, Path(place))}")
-            lines.append(f"  to run it again with the sweep: {shlex.join(['mv', place, f'{place}.aside'])}")
         print("\n".join(lines), file=sys.stderr, flush=True)
 
 
@@ -192,18 +179,10 @@ def _show_log(job: Job, warned: set[str]) -> None:
 
 
 def _outcome(record: Mapping[str, Any]) -> str:
-    """`3,230 samples/s · test acc 98.9 % · 47 s`, as far as it is known.
-
-    The rate is the one in the report; beside other programs it is the mean, as their load slowed all steps together. Of a
-    run that was visited the report has the rate of its visits, which is not that of its whole training.
-    """
-    is_visited = record.get("waiting_seconds")
-    load = load_words(table(record.get("throughput")))
-    rate = None if is_visited else positive(at(record, f"throughput.{MEAN_RATE if load else RATE}"))
+    """`test acc 98.9 % · 47 s`, as far as it is known; the report has the rate."""
     metrics = {staged(key): value for key, value in record.get("metrics", {}).items()}
-    words = [" ".join(filter(None, (f"{significant(rate)} samples/s", load)))] if rate else []
     shown = best_first(key for key in metrics if key.startswith("test/"))[:1]
-    words += [f"{key.replace('/', ' ')} {metric(key).text(metrics[key])}" for key in shown]
+    words = [f"{key.replace('/', ' ')} {metric(key).text(metrics[key])}" for key in shown]
     if target := table(record.get("target")):
         seconds = positive(record.get("time_to_target_s"))
         ended = f"not reached: {target['ended']}" if target.get("ended") else "not reached"

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from ..checkpointing.resume import with_run_dir
 from ..errors import UserError
@@ -62,8 +62,7 @@ class Job:
 
 
 Record = dict[str, Any]
-T = TypeVar("T")
-Plan = Generator[Sequence[Job], list[Record], T]
+Plan = Generator[Sequence[Job], list[Record], None]
 
 
 class RunFailed(UserError):

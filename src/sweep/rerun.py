@@ -66,7 +66,7 @@ def a_b(
     most: int,
     seconds: float,
     decided: Callable[[], set[int]] = set,
-) -> Plan[None]:
+) -> Plan:
     """Run the sides of each pair, by its label in a comparison, so many times at most, as `out/<side>/<pair>-<time>`.
 
     The folder of a side is its name. From the fifth time on `decided` says which numbers of pairs need no more runs.

@@ -402,7 +402,7 @@ def write_trained(folder, times, ended="", **facts):
     def target(size):
         seconds = times[size] or 5.0
         found = {"metric": "val/acc", "value": 0.9, "best": 0.8, "steps": round(100 * seconds), "seconds": seconds}
-        return found | {"after_seconds": 0.9 * seconds, "ended": ended, "out_of_time": ended == TIME_OVER}
+        return found | {"after_seconds": 0.9 * seconds, "ended": ended}
 
     facts |= {"steps": 500, "target": target, "time_to_target_s": times.get}
     write_measured(folder, dict.fromkeys(times, 10.0), **facts)
@@ -424,7 +424,7 @@ def write_trained(folder, times, ended="", **facts):
         # A size whose time was over before may have won.
         (
             [{16: 7.0, 64: None}], {"ended": TIME_OVER}, None,
-            [f"Best guess: 16 {FIRST} (one seed)", "Stopped while still in time: 64; give more time by search.minutes;"],
+            [f"Best guess: 16 {FIRST} (one seed)", "Not decided: 64 did not reach it; more time tells more"],
         ),
         # The typical time of several seeds is the guess, and all of them together decide.
         ([{16: 4.0, 64: 2.0}, {16: 2.0, 64: 4.0}], {}, None, [f"Best guess: 16 {FIRST} (2 seeds)", "64 may be first, too"]),

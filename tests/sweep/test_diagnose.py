@@ -1,7 +1,6 @@
 """A diagnosis: which changes it tries, beside what, and what its table says of them."""
 
 import re
-import shutil
 import zlib
 from dataclasses import replace
 
@@ -16,7 +15,6 @@ from batchscope.sweep.changes import Machine, changes_to_try, fixed_options, wor
 from batchscope.sweep.folder import has_ended
 from batchscope.sweep.loop import Loop
 from batchscope.sweep.plans import Job, RunFailed
-from batchscope.sweep.runner import SweepRunner
 from batchscope.sweep.search import search_of
 from batchscope.sweep.visits import can_wait
 from tests.support.command_lines import answer, composed
@@ -157,21 +155,6 @@ def test_a_baseline_and_all_changes_beside_it_then_the_two_best_together_beside_
     assert answer("report", tmp_path)[:2] == (0, f"{said}\n")
     assert (tmp_path / "report/diagnosis.md").read_bytes() == written
     assert [path.name for path in (tmp_path / "report").iterdir() if "sweep" in path.name] == []
-
-
-def test_a_diagnosis_that_cannot_be_written_is_printed_and_is_no_success(tmp_path, capsys):
-    _, said, _ = diagnosed(tmp_path, faster_with_a_larger_batch, "trainer.accelerator=cpu")
-    shutil.rmtree(tmp_path / "report")
-    (tmp_path / "report").touch()
-    sweep = SweepRunner(tmp_path, ["the diagnosis"], search=search_of(composed(*WORDS)))
-    sweep.report()
-    printed = capsys.readouterr()
-    assert said in printed.out
-    assert printed.err.startswith(f"warning: {tmp_path}/report: cannot be ")
-    assert sweep.exit_code == 1
-    code, out, err = answer("report", tmp_path)
-    assert (code, out) == (1, f"{said}\n")
-    assert err.startswith(f"error: {tmp_path}/report: cannot be ") and err.endswith("; --out names another folder\n")
 
 
 def test_where_runs_cannot_wait_the_baseline_follows_the_changes(tmp_path, monkeypatch):

@@ -36,8 +36,7 @@ PID_OF_A = "int((folder.parent / 'pids').read_text().split()[0])"
 KILL_A = f"[os.kill({PID_OF_A}, 9) for n in visits if len(record['taken']) == 1]"
 WARM_UP_AND_DIE = "sweep.tell({'ready': True}); sweep.hear(); os.kill(os.getpid(), 9)"
 EMPTY = "file.write_text('{}'); os._exit(0)"
-NO_MEMORY = "record['status'] = 'out_of_memory' if asked['visited'] else 'finished'; list(visits)"
-ALONE = "b ran out of memory beside other runs, and is done alone; what it left is in "
+NO_MEMORY = "record['status'] = 'out_of_memory'"
 # What the runs do, whether they are visited side by side → how they end, and what is said.
 OTHERS_GO_ON = {
     "one raises": ([WAIT, "[1 / 0 for n in visits]"], True, "finished failed", "  failed: "),
@@ -53,7 +52,7 @@ OTHERS_GO_ON = {
     ),
     "one is killed as it warms up": ([WAIT, WARM_UP_AND_DIE, WAIT], True, "finished killed finished", "  killed: "),
     "a record is emptied": ([WAIT, EMPTY, WAIT], True, "finished refused finished", "error: "),
-    "one lacks memory, and is done alone": ([WAIT, NO_MEMORY], True, "finished finished", ALONE),
+    "one lacks memory": ([WAIT, NO_MEMORY], True, "finished out_of_memory", "  out of memory: "),
     "the server is killed": (["os.kill(os.getppid(), 9); time.sleep(0.3)", ""], False, "finished finished", ""),
 }
 
