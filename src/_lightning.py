@@ -20,8 +20,6 @@ from lightning.pytorch.profilers import Profiler
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from .files import whole_append
-
 
 def callbacks_of(trainer: Trainer) -> list[Callback]:
     """The trainer's callbacks, in the order in which they are called; the list itself."""
@@ -294,6 +292,5 @@ def append_csv_rows(logger: CSVLogger, keys: Sequence[str], rows: NDArray[numpy.
     numbers = rows[:, [keys.index(column) for column in writer.metrics_keys if column in keys]]
     kinds = {column: "%d" if column == "step" else "%.9g" for column in keys}
     line = ",".join(kinds.get(column, "") for column in writer.metrics_keys) + csv.excel.lineterminator
-    path = writer.metrics_file_path
-    with whole_append(path), writer._fs.open(path, "a", newline="") as file:
+    with writer._fs.open(writer.metrics_file_path, "a", newline="") as file:
         file.write(line * len(numbers) % tuple(numbers.ravel().tolist()))
