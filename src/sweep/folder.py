@@ -1,7 +1,6 @@
 """A sweep's folder: which sweep it holds, and which of its runs are kept when the sweep is started again."""
 
 import os
-from collections import Counter
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
@@ -12,17 +11,17 @@ from ..files import LOCK, WriteError, lock_folder, refuse_links, set_aside, why
 from ..options.purpose import DEFAULTS, OF_REPORTS, purpose_of
 from ..options.tree import flatten
 from ..options.types import Purpose
-from ..records.read import FILE, DamagedRecordError, read, run_dirs
+from ..records.read import FILE, read, run_dirs
 from ..records.run_record import close, plan
-from ..records.values import at, number
+from ..records.values import at
 
 # A run that ended in one of these ways is not run again: that it did not fit is a result, too.
 KEPT = ("finished", "out_of_memory")
+_FAILED = ("failed", "not_finite")  # by itself: it would fail again
 # Ended from outside: such a run is resumed where it has a checkpoint.
 UNFINISHED = ("running", "interrupted", "killed")
 # What a sweep, Hydra and its plugins write directly in the sweep's folder.
 _WRITTEN = ("[0-9]*", "report", LOCK, ".submitit", "multirun.yaml", "optimization_results.yaml")
-_TIME = "callbacks.stop_at_target.wall_seconds"  # that a run to a target may take
 
 
 def lock_sweep_dir(sweep_dir: Path) -> AbstractContextManager[None]:
@@ -34,14 +33,12 @@ def lock_sweep_dir(sweep_dir: Path) -> AbstractContextManager[None]:
 def refuse_other(sweep_dir: Path, configs: list[dict[str, Any]]) -> None:
     """Raise UserError if the folder holds the runs of a sweep other than the one with these configurations.
 
-    Two runs that would replace each other's checkpoints are refused, too.
+    So is a place for checkpoints that several runs would share.
     """
-    places = Counter(str(place) for config in configs if (place := _checkpoints_outside(config)))
-    for place, runs in places.items():
-        if runs > 1:
-            raise UserError(
-                f"callbacks.checkpoint.dirpath: {runs} runs of the sweep would share {place}, takes one for each"
-            )
+    for config in configs if len(configs) > 1 else ():
+        place = at(config, "callbacks.checkpoint.dirpath")
+        if place and not str(place).startswith(f"{config.get('run_dir')}{os.sep}"):  # whose name may not be known yet
+            raise UserError(f"callbacks.checkpoint.dirpath: got '{place}', and each run of a sweep keeps its own")
     if os.path.exists(sweep_dir / FILE):
         raise UserError(f"hydra.sweep.dir: {sweep_dir} holds a single run; choose another folder")
     for job, config in enumerate(configs):
@@ -52,21 +49,20 @@ def keep_or_plan(run_dir: Path, config: dict[str, Any], **facts: Any) -> dict[st
     """The record of a run that need not be run again; otherwise None, and the folder is ready for the run.
 
     A run that was ended from outside and has left a checkpoint will be resumed from it. A run that failed by itself
-    would fail again, and is kept. A run to a target whose time was over is done again if it has more time now. What any
-    other run has left is set aside. UserError if the folder holds a run with another configuration, or one that is
-    trained by another process.
+    would fail again, and is kept. What any other run has left is set aside. UserError if the folder holds a run with
+    another configuration, or one that is trained by another process.
     """
     if not os.path.exists(run_dir / FILE) and not has_checkpoint(run_dir):
         plan(run_dir, config=config, **facts)
         return None
     record = _read(run_dir)
     _refuse_different(run_dir, record, config)
-    if record.get("status") in KEPT and not _has_more_time(record, config):
+    if record.get("status") in KEPT:
         return record
     with lock_run_dir(run_dir, option="hydra.sweep.dir"):  # a run that a launcher started may outlive its sweep
         record = _read(run_dir)
         status = record.get("status")
-        if status in (*KEPT, "failed") and not _has_more_time(record, config):
+        if status in (*KEPT, *_FAILED):
             return record
         if status in UNFINISHED and has_checkpoint(run_dir):
             if status == "running":
@@ -97,7 +93,7 @@ def statuses(folder: Path) -> list[str]:
 def has_ended(run_dir: Path) -> bool:
     """Whether a run, or every run of a search, has ended in a way in which it is kept."""
     ends = statuses(run_dir)
-    return bool(ends) and all(status in (*KEPT, "failed") for status in ends)
+    return bool(ends) and all(status in (*KEPT, *_FAILED) for status in ends)
 
 
 def has_checkpoint(run_dir: Path) -> bool:
@@ -106,19 +102,7 @@ def has_checkpoint(run_dir: Path) -> bool:
 
 
 def _read(run_dir: Path) -> dict[str, Any]:
-    """The record; empty if there is none, or if it is damaged, in which case the folder will be set aside."""
-    if os.path.exists(run_dir / FILE):
-        with suppress(DamagedRecordError):
-            return read(run_dir)
-    return {}
-
-
-def _has_more_time(record: dict[str, Any], config: dict[str, Any]) -> bool:
-    """Whether a run to a target has ended because its time was over, and would have more of it now."""
-    if at(record, "target.out_of_time") is not True:
-        return False
-    before, now = (number(at(of, _TIME)) for of in (record.get("config"), config))
-    return now is None or (before is not None and now > before)
+    return read(run_dir) if os.path.exists(run_dir / FILE) else {}
 
 
 def _set_aside(run_dir: Path) -> str:
@@ -126,12 +110,6 @@ def _set_aside(run_dir: Path) -> str:
         return os.path.relpath(set_aside(run_dir))
     except OSError as error:
         raise WriteError(f"hydra.sweep.dir: {run_dir} cannot be renamed: {why(error)}") from error
-
-
-def _checkpoints_outside(config: dict[str, Any]) -> str | None:
-    """Where a run keeps its checkpoints, unless that is in its folder, whose name may not be known yet."""
-    place = at(config, "callbacks.checkpoint.dirpath")
-    return place if place and not str(place).startswith(f"{config.get('run_dir')}{os.sep}") else None
 
 
 def _refuse_different(run_dir: Path, record: dict[str, Any], config: dict[str, Any]) -> None:
