@@ -4,7 +4,7 @@
     batchscope report outputs/sweeps/<one> outputs/sweeps/<another> --out outputs/compared
 
 Every run.json in and below the folders is read. The report on one folder is written to <folder>/report, one on several
-to outputs/reports/<name>+<name>. Of the folder of a diagnosis (experiment=diagnose) it is the diagnosis's own table.
+to the folder that --out names. Of the folder of a diagnosis (experiment=diagnose) it is the diagnosis's own table.
 """
 
 import sys
@@ -12,8 +12,6 @@ from pathlib import Path
 
 from ..errors import UserError
 from . import command_parser, fraction
-
-_LONGEST = 120  # characters of a folder's name
 
 
 def main() -> None:
@@ -31,26 +29,21 @@ def main() -> None:
         if not 0 < share <= 1:
             raise UserError(f"--{option}: takes a share above 0 %, at most 100 %", exit_code=2)
 
-    from ..analysis import analyse, write_report
-    from ..analysis.diagnose import find_findings, holds_one_diagnosis, write_diagnosis
+    if len(args.folders) > 1 and not args.out:  # one on several folders never replaces that on one of them
+        raise UserError("--out: is missing; a report on several folders has a folder of its own", exit_code=2)
+
+    from ..analysis import write_report
+    from ..analysis.diagnose import holds_one_diagnosis, write_diagnosis
 
     folder = args.folders[0]
     is_diagnosis = len(args.folders) == 1 and holds_one_diagnosis(folder)
     if is_diagnosis:
         for option in asked:
             raise UserError(f"--{option}: is for batch sizes, and {folder} holds a diagnosis", exit_code=2)
-    out = args.out or folder / "report"
-    if len(args.folders) > 1 and not args.out:  # one on several folders never replaces that on one of them
-        names = [path.resolve().name or "root" for path in args.folders]
-        out = Path("outputs/reports") / "+".join(names)[:_LONGEST]
-    try:
-        if is_diagnosis:
-            findings = write_diagnosis(folder, args.out)
-            print(findings.text, flush=True)
-            sys.exit(int(not findings.baseline.rate))
-        report = write_report(args.folders, out, **asked)
-    except UserError as error:  # its files cannot be written
-        print(find_findings(folder).text if is_diagnosis else analyse(args.folders, **asked).text, flush=True)
-        raise UserError(f"{error}; --out names another folder") from error
+    if is_diagnosis:
+        findings = write_diagnosis(folder, args.out)
+        print(findings.text, flush=True)
+        sys.exit(int(not findings.baseline.rate))
+    report = write_report(args.folders, args.out or folder / "report", **asked)
     print(report.printed, flush=True)
     sys.exit(report.exit_code)

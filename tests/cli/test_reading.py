@@ -21,8 +21,8 @@ pytestmark = pytest.mark.usefixtures("no_plots")
 def test_it_prints_the_table_and_the_recommendation_and_says_where_the_report_is(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     sweep = write_sweep(Path("sweep"), [32, 64, 128], lambda size: 4 + 0.1 * size)
-    found = answer("report", sweep / "0", sweep / "1")  # a report on several folders replaces that of none
-    assert (found.code, found.out.splitlines()[-1]) == (0, "report   outputs/reports/0+1/report.html")
+    found = answer("report", sweep / "0", sweep / "1", "--out", "compared")
+    assert (found.code, found.out.splitlines()[-1]) == (0, "report   compared/report.html")
     assert not [*sweep.rglob("report")]
     found = answer("report", sweep)
     assert (found.code, found.out.splitlines()[-1]) == (0, "report   sweep/report/report.html")
