@@ -55,7 +55,7 @@ class Loop:
             while len(waiting) > 1:
                 waiting = self._do_together(waiting, records)
         for job in jobs:
-            if job not in records:  # it cannot wait, has the speed of a visited run, or ran out of memory beside others
+            if job not in records:  # it cannot wait, is compared with no other, or has the speed of a visited run
                 records[job] = self._do_alone(job)
         return [records[job] for job in jobs]
 

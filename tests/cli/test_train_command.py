@@ -86,14 +86,6 @@ def test_a_run_is_resumed_whatever_the_order(word):
     assert found.err.startswith("error: resume: got 'x', which does not exist")
 
 
-@pytest.mark.parametrize(
-    ("word", "is_one"), [("seed=1", True), ("seed=1,2", False), ("experiment=find_batch_size", False)]
-)
-def test_a_sweep_of_one_run_is_said(word, is_one):
-    said = "warning: -m: no option has several values, so this is a sweep of one run; write data.batch_size=32,64 for two\n"
-    assert answer("train", "-m", word) == (0, "", said if is_one else "")
-
-
 @pytest.mark.parametrize("by_hydra", [False, True])
 def test_a_run_is_the_same_whether_hydra_calls_for_it_or_not(by_hydra, started, tmp_path, monkeypatch):
     def do(jobs):
