@@ -95,7 +95,7 @@ def side(name: str, root: str, share: float = 0.0) -> Job:
     line = [*OPTIONS, f"data.root={root}"]
     (config,) = check_command_line(line, multirun=False, run_dir="run")
     choices = {"model": "cnn", "data": "mnist", "slowed": str(share)}
-    return Job(Path(name), config, {"choices": choices, "overrides": line})
+    return Job(Path(name), config, {"choices": choices, "overrides": line}, name.upper())
 
 
 def measure(out: Path, args: argparse.Namespace) -> None:

@@ -52,9 +52,9 @@ def jobs_of(folder: Path, args: argparse.Namespace) -> list[Job]:
     for name in names:
         slowed = 0.0 if name.startswith(FASTER) else SIDE_BY_SIDE
         choices = {"model": "cnn", "data": "mnist", "slowed": str(slowed)}
-        group = Job(folder, config, {"choices": choices, "overrides": line}, seconds=seconds)
+        group = Job(folder, config, {"choices": choices, "overrides": line}, "diagnosis", seconds=seconds)
         known = {"role": AGAIN, "options": []} if name.startswith(BASELINE) else {"role": CHANGE, "options": [name]}
-        jobs.append(group.below(name, {}, "", diagnosis=known))
+        jobs.append(group.below(name, {}, name, diagnosis=known))
     return jobs
 
 

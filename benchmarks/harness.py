@@ -140,10 +140,10 @@ def in_two_ranks(function: Callable, *given: Any) -> Any:
     return elastic_launch(how, function)(*given)[0]
 
 
-def train(place: Path, options: Sequence[str], sweep: bool = False) -> bool:
-    """Run train.py into a folder, with its output on stderr; whether it ended well."""
+def train(place: Path, options: Sequence[str], sweep: bool = False, search: bool = False) -> bool:
+    """Run train.py into a folder, with its output on stderr; whether it ended well. A search does runs of its own."""
     line = [sys.executable, "train.py", *(["-m"] if sweep else []), *options, "callbacks.progress=null"]
-    line.append(f"hydra.{'sweep' if sweep else 'run'}.dir={place}")
+    line.append(f"hydra.{'sweep' if sweep or search else 'run'}.dir={place}")
     return not subprocess.run(line, cwd=ROOT, check=False, stdout=sys.stderr).returncode
 
 

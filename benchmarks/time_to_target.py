@@ -23,6 +23,7 @@ from batchscope.analysis.report import analyse
 
 WITHIN = 1.3  # × the best time
 SIZES = "search.sizes=[16,64,256,1024,4096]"
+SEEDS = 3
 ONE_RATE, TWO_RATES = "search.rates=[0.25]", "search.rates=[0.25,1]"
 CASES: dict[str, list[str]] = {
     "cnn on MNIST": ["model=cnn", "data=mnist", "data.num_val=2000", "target=0.96", ONE_RATE],
@@ -37,15 +38,17 @@ CASES: dict[str, list[str]] = {
 SMALLEST = {
     "mlp on digits": [
         *("model=mlp", "model.hidden_sizes=[8]", "data=digits", "data.num_train=300", "data.num_val=50", "target=0.4"),
-        *("search.sizes=[8,32]", "search.rates=[1]", "seed=0"),
+        *("search.sizes=[8,32]", "search.rates=[1]"),
     ]
 }
 
 
-def sweep(place: Path, words: Sequence[str]) -> Answer | None:
-    """Run a case, or what is left of it; its answer, None where no two sizes were measured."""
-    if not train(place, ["experiment=time_to_target", *words, "logger=[none,csv]"], sweep=True):
-        sys.exit(f"a run below {place} failed; the next start tries it again")
+def sweep(place: Path, words: Sequence[str], seeds: int) -> Answer | None:
+    """Run a case with each seed, or what is left of it; its answer, None where no two sizes were measured."""
+    for seed in range(seeds):
+        line = ["experiment=time_to_target", *words, f"seed={seed}", "logger=[none,csv]"]
+        if not train(place / str(seed), line, search=True):
+            sys.exit(f"a run below {place} failed; the next start tries it again")
     return next(iter(analyse([place]).answers), None)
 
 
@@ -78,11 +81,11 @@ def measure(args: argparse.Namespace) -> dict[str, dict[str, Any] | None]:
     if args.smallest:
         cases, common = SMALLEST, []
     else:
-        cases, common = CASES, [SIZES, "seed=0,1,2"]
+        cases, common = CASES, [SIZES]
     found, out = {}, folder_of("bench-time-to-target", args)
     for name, words in cases.items():
         root = [] if "data=adding" in words else [f"data.root={args.root}"]
-        answer = sweep(out / name.replace(" ", "-"), [*common, *words, *root])
+        answer = sweep(out / name.replace(" ", "-"), [*common, *words, *root], 1 if args.smallest else SEEDS)
         found[name] = compared(answer) if answer and answer.arrivals else None
     return found
 

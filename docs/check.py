@@ -25,7 +25,7 @@ PROGRAM = r"(?:[A-Z_]+=\S+ )*(?:python|torchrun|srun|make|batchscope[a-z-]*) "
 IN_BACKTICKS = rf"`({PROGRAM}[^`]+)`()"
 ON_ITS_OWN = rf"^(?: *(?=python )|\s*\$ | {{4,}})({PROGRAM}(?:\0\n|[^\n`])*)(?:\n *(error: ))?"
 OURS = r"make|.*\.py|batchscope[\w.]*"
-FLAGS = {"-m", "--multirun", "-v", "--verbose", "--help", "--cfg", "--resolve", "--config-dir"}
+FLAGS = {"-m", "--multirun", "-v", "--verbose", "--help", "--cfg", "--config-dir"}
 Findings = Iterator[tuple[int, str]]  # the position in the text, and what is wrong there
 
 

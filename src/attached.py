@@ -9,9 +9,6 @@ import sys
 from typing import Any
 
 FOLDER = "BATCHSCOPE_RUN"  # in the environment: the folder of the script's run
-PARENT = "BATCHSCOPE_PARENT"  # in the environment: a descriptor that is at its end when `batchscope run --vary` is
-UNTIL_KNOWN = "BATCHSCOPE_UNTIL_KNOWN"  # in the environment: whether a run ends when its speed is known
-VARIED = "BATCHSCOPE_VARIED"  # in the environment: the flag that `batchscope run --vary` names
 
 
 def callbacks() -> list[Any]:
@@ -24,7 +21,7 @@ def callbacks() -> list[Any]:
 
         from .training.script import ScriptRecord
 
-        return [ScriptRecord(Path(folder), bool(os.environ.get(UNTIL_KNOWN)), os.environ.get(VARIED, ""))]
+        return [ScriptRecord(Path(folder))]
     except Exception as error:  # noqa: BLE001 - a script runs as it would without this package
         _say(f"nothing is measured: {type(error).__name__}: {error}")
         return []

@@ -2,7 +2,6 @@
 
 import argparse
 import difflib
-import errno
 import io
 import os
 import re
@@ -18,7 +17,6 @@ from . import ranks
 
 _WAIT_FOR_RANK_0_S = 3
 _SIGPIPE_EXIT_CODE = 141  # 128 + SIGPIPE, as a shell shows it
-_LONGEST = 1000  # characters of a message; a longer one quotes a long value
 
 
 class UserError(Exception):
@@ -27,18 +25,13 @@ class UserError(Exception):
     `exit_code` is 2 for a command line that cannot be parsed, and otherwise 1.
     """
 
-    kind = ""  # `error_kind` of a run's record, where something is decided by it
-
     def __init__(self, message: str, exit_code: int = 1):
         super().__init__(message, exit_code)  # both, so that it survives pickling into and out of a worker process
         self.exit_code = exit_code
         self.reported = False
 
     def __str__(self) -> str:
-        line = printable(" ".join(str(self.args[0]).split()))
-        if len(line) <= _LONGEST:
-            return line
-        return f"{cut(line, _LONGEST - 200)} {line[-200:].partition(' ')[2] or line[-200:]}"
+        return printable(" ".join(str(self.args[0]).split()))
 
 
 def printable(text: str) -> str:
@@ -76,8 +69,6 @@ def package_of(frame: FrameType) -> str:
 
 class NonFiniteError(UserError):
     """A loss or a gradient is infinite or NaN."""
-
-    kind = "not_finite"
 
 
 class UnfitError(UserError):
@@ -156,7 +147,7 @@ def replace_unprintable() -> None:
 
 
 def exit_on_user_error(program: Callable[[], None]) -> None:
-    """Run a program; a UserError ends it with one line and an exit code, and so does a full disk under standard output.
+    """Run a program; a UserError ends it with one line and an exit code.
 
     HYDRA_FULL_ERROR=1 in the environment adds the traceback. A closed standard output (`… --help | head -1`) ends the
     program silently.
@@ -173,25 +164,8 @@ def exit_on_user_error(program: Callable[[], None]) -> None:
         finally:
             if sys.stdout:
                 sys.stdout.flush()  # a closed pipe raises here, and not while the interpreter shuts down
-    except BrokenPipeError as error:
-        if not _is_of_stdout(error):
-            raise
+    except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter flushes once more
         sys.exit(_SIGPIPE_EXIT_CODE)
-    except OSError as error:
-        if error.errno != errno.ENOSPC or error.filename is not None or not _is_of_stdout(error):
-            raise
-        print(f"error: standard output cannot be written: the disk is full ({error.strerror})", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        sys.exit(1)
     except KeyboardInterrupt:  # no run has started that would save a checkpoint
         sys.exit(130)
-
-
-def _is_of_stdout(error: OSError) -> bool:
-    """Whether standard output has failed; an error of writing does not say whether it was this or another file or pipe."""
-    try:
-        print(flush=True)
-    except OSError as again:
-        return again.errno == error.errno
-    return False

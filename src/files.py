@@ -6,9 +6,7 @@ import fcntl
 import itertools
 import os
 import secrets
-import shutil
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
@@ -18,11 +16,8 @@ from .errors import UserError
 
 LOCK = ".lock"
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-# The answers of a file system that does not support an operation, as opposed to one that failed at it.
-_UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
-_NO_LOCKS = (*_UNSUPPORTED, errno.ENOLCK)
+_NO_LOCKS = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)  # of a file system without them
 _HELD = (errno.EACCES, errno.EAGAIN)
-_POLL_S = 0.1
 _held: set[str] = set()  # the lock files that this process holds: POSIX would let it take them twice
 
 
@@ -46,7 +41,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         with temporary.open("xb") as file:
             yield file
             file.flush()
-            _sync(file.fileno())
+            os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -66,19 +61,6 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode("utf-8", "replace"))
 
 
-@contextlib.contextmanager
-def whole_append(path: str) -> Iterator[None]:
-    """Within, something is appended to a local file that nothing else writes. On an error the file gets its old length."""
-    before = os.path.getsize(path) if os.path.isfile(path) else None
-    try:
-        yield
-    except BaseException:
-        if before is not None:
-            with contextlib.suppress(OSError):
-                os.truncate(path, before)
-        raise
-
-
 def temporary_name(path: Path) -> Path:
     """A name beside `path` that no other process uses, on this machine or another one that shares the folder."""
     return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
@@ -92,23 +74,12 @@ def remove_leftovers(folder: Path, name: str) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush the names in a folder to the disk, where the system and the file system support it."""
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:  # a folder that can be written may be unreadable
-        return
-    try:
-        _sync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _sync(descriptor: int) -> None:
+    """Flush the names in a folder to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in _UNSUPPORTED:
-            raise
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager
@@ -138,19 +109,6 @@ def lock(path: Path) -> Iterator[None]:
             yield
         finally:
             _held.discard(name)
-
-
-@contextlib.contextmanager
-def wait_for_lock(path: Path) -> Iterator[None]:
-    """Hold a lock file as `lock` does, and wait while another process holds it."""
-    with contextlib.ExitStack() as held:
-        while True:
-            try:
-                held.enter_context(lock(path))
-                break
-            except Locked:
-                time.sleep(_POLL_S)
-        yield
 
 
 @contextlib.contextmanager
@@ -189,8 +147,6 @@ def why(error: OSError) -> str:
     """The system's reason, in words."""
     if error.errno in NO_SPACE:
         return f"the disk is full ({error.strerror})"
-    if error.errno == errno.EFBIG:
-        return f"the system allows no file of this size, as `ulimit -f` sets it ({error.strerror})"
     return error.strerror or str(error)
 
 
@@ -212,32 +168,20 @@ def new_folder(folder: Path) -> Path:
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes]) -> Path:
-    """Write a new folder that is there with all of its files, or not at all: the given one, or one with `-2`, … at its end.
-
-    Returns the folder that was written. OSErrors pass; if the rename fails, nothing is left behind.
-    """
+    """Write files into a new folder: the given one, or one with `-2`, … at its end; returns it. OSErrors pass."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = temporary_name(folder)
-    temporary.mkdir()
-    try:
-        for name, data in files.items():
-            (temporary / name).parent.mkdir(parents=True, exist_ok=True)
-            write_bytes(temporary / name, data)
-        for place in _numbered(folder):
-            if os.path.lexists(place):
-                continue
-            try:
-                temporary.rename(place)
-            except OSError:
-                if not os.path.lexists(place):  # otherwise another process has just taken the name
-                    raise
-            else:
-                sync_folder(place.parent)
-                return place
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    raise AssertionError("unreachable: there is always another number")
+    place = next(place for place in _numbered(folder) if _is_made(place))
+    for name, data in files.items():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(place / name, data)
+    return place
+
+
+def _is_made(folder: Path) -> bool:
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir()
+        return True
+    return False
 
 
 def _numbered(path: Path) -> Iterator[Path]:

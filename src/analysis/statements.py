@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ..errors import cut
 from ..records.formatting import significant
-from ..records.learning_rate import rule_words
+from ..records.learning_rate import rate_words
 from ..records.rates import RATE
 from ..records.values import at, table
 from .answer import Answer
@@ -81,13 +81,13 @@ def _learning_rates(groups: Iterable[Group]) -> Iterator[str]:
         trained = [run for run in group.runs if run.metrics]
         if len({run.global_batch_size for run in trained}) < 2:
             continue
-        words = [words for run in trained if (words := rule_words(run.record, "samples of an update"))]
+        words = [str(at(run.record, "lr_scaling.rule")) for run in trained if rate_words(run.record)]
         rates = {run.values.get("learning_rate") for run in trained}
         rules |= dict.fromkeys(words)
         if not words and len(rates) == 1 and None not in rates and _should_follow(trained[0]):
             fixed[str(at(trained[0].record, "model.class"))] = None
     if rules:
-        yield f"the learning rate follows the batch size: optimizer.lr × {and_([*rules], 'or')}"
+        yield f"the learning rate follows the batch size: optimizer.lr_scaling={and_([*rules], 'or')}"
     if fixed:
         yield f"the learning rate of {and_([*fixed])} does not follow the batch size"
 

@@ -15,7 +15,7 @@ import pandas as pd
 
 from ..errors import cut, printable
 from ..records.formatting import option_value, significant
-from ..records.metrics import RUN_METRICS, best_first, metric, staged
+from ..records.metrics import RUN_METRICS, best_first, metric
 from ..records.rates import RATE
 from ..records.step_parts import PARTS
 from .between_groups import name_of
@@ -75,27 +75,18 @@ def _ends(rates: Rates, setting: int) -> tuple[float, float]:
 def quality_metrics(sweep: SweepResults) -> list[str]:
     """The metrics of the test, or of the validation where no run was tested, the most telling one first.
 
-    Settings at one batch size each are chosen by the validation, so that its metrics come first, where there are any. Before
-    them comes a metric that the runs were to optimize.
+    Settings at one batch size each are chosen by the validation, so that its metrics come first, where there are any.
     """
     validated, tested = (_of_stage(stage, sweep.runs) for stage in ("val/", "test/"))
     is_by_validation = len(sweep.groups) > 1 and not any(len(group.sizes) > 1 for group in sweep.groups)
-    known = [*validated, *tested] if is_by_validation else tested or validated
-    return list(dict.fromkeys([*_optimized(sweep.runs), *known]))
+    return [*validated, *tested] if is_by_validation else tested or validated
 
 
 def shown_metrics(sweep: SweepResults) -> list[str]:
     """Those of them that have a column: losses only where no metric is known to be better the higher it is."""
-    known, asked = quality_metrics(sweep), _optimized(sweep.runs)
+    known = quality_metrics(sweep)
     has_accuracy = any(metric(name).higher_is_better for name in known)
-    return [n for n in known if n in asked or metric(n).higher_is_better is not False or not has_accuracy]
-
-
-def _optimized(runs: Sequence[Run]) -> list[str]:
-    """The metrics that `optimized_metric` names on the command lines of runs; a sweeper that searches has it there."""
-    pairs = (word.lstrip("+").partition("=") for run in runs for word in run.words)
-    named = {staged(value.strip("'\"")) for option, _, value in pairs if option == "optimized_metric"}
-    return [name for name in _of_stage("", runs) if name in named]
+    return [n for n in known if metric(n).higher_is_better is not False or not has_accuracy]
 
 
 def _of_stage(stage: str, runs: Sequence[Run]) -> list[str]:

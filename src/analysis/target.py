@@ -86,7 +86,7 @@ class Arrivals:
         guess, seeds = self.best_guess, len({seed for of in self.sizes.values() for seed in of})
         if guess is None:
             best = f": the best was {self.best}" if self.best else ""
-            return [f"No run reached {self.target}{best}. Take an easier target, or give more time by search.minutes."]
+            return [f"No run reached {self.target}{best}. Take an easier target, or more time (search.minutes)."]
         words = f"({seeds} seeds)" if seeds > 1 else "(one seed)"
         first, begin = (" first", "" if self.winner else "Best guess: ") if len(self.sizes) > 1 else ("", "")
         lines = [f"{begin}{guess:,} reached {self.target}{first} {words}{self._after(guess)}."]
@@ -96,7 +96,7 @@ class Arrivals:
     def _after(self, size: int) -> str:
         if (arrival := self.typical.get(size)) is None:
             return ""
-        rate, scaled = arrival.run.settings.get(LEARNING_RATE), rate_words(arrival.run.record).partition(":")[0]
+        rate, scaled = arrival.run.settings.get(LEARNING_RATE), rate_words(arrival.run.record).partition(" (")[0]
         words = f", after {duration(arrival.seconds)} of training and {significant(arrival.samples)} samples"
         words += f", at {LEARNING_RATE}={option_value(rate)}" if rate is not None else ""
         return f"{words} (scaled to {scaled})" if scaled else words

@@ -15,18 +15,12 @@ _HEADINGS = ("share", "time", "calls", "FLOPs", "bytes", "bound/time")
 _SHORT = dict(zip(PARTS, SHORT_NAMES, strict=True))
 
 
-def explanation_text(step: Explanation, depth: int | None = None, width: int | None = None) -> str:
-    """All that an explanation says, for a terminal.
-
-    Args:
-        step: the explanation.
-        depth: show modules to this depth, with what they contain.
-        width: columns; None for those of the terminal.
-    """
+def explanation_text(step: Explanation, width: int | None = None) -> str:
+    """All that an explanation says, in so many columns; None for those of the terminal."""
     width = width or columns()
     blocks = [wrapped(_heading(step), width)]
     if step.operations:
-        blocks.append(_modules(step, depth, width))
+        blocks.append(_modules(step, width))
     if step.is_timed:
         blocks.append(_costliest(step, width))
     if step.gaps:
@@ -49,8 +43,8 @@ def _heading(step: Explanation) -> list[str]:
     return lines
 
 
-def _modules(step: Explanation, depth: int | None, width: int) -> list[str]:
-    rows = [[cost.module, *_cells(cost, step)] for cost in step.modules(depth, MOST_MODULES)]
+def _modules(step: Explanation, width: int) -> list[str]:
+    rows = [[cost.module, *_cells(cost, step)] for cost in step.modules(MOST_MODULES)]
     outside: dict[str, float] = {}
     if step.is_timed and step.device == "cpu":
         outside = {"waiting for data": step.waiting_seconds}

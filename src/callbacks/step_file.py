@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from ..files import whole_append
 from ..records.step_file import read_rows, write_rows
 
 
@@ -86,7 +85,7 @@ class StepFile(Logger):
         return self._columns
 
     def _append(self, text: str) -> None:
-        with whole_append(str(self.path)), self.path.open("a", newline="", encoding="utf-8") as file:
+        with self.path.open("a", newline="", encoding="utf-8") as file:
             file.write(text)
 
 

@@ -22,7 +22,6 @@ from .throughput import ThroughputMonitor
 FIRST = 5  # updates before the first validation; the clock of the limit starts after them
 RESOLUTION = 0.1  # of the updates so far, between two validations
 _TOPIC = "target"
-_OUT_OF_TIME = f"the {TIME_LIMIT}"
 _VALIDATE, _STOP = 1, 2
 _NEVER = 2**62  # batches between two validations
 
@@ -104,7 +103,7 @@ class StopAtTarget(SyncsRanks):
         """What is to follow this update."""
         now = time.perf_counter()
         if now - self._began >= self.wall_seconds:
-            self.ended = _OUT_OF_TIME
+            self.ended = f"the {TIME_LIMIT}"
         if now >= self._limit:
             self.ended = "other runs were faster"
         if self.ended:
@@ -176,7 +175,6 @@ class StopAtTarget(SyncsRanks):
             "after_seconds": self._seconds(self._before),
         }
         facts |= {"ended": self.ended} if self.ended else {}
-        facts |= {"out_of_time": True} if self.ended == _OUT_OF_TIME else {}
         return {"target": facts, "time_to_target_s": facts["seconds"] if self.reached else None}
 
     def summary_lines(self) -> list[str]:

@@ -16,7 +16,7 @@ from ..options.compose import apply_overrides
 from ..options.purpose import purpose_of
 from ..options.tree import flatten
 from ..options.types import Purpose
-from ..records.read import FILE, DamagedRecordError, read
+from ..records.read import FILE, read
 from ..records.values import at
 
 RUNS = Path("outputs/runs")  # where hydra.run.dir puts them
@@ -85,20 +85,6 @@ def newest(option: str) -> Path:
 
 def _is_hidden(path: Path) -> bool:
     return any(part.startswith(".") or is_set_aside(part) for part in path.parts)
-
-
-def recorded(run_dir: Path) -> dict[str, Any]:
-    """The record of a run; if it is damaged, the configuration and choices in the run's checkpoints."""
-    try:
-        return read(run_dir)
-    except DamagedRecordError:
-        from .resume_point import find_resume_point
-
-        point = find_resume_point(run_dir / "checkpoints")
-        if not point.provenance:
-            raise
-        known = {key: point.provenance[key] for key in ("config", "choices") if key in point.provenance}
-        return {"checkpoints": {"last": str(point.path)}, **known}
 
 
 def configuration(

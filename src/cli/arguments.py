@@ -36,8 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     flags.add_argument("overrides", nargs="*", metavar="option=value", help="what to change of the configuration below")
     flags.add_argument("-m", "--multirun", action="store_true", help="run each combination of option=value,value")
     flags.add_argument("-v", "--verbose", action="store_true", help="print the details of each run")
-    flags.add_argument("--cfg", choices=("job", "hydra", "all"), help="print the configuration instead of running it")
-    flags.add_argument("--resolve", action="store_true", help="with --cfg or --help: resolve interpolations")
+    flags.add_argument("--cfg", choices=("job",), help="print the configuration instead of running it")
     flags.add_argument("-h", "--help", action="store_true", help="print this help")
     return flags
 
@@ -54,8 +53,6 @@ def parse_arguments() -> argparse.Namespace:
         raise UserError(_unknown_flag(unknown[0], flags.format_help()), exit_code=2)
     if args.cfg and args.multirun:
         raise UserError("--multirun and --cfg: only one of them at a time", exit_code=2)
-    if args.resolve and not (args.cfg or args.help):
-        raise UserError("--resolve: belongs to --cfg or --help", exit_code=2)
     args.overrides = [re.sub(r"^\+{1,2}resume=", "resume=", word) for word in args.overrides]
     for word in args.overrides:
         name, _, value = word.lstrip("+").partition("=")
@@ -81,12 +78,9 @@ def _unknown_flag(word: str, known: str) -> str:
 
 def show(args: argparse.Namespace) -> None:
     """Print the help or the configuration of a command line. Raises UserError for one that cannot be composed."""
-    composition = compose(args.overrides)
-    config = composition if args.cfg == "all" else without_hydra(composition)
-    if args.cfg == "hydra":
-        config = OmegaConf.masked_copy(composition, "hydra")
+    config = without_hydra(compose(args.overrides))
     try:
-        text = OmegaConf.to_yaml(config, resolve=args.resolve)
+        text = OmegaConf.to_yaml(config)
     except OmegaConfBaseException as error:
         raise UserError(f"{error.full_key or 'config'}: {message_of(error)}") from error
     if args.help:

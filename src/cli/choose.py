@@ -10,10 +10,10 @@ In the documentation, choosing-a-device.md says how to read the answer.
 """
 
 import argparse
+import contextlib
 import json
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from ..checkpointing.signals import exit_on_signals
@@ -82,15 +82,15 @@ def _measured(overrides: list[str], question: Question) -> tuple[int | None, lis
     What is known before to have no answer is refused first.
     """
     compose([word for word in overrides if not word.startswith("data.batch_size=")])  # names, before slow imports
-    from ..sweep.sizes import BATCH_SIZE, SIZES, measure, own_sizes
+    from ..sweep.sizes import BATCH_SIZE, measure, own_sizes
 
     overrides, sizes = own_sizes(overrides)
-    trainer = check_command_line([*overrides, f"{BATCH_SIZE}={min(sizes, default=1)}"], False)[0]["trainer"]
+    trainer = check_command_line([*overrides, f"{BATCH_SIZE}={sizes[0]}"], False)[0]["trainer"]
     if trainer.get("devices") not in (1, "auto") or trainer.get("num_nodes") not in (1, None):
         raise UserError("trainer.devices: choose compares single devices; leave it at 1")
     precision = str(trainer.get("precision"))
     precision = precision if "-" in precision else FULL  # `32`; what a short form stands for is known after the run
-    check_measured(question, "the training is to be", sizes or SIZES, precision)
+    check_measured(question, "the training is to be", sizes, precision)
     import torch  # takes seconds
 
     from ..hardware.devices import available, check_accelerator, device_name
@@ -100,7 +100,8 @@ def _measured(overrides: list[str], question: Question) -> tuple[int | None, lis
     kinds = [kind for kind in available() if asked in ("auto", kind) or (asked == "gpu" and kind != "cpu")]
     check_prices([device_here(kind, device_name(torch.device(kind))) for kind in kinds], question)
     exit_on_signals()
-    places = measure(overrides, sizes, kinds, folder_of("choose"), partial(print, file=sys.stderr, flush=True))
+    with contextlib.redirect_stdout(sys.stderr):
+        places = measure(overrides, sizes, kinds, folder_of("choose"))
     epochs = trainer.get("max_epochs")
     return epochs if isinstance(epochs, int) and epochs > 0 else None, places
 

@@ -41,19 +41,15 @@ def evaluate(path: Path, overrides: list[str]) -> tuple[str, dict[str, float]]:
 
 
 def _test(trained: "Trained") -> tuple[str, Any]:
-    from lightning.pytorch.callbacks import LambdaCallback
     from lightning.pytorch.utilities.model_helpers import is_overridden
 
-    from ..callbacks._batches import samples_in
     from ..data.plain import has_test, lightning_of
     from ..inference.load import trainer_for
 
     config, data = trained.config, trained.data
     if not is_overridden("test_step", trained.module):
         raise UserError(f"model: {type(trained.module).__name__} has no test_step, so there is nothing to evaluate")
-    tested: list[int] = []  # the samples of each batch
-    counter = LambdaCallback(on_test_batch_end=lambda *args: tested.append(samples_in(args[3])))
-    trainer = lightning_of(data).trainer = trainer_for(trained, counter)  # as in a run
+    trainer = lightning_of(data).trainer = trainer_for(trained)  # as in a run
     data.prepare_data()
     if not has_test(data):
         raise UserError(f"data: {data.name} has no test set, so there is nothing to evaluate")
@@ -62,8 +58,5 @@ def _test(trained: "Trained") -> tuple[str, Any]:
         raise UserError(
             f"trainer.limit_test_batches: got {config['trainer'].get('limit_test_batches')}, which tests no batch"
         )
-    total, count = data.num_samples("test"), sum(tested)
-    of = f" of {total:,}" if total is not None and count < total else ""  # by trainer.limit_test_batches
-    counted = f" ({count:,}{of} samples)" if count else ""  # unknown of a batch without tensors
     measured = {key: value for of_loader in metrics for key, value in of_loader.items()}
-    return f"{trained.name}, tested on {data.name}{counted}", measured
+    return f"{trained.name}, tested on {data.name}", measured

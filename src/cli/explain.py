@@ -12,11 +12,8 @@ documentation).
 """
 
 import argparse
-import contextlib
 import json
 import os
-import signal
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -31,12 +28,11 @@ from ..options.check import check_config
 from ..options.command_lines import for_explanation
 from ..options.compose import apply_overrides, check_command_line
 from ..options.overrides import parse
-from ..records.explanation import FILE, TRACE, Explanation
+from ..records.explanation import FILE, TRACE
 from ..records.read import FILE as RECORD
 from ..records.read import read
 from ..records.values import at, table
-from ..records.values import number as number_in
-from . import command_parser, folder_of, folders_and_options, number
+from . import command_parser, folder_of, folders_and_options
 
 _NAME = "explain"  # of the folder
 
@@ -57,24 +53,14 @@ def main() -> None:
     args = _parser().parse_intermixed_args()
     task = _task(args)
     exit_on_signals()
-    try:
-        _explain(task, args)
-    except SystemExit as stop:
-        if isinstance(stop.code, int) and stop.code > 128:
-            name = signal.Signals(stop.code - 128).name
-            print(f"\nexplain: stopped by {name}; nothing was written", file=sys.stderr, flush=True)
-        raise
+    _explain(task)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser, whole = command_parser("explain", __doc__), number(1, 10**6, int)
+    parser = command_parser("explain", __doc__)
     words = "a run's folder, and options as in batchscope train"
     parser.add_argument("words", nargs="*", metavar="folder or option=value", help=words)
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write to this folder")
-    parser.add_argument("--depth", type=whole, metavar="N", help="show modules to this depth, with what they contain")
-    parser.add_argument("--steps", type=whole, default=10, metavar="N", help="time so many steps (10)")
-    parser.add_argument("--warmup", type=whole, default=10, metavar="N", help="leave out so many steps before (10)")
     return parser
 
 
@@ -109,42 +95,22 @@ def _of_run(run_dir: Path, overrides: list[str], chosen: dict[str, str], out: Pa
     return _Task(config, choices, out or run_dir / _NAME, notes, record if is_same else {})
 
 
-def _explain(task: _Task, args: argparse.Namespace) -> None:
+def _explain(task: _Task) -> None:
     """Measure, write, print."""
     from ..callbacks._operation_table import explanation_text
     from ..training.explain import explain
 
-    with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
-        step, files = explain(task.config, task.choices, str(task.folder), args.warmup, args.steps)
-    step = _reconciled(replace(step, notes=[*task.notes, *step.notes]), task.record)
-    folder = None
+    step, files = explain(task.config, task.choices, str(task.folder))
+    said = table(at(task.record, "throughput.bottleneck"))
+    if all(trust.is_text(said.get(key)) for key in ("kind", "certainty", "evidence")):
+        step = replace(step, bottleneck=said)
+    step, folder = replace(step, notes=[*task.notes, *step.notes]), None
     try:
         folder = write_folder(task.folder, {**files, FILE: json.dumps(step.to_dict(), indent=1).encode()})
     except OSError as error:
         warn(f"{task.folder} cannot be written ({why(error)}): nothing is kept but what is printed here")
-    if args.json:
-        print(json.dumps({**step.to_dict(), "folder": folder and str(folder)}, indent=1))
-        return
-    print(explanation_text(step, args.depth))
+    print(explanation_text(step))
     if folder is not None:
         print(f"\nexplain  {folder / FILE}")
         if TRACE in files:
             print(f"trace    {folder / TRACE} (for https://ui.perfetto.dev)")
-
-
-def _reconciled(step: Explanation, record: Mapping[str, Any]) -> Explanation:
-    """The explanation without a verdict where it has another one than the run's record, which may be anybody's."""
-    from ..hardware.bottleneck import UNCLEAR
-    from ..hardware.evidence import limit_row
-
-    new, old = step.bottleneck, table(at(record, "throughput.bottleneck"))
-    is_said = all(trust.is_text(old.get(key)) for key in ("kind", "certainty", "evidence"))
-    if not new or not is_said or number_in(old.get("share")) is None:
-        return step
-    # An unclear verdict contradicts none, and another machine has other limits.
-    if new["kind"] in (UNCLEAR, old["kind"]) or old["kind"] == UNCLEAR:
-        return step
-    if at(record, "hardware.device_name") != step.device_name:
-        return step
-    evidence = f"these steps say {limit_row(new)[1]}, the run's record says {limit_row(old)[1]}"
-    return replace(step, bottleneck={**new, "kind": UNCLEAR, "certainty": UNCLEAR, "evidence": evidence})

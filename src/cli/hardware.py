@@ -3,16 +3,15 @@
     batchscope hardware
     batchscope hardware --device cpu --json
 
-The table has the peaks of each device: FLOP/s of products (matrices and convolutions) at each precision, bytes/s of
-main memory, the time of one launch, and the size of the caches. For a card whose datasheet is known it has what the
-datasheet states, and the share of it that was measured. A calibration is kept, and measured once.
+The lines have the peaks of each device: FLOP/s of products (matrices and convolutions) at each precision, bytes/s of
+main memory, the time of one launch, and the size of the caches. For a card whose datasheet is known they have the share
+of it that was measured. A calibration is kept, and measured once.
 """
 
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import UserError
@@ -22,20 +21,11 @@ from . import command_parser
 if TYPE_CHECKING:
     from ..hardware.calibration import Calibration
 
-_PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp64")
-# A row of the table, and how its numbers are written.
-_ROWS: dict[str, Callable[[float], str]] = {
-    **{f"products in {precision}": partial(with_prefix, unit="FLOP/s") for precision in _PRECISIONS},
-    "main memory, read + write": partial(with_prefix, unit="B/s"),
-    "one launch": "{:.3g} µs".format,  # one unit in the row, however short
-    "caches": memory,
-}
-
 
 def main() -> None:
     """The program: parse, measure, print."""
     parser = command_parser("hardware", __doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead of the table")
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of lines")
     parser.add_argument("--device", choices=("cpu", "cuda", "mps"), help="by default every device of this machine")
     parser.add_argument("--refresh", action="store_true", help="measure again, and replace what is in the cache")
     options = parser.parse_args()
@@ -69,32 +59,26 @@ def _calibration(kind: str, refresh: bool) -> "Calibration":
 
 
 def as_text(calibrations: Sequence["Calibration"]) -> str:
-    """A line for each device, and a table of what they can do, beside the datasheet's values where they are known."""
-    import pandas as pd
-
+    """What each device can do, a number a line, with its share of the datasheet's value where that is known."""
     from ..hardware.datasheet import datasheet
 
-    numbers, reached = pd.DataFrame(index=[*_ROWS], dtype=float), None
+    lines = []
     for known in calibrations:
-        others = (known.memory_bytes_per_sec, known.launch_us, known.cache_bytes)
-        numbers[known.device] = pd.Series(_column(known.matmul_flops_per_sec, *others))
-        if sheet := datasheet(known.device_name):
-            numbers["datasheet"] = pd.Series(_column(sheet.flops_per_sec, sheet.memory_bytes_per_sec))
-            reached = numbers[known.device] / numbers["datasheet"]
-    known_rows = numbers.dropna(how="all").iterrows()
-    cells = pd.DataFrame([row.map(_ROWS[str(name)], na_action="ignore") for name, row in known_rows], dtype=object)
-    if reached is not None:
-        cells["reached"] = reached.map(percent, na_action="ignore")
-    return "\n".join([*map(_described, calibrations), "", cells.fillna("–").to_string()])
+        threads = f"{known.threads} threads, " if known.threads else ""
+        driver = f"{'' if known.device == 'cpu' else 'driver '}{known.driver}, " if known.driver else ""
+        lines.append(f"{known.device}: {known.device_name} ({threads}{driver}torch {known.torch})")
+        sheet = datasheet(known.device_name)
+        stated = sheet.flops_per_sec if sheet else {}
+        for precision in ("fp32", "tf32", "bf16", "fp16", "fp64"):
+            flops = known.matmul_flops_per_sec.get(precision)
+            lines += _line(f"products in {precision}", flops, "FLOP/s", stated.get(precision))
+        of_memory = sheet.memory_bytes_per_sec if sheet else None
+        lines += _line("main memory, read + write", known.memory_bytes_per_sec, "B/s", of_memory)
+        lines += _line("one launch", known.launch_us and 1e-6 * known.launch_us, "s")
+        lines += [f"  {'caches':26} {memory(known.cache_bytes)}"] if known.cache_bytes else []
+    return "\n".join(lines)
 
 
-def _described(calibration: "Calibration") -> str:
-    threads = f"{calibration.threads} threads, " if calibration.threads else ""
-    driver = f"{'' if calibration.device == 'cpu' else 'driver '}{calibration.driver}, " if calibration.driver else ""
-    return f"{calibration.device}: {calibration.device_name} ({threads}{driver}torch {calibration.torch})"
-
-
-def _column(flops_per_sec: Mapping[str, float], *others: float | None) -> dict[str, float]:
-    """The numbers of a column that are known, by the labels of their rows; `others` are those below the products."""
-    values = [*map(flops_per_sec.get, _PRECISIONS), *others]
-    return {label: float(value) for label, value in zip(_ROWS, values, strict=False) if value}
+def _line(label: str, value: float | None, unit: str, stated: float | None = None) -> list[str]:
+    share = f" ({percent(value / stated)} of the datasheet)" if value and stated else ""
+    return [f"  {label:26} {with_prefix(value, unit)}{share}"] if value else []

@@ -7,7 +7,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Iterator
-from functools import partial
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,11 @@ from hydra.core.utils import configure_log, env_override
 from .. import ranks
 from ..checkpointing import resume
 from ..distributed import launch, rendezvous
-from ..errors import UnfitError, UserError, warn
+from ..errors import UnfitError, UserError
 from ..files import LOCK, new_folder, writing
 from ..options.compose import CommandLine, check_command_line, compose_command_line, config_in
-from ..records.read import refuse_used
-from ..sweep import launchers
-from ..sweep.search import Diagnosis, TimeToTarget, check_time_to_target, search_of
+from ..records.read import read, refuse_used
+from ..sweep.search import TimeToTarget, check_time_to_target, search_of
 from .arguments import parse_arguments, refuse_missing, show
 
 
@@ -51,21 +50,16 @@ def _start(overrides: list[str], multirun: bool) -> None:
     line = compose_command_line(overrides, multirun)
     for path in {config["init"] for config in line.configs} - {None}:
         refuse_missing("init", Path(path))
-    searches = [search_of(config) for config in line.configs]
-    if multirun and any(isinstance(search, Diagnosis) for search in searches):
-        instead = "write batchscope train experiment=diagnose … without -m"
-        raise UserError(f"experiment=diagnose: tries changes of one run, and -m is for several; {instead}")
-    for config, search in zip(line.configs, searches, strict=True):
-        if not isinstance(search, TimeToTarget):
-            continue
+    search = next(filter(None, map(search_of, line.configs)), None)
+    if search and multirun:
+        raise UserError("search: finds its runs by itself; write batchscope train … without -m")
+    if isinstance(search, TimeToTarget):
         if any(word.lstrip("+").startswith("data.batch_size=") for word in overrides):
             raise UserError("data.batch_size: experiment=time_to_target tries several; write search.sizes=[16,64,256]")
-        check_time_to_target(config)
-    if multirun and len(line.labels) == 1 and not line.configs[0]["search"]:
-        warn("-m: no option has several values, so this is a sweep of one run; write data.batch_size=32,64 for two")
+        check_time_to_target(line.configs[0])
     if multirun:
         _run_sweep(line)
-    elif isinstance(searches[0], Diagnosis | TimeToTarget):
+    elif search:
         _run_sweep(compose_command_line(overrides, True))  # a sweep of one job
     else:
         _check_devices(line.configs)
@@ -85,8 +79,6 @@ def _check_devices(configs: list[dict[str, Any]], multirun: bool = False, here: 
 
 def _run_one(line: CommandLine) -> None:
     (composition,) = line.compositions
-    if line.configs[0]["search"]:
-        raise UserError("search: takes several runs; write batchscope train -m …")
     hydra = composition.hydra
     given = {word.partition("=")[0].lstrip("+") for word in hydra.overrides.task}
     if several := [key for key in hydra.sweeper.get("params") or () if key not in given]:
@@ -150,21 +142,26 @@ def _remove_unused(run_dir: Path, made: list[Path], is_unfit: bool) -> None:
 
 def _run_sweep(line: CommandLine) -> None:
     """Check what a sweep needs, and run it."""
-    launchers.check_launcher(line.launcher)
-    _check_devices(line.configs, multirun=True, here=launchers.runs_here(line.launcher))
+    starts = line.launcher["_target_"].rpartition(".")[2]
+    runs_here = starts in (
+        "BasicLauncher",
+        "JoblibLauncher",
+        "LocalLauncher",
+    )  # a machine that submits jobs may have no GPU
+    _check_devices(line.configs, multirun=True, here=runs_here)
+    if isinstance(line.compositions[0].hydra.sweeper.get("direction"), Enum):  # nobody has set it
+        direction = "as optimized_metric gets better"
+        raise UserError(f"hydra.sweeper.direction: is not set; write minimize or maximize, {direction}")
     from ..sweep.runner import run_sweep  # brings scipy and pandas, which take a second to import
-    from .jobs import start_jobs, words_of_search
 
-    words = [*line.words, *words_of_search(line.compositions[0].hydra.sweeper, line.configs[0])]
     with writing("hydra.sweep.dir", line.folder):
         sweep_dir = line.folder if line.folder_chosen else new_folder(line.folder)
-    start = partial(start_jobs, line, words, sweep_dir)
-    run_sweep(sweep_dir, line.configs, line.labels, line.launcher, start)
+    run_sweep(line, sweep_dir)
 
 
 def _resume(overrides: list[str]) -> None:
     run_dir, others = resume.find(overrides)
-    record = resume.recorded(run_dir)
+    record = read(run_dir)
     known: dict[str, Any] | None = None
     if others:
         with contextlib.suppress(UserError):  # they would start no run

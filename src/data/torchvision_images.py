@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+from filelock import FileLock
 from torch import Tensor
 from torchvision.datasets.utils import check_integrity
 from typing_extensions import override
 
 from ..errors import UserError, in_one_line, warn
-from ..files import wait_for_lock
 from ..options.types import PositiveInt, Purpose
 from .datamodule import Split, TensorDataModule
 from .digits import DIGIT_SHAPE, cached_digits
@@ -164,7 +164,7 @@ class TorchvisionImages(TensorDataModule):
         return all(os.path.isfile(self.root / file) for file in self.files)
 
     def _download(self) -> None:
-        with wait_for_lock(self.root / f".{self.torchvision_name}.lock"):
+        with FileLock(self.root / f".{self.torchvision_name}.lock"):
             if self._complete():
                 return  # another job has downloaded them meanwhile
             with tempfile.TemporaryDirectory(prefix=".download-", dir=self.root) as folder:

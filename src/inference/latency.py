@@ -44,7 +44,7 @@ class _Size(Run):
     """The forward passes of one batch size, visited as a run of a sweep is. Between visits no inputs are on the device."""
 
     def __init__(self, size: int, network: nn.Module, inputs: Callable[[], Any], memory_gib: float | None):
-        super().__init__("latency", size)
+        super().__init__(size)
         self.network, self.inputs, self.memory_gib = network, inputs, memory_gib
         self.times_s: list[float] = []
 

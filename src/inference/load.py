@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback, LambdaCallback
+from lightning.pytorch.callbacks import LambdaCallback
 from torch import nn
 
 from ..checkpointing.checkpoint_file import load_checkpoint, makes_layers
@@ -132,12 +132,12 @@ def untrained(config: dict[str, Any]) -> Trained:
     return _built(config, "", build_data(config))
 
 
-def trainer_for(trained: Trained, *callbacks: Callback) -> Trainer:
-    """The Trainer of the configuration, which runs the network with these callbacks alone and keeps nothing."""
+def trainer_for(trained: Trained) -> Trainer:
+    """The Trainer of the configuration, which runs the network with no callbacks and keeps nothing."""
     config, load_weights = trained.config, trained.load_weights
     set_up_process(config)
     check_accelerator(config["trainer"].get("accelerator", "auto"))
-    alone: dict[str, Any] = {"logger": False, "callbacks": [*callbacks], "enable_checkpointing": False}
+    alone: dict[str, Any] = {"logger": False, "callbacks": [], "enable_checkpointing": False}
     if load_weights is not None and makes_layers(trained.module):  # anew, in hooks that Lightning calls once more
         hooks = ("on_test_start", "on_validation_start", "on_predict_start")
         alone["callbacks"].insert(0, LambdaCallback(**dict.fromkeys(hooks, lambda trainer, module: load_weights())))

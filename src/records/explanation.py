@@ -12,7 +12,7 @@ from typing import Any
 
 from .operations import OperationRow
 
-SCHEMA = 3
+SCHEMA = 4
 FILE = "explain.json"
 TRACE = "trace.json.gz"
 
@@ -98,15 +98,10 @@ class Explanation:
         """The time of a step in no operation, nor between batches."""
         return max(0.0, self.step_seconds - self.between_seconds - self.total.seconds)
 
-    def modules(self, depth: int | None = None, most: int | None = None) -> list[Cost]:
-        """The costs by module, and those of the optimizer as one.
-
-        Args:
-            depth: cut the paths to so many names; None for the whole paths.
-            most: with more rows, cut the paths further, to the depth that gives at most so many.
-        """
+    def modules(self, most: int | None = None) -> list[Cost]:
+        """The costs by module, and those of the optimizer as one; with more rows than `most`, of modules that contain others."""
         deepest = max((cost.module.count(".") + 1 for cost in self.operations), default=1)
-        for levels in range(min(depth or deepest, deepest), 0, -1):
+        for levels in range(deepest, 0, -1):
             shortened = [replace(cost, module=".".join(cost.module.split(".")[:levels])) for cost in self.operations]
             rows = add_up([replace(cost, module=cost.place, name="") for cost in shortened], attrgetter("module"))
             if most is None or len(rows) <= most:
@@ -118,7 +113,6 @@ class Explanation:
         return add_up(self.operations, attrgetter("name", "module", "part", "dtype"))[:most]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain containers, with the sums by module and the costliest operations beside the facts they come from."""
-        costs = {"operations": self.operations, "modules": self.modules(), "costliest": self.costliest()}
-        lists = {name: [row.to_dict() for row in rows] for name, rows in costs.items()}
-        return {"schema": SCHEMA, **asdict(self), **lists, "outside_seconds": self.outside_seconds}
+        """Plain containers."""
+        operations = [cost.to_dict() for cost in self.operations]
+        return {"schema": SCHEMA, **asdict(self), "operations": operations, "outside_seconds": self.outside_seconds}

@@ -13,7 +13,6 @@ from .values import at, positive
 
 Rule = Literal["none", "sqrt", "linear"]
 _POWERS: dict[Any, float] = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
-_OF_SCHEDULE = {"one_cycle": "peak of one_cycle", "constant": "constant"}
 
 
 def factor(rule: Rule, batch_size: float, reference: float) -> float:
@@ -21,29 +20,10 @@ def factor(rule: Rule, batch_size: float, reference: float) -> float:
     return (batch_size / reference) ** _POWERS[rule]
 
 
-def rule_words(record: Mapping[str, Any], batch: str = "") -> str:
-    """What `optimizer.lr` of a run was multiplied by: `√(512 ÷ 128)`, `512 ÷ 128`; empty where no rule has scaled it.
-
-    `batch` stands in place of the batch size.
-    """
-    rule, sizes = at(record, "lr_scaling.rule"), _sizes(record)
-    if rule not in ("sqrt", "linear") or sizes is None:
-        return ""
-    words = f"{batch or format(round(sizes[0]), ',')} ÷ {round(sizes[1]):,}"
-    return f"√({words})" if rule == "sqrt" else words
-
-
 def rate_words(record: Mapping[str, Any]) -> str:
-    """The rate of a run and where it comes from, `0.008: 0.004 × √(512 ÷ 128), peak of one_cycle`; empty where it is `optimizer.lr`."""
-    rate, words, sizes = positive(record.get("learning_rate")), rule_words(record), _sizes(record)
-    if rate is None or not words or sizes is None or sizes[0] == sizes[1]:
+    """The rate of a run by what `optimizer.lr` was multiplied by, `0.008 (2 × optimizer.lr)`; empty where it is `optimizer.lr`."""
+    rate, rule = positive(record.get("learning_rate")), at(record, "lr_scaling.rule")
+    size, reference = (positive(at(record, f"lr_scaling.{key}")) for key in ("batch_size", "reference_batch_size"))
+    if rate is None or rule not in ("sqrt", "linear") or not size or not reference or size == reference:
         return ""
-    text, schedule = metric("learning_rate").text, str(at(record, "config.optimizer.schedule") or "constant")
-    base = rate / factor(at(record, "lr_scaling.rule"), *sizes)
-    return f"{text(rate)}: {text(base)} × {words}, {_OF_SCHEDULE.get(schedule, f'first of {schedule}')}"
-
-
-def _sizes(record: Mapping[str, Any]) -> tuple[float, float] | None:
-    """The samples of an update, and those that the rate was chosen for; None if they are not known."""
-    sizes = [positive(at(record, f"lr_scaling.{key}")) for key in ("batch_size", "reference_batch_size")]
-    return (sizes[0], sizes[1]) if sizes[0] and sizes[1] else None
+    return f"{metric('learning_rate').text(rate)} ({factor(rule, size, reference):.3g} × optimizer.lr)"

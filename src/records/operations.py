@@ -5,9 +5,8 @@ them in one step, which is one update of the weights.
 """
 
 import json
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -16,8 +15,7 @@ from ..options.values import check_value
 from .read import reading, replacing
 
 FILE = "operations.json"
-SCHEMA = 2
-_DIGITS = 5  # of a number
+SCHEMA = 3
 _AMOUNT = Annotated[float, Range(0, 1e30)]  # what a float of a row may be
 
 
@@ -42,9 +40,6 @@ class OperationRow:
         return replace(self, **{name: getattr(self, name) + getattr(other, name) for name in amounts})
 
 
-_COLUMNS = [column.name for column in fields(OperationRow)]
-
-
 @dataclass(frozen=True)
 class StepOperations:
     """A step's operations, and where and how they were recorded."""
@@ -62,26 +57,7 @@ class StepOperations:
 def write_operations(folder: Path, step: StepOperations) -> None:
     """Write the file into a run's folder atomically. Raises WriteError."""
     with replacing(folder / FILE) as file:
-        file.write(to_json(step).encode("utf-8", "replace"))
-
-
-def to_json(step: StepOperations) -> str:
-    """The file's text: one line for what holds for all rows, then a line for each row."""
-    head = {fact.name: getattr(step, fact.name) for fact in fields(step) if fact.name != "rows"}
-    rows = [_json([_short(cell) if isinstance(cell, float) else cell for cell in astuple(row)]) for row in step.rows]
-    return _json({"schema": SCHEMA, **head, "columns": _COLUMNS})[:-1] + ',"rows":[\n' + ",\n".join(rows) + "\n]}\n"
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
-
-
-def _short(number: float) -> float | int:
-    """A number in few characters: a whole one as such, any other with 5 digits."""
-    if not math.isfinite(number):
-        return 0
-    short = number if number == int(number) else float(f"{number:.{_DIGITS}g}")
-    return int(short) if short == int(short) else short
+        file.write(json.dumps({"schema": SCHEMA, **asdict(step)}).encode("utf-8", "replace"))
 
 
 def read_operations(folder: Path) -> StepOperations | None:
@@ -97,10 +73,8 @@ def read_operations(folder: Path) -> StepOperations | None:
         known = json.loads(path.read_text(encoding="utf-8"))
         if known["schema"] != SCHEMA:
             raise ValueError(f"its schema is {str(known['schema'])[:20]!r}, and this version reads {SCHEMA}")
-        if known["columns"] != _COLUMNS:
-            raise ValueError("its columns are others")
         step = _checked(StepOperations, known)
-        rows = [_checked(OperationRow, dict(zip(_COLUMNS, row, strict=True))) for row in step.rows]
+        rows = [_checked(OperationRow, row) for row in step.rows]
         return replace(step, rows=[replace(row, dims=tuple(row.dims)) for row in rows])
 
 

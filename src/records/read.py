@@ -19,13 +19,9 @@ SCHEMA = 3  # of the records that this version writes and reads
 _MAX_BYTES = 2**28  # of a file that is read
 
 
-class DamagedRecordError(UserError):
-    """A run.json that is empty, torn, or not a record."""
-
-
 @contextlib.contextmanager
-def reading(path: Path, damaged: type[UserError] = UserError) -> Iterator[None]:
-    """Within, a file is read: what fails is a UserError of one line, and `damaged` where the content is the reason."""
+def reading(path: Path) -> Iterator[None]:
+    """Within, a file is read: what fails is a UserError of one line."""
     try:
         if os.path.lexists(path):
             if not path.is_file():  # reading a pipe or a device may never end
@@ -39,7 +35,7 @@ def reading(path: Path, damaged: type[UserError] = UserError) -> Iterator[None]:
     # zipfile raises NotImplementedError and RuntimeError for what it does not support, and zlib has its own error.
     except Exception as error:
         reason = cut(" ".join(str(error).split()), 200) or type(error).__name__
-        raise damaged(f"{path}: cannot be read: {reason}") from error
+        raise UserError(f"{path}: cannot be read: {reason}") from error
 
 
 @contextlib.contextmanager
@@ -58,12 +54,11 @@ def read(run_dir: Path) -> dict[str, Any]:
 
     Raises:
         UserError: if there is no record, it cannot be read, or its schema is another one.
-        DamagedRecordError: if the content of the file is not a record.
     """
     path = run_dir / FILE
     if not os.path.lexists(path):
         raise UserError(f"{run_dir}: no {FILE} in it")
-    with reading(path, DamagedRecordError):
+    with reading(path):
         record = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(record, dict):
             raise TypeError("it is not the record of a run")

@@ -9,7 +9,6 @@ import contextlib
 import importlib.metadata
 import json
 import math
-import os
 import secrets
 import time
 from datetime import UTC, datetime
@@ -17,17 +16,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from ..errors import PeerLostError, UserError, cut, warn
-from ..files import WriteError, remove_leftovers, set_aside
-from .read import FILE, SCHEMA, DamagedRecordError, read, refuse_used, replacing
+from ..errors import NonFiniteError, PeerLostError, UserError, cut, warn
+from ..files import WriteError, remove_leftovers
+from .read import FILE, SCHEMA, read, refuse_used, replacing
 from .values import at, number
 
-# `interrupted`: stopped by a signal, or the system refused to write a file; `killed`: one of
+# `not_finite`: a loss or a gradient was not; `interrupted`: stopped by a signal, or the system refused to write a file; `killed`: one of
 # its processes ended without a chance to report.
-Status = Literal["planned", "running", "finished", "failed", "out_of_memory", "interrupted", "killed"]
+Status = Literal["planned", "running", "finished", "failed", "not_finite", "out_of_memory", "interrupted", "killed"]
 _OPEN = ("planned", "running")  # the statuses of a run that has not ended, or has not reported its end
-_OF_END = ("error", "error_kind", "finished", "seconds")  # what a resumed run has not yet
-_RESERVE = 64 * 2**10  # bytes of disk kept free for the final record
+_OF_END = ("error", "finished", "seconds")  # what a resumed run has not yet
 _PACKAGES = ("batchscope", "torch", "torchvision", "lightning", "torchmetrics", "hydra-core")
 
 
@@ -68,7 +66,7 @@ class RunRecord:
         run_dir = self.path.parent
         if resumed is None:
             refuse_used(run_dir)
-        before = _read_or_set_aside(run_dir)
+        before = _read_if_there(run_dir)
         if resumed is not None:
             ended = {key: before.pop(key) for key in _OF_END if key in before}
             entry = {"at": self.facts["started"], **resumed, "before": {"status": before.get("status"), **ended}}
@@ -82,7 +80,6 @@ class RunRecord:
         remove_leftovers(run_dir, FILE)
         self._write()
         self._begun = True
-        _reserve(self.path)
 
     def begin_unless_begun(self) -> None:
         """Begin the record of a new run that ends early, so that it says how; a folder that refuses it stays as it is."""
@@ -112,7 +109,7 @@ class RunRecord:
             # The first rank may know only that this rank is lost. Ranks that have agreed to end leave the record to the first.
             agreed = getattr(error, "agreed", False)
             if error is not None and not agreed and not isinstance(error, PeerLostError):
-                close_open(self.path.parent, ended_as(error), reason(error), **_kind_of(error))
+                close_open(self.path.parent, ended_as(error), reason(error))
             return
         self.facts["finished"] = _iso(time.time())
         here_s = time.time() - self._started - self.facts.get("waiting_seconds", 0.0)
@@ -120,10 +117,10 @@ class RunRecord:
         self.facts["status"] = ended_as(error)
         if error is not None:
             reported = _end_reported_by_another_rank(self.path.parent)
-            own = {} if "error" in reported else {"error": reason(error)} | _kind_of(error)
+            own = {} if "error" in reported else {"error": reason(error)}
             self.facts |= own | reported
         try:
-            _write_final(self.path, self.facts)
+            _replace(self.path, self.facts)
         except WriteError as refused:
             if error is None:
                 raise
@@ -139,17 +136,17 @@ def plan(run_dir: Path, **facts: Any) -> None:
     _replace(run_dir / FILE, {"schema": SCHEMA, "status": "planned", **facts})
 
 
-def close(run_dir: Path, status: Status, reason: str, **kind: str) -> None:
-    """Record the end of a run whose process could not record it, and the kind of its error. Raises WriteError."""
-    known = {"schema": SCHEMA, **_read_or_set_aside(run_dir)}
-    _write_final(run_dir / FILE, {**known, "status": status, "error": cut(reason, 1000), **kind})
+def close(run_dir: Path, status: Status, reason: str) -> None:
+    """Record the end of a run whose process could not record it. UserError if the record cannot be read or written."""
+    known = {"schema": SCHEMA, **_read_if_there(run_dir)}
+    _replace(run_dir / FILE, {**known, "status": status, "error": cut(reason, 1000)})
 
 
-def close_open(run_dir: Path, status: Status, reason: str, **kind: str) -> None:
+def close_open(run_dir: Path, status: Status, reason: str) -> None:
     """`close` a run whose record has no end yet; a record that cannot be read or written is left as it is."""
     with contextlib.suppress(UserError):
         if read(run_dir).get("status") in _OPEN:
-            close(run_dir, status, reason, **kind)
+            close(run_dir, status, reason)
 
 
 def ended_as(error: BaseException | None) -> Status:
@@ -158,6 +155,8 @@ def ended_as(error: BaseException | None) -> Status:
         return "finished"
     if "OutOfMemoryError" in type(error).__name__ or isinstance(error, MemoryError):
         return "out_of_memory"
+    if isinstance(error, NonFiniteError):
+        return "not_finite"
     if isinstance(error, PeerLostError):  # another rank was killed: one that fails by itself has recorded why
         return "killed"
     # Lightning turns Ctrl-C into SystemExit. After a WriteError the run can be resumed once there is room or permission.
@@ -168,10 +167,6 @@ def reason(error: BaseException) -> str:
     """The exception in one line; anything but a user's mistake with its type."""
     text = " ".join(str(error).split())
     return cut(text if isinstance(error, UserError) else f"{type(error).__name__}: {text}", 1000)
-
-
-def _kind_of(error: BaseException) -> dict[str, str]:
-    return {"error_kind": error.kind} if isinstance(error, UserError) and error.kind else {}
 
 
 def versions() -> dict[str, str]:
@@ -189,34 +184,8 @@ def _replace(path: Path, facts: dict[str, Any]) -> None:
         file.write(text.encode("utf-8", "backslashreplace"))  # a path that is not text becomes a JSON escape
 
 
-def _write_final(path: Path, facts: dict[str, Any]) -> None:
-    """Write the record after freeing the reserve: the disk may be full by now."""
-    with contextlib.suppress(OSError):
-        _reserve_of(path).unlink(missing_ok=True)
-    _replace(path, facts)
-
-
-def _reserve(path: Path) -> None:
-    """Occupy some of the disk, with random bytes, because file systems may compress or skip others."""
-    with contextlib.suppress(OSError):  # the disk is full: the final record may still fit without a reserve
-        _reserve_of(path).unlink(missing_ok=True)  # it may be a link; the exclusive mode below does not follow one
-        with _reserve_of(path).open("xb") as file:
-            file.write(os.urandom(_RESERVE))
-
-
-def _reserve_of(path: Path) -> Path:
-    return path.with_name(f".{path.name}.reserve.tmp")
-
-
-def _read_or_set_aside(run_dir: Path) -> dict[str, Any]:
-    """The record; empty if there is none, or if it was damaged and has been renamed."""
-    if not (run_dir / FILE).exists():
-        return {}
-    try:
-        return read(run_dir)
-    except DamagedRecordError as error:
-        warn(f"{error}; it is now {set_aside(run_dir / FILE)}")
-        return {}
+def _read_if_there(run_dir: Path) -> dict[str, Any]:
+    return read(run_dir) if (run_dir / FILE).exists() else {}
 
 
 def _end_reported_by_another_rank(run_dir: Path) -> dict[str, Any]:
@@ -224,7 +193,7 @@ def _end_reported_by_another_rank(run_dir: Path) -> dict[str, Any]:
     with contextlib.suppress(UserError):
         record = read(run_dir)
         if record.get("status") not in _OPEN:
-            return {key: record[key] for key in ("status", "error", "error_kind") if key in record}
+            return {key: record[key] for key in ("status", "error") if key in record}
     return {}
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import math
 import os
-import re
 import shutil
 import sys
 import textwrap
@@ -16,8 +15,6 @@ LABEL = 8  # columns in front of each of these lines
 _VERBOSE = "BATCHSCOPE_VERBOSE"  # in the environment, so that the processes of a sweep and of other ranks know it
 _IN_SWEEP = "BATCHSCOPE_IN_SWEEP"  # in the environment of a sweep's runs: the sweep says what came of them
 _EVERY_S = 10.0  # seconds, of a line that cannot be redrawn
-_JOIN = "\0"  # in place of a space at which a line must not break
-_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|[mµ]?s|min|h|[KMG]iB|points?)(?!\w))")
 
 
 def columns() -> int:
@@ -31,13 +28,9 @@ def can_redraw() -> bool:
 
 
 def say(text: str, end: str = "\n") -> None:
-    """Print, or go on in silence: a closed pipe (`… | head -1`) or a full disk ends no measurement.
-
-    A character that standard output has no code for is printed as `?`.
-    """
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    with contextlib.suppress(OSError, ValueError):  # ValueError: the stream is closed
-        print(text.encode(encoding, "replace").decode(encoding), end=end, flush=True)
+    """Print, or go on in silence: a closed pipe (`… | head -1`) or a full disk ends no measurement."""
+    with contextlib.suppress(OSError, ValueError):  # ValueError: the stream is closed, or has no code for a character
+        print(text, end=end, flush=True)
 
 
 class LiveLine:
@@ -102,18 +95,12 @@ def block(lines: Iterable[str], indent: int = LABEL) -> str:
 def wrapped(lines: Iterable[str], width: int | None = None, indent: int = 2) -> list[str]:
     """Lines in at most so many columns, those of the terminal by default. A word that is longer stays whole.
 
-    A line that continues begins `indent` columns behind its own beginning. A line breaks before ` · ` and ` + ` where
-    what stands between them fits, and not between a number and its unit.
+    A line that continues begins `indent` columns behind its own beginning.
     """
     width, parts = width or columns(), []
     for line in lines:
-        text = line.lstrip(" ")
-        margin = " " * (len(line) - len(text))
-        items = re.split(r" (?=[·+] )", text)
-        room = width - len(margin) - indent
-        if len(items) > 2:
-            text = " ".join(item.replace(" ", _JOIN) if len(item) <= room else item for item in items)
+        margin = line[: len(line) - len(line.lstrip(" "))]
         hanging = margin + " " * indent
         wrapper = textwrap.TextWrapper(width, margin, hanging, break_long_words=False, break_on_hyphens=False)
-        parts += wrapper.wrap(_BEFORE_UNIT.sub(_JOIN, text)) or [""]
-    return [part.replace(_JOIN, " ") for part in parts]
+        parts += wrapper.wrap(line.lstrip(" ")) or [""]
+    return parts

@@ -1,1 +1,1 @@
-"""The runs of a sweep: folders, processes, launchers, and the search for a batch size."""
+"""The runs of a sweep: folders, processes, and the searches for a batch size, a target and a change."""

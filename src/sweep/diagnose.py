@@ -1,8 +1,8 @@
-"""`experiment=diagnose`: a baseline, then each change that may help beside the baseline, then the two best together beside it.
+"""`experiment=diagnose`: a baseline and each change that may help beside it, then the two best together beside a baseline.
 
-What can wait is visited side by side with the baseline; other runs follow each other, and the baseline follows them. Every
-run is a run of a sweep: in a process of its own, in a folder of its own, and kept when the diagnosis is started again.
-Hydra starts a diagnosis as a sweep of one job.
+What can wait is visited side by side; other runs follow each other, and the baseline follows them. Every run is a run of a
+sweep: in a process of its own, in a folder of its own, and kept when the diagnosis is started again, with those that it
+shared passes with. Hydra starts a diagnosis as a sweep of one job.
 """
 
 import os
@@ -15,74 +15,53 @@ from ..errors import UserError
 from ..records.rates import RATE, why_no_rate
 from ..records.values import at, positive
 from .changes import Change, changes_to_try, fixed_options, folder_of, this_machine, words_of
-from .folder import has_ended
+from .folder import has_ended, set_run_aside
 from .plans import Job, Plan, RunFailed
 from .search import Diagnosis
-from .visits import MOST_AT_ONCE, can_wait
-
-_AGAIN = "-again"  # in the name of a folder
+from .visits import can_wait
 
 
-def diagnose(job: Job, search: Diagnosis) -> Plan[None]:
+def diagnose(job: Job, search: Diagnosis) -> Plan:
     """The runs of a diagnosis, in folders below the job's own. UserError for a baseline that fails or has no rate."""
-    tried = _Tried(job)
-    (record,) = yield [tried.run(BASELINE, BASELINE, {})]
-    if record["status"] != "finished":
-        raise RunFailed.of(job, record)
-    baseline = Run(BASELINE, job.run_dir / BASELINE, record)
-    if RATE not in baseline.values:
-        place = os.path.relpath(baseline.folder)
-        raise UserError(f"experiment=diagnose: needs the rate of a run, and {place} has none: {why_no_rate(record)}")
-    machine = this_machine(str(record["hardware"]["device"]))
     fixed = fixed_options(job.facts["overrides"])
-    changes, tried.not_tried = changes_to_try(job.config, baseline, machine, fixed, search.batch_factors)
-    most = MOST_AT_ONCE - 1  # beside a baseline
-    groups = [changes[first : first + most] for first in range(0, len(changes), most)]
-    baselines = sum(tried.kept(f"{BASELINE}_{number}") + 1 for number in range(2, len(groups) + 3))
-    tried.at_most = f" of at most {1 + len(changes) + 1 + baselines}"
-    runs = [baseline]  # those that decide; of a diagnosis that is started again, what came later is there already
-    for number, group in enumerate(groups, 2):  # a change that is refused is a result, and in the table
-        jobs = tried.beside_baseline(f"{BASELINE}_{number}", group)
-        runs += [Run(job.run_dir.name, job.run_dir, record) for job, record in zip(jobs, (yield jobs), strict=True)]
+    changes, not_tried = changes_to_try(job.config, this_machine(job.config), fixed, search.batch_factors)
+    waits, number = can_wait(job.config), 0
+    most = 1 + len(changes) + 2 + (0 if waits else 1)
+    job = replace(job, seconds=positive(at(job.config, "callbacks.until_known.seconds")))
+
+    def run(role: str, name: str, change: Change) -> Job:
+        """The next run, in the folder `name`."""
+        nonlocal number
+        number += 1
+        title = f"run {number} of at most {most}: {' '.join(words_of(change)) or role.replace('_', ' ')}"
+        return job.below(
+            name, change, title, diagnosis={"role": role, "options": words_of(change), "not_tried": not_tried}
+        )
+
+    jobs = [run(BASELINE, BASELINE, {}), *(run(CHANGE, folder_of(change), change) for change in changes)]
+    if not waits:  # it shows drift
+        jobs.append(run(AGAIN, f"{BASELINE}_2", {}))
+    records = yield _alike(jobs)  # a change that is refused is a result, and in the table
+    if records[0]["status"] != "finished":
+        raise RunFailed.of(jobs[0], records[0])
+    runs = [Run(one.run_dir.name, one.run_dir, record) for one, record in zip(jobs, records, strict=True)]
+    if RATE not in runs[0].values:
+        place = os.path.relpath(jobs[0].run_dir)
+        raise UserError(
+            f"experiment=diagnose: needs the rate of a run, and {place} has none: {why_no_rate(records[0])}"
+        )
     best = [trial.options for trial in Findings(runs).best_pair]
     pair = [change for change in changes if tuple(words_of(change)) in best]
     if len(pair) == 2:
-        yield tried.beside_baseline(f"{BASELINE}_{len(groups) + 2}", [pair[0] | pair[1]])
+        both = pair[0] | pair[1]
+        last = [run(AGAIN, f"{BASELINE}_3", {}), run(CHANGE, folder_of(both), both)]
+        yield _alike(last if waits else last[::-1])
 
 
-class _Tried:
-    """The jobs of a diagnosis."""
-
-    def __init__(self, job: Job):
-        self._job = replace(job, seconds=positive(at(job.config, "callbacks.until_known.seconds")))
-        self._number = 0
-        self.at_most = ""
-        self.not_tried: list[str] = []
-
-    def run(self, role: str, name: str, change: Change) -> Job:
-        """The next run, in the folder `name`."""
-        self._number += 1
-        title = f"run {self._number}{self.at_most}: {' '.join(words_of(change)) or role.replace('_', ' ')}"
-        facts = {"role": role, "options": words_of(change), "not_tried": self.not_tried}
-        return self._job.below(name, change, title, diagnosis=facts)
-
-    def beside_baseline(self, name: str, changes: Sequence[Change]) -> list[Job]:
-        """A run of each change, and of the baseline that they are compared with.
-
-        Where some changes are kept and others are not, those that are not get a new baseline, because passes do not go on.
-        """
-        is_open = any(not has_ended(self._job.run_dir / folder_of(change)) for change in changes)
-        kept = self.kept(name)
-        fresh = 1 if is_open or not kept else 0
-        baselines = [(AGAIN, f"{name}{_AGAIN * number}", Change()) for number in range(kept + fresh)]
-        changed = [(CHANGE, folder_of(change), change) for change in changes]
-        # Of passes the baseline is the first to get memory; where runs follow each other it is the last, and shows drift.
-        waits = can_wait(self._job.config)
-        return [self.run(*run) for run in ([*baselines, *changed] if waits else [*changed, *baselines])]
-
-    def kept(self, name: str) -> int:
-        """How many runs of a baseline are kept."""
-        kept = 0
-        while has_ended(self._job.run_dir / f"{name}{_AGAIN * kept}"):
-            kept += 1
-        return kept
+def _alike(jobs: Sequence[Job]) -> Sequence[Job]:
+    """The jobs: all of them are kept, or none, because passes do not go on."""
+    ended = [job for job in jobs if has_ended(job.run_dir)]
+    if len(ended) < len(jobs):
+        for job in ended:
+            set_run_aside(job.run_dir)
+    return jobs

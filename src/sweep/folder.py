@@ -11,17 +11,16 @@ from ..files import LOCK, WriteError, lock_folder, refuse_links, set_aside, why
 from ..options.purpose import DEFAULTS, OF_REPORTS, purpose_of
 from ..options.tree import flatten
 from ..options.types import Purpose
-from ..records.read import FILE, DamagedRecordError, read, run_dirs
+from ..records.read import FILE, read, run_dirs
 from ..records.run_record import close, plan
-from ..records.values import at, number
 
 # A run that ended in one of these ways is not run again: that it did not fit is a result, too.
 KEPT = ("finished", "out_of_memory")
+_FAILED = ("failed", "not_finite")  # by itself: it would fail again
 # Ended from outside: such a run is resumed where it has a checkpoint.
 UNFINISHED = ("running", "interrupted", "killed")
 # What a sweep, Hydra and its plugins write directly in the sweep's folder.
 _WRITTEN = ("[0-9]*", "report", LOCK, ".submitit", "multirun.yaml", "optimization_results.yaml")
-_TIME = "callbacks.stop_at_target.wall_seconds"  # that a run to a target may take
 
 
 def lock_sweep_dir(sweep_dir: Path) -> AbstractContextManager[None]:
@@ -42,21 +41,20 @@ def keep_or_plan(run_dir: Path, config: dict[str, Any], **facts: Any) -> dict[st
     """The record of a run that need not be run again; otherwise None, and the folder is ready for the run.
 
     A run that was ended from outside and has left a checkpoint will be resumed from it. A run that failed by itself
-    would fail again, and is kept. A run to a target whose time was over is done again if it has more time now. What any
-    other run has left is set aside. UserError if the folder holds a run with another configuration, or one that is
-    trained by another process.
+    would fail again, and is kept. What any other run has left is set aside. UserError if the folder holds a run with
+    another configuration, or one that is trained by another process.
     """
     if not os.path.exists(run_dir / FILE) and not has_checkpoint(run_dir):
         plan(run_dir, config=config, **facts)
         return None
     record = _read(run_dir)
     _refuse_different(run_dir, record, config)
-    if record.get("status") in KEPT and not _has_more_time(record, config):
+    if record.get("status") in KEPT:
         return record
     with lock_run_dir(run_dir, option="hydra.sweep.dir"):  # a run that a launcher started may outlive its sweep
         record = _read(run_dir)
         status = record.get("status")
-        if status in (*KEPT, "failed") and not _has_more_time(record, config):
+        if status in (*KEPT, *_FAILED):
             return record
         if status in UNFINISHED and has_checkpoint(run_dir):
             if status == "running":
@@ -87,7 +85,7 @@ def statuses(folder: Path) -> list[str]:
 def has_ended(run_dir: Path) -> bool:
     """Whether a run, or every run of a search, has ended in a way in which it is kept."""
     ends = statuses(run_dir)
-    return bool(ends) and all(status in (*KEPT, "failed") for status in ends)
+    return bool(ends) and all(status in (*KEPT, *_FAILED) for status in ends)
 
 
 def has_checkpoint(run_dir: Path) -> bool:
@@ -96,19 +94,7 @@ def has_checkpoint(run_dir: Path) -> bool:
 
 
 def _read(run_dir: Path) -> dict[str, Any]:
-    """The record; empty if there is none, or if it is damaged, in which case the folder will be set aside."""
-    if os.path.exists(run_dir / FILE):
-        with suppress(DamagedRecordError):
-            return read(run_dir)
-    return {}
-
-
-def _has_more_time(record: dict[str, Any], config: dict[str, Any]) -> bool:
-    """Whether a run to a target has ended because its time was over, and would have more of it now."""
-    if at(record, "target.out_of_time") is not True:
-        return False
-    before, now = (number(at(of, _TIME)) for of in (record.get("config"), config))
-    return now is None or (before is not None and now > before)
+    return read(run_dir) if os.path.exists(run_dir / FILE) else {}
 
 
 def _set_aside(run_dir: Path) -> str:

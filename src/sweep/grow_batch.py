@@ -2,13 +2,13 @@
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping, Sequence
 
 from ..analysis.selection import ENOUGH, INDIFFERENCE
 from ..errors import UserError
 from ..options.update import largest_part, ranks_asked
 from ..records.rates import NEAR_BEST, RATE, why_no_rate
-from .plans import Job, Plan, RunFailed
+from .plans import Job, Plan, Record, RunFailed
 from .search import BatchSizeSearch
 from .visits import can_wait
 
@@ -16,13 +16,11 @@ _MOST_AGAIN = 6  # sizes that are measured again
 _MOST_TAKEN = 0.9  # of the processor, by other programs
 
 
-def grow_batch(job: Job, search: BatchSizeSearch, title: str = "") -> Plan[int | None]:
+def grow_batch(job: Job, search: BatchSizeSearch) -> Plan:
     """The runs of a BatchSizeSearch, one for each size, in folders below the job's own.
 
     The sizes near the best rate are then measured once more, side by side, which tells smaller differences. The report
     on these runs has the answer.
-
-    Returns the smallest size with enough of the best rate while the batch grew; None if no size fits.
 
     A run that fails for another reason than memory ends the search (RunFailed), because that does not say whether the
     batch fits. A first run without a rate ends it, too (UserError). After a later run without a rate no larger size is
@@ -37,9 +35,9 @@ def grow_batch(job: Job, search: BatchSizeSearch, title: str = "") -> Plan[int |
 
     def run(size: int, number: str, *below: str) -> Job:
         option = {"data.batch_size": size}
-        return job.below(os.path.join(*below, str(size)), option, f"{title}{number}: data.batch_size={size}")
+        return job.below(os.path.join(*below, str(size)), option, f"{number}: data.batch_size={size}")
 
-    def measure(size: int) -> Plan[bool]:
+    def measure(size: int) -> Generator[Sequence[Job], list[Record], bool]:
         """Run a size; whether it fits, is measured, and is faster than all before it."""
         nonlocal limit
         tried.append(size)
@@ -69,7 +67,7 @@ def grow_batch(job: Job, search: BatchSizeSearch, title: str = "") -> Plan[int |
         if size in tried:
             break
     if not rates:
-        return None
+        return
     upper = _smallest(rates, enough) if size in rates else size  # what the answer may be, or where memory ended
     below = max((size for size in tried if size < upper), default=upper)
     between = largest_part(job.config, ranks, max(1, upper // 2))
@@ -77,9 +75,8 @@ def grow_batch(job: Job, search: BatchSizeSearch, title: str = "") -> Plan[int |
         yield from measure(between)
     again = _to_measure_again(rates, highest, enough - INDIFFERENCE)
     if len(again) > 1 and can_wait(job.config):
-        print(f"\n— {title}measured again side by side: data.batch_size={','.join(map(str, again))}", flush=True)
+        print(f"\n— measured again side by side: data.batch_size={','.join(map(str, again))}", flush=True)
         yield [run(size, "again", "again") for size in again]
-    return _smallest(rates, enough)
 
 
 def _to_measure_again(rates: Mapping[int, float], highest: Mapping[int, float], near_share: float) -> list[int]:

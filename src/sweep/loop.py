@@ -5,25 +5,22 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ..errors import UserError, printable, warn
 from ..files import WriteError, why
 from ..hardware.programs import ProgramWatch
-from ..options.command_lines import program, resume_command
-from ..records.formatting import duration, significant
+from ..options.command_lines import program
+from ..records.formatting import duration
 from ..records.metrics import best_first, metric, staged
-from ..records.rates import LOAD_SAID, MEAN_RATE, RATE, load_words
+from ..records.rates import LOAD_SAID
 from ..records.read import FILE, read
 from ..records.terminal import LiveLine, is_verbose
-from ..records.values import at, positive, table
+from ..records.values import positive, table
 from . import folder
 from .plans import LOG, Job, Plan, Record
 from .process import Process, Processes
 from .visits import Together, can_wait, groups_of, is_timed, to_visit
-
-T = TypeVar("T")
 
 
 class Loop:
@@ -33,14 +30,15 @@ class Loop:
         self.refused = False  # whether a run was refused, or its record could not be read
         self.command = [*program(command), *sys.argv[1:]]  # what the user has typed; the records hold it
 
-    def run(self, plan: Plan[T]) -> T:
-        """Do all runs of a plan; what the plan returns. SystemExit follows a signal, once the runs have ended."""
-        try:
-            jobs = next(plan)
-            while True:
-                jobs = plan.send(self.do(jobs))
-        except StopIteration as end:
-            return end.value
+    def run(self, plan: Plan) -> None:
+        """Do all runs of a plan. SystemExit follows a signal, once the runs have ended."""
+        records: Any = None  # nothing is sent to a plan that has not begun
+        while True:
+            try:
+                jobs = plan.send(records)
+            except StopIteration:
+                return
+            records = self.do(jobs)
 
     def do(self, jobs: Sequence[Job]) -> list[Record]:
         """Do runs, and return their records in the same order."""
@@ -49,14 +47,15 @@ class Loop:
         if len(jobs) > 1 and any(job.config.get("timing") is True for job in jobs if job not in suited):
             warn("timing=true: not all runs can be timed side by side; docs/batch-size.md says which")
         kept = [job for job in jobs if folder.has_ended(job.run_dir)]
-        waiting = to_visit([job for job in suited if job not in kept])
+        visited = to_visit([job for job in suited if job not in kept])
         for job in kept:
             records[job] = self._do_alone(job)
-        groups = groups_of(suited) if len(waiting) > 1 else {}  # also of runs that are kept, as in the report
-        while len(waiting) > 1:
-            waiting = self._do_together(waiting, groups, records)
+        for group in groups_of(suited) if len(visited) > 1 else []:  # also of runs that are kept, as in the report
+            waiting = [job for job in group if job in visited]
+            while len(waiting) > 1:
+                waiting = self._do_together(waiting, records)
         for job in jobs:
-            if job not in records:  # it cannot wait, has the speed of a visited run, or ran out of memory beside others
+            if job not in records:  # it cannot wait, is compared with no other, or has the speed of a visited run
                 records[job] = self._do_alone(job)
         return [records[job] for job in jobs]
 
@@ -64,16 +63,16 @@ class Loop:
         """Do a run while no other run trains."""
         record = self._kept(job)
         kept = record is not None
-        if job.title and (record is None or record["status"] != "refused"):
+        if record is None or record["status"] != "refused":
             print(f"\n— {job.title}{' — kept' if kept else ''}", flush=True)
         if record is None:
-            with _output(job, not job.title) as output, Processes() as processes:
-                processes.add(lambda: Process(job, output))
+            with Processes() as processes:
+                processes.add(lambda: Process(job, (2 if sys.stdout is sys.stderr else 1, 2)))
             record = self._read(job)
-        self._say_end(job, record, kept)
+        self._say_end(job, record)
         return record
 
-    def _do_together(self, jobs: Sequence[Job], groups: Mapping[Job, str], records: dict[Job, Record]) -> list[Job]:
+    def _do_together(self, jobs: Sequence[Job], records: dict[Job, Record]) -> list[Job]:
         """Visit runs side by side, and note their records; the jobs that are left."""
         ready: list[Job] = []
         for job in jobs:
@@ -84,33 +83,26 @@ class Loop:
                 self._say_end(job, record)
         if not ready:
             return []
-        line, warned, started = LiveLine(), set[str](), 0
-        shown, programs = any(job.title for job in jobs), ProgramWatch([os.getpid()])
+        line, warned = LiveLine(), set[str]()
+        programs = ProgramWatch([os.getpid()])
         with contextlib.ExitStack() as files, Processes() as processes:
             files.callback(line.clear)
 
             def start(job: Job) -> Process:
-                nonlocal started
-                started += 1
-                output = files.enter_context(_output(job, True))
-                return processes.add(lambda: Process(job, output, visited=True))
+                log = files.enter_context(_log_of(job))
+                return processes.add(lambda: Process(job, (log, log), visited=True))
 
             def end(process: Process) -> None:
                 process.wait()
                 line.clear()
                 job, record = process.job, self._read(process.job)
-                is_stopped = processes.stopped_by is not None and record["status"] == "interrupted"
-                if job.title and not is_stopped:  # the sweep names all that it has stopped
-                    if not is_timed(job.config) or is_verbose():
-                        print(f"\n— {job.title}", flush=True)
-                    _show_log(job, warned)
-                if record["status"] == "out_of_memory" and started > 1:
-                    place, aside = os.path.relpath(job.run_dir), folder.set_run_aside(job.run_dir)
-                    text = f"{place} ran out of memory beside other runs, and is done alone; what it left is in {aside}"
-                    print(text, file=sys.stderr, flush=True)
-                    return
                 records[job] = record
-                if not is_stopped and (record["status"] != "finished" or not is_timed(job.config)):
+                if processes.stopped_by is not None and record["status"] == "interrupted":
+                    return
+                if not is_timed(job.config) or is_verbose():
+                    print(f"\n— {job.title}", flush=True)
+                _show_log(job, warned)
+                if record["status"] != "finished" or not is_timed(job.config):
                     self._say_end(job, record)
 
             def say(text: str, stays: bool = False) -> None:
@@ -118,11 +110,11 @@ class Loop:
                 if stays:
                     line.clear()
                     print(text, flush=True)
-                elif shown:
+                else:
                     line(text)
 
-            left = Together(groups, start, end, say).measure(ready)
-            if shown and sum(share for _, share in programs.top()) >= LOAD_SAID:
+            left = Together(start, end, say).measure(ready)
+            if sum(share for _, share in programs.top()) >= LOAD_SAID:
                 say(f"beside these runs: {programs.words()} of the processor", stays=True)  # in no file
             return left
 
@@ -147,10 +139,8 @@ class Loop:
         self.refused = True
         return {"status": "refused", "error": str(error)}
 
-    def _say_end(self, job: Job, record: Record, kept: bool = False) -> None:
-        """Say how a run has ended that has a title; of another one, its plan says all."""
-        if not job.title:
-            return
+    def _say_end(self, job: Job, record: Record) -> None:
+        """Say how a run has ended."""
         if record["status"] == "finished":
             if not is_verbose():
                 print(f"  {_outcome(record)}", flush=True)
@@ -160,26 +150,19 @@ class Loop:
         lines = [f"error: {reason}" if is_refused else printable(f"  {record['status'].replace('_', ' ')}: {reason}")]
         if (job.run_dir / LOG).exists() and not is_refused:
             lines.append(f"  its output: {os.path.relpath(job.run_dir / LOG)}")
-        if kept and record["status"] == "failed":
-            place = os.path.relpath(job.run_dir)
-            lines.append(f"  to resume it: {resume_command(job.config, Path(place))}")
-            lines.append(f"  to run it again with the sweep: {shlex.join(['mv', place, f'{place}.aside'])}")
         print("\n".join(lines), file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
-def _output(job: Job, logged: bool) -> Iterator[tuple[int, int]]:
-    """The descriptors of a run's standard output and standard error. Raises WriteError."""
-    if not logged:
-        yield 1, 2
-        return
+def _log_of(job: Job) -> Iterator[int]:
+    """The descriptor of the file that a visited run prints into. Raises WriteError."""
     path = job.run_dir / LOG
     try:
         log = path.open("ab")
     except OSError as error:
         raise WriteError(f"{path} cannot be written: {why(error)}") from error
     with log:
-        yield log.fileno(), log.fileno()
+        yield log.fileno()
 
 
 def _show_log(job: Job, warned: set[str]) -> None:
@@ -196,18 +179,10 @@ def _show_log(job: Job, warned: set[str]) -> None:
 
 
 def _outcome(record: Mapping[str, Any]) -> str:
-    """`3,230 samples/s · test acc 98.9 % · 47 s`, as far as it is known.
-
-    The rate is the one in the report; beside other programs it is the mean, as their load slowed all steps together. Of a
-    run that was visited the report has the rate of its visits, which is not that of its whole training.
-    """
-    is_visited = record.get("waiting_seconds")
-    load = load_words(table(record.get("throughput")))
-    rate = None if is_visited else positive(at(record, f"throughput.{MEAN_RATE if load else RATE}"))
+    """`test acc 98.9 % · 47 s`, as far as it is known; the report has the rate."""
     metrics = {staged(key): value for key, value in record.get("metrics", {}).items()}
-    words = [" ".join(filter(None, (f"{significant(rate)} samples/s", load)))] if rate else []
     shown = best_first(key for key in metrics if key.startswith("test/"))[:1]
-    words += [f"{key.replace('/', ' ')} {metric(key).text(metrics[key])}" for key in shown]
+    words = [f"{key.replace('/', ' ')} {metric(key).text(metrics[key])}" for key in shown]
     if target := table(record.get("target")):
         seconds = positive(record.get("time_to_target_s"))
         ended = f"not reached: {target['ended']}" if target.get("ended") else "not reached"

@@ -1,7 +1,7 @@
 """Passes: a sweep visits its runs in order, then in reverse, and so on, until it can say which batch size is fast enough.
 
 A slow moment of the machine is then in the visits of all runs alike, and rates are compared within passes. This file
-decides how long a group of runs is visited; visits.py has the processes.
+decides how long runs are visited; visits.py has the processes.
 """
 
 import math
@@ -21,7 +21,7 @@ from ..records.intervals import TIME_LIMIT, known_to
 VISIT_S = 0.2  # many short passes say more than few long ones: what disturbs a machine often lasts for a second
 FEWEST = 10  # passes, also where they take longer than the time: with fewer, too little is known (benchmarks/log.md)
 EVERY = 2  # passes from one look to the next
-AT_ONCE = 6  # runs of a group that bring time of their own: so eight sizes take no longer than six
+AT_ONCE = 6  # runs that bring time of their own: so eight sizes take no longer than six
 SETTLED = "the sweep had its answer"  # why a run has ended
 
 
@@ -29,13 +29,12 @@ class Run(ABC):
     """A run that waits to be visited.
 
     Args:
-        group: the runs that it is compared with.
         size: its batch size.
         goes_on: whether it goes on after its visits, as a training does.
     """
 
-    def __init__(self, group: str, size: int, goes_on: bool = False):
-        self.group, self.size, self.goes_on = group, size, goes_on
+    def __init__(self, size: int, goes_on: bool = False):
+        self.size, self.goes_on = size, goes_on
         self.windows: list[tuple[Any, ...]] = []  # what its visits have measured, as COLUMNS
 
     @abstractmethod
@@ -51,9 +50,9 @@ class Limits(NamedTuple):
     """How long runs are visited.
 
     Attributes:
-        seconds: of visits, a run on average, with at most six runs of a group counted.
+        seconds: of visits, a run on average; where they settle, with at most six runs counted.
         min_passes: that there are in any case.
-        precision: of a rate, where a group has one size and its runs are compared with no other.
+        precision: of a rate, where the runs have one size and are compared with no other.
         enough: of the best rate, see selection.py.
         settles: whether the answer ends the visits; otherwise the time alone does.
     """
@@ -66,11 +65,10 @@ class Limits(NamedTuple):
 
     def time_of(self, runs: Sequence[Run]) -> float:
         """Seconds of all visits at most."""
-        groups = [run.group for run in runs]
-        return self.seconds * sum(min(groups.count(group), AT_ONCE) for group in set(groups))
+        return self.seconds * (min(len(runs), AT_ONCE) if self.settles else len(runs))
 
     def end(self, runs: Sequence[Run], passes: int, is_over: bool) -> str | None:
-        """Why the visits of a group end after so many passes; None if they go on."""
+        """Why the visits end after so many passes; None if they go on."""
         if passes < self.min_passes:
             return None
         if self.settles and (passes - self.min_passes) % EVERY == 0:
@@ -94,7 +92,7 @@ def measure_in_passes(
     say: Callable[[str], None] = lambda line: None,
     first_pass: int = 0,
 ) -> None:
-    """Visit runs until each has ended, by itself or with its group. All runs of a group are in every pass of it.
+    """Visit runs until each has ended, by itself or with the others. All that go on are in every pass.
 
     A training that is left alone, because the others have ended, is visited no more. `say` is told what happens, before
     every pass. Passes are numbered from `first_pass` on: those of another time in the same folder have other numbers.
@@ -110,12 +108,10 @@ def measure_in_passes(
                 waiting.remove(run)
                 run.stop("")
         number += 1
-        for group in dict.fromkeys(run.group for run in waiting):
-            members = [run for run in waiting if run.group == group]
-            if reason := limits.end(members, number, clock() - began >= most):
-                for run in members:
-                    waiting.remove(run)
-                    run.stop(reason)
+        if waiting and (reason := limits.end(waiting, number, clock() - began >= most)):
+            for run in waiting:
+                run.stop(reason)
+            waiting.clear()
         if len(waiting) == 1 < len(runs) and waiting[0].goes_on:
             waiting.clear()
 

@@ -11,12 +11,11 @@ import sys
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from ..checkpointing.resume import with_run_dir
 from ..errors import UserError
 from ..options.overrides import as_override
-from ..records.values import at, positive
 
 LOG = "log.txt"  # in a run's folder
 
@@ -29,8 +28,7 @@ class Job:
         run_dir: its folder.
         config: checked.
         facts: for its record; `choices` and `overrides`, and whatever else a plan wants to find there again.
-        title: what is printed on it. Empty if the plan says all: then its output goes to a log file in its folder, as
-            the output of a visited run does.
+        title: what is printed on it.
         forks: whether it may be forked from the server; otherwise it is a new Python.
         python: that runs it.
         seconds: of visits, where it is visited beside others; None for as long as its configuration and the answer ask.
@@ -39,7 +37,7 @@ class Job:
     run_dir: Path
     config: dict[str, Any]
     facts: dict[str, Any]
-    title: str = ""
+    title: str
     forks: bool = True
     python: str = sys.executable
     seconds: float | None = None
@@ -64,8 +62,7 @@ class Job:
 
 
 Record = dict[str, Any]
-T = TypeVar("T")
-Plan = Generator[Sequence[Job], list[Record], T]
+Plan = Generator[Sequence[Job], list[Record], None]
 
 
 class RunFailed(UserError):
@@ -79,12 +76,3 @@ class RunFailed(UserError):
     def of(cls, job: Job, record: Record) -> Self:
         """That of a run with such a record."""
         return cls(f"{job.run_dir}: {record.get('error') or record['status']}")
-
-
-def median_step(job: Job, record: Record, name: str) -> float:
-    """The median step of a run in seconds. Raises UserError, which calls the run by a name, unless it has one."""
-    median = positive(at(record, "throughput.step_ms_median"))
-    if record["status"] != "finished" or median is None:
-        said = record.get("error") or "no step was measured"
-        raise UserError(f"{name} did not finish: {said}; its output: {job.run_dir / LOG}")
-    return median / 1e3

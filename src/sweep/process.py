@@ -19,12 +19,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from multiprocessing import forkserver
 from types import FrameType
-from typing import Any, Self, TypeVar
-
-from typing_extensions import override
+from typing import Any, Self
 
 from ..checkpointing.resume import lock_run_dir
 from ..checkpointing.signals import (
@@ -41,8 +39,6 @@ from ..records.run_record import Status, close_open
 from .fork_server import IS_SERVER
 from .plans import Job
 
-C = TypeVar("C", bound="Child")
-
 PROGRAM = "batchscope.sweep.job"  # of a run
 PRELOADED = ["batchscope.sweep.fork_server"]
 _SERVER_LOST = 255  # the exit code of all runs of a server that was killed
@@ -51,66 +47,26 @@ _GROUP_TIMEOUT_S = 5
 LAUNCHER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 
 
-class Child:
-    """A process that was started as the leader of a group, of which nothing is left once it was waited for.
+class Process:
+    """The process of one run: the leader of a group, of which nothing is left once it was waited for.
+
+    It has just been started, and waits for visits if it is `visited`. `output` has the descriptors of its standard output
+    and standard error. UserError if it cannot be started.
 
     Attributes:
+        job: the run.
         pid: of the process and of its group.
         ended: whether it was waited for.
-        code: its exit code, or minus the number of the signal that killed it; 0 until it has ended.
-        how: how it ended, in words; empty until it has.
-    """
-
-    def __init__(self, process: subprocess.Popen[bytes] | multiprocessing.process.BaseProcess):
-        self.pid = int(process.pid or 0)
-        self.ended = False
-        self.code = 0
-        self.how = ""
-        self._process = process
-        self._stopped_by: int | None = None
-
-    def interrupt(self, number: int) -> None:
-        """Send a signal that asks the process to end, once."""
-        if not self.ended and self._stopped_by is None:
-            self._stopped_by = number
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)
-
-    def wait(self) -> None:
-        """Wait until nothing of the group is left, and record how the process ended."""
-        if self.ended:
-            return
-        try:
-            self.code = self._exit_code()
-        finally:
-            end_group(self.pid, _GROUP_TIMEOUT_S)
-        self.ended = True
-        status, self.how = _how_it_ended(self._stopped_by, self.code)
-        self._record_end(status, self.how)
-
-    def _exit_code(self) -> int:
-        """Wait for the end of the process itself."""
-        if isinstance(self._process, subprocess.Popen):
-            return self._process.wait()
-        self._process.join()
-        return self._process.exitcode or 0
-
-    def _record_end(self, status: Status, reason: str) -> None:
-        """Record the end, unless the process did."""
-        raise NotImplementedError
-
-
-class Process(Child):
-    """The process of one run, which has just been started, and which waits for visits if it is `visited`.
-
-    `output` has the descriptors of its standard output and standard error. UserError if it cannot be started.
     """
 
     def __init__(self, job: Job, output: tuple[int, int] = (1, 2), visited: bool = False):
         self.job = job
+        self.ended = False
+        self._stopped_by: int | None = None
         self._connection, theirs = socket.socketpair()
         with theirs:
-            super().__init__(_forked(job, theirs) or _new_python(job, theirs, output))
+            self._process = _forked(job, theirs) or _new_python(job, theirs, output)
+        self.pid = int(self._process.pid or 0)
         with contextlib.suppress(OSError):  # it has ended
             if not isinstance(self._process, subprocess.Popen):
                 socket.send_fds(self._connection, [b"\n"], output)
@@ -138,27 +94,39 @@ class Process(Child):
             return False
         return True
 
-    @override
     def interrupt(self, number: int) -> None:
-        """Send a signal that asks the run to end, and let it wait for no more visits."""
-        super().interrupt(number)
+        """Send a signal that asks the run to end, once, and let it wait for no more visits."""
+        if not self.ended and self._stopped_by is None:
+            self._stopped_by = number
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
         self.tell("end")
 
-    @override
-    def _exit_code(self) -> int:
-        code = super()._exit_code()
-        if code == _SERVER_LOST:  # the run goes on, and closes its socket at its end
-            with contextlib.suppress(OSError):
-                self._answers.read()
-        return code
-
-    @override
-    def _record_end(self, status: Status, reason: str) -> None:
+    def wait(self) -> None:
+        """Wait until nothing of the group is left, and record how the run ended, unless it did."""
+        if self.ended:
+            return
+        try:
+            code = self._exit_code()
+        finally:
+            end_group(self.pid, _GROUP_TIMEOUT_S)
+        self.ended = True
         self._answers.close()
         self._connection.close()
         # Where another process holds the folder, that process does the run.
         with contextlib.suppress(UserError), lock_run_dir(self.job.run_dir):
-            close_open(self.job.run_dir, status, reason)
+            close_open(self.job.run_dir, *_how_it_ended(self._stopped_by, code))
+
+    def _exit_code(self) -> int:
+        """Wait for the end of the process itself: its exit code, or minus the number of the signal that killed it."""
+        if isinstance(self._process, subprocess.Popen):
+            return self._process.wait()
+        self._process.join()
+        code = self._process.exitcode or 0
+        if code == _SERVER_LOST:  # the run goes on, and closes its socket at its end
+            with contextlib.suppress(OSError):
+                self._answers.read()
+        return code
 
 
 class Processes:
@@ -169,11 +137,11 @@ class Processes:
     """
 
     def __init__(self) -> None:
-        self._running: list[Child] = []
+        self._running: list[Process] = []
         self.stopped_by: int | None = None  # a signal
         self._stopped_at = 0.0
 
-    def add(self, start: Callable[[], C]) -> C:
+    def add(self, start: Callable[[], Process]) -> Process:
         """Start a process; SystemExit if a signal has asked this one to stop."""
         self.exit_if_stopped()
         process = start()
@@ -290,13 +258,9 @@ def _run_forked(program: str, run_dir: str, connection: socket.socket) -> None:
 def _new_python(job: Job, theirs: socket.socket, output: tuple[int, int]) -> subprocess.Popen[bytes]:
     """A run in a session of its own, which keeps the terminal's Ctrl-C from it."""
     command = [job.python, "-P", "-m", PROGRAM, str(job.run_dir)]
-    return in_own_session(command, stdin=theirs.fileno(), stdout=output[0], stderr=output[1])
-
-
-def in_own_session(command: Sequence[str], **how: Any) -> subprocess.Popen[bytes]:
-    """Start a program in a session of its own, with options of Popen; UserError if the system refuses."""
+    streams = {"stdin": theirs.fileno(), "stdout": output[0], "stderr": output[1]}
     try:
-        return subprocess.Popen(command, start_new_session=True, **how)
+        return subprocess.Popen(command, start_new_session=True, **streams)
     except OSError as error:
         raise UserError(f"{command[0]} cannot be started: {why(error)}") from error
 

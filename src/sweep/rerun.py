@@ -24,8 +24,9 @@ from ..options.check import check_config
 from ..options.command_lines import for_timing
 from ..options.compose import apply_overrides
 from ..records.read import FILE, read
+from ..records.values import at, positive
 from .loop import Loop
-from .plans import Job, Plan, median_step
+from .plans import Job, Plan, Record
 from .visits import can_wait
 
 # Pairs, after which it is asked whether it is decided. With normal noise of 2 to 10 % a pair and questions after 5 to 15 of
@@ -53,8 +54,7 @@ def rerun(
     with writing("--out", out):
         out = new_folder(out)
     sides = [out / "a", out / "b"]
-    say = lambda line: print(line, flush=True)
-    Loop("compare").run(a_b(jobs, out, most, seconds, say, lambda: decided(sides, max_slowdown)))
+    Loop("compare").run(a_b(jobs, out, most, seconds, lambda: decided(sides, max_slowdown)))
     return sides
 
 
@@ -63,9 +63,8 @@ def a_b(
     out: Path,
     most: int,
     seconds: float,
-    say: Callable[[str], None] = lambda line: None,
     decided: Callable[[], bool] = lambda: False,
-) -> Plan[None]:
+) -> Plan:
     """Run the sides so many times at most, as `out/<side>/<time>`. The folder of a side is its name.
 
     From the fifth time on it ends as soon as `decided` says so. UserError if a run does not finish.
@@ -74,7 +73,8 @@ def a_b(
     for number in range(most):
         order = sides if number % 2 == 0 else sides[::-1]
         forks = all(side.python == sys.executable for side in sides)  # all start alike
-        jobs = [_placed(side, out / side.run_dir.name / str(number), seconds, forks) for side in order]
+        title = f"pair {number + 1} of at most {most}"
+        jobs = [_placed(side, out / side.run_dir.name / str(number), title, seconds, forks) for side in order]
         shared = all(can_wait(job.config) for job in jobs)  # their passes have numbers of their own
         for job in jobs:
             job.facts["rerun"] = {"of": identity} if shared else {"of": identity, "pair": number}
@@ -82,9 +82,9 @@ def a_b(
         medians = {}
         for job, record in zip(jobs, records, strict=True):
             side = job.run_dir.parent.name.upper()
-            medians[side] = median_step(job, record, f"compare: a run of {side}")
+            medians[side] = _median_step(record, side)
         times = ", ".join(f"{side} {1e3 * medians[side]:.3g} ms" for side in sorted(medians))
-        say(f"pair {number + 1} of at most {most}: {times}")
+        print(f"{title}: {times}", flush=True)
         if number + 1 >= FEWEST and decided():
             return
 
@@ -107,13 +107,22 @@ def job_of(side: str, run: Run, python: str, overrides: list[str]) -> Job:
     config, said = trust.only_read(check_config(apply_overrides(recorded, overrides)), overrides, file)
     trust.confirm(check_config(for_timing(config, 1.0)), said, file, run_dir=run.folder)
     known = {key: value for key, value in record.get("choices", {}).items() if value is not None}
-    return Job(Path(side), config, {"choices": known, "overrides": record.get("overrides", [])}, python=python)
+    facts = {"choices": known, "overrides": record.get("overrides", [])}
+    return Job(Path(side), config, facts, side.upper(), python=python)
 
 
-def _placed(side: Job, run_dir: Path, seconds: float, forks: bool) -> Job:
+def _placed(side: Job, run_dir: Path, title: str, seconds: float, forks: bool) -> Job:
     """A short timed run of a side, in its folder."""
     here = os.path.relpath(run_dir)
     config = check_config(for_timing(side.config, seconds))
     config = {**with_run_dir(config, str(config["run_dir"]), here), "run_dir": here}
-    facts = dict(side.facts)
-    return replace(side, run_dir=run_dir, config=config, facts=facts, forks=forks, seconds=seconds)
+    title, facts = f"{title}: {side.title}", dict(side.facts)
+    return replace(side, run_dir=run_dir, config=config, facts=facts, title=title, forks=forks, seconds=seconds)
+
+
+def _median_step(record: Record, side: str) -> float:
+    """The median step of a run in seconds. Raises UserError unless it has one."""
+    median = positive(at(record, "throughput.step_ms_median"))
+    if record["status"] != "finished" or median is None:
+        raise UserError(f"compare: a run of {side} did not finish: {record.get('error') or 'no step was measured'}")
+    return median / 1e3

@@ -1,11 +1,11 @@
-"""A sweep of a command line: the loop does a list of runs, Hydra calls for those of other sweeps; then a report."""
+"""A sweep of a command line: the loop does a list of runs or a search, Hydra calls for the runs of others; then a report."""
 
 import contextlib
 import importlib
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,16 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import env_override
 from omegaconf import DictConfig
 
+from .. import _hydra
 from ..checkpointing.signals import exit_on_signals
-from ..errors import UserError, report, warn
+from ..errors import UserError, report
 from ..files import WriteError
-from ..options.compose import config_in
-from ..options.overrides import as_override
+from ..options.compose import CommandLine, config_in, search_path
+from ..options.groups import CONFIGS
+from ..options.overrides import as_override, parse, text_of
 from ..options.update import ranks_asked
 from ..records.read import optimized
-from . import folder, launchers
+from . import folder
 from .grow_batch import grow_batch
 from .loop import Loop
 from .plans import Job, Plan, RunFailed
@@ -29,87 +31,83 @@ from .search import Diagnosis, TimeToTarget, search_of
 from .time_to_target import time_to_target
 
 
-def run_sweep(
-    sweep_dir: Path,
-    configs: list[dict[str, Any]],
-    labels: list[str],
-    launcher: Mapping[str, Any],
-    start: Callable[["SweepRunner"], None],
-) -> None:
-    """Run every job of a sweep, each in its own process, and report on them.
+def run_sweep(line: CommandLine, sweep_dir: Path) -> None:
+    """Run every job of a command line, each in its own process, and report on them.
 
-    The labels say what sets each run apart; they are empty where a searching sweeper decides which runs there are.
-    `start` gives the runner its runs.
+    Those that are known beforehand and run here are done as they were composed and checked. Hydra composes the others, and
+    may call for them in other processes.
 
     Raises:
         SystemExit: 1 if a run failed for another reason than memory; 129, 130 or 143 if a signal ended the sweep.
-        UserError: if the folder holds another sweep or cannot be written, or a launcher lost a job.
+        UserError: if the folder holds another sweep, or it or the report cannot be written.
     """
-    folder.refuse_other(sweep_dir, configs if labels else [])
-    here = launchers.is_basic(launcher)
-    sweep = SweepRunner(sweep_dir, labels, here, next(filter(None, map(search_of, configs)), None))
+    folder.refuse_other(sweep_dir, line.configs if line.labels else [])
+    here = line.launcher["_target_"].endswith(".BasicLauncher")
+    sweep = Sweep(sweep_dir, line.labels, here, search_of(line.configs[0]))
     exit_on_signals()
     with folder.lock_sweep_dir(sweep_dir):
         try:
-            if here and any(ranks_asked(config) == 1 for config in configs):
+            if here and any(ranks_asked(config) == 1 for config in line.configs):
                 start_server()
                 with contextlib.suppress(ImportError):  # for the report: it takes seconds, and disturbs no run now
                     importlib.import_module("..analysis.report", __package__)
-            with contextlib.suppress(RunFailed):  # which ends a sweeper that searches; it has been reported
-                start(sweep)
-        except BaseException as error:
-            is_job_error = launchers.is_job_error(error)
-            is_closed = isinstance(error, BrokenPipeError)  # standard output, as by `… | head`
-            if not is_job_error and not is_closed and not isinstance(error, SystemExit | WriteError):
-                raise
-            with contextlib.redirect_stdout(sys.stderr if is_closed else sys.stdout):
+            if line.labels and here:
+                sweep.run_list(line.compositions)
+            else:
+                words = [*map(text_of, parse(line.words)), *search_path()]
+                with contextlib.suppress(RunFailed):  # which ends a sweeper that searches; it has been reported
+                    _hydra.multirun(CONFIGS, [*words, as_override("hydra.sweep.dir", str(sweep_dir))], sweep.run_job)
+        except (SystemExit, WriteError):
+            with contextlib.suppress(UserError):
                 sweep.report()
-                sweep.print_remaining()
-            if is_job_error:
-                raise UserError(f"hydra/launcher: {str(error).strip().partition(chr(10))[0]}") from error
+            sweep.print_resume()
             raise
         sweep.report()
     if sweep.exit_code:
         sys.exit(sweep.exit_code)
 
 
-class SweepRunner:
+class Sweep:
     """The runs of one command line.
 
     Each has a label; there are no labels where it is not known beforehand what will be run. `here` says whether this
-    process starts all runs: some launchers call for them in other processes, and not in order.
+    process starts all runs: some launchers call for them in other processes, and not in order. A `search` is one job.
     """
 
-    def __init__(self, sweep_dir: Path, labels: list[str], here: bool = False, search: object = None):
-        self.sweep_dir = sweep_dir
-        self.labels = ["the diagnosis"] if isinstance(search, Diagnosis) else labels
+    def __init__(self, sweep_dir: Path, labels: list[str], here: bool = False, search: Any = None):
+        self.sweep_dir, self.labels = sweep_dir, labels
         self.loop = Loop()
-        self._failure_is_result = isinstance(search, Diagnosis | TimeToTarget)
-        self._is_diagnosis = isinstance(search, Diagnosis)
-        self._here = here
-        self._failed = False
+        self._here, self._search, self._failed = here, search, False
 
     def run_list(self, compositions: Sequence[DictConfig]) -> None:
-        """Do runs that are known beforehand, as Hydra composed them. The searches among them come first."""
+        """Do runs that are known beforehand, as Hydra composed them; those that set variables come first."""
         jobs = []
         for number, composition in enumerate(compositions):
             with env_override(dict(composition.hydra.job.env_set)):
                 job = self._job(number, (self.sweep_dir / str(number)).absolute(), composition, composition.hydra)
-                if job.forks and not job.config["search"]:
+                if self._search:
+                    self._do_search(job)
+                elif job.forks:
                     jobs.append(job)
-                    continue
-                with self._reported():
-                    self._do(job)
+                else:
+                    self.loop.do([job])
         self.loop.do(jobs)
 
     def run_job(self, config: DictConfig) -> float | None:
-        """What Hydra calls for each run; returns the metric that `optimized_metric` names, or what a search returns.
+        """What Hydra calls for each run; returns the metric that `optimized_metric` names.
 
         A failure raises RunFailed for a searching sweeper. A list of runs continues with the next.
         """
         hydra = HydraConfig.get()
-        with self._reported():
-            return self._do(self._job(int(hydra.job.num), Path(hydra.runtime.output_dir), config, hydra))
+        job = self._job(int(hydra.job.num), Path(hydra.runtime.output_dir), config, hydra)
+        if self._search:
+            self._do_search(job)
+            return None
+        (record,) = self.loop.do([job])
+        if record["status"] == "finished":
+            return optimized(record)
+        if not self.labels:
+            raise RunFailed.of(job, record)
         return None
 
     def _job(self, number: int, run_dir: Path, config: DictConfig, hydra: Any) -> Job:
@@ -122,87 +120,47 @@ class SweepRunner:
         forks = self._here and not hydra.job.env_set  # libraries read their variables when they are imported
         return Job(run_dir, config_in(os.path.relpath(run_dir), config), facts, f"run {title}: {label}", forks=forks)
 
-    def _do(self, job: Job) -> float | None:
-        """Do a run, or the search that it asks for; see `run_job`."""
-        if job.config["search"]:
-            name = job.title.partition(":")[0].replace("run", "search")
-            return self.loop.run(_search(job, f"{name}, " if len(self.labels) > 1 else ""))
-        (record,) = self.loop.do([job])
-        if record["status"] != "finished":
-            raise RunFailed.of(job, record)
-        return optimized(record)
-
-    @contextlib.contextmanager
-    def _reported(self) -> Iterator[None]:
-        """Print the error that ends a run within; for a sweeper that searches raise RunFailed.
-
-        A record says how its run ended. In a diagnosis and in time_to_target an error ends the whole search.
-        """
+    def _do_search(self, job: Job) -> None:
+        """Do the runs of a search, which an error ends."""
         try:
-            yield
+            self.loop.run(_plan_of(job, self._search))
         except UserError as error:
             report(error)
-            self._failed |= self._failure_is_result or not isinstance(error, RunFailed)
-            if not self.labels:
-                raise RunFailed(str(error)) from error
+            self._failed = True
 
     def report(self) -> None:
         """Write and print the table and the recommendation; they can be made again from the sweep's folder."""
         if set(folder.statuses(self.sweep_dir)) <= {"planned"}:  # to import what writes a report takes seconds
             return
-        with contextlib.suppress(UserError):  # no run left a record: what went wrong has been said
-            print(f"\n{self._written_report()}", flush=True)
+        from ..analysis.diagnose import find_findings
+        from ..analysis.report import write_report  # matplotlib takes a second to import
 
-    def _written_report(self) -> str:
-        if self._is_diagnosis:
-            from ..analysis.diagnose import find_findings
+        if isinstance(self._search, Diagnosis):
+            text = find_findings(self.sweep_dir).text
+        else:
+            text = write_report([self.sweep_dir], self.sweep_dir / "report").printed
+        print(f"\n{text}", flush=True)
 
-            return find_findings(self.sweep_dir).text
-        from ..analysis.report import analyse, write_report  # matplotlib takes a second to import
-
-        try:
-            return write_report([self.sweep_dir], self.sweep_dir / "report").printed
-        except UserError as error:  # its files cannot be written
-            text = analyse([self.sweep_dir]).text
-            warn(str(error))
-            self._failed = True
-            return text
-
-    def print_remaining(self) -> None:
-        """After an interruption: which runs were stopped, which never began, and the command that resumes the sweep."""
-        stopped, not_run = [], []
-        for number, label in enumerate(self.labels):
-            run_dir = self.sweep_dir / str(number)
-            if {*folder.statuses(run_dir)} & {*folder.UNFINISHED}:
-                stopped.append(label)
-            elif not folder.has_ended(run_dir):
-                not_run.append(label)
-        print()
-        for word, runs in (("stopped", stopped), ("not run", not_run)):
-            if runs:
-                print(f"{word}  {len(runs)} of {len(self.labels)}: {' · '.join(runs)}")
+    def print_resume(self) -> None:
+        """After an interruption: the command that resumes the sweep."""
         line = [word for word in self.loop.command if not word.lstrip("+").startswith("hydra.sweep.dir=")]
         line.append(as_override("hydra.sweep.dir", str(self.sweep_dir)))
-        print(f"resume   {shlex.join(line)}", flush=True)
+        print(f"\nresume   {shlex.join(line)}", flush=True)
 
     @property
     def exit_code(self) -> int:
-        """1 if a run was refused or failed for another reason than memory, or the report cannot be written.
-
-        For a diagnosis or time_to_target, 1 only if no run finished or one failure ended the search.
-        """
+        """1 if a run was refused or failed for another reason than memory; of a search, if it failed or no run finished."""
         if self._failed or self.loop.refused:
             return 1
         ends = folder.statuses(self.sweep_dir)
-        return int("finished" not in ends if self._failure_is_result else any(end not in folder.KEPT for end in ends))
+        return int("finished" not in ends if self._search else any(end not in folder.KEPT for end in ends))
 
 
-def _search(job: Job, of_job: str) -> Plan[float | None]:
-    search = search_of(job.config)
+def _plan_of(job: Job, search: Any) -> Plan:
     if isinstance(search, TimeToTarget):
-        return time_to_target(job, search, of_job)
+        return time_to_target(job, search)
     if not isinstance(search, Diagnosis):
-        return grow_batch(job, search, of_job)
+        return grow_batch(job, search)
     from .diagnose import diagnose  # brings matplotlib, which takes a second to import
 
     return diagnose(job, search)

@@ -74,13 +74,9 @@ def check_time_to_target(config: Mapping[str, Any]) -> None:
         raise UserError(f"target: got {target:g}, and {key} is a fraction between 0 and 1{hint}")
     if key.startswith(("test/", "train/")):
         raise UserError(f"target_metric: got '{key}', takes a metric of the validation, such as val/acc or val/loss")
-    if len(set(search.sizes)) < 2:
-        raise UserError("search.sizes: takes at least two different batch sizes; with one there is nothing to compare")
-    if not search.rates:
-        raise UserError("search.rates: takes one factor of optimizer.lr at least")
-    if "batch_size" not in config["data"] or not config.get("optimizer", {}).get("lr"):
+    has_options = "batch_size" in config["data"] and config.get("optimizer", {}).get("lr")
+    if not (has_options and search.sizes and search.rates and (config["callbacks"] or {}).get("stop_at_target")):
         raise UserError(
-            "experiment=time_to_target: sets data.batch_size and optimizer.lr, and this training has not both"
+            "experiment=time_to_target: needs search.sizes and search.rates, and a training with data.batch_size, "
+            "optimizer.lr and callbacks.stop_at_target"
         )
-    if not (config["callbacks"] or {}).get("stop_at_target"):
-        raise UserError("callbacks.stop_at_target: is left out, and ends the runs of experiment=time_to_target")

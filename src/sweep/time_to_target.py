@@ -4,14 +4,12 @@ The base rate of every size comes first, from the middle of the sizes outwards. 
 times. So the best time is known early, and a run ends once it has trained for so much longer that its report shows it to be later.
 
 The limits of a run follow from the records of the runs before it alone. So a sweep that is started again in its folder
-gives the runs that it keeps the same configurations. With more `search.minutes` they get larger limits, which make no other
-configuration (folder.py), and a run whose share of the time was over is done again.
+gives the runs that it keeps the same configurations.
 """
 
 import math
 
 from ..analysis.target import apart
-from ..errors import NonFiniteError
 from ..records.values import at, positive
 from .plans import Job, Plan, RunFailed
 from .search import TimeToTarget
@@ -20,8 +18,8 @@ MARGIN = 1.05  # × the time from which on a run is shown to be later than the b
 SHARES = 3  # a run gets so many equal shares of the time that is left for all runs, and half of it at most
 
 
-def time_to_target(job: Job, search: TimeToTarget, of_job: str = "") -> Plan[float | None]:
-    """The runs, in folders below the job's own; returns the best time to the target in seconds, None if it was not reached.
+def time_to_target(job: Job, search: TimeToTarget) -> Plan:
+    """The runs, in folders below the job's own.
 
     A run that fails for another reason than memory or a loss that is not finite ends them (RunFailed).
     """
@@ -37,24 +35,23 @@ def time_to_target(job: Job, search: TimeToTarget, of_job: str = "") -> Plan[flo
             if left_s <= 0:
                 left_out = f"{runs - done} of {runs} runs are left out"
                 print(f"\nsearch.minutes={search.minutes:g} are over: {left_out}", flush=True)
-                return min(times.values(), default=None)
+                return
             share_s = left_s * max(1 / (runs - done), min(SHARES / (runs - done), 0.5))
             best_s = min(times.values(), default=None)
             done += 1
             seconds = best_s and MARGIN * apart(len(order)) * best_s
-            trial = _trial(job, f"{of_job}run {done} of at most {runs}", size, rate, seconds, share_s)
+            trial = _trial(job, f"run {done} of at most {runs}", size, rate, seconds, share_s)
             (record,) = yield [trial]
             left_s -= positive(record.get("seconds")) or 0.0
             if record["status"] == "out_of_memory":
                 most = size - 1
             # That the loss is not finite with so large a learning rate is a result.
-            elif record["status"] != "finished" and record.get("error_kind") != NonFiniteError.kind:
+            elif record["status"] not in ("finished", "not_finite"):
                 raise RunFailed.of(trial, record)
             if samples := at(record, "dataset.train_samples"):
                 most = min(most, samples)
             if taken := positive(record.get("time_to_target_s")):
                 times[size] = min(taken, times.get(size, math.inf))
-    return min(times.values(), default=None)
 
 
 def _trial(job: Job, title: str, size: int, rate: float, seconds: float | None, share_s: float) -> Job:

@@ -2,17 +2,16 @@
 
 A timed run ends with the passes. A training then waits for its turn, and goes on to its end while no other run trains.
 
-Runs that a report compares share passes: they are started together, and before runs of other groups. The first run,
-which may have to calibrate the device, is set up alone, and the others several at a time. They warm up one after the
-other. A run that waits keeps its memory: the next one warms up only if there is enough for it, and otherwise stays set
-up until the runs before it have ended.
+Runs that a report compares share passes, one such group after the other. The first run, which may have to calibrate the
+device, is set up alone, and the others several at a time. They warm up one after the other. A run that waits keeps its
+memory: the next one warms up only if there is enough for it, and otherwise stays set up until the runs before it have ended.
 """
 
 import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from glob import glob
 from typing import Any
 
@@ -77,13 +76,14 @@ def to_visit(jobs: Sequence[Job]) -> list[Job]:
     return list(first.values())
 
 
-def groups_of(jobs: Sequence[Job]) -> dict[Job, str]:
-    """The group of each run, within which runs are compared: as a report groups them, or its own if it has `seconds`."""
+def groups_of(jobs: Sequence[Job]) -> list[list[Job]]:
+    """The runs that share passes: those that a report compares. All that have `seconds` do."""
     compared = [job for job in jobs if job.seconds is None]
-    names = {job: str(job.run_dir) for job in jobs}
-    for group in group_runs([_planned(job, number) for number, job in enumerate(compared)]).groups:
-        names |= {compared[run.number]: str(group.number) for run in group.runs}
-    return names
+    groups = group_runs([_planned(job, number) for number, job in enumerate(compared)]).groups
+    return [
+        [job for job in jobs if job.seconds is not None],
+        *([compared[run.number] for run in group.runs] for group in groups),
+    ]
 
 
 def _planned(job: Job, number: int) -> RecordedRun:
@@ -92,20 +92,14 @@ def _planned(job: Job, number: int) -> RecordedRun:
 
 
 class Together:
-    """Runs that are visited side by side, in groups that share passes as far as they fit.
+    """Runs that are compared, and are visited side by side.
 
     `end` waits for the end of a run, and notes how it ended. `say` is told what happens; with `stays` it is a line that
     remains to be read.
     """
 
-    def __init__(
-        self,
-        groups: Mapping[Job, str],
-        start: Callable[[Job], Process],
-        end: Callable[[Process], None],
-        say: Callable[..., None],
-    ):
-        self._groups, self._start, self._end, self._say = groups, start, end, say
+    def __init__(self, start: Callable[[Job], Process], end: Callable[[Process], None], say: Callable[..., None]):
+        self._start, self._end, self._say = start, end, say
         self._fit_s: dict[Process, float | None] = {}  # about how long a run that is warm has to train; None if unknown
 
     def measure(self, jobs: Sequence[Job]) -> list[Job]:
@@ -113,10 +107,14 @@ class Together:
 
         Returns the jobs that were not started.
         """
-        chosen = _groups_at_once([job for job in jobs if _limits_of(job) == _limits_of(jobs[0])], self._groups)
-        self._say(f"preparing {count(sum(map(len, chosen)), 'setting')}")
+        chosen = [job for job in jobs if _limits_of(job) == _limits_of(jobs[0])][:MOST_AT_ONCE]
+        self._say(f"preparing {count(len(chosen), 'setting')}")
         started: list[Process] = []
-        for part in _parts_with_memory(chosen, started):
+        while len(started) < len(chosen):
+            is_first = not _living(started)
+            part = chosen[len(started) :][: 1 if is_first else _SET_UP_AT_ONCE]
+            if not is_first and not _has_memory_for(len(part), started):
+                break
             setting_up = [self._start(job) for job in part]
             started += setting_up
             for process in setting_up:
@@ -128,14 +126,9 @@ class Together:
         waiting = _living(started)
         while waiting:
             warm: list[Process] = []
-            for process in waiting:
-                group = [other for other in waiting if self._groups[other.job] == self._groups[process.job]]
-                more = 1 if {*group} & {*warm} else len(group)  # a further group warms up as a whole
-                if _living(warm) and not _has_memory_for(more, warm):
-                    break
-                warm.append(process)
-                self._warm(process)
-            waiting = waiting[len(warm) :]
+            while waiting and (not _living(warm) or _has_memory_for(1, warm)):
+                warm.append(waiting.pop(0))
+                self._warm(warm[-1])
             self._visit(_living(warm))
             self._train_to_end(_living(warm))
         begun = {process.job for process in started}
@@ -163,7 +156,7 @@ class Together:
 
     def _visit(self, processes: Sequence[Process]) -> None:
         """Visit timed runs, and several trainings of which none is too long."""
-        runs = [Visited(process, self._groups[process.job], self._end) for process in processes]
+        runs = [Visited(process, self._end) for process in processes]
         if any(not run.goes_on for run in runs) or (len(runs) > 1 and not any(map(self._is_long, processes))):
             first_pass = int(_PASSES_PER_S * time.time())
             measure_in_passes(runs, _limits_of(processes[0].job), say=self._say, first_pass=first_pass)
@@ -177,10 +170,10 @@ class Together:
 
 
 class Visited(Run):
-    """A run with its process, and the group of runs that it is compared with."""
+    """A run with its process."""
 
-    def __init__(self, process: Process, group: str, on_end: Callable[[Process], None]):
-        super().__init__(group, _size_of(process.job), goes_on=not is_timed(process.job.config))
+    def __init__(self, process: Process, on_end: Callable[[Process], None]):
+        super().__init__(int(process.job.config["data"].get("batch_size") or 1), not is_timed(process.job.config))
         self.process, self._on_end = process, on_end
 
     @override
@@ -197,37 +190,6 @@ class Visited(Run):
 
 def _living(processes: Sequence[Process]) -> list[Process]:
     return [process for process in processes if not process.ended]
-
-
-def _groups_at_once(jobs: Sequence[Job], groups: Mapping[Job, str]) -> list[list[Job]]:
-    """As many groups as fit in MOST_AT_ONCE, the first of them in any case: of a larger one as many runs.
-
-    Of each group one run of each batch size comes first, then their first repeats, and so on.
-    """
-    chosen: list[list[Job]] = []
-    for name in dict.fromkeys(groups[job] for job in jobs):
-        members = [job for job in jobs if groups[job] == name]
-        sizes = [*map(_size_of, members)]
-        repeats = [sizes[:number].count(size) for number, size in enumerate(sizes)]
-        members = [members[number] for number in sorted(range(len(members)), key=repeats.__getitem__)][:MOST_AT_ONCE]
-        if sum(map(len, chosen)) + len(members) <= MOST_AT_ONCE:
-            chosen.append(members)
-    return chosen
-
-
-def _parts_with_memory(groups: Sequence[Sequence[Job]], running: Sequence[Process]) -> Iterator[Sequence[Job]]:
-    """What is set up at once of groups, while there is memory for it beside the runs that are `running`.
-
-    The first run that lives comes alone, and in any case. A further group needs memory for all of it.
-    """
-    for number, rest in enumerate(groups):
-        while rest:
-            is_first = not _living(running)
-            part = rest[: 1 if is_first else _SET_UP_AT_ONCE]
-            if not is_first and not _has_memory_for(len(rest if number else part), running):
-                return
-            yield part
-            rest = rest[len(part) :]
 
 
 def _has_memory_for(more: int, processes: Sequence[Process]) -> bool:
@@ -247,7 +209,3 @@ def _limits_of(job: Job) -> Limits:
     options = (job.config["callbacks"] or {}).get("until_known") or {}
     known = {key: options[key] for key in ("precision", "seconds", "min_passes") if key in options}
     return Limits(**known, enough=job.config.get("enough", ENOUGH))
-
-
-def _size_of(job: Job) -> int:
-    return int(job.config["data"].get("batch_size") or 1)

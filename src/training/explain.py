@@ -15,11 +15,11 @@ from .run import limit_batch_size, set_up_process
 from .task import Task
 from .trial import make_lazy_layers
 
+WARMUP, STEPS = 10, 10  # updates that are left out, and that are timed
 
-def explain(
-    config: dict[str, Any], choices: dict[str, str], place: str, warmup: int, steps: int
-) -> tuple[Explanation, dict[str, bytes]]:
-    """Train `warmup` updates, which are left out, and time `steps` more: the explanation, and the files that hold it.
+
+def explain(config: dict[str, Any], choices: dict[str, str], place: str) -> tuple[Explanation, dict[str, bytes]]:
+    """Train some updates: the explanation, and the files that hold it.
 
     `config` is checked, and reduced by `for_explanation`; `choices` are for the title, and `place`, where it will lie,
     for errors. UserError for a step that fails, and for steps that cannot be measured.
@@ -27,8 +27,8 @@ def explain(
     set_up_process(config)
     check_accelerator(config["trainer"].get("accelerator", "auto"))
     data = build_data(config)
-    monitor = ThroughputMonitor(warmup_steps=warmup, verbose=False)
-    profiler = OperationProfiler(steps=steps, stop=True, verbose=False)
+    monitor = ThroughputMonitor(warmup_steps=WARMUP, verbose=False)
+    profiler = OperationProfiler(steps=STEPS, stop=True, verbose=False)
     callbacks = [monitor, profiler, *build_all(config["callbacks"], "callbacks")]
     trainer = build(
         config["trainer"], "trainer", callbacks=callbacks, logger=False, max_steps=profiler.updates(monitor)

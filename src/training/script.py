@@ -18,7 +18,6 @@ from ..callbacks._never_raise import never_raise
 from ..callbacks.device import DeviceMonitor
 from ..callbacks.memory import MemoryMonitor
 from ..callbacks.throughput import ThroughputMonitor
-from ..callbacks.until_known import StopWhenKnown
 from ..errors import warn
 from ..hardware.devices import describe
 from ..records.run_record import RunRecord
@@ -33,14 +32,10 @@ class ScriptRecord(Callback):
 
     Args:
         folder: of the first fit in this process; the second one has the folder `<folder>-2`.
-        until_known: whether a fit ends when its speed is known.
-        varied: the flag of the script that differs between its runs; empty where nobody says it.
     """
 
-    def __init__(self, folder: Path, until_known: bool = False, varied: str = ""):
+    def __init__(self, folder: Path):
         self.first_folder = self.folder = folder
-        self.until_known = until_known
-        self.varied = arguments([varied])  # by its name alone
         self._record: RunRecord | None = None
 
     @override
@@ -51,9 +46,8 @@ class ScriptRecord(Callback):
         if trainer.barebones:
             warn("Trainer(barebones=True): nothing is measured")
             return
-        kinds: list[type[Callback]] = [DeviceMonitor, MemoryMonitor, ThroughputMonitor]
-        kinds += [StopWhenKnown] if self.until_known else []
         own = callbacks_of(trainer)
+        kinds = (DeviceMonitor, MemoryMonitor, ThroughputMonitor)
         missing = [kind() for kind in kinds if not any(isinstance(one, kind) for one in own)]
         # Lightning is calling `setup` of these callbacks in their order, and comes to the new ones next.
         at = own.index(self) + 1
@@ -100,7 +94,7 @@ class ScriptRecord(Callback):
         if size:
             config = record.facts["config"]
             given = config["data"]["arguments"]
-            given = {k: v for k, v in given.items() if not (v == str(size) and self._names_batch_size(k))}
+            given = {k: v for k, v in given.items() if not (v == str(size) and _names_batch_size(k))}
             record.facts["config"] = {**config, "data": {"batch_size": size, "arguments": given}}
         fit = {"epochs": summary.whole_epochs(trainer), "steps": trainer.global_step}
         fit |= {"model": record.facts["model"] | {"parameters": summary.parameters(pl_module)}}
@@ -120,16 +114,16 @@ class ScriptRecord(Callback):
             self._record.__exit__(type(exception), exception, exception.__traceback__)
             self._record = None
 
-    def _names_batch_size(self, flag: str) -> bool:
-        """Whether a flag is that of the batch size: the varied one or, where nobody says it, one that is called so."""
-        return flag in self.varied if self.varied else "batch" in flag or flag in ("b", "bs")
-
     def disable(self) -> None:
         """Record nothing more; a run that has begun is recorded as failed by the exception that is being handled."""
         record, self._record = self._record, None
         if record is not None:
             with contextlib.suppress(Exception):
                 record.__exit__(*sys.exc_info())
+
+
+def _names_batch_size(flag: str) -> bool:
+    return "batch" in flag or flag in ("b", "bs")
 
 
 def arguments(words: list[str]) -> dict[str, str]:

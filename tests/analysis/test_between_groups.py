@@ -93,20 +93,6 @@ def test_a_setting_is_the_fastest_or_the_best_where_the_interval_shows_it(tmp_pa
     assert len(lines) == 1 + ("metrics" in facts)
 
 
-def test_a_search_is_compared_by_the_metric_that_it_has_optimized(tmp_path):
-    metrics = [{"test/acc": 0.98, "val/loss": 0.2}, {"test/acc": 0.97, "val/loss": 0.1}]
-    for number, found in enumerate(metrics):
-        facts = {
-            "overrides": ["optimized_metric=val/loss"],
-            "metrics": found,
-            "options": {"optimizer.lr": 0.1 + number},
-        }
-        write_measured(tmp_path, {64: 10.0}, first=number, **facts)
-    sweep = find([tmp_path])
-    assert shown_metrics(sweep) == ["val/loss", "test/acc"]
-    assert compare_settings(sweep, shown_metrics(sweep))[-1].startswith("Best val/loss: 0.100 with cnn · lr 1.1")
-
-
 def test_the_table_has_a_line_for_each_setting_with_the_mean_and_the_deviation_of_its_runs(tmp_path):
     for seed, accuracy in enumerate((0.97, 0.99, 0.98)):
         facts = {"metrics": {"test/acc": accuracy}, "throughput": {"mfu": 0.25}}

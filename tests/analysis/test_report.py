@@ -245,7 +245,7 @@ def test_rates_that_follow_the_batch_size_have_a_row_and_a_column_and_a_note_has
     write_rates(tmp_path, {32: 3000, 128: 6000, 512: 7000}, metrics=ACCURACY, **FOLLOWS)
     found = write_report([tmp_path], tmp_path / "out")
     assert rows_of(found)["scaled lr"] == ["0.002", "0.004", "0.008"]
-    assert found.notes == ["the learning rate follows the batch size: optimizer.lr × √(samples of an update ÷ 128)"]
+    assert found.notes == ["the learning rate follows the batch size: optimizer.lr_scaling=sqrt"]
     for written in (found.markdown, page(found, {})):
         assert "scaled lr" in written and "0.008" in written
     (group,) = read_answer(tmp_path / "out")["groups"]

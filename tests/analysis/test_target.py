@@ -94,5 +94,5 @@ def test_one_size_alone_is_no_winner():
 
 
 def test_where_no_run_arrived_an_easier_target_or_more_time_is_advised():
-    line = "No run reached val/acc 90.0 %. Take an easier target, or give more time by search.minutes."
+    line = "No run reached val/acc 90.0 %. Take an easier target, or more time (search.minutes)."
     assert arrivals({16: -2.0, 64: -4.0}).lines == [line]

@@ -83,16 +83,15 @@ def test_validations_take_the_place_of_those_that_the_trainer_plans(planned, clo
 
 
 @pytest.mark.parametrize(
-    ("limit", "updates", "why", "is_out_of_time"),
+    ("limit", "updates", "why"),
     [
-        ({"seconds": 30.0}, FIRST + 30, "other runs were faster", False),
-        ({"wall_seconds": 30.0}, 16, "the time limit", True),
+        ({"seconds": 30.0}, FIRST + 30, "other runs were faster"),
+        ({"wall_seconds": 30.0}, 16, "the time limit"),
     ],
 )
-def test_a_run_ends_without_the_target_when_a_limit_is_over(limit, updates, why, is_out_of_time, clock) -> None:
+def test_a_run_ends_without_the_target_when_a_limit_is_over(limit, updates, why, clock) -> None:
     facts, trainer = fit("val/acc", 9.0, Learner(clock), limit)
     assert facts["time_to_target_s"] is None
-    assert facts["target"].get("out_of_time", False) is is_out_of_time
     assert facts["target"]["ended"] == why and facts["target"]["steps"] == trainer.global_step
     assert trainer.global_step == updates
 

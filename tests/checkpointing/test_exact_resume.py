@@ -119,9 +119,6 @@ CASES = {
         IN_EPOCH_2, slow=False, meanwhile=damaged_and_moved, at="there",
         warns="warning: there/checkpoints/last.ckpt is damaged",
     ),
-    "its record is torn": Case(
-        IN_EPOCH_2, slow=False, meanwhile=lambda out: (out / "run.json").write_text('{"schema": 3, "sta'), aside="run.json.aside"
-    ),
     "its last checkpoint is empty": Case(
         IN_EPOCH_2, meanwhile=of_last(lambda path: path.write_bytes(b"")), warns=f"{LAST} is not a whole checkpoint (0 bytes)"
     ),

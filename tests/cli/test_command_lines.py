@@ -24,9 +24,9 @@ TARGETS = {
     "": "target: has no value; write target=…",
     "target=98": "target: got 98, and val/acc is a fraction between 0 and 1; write target=0.98",
     "target=0.9 target_metric=test/acc": "target_metric: got 'test/acc', takes a metric of the validation",
-    "target=0.9 search.sizes=[16]": "search.sizes: takes at least two different batch sizes",
+    "target=0.9 search.sizes=[]": "experiment=time_to_target: needs search.sizes and search.rates, and a training with",
     "target=0.9 data.batch_size=16": "data.batch_size: experiment=time_to_target tries several; write search.sizes=",
-    "target=0.9 callbacks.stop_at_target=null": "callbacks.stop_at_target: is left out, and ends the runs of",
+    "target=0.9 callbacks.stop_at_target=null": "experiment=time_to_target: needs search.sizes and search.rates, and a training with",
     "target=0.9 search.minutes=0": "search.minutes: got 0, takes a number above 0",
 }
 # every command takes the flag
@@ -52,7 +52,6 @@ REFUSED = {
     "train search.start=3": "search.start: no such option. search is null, not a section.",
     "train seed.foo=3": "seed.foo: no such option. seed is a value, not a section.",
     "train --help modle=cnn": "modle: no such option. Did you mean 'model'?",
-    "train --cfg job --resolve data.root=${nowhere}": "data.root: … 'nowhere'",
     # a choice
     "train model=foo": "model: got 'foo', takes cnn, lstm_cell, mlp, rnn_cell, stacked_lstm, torchvision",
     "train model=cn": "model: got 'cn', … Did you mean 'cnn'?",
@@ -134,9 +133,8 @@ REFUSED = {
     "train callbacks.checkpoint.dirpath=null +trainer.default_root_dir=x": "callbacks.checkpoint.dirpath: got None, takes a folder in",
     "train callbacks.checkpoint.dirpath=${run_dir}/../x": "callbacks.checkpoint.dirpath: … takes a folder in that of the run",
     "train compile=reduce-overhead trainer.accumulate_grad_batches=2": "compile: reduce-overhead uses CUDA graphs",
-    "train experiment=find_batch_size": "search: takes several runs; write batchscope train -m …",
-    "train -m search={_target_:batchscope.sweep.search.TimeToTarget}": "target: needs a value of target_metric",
-    "train -m experiment=diagnose data.batch_size=8,16": "experiment=diagnose: tries changes of one run, and -m is for several; write …",
+    "train search={_target_:batchscope.sweep.search.TimeToTarget}": "target: needs a value of target_metric",
+    **{f"train -m experiment={name}": "search: finds its runs by itself; write batchscope train … without -m" for name in ("find_batch_size", "diagnose data.batch_size=8,16")},
     "train trainer=ddp trainer.accelerator=cpu trainer.num_nodes=2": "trainer.num_nodes: got 2, and nothing has started this on 2 machines",
     **{f"train experiment=time_to_target {words}": said for words, said in TARGETS.items()},
     "train target=0.9": "target: is an option of experiment=time_to_target; write both",
@@ -198,7 +196,6 @@ REFUSED = {
     "new \udcff": r"new: got '\udcff', takes a name for a Python package",  # a byte that is no text
     "new cnn": "new: got 'cnn', which is the name of a choice of batchscope",
     "new taken": "new: taken is there already; choose another name, or another folder to work in",
-    **{f"run --vary={flag} file": "--vary: got …takes a flag with different values" for flag in ("--batch-size", "batch=1,2", "--b=", "--b=1,,2", "--b=1,1")},
     "run nowhere.py": "run: got 'nowhere.py', which is not a file",
 }  # fmt: skip
 SYNTAX = "…cannot be parsed: write option=value without spaces, and a value with a comma"
@@ -219,12 +216,11 @@ UNPARSED = {
     "train data.batch_size=[1": SYNTAX,
     "train =3": "…cannot be parsed",
     "train --cfg": "argument --cfg: expected one argument",
-    "train --cfg foo": "argument --cfg: invalid choice: 'foo' (choose from 'job', 'hydra', 'all')",
+    "train --cfg foo": "argument --cfg: invalid choice: 'foo' (choose from 'job')",
     "train --cfg job --multirun": "--multirun and --cfg: only one of them at a time",
-    "train --resolve": "--resolve: belongs to --cfg or --help",
     "evaluate --nope": "unrecognized arguments: --nope",
     "explain a b": "explain: takes one run; got a and b",
-    "explain --depth 0 model=cnn": "argument --depth: takes a whole number from 1 to 1,000,000, got '0'",
+    "report sweep sweep": "--out: is missing; a report on several folders has a folder of its own",
     "run": "the following arguments are required: script; batchscope run --help says what it takes",
     "report x --ou=y": "unrecognized arguments: --ou=y. Did you mean '--out'?",
     "compare a": "the following arguments are required: B; batchscope compare --help says what it takes",

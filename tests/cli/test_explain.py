@@ -10,7 +10,8 @@ import pytest
 
 from batchscope.callbacks import throughput
 from batchscope.records.explanation import FILE, TRACE
-from tests.checkpointing.support import interrupt, terminate
+from batchscope.training import explain
+from tests.checkpointing.support import interrupt
 from tests.cli.conftest import SIZES, contents
 from tests.support.command_lines import answer
 from tests.support.devices import CPU
@@ -18,7 +19,6 @@ from tests.support.explanations import explanation
 from tests.support.runs import Run, record
 from tests.support.synthetic_runs import change_record
 
-QUICK = ["--steps", "2", "--warmup", "1"]
 STEP = "batchscope.training.task.Task.training_step"
 
 
@@ -27,44 +27,37 @@ def run_dir(finished, tmp_path, monkeypatch):
     """A copy of the finished run, in outputs/runs of the working directory. No peak is measured."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(throughput, "find_calibration", lambda device, measure: None)
+    monkeypatch.setattr(explain, "WARMUP", 1)
+    monkeypatch.setattr(explain, "STEPS", 2)
     return Path(shutil.copytree(finished, "outputs/runs/one"))
 
 
 def test_the_newest_run_is_explained_and_nothing_else_in_its_folder_changes(run_dir, root):
     before, folder = contents(run_dir), run_dir / "explain"
-    said = answer("explain", "last", root, *QUICK)
+    said = answer("explain", "last", root)
     after = contents(run_dir)
     step = json.loads(after.pop(folder / FILE))
     assert after.pop(folder / TRACE) and not after.pop(folder) and after == before
     assert (step["title"], step["batch_size"], step["trace_steps"]) == ("cnn · rendered-digits", 16, 3)
-    assert {"model.features.0", "model.classifier.1"} <= {row["module"] for row in step["modules"]}
+    assert {"model.features.0", "model.classifier.1"} <= {row["module"] for row in step["operations"]}
     assert "costliest operations" in said.out
     assert "explain  outputs/runs/one/explain/explain.json" in said.out
 
 
-BOTH = "these steps say arithmetic (99 % of the step), the run's record says Python and framework overhead (99 % of the step)"
-VERDICTS = {  # what the run's record says, another option → the kind and the evidence of these steps, which say compute
-    "the same": ("compute", (), "compute", "compute"),
-    "another one": ("host", (), "unclear", BOTH),
-    "another one with another option": ("host", ("data.batch_size=8",), "compute", "compute"),
-    "one without a certainty": ({"kind": "host", "share": 0.99, "evidence": "host"}, (), "compute", "compute"),
-    "a stranger's": (None, (), "compute", "compute"),
-}
-
-
-@pytest.mark.parametrize("name", VERDICTS)
-def test_a_verdict_that_contradicts_the_runs_record_is_unclear_and_both_are_said(name, run_dir, root, monkeypatch):
-    old, options, kind, evidence = VERDICTS[name]
-    new = {"kind": "compute", "share": 0.99, "certainty": "clear", "evidence": "compute", "busy": False}
-    known = record(run_dir)
-    said = old if isinstance(old, dict) else new | {"kind": old}
-    change_record(run_dir, throughput=known["throughput"] | {"bottleneck": said} if old else [])
-    step = replace(explanation(), device="cpu", device_name=known["hardware"]["device_name"], bottleneck=new)
+def test_the_verdict_is_that_of_the_runs_record_where_it_has_one_and_no_option_changes_the_run(
+    run_dir, root, monkeypatch
+):
+    new = {"kind": "compute", "share": 0.99, "certainty": "clear", "evidence": "these steps", "busy": False}
+    known = record(run_dir)["throughput"]
+    step = replace(explanation(), bottleneck=new)
     monkeypatch.setattr("batchscope.training.explain.explain", lambda *args: (step, {}))
-    said = answer("explain", run_dir, root, *options).out
-    found = json.loads((run_dir / "explain" / FILE).read_text())["bottleneck"]
-    assert (found["kind"], found["evidence"]) == (kind, evidence)
-    assert f"limit: {evidence}" in " ".join(said.split())
+    for said, options, evidence in (
+        (new | {"evidence": "its record"}, [], "its record"),
+        (new | {"evidence": "its record"}, ["data.batch_size=8"], "these steps"),
+        ({"kind": 7}, [], "these steps"),
+    ):
+        change_record(run_dir, throughput=known | {"bottleneck": said})
+        assert f"limit: {evidence}" in answer("explain", run_dir, root, *options).out
 
 
 def test_the_data_of_a_run_are_only_read_where_its_record_says_unless_the_place_is_typed(run_dir, root, monkeypatch):
@@ -80,14 +73,15 @@ def test_the_data_of_a_run_are_only_read_where_its_record_says_unless_the_place_
 
 
 def test_options_change_what_is_explained_and_where_it_is_written(run_dir, root):
-    found = json.loads(answer("explain", run_dir, root, "data={batch_size: 8}", *QUICK, "--json", "--out", "out").out)
-    assert (found["title"], found["batch_size"], found["folder"]) == ("cnn · rendered-digits", 8, "out")
-    assert Path("out", FILE).is_file() and not (run_dir / "explain").exists()
+    assert answer("explain", run_dir, root, "data={batch_size: 8}", "--out", "out").code == 0
+    found = json.loads(Path("out", FILE).read_text())
+    assert (found["title"], found["batch_size"]) == ("cnn · rendered-digits", 8)
+    assert not (run_dir / "explain").exists()
 
 
 def test_without_a_run_options_are_enough_and_with_peaks_there_are_lower_bounds(run_dir, root, monkeypatch):
     monkeypatch.setattr(throughput, "find_calibration", lambda device, measure: CPU)
-    found = answer("explain", "model=mlp", "data=digits", root, *SIZES, "trainer.accelerator=cpu", *QUICK)
+    found = answer("explain", "model=mlp", "data=digits", root, *SIZES, "trainer.accelerator=cpu")
     assert "mlp · rendered-digits, batches of 16" in found.out
     assert "bound/time" in found.out
     (folder,) = Path("outputs/explain").iterdir()
@@ -96,23 +90,17 @@ def test_without_a_run_options_are_enough_and_with_peaks_there_are_lower_bounds(
 
 def test_what_cannot_be_written_is_explained_in_print(run_dir, root):
     Path("file").touch()
-    said = answer("explain", run_dir, root, *QUICK, "--out", "file/out")
+    said = answer("explain", run_dir, root, "--out", "file/out")
     assert "costliest operations" in said.out
     assert "trace.json.gz" not in said.out
     assert "cannot be written" in said.err
 
 
-@pytest.mark.parametrize(
-    ("fault", "where", "call", "name"),
-    [(interrupt, STEP, 8, "SIGINT"), (terminate, "batchscope.files.write_bytes", 2, "SIGTERM")],  # in a traced step
-)
-def test_an_interruption_is_one_line_and_leaves_nothing(fault, where, call, name, tmp_path):
-    words = ["model=mlp", "data=digits", "data.root=.", *SIZES, "trainer.accelerator=cpu", *QUICK, "--out", "here/out"]
-    done = Run(tmp_path, *words, module="batchscope.cli.explain", faults=[(where, call, fault)])
-    assert done.end() == 128 + signal.Signals[name]
-    lines = [line for line in done.complained.splitlines() if line and "rendered" not in line]
-    assert lines == [f"explain: stopped by {name}; nothing was written"]
-    assert "a step takes" not in done.said
+def test_an_interruption_leaves_nothing(tmp_path):
+    words = ["model=mlp", "data=digits", "data.root=.", *SIZES, "trainer.accelerator=cpu", "--out", "here/out"]
+    done = Run(tmp_path, *words, module="batchscope.cli.explain", faults=[(STEP, 15, interrupt)])
+    assert done.end() == 128 + signal.SIGINT
+    assert "a step takes" not in done.said and "Traceback" not in done.complained
     assert not list(tmp_path.glob("here/*"))
 
 
@@ -129,7 +117,7 @@ def test_what_cannot_be_explained_is_refused_in_one_line(run_dir, root, monkeypa
     change_record(run_dir, config=before)
     monkeypatch.setattr(STEP, lambda self, *args: 1 / 0)
     said = "a training step of cnn · rendered-digits fails: ZeroDivisionError: division by zero"
-    assert refused(root, *QUICK).endswith(said)
+    assert refused(root).endswith(said)
     assert not (run_dir / "explain").exists()
     (run_dir / "explain").symlink_to(Path.cwd())
     assert "is a link that leads out" in refused(root)

@@ -27,20 +27,22 @@ def measured(tmp_path, monkeypatch):
     return made
 
 
-def test_the_text_is_one_table_with_the_datasheet_beside_a_known_card():
+def test_the_text_is_a_number_a_line_with_the_share_of_a_known_datasheet():
     assert hardware.as_text([HOST, GPU]).splitlines() == [
         "cpu: AMD EPYC (2 threads, AVX512, torch 2.15.0)",
+        "  products in fp32           450 GFLOP/s",
+        "  products in bf16           900 GFLOP/s",
+        "  main memory, read + write  40 GB/s",
+        "  one launch                 1.75 µs",
         "cuda: NVIDIA H200 (driver 570.1, torch 2.15.0)",
-        "",
-        "                                   cpu         cuda     datasheet reached",
-        "products in fp32           450 GFLOP/s   50 TFLOP/s  66.9 TFLOP/s    75 %",
-        "products in tf32                     –  400 TFLOP/s   495 TFLOP/s    81 %",
-        "products in bf16           900 GFLOP/s  790 TFLOP/s   989 TFLOP/s    80 %",
-        "products in fp16                     –  780 TFLOP/s   989 TFLOP/s    79 %",
-        "products in fp64                     –   60 TFLOP/s  66.9 TFLOP/s    90 %",
-        "main memory, read + write      40 GB/s     4.4 TB/s      4.8 TB/s    92 %",
-        "one launch                     1.75 µs       3.5 µs             –       –",
-        "caches                               –       50 MiB             –       –",
+        "  products in fp32           50 TFLOP/s (75 % of the datasheet)",
+        "  products in tf32           400 TFLOP/s (81 % of the datasheet)",
+        "  products in bf16           790 TFLOP/s (80 % of the datasheet)",
+        "  products in fp16           780 TFLOP/s (79 % of the datasheet)",
+        "  products in fp64           60 TFLOP/s (90 % of the datasheet)",
+        "  main memory, read + write  4.4 TB/s (92 % of the datasheet)",
+        "  one launch                 3.5 µs",
+        "  caches                     50 MiB",
     ]
 
 

@@ -3,17 +3,17 @@
 import os
 import shlex
 import sys
-from enum import Enum
 from pathlib import Path
 
 import pytest
 from hydra.core.hydra_config import HydraConfig
 
-from batchscope.cli.jobs import words_of_search
+from batchscope._hydra import multirun
 from batchscope.errors import UnfitError, UserError
+from batchscope.options.groups import CONFIGS
 from batchscope.records.terminal import is_verbose
-from batchscope.sweep.runner import SweepRunner
-from tests.support.command_lines import answer, composed, refusal
+from batchscope.sweep.runner import Sweep
+from tests.support.command_lines import answer
 
 
 @pytest.fixture(autouse=True)
@@ -25,49 +25,6 @@ def started(monkeypatch, tmp_path):
     monkeypatch.setattr("batchscope.sweep.runner.run_sweep", lambda *sweep: calls.append(sweep))
     yield calls
     HydraConfig.instance().cfg = None
-
-
-class Direction(Enum):
-    """As the sweeper of Optuna has it where nobody has set it."""
-
-    minimize = 1
-    maximize = 2
-
-
-IOU = "task.metrics={iou:{_target_:torchmetrics.classification.MulticlassJaccardIndex,num_classes:10}}"
-# What is optimized, and the direction in which it gets better.
-DIRECTIONS = {
-    "": "minimize",
-    "optimized_metric=val/acc": "maximize",
-    "optimized_metric=val_acc": "maximize",
-    f"optimized_metric=val/iou {IOU}": "maximize",
-    "experiment=throughput": "maximize",
-}
-
-
-@pytest.mark.parametrize("line", DIRECTIONS)
-def test_a_sweeper_that_searches_goes_the_way_in_which_its_metric_gets_better(line):
-    config = composed(*line.split())
-    named = f"optimized_metric={config['optimized_metric']}"
-    direction = f"hydra.sweeper.direction={DIRECTIONS[line]}"
-    assert words_of_search({"direction": Direction.minimize}, config) == [named, direction]
-    for given in ("minimize", ["minimize", "maximize"]):  # by a command line, or a config
-        assert words_of_search({"direction": given}, config) == [named]
-    assert words_of_search({}, config) == []  # of a sweeper of a list
-
-
-@pytest.mark.parametrize(
-    ("word", "said"),
-    [
-        (
-            "optimized_metric=val/score",
-            "hydra.sweeper.direction: nobody says which way val/score gets better; write min",
-        ),
-        ("optimized_metric=null", "optimized_metric: got null, and hydra/sweeper searches for its best value"),
-    ],
-)
-def test_a_search_has_a_metric_and_a_direction(word, said):
-    assert refusal(words_of_search, {"direction": Direction.minimize}, composed(word)).startswith(said)
 
 
 SEVERAL, SEEDS = [(8, 1), (16, 1)], [(128, 1), (128, 2)]
@@ -89,8 +46,8 @@ def test_flags_may_stand_anywhere(line, started, tmp_path):
     (folder / "mine.yaml").write_text("_target_: batchscope.models.mlp.MLP\nhidden_sizes: [8]\n")
     assert not is_verbose()
     assert answer("train", *(word.format(folder.parent) for word in line.split())) == (0, "", "")
-    ((_, configs, *_),) = started
-    assert [(config["data"]["batch_size"], config["seed"]) for config in configs] == SWEEPS[line]
+    ((sweep, _),) = started
+    assert [(config["data"]["batch_size"], config["seed"]) for config in sweep.configs] == SWEEPS[line]
     assert is_verbose() is ("v " in f"{line} ")
     assert os.environ.get("BATCHSCOPE_VERBOSE") == ("1" if is_verbose() else None)  # for every process of a sweep
 
@@ -129,14 +86,6 @@ def test_a_run_is_resumed_whatever_the_order(word):
     assert found.err.startswith("error: resume: got 'x', which does not exist")
 
 
-@pytest.mark.parametrize(
-    ("word", "is_one"), [("seed=1", True), ("seed=1,2", False), ("experiment=find_batch_size", False)]
-)
-def test_a_sweep_of_one_run_is_said(word, is_one):
-    said = "warning: -m: no option has several values, so this is a sweep of one run; write data.batch_size=32,64 for two\n"
-    assert answer("train", "-m", word) == (0, "", said if is_one else "")
-
-
 @pytest.mark.parametrize("by_hydra", [False, True])
 def test_a_run_is_the_same_whether_hydra_calls_for_it_or_not(by_hydra, started, tmp_path, monkeypatch):
     def do(jobs):
@@ -146,12 +95,14 @@ def test_a_run_is_the_same_whether_hydra_calls_for_it_or_not(by_hydra, started, 
             seen.append((*known, config["data"]["batch_size"], os.environ.get("MARK"), job.forks))
         return [{"status": "finished", "config": job.config} for job in jobs]
 
-    seen, sweep = [], SweepRunner(Path("s"), ["one", "two"], here=True)
+    seen, sweep = [], Sweep(Path("s"), ["one", "two"], here=True)
     sweep.loop.do = do
     words = ["model=mlp", "data.batch_size=4,8", "+hydra.job.env_set.MARK=set", "hydra.sweep.dir=s"]
     answer("train", "-m", *words)
-    monkeypatch.setattr("batchscope.sweep.launchers.is_basic", lambda launcher: not by_hydra)
-    started[0][4](sweep)
+    if by_hydra:
+        multirun(CONFIGS, started[0][0].words, sweep.run_job)
+    else:
+        sweep.run_list(started[0][0].compositions)
     assert seen == [
         (str(tmp_path / place), place, title, "mlp", ["model=mlp", f"data.batch_size={size}"], size, "set", False)
         for place, title, size in (("s/0", "run 1 of 2: one", 4), ("s/1", "run 2 of 2: two", 8))
@@ -163,9 +114,6 @@ SHOWN = {
     "--help": ["batchscope train model=cnn data.batch_size=512", "--multirun", "model: cnn, lstm_cell, mlp"],
     "model=mlp --help": ["hidden_sizes:"],
     "data.batch_size=3 --cfg job seed=5": ["batch_size: 3", "seed: ${seed}"],
-    "--cfg hydra": ["hydra:\n  run:"],
-    "--cfg all": ["hydra:\n  run:", "seed: 0"],
-    "--cfg job --resolve seed=5": ["  seed: 5"],
     "logger=null --cfg job": ["seed: 0"],
 }
 
@@ -210,11 +158,11 @@ def test_a_run_that_has_trained_nothing_leaves_no_folder_of_its_own(word, kept, 
 def test_the_printed_resume_command_starts_the_same_sweep(started, monkeypatch, capsys):
     options = ["data.root='my data, here'", "model=mlp", "model.hidden_sizes=[8,8],[4]", "++hydra.sweep.dir=before"]
     monkeypatch.setattr(sys, "argv", ["train.py", "--multirun", *options])
-    SweepRunner(Path("it's {my} sweep, a=b"), ["a", "b"]).print_remaining()
+    Sweep(Path("it's {my} sweep, a=b"), ["a", "b"]).print_resume()
     printed = shlex.split(capsys.readouterr().out.splitlines()[-1].removeprefix("resume"))
     assert printed[:2] == ["batchscope", "train"]
     answer(*printed[1:])
-    ((folder, configs, *_),) = started
+    ((line, folder),) = started
     assert folder == Path("it's {my} sweep, a=b")
-    found = [(config["data"]["root"], config["model"]["hidden_sizes"]) for config in configs]
+    found = [(config["data"]["root"], config["model"]["hidden_sizes"]) for config in line.configs]
     assert found == [("my data, here", [8, 8]), ("my data, here", [4])]

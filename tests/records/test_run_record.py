@@ -62,25 +62,17 @@ def test_what_is_optimized_is_a_metric_also_by_the_name_of_a_lightning_module_or
         assert optimized({**record, "config": {"optimized_metric": name}}) == value
 
 
-def test_an_error_that_has_a_kind_is_recorded_with_it_until_the_run_is_resumed(tmp_path):
+def test_a_loss_that_is_not_finite_is_a_status_of_its_own_also_of_another_rank(tmp_path):
     with pytest.raises(NonFiniteError):
         lived(tmp_path, NonFiniteError("step 3: the loss is nan"))
-    assert (read(tmp_path)["error_kind"], read(tmp_path)["error"]) == ("not_finite", "step 3: the loss is nan")
-    ended = lived(tmp_path, resumed=RESUMED)
-    assert "error_kind" not in ended and ended["resumed"][0]["before"]["error_kind"] == "not_finite"
-    with pytest.raises(UserError):
-        lived(tmp_path / "other", UserError("step 3: of another kind"))
-    assert "error_kind" not in read(tmp_path / "other")
-
-
-def test_the_kind_of_an_error_of_another_rank_is_recorded(tmp_path):
-    with pytest.raises(RuntimeError), RunRecord(tmp_path) as first:
+    assert (read(tmp_path)["status"], read(tmp_path)["error"]) == ("not_finite", "step 3: the loss is nan")
+    with pytest.raises(RuntimeError), RunRecord(tmp_path / "ranks") as first:
         first.begin()
-        with pytest.raises(NonFiniteError), RunRecord(tmp_path, enabled=False) as other:
+        with pytest.raises(NonFiniteError), RunRecord(tmp_path / "ranks", enabled=False) as other:
             other.begin()
             raise NonFiniteError("step 3: the loss is nan")
         raise RuntimeError("closed by peer")
-    assert read(tmp_path)["error_kind"] == "not_finite"
+    assert read(tmp_path / "ranks")["status"] == "not_finite"
 
 
 def test_the_time_of_a_resumed_run_is_that_of_all_its_processes(tmp_path, monkeypatch):
@@ -132,19 +124,6 @@ def test_a_run_that_has_lost_a_rank_without_a_word_was_killed(tmp_path):
     assert read(tmp_path)["status"] == "killed"
 
 
-def test_a_full_disk_leaves_room_for_the_records_last_word(tmp_path, monkeypatch):
-    with pytest.raises(WriteError, match="the disk is full"), RunRecord(tmp_path) as record:
-        record.begin()
-        reserve = tmp_path / ".run.json.reserve.tmp"
-        assert reserve.stat().st_size == 2**16
-        monkeypatch.setattr("os.fsync", lambda file: full_disk(file) if reserve.exists() else None)
-        record.add(metrics={"val/loss": 0.5})
-    after = read(tmp_path)
-    assert after["status"] == "interrupted"
-    assert after["error"].startswith(f"{tmp_path}/run.json cannot be written: the disk is full")
-    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
-
-
 def test_a_full_disk_at_the_end_hides_no_error_and_at_the_start_it_is_one(tmp_path, monkeypatch, capsys):
     with pytest.raises(ValueError, match="broken"), RunRecord(tmp_path / "end") as record:
         record.begin()
@@ -168,22 +147,14 @@ def test_a_planned_run_keeps_the_command_to_repeat_and_no_number_that_is_none(tm
     assert read(tmp_path)["command"] == "python train.py -m seed=1,2"
 
 
-def test_room_is_taken_in_no_file_behind_a_link(tmp_path):
-    (tmp_path / ".run.json.reserve.tmp").symlink_to(tmp_path / "elsewhere")
-    (tmp_path / "elsewhere").write_text("mine")
-    lived(tmp_path)
-    assert (tmp_path / "elsewhere").read_text() == "mine"
-
-
 @pytest.mark.parametrize("content", ["", '{"schema": 1, "sta', "[]"])
-def test_a_torn_record_is_set_aside_by_who_has_to_write_one(content, tmp_path, capsys):
+def test_a_torn_record_is_left_as_it_is(content, tmp_path):
     (tmp_path / "run.json").write_text(content)
     with pytest.raises(UserError, match="already holds a run"):
         refuse_used(tmp_path)
-    close(tmp_path, "killed", "killed by SIGKILL")
-    assert (read(tmp_path)["status"], read(tmp_path)["error"]) == ("killed", "killed by SIGKILL")
-    assert (tmp_path / "run.json.aside").read_text() == content
-    assert f"it is now {tmp_path}/run.json.aside" in capsys.readouterr().err
+    with pytest.raises(UserError, match="cannot be read"):
+        close(tmp_path, "killed", "killed by SIGKILL")
+    assert (tmp_path / "run.json").read_text() == content
 
 
 def test_a_new_run_takes_no_folder_that_holds_one_or_a_checkpoint_alone(tmp_path):

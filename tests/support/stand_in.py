@@ -1,4 +1,4 @@
-"""A program like a sweep's run, which imports little: it does what `does` in its configuration says in Python, or a file
+"""A program like a sweep's run, which imports little: it does what `tags` in its configuration say in Python, or a file
 `<run>.does` in the working directory.
 
 That line may use `record`, which is written at the end, and `visits`, the numbers of the passes in which it was visited.
@@ -44,7 +44,7 @@ def main() -> None:
     cost = {"batch_size": size, "step_ms_median": STEP_MS, "samples_per_sec": 1e3 * size / STEP_MS}
     record |= {"throughput": cost, "dataset": {"train_samples": 4000}}
     told = Path(f"{folder.name}.does")
-    does = asked["config"].get("does") or (told.read_text() if told.exists() else "list(visits)")
+    does = asked["config"].get("tags") or (told.read_text() if told.exists() else "list(visits)")
     exec(f"import json, os, signal, sys, time\n{does}", dict(locals()))  # noqa: S102 - a line of a test
     if record["status"] == "running":
         record["status"] = "finished"

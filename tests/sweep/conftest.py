@@ -41,11 +41,18 @@ TIMED = {"until_known": {"precision": 0.05, "seconds": 0.3}, "throughput": {"a":
 TRAINED = {"throughput": {"a": 1}}
 
 
-def job(folder, name, size=8, timed=True, **config):
-    """A run, which waits for visits if it is timed and beside others."""
+def job(folder, name, size=8, timed=True, does=None, **config):
+    """A run, which waits for visits if it is timed and beside others; what it does tells it from no other run."""
     run_dir = folder / name
     trainer = {"devices": 1, "accelerator": "cpu"}
-    plain = {"run_dir": str(run_dir), "data": {"batch_size": size}, "trainer": trainer, "search": None, **config}
+    plain = {
+        "run_dir": str(run_dir),
+        "data": {"batch_size": size},
+        "trainer": trainer,
+        "search": None,
+        "tags": does,
+        **config,
+    }
     plain.setdefault("callbacks", TIMED if timed else None)
     return Job(run_dir, plain, {"choices": {}, "overrides": [f"data.batch_size={size}"]}, f"run {name}")
 
@@ -57,10 +64,10 @@ def running(folder):
 
 
 def play(plan, do):
-    """What a plan returns if `do` gives the record of each run."""
+    """Do a plan where `do` gives the record of each run."""
     loop = Loop()
     loop.do = lambda jobs: [do(one) for one in jobs]
-    return loop.run(plan)
+    loop.run(plan)
 
 
 def ended(job, ms, noise=1.0, passes=None, **facts):

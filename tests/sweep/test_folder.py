@@ -10,17 +10,15 @@ from batchscope.records.read import read
 from batchscope.sweep import folder
 from tests.support.command_lines import refusal
 from tests.support.locks import RUN_DIR, held
-from tests.support.synthetic_runs import change_record
 
 CONFIG = {"seed": 0, "data": {"batch_size": 4}, "run_dir": "s/0", "logger": {"save_dir": "s/0", "name": None}}
 KEPT, RESUMED, PLANNED, ASIDE = "kept", "resumed", "planned again", "set aside"
 
 
 def leave(run_dir, status, config=CONFIG, checkpoint=False):
-    """What a run may have left; nothing readable without a status."""
+    """What a run may have left."""
     (run_dir / "checkpoints").mkdir(parents=True)
-    text = json.dumps({"schema": 3, "status": status, "config": config})
-    (run_dir / "run.json").write_text(text if status else text[:20])
+    (run_dir / "run.json").write_text(json.dumps({"schema": 3, "status": status, "config": config}))
     (run_dir / "checkpoints" / ("last.ckpt" if checkpoint else "notes")).write_text("weights")
 
 
@@ -31,11 +29,10 @@ def everything(folder):
 @pytest.mark.parametrize(
     ("status", "checkpoint", "then"),
     [
-        *((status, checkpoint, KEPT) for status in ("finished", "out_of_memory", "failed") for checkpoint in (True, False)),
+        *((status, checkpoint, KEPT) for status in ("finished", "out_of_memory", "failed", "not_finite") for checkpoint in (True, False)),
         *((status, True, RESUMED) for status in ("running", "interrupted", "killed")),
         *((status, False, ASIDE) for status in ("running", "interrupted", "killed")),
         ("planned", False, PLANNED),
-        ("", True, ASIDE),
     ],
 )  # fmt: skip
 def test_how_a_run_ended_decides_what_becomes_of_it(tmp_path, status, checkpoint, then):
@@ -104,6 +101,12 @@ CONFIGS = {
 }
 
 
+def test_a_run_whose_record_is_damaged_is_refused(tmp_path):
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0/run.json").write_text('{"schema"')
+    assert "run.json: cannot be read" in refusal(folder.keep_or_plan, tmp_path / "0", CONFIG)
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_run_of_another_sweep_is_refused_with_the_option_that_differs(name, tmp_path):
     there, here, difference = CONFIGS[name]
@@ -115,28 +118,6 @@ def test_a_run_of_another_sweep_is_refused_with_the_option_that_differs(name, tm
         else:
             look()
     assert everything(tmp_path) == before
-
-
-@pytest.mark.parametrize(
-    ("target", "now", "is_kept"),
-    [
-        ({"reached": False, "out_of_time": True}, 20.0, False),
-        ({"reached": False, "out_of_time": True}, None, False),  # no limit
-        ({"reached": False, "out_of_time": True}, 10.0, True),
-        ({"reached": False, "out_of_time": True}, 5.0, True),
-        ({"reached": False, "ended": "other runs were faster"}, 20.0, True),
-        ({"reached": True}, 20.0, True),
-    ],
-)
-@pytest.mark.parametrize("checkpoint", [True, False])
-def test_a_run_whose_share_of_the_time_was_over_is_done_again_with_a_larger_one(
-    target, now, is_kept, checkpoint, tmp_path
-):
-    leave(tmp_path / "0", "finished", limited(wall_seconds=10.0), checkpoint)
-    change_record(tmp_path / "0", target=target)
-    assert (folder.keep_or_plan(tmp_path / "0", limited(wall_seconds=now)) is not None) is is_kept
-    assert (tmp_path / "0.aside").exists() is not is_kept
-    assert read(tmp_path / "0")["status"] == ("finished" if is_kept else "planned")
 
 
 def test_a_folder_is_held_by_one_sweep_at_a_time(tmp_path):

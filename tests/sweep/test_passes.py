@@ -1,6 +1,5 @@
 """Runs are visited in passes until their sweep has its answer; what ends the visits, with runs that are pretended."""
 
-import math
 import random
 
 import pytest
@@ -16,8 +15,8 @@ class Pretended(Run):
     It ends after so many `visits`; other programs have `taken` a share of the processor.
     """
 
-    def __init__(self, size, rate, spread=0.0, group="cnn", slow=None, visits=None, taken=0.01, goes_on=False):
-        super().__init__(group, size, goes_on)
+    def __init__(self, size, rate, spread=0.0, slow=None, visits=None, taken=0.01, goes_on=False):
+        super().__init__(size, goes_on)
         self.rate, self.spread, self.slow, self.visits, self.taken = rate, spread, slow or {}, visits, taken
         self.random, self.passes, self.reason = random.Random(size), [], None
 
@@ -87,9 +86,9 @@ def test_what_slows_a_whole_pass_is_not_in_the_comparison():
     [
         # More passes make an answer surer.
         (Limits(min_passes=24), 2, 24, SETTLED),
-        # The time is that of all runs, of which no more than six bring their own.
+        # The time is that of all runs.
         (Limits(seconds=5, settles=False), 2, 5 / VISIT_S, TIME_LIMIT),
-        (Limits(seconds=5, settles=False), 8, math.ceil(6 * 5 / VISIT_S / 8), TIME_LIMIT),
+        (Limits(seconds=5, settles=False), 4, 5 / VISIT_S, TIME_LIMIT),
         # There are ten passes, however long they take, or as few as the user says.
         (Limits(seconds=0.1, settles=False), 3, FEWEST, TIME_LIMIT),
         (Limits(seconds=0.1, min_passes=5, settles=False), 3, 5, TIME_LIMIT),
@@ -105,18 +104,11 @@ def test_the_time_and_the_number_of_passes_are_the_users(limits, runs, passes, r
 
 
 def test_a_group_of_one_size_ends_when_its_rate_is_known():
-    quiet, noisy = Pretended(64, 1000, group="cnn"), Pretended(64, 2000, spread=0.5, group="mlp")
-    measure(quiet, noisy, limits=Limits(seconds=4))
+    quiet, noisy = Pretended(64, 1000), Pretended(64, 2000, spread=0.5)
+    measure(quiet, limits=Limits(seconds=4))
     assert (len(quiet.passes), quiet.reason) == (FEWEST, "known to ± 5 %")
+    measure(noisy, limits=Limits(seconds=8))
     assert len(noisy.passes) > 2 * FEWEST
-
-
-def test_a_group_that_has_its_answer_leaves_the_visits_to_the_others():
-    clear = [Pretended(size, 100 * size, group="cnn") for size in (1, 8)]
-    unclear = [Pretended(size, rate, spread=0.9, group="mlp") for size, rate in ((1, 100), (8, 112))]
-    measure(*clear, *unclear, limits=Limits(seconds=3))
-    assert [run.reason for run in clear] == [SETTLED] * 2
-    assert len(unclear[0].passes) > len(clear[0].passes) == FEWEST
 
 
 def test_steps_that_are_not_known_end_with_the_time():

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from batchscope.errors import UserError
+from batchscope.records.run_record import plan
 from batchscope.sweep import folder, process
 from batchscope.sweep import job as program
-from batchscope.sweep.script import ScriptProcess
 from tests.support.fork_server import Forked
 from tests.support.locks import RUN_DIR, held
 from tests.support.runs import record
@@ -89,10 +89,10 @@ def test_after_a_signal_no_run_is_started():
 
 
 @LINUX
-def test_a_signal_while_the_first_process_is_started_leaves_none_behind(tmp_path):
+def test_a_signal_while_the_first_process_is_started_leaves_none_behind(loop, tmp_path):
     def start():
-        lasting = [sys.executable, "-c", "import time; time.sleep(600)"]
-        started.append(ScriptProcess(lasting, os.environ, tmp_path, "PARENT"))
+        plan(tmp_path / "a", config={})
+        started.append(process.Process(job(tmp_path, "a", timed=False, does="time.sleep(600)")))
         os.kill(os.getpid(), signal.SIGTERM)
         return started[0]
 

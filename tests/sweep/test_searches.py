@@ -3,7 +3,7 @@
 import pytest
 
 from batchscope.analysis.target import apart
-from batchscope.errors import NonFiniteError, UserError
+from batchscope.errors import UserError
 from batchscope.sweep import sizes
 from batchscope.sweep.grow_batch import grow_batch
 from batchscope.sweep.plans import Job, RunFailed
@@ -25,7 +25,7 @@ def device(floor, slope=1e-6, memory=2**40):
 
 
 def search(folder, end, samples=None, update=None, timed=False, **options):
-    """The size that is found, and the folders of the runs; `end` says of a size how its run ends."""
+    """The folders of the runs; `end` says of a size how its run ends."""
     ran = []
 
     def do(one):
@@ -36,27 +36,28 @@ def search(folder, end, samples=None, update=None, timed=False, **options):
         return {**record, **end(size)}
 
     one = job(folder, ".", timed=timed, global_batch_size=update)
-    return play(grow_batch(one, BatchSizeSearch(**options)), do), ran
+    play(grow_batch(one, BatchSizeSearch(**options)), do)
+    return ran
 
 
 @pytest.mark.parametrize(
-    ("end", "options", "found", "tried"),
+    ("end", "options", "tried"),
     [
-        (device(8e-6), {}, 64, [8, 32, 128, 512, 64]),  # the size that was left out below the answer
-        (device(1.0, memory=300), {}, 256, [8, 32, 128, 512, 256]),  # where memory ends, the size below
-        (device(1, 1, memory=4), {}, None, [8]),  # no size fits
-        (device(0), {"start": 16}, 16, [16, 64]),  # a larger batch is never faster
-        (device(1e3, 1e-9), {"max_runs": 3}, 128, [8, 32, 128]),  # it still rises
-        (device(1.0), {"samples": 4000}, 4000, [8, 32, 128, 512, 2048, 4000]),  # the whole training set
-        (device(1.0), {"samples": 1500}, 1500, [8, 32, 128, 512, 1500, 750]),
-        (device(1.0), {"samples": 512}, 512, [8, 32, 128, 512, 256]),
-        (device(1.0), {"samples": 50, "start": 64}, 50, [64]),  # what the first batch held
-        (device(1.0), {"update": 1000}, 1000, [8, 25, 100, 250, 1000, 500]),  # of a constant update each is a part
-        (lambda size: {**rate(size), "processes": 4}, {"samples": 4000}, 1000, [8, 32, 128, 512, 1000]),  # a share each
+        (device(8e-6), {}, [8, 32, 128, 512, 64]),  # the size that was left out below the answer
+        (device(1.0, memory=300), {}, [8, 32, 128, 512, 256]),  # where memory ends, the size below
+        (device(1, 1, memory=4), {}, [8]),  # no size fits
+        (device(0), {"start": 16}, [16, 64]),  # a larger batch is never faster
+        (device(1e3, 1e-9), {"max_runs": 3}, [8, 32, 128]),  # it still rises
+        (device(1.0), {"samples": 4000}, [8, 32, 128, 512, 2048, 4000]),  # the whole training set
+        (device(1.0), {"samples": 1500}, [8, 32, 128, 512, 1500, 750]),
+        (device(1.0), {"samples": 512}, [8, 32, 128, 512, 256]),
+        (device(1.0), {"samples": 50, "start": 64}, [64]),  # what the first batch held
+        (device(1.0), {"update": 1000}, [8, 25, 100, 250, 1000, 500]),  # of a constant update each is a part
+        (lambda size: {**rate(size), "processes": 4}, {"samples": 4000}, [8, 32, 128, 512, 1000]),  # a share each
     ],
 )
-def test_batches_grow_by_four_until_they_are_no_faster_or_do_not_fit(end, options, found, tried, tmp_path):
-    assert search(tmp_path, end, **options) == (found, [str(size) for size in tried])
+def test_batches_grow_by_four_until_they_are_no_faster_or_do_not_fit(end, options, tried, tmp_path):
+    assert search(tmp_path, end, **options) == [str(size) for size in tried]
 
 
 @pytest.mark.parametrize("status", ["failed", "killed", "refused"])
@@ -71,7 +72,7 @@ UNMEASURED = {"throughput": {"missing": {"bottleneck": "of 2 updates none came a
 def test_a_size_without_a_measured_step_is_the_last_one_and_is_told(tmp_path, capsys):
     grow = device(1.0)
     found = search(tmp_path, lambda size: grow(size) if size <= 128 else UNMEASURED, samples=600)
-    assert found == (128, ["8", "32", "128", "512", "256"])
+    assert found == ["8", "32", "128", "512", "256"]
     said = "  data.batch_size={} has no rate: of 2 updates none came after the warm-up of 5\n"
     assert capsys.readouterr().err == said.format(512) + said.format(256)
 
@@ -105,11 +106,11 @@ MANY_NEAR_BEST = rates({8: 70, 32: 85, 128: 90, 512: 95, 1024: 97, 2048: 100, 81
     ],
 )
 def test_the_sizes_near_the_best_rate_are_measured_again_side_by_side(end, options, again, tmp_path, capsys):
-    ran = search(tmp_path, end, timed=True, **options)[1]
+    ran = search(tmp_path, end, timed=True, **options)
     assert [place for place in ran if place.startswith("again")] == [f"again/{size}" for size in again]
     words = f"\n— measured again side by side: data.batch_size={','.join(map(str, again))}\n"
     assert capsys.readouterr().out == (words if again else "")
-    alone = search(tmp_path, end, **options)[1]
+    alone = search(tmp_path, end, **options)
     assert ran == [*alone, *(f"again/{size}" for size in again)]  # where the runs cannot wait, none
 
 
@@ -119,7 +120,7 @@ WORDS = ["experiment=time_to_target", "target=0.9", "search.sizes=[16,64,256]", 
 
 
 def searched(folder, end, *words):
-    """The best time of a search whose runs take no time; the size and rate of each; its seconds of training and of the clock.
+    """The size and rate of each run of a search, and its limits: seconds of training and of the clock. The runs take no time.
 
     `end` says of a size and a learning rate how the run ends.
     """
@@ -135,14 +136,14 @@ def searched(folder, end, *words):
         return {"dataset": {"train_samples": 55_000}, "status": "finished", "seconds": 10.0, **end(size, lr)}
 
     config = composed(*WORDS, "optimizer.lr=0.01", *words, run_dir=folder)
-    job = Job(folder, config, {"choices": {}, "overrides": WORDS})
-    return play(time_to_target(job, search_of(config)), do), ran, limits
+    job = Job(folder, config, {"choices": {}, "overrides": WORDS}, "run 1")
+    play(time_to_target(job, search_of(config)), do)
+    return ran, limits
 
 
 def test_the_middle_size_is_first_and_then_the_size_with_the_best_time(tmp_path):
     times = {16: 3.0, 64: 2.0, 256: 8.0}
-    best, ran, limits = searched(tmp_path, lambda size, lr: {"time_to_target_s": times[size] / (100 * lr)})
-    assert best == 1.0
+    ran, limits = searched(tmp_path, lambda size, lr: {"time_to_target_s": times[size] / (100 * lr)})
     assert ran == [*((size, 0.01) for size in (64, 16, 256)), (64, 0.02), (16, 0.02), (256, 0.02)]
     assert limits[0][0] is None
     in_best_times = [limit / best for (limit, _), best in zip(limits[1:], (2.0, 2.0, 2.0, 1.0, 1.0), strict=True)]
@@ -151,15 +152,15 @@ def test_the_middle_size_is_first_and_then_the_size_with_the_best_time(tmp_path)
 
 def test_a_run_is_ended_once_its_report_shows_that_it_is_not_the_first(tmp_path):
     """Not before: it might be the first in another run."""
-    _, _, limits = searched(tmp_path, lambda size, lr: {"time_to_target_s": 2.0})
+    _, limits = searched(tmp_path, lambda size, lr: {"time_to_target_s": 2.0})
     assert all(limit > 2.0 * apart(3) for limit, _ in limits[1:])
-    _, _, limits = searched(tmp_path, lambda size, lr: {"time_to_target_s": 2.0}, "search.sizes=[1,4,16,64,256]")
+    _, limits = searched(tmp_path, lambda size, lr: {"time_to_target_s": 2.0}, "search.sizes=[1,4,16,64,256]")
     assert all(limit > 2.0 * apart(5) for limit, _ in limits[1:])
 
 
 NO_MEMORY, NAN = (
     {"status": "out_of_memory"},
-    {"status": "failed", "error": "the loss is nan", "error_kind": NonFiniteError.kind},
+    {"status": "not_finite", "error": "the loss is nan"},
 )
 
 
@@ -173,18 +174,17 @@ NO_MEMORY, NAN = (
     ],
 )  # fmt: skip
 def test_which_runs_are_left_out(end, word, ran, tmp_path):
-    assert searched(tmp_path, lambda size, lr: end if size >= 64 else {}, word)[1] == ran
+    assert searched(tmp_path, lambda size, lr: end if size >= 64 else {}, word)[0] == ran
 
 
 def test_without_a_best_time_a_run_gets_a_share_of_the_time_that_is_left(tmp_path):
-    best, _, limits = searched(tmp_path, lambda size, lr: {"seconds": 60.0}, "search.minutes=10")
-    assert best is None
+    _, limits = searched(tmp_path, lambda size, lr: {"seconds": 60.0}, "search.minutes=10")
     assert limits == [(None, share) for share in (300.0, 270.0, 240.0, 210.0, 180.0, 300.0)]
 
 
 def test_a_training_whose_rate_it_cannot_set_is_refused():
     config = {key: value for key, value in composed(*WORDS).items() if key != "optimizer"}  # of a LightningModule
-    assert refusal(check_time_to_target, config).startswith("experiment=time_to_target: sets data.batch_size and")
+    assert refusal(check_time_to_target, config).startswith("experiment=time_to_target: needs search.sizes and")
 
 
 def test_any_other_failure_ends_it(tmp_path):
@@ -201,53 +201,37 @@ def test_the_timed_run_keeps_the_users_experiment():
     assert (words[0], words[-1]) == ("experiment=[mnist_rows,throughput]", "model=lstm_cell")
 
 
-def measured(folder, step_s=lambda size: 1e-3, wanted=(), status=lambda size: "finished"):
-    """The jobs that are asked for, and what is said, where a step takes so long."""
-    jobs, said = [], []
+def measured(folder, monkeypatch, status=lambda size: "finished"):
+    """The jobs that are asked for."""
+    asked = []
 
-    def do(job):
-        size = job.config["data"]["batch_size"]
-        jobs.append(job)
-        return {"status": status(size), "throughput": {"step_ms_median": 1e3 * step_s(size)}, "error": "it broke"}
+    def do(loop, jobs):
+        asked.extend(jobs)
+        return [{"status": status(job.config["data"]["batch_size"])} for job in jobs]
 
-    play(sizes.sizes_for_choose(["model=cnn", "data=digits"], wanted, "cpu", folder, said.append), do)
-    return jobs, said
+    monkeypatch.setattr(sizes.Loop, "do", do)
+    sizes.measure(*sizes.own_sizes(["model=cnn", "data=digits"]), ["cpu"], folder)
+    return asked
 
 
-def test_each_size_is_a_timed_run_on_the_device_with_a_folder_of_its_own(tmp_path):
-    jobs, said = measured(tmp_path)
-    assert [job.run_dir for job in jobs] == [tmp_path / "cpu" / str(n) for n in range(4)]
+def test_each_size_is_a_timed_run_on_the_device_with_a_folder_of_its_own(tmp_path, monkeypatch):
+    jobs = measured(tmp_path / "new", monkeypatch)
+    assert [job.run_dir for job in jobs] == [tmp_path / "new/cpu" / str(n) for n in range(4)]
     assert [job.config["data"]["batch_size"] for job in jobs] == [8, 32, 128, 512]
-    assert jobs[1].config["callbacks"]["until_known"]["seconds"] == sizes.SECONDS_A_RUN
+    assert jobs[1].config["callbacks"]["until_known"]["seconds"] == 10
     assert jobs[1].facts["choices"]["model"] == "cnn"
     assert jobs[1].facts["overrides"] == ["model=cnn", "data=digits", "data.batch_size=32"]
-    assert (jobs[1].config["trainer"]["accelerator"], jobs[1].title) == ("cpu", "")
-    assert said[:2] == ["cpu: measuring batch size 8", "cpu: 1 ms a step of 8"]
+    assert (jobs[1].config["trainer"]["accelerator"], jobs[1].title) == ("cpu", "cpu, run 2 of 4: data.batch_size=32")
 
 
-@pytest.mark.parametrize(
-    ("step_s", "wanted", "ran"),
-    [
-        (lambda size: 12e-3 * size, (), [8, 32, 128]),  # a size that would take too long is left out
-        (lambda size: 9.0, (), [8, 32]),  # two are measured however long they take
-        (lambda size: 9.0, (1, 2, 3), [1, 2, 3]),  # and all that were asked for
-    ],
-)
-def test_sizes_grow_as_long_as_there_is_time(step_s, wanted, ran, tmp_path):
-    jobs, said = measured(tmp_path, step_s, wanted)
-    assert [job.config["data"]["batch_size"] for job in jobs] == ran
-    assert said[-1].endswith("would take too long") is not bool(wanted)
+def test_two_sizes_have_to_fit(tmp_path, monkeypatch):
+    fits = lambda largest: lambda size: "finished" if size <= largest else "out_of_memory"
+    assert len(measured(tmp_path / "a", monkeypatch, fits(32))) == 4
+    with pytest.raises(UserError, match="fewer than two batch sizes were measured on cpu"):
+        measured(tmp_path / "b", monkeypatch, fits(8))
 
 
-def test_what_does_not_fit_ends_the_list_and_any_other_failure_the_measurement(tmp_path):
-    assert len(measured(tmp_path, status=lambda size: "finished" if size < 128 else "out_of_memory")[0]) == 3
-    with pytest.raises(UserError, match="fewer than two batch sizes fit on cpu"):
-        measured(tmp_path, status=lambda size: "finished" if size < 32 else "out_of_memory")
-    with pytest.raises(UserError, match="^choose: the run with data.batch_size=8 did not finish: it broke; its output"):
-        measured(tmp_path, status=lambda size: "failed")
-
-
-def test_two_measurements_at_once_have_a_folder_each(tmp_path, monkeypatch):
-    monkeypatch.setattr(sizes.Loop, "run", lambda loop, plan: None)
-    found = [sizes.measure([], [], ["cpu"], tmp_path / "new", print) for _ in range(2)]
-    assert found == [[tmp_path / "new" / "cpu"], [tmp_path / "new-2" / "cpu"]]
+def test_two_measurements_at_once_have_a_folder_each(tmp_path):
+    found = [sizes.measure([], [], [], tmp_path / "new") for _ in range(2)]
+    assert found == [[], []]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "new-2"]

@@ -55,7 +55,7 @@ def test_a_loss_that_is_not_a_number_ends_the_run_and_keeps_the_checkpoints(tmp_
     assert line.startswith("error: step 6: the loss is nan, the gradient of model.")
     samples = line.split("batch 5 of epoch 0 (samples ")[1].split("), learning rate ")[0]
     assert len(samples.split(", ")) == 8
-    assert record(tmp_path / "out")["status"] == "failed"
+    assert record(tmp_path / "out")["status"] == "not_finite"
     assert record(tmp_path / "out")["error"] == line.removeprefix("error: ")
 
 

@@ -243,7 +243,7 @@ def test_runs_of_one_update_and_any_batch_size_make_the_same_updates_and_say_so(
         found = record(tmp_path / "out" / str(size))
         assert (found["throughput"]["batch_size"], found["steps"], found["global_batch_size"]) == (size, steps, held)
         assert found["learning_rate"] == pytest.approx(found["config"]["optimizer"]["lr"] * held / 32)
-        assert f"\nrate    {0.1 * held / 32:.3g}: 0.1 × {held} ÷ 32, peak of one_cycle\n" in done.said
+        assert f"\nrate    {0.1 * held / 32:.3g} ({held / 32:.3g} × optimizer.lr)\n" in done.said
         options = hparams(tensorboard(tmp_path / "out" / str(size))).hparams
         assert options["learning_rate"].number_value == pytest.approx(found["learning_rate"])
     whole, parts = (last(tmp_path / "out" / size)["state_dict"] for size in ("16", "4"))
