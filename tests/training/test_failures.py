@@ -24,8 +24,6 @@ from batchscope.training.failures import explain_failures
 from tests.checkpointing.support import OUT, STEP
 from tests.support.command_lines import refusal
 from tests.support.runs import EVERY_4, SMALL, last, record, run
-from tests.support.spawned import end as end_of
-from tests.support.spawned import spawn
 
 
 def break_one_loss() -> None:
@@ -68,26 +66,6 @@ def test_out_of_memory_is_told_with_the_batch_size_and_what_to_try(tmp_path: Pat
     assert "try a smaller data.batch_size" in line
     assert record(tmp_path / "out")["memory"]["parts_bytes"]["saved"] > 0
     assert record(tmp_path / "out")["status"] == "out_of_memory"
-
-
-REMOVED_LOGS = """
-import shutil
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
-from batchscope.training.quiet import quiet_libraries
-
-quiet_libraries()
-writer = EventFileWriter("logs")
-shutil.rmtree("logs")
-try:
-    writer._async_writer.write(b"an event")
-    writer.flush()
-except FileNotFoundError:
-    print("raised")
-"""
-
-
-def test_what_ends_the_thread_of_tensorboard_is_raised_and_has_no_traceback_beside(tmp_path: Path) -> None:
-    assert end_of(spawn(tmp_path, "-c", REMOVED_LOGS)) == (0, "raised\n", "")
 
 
 # --- which exceptions are translated ----------------------------------------------------------------------------------
