@@ -15,7 +15,6 @@ from ..hardware.bottleneck import CHANGED, Bottleneck, Step, find_bottleneck
 from ..hardware.calibration import CLEARLY_FASTER, Calibration, faster_precision, peak_flops_per_sec
 from ..hardware.device_memory import PEAK, RESERVED
 from ..hardware.flop_formulas import kind_of_product
-from ..hardware.roofline import lower_bound
 from ..hardware.sampler import named
 from ..records.operations import OperationRow
 from ..records.step_parts import StepPart
@@ -40,7 +39,7 @@ def report(measured: Measured, machine: Calibration | None) -> dict[str, Any]:
     summary: dict[str, Any] = {**measured.cost, "title": measured.title, "device": measured.device}
     summary |= {"device_name": measured.device_name, "precision": measured.precision}
     flops, missing = _flops_facts(measured, machine)
-    summary |= rank_facts(measured.ranks_ms) | flops | _device_facts(measured) | _operation_facts(measured, machine)
+    summary |= rank_facts(measured.ranks_ms) | flops | _device_facts(measured)
     found = find_bottleneck(_step(measured, summary, machine))
     if found is None:
         missing["bottleneck"] = "the parts of the steps have no time: the clock has jumped"
@@ -114,21 +113,6 @@ def _device_facts(measured: Measured) -> dict[str, Any]:
         watts = sampled["energy_j"] / sampled["seconds"]
         facts["joules_per_sample"] = watts * cost["seconds"] / cost["samples"]
     return facts
-
-
-def _operation_facts(measured: Measured, machine: Calibration | None) -> dict[str, Any]:
-    """How many operations a step has, what they move, and the least time that they take on a calibrated device."""
-    operations = measured.operations
-    if not operations:
-        return {"step": {"not_recorded": measured.not_recorded}} if measured.not_recorded else {}
-    facts: dict[str, Any] = {
-        "operations": round(sum(row.calls for row in operations)),
-        "bytes": round(sum(row.bytes for row in operations)),
-        "memory_bytes": round(sum(row.cold_bytes for row in operations)),
-    }
-    if machine is not None:
-        facts["floor_ms"] = {key: 1e3 * seconds for key, seconds in lower_bound(operations, machine).items()}
-    return {"step": facts}
 
 
 def _step(measured: Measured, summary: dict[str, Any], machine: Calibration | None) -> Step:
