@@ -20,7 +20,7 @@ from harness import arguments, bare_trainer, rows, task_of, write_result
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger
 
-from batchscope.callbacks import ThroughputMonitor
+from batchscope import ThroughputMonitor
 from batchscope.hardware.microbenchmarks import clock
 from batchscope.hardware.roofline import least_seconds
 from batchscope.options.compose import check_command_line

@@ -6,8 +6,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from batchscope import MemoryMonitor
-from batchscope.callbacks import ThroughputMonitor
+from batchscope import MemoryMonitor, ThroughputMonitor
 from batchscope.callbacks._timer import clock_for
 from batchscope.hardware.datasheet import datasheet
 from batchscope.hardware.measure import calibrate, load_or_measure
