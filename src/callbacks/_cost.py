@@ -68,7 +68,6 @@ def cost_of(table: UpdateTable, replicas: int = 1, fit_seconds: float | None = N
         result["step_ms_interval"] = list(interval)
     if (undisturbed := int(table.undisturbed().sum())) >= MIN_UNDISTURBED:
         result["undisturbed_steps"] = undisturbed  # the median is of these alone
-        result["undisturbed_share"] = float(step_ms.sum()) / 1e3 / seconds  # of the time of all steps
     if fit_seconds and samples:
         trained = float(table.rows["samples"].sum(dtype=float))
         result |= {"fit_seconds": fit_seconds, FIT_RATE: trained * replicas / fit_seconds}

@@ -57,14 +57,12 @@ def _speed(summary: Mapping[str, Any], programs: str) -> str:
     if "samples_per_sec" not in summary:
         return f"unknown: {summary['missing']['samples_per_sec']}"
     mean, at_median = summary["samples_per_sec_mean"], summary["samples_per_sec"]
-    words, when = f"{significant(mean)} samples/s", "at the median step"
+    words = f"{significant(mean)} samples/s"
     if load := load_words(summary):
         words += f" {load}, mostly {programs}" if programs else f" {load}"
     if abs(at_median - mean) <= _NOISE * mean:
         return words
-    if "undisturbed_share" in summary and summary.get("disturbed_windows"):
-        when = f"in the undisturbed {percent(summary['undisturbed_share'])} of the time"
-    return f"{words} ({significant(at_median)} {when})"
+    return f"{words} ({significant(at_median)} at the median step)"
 
 
 def _mean_step(summary: Mapping[str, Any]) -> str:
