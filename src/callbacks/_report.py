@@ -155,17 +155,10 @@ def _verdict(
         measured.setting,
         preparing=_preparing(measured),
         faster_precision=faster_precision(machine, measured.precision, summary.get("peak_flops_per_sec")),
-        optimizer_traffic=is_optimizer_traffic(measured.operations),
         tf32_is_faster=is_tf32_faster(measured.operations, machine, float32_formats(measured.device)["matmul"]),
     )
     advice = advise(found.kind, setting)
     return facts | ({"advice": advice.change, "advice_effect": advice.effect} if advice else {})
-
-
-def is_optimizer_traffic(operations: Sequence[OperationRow]) -> bool:
-    """Whether the optimizer moves most of the bytes that pass through memory in a step."""
-    of_optimizer = sum(row.cold_bytes for row in operations if row.part == "optimizer")
-    return 2 * of_optimizer > sum(row.cold_bytes for row in operations)
 
 
 def is_tf32_faster(operations: Sequence[OperationRow], calibration: Calibration | None, form: str) -> bool:

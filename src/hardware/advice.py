@@ -34,7 +34,6 @@ class Setting:
     backend: str | None = None  # `model.backend`
     channels_last: bool | None = None
     experiment: str | None = None  # `diagnose` in a run of a diagnosis
-    optimizer_traffic: bool = False  # whether most of the step's traffic with memory is the optimizer's
     tf32_is_faster: bool = False  # whether the step's products are in float32, and were measured to be faster in TF32
 
 
@@ -73,10 +72,9 @@ _RULES = (
     ("communication", "batch", "exchanges gradients less often for the same samples"),
     ("communication", "accumulate", "exchanges gradients half as often"),
     ("host", "accelerator to cpu", "may be as fast for operations of this size"),
-    ("memory", "batch for optimizer", "moves the optimizer's bytes less often for the same samples"),
     ("memory compute", "channels_last", "is the faster layout for convolutions"),
     ("compute", "tf32", "computes matrix products in TF32, which was measured to be faster here"),
-    ("memory", "precision for bytes", "moves fewer bytes"),
+    ("memory", "precision", "moves fewer bytes"),
     ("compute", "precision", "was measured to compute faster here"),
     ("memory", "accelerator", "has more bandwidth"),
     ("compute elementwise", "accelerator", "computes faster"),
@@ -101,14 +99,13 @@ def advise(kind: str, setting: Setting) -> Advice | None:
 
 def _values(s: Setting) -> dict[str, Any]:
     """The new value of each change; False or None where the setting does not call for it."""
-    on_cpu, larger = s.device == "cpu", _larger_batch(s)
+    on_cpu = s.device == "cpu"
     return {
         "accelerator": on_cpu and next(iter(s.accelerators), None),
         "accelerator to cpu": not on_cpu and s.devices == 1 and "cpu",
         "accumulate": _accumulate(s),
         "backend": s.backend == "reference" and "fused",
-        "batch": larger,
-        "batch for optimizer": s.optimizer_traffic and larger,  # its bytes are as many at any batch size
+        "batch": _larger_batch(s),
         "channels_last": s.device in ("cpu", "cuda") and s.channels_last is False,
         "devices": s.device == "cuda" and s.devices_here > s.devices and s.devices_here,
         "experiment": s.experiment != "diagnose" and "diagnose",
@@ -116,7 +113,6 @@ def _values(s: Setting) -> dict[str, Any]:
         "pipeline to device": s.pipeline in ("memory", "workers") and not on_cpu and "device",
         "pipeline to memory": s.pipeline == "workers" and "memory",
         "precision": s.faster_precision,
-        "precision for bytes": not s.optimizer_traffic and s.faster_precision,  # the optimizer's stay in float32
         "profile": True,
         "tf32": s.tf32_is_faster,  # the weights and the sums stay in float32
         "workers": _more_workers(s),

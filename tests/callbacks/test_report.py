@@ -9,7 +9,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from batchscope.callbacks._measured import FILE, Measured, read_measured, write_measured
-from batchscope.callbacks._report import is_optimizer_traffic, is_tf32_faster, report
+from batchscope.callbacks._report import is_tf32_faster, report
 from batchscope.callbacks._setting import setting_of
 from batchscope.callbacks.device import DeviceMonitor
 from batchscope.errors import UserError
@@ -91,13 +91,6 @@ def test_a_kernel_that_runs_all_the_time_leaves_nothing_to_the_host() -> None:
     known = {"sampled": {"device/utilization_mean_pct": 100.0}, "operations": [replace(PRODUCT, seconds=1e-4)]}
     found = report(replace(WAITING, device="cuda", cost=cost, **known), None)["bottleneck"]
     assert found["shares"].get("host", 0.0) == 0.0
-
-
-def test_the_optimizers_traffic_is_known_by_the_bytes_of_its_operations() -> None:
-    step = [OperationRow("mm", "", "forward", "fp32", cold_bytes=4e6), OperationRow("adamw", "", "optimizer", "fp32")]
-    assert not is_optimizer_traffic(step)
-    assert is_optimizer_traffic([*step, OperationRow("adamw", "", "optimizer", "fp32", cold_bytes=5e6)])
-    assert not is_optimizer_traffic([])
 
 
 @pytest.mark.parametrize(
