@@ -90,17 +90,7 @@ def has_compiled() -> bool:
     return dynamo is not None and bool(dynamo.counters["frames"]["ok"])
 
 
-def compilations() -> dict[str, int]:
-    """How many graphs torch.compile has compiled in this process, and how many breaks there were between them."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    counters = dynamo.counters if dynamo is not None else {"stats": {}, "graph_break": {}}
-    return {
-        "graphs": counters["stats"].get("unique_graphs", 0),
-        "graph_breaks": sum(counters["graph_break"].values()),
-    }
-
-
-def watch_compilation(started: Callable[[], None], ended: Callable[[], None]) -> Callable[[], None]:
+def watch_compilation(started: Callable[[], object], ended: Callable[[], object]) -> Callable[[], None]:
     """Call functions when torch.compile begins and ends to compile something; returns a function that ends this."""
     from torch._dynamo.callback import callback_handler
 

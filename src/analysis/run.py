@@ -246,7 +246,6 @@ class Run:
             "samples_seen": self.samples_after(steps) if steps else None,
             "samples_to_target": self.samples_after(to_target) if to_target and known["time_to_target_s"] else None,
             "noise_scale": positive(at(self.record, "noise_scale.samples")),
-            "compile_seconds": positive(at(self.record, "compilation.seconds")),
         }
         parts = {f"{part}_ms_mean": number(at(throughput, f"parts_ms.{part}")) for part in PARTS}
         if all(ms is not None and ms >= 0 for ms in parts.values()) and any(parts.values()):

@@ -32,7 +32,7 @@ BUSY = ("processor_time_pct", "utilization_pct")  # of a CPU, of an accelerator
 PART_MS = tuple(f"{part}_ms_mean" for part in PARTS)
 _LONGEST = 90  # characters of a reason
 _SHOWN = ("batch_size", "global_batch_size", RATE, STEP_MS, "mfu", *BUSY, "memory_peak_gib")
-_SHOWN += ("scaling_efficiency", "communication_share", "joules_per_sample", "compile_seconds")
+_SHOWN += ("scaling_efficiency", "communication_share", "joules_per_sample")
 _TO_TARGET = ("noise_scale", "samples_to_target", "time_to_target_s")
 
 

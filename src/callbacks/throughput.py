@@ -5,6 +5,7 @@ some time later, when their marks can be read without waiting for the device. Cu
 fit `Measured` has all that is known of it, and the summary is a report on that.
 """
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from typing_extensions import override
 
 from .._lightning import callbacks_of
-from .._torch import any_mode, is_profiler_active
+from .._torch import any_mode, is_profiler_active, watch_compilation
 from ..distributed.gather import gather, replicas
 from ..hardware.calibration import Calibration
 from ..hardware.devices import device_name
@@ -30,13 +31,12 @@ from ..records.step_times import StepTimes
 from ..records.terminal import block, is_in_sweep, is_verbose, say
 from ._batches import require_number, samples_in, timesteps_in
 from ._communication import Exchanges
-from ._compilation import Compilation
 from ._cost import cost_of, median_step, metrics_of, stalls_among
 from ._events import LoopEvents
 from ._in_order import join, leave
 from ._measured import Flops, Measured, step_operations
 from ._never_raise import never_raise
-from ._recording import RecordedUpdates
+from ._recording import RecordedUpdates, is_compiled_module
 from ._report import peak_of, report
 from ._run_words import details, headline
 from ._setting import own_config, setting_of
@@ -122,7 +122,7 @@ class ThroughputMonitor(LoopEvents):
         self.table = UpdateTable(warmup_steps, self._windows)
         self._recorded: RecordedUpdates | None = None
         self._exchanges: Exchanges | None = None
-        self._compilation: Compilation | None = None
+        self._attached = contextlib.ExitStack()  # what ends with the measurement
         self._flops: Flops | None = None  # None before the recorded updates are over
         self._ended: str | None = None  # why a timed run has ended
         self._kernel_s: float | None = None
@@ -135,9 +135,8 @@ class ThroughputMonitor(LoopEvents):
         return None if self.measured is None else step_operations(self.measured, self.calibration)
 
     def record_facts(self) -> dict[str, Any]:
-        """For the run's record: the summary, as `throughput`, and what was compiled, as `compilation`."""
-        compilation = self._compilation.facts if self._compilation is not None else None
-        return {"throughput": self.summary, "compilation": compilation or None}
+        """For the run's record: the summary, as `throughput`."""
+        return {"throughput": self.summary}
 
     def summary_lines(self) -> list[str]:
         """For the run's last lines: what ran, how fast, what limits it, and what to try."""
@@ -145,8 +144,7 @@ class ThroughputMonitor(LoopEvents):
 
     def detail_lines(self) -> list[str]:
         """For the details of a run: every number, and the evidence."""
-        compiled = self._compilation.lines() if self._compilation is not None else []
-        return [*details(self.summary), *compiled] if self.verbose else []
+        return details(self.summary) if self.verbose else []
 
     def step_times(self) -> StepTimes | None:
         """After the fit: the time of each measured step, to be kept with `write_step_times`; None without a summary."""
@@ -199,9 +197,7 @@ class ThroughputMonitor(LoopEvents):
         """Measure no more in this fit."""
         self.is_measuring = False
         self._stop_recording()
-        for attached in (self._exchanges, self._compilation):
-            if attached is not None:
-                attached.stop()
+        self._attached.close()
 
     # --- the fit ------------------------------------------------------------------------------------------------------
 
@@ -230,7 +226,11 @@ class ThroughputMonitor(LoopEvents):
         self.table = UpdateTable(self.warmup_steps, self._windows, trainer.global_step)
         self._writer = StepWriter(trainer, self.details)
         self._exchanges = Exchanges(trainer, self._timer.clock)
-        self._compilation = Compilation(trainer, pl_module)
+        self._attached.callback(self._exchanges.stop)
+        if is_compiled_module(pl_module):  # what torch.compile takes is in no step, also where it compiles again
+            excluded = contextlib.ExitStack()
+            begin, end = lambda: excluded.enter_context(pause(trainer)), excluded.close
+            self._attached.callback(watch_compilation(begin, end))
         self.listen(trainer)
         add_timer(trainer, self._timer)
         join(trainer, self)

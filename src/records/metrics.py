@@ -103,7 +103,6 @@ processor_time_pct | % | | whole | processor time % | CPU: processor time of the
 mfu | {FRACTION} | up | percent.1 | MFU % | of the peak measured on this device
 memory_peak_gib | GiB | down | | peak GiB | of the device; on a CPU of the process
 joules_per_sample | J | down | milli | mJ/sample | energy of the device
-compile_seconds | s | down | | compile s | of torch.compile, in no rate
 time_to_target_s | s | down | | s to target | of training, until the target was reached
 samples_to_target | samples | down | | samples to target | trained on until then
 noise_scale | samples | | | noise scale | the gradient noise scale at the end of training

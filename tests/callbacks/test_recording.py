@@ -1,5 +1,8 @@
 """The operations of three steps are recorded in the run itself: which steps, their FLOPs, their record, and when not."""
 
+import time
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -70,6 +73,23 @@ def test_a_compiled_training_runs_three_updates_uncompiled_also_after_a_stop(rec
         assert recorded_in.count("addmm") == 2 * recorded
         assert ("flops_per_sample" in found) == bool(recorded)
     assert found["missing"]["mfu"].startswith("the training was resumed after update 4")
+
+
+def test_the_time_in_which_torch_compiles_is_in_no_step_also_late_in_an_epoch(request) -> None:
+    request.addfinalizer(torch._dynamo.utils.counters.clear)  # afterwards this process has compiled nothing
+    request.addfinalizer(torch._dynamo.reset)
+    compiled = []
+
+    def slowly(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        time.sleep(0.3)
+        compiled.append(graph)
+        return graph.forward
+
+    module, monitor = stranger(), monitoring()
+    module.layer.compile(backend=slowly, dynamic=False)
+    train(module, monitor, data=loader(9 * BATCH + 1, BATCH), max_epochs=1)  # it compiles again for the last batch
+    assert len(compiled) == 2
+    assert monitor.table.step_ms()[-1] < 300 < monitor.table.rows["excluded_ms"][-1]
 
 
 def test_the_record_of_a_step_has_its_operations_with_parts_and_dimensions() -> None:
