@@ -6,7 +6,7 @@ import numpy
 from numpy.typing import NDArray
 
 from ..records.intervals import median_interval
-from ..records.rates import FIT_RATE, rate
+from ..records.rates import rate
 from ..records.step_parts import PARTS, StepPart
 from ._table import MIN_UNDISTURBED, UpdateTable
 from ._writer import Scalars
@@ -19,7 +19,7 @@ STALL_RATIO, STALL_MS = 3.0, 50.0
 _WORK = [column for column, part in enumerate(PARTS) if part not in (StepPart.DATA_WAIT, StepPart.TRANSFER)]
 
 
-def cost_of(table: UpdateTable, replicas: int = 1, fit_seconds: float | None = None) -> dict[str, Any]:
+def cost_of(table: UpdateTable, replicas: int = 1) -> dict[str, Any]:
     """The cost of this rank's counted updates; empty where none is known.
 
     `samples_per_sec_mean` is all samples ÷ all of their time. `samples_per_sec` is the run's rate (records/rates.py): the
@@ -29,8 +29,6 @@ def cost_of(table: UpdateTable, replicas: int = 1, fit_seconds: float | None = N
     Args:
         table: of the fit.
         replicas: how many batches the ranks train on at a time.
-        fit_seconds: wall time of the whole fit without pauses, for `samples_per_sec_fit`: every sample that was trained,
-            those of the warm-up included, over it.
     """
     rows, in_median = table.rows[table.after_warmup()], table.in_median()
     seconds = float(rows["parts_ms"].sum(dtype=float)) / 1e3
@@ -68,9 +66,6 @@ def cost_of(table: UpdateTable, replicas: int = 1, fit_seconds: float | None = N
         result["step_ms_interval"] = list(interval)
     if (undisturbed := int(table.undisturbed().sum())) >= MIN_UNDISTURBED:
         result["undisturbed_steps"] = undisturbed  # the median is of these alone
-    if fit_seconds and samples:
-        trained = float(table.rows["samples"].sum(dtype=float))
-        result |= {"fit_seconds": fit_seconds, FIT_RATE: trained * replicas / fit_seconds}
     if excluded := float(rows["excluded_ms"].mean()):
         result["excluded_ms"] = excluded
     if preparing := float(rows["preparing_ms"].mean()):

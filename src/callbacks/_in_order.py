@@ -83,7 +83,7 @@ class _Order:
         self.sources.remove(source)
         self._is_ending = True
         below = self.complete()
-        with pause(self._trainer, part_of_fit=True):
+        with pause(self._trainer):
             for held in self._held:
                 try:
                     held.write(below)

@@ -130,7 +130,6 @@ class StepTimer:
         finished: batches whose end has been marked, oldest first.
         current: the batch that is being timed; None between two epochs.
         batches: that have been trained.
-        paused_s: within pauses that are no part of the fit, on the host's clock.
         spans: when training ran, without pauses and the time between two epochs.
     """
 
@@ -141,9 +140,7 @@ class StepTimer:
         self.batches = 0
         self._updates = Updates(last_step)
         self.is_between_updates = True
-        self.paused_s = 0.0
         self._stack: list[str] = []
-        self._pauses = 0  # that are within each other
         self.spans = Spans()
 
     @property
@@ -194,18 +191,13 @@ class StepTimer:
             self._mark()
 
     @contextlib.contextmanager
-    def pause(self, part_of_fit: bool = False) -> Iterator[None]:
-        """Exclude what happens within from the step, and unless it is a part of the fit from the fit's time. May be nested."""
-        began, counts = time.perf_counter(), 0 if part_of_fit else 1
-        self._pauses += counts
+    def pause(self) -> Iterator[None]:
+        """Exclude what happens within from the step. May be nested."""
         self.enter(PAUSE)
         try:
             yield
         finally:
             self.leave(PAUSE)
-            self._pauses -= counts
-            if counts and not self._pauses:
-                self.paused_s += time.perf_counter() - began
 
     def _mark(self) -> None:
         batch, part = self.current, self.part
@@ -230,26 +222,22 @@ class StepTimer:
 _timers: WeakKeyDictionary[Trainer, list[StepTimer]] = WeakKeyDictionary()
 
 
-def add_timer(trainer: Trainer, timer: Any) -> None:
+def add_timer(trainer: Trainer, timer: StepTimer) -> None:
     """Have every `pause(trainer)` happen within `timer.pause()`, until `remove_timer`."""
     remove_timer(trainer, timer)  # it may remain from a fit that ended early
     _timers.setdefault(trainer, []).append(timer)
 
 
-def remove_timer(trainer: Trainer, timer: Any) -> None:
+def remove_timer(trainer: Trainer, timer: StepTimer) -> None:
     """Undo `add_timer`, if it was called."""
     with contextlib.suppress(KeyError, ValueError):
         _timers[trainer].remove(timer)
 
 
 @contextlib.contextmanager
-def pause(trainer: Trainer, part_of_fit: bool = False) -> Iterator[None]:
-    """Work that is not training: whoever times the trainer's steps leaves it out of them.
-
-    What every fit does, such as writing curves, is a part of the fit: it is in no step, and in the fit's rate. Compiling, or
-    waiting for another run, is in neither.
-    """
+def pause(trainer: Trainer) -> Iterator[None]:
+    """Work that is not training: whoever times the trainer's steps leaves it out of them."""
     with contextlib.ExitStack() as stack:
         for timer in _timers.get(trainer, ()):
-            stack.enter_context(timer.pause(part_of_fit))
+            stack.enter_context(timer.pause())
         yield

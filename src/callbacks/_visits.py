@@ -16,8 +16,10 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
+from .._lightning import callbacks_of
 from ._timer import pause
 from ._updates import Updates
+from .device import DeviceMonitor
 from .throughput import ThroughputMonitor
 
 PROGRESS_S = 0.5  # between two words on where a run is
@@ -128,8 +130,13 @@ class Visits(Callback):
     def _wait(self, trainer: Trainer) -> None:
         """Wait for the next visit; the time is in no step and no rate."""
         began = time.perf_counter()
+        devices = [one for one in callbacks_of(trainer) if isinstance(one, DeviceMonitor)]
         with pause(trainer):
+            for monitor in devices:
+                monitor.sample()
             order, _, rest = self._visitor.hear().partition(" ")
+            for monitor in devices:
+                monitor.sample()
         self.waited_s += time.perf_counter() - began
         if order == "warm":
             return

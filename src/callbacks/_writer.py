@@ -69,7 +69,7 @@ class StepWriter:
         shown = self._thinned(scalars.steps)
         if always is not None:
             shown |= always
-        with pause(self._trainer, part_of_fit=True):
+        with pause(self._trainer):
             for logger in self._trainer.loggers:
                 if not _has_failed(logger):
                     try:

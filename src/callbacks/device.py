@@ -1,9 +1,8 @@
 """DeviceMonitor: utilisation, memory and power of the device that trains, sampled a few times a second."""
 
-import contextlib
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from statistics import fmean
 from typing import Any
 
@@ -24,7 +23,6 @@ from ..records.metrics import METRICS
 from ..records.terminal import row
 from ._in_order import join, leave
 from ._never_raise import never_raise
-from ._timer import add_timer, remove_timer
 from ._writer import Row, StepWriter
 
 _CAUSES = "losses or outputs that keep their graph, a metric that is never reset, a list or cache without a limit"
@@ -68,8 +66,7 @@ class DeviceMonitor(Callback):
             spans: of `time.perf_counter()` in seconds; by default those of training, without validations and the time
                 between epochs.
         """
-        if self._sampler is not None:
-            self._sampler.sample()
+        self.sample()
         found = self._timeline.over(self._spans.all() if spans is None else spans)
         peaks = {named(key, "max"): key for key in (PEAK, RESERVED)}  # the maximum of a peak is the peak
         return {peaks.get(key, key): value for key, value in found.items()}
@@ -87,17 +84,10 @@ class DeviceMonitor(Callback):
             lines.append(row("memory", f"{words}; usual causes: {_CAUSES}"))
         return lines
 
-    @contextlib.contextmanager
-    def pause(self, part_of_fit: bool = False) -> Iterator[None]:
-        """Sample at both ends of a wait, so that no sample holds waiting and training (see `_timer.pause`)."""
-        sampler = None if part_of_fit else self._sampler
-        if sampler is not None:
-            sampler.sample()
-        try:
-            yield
-        finally:
-            if sampler is not None:
-                sampler.sample()
+    def sample(self) -> None:
+        """Sample now, as at both ends of a wait, so that no sample holds waiting and training."""
+        if self._sampler is not None:
+            self._sampler.sample()
 
     @override
     @never_raise
@@ -109,7 +99,6 @@ class DeviceMonitor(Callback):
         self._sampler = Sampler(probe_for(trainer.strategy.root_device, settle_s=WINDOW_S).read, self.interval_s)
         self._sampler.start()
         self._timeline = self._sampler.timeline
-        add_timer(trainer, self)
         join(trainer, self)
 
     @override
@@ -156,7 +145,6 @@ class DeviceMonitor(Callback):
     @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._end(trainer)
-        remove_timer(trainer, self)
 
     def _end(self, trainer: Trainer) -> None:
         self._sum_up(trainer)

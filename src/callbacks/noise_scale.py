@@ -178,7 +178,7 @@ class NoiseScaleMonitor(Callback):
         several = trainer.accumulate_grad_batches * trainer.world_size > 1  # a callback may change it between epochs
         self._of = "batches" if several else "halves" if self.halves else "updates"
         if self._of == "halves" and self._since_due(trainer) == 0 and self._samples > 1:
-            with pause(trainer, part_of_fit=True):
+            with pause(trainer):
                 self._compare(trainer, *_halves(trainer, pl_module, batch, batch_idx, self._samples))
 
     @override

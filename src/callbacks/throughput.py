@@ -7,7 +7,6 @@ fit `Measured` has all that is known of it, and the summary is a report on that.
 
 import contextlib
 import math
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -234,7 +233,6 @@ class ThroughputMonitor(LoopEvents):
         self.listen(trainer)
         add_timer(trainer, self._timer)
         join(trainer, self)
-        self._started = time.perf_counter()
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -277,8 +275,7 @@ class ThroughputMonitor(LoopEvents):
         self._windows.end(self._timer.updates)
         self._flush(trainer, wait, is_over=wait)  # without `wait` the fit may have ended in the middle of an update
         self.disable()
-        seconds = time.perf_counter() - self._started - self._timer.paused_s
-        if cost := cost_of(self.table, replicas(trainer), seconds):
+        if cost := cost_of(self.table, replicas(trainer)):
             on_host = trainer.strategy.root_device.type == "cpu"  # an accelerator's host has free cores for others
             windows = self._windows.facts(slowed_only=not on_host)
             self.summary = cost | windows | ({"ended": self._ended} if self._ended else {})
@@ -383,7 +380,7 @@ class ThroughputMonitor(LoopEvents):
         if updates <= self._first_counted:
             self._timer.spans.clear()
         if self._timer.is_between_updates and self._windows.is_due(updates):
-            with self._timer.pause(part_of_fit=True):  # what a window's border costs is in no step
+            with self._timer.pause():  # what a window's border costs is in no step
                 self._windows.begin(updates)
         self._timer.begin_batch()
 
@@ -463,7 +460,7 @@ class ThroughputMonitor(LoopEvents):
 
     def _flush(self, trainer: Trainer, wait: bool, is_over: bool = False) -> None:
         """Turn marks into rows of the table as far as they can be read without waiting, and write these."""
-        with pause(trainer, part_of_fit=True):
+        with pause(trainer):
             self._windows_read = len(self._windows.all)
             clock, finished, batches = self._timer.clock, self._timer.finished, []
             if wait and finished:

@@ -93,7 +93,6 @@ samples_per_sec | samples/s | up | | samples/s | a whole batch over the typical 
 samples_per_sec_low | samples/s | up | | | the lower end of the rate's 90 % interval
 samples_per_sec_high | samples/s | up | | | the upper end of the rate's 90 % interval
 samples_per_sec_mean | samples/s | up | | | all samples over the time of all steps
-samples_per_sec_fit | samples/s | up | | | all samples over the wall time of the fit
 step_ms_typical | ms | down | | step ms | the geometric mean of the mean steps of the windows
 {_MEAN_PARTS}
 scaling_efficiency | {FRACTION} | up | percent | scaling efficiency % | of n single devices

@@ -87,11 +87,6 @@ BATCHES = {
         {},
         {"timesteps_per_sec": 7 * 400},
     ),
-    "the rate of the fit has every sample": (
-        [batch(n, 40, forward=10) for n in range(1, 6)],
-        {"replicas": 2, "fit_seconds": 4.0},
-        {"samples_per_sec_fit": 2 * 5 * 40 / 4.0, "fit_seconds": 4.0, "samples": 4 * 40},
-    ),
     "the parts are means that add up; pauses and preparation are beside them": (
         [
             batch(1, forward=9),
@@ -138,7 +133,7 @@ def test_disturbed_steps_leave_the_median_and_stay_in_the_mean_where_enough_are_
 def test_what_a_fit_does_not_have_is_no_fact_of_its_cost() -> None:
     known = cost_of(table_of([10]))
     absent = {"excluded_ms", "preparing_ms", "step_ms_interval", "undisturbed_steps"}
-    assert not (absent | {"fit_seconds", "timesteps_per_sec"}) & known.keys()
+    assert not (absent | {"timesteps_per_sec"}) & known.keys()
     for updates in (0, 1, 5):  # no more than the warm-up
         assert cost_of(table_with(*(batch(n, forward=10) for n in range(1, updates + 1)), warmup=5)) == {}
 

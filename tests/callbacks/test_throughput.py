@@ -246,7 +246,7 @@ def test_the_rows_are_printed_and_the_details_where_they_are_wanted(capsys, monk
     assert "p99" not in said
     monkeypatch.setenv("BATCHSCOPE_VERBOSE", "1")
     fit(ThroughputMonitor(calibrate=False))
-    assert "p99 step" in capsys.readouterr().out
+    assert "step_ms_p99" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -74,17 +74,6 @@ def test_steps_adjoin_so_that_no_time_is_lost_but_between_two_epochs(timer: Step
     assert timer.spans.all() == [(266, 268)]
 
 
-def test_the_time_of_a_pause_is_in_the_fits_time_only_if_it_is_a_part_of_the_fit(timer, world) -> None:
-    timer.begin_batch()
-    with timer.pause(part_of_fit=True):
-        world.now += 1
-    assert timer.paused_s == 0
-    timer.enter(PAUSE)  # a validation
-    with timer.pause(), timer.pause():
-        world.now += 2
-    assert timer.paused_s == 2
-
-
 def test_updates_are_counted_by_lightnings_step(timer: StepTimer) -> None:
     for global_step in (0, 1, 1, 2):  # two batches an update
         timer.begin_batch()
