@@ -11,11 +11,6 @@ from ..records.step_parts import PARTS, StepPart
 from ._table import MIN_UNDISTURBED, UpdateTable
 from ._writer import Scalars
 
-# A stall is a step that takes more than STALL_RATIO × the median and more than STALL_MS longer than it. The ratio lets
-# pass what belongs to a model, such as sequences of different lengths. The 50 ms let pass what a scheduler or a garbage
-# collector does to a short step: such hiccups are many, and the p99 shows them. A rule by standard deviations would
-# raise its own threshold with every stall; one by the median does not.
-STALL_RATIO, STALL_MS = 3.0, 50.0
 _WORK = [column for column, part in enumerate(PARTS) if part not in (StepPart.DATA_WAIT, StepPart.TRANSFER)]
 
 
@@ -40,8 +35,6 @@ def cost_of(table: UpdateTable, replicas: int = 1) -> dict[str, Any]:
         return {}
     samples, whole = float(rows["samples"].sum(dtype=float)), table.whole_batch()
     batches = float(table.rows["batches"][in_median].mean())
-    counted_ms = table.step_ms(table.after_warmup())
-    stalled = counted_ms[stalls_among(counted_ms, median)]
     result: dict[str, Any] = {
         "updates": len(rows),
         "samples": int(samples),
@@ -55,8 +48,6 @@ def cost_of(table: UpdateTable, replicas: int = 1) -> dict[str, Any]:
         "step_ms_p99": highest,
         "parts_ms": dict(zip(PARTS, rows["parts_ms"].mean(0, dtype=float).tolist(), strict=True)),
         "work_ms_median": float(numpy.median(table.rows["parts_ms"][in_median][:, _WORK].sum(1))),
-        "stalls": len(stalled),
-        "stall_seconds": float((stalled - median).sum()) / 1e3,
     }
     if samples:  # else the batch has no tensors, and nobody knows
         result["samples_per_sec"] = rate(whole * replicas, median)
@@ -82,11 +73,6 @@ def median_step(table: UpdateTable) -> dict[str, float]:
         return {}
     order = numpy.argsort(rows["parts_ms"].sum(1, dtype=float))
     return dict(zip(PARTS, rows["parts_ms"][order[len(rows) // 2]].tolist(), strict=True))
-
-
-def stalls_among(step_ms: NDArray[numpy.float64], median: float) -> NDArray[numpy.bool_]:
-    """Which of some steps were stalls, shape (N,), given the usual time of a step."""
-    return step_ms > max(STALL_RATIO * median, median + STALL_MS)
 
 
 def metrics_of(

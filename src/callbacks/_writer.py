@@ -62,13 +62,11 @@ class StepWriter:
             for scalars in _alike(rows):
                 self.write(scalars)
 
-    def write(self, scalars: Scalars, always: NDArray[numpy.bool_] | None = None) -> None:
-        """Write scalars, in the order of their steps; TensorBoard gets the steps in `always`, shape (N,), in any case."""
+    def write(self, scalars: Scalars) -> None:
+        """Write scalars, in the order of their steps."""
         if not self._trainer.is_global_zero or not len(scalars.steps) or not scalars.keys:
             return
         shown = self._thinned(scalars.steps)
-        if always is not None:
-            shown |= always
         with pause(self._trainer):
             for logger in self._trainer.loggers:
                 if not _has_failed(logger):

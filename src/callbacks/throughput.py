@@ -30,7 +30,7 @@ from ..records.step_times import StepTimes
 from ..records.terminal import block, is_in_sweep, is_verbose, say
 from ._batches import require_number, samples_in, timesteps_in
 from ._communication import Exchanges
-from ._cost import cost_of, median_step, metrics_of, stalls_among
+from ._cost import cost_of, median_step, metrics_of
 from ._events import LoopEvents
 from ._in_order import join, leave
 from ._measured import Flops, Measured, step_operations
@@ -482,10 +482,7 @@ class ThroughputMonitor(LoopEvents):
                 together, flops = replicas(trainer), self._flops or Flops()
                 per_device = flops.per_sample and flops.per_sample * together / trainer.world_size
                 peak = peak_of(flops, str(trainer.precision), self.calibration)
-                scalars = metrics_of(rows, together, per_device, peak)
-                recent = self.table.step_ms(slice(-FLUSH_EVERY, None))  # rows of a window may be one or two
-                stalled = stalls_among(rows["parts_ms"].sum(1, dtype=float), float(numpy.median(recent)))
-                self._writer.write(scalars, always=stalled)
+                self._writer.write(metrics_of(rows, together, per_device, peak))
 
 
 def _nothing(why: str) -> dict[str, Any]:

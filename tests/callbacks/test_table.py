@@ -5,7 +5,7 @@ import math
 import numpy
 import pytest
 
-from batchscope.callbacks._cost import cost_of, metrics_of, stalls_among
+from batchscope.callbacks._cost import cost_of, metrics_of
 from batchscope.callbacks._table import DISTURBED, FIRST, INVALID, PARTIAL, RECORDED, WARMUP, UpdateTable
 from batchscope.callbacks._timer import HostClock
 from batchscope.callbacks._windows import Windows
@@ -64,11 +64,6 @@ STEPS = {
     "sizes that vary": ([10, 20, 30], [8, 10, 12], {"batch_size": 10, "step_ms_median": 20, "samples_per_sec": 500}),
     "a step that a clock has broken": ([10, math.nan, -3, math.inf, 12, 11], 4, {"step_ms_median": 11, "updates": 3}),
     "the p99 is of whole batches": ([*range(1, 102), 500], [9] * 101 + [7], {"step_ms_p99": 100}),
-    # A stall takes three times the median and 50 ms more, in a short last batch too.
-    "short steps stall": ([2] * 9 + [51, 60, 3], 4, {"stalls": 1, "stall_seconds": 0.058}),
-    "long steps stall": ([100] * 9 + [299, 301, 900], 4, {"stalls": 2, "stall_seconds": 1.001}),
-    "no step stalls": ([2] * 9, 4, {"stalls": 0, "stall_seconds": 0}),
-    "a short batch stalls": ([10] * 8 + [2, 500], [100] * 8 + [20, 20], {"stalls": 1}),
 }
 # Batches, the options of a fit → facts.
 BATCHES = {
@@ -174,7 +169,3 @@ def test_the_curves_have_every_metric_that_a_step_has_and_no_other() -> None:
     assert "throughput/mfu" not in last
     scalars = metrics_of(table_with(batch(1, 0, forward=10)).rows, 1, flops_per_sample=100.0)
     assert {key for key in scalars.keys if key.startswith("throughput/")} == {"throughput/batches_per_sec"}
-
-
-def test_stalls_are_told_by_the_usual_time_of_a_step() -> None:
-    assert stalls_among(table_of([10, 10, 500]).step_ms(), 10.0).tolist() == [False, False, False, True]
