@@ -17,7 +17,6 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 
 from .._lightning import append_csv_rows, prefixed
 from ..errors import in_one_line
-from ..records.metrics import metric
 from ._timer import pause
 
 POINTS = 1000  # of a tag: TensorBoard shows about so many
@@ -46,12 +45,10 @@ class StepWriter:
 
     Args:
         trainer: whose loggers are written to.
-        details: whether TensorBoard gets the metrics that are declared as details (records/metrics.py), too.
     """
 
-    def __init__(self, trainer: Trainer, details: bool = True):
+    def __init__(self, trainer: Trainer):
         self._trainer = trainer
-        self._details = details
         self._last_cell: tuple[int, int] | None = None
         if trainer.global_step:  # resumed: the series goes on
             self._thinned(numpy.array([trainer.global_step]))
@@ -71,7 +68,7 @@ class StepWriter:
             for logger in self._trainer.loggers:
                 if not _has_failed(logger):
                     try:
-                        _write(logger, scalars, shown, self._details)
+                        _write(logger, scalars, shown)
                     except Exception as error:  # noqa: BLE001 - anybody's logger
                         give_up(logger, error)
 
@@ -101,13 +98,13 @@ def is_plain(logger: Logger, kind: type[Kind]) -> TypeGuard[Kind]:
     return isinstance(logger, kind) and logger.__class__.log_metrics is kind.log_metrics
 
 
-def _write(logger: Logger, scalars: Scalars, shown: NDArray[numpy.bool_], details: bool) -> None:
+def _write(logger: Logger, scalars: Scalars, shown: NDArray[numpy.bool_]) -> None:
     if is_plain(logger, CSVLogger):
         rows = numpy.column_stack([scalars.values, scalars.steps.astype(float)])
         append_csv_rows(logger, [*scalars.keys, "step"], rows)
     # A writer that an earlier fit has closed has no file; Lightning's own `log_metrics` opens a new one.
     elif is_plain(logger, TensorBoardLogger) and logger.experiment.file_writer is not None:
-        _write_events(logger, logger.experiment.file_writer, scalars, shown, details)
+        _write_events(logger, logger.experiment.file_writer, scalars, shown)
     elif is_plain(logger, MLFlowLogger):
         _write_to_mlflow(logger, scalars)
     else:
@@ -115,16 +112,11 @@ def _write(logger: Logger, scalars: Scalars, shown: NDArray[numpy.bool_], detail
             logger.log_metrics(dict(zip(scalars.keys, values, strict=True)), step)
 
 
-def _write_events(
-    logger: TensorBoardLogger, file_writer: Any, scalars: Scalars, shown: NDArray[numpy.bool_], details: bool
-) -> None:
+def _write_events(logger: TensorBoardLogger, file_writer: Any, scalars: Scalars, shown: NDArray[numpy.bool_]) -> None:
     """One event a step that holds all values: several times cheaper than an `add_scalar` for each, and shown the same."""
-    kept = [at for at, key in enumerate(scalars.keys) if details or not metric(key).detail]
-    keys, now = prefixed(logger, [scalars.keys[at] for at in kept]), time.time()
-    if not keys:
-        return
+    keys, now = prefixed(logger, scalars.keys), time.time()
     with numpy.errstate(over="ignore"):  # a number that float32 cannot hold is infinite there
-        values = scalars.values[shown][:, kept].astype(numpy.float32)
+        values = scalars.values[shown].astype(numpy.float32)
     for step, row in zip(scalars.steps[shown].tolist(), values.tolist(), strict=True):
         summary = Summary(
             value=[Summary.Value(tag=key, simple_value=value) for key, value in zip(keys, row, strict=True)]

@@ -41,15 +41,12 @@ class DeviceMonitor(Callback):
 
     Args:
         interval_s: seconds between samples; at least 0.1 s is used.
-        details: whether TensorBoard gets the readings of the host, clocks and the allocator too. CSV has them in any
-            case.
     """
 
     observes_only = True
 
-    def __init__(self, interval_s: PositiveFloat = 0.25, details: bool = False):
+    def __init__(self, interval_s: PositiveFloat = 0.25):
         self.interval_s = interval_s
-        self.details = details
         self.summary: dict[str, float] = {}
         self._sampler: Sampler | None = None
         self._timeline = Timeline()  # of this fit, or of the last one
@@ -95,7 +92,7 @@ class DeviceMonitor(Callback):
         self.disable()
         self.summary, self.grows, self._rows, self._step = {}, {}, [], trainer.global_step
         self._first_step = trainer.global_step
-        self._writer = StepWriter(trainer, self.details)
+        self._writer = StepWriter(trainer)
         self._sampler = Sampler(probe_for(trainer.strategy.root_device, settle_s=WINDOW_S).read, self.interval_s)
         self._sampler.start()
         self._timeline = self._sampler.timeline

@@ -78,7 +78,6 @@ class ThroughputMonitor(LoopEvents):
         record_operations: whether the operations of the updates 2 to 4 are recorded: the FLOPs of a sample, and evidence
             for the bottleneck. These updates are slower, and no rate is read from them.
         verbose: whether the summary is printed when training ends; `train.py` prints it with the run's last lines.
-        details: whether TensorBoard gets the parts of a step, FLOP/s and batches/s too. CSV has them in any case.
 
     Attributes:
         table: the updates of this fit, or of the last one.
@@ -99,7 +98,6 @@ class ThroughputMonitor(LoopEvents):
         calibrate: bool = True,
         record_operations: bool = True,
         verbose: bool = True,
-        details: bool = False,
     ):
         for name, function in (("batch_size_fn", batch_size_fn), ("timesteps_fn", timesteps_fn)):
             if function is not None and not callable(function):
@@ -112,7 +110,6 @@ class ThroughputMonitor(LoopEvents):
         self.calibrate = calibrate
         self.record_operations = record_operations
         self.verbose = verbose
-        self.details = details
         self.summary: dict[str, Any] = {}
         self.measured: Measured | None = None
         self.calibration: Calibration | None = None
@@ -223,7 +220,7 @@ class ThroughputMonitor(LoopEvents):
         self._first_counted = max(1, self.warmup_steps, self._recorded.last)
         self._windows, self._windows_read = Windows(self._first_counted), 0
         self.table = UpdateTable(self.warmup_steps, self._windows, trainer.global_step)
-        self._writer = StepWriter(trainer, self.details)
+        self._writer = StepWriter(trainer)
         self._exchanges = Exchanges(trainer, self._timer.clock)
         self._attached.callback(self._exchanges.stop)
         if is_compiled_module(pl_module):  # what torch.compile takes is in no step, also where it compiles again

@@ -17,7 +17,7 @@ from tests.support.third_party_modules import Memory, loader, train
 def test_a_fit_is_logged_and_summed_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampler, "MIN_INTERVAL_S", 0.02)  # so that the run can be short
     monkeypatch.setattr(probes, "MIN_SPAN_S", 0.001)
-    monitor, logger, steps = DeviceMonitor(interval_s=0.02, details=True), Memory(), 40
+    monitor, logger, steps = DeviceMonitor(interval_s=0.02), Memory(), 40
     assert monitor.result() == {}
     train(slow(), monitor, data=loader(80), logger=logger)
     keys = {PROCESSOR_TIME, PEAK, ALLOCATED, CPU, RSS}

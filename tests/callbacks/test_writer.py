@@ -16,8 +16,8 @@ from batchscope.callbacks._writer import POINTS, Scalars, StepWriter
 from batchscope.checkpointing.log_files import append_to_file
 
 
-def writer(*loggers, rank: int = 0, details: bool = True, step: int = 0) -> StepWriter:
-    return StepWriter(Mock(is_global_zero=rank == 0, loggers=list(loggers), global_step=step), details)
+def writer(*loggers, rank: int = 0, step: int = 0) -> StepWriter:
+    return StepWriter(Mock(is_global_zero=rank == 0, loggers=list(loggers), global_step=step))
 
 
 def both(folder: Path) -> tuple[CSVLogger, TensorBoardLogger]:
@@ -132,11 +132,3 @@ def test_a_logger_that_fails_gets_nothing_more_with_one_warning(tmp_path: Path) 
         first.write_rows([(2, {"a": 1.0})])
         second.write_rows([(3, {"a": 1.0})])
     assert [row["step"] for row in read(good)] == ["1", "2", "3"]
-
-
-def test_without_details_tensorboard_has_what_people_look_at_first_and_csv_has_all(tmp_path: Path) -> None:
-    file, board = both(tmp_path)
-    row = {"time/step_ms": 3.0, "time/forward_ms": 1.0, "throughput/flops_per_sec": 2.0, "of/ones_own": 4.0}
-    writer(file, board, details=False).write_rows([(1, row), (2, {"host/cpu_pct": 5.0})])
-    assert set(EventAccumulator(board.log_dir).Reload().Tags()["scalars"]) == {"time/step_ms", "of/ones_own"}
-    assert [set(line) - {"step"} for line in read(file)] == [set(row), {"host/cpu_pct"}]
