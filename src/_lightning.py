@@ -271,7 +271,7 @@ def continue_mlflow_run(logger: MLFlowLogger, tag: str) -> None:
     _ = logger.experiment
 
 
-def prefixed(logger: CSVLogger | MLFlowLogger | TensorBoardLogger, keys: Sequence[str]) -> list[str]:
+def prefixed(logger: CSVLogger | TensorBoardLogger, keys: Sequence[str]) -> list[str]:
     """The names under which a logger writes `keys`: with the logger's prefix, if it has one."""
     return [f"{logger._prefix}{logger.LOGGER_JOIN_CHAR}{key}" if logger._prefix else key for key in keys]
 

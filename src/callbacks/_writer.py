@@ -1,7 +1,6 @@
 """StepWriter: writes the scalars of many steps to a trainer's loggers at once, each at its own step."""
 
 import itertools
-import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -20,7 +19,6 @@ from ..errors import in_one_line
 from ._timer import pause
 
 POINTS = 1000  # of a tag: TensorBoard shows about so many
-_MLFLOW_AT_ONCE = 1000  # numbers of a request, as its servers allow
 _failed: list[ReferenceType[Logger]] = []  # a logger need not be hashable
 
 Row = tuple[int, Mapping[str, float]]
@@ -38,7 +36,7 @@ class Scalars(NamedTuple):
 class StepWriter:
     """Writes on rank 0. CSV and other loggers get every step.
 
-    TensorBoard gets one event with all values for every n-th step. n is 1 in the first 1,000 steps, and doubles whenever
+    TensorBoard gets one event with all values, and MLflow a request, for every n-th step. n is 1 in the first 1,000 steps, and doubles whenever
     the number of steps does. Which steps these are depends on their numbers alone, so a resumed run continues the series.
 
     A logger that raises an exception gets nothing more, with one warning.
@@ -105,10 +103,9 @@ def _write(logger: Logger, scalars: Scalars, shown: NDArray[numpy.bool_]) -> Non
     # A writer that an earlier fit has closed has no file; Lightning's own `log_metrics` opens a new one.
     elif is_plain(logger, TensorBoardLogger) and logger.experiment.file_writer is not None:
         _write_events(logger, logger.experiment.file_writer, scalars, shown)
-    elif is_plain(logger, MLFlowLogger):
-        _write_to_mlflow(logger, scalars)
     else:
-        for step, values in zip(scalars.steps.tolist(), scalars.values.tolist(), strict=True):
+        taken = shown if is_plain(logger, MLFlowLogger) else slice(None)  # each step is a request to its server
+        for step, values in zip(scalars.steps[taken].tolist(), scalars.values[taken].tolist(), strict=True):
             logger.log_metrics(dict(zip(scalars.keys, values, strict=True)), step)
 
 
@@ -123,21 +120,6 @@ def _write_events(logger: TensorBoardLogger, file_writer: Any, scalars: Scalars,
         )
         file_writer.add_summary(summary, step, now)
     file_writer.flush()
-
-
-def _write_to_mlflow(logger: MLFlowLogger, scalars: Scalars) -> None:
-    """The most numbers that one request may hold at once: a tenth of the time of a request a step."""
-    from mlflow.entities import Metric  # pyrefly: ignore[missing-import]  # of an optional extra
-
-    now = int(time.time() * 1000)
-    keys = [re.sub(r"[^\w/. -]", "", key) for key in prefixed(logger, scalars.keys)]  # as Lightning does
-    numbers = (
-        Metric(key, value, now, step)
-        for step, row in zip(scalars.steps.tolist(), scalars.values.tolist(), strict=True)
-        for key, value in zip(keys, row, strict=True)
-    )
-    while chunk := [*itertools.islice(numbers, _MLFLOW_AT_ONCE)]:
-        logger.experiment.log_batch(logger.run_id, metrics=chunk)
 
 
 def _alike(rows: Iterable[Row]) -> Iterator[Scalars]:

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import numpy
 import pytest
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from batchscope.callbacks._timer import StepTimer, add_timer
@@ -116,6 +116,15 @@ def test_a_long_run_has_few_points_in_tensorboard_and_every_step_in_csv_also_whe
     assert POINTS < len(found) < 4 * POINTS
     assert max(numpy.diff(found)) == 16
     assert run("resumed", steps[:5000], steps[5000:]) == found
+
+
+def test_mlflow_gets_the_steps_that_tensorboard_gets(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(MLFlowLogger, "log_metrics", lambda self, metrics, step: seen.append((step, metrics)))
+    steps = numpy.arange(1, 10_001)
+    writer(MLFlowLogger.__new__(MLFlowLogger)).write(Scalars(["a"], steps, steps[:, None].astype(float)))
+    assert seen[:POINTS] == [(step, {"a": step}) for step in range(1, POINTS + 1)]
+    assert POINTS < len(seen) < 4 * POINTS
 
 
 def test_a_logger_that_fails_gets_nothing_more_with_one_warning(tmp_path: Path) -> None:
