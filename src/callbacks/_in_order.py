@@ -16,7 +16,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoa
 
 from .._lightning import logged_step
 from ._timer import pause
-from ._writer import give_up, is_plain
+from ._writer import is_plain, warn_of
 
 _MOST = 10_000  # steps held back; more wait only where a module steps several optimizers, or accumulates by hand
 
@@ -88,7 +88,7 @@ class _Order:
                 try:
                     held.write(below)
                 except Exception as error:  # noqa: BLE001 - anybody's logger
-                    give_up(held.logger, error)
+                    warn_of(held.logger, error)
                 if below == math.inf:
                     held.restore()
         return below == math.inf

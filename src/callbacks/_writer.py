@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeGuard, TypeVar
-from weakref import ReferenceType, ref
 
 import numpy
 from lightning import Trainer
@@ -19,7 +18,6 @@ from ..errors import in_one_line
 from ._timer import pause
 
 POINTS = 1000  # of a tag: TensorBoard shows about so many
-_failed: list[ReferenceType[Logger]] = []  # a logger need not be hashable
 
 Row = tuple[int, Mapping[str, float]]
 Kind = TypeVar("Kind", bound=Logger)
@@ -39,7 +37,7 @@ class StepWriter:
     TensorBoard gets one event with all values, and MLflow a request, for every n-th step. n is 1 in the first 1,000 steps, and doubles whenever
     the number of steps does. Which steps these are depends on their numbers alone, so a resumed run continues the series.
 
-    A logger that raises an exception gets nothing more, with one warning.
+    A logger that raises an exception gets nothing more from this writer, with one warning.
 
     Args:
         trainer: whose loggers are written to.
@@ -47,6 +45,7 @@ class StepWriter:
 
     def __init__(self, trainer: Trainer):
         self._trainer = trainer
+        self._failed: list[Logger] = []
         self._last_cell: tuple[int, int] | None = None
         if trainer.global_step:  # resumed: the series goes on
             self._thinned(numpy.array([trainer.global_step]))
@@ -64,11 +63,12 @@ class StepWriter:
         shown = self._thinned(scalars.steps)
         with pause(self._trainer):
             for logger in self._trainer.loggers:
-                if not _has_failed(logger):
+                if not any(logger is each for each in self._failed):
                     try:
                         _write(logger, scalars, shown)
                     except Exception as error:  # noqa: BLE001 - anybody's logger
-                        give_up(logger, error)
+                        self._failed.append(logger)
+                        warn_of(logger, error)
 
     def _thinned(self, steps: NDArray[numpy.int64]) -> NDArray[numpy.bool_]:
         """Which steps TensorBoard gets: the first of each cell of n steps."""
@@ -79,16 +79,10 @@ class StepWriter:
         return numpy.array(shown)
 
 
-def give_up(logger: Logger, error: Exception) -> None:
-    """Write nothing more to a logger that has raised an exception, with one warning."""
-    if not _has_failed(logger):
-        _failed.append(ref(logger))
-        with suppress(Warning):  # where warnings are errors
-            rank_zero_warn(f"{type(logger).__name__} gets no more curves: {in_one_line(error)}")
-
-
-def _has_failed(logger: Logger) -> bool:
-    return any(each() is logger for each in _failed)
+def warn_of(logger: Logger, error: Exception) -> None:
+    """Warn that nothing more is written to a logger, which has raised this exception."""
+    with suppress(Warning):  # where warnings are errors
+        rank_zero_warn(f"{type(logger).__name__} gets no more curves: {in_one_line(error)}")
 
 
 def is_plain(logger: Logger, kind: type[Kind]) -> TypeGuard[Kind]:

@@ -133,11 +133,10 @@ def test_a_logger_that_fails_gets_nothing_more_with_one_warning(tmp_path: Path) 
             raise ConnectionError("no network")
 
     broken, good = Broken(tmp_path / "broken"), CSVLogger(tmp_path, name="", version="")
-    first, second = writer(broken, good), writer(broken, good)
+    writing = writer(broken, good)
     with pytest.warns(UserWarning, match="Broken gets no more curves: ConnectionError: no network"):
-        first.write_rows([(1, {"a": 1.0})])
+        writing.write_rows([(1, {"a": 1.0})])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        first.write_rows([(2, {"a": 1.0})])
-        second.write_rows([(3, {"a": 1.0})])
-    assert [row["step"] for row in read(good)] == ["1", "2", "3"]
+        writing.write_rows([(2, {"a": 1.0})])
+    assert [row["step"] for row in read(good)] == ["1", "2"]
