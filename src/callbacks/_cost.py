@@ -59,8 +59,6 @@ def cost_of(table: UpdateTable, replicas: int = 1) -> dict[str, Any]:
         result["undisturbed_steps"] = undisturbed  # the median is of these alone
     if excluded := float(rows["excluded_ms"].mean()):
         result["excluded_ms"] = excluded
-    if preparing := float(rows["preparing_ms"].mean()):
-        result["preparing_ms"] = preparing
     if samples and (timesteps := float(rows["timesteps"].sum(dtype=float))):
         result["timesteps_per_sec"] = result["samples_per_sec"] * timesteps / samples
     return result

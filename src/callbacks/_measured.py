@@ -51,7 +51,6 @@ class Measured:
     median_parts_ms: Mapping[str, float] = field(default_factory=dict)  # of the update of median length
     median_steps: int = 0  # of which that is the median
     kernel_s: float | None = None  # seconds of a step in which a kernel ran, by a trace
-    preparing: str | None = None  # the user's hooks around the copy of a batch
     may_calibrate: bool = True
 
     @property

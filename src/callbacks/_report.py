@@ -17,7 +17,6 @@ from ..hardware.device_memory import PEAK, RESERVED
 from ..hardware.flop_formulas import kind_of_product
 from ..hardware.sampler import named
 from ..records.operations import OperationRow
-from ..records.step_parts import StepPart
 from ._batches import NO_TENSORS
 from ._measured import Flops, Measured
 from .device import LOGGED
@@ -120,7 +119,6 @@ def _step(measured: Measured, summary: dict[str, Any], machine: Calibration | No
     sampled, busy = summary.get("utilization_pct"), measured.kernel_share
     return Step(
         summary["parts_ms"],
-        preparing=_preparing(measured),
         work_ms=summary["work_ms_median"],
         device=measured.device,
         steps=summary["updates"],
@@ -136,13 +134,6 @@ def _step(measured: Measured, summary: dict[str, Any], machine: Calibration | No
     )
 
 
-def _preparing(measured: Measured) -> str | None:
-    """The user's hooks around the copy, if they take most of what counts as waiting for data."""
-    waiting_ms = measured.cost["parts_ms"].get(StepPart.DATA_WAIT, 0.0)
-    is_most = 2 * measured.cost.get("preparing_ms", 0.0) > waiting_ms
-    return measured.preparing if is_most else None
-
-
 def _verdict(
     found: Bottleneck, measured: Measured, summary: dict[str, Any], machine: Calibration | None
 ) -> dict[str, Any]:
@@ -153,7 +144,6 @@ def _verdict(
     del facts["busy"]
     setting = replace(
         measured.setting,
-        preparing=_preparing(measured),
         faster_precision=faster_precision(machine, measured.precision, summary.get("peak_flops_per_sec")),
         tf32_is_faster=is_tf32_faster(measured.operations, machine, float32_formats(measured.device)["matmul"]),
     )

@@ -26,9 +26,7 @@ from ._updates import Updates
 
 OTHER = StepPart.OTHER.value
 PAUSE = "pause"  # what is not training: validation, checkpoints, and everything within `pause`
-# A user's hooks around the copy of a batch. They prepare it, as a loader does: their time is in `data_wait`, too.
-PREPARING = "preparing"
-TIMED = (*PARTS, PAUSE, PREPARING)
+TIMED = (*PARTS, PAUSE)
 _COLUMN = {part: column for column, part in enumerate(TIMED)}
 
 
@@ -109,18 +107,13 @@ class Batch:
 
 
 def parts_ms(batches: Sequence[Batch], clock: HostClock) -> NDArray[numpy.float64]:
-    """Milliseconds of each part in `TIMED`, a row a batch: shape (N, 8). The step's time is the sum of the first six.
-
-    Preparing a batch counts as waiting for data, and beside it.
-    """
+    """Milliseconds of each part in `TIMED`, a row a batch: shape (N, 7). The step's time is the sum of the first six."""
     places, ms = [], []
     for row, batch in enumerate(batches):
         places += [row * len(TIMED) + _COLUMN[part] for part in batch.parts[:-1]]  # the last one is the batch's end
         ms += [clock.elapsed_ms(start, end) for start, end in itertools.pairwise(batch.moments)]
     sums: NDArray = numpy.bincount(numpy.array(places, int), ms, len(batches) * len(TIMED))
-    found = sums.reshape(len(batches), len(TIMED))
-    found[:, _COLUMN[StepPart.DATA_WAIT]] += found[:, _COLUMN[PREPARING]]
-    return found
+    return sums.reshape(len(batches), len(TIMED))
 
 
 class StepTimer:

@@ -334,7 +334,6 @@ class ThroughputMonitor(LoopEvents):
             median_parts_ms=median_step(self.table),
             median_steps=int(self.table.in_median().sum()),
             kernel_s=self._kernel_s,
-            preparing=self.preparing,
             may_calibrate=self.calibrate,
         )
 

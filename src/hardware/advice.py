@@ -28,7 +28,6 @@ class Setting:
     accelerators: tuple[str, ...] = ()  # what `trainer.accelerator` could be instead: `gpu`, `mps`
     train_samples: int | None = None
     faster_precision: str | None = None  # one at which this device was measured to be faster
-    preparing: str | None = None  # the module's hook that prepares the batch and takes most of the wait for data
     own: bool = True  # whether this project's options exist
     pipeline: str | None = None  # `data.pipeline`
     backend: str | None = None  # `model.backend`
@@ -86,9 +85,6 @@ _RULES = (
 
 def advise(kind: str, setting: Setting) -> Advice | None:
     """The change that is most likely to help against a kind of bottleneck; where none is known, how to find one."""
-    if kind == "input" and setting.preparing:  # no option of a loader makes it faster
-        effect = "where the loader's workers do it while the model trains"
-        return Advice(f"move the work of {setting.preparing} into the dataset", effect)
     values = _values(setting)
     for kinds, change, effect in _RULES:
         written = _WRITTEN[change.partition(" ")[0]][0 if setting.own else 1]

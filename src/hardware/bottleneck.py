@@ -61,7 +61,6 @@ class Step:
 
     parts_ms: Mapping[str, float]  # of `records.step_parts.PARTS`; a missing part is 0
     work_ms: float | None = None  # of the median step, without `data_wait` and `transfer`; None if not known
-    preparing: str | None = None  # the hook around the copy that most of `data_wait` is spent in, if it is
     device: str = "cpu"  # torch's type: `cpu`, `cuda`, `mps`
     steps: int = 1000  # that were measured
     operations: Sequence[OperationRow] = ()  # of one step; empty where they are not known
@@ -237,10 +236,9 @@ def _evidence(step: Step, kind: str, share: float, step_s: float, timed: Sequenc
         return f"{of_step} {evidence_of_work(kind, timed, seconds, step.calibration)}"
     if kind == "compute":  # its operations are not known
         return f"{of_step} arithmetic, at {percent(step.mfu or 0.0)} of the peak measured here"
-    what = f"preparing the batch in {step.preparing}" if kind == "input" and step.preparing else NAMES[kind]
     calls = sum(each.calls for each in step.operations) if kind == "host" else 0
     around = f" around {count(round(calls), 'operation')}" if calls else ""
-    return f"{of_step} {what}{around}: {duration(share * step_s)} of {duration(step_s)}"
+    return f"{of_step} {NAMES[kind]}{around}: {duration(share * step_s)} of {duration(step_s)}"
 
 
 def _doubts(step: Step, first_two: Mapping[str, float], unknown: float, excess: float) -> list[str]:

@@ -78,14 +78,6 @@ def test_the_record_of_a_run_on_a_busy_machine_has_no_verdict_and_no_advice() ->
     assert "advice" not in found
 
 
-@pytest.mark.parametrize(("preparing_ms", "named"), [(7.0, True), (1.0, False)])
-def test_a_hook_that_takes_most_of_the_wait_for_data_is_named(preparing_ms: float, named: bool) -> None:
-    slow = replace(WAITING, cost=COST | {"preparing_ms": preparing_ms}, preparing="on_after_batch_transfer")
-    found = report(slow, None)["bottleneck"]
-    assert ("preparing the batch in on_after_batch_transfer: " in found["evidence"]) == named
-    assert ("on_after_batch_transfer" in found["advice"]) == named
-
-
 def test_a_kernel_that_runs_all_the_time_leaves_nothing_to_the_host() -> None:
     cost = COST | {"parts_ms": {"forward": 10.0}, "work_ms_median": 10.0}
     known = {"sampled": {"device/utilization_mean_pct": 100.0}, "operations": [replace(PRODUCT, seconds=1e-4)]}

@@ -82,18 +82,17 @@ BATCHES = {
         {},
         {"timesteps_per_sec": 7 * 400},
     ),
-    "the parts are means that add up; pauses and preparation are beside them": (
+    "the parts are means that add up; pauses are beside them": (
         [
             batch(1, forward=9),
             batch(2, data_wait=2, forward=1, pause=8, backward=3),
-            batch(3, preparing=4, forward=3, optimizer=5),
+            batch(3, data_wait=4, forward=3, optimizer=5),
         ],
         {},
         {
             "parts_ms": {"data_wait": 3, "transfer": 0, "forward": 2, "backward": 1.5, "optimizer": 2.5, "other": 0},
             "step_ms": 9,
             "excluded_ms": 4,
-            "preparing_ms": 2,
         },
     ),
 }
@@ -127,7 +126,7 @@ def test_disturbed_steps_leave_the_median_and_stay_in_the_mean_where_enough_are_
 
 def test_what_a_fit_does_not_have_is_no_fact_of_its_cost() -> None:
     known = cost_of(table_of([10]))
-    absent = {"excluded_ms", "preparing_ms", "step_ms_interval", "undisturbed_steps"}
+    absent = {"excluded_ms", "step_ms_interval", "undisturbed_steps"}
     assert not (absent | {"timesteps_per_sec"}) & known.keys()
     for updates in (0, 1, 5):  # no more than the warm-up
         assert cost_of(table_with(*(batch(n, forward=10) for n in range(1, updates + 1)), warmup=5)) == {}

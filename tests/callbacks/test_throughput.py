@@ -150,10 +150,7 @@ def test_time_and_energy_are_those_of_steps_and_of_no_validation_or_checkpoint(w
     seconds = 10 * 63 - 2 * 6  # a step ends with its checkpoint, before the module's own hook
     assert (monitor.summary["updates"], monitor.summary["seconds"]) == (10, pytest.approx(seconds))
     assert monitor.summary["joules_per_sample"] == pytest.approx(seconds / (10 * 4))
-    found = monitor.summary["bottleneck"]
-    assert found["kind"] == "input"
-    assert "preparing the batch in on_before_batch_transfer and on_after_batch_transfer: " in found["evidence"]
-    assert "on_after_batch_transfer" in found["advice"]
+    assert monitor.summary["bottleneck"]["kind"] == "input"
 
 
 def test_a_validation_between_two_batches_of_an_update_is_in_no_step(world) -> None:

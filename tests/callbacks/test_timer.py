@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from batchscope.callbacks import _timer
-from batchscope.callbacks._timer import PAUSE, PREPARING, TIMED, CudaClock, HostClock, StepTimer, clock_for, parts_ms
+from batchscope.callbacks._timer import PAUSE, TIMED, CudaClock, HostClock, StepTimer, clock_for, parts_ms
 
 
 @pytest.fixture
@@ -29,10 +29,6 @@ STEPS = {
     "the innermost part counts": (  # Lightning's optimizer_step calls the closure that trains
         "+optimizer 1 +forward 10 -forward +backward 20 -backward 2 -optimizer",
         {"optimizer": 3, "forward": 10, "backward": 20},
-    ),
-    "preparing a batch is waiting for data": (
-        f"+transfer 1 +{PREPARING} 2 -{PREPARING} -transfer",
-        {"transfer": 1, "data_wait": 2, PREPARING: 2},
     ),
     "within a pause nothing else counts": (
         f"1 +{PAUSE} 5 +transfer 5 -transfer +{PAUSE} 3 -{PAUSE} -{PAUSE} 2",

@@ -86,10 +86,6 @@ CHANGES = {
     "host: the set bounds the batch": ("host", Setting("cuda", 64, train_samples=128), "data.batch_size=128"),
     "elementwise: no precision was measured for it": ("elementwise", Setting(faster_precision="bf16-mixed"), DIAGNOSE),
     "a bottleneck that is not known": ("magic", Setting(), None),
-    "a hook that prepares the batch": (
-        "input", Setting(num_workers=0, cores=4, preparing="transfer_batch_to_device"),
-        "move the work of transfer_batch_to_device into the dataset",
-    ),
 }  # fmt: skip
 
 

@@ -123,7 +123,6 @@ def test_thin_evidence_makes_the_verdict_probable_and_says_why(doubt):
 
 EVIDENCE = {
     "80 % of the step is waiting for data: 8 ms of 10 ms": on_cpu(data_wait=8, forward=2),
-    "80 % of the step is preparing the batch in x: 8 ms of 10 ms": on_cpu(data_wait=8, forward=2, preparing="x"),
     "unknown 100 %, because no step's operations were recorded": on_cpu(),
     "unknown 100 %, because the operations took 8.7 times as long while they were recorded as a step has for them": (
         on_cpu(product(9, 0.6), work_ms=1.03)
