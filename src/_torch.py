@@ -4,6 +4,7 @@ import contextlib
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from types import FunctionType
 from typing import Any, TypeVar, cast
 
 import torch
@@ -80,8 +81,18 @@ def _pop_modes(until: DispatchMode | None = None) -> list[Any]:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether `module.compile()` or `torch.compile(module)` has compiled this module itself."""
-    return module._compiled_call_impl is not None or hasattr(module, "_orig_mod")
+    """Whether torch.compile has compiled this module itself, or a function that is an attribute of it or of its class."""
+    if module._compiled_call_impl is not None or hasattr(module, "_orig_mod"):
+        return True
+    attributes = (vars(owner).values() for owner in (module, *type(module).__mro__))
+    functions = (vars(each) for own in attributes for each in own if isinstance(each, FunctionType))
+    return any("_torchdynamo_orig_callable" in marks and "_torchdynamo_disable" not in marks for marks in functions)
+
+
+def compiled_frames() -> int:
+    """How many functions torch.compile has compiled in this process so far."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo.counters["frames"]["ok"] if dynamo is not None else 0
 
 
 def has_compiled() -> bool:

@@ -9,13 +9,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
-from .._torch import has_compiled
+from .._torch import compiled_frames
 from ..hardware.device_memory import SavedTensors, bytes_of, measured_bytes
 from ..records.formatting import memory
 from ..records.terminal import block, say
 from ._batches import samples_in, varies
 from ._never_raise import never_raise
-from ._recording import FIRST, LAST, can_be_recorded, is_compiled_module
+from ._recording import CALLS_COMPILED, FIRST, LAST, can_be_recorded, is_compiled_module
 from ._setting import own_config
 from ._updates import Updates
 
@@ -71,12 +71,13 @@ class MemoryMonitor(Callback):
         self.disable()
         self.facts, self.failure = {"uncounted": "no batch was trained"}, None
         self._updates = Updates(trainer.global_step)
+        self._compiled_before = compiled_frames()
         self._peak_before = measured_bytes(trainer.strategy.root_device).get("allocated")
         self._saved, self._active = SavedTensors(trainer.strategy.root_device), True
 
     def _why_not(self, trainer: Trainer, module: LightningModule) -> str | None:
-        if has_compiled():
-            return "this process has used torch.compile"
+        if compiled_frames() > self._compiled_before and not is_compiled_module(module):
+            return CALLS_COMPILED
         if is_compiled_module(module):
             return "a compiled step keeps other tensors than a recorded one would"
         if not can_be_recorded(trainer):

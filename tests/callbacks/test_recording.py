@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from batchscope.callbacks._measured import Measured, step_operations
+from batchscope.callbacks.memory import MemoryMonitor
 from batchscope.hardware import operations
 from batchscope.hardware.advice import Setting
 from batchscope.hardware.calibration import Calibration
@@ -62,7 +63,6 @@ def test_an_operation_that_cannot_be_noted_ends_the_recording_alone(monkeypatch:
 
 
 def test_a_compiled_training_runs_three_updates_uncompiled_also_after_a_stop(recorded_in, tmp_path, request) -> None:
-    request.addfinalizer(torch._dynamo.utils.counters.clear)  # afterwards this process has compiled nothing
     request.addfinalizer(torch._dynamo.reset)
     found = fit(compiled=True).summary
     assert found["flops_per_sample"] == FLOPS
@@ -75,8 +75,31 @@ def test_a_compiled_training_runs_three_updates_uncompiled_also_after_a_stop(rec
     assert found["missing"]["mfu"].startswith("the training was resumed after update 4")
 
 
+def test_what_another_fit_of_the_process_has_compiled_changes_nothing_for_a_plain_one(request) -> None:
+    request.addfinalizer(torch._dynamo.reset)
+    fit(compiled=True)
+    monitor, memory = monitoring(record_operations=True), MemoryMonitor(verbose=False)
+    train(stranger(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1)), monitor, memory, data=loader(48, 4), max_epochs=1)
+    assert (monitor.summary["flops_per_sample"], "saved" in memory.facts["parts_bytes"]) == (FLOPS, True)
+
+
+@pytest.mark.parametrize("is_attribute", [True, False])
+def test_a_function_that_torch_compiles_runs_uncompiled_as_an_attribute_and_else_nothing_is_recorded(
+    is_attribute: bool, recorded_in, request
+) -> None:
+    request.addfinalizer(torch._dynamo.reset)
+    mean = torch.compile(lambda x: x.square().mean(), backend="eager")
+    module, monitor = stranger(training_step=lambda module: mean(torch.ones(3))), monitoring(record_operations=True)
+    if is_attribute:
+        module.mean = mean
+    train(module, monitor)
+    assert recorded_in.count("mean") == (3 if is_attribute else 0)
+    if not is_attribute:
+        said = "the step calls a function that torch.compile has compiled"
+        assert monitor.summary["missing"]["flops_per_sec"] == said
+
+
 def test_the_time_in_which_torch_compiles_is_in_no_step_also_late_in_an_epoch(request) -> None:
-    request.addfinalizer(torch._dynamo.utils.counters.clear)  # afterwards this process has compiled nothing
     request.addfinalizer(torch._dynamo.reset)
     compiled = []
 
