@@ -122,7 +122,6 @@ class StepTimer:
     Attributes:
         finished: batches whose end has been marked, oldest first.
         current: the batch that is being timed; None between two epochs.
-        batches: that have been trained.
         spans: when training ran, without pauses and the time between two epochs.
     """
 
@@ -130,7 +129,6 @@ class StepTimer:
         self.clock = clock
         self.finished: deque[Batch] = deque()
         self.current: Batch | None = None
-        self.batches = 0
         self._updates = Updates(last_step)
         self.is_between_updates = True
         self._stack: list[str] = []
@@ -164,7 +162,6 @@ class StepTimer:
         """The batch has been trained, and Lightning has counted its update, if it made one."""
         if self.current is not None:
             self.current.global_step, self.current.trained = global_step, True
-            self.batches += 1
             self.is_between_updates = self._updates.end_batch(global_step)
 
     def end_step(self) -> None:

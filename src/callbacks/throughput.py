@@ -238,7 +238,7 @@ class ThroughputMonitor(LoopEvents):
         # A rank that has stopped measuring, or has measured no step, gives None; the others wait for it.
         ranks_ms = gather(self._own_ms(), trainer.world_size) if trainer.world_size > 1 else []
         self._sum_up(trainer, pl_module, ranks_ms)
-        self._conclude(trainer, ranks_ms)
+        self._conclude(trainer)
 
     @override
     @never_raise
@@ -338,13 +338,11 @@ class ThroughputMonitor(LoopEvents):
         )
 
     @never_raise
-    def _conclude(self, trainer: Trainer, ranks_ms: list[Any]) -> None:
+    def _conclude(self, trainer: Trainer) -> None:
         """Say why there is no summary, where there is none, and print it."""
         if not self.summary:
             why = self.failure and f"the measurement ended with {self.failure}"
-            is_other = None in ranks_ms and ranks_ms[trainer.global_rank] is not None
-            stopped = f"rank {ranks_ms.index(None)} has stopped measuring" if is_other else None
-            self.summary = _nothing(why or stopped or self._why_nothing_is_known())
+            self.summary = _nothing(why or self._why_nothing_is_known())
         elif "title" not in self.summary:  # the times are known, and the report has failed
             self.summary |= _nothing(f"the measurement ended with {self.failure}")
         if trainer.is_global_zero and own_config(trainer.lightning_module) is None:
@@ -353,19 +351,15 @@ class ThroughputMonitor(LoopEvents):
                 say(f"\n{block(lines)}")
 
     def _why_nothing_is_known(self) -> str:
-        batches, updates = self._timer.batches, self._timer.updates
-        if not batches:
-            return "no batch was trained"
+        updates = self._timer.updates
         if not updates:
             return (
-                f"of {batches:,} batches none ended with an optimizer step that Lightning counts; with manual "
-                "optimization, step the optimizers that self.optimizers() returns"
+                "Lightning has counted no optimizer step; with manual optimization, step the optimizers that "
+                "self.optimizers() returns"
             )
         if updates <= self._first_counted:
             return f"of {updates} updates none came after the warm-up of {self._first_counted}"
-        if (self.table.rows["flags"] & INVALID).all() or not (self.table.rows["flags"] & RECORDED)[-1]:
-            return "no step has a time: the clock has jumped"
-        return "every step was profiled or recorded, which makes it slower"
+        return "each step was profiled or recorded, or has no time because the clock jumped, or another rank has stopped measuring"
 
     # --- a batch ------------------------------------------------------------------------------------------------------
 

@@ -55,8 +55,11 @@ def no_flops(reason: str) -> dict[str, str]:
 
 
 UNSEEN = (
-    "of 10 batches none ended with an optimizer step that Lightning counts; with manual optimization, step the "
-    "optimizers that self.optimizers() returns"
+    "Lightning has counted no optimizer step; with manual optimization, step the optimizers that self.optimizers() "
+    "returns"
+)
+ODD = (
+    "each step was profiled or recorded, or has no time because the clock jumped, or another rank has stopped measuring"
 )
 NO_TENSORS = (
     "the batch has no tensors; batch_size_fn of ThroughputMonitor (callbacks.throughput.batch_size_fn) says how many "
@@ -74,10 +77,8 @@ ROWS = {
         fit={"max_steps": 4},
         monitor={"warmup_steps": 1},
     ),
-    "a clock that stands still": Row({"bottleneck": "no step has a time: the clock has jumped"}, clock=World()),
-    "steps that the user profiles": Row(
-        {"bottleneck": "every step was profiled or recorded, which makes it slower"}, profiled()
-    ),
+    "a clock that stands still": Row({"bottleneck": ODD}, clock=World()),
+    "steps that the user profiles": Row({"bottleneck": ODD}, profiled()),
     "a peak that was not measured": Row(
         {"mfu": "this device's peak was not measured before, and calibrate=False"}, calibration=None
     ),
