@@ -13,11 +13,13 @@ from typing import Any
 import numpy
 from lightning import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
 from typing_extensions import override
 
 from .._lightning import callbacks_of
 from .._torch import any_mode, is_profiler_active, watch_compilation
 from ..distributed.gather import gather, replicas
+from ..errors import UserError
 from ..hardware.calibration import Calibration
 from ..hardware.devices import device_name
 from ..hardware.measure import find_calibration
@@ -28,7 +30,7 @@ from ..records.operations import OperationRow, StepOperations
 from ..records.rates import LOAD_SAID
 from ..records.step_times import StepTimes
 from ..records.terminal import block, is_in_sweep, is_verbose, say
-from ._batches import require_number, samples_in, timesteps_in
+from ._batches import samples_in, timesteps_in
 from ._communication import Exchanges
 from ._cost import cost_of, median_step, metrics_of
 from ._events import LoopEvents
@@ -379,8 +381,9 @@ class ThroughputMonitor(LoopEvents):
         timed = self._timer.current
         if timed is not None:
             self._count(timed, trainer, module, batch)
-            require_number("batch_size_fn", timed.samples)
-            require_number("timesteps_fn", timed.timesteps)
+            for name, counted in (("batch_size_fn", timed.samples), ("timesteps_fn", timed.timesteps)):
+                if isinstance(counted, Tensor):  # to read it would wait for the device
+                    raise UserError(f"{name}: returned a Tensor, takes a function that returns a number the host knows")
 
     @never_raise
     def _count(self, timed: Batch, trainer: Trainer, module: LightningModule, batch: Any) -> None:
