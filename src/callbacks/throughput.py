@@ -332,7 +332,7 @@ class ThroughputMonitor(LoopEvents):
             not_recorded=recorded.why_no_operations,
             flops=self._flops or Flops(),
             changed=self.table.changed(cost["step_ms_median"]),
-            others_share=self._windows.typical_share(slowed_only=device.type != "cpu"),
+            others_share=cost.get("others_share", 0.0),
             median_parts_ms=median_step(self.table),
             median_steps=int(self.table.in_median().sum()),
             kernel_s=self._kernel_s,

@@ -41,7 +41,7 @@ UNCLEAR = "unclear"  # in place of a kind
 LEAST = 0.35  # of the step: less than about a third leaves room for two others as large
 MARGIN = 0.1  # of the step, between the largest share and the next one: shares vary by a few percent between runs
 FEW_STEPS = 10  # fewer have no median to speak of
-BUSY = 0.25  # of the processor, taken by others for most of the time: no step of such a run is its own
+BUSY = 0.25  # of the processor, taken by others: no step of such a run is its own
 SHARED = 0.1  # the same, for a doubt; an idle virtual machine loses 2 to 3 %
 CHANGED = 2.0  # between the recorded steps and the median one: then they do not stand for it
 SLOWER = 1.2  # the same, for a doubt: recording itself makes a step longer
@@ -71,7 +71,7 @@ class Step:
     mfu: float | None = None  # of the mean step; asked only where the operations are not known
     changed: float = 1.0  # the median step ÷ those right after the steps whose operations were recorded
     spread: float = 1.0  # the 90th percentile of the steps ÷ their median
-    others_share: float = 0.0  # of the processor, that other programs took for most of the time
+    others_share: float = 0.0  # of the processor, that other programs took
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def find_bottleneck(step: Step) -> Bottleneck | None:
 
 
 def _others(share: float) -> str:
-    return f"other programs took {percent(share)} of the processor for most of the time"
+    return f"other programs took {percent(share)} of the processor"
 
 
 def _waits(step: Step, parts: Mapping[str, float], total: float) -> dict[str, float]:

@@ -72,9 +72,7 @@ def test_the_record_of_a_run_on_a_busy_machine_has_no_verdict_and_no_advice() ->
     assert "busy" not in found
     found = report(replace(WAITING, others_share=0.43), None)["bottleneck"]
     assert (found["kind"], found["certainty"], found["busy"]) == ("unclear", "unclear", True)
-    assert (
-        found["evidence"] == "other programs took 43 % of the processor for most of the time: close them and run again"
-    )
+    assert found["evidence"] == "other programs took 43 % of the processor: close them and run again"
     assert "advice" not in found
 
 

@@ -56,7 +56,7 @@ def test_a_run_ends_with_five_rows_and_several_ranks_and_a_gpu_have_one_each() -
 
 FAST = {"samples_per_sec_mean": 3330.0, "samples_per_sec": 3900.0}
 LOADED = "3,330 samples/s beside other programs that took 38 % of the processor"
-BUSY = "other programs took 43 % of the processor for most of the time: close them and run again"
+BUSY = "other programs took 43 % of the processor: close them and run again"
 UNTIMED = rank_facts([math.nan, math.nan])  # of ranks whose wait for gradients is not known
 UNCLEAR = {"kind": "unclear", "certainty": "unclear", "share": 0.0, "shares": {}, "evidence": BUSY, "busy": True}
 ROWS = [

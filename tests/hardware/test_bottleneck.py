@@ -43,7 +43,7 @@ VERDICTS = {  # → the kind and its share
     "many small operations": (on_cpu(mul(5, calls=1000)), "host", 1.0),
     "a loader, although the steps changed": (on_cpu(product(9), data_wait=40, forward=10, changed=3.0), "input", 0.8),
     "other ranks": (on_cpu(product(3), forward=3, backward=7, communication_ms=7), "communication", 0.7),
-    "others took a little for most of the time": (on_cpu(product(9, 0.6), others_share=0.03), "compute", 0.9),
+    "others took a little": (on_cpu(product(9, 0.6), others_share=0.03), "compute", 0.9),
     "no operations, but a long rest": (on_cpu(forward=2, other=8), "host", 0.8),
     "GPU: arithmetic that fills it": (on_gpu(product(0.1, 250)), "compute", 1.0),
     "GPU: launches": (on_gpu(mul(7.5, calls=1500)), "host", 1.0),
@@ -103,7 +103,7 @@ def test_a_step_without_a_time_has_no_bottleneck(parts):
 MOST = product(8, 0.6), mul(2, cold_mb=40)
 DOUBTS = {
     "only 3 steps measured": on_cpu(*MOST, steps=3),
-    "other programs took 15 % of the processor for most of the time": on_cpu(*MOST, others_share=0.15),
+    "other programs took 15 % of the processor": on_cpu(*MOST, others_share=0.15),
     "one step in ten takes 2.1 times the median": on_cpu(*MOST, spread=2.1),
     "the device is not calibrated": on_cpu(*MOST, calibration=None),
     "waiting for other ranks is not measured here": on_cpu(*MOST, communication_ms=None),
@@ -154,9 +154,7 @@ EVIDENCE = {
     "waiting for data 34 %, memory traffic 33 %, arithmetic 33 %": on_cpu(
         product(3.3, 0.2), mul(3.3, cold_mb=60), data_wait=3.4, forward=6.6
     ),
-    "other programs took 43 % of the processor for most of the time: close them and run again": on_cpu(
-        product(9, 0.6), others_share=0.43
-    ),
+    "other programs took 43 % of the processor: close them and run again": on_cpu(product(9, 0.6), others_share=0.43),
 }
 
 
