@@ -101,16 +101,24 @@ def has_compiled() -> bool:
     return dynamo is not None and bool(dynamo.counters["frames"]["ok"])
 
 
-def watch_compilation(started: Callable[[], object], ended: Callable[[], object]) -> Callable[[], None]:
-    """Call functions when torch.compile begins and ends to compile something; returns a function that ends this."""
+def watch_compilation(around: Callable[[], contextlib.AbstractContextManager[Any]]) -> Callable[[], None]:
+    """Have a context around everything that torch.compile compiles; returns a function that ends this."""
     from torch._dynamo.callback import callback_handler
 
-    begin = callback_handler.register_start_callback(lambda *_: started())
-    end = callback_handler.register_end_callback(lambda *_: ended())
+    entered = contextlib.ExitStack()
+
+    def started(*_: object) -> None:
+        entered.enter_context(around())
+
+    def ended(*_: object) -> None:
+        entered.close()
+
+    callback_handler.register_start_callback(started)
+    callback_handler.register_end_callback(ended)
 
     def stop() -> None:
-        callback_handler.remove_start_callback(begin)
-        callback_handler.remove_end_callback(end)
+        callback_handler.remove_start_callback(started)
+        callback_handler.remove_end_callback(ended)
 
     return stop
 

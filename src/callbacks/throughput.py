@@ -226,9 +226,7 @@ class ThroughputMonitor(LoopEvents):
         self._exchanges = Exchanges(trainer, self._timer.clock)
         self._attached.callback(self._exchanges.stop)
         if is_compiled_module(pl_module):  # what torch.compile takes is in no step, also where it compiles again
-            excluded = contextlib.ExitStack()
-            begin, end = lambda: excluded.enter_context(pause(trainer)), excluded.close
-            self._attached.callback(watch_compilation(begin, end))
+            self._attached.callback(watch_compilation(lambda: pause(trainer)))
         self.listen(trainer)
         add_timer(trainer, self._timer)
         join(trainer, self)
