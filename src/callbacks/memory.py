@@ -11,12 +11,9 @@ from typing_extensions import override
 
 from .._torch import compiled_frames
 from ..hardware.device_memory import SavedTensors, bytes_of, measured_bytes
-from ..records.formatting import memory
-from ..records.terminal import block, say
 from ._batches import samples_in, varies
 from ._never_raise import never_raise
 from ._recording import CALLS_COMPILED, FIRST, LAST, can_be_recorded, is_compiled_module
-from ._setting import own_config
 from ._updates import Updates
 
 
@@ -28,17 +25,13 @@ class MemoryMonitor(Callback):
     then: the peak of torch's allocator on CUDA, and of the process on a CPU. On CUDA `rest` is what that peak has beyond the
     parts.
 
-    After the fit `facts` has the result, and `detail_lines` says it. Nothing of the module, its optimizers or the random
+    After the fit `facts` has the result, and the run's record as `memory`. Nothing of the module, its optimizers or the random
     states changes, and nothing is run that the training does not run (docs/measuring.md, Memory).
-
-    Args:
-        verbose: whether the line is printed; `train.py` prints it among the details.
     """
 
     observes_only = True
 
-    def __init__(self, verbose: bool = True) -> None:
-        self.verbose = verbose
+    def __init__(self) -> None:
         self.failure: str | None = None  # the exception that has ended the measurement
         self.facts: dict[str, Any] = {}
         self._saved: SavedTensors | None = None  # None where what is saved cannot be seen
@@ -51,20 +44,6 @@ class MemoryMonitor(Callback):
         """For the run's record: the facts, as `memory`."""
         return {"memory": self.facts}
 
-    def detail_lines(self) -> list[str]:
-        """For the details of a run: what a step holds, what the device tells, and why a part is missing."""
-        parts, measured = self.facts.get("parts_bytes"), self.facts.get("measured_bytes", {})
-        why = self.facts.get("uncounted")
-        if not self.verbose or not (parts or why):
-            return []
-        if not parts:
-            return [f"memory  not measured: {why}"]
-        shown = {"saved by autograd" if name == "saved" else name: size for name, size in parts.items()}
-        line = f"memory  a step holds {memory(sum(parts.values()), shown)}"
-        if "allocated" in measured:
-            line += f"; measured {memory(measured['allocated'])}, reserved {memory(measured['reserved'])}"
-        return [f"{line}; what autograd saves is not known: {why}" if why else line]
-
     @override
     @never_raise
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -76,10 +55,10 @@ class MemoryMonitor(Callback):
         self._saved, self._active = SavedTensors(trainer.strategy.root_device), True
 
     def _why_not(self, trainer: Trainer, module: LightningModule) -> str | None:
-        if compiled_frames() > self._compiled_before and not is_compiled_module(module):
-            return CALLS_COMPILED
         if is_compiled_module(module):
             return "a compiled step keeps other tensors than a recorded one would"
+        if compiled_frames() > self._compiled_before:
+            return CALLS_COMPILED
         if not can_be_recorded(trainer):
             return "the parameters are sharded"
         return "the sequences have different lengths" if varies(module) else None
@@ -126,8 +105,6 @@ class MemoryMonitor(Callback):
         self._measure(trainer, pl_module)
         if self.failure and "parts_bytes" not in self.facts:
             self.facts["uncounted"] = f"the measurement ended with {self.failure}"
-        if trainer.is_global_zero and own_config(pl_module) is None and (lines := self.detail_lines()):
-            say(f"\n{block(lines)}")
 
     @override
     @never_raise

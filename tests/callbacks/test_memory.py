@@ -56,21 +56,15 @@ def test_the_record_has_the_parts_of_a_step(module: type[Wide]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "rest", "line"),
-    [
-        ({"process_peak": 2**30}, {}, ""),
-        ({"allocated": sum(PARTS.values()) + 100, "reserved": 2**20}, {"rest": 100}, "7.1"),
-    ],
+    ("told", "rest"),
+    [({"process_peak": 2**30}, {}), ({"allocated": sum(PARTS.values()) + 100, "reserved": 2**20}, {"rest": 100})],
     ids=["on a CPU", "on a GPU, where the rest is what its peak has beyond the parts"],
 )
-def test_the_line_has_the_parts_and_what_the_device_measures(told, rest, line, monkeypatch, capsys) -> None:
+def test_the_facts_have_the_parts_and_what_the_device_measures(told, rest, monkeypatch) -> None:
     before = [{}]
     monkeypatch.setattr(memory, "measured_bytes", lambda device: before.pop() if before else dict(told))
-    facts, said = fit(Wide()).facts, " ".join(capsys.readouterr().out.split())
+    facts = fit(Wide()).facts
     assert (facts["parts_bytes"], facts["measured_bytes"]) == (PARTS | rest, told)
-    assert said.startswith("memory a step holds 7.")
-    assert all(f" {part} " in said for part in ("parameters", "gradients", "optimizer", "saved by autograd"))
-    assert (f"; measured {line}" in said) == bool(line)
 
 
 def test_a_peak_from_before_the_training_is_none_of_the_training(monkeypatch) -> None:
@@ -78,7 +72,6 @@ def test_a_peak_from_before_the_training_is_none_of_the_training(monkeypatch) ->
     monitor = fit(Wide())
     assert monitor.facts["measured_bytes"] == {"reserved": 2**31}
     assert monitor.facts["parts_bytes"] == PARTS
-    assert "measured" not in monitor.detail_lines()[0]
 
 
 def test_the_updates_2_to_4_are_seen_and_no_other() -> None:
@@ -101,4 +94,3 @@ def test_a_fit_whose_saved_tensors_cannot_be_seen_says_why(module: Wide, steps: 
     monitor = fit(module, max_steps=steps)
     assert monitor.facts["uncounted"] == why
     assert (monitor.facts["parts_bytes"]["parameters"], "saved" in monitor.facts["parts_bytes"]) == (WEIGHTS, False)
-    assert monitor.detail_lines()[0].endswith(f"; what autograd saves is not known: {why}")

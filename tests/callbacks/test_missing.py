@@ -115,7 +115,7 @@ def test_what_is_missing_has_its_reason(name: str, monkeypatch, measured, capsys
     measured[0] = row.calibration
     if row.clock is not None:
         monkeypatch.setattr(throughput, "clock_for", lambda device: row.clock)
-    monitor, memory = ThroughputMonitor(**{"calibrate": False, **row.monitor}), MemoryMonitor(verbose=False)
+    monitor, memory = ThroughputMonitor(**{"calibrate": False, **row.monitor}), MemoryMonitor()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         train(row.module, monitor, memory, **row.fit)
