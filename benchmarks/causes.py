@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from batchscope.callbacks import ThroughputMonitor
+from batchscope import ThroughputMonitor
 from batchscope.hardware.microbenchmarks import clock
 
 MI, MANY = 2**20, 1_000_000  # MANY batches: a run ends by its steps or its time

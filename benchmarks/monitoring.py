@@ -25,7 +25,7 @@ from lightning.pytorch.callbacks import ThroughputMonitor as LightningThroughput
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor, nn
 
-from batchscope.callbacks import (
+from batchscope import (
     DeviceMonitor,
     NoiseScaleMonitor,
     ProgressBar,

@@ -21,7 +21,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from batchscope.callbacks import NoiseScaleMonitor
+from batchscope import NoiseScaleMonitor
 
 SAMPLES, FEATURES, CLASSES = 2000, 20, 5
 UPDATE = 256  # samples

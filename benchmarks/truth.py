@@ -19,9 +19,10 @@ from typing import Any
 from harness import arguments, bare_trainer, rows, task_of, write_result
 from lightning.pytorch.callbacks import Callback
 
-from batchscope.callbacks import ThroughputMonitor
+from batchscope import ThroughputMonitor
 from batchscope.callbacks.step_file import StepFile
 from batchscope.hardware.microbenchmarks import clock
+from batchscope.hardware.roofline import least_seconds
 from batchscope.options.compose import check_command_line
 from batchscope.options.groups import choices_of
 from batchscope.training.build import build
@@ -66,8 +67,10 @@ def measure(
         "samples_per_sec": summary["samples_per_sec_mean"],
         "samples_per_sec_ratio": summary["samples_per_sec_mean"] * (outside.seconds - writing) / samples,
     }
-    bound = summary.get("step", {}).get("floor_ms", {}).get("total")
-    return found | ({"bound_ratio": bound / summary["step_ms_median"]} if bound else {})
+    if monitor.calibration is None or monitor.measured is None or not monitor.measured.operations:
+        return found
+    bound_ms = 1e3 * sum(least_seconds(row, monitor.calibration) for row in monitor.measured.operations)
+    return found | {"bound_ratio": bound_ms / summary["step_ms_median"]}
 
 
 def main() -> None:

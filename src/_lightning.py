@@ -37,16 +37,6 @@ def datamodule_of(trainer: Trainer) -> LightningDataModule | None:
     return cast(Any, trainer).datamodule
 
 
-def overrides(trainer: Trainer, hook: str) -> bool:
-    """Whether the module or its datamodule overrides a hook that both have."""
-    pairs = ((trainer.lightning_module, LightningModule), (datamodule_of(trainer), LightningDataModule))
-    return any(
-        getattr(getattr(one, hook), "__func__", None) is not getattr(base, hook)
-        for one, base in pairs
-        if one is not None
-    )
-
-
 def is_fast_dev_run(trainer: Trainer) -> bool:
     """Whether the trainer only tries a few batches and writes nothing."""
     return bool(cast(Any, trainer).fast_dev_run)

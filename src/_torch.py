@@ -4,6 +4,7 @@ import contextlib
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from types import FunctionType
 from typing import Any, TypeVar, cast
 
 import torch
@@ -80,8 +81,18 @@ def _pop_modes(until: DispatchMode | None = None) -> list[Any]:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether `module.compile()` or `torch.compile(module)` has compiled this module itself."""
-    return module._compiled_call_impl is not None or hasattr(module, "_orig_mod")
+    """Whether torch.compile has compiled this module itself, or a function that is an attribute of it or of its class."""
+    if module._compiled_call_impl is not None or hasattr(module, "_orig_mod"):
+        return True
+    attributes = (vars(owner).values() for owner in (module, *type(module).__mro__))
+    functions = (vars(each) for own in attributes for each in own if isinstance(each, FunctionType))
+    return any("_torchdynamo_orig_callable" in marks and "_torchdynamo_disable" not in marks for marks in functions)
+
+
+def compiled_frames() -> int:
+    """How many functions torch.compile has compiled in this process so far."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo.counters["frames"]["ok"] if dynamo is not None else 0
 
 
 def has_compiled() -> bool:
@@ -90,26 +101,24 @@ def has_compiled() -> bool:
     return dynamo is not None and bool(dynamo.counters["frames"]["ok"])
 
 
-def compilations() -> dict[str, int]:
-    """How many graphs torch.compile has compiled in this process, and how many breaks there were between them."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    counters = dynamo.counters if dynamo is not None else {"stats": {}, "graph_break": {}}
-    return {
-        "graphs": counters["stats"].get("unique_graphs", 0),
-        "graph_breaks": sum(counters["graph_break"].values()),
-    }
-
-
-def watch_compilation(started: Callable[[], None], ended: Callable[[], None]) -> Callable[[], None]:
-    """Call functions when torch.compile begins and ends to compile something; returns a function that ends this."""
+def watch_compilation(around: Callable[[], contextlib.AbstractContextManager[Any]]) -> Callable[[], None]:
+    """Have a context around everything that torch.compile compiles; returns a function that ends this."""
     from torch._dynamo.callback import callback_handler
 
-    begin = callback_handler.register_start_callback(lambda *_: started())
-    end = callback_handler.register_end_callback(lambda *_: ended())
+    entered = contextlib.ExitStack()
+
+    def started(*_: object) -> None:
+        entered.enter_context(around())
+
+    def ended(*_: object) -> None:
+        entered.close()
+
+    callback_handler.register_start_callback(started)
+    callback_handler.register_end_callback(ended)
 
     def stop() -> None:
-        callback_handler.remove_start_callback(begin)
-        callback_handler.remove_end_callback(end)
+        callback_handler.remove_start_callback(started)
+        callback_handler.remove_end_callback(ended)
 
     return stop
 

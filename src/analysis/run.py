@@ -18,7 +18,7 @@ from ..options.purpose import CHOOSES_NOTHING, changes_speed, purpose_of
 from ..options.tree import flatten
 from ..records.correct import read_correct
 from ..records.metrics import staged
-from ..records.rates import FIT_RATE, MEAN_RATE, RATE
+from ..records.rates import MEAN_RATE, RATE
 from ..records.step_parts import PARTS
 from ..records.step_times import StepTimes, read_step_times
 from ..records.values import at, number, positive, table
@@ -36,7 +36,7 @@ _REASONS = {
     "planned": "not run",
     "running": "still running, or killed",
 }
-_TIMES = (MEAN_RATE, FIT_RATE, "step_ms", "step_ms_median", "memory_peak_gib", "joules_per_sample")
+_TIMES = (MEAN_RATE, "step_ms", "step_ms_median", "memory_peak_gib", "joules_per_sample")
 _SHARES = ("mfu", "utilization_pct", "processor_time_pct")  # of the throughput, which may be 0
 T = TypeVar("T")
 

@@ -1,14 +1,10 @@
 """What a batch of any type holds, and the loss that it had."""
 
-import dataclasses
-import numbers
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from lightning import LightningModule, Trainer
 from torch import Tensor
-
-from ..errors import UserError
 
 NO_TENSORS = (
     "the batch has no tensors; batch_size_fn of ThroughputMonitor (callbacks.throughput.batch_size_fn) says how many "
@@ -19,25 +15,12 @@ NO_TENSORS = (
 def samples_in(batch: Any) -> int:
     """The length of the first tensor in a batch, depth first; 0 for a batch without tensors.
 
-    A batch is whatever Lightning takes: tensors, and tuples, lists, dicts and dataclasses of them, nested in any way.
+    A batch is a tensor, or tuples, lists and dicts of them, nested in any way.
     """
     first = first_tensor(batch)
     if first is None:
         return 0
     return first.shape[0] if first.dim() else 1
-
-
-def require_number(name: str, count: object) -> None:
-    """Refuse what a user's function has counted where it is no number: a tensor's may still be on its device.
-
-    Raises:
-        UserError: with the name of the function's option.
-    """
-    if not isinstance(count, numbers.Real):
-        raise UserError(
-            f"{name}: returned a {type(count).__name__}, takes a function that returns a number of what the host knows: "
-            "reading a tensor of a GPU would wait for it"
-        )
 
 
 def timesteps_in(module: object, samples: int) -> int:
@@ -66,15 +49,7 @@ def first_tensor(batch: Any) -> Tensor | None:
     """The first tensor in a batch, depth first."""
     if isinstance(batch, Tensor):
         return batch
-    children: Iterable[Any]
-    if isinstance(batch, tuple | list):
-        children = batch
-    elif isinstance(batch, Mapping):
-        children = batch.values()
-    elif dataclasses.is_dataclass(batch):
-        children = [getattr(batch, field.name) for field in dataclasses.fields(batch)]
-    else:  # PyG's graphs keep their tensors as attributes
-        children = [getattr(batch, "x", None)] if hasattr(batch, "x") else []
+    children = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple | list) else ()
     for child in children:
         if (found := first_tensor(child)) is not None:
             return found

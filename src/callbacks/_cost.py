@@ -6,20 +6,15 @@ import numpy
 from numpy.typing import NDArray
 
 from ..records.intervals import median_interval
-from ..records.rates import FIT_RATE, rate
+from ..records.rates import rate
 from ..records.step_parts import PARTS, StepPart
 from ._table import MIN_UNDISTURBED, UpdateTable
 from ._writer import Scalars
 
-# A stall is a step that takes more than STALL_RATIO × the median and more than STALL_MS longer than it. The ratio lets
-# pass what belongs to a model, such as sequences of different lengths. The 50 ms let pass what a scheduler or a garbage
-# collector does to a short step: such hiccups are many, and the p99 shows them. A rule by standard deviations would
-# raise its own threshold with every stall; one by the median does not.
-STALL_RATIO, STALL_MS = 3.0, 50.0
 _WORK = [column for column, part in enumerate(PARTS) if part not in (StepPart.DATA_WAIT, StepPart.TRANSFER)]
 
 
-def cost_of(table: UpdateTable, replicas: int = 1, fit_seconds: float | None = None) -> dict[str, Any]:
+def cost_of(table: UpdateTable, replicas: int = 1) -> dict[str, Any]:
     """The cost of this rank's counted updates; empty where none is known.
 
     `samples_per_sec_mean` is all samples ÷ all of their time. `samples_per_sec` is the run's rate (records/rates.py): the
@@ -29,8 +24,6 @@ def cost_of(table: UpdateTable, replicas: int = 1, fit_seconds: float | None = N
     Args:
         table: of the fit.
         replicas: how many batches the ranks train on at a time.
-        fit_seconds: wall time of the whole fit without pauses, for `samples_per_sec_fit`: every sample that was trained,
-            those of the warm-up included, over it.
     """
     rows, in_median = table.rows[table.after_warmup()], table.in_median()
     seconds = float(rows["parts_ms"].sum(dtype=float)) / 1e3
@@ -42,8 +35,6 @@ def cost_of(table: UpdateTable, replicas: int = 1, fit_seconds: float | None = N
         return {}
     samples, whole = float(rows["samples"].sum(dtype=float)), table.whole_batch()
     batches = float(table.rows["batches"][in_median].mean())
-    counted_ms = table.step_ms(table.after_warmup())
-    stalled = counted_ms[stalls_among(counted_ms, median)]
     result: dict[str, Any] = {
         "updates": len(rows),
         "samples": int(samples),
@@ -57,8 +48,6 @@ def cost_of(table: UpdateTable, replicas: int = 1, fit_seconds: float | None = N
         "step_ms_p99": highest,
         "parts_ms": dict(zip(PARTS, rows["parts_ms"].mean(0, dtype=float).tolist(), strict=True)),
         "work_ms_median": float(numpy.median(table.rows["parts_ms"][in_median][:, _WORK].sum(1))),
-        "stalls": len(stalled),
-        "stall_seconds": float((stalled - median).sum()) / 1e3,
     }
     if samples:  # else the batch has no tensors, and nobody knows
         result["samples_per_sec"] = rate(whole * replicas, median)
@@ -68,14 +57,8 @@ def cost_of(table: UpdateTable, replicas: int = 1, fit_seconds: float | None = N
         result["step_ms_interval"] = list(interval)
     if (undisturbed := int(table.undisturbed().sum())) >= MIN_UNDISTURBED:
         result["undisturbed_steps"] = undisturbed  # the median is of these alone
-        result["undisturbed_share"] = float(step_ms.sum()) / 1e3 / seconds  # of the time of all steps
-    if fit_seconds and samples:
-        trained = float(table.rows["samples"].sum(dtype=float))
-        result |= {"fit_seconds": fit_seconds, FIT_RATE: trained * replicas / fit_seconds}
     if excluded := float(rows["excluded_ms"].mean()):
         result["excluded_ms"] = excluded
-    if preparing := float(rows["preparing_ms"].mean()):
-        result["preparing_ms"] = preparing
     if samples and (timesteps := float(rows["timesteps"].sum(dtype=float))):
         result["timesteps_per_sec"] = result["samples_per_sec"] * timesteps / samples
     return result
@@ -88,11 +71,6 @@ def median_step(table: UpdateTable) -> dict[str, float]:
         return {}
     order = numpy.argsort(rows["parts_ms"].sum(1, dtype=float))
     return dict(zip(PARTS, rows["parts_ms"][order[len(rows) // 2]].tolist(), strict=True))
-
-
-def stalls_among(step_ms: NDArray[numpy.float64], median: float) -> NDArray[numpy.bool_]:
-    """Which of some steps were stalls, shape (N,), given the usual time of a step."""
-    return step_ms > max(STALL_RATIO * median, median + STALL_MS)
 
 
 def metrics_of(

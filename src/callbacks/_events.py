@@ -12,27 +12,26 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 from typing_extensions import override
 
-from .._lightning import overrides
 from ._never_raise import never_raise
 from ._profiler_hook import ProfilerHook
-from ._timer import PAUSE, PREPARING
+from ._timer import PAUSE
 
 _REQUEST = "train_dataloader_next"
 # Training on a batch: it begins after on_train_batch_start, where modes of other callbacks may begin.
 _TRAINING = "run_training_batch"
 # The first profiled action of a validation between two updates; the validation ends with on_validation_end.
 _VALIDATION = "on_validation_model_zero_grad"
-_PREPARING_HOOKS = ("on_before_batch_transfer", "on_after_batch_transfer")
 # Lightning's profiler actions, by the last part of their names → the part of the step that the action is.
 _PARTS = {
     _REQUEST: "data_wait",
+    "on_before_batch_transfer": "data_wait",  # a user's hooks around the copy prepare the batch, as a loader does
+    "on_after_batch_transfer": "data_wait",
     "batch_to_device": "transfer",
     "training_step": "forward",
     "optimizer_step": "optimizer",
     "lr_scheduler_step": "optimizer",
     "save_checkpoint": PAUSE,
     _VALIDATION: PAUSE,
-    **dict.fromkeys(_PREPARING_HOOKS, PREPARING),
 }
 
 
@@ -46,11 +45,9 @@ class LoopEvents(Callback):
 
     Attributes:
         is_measuring: whether the steps of a fit are being measured.
-        preparing: the user's hooks around the copy of a batch, if there are any.
     """
 
     is_measuring = False
-    preparing: str | None = None
     _hook: ProfilerHook | None = None
     _is_training = False
     _has_begun = False  # whether a batch has begun that has not ended
@@ -81,11 +78,8 @@ class LoopEvents(Callback):
 
     def listen(self, trainer: Trainer) -> None:
         """Begin to tell of a fit."""
-        hooks = [hook for hook in _PREPARING_HOOKS if overrides(trainer, hook)]
-        actions = {action for action, part in _PARTS.items() if part != PREPARING} | {_TRAINING, *hooks}
-        self.preparing = " and ".join(hooks) or None
         self.is_measuring, self._is_training, self._has_begun = True, False, False
-        self._hook = ProfilerHook.attach(trainer, actions, self._on_action_start, self._on_action_end)
+        self._hook = ProfilerHook.attach(trainer, {*_PARTS, _TRAINING}, self._on_action_start, self._on_action_end)
 
     def end_listening(self, trainer: Trainer) -> None:
         """Give the trainer its profiler back."""

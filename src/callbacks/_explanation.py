@@ -1,4 +1,4 @@
-"""From what a fit has measured and a trace to an Explanation: operations with times and bounds, gaps, the verdict."""
+"""From what a fit has measured and a trace to an Explanation: operations with times and bounds, the verdict."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -8,16 +8,13 @@ import torch
 
 from ..hardware.calibration import Calibration
 from ..hardware.roofline import least_seconds
-from ..hardware.trace import Event, device_seconds, idle, step_starts
+from ..hardware.trace import Event, device_seconds, step_starts
 from ..records import explanation as records
-from ..records.explanation import Cost, Explanation, Gap
-from ..records.formatting import duration, percent
+from ..records.explanation import Cost, Explanation
 from ..records.operations import OperationRow
 from ..records.step_parts import StepPart
 from ._measured import Measured
 
-MOST_GAPS = 5
-_TOO_LONG = 1.1  # the operations' time ÷ what a plain step has for them; less is the scatter between steps
 _BETWEEN = (StepPart.DATA_WAIT, StepPart.TRANSFER, StepPart.OTHER)  # the parts between two batches
 
 
@@ -45,15 +42,8 @@ def explain(
     busy = measured.kernel_share
     operations, remark = _timed(measured, recorded, events)
     notes += [remark] if remark else []
-    # What a plain step has for its operations: on a CPU the time of its batches, else that in which a kernel runs.
-    room = step_s - between_s if device == "cpu" else step_s * (1.0 if busy is None else busy)
-    operations, remark = _within_step(operations, room)
-    notes += [remark] if remark else []
     if machine is None:
         notes.append("the device was not measured: no lower bounds (batchscope hardware measures it)")
-    if 2 * cost.get("disturbed_windows", 0) > cost.get("windows", 0):
-        used = f"other programs used {percent(cost['others_share'])} of the processor meanwhile"
-        notes.append(f"{used}, which makes times longer")
     return Explanation(
         title=measured.title,
         device=device,
@@ -72,22 +62,9 @@ def explain(
         threads=torch.get_num_threads() if device == "cpu" else None,
         bottleneck=bottleneck,
         idle_share=None if busy is None else 1 - busy,
-        gaps=_gaps(events),
         trace_steps=len(step_starts(events)),
         notes=notes,
     )
-
-
-def _gaps(events: Sequence[Event]) -> list[Gap]:
-    """The longest gaps between kernels, the mean over the steps of a trace."""
-    found, steps = idle(events), len(step_starts(events))
-    if found is None or not steps:
-        return []
-    gaps = [
-        Gap(after, before, sum(each) / 1e6 / steps, len(each) / steps, max(each) / 1e6)
-        for (after, before), each in found.gaps.items()
-    ]
-    return sorted(gaps, key=lambda gap: -gap.seconds)[:MOST_GAPS]
 
 
 def _timed(
@@ -107,19 +84,6 @@ def _timed(
             return [*timed, others] if rest else timed, None
     why = "the trace has no kernel, so" if device == "cuda" else f"on {device}"
     return [replace(row, seconds=0.0) for row in operations], f"{why} the operations are not timed"
-
-
-def _within_step(operations: Sequence[OperationRow], room: float) -> tuple[Sequence[OperationRow], str | None]:
-    """Operations that took longer than a plain step has for them, scaled to it, and a note where it is much longer."""
-    recorded = sum(each.seconds for each in operations)
-    if recorded <= room:
-        return operations, None
-    note = (
-        f"the operations took {duration(recorded)} while they were recorded, and a step that is not recorded has "
-        f"{duration(room)} for them: their times and shares are scaled to it"
-    )
-    scaled = [replace(each, seconds=each.seconds * room / recorded) for each in operations]
-    return scaled, note if recorded > _TOO_LONG * room else None
 
 
 def _cost(operation: OperationRow, calibration: Calibration | None) -> Cost:

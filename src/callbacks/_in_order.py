@@ -16,7 +16,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
 from .._lightning import logged_step
 from ._timer import pause
-from ._writer import give_up, is_plain
+from ._writer import is_plain, warn_of
 from .step_file import StepFile
 
 _MOST = 10_000  # steps held back; more wait only where a module steps several optimizers, or accumulates by hand
@@ -84,12 +84,12 @@ class _Order:
         self.sources.remove(source)
         self._is_ending = True
         below = self.complete()
-        with pause(self._trainer, part_of_fit=True):
+        with pause(self._trainer):
             for held in self._held:
                 try:
                     held.write(below)
                 except Exception as error:  # noqa: BLE001 - anybody's logger
-                    give_up(held.logger, error)
+                    warn_of(held.logger, error)
                 if below == math.inf:
                     held.restore()
         return below == math.inf

@@ -47,11 +47,10 @@ class Measured:
     not_recorded: str | None = None  # why there are none
     flops: Flops = Flops()
     changed: float = 1.0  # the median step ÷ those right after the recorded ones
-    others_share: float = 0.0  # of the processor, for most of the time; on an accelerator only where they disturbed
+    others_share: float = 0.0  # of the processor, over all windows; on an accelerator only where they disturbed
     median_parts_ms: Mapping[str, float] = field(default_factory=dict)  # of the update of median length
     median_steps: int = 0  # of which that is the median
     kernel_s: float | None = None  # seconds of a step in which a kernel ran, by a trace
-    preparing: str | None = None  # the user's hooks around the copy of a batch
     may_calibrate: bool = True
 
     @property

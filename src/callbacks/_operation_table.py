@@ -1,4 +1,4 @@
-"""The tables of an explanation: the step by module, the costliest operations, and where no kernel ran."""
+"""The tables of an explanation: the step by module, and the costliest operations."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,8 +23,6 @@ def explanation_text(step: Explanation, width: int | None = None) -> str:
         blocks.append(_modules(step, width))
     if step.is_timed:
         blocks.append(_costliest(step, width))
-    if step.gaps:
-        blocks.append(_gaps(step, width))
     blocks.append(wrapped([f"note     {note}" for note in step.notes], width, indent=9))
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
@@ -78,19 +76,6 @@ def _costliest(step: Explanation, width: int) -> list[str]:
         name = f"{cost.place}: {_operation(cost.name)}"
         rows.append([name, _SHORT.get(cost.part, cost.part), share, time, calls, bound])
     return _table(["costliest operations", "part", "share", "time", "calls", "bound/time"], rows, width)
-
-
-def _gaps(step: Explanation, width: int) -> list[str]:
-    rows = [
-        [
-            " → ".join(map(_operation, (gap.after, gap.before))),
-            duration(gap.seconds),
-            f"{gap.calls:.3g}",
-            duration(gap.longest_seconds),
-        ]
-        for gap in step.gaps
-    ]
-    return _table(["no kernel runs between", "a step", "times", "longest"], rows, width)
 
 
 def _operation(name: str) -> str:

@@ -1,17 +1,15 @@
 """Observe through a trainer's profiler when the parts of a step begin and end, in any Lightning project."""
 
-import contextlib
 from collections.abc import Callable, Container
 from typing import Any, Self
 
 from lightning import Trainer
-from lightning.pytorch.profilers import PassThroughProfiler, Profiler
+from lightning.pytorch.profilers import Profiler
 from typing_extensions import override
 
 from .._lightning import profiler_of, set_profiler
 
 Listener = Callable[[str], None]
-_NOTHING = contextlib.nullcontext()
 
 
 class ProfilerHook(Profiler):
@@ -23,12 +21,9 @@ class ProfilerHook(Profiler):
     def __init__(self, inner: Profiler, actions: Container[str], started: Listener, stopped: Listener):
         super().__init__(getattr(inner, "dirpath", None), getattr(inner, "filename", None))
         self._inner = inner
-        self._forward = not isinstance(inner, PassThroughProfiler)
         self._actions = actions
         self._started = started
         self._stopped = stopped
-        self._spans: dict[str, _Span | None] = {}  # by action name; None for an action without listeners
-        self._is_attached = True
 
     def __getattr__(self, name: str) -> Any:
         """What a user's profiler has beyond Lightning's interface."""
@@ -47,41 +42,24 @@ class ProfilerHook(Profiler):
         return hook
 
     def detach(self, trainer: Trainer) -> None:
-        """Call the listeners no more. A hook below one that was attached later forwards until that one is detached."""
-        self._is_attached, self._actions = False, ()
-        self._spans.clear()
-        profiler = profiler_of(trainer)
-        while isinstance(profiler, ProfilerHook) and not profiler._is_attached:
-            profiler = profiler._inner
-        set_profiler(trainer, profiler)
-
-    @override
-    def profile(self, action_name: str) -> Any:
-        if self._forward:
-            return super().profile(action_name)
-        return self._span(action_name) or _NOTHING  # a few dozen times a step: as cheap as can be
+        """Call the listeners no more, and give the trainer its profiler back."""
+        self._actions = ()
+        if profiler_of(trainer) is self:
+            set_profiler(trainer, self._inner)
 
     @override
     def start(self, action_name: str) -> None:
-        if self._forward:
-            self._inner.start(action_name)
-        if span := self._span(action_name):
-            span.__enter__()
+        self._inner.start(action_name)
+        name = action_name.rpartition(".")[2]
+        if name in self._actions:
+            self._started(name)
 
     @override
     def stop(self, action_name: str) -> None:
-        if span := self._span(action_name):
-            span.__exit__()
-        if self._forward:
-            self._inner.stop(action_name)
-
-    def _span(self, action_name: str) -> "_Span | None":
-        try:
-            return self._spans[action_name]
-        except KeyError:
-            name = action_name.rpartition(".")[2]
-            span = _Span(name, self._started, self._stopped) if name in self._actions else None
-            return self._spans.setdefault(action_name, span)
+        name = action_name.rpartition(".")[2]
+        if name in self._actions:
+            self._stopped(name)
+        self._inner.stop(action_name)
 
     @override
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
@@ -98,20 +76,3 @@ class ProfilerHook(Profiler):
     @override
     def describe(self) -> None:
         self._inner.describe()
-
-
-class _Span:
-    """An action as a context manager. It has no state, so one object serves every step."""
-
-    __slots__ = ("_name", "_started", "_stopped")
-
-    def __init__(self, name: str, started: Listener, stopped: Listener):
-        self._name = name
-        self._started = started
-        self._stopped = stopped
-
-    def __enter__(self) -> None:
-        self._started(self._name)
-
-    def __exit__(self, *_: object) -> None:
-        self._stopped(self._name)

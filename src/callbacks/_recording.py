@@ -9,7 +9,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_warn
 
 from .._lightning import compiler_context
-from .._torch import any_mode, end_mode, has_compiled, is_compiled
+from .._torch import any_mode, compiled_frames, end_mode, is_compiled
 from ..errors import in_one_line
 from ..hardware.devices import cache_bytes
 from ..hardware.flops import UncountableError, flops_per_sample
@@ -18,6 +18,7 @@ from ..records.operations import OperationRow
 from ._batches import NO_TENSORS, varies
 from ._measured import Flops
 
+CALLS_COMPILED = "the step calls a function that torch.compile has compiled"
 FIRST, LAST = 2, 4  # the updates that are recorded: the first one pays for work that is done once
 
 
@@ -39,6 +40,7 @@ class RecordedUpdates:
     def __init__(self, trainer: Trainer, module: LightningModule, wanted: bool, part: Callable[[], str]):
         self.recorder = OperationRecorder(module, cache_bytes(trainer.strategy.root_device), part)
         self._module, self._is_compiled = module, is_compiled_module(module)
+        self._compiled_before = compiled_frames()  # in earlier fits of this process
         started_at = trainer.global_step if self._is_compiled else 0
         self._why_not: str | None = None
         if not wanted:
@@ -77,8 +79,8 @@ class RecordedUpdates:
         self._begun = update = global_step + 1 if self._is_compiled else update
         if not FIRST <= update <= LAST:
             return
-        if has_compiled() and not self._is_compiled:  # a function that the module calls: it would run uncompiled
-            self._why_not = "this process has used torch.compile"
+        if compiled_frames() > self._compiled_before and not self._is_compiled:  # it would run uncompiled
+            self._why_not = CALLS_COMPILED
             return
         if any_mode():  # of another callback, which may end within the step, and would end this one instead
             self._why_not = "another recorder of operations was active"

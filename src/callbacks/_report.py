@@ -12,10 +12,7 @@ from typing import Any
 from ..hardware.advice import advise
 from ..hardware.bottleneck import CHANGED, Bottleneck, Step, find_bottleneck
 from ..hardware.calibration import Calibration, faster_precision, peak_flops_per_sec
-from ..hardware.roofline import lower_bound
 from ..hardware.telemetry import PEAK, named
-from ..records.operations import OperationRow
-from ..records.step_parts import StepPart
 from ._batches import NO_TENSORS
 from ._measured import Flops, Measured
 from .device import LOGGED
@@ -37,7 +34,7 @@ def report(measured: Measured, machine: Calibration | None) -> dict[str, Any]:
     summary: dict[str, Any] = {**measured.cost, "title": measured.title, "device": measured.device}
     summary |= {"device_name": measured.device_name, "precision": measured.precision}
     flops, missing = _flops_facts(measured, machine)
-    summary |= rank_facts(measured.ranks_ms) | flops | _device_facts(measured) | _operation_facts(measured, machine)
+    summary |= rank_facts(measured.ranks_ms) | flops | _device_facts(measured)
     found = find_bottleneck(_step(measured, summary, machine))
     if found is None:
         missing["bottleneck"] = "the parts of the steps have no time: the clock has jumped"
@@ -113,27 +110,11 @@ def _device_facts(measured: Measured) -> dict[str, Any]:
     return facts
 
 
-def _operation_facts(measured: Measured, machine: Calibration | None) -> dict[str, Any]:
-    """How many operations a step has, what they move, and the least time that they take on a calibrated device."""
-    operations = measured.operations
-    if not operations:
-        return {"step": {"not_recorded": measured.not_recorded}} if measured.not_recorded else {}
-    facts: dict[str, Any] = {
-        "operations": round(sum(row.calls for row in operations)),
-        "bytes": round(sum(row.bytes for row in operations)),
-        "memory_bytes": round(sum(row.cold_bytes for row in operations)),
-    }
-    if machine is not None:
-        facts["floor_ms"] = {key: 1e3 * seconds for key, seconds in lower_bound(operations, machine).items()}
-    return {"step": facts}
-
-
 def _step(measured: Measured, summary: dict[str, Any], machine: Calibration | None) -> Step:
     """What the rule of the bottleneck asks of a run."""
     sampled, busy = summary.get("utilization_pct"), measured.kernel_share
     return Step(
         summary["parts_ms"],
-        preparing=_preparing(measured),
         work_ms=summary["work_ms_median"],
         device=measured.device,
         steps=summary["updates"],
@@ -148,13 +129,6 @@ def _step(measured: Measured, summary: dict[str, Any], machine: Calibration | No
     )
 
 
-def _preparing(measured: Measured) -> str | None:
-    """The user's hooks around the copy, if they take most of what counts as waiting for data."""
-    waiting_ms = measured.cost["parts_ms"].get(StepPart.DATA_WAIT, 0.0)
-    is_most = 2 * measured.cost.get("preparing_ms", 0.0) > waiting_ms
-    return measured.preparing if is_most else None
-
-
 def _verdict(
     found: Bottleneck, measured: Measured, summary: dict[str, Any], machine: Calibration | None
 ) -> dict[str, Any]:
@@ -165,15 +139,7 @@ def _verdict(
     del facts["busy"]
     setting = replace(
         measured.setting,
-        preparing=_preparing(measured),
         faster_precision=faster_precision(machine, measured.precision, summary.get("peak_flops_per_sec")),
-        optimizer_traffic=is_optimizer_traffic(measured.operations),
     )
     advice = advise(found.kind, setting)
     return facts | (dict(zip(("advice", "advice_effect"), advice, strict=True)) if advice else {})
-
-
-def is_optimizer_traffic(operations: Sequence[OperationRow]) -> bool:
-    """Whether the optimizer moves most of the bytes that pass through memory in a step."""
-    of_optimizer = sum(row.cold_bytes for row in operations if row.part == "optimizer")
-    return 2 * of_optimizer > sum(row.cold_bytes for row in operations)

@@ -1,19 +1,17 @@
 """The summary of a run in words: the few lines that every run ends with, and the details that are shown on demand."""
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ..hardware.evidence import limit_row
-from ..records.formatting import count, percent, significant, with_prefix
-from ..records.intervals import TIME_LIMIT
+from ..options.tree import flatten
+from ..records.formatting import percent, significant
 from ..records.rates import load_words
 from ..records.step_parts import PARTS, StepPart
 from ..records.terminal import row
 
-_NAMES = {"flops_per_sec": "FLOP/s", "mfu": "MFU", "samples_per_sec": "samples/s"}  # of what may be missing
 _NOISE = 0.05  # between two rates or two ranks: less is not worth a word
 _MIN_PART = 0.045  # of the step: smaller parts are added up as the rest
-_MIN_OTHERS = 0.02  # of the processor: less has slowed no step
 _MUCH_THROTTLED_PCT = 10.0  # of the time; less is not worth a word in the few lines
 
 
@@ -57,14 +55,12 @@ def _speed(summary: Mapping[str, Any], programs: str) -> str:
     if "samples_per_sec" not in summary:
         return f"unknown: {summary['missing']['samples_per_sec']}"
     mean, at_median = summary["samples_per_sec_mean"], summary["samples_per_sec"]
-    words, when = f"{significant(mean)} samples/s", "at the median step"
+    words = f"{significant(mean)} samples/s"
     if load := load_words(summary):
         words += f" {load}, mostly {programs}" if programs else f" {load}"
     if abs(at_median - mean) <= _NOISE * mean:
         return words
-    if "undisturbed_share" in summary and summary.get("disturbed_windows"):
-        when = f"in the undisturbed {percent(summary['undisturbed_share'])} of the time"
-    return f"{words} ({significant(at_median)} {when})"
+    return f"{words} ({significant(at_median)} at the median step)"
 
 
 def _mean_step(summary: Mapping[str, Any]) -> str:
@@ -89,95 +85,27 @@ def _ranks(summary: Mapping[str, Any]) -> str:
 
 
 def _device(summary: Mapping[str, Any]) -> str:
-    is_throttled = summary.get("throttled_pct", 0.0) >= _MUCH_THROTTLED_PCT
-    shown = {"utilization_pct", "memory_peak_gib"}
-    return ", ".join(_numbers(summary, shown | ({"throttled_pct"} if is_throttled else set())))
-
-
-def _pct(value: float) -> str:
-    return percent(value / 100)
-
-
-# The numbers of the details, in their order: the key in the summary, how its number is written, and the words around it.
-_NUMBERS: tuple[tuple[str, Callable[[Any], str], str], ...] = (
-    ("samples_per_sec", significant, "{} samples/s at the median step"),
-    ("samples_per_sec_mean", significant, "{} over all steps"),
-    ("samples_per_sec_fit", significant, "{} from start to end"),
-    ("step_ms_p99", significant, "p99 step {} ms"),
-    ("stall_seconds", significant, "pauses took {} s"),
-    ("timesteps_per_sec", significant, "{} time steps/s"),
-    ("flops_per_sec", lambda value: with_prefix(value, "FLOP/s"), "{}"),
-    ("mfu", lambda value: percent(value, digits=1), "MFU {}"),
-    ("peak_flops_per_sec", lambda value: with_prefix(value, "FLOP/s"), "peak measured here {}"),
-    ("processor_time_pct", _pct, "processor time {} of the usable cores"),
-    ("utilization_pct", _pct, "a kernel ran in {} of the time"),
-    ("throttled_pct", _pct, "clocks lowered in {} of the time"),
-    ("memory_peak_gib", significant, "peak memory {} GiB"),
-    ("joules_per_sample", lambda value: with_prefix(value, "J"), "{}/sample"),
-    ("communication_ms", significant, "{} ms of the mean step wait for gradients"),
-    ("gradient_bytes", lambda value: with_prefix(value, "B"), "{} of gradients"),
-)
-_ONLY_ABOVE_0 = ("stall_seconds", "throttled_pct")
-
-
-def _numbers(summary: Mapping[str, Any], shown: Container[str]) -> list[str]:
-    """Those of the numbers that are known, with their words."""
-    known = [(summary[key], write, words) for key, write, words in _NUMBERS if key in shown and key in summary]
-    return [words.format(write(value)) for value, write, words in known]
+    words = []
+    if "utilization_pct" in summary:
+        words.append(f"a kernel ran in {percent(summary['utilization_pct'] / 100)} of the time")
+    if summary.get("throttled_pct", 0.0) >= _MUCH_THROTTLED_PCT:
+        words.append(f"clocks lowered in {percent(summary['throttled_pct'] / 100)} of the time")
+    if "memory_peak_gib" in summary:
+        words.append(f"peak memory {significant(summary['memory_peak_gib'])} GiB")
+    return ", ".join(words)
 
 
 def details(summary: Mapping[str, Any]) -> list[str]:
-    """All the numbers of a summary, the evidence for the bottleneck, and why one of them is missing."""
-    lines = _measured(summary) if "title" in summary else []
-    reasons: dict[str, list[str]] = {}
-    for key, reason in summary.get("missing", {}).items():
-        reasons.setdefault(reason, []).append(_NAMES.get(key, key))
-    return [*lines, *(f"no {' and no '.join(names)}: {reason}" for reason, names in reasons.items())]
-
-
-def _measured(summary: Mapping[str, Any]) -> list[str]:
-    name = f" ({summary['device_name']})" if summary.get("device_name") else ""
-    run = (summary["device"] + name, summary["precision"], f"{count(summary['updates'], 'step')} measured")
-    parts = " + ".join(f"{part.removesuffix('_wait')} {significant(ms)}" for part, ms in summary["parts_ms"].items())
-    numbers = _numbers(summary, {key for key, value in summary.items() if value or key not in _ONLY_ABOVE_0})
-    lines = [
-        " · ".join(run),
-        f"median step {_median(summary)}; mean {significant(summary['step_ms'])} ms = {parts}",
-        *([" · ".join(numbers)] if numbers else []),
-        *filter(None, [_noise(summary)]),
-    ]
-    if "processes" in summary:
-        samples = summary["batch_size"] * summary["processes"] * _accumulated(summary)
-        ranks = f"; {_ranks(summary)}" if "slowest_step_ms" in summary else ""
-        lines.append(f"{summary['processes']} ranks, global batch {samples:,}, samples/s of all ranks{ranks}")
-    if "bottleneck" in summary:
-        found = summary["bottleneck"]
+    """Each number of a summary as `key value`, the evidence for the bottleneck, and why one of them is missing."""
+    told = {key: value for key, value in summary.items() if key not in ("bottleneck", "missing")}
+    lines = [f"{key} {_text(value)}" for key, value in flatten(told)]
+    if found := summary.get("bottleneck"):
         lines.append(f"limit: {found['evidence']}")
-        if "advice" in found:
-            lines.append(
-                f"{found['advice']}: {found['advice_effect']}" if "advice_effect" in found else found["advice"]
-            )
-    return lines
+        lines += [f"{found['advice']}: {found['advice_effect']}"] if "advice" in found else []
+    return lines + [f"no {key}: {reason}" for key, reason in summary.get("missing", {}).items()]
 
 
-def _median(summary: Mapping[str, Any]) -> str:
-    """The median step with its interval, and why a timed run has ended: `12.3 ms (12.1 to 12.5, known to ± 5 %)`."""
-    interval = " to ".join(map(significant, summary.get("step_ms_interval", ())))
-    ended = summary.get("ended")
-    ended = "at its time limit" if ended == TIME_LIMIT else ended
-    counted = summary.get("undisturbed_steps", summary["updates"])
-    few = f"of the {counted} without other programs" if 2 * counted < summary["updates"] else ""
-    within = ", ".join(filter(None, (few, interval, ended)))
-    return f"{significant(summary['step_ms_median'])} ms" + (f" ({within})" if within else "")
-
-
-def _noise(summary: Mapping[str, Any]) -> str | None:
-    """A line on windows that other programs or the system slowed, for the details; None if there were none."""
-    bad, windows = summary.get("disturbed_windows", 0), summary.get("windows", 0)
-    if not bad:
-        return None
-    share = summary.get("others_share", 0.0)
-    took = f", other programs took {percent(share)} of the processor" if share >= _MIN_OTHERS else ""
-    enough = "undisturbed_steps" in summary
-    median_is = "the median is of the others" if enough else "too few steps were undisturbed, so the median is of all"
-    return f"{bad} of {count(windows, 'window')} slowed from outside{took}; {median_is}"
+def _text(value: Any) -> str:
+    if isinstance(value, list):  # an interval
+        return " to ".join(map(significant, value))
+    return significant(value) if isinstance(value, float) else str(value)

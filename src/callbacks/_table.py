@@ -25,7 +25,6 @@ ROW = numpy.dtype(
         ("step", "i8"),  # Lightning's `global_step` after the update
         ("parts_ms", "f4", (len(PARTS),)),
         ("excluded_ms", "f4"),  # in no part: mostly writing curves
-        ("preparing_ms", "f4"),  # in the user's hooks around the copy; in `data_wait`, too
         ("samples", "f4"),
         ("timesteps", "f4"),
         ("batches", "f4"),  # more than one where gradients are accumulated
@@ -86,7 +85,6 @@ class UpdateTable:
         timed = values[:, : len(TIMED)]
         new["step"] = steps
         new["parts_ms"], new["excluded_ms"] = timed[:, : len(PARTS)], timed[:, len(PARTS)]
-        new["preparing_ms"] = timed[:, len(PARTS) + 1]
         new["samples"], new["timesteps"], new["batches"], recorded = values[:, len(TIMED) :].T
         is_invalid = ~((values >= 0) & numpy.isfinite(values)).all(1)
         new["flags"] = (

@@ -25,9 +25,7 @@ from ._updates import Updates
 
 OTHER = StepPart.OTHER.value
 PAUSE = "pause"  # what is not training: validation, checkpoints, and everything within `pause`
-# A user's hooks around the copy of a batch. They prepare it, as a loader does: their time is in `data_wait`, too.
-PREPARING = "preparing"
-TIMED = (*PARTS, PAUSE, PREPARING)
+TIMED = (*PARTS, PAUSE)
 _COLUMN = {part: column for column, part in enumerate(TIMED)}
 
 
@@ -108,18 +106,13 @@ class Batch:
 
 
 def parts_ms(batches: Sequence[Batch], clock: HostClock) -> NDArray[numpy.float64]:
-    """Milliseconds of each part in `TIMED`, a row a batch: shape (N, 8). The step's time is the sum of the first six.
-
-    Preparing a batch counts as waiting for data, and beside it.
-    """
+    """Milliseconds of each part in `TIMED`, a row a batch: shape (N, 7). The step's time is the sum of the first six."""
     places, ms = [], []
     for row, batch in enumerate(batches):
         places += [row * len(TIMED) + _COLUMN[part] for part in batch.parts[:-1]]  # the last one is the batch's end
         ms += [clock.elapsed_ms(start, end) for start, end in itertools.pairwise(batch.moments)]
     sums: NDArray = numpy.bincount(numpy.array(places, int), ms, len(batches) * len(TIMED))
-    found = sums.reshape(len(batches), len(TIMED))
-    found[:, _COLUMN[StepPart.DATA_WAIT]] += found[:, _COLUMN[PREPARING]]
-    return found
+    return sums.reshape(len(batches), len(TIMED))
 
 
 class StepTimer:
@@ -129,19 +122,15 @@ class StepTimer:
         finished: batches whose end has been marked, oldest first.
         current: the batch that is being timed; None between two epochs.
         batches: that have been trained.
-        paused_s: within pauses that are no part of the fit, on the host's clock.
     """
 
     def __init__(self, clock: HostClock, last_step: int = 0):
         self.clock = clock
         self.finished: deque[Batch] = deque()
         self.current: Batch | None = None
-        self.batches = 0
         self._updates = Updates(last_step)
         self.is_between_updates = True
-        self.paused_s = 0.0
         self._stack: list[str] = []
-        self._pauses = 0  # that are within each other
 
     @property
     def updates(self) -> int:
@@ -170,7 +159,6 @@ class StepTimer:
         """The batch has been trained, and Lightning has counted its update, if it made one."""
         if self.current is not None:
             self.current.global_step, self.current.trained = global_step, True
-            self.batches += 1
             self.is_between_updates = self._updates.end_batch(global_step)
 
     def end_step(self) -> None:
@@ -189,18 +177,13 @@ class StepTimer:
             self._mark()
 
     @contextlib.contextmanager
-    def pause(self, part_of_fit: bool = False) -> Iterator[None]:
-        """Exclude what happens within from the step, and unless it is a part of the fit from the fit's time. May be nested."""
-        began, counts = time.perf_counter(), 0 if part_of_fit else 1
-        self._pauses += counts
+    def pause(self) -> Iterator[None]:
+        """Exclude what happens within from the step. May be nested."""
         self.enter(PAUSE)
         try:
             yield
         finally:
             self.leave(PAUSE)
-            self._pauses -= counts
-            if counts and not self._pauses:
-                self.paused_s += time.perf_counter() - began
 
     def _mark(self) -> None:
         batch, part = self.current, self.part
@@ -224,26 +207,22 @@ class StepTimer:
 _timers: WeakKeyDictionary[Trainer, list[StepTimer]] = WeakKeyDictionary()
 
 
-def add_timer(trainer: Trainer, timer: Any) -> None:
+def add_timer(trainer: Trainer, timer: StepTimer) -> None:
     """Have every `pause(trainer)` happen within `timer.pause()`, until `remove_timer`."""
     remove_timer(trainer, timer)  # it may remain from a fit that ended early
     _timers.setdefault(trainer, []).append(timer)
 
 
-def remove_timer(trainer: Trainer, timer: Any) -> None:
+def remove_timer(trainer: Trainer, timer: StepTimer) -> None:
     """Undo `add_timer`, if it was called."""
     with contextlib.suppress(KeyError, ValueError):
         _timers[trainer].remove(timer)
 
 
 @contextlib.contextmanager
-def pause(trainer: Trainer, part_of_fit: bool = False) -> Iterator[None]:
-    """Work that is not training: whoever times the trainer's steps leaves it out of them.
-
-    What every fit does, such as writing curves, is a part of the fit: it is in no step, and in the fit's rate. Compiling, or
-    waiting for another run, is in neither.
-    """
+def pause(trainer: Trainer) -> Iterator[None]:
+    """Work that is not training: whoever times the trainer's steps leaves it out of them."""
     with contextlib.ExitStack() as stack:
         for timer in _timers.get(trainer, ()):
-            stack.enter_context(timer.pause(part_of_fit))
+            stack.enter_context(timer.pause())
         yield

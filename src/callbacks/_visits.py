@@ -16,8 +16,10 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
+from .._lightning import callbacks_of
 from ._timer import pause
 from ._updates import Updates
+from .device import DeviceMonitor
 from .throughput import ThroughputMonitor
 
 SHORT_S = 0.1  # the first one of such steps is left out: what others trained meanwhile is in the caches
@@ -110,7 +112,10 @@ class Visits(Callback):
     def _wait(self, trainer: Trainer) -> None:
         """Wait for the next visit; the time is in no step and no rate."""
         began = time.perf_counter()
+        devices = [one for one in callbacks_of(trainer) if isinstance(one, DeviceMonitor)]
         with pause(trainer):
+            for monitor in devices:
+                monitor.pause()
             order, _, rest = self._visitor.hear().partition(" ")
         self.waited_s += time.perf_counter() - began
         if order == "warm":

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from ..hardware.contention import NoiseMeter, is_disturbed
 
 MIN_WINDOW_S = 0.25  # the shortest by the clock: the system counts ticks of 10 ms, of which a shorter one has too few
-MIN_TELLING_S = 0.15  # of less, these ticks are too few for a share
 _GROWTH = 0.02  # of the time so far: a long run has longer windows instead of more and more of them
 NO_PASS = -1
 
@@ -103,17 +102,6 @@ class Windows:
         """Which windows were disturbed, shape (W,); the one that lasts is not known to be."""
         return numpy.array([window.disturbed for window in self.all], bool)
 
-    def typical_share(self, slowed_only: bool) -> float:
-        """The share that others took for most of the time; 0 where no window of at least 0.15 s tells it.
-
-        With `slowed_only` they took nothing in windows that were not disturbed.
-        """
-        shares = [(share, seconds) for share, seconds in self._shares(slowed_only) if seconds >= MIN_TELLING_S]
-        if not shares:
-            return 0.0
-        passed = numpy.cumsum([seconds for _, seconds in shares])
-        return shares[int(numpy.searchsorted(passed, passed[-1] / 2))][0]
-
     def facts(self, slowed_only: bool = False) -> dict[str, Any]:
         """For the run's summary: how many windows there are, how many disturbed, and the share of others over all of them.
 
@@ -123,13 +111,8 @@ class Windows:
         if not ended:
             return {}
         facts: dict[str, Any] = {"windows": len(ended), "disturbed_windows": sum(window.disturbed for window in ended)}
-        shares = self._shares(slowed_only)
-        if total := sum(seconds for _, seconds in shares):
-            facts["others_share"] = sum(share * seconds for share, seconds in shares) / total
+        told = [window for window in ended if not math.isnan(window.others_share)]
+        if total := sum(window.seconds for window in told):
+            counted = [window for window in told if window.disturbed or not slowed_only]
+            facts["others_share"] = sum(window.others_share * window.seconds for window in counted) / total
         return facts
-
-    def _shares(self, slowed_only: bool) -> list[tuple[float, float]]:
-        """What others took in each ended window that tells it, ascending, and its seconds."""
-        told = [window for window in self.all if window.end is not None and not math.isnan(window.others_share)]
-        shares = ((w.others_share if w.disturbed or not slowed_only else 0.0, w.seconds) for w in told)
-        return sorted(shares)

@@ -5,23 +5,20 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeGuard, TypeVar
-from weakref import ReferenceType, ref
 
 import numpy
 from lightning import Trainer
-from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 from tensorboard.compat.proto.summary_pb2 import Summary
 
 from .._lightning import prefixed
 from ..errors import in_one_line
-from ..records.metrics import metric
 from ._timer import pause
 from .step_file import StepFile
 
 POINTS = 1000  # of a tag: TensorBoard shows about so many
-_failed: list[ReferenceType[Logger]] = []  # a logger need not be hashable
 
 Row = tuple[int, Mapping[str, float]]
 Kind = TypeVar("Kind", bound=Logger)
@@ -38,19 +35,18 @@ class Scalars(NamedTuple):
 class StepWriter:
     """Writes on rank 0. CSV and other loggers get every step.
 
-    TensorBoard gets one event with all values for every n-th step. n is 1 in the first 1,000 steps, and doubles whenever
+    TensorBoard gets one event with all values, and MLflow a request, for every n-th step. n is 1 in the first 1,000 steps, and doubles whenever
     the number of steps does. Which steps these are depends on their numbers alone, so a resumed run continues the series.
 
-    A logger that raises an exception gets nothing more, with one warning.
+    A logger that raises an exception gets nothing more from this writer, with one warning.
 
     Args:
         trainer: whose loggers are written to.
-        details: whether TensorBoard gets the metrics that are declared as details (records/metrics.py), too.
     """
 
-    def __init__(self, trainer: Trainer, details: bool = True):
+    def __init__(self, trainer: Trainer):
         self._trainer = trainer
-        self._details = details
+        self._failed: list[Logger] = []
         self._last_cell: tuple[int, int] | None = None
         if trainer.global_step:  # resumed: the series goes on
             self._thinned(numpy.array([trainer.global_step]))
@@ -61,20 +57,19 @@ class StepWriter:
             for scalars in _alike(rows):
                 self.write(scalars)
 
-    def write(self, scalars: Scalars, always: NDArray[numpy.bool_] | None = None) -> None:
-        """Write scalars, in the order of their steps; TensorBoard gets the steps in `always`, shape (N,), in any case."""
+    def write(self, scalars: Scalars) -> None:
+        """Write scalars, in the order of their steps."""
         if not self._trainer.is_global_zero or not len(scalars.steps) or not scalars.keys:
             return
         shown = self._thinned(scalars.steps)
-        if always is not None:
-            shown |= always
-        with pause(self._trainer, part_of_fit=True):
+        with pause(self._trainer):
             for logger in self._trainer.loggers:
-                if not _has_failed(logger):
+                if not any(logger is each for each in self._failed):
                     try:
-                        _write(logger, scalars, shown, self._details)
+                        _write(logger, scalars, shown)
                     except Exception as error:  # noqa: BLE001 - anybody's logger
-                        give_up(logger, error)
+                        self._failed.append(logger)
+                        warn_of(logger, error)
 
     def _thinned(self, steps: NDArray[numpy.int64]) -> NDArray[numpy.bool_]:
         """Which steps TensorBoard gets: the first of each cell of n steps."""
@@ -85,16 +80,10 @@ class StepWriter:
         return numpy.array(shown)
 
 
-def give_up(logger: Logger, error: Exception) -> None:
-    """Write nothing more to a logger that has raised an exception, with one warning."""
-    if not _has_failed(logger):
-        _failed.append(ref(logger))
-        with suppress(Warning):  # where warnings are errors
-            rank_zero_warn(f"{type(logger).__name__} gets no more curves: {in_one_line(error)}")
-
-
-def _has_failed(logger: Logger) -> bool:
-    return any(each() is logger for each in _failed)
+def warn_of(logger: Logger, error: Exception) -> None:
+    """Warn that nothing more is written to a logger, which has raised this exception."""
+    with suppress(Warning):  # where warnings are errors
+        rank_zero_warn(f"{type(logger).__name__} gets no more curves: {in_one_line(error)}")
 
 
 def is_plain(logger: Logger, kind: type[Kind]) -> TypeGuard[Kind]:
@@ -102,28 +91,24 @@ def is_plain(logger: Logger, kind: type[Kind]) -> TypeGuard[Kind]:
     return isinstance(logger, kind) and logger.__class__.log_metrics is kind.log_metrics
 
 
-def _write(logger: Logger, scalars: Scalars, shown: NDArray[numpy.bool_], details: bool) -> None:
+def _write(logger: Logger, scalars: Scalars, shown: NDArray[numpy.bool_]) -> None:
     if isinstance(logger, StepFile):
         rows = numpy.column_stack([scalars.values, scalars.steps.astype(float)])
         logger.append([*scalars.keys, "step"], rows)
     # A writer that an earlier fit has closed has no file; Lightning's own `log_metrics` opens a new one.
     elif is_plain(logger, TensorBoardLogger) and logger.experiment.file_writer is not None:
-        _write_events(logger, logger.experiment.file_writer, scalars, shown, details)
+        _write_events(logger, logger.experiment.file_writer, scalars, shown)
     else:
-        for step, values in zip(scalars.steps.tolist(), scalars.values.tolist(), strict=True):
+        taken = shown if is_plain(logger, MLFlowLogger) else slice(None)  # each step is a request to its server
+        for step, values in zip(scalars.steps[taken].tolist(), scalars.values[taken].tolist(), strict=True):
             logger.log_metrics(dict(zip(scalars.keys, values, strict=True)), step)
 
 
-def _write_events(
-    logger: TensorBoardLogger, file_writer: Any, scalars: Scalars, shown: NDArray[numpy.bool_], details: bool
-) -> None:
+def _write_events(logger: TensorBoardLogger, file_writer: Any, scalars: Scalars, shown: NDArray[numpy.bool_]) -> None:
     """One event a step that holds all values: several times cheaper than an `add_scalar` for each, and shown the same."""
-    kept = [at for at, key in enumerate(scalars.keys) if details or not metric(key).detail]
-    keys, now = prefixed(logger, [scalars.keys[at] for at in kept]), time.time()
-    if not keys:
-        return
+    keys, now = prefixed(logger, scalars.keys), time.time()
     with numpy.errstate(over="ignore"):  # a number that float32 cannot hold is infinite there
-        values = scalars.values[shown][:, kept].astype(numpy.float32)
+        values = scalars.values[shown].astype(numpy.float32)
     for step, row in zip(scalars.steps[shown].tolist(), values.tolist(), strict=True):
         summary = Summary(
             value=[Summary.Value(tag=key, simple_value=value) for key, value in zip(keys, row, strict=True)]

@@ -79,7 +79,7 @@ class TrainCurves(Callback):
         self._steps.append((step, numbers))
         if len(self._steps) >= FLUSH_EVERY:
             self._start_read()  # a part of the step: on MPS it waits for the step's own work
-            with pause(trainer, part_of_fit=True):
+            with pause(trainer):
                 self._write(trainer, only_ready=True)
 
     @override

@@ -1,8 +1,6 @@
 """DeviceMonitor: utilisation, memory and power of the device that trains, sampled a few times a second."""
 
-import contextlib
 import math
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -20,7 +18,6 @@ from ..records.metrics import METRICS
 from ..records.terminal import row
 from ._in_order import join, leave
 from ._never_raise import never_raise
-from ._timer import add_timer, remove_timer
 from ._writer import Row, StepWriter
 
 _CAUSES = "losses or outputs that keep their graph, a metric that is never reset, a list or cache without a limit"
@@ -39,15 +36,12 @@ class DeviceMonitor(Callback):
 
     Args:
         interval_s: seconds between samples; at least 0.1 s is used.
-        details: whether TensorBoard gets the readings of the host, clocks and the allocator too. CSV has them in any
-            case.
     """
 
     observes_only = True
 
-    def __init__(self, interval_s: PositiveFloat = 0.25, details: bool = False):
+    def __init__(self, interval_s: PositiveFloat = 0.25):
         self.interval_s = interval_s
-        self.details = details
         self.summary: dict[str, float] = {}
         self._telemetry: Telemetry | None = None  # while it samples
         self._sampled: Telemetry | None = None  # the same, also after the fit
@@ -79,19 +73,10 @@ class DeviceMonitor(Callback):
             lines.append(row("memory", f"{words}; usual causes: {_CAUSES}"))
         return lines
 
-    @contextlib.contextmanager
-    def pause(self, part_of_fit: bool = False) -> Iterator[None]:
-        """What is sampled within a wait is no training (see `_timer.pause`)."""
-        telemetry = None if part_of_fit else self._telemetry
-        if telemetry is None:
-            yield
-            return
-        before = telemetry.is_training
-        telemetry.sample(is_training=False)
-        try:
-            yield
-        finally:
-            telemetry.sample(is_training=before)
+    def pause(self) -> None:
+        """What follows is no training, until the next batch begins."""
+        if self._telemetry is not None and self._telemetry.is_training:
+            self._telemetry.sample(is_training=False)
 
     @override
     @never_raise
@@ -99,10 +84,9 @@ class DeviceMonitor(Callback):
         self.disable()
         self.summary, self.grows, self._rows, self._step = {}, {}, [], trainer.global_step
         self._first_step = trainer.global_step
-        self._writer = StepWriter(trainer, self.details)
+        self._writer = StepWriter(trainer)
         queries = queries_for(trainer.strategy.root_device)
         self._telemetry = self._sampled = Telemetry(partial(read, queries), self.interval_s)
-        add_timer(trainer, self)
         join(trainer, self)
 
     @override
@@ -132,8 +116,8 @@ class DeviceMonitor(Callback):
     @override
     @never_raise
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._telemetry is not None and self._telemetry.is_training:  # not before a sanity check
-            self._telemetry.sample(is_training=False)
+        self.pause()
+        if self._telemetry is not None:
             self._write()
 
     on_train_epoch_end = on_validation_start
@@ -149,7 +133,6 @@ class DeviceMonitor(Callback):
     @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._end(trainer)
-        remove_timer(trainer, self)
 
     def _end(self, trainer: Trainer) -> None:
         self._sum_up(trainer)

@@ -9,14 +9,11 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
-from .._torch import has_compiled
+from .._torch import compiled_frames
 from ..hardware.device_memory import SavedTensors, bytes_of, memory_of
-from ..records.formatting import memory
-from ..records.terminal import block, say
 from ._batches import samples_in, varies
 from ._never_raise import never_raise
-from ._recording import FIRST, LAST, can_be_recorded, is_compiled_module
-from ._setting import own_config
+from ._recording import CALLS_COMPILED, FIRST, LAST, can_be_recorded, is_compiled_module
 from ._updates import Updates
 
 
@@ -27,17 +24,13 @@ class MemoryMonitor(Callback):
     for the backward pass in the updates 2 to 4, on the device that trains. On CUDA the peak of torch's allocator up to then is
     beside them, and `rest` is what that peak has beyond the parts.
 
-    After the fit `facts` has the result, and `detail_lines` says it. Nothing of the module, its optimizers or the random
+    After the fit `facts` has the result, and the run's record as `memory`. Nothing of the module, its optimizers or the random
     states changes, and nothing is run that the training does not run (docs/measuring.md, Memory).
-
-    Args:
-        verbose: whether the line is printed; `train.py` prints it among the details.
     """
 
     observes_only = True
 
-    def __init__(self, verbose: bool = True) -> None:
-        self.verbose = verbose
+    def __init__(self) -> None:
         self.failure: str | None = None  # the exception that has ended the measurement
         self.facts: dict[str, Any] = {}
         self._saved: SavedTensors | None = None  # None where what is saved cannot be seen
@@ -50,33 +43,21 @@ class MemoryMonitor(Callback):
         """For the run's record: the facts, as `memory`."""
         return {"memory": self.facts}
 
-    def detail_lines(self) -> list[str]:
-        """For the details of a run: what a step holds, what the device tells, and why a part is missing."""
-        parts, measured = self.facts.get("parts_bytes"), self.facts.get("measured_bytes")
-        why = self.facts.get("uncounted")
-        if not self.verbose or not (parts or why):
-            return []
-        if not parts:
-            return [f"memory  not measured: {why}"]
-        shown = {"saved by autograd" if name == "saved" else name: size for name, size in parts.items()}
-        line = f"memory  a step holds {memory(sum(parts.values()), shown)}"
-        line += f"; measured {memory(measured)}" if measured else ""
-        return [f"{line}; what autograd saves is not known: {why}" if why else line]
-
     @override
     @never_raise
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.disable()
         self.facts, self.failure = {"uncounted": "no batch was trained"}, None
         self._updates = Updates(trainer.global_step)
+        self._compiled_before = compiled_frames()
         self._peak_before = self._peak(trainer)
         self._saved, self._active = SavedTensors(trainer.strategy.root_device), True
 
     def _why_not(self, trainer: Trainer, module: LightningModule) -> str | None:
-        if has_compiled():
-            return "this process has used torch.compile"
         if is_compiled_module(module):
             return "a compiled step keeps other tensors than a recorded one would"
+        if compiled_frames() > self._compiled_before:
+            return CALLS_COMPILED
         if not can_be_recorded(trainer):
             return "the parameters are sharded"
         return "the sequences have different lengths" if varies(module) else None
@@ -123,8 +104,6 @@ class MemoryMonitor(Callback):
         self._measure(trainer, pl_module)
         if self.failure and "parts_bytes" not in self.facts:
             self.facts["uncounted"] = f"the measurement ended with {self.failure}"
-        if trainer.is_global_zero and own_config(pl_module) is None and (lines := self.detail_lines()):
-            say(f"\n{block(lines)}")
 
     @override
     @never_raise

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from .._lightning import callbacks_of
 from ..errors import UserError
-from ..hardware.trace import WARMUP, StepProfiler, idle, step_starts
+from ..hardware.trace import WARMUP, StepProfiler, busy_us, step_starts
 from ..options.types import PositiveInt
 from ..records.explanation import FILE, TRACE, Explanation
 from ..records.terminal import say
@@ -117,8 +117,8 @@ class OperationProfiler(Callback):
         self._trace = profiler.trace()
         self._error = profiler.error
         events = self._trace["traceEvents"]
-        if (found := idle(events)) is not None and (steps := len(step_starts(events))):
-            self._monitor.set_kernel_time(found.busy_us / 1e6 / steps)
+        if (busy := busy_us(events)) is not None and (steps := len(step_starts(events))):
+            self._monitor.set_kernel_time(busy / 1e6 / steps)
 
     @override
     @never_raise

@@ -5,6 +5,7 @@ some time later, when their marks can be read without waiting for the device. Cu
 fit `Measured` has all that is known of it, and the summary is a report on that.
 """
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -13,11 +14,13 @@ from typing import Any
 import numpy
 from lightning import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
 from typing_extensions import override
 
 from .._lightning import callbacks_of
-from .._torch import any_mode, is_profiler_active
+from .._torch import any_mode, is_profiler_active, watch_compilation
 from ..distributed.gather import gather, replicas
+from ..errors import UserError
 from ..hardware.calibration import Calibration
 from ..hardware.devices import device_name
 from ..hardware.measure import find_calibration
@@ -28,15 +31,14 @@ from ..records.operations import OperationRow, StepOperations
 from ..records.rates import LOAD_SAID
 from ..records.step_times import StepTimes
 from ..records.terminal import block, is_in_sweep, is_verbose, say
-from ._batches import require_number, samples_in, timesteps_in
+from ._batches import samples_in, timesteps_in
 from ._communication import Exchanges
-from ._compilation import Compilation
-from ._cost import cost_of, median_step, metrics_of, stalls_among
+from ._cost import cost_of, median_step, metrics_of
 from ._events import LoopEvents
 from ._in_order import join, leave
 from ._measured import Flops, Measured, step_operations
 from ._never_raise import never_raise
-from ._recording import RecordedUpdates
+from ._recording import RecordedUpdates, is_compiled_module
 from ._report import peak_of, report
 from ._run_words import details, headline
 from ._setting import own_config, setting_of
@@ -79,7 +81,6 @@ class ThroughputMonitor(LoopEvents):
         record_operations: whether the operations of the updates 2 to 4 are recorded: the FLOPs of a sample, and evidence
             for the bottleneck. These updates are slower, and no rate is read from them.
         verbose: whether the summary is printed when training ends; `train.py` prints it with the run's last lines.
-        details: whether TensorBoard gets the parts of a step, FLOP/s and batches/s too. CSV has them in any case.
 
     Attributes:
         table: the updates of this fit, or of the last one.
@@ -100,7 +101,6 @@ class ThroughputMonitor(LoopEvents):
         calibrate: bool = True,
         record_operations: bool = True,
         verbose: bool = True,
-        details: bool = False,
     ):
         for name, function in (("batch_size_fn", batch_size_fn), ("timesteps_fn", timesteps_fn)):
             if function is not None and not callable(function):
@@ -113,7 +113,6 @@ class ThroughputMonitor(LoopEvents):
         self.calibrate = calibrate
         self.record_operations = record_operations
         self.verbose = verbose
-        self.details = details
         self.summary: dict[str, Any] = {}
         self.measured: Measured | None = None
         self.calibration: Calibration | None = None
@@ -122,7 +121,7 @@ class ThroughputMonitor(LoopEvents):
         self.table = UpdateTable(warmup_steps, self._windows)
         self._recorded: RecordedUpdates | None = None
         self._exchanges: Exchanges | None = None
-        self._compilation: Compilation | None = None
+        self._attached = contextlib.ExitStack()  # what ends with the measurement
         self._flops: Flops | None = None  # None before the recorded updates are over
         self._ended: str | None = None  # why a timed run has ended
         self._kernel_s: float | None = None
@@ -135,9 +134,8 @@ class ThroughputMonitor(LoopEvents):
         return None if self.measured is None else step_operations(self.measured, self.calibration)
 
     def record_facts(self) -> dict[str, Any]:
-        """For the run's record: the summary, as `throughput`, and what was compiled, as `compilation`."""
-        compilation = self._compilation.facts if self._compilation is not None else None
-        return {"throughput": self.summary, "compilation": compilation or None}
+        """For the run's record: the summary, as `throughput`."""
+        return {"throughput": self.summary}
 
     def summary_lines(self) -> list[str]:
         """For the run's last lines: what ran, how fast, what limits it, and what to try."""
@@ -145,8 +143,7 @@ class ThroughputMonitor(LoopEvents):
 
     def detail_lines(self) -> list[str]:
         """For the details of a run: every number, and the evidence."""
-        compiled = self._compilation.lines() if self._compilation is not None else []
-        return [*details(self.summary), *compiled] if self.verbose else []
+        return details(self.summary) if self.verbose else []
 
     def step_times(self) -> StepTimes | None:
         """After the fit: the time of each measured step, to be kept with `write_step_times`; None without a summary."""
@@ -199,9 +196,7 @@ class ThroughputMonitor(LoopEvents):
         """Measure no more in this fit."""
         self.is_measuring = False
         self._stop_recording()
-        for attached in (self._exchanges, self._compilation):
-            if attached is not None:
-                attached.stop()
+        self._attached.close()
 
     # --- the fit ------------------------------------------------------------------------------------------------------
 
@@ -228,13 +223,15 @@ class ThroughputMonitor(LoopEvents):
         self._first_counted = max(1, self.warmup_steps, self._recorded.last)
         self._windows, self._windows_read = Windows(self._first_counted), 0
         self.table = UpdateTable(self.warmup_steps, self._windows, trainer.global_step)
-        self._writer = StepWriter(trainer, self.details)
+        self._writer = StepWriter(trainer)
         self._exchanges = Exchanges(trainer, self._timer.clock)
-        self._compilation = Compilation(trainer, pl_module)
+        self._attached.callback(self._exchanges.stop)
+        if is_compiled_module(pl_module):  # what torch.compile takes is in no step, also where it compiles again
+            self._attached.callback(watch_compilation(lambda: pause(trainer)))
         self.listen(trainer)
         add_timer(trainer, self._timer)
         join(trainer, self)
-        self._started = self._counted_since = time.perf_counter()
+        self._counted_since = time.perf_counter()
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -243,7 +240,7 @@ class ThroughputMonitor(LoopEvents):
         # A rank that has stopped measuring, or has measured no step, gives None; the others wait for it.
         ranks_ms = gather(self._own_ms(), trainer.world_size) if trainer.world_size > 1 else []
         self._sum_up(trainer, pl_module, ranks_ms)
-        self._conclude(trainer, ranks_ms)
+        self._conclude(trainer)
 
     @override
     @never_raise
@@ -277,8 +274,7 @@ class ThroughputMonitor(LoopEvents):
         self._windows.end(self._timer.updates)
         self._flush(trainer, wait, is_over=wait)  # without `wait` the fit may have ended in the middle of an update
         self.disable()
-        seconds = time.perf_counter() - self._started - self._timer.paused_s
-        if cost := cost_of(self.table, replicas(trainer), seconds):
+        if cost := cost_of(self.table, replicas(trainer)):
             on_host = trainer.strategy.root_device.type == "cpu"  # an accelerator's host has free cores for others
             windows = self._windows.facts(slowed_only=not on_host)
             self.summary = cost | windows | ({"ended": self._ended} if self._ended else {})
@@ -337,22 +333,19 @@ class ThroughputMonitor(LoopEvents):
             not_recorded=recorded.why_no_operations,
             flops=self._flops or Flops(),
             changed=self.table.changed(cost["step_ms_median"]),
-            others_share=self._windows.typical_share(slowed_only=device.type != "cpu"),
+            others_share=cost.get("others_share", 0.0),
             median_parts_ms=median_step(self.table),
             median_steps=int(self.table.in_median().sum()),
             kernel_s=self._kernel_s,
-            preparing=self.preparing,
             may_calibrate=self.calibrate,
         )
 
     @never_raise
-    def _conclude(self, trainer: Trainer, ranks_ms: list[Any]) -> None:
+    def _conclude(self, trainer: Trainer) -> None:
         """Say why there is no summary, where there is none, and print it."""
         if not self.summary:
             why = self.failure and f"the measurement ended with {self.failure}"
-            is_other = None in ranks_ms and ranks_ms[trainer.global_rank] is not None
-            stopped = f"rank {ranks_ms.index(None)} has stopped measuring" if is_other else None
-            self.summary = _nothing(why or stopped or self._why_nothing_is_known())
+            self.summary = _nothing(why or self._why_nothing_is_known())
         elif "title" not in self.summary:  # the times are known, and the report has failed
             self.summary |= _nothing(f"the measurement ended with {self.failure}")
         if trainer.is_global_zero and own_config(trainer.lightning_module) is None:
@@ -361,19 +354,15 @@ class ThroughputMonitor(LoopEvents):
                 say(f"\n{block(lines)}")
 
     def _why_nothing_is_known(self) -> str:
-        batches, updates = self._timer.batches, self._timer.updates
-        if not batches:
-            return "no batch was trained"
+        updates = self._timer.updates
         if not updates:
             return (
-                f"of {batches:,} batches none ended with an optimizer step that Lightning counts; with manual "
-                "optimization, step the optimizers that self.optimizers() returns"
+                "Lightning has counted no optimizer step; with manual optimization, step the optimizers that "
+                "self.optimizers() returns"
             )
         if updates <= self._first_counted:
             return f"of {updates} updates none came after the warm-up of {self._first_counted}"
-        if (self.table.rows["flags"] & INVALID).all() or not (self.table.rows["flags"] & RECORDED)[-1]:
-            return "no step has a time: the clock has jumped"
-        return "every step was profiled or recorded, which makes it slower"
+        return "each step was profiled or recorded, or has no time because the clock jumped, or another rank has stopped measuring"
 
     # --- a batch ------------------------------------------------------------------------------------------------------
 
@@ -384,7 +373,7 @@ class ThroughputMonitor(LoopEvents):
         if updates <= self._first_counted:
             self._counted_since = time.perf_counter()
         if self._timer.is_between_updates and self._windows.is_due(updates):
-            with self._timer.pause(part_of_fit=True):  # what a window's border costs is in no step
+            with self._timer.pause():  # what a window's border costs is in no step
                 self._windows.begin(updates)
         self._timer.begin_batch()
 
@@ -393,8 +382,9 @@ class ThroughputMonitor(LoopEvents):
         timed = self._timer.current
         if timed is not None:
             self._count(timed, trainer, module, batch)
-            require_number("batch_size_fn", timed.samples)
-            require_number("timesteps_fn", timed.timesteps)
+            for name, counted in (("batch_size_fn", timed.samples), ("timesteps_fn", timed.timesteps)):
+                if isinstance(counted, Tensor):  # to read it would wait for the device
+                    raise UserError(f"{name}: returned a Tensor, takes a function that returns a number the host knows")
 
     @never_raise
     def _count(self, timed: Batch, trainer: Trainer, module: LightningModule, batch: Any) -> None:
@@ -464,7 +454,7 @@ class ThroughputMonitor(LoopEvents):
 
     def _flush(self, trainer: Trainer, wait: bool, is_over: bool = False) -> None:
         """Turn marks into rows of the table as far as they can be read without waiting, and write these."""
-        with pause(trainer, part_of_fit=True):
+        with pause(trainer):
             self._windows_read = len(self._windows.all)
             clock, finished, batches = self._timer.clock, self._timer.finished, []
             if wait and finished:
@@ -486,10 +476,7 @@ class ThroughputMonitor(LoopEvents):
                 together, flops = replicas(trainer), self._flops or Flops()
                 per_device = flops.per_sample and flops.per_sample * together / trainer.world_size
                 peak = peak_of(flops, str(trainer.precision), self.calibration)
-                scalars = metrics_of(rows, together, per_device, peak)
-                recent = self.table.step_ms(slice(-FLUSH_EVERY, None))  # rows of a window may be one or two
-                stalled = stalls_among(rows["parts_ms"].sum(1, dtype=float), float(numpy.median(recent)))
-                self._writer.write(scalars, always=stalled)
+                self._writer.write(metrics_of(rows, together, per_device, peak))
 
 
 def _nothing(why: str) -> dict[str, Any]:

@@ -79,7 +79,7 @@ class StopWhenKnown(SyncsRanks):
         if windows.in_passes or len(windows.all) == self._windows_seen:
             return None
         self._windows_seen = len(windows.all)
-        with pause(trainer, part_of_fit=True):
+        with pause(trainer):
             return reason_to_end(monitor.table, self.precision, self.seconds, self.min_steps)
 
 

@@ -26,13 +26,11 @@ class Setting:
     has_gpu: bool = False  # whether `trainer.accelerator` could be `gpu`, and is not
     train_samples: int | None = None
     faster_precision: str | None = None  # one at which this device was measured to be faster
-    preparing: str | None = None  # the module's hook that prepares the batch and takes most of the wait for data
     own: bool = True  # whether this project's options exist
     pipeline: str | None = None  # `data.pipeline`; this and what follows is None in any other project
     backend: str | None = None  # `model.backend`
     channels_last: bool | None = None
     experiment: str | None = None  # `diagnose` in a run of a diagnosis
-    optimizer_traffic: bool = False  # whether most of the step's traffic with memory is the optimizer's
 
 
 def advise(kind: str, setting: Setting) -> tuple[str, str] | None:
@@ -51,9 +49,6 @@ def _changes(s: Setting) -> Iterator[tuple[str, str, str]]:
         call = {"data": "DataLoader", "trainer": "Trainer"}[owner]
         return f"{option}={option_value(value)}" if s.own else f"{call}({name}={value!r})"
 
-    if s.preparing:  # no option of a loader makes it faster
-        effect = "where the loader's workers do it while the model trains"
-        yield "input", f"move the work of {s.preparing} into the dataset", effect
     if s.pipeline == "workers":
         yield "input", "data.pipeline=memory", "takes each batch from tensors in memory at once"
     if s.pipeline in ("memory", "workers") and s.device != "cpu":
@@ -68,15 +63,12 @@ def _changes(s: Setting) -> Iterator[tuple[str, str, str]]:
         larger = written("data.batch_size", larger)
         yield "host", larger, "launches as many operations for more samples"
         yield "communication", larger, "exchanges gradients less often for the same samples"
-        if s.optimizer_traffic:  # its bytes are as many at any batch size
-            yield "memory", larger, "moves the optimizer's bytes less often for the same samples"
     if s.device in ("cpu", "cuda") and s.channels_last is False:
         yield "memory compute", "channels_last=true", "is the faster layout for convolutions"
     if s.faster_precision:
         precision = written("trainer.precision", s.faster_precision)
         yield "compute", precision, "was measured to compute faster here"
-        if not s.optimizer_traffic:  # its bytes stay in float32
-            yield "memory", precision, "moves fewer bytes"
+        yield "memory", precision, "moves fewer bytes"
     if s.has_gpu:
         yield (
             "memory compute elementwise",

@@ -41,7 +41,7 @@ UNCLEAR = "unclear"  # in place of a kind
 LEAST = 0.35  # of the step: less than about a third leaves room for two others as large
 MARGIN = 0.1  # of the step, between the largest share and the next one: shares vary by a few percent between runs
 FEW_STEPS = 10  # fewer have no median to speak of
-BUSY = 0.25  # of the processor, taken by others for most of the time: no step of such a run is its own
+BUSY = 0.25  # of the processor, taken by others: no step of such a run is its own
 SHARED = 0.1  # the same, for a doubt; an idle virtual machine loses 2 to 3 %
 CHANGED = 2.0  # between the recorded steps and the median one: then they do not stand for it
 
@@ -59,7 +59,6 @@ class Step:
 
     parts_ms: Mapping[str, float]  # of `records.step_parts.PARTS`; a missing part is 0
     work_ms: float | None = None  # of the median step, without `data_wait` and `transfer`; None if not known
-    preparing: str | None = None  # the hook around the copy that most of `data_wait` is spent in, if it is
     device: str = "cpu"  # torch's type: `cpu`, `cuda`, `mps`
     steps: int = 1000  # that were measured
     operations: Sequence[OperationRow] = ()  # of one step; empty where they are not known
@@ -69,7 +68,7 @@ class Step:
     busy: float | None = None  # share of the step in which a kernel runs; None where it is not known
     mfu: float | None = None  # of the mean step; asked only where the operations are not known
     changed: float = 1.0  # the median step ÷ those right after the steps whose operations were recorded
-    others_share: float = 0.0  # of the processor, that other programs took for most of the time
+    others_share: float = 0.0  # of the processor, that other programs took
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,7 @@ def find_bottleneck(step: Step) -> Bottleneck | None:
 
 
 def _others(share: float) -> str:
-    return f"other programs took {percent(share)} of the processor for most of the time"
+    return f"other programs took {percent(share)} of the processor"
 
 
 def _waits(step: Step, parts: Mapping[str, float], total: float) -> dict[str, float]:
@@ -226,10 +225,9 @@ def _evidence(step: Step, kind: str, share: float, step_s: float, timed: Sequenc
         return f"{of_step} {evidence_of_work(kind, timed, seconds, step.calibration)}"
     if kind == "compute":  # its operations are not known
         return f"{of_step} arithmetic, at {percent(step.mfu or 0.0)} of the peak measured here"
-    what = f"preparing the batch in {step.preparing}" if kind == "input" and step.preparing else NAMES[kind]
     calls = sum(each.calls for each in step.operations) if kind == "host" else 0
     around = f" around {count(round(calls), 'operation')}" if calls else ""
-    return f"{of_step} {what}{around}: {duration(share * step_s)} of {duration(step_s)}"
+    return f"{of_step} {NAMES[kind]}{around}: {duration(share * step_s)} of {duration(step_s)}"
 
 
 def _doubts(step: Step, first_two: Mapping[str, float], unknown: float) -> list[str]:

@@ -1,11 +1,9 @@
-"""The roofline of a device, by its calibration: what an operation takes at least, and the lower bound of a step's time.
+"""The roofline of a device, by its calibration: what an operation takes at least.
 
 An operation computes no faster than the peak at its precision, moves no more than the bandwidth, and takes no less than a
 launch. The bound counts only traffic that no cache can save: a call finds at most a full cache of its bytes there, and
 leaves at most a full cache behind that is written later. So no step is faster than its bound.
 """
-
-from collections.abc import Iterable
 
 from ..records.operations import OperationRow
 from .calibration import Calibration, float32_peaks
@@ -43,19 +41,3 @@ def needs(operation: OperationRow, device: Calibration) -> dict[str, float]:
 def least_seconds(operation: OperationRow, device: Calibration) -> float:
     """The lower bound of the operation's time."""
     return max(needs(operation, device).values())
-
-
-def lower_bound(operations: Iterable[OperationRow], device: Calibration) -> dict[str, float]:
-    """Seconds that a step takes at least (`total`), and what they are spent on: `launch`, `memory` and `compute`.
-
-    A CPU does one operation after the other, so it is the sum over the operations, each of which counts for the largest
-    of its three. Any other device computes while the host launches, so it is the larger of the two sums.
-    """
-    sums = {"launch": 0.0, "memory": 0.0, "compute": 0.0}
-    for operation in operations:
-        found = needs(operation, device)
-        largest = max(found, key=found.__getitem__)
-        sums[largest] += found[largest]
-        sums["launch"] += 0.0 if device.device == "cpu" else launch_seconds(operation, device)
-    busy = sums["memory"] + sums["compute"]
-    return {"total": busy + sums["launch"] if device.device == "cpu" else max(busy, sums["launch"]), **sums}

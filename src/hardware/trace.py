@@ -7,7 +7,6 @@ Events are those of the Chrome trace that `torch.profiler` exports: times in µs
 import json
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -113,40 +112,22 @@ def device_seconds(events: Sequence[Event], names: Sequence[str]) -> tuple[list[
     return seconds.tolist(), max(0.0, float(total - seconds.sum()))
 
 
-@dataclass(frozen=True)
-class Idle:
-    """Where no kernel ran, from the first kernel of the trace to its last."""
-
-    busy_us: float  # in which a kernel ran
-    # (operation before, operation after) → µs of each gap between them
-    gaps: dict[tuple[str, str], list[float]]
-
-
-def idle(events: Sequence[Event]) -> Idle | None:
-    """The time in which kernels ran, and between which operations none did; None for a trace without kernels.
-
-    A copy is no kernel: the time of a copy that no kernel hides counts as idle, and the gap has the name of the copy.
-    """
-    operations, works = _frames(events)
-    works = works[works["cat"] == "kernel"].sort_values(["ts", "end"])
-    if works.empty:
+def busy_us(events: Sequence[Event]) -> float | None:
+    """The µs in which a kernel ran; None for a trace without kernels. A copy is no kernel."""
+    kernels = sorted((float(e["ts"]), float(e["ts"]) + float(e["dur"])) for e in events if e.get("cat") == "kernel")
+    if not kernels:
         return None
-    gaps: dict[tuple[str, str], list[float]] = {}
-    until, after = works["ts"].iloc[0], ""
-    for work in works.itertuples():
-        name = operations["name"].get(work.operation, f"no operation ({work.name[:40]})")
-        if work.ts > until:
-            gaps.setdefault((after, name), []).append(work.ts - until)
-        if work.end > until:
-            until, after = work.end, name
-    return Idle(until - works["ts"].iloc[0] - sum(map(sum, gaps.values())), gaps)
+    busy, until = 0.0, kernels[0][0]
+    for start, end in kernels:
+        busy, until = busy + max(0.0, end - max(start, until)), max(end, until)
+    return busy
 
 
-def _frames(events: Sequence[Event], names: Sequence[str] | None = None) -> tuple[Any, Any]:
-    """The operations that lie in no other one of their thread, by start, and the kernels and copies of the device.
+def _frames(events: Sequence[Event], names: Sequence[str]) -> tuple[Any, Any]:
+    """The operations of these names that lie in no other one of their thread, by start, and the device's kernels and copies.
 
     Both are pandas' frames with `cat`, `name`, `tid`, `ts`, `dur` and `end`. The column `operation` of the second is the
-    row of the operation in which the host launched the work; -1 for none. With `names` there are only these operations.
+    row of the operation in which the host launched the work; -1 for none.
     """
     import pandas as pd  # takes a third of a second, for a trace of a GPU alone
 
@@ -158,8 +139,7 @@ def _frames(events: Sequence[Event], names: Sequence[str] | None = None) -> tupl
     every["launch"] = [each.get("args", {}).get("correlation", -1) for each in kept]
     operations = every[every["cat"] == "cpu_op"].sort_values(["ts", "end"], ascending=[True, False])
     operations["name"] = operations["name"].str.replace("::", ".", n=1, regex=False)
-    if names is not None:
-        operations = operations[operations["name"].isin(names)]
+    operations = operations[operations["name"].isin(names)]
     ended = operations.groupby("tid")["end"].cummax().groupby(operations["tid"]).shift(fill_value=-numpy.inf)
     operations = operations[operations["ts"] >= ended].reset_index(drop=True)
     launches = every[every["cat"].isin(_CALLS) & (every["launch"] >= 0)]

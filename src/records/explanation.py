@@ -53,17 +53,6 @@ def add_up(costs: Iterable[Cost], key: Callable[[Cost], Any]) -> list[Cost]:
 
 
 @dataclass(frozen=True)
-class Gap:
-    """Time in which no kernel ran, between two operations; added up over the places where it occurs in a step."""
-
-    after: str  # the operation whose kernel ended
-    before: str  # the operation whose kernel was awaited
-    seconds: float  # a step
-    calls: float  # a step
-    longest_seconds: float
-
-
-@dataclass(frozen=True)
 class Explanation:
     """A training step, taken apart.
 
@@ -84,7 +73,6 @@ class Explanation:
     waiting_seconds: float = 0.0  # of `between_seconds`, for the loader
     bottleneck: Mapping[str, Any] | None = None  # kind, share, certainty, evidence; None where the run itself has one
     idle_share: float | None = None  # of the step, in which no kernel ran
-    gaps: Sequence[Gap] = field(default_factory=list)
     trace_steps: int = 0  # in the trace; 0 without one
     notes: Sequence[str] = field(default_factory=list)  # what is missing, and why
 

@@ -3,7 +3,6 @@
 A measured number has three significant digits in terminals, tables, plots and reports; further digits would be noise.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1, ""))
@@ -27,11 +26,10 @@ def with_prefix(value: float, unit: str = "") -> str:
     return f"{value:.3g} {unit}".rstrip()
 
 
-def memory(total: float, parts: Mapping[str, int] | None = None) -> str:
-    """Bytes with the unit that suits them, and what they consist of: `1.21 GiB: parameters 0.2, saved 1.01`."""
+def memory(total: float) -> str:
+    """Bytes with the unit that suits them: `1.21 GiB`."""
     exponent, unit = next((e, u) for e, u in _BYTES if total >= 999.5 * 2 ** (e - 10) or e == 10)
-    listed = ", ".join(f"{name} {float(f'{size / 2**exponent:.3g}'):g}" for name, size in (parts or {}).items())
-    return f"{total / 2**exponent:.3g} {unit}" + (f": {listed}" if listed else "")
+    return f"{total / 2**exponent:.3g} {unit}"
 
 
 def percent(fraction: float, digits: int = 0) -> str:

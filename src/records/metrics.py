@@ -26,7 +26,6 @@ class Metric:
     higher_is_better: bool | None = None  # None where neither direction is better by itself
     text: Callable[[float], str] = significant  # shows a value
     heading: str = ""  # of its column in a table, with the unit of the column; the key by default
-    detail: bool = False  # whether TensorBoard gets it only on request; it is in the CSV file anyway
 
     def cell(self, value: float) -> str:
         """The value in a table, where the heading already has the percent sign."""
@@ -42,19 +41,19 @@ _FORMATS: dict[str, Callable[[float], str]] = {
     "milli": lambda value: significant(1e3 * value),
 }
 _ACCURACY = "fraction of correct answers"
-_PARTS = "\n".join(f"time/{part}_ms | ms | down | | detail | a part of the step" for part in PARTS)
+_PARTS = "\n".join(f"time/{part}_ms | ms | down | | | a part of the step" for part in PARTS)
 _MEAN_PARTS = "\n".join(f"{part}_ms_mean | ms | down | | | a part of the mean step" for part in PARTS)
 _ACCURACY_NAME = re.compile(r"(^|_)acc(uracy)?(_|\d|$)")  # top5_acc, acc5, accuracy_val; not acceleration
 _LOADER = re.compile(r"/dataloader_idx_\d+$")  # how Lightning ends the name of a metric of several loaders
 
 
 def _declared(lines: str) -> dict[str, Metric]:
-    """The metrics of a table: key, unit, the better direction, format, heading or `detail`, meaning."""
+    """The metrics of a table: key, unit, the better direction, format, heading, meaning."""
     declared = {}
     for line in lines.strip().splitlines():
         key, unit, better, text, heading, meaning = (cell.strip() for cell in line.split("|"))
-        direction, is_detail = {"up": True, "down": False, "": None}[better], heading == "detail"
-        declared[key] = Metric(key, unit, meaning, direction, _FORMATS[text], "" if is_detail else heading, is_detail)
+        direction = {"up": True, "down": False, "": None}[better]
+        declared[key] = Metric(key, unit, meaning, direction, _FORMATS[text], heading)
     return declared
 
 
@@ -67,21 +66,21 @@ val/acc | {FRACTION} | up | percent.1 | | {_ACCURACY} on the validation set
 test/loss | | down | | | the task's loss on the test set
 test/acc | {FRACTION} | up | percent.1 | | {_ACCURACY} on the test set
 throughput/samples_per_sec | samples/s | up | | | samples of all processes over the time of the step
-throughput/batches_per_sec | batches/s | up | | detail | batches of one process over the time of the step
-throughput/timesteps_per_sec | time steps/s | up | | detail | for sequences: samples × time steps of a sample
-throughput/flops_per_sec | FLOP/s | up | | detail | counted forward and backward FLOPs of one process
+throughput/batches_per_sec | batches/s | up | | | batches of one process over the time of the step
+throughput/timesteps_per_sec | time steps/s | up | | | for sequences: samples × time steps of a sample
+throughput/flops_per_sec | FLOP/s | up | | | counted forward and backward FLOPs of one process
 throughput/mfu | {FRACTION} | up | percent.1 | | of the peak measured on this device at this precision
 time/step_ms | ms | down | | | wall time of a step, from its batch being requested to the next request
 {_PARTS}
 device/utilization_pct | % | | whole | | GPU: share of the time in which a kernel ran, however small
 device/processor_time_pct | % | | whole | | CPU: processor time of the process and its children, of that of the usable cores
-device/sm_clock_mhz | MHz | up | whole | detail | clock of the multiprocessors
+device/sm_clock_mhz | MHz | up | whole | | clock of the multiprocessors
 device/throttled_pct | % | down | whole | | share of the time in which the clocks were lowered (NVIDIA)
 device/memory_peak_gib | GiB | down | | | highest allocated memory since training began, with validation
-device/memory_allocated_gib | GiB | down | | detail | tensors in torch's allocator; CPU: the process without libraries
+device/memory_allocated_gib | GiB | down | | | tensors in torch's allocator; CPU: the process without libraries
 device/power_w | W | | | | of the whole device
-host/cpu_pct | % | | whole | detail | CPU time of the process; 100 is one busy core
-host/rss_gib | GiB | down | | detail | memory of the process that is in RAM
+host/cpu_pct | % | | whole | | CPU time of the process; 100 is one busy core
+host/rss_gib | GiB | down | | | memory of the process that is in RAM
 """)
 
 RUN_METRICS = _declared(f"""
@@ -92,7 +91,6 @@ samples_per_sec | samples/s | up | | samples/s | a whole batch over the typical 
 samples_per_sec_low | samples/s | up | | | the lower end of the rate's 90 % interval
 samples_per_sec_high | samples/s | up | | | the upper end of the rate's 90 % interval
 samples_per_sec_mean | samples/s | up | | | all samples over the time of all steps
-samples_per_sec_fit | samples/s | up | | | all samples over the wall time of the fit
 step_ms_typical | ms | down | | step ms | the geometric mean of the mean steps of the windows
 {_MEAN_PARTS}
 utilization_pct | % | | whole | kernel ran % | GPU: share of the time in which a kernel ran, however small

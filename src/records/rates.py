@@ -2,9 +2,8 @@
 
 A run has one rate: the samples of a whole batch of all devices over the median time of a step. A few slow steps do not
 change it; the short last batch of an epoch does not either. Time steps/s, FLOP/s and MFU are derived from it.
-`samples_per_sec_mean` is another number: all samples over the time of all steps. `samples_per_sec_fit` is a third one:
-all samples, those of the warm-up included, over the wall time of the fit with its validations, checkpoints and the time
-between epochs. The parts of a step are means as well, because only means add up, to the mean step `step_ms`.
+`samples_per_sec_mean` is another number: all samples over the time of all steps. The parts of a step are means as well,
+because only means add up, to the mean step `step_ms`.
 """
 
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from typing import Any
 from .formatting import percent
 from .values import at, positive
 
-RATE, MEAN_RATE, FIT_RATE = "samples_per_sec", "samples_per_sec_mean", "samples_per_sec_fit"
+RATE, MEAN_RATE = "samples_per_sec", "samples_per_sec_mean"
 # A rate is said with the load beside it where other programs took this share of the processor: an idle virtual machine
 # loses 2 to 3 %, and a step on a CPU takes at least as much longer as others take of its cores.
 LOAD_SAID = 0.1

@@ -4,7 +4,6 @@ import psutil
 import pytest
 
 from batchscope.callbacks import device
-from batchscope.callbacks._timer import pause
 from batchscope.callbacks.device import LOGGED, DeviceMonitor
 from batchscope.hardware import telemetry
 from batchscope.hardware.host_memory import HostMemory
@@ -16,7 +15,7 @@ from tests.support.third_party_modules import Memory, loader, train
 def test_a_fit_is_logged_and_summed_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "MIN_INTERVAL_S", 0.02)  # so that the run can be short
     monkeypatch.setattr(telemetry, "MIN_SPAN_S", 0.001)
-    monitor, logger, steps = DeviceMonitor(interval_s=0.02, details=True), Memory(), 40
+    monitor, logger, steps = DeviceMonitor(interval_s=0.02), Memory(), 40
     assert monitor.result() == {}
     train(slow(), monitor, data=loader(80), logger=logger)
     keys = {PROCESSOR_TIME, PEAK, ALLOCATED, CPU, RSS}
@@ -39,18 +38,17 @@ def test_validation_and_waiting_are_not_training_time(world) -> None:
     def rest(module) -> None:
         if module.global_step == 4:
             before = world.telemetry.samples
-            for part_of_fit in (True, False):  # such as writing curves, and a wait
-                with pause(module.trainer, part_of_fit):
-                    world.now += 0.25
-                world.now += 0.25
-            assert world.telemetry.samples == before + 2  # at both ends, so that no sample has both
+            world.now += 0.25
+            monitor.pause()
+            world.now += 0.25
+            assert world.telemetry.samples == before + 1  # where the wait begins, so that no sample has both
 
     steps = {"training_step": lambda _: world.move(1), "validation_step": lambda _: world.move(1, watts=100)}
     module, monitor, logger, data = stranger(**steps, on_train_batch_end=rest), DeviceMonitor(), Memory(), loader(12, 1)
     options = {"val_check_interval": 6, "num_sanity_val_steps": 0, "max_epochs": 1}
     train(module, monitor, data=(data, data), logger=logger, **options)
-    assert (monitor.summary["seconds"], monitor.summary["energy_j"]) == (12.75, 12)
-    assert monitor.result(since=3.0)["seconds"] == 9.75
+    assert (monitor.summary["seconds"], monitor.summary["energy_j"]) == (12.25, 12)
+    assert monitor.result(since=3.0)["seconds"] == 9.25
     assert logger.steps(RSS) == list(range(1, 13))
 
 

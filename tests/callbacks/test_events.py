@@ -53,13 +53,6 @@ class Asking(Stranger):
         return super().training_step(batch, batch_idx)
 
 
-class Preparing(Stranger):
-    """Prepares a batch behind the copy."""
-
-    def on_after_batch_transfer(self, batch, dataloader_idx: int):
-        return batch
-
-
 def told(module, **options) -> str:
     callback = Told()
     train(module, callback, **{"max_epochs": 1, "num_sanity_val_steps": 0, "data": loader(4, 4), **options})
@@ -67,7 +60,9 @@ def told(module, **options) -> str:
 
 
 STEP = "train +optimizer +forward -forward +backward -backward -optimizer end"
-BATCH = f"begin +data_wait -data_wait +transfer -transfer 4 {STEP}"
+HOOK = "+data_wait -data_wait"  # a user's hooks around the copy prepare the batch, as a loader does
+COPY = f"{HOOK} +transfer {HOOK} -transfer"
+BATCH = f"begin +data_wait -data_wait {COPY} 4 {STEP}"
 
 
 def test_a_batch_is_asked_for_copied_counted_and_trained() -> None:
@@ -79,13 +74,9 @@ def test_a_step_that_asks_for_its_batch_begins_with_its_training() -> None:
     assert told(Asking()) == f"begin {step} epoch"
 
 
-def test_a_users_hooks_around_the_copy_are_a_part_where_there_are_any() -> None:
-    assert "+preparing -preparing" in told(Preparing())
-
-
 def test_a_validation_is_a_pause_also_between_two_batches_of_an_update() -> None:
     data = loader(8, 4), loader(4, 4)
     events = told(Stranger(), data=data, accumulate_grad_batches=2, val_check_interval=1)
     first, second, *_ = events.split("interrupted")
-    assert first.endswith("end +pause ") and second.startswith(" +transfer -transfer -pause begin ")
+    assert first.endswith("end +pause ") and second.startswith(f" {COPY} -pause begin ")
     assert second.endswith("end +pause +pause ")  # the gradients are cleared before the validation begins

@@ -160,7 +160,6 @@ def test_a_measurement_that_fails_is_one_warning_and_the_training_goes_on(place:
     assert ("samples_per_sec" in summary) == is_timed
     assert summary.get("missing", {}).get("bottleneck") == (UNKNOWN if whose == "monitor" else None)
     assert seen.memory.facts.get("uncounted") == (UNKNOWN if whose == "memory" else None)
-    assert (f"memory  not measured: {UNKNOWN}" in seen.memory.detail_lines()) == (whose == "memory")
     assert bool(seen.device.summary) == (whose != "device")
     assert (seen.profiler.explanation is not None) == (whose not in ("monitor", "profiler"))
     train(Stranger(), *seen, max_epochs=3)  # the next fit knows nothing of it

@@ -1,6 +1,5 @@
 """OperationProfiler in strangers' projects, what it says of a step; and hooks on a trainer's own profiler."""
 
-import itertools
 import json
 from pathlib import Path
 
@@ -84,20 +83,17 @@ def hearing(trainer: lightning.Trainer, *actions: str):
 
 @pytest.mark.parametrize("kind", [PassThroughProfiler, SimpleProfiler])
 def test_a_hook_hears_its_actions_until_it_is_removed_and_the_trainers_own_profiler_hears_all(kind) -> None:
-    for order in itertools.permutations(range(3)):
-        trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, profiler=kind())
-        own = profiler_of(trainer)
-        hooks = [hearing(trainer, "training_step", f"else{number}") for number in range(3)]
-        for removed in order:
-            with profiler_of(trainer).profile(ACTION):
-                pass
-            for _ in range(2):  # the second time it is not attached
-                hooks[removed][0].detach(trainer)
-        heard = [hooks[number][1] for number in order]
-        assert heard == [["+training_step", "-training_step"] * times for times in (1, 2, 3)]
+    trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, profiler=kind())
+    own = profiler_of(trainer)
+    hook, heard = hearing(trainer, "training_step", "else")
+    for _ in range(2):
+        with profiler_of(trainer).profile(ACTION), profiler_of(trainer).profile("[Strategy]Any.backward"):
+            pass
+        hook.detach(trainer)  # the second time it is not attached
         assert profiler_of(trainer) is own
-        if isinstance(own, SimpleProfiler):
-            assert len(own.recorded_durations[ACTION]) == 3
+    assert heard == ["+training_step", "-training_step"]
+    if isinstance(own, SimpleProfiler):
+        assert len(own.recorded_durations[ACTION]) == 2
 
 
 def test_a_profiler_that_is_heard_keeps_its_attributes(tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ class TestTwoRanks:
         assert one["ended"] == "time limit" and one["steps"] == other["steps"] > 5
 
     def test_of_which_one_gives_up_measuring_keep_each_other_not_waiting(self, found) -> None:
-        assert found["give up"][0] == {"missing": {"bottleneck": "rank 1 has stopped measuring"}}
+        assert found["give up"][0]["missing"]["bottleneck"].endswith("or another rank has stopped measuring")
 
     def test_of_few_steps_say_so(self, found) -> None:
         said = "of 5 updates none came after the warm-up of 5"

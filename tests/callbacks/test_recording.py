@@ -1,10 +1,14 @@
 """The operations of three steps are recorded in the run itself: which steps, their FLOPs, their record, and when not."""
 
+import time
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 from batchscope.callbacks._measured import Measured, step_operations
+from batchscope.callbacks.memory import MemoryMonitor
 from batchscope.hardware import operations
 from batchscope.hardware.advice import Setting
 from batchscope.hardware.calibration import Calibration
@@ -59,11 +63,9 @@ def test_an_operation_that_cannot_be_noted_ends_the_recording_alone(monkeypatch:
 
 
 def test_a_compiled_training_runs_three_updates_uncompiled_also_after_a_stop(recorded_in, tmp_path, request) -> None:
-    request.addfinalizer(torch._dynamo.utils.counters.clear)  # afterwards this process has compiled nothing
     request.addfinalizer(torch._dynamo.reset)
     found = fit(compiled=True).summary
     assert found["flops_per_sample"] == FLOPS
-    assert found["step"] == {"not_recorded": "the step is compiled"}
     for stopped_at, recorded in ((1, 3), (2, 2), (6, 0)):  # the updates 2 to 4 of the training, not of the fit
         fit(steps=stopped_at, save=tmp_path / "stopped.ckpt")
         recorded_in.clear()
@@ -73,9 +75,49 @@ def test_a_compiled_training_runs_three_updates_uncompiled_also_after_a_stop(rec
     assert found["missing"]["mfu"].startswith("the training was resumed after update 4")
 
 
+def test_what_another_fit_of_the_process_has_compiled_changes_nothing_for_a_plain_one(request) -> None:
+    request.addfinalizer(torch._dynamo.reset)
+    fit(compiled=True)
+    monitor, memory = monitoring(record_operations=True), MemoryMonitor()
+    train(stranger(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1)), monitor, memory, data=loader(48, 4), max_epochs=1)
+    assert (monitor.summary["flops_per_sample"], "saved" in memory.facts["parts_bytes"]) == (FLOPS, True)
+
+
+@pytest.mark.parametrize("is_attribute", [True, False])
+def test_a_function_that_torch_compiles_runs_uncompiled_as_an_attribute_and_else_nothing_is_recorded(
+    is_attribute: bool, recorded_in, request
+) -> None:
+    request.addfinalizer(torch._dynamo.reset)
+    mean = torch.compile(lambda x: x.square().mean(), backend="eager")
+    module, monitor = stranger(training_step=lambda module: mean(torch.ones(3))), monitoring(record_operations=True)
+    if is_attribute:
+        module.mean = mean
+    train(module, monitor)
+    assert recorded_in.count("mean") == (3 if is_attribute else 0)
+    if not is_attribute:
+        said = "the step calls a function that torch.compile has compiled"
+        assert monitor.summary["missing"]["flops_per_sec"] == said
+
+
+def test_the_time_in_which_torch_compiles_is_in_no_step_also_late_in_an_epoch(request) -> None:
+    request.addfinalizer(torch._dynamo.reset)
+    compiled = []
+
+    def slowly(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        time.sleep(0.3)
+        compiled.append(graph)
+        return graph.forward
+
+    module, monitor = stranger(), monitoring()
+    module.layer.compile(backend=slowly, dynamic=False)
+    train(module, monitor, data=loader(9 * BATCH + 1, BATCH), max_epochs=1)  # it compiles again for the last batch
+    assert len(compiled) == 2
+    assert monitor.table.rows["excluded_ms"][-1] > 300
+
+
 def test_the_record_of_a_step_has_its_operations_with_parts_and_dimensions() -> None:
     monitor = fit()
-    step, facts = monitor.operations, monitor.summary["step"]
+    step = monitor.operations
     assert (step.batch_size, step.batches, step.device, step.precision) == (BATCH, 1, "cpu", "32-true")
     assert step.threads == torch.get_num_threads()
     products = {row.module: (row.dims, row.part) for row in step.rows if row.name == "aten.addmm"}
@@ -83,8 +125,7 @@ def test_the_record_of_a_step_has_its_operations_with_parts_and_dimensions() -> 
     assert {row.part for row in step.rows if row.name == "aten.mm"} == {"backward"}
     assert "optimizer" in {row.part for row in step.rows}
     assert all(row.calls > 0 and row.bytes > 0 and row.seconds > 0 for row in step.rows)
-    assert facts["operations"] == sum(row.calls for row in step.rows)
-    assert 0 <= facts["memory_bytes"] <= facts["bytes"]
+    assert all(0 <= row.cold_bytes <= row.bytes for row in step.rows)
     assert fit(steps=1).operations is None
 
 

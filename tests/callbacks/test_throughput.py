@@ -150,10 +150,7 @@ def test_time_is_that_of_steps_and_power_that_of_training(world, tmp_path: Path)
     seconds = 10 * 63 - 2 * 6  # a step ends with its checkpoint, before the module's own hook
     assert (monitor.summary["updates"], monitor.summary["seconds"]) == (10, pytest.approx(seconds))
     assert monitor.summary["joules_per_sample"] == pytest.approx(seconds / (10 * 4))
-    found = monitor.summary["bottleneck"]
-    assert found["kind"] == "input"
-    assert "preparing the batch in on_before_batch_transfer and on_after_batch_transfer: " in found["evidence"]
-    assert "on_after_batch_transfer" in found["advice"]
+    assert monitor.summary["bottleneck"]["kind"] == "input"
 
 
 def test_a_validation_between_two_batches_of_an_update_is_in_no_step(world) -> None:
@@ -246,7 +243,7 @@ def test_the_rows_are_printed_and_the_details_where_they_are_wanted(capsys, monk
     assert "p99" not in said
     monkeypatch.setenv("BATCHSCOPE_VERBOSE", "1")
     fit(ThroughputMonitor(calibrate=False))
-    assert "p99 step" in capsys.readouterr().out
+    assert "step_ms_p99" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from batchscope.callbacks import _timer
-from batchscope.callbacks._timer import PAUSE, PREPARING, TIMED, CudaClock, HostClock, StepTimer, clock_for, parts_ms
+from batchscope.callbacks._timer import PAUSE, TIMED, CudaClock, HostClock, StepTimer, clock_for, parts_ms
 
 
 @pytest.fixture
@@ -29,10 +29,6 @@ STEPS = {
     "the innermost part counts": (  # Lightning's optimizer_step calls the closure that trains
         "+optimizer 1 +forward 10 -forward +backward 20 -backward 2 -optimizer",
         {"optimizer": 3, "forward": 10, "backward": 20},
-    ),
-    "preparing a batch is waiting for data": (
-        f"+transfer 1 +{PREPARING} 2 -{PREPARING} -transfer",
-        {"transfer": 1, "data_wait": 2, PREPARING: 2},
     ),
     "within a pause nothing else counts": (
         f"1 +{PAUSE} 5 +transfer 5 -transfer +{PAUSE} 3 -{PAUSE} -{PAUSE} 2",
@@ -67,22 +63,11 @@ def test_steps_adjoin_so_that_no_time_is_lost_but_between_two_epochs(timer: Step
     assert timer.finished[0].end is timer.finished[1].moments[0]
 
 
-def test_the_time_of_a_pause_is_in_the_fits_time_only_if_it_is_a_part_of_the_fit(timer, world) -> None:
-    timer.begin_batch()
-    with timer.pause(part_of_fit=True):
-        world.now += 1
-    assert timer.paused_s == 0
-    timer.enter(PAUSE)  # a validation
-    with timer.pause(), timer.pause():
-        world.now += 2
-    assert timer.paused_s == 2
-
-
 def test_updates_are_counted_by_lightnings_step(timer: StepTimer) -> None:
     for global_step in (0, 1, 1, 2):  # two batches an update
         timer.begin_batch()
         timer.end_batch(global_step)
-    assert (timer.batches, timer.updates, timer.is_between_updates) == (4, 2, True)
+    assert (timer.updates, timer.is_between_updates) == (2, True)
 
 
 class FakeEvent:

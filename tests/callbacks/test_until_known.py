@@ -115,7 +115,6 @@ def test_a_run_trains_while_it_is_visited_and_waits_in_between() -> None:
     assert summary["updates"] == sum(one["steps"] for one in visits) + 2  # the first one of each visit
     assert times.pass_.tolist() == [4, 5]
     assert times.step_s.max() < 0.25  # waiting is in no step
-    assert summary["samples_per_sec_fit"] > 0.3 * summary["samples_per_sec_mean"]  # nor in the fit
     assert 1.0 <= seconds_waited(trainer.callbacks) < 2.0
 
 

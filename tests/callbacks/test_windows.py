@@ -1,7 +1,5 @@
 """Windows: where they begin and end, and what others took of the processor in them."""
 
-import math
-
 import numpy
 import pytest
 
@@ -70,24 +68,3 @@ def test_the_share_of_others_is_over_the_time_of_all_windows_and_on_an_accelerat
     share = pytest.approx((0.8 + 2 * 0.04 + 0.4) / 4)
     assert windows.facts() == {"windows": 4, "disturbed_windows": 1, "others_share": share}
     assert windows.facts(slowed_only=True)["others_share"] == pytest.approx(0.8 / 4)
-
-
-@pytest.mark.parametrize(
-    ("shares", "seconds", "slowed_only", "typical"),
-    [
-        ([0.8, 0.04, 0.4], [1.0, 2.0, 1.0], False, 0.04),
-        ([0.03] * 20 + [0.4] * 4, [1.0] * 20 + [10.0] * 4, False, 0.4),  # the windows of a long run become longer
-        ([0.8, math.nan, 0.4], [1.0, 9.0, 2.0], False, 0.4),
-        ([0.8, 0.4, 0.4], [1.0, 1.0, 1.0], True, 0.0),
-        ([0.8], [0.1], False, 0.0),
-    ],
-    ids=["most of the time", "not of the windows", "as far as known", "of slowed ones", "of too short ones"],
-)
-def test_a_run_is_beside_what_others_took_for_most_of_the_time(shares, seconds, slowed_only, typical, noises) -> None:
-    noises += [Noise(share, 0.1 if share > 0.5 else 0.6) for share in shares]
-    windows = Windows(0, clock := Clock())
-    for update, length in enumerate(seconds):
-        windows.begin(update)
-        clock.now += length
-    windows.end(len(seconds))
-    assert windows.typical_share(slowed_only) == typical

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import numpy
 import pytest
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from batchscope.callbacks._timer import StepTimer, add_timer
@@ -16,8 +16,8 @@ from batchscope.callbacks._writer import POINTS, Scalars, StepWriter
 from batchscope.callbacks.step_file import StepFile
 
 
-def writer(*loggers, rank: int = 0, details: bool = True, step: int = 0) -> StepWriter:
-    return StepWriter(Mock(is_global_zero=rank == 0, loggers=list(loggers), global_step=step), details)
+def writer(*loggers, rank: int = 0, step: int = 0) -> StepWriter:
+    return StepWriter(Mock(is_global_zero=rank == 0, loggers=list(loggers), global_step=step))
 
 
 def both(folder: Path) -> tuple[StepFile, TensorBoardLogger]:
@@ -102,7 +102,7 @@ def test_a_long_run_has_few_points_in_tensorboard_and_every_step_in_csv_also_whe
             file, board = both(tmp_path / name)
             writing = writer(file, board, step=int(part[0]) - 1)
             for some in numpy.split(part, 50):
-                writing.write(Scalars(["a"], some, some[:, None].astype(float)), always=some == 8_765)
+                writing.write(Scalars(["a"], some, some[:, None].astype(float)))
             board.experiment.close()
         assert [row["step"] for row in read(file)] == [str(step) for step in steps]
         return [step for step, _ in shown(tmp_path / name / "tb")]
@@ -110,9 +110,17 @@ def test_a_long_run_has_few_points_in_tensorboard_and_every_step_in_csv_also_whe
     found = run("whole", steps)
     assert found[:POINTS] == list(range(1, POINTS + 1))
     assert POINTS < len(found) < 4 * POINTS
-    assert 8_765 in found  # a stall stays visible
     assert max(numpy.diff(found)) == 16
     assert run("resumed", steps[:5000], steps[5000:]) == found
+
+
+def test_mlflow_gets_the_steps_that_tensorboard_gets(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(MLFlowLogger, "log_metrics", lambda self, metrics, step: seen.append((step, metrics)))
+    steps = numpy.arange(1, 10_001)
+    writer(MLFlowLogger.__new__(MLFlowLogger)).write(Scalars(["a"], steps, steps[:, None].astype(float)))
+    assert seen[:POINTS] == [(step, {"a": step}) for step in range(1, POINTS + 1)]
+    assert POINTS < len(seen) < 4 * POINTS
 
 
 def test_a_logger_that_fails_gets_nothing_more_with_one_warning(tmp_path: Path) -> None:
@@ -121,19 +129,10 @@ def test_a_logger_that_fails_gets_nothing_more_with_one_warning(tmp_path: Path) 
             raise ConnectionError("no network")
 
     broken, good = Broken(tmp_path / "broken"), StepFile(str(tmp_path))
-    first, second = writer(broken, good), writer(broken, good)
+    writing = writer(broken, good)
     with pytest.warns(UserWarning, match="Broken gets no more curves: ConnectionError: no network"):
-        first.write_rows([(1, {"a": 1.0})])
+        writing.write_rows([(1, {"a": 1.0})])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        first.write_rows([(2, {"a": 1.0})])
-        second.write_rows([(3, {"a": 1.0})])
-    assert [row["step"] for row in read(good)] == ["1", "2", "3"]
-
-
-def test_without_details_tensorboard_has_what_people_look_at_first_and_csv_has_all(tmp_path: Path) -> None:
-    file, board = both(tmp_path)
-    row = {"time/step_ms": 3.0, "time/forward_ms": 1.0, "throughput/flops_per_sec": 2.0, "of/ones_own": 4.0}
-    writer(file, board, details=False).write_rows([(1, row), (2, {"host/cpu_pct": 5.0})])
-    assert set(EventAccumulator(board.log_dir).Reload().Tags()["scalars"]) == {"time/step_ms", "of/ones_own"}
-    assert [set(line) - {"step"} for line in read(file)] == [set(row), {"host/cpu_pct"}]
+        writing.write_rows([(2, {"a": 1.0})])
+    assert [row["step"] for row in read(good)] == ["1", "2"]

@@ -75,7 +75,7 @@ def test_a_share_is_a_percentage_or_a_fraction(text, value):
 
 def test_hostile_numbers_and_steps_are_no_traceback(runs):
     cost = {"step_ms_interval": ["a", None], "others_share": "\x1b[2J", "samples_per_sec_mean": 1e400}
-    cost |= {"parts_ms": {"forward": float("nan")}, "updates": [], "samples_per_sec_fit": -1}
+    cost |= {"parts_ms": {"forward": float("nan")}, "updates": [], "samples_per_sec_mean": -1}
     facts = {"versions": {"torch": "\x1b[31m2.9", "x": ["y"] * 3, "n": None}, "rerun": {"of": ["x"], "pair": True}}
     change_record(runs[1], throughput=record(runs[1])["throughput"] | cost, **facts)
     (runs[1] / "steps.npz").write_bytes(b"PK\x03\x04")

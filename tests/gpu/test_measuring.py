@@ -6,8 +6,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from batchscope import MemoryMonitor
-from batchscope.callbacks import ThroughputMonitor
+from batchscope import MemoryMonitor, ThroughputMonitor
 from batchscope.callbacks._timer import clock_for
 from batchscope.hardware.datasheet import datasheet
 from batchscope.hardware.measure import calibrate, load_or_measure
@@ -122,7 +121,7 @@ def test_readings_of_the_device_are_there_and_plausible(device):
 
 
 def test_what_a_step_holds_is_most_of_what_the_allocator_measures(train, device):
-    monitor = MemoryMonitor(verbose=False)
+    monitor = MemoryMonitor()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     train(monitor, data={"batch_size": 64} if REHEARSAL else {"batch_size": 2048, "num_train": 10_240})

@@ -22,7 +22,6 @@ ALTERNATIVES = {
     "has_gpu": (False, True),
     "devices": (1, 4),
     "cores": (None, 1, 4),
-    "optimizer_traffic": (False, True),
     "pipeline": (None, "memory", "device", "workers"),
     "num_workers": (None, 0, 2, 4, 8),
     "pin_memory": (None, True, False),
@@ -75,17 +74,9 @@ CHANGES = {
     "transfer: the data are on the device": ("transfer", Setting("cuda", pipeline="device"), DIAGNOSE),
     "host: a larger batch": ("host", Setting("cpu", 8, train_samples=50_000), "data.batch_size=32"),
     "memory: activations move with every sample": ("memory", Setting("cuda", 64), DIAGNOSE),
-    "memory: an optimizer's is once a step, and the set bounds the batch": (
-        "memory",
-        Setting("cuda", 64, train_samples=128, optimizer_traffic=True, faster_precision="bf16-mixed"),
-        "data.batch_size=128",
-    ),
+    "host: the set bounds the batch": ("host", Setting("cuda", 64, train_samples=128), "data.batch_size=128"),
     "elementwise: no precision was measured for it": ("elementwise", Setting(faster_precision="bf16-mixed"), DIAGNOSE),
     "a bottleneck that is not known": ("magic", Setting(), None),
-    "a hook that prepares the batch": (
-        "input", Setting(num_workers=0, cores=4, preparing="transfer_batch_to_device"),
-        "move the work of transfer_batch_to_device into the dataset",
-    ),
 }  # fmt: skip
 
 

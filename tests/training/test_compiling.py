@@ -18,17 +18,13 @@ can_compile = shutil.which("g++") is not None or shutil.which("clang++") is not 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not can_compile, reason="torch.compile needs a C++ compiler")
-def test_a_compiled_run_counts_its_one_graph_in_no_rate_and_its_checkpoint_is_one_of_any_other(tmp_path: Path) -> None:
+def test_the_checkpoint_of_a_compiled_run_is_one_of_any_other(tmp_path: Path) -> None:
     # 20 steps in 2 epochs; the last batch of an epoch holds 4 samples in place of 8.
     words = [word for word in SMALL if not word.startswith(("data=", "data.delay", "model"))]
     words += ["data=digits", "model=mlp", "model.hidden_sizes=[8]", EVERY_4, OUT]
     completed(tmp_path / "plain", *words)
-    done, out = completed(tmp_path, "-v", *words, "compile=true"), tmp_path / "out"
-    found = record(out)
-    assert (found["compilation"]["graphs"], found["compilation"]["graph_breaks"]) == (1, 0)
-    assert "compiled 1 graph with 0 graph breaks in " in " ".join(done.said.split())
-    assert found["compilation"]["seconds"] > 0.5
-    assert found["throughput"]["fit_seconds"] < found["fit_seconds"] - found["compilation"]["seconds"]
+    completed(tmp_path, *words, "compile=true")
+    out, found = tmp_path / "out", record(tmp_path / "out")
     plain, weights = last(tmp_path / "plain" / "out")["state_dict"], last(out)["state_dict"]
     assert list(weights) == list(plain)
     torch.testing.assert_close(weights, plain, rtol=1e-3, atol=1e-4)
