@@ -103,6 +103,8 @@ def explained(error: Exception, config: dict[str, Any], trainer: Trainer) -> Use
     """The one line for an exception in a trainer's run; None for one that is nobody's failure but the code's."""
     if is_shared_memory_error(error):
         return WriteError(f"data: {_NO_SHARED_MEMORY.format(str(error).strip().splitlines()[-1])}")
+    if isinstance(error, RuntimeError) and "DataLoader worker (pid" in str(error):
+        return UserError(f"data: {error}; where memory is short, take fewer data.num_workers")
     if is_out_of_memory(error):
         return RunOutOfMemoryError(_out_of_memory(config, trainer.strategy.root_device))
     if _is_of_lightning(error):  # an option, or a module that it cannot train

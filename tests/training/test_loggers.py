@@ -29,10 +29,9 @@ def test_each_logger_alone_has_every_step_that_is_asked_for(tmp_path: Path) -> N
     assert not list((tmp_path / "csv" / "out").glob("*/events.*"))
 
 
-def test_a_run_without_loggers_and_callbacks_says_so_ends_and_is_tested(tmp_path: Path) -> None:
+def test_a_run_without_loggers_and_callbacks_is_tested(tmp_path: Path) -> None:
     words = [word for word in SMALL if "callbacks" not in word]
-    done = completed(tmp_path, *words, "logger=none", "callbacks=none", OUT)
-    assert "\nwithout checkpoints to resume from\nwithout measuring: no times and no rates\n" in done.said
+    completed(tmp_path, *words, "logger=none", "callbacks=none", OUT)
     assert "test/loss" in record(tmp_path / "out")["metrics"]
     assert {path.name for path in (tmp_path / "out").iterdir()} <= {"run.json", ".lock"}
 
