@@ -50,9 +50,9 @@ def stopped(folder: Path, *words: str, fault: Callable[[], None]) -> str:
 
 def test_a_loss_that_is_not_a_number_ends_the_run_and_keeps_the_checkpoints(tmp_path: Path) -> None:
     line = stopped(tmp_path, *SMALL, fault=break_one_loss)
-    assert line.startswith("error: step 6 (batch 5 of epoch 0, learning rate 0.004): the loss is nan, the gradient of model.")
-    samples = line.split("batch 5 of epoch 0 (samples ")[1].split("), learning rate ")[0]
-    assert len(samples.split(", ")) == 8
+    assert line.startswith(
+        "error: step 6 (batch 5 of epoch 0, learning rate 0.004): the loss is nan, the gradient of model."
+    )
     assert record(tmp_path / "out")["status"] == "not_finite"
     assert record(tmp_path / "out")["error"] == line.removeprefix("error: ")
 
