@@ -16,7 +16,9 @@ from .errors import UserError
 
 LOCK = ".lock"
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-_NO_LOCKS = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)  # of a file system without them
+# The answers of a file system that does not support an operation, as opposed to one that failed at it.
+_UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
+_NO_LOCKS = (*_UNSUPPORTED, errno.ENOLCK)
 _HELD = (errno.EACCES, errno.EAGAIN)
 _held: set[str] = set()  # the lock files that this process holds: POSIX would let it take them twice
 
@@ -41,7 +43,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         with temporary.open("xb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            _sync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -74,12 +76,20 @@ def remove_leftovers(folder: Path, name: str) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush the names in a folder to the disk."""
+    """Flush the names in a folder to the disk, where the file system supports it."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        _sync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _sync(descriptor: int) -> None:
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
 
 
 @contextlib.contextmanager

@@ -49,6 +49,12 @@ def test_when_it_cannot_be_written_the_old_file_is_there_and_no_other(step, numb
     assert contents(tmp_path) == {"a": b"old"}
 
 
+def test_a_file_system_that_flushes_nothing_is_written_without(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("os.fsync", refusing(errno.EINVAL))
+    files.write_bytes(tmp_path / "a", b"new")
+    assert contents(tmp_path) == {"a": b"new"}
+
+
 def test_no_two_writers_share_a_temporary_name(tmp_path: Path) -> None:
     with files.atomic_write(tmp_path / "a") as one, files.atomic_write(tmp_path / "a") as other:
         assert one.name != other.name

@@ -7,6 +7,7 @@ A checkpoint is what `torch.save` writes: a zip archive with a checksum (CRC-32)
 import io
 import os
 import pickle
+import shutil
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -113,11 +114,14 @@ def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
 
 
 def link_checkpoint(source: Path, target: Path) -> None:
-    """As `write_checkpoint`, make `target` what `source` is now, by a hard link."""
+    """As `write_checkpoint`, make `target` what `source` is now: a hard link, or a copy where there are none."""
     temporary = files.temporary_name(target)
     try:
         try:
-            os.link(source, temporary)
+            try:
+                os.link(source, temporary)
+            except OSError:
+                shutil.copyfile(source, temporary)
             os.replace(temporary, target)  # nothing, where both are the same file already
         finally:
             temporary.unlink(missing_ok=True)

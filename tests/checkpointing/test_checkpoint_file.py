@@ -65,7 +65,10 @@ def test_a_name_that_would_command_the_terminal_is_none(path: Path) -> None:
     assert refusal(load_checkpoint, path) == f"ckpt: {path} is not a checkpoint that batchscope wrote"
 
 
-def test_the_best_one_is_kept_when_the_last_one_goes_on(path: Path) -> None:
+@pytest.mark.parametrize("links", [True, False], ids=["a link", "a copy, where the file system has no links"])
+def test_the_best_one_is_kept_when_the_last_one_goes_on(path: Path, links: bool, monkeypatch) -> None:
+    if not links:
+        monkeypatch.setattr("os.link", Mock(side_effect=OSError("no links here")))
     best = path.with_name("best.ckpt")
     link_checkpoint(path, best)
     link_checkpoint(path, best)
