@@ -4,12 +4,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from ..analysis.noise import BETWEEN_CPU, CONFIDENCE
-from ..hardware.calibration import Calibration
 from ..hardware.datasheet import Datasheet
 from ..hardware.products import PASSES, Product, Timed
 from ..records.formatting import percent
@@ -20,6 +19,9 @@ from .kernels import predict
 from .launches import BELOW_AUTOGRAD, elsewhere
 from .step import TRANSFER, overlapped
 from .work import Work
+
+if TYPE_CHECKING:
+    from ..hardware.calibration import Calibration  # which brings torch
 
 LIMITS = ("launches", "memory", "arithmetic")
 _COPY = replace(TRANSFER, low=1 / 50e9)  # seconds a byte; at least those from pinned memory over PCIe 5
@@ -44,7 +46,7 @@ class ProductLine(Line):
     points: Mapping[str, Point]
 
 
-def measured_line(known: Calibration, found: Mapping[Product, Timed], others_share: float = 0.0) -> ProductLine:
+def measured_line(known: "Calibration", found: Mapping[Product, Timed], others_share: float = 0.0) -> ProductLine:
     """A device that is here. Where other programs took a share of the processor, the low ends reach as much further."""
 
     def interval(samples: Sequence[float]) -> Interval:

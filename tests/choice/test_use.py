@@ -1,5 +1,7 @@
 """How much of each device a training uses by batch size: MFU, samples/s, where memory ends, the sentence, the pictures."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 
@@ -163,6 +165,11 @@ def test_a_device_without_mfu_is_drawn_by_its_rate_alone(drawn):
     cpu = replace(line("cpu", b64=0.01, b1024=0.5), shares={})
     above, below = drawn(draw_use, [cpu, line("t4", b64=0.02, b1024=1.0)])
     assert (len(looks(above)), {*looks(below)} >= {"t4, predicted"}) == (2, True)
+
+
+def test_a_picture_from_records_imports_no_torch():
+    code = "import sys, batchscope.choice.pictures; print({'torch', 'lightning'} & {*sys.modules})"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 
 def test_a_picture_that_cannot_be_written_is_one_line(tmp_path):
