@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from ..hardware.calibration import Calibration  # which brings torch
 
 LIMITS = ("launches", "memory", "arithmetic")
+_Times = Sequence[
+    Any
+]  # seconds of a product, of the copy and of the creation of its matrices; None for what there is not
 _COPY = replace(TRANSFER, low=1 / 50e9)  # seconds a byte; at least those from pinned memory over PCIe 5
 
 
@@ -58,7 +61,7 @@ def measured_line(known: "Calibration", found: Mapping[Product, Timed], others_s
 
     times = {of: [interval(each) if each else None for each in timed[:3]] for of, timed in found.items()}
     peaks = 1e-6 * (known.launch_us or 0), known.memory_bytes_per_sec or math.inf, known.matmul_flops_per_sec["fp32"]
-    return _line(known.device, True, times, *peaks)
+    return _line(known.device, True, times, peaks)
 
 
 def predicted_line(wanted: Sequence[Product], card: Datasheet, here: ProductLine) -> ProductLine:
@@ -74,21 +77,15 @@ def predicted_line(wanted: Sequence[Product], card: Datasheet, here: ProductLine
             continue
         times[of] = [overlapped(Interval(*map(float, predict(works, card).sum(axis=1))), host), copy, None]
     peaks = BELOW_AUTOGRAD.middle, card.memory_bytes_per_sec, card.flops_per_sec["fp32"]
-    return _line(card.short[0], False, times, *peaks)
+    return _line(card.short[0], False, times, peaks)
 
 
-def _line(
-    label: str,
-    here: bool,
-    times: Mapping[Product, Sequence[Any]],
-    launch_s: float,
-    bytes_per_s: float,
-    flops_per_s: float,
-) -> ProductLine:
-    """A line from the seconds of each product, of its copy and of its creation."""
+def _line(label: str, here: bool, times: Mapping[Product, _Times], peaks: tuple[float, float, float]) -> ProductLine:
+    """A line from the times, and the peaks: seconds of a launch, bytes/s and FLOP/s."""
+    launch_s, bytes_per_sec, flops_per_sec = peaks
     points = {}
     for of, (seconds, copy, creation) in times.items():
-        least = (launch_s, of.bytes / bytes_per_s, of.flops / flops_per_s)
+        least = (launch_s, of.bytes / bytes_per_sec, of.flops / flops_per_sec)
         limit = LIMITS[least.index(max(least))]
         points[str(of)] = Point(of, seconds, least[-1] / seconds.middle, limit, copy, creation)
     return ProductLine(label, here, {of.n: seconds for of, (seconds, *_) in times.items() if not of.loop}, points)

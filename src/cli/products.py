@@ -88,12 +88,11 @@ def show_products(known: Sequence["Calibration"], options: argparse.Namespace, c
         share = noise.others_share if each.device == "cpu" and noise.others_share >= LOAD_SAID else 0.0
         busy = f"other programs took {percent(share)} of the processor" if share else disturbance(device, noise)
         notes += [f"{each.device}: busy, {busy}: its times are too long"] * bool(busy)
-        few = {
-            f"{of}: {timed.calls} passes measured, and scaled": of.loop and timed.calls < PASSES
-            for of, timed in found.items()
-        }
-        few |= {f"{of}: not measured, for want of time or memory": of not in found for of in wanted}
-        notes += [f"{each.device}: {note}" for note, holds in few.items() if holds]
+        for of in wanted:
+            if of not in found:
+                notes.append(f"{each.device}: {of}: not measured, for want of time or memory")
+            elif of.loop and found[of].calls < PASSES:
+                notes.append(f"{each.device}: {of}: {found[of].calls} passes measured, and scaled")
         lines.append(measured_line(each, found, share))
     if not all(line.times for line in lines):
         raise UserError(f"--sizes: none can be measured in {_MEASURE_S / len(known):.0f} s; give smaller ones")
