@@ -86,7 +86,7 @@ def rows(training: Training, question: Question, epochs: int) -> tuple[list[Row]
     every, left_out = [], []
     for device in devices:
         try:
-            every.append(_by_size(training, device, question, epochs))
+            every.append(by_size(training, device, question, epochs))
         except UserError as error:
             left_out.append(f"{device.short[0]} {error}")
     usable = [row for of_device in every for row in of_device.values() if not row.shortage]
@@ -132,7 +132,7 @@ def check_prices(here: Sequence[Datasheet], question: Question) -> None:
             raise UserError(f"{got}; takes those of {', '.join(known)}")
 
 
-def _by_size(training: Training, device: Datasheet, question: Question, epochs: int) -> dict[int, Row]:
+def by_size(training: Training, device: Datasheet, question: Question, epochs: int) -> dict[int, Row]:
     """The rows of a device at the measured sizes, smallest first; of a card that is not here, also at doublings."""
     here = next((source for source in training.sources if source.device is device), None)
     if here is not None:

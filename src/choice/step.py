@@ -27,7 +27,7 @@ _LARGEST_CORRECTION = 3.0
 _ON_A_LINE = ("waiting", "counted")  # of `Measured`, against the batch size
 # Seconds a byte, of a batch on its way to a GPU: prefetched; from pinned memory over PCIe 3; from pageable memory. The first
 # and the last are the least and the most, and are taken for the ends of an interval.
-_TRANSFER = Interval(0.0, 1 / 12e9, 1 / 5e9)
+TRANSFER = Interval(0.0, 1 / 12e9, 1 / 5e9)
 
 
 @dataclass(frozen=True)
@@ -86,19 +86,24 @@ def step_on(source: Source, device: Datasheet, batch_size: int, precision: str |
     """
     rows = rows_at({size: measured.step for size, measured in source.sizes.items()}, batch_size)
     kernels, is_arithmetic = _kernels(rows, device, precision)
-    transfer = _TRANSFER * _batch_bytes(rows)
+    transfer = TRANSFER * _batch_bytes(rows)
     on_device = kernels * _correction(source) + transfer
     numbers = [{size: getattr(measured, name) for size, measured in source.sizes.items()} for name in _ON_A_LINE]
     waiting, counted = (line(values, batch_size) for values in numbers)
     launches = _launches(source, rows)
     host = elsewhere(exactly(waiting)) + launches
-    low = max(on_device.low, host.low)
-    middle = max(low, float(norm(on_device.middle, host.middle, _OVERLAP)))
-    seconds = Interval(low, middle, max(middle, float(norm(on_device.high, host.high, _OVERLAP))))
+    seconds = overlapped(on_device, host)
     parts = {"arithmetic" if is_arithmetic else "bandwidth": on_device.middle, "launches": launches.middle}
     parts["data"] = max(waiting, transfer.middle)
     limit = max(parts, key=lambda part: parts[part])
     return Step(seconds, limit, None if math.isnan(counted) else on_gpu(counted))
+
+
+def overlapped(on_device: Interval, host: Interval) -> Interval:
+    """Seconds of what a device computes while its host launches."""
+    low = max(on_device.low, host.low)
+    middle = max(low, float(norm(on_device.middle, host.middle, _OVERLAP)))
+    return Interval(low, middle, max(middle, float(norm(on_device.high, host.high, _OVERLAP))))
 
 
 def _kernels(rows: Sequence[OperationRow], device: Datasheet, precision: str | None) -> tuple[Interval, bool]:

@@ -18,14 +18,17 @@ from pathlib import Path
 
 from ..checkpointing.signals import exit_on_signals
 from ..choice.answer import Answer
+from ..choice.crossing import as_json
 from ..choice.measured import device_here, read_training
 from ..choice.rows import FULL, Question, check_measured, check_prices
+from ..choice.use import use_lines, use_sentence
 from ..choice.work import PRECISIONS
 from ..errors import UserError
 from ..hardware.datasheet import card_names, find_card
 from ..options.compose import check_command_line, compose
 from ..records.terminal import columns, wrapped
 from . import command_parser, folder_of, folders_and_options, number
+from .products import draw, picture
 
 KINDS = ("cpu", "cuda", "mps")  # what a device that is here is called, unless it is a known card
 USUAL = ("t4", "l4", "a10", "a100", "l40s", "h100", "rtx4090")  # that people rent or own
@@ -51,12 +54,16 @@ def main() -> None:
     question = replace(question, epochs=args.epochs or epochs)
     check_prices([source.device for source in training.sources], question)
     answer = Answer(training, question)
+    use = use_lines(training, question) if args.plot else []
     if args.json:
         document = {"schema": SCHEMA, **answer.as_json(), "left_out": left_out}
+        document |= {"use": as_json(use, use_sentence(use, args.batch_size))} if use else {}
         print(json.dumps(document, indent=1, ensure_ascii=False), flush=True)
     else:
         left_out = wrapped([f"left out: {line}" for line in left_out])
         print("\n\n\n".join([answer.text(columns()), *left_out]), flush=True)
+    if use:
+        draw("draw_use", use, args.plot, use_sentence(use, args.batch_size), args.json)
     if overrides:
         print(f"\nmeasured {places[0].parent}", file=sys.stderr if args.json else sys.stdout, flush=True)
 
@@ -120,5 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     price = "price of an hour; cpu=0.1 for this machine; may be repeated"
     parser.add_argument("--price", action="append", default=[], metavar="h100=2.5", help=price)
     parser.add_argument("--precision", choices=PRECISIONS, help="of the predictions; else that of the measurement")
+    plot = "draws samples/s and MFU against batch size"
+    parser.add_argument("--plot", type=picture, metavar="FILE", help=plot)
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
     return parser

@@ -2,10 +2,14 @@
 
     batchscope hardware
     batchscope hardware --device cpu --json
+    batchscope hardware --products                  # what products of matrices take here and on cards: a minute
 
 The lines have the peaks of each device: FLOP/s of products (matrices and convolutions) at each precision, bytes/s of
 main memory, the time of one launch, and the size of the caches. For a card whose datasheet is known they have the share
 of it that was measured. A calibration is kept, and measured once.
+
+With --products, products of n×n matrices and two loops are measured here and predicted on NVIDIA's cards, with a picture.
+In the documentation, choosing-a-device.md says how to read it.
 """
 
 import dataclasses
@@ -17,6 +21,7 @@ from typing import TYPE_CHECKING
 from ..errors import UserError
 from ..records.formatting import memory, percent, with_prefix
 from . import command_parser
+from .products import add_product_options, check_product_options, show_products
 
 if TYPE_CHECKING:
     from ..hardware.calibration import Calibration
@@ -28,14 +33,18 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of lines")
     parser.add_argument("--device", choices=("cpu", "cuda", "mps"), help="by default every device of this machine")
     parser.add_argument("--refresh", action="store_true", help="measure again, and replace what is in the cache")
+    add_product_options(parser)
     options = parser.parse_args()
+    cards = check_product_options(options)
     from ..hardware.devices import available  # torch takes seconds to import
 
     kinds = available()
     if options.device and options.device not in kinds:
         raise UserError(f"--device: got '{options.device}', and this machine has {' and '.join(kinds)}")
     found = [_calibration(kind, options.refresh) for kind in ([options.device] if options.device else kinds)]
-    if options.json:
+    if options.products:
+        show_products(found, options, cards)
+    elif options.json:
         print(json.dumps({"devices": {each.device: dataclasses.asdict(each) for each in found}}, indent=2))
     else:
         print(as_text(found))

@@ -1,0 +1,178 @@
+"""How much of each device a training uses by batch size: MFU, samples/s, where memory ends, the sentence, the pictures."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from functools import partial
+
+import matplotlib.figure
+import pytest
+from matplotlib.colors import to_hex
+
+from batchscope.choice.interval import exactly
+from batchscope.choice.measured import read_training
+from batchscope.choice.pictures import draw_products, draw_use
+from batchscope.choice.products import measured_line, predicted_line
+from batchscope.choice.rows import Question
+from batchscope.choice.use import UseLine, use_lines, use_sentence
+from batchscope.errors import UserError
+from batchscope.hardware.datasheet import find_card
+from batchscope.hardware.products import Timed, products
+from tests.choice.trainings import GFLOPS, mlp, write_training
+from tests.support.devices import CPU
+
+CARDS = [find_card(name) for name in ("t4", "h100")]
+
+
+def training(folder, **facts):
+    (found, _) = read_training([write_training(folder, **facts)])
+    return found
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """Wide layers, of which 8 samples do not fill a GPU."""
+    rows = partial(mlp, width=4096)
+    return use_lines(
+        training(tmp_path_factory.mktemp("wide"), rows=rows, parts=(0, 0, 0.3, 0.6, 0.1, 0)), Question(CARDS)
+    )
+
+
+def line(label, **shares):
+    sizes = {int(size.strip("b")): exactly(share) for size, share in shares.items()}
+    times = {size: exactly(1.0 / share.middle) for size, share in sizes.items()}
+    rates = {size: exactly(size * share.middle) for size, share in sizes.items()}
+    return UseLine(label, label == "cpu", times, rates, sizes, False)
+
+
+def test_mfu_is_the_time_of_the_flops_at_the_peak_over_the_time_of_the_step(wide):
+    cpu, t4, h100 = wide
+    assert [(each.label, each.here) for each in wide] == [("cpu", True), ("t4", False), ("h100", False)]
+    flops = sum(row.flops for row in mlp(512, width=4096))
+    for each, peak in ((cpu, GFLOPS), (t4, CARDS[0].flops_per_sec["fp32"]), (h100, CARDS[1].flops_per_sec["fp32"])):
+        assert each.shares[512].middle == pytest.approx(flops / each.times[512].middle / peak)
+        assert each.rates[512].middle == pytest.approx(512 / each.times[512].middle)
+        assert each.shares[512].low <= each.shares[512].middle <= each.shares[512].high
+    assert h100.shares[8].middle < 0.1 < h100.shares[512].middle
+
+
+def test_a_card_has_the_doublings_too_and_ends_where_its_memory_may_not_hold_the_batch(tmp_path, wide):
+    assert list(wide[0].times) == [8, 64, 512]
+    assert list(wide[2].times) == [8, 64, 512, 1024, 2048, 4096]
+    assert not any(each.memory_ends for each in wide)
+    greedy = use_lines(
+        training(tmp_path, memory=lambda size: {"parameters": 1e6, "saved": 0.1e9 * size}), Question(CARDS)
+    )
+    assert [(max(each.times), each.memory_ends) for each in greedy] == [(512, False), (64, True), (512, True)]
+
+
+def test_a_card_that_cannot_train_it_has_no_line_and_a_device_without_a_peak_no_mfu(tmp_path):
+    known = training(tmp_path)
+    assert [each.label for each in use_lines(known, Question(CARDS, precision="bf16-mixed"))] == ["cpu", "h100"]
+    sources = [
+        replace(
+            source, sizes={size: replace(m, step=replace(m.step, calibration={})) for size, m in source.sizes.items()}
+        )
+        for source in known.sources
+    ]
+    cpu, *cards = use_lines(replace(known, sources=sources), Question(CARDS))
+    assert (cpu.shares, len(cpu.rates)) == ({}, 3)
+    assert all(card.shares for card in cards)
+
+
+@pytest.mark.parametrize(
+    ("cpu", "h100", "said"),
+    [
+        (
+            {"b64": 0.0625, "b1024": 0.125},
+            {"b64": 0.03125, "b1024": 0.25, "b4096": 1.0},
+            "is 3.1 % used at 64, and half full from about 2,000 (2,000 to 2,000); it is faster than this CPU from about 260",
+        ),
+        (
+            {"b64": 0.01, "b1024": 0.01},
+            {"b64": 0.03, "b1024": 0.12},
+            "is 3.0 % used at 64, and 12 % at 1,024, the largest size predicted; it is faster than this CPU at every size",
+        ),
+        (
+            {"b64": 0.9, "b1024": 0.9},
+            {"b64": 0.6, "b1024": 0.7},
+            "is 60 % used at 64, and at least half full at every size; it is faster than this CPU at no size",
+        ),
+    ],
+)
+def test_one_sentence_says_how_much_of_the_fastest_card_is_used_and_where_it_passes(cpu, h100, said):
+    found = use_sentence([line("cpu", **cpu), line("t4", b64=0.001), line("h100", **h100)])
+    assert found in (f"An H100 {said}.", f"An H100 {said} (260 to 260).")
+
+
+def test_the_sentence_takes_the_batch_size_that_was_asked_for_and_is_empty_without_a_card(wide):
+    assert " used at 8, " in use_sentence(wide)
+    assert " used at 512, " in use_sentence(wide, 512)
+    assert use_sentence(wide[:1]) == ""
+
+
+@pytest.fixture
+def drawn(monkeypatch, tmp_path):
+    """The function that gives the lower and the upper axes of a picture."""
+    figures = []
+    save = matplotlib.figure.Figure.savefig
+    monkeypatch.setattr(
+        matplotlib.figure.Figure, "savefig", lambda self, path: (figures.append(self), save(self, path))
+    )
+
+    def axes(draw, lines):
+        draw(lines, tmp_path / "folder" / "picture.png")
+        assert (tmp_path / "folder" / "picture.png").read_bytes().startswith(b"\x89PNG")
+        return figures[-1].axes
+
+    return axes
+
+
+def looks(axes):
+    """By label, whether a device's markers are filled and its line solid."""
+    lines = {each.get_label(): each for each in axes.lines if "," in str(each.get_label())}
+    return {
+        label: (to_hex(each.get_markerfacecolor()) != "#ffffff", each.get_linestyle() == "-")
+        for label, each in lines.items()
+    }
+
+
+def test_measured_and_predicted_are_never_drawn_alike(drawn, wide):
+    wanted = products([16, 4096])
+    found = {of: Timed([1e-6 + of.flops / 1e11] * 6, [], [1e-3] * 5 if of.creates else [], 1000) for of in wanted}
+    cpu = measured_line(CPU, found)
+    lines = [cpu, *(predicted_line(wanted, card, cpu) for card in CARDS)]
+    expected = {"cpu, measured": (True, True), "t4, predicted": (False, False), "h100, predicted": (False, False)}
+    for axes in (*drawn(draw_use, wide), drawn(draw_products, lines)[0]):
+        assert looks(axes) == expected
+        assert len(axes.collections) >= 3  # an interval of each value, a band of each card
+
+
+def test_the_pictures_name_the_limits_and_the_end_of_memory_and_mark_the_crossing(drawn):
+    cpu, t4 = line("cpu", b64=0.01, b1024=0.5), line("t4", b64=0.005, b1024=1.0)
+    above, _ = drawn(draw_use, [cpu, replace(t4, memory_ends=True)])
+    labels = above.get_legend_handles_labels()[1]
+    assert {"memory ends", "first to pass the cpu"} <= {*labels}
+    assert "first to pass the cpu" not in drawn(draw_use, [cpu])[0].get_legend_handles_labels()[1]
+    wanted = products([16, 4096])
+    known = measured_line(CPU, {of: Timed([1e-6 + of.flops / 1e11] * 6, [], [], 1000) for of in wanted})
+    above, below = drawn(draw_products, [known, predicted_line(wanted, CARDS[0], known)])
+    assert {"limit: launches", "limit: memory", "limit: arithmetic"} <= {*above.get_legend_handles_labels()[1]}
+    assert [each.get_text() for each in below.get_yticklabels()] == ["cpu", "t4"]
+
+
+def test_a_device_without_mfu_is_drawn_by_its_rate_alone(drawn):
+    cpu = replace(line("cpu", b64=0.01, b1024=0.5), shares={})
+    above, below = drawn(draw_use, [cpu, line("t4", b64=0.02, b1024=1.0)])
+    assert (len(looks(above)), {*looks(below)} >= {"t4, predicted"}) == (2, True)
+
+
+def test_a_picture_from_records_imports_no_torch():
+    code = "import sys, batchscope.choice.pictures; print({'torch', 'lightning'} & {*sys.modules})"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+def test_a_picture_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"--plot: '.*' cannot be written: "):
+        draw_use([line("cpu", b64=0.5, b1024=0.5)], tmp_path / "file" / "x.png")

@@ -1,0 +1,144 @@
+"""`batchscope hardware --products` and `choose --plot`: what is printed and drawn, a busy machine, and what is refused."""
+
+import json
+
+import pytest
+
+from batchscope.hardware import contention, measure, products
+from batchscope.hardware.calibration import Calibration
+from batchscope.hardware.contention import Noise
+from batchscope.hardware.measure import identity
+from batchscope.hardware.products import Product, Timed
+from tests.choice.trainings import write_training
+from tests.cli.conftest import contents
+from tests.support.command_lines import answer
+
+RUN = ("hardware", "--device", "cpu", "--products")
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    """A processor with 1e11 FLOP/s and a load; what it measures takes no time. Nothing is written elsewhere."""
+
+    def timed(wanted, device, peak, seconds, say):
+        say("measuring …")
+        took = {product: 1e-6 + product.flops / 1e11 + 0.4 * product.creates for product in wanted}
+        return {
+            product: Timed([seconds] * 6, [], [0.4] * 5 if product.creates else [], 3 if seconds > 1 else 1000)
+            for product, seconds in took.items()
+        }
+
+    def calibrate(device):
+        return Calibration(**identity(device), matmul_flops_per_sec={"fp32": 1e11}, launch_us=1.0)
+
+    noise = {"share": 0.02}
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(measure, "calibrate", calibrate)
+    monkeypatch.setattr(products, "measure", timed)
+    monkeypatch.setattr(contention.NoiseMeter, "read", lambda meter: Noise(noise["share"], 0.0))
+    return noise
+
+
+def test_a_table_notes_one_sentence_and_a_picture(fake, tmp_path):
+    found = answer(*RUN, "--cards", "t4,h100", "--plot", "deep/products.png")
+    assert found.code == 0
+    lines = found.out.splitlines()
+    assert lines[0].startswith("measured on cpu (") and lines[0].endswith("intervals of 90 %, of ratios 95 %")
+    assert lines[2].split() == ["cpu", "(here)", "cpu:", "of", "peak", "t4", "h100", "copy", "to", "a", "card"]
+    assert [line.split()[0] for line in lines[3:12]] == [f"{size:,}" for size in products.SIZES]
+    assert "cpu: 100 of 7000×3000, created before: 3 passes measured, and scaled" in lines
+    assert lines[-2].startswith("Below n ≈ ") and ") this CPU is first; at 7000×3000 an H100 takes 1/" in lines[-2]
+    assert lines[-1] == "picture  deep/products.png"
+    assert (tmp_path / "deep" / "products.png").read_bytes().startswith(b"\x89PNG")
+    assert "busy" not in found.out
+
+
+def test_the_picture_is_below_outputs_where_no_file_is_named(fake, tmp_path):
+    found = answer(*RUN, "--sizes", "16,64")
+    (picture,) = (tmp_path / "outputs" / "hardware").glob("*/products.png")
+    assert found.out.splitlines()[-1] == f"picture  {picture.relative_to(tmp_path)}"
+
+
+def test_json_is_one_document(fake):
+    found = answer(*RUN, "--json", "--sizes", "16,64,16", "--cards", "h100", "--plot", "x.svg")
+    document = json.loads(found.out)
+    cpu, h100 = document["devices"]
+    assert (document["schema"], cpu["label"], h100["label"]) == (1, "cpu", "h100")
+    assert list(cpu["times"]) == ["16", "64"]
+    assert document["sentence"] and document["sentence"] in found.err.replace("\n", " ")
+    assert found.err.splitlines()[-1] == "picture  x.svg"
+
+
+def test_a_busy_processor_is_said(fake):
+    fake["share"] = 0.43
+    assert "cpu: other programs took 43 % of the processor: its times are too long\n" in answer(*RUN).out
+
+
+def test_where_no_size_can_be_measured_one_line_says_so(fake, monkeypatch):
+    monkeypatch.setattr(products, "measure", lambda *arguments: {})
+    found = answer(*RUN, "--sizes", "4096")
+    assert (found.code, found.out) == (1, "")
+    assert found.err.endswith("error: --sizes: none can be measured in 36 s; give smaller ones\n")
+
+
+def test_a_tiny_run_measures_for_real(fake, monkeypatch):
+    monkeypatch.setattr(products, "LOOPS", ((70, 30),))
+    monkeypatch.setattr(products, "_ENOUGH_S", 0.05)
+    monkeypatch.setattr(products, "measure", REAL)
+    found = answer(*RUN, "--sizes", "16,32", "--json", "--cards", "t4")
+    assert found.code == 0
+    points = json.loads(found.out)["devices"][0]["points"]
+    assert list(points) == ["16", "32", *(str(Product(70, 30, 70, True, how)) for how in (False, True))]
+    assert all(0 < point["seconds"]["low"] <= point["seconds"]["high"] < 10 for point in points.values())
+
+
+REAL = products.measure
+REFUSED = {
+    "--products --device tpu": (2, "argument --device: invalid choice: 'tpu' (choose from "),
+    "--products --sizes 0": (2, "argument --sizes: takes a whole number from 1 to 1,000,000,000, got '0'"),
+    "--products --sizes 16,": (2, "argument --sizes: takes a whole number from 1 to 1,000,000,000, got ''"),
+    "--products --sizes 1.5": (2, "argument --sizes: takes a whole number from 1 to 1,000,000,000, got '1.5'"),
+    "--products --plot x.doc": (2, "argument --plot: takes a file that ends with .png, .svg or .pdf, got 'x.doc'"),
+    "--sizes 16": (2, "--sizes: belongs to --products"),
+    "--cards t4": (2, "--cards: belongs to --products"),
+    "--plot x.png": (2, "--plot: belongs to --products"),
+    "--products --cards h101": (1, "--cards: got 'h101', which is no known card. Did you mean 'h100'?"),
+    "--products --device cpu --sizes 1000000000": (
+        1,
+        "--sizes: got 1,000,000,000; its matrices take 1.12e+10 GiB and do not fit in memory: cpu has ",
+    ),
+    "--products --device cpu --plot file/x.png": (1, "--plot: 'file/x.png' cannot be written: "),
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_a_wrong_line_is_refused_in_one_line_before_anything_is_measured_or_written(words, fake, tmp_path, monkeypatch):
+    code, said = REFUSED[words]
+    (tmp_path / "file").write_text("")
+    answer("hardware", "--device", "cpu")  # so that the calibration is cached
+    before = contents(tmp_path)
+    monkeypatch.setattr(products, "measure", None)
+    found = answer("hardware", *words.split())
+    assert (found.code, found.out, found.err.count("\n")) == (code, "", 1)
+    assert found.err.startswith(f"error: {said}")
+    assert contents(tmp_path) == before
+
+
+def test_a_choice_draws_a_picture_and_says_what_it_shows(tmp_path):
+    write_training(tmp_path / "sweep")
+    found = answer("choose", tmp_path / "sweep", "--devices", "t4,h100", "--plot", tmp_path / "use.png")
+    assert (found.code, found.out.count(" used at 8, and ")) == (0, 1)
+    assert found.out.splitlines()[-1] == f"picture  {tmp_path / 'use.png'}"
+    assert {path.name for path in tmp_path.glob("*.png")} == {"use.png"}
+
+
+def test_the_json_of_a_choice_has_the_use_where_a_picture_is_asked_for(tmp_path):
+    write_training(tmp_path / "sweep")
+    plain = answer("choose", tmp_path / "sweep", "--json")
+    assert "use" not in json.loads(plain.out)
+    found = answer("choose", tmp_path / "sweep", "--json", "--batch-size", "64", "--plot", tmp_path / "use.png")
+    use = json.loads(found.out)["use"]
+    assert {"cpu", "h100"} <= {device["label"] for device in use["devices"]}
+    assert " used at 64, " in use["sentence"]
+    assert found.err.splitlines()[-1] == f"picture  {tmp_path / 'use.png'}"
