@@ -81,7 +81,7 @@ def test_curves_are_kept_while_their_logger_is_off(unstopped: Path, tmp_path: Pa
     assert [int(row["step"]) for row in table(out) if row["train/loss"]] == steps
 
 
-@pytest.mark.parametrize("place", ["csv", "csv/metrics.csv", pytest.param("*/events.*", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("place", ["csv", "csv/metrics.csv"])
 def test_something_else_in_the_place_of_a_log_is_one_line(place: str, killed: Path) -> None:
     (path,) = (killed / "out").glob(place)
     was_folder = path.is_dir()
