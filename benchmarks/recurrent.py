@@ -39,7 +39,7 @@ PASSES, ROUNDS = ("forward", "forward+backward"), 25
 
 
 def network(kind: str, shape: Shape, way: str) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
-    """A network with weights by seed, and how to run it: `(B, T, F)` → `(B, T, H)`."""
+    """A network, and how to run it: `(B, T, F)` → `(B, T, H)`."""
     _, features, hidden, layers, _ = shape
     torch.manual_seed(0)
     if way == "torch":

@@ -48,7 +48,7 @@ def sweep(place: Path, words: Sequence[str], seeds: int) -> Answer | None:
     for seed in range(seeds):
         line = ["experiment=time_to_target", *words, f"seed={seed}", "logger=[none,csv]"]
         if not train(place / str(seed), line, search=True):
-            sys.exit(f"a run below {place} failed; the next start tries it again")
+            sys.exit(f"the search below {place / str(seed)} failed; the next start tries it again")
     return next(iter(analyse([place]).answers), None)
 
 

@@ -1,4 +1,4 @@
-"""A trace of torch's profiler over some steps, and what it says of a device: kernels by operation, and where none runs.
+"""A trace of torch's profiler over some steps, and what it says of a device: kernels by operation, and for how long none runs.
 
 Events are those of the Chrome trace that `torch.profiler` exports: times in µs, `cat` says where an event is from
 (`cpu_op`, `cuda_runtime`, `kernel`). A call of CUDA and its work on the device share a correlation number.

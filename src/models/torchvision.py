@@ -1,4 +1,4 @@
-"""Any classification network of torchvision by name, for models that keep a large GPU busy.
+"""Any classification network of torchvision with one output, by name, for models that keep a large GPU busy.
 
 Shapes: B images in a batch, C channels, H height, W width.
 """
@@ -45,7 +45,7 @@ class TorchvisionModel(nn.Module):
         super().__init__()
         known = [one for one in torchvision.models.list_models(torchvision.models) if one not in _SEVERAL_OUTPUTS]
         if name not in known:
-            raise UserError(f"model.name: got '{name}', takes a network of torchvision.{did_you_mean(name, known)}")
+            raise UserError(f"model.name: got '{name}', takes a network of torchvision with one output.{did_you_mean(name, known)}")
         self.network = _build(name, weights, spec)
         self.image_size = image_size
         if image_size is None:

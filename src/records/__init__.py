@@ -1,1 +1,1 @@
-"""`run.json` and the step file of a run are written and read here alone. Nothing here imports torch."""
+"""`run.json` of a run and what lies beside it are written and read here. Nothing here imports torch."""

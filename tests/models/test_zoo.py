@@ -155,7 +155,7 @@ def test_finding_the_image_size_leaves_the_weights_and_statistics_alone() -> Non
     [
         (SimpleCNN, {"channels": [8, 16, 32]}, r"model\.channels: got \[8, 16, 32\], takes two whole numbers"),
         (TorchvisionModel, {"name": "resnet81"}, r"model\.name: got 'resnet81'.* Did you mean 'resnet\d+'\?"),
-        (TorchvisionModel, {"name": "googlenet"}, r"model\.name: got 'googlenet', takes a network of torchvision\."),
+        (TorchvisionModel, {"name": "googlenet"}, r"model\.name: got 'googlenet', takes a network of torchvision with one output\."),
         (TorchvisionModel, {"name": "squeezenet1_1", "image_size": 8}, r"model\.image_size: got 8, .* it does on 224"),
         (TorchvisionModel, {"weights": "IMAGENET"}, r"model\.weights: got 'IMAGENET', takes .*IMAGENET1K_V1.* Did you mean"),
         (TorchvisionModel, {"weights": "DEFAULT"}, r"model\.weights: DEFAULT of resnet18 could not be downloaded: .*refused"),
