@@ -95,12 +95,6 @@ def compiled_frames() -> int:
     return dynamo.counters["frames"]["ok"] if dynamo is not None else 0
 
 
-def has_compiled() -> bool:
-    """Whether torch.compile has compiled anything in this process."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return dynamo is not None and bool(dynamo.counters["frames"]["ok"])
-
-
 def watch_compilation(around: Callable[[], contextlib.AbstractContextManager[Any]]) -> Callable[[], None]:
     """Have a context around everything that torch.compile compiles; returns a function that ends this."""
     from torch._dynamo.callback import callback_handler

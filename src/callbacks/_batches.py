@@ -7,8 +7,8 @@ from lightning import LightningModule, Trainer
 from torch import Tensor
 
 NO_TENSORS = (
-    "the batch has no tensors; batch_size_fn of ThroughputMonitor (callbacks.throughput.batch_size_fn) says how many "
-    "samples it has"
+    "no tensor was found in the batch, which is searched through tuples, lists and dicts; batch_size_fn of "
+    "ThroughputMonitor (callbacks.throughput.batch_size_fn) says how many samples it has"
 )
 
 

@@ -8,6 +8,7 @@ and TensorBoard take steps in any order, and get them as they come.
 
 import heapq
 import math
+from functools import partial
 from typing import Any, Protocol, cast
 from weakref import WeakKeyDictionary
 
@@ -16,7 +17,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
 from .._lightning import logged_step
 from ._timer import pause
-from ._writer import is_plain, warn_of
+from ._writer import attempt, forget_failures, is_plain
 from .step_file import StepFile
 
 _MOST = 10_000  # steps held back; more wait only where a module steps several optimizers, or accumulates by hand
@@ -86,10 +87,7 @@ class _Order:
         below = self.complete()
         with pause(self._trainer):
             for held in self._held:
-                try:
-                    held.write(below)
-                except Exception as error:  # noqa: BLE001 - anybody's logger
-                    warn_of(held.logger, error)
+                attempt(self._trainer, held.logger, partial(held.write, below))
                 if below == math.inf:
                     held.restore()
         return below == math.inf
@@ -111,3 +109,4 @@ def leave(trainer: Trainer, source: Source) -> None:
     order = _orders.get(trainer)
     if order is not None and source in order.sources and order.remove(source):
         del _orders[trainer]
+        forget_failures(trainer)

@@ -85,15 +85,7 @@ def read_measured(folder: Path) -> tuple[Measured, Calibration | None]:
         known["operations"] = [replace(row, dims=tuple(row.dims)) for row in rows]
         known["ranks_ms"] = [math.nan if ms is None else ms for ms in known["ranks_ms"]]
         known |= {"setting": Setting(**known["setting"]), "flops": Flops(**known["flops"])}
-        return Measured(**known), _calibration(machine) if machine else None
-
-
-def _calibration(values: Mapping[str, Any]) -> Calibration:
-    found = Calibration(**values)
-    rates = [*found.matmul_flops_per_sec.values(), found.memory_bytes_per_sec, found.launch_us, found.cache_bytes]
-    if not all(0 < rate < math.inf for rate in rates if rate is not None):
-        raise ValueError("its calibration has a rate that is no positive number")
-    return found
+        return Measured(**known), Calibration(**machine) if machine else None
 
 
 def step_operations(measured: Measured, machine: Calibration | None) -> StepOperations | None:

@@ -44,8 +44,10 @@ class ProfilerHook(Profiler):
     def detach(self, trainer: Trainer) -> None:
         """Call the listeners no more, and give the trainer its profiler back."""
         self._actions = ()
-        if profiler_of(trainer) is self:
-            set_profiler(trainer, self._inner)
+        while (
+            isinstance(hook := profiler_of(trainer), ProfilerHook) and not hook._actions
+        ):  # one below may have ended first
+            set_profiler(trainer, hook._inner)
 
     @override
     def start(self, action_name: str) -> None:

@@ -29,6 +29,9 @@ class RecordedUpdates:
     they give the FLOPs of a sample, and not the operations of a compiled step. Updates are then numbered from the start of
     the training, so that a resumed training executes each update in the same mode.
 
+    Nothing is recorded where the step calls another function that torch.compile compiles in this fit. One that an earlier
+    fit of the process has compiled is not noticed: its operations are recorded as they run uncompiled.
+
     A module whose parameters are sharded is not recorded.
 
     Args:

@@ -98,9 +98,8 @@ def _no_peak(measured: Measured, machine: Calibration | None) -> str:
 def _device_facts(measured: Measured) -> dict[str, Any]:
     """What a DeviceMonitor has sampled, as facts of the run.
 
-    The energy of a sample is the mean power, by the energy counter, × the time of a sample. Both are of the counted
-    steps. On CUDA the sampled time begins and ends a few steps before that of the counted steps, which does not change
-    the mean.
+    The energy of a sample, in joules, is the mean power, by the energy counter, × the time of a sample. The power is that
+    of the training after the warm-up, without validations; the time is that of the counted steps.
     """
     sampled, cost = measured.sampled, measured.cost
     facts = {name: sampled[key] for key, name in _DEVICE_FACTS.items() if key in sampled}

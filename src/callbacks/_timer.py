@@ -121,7 +121,6 @@ class StepTimer:
     Attributes:
         finished: batches whose end has been marked, oldest first.
         current: the batch that is being timed; None between two epochs.
-        batches: that have been trained.
     """
 
     def __init__(self, clock: HostClock, last_step: int = 0):

@@ -2,8 +2,7 @@
 
 The run says that it is ready before its first batch. Then the sweep says what it may do: `warm up`, `go <pass> <seconds>`
 for a visit, `stop <reason>`, or `train` to the end. The run answers a visit with what it has measured. Where the sweep says
-anything else, or has ended, the run waits no more: a signal that ends it
-is on its way (sweep/job.py).
+anything else, or has ended, the run waits no more: a signal that ends it is on its way (sweep/job.py).
 """
 
 import math

@@ -24,6 +24,9 @@ class MemoryMonitor(Callback):
     for the backward pass in the updates 2 to 4, on the device that trains. On CUDA the peak of torch's allocator up to then is
     beside them, and `rest` is what that peak has beyond the parts.
 
+    Nothing is said of what autograd saved where the step is compiled. A function that an earlier fit of the process has
+    compiled, and that is no attribute of the module, is not noticed. Where the parameters are sharded there are no parts.
+
     After the fit `facts` has the result, and the run's record as `memory`. Nothing of the module, its optimizers or the random
     states changes, and nothing is run that the training does not run (docs/measuring.md, Memory).
     """
@@ -128,6 +131,13 @@ class MemoryMonitor(Callback):
         measured = self._peak(trainer)
         if measured == self._peak_before:  # of the sanity validation, or of an earlier fit
             measured = None
+        if measured:
+            self.facts["measured_bytes"] = measured
+        if can_be_recorded(trainer):  # else no rank has what the module seems to have
+            self.facts["parts_bytes"] = self._parts(trainer, module, measured)
+        self.disable()
+
+    def _parts(self, trainer: Trainer, module: LightningModule, measured: int | None) -> dict[str, int]:
         parameters = list(module.parameters())
         parts = {
             "parameters": bytes_of(parameters),
@@ -139,8 +149,7 @@ class MemoryMonitor(Callback):
             parts["saved"] = self._saved.most
             if measured:
                 parts["rest"] = max(0, measured - sum(parts.values()))
-        self.facts |= {"parts_bytes": parts} | ({"measured_bytes": measured} if measured else {})
-        self.disable()
+        return parts
 
     def _peak(self, trainer: Trainer) -> int | None:
         """The most bytes that torch's allocator has held on the device; None but on CUDA."""

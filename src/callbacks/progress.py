@@ -24,9 +24,9 @@ PLAIN_INTERVAL_S = 30.0
 class ProgressBar(TQDMProgressBar):
     """Lightning's bar with `loss` and `samples/s`, without a redraw at every step, which can double a short step.
 
-    The rate is that of the time since the last redraw, without validation. On a GPU the loss is of an earlier redraw: it has
-    reached the host by then, so nothing waits for it. Without a terminal or a notebook a plain line every 30 s takes the
-    place of the bar.
+    The rate is that of the time since the last redraw or the start of the epoch, without validation. On a GPU the loss is of
+    an earlier redraw: it has reached the host by then, so nothing waits for it. Without a terminal or a notebook a plain line
+    every 30 s takes the place of the bar.
 
     Args:
         interval_s: seconds between redraws in a terminal.
@@ -55,6 +55,11 @@ class ProgressBar(TQDMProgressBar):
             self._plain, self.interval_s = True, PLAIN_INTERVAL_S
             self.disable()  # Lightning's bars print nothing then
         self._next = time.perf_counter() + self.interval_s
+
+    @override
+    def on_train_epoch_start(self, trainer: Trainer, *args: Any) -> None:
+        super().on_train_epoch_start(trainer, *args)
+        self._start_interval()  # setting up, calibrating and the time between epochs are not training time
 
     @override
     def on_train_batch_end(

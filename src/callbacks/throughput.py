@@ -56,8 +56,8 @@ class ThroughputMonitor(LoopEvents):
     """Times every training step and its parts, in any Lightning project, without touching the module.
 
     Logs `time/step_ms`, its parts and `throughput/…` at every optimizer step; docs/measuring.md has units and meanings.
-    Validation and checkpoints are excluded from the step. With accumulated gradients a step is an
-    update of several batches.
+    Validation and checkpoints are excluded from the step. With accumulated gradients a step is an update of several
+    batches.
 
     The times are the device's own on CUDA, read from events that have passed: no synchronisation, no `.item()`.
     Elsewhere they are the host's. On MPS the step and the wait for data are true, and the other parts are the times at
@@ -357,12 +357,14 @@ class ThroughputMonitor(LoopEvents):
         updates = self._timer.updates
         if not updates:
             return (
-                "Lightning has counted no optimizer step; with manual optimization, step the optimizers that "
-                "self.optimizers() returns"
+                "Lightning has counted no optimizer step: no batch was trained, or a module that optimises by hand does "
+                "not step the optimizers of self.optimizers()"
             )
         if updates <= self._first_counted:
             return f"of {updates} updates none came after the warm-up of {self._first_counted}"
-        return "each step was profiled or recorded, or has no time because the clock jumped, or another rank has stopped measuring"
+        return (
+            "no step counts: each was profiled or recorded, the clock has jumped, or another rank has stopped measuring"
+        )
 
     # --- a batch ------------------------------------------------------------------------------------------------------
 

@@ -27,8 +27,7 @@ class StopWhenKnown(SyncsRanks):
     The steps are those of a ThroughputMonitor, which stands before it among the callbacks. The median is known when the
     95 % interval of the undisturbed steps lies within `precision` of it. Warm-up, validation and waiting do not count as
     time. Rank 0 decides, and all ranks end after the same step. Where measuring has failed, the run ends after so many
-    seconds by the clock. Runs that a sweep visits in passes are ended by the sweep (sweep/passes.py). UserError without
-    a ThroughputMonitor.
+    seconds by the clock. Runs that a sweep visits in passes are ended by the sweep (sweep/passes.py).
 
     Args:
         precision: a fraction of the median.
@@ -36,6 +35,9 @@ class StopWhenKnown(SyncsRanks):
             visits of all runs take `seconds` × the number of runs, of which at most six count.
         min_steps: undisturbed steps that are enough. Of steps longer than 0.3 s, as many as take `min_steps` × 0.3 s.
         min_passes: of runs that a sweep visits, in any case.
+
+    Raises:
+        UserError: when training starts without a ThroughputMonitor.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class StopWhenKnown(SyncsRanks):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         monitors = [callback for callback in callbacks_of(trainer) if isinstance(callback, ThroughputMonitor)]
         if not monitors:
-            raise UserError("callbacks: StopWhenKnown needs a ThroughputMonitor before it, and there is none")
+            raise UserError("callbacks: StopWhenKnown needs a ThroughputMonitor, and there is none")
         self._monitor = monitors[0]
         self._ended: str | None = None
         self._windows_seen, self._began = 0, time.perf_counter()

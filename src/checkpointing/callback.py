@@ -33,8 +33,9 @@ class Checkpoints(SyncsRanks, Checkpoint):
 
     Every checkpoint is taken when Lightning and the module's own hooks are done with a batch, and before what follows
     it: a validation, or the end of the epoch. Its `loop_state` holds what Lightning's checkpoints lack: the random states
-    and accumulated gradients of every rank, and what of the module is frozen. A checkpoint is written at the end of every epoch, before every validation, and as often as `every_minutes` and `every_n_steps`
-    say. The best checkpoint is the one that was written before the best validation.
+    and accumulated gradients of every rank, and what of the module is frozen. A checkpoint is written at the end of every
+    epoch, before every validation, and as often as `every_minutes` and `every_n_steps` say. The best checkpoint is the one
+    that was written before the best validation.
 
     Args:
         dirpath: the folder for both; by default `checkpoints` in the trainer's `default_root_dir`.
@@ -64,6 +65,7 @@ class Checkpoints(SyncsRanks, Checkpoint):
         self.save_top_k = 1
         self.metrics: dict[str, float] = {}  # of the last validation
         self._is_fitting = False
+        self._is_checked = False
         self._has_warned = False
         self.on_first_save: Callable[[], None] = lambda: None  # called once, when a checkpoint is on the disk
         self._is_saving = False
@@ -84,6 +86,7 @@ class Checkpoints(SyncsRanks, Checkpoint):
                 said = f"nobody says which way {self.monitor} gets better; write min or max"
                 raise UserError(f"callbacks.checkpoint.mode: {said}")
             self.mode = "max" if is_rising else "min"
+        self._is_checked = True
 
     def unread_options(self) -> dict[str, str]:
         """The options that have changed nothing, and why."""
@@ -120,7 +123,9 @@ class Checkpoints(SyncsRanks, Checkpoint):
         self._is_fitting = stage == "fit"
         self.folder = self.folder_of(trainer)
         if self._is_fitting:
-            self.check(pl_module)
+            if not self._is_checked:  # as the program does before the run begins
+                self.check(pl_module)
+            self._is_checked = False  # another fit may have another module
             if trainer.is_global_zero:
                 remove_leftovers(self.folder, "*.ckpt")
 

@@ -75,7 +75,8 @@ def check_weights(weights: Mapping[str, Any]) -> None:
     """Raise UserError for the first part of a module's `state_dict` that could not be read back from a checkpoint."""
     for name, value in weights.items():
         try:
-            fits = is_lazy(value) or is_weight(name, _read_back(value))
+            is_made_later = is_lazy(value) or getattr(value, "is_meta", False)
+            fits = is_made_later or is_weight(name, _read_back(value))
         except Exception:  # noqa: BLE001 - of pickle and of anybody's class
             fits = False
         if not fits:
@@ -118,10 +119,12 @@ def link_checkpoint(source: Path, target: Path) -> None:
     temporary = files.temporary_name(target)
     try:
         try:
-            try:
-                os.link(source, temporary)
-            except OSError:
-                shutil.copyfile(source, temporary)
+            os.link(source, temporary)
+        except OSError:
+            with source.open("rb") as one, files.atomic_write(target) as file:
+                shutil.copyfileobj(one, file)
+            return
+        try:
             os.replace(temporary, target)  # nothing, where both are the same file already
         finally:
             temporary.unlink(missing_ok=True)

@@ -62,13 +62,12 @@ class ResumePoint:
             warn("resume: the run had ended before it wrote a checkpoint; it starts again from its first step")
 
 
-def find_resume_point(folder: Path, module: LightningModule | None = None, run_dir: Path | None = None) -> ResumePoint:
+def find_resume_point(folder: Path, module: LightningModule, run_dir: Path) -> ResumePoint:
     """The last checkpoint of a run or, where that is missing or not valid, the best one, with a warning that says why.
 
-    Without the run's `module` the checkpoints are validated by themselves. `run_dir` is by default the parent of `folder`.
     UserError if none is valid, if one that was written is gone, or if the folder cannot be read.
     """
-    run_dir, found = run_dir or folder.parent, _checkpoints_in(folder)
+    found = _checkpoints_in(folder)
     last = folder / "last.ckpt"  # written before any other
     refused = [f"{last} is missing"] if found and last not in found else []
     for path in found:

@@ -1,15 +1,17 @@
 """Any LightningDataModule that says its `spec`: what the training program has to know of it, and what it cannot know."""
 
+import contextlib
 import inspect
 import numbers
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 from lightning import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from ..errors import UserError, warn
+from ..errors import UserError, in_one_line, warn
 from .augment import Augment
 from .base import DataModule, Split
 from .spec import DataSpec
@@ -30,8 +32,9 @@ class PlainData:
 
     @property
     def batch_size(self) -> int | None:
-        """Samples a step, on each device; None where the module does not say it."""
-        found = getattr(self.module, "batch_size", None) or self.module.hparams.get("batch_size")
+        """Samples a step, on each device; None where the module does not say it. UserError if it cannot say it."""
+        with self._asked("batch_size"):
+            found = getattr(self.module, "batch_size", None) or self.module.hparams.get("batch_size")
         return int(found) if isinstance(found, numbers.Integral) else None
 
     @batch_size.setter
@@ -44,10 +47,11 @@ class PlainData:
             check()
 
     def num_samples(self, split: Split) -> int | None:
-        """As DataModule."""
+        """As DataModule; None where the module does not say it. UserError for what is no whole number."""
         count = self._method("num_samples", split)
-        found = count() if count else None
-        return None if found is None else int(found)
+        with self._asked("num_samples"):
+            found = count() if count else None
+            return None if found is None else operator.index(found)
 
     @property
     def fingerprint(self) -> str:
@@ -64,9 +68,16 @@ class PlainData:
         """Say what may be lost of an epoch that is resumed before its end."""
         if not self._method("resume_at", 0, 0):
             warn(
-                f"resume: {self.name}: it has no resume_at: the rest of the epoch is trained on other batches, unless its "
-                "training loader has a length and a state_dict"
+                f"resume: {self.name} has no resume_at; unless its training loader has a length and a state_dict, the rest of "
+                "the epoch is trained on other batches"
             )
+
+    @contextlib.contextmanager
+    def _asked(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except (AttributeError, TypeError, ValueError) as error:  # of the module's own code
+            raise UserError(f"data: {self.name}: {name}: {in_one_line(error)}") from error
 
     def _method(self, name: str, *arguments: Any) -> Callable[[], Any] | None:
         """The call of a method with these arguments; None for what takes others, or is none: its name may mean anything."""

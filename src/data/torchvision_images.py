@@ -4,6 +4,7 @@ Files that exist are verified before the first step and never replaced. Missing 
 folder, verified, and moved into place under a lock, so that several jobs can start on one empty folder.
 """
 
+import contextlib
 import os
 import socket
 import tempfile
@@ -164,7 +165,12 @@ class TorchvisionImages(TensorDataModule):
         return all(os.path.isfile(self.root / file) for file in self.files)
 
     def _download(self) -> None:
-        with FileLock(self.root / f".{self.torchvision_name}.lock"):
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(FileLock(self.root / f".{self.torchvision_name}.lock"))
+            except OSError as error:
+                where = f"data.root: {self.root} cannot be locked ({error.strerror})"
+                warn(f"{where}: do not start a second process that downloads there")
             if self._complete():
                 return  # another job has downloaded them meanwhile
             with tempfile.TemporaryDirectory(prefix=".download-", dir=self.root) as folder:
@@ -191,7 +197,9 @@ class TorchvisionImages(TensorDataModule):
             except OSError as error:
                 what = f"cannot be read: {error.strerror}"
             if what:
-                raise UserError(f"data.root: {path}: {what}; delete it and run again to download it, or put that there")
+                raise UserError(
+                    f"data.root: {path}: {what}; delete it and run again to download it, or put the official file there"
+                )
 
 
 def _fitting(option: str, asked: int | None, there: int, what: str) -> int:

@@ -1,5 +1,6 @@
 """A calibration: what one device was measured to be able to do, and the peak that a training step is compared with."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -18,6 +19,9 @@ class Calibration:
     `matmul_flops_per_sec` has the highest FLOP/s seen in any product by precision: `fp32`, `tf32` (CUDA only), `bf16`,
     `fp16`, `fp64`. Convolutions are among the products: on some CPUs their library is twice as fast as the one for
     matrices, and without them a network could be faster than the peak.
+
+    Raises:
+        ValueError: for a rate, `launch_us` or `cache_bytes` that is no positive number.
     """
 
     device: str  # the kind: `cpu`, `cuda`, `mps`
@@ -33,6 +37,11 @@ class Calibration:
     cache_bytes: int | None = None  # of the caches in front of main memory, as the device reports them
     cores: float | None = None  # that the process may use, on a CPU; a quota may be a fraction
     on_battery: bool | None = None  # of a laptop, whose clocks it lowers
+
+    def __post_init__(self) -> None:
+        rates = [*self.matmul_flops_per_sec.values(), self.memory_bytes_per_sec, self.launch_us, self.cache_bytes]
+        if not all(0 < rate < math.inf for rate in rates if rate is not None):
+            raise ValueError("a calibration has a rate that is no positive number")
 
 
 def peak_flops_per_sec(

@@ -44,7 +44,7 @@ def memory_of(device: torch.device) -> tuple[int, int] | None:
 
 
 def bytes_of(tensors: Iterable[object]) -> int:
-    """Bytes of the storages of tensors, each storage once."""
+    """Bytes of the storages of tensors, each storage once; a sparse tensor, which shows none, does not count."""
     return sum({storage_id(storage): storage.nbytes() for each in tensors for storage in storages(each)}.values())
 
 

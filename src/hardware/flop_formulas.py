@@ -90,7 +90,7 @@ _TORCHS[_aten._scaled_dot_product_attention_math_for_mps] = _TORCHS[getattr(_ate
 # Words in the names of torch's operations that do more than a few FLOPs an element: one without a formula is unknown.
 _MULTIPLIES = "mm bmm hspmm smm addmm addbmm baddbmm sspaddmm matmul linear linalg rnn lstm gru attention transformer"
 _MULTIPLIES += " conv conv1d conv2d conv3d convolution cdist pdist fft cholesky svd solve spsolve lstsq geqrf ormqr"
-_MULTIPLIES += " orgqr trilinear"
+_MULTIPLIES += " orgqr trilinear mv addmv dot vdot"
 # Words in those of them that do not: the gates of fused cells without their products, and what prepares a kernel.
 _POINTWISE = "thnn flatten vector cross diagonal"
 _HARMLESS = ("aten", "prim", "prims", "profiler", "c10d", "_c10d_functional")  # namespaces whose operations are known

@@ -103,14 +103,14 @@ def calibrate(device: torch.device) -> Calibration:
 
 
 def cached_calibration(device: torch.device) -> Calibration | None:
-    """The device's calibration, if it was measured before with this driver and torch. Never measures, never raises.
+    """The device's calibration, if it was measured before with this driver and torch. Never measures.
 
-    A file that is no calibration is ignored, with one warning.
+    A cache that cannot be read counts as empty. A file that is no calibration is ignored, with one warning.
     """
     try:
         file = _cache_file(identity(device))
         text, age = file.read_bytes(), time.time() - file.stat().st_mtime
-    except (OSError, RuntimeError):
+    except OSError:
         return None
     try:
         found = Calibration(**json.loads(text))
@@ -122,7 +122,7 @@ def cached_calibration(device: torch.device) -> Calibration | None:
 
 def store(calibration: Calibration) -> None:
     """Write a calibration to the cache with an atomic write; without effect where the cache cannot be written."""
-    with contextlib.suppress(OSError, RuntimeError):
+    with contextlib.suppress(OSError):
         file = _cache_file({key: getattr(calibration, key) for key in IDENTITY})
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_text(file, f"{json.dumps(dataclasses.asdict(calibration), indent=2)}\n")
@@ -166,8 +166,11 @@ def _nvidia_driver(device: torch.device) -> dict[str, Any]:
 
 
 def _cache_file(known: Mapping[str, Any]) -> Path:
-    """A file in the user's cache folder. Raises RuntimeError where the system knows no such folder."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "batchscope"
+    """A file in the user's cache folder. Raises OSError where the system knows no such folder."""
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "batchscope"
+    except RuntimeError as error:
+        raise OSError("the user has no home folder") from error
     key = json.dumps([SCHEMA, *map(known.get, IDENTITY)])
     digest = hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
     return folder / f"calibration-{known['device']}-{digest}.json"

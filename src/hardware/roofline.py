@@ -2,7 +2,7 @@
 
 An operation computes no faster than the peak at its precision, moves no more than the bandwidth, and takes no less than a
 launch. The bound counts only traffic that no cache can save: a call finds at most a full cache of its bytes there, and
-leaves at most a full cache behind that is written later. So no step is faster than its bound.
+leaves at most a full cache behind that is written later. So no operation is faster than its bound.
 """
 
 from ..records.operations import OperationRow

@@ -133,14 +133,14 @@ def untrained(config: dict[str, Any]) -> Trained:
 
 
 def trainer_for(trained: Trained) -> Trainer:
-    """The Trainer of the configuration, which runs the network with no callbacks and keeps nothing."""
+    """The Trainer of the configuration, which runs the network with no callbacks of the run and keeps nothing."""
     config, load_weights = trained.config, trained.load_weights
     set_up_process(config)
     check_accelerator(config["trainer"].get("accelerator", "auto"))
     alone: dict[str, Any] = {"logger": False, "callbacks": [], "enable_checkpointing": False}
     if load_weights is not None and makes_layers(trained.module):  # anew, in hooks that Lightning calls once more
         hooks = ("on_test_start", "on_validation_start", "on_predict_start")
-        alone["callbacks"].insert(0, LambdaCallback(**dict.fromkeys(hooks, lambda trainer, module: load_weights())))
+        alone["callbacks"] = [LambdaCallback(**dict.fromkeys(hooks, lambda trainer, module: load_weights()))]
     alone["enable_progress_bar"] = config["trainer"].get("enable_progress_bar", True) and can_redraw()
     return build(config["trainer"], "trainer", **alone, **loader_switches(config, trained.known))
 

@@ -1,6 +1,7 @@
 """Predictions of a trained network: a table with one row a sample, or the raw outputs."""
 
 import math
+import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, count, islice
@@ -19,7 +20,7 @@ from torch.utils.data import DataLoader
 from ..data.base import Split
 from ..data.plain import lightning_of
 from ..data.spec import CLASSES, LABELS, PADDING, DataSpec, arguments
-from ..errors import UserError, warn
+from ..errors import UserError, in_one_line, warn
 from ..files import atomic_write, refuse_existing, writing
 from ..training.task import Task
 from ..training.trial import blamed
@@ -29,6 +30,7 @@ from .samples import SPLITS, inputs_of, parts_of, serves
 
 FORMATS = (".csv", ".npz")
 _NO_TABLE = ("class_per_pixel", "multilabel_per_pixel", "input")  # targets that a row of a table does not hold
+_BUILDS_LOADERS = "lightning.pytorch.utilities.data"  # the module
 _BATCH = 256  # samples of a batch, where the data do not say it
 
 
@@ -116,7 +118,14 @@ def predict(trained: Trained, source: str) -> Predictions:
         samples = len(names)
         served = {"dataloaders": DataLoader(inputs, batch_size=min(trained.known.batch_size or _BATCH, samples))}
     with blamed("input", _complaint(trained)):
-        found: Any = trainer.predict(trained.module, **served) or []
+        try:
+            found: Any = trainer.predict(trained.module, **served) or []
+        except Exception as error:
+            frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+            if any(frame.f_globals.get("__name__") == _BUILDS_LOADERS for frame in frames):
+                said = f"Lightning cannot build the DataLoader of '{source}' anew, as it does for a prediction"
+                raise UserError(f"input: {said}: {in_one_line(error)}") from error
+            raise
     batches = [*chain(*found)] if found and trainer.predict_loop.num_dataloaders > 1 else [*found]
     found.clear()  # Lightning's own list, which lives as long as the module's trainer
     limit = trained.config["trainer"].get(option)

@@ -79,8 +79,7 @@ def flatten_parameters(cells: "Sequence[RNNCell | LSTMCell]", mode: Literal["LST
 
     The parameters stay the same objects, as with `nn.LSTM.flatten_parameters`. Call it where a module's parameters are
     moved anyway, and never in a forward pass, where a strategy may gather them for a while. Sharded parameters are left
-    unchanged. `mode` is cuDNN's name for the
-    kind of cell; `RNN_TANH` takes one cell.
+    unchanged. `mode` is cuDNN's name for the kind of cell; `RNN_TANH` takes one cell.
     """
     linears = [(cell.i2h, cell.h2h) for cell in cells]
     found = [linear._parameters.get(name) for pair in linears for name in ("weight", "bias") for linear in pair]

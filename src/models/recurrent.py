@@ -136,8 +136,8 @@ def unroll(
         input: `(B, T, F)`.
         states: of an RNNCell `(B, H)`, of an LSTMCell `(hx, cx)` of `(B, H)` each; default: zeros.
         backend: `reference` calls the cell at every step; `fused` runs the whole sequence through kernels that read the
-            cell's parameters; `auto` is `fused` where it can run, and otherwise `reference`. The results
-            are the same. Second derivatives need `reference`.
+            cell's parameters; `auto` is `fused` where it can run, and otherwise `reference`. The results are the same.
+            Second derivatives need `reference`.
 
     Returns:
         The hidden states `(B, T, H)`, and the final states in the form of `states`.

@@ -15,15 +15,16 @@ from .explain import message_of, no_such_option
 from .groups import COLLECTIONS, SECTIONS, choices_of, known_nodes, to_plain, top_level_names
 from .habits import answer_to
 from .purpose import DEFAULTS, OF_EXPERIMENTS, OF_TASK, TOP_LEVEL, annotation_of, lightning_module_of, signature_at
-from .signatures import class_attribute, is_installed, signature_of
+from .signatures import class_attribute, inherits, is_installed, signature_of
 from .tree import HYDRA_KEYS, TARGET, flatten
 from .update import batches_of_update, ranks_asked
 from .values import check_value
 
 _OUTPUT_DIR = "${hydra:runtime.output_dir}"  # what Hydra calls the run's folder, in YAML files of other projects
+_CHECKPOINTS = "batchscope.checkpointing.callback.Checkpoints"
 # Callbacks of Lightning that a run does not take, with what to write instead.
 _NOT_TAKEN = {
-    "BatchSizeFinder": "takes its trial steps from the learning-rate schedule; write batchscope train -m "
+    "BatchSizeFinder": "takes its trial steps from the learning-rate schedule; write batchscope train "
     "experiment=find_batch_size …",
     "GradientAccumulationScheduler": "changes how many batches an update takes, and the run is planned for one number; "
     "write trainer.accumulate_grad_batches=…",
@@ -111,9 +112,8 @@ def _check_pairs(config: dict[str, Any]) -> None:
     validated = {name: node for name, node in nodes.items() if str(node.get("monitor")).startswith("val")}
     stops = next((name for name, node in validated.items() if node[TARGET].endswith("EarlyStopping")), "")
     for name, node in nodes.items():
-        if node[TARGET].endswith(".Checkpoints") and not _is_in_run(node.get("dirpath"), config):
-            where = "takes a folder in that of the run, ${run_dir}/…; hydra.run.dir=… moves the whole run"
-            raise UserError(f"callbacks.{name}.dirpath: got {node.get('dirpath')}, {where}")
+        if inherits(node[TARGET], _CHECKPOINTS):
+            _check_folder_of_checkpoints(f"callbacks.{name}.dirpath", node.get("dirpath"), config)
     no_validation = trainer.get("limit_val_batches") == 0
     graphs = compile in ("reduce-overhead", "max-autotune") and batches > 1
     conflicts = {
@@ -128,10 +128,15 @@ def _check_pairs(config: dict[str, Any]) -> None:
         raise UserError(said)
 
 
-def _is_in_run(dirpath: str | None, config: dict[str, Any]) -> bool:
-    run_dir = str(config.get("run_dir"))
-    place = os.path.normpath(dirpath or f"{config['trainer'].get('default_root_dir') or run_dir}/checkpoints")
-    return place.startswith(f"{os.path.normpath(run_dir)}{os.sep}")
+def _check_folder_of_checkpoints(option: str, dirpath: str | None, config: dict[str, Any]) -> None:
+    """Refuse a folder outside that of the run, by the option that names it."""
+    run_dir, root = str(config.get("run_dir")), config["trainer"].get("default_root_dir")
+    if not dirpath:
+        option, dirpath = "trainer.default_root_dir", f"{root or run_dir}/checkpoints"
+    if not os.path.normpath(dirpath).startswith(f"{os.path.normpath(run_dir)}{os.sep}"):
+        got = root if option == "trainer.default_root_dir" else dirpath
+        where = "takes a folder in that of the run, ${run_dir}/…; hydra.run.dir=… moves the whole run"
+        raise UserError(f"{option}: got {got}, {where}")
 
 
 def _check_collection(nodes: Any, name: str) -> None:

@@ -31,8 +31,8 @@ HABITS = {
     "callbacks=rich_progress_bar": "write `callbacks.progress._target_=lightning.pytorch.callbacks.RichProgressBar`",
     "callbacks.model_checkpoint.monitor": "write `callbacks.checkpoint.monitor=*`",
     "callbacks.model_checkpoint.mode": "write `callbacks.checkpoint.mode=*`",
-    "callbacks.model_checkpoint.dirpath": "write `callbacks.checkpoint.dirpath=*`",
-    "callbacks.model_checkpoint": "write `callbacks.checkpoint` with monitor, mode, dirpath, every_minutes or "
+    "callbacks.model_checkpoint.dirpath": "write `hydra.run.dir=*`, which moves the whole run",
+    "callbacks.model_checkpoint": "write `callbacks.checkpoint` with monitor, mode, every_minutes or "
     "every_n_steps; the best and the last checkpoint are kept in any case",
     "callbacks.early_stopping": "write `callbacks=early_stopping` beside it",
     "trainer=ddp_sim": "write `trainer=ddp trainer.accelerator=cpu trainer.devices=2`",

@@ -13,7 +13,10 @@ from .groups import COLLECTIONS, GROUPS, OPTIONAL_GROUPS, SEARCHES, SECTIONS, ch
 from .habits import answer_to
 from .tree import flatten
 
-_SYNTAX = "write option=value without spaces, and a value with a comma, a quote or a bracket in quotes: option='a, b'"
+_SYNTAX = (
+    "write option=value without spaces around the =; a value with a comma, a quote or a bracket in double quotes of its "
+    "own: 'option=\"a, b\"'"
+)
 _SPELLED = {"True": "true", "False": "false"}  # as Hydra writes a switch, and as people do
 
 

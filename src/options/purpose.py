@@ -176,17 +176,24 @@ def own_rate(config: Mapping[str, Any]) -> str | None:
 
 def why_unread(option: str, config: Mapping[str, Any]) -> str:
     """Why the run of a checked configuration does not read an option; empty where it does, or where nobody knows."""
-    section = option.partition(".")[0]
-    if section in OF_TASK and (module := lightning_module_of(config)):
-        rate = own_rate(config) if section == "optimizer" else None
-        has = _FREEZES if option == "task.freeze" else f"which has {OF_TASK[section]}"
-        return f"{module} is a LightningModule, {has}{f'; its rate is {rate}' if rate else ''}"
+    if (module := lightning_module_of(config)) and (why := unread_by(module, option, config)):
+        return why
     where = _where(option, config)
     value = _at(config, where.option) if where else None
     if where is None or value is None or value in where.values or config.get("search"):  # which may try other values
         return ""
     takes = " or ".join(str(choice).lower() for choice in where.values)
     return f"has no effect with {where.option}={str(value).lower()}, only with {takes}"
+
+
+def unread_by(module: str, option: str, config: Mapping[str, Any]) -> str:
+    """Why a LightningModule of this class does not read an option; empty for one that is not of a Task."""
+    section = option.partition(".")[0]
+    if section not in OF_TASK:
+        return ""
+    rate = own_rate(config) if section == "optimizer" else None
+    has = _FREEZES if option == "task.freeze" else f"which has {OF_TASK[section]}"
+    return f"{module} is a LightningModule, {has}{f'; its rate is {rate}' if rate else ''}"
 
 
 def _where(option: str, config: Mapping[str, Any]) -> Where | None:

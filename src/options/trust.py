@@ -91,9 +91,9 @@ def confirm(config: dict[str, Any], overrides: Iterable[str], where: str, run_di
         if is_place:
             raise UserError(f"{said}; repeat {as_words(key, value)}: places are not taken from records")
         is_of_yaml = key.endswith(TARGET) and not key.startswith("logger.")
-        of_yaml = "add the --config-dir that has its YAML, or " if is_of_yaml else ""
+        of_yaml = "add the --config-dir (in Python `config_dir=`) that has its YAML, or " if is_of_yaml else ""
         said += ", which a file alone cannot decide; if you want it, "
-        raise UserError(f"{said}{of_yaml}write {as_words(key, value)}")
+        raise UserError(f"{said}{of_yaml}write (in Python `overrides=[…]`) {as_words(key, value)}")
 
 
 def only_read(config: dict[str, Any], overrides: Sequence[str], where: str) -> tuple[dict[str, Any], list[str]]:

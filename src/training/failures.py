@@ -66,7 +66,7 @@ def explain_failures(
     except UserError:
         raise
     except Exception as error:
-        if in_one_line := explained(error, config, trainer) or of_first_batch(error):
+        if in_one_line := explained(error, config, trainer) or _of_lightning(error, trainer, of_first_batch):
             if first and isinstance(in_one_line, PeerLostError) and (lines := _how_to_resume(config)):
                 print("\n".join(["", *lines]), flush=True)
             raise in_one_line from error
@@ -107,9 +107,6 @@ def explained(error: Exception, config: dict[str, Any], trainer: Trainer) -> Use
         return UserError(f"data: {error}; where memory is short, take fewer data.num_workers")
     if is_out_of_memory(error):
         return RunOutOfMemoryError(_out_of_memory(config, trainer.strategy.root_device))
-    if _is_of_lightning(error):  # an option, or a module that it cannot train
-        first, *_ = str(error).strip().splitlines() or [""]
-        return UserError(f"trainer: {first}{place_of(error, is_own)}")
     if isinstance(error, torch.distributed.DistNetworkError) and "EADDRINUSE" in str(error):
         return None  # torch names the port
     if isinstance(error, torch.distributed.DistNetworkError | torch.distributed.DistStoreError):
@@ -127,11 +124,24 @@ def explained(error: Exception, config: dict[str, Any], trainer: Trainer) -> Use
     return None
 
 
-def _is_of_lightning(error: Exception) -> bool:
-    """Whether Lightning refuses something: by its own kind of error, or by one that it has raised itself."""
+def _of_lightning(
+    error: Exception, trainer: Trainer, of_first_batch: Callable[[Exception], UserError | None]
+) -> UserError | None:
+    """The one line for what Lightning refuses: an option, or a module that it cannot train; None for another error.
+
+    It refuses by its own kind of error, or by one that it has raised itself. After the first update one that the user's
+    own code has led to is a bug in that code.
+    """
+    is_of_its_kind = isinstance(error, MisconfigurationException)
+    if not is_of_its_kind and (unfit := of_first_batch(error)):
+        return unfit
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     is_raised_by_it = isinstance(error, RuntimeError | ValueError) and package_of(frame) == "lightning"
-    return is_raised_by_it or isinstance(error, MisconfigurationException)
+    place = place_of(error, is_own)
+    if not (is_of_its_kind or is_raised_by_it) or (place and trainer.global_step):
+        return None
+    first, *_ = str(error).strip().splitlines() or [""]
+    return UserError(f"trainer: {first}{place}")
 
 
 def _cannot_compile(config: dict[str, Any], error: Exception) -> str:
@@ -169,7 +179,8 @@ def _out_of_memory(config: dict[str, Any], device: torch.device) -> str:
     precision = faster_precision(cached_calibration(device), config["trainer"].get("precision"))
     size = config["data"].get("batch_size")
     asked = "" if size is None else f" with data.batch_size={size}"
+    smaller = "batch" if size is None else "model" if size == 1 else "data.batch_size"
     return (
         f"out of memory{asked} on {device.type}: {held / _GIB:.2f} GiB were allocated of {total / _GIB:.2f}; "
-        f"try a smaller data.batch_size{f', or trainer.precision={precision}' if precision else ''}"
+        f"try a smaller {smaller}{f', or trainer.precision={precision}' if precision else ''}"
     )

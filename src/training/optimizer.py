@@ -27,7 +27,7 @@ class Optimizer:
             from 0.05 above the given one to 0.05 below it and rises again (Smith & Topin 2018); a single step is at the
             peak. `cosine` falls from `lr` to `min_lr` by the last step (Loshchilov & Hutter 2017); `step` multiplies
             the rate by `factor` after every `step_epochs` epochs; `constant` leaves the rate alone.
-        warmup: the fraction of the steps in which one_cycle rises.
+        warmup: the fraction of the steps in which one_cycle rises; with 1 it falls in the last step.
         factor: by which step multiplies the rate.
         step_epochs: the epochs between two changes of the schedule `step`.
         min_lr: where cosine ends; it is scaled as `lr` is.
@@ -40,7 +40,7 @@ class Optimizer:
         rule: what `lr_scaling` means for this optimizer: `none`, `sqrt` or `linear`.
 
     Raises:
-        UserError: if the class refuses its options, or has no learning rate.
+        UserError: if the class refuses its options, has no learning rate, or is a fused SGD with a momentum.
     """
 
     def __init__(
@@ -59,6 +59,11 @@ class Optimizer:
         tried = self._made([torch.zeros(1, 1, requires_grad=True)], **({} if lr is None else {"lr": lr}))
         if "lr" not in tried.defaults:
             raise UserError(f"optimizer: {type(tried).__name__} has no learning rate: an option lr")
+        if isinstance(tried, optim.SGD) and tried.defaults.get("fused") and tried.defaults.get("momentum"):
+            # Its first step makes the momentum's buffer, and the kernel leaves it unwritten where a GradScaler skips it.
+            raise UserError(
+                "optimizer.fused: SGD with a momentum may read memory that nobody has written; leave it out"
+            )
         self.lr = float(tried.defaults["lr"])
         if min_lr > self.lr:
             raise UserError(f"optimizer.min_lr: got {min_lr:g}, takes at most optimizer.lr, which is {self.lr:g}")

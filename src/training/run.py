@@ -35,6 +35,8 @@ from ..hardware.devices import describe
 from ..hardware.host_memory import keep_freed_memory
 from ..options.command_lines import program
 from ..options.groups import SECTIONS
+from ..options.overrides import set_by
+from ..options.purpose import lightning_module_of, unread_by
 from ..records.read import optimized, read
 from ..records.run_record import RunRecord, close_open, versions
 from ..records.terminal import row
@@ -65,6 +67,7 @@ def train(
     with GracefulShutdown(lambda number: close_open(run_dir, "interrupted", f"signal {number}")) as shutdown:
         set_up_process(config)
         run = _Run(config, run_dir, choices, shutdown, visitor)
+        _refuse_unread(run.model, config, overrides)
         once_for_all(run.data.prepare_data, run.trainer, lightning_of(run.data).prepare_data_per_node)
         with run.recorded(overrides) as record:
             run.load_data(record.facts["id"])
@@ -84,6 +87,14 @@ def set_up_process(config: dict[str, Any]) -> None:
     torch.set_flush_denormal(True)  # before any thread is started, which inherits it
     keep_freed_memory()
     lightning.seed_everything(config["seed"], workers=True, verbose=False)
+
+
+def _refuse_unread(model: nn.Module, config: dict[str, Any], overrides: list[str]) -> None:
+    """Raise UserError for a typed option of a Task, where only building the model shows that it is a LightningModule."""
+    if isinstance(model, LightningModule) and not lightning_module_of(config):
+        for option in sorted(set.union(*set_by(overrides))):
+            if why := unread_by(type(model).__name__, option, config):
+                raise UserError(f"{option}: {why}")
 
 
 class _Run:
@@ -203,7 +214,8 @@ class _Run:
     def shared_facts(self) -> dict[str, Any]:
         """What has to be the same in every rank."""
         steps = self.resume_point.steps if self.resume_point else 0
-        return {"steps": steps, "dataset.fingerprint": self.dataset["fingerprint"], **versions()}
+        data = {f"dataset.{key}": self.dataset[key] for key in ("fingerprint", "train_samples")}
+        return {"steps": steps, **data, **versions()}
 
     def begin(self, record: RunRecord) -> None:
         """Begin the record, once it is known that the run can start or be resumed: until then no file is changed."""

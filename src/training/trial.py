@@ -105,6 +105,7 @@ def check_answer(task: "Task", output: Any, y: Any) -> None:
             continue
         with blamed(f"task.metrics.{name}", f"{type(metric).__name__} fails with {shapes}"):
             tried = metric.clone()
+            tried.sync_on_compute = False  # it is tried on each rank alone
             with torch.no_grad():
                 tried.update(*for_metrics(task.spec, output, y, metric))
             value = tried.compute()

@@ -92,7 +92,7 @@ def test_the_step_is_the_update_of_median_length(device: str) -> None:
     assert (found, step.steps, step.batch_size) == (pytest.approx((2e-3, 1e-3, 5e-4)), 3, 8)
 
 
-def test_a_busy_machine_has_no_verdict_but_what_to_do() -> None:
+def test_the_heading_has_the_evidence() -> None:
     busy = {"kind": "unclear", "certainty": "unclear", "share": 0.0, "evidence": "others took 43 %", "busy": True}
     text = explanation_text(explained("cpu", others=0.43, bottleneck=busy), width=200)
     assert "\nlimit: others took 43 %\n" in text

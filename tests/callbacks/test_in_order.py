@@ -93,3 +93,22 @@ def test_no_more_rows_wait_than_fit_into_memory(monkeypatch: pytest.MonkeyPatch)
     assert all("train/loss" not in row for _, row in logger.rows[:6])  # which is written at the end of the epoch
     assert logger.steps("own_step") == list(range(40))
     assert logger.steps("train/loss") == list(range(1, 41))
+
+
+class Broken(Ordered):
+    """Takes no row of a callback."""
+
+    tries = 0
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        self.tries += 1
+        raise ConnectionError("no network")
+
+
+def test_a_logger_that_fails_is_tried_once_in_a_fit_with_one_warning() -> None:
+    seen = [TrainCurves(), DeviceMonitor(0.02), monitoring(), NoiseScaleMonitor(2)]
+    for _ in range(2):
+        logger = Broken()
+        with pytest.warns(UserWarning) as caught:
+            train(Stranger(), *seen, data=loader(480), max_epochs=1, logger=logger)
+        assert len([one for one in caught if "Broken gets no more curves" in str(one.message)]) == logger.tries == 1

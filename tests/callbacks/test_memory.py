@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from batchscope.callbacks import memory
 from batchscope.callbacks.memory import MemoryMonitor
 from tests.callbacks.support import stranger
 from tests.support.third_party_modules import Stranger, loader, train
@@ -86,3 +87,8 @@ def test_a_fit_whose_saved_tensors_cannot_be_seen_says_why(module: Wide, steps: 
     monitor = fit(module, max_steps=steps)
     assert monitor.facts["uncounted"] == why
     assert (monitor.facts["parts_bytes"]["parameters"], "saved" in monitor.facts["parts_bytes"]) == (WEIGHTS, False)
+
+
+def test_where_the_parameters_are_sharded_there_are_no_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "can_be_recorded", lambda trainer: False)
+    assert fit(Wide()).facts == {"batch_size": 4, "uncounted": "the parameters are sharded"}

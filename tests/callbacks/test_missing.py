@@ -55,15 +55,13 @@ def no_flops(reason: str) -> dict[str, str]:
 
 
 UNSEEN = (
-    "Lightning has counted no optimizer step; with manual optimization, step the optimizers that self.optimizers() "
-    "returns"
+    "Lightning has counted no optimizer step: no batch was trained, or a module that optimises by hand does not step the "
+    "optimizers of self.optimizers()"
 )
-ODD = (
-    "each step was profiled or recorded, or has no time because the clock jumped, or another rank has stopped measuring"
-)
+ODD = "no step counts: each was profiled or recorded, the clock has jumped, or another rank has stopped measuring"
 NO_TENSORS = (
-    "the batch has no tensors; batch_size_fn of ThroughputMonitor (callbacks.throughput.batch_size_fn) says how many "
-    "samples it has"
+    "no tensor was found in the batch, which is searched through tuples, lists and dicts; batch_size_fn of "
+    "ThroughputMonitor (callbacks.throughput.batch_size_fn) says how many samples it has"
 )
 DISTURBED = Calibration("cpu", "a processor", None, "2", 2, {"fp32": 1e9}, disturbed="others were busy")
 TEXTS = DataLoader([f"text {n}" for n in range(8)], batch_size=2, collate_fn=list)

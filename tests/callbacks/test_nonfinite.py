@@ -1,7 +1,10 @@
 """A number that is not finite ends the run: on a CPU with the weights from before it, elsewhere under its own number."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
+from lightning.pytorch.strategies import FSDPStrategy, SingleDeviceStrategy, Strategy
 from torch import nn
 
 from batchscope.callbacks import nonfinite
@@ -62,7 +65,7 @@ class Late(StopOnNonFinite):
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read the flags of two steps together, two steps later."""
-    monkeypatch.setattr(nonfinite, "READ_EVERY", 2)
+    monkeypatch.setattr(nonfinite, "READ_EVERY", {"cpu": 2})
 
 
 def other(**kind) -> Breaking:
@@ -108,3 +111,10 @@ def test_a_step_that_is_heard_of_late_is_named_as_itself() -> None:
         train(module := Breaking(2), Late())
     assert len(module.weights) == 4
     assert not module.layer.weight.isfinite().all()
+
+
+@pytest.mark.parametrize(("kind", "is_checked"), [(SingleDeviceStrategy, True), (FSDPStrategy, False)])
+def test_where_a_strategy_shards_the_parameters_nothing_is_checked(kind: type[Strategy], is_checked: bool) -> None:
+    strategy = Mock(spec=kind, root_device=torch.device("cpu"))
+    (callback := StopOnNonFinite()).on_train_start(Mock(strategy=strategy), Stranger())
+    assert callback._is_checked == is_checked

@@ -96,6 +96,18 @@ def test_a_hook_hears_its_actions_until_it_is_removed_and_the_trainers_own_profi
         assert len(own.recorded_durations[ACTION]) == 2
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_two_hooks_end_in_any_order_and_leave_the_trainers_own_profiler(order: tuple[int, int]) -> None:
+    trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    own, hooks = profiler_of(trainer), [hearing(trainer, "training_step") for _ in range(2)]
+    hooks[order[0]][0].detach(trainer)
+    with profiler_of(trainer).profile(ACTION):
+        pass
+    assert [len(heard) for _, heard in hooks] == [0 if index == order[0] else 2 for index in range(2)]
+    hooks[order[1]][0].detach(trainer)
+    assert profiler_of(trainer) is own
+
+
 def test_a_profiler_that_is_heard_keeps_its_attributes(tmp_path: Path) -> None:
     own = SimpleProfiler(tmp_path, "profile")
     trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, profiler=own)

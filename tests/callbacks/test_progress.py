@@ -1,6 +1,7 @@
 """ProgressBar redraws by the clock and shows the rate since the last redraw."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,11 +13,15 @@ from tests.support.third_party_modules import loader, train
 
 
 def fit(seconds: float, is_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An epoch of five batches of 4 samples, each of which takes some seconds of the bar's clock."""
+    """An epoch of five batches of 4 samples, each of which takes some seconds of the bar's clock, 5 s after the start."""
     clock = Clock()
     monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=clock))
     monkeypatch.setattr(progress, "can_redraw", lambda: is_terminal)
-    module = stranger(on_train_batch_start=lambda _: setattr(clock, "now", clock.now + seconds))
+
+    def passes(seconds: float) -> Any:
+        return lambda _: setattr(clock, "now", clock.now + seconds)
+
+    module = stranger(on_train_start=passes(5.0), on_train_batch_start=passes(seconds))
     options = {"data": (loader(), loader()), "max_epochs": 1, "enable_progress_bar": True}
     train(module, ProgressBar(interval_s=1.0), **options)
 

@@ -110,7 +110,6 @@ def test_the_details_have_every_number_and_the_evidence() -> None:
         "batches_per_sec 806",
         "title cnn · mnist",
         "device cpu",
-        "device_name ",
         "precision 32-true",
         "mfu 0.194",
         "step_ms_interval 1.20 to 1.30",

@@ -76,7 +76,10 @@ def test_where_nothing_is_measured_the_clock_ends_the_fit() -> None:
     failed = monitoring()
     failed.on_train_batch_start = lambda *_: failed.disable()
     assert fit(failed, StopWhenKnown(seconds=0.1, min_steps=5)).global_step > 0
-    with pytest.raises(UserError, match="^callbacks: StopWhenKnown needs a ThroughputMonitor before it"):
+
+
+def test_without_a_monitor_it_is_refused() -> None:
+    with pytest.raises(UserError, match="^callbacks: StopWhenKnown needs a ThroughputMonitor, and there is none$"):
         fit(StopWhenKnown())
 
 

@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import Callback
 from batchscope.checkpointing.callback import Checkpoints
 from batchscope.checkpointing.checkpoint_file import (
     AtomicCheckpointIO,
+    check_weights,
     link_checkpoint,
     load_checkpoint,
     write_checkpoint,
@@ -89,6 +90,14 @@ def test_a_folder_that_takes_no_checkpoint_is_one_line_that_says_so(path: Path) 
     for write in (lambda: write_checkpoint(CHECKPOINT, there), lambda: link_checkpoint(path, there)):
         with pytest.raises(WriteError, match=f"^checkpoint: {there} .*cannot be written: .*$"):
             write()
+
+
+def test_layers_that_a_strategy_makes_later_are_taken_and_sparse_ones_are_not() -> None:
+    with torch.device("meta"):
+        check_weights(torch.nn.Linear(2, 2).state_dict())
+    assert refusal(check_weights, {"graph": torch.eye(2).to_sparse()}).startswith(
+        "model: 'graph' could not be read back"
+    )
 
 
 class Confusion(Callback):

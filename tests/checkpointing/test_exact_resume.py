@@ -34,7 +34,7 @@ class Case(NamedTuple):
     """A training, how each of its processes but the last is stopped, and with what options it is then resumed.
 
     What befalls the folder `out` before it is resumed is `meanwhile`; it is then resumed `at` its place. The resume
-    `warns` in a line that begins so, and leaves the file `aside`.
+    `warns` in a line that begins so.
     """
 
     stops: list[Fault | None]
@@ -44,7 +44,6 @@ class Case(NamedTuple):
     meanwhile: Callable[[Path], object] | None = None
     at: str = "out"
     warns: str = ""
-    aside: str = "run.json"
     rank: int | None = None  # that is stopped, of two
 
 
@@ -232,7 +231,6 @@ def test_a_stopped_run_ends_as_one_that_never_stopped(name, whole, interrupted, 
         }
         found |= {"curves": kept, "table": [row for row in found["table"] if row in expected["table"]]}
     assert_alike(found, expected)
-    assert (tmp_path / case.at / case.aside).exists()
 
 
 class ByHand(Stranger):

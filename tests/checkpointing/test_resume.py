@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from lightning import LightningModule
 
 from batchscope.checkpointing import resume
 from batchscope.checkpointing.checkpoint_file import load_checkpoint
@@ -118,11 +119,13 @@ def test_a_lightning_module_whose_schedule_is_its_own_may_train_longer(interrupt
 
 CHECKPOINTS = Path("out", "checkpoints")
 LAST, BEST = CHECKPOINTS / "last.ckpt", CHECKPOINTS / "best.ckpt"
+ANY = LightningModule()
+ANY.strict_loading = False  # it has no weights, and takes any
 
 
 def test_a_checkpoint_says_whether_its_epoch_is_over(unstopped: Path, interrupted: Path) -> None:
-    assert find_resume_point(interrupted / CHECKPOINTS).is_within_epoch
-    assert not find_resume_point(unstopped / "checkpoints").is_within_epoch
+    assert find_resume_point(interrupted / CHECKPOINTS, ANY, interrupted / "out").is_within_epoch
+    assert not find_resume_point(unstopped / "checkpoints", ANY, unstopped).is_within_epoch
 
 
 def refuses(folder: Path, said: str, *options: str, faults: Sequence[Fault] = ()) -> str:
@@ -157,7 +160,7 @@ def test_a_run_that_cannot_continue_is_one_line_and_nothing_is_trained_or_change
 
 def test_where_the_last_checkpoint_is_missing_a_warning_names_the_one_in_its_place(killed: Path, capsys) -> None:
     (killed / LAST).unlink()
-    assert find_resume_point(killed / CHECKPOINTS).path == killed / BEST
+    assert find_resume_point(killed / CHECKPOINTS, ANY, killed / "out").path == killed / BEST
     assert capsys.readouterr().err == f"warning: {killed / LAST} is missing; resuming from best.ckpt instead\n"
 
 

@@ -130,7 +130,7 @@ REFUSED = {
     "train callbacks=early_stopping trainer.limit_val_batches=0": "callbacks.early_stopping: follows a validation, and trainer.limit_val_batches=0 has none",
     "train callbacks=early_stopping +callbacks.mine={_target_:lightning.pytorch.callbacks.EarlyStopping,monitor:val/acc} trainer.limit_val_batches=0": "callbacks.early_stopping: follows a validation, and",
     "train callbacks.checkpoint.dirpath=/elsewhere": "callbacks.checkpoint.dirpath: got /elsewhere, takes a folder in that of the run, ${run_dir}/…",
-    "train callbacks.checkpoint.dirpath=null +trainer.default_root_dir=x": "callbacks.checkpoint.dirpath: got None, takes a folder in",
+    "train callbacks.checkpoint.dirpath=null +trainer.default_root_dir=x": "trainer.default_root_dir: got x, takes a folder in that of the run",
     "train callbacks.checkpoint.dirpath=${run_dir}/../x": "callbacks.checkpoint.dirpath: … takes a folder in that of the run",
     "train compile=reduce-overhead trainer.accumulate_grad_batches=2": "compile: reduce-overhead uses CUDA graphs",
     "train search={_target_:batchscope.sweep.search.TimeToTarget}": "target: needs a value of target_metric",
@@ -198,7 +198,7 @@ REFUSED = {
     "new taken": "new: taken is there already; choose another name, or another folder to work in",
     "run nowhere.py": "run: got 'nowhere.py', which is not a file",
 }  # fmt: skip
-SYNTAX = "…cannot be parsed: write option=value without spaces, and a value with a comma"
+SYNTAX = "…cannot be parsed: write option=value without spaces around the =; a value with a comma"
 # exit code 2
 UNPARSED = {
     "trani": "trani: no such command. Did you mean 'train'? batchscope takes train, new, evaluate, run, predict",

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning import LightningModule
 
 from batchscope.checkpointing import resume
 from batchscope.checkpointing.checkpoint_file import write_checkpoint
@@ -126,7 +127,7 @@ def test_what_is_no_checkpoint_is_one_line_and_nothing_of_it_runs(kind, reader, 
     Path("a.png").touch()
     if reader == "resume":
         Path("a.ckpt").rename("last.ckpt")
-        assert "last.ckpt" in refusal(find_resume_point, tmp_path)
+        assert "last.ckpt" in refusal(find_resume_point, tmp_path, LightningModule(), tmp_path)
     else:
         found = answer(*reader.split())
         assert (found.code, found.out, found.err.count("\n")) == (1, "", 1), found

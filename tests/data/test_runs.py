@@ -14,6 +14,7 @@ import torch
 from batchscope.data.plain import described
 from tests.checkpointing.support import OUT, STEP, VALIDATION
 from tests.data.support import loaded
+from tests.support.command_lines import refusal
 from tests.support.own_data import MapStyle, Plain, write_config
 from tests.support.runs import QUIET, assert_alike, kill_9, last, ranks, record, results, run
 
@@ -94,8 +95,15 @@ class Says(Plain):
 @pytest.mark.parametrize(("data", "is_said"), [(Plain, True), (Says, False)])
 def test_what_may_be_lost_within_an_epoch_is_said(data: type[Plain], is_said: bool, capsys) -> None:
     described(data()).warn_of_lost_batches()
-    said = "warning: resume: Plain: it has no resume_at: the rest of the epoch is trained on other batches, unless"
+    said = "warning: resume: Plain has no resume_at; unless its training loader has a length and a state_dict, the rest"
     assert capsys.readouterr().err.startswith(said) == is_said
+
+
+def test_a_number_of_samples_that_is_none_is_one_line() -> None:
+    data = described(Says())
+    data.module.num_samples = {"train": 3.5}.get
+    said = "data: mine: num_samples: TypeError: 'float' object cannot be interpreted as an integer"
+    assert refusal(data.num_samples, "train") == said
 
 
 def signal_all(number: int) -> None:

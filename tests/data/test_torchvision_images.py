@@ -1,5 +1,6 @@
 """The official files: read as they are, verified before a run, downloaded once, never replaced, and never silently stood in for."""
 
+import errno
 import multiprocessing
 import os
 import pickle
@@ -9,6 +10,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -97,7 +99,7 @@ def test_sequential_mnist_reads_a_row_or_a_pixel_a_step_permuted_in_one_order(st
     assert (data.name, permuted.name) == (f"sequential-mnist-{steps}", f"sequential-mnist-{steps}-permuted")
 
 
-WRONG = "is not the official file; delete it and run again to download it, or put that there"
+WRONG = "is not the official file; delete it and run again to download it, or put the official file there"
 UNREADABLE = "data.root: fashion-mnist in {root} cannot be read (…); delete it and run again"
 DAMAGE: dict[str, tuple[type[TorchvisionImages], str, Callable[[bytes], bytes], str]] = {
     "truncated images": (MNIST, NAMES[2], lambda good: good[: len(good) // 2], WRONG),
@@ -234,6 +236,19 @@ def test_missing_files_alone_are_downloaded_and_verified(mirror: Path, tmp_path:
     MNIST(root=str(data.root)).prepare_data()
     assert left_in(data.root) == sorted(NAMES)
     assert [path.stat().st_ino for path in others] == before
+
+
+def test_a_folder_without_locks_is_downloaded_to_with_a_warning(
+    mirror: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    refused = OSError(errno.ENOLCK, "No locks available")
+    monkeypatch.setattr(official.FileLock, "acquire", Mock(side_effect=refused))
+    MNIST(root=str(tmp_path / "data")).prepare_data()
+    assert left_in(tmp_path / "data") == sorted(NAMES)
+    said = (
+        f"warning: data.root: {tmp_path / 'data'} cannot be locked (No locks available): do not start a second process"
+    )
+    assert said in capsys.readouterr().err
 
 
 def test_a_wrong_download_leaves_no_file_and_can_be_tried_again(mirror: Path, tmp_path: Path) -> None:

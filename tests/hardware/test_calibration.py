@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import subprocess
 import sys
@@ -226,3 +227,21 @@ def test_without_xdg_the_cache_is_in_the_home_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert load_or_measure(CPU) == cached_calibration(CPU)
     assert (tmp_path / "home" / ".cache" / "batchscope").stat().st_mode & 0o777 == 0o700
+
+
+def test_without_a_home_folder_nothing_is_kept_and_an_error_of_the_device_is_told(measured, monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(measure.Path, "home", Mock(side_effect=RuntimeError("no home")))
+    assert load_or_measure(CPU).matmul_flops_per_sec == {"fp32": 1e11}
+    assert cached_calibration(CPU) is None
+    monkeypatch.setattr(measure, "identity", Mock(side_effect=RuntimeError("CUDA error: out of order")))
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        cached_calibration(CPU)
+
+
+@pytest.mark.parametrize(
+    "change", [{"launch_us": 0}, {"memory_bytes_per_sec": -1.0}, {"matmul_flops_per_sec": {"fp32": math.nan}}]
+)
+def test_a_rate_that_is_no_positive_number_is_refused(change):
+    with pytest.raises(ValueError, match="a rate that is no positive number"):
+        dataclasses.replace(MEASURED, **change)

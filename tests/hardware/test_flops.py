@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from batchscope._torch import running_autograd_number
 from batchscope.data.spec import DataSpec
-from batchscope.hardware.flop_formulas import OURS
+from batchscope.hardware.flop_formulas import OURS, formula_of
 from batchscope.hardware.flops import UncountableError, flops_per_sample
 from batchscope.hardware.operations import OperationRecorder
 from batchscope.models.cnn import SimpleCNN
@@ -215,3 +215,10 @@ def test_the_flops_of_a_sample_are_those_of_whole_updates_which_must_not_differ(
     assert flops_per_sample([(eighty, 8), (eighty, 8), (small, 1)]) == (10, {"matmul": 1})
     with pytest.raises(UncountableError, match="different numbers of FLOPs"):
         flops_per_sample([(eighty, 8), (twice, 8)])
+
+
+@pytest.mark.parametrize("name", ["mv", "addmv", "dot", "vdot", "trilinear"])
+def test_a_product_without_a_formula_is_unknown_and_not_0(name: str) -> None:
+    packet = getattr(torch.ops.aten, "_trilinear" if name == "trilinear" else name)
+    formula = formula_of(packet.default)
+    assert formula is not None and formula((), {}, {}, None) is None

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from batchscope.hardware import telemetry
+from batchscope.hardware.growth import growth
 from batchscope.hardware.nvml_readings import ENERGY, POWER, SM_CLOCK, THROTTLED, UTILIZATION
 from batchscope.hardware.telemetry import ALLOCATED, CPU, PEAK, PROCESSOR_TIME, RSS, Telemetry, named, queries_for, read
 from tests.hardware.conftest import REFUSED, UUIDS
@@ -185,6 +186,52 @@ def test_the_readings_from_a_sample_on_and_a_word_before_a_unit():
     assert [list(each) for each in found.readings(RSS)] == [[3], [1.0]]
     assert [len(each) for each in found.readings(POWER)] == [0, 0]
     assert (found.samples, named(POWER, "max")) == (4, "device/power_max_w")
+
+
+def long(monkeypatch: pytest.MonkeyPatch, most: int) -> Telemetry:
+    """Telemetry of 5,000 samples, four a second, two of ten of which are of validations, which take more memory."""
+
+    def next_readings() -> dict[str, float]:
+        clock.now += 0.25
+        n = next(numbers)
+        leak = 1 + n / 1000
+        cpu = {CPU: float(n % 9)} if n % 3 else {}
+        validation = n % 10 in (1, 2)
+        return {POWER: float(n % 7), ENERGY: 25.0 * n, RSS: leak + n % 5 + 100 * validation, PEAK: leak} | cpu
+
+    monkeypatch.setattr(telemetry, "_MOST", most)
+    numbers, clock = itertools.count(), Clock()
+    found = Telemetry(next_readings, 60, clock)
+    for n in range(1, 5000):
+        found.sample(is_training=n % 10 not in (0, 1))
+    found.stop()
+    return found
+
+
+def test_a_run_of_a_week_keeps_few_samples_and_its_sums(monkeypatch):
+    most = 256  # as 2**17 in a run of a week
+    kept, whole = (long(monkeypatch, limit) for limit in (most, 10_000))
+    assert kept.samples == whole.samples == 5001
+    assert len(kept.readings(RSS)[0]) < most < len(whole.readings(RSS)[0])
+    seconds = kept.readings(RSS)[0]
+    assert max(b - a for a, b in itertools.pairwise(seconds)) < 8 * (seconds[-1] - seconds[0]) / most
+    expected, found = whole.summary(), kept.summary()
+    assert found.pop("host/cpu_mean_pct") == pytest.approx(expected.pop("host/cpu_mean_pct"), rel=0.02)
+    assert found == pytest.approx(expected) and set(found) == set(expected)
+    assert found["seconds"] == 0.25 * 4000 and found["energy_j"] == 25 * 4000
+    assert found["host/rss_max_gib"] < 12  # that of the training
+    later = kept.summary(since=500.0)
+    assert later == pytest.approx(whole.summary(since=500.0), rel=0.02)
+    for key in (POWER, RSS, PEAK):
+        assert [list(each) for each in kept.readings(key, 4990)] == [list(each) for each in whole.readings(key, 4990)]
+    rates = [growth(*one.readings(RSS)).rate for one in (kept, whole)]
+    assert rates == pytest.approx([4 / 1000] * 2, rel=0.05)
+
+
+def test_a_counter_that_is_reset_gives_no_energy_where_samples_are_merged(monkeypatch):
+    monkeypatch.setattr(telemetry, "_MOST", 8)
+    assert "energy_j" not in taken(BEFORE, *counted(10, 20, 5, *range(10, 40))).summary()
+    assert taken(BEFORE, *counted(*range(40))).summary()["energy_j"] == 39
 
 
 def threads():

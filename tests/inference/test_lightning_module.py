@@ -64,6 +64,18 @@ class Wrapped(Points):
         return DataLoader(X, batch_size=8, collate_fn=Batch)
 
 
+class Pairs(torch.utils.data.BatchSampler):
+    """Takes no `sampler`, which Lightning needs to build it anew."""
+
+    def __init__(self, samples: int) -> None:
+        super().__init__(range(samples), 2, False)
+
+
+class Paired(Points):
+    def test_dataloader(self) -> DataLoader:
+        return DataLoader(X, batch_sampler=Pairs(len(X)))
+
+
 class Specified(Points):
     """Says what its samples are."""
 
@@ -91,7 +103,7 @@ class Generator(Stranger):
         return self.layer(torch.cat([noise, noise], dim=1))
 
 
-CLASSES = (Points, Named, Wrapped, Specified, Plain, Theirs, Generator)
+CLASSES = (Points, Named, Wrapped, Paired, Specified, Plain, Theirs, Generator)
 
 
 @pytest.fixture
@@ -207,6 +219,13 @@ def test_what_a_step_may_return(name: str, made, tmp_path: Path, monkeypatch: py
         assert refusal(written).startswith(said)
     else:
         assert [*written()] == ["sample", *said]
+
+
+def test_a_loader_that_lightning_cannot_build_anew_is_named_in_one_line(made) -> None:
+    said = refusal(predict, made(data="paired"), "test")
+    assert said.startswith(
+        "input: Lightning cannot build the DataLoader of 'test' anew, as it does for a prediction: TypeError"
+    )
 
 
 def test_what_its_data_do_not_serve_is_one_line(made, tmp_path: Path) -> None:

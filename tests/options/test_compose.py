@@ -186,6 +186,14 @@ def test_what_a_model_does_not_read_is_refused_beside_its_record_too(word: str, 
     assert refusal(lambda: check_config(apply_overrides(known, [word]))) == refusal(composed, "model=lit", word)
 
 
+def test_checkpoints_of_a_class_of_ones_own_stay_in_the_run_too(package: Write) -> None:
+    kept = "from batchscope.checkpointing.callback import Checkpoints\n\n\nclass Kept(Checkpoints):\n    pass\n"
+    package({"callbacks/kept": "kept: {_target_: mynet.kept.Kept, dirpath: /elsewhere}"}, kept=kept)
+    use_config_dir("conf")
+    said = refusal(composed, "callbacks=kept")
+    assert said.startswith("callbacks.kept.dirpath: got /elsewhere, takes a folder in that of the run")
+
+
 # --- a configuration that was composed earlier -----------------------------------------------------------------------
 
 

@@ -122,12 +122,14 @@ ELSEWHERE |= {"callbacks.curves": "lightning.pytorch.callbacks.ModelCheckpoint"}
 # It would run a file.
 HUB = {"_target_": "torch.hub.load", "repo_or_dir": "repo", "model": "f", "source": "local"}
 ALONE = "in out/run.json, which a file alone cannot decide; if you want it, "
+OF_YAML = "add the --config-dir (in Python `config_dir=`) that has its YAML, or "
+WRITE = "write (in Python `overrides=[…]`)"
 # A change to the record of `model=mynet`; how the refusal begins, where it is not that of the option itself.
 REFUSED: list[tuple[str, Any, str]] = [
-    ("model._target_", "a.B", f"is 'a.B' {ALONE}add the --config-dir that has its YAML, or write model._target_=a.B"),
+    ("model._target_", "a.B", f"is 'a.B' {ALONE}{OF_YAML}{WRITE} model._target_=a.B"),
     ("model._target_", "mynet.net.Encoder", ""),  # of another place
     ("model._target_", "mynet.net.Other", "model.flavour: is "),  # whose configs have another text
-    ("model.flavour", "odd", f"is 'odd' {ALONE}write model.flavour=odd"),
+    ("model.flavour", "odd", f"is 'odd' {ALONE}{WRITE} model.flavour=odd"),
     ("model.weights", "DEFAULT", ""),
     *(("model.trust_remote_code", value, "") for value in (True, 1, None, [1])),
     *(("model.verbose", value, "") for value in (True, 1, None)),
@@ -161,7 +163,9 @@ def test_a_file_alone_decides_nothing_else_and_typing_it_confirms_it(own: Own) -
         hostile = changed(config, key, value)
         message = refusal(resumed, hostile)
         assert message.startswith(begins), (key, value, message)
-        word = re.split("; repeat |write ", message)[-1].removesuffix(": places are not taken from records")
+        word = re.split(rf"; repeat |{re.escape(WRITE)} ", message)[-1].removesuffix(
+            ": places are not taken from records"
+        )
         try:
             assert resumed(hostile, *shlex.split(word)) == {**hostile, "resume": "out"}
         except UserError as error:  # more has to be said

@@ -73,9 +73,9 @@ def test_out_of_memory_is_told_with_the_batch_size_and_what_to_try(tmp_path: Pat
 CONFIG = {"run_dir": "out", "compile": True, "model": {"_target_": "batchscope.models.mlp.MLP"}}
 
 
-def end(error: BaseException, config: dict[str, Any] = CONFIG, ranks: int = 2) -> None:
+def end(error: BaseException, config: dict[str, Any] = CONFIG, ranks: int = 2, steps: int = 0) -> None:
     strategy = SimpleNamespace(root_device=torch.device("cpu"))
-    trainer: Any = SimpleNamespace(strategy=strategy, is_global_zero=True, world_size=ranks)
+    trainer: Any = SimpleNamespace(strategy=strategy, is_global_zero=True, world_size=ranks, global_step=steps)
     with explain_failures(config, trainer):
         raise error
 
@@ -91,9 +91,10 @@ def wrapped(error: Exception, **how: OSError) -> Exception:
     ("precision", "size", "said"),
     [
         (900e9, 8, "try a smaller data.batch_size, or trainer.precision=bf16-mixed"),
-        (16e9, None, "try a smaller data.batch_size"),
+        (16e9, None, "try a smaller batch"),
+        (16e9, 1, "try a smaller model"),
     ],
-    ids=["bf16 is faster", "bf16 is slower"],
+    ids=["bf16 is faster", "bf16 is slower", "one sample"],
 )
 def test_out_of_memory_recommends_a_smaller_batch_and_what_is_measured_to_be_faster(precision, size, said, monkeypatch):
     measured = Calibration("cpu", "a processor", None, "2.15", 2, {"fp32": 100e9, "bf16": precision})
@@ -171,6 +172,11 @@ def test_a_bug_stays_a_bug(error: Exception, tmp_path: Path, monkeypatch: pytest
     Path("out/.lock").touch()
     with pytest.raises(type(error)):
         end(error)
+
+
+def test_what_lightning_refuses_in_code_of_the_user_after_the_first_update_is_a_bug_of_that_code() -> None:
+    with pytest.raises(MisconfigurationException):
+        end(MisconfigurationException("You requested it."), steps=1)
 
 
 def test_one_process_has_lost_no_other_one() -> None:

@@ -54,6 +54,7 @@ NO_END = "needs an end: set trainer.max_steps, or trainer.max_epochs where the d
         (Optimizer, {"lr": 0.001, "min_lr": 0.1}, "optimizer.min_lr: got 0.1, takes at most optimizer.lr, which is 0.001"),
         (Optimizer, {"make": partial(torch.optim.SGD, nesterov=True)}, "optimizer: ValueError: Nesterov momentum requires a momentum"),
         (Optimizer, {"make": partial(torch.optim.Adam, betas=(0.9,))}, "optimizer: IndexError: tuple index out of range"),
+        (Optimizer, {"make": partial(torch.optim.SGD, momentum=0.9, fused=True)}, "optimizer.fused: SGD with a momentum may read"),
         (scheduled, {"schedule": "one_cycle"}, f"optimizer.schedule: one_cycle {NO_END}"),
         (scheduled, {"schedule": "cosine"}, f"optimizer.schedule: cosine {NO_END}"),
     ],

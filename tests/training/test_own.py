@@ -181,6 +181,10 @@ class Rated(Tutorial):
         return torch.optim.SGD(self.parameters(), lr=self.lr)
 
 
+def made(lr: float = 0.01) -> Rated:
+    return Rated(lr)
+
+
 class Nowhere(Tutorial):
     """Has a number for its validation from an epoch on, or never."""
 
@@ -247,6 +251,8 @@ class Unfit(Tutorial):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         if self.how == "later" and self.global_step == 1:
             raise KeyError("later")
+        if self.how == "logs" or (self.how == "logs_later" and self.global_step == 1):
+            self.log("two", torch.ones(2))
         loss = super().training_step(batch, batch_idx)
         return torch.stack([loss, loss]) if self.how == "vector" else loss
 
@@ -415,6 +421,7 @@ YAML = {
     "data/own": f"defaults: [/_tensors@_here_, _self_]\n_target_: {HERE}.Data\ntarget: class_per_pixel\nshape: null\n"
     f"outputs: {OUTPUTS}\nbatch_size: 8\n",
     "data/both": f"defaults: [/_data@_here_, _self_]\n_target_: {HERE}.Both\nbatch_size: 8\nnum_workers: 0\n",
+    "model/made": f"_target_: {HERE}.made\nlr: 0.01\n",
     "model/heads": f"_target_: {HERE}.Heads\n",
     "task/both": f"defaults: [default, _self_]\nloss: {{_target_: {HERE}.of_both, _partial_: true}}\n",
     "data/withouttest": f"defaults: [own, _self_]\n_target_: {HERE}.WithoutTest\n",
@@ -660,7 +667,7 @@ def test_its_data_are_said_to_lose_batches_where_it_is_resumed_within_an_epoch(
     found = record(folder)
     train(configuration(found, folder, []), folder, found["choices"], [])
     assert record(folder)["resumed"][0]["step"] == step
-    assert ("warning: resume: Points: it has no resume_at" in capsys.readouterr().err) == is_said
+    assert ("warning: resume: Points has no resume_at" in capsys.readouterr().err) == is_said
 
 
 def test_its_rate_is_an_option_of_its_own(folder: Path) -> None:
@@ -712,7 +719,7 @@ def test_a_script_is_told_what_a_checkpoint_alone_cannot_decide(folder: Path) ->
     path, option = folder / "checkpoints/best.ckpt", f"model._target_={HERE}.Tutorial"
     said = refusal(load_model, path)
     assert said.startswith(f"model._target_: is '{HERE}.Tutorial' in {path}, which a file alone cannot decide; ")
-    assert said.endswith(f"add the --config-dir that has its YAML, or write {option}")
+    assert said.endswith(f"that has its YAML, or write (in Python `overrides=[…]`) {option}")
     assert refusal(load_model, path, "nowhere") == "config_dir: got 'nowhere', which is not a folder"
 
 
@@ -846,6 +853,8 @@ MISTAKES = {
     f"{OWN} +optimizer.momentum=0.5": f"optimizer.momentum: {HAS_OPTIMIZER}",
     "model=rated data=points optimizer.lr=0.1": "optimizer.lr: Rated is a LightningModule, which has its own optimizer; its rate is "
     "model.lr",
+    "model=made data=points optimizer.lr=0.1": "optimizer.lr: Rated is a LightningModule, which has its own optimizer; its rate is model.lr",
+    "model=made data=points optimizer=sgd": "optimizer: Rated is a LightningModule, which has its own optimizer; its rate is model.lr",
     f"{OWN} model.lr=0.1": "model.lr: no such option. model takes by_hand.",
     f"{OWN} +model.optimizer.lr=0.1": "model.optimizer: no such option. model takes by_hand.",
     f"{OWN} model.scheduler.gamma=0.1": "model.scheduler.gamma: no such option. model takes by_hand.",
@@ -917,6 +926,8 @@ def test_what_is_found_in_the_fit_is_one_line_of_a_failed_run(words: str, folder
 
 FIRST = "model: Unfit does not take a batch [(8, 4), (8, 1)]: RuntimeError: "
 UNFIT = {
+    "logs": r"model: Unfit does not take a batch \[\(8, 4\), \(8, 1\)\]: ValueError: `self.log\(two, .*"
+    r" \(tests/training/test_own.py, line \d+\)",
     "narrow": rf"{re.escape(FIRST)}(addmm: )?mat1 and mat2 shapes cannot be multiplied \(8x4 and 3x1\) "
     r"\(tests/support/third_party_modules.py, line \d+\)",
     "vector": f"{re.escape(FIRST)}grad can be implicitly created only for scalar outputs",
@@ -931,9 +942,11 @@ def test_a_module_that_cannot_be_trained_is_one_line_with_the_batch_and_the_plac
     assert record(folder)["error"] == said  # as a sweep shows it
 
 
-@pytest.mark.parametrize("words", ["model=unfit model.how=later", "model=tutorial callbacks=breaks"])
+@pytest.mark.parametrize(
+    "words", ["model=unfit model.how=later", "model=unfit model.how=logs_later", "model=tutorial callbacks=breaks"]
+)
 def test_what_a_callback_raises_or_a_module_after_its_first_update_is_passed_on(words: str, folder: Path) -> None:
-    with pytest.raises(KeyError):
+    with pytest.raises((KeyError, ValueError)):
         trained(folder, *words.split(), "data=points")
 
 
