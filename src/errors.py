@@ -5,6 +5,7 @@ import difflib
 import io
 import os
 import re
+import select
 import signal
 import sys
 import time
@@ -165,7 +166,16 @@ def exit_on_user_error(program: Callable[[], None]) -> None:
             if sys.stdout:
                 sys.stdout.flush()  # a closed pipe raises here, and not while the interpreter shuts down
     except BrokenPipeError:
+        if not _has_no_reader(1):
+            raise  # another pipe than standard output
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter flushes once more
         sys.exit(_SIGPIPE_EXIT_CODE)
     except KeyboardInterrupt:  # no run has started that would save a checkpoint
         sys.exit(130)
+
+
+def _has_no_reader(descriptor: int) -> bool:
+    """Whether a descriptor is a pipe that nobody reads."""
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))

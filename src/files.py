@@ -77,7 +77,10 @@ def remove_leftovers(folder: Path, name: str) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Flush the names in a folder to the disk, where the file system supports it."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except PermissionError:  # a folder that can be written may be unreadable
+        return
     try:
         _sync(descriptor)
     finally:

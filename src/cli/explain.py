@@ -102,13 +102,14 @@ def _explain(task: _Task) -> None:
 
     step, files = explain(task.config, task.choices, str(task.folder))
     said = table(at(task.record, "throughput.bottleneck"))
-    if all(trust.is_text(said.get(key)) for key in ("kind", "certainty", "evidence")):
+    is_here = at(task.record, "hardware.device_name") == step.device_name
+    if is_here and all(trust.is_text(said.get(key)) for key in ("kind", "certainty", "evidence")):
         step = replace(step, bottleneck=said)
     step, folder = replace(step, notes=[*task.notes, *step.notes]), None
     try:
         folder = write_folder(task.folder, {**files, FILE: json.dumps(step.to_dict(), indent=1).encode()})
     except OSError as error:
-        warn(f"{task.folder} cannot be written ({why(error)}): nothing is kept but what is printed here")
+        warn(f"{task.folder} cannot be written whole ({why(error)}); all of it is printed here")
     print(explanation_text(step))
     if folder is not None:
         print(f"\nexplain  {folder / FILE}")

@@ -52,7 +52,9 @@ def _start(overrides: list[str], multirun: bool) -> None:
         refuse_missing("init", Path(path))
     search = next(filter(None, map(search_of, line.configs)), None)
     if search and multirun:
-        raise UserError("search: finds its runs by itself; write batchscope train … without -m")
+        raise UserError(
+            "search: finds its runs by itself; write one command for each value, batchscope train … without -m"
+        )
     if isinstance(search, TimeToTarget):
         if any(word.lstrip("+").startswith("data.batch_size=") for word in overrides):
             raise UserError("data.batch_size: experiment=time_to_target tries several; write search.sizes=[16,64,256]")

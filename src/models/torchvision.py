@@ -45,7 +45,9 @@ class TorchvisionModel(nn.Module):
         super().__init__()
         known = [one for one in torchvision.models.list_models(torchvision.models) if one not in _SEVERAL_OUTPUTS]
         if name not in known:
-            raise UserError(f"model.name: got '{name}', takes a network of torchvision with one output.{did_you_mean(name, known)}")
+            raise UserError(
+                f"model.name: got '{name}', takes a network of torchvision with one output.{did_you_mean(name, known)}"
+            )
         self.network = _build(name, weights, spec)
         self.image_size = image_size
         if image_size is None:

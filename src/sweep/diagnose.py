@@ -1,4 +1,4 @@
-"""`experiment=diagnose`: a baseline and each change that may help beside it, then the two best together beside a baseline.
+"""`experiment=diagnose`: a baseline and each change that may help beside it, then the two best together, beside the baseline again.
 
 What can wait is visited side by side; other runs follow each other, and the baseline follows them. Every run is a run of a
 sweep: in a process of its own, in a folder of its own, and kept when the diagnosis is started again, with those that it
@@ -39,9 +39,14 @@ def diagnose(job: Job, search: Diagnosis) -> Plan:
         )
 
     jobs = [run(BASELINE, BASELINE, {}), *(run(CHANGE, folder_of(change), change) for change in changes)]
-    if not waits:  # it shows drift
-        jobs.append(run(AGAIN, f"{BASELINE}_2", {}))
-    records = yield _alike(jobs)  # a change that is refused is a result, and in the table
+    if waits:
+        records = yield _alike(jobs)  # a change that is refused is a result, and in the table
+    else:
+        jobs.append(run(AGAIN, f"{BASELINE}_2", {}))  # it shows drift
+        _alike(jobs)
+        records = yield jobs[:1]
+        if records[0]["status"] == "finished":
+            records = [*records, *(yield jobs[1:])]
     if records[0]["status"] != "finished":
         raise RunFailed.of(jobs[0], records[0])
     runs = [Run(one.run_dir.name, one.run_dir, record) for one, record in zip(jobs, records, strict=True)]

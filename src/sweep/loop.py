@@ -44,13 +44,15 @@ class Loop:
         """Do runs, and return their records in the same order."""
         records: dict[Job, Record] = {}
         suited = [job for job in jobs if len(jobs) > 1 and can_wait(job.config)]
-        if len(jobs) > 1 and any(job.config.get("timing") is True for job in jobs if job not in suited):
+        groups = groups_of(suited)
+        alone = [job for job in jobs if all(job not in group or len(group) < 2 for group in groups)]
+        if len(jobs) > 1 and any(job.config.get("timing") is True for job in alone):
             warn("timing=true: not all runs can be timed side by side; docs/batch-size.md says which")
         kept = [job for job in jobs if folder.has_ended(job.run_dir)]
         visited = to_visit([job for job in suited if job not in kept])
         for job in kept:
             records[job] = self._do_alone(job)
-        for group in groups_of(suited) if len(visited) > 1 else []:  # also of runs that are kept, as in the report
+        for group in groups if len(visited) > 1 else []:  # also of runs that are kept, as in the report
             waiting = [job for job in group if job in visited]
             while len(waiting) > 1:
                 waiting = self._do_together(waiting, records)

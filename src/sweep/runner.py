@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from .. import _hydra
 from ..checkpointing.signals import exit_on_signals
-from ..errors import UserError, report
+from ..errors import UserError, in_one_line, report
 from ..files import WriteError
 from ..options.compose import CommandLine, config_in, search_path
 from ..options.groups import CONFIGS
@@ -55,8 +55,17 @@ def run_sweep(line: CommandLine, sweep_dir: Path) -> None:
                 sweep.run_list(line.compositions)
             else:
                 words = [*map(text_of, parse(line.words)), *search_path()]
-                with contextlib.suppress(RunFailed):  # which ends a sweeper that searches; it has been reported
-                    _hydra.multirun(CONFIGS, [*words, as_override("hydra.sweep.dir", str(sweep_dir))], sweep.run_job)
+                words.append(as_override("hydra.sweep.dir", str(sweep_dir)))
+                try:
+                    _hydra.multirun(CONFIGS, words, sweep.run_job)
+                except RunFailed:  # which ends a sweeper that searches; it has been reported
+                    pass
+                except Exception as error:
+                    if here or isinstance(error, UserError):
+                        raise
+                    raise WriteError(
+                        f"hydra/launcher: {in_one_line(error)}"
+                    ) from error  # such as a job that it has lost
         except (SystemExit, WriteError):
             with contextlib.suppress(UserError):
                 sweep.report()

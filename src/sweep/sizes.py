@@ -22,7 +22,11 @@ _ACCELERATORS = {"cpu": "cpu", "cuda": "gpu", "mps": "mps"}
 def own_sizes(overrides: Sequence[str]) -> tuple[list[str], list[int]]:
     """The options without `data.batch_size=…`, and the sizes that it lists, or the usual ones."""
     rest: list[str] = []
-    sizes = {*_SIZES}
+    update = next(
+        (text_of(option) for option in parse(list(overrides)) if option.key_or_group == "global_batch_size"), ""
+    )
+    samples = int(text) if (text := update.partition("=")[2]).isdecimal() else 0
+    sizes = {size for size in _SIZES if not samples % size}  # an update of so many samples is divided into batches
     for option in parse(list(overrides)):
         if option.key_or_group != BATCH_SIZE:
             rest.append(text_of(option))

@@ -77,7 +77,7 @@ def to_visit(jobs: Sequence[Job]) -> list[Job]:
 
 
 def groups_of(jobs: Sequence[Job]) -> list[list[Job]]:
-    """The runs that share passes: those that a report compares. All that have `seconds` do."""
+    """The runs that share passes: those that differ in batch size and seed alone. All that have `seconds` do."""
     compared = [job for job in jobs if job.seconds is None]
     groups = group_runs([_planned(job, number) for number, job in enumerate(compared)]).groups
     return [

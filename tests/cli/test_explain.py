@@ -49,7 +49,7 @@ def test_the_verdict_is_that_of_the_runs_record_where_it_has_one_and_no_option_c
 ):
     new = {"kind": "compute", "share": 0.99, "certainty": "clear", "evidence": "these steps", "busy": False}
     known = record(run_dir)["throughput"]
-    step = replace(explanation(), bottleneck=new)
+    step = replace(explanation(), bottleneck=new, device_name=record(run_dir)["hardware"]["device_name"])
     monkeypatch.setattr("batchscope.training.explain.explain", lambda *args: (step, {}))
     for said, options, evidence in (
         (new | {"evidence": "its record"}, [], "its record"),

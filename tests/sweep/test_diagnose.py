@@ -157,7 +157,7 @@ def test_where_runs_cannot_wait_the_baseline_follows_the_changes(tmp_path, monke
     monkeypatch.setattr("tests.sweep.test_diagnose.can_wait", lambda config: False)
     monkeypatch.setattr(diagnose, "can_wait", lambda config: False)
     yields, said, _ = diagnosed(tmp_path, faster_with_a_larger_batch)
-    assert names(yields) == [["baseline", *CHANGES, "baseline_2"], [TOGETHER, "baseline_3"]]
+    assert names(yields) == [["baseline"], [*CHANGES, "baseline_2"], [TOGETHER, "baseline_3"]]
     assert said.startswith("Recommended: data.batch_size=512")
 
 
