@@ -150,3 +150,17 @@ def test_a_folder_of_files_takes_the_next_free_name(tmp_path: Path) -> None:
         whole = {"a.json": name.encode(), "b.gz": b"2"}
         assert files.write_folder(tmp_path / "new" / "made", whole) == tmp_path / "new" / name
         assert contents(tmp_path / "new" / name) == whole
+
+
+def test_a_file_is_written_into_a_folder_that_cannot_be_listed(tmp_path, monkeypatch) -> None:
+    opened, call = [], os.open
+
+    def refuse(path: object, *args: int, **how: object) -> int:
+        if path != tmp_path:
+            return call(path, *args, **how)
+        opened.append(path)
+        raise PermissionError
+
+    monkeypatch.setattr(os, "open", refuse)
+    files.write_bytes(tmp_path / "a", b"new")
+    assert (opened, (tmp_path / "a").read_bytes()) == ([tmp_path], b"new")

@@ -56,7 +56,9 @@ def _compared(first: str, second: str, ratios: Mapping[int, Ratio]) -> str:
     words = f"{second} ÷ {first} in samples/s is {', '.join(f'{text} at {size:,}' for size, text in known.items())}"
     winners = [second if ratio.low > 1 else first if ratio.high < 1 else "" for ratio in ratios.values()]
     alike = [*itertools.takewhile(winners[-1].__eq__, reversed(winners))]
-    return f"{words}; {winners[-1]} is faster from {[*ratios][-len(alike)]:,} on" if winners[-1] else words
+    size = f"{[*ratios][-len(alike)]:,}"
+    where = f"at {size}" if len(ratios) == 1 else f"from {size} on"
+    return f"{words}; {winners[-1]} is faster {where}" if winners[-1] else words
 
 
 def compare_settings(sweep: SweepResults, metrics: Sequence[str], margin: float | None = None) -> list[str]:

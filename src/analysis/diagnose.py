@@ -178,8 +178,8 @@ def _why_not_measured(trial: Trial) -> str:
     """Why a trial has no rate; empty for a baseline that did not run."""
     if not trial.runs:
         return ""
-    refused = "refused: " if trial.run.status == "failed" else ""
-    return cut(f"{refused}{trial.run.reason or 'no rate was measured'}", _LONGEST_REASON)
+    status = {"failed": "refused: ", "not_finite": "not finite: "}.get(trial.run.status, "")
+    return cut(f"{status}{trial.run.reason or 'no rate was measured'}", _LONGEST_REASON)
 
 
 def _options(run: Run) -> tuple[str, ...] | None:

@@ -57,7 +57,7 @@ def _too_few_sizes(group: Group) -> str:
     to_target = any("target" in run.record for run in group.runs)
     if to_target or len(group.sizes) > 1 or len({*group.sizes, *group.without_rate}) < 2:
         return ""
-    only = "".join(f"Only {size:,}" for size in group.sizes) or "No batch size"
+    only = f"Only {next(iter(group.sizes)):,}" if group.sizes else "No batch size"
     return f"{only} was measured, so there is nothing to compare."
 
 

@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from ..hardware.calibration import Calibration  # which brings torch
 
 LIMITS = ("launches", "memory", "arithmetic")
-_Times = Sequence[
-    Any
-]  # seconds of a product, of the copy and of the creation of its matrices; None for what there is not
+# Seconds of a product, of the copy and of the creation of its matrices; None for what there is not.
+_Times = Sequence[Any]
 _COPY = replace(TRANSFER, low=1 / 50e9)  # seconds a byte; at least those from pinned memory over PCIe 5
 
 

@@ -23,7 +23,7 @@ from ..choice.measured import device_here, read_training
 from ..choice.rows import FULL, Question, check_measured, check_prices
 from ..choice.use import use_lines, use_sentence
 from ..choice.work import PRECISIONS
-from ..errors import UserError
+from ..errors import UserError, warn
 from ..hardware.datasheet import card_names, find_card
 from ..options.compose import check_command_line, compose
 from ..records.terminal import columns, wrapped
@@ -64,6 +64,8 @@ def main() -> None:
         print("\n\n\n".join([answer.text(columns()), *left_out]), flush=True)
     if use:
         draw("draw_use", use, args.plot, use_sentence(use, args.batch_size), args.json)
+    elif args.plot:
+        warn("--plot: no device has a size that surely fits")
     if overrides:
         print(f"\nmeasured {places[0].parent}", file=sys.stderr if args.json else sys.stdout, flush=True)
 

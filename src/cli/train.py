@@ -4,6 +4,7 @@ Torch takes seconds to import, and is imported after the command line has been c
 """
 
 import contextlib
+import importlib.util
 import os
 import shutil
 from collections.abc import Iterator
@@ -22,6 +23,10 @@ from ..options.compose import CommandLine, check_command_line, compose_command_l
 from ..records.read import read, refuse_used
 from ..sweep.search import TimeToTarget, check_time_to_target, search_of
 from .arguments import parse_arguments, refuse_missing, show
+
+_HERE = ("BasicLauncher", "JoblibLauncher", "LocalLauncher")  # a machine that submits jobs may have no GPU
+# Plugins of Hydra whose choices are in configs/hydra/launcher, and the extra that installs each.
+_EXTRAS = {"hydra_plugins.hydra_submitit_launcher": "slurm", "hydra_plugins.hydra_ray_launcher": "ray"}
 
 
 def main() -> None:
@@ -144,13 +149,9 @@ def _remove_unused(run_dir: Path, made: list[Path], is_unfit: bool) -> None:
 
 def _run_sweep(line: CommandLine) -> None:
     """Check what a sweep needs, and run it."""
-    starts = line.launcher["_target_"].rpartition(".")[2]
-    runs_here = starts in (
-        "BasicLauncher",
-        "JoblibLauncher",
-        "LocalLauncher",
-    )  # a machine that submits jobs may have no GPU
-    _check_devices(line.configs, multirun=True, here=runs_here)
+    target = line.launcher["_target_"]
+    _check_launcher(target)
+    _check_devices(line.configs, multirun=True, here=target.rpartition(".")[2] in _HERE)
     if isinstance(line.compositions[0].hydra.sweeper.get("direction"), Enum):  # nobody has set it
         direction = "as optimized_metric gets better"
         raise UserError(f"hydra.sweeper.direction: is not set; write minimize or maximize, {direction}")
@@ -159,6 +160,18 @@ def _run_sweep(line: CommandLine) -> None:
     with writing("hydra.sweep.dir", line.folder):
         sweep_dir = line.folder if line.folder_chosen else new_folder(line.folder)
     run_sweep(line, sweep_dir)
+
+
+def _check_launcher(target: str) -> None:
+    """Raise UserError for a launcher of a plugin that is not installed: its choice is ours, and composes without it."""
+    package = ".".join(target.split(".")[:2])
+    if package not in _EXTRAS:
+        return
+    with contextlib.suppress(ModuleNotFoundError):  # there is no plugin at all
+        if importlib.util.find_spec(package):
+            return
+    name = package.partition(".")[2]
+    raise UserError(f"hydra/launcher: {name} is not installed; pip install 'batchscope[{_EXTRAS[package]}]'")
 
 
 def _resume(overrides: list[str]) -> None:

@@ -86,19 +86,19 @@ class Explanation:
         """The time of a step in no operation, nor between batches."""
         return max(0.0, self.step_seconds - self.between_seconds - self.total.seconds)
 
-    def modules(self, most: int | None = None) -> list[Cost]:
-        """The costs by module, and those of the optimizer as one; with more rows than `most`, of modules that contain others."""
+    def modules(self, most: int) -> list[Cost]:
+        """The costs by module, those of the optimizer as one; with more rows than `most`, of modules that contain others."""
         deepest = max((cost.module.count(".") + 1 for cost in self.operations), default=1)
         for levels in range(deepest, 0, -1):
             shortened = [replace(cost, module=".".join(cost.module.split(".")[:levels])) for cost in self.operations]
             rows = add_up([replace(cost, module=cost.place, name="") for cost in shortened], attrgetter("module"))
-            if most is None or len(rows) <= most:
+            if len(rows) <= most:
                 break
         return rows
 
-    def costliest(self, most: int = 10) -> list[Cost]:
-        """The operations that take longest, each in its module and its part of the step."""
-        return add_up(self.operations, attrgetter("name", "module", "part", "dtype"))[:most]
+    def costliest(self) -> list[Cost]:
+        """The ten operations that take longest, each in its module and its part of the step."""
+        return add_up(self.operations, attrgetter("name", "module", "part", "dtype"))[:10]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain containers."""

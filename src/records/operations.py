@@ -7,6 +7,7 @@ them in one step, which is one update of the weights.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -36,8 +37,10 @@ class OperationRow:
 
     def plus(self, other: Self) -> Self:
         """Both together, under this one's name, module, part, dtype and dims."""
-        amounts = [column.name for column in fields(self) if column.type is float]
-        return replace(self, **{name: getattr(self, name) + getattr(other, name) for name in amounts})
+        return replace(self, **{name: getattr(self, name) + getattr(other, name) for name in _AMOUNTS})
+
+
+_AMOUNTS = [column.name for column in fields(OperationRow) if column.type is float]
 
 
 @dataclass(frozen=True)
@@ -55,9 +58,15 @@ class StepOperations:
 
 
 def write_operations(folder: Path, step: StepOperations) -> None:
-    """Write the file into a run's folder atomically. Raises WriteError."""
+    """Write the file into a run's folder atomically; a row's number that is not finite is 0. Raises WriteError."""
+    rows = [_finite(row) for row in step.rows]
     with replacing(folder / FILE) as file:
-        file.write(json.dumps({"schema": SCHEMA, **asdict(step)}).encode("utf-8", "replace"))
+        file.write(json.dumps({"schema": SCHEMA, **asdict(replace(step, rows=rows))}).encode("utf-8", "replace"))
+
+
+def _finite(row: OperationRow) -> OperationRow:
+    zeros: dict[str, Any] = {name: 0.0 for name in _AMOUNTS if not isfinite(getattr(row, name))}
+    return replace(row, **zeros)
 
 
 def read_operations(folder: Path) -> StepOperations | None:

@@ -21,8 +21,9 @@ from ..files import WriteError, remove_leftovers
 from .read import FILE, SCHEMA, read, refuse_used, replacing
 from .values import at, number
 
-# `not_finite`: a loss or a gradient was not; `interrupted`: stopped by a signal, or the system refused to write a file; `killed`: one of
-# its processes ended without a chance to report.
+# `not_finite`: a loss or a gradient was not.
+# `interrupted`: stopped by a signal, or the system refused to write a file.
+# `killed`: one of its processes ended without a chance to report.
 Status = Literal["planned", "running", "finished", "failed", "not_finite", "out_of_memory", "interrupted", "killed"]
 _OPEN = ("planned", "running")  # the statuses of a run that has not ended, or has not reported its end
 _OF_END = ("error", "finished", "seconds")  # what a resumed run has not yet

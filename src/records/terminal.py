@@ -28,9 +28,13 @@ def can_redraw() -> bool:
 
 
 def say(text: str, end: str = "\n") -> None:
-    """Print, or go on in silence: a closed pipe (`… | head -1`) or a full disk ends no measurement."""
-    with contextlib.suppress(OSError, ValueError):  # ValueError: the stream is closed, or has no code for a character
-        print(text, end=end, flush=True)
+    """Print, or go on in silence: a closed pipe (`… | head -1`) or a full disk ends no measurement.
+
+    A character that the stream has no code for is printed as `?`.
+    """
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    with contextlib.suppress(OSError, ValueError):  # ValueError: the stream is closed
+        print(text.encode(encoding, "replace").decode(encoding), end=end, flush=True)
 
 
 class LiveLine:

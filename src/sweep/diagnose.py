@@ -39,28 +39,31 @@ def diagnose(job: Job, search: Diagnosis) -> Plan:
         )
 
     jobs = [run(BASELINE, BASELINE, {}), *(run(CHANGE, folder_of(change), change) for change in changes)]
-    if waits:
-        records = yield _alike(jobs)  # a change that is refused is a result, and in the table
-    else:
+    if not waits:
         jobs.append(run(AGAIN, f"{BASELINE}_2", {}))  # it shows drift
-        _alike(jobs)
-        records = yield jobs[:1]
-        if records[0]["status"] == "finished":
-            records = [*records, *(yield jobs[1:])]
-    if records[0]["status"] != "finished":
-        raise RunFailed.of(jobs[0], records[0])
-    runs = [Run(one.run_dir.name, one.run_dir, record) for one, record in zip(jobs, records, strict=True)]
-    if RATE not in runs[0].values:
-        place = os.path.relpath(jobs[0].run_dir)
-        raise UserError(
-            f"experiment=diagnose: needs the rate of a run, and {place} has none: {why_no_rate(records[0])}"
-        )
+    _alike(jobs)
+    runs: list[Run] = []
+    for part in [jobs] if waits else [jobs[:1], jobs[1:]]:
+        records = yield part  # a change that is refused is a result, and in the table
+        runs += [Run(one.run_dir.name, one.run_dir, record) for one, record in zip(part, records, strict=True)]
+        _check_baseline(jobs[0], runs[0])
     best = [trial.options for trial in Findings(runs).best_pair]
     pair = [change for change in changes if tuple(words_of(change)) in best]
     if len(pair) == 2:
         both = pair[0] | pair[1]
         last = [run(AGAIN, f"{BASELINE}_3", {}), run(CHANGE, folder_of(both), both)]
         yield _alike(last if waits else last[::-1])
+
+
+def _check_baseline(job: Job, run: Run) -> None:
+    """Raise RunFailed for a baseline that did not finish, and UserError for one without a rate."""
+    if run.status != "finished":
+        raise RunFailed.of(job, run.record)
+    if RATE not in run.values:
+        place = os.path.relpath(job.run_dir)
+        raise UserError(
+            f"experiment=diagnose: needs the rate of a run, and {place} has none: {why_no_rate(run.record)}"
+        )
 
 
 def _alike(jobs: Sequence[Job]) -> Sequence[Job]:

@@ -39,7 +39,7 @@ def run_sweep(line: CommandLine, sweep_dir: Path) -> None:
 
     Raises:
         SystemExit: 1 if a run failed for another reason than memory; 129, 130 or 143 if a signal ended the sweep.
-        UserError: if the folder holds another sweep, or it or the report cannot be written.
+        UserError: if the folder holds another sweep, it or the report cannot be written, or the launcher fails.
     """
     folder.refuse_other(sweep_dir, line.configs if line.labels else [])
     here = line.launcher["_target_"].endswith(".BasicLauncher")
@@ -63,9 +63,8 @@ def run_sweep(line: CommandLine, sweep_dir: Path) -> None:
                 except Exception as error:
                     if here or isinstance(error, UserError):
                         raise
-                    raise WriteError(
-                        f"hydra/launcher: {in_one_line(error)}"
-                    ) from error  # such as a job that it has lost
+                    lost = f"hydra/launcher: {in_one_line(error)}"  # such as a job that it has lost
+                    raise WriteError(lost) from error
         except (SystemExit, WriteError):
             with contextlib.suppress(UserError):
                 sweep.report()

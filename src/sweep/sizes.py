@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..errors import UserError
 from ..files import new_folder, writing
-from ..options.compose import compose_command_line, config_in
+from ..options.compose import compose, compose_command_line, config_in
 from ..options.overrides import parse, text_of
 from .loop import Loop
 from .plans import Job
@@ -20,13 +20,13 @@ _ACCELERATORS = {"cpu": "cpu", "cuda": "gpu", "mps": "mps"}
 
 
 def own_sizes(overrides: Sequence[str]) -> tuple[list[str], list[int]]:
-    """The options without `data.batch_size=…`, and the sizes that it lists, or the usual ones."""
+    """The options without `data.batch_size=…`, and the sizes that it lists, or the usual ones.
+
+    Raises:
+        UserError: if it lists fewer than two, or fewer than two of the usual ones divide `global_batch_size`.
+    """
     rest: list[str] = []
-    update = next(
-        (text_of(option) for option in parse(list(overrides)) if option.key_or_group == "global_batch_size"), ""
-    )
-    samples = int(text) if (text := update.partition("=")[2]).isdecimal() else 0
-    sizes = {size for size in _SIZES if not samples % size}  # an update of so many samples is divided into batches
+    sizes: set[int] = set()
     for option in parse(list(overrides)):
         if option.key_or_group != BATCH_SIZE:
             rest.append(text_of(option))
@@ -38,7 +38,16 @@ def own_sizes(overrides: Sequence[str]) -> tuple[list[str], list[int]]:
                 f"{BATCH_SIZE}: choose needs several sizes, to tell what a step costs from what a sample costs; write "
                 f"{BATCH_SIZE}=32,128, or leave it out"
             )
-    return rest, sorted(sizes)
+    if sizes:
+        return rest, sorted(sizes)
+    update = compose(rest).get("global_batch_size")
+    usual = [size for size in _SIZES if not isinstance(update, int) or update % size == 0]
+    if len(usual) < 2:
+        raise UserError(
+            f"{BATCH_SIZE}: choose needs several sizes, and of {', '.join(map(str, _SIZES))} fewer than two divide "
+            f"global_batch_size={update}; list sizes that do"
+        )
+    return rest, usual
 
 
 def timed(overrides: Sequence[str]) -> list[str]:

@@ -2,9 +2,10 @@
 
 A timed run ends with the passes. A training then waits for its turn, and goes on to its end while no other run trains.
 
-Runs that a report compares share passes, one such group after the other. The first run, which may have to calibrate the
-device, is set up alone, and the others several at a time. They warm up one after the other. A run that waits keeps its
-memory: the next one warms up only if there is enough for it, and otherwise stays set up until the runs before it have ended.
+Runs that differ in batch size and seed alone share passes, one such group after the other. The first run, which may have to
+calibrate the device, is set up alone, and the others several at a time. They warm up one after the other. A run that waits
+keeps its memory: the next one warms up only if there is enough for it, and otherwise stays set up until the runs before it
+have ended.
 """
 
 import contextlib

@@ -1,5 +1,6 @@
 """The table of a diagnosis: each change against the baseline, and one first sentence that the numbers bear out."""
 
+import json
 import re
 import zlib
 
@@ -165,6 +166,18 @@ def test_the_table_has_the_rate_the_ratio_its_interval_and_the_bottleneck(tmp_pa
         "baseline: probably host: the host is slow",
     ):
         assert f"note: {note}" in said
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [("failed", "refused: E: why"), ("not_finite", "not finite: E: why"), ("out_of_memory", "out of memory")],
+)
+def test_a_change_that_did_not_finish_says_how_it_ended(tmp_path, status, said):
+    diagnosed(tmp_path, (None, PRECISION))
+    for file in tmp_path.rglob("run.json"):
+        if json.loads(file.read_text())["status"] == "failed":
+            change_record(file.parent, status=status, error="E: why")
+    assert f"{PRECISION}: {said}" in " ".join(find_findings(tmp_path).text.split())
 
 
 def test_a_folder_without_a_diagnosis_is_one_line(tmp_path):

@@ -58,6 +58,9 @@ def test_the_verdict_is_that_of_the_runs_record_where_it_has_one_and_no_option_c
     ):
         change_record(run_dir, throughput=known | {"bottleneck": said})
         assert f"limit: {evidence}" in answer("explain", run_dir, root, *options).out
+    change_record(run_dir, throughput=known | {"bottleneck": new | {"evidence": "its record"}})
+    step = replace(step, device_name="another device")
+    assert "limit: these steps" in answer("explain", run_dir, root).out
 
 
 def test_the_data_of_a_run_are_only_read_where_its_record_says_unless_the_place_is_typed(run_dir, root, monkeypatch):

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from batchscope.cli import choose
 from batchscope.hardware import contention, measure, products
 from batchscope.hardware.calibration import Calibration
 from batchscope.hardware.contention import Noise
@@ -132,6 +133,14 @@ def test_a_choice_draws_a_picture_and_says_what_it_shows(tmp_path):
     assert (found.code, found.out.count(" used at 8, and ")) == (0, 1)
     assert found.out.splitlines()[-1] == f"picture  {tmp_path / 'use.png'}"
     assert {path.name for path in tmp_path.glob("*.png")} == {"use.png"}
+
+
+def test_a_choice_without_a_size_that_surely_fits_says_that_nothing_is_drawn(tmp_path, monkeypatch):
+    write_training(tmp_path / "sweep")
+    monkeypatch.setattr(choose, "use_lines", lambda *_: [])
+    found = answer("choose", tmp_path / "sweep", "--devices", "t4", "--plot", tmp_path / "use.png")
+    assert (found.code, found.err) == (0, "warning: --plot: no device has a size that surely fits\n")
+    assert not (tmp_path / "use.png").exists()
 
 
 def test_the_json_of_a_choice_has_the_use_where_a_picture_is_asked_for(tmp_path):

@@ -16,16 +16,16 @@ def test_a_module_has_the_sum_of_its_operations_and_the_optimizer_is_one_row():
         cost("net.0", "optimizer", seconds=1.5),
         cost("", "optimizer", seconds=2.0),
     )
-    assert [row.seconds for row in step.costliest(2)] == [2.0, 2.0]
-    rows = [(row.module, row.seconds, row.flops, row.calls) for row in step.modules()]
+    assert [row.seconds for row in step.costliest()] == [2.0, 2.0, 1.5, 1.0]
+    rows = [(row.module, row.seconds, row.flops, row.calls) for row in step.modules(9)]
     assert rows == [("optimizer", 3.5, 0, 0), ("net.0", 3.0, 30, 3)]
 
 
 def test_modules_are_added_up_to_the_depth_that_has_few_enough_rows():
     step = explanation(cost("net.a.0", seconds=1.0), cost("net.a.1", seconds=1.0), cost("net.b", seconds=1.5))
     whole, short = ["net.b", "net.a.0", "net.a.1"], ["net.a", "net.b"]
-    names = [[row.module for row in step.modules(most)] for most in (None, 3, 2, 1)]
-    assert names == [whole, whole, short, ["net"]]
+    names = [[row.module for row in step.modules(most)] for most in (3, 2, 1)]
+    assert names == [whole, short, ["net"]]
 
 
 def test_the_time_outside_is_what_no_operation_and_no_wait_explains_and_floor_over_time_needs_both():
@@ -40,4 +40,4 @@ def test_its_file_holds_the_facts():
     known = json.loads(json.dumps(explanation(cost("net")).to_dict()))
     assert known["schema"] == SCHEMA
     assert known["operations"] == [cost("net").to_dict()]
-    assert (explanation().total, explanation().modules()) == (Cost("", "", "", "other"), [])
+    assert (explanation().total, explanation().modules(9)) == (Cost("", "", "", "other"), [])

@@ -2,7 +2,7 @@
 
 import json
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -57,6 +57,11 @@ def test_a_resumed_run_keeps_the_visits_of_an_earlier_process_without_their_part
 def test_operations_are_read(tmp_path):
     write_operations(tmp_path, step())
     assert read_operations(tmp_path) == step()
+
+
+def test_a_number_of_an_operation_that_is_not_finite_is_zero(tmp_path):
+    write_operations(tmp_path, step([replace(ROWS[0], flops=float("inf"), seconds=float("nan"))]))
+    assert read_operations(tmp_path) == step([replace(ROWS[0], flops=0.0, seconds=0.0)])
 
 
 def test_of_each_test_sample_a_bit_is_read_that_says_whether_it_was_right(tmp_path):

@@ -1,11 +1,13 @@
 """Numbers, metrics and lines as people see them."""
 
+import io
+
 import pytest
 
 from batchscope.records.formatting import count, duration, memory, option_value, percent, significant, with_prefix
 from batchscope.records.metrics import FRACTION, METRICS, RUN_METRICS, best_first, metric
 from batchscope.records.step_parts import PARTS
-from batchscope.records.terminal import wrapped
+from batchscope.records.terminal import say, wrapped
 
 SHOWN = {
     significant: {"61,200": 61234, "843": 843, "100": 99.96, "8.43": 8.434, "0.0123": 0.01234, "0.00": 0, "-5.00": -5},
@@ -58,3 +60,10 @@ def test_a_line_breaks_at_a_space_keeps_its_margin_and_breaks_no_word():
         ("", 20, [""]),
     ):
         assert wrapped([line], width) == lines
+
+
+def test_a_character_without_a_code_is_a_question_mark_and_its_line_is_said(monkeypatch):
+    stream = io.TextIOWrapper(io.BytesIO(), "ascii")
+    monkeypatch.setattr("sys.stdout", stream)
+    say("± 3 %")
+    assert stream.buffer.getvalue() == b"? 3 %\n"

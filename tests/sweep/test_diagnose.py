@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from batchscope.analysis.diagnose import find_findings
+from batchscope.errors import UserError
 from batchscope.records.read import read
 from batchscope.records.run_record import plan
 from batchscope.sweep import diagnose
@@ -119,7 +120,7 @@ def diagnosed(folder, rate, *words):
     loop.do = do_all
     try:
         loop.run(diagnose.diagnose(job, search_of(config)))
-    except (RunFailed, SystemExit) as error:
+    except (UserError, SystemExit) as error:
         end = error
     return yields, find_findings(folder).text, end
 
@@ -159,6 +160,15 @@ def test_where_runs_cannot_wait_the_baseline_follows_the_changes(tmp_path, monke
     yields, said, _ = diagnosed(tmp_path, faster_with_a_larger_batch)
     assert names(yields) == [["baseline"], [*CHANGES, "baseline_2"], [TOGETHER, "baseline_3"]]
     assert said.startswith("Recommended: data.batch_size=512")
+
+
+@pytest.mark.parametrize("status", ["out_of_memory", "finished"])
+def test_where_runs_cannot_wait_a_baseline_without_a_rate_ends_the_diagnosis(status, tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.sweep.test_diagnose.can_wait", lambda config: False)
+    monkeypatch.setattr(diagnose, "can_wait", lambda config: False)
+    yields, _, end = diagnosed(tmp_path, lambda config: status)
+    assert names(yields) == [["baseline"]]
+    assert isinstance(end, RunFailed if status == "out_of_memory" else UserError)
 
 
 def test_started_again_it_has_the_same_runs(tmp_path):

@@ -133,7 +133,7 @@ def settings_of(folder, names, model=str, lr=lambda name: 0.1):
     ("names", "together"),
     [
         ("a1 b1 a2 b2 a4 b4", ["a1 a2 a4", "b1 b2 b4"]),
-        ("a1 b1 b2 b4 b8 c1", ["b1 b2 b4 b8"]),  # what is compared with no other run is done alone
+        ("a1 b1 b2 b4 b8 c1", ["b1 b2 b4 b8"]),  # a group of one run is done alone
         ("a1 a2 a4 a8 a16 b1", ["a1 a2 a4 a8"]),  # more than there is room for
         ("a1 a2 a4 a8 a16 a32", ["a1 a2 a4 a8", "a16 a32"]),
     ],
@@ -145,6 +145,15 @@ def test_runs_that_are_compared_share_passes_where_not_all_runs_do(
     records = loop.do(settings_of(tmp_path, names))
     assert passes == together
     assert [record["status"] for record in records] == ["finished"] * 6
+
+
+def test_timing_that_is_asked_for_is_missed_where_each_group_has_one_run(loop, passes, tmp_path, capfd):
+    for names, said in (("a1 a2", False), ("b1 c1", True)):
+        jobs = settings_of(tmp_path, names)
+        for one in jobs:
+            one.config["timing"] = True
+        loop.do(jobs)
+        assert ("warning: timing=true: not all runs" in capfd.readouterr().err) is said
 
 
 LEARNING_RATES = {

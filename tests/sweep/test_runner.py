@@ -79,6 +79,18 @@ def test_timed_runs_are_visited_and_a_search_recommends_one_of_its_runs(here):
     assert sorted(int(path.parent.name) for path in here.glob("t/0/*/run.json")) == [8, 32, 128, 512, 2048, 4000]
 
 
+def test_a_launcher_that_fails_leaves_a_report_and_one_line(here, monkeypatch):
+    def launch(configs, words, job):
+        raise RuntimeError("the job\nis lost")
+
+    assert answer("train", "-m", *TINY, "seed=1,2").code == 0
+    monkeypatch.setattr("batchscope._hydra.multirun", launch)
+    code, out, err = answer("train", "-m", *TINY, "seed=1,2", "hydra.launcher._target_=own.Launcher")
+    assert (code, err) == (1, "error: hydra/launcher: RuntimeError: the job is lost\n")
+    assert "2 runs: 2 finished" in out
+    assert out.splitlines()[-1].startswith("resume   ")
+
+
 def test_a_failure_comes_back_from_another_process():
     """As a launcher brings it to a searching sweeper."""
     came = pickle.loads(pickle.dumps(RunFailed("s/0: a bug")))
