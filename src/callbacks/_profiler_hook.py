@@ -44,9 +44,8 @@ class ProfilerHook(Profiler):
     def detach(self, trainer: Trainer) -> None:
         """Call the listeners no more, and give the trainer its profiler back."""
         self._actions = ()
-        while (
-            isinstance(hook := profiler_of(trainer), ProfilerHook) and not hook._actions
-        ):  # one below may have ended first
+        # A hook below this one may have ended first.
+        while isinstance(hook := profiler_of(trainer), ProfilerHook) and not hook._actions:
             set_profiler(trainer, hook._inner)
 
     @override

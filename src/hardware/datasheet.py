@@ -29,9 +29,8 @@ class Datasheet:
     memory_bytes_per_sec: float
     flops_per_sec: Mapping[str, float]  # by precision: `fp32`, `tf32`, `bf16`, `fp16`, `fp64`
     source: Mapping[str, str | int]  # the document's `name`, and the year of its edition, `date`
-    kind: str = (
-        "cuda"  # torch's type: `cuda` of every card; of a device that a run has measured (choice/measured.py), its own
-    )
+    # torch's type of device: `cuda` of every card; of a device that a run has measured (choice/measured.py), its own.
+    kind: str = "cuda"
     sms: int | None = None  # multiprocessors
     cores_per_sm: int | None = None  # float32 lanes
     clock_mhz: float | None = None  # at most
