@@ -60,8 +60,13 @@ RECIPES: Commands = {
     "best": "experiment=mnist_best",
     "rows": "experiment=mnist_rows model=stacked_lstm",
 }
+LONG = ("best", "rows")
 ACCURACY: Commands = {
-    f"{name}-{seed}": f"{options} seed={seed}" for seed in range(3) for name, options in RECIPES.items()
+    f"{name}-{seed}": f"{options} seed={seed}"
+    for is_long in (False, True)
+    for seed in range(3)
+    for name, options in RECIPES.items()
+    if (name in LONG) is is_long
 }
 
 STOP = "+callbacks.solved={_target_:lightning.pytorch.callbacks.EarlyStopping,patience:1000000,check_finite:false,%s}"
