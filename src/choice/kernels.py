@@ -103,7 +103,7 @@ def _product(work: Work) -> tuple[float, ...]:
     samples, channels, *sizes = (max(1, size) for size in work.dims)
     spatial = (len(sizes) - 1) // 2
     m, k = samples * math.prod(sizes[:spatial]), math.prod(sizes[spatial:])
-    return work.flops / (2.0 * m * channels * k), m, channels, k
+    return max(work.flops / (2.0 * m * channels * k), 1e-9), m, channels, k
 
 
 def _middles(form: str, works: Sequence[Work], device: Datasheet, of: Coefficients) -> Array:

@@ -147,6 +147,13 @@ def test_a_kernel_takes_what_the_formulas_say_and_never_less_than_its_roof(name)
     assert low >= 0.9 * roof_seconds(work, card) or work.bytes < 6 * 2**20
 
 
+@pytest.mark.parametrize("dims", [(0, 8, 0, 0, 4, 3, 3), (64, 8, 9, 4, 3), (64, 8, 9, 9, 9, 1, 3, 3, 3)])
+@pytest.mark.filterwarnings("error")
+def test_a_convolution_of_any_dimensions_and_without_flops_takes_a_time(dims):
+    work = replace(LARGE, kind="convolution", dims=dims, flops=0.0)
+    assert 0 < predict([work], CARD)[1, 0] < 1
+
+
 def test_the_packages_coefficients_name_their_source_and_a_choice_from_records_imports_no_torch():
     assert "NeuSight" in coefficients().source
     code = "import sys, batchscope.cli.choose; print({'torch', 'lightning', 'matplotlib'} & {*sys.modules})"
