@@ -1,8 +1,8 @@
 """KernelTime: for how long kernels run in a training step, on CUDA: all the time that the device needs for it.
 
 A GPU that waits for its host idles between kernels, and the marks of a step do not show it. So in one update the device is
-held before each batch, until the host has submitted the whole of it; then the kernels follow each other without a gap, and
-the time between two marks around them is theirs. The update is slower by the hold, and no rate is read from it.
+held before each batch is asked for, until the host has submitted the whole of it; then the kernels follow each other without a
+gap, and the time between two marks around them is theirs. The update is slower by the hold, and no rate is read from it.
 
 This needs no profiler, whose library takes seconds to start, and knows short runs, for which the driver's utilisation is too
 coarse.
@@ -20,8 +20,9 @@ _MORE, _LEAST_S, _MOST_S = 1.5, 0.001, 0.5
 class KernelTime:
     """Holds the device in one update of a fit.
 
-    A step that waits for the device, as `.item()` does, submits its rest after the hold, and so does one of more kernels than
-    the device's queue takes (about a thousand): then nothing is known.
+    A step that waits for the device, as `.item()` and a GradScaler do, submits its rest after the hold, and so does one of more
+    kernels than the device's queue takes (about a thousand): then nothing is known. Kernels in streams that do not wait for the
+    current one are not seen.
 
     Args:
         clock: of the device.
@@ -29,27 +30,29 @@ class KernelTime:
 
     Attributes:
         active: whether the device is held for the batch that is being submitted.
+        samples: of the update, as far as they were counted.
     """
 
     def __init__(self, clock: HostClock, update: int):
-        self.active = False
+        self.active, self.samples = False, 0.0
         self._clock, self._update = clock, update
         self._since: float | None = None  # when the host began to submit a batch
-        self._host_s = 0.0  # that it took for the last one
+        self._host_s = 0.0  # that it took for one, at most, in this update and the one before
         self._batches: list[tuple[Any, Any, bool]] = []  # the marks around each batch, and whether the host was ahead
 
     def start(self, update: int) -> None:
-        """A batch of this update begins."""
+        """A batch of this update is asked for."""
         if update == self._update:
             self._clock.hold(min(_MORE * self._host_s + _LEAST_S, _MOST_S))
             self.active, self._began = True, self._clock.mark()
-        self._since = time.perf_counter() if update <= self._update else None
+        self._since = time.perf_counter() if self._update - 1 <= update <= self._update else None
 
-    def stop(self) -> None:
+    def stop(self, samples: float) -> None:
         """The batch is submitted."""
         if self._since is not None:
-            self._host_s, self._since = time.perf_counter() - self._since, None
+            self._host_s, self._since = max(self._host_s, time.perf_counter() - self._since), None
         if self.active:
+            self.samples += samples
             is_ahead = not self._clock.ready(self._began)
             self._batches.append((self._began, self._clock.mark(), is_ahead))
             self.active = False

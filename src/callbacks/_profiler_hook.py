@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Callable, Container
-from contextlib import AbstractContextManager
 from typing import Any, Self
 
 from lightning import Trainer
@@ -12,7 +11,7 @@ from typing_extensions import override
 from .._lightning import profiler_of, set_profiler
 
 Listener = Callable[[str], None]
-_NOTHING = contextlib.nullcontext()
+_MOST = 1000  # names that are kept: a user may count in theirs
 
 
 class ProfilerHook(Profiler):
@@ -56,9 +55,9 @@ class ProfilerHook(Profiler):
             set_profiler(trainer, hook._inner)
 
     @override
-    def profile(self, action_name: str) -> AbstractContextManager[Any]:
+    def profile(self, action_name: str) -> Any:  # a context manager
         if self._is_alone and not self._name(action_name):
-            return _NOTHING
+            return contextlib.nullcontext(action_name)
         return super().profile(action_name)
 
     @override
@@ -76,6 +75,8 @@ class ProfilerHook(Profiler):
     def _name(self, action_name: str) -> str:
         name = self._names.get(action_name)
         if name is None:
+            if len(self._names) >= _MOST:
+                self._names.clear()
             last = action_name.rpartition(".")[2]
             name = self._names[action_name] = last if last in self._actions else ""
         return name

@@ -34,6 +34,7 @@ ROW = numpy.dtype(
 MIN_UNDISTURBED = 6  # the median of fewer has no interval, and then the disturbed steps count, too
 _FACTS = ("samples", "timesteps", "batches", "recorded")
 _CAPACITY = 1024
+_RECORDED = 3  # updates whose operations are recorded; what is marked as recorded after them may be held or traced
 Mask = NDArray[numpy.bool_]
 Floats = NDArray[numpy.float64]
 
@@ -174,7 +175,9 @@ class UpdateTable:
         later = later[later > recorded[0]] if len(recorded) else later[:0]
         if not len(later):
             return 1.0
-        early = numpy.minimum(numpy.sort(steps_ms[later[:plain]]), steps_ms[recorded[recorded < later[0]]].max())
+        early = numpy.minimum(
+            numpy.sort(steps_ms[later[:plain]]), steps_ms[recorded[recorded < later[0]][:_RECORDED]].max()
+        )
         low, high = float(early[0]), float(early[max(0, len(early) - 2)])
         return step_ms / min(max(step_ms, low), high) if high > 0 else 1.0
 

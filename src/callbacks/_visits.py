@@ -17,11 +17,12 @@ from typing_extensions import override
 
 from .._lightning import callbacks_of
 from ..hardware.device_memory import shared_memory
-from ._timer import pause
+from ._timer import HostClock, clock_for, pause
 from ._updates import Updates
 from .device import DeviceMonitor
 from .throughput import ThroughputMonitor
 
+_WARM = 3  # updates by which the length of a training is told
 SHORT_S = 0.1  # the first one of such steps is left out: what others trained meanwhile is in the caches
 
 
@@ -52,13 +53,17 @@ class Visits(Callback):
         self._visitor = visitor
         self._is_ready = self._is_warm = self._left = False
         self._is_short = True
-        self._warm_up = deque[float](maxlen=3)  # when its last updates ended: those before are recorded, and slower
+        self._clock, self._ahead = (
+            HostClock(),
+            deque[Any](),
+        )  # the marks of updates that the device may not have reached
+        self._warm_up = deque[float](maxlen=_WARM)  # when its last updates ended: those before are recorded, and slower
         self._visit: tuple[int, float] | None = None  # whose window has not begun yet
         self.waited_s = 0.0
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._updates = Updates(trainer.global_step)
+        self._updates, self._clock = Updates(trainer.global_step), clock_for(trainer.strategy.root_device)
         if self._monitor.is_measuring:
             self._monitor.measure_by_clock(False)  # no window begins before the first visit
 
@@ -76,9 +81,11 @@ class Visits(Callback):
         monitor = self._monitor
         if not self._updates.end_batch(trainer.global_step) or self._left or not monitor.is_measuring:
             return
+        self._stay_near(self._clock)
         if not self._is_warm:
-            self._warm_up.append(time.perf_counter())
-            if monitor.is_warm:
+            if monitor.is_warm or not self._clock.can_hold:  # there the updates before are slower for the host alone
+                self._warm_up.append(time.perf_counter())
+            if monitor.is_warm and (len(self._warm_up) == _WARM or not self._clock.can_hold):
                 self._is_warm = True
                 memory = shared_memory(trainer.strategy.root_device)
                 self._tell({"warm": True, "fit_s": self._fit_s(trainer), "device": memory})
@@ -90,6 +97,14 @@ class Visits(Callback):
             self._is_short = facts.get("mean_s", 0.0) < SHORT_S
             self._tell(facts)
             self._wait(trainer)
+
+    def _stay_near(self, clock: HostClock) -> None:
+        """Let the host be two updates ahead of the device at most, so that a visit is no longer than it was asked for."""
+        self._ahead.append(clock.mark())
+        if len(self._ahead) > 2:
+            first = self._ahead.popleft()
+            clock.wait(first)
+            clock.reuse([first])
 
     def _fit_s(self, trainer: Trainer) -> float | None:
         """About how long the updates take that are left; None where nobody knows how many they are."""

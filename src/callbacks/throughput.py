@@ -25,8 +25,10 @@ from ..hardware.bottleneck import CHANGED
 from ..hardware.calibration import Calibration
 from ..hardware.devices import device_name
 from ..hardware.measure import find_calibration
+from ..hardware.nvml_readings import POWER, UTILIZATION
 from ..hardware.processor import root_of_run
 from ..hardware.programs import ProgramWatch
+from ..hardware.telemetry import named
 from ..options.types import NonNegativeInt
 from ..records.operations import OperationRow, StepOperations
 from ..records.rates import LOAD_SAID
@@ -52,6 +54,7 @@ from ._writer import StepWriter
 from .device import DeviceMonitor
 
 FLUSH_EVERY = 100  # batches read together
+_OF_ALL_RUNS = {named(key, "mean") for key in (UTILIZATION, POWER)}  # on a device that runs share
 
 
 class ThroughputMonitor(LoopEvents):
@@ -72,7 +75,8 @@ class ThroughputMonitor(LoopEvents):
 
     Args:
         every_n_steps: write every n-th step to the loggers; all are measured. 0 writes none.
-        warmup_steps: left out of the summary; with `record_operations` at least the first four are. A fit that is no longer has
+        warmup_steps: left out of the summary; with `record_operations` at least the first four are, on CUDA five, of a compiled
+            module eight. A fit that is no longer has
             no rate.
         batch_size_fn: the samples of a batch, for batches in which the length of the first tensor is another number.
         timesteps_fn: the time steps of a batch, all samples together. Without it a loader with an attribute `timesteps` says
@@ -333,10 +337,13 @@ class ThroughputMonitor(LoopEvents):
     ) -> Measured:
         cost, device = self.summary, trainer.strategy.root_device
         changed, kernel_s = self.table.changed(cost["step_ms_median"]), self._traced_s
-        if kernel_s is None and 1 / CHANGED <= changed <= CHANGED:
+        is_whole = self._kernel_time.samples == self.table.whole_batch()
+        if kernel_s is None and is_whole and 1 / CHANGED <= changed <= CHANGED:
             kernel_s = self._kernel_time.seconds
         monitors = (one for one in callbacks_of(trainer) if isinstance(one, DeviceMonitor))
         sampled = next((one.result(self._counted_since) for one in monitors), {})
+        if self._windows.in_passes:  # the driver's means are of a time in which other runs were visited
+            sampled = {key: value for key, value in sampled.items() if key not in _OF_ALL_RUNS}
         return Measured(
             title=getattr(module, "title", type(module).__name__),
             device=device.type,
@@ -395,6 +402,7 @@ class ThroughputMonitor(LoopEvents):
             with self._timer.pause():  # what a window's border costs is in no step
                 self._windows.begin(updates)
         self._timer.begin_batch()
+        self._kernel_time.start(updates + 1)
 
     @override
     def count_batch(self, trainer: Trainer, module: LightningModule, batch: Any) -> None:
@@ -420,7 +428,6 @@ class ThroughputMonitor(LoopEvents):
         assert self._recorded is not None
         update, timed = self._timer.updates + 1, self._timer.current
         self._recorded.start(update, self._timer.global_step)
-        self._kernel_time.start(update)
         if timed is not None:  # another callback or the user may record or trace it, too
             timed.recorded |= self._recorded.active or self._kernel_time.active or any_mode() or is_profiler_active()
 
@@ -444,7 +451,7 @@ class ThroughputMonitor(LoopEvents):
                 self._count(timed, trainer, module, batch)
             if self._recorded is not None:
                 self._recorded.count(timed.samples)
-        self._kernel_time.stop()
+            self._kernel_time.stop(timed.samples)
         if not self.is_measuring:  # the count has failed
             return
         self._timer.end_batch(trainer.global_step)

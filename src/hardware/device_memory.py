@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import psutil
 import torch
@@ -15,13 +15,25 @@ from .traffic import storages
 # In any other RuntimeError. cuBLAS and cuDNN report the lack of memory for their own buffers by a status.
 _OUT_OF_MEMORY = ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 _OUT_OF_MEMORY += ("CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",)
+# What libraries say as well for other reasons: it is the memory where less than this share of the device's is free.
+_PERHAPS = ("CUBLAS_STATUS_NOT_INITIALIZED", "unable to find an engine to execute this computation")
+_FULL = 0.05
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that the device or the host has no more memory."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
+    if not isinstance(error, RuntimeError):
+        return False
+    said = str(error)
+    return any(words in said for words in _OUT_OF_MEMORY) or (any(words in said for words in _PERHAPS) and _is_full())
+
+
+def _is_full() -> bool:
+    """Whether the current CUDA device has hardly any memory left."""
+    memory = shared_memory(torch.device("cuda")) if torch.cuda.is_available() else {}
+    return bool(memory) and memory["free"] < _FULL * memory["total"]
 
 
 def memory_of(device: torch.device) -> tuple[int, int] | None:
@@ -46,12 +58,13 @@ def memory_of(device: torch.device) -> tuple[int, int] | None:
 def shared_memory(device: torch.device) -> dict[str, int]:
     """Bytes of a CUDA device that are `free` for all processes, its `total`, and what this process's tensors have `taken`.
 
-    Empty for other devices.
+    Empty for other devices, and where an allocator does not say.
     """
-    if device.type != "cuda":
-        return {}
-    free, total = torch.cuda.mem_get_info(device)
-    return {"free": free, "total": total, "taken": torch.cuda.max_memory_reserved(device)}
+    if device.type == "cuda":
+        with suppress(RuntimeError, NotImplementedError):
+            free, total = torch.cuda.mem_get_info(device)
+            return {"free": free, "total": total, "taken": torch.cuda.memory_reserved(device)}
+    return {}
 
 
 def bytes_of(tensors: Iterable[object]) -> int:

@@ -54,8 +54,11 @@ def takes_one_process() -> bool:
         import pynvml
 
         pynvml.nvmlInit()
-        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
-        return any(pynvml.nvmlDeviceGetComputeMode(each) != pynvml.NVML_COMPUTEMODE_DEFAULT for each in handles)
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            with contextlib.suppress(pynvml.NVMLError):  # a MIG device has no mode
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                if pynvml.nvmlDeviceGetComputeMode(handle) != pynvml.NVML_COMPUTEMODE_DEFAULT:
+                    return True
     return False
 
 

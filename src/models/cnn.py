@@ -51,9 +51,10 @@ class SimpleCNN(nn.Module):
             return [layer, nn.MaxPool2d(2), *([] if norm is None else [nn.BatchNorm2d(outputs)]), nn.ReLU()]
 
         self.features = nn.Sequential(*convolution(in_channels, first), *convolution(first, second))
+        if dropout:
+            self.features.append(nn.Dropout(dropout))
         self.classifier = nn.Sequential(
             nn.Flatten(),
-            *([nn.Dropout(dropout)] if dropout else []),
             nn.Linear(second * (height // 4) * (width // 4), hidden_size),
             nn.ReLU(),
             nn.Linear(hidden_size, spec.num_outputs),

@@ -73,6 +73,14 @@ def set_run_aside(run_dir: Path) -> str:
         return _set_aside(run_dir)
 
 
+def free_for_another_try(run_dir: Path) -> None:
+    """Have a run that ended by itself resumed from its checkpoint where it has one, and otherwise set it aside."""
+    if has_checkpoint(run_dir):
+        close(run_dir, "interrupted", "out of memory beside other runs")
+    else:
+        set_run_aside(run_dir)
+
+
 def statuses(folder: Path) -> list[str]:
     """How each run in and below a folder ended; folders that were set aside do not count."""
     ends = []

@@ -85,7 +85,7 @@ class Loop:
                 self._say_end(job, record)
         if not ready:
             return []
-        line, warned, crowded = LiveLine(), set[str](), list[Job]()
+        line, warned = LiveLine(), set[str]()
         programs = ProgramWatch([os.getpid()])
         with contextlib.ExitStack() as files, Processes() as processes:
             files.callback(line.clear)
@@ -98,9 +98,9 @@ class Loop:
                 process.wait()
                 line.clear()
                 job, record = process.job, self._read(process.job)
-                if beside_others and record["status"] == "out_of_memory":  # it may fit alone
-                    folder.set_run_aside(job.run_dir)
-                    crowded.append(job)
+                if beside_others and record["status"] == "out_of_memory":  # it may fit alone, and is done so in the end
+                    folder.free_for_another_try(job.run_dir)
+                    print(f"{job.title} found no memory beside others, and is done again alone", flush=True)
                     return
                 records[job] = record
                 if processes.stopped_by is not None and record["status"] == "interrupted":
@@ -122,7 +122,7 @@ class Loop:
             left = Together(start, end, say).measure(ready)
             if sum(share for _, share in programs.top()) >= LOAD_SAID:
                 say(f"beside these runs: {programs.words()} of the processor", stays=True)  # in no file
-            return [*crowded, *left]
+            return left
 
     def _kept(self, job: Job) -> Record | None:
         """None if the job's folder is ready for the run; otherwise the record that takes its place."""

@@ -1,8 +1,8 @@
 """Plans: which runs there are.
 
 A plan is a generator. It yields jobs to the loop (loop.py), and receives the record of each: of a run that was done, that
-an earlier sweep in the same folder has done, or that was refused (`refused`, with the `error`). Timed runs of one yield are
-visited side by side; others follow each other.
+an earlier sweep in the same folder has done, or that was refused (`refused`, with the `error`). Runs of one yield that can
+wait are visited side by side; others follow each other.
 """
 
 import copy

@@ -1,7 +1,7 @@
 """`compare --rerun`: pairs of runs, A B, B A, A B, …, until it is decided which is slower, or a limit is reached.
 
-Runs of different hours differ by the hour. The two of a pair share it, and their ratio is what differs between A and B. On
-a CPU they are visited side by side, as the runs of a sweep are; elsewhere they follow each other, in changing order. Each
+Runs of different hours differ by the hour. The two of a pair share it, and their ratio is what differs between A and B. Where
+they can wait they are visited side by side, as the runs of a sweep are; elsewhere they follow each other, in changing order. Each
 is a process of its own, because two processes of the same thing differ, too: the test is over pairs.
 """
 

@@ -167,6 +167,7 @@ class Together:
     def _end(self, process: Process) -> None:
         others = [one for one in _living(self._started) if one is not process and one in self._device]
         self._on_end(process, bool(others))
+        self._device.pop(process, None)
 
     def _has_memory_for(self, more: int, processes: Sequence[Process]) -> bool:
         """Whether a quarter of the memory is available, and for each run more, and one, what the largest run has taken."""

@@ -1,5 +1,7 @@
 """The time of kernels in a step: the device is held until the host has submitted the step, in one update of a fit."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from batchscope.callbacks import _kernel_time, throughput
@@ -7,7 +9,7 @@ from batchscope.callbacks._kernel_time import KernelTime
 from batchscope.callbacks._table import RECORDED
 from batchscope.callbacks._timer import HostClock
 from tests.callbacks.support import monitoring
-from tests.support.third_party_modules import Stranger, train
+from tests.support.third_party_modules import Stranger, loader, train
 
 
 class Stream(HostClock):
@@ -57,7 +59,7 @@ def measured(stream, kernels, batches=1, update=2, **how):
         for _ in range(batches):
             one.start(number)
             step(stream, kernels, **how)
-            one.stop()
+            one.stop(8.0)
     stream.host += 10  # the device is done
     return one.seconds
 
@@ -75,6 +77,17 @@ def test_an_update_of_several_batches_has_the_kernels_of_all(stream):
     assert measured(stream, [1e-4] * 20, batches=3) == pytest.approx(60e-4)
 
 
+def test_a_batch_that_takes_the_host_longer_than_the_others_of_its_update_is_held_for_as_long(stream):
+    """The last batch of an update also submits the optimizer's step."""
+    one = KernelTime(stream, 2)
+    for update, kernels in ((1, 5), (1, 40), (2, 5), (2, 40)):
+        one.start(update)
+        step(stream, [1e-4] * kernels)
+        one.stop(8.0)
+    stream.host += 10
+    assert one.seconds == pytest.approx(45e-4) and one.samples == 16
+
+
 def test_of_a_step_that_waits_for_the_device_nothing_is_known(stream):
     assert measured(stream, [1e-4] * 20, waits=True) is None
 
@@ -83,7 +96,7 @@ def test_nothing_is_known_before_the_device_is_done_or_where_no_update_is_asked_
     one = KernelTime(stream, 1)
     one.start(1)
     step(stream, [0.01] * 20)
-    one.stop()
+    one.stop(8.0)
     assert one.seconds is None
     assert measured(stream, [0.01], update=0) is None
 
@@ -114,6 +127,27 @@ def test_a_fit_holds_the_device_in_the_update_after_the_recorded_ones_which_coun
     recorded = monitor.table.rows["flags"] & RECORDED > 0
     assert monitor.table.rows["step"][recorded].tolist() == [2, 3, 4, 5]
     assert monitor.summary["updates"] == 15 - 5
+
+
+@pytest.mark.parametrize(("samples", "is_known"), [(40, True), (17, False)], ids=["a whole batch", "a short batch"])
+def test_the_kernels_of_a_short_batch_are_not_those_of_a_step(samples, is_known, monkeypatch):
+    """The held update is the fifth, and with 17 samples its batch has one."""
+    clock = Held(monitor := monitoring(record_operations=True))
+    monkeypatch.setattr(clock, "ready", lambda mark: not monitor._kernel_time.active)
+    monkeypatch.setattr(throughput, "clock_for", lambda device: clock)
+    train(Stranger(), monitor, data=loader(samples), max_epochs=4)
+    assert (monitor.measured.kernel_s is not None) is is_known
+
+
+@pytest.mark.parametrize(("ranks", "compiled", "update"), [(1, False, 5), (1, True, 8), (2, False, 0)])
+def test_the_held_update_comes_after_what_is_recorded_and_captured_and_of_ranks_there_is_none(
+    ranks, compiled, update, monkeypatch
+):
+    monkeypatch.setattr(throughput, "is_compiled_module", lambda module: compiled)
+    monitor = monitoring()
+    monitor._timer.clock = Held(monitor)
+    held = monitor._held_update(SimpleNamespace(world_size=ranks), Stranger(), SimpleNamespace(last=4))
+    assert held == update
 
 
 def test_a_cpu_is_not_held():

@@ -27,6 +27,7 @@ SPEC = DataSpec("image", (1, 28, 28), "class", 10)
 OTHERS = {
     "callbacks.early_stopping.mode": "max",
     "model.image_size": "40",
+    "model.kernel_size": "5",
     "model.name": "squeezenet1_1",
     "model.weights": "NONE",
     "optimizer.min_lr": "0.001",

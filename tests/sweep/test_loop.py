@@ -11,6 +11,7 @@ import pytest
 from batchscope.analysis.groups import group_runs
 from batchscope.analysis.run import Run
 from batchscope.errors import UserError
+from batchscope.records.read import read
 from batchscope.sweep import folder, visits
 from batchscope.sweep.passes import FEWEST, SETTLED
 from tests.sweep.conftest import TIMED, TRAINED, ended, job, running
@@ -213,14 +214,25 @@ def test_a_run_is_set_up_beside_others_where_the_device_has_memory_for_it(free, 
     assert bool(last["taken"]) is beside  # the last is alone where there is no room
 
 
-def test_a_run_that_lacks_memory_beside_others_on_its_device_is_done_again_alone(do, tmp_path):
-    one = ON_DEVICE % (40, 4)
-    lacks = (
-        "record['status'] = 'out_of_memory' if len((folder.parent / 'pids').read_text().split()) == 2 else 'finished'"
-    )
-    records = do(one + "list(visits)", one + lacks, timed=True)
-    assert [record["status"] for record in records] == ["finished", "finished"]
-    assert records[1]["taken"] == [] and len((tmp_path / "pids").read_text().split()) == 3
+def test_runs_that_lack_memory_beside_others_on_their_device_are_done_again_alone(do, tmp_path, capfd):
+    first = "(folder.parent / f'{folder.name}.tried').exists() or (folder.parent / f'{folder.name}.tried').touch() or "
+    lacks = ON_DEVICE % (40, 4) + f"{first}record.update(status='out_of_memory')"
+    records = do(ON_DEVICE % (40, 4) + "list(visits)", lacks, lacks, timed=True)
+    assert [record["status"] for record in records] == ["finished"] * 3
+    assert [record["taken"] for record in records[1:]] == [[], []]
+    assert len((tmp_path / "pids").read_text().split()) == 5
+    said = capfd.readouterr().out
+    assert said.count("found no memory beside others, and is done again alone") == 2
+
+
+def test_a_training_that_lacks_memory_beside_others_goes_on_from_its_checkpoint(tmp_path):
+    one = ended(job(tmp_path, "a"), 10.0, status="out_of_memory")
+    run_dir = tmp_path / "a"
+    (run_dir / "checkpoints").mkdir()
+    (run_dir / "checkpoints" / "last.ckpt").touch()
+    assert one["status"] == "out_of_memory"
+    folder.free_for_another_try(run_dir)
+    assert read(run_dir)["status"] in folder.UNFINISHED
 
 
 def test_an_error_in_the_sweep_leaves_no_run_behind(loop, tmp_path, monkeypatch):
