@@ -68,7 +68,7 @@ def size_axis(axes: Axes) -> None:
 def log_axis(axes: Axes) -> None:
     """A log scale of y with plain numbers; what is shown has been drawn."""
     low, high = axes.dataLim.intervaly
-    subs = (1, 2, 5) if high < 1e3 * low else (1,)
+    subs = (1, 2, 5) if high < 60 * low else (1,)
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=subs, numticks=20))
     axes.yaxis.set_minor_locator(NullLocator())

@@ -145,7 +145,7 @@ def _against_size(groups: _Sized, panels: Sequence[_Panel], width: float) -> Fig
     found = [(panel, lines) for panel in panels if (lines := _lines(groups, panel))]
     if not any(len(points) > 1 for _, lines in found for *_, points in lines):
         return None
-    figure = style.new_figure(0.5 + len(found) * (0.8 + 0.35 * width), width)
+    figure = style.new_figure(0.5 + len(found) * (1.1 + 0.32 * width), width)
     rows = figure.subplots(len(found), 1, sharex=True, squeeze=False).ravel()
     for axes, (panel, lines) in zip(rows, found, strict=True):
         said = dict.fromkeys(filter(None, [panel.note]))

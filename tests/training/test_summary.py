@@ -96,7 +96,7 @@ def test_a_number_is_the_same_in_the_record_the_report_and_the_curves(oversize: 
     assert report.sweep.runs[0].values["samples_per_sec"] == throughput["samples_per_sec"]
     assert report.headlines[0].split("samples/s at ")[1].startswith("batch size 76.")
     for key in ("samples_per_sec", "step_ms_median"):
-        assert tensorboard(oversize / "out").Scalars(f"summary/{key}")[-1].value == pytest.approx(throughput[key])
+        assert tensorboard(oversize / "out").Scalars(f"· summary/{key}")[-1].value == pytest.approx(throughput[key])
     # Of the last validation, though the best checkpoint, which was written before its own one, was tested.
     curve = [float(row["val/loss"]) for row in table(oversize / "out") if row.get("val/loss")]
     assert found["metrics"]["val/loss"] == pytest.approx(curve[-1], rel=1e-6)
