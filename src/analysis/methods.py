@@ -17,7 +17,17 @@ from .groups import SweepResults, setting_words
 from .run import BATCH_SIZE, HARDWARE, LEARNING_RATE, SEED, Run
 from .text import and_
 
-_OWN_ROW = ("model", "data", "optimizer", *HARDWARE, BATCH_SIZE, LEARNING_RATE, SEED, "trainer.precision", "trainer.max_epochs")
+_OWN_ROW = (
+    "model",
+    "data",
+    "optimizer",
+    *HARDWARE,
+    BATCH_SIZE,
+    LEARNING_RATE,
+    SEED,
+    "trainer.precision",
+    "trainer.max_epochs",
+)
 _PACKAGES = {"batchscope": "batchscope", "torch": "PyTorch", "lightning": "Lightning"}  # that the sentence names
 _MOST = 12  # values that are listed
 
@@ -93,7 +103,9 @@ def _parameters(size: float | None) -> str:
 
 def _data(run: Run) -> str:
     """`mnist (55,000 training, 5,000 validation and 10,000 test samples)`."""
-    tested = {name: positive(at(run.record, f"evaluated.{key}")) for key, name in (("val", "validation"), ("test", "test"))}
+    tested = {
+        name: positive(at(run.record, f"evaluated.{key}")) for key, name in (("val", "validation"), ("test", "test"))
+    }
     sizes = {"training": run.train_samples, **tested}
     known = and_([f"{size:,.0f} {name}" for name, size in sizes.items() if size])
     name = run.dataset or str(run.settings.get("data") or "")
@@ -107,8 +119,16 @@ def _trained(run: Run) -> bool:
 def _training(runs: Sequence[Run]) -> str:
     """How long was trained: `2 epochs`, or `timed alone, for 120 to 1,430 steps`."""
     epochs = _each(runs, lambda run: _epochs(run) if _trained(run) else "")
-    timed = sorted(int(steps) for run in runs if not _trained(run) and (steps := number(at(run.record, "throughput.updates"))))
-    span = f"{timed[0]:,} to {timed[-1]:,} steps" if timed and timed[0] < timed[-1] else f"{timed[0]:,} steps" if timed else ""
+    timed = sorted(
+        int(steps) for run in runs if not _trained(run) and (steps := number(at(run.record, "throughput.updates")))
+    )
+    span = (
+        f"{timed[0]:,} to {timed[-1]:,} steps"
+        if timed and timed[0] < timed[-1]
+        else f"{timed[0]:,} steps"
+        if timed
+        else ""
+    )
     return "; ".join(filter(None, (epochs, f"timed alone, for {span}" if span else "")))
 
 
@@ -120,14 +140,18 @@ def _epochs(run: Run) -> str:
 def _optimizer(runs: Sequence[Run]) -> str:
     """`AdamW, learning rate 0.004, schedule one_cycle, lr_scaling none`."""
     asked = _each(runs, lambda run: metric("learning_rate").text(run.asked_rate) if run.asked_rate else "")
-    used = _each(runs, lambda run: metric("learning_rate").text(rate) if (rate := run.values.get("learning_rate")) else "")
+    used = _each(
+        runs, lambda run: metric("learning_rate").text(rate) if (rate := run.values.get("learning_rate")) else ""
+    )
     schedule = _each(runs, lambda run: str(run.settings.get("optimizer.schedule") or ""))
     scaling = _each(runs, _scaling)
     parts = [
         _each(runs, _optimizer_class),
         f"learning rate {asked or used}" if asked or used else "",
         f"schedule {schedule}" if schedule else "",
-        f"{scaling}{f' to {used}' if used and used != asked and not scaling.startswith('not') else ''}" if scaling else "",
+        f"{scaling}{f' to {used}' if used and used != asked and not scaling.startswith('not') else ''}"
+        if scaling
+        else "",
     ]
     return ", ".join(filter(None, parts))
 
@@ -189,4 +213,3 @@ def _sentence(runs: Sequence[Run]) -> str:
     ]
     said = " ".join(filter(None, parts)).rstrip(",")
     return f"{said}; rates leave out warm-up, validation and checkpoints." if rated else f"{said}."
-

@@ -49,7 +49,9 @@ def page(report: "Report", pictures: Mapping[str, Picture]) -> str:
         counts=_shown(report.counts),
         plots="".join(plots),
         runs=_table(runs, "Runs", of_runs=True),
-        facts="".join(f"<tr><th>{_shown(n)}</th><td>{_shown(t, host=True)}</td></tr>" for n, t in report.methods.facts.items()),
+        facts="".join(
+            f"<tr><th>{_shown(n)}</th><td>{_shown(t, host=True)}</td></tr>" for n, t in report.methods.facts.items()
+        ),
         commands="".join(_copied("pre", command) for command in report.methods.commands),
         sentence=_copied("p", report.methods.sentence),
         notes=f"<h2>Notes</h2><ul>{notes}</ul>" if notes else "",

@@ -52,10 +52,10 @@ def title(figure: Figure, text: str) -> None:
     figure.suptitle("\n".join(lines), x=0.01, ha="left")
 
 
-def note(axes: Axes, text: str) -> None:
+def note(figure: Figure, axes: Axes, text: str) -> None:
     """What the marks of axes mean, above them, in as many lines as it needs."""
-    lines = wrapped([text], max(20, round(1.15 * _LETTERS * (axes.get_figure(root=True).get_figwidth() - 0.8))), indent=0)
-    axes.set_title("\n".join(lines))
+    letters = round(1.15 * _LETTERS * (figure.get_figwidth() - 0.8))
+    axes.set_title("\n".join(wrapped([text], max(20, letters), indent=0)))
 
 
 def size_axis(axes: Axes) -> None:
@@ -108,4 +108,3 @@ def legend_below(figure: Figure, axes: Axes) -> None:
         longest = max(map(len, once)) + 8
         columns = max(1, math.floor(_LETTERS * figure.get_figwidth() / longest))
         figure.legend(once.values(), once.keys(), loc="outside lower left", ncols=columns)
-

@@ -4,6 +4,7 @@ They show numbers of the table of sizes (table.py). One thing looks the same in 
 interval, a ring the answer, and `?` what tables mark so. What is drawn of a run has the id `run-<n>` with its number among
 the runs of the report (`run-<n>_<m>` for several), by which the page picks runs.
 """
+
 import io
 import math
 import re
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-from matplotlib import rc_context, rcParams
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -110,7 +111,9 @@ def saved(figure: Figure, name: str, kind: str) -> bytes:
     The name is in the other ids of its SVG, so that those of several figures differ.
     """
     file, is_svg = io.BytesIO(), kind in ("svg", "page")
-    nothing = dict.fromkeys(["Date", "Creator", "Format", "Type"] if is_svg else ["CreationDate", "Creator", "Producer"])
+    nothing = dict.fromkeys(
+        ["Date", "Creator", "Format", "Type"] if is_svg else ["CreationDate", "Creator", "Producer"]
+    )
     with rc_context({**style.RC, "svg.hashsalt": name}), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # letters that the font lacks
         figure.savefig(file, format="svg" if is_svg else kind, metadata={} if kind == "png" else nothing)
@@ -165,7 +168,7 @@ def _against_size(groups: _Sized, panels: Sequence[_Panel], width: float) -> Fig
                     said["?: more than ± 10 %"] = None
         panel.scale(axes)
         axes.set_ylabel(panel.label)
-        style.note(axes, "; ".join(said))
+        style.note(figure, axes, "; ".join(said))
     style.size_axis(rows[-1])
     style.title(figure, _subject(group for _, lines in found for group, *_ in lines))
     style.legend_below(figure, rows[0])
@@ -217,7 +220,7 @@ def _step_time(groups: _Sized, width: float) -> Figure | None:
                 bar.set_gid(_gid(group.sizes[size]))
             bottom += heights
         reach = (sizes["high"] / sizes[RATE] - 1)[parts_ms.index].map(lambda value: reach_text(value) or "?")
-        names = [f"{size:,}\n{significant(ms)} ms\n± {reach[size]}" for size, ms in step_ms.items()]
+        names = [f"{n:,}\n{significant(ms)} ms\n± {of}" for (n, ms), of in zip(step_ms.items(), reach, strict=True)]
         axes.set_xticks(x[::every], names[::every])
         axes.set(ylabel="% of the mean step", xlabel="batch size, time of the mean step", ylim=(0, 100))
         axes.set_title(cut(group.label, _LONGEST) if len(shown) > 1 else "")

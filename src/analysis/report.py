@@ -207,4 +207,6 @@ def _refuse_links(out: Path, folders: Sequence[Path]) -> None:
     here = Path(os.path.abspath(out))
     # The default place lies in a folder that may be anybody's. The user typed any other place.
     root = next((folder for folder in folders if here == Path(os.path.abspath(folder)) / "report"), None)
-    refuse_links(out, "the report's folder", root, ("report.*", "answer.*", "sweep.*", "*.png", "*.svg", "*.pdf", "tensorboard"))
+    refuse_links(
+        out, "the report's folder", root, ("report.*", "answer.*", "sweep.*", "*.png", "*.svg", "*.pdf", "tensorboard")
+    )

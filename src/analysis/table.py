@@ -112,9 +112,13 @@ def run_texts(sweep: SweepResults, frame: pd.DataFrame) -> pd.DataFrame:
             shown = metric(name)
             marks = [_mark(reaches) if name in (RATE, STEP_MS, "mfu") else "" for reaches in reach]
             cells = zip(frame[name], marks, strict=True)
-            texts[shown.heading or name] = [shown.cell(value) + mark if pd.notna(value) else "" for value, mark in cells]
+            texts[shown.heading or name] = [
+                shown.cell(value) + mark if pd.notna(value) else "" for value, mark in cells
+            ]
         if name == RATE and RATE in frame:
-            texts["±"] = [(reach_text(r) or "?") if pd.notna(v) else "" for r, v in zip(reach, frame[RATE], strict=True)]
+            texts["±"] = [
+                (reach_text(r) or "?") if pd.notna(v) else "" for r, v in zip(reach, frame[RATE], strict=True)
+            ]
     texts["why not finished"] = [cut(run.reason, _LONGEST) for run in sweep.runs]
     return pd.DataFrame({heading: [*map(printable, cells)] for heading, cells in texts.items() if any(cells)})
 

@@ -20,6 +20,7 @@ from ._timer import pause
 from ._updates import Updates
 from .device import DeviceMonitor
 from .throughput import ThroughputMonitor
+from .wait_until_quiet import WaitUntilQuiet
 
 SHORT_S = 0.1  # the first one of such steps is left out: what others trained meanwhile is in the caches
 
@@ -135,8 +136,8 @@ class Visits(Callback):
 
 
 def seconds_waited(callbacks: Iterable[Any]) -> float:
-    """How long a run has waited for its visits."""
-    return sum(callback.waited_s for callback in callbacks if isinstance(callback, Visits))
+    """How long a run has waited: for its visits, and for a quiet machine."""
+    return sum(callback.waited_s for callback in callbacks if isinstance(callback, Visits | WaitUntilQuiet))
 
 
 def visits_of(callbacks: Iterable[Callback], visitor: Visitor | None) -> list[Callback]:

@@ -50,7 +50,10 @@ def draw_use(lines: Sequence[UseLine], path: Path) -> None:
                 size, look = max(line.rates), {"color": "black", "marker": "|", "ms": 14, "mew": 2, "ls": ""}
                 above.plot(size, line.rates[size].middle, label="memory ends", **look)
         below.axhline(50, color="black", lw=0.8, ls=":")
-        for axes, title in ((above, "samples/s"), (below, "MFU, %; dotted: half of the peak")):
+        for axes, title in (
+            (above, "samples/s"),
+            (below, "MFU (model FLOPs utilization), %; dotted: half of the peak"),
+        ):
             style.log_axis(axes)
             axes.set_title(title)
 

@@ -51,7 +51,9 @@ def main() -> None:
         names = card_names()
     cards = [find_card(name) for name in names]
     question = Question(cards, args.epochs, args.batch_size, prices, args.start_up, args.precision)
-    epochs, places = _measured(overrides, question) if overrides else (None, [sweep_folder(name, "choose") for name in folders])
+    epochs, places = (
+        _measured(overrides, question) if overrides else (None, [sweep_folder(name, "choose") for name in folders])
+    )
     training, left_out = read_training(places)
     question = replace(question, epochs=args.epochs or epochs)
     check_prices([source.device for source in training.sources], question)

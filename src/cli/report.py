@@ -54,7 +54,9 @@ def _width(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+) ?(in|cm|mm)", text.strip())
     inches = float(match[1]) * _INCHES[match[2]] if match else 0.0
     if not _NARROWEST <= inches <= _WIDEST:
-        raise argparse.ArgumentTypeError(f"takes {_NARROWEST:g}in to {_WIDEST:g}in, such as 3.3in or 84mm, got {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"takes {_NARROWEST:g}in to {_WIDEST:g}in, such as 3.3in or 84mm, got {text!r}"
+        )
     return inches
 
 

@@ -65,7 +65,10 @@ def test_the_command_is_whole_and_can_be_copied(record):
 @pytest.mark.parametrize(
     ("scaling", "said"),
     [
-        ({"rule": "sqrt", "batch_size": 512, "reference_batch_size": 128}, "scaled by sqrt from batch size 128 to 0.008"),
+        (
+            {"rule": "sqrt", "batch_size": 512, "reference_batch_size": 128},
+            "scaled by sqrt from batch size 128 to 0.008",
+        ),
         (None, "not scaled with the batch size"),
     ],
 )

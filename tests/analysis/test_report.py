@@ -496,9 +496,9 @@ def test_an_axis_starts_at_zero_has_plain_numbers_and_exaggerates_no_accuracy(fi
     assert figures["memory"].axes[0].get_ylim()[0] == 0
     (axes,) = plots.figures(analyse([write_rates(tmp_path, {8: 1000, 64: 1500})]))["throughput"].axes
     assert axes.get_ylim()[0] == 0
-    for axes in (axes, figures["throughput"].axes[0]):
-        axes.figure.canvas.draw()
-        labels = [label.get_text() for label in axes.get_yticklabels() if label.get_text()]
+    for each in (axes, figures["throughput"].axes[0]):
+        each.figure.canvas.draw()
+        labels = [label.get_text() for label in each.get_yticklabels() if label.get_text()]
         assert len(labels) >= 3 and all(re.fullmatch(r"[\d,.]+", label) for label in labels)
 
 
@@ -507,7 +507,9 @@ def test_an_accuracy_has_the_interval_of_its_tested_samples_and_of_its_seeds(tmp
     write_rates(tmp_path, TWO, **facts)
     (sizes,) = analyse([tmp_path]).tables
     half = 1.645 * (0.9 * 0.1 / 1e4) ** 0.5
-    assert sizes.loc[32, ["test/acc_low", "test/acc_high"]].tolist() == pytest.approx([0.9 - half, 0.9 + half], abs=1e-4)
+    assert sizes.loc[32, ["test/acc_low", "test/acc_high"]].tolist() == pytest.approx(
+        [0.9 - half, 0.9 + half], abs=1e-4
+    )
     write_rates(tmp_path, TWO, first=2, seed=1, **(facts | {"metrics": {"test/acc": 0.8}}))
     (sizes,) = analyse([tmp_path]).tables
     assert sizes.loc[32, "test/acc_high"] - sizes.loc[32, "test/acc_low"] > 0.08
