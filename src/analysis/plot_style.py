@@ -105,6 +105,6 @@ def legend_below(figure: Figure, axes: Axes) -> None:
     """A legend below the axes where there are several names; every name once."""
     once = {cut(name, _LONGEST): handle for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)}
     if len(once) > 1:
-        longest = max(map(len, once)) + 8
+        longest = max(map(len, once)) + 7
         columns = max(1, math.floor(_LETTERS * figure.get_figwidth() / longest))
         figure.legend(once.values(), once.keys(), loc="outside lower left", ncols=columns)
