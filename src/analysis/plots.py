@@ -164,7 +164,7 @@ def _against_size(groups: _Sized, panels: Sequence[_Panel], width: float) -> Fig
                     axes.plot(size, value, ls="", marker="o", ms=13, mfc="none", mec="black", gid=gid)
                     said["ring: the answer"] = None
                 if is_vague:
-                    axes.annotate("?", (size, value), (0, 8), textcoords="offset points", ha="center", gid=gid)
+                    axes.annotate("?", (size, value), (7, 3), textcoords="offset points", gid=gid)
                     said["?: more than ± 10 %"] = None
         panel.scale(axes)
         axes.set_ylabel(panel.label)
