@@ -86,7 +86,8 @@ def _date(runs: Sequence[Run]) -> str:
         return ""
     first, last = times[0], times[-1]
     end = f"{last:%H:%M}" if last.date() == first.date() else f"{last:%Y-%m-%d, %H:%M}"
-    return f"{first:%Y-%m-%d, %H:%M} to {end} {first:%Z}".strip()
+    span = f"{first:%H:%M} to {end}" if end != f"{first:%H:%M}" else end
+    return f"{first:%Y-%m-%d}, {span} {first:%Z}".strip()
 
 
 def _model(run: Run) -> str:

@@ -18,6 +18,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _LONGEST = 60  # characters of a name in a legend
 _LETTERS = 14.5  # of a text of the usual size in an inch
+_LINE = 0.17  # inches
 _LEAST_RATIO = 8.0  # of the ends of an axis from which on a log scale shows more than one from zero
 RC = {  # matplotlib's settings while the plots are made
     "axes.axisbelow": True,
@@ -47,20 +48,28 @@ def new_figure(height: float, width: float = TWO_COLUMNS) -> Figure:
 
 
 def title(figure: Figure, text: str) -> None:
-    """A title over all axes, on the left, in as many lines as it needs."""
+    """A title over all axes, on the left, in as many lines as it needs, by which the figure grows."""
     lines = wrapped([text], max(20, round(_LETTERS * figure.get_figwidth())), indent=0)
     figure.suptitle("\n".join(lines), x=0.01, ha="left")
+    _grow(figure, len(lines))
 
 
 def note(figure: Figure, axes: Axes, text: str) -> None:
-    """What the marks of axes mean, above them, in as many lines as it needs."""
+    """What the marks of axes mean, above them, in as many lines as it needs, by which the figure grows."""
     letters = round(1.15 * _LETTERS * (figure.get_figwidth() - 0.8))
-    axes.set_title("\n".join(wrapped([text], max(20, letters), indent=0)))
+    lines = wrapped([text], max(20, letters), indent=0)
+    axes.set_title("\n".join(lines))
+    _grow(figure, len(lines))
 
 
-def size_axis(axes: Axes) -> None:
-    """Batch sizes on a log scale."""
+def _grow(figure: Figure, lines: int) -> None:
+    figure.set_figheight(figure.get_figheight() + lines * _LINE)
+
+
+def size_axis(figure: Figure, axes: Axes) -> None:
+    """Batch sizes on a log scale, with as many numbers as there is room for."""
     axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(LogLocator(base=2, numticks=max(3, round(1.4 * figure.get_figwidth()))))
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_xlabel("batch size")
 
@@ -102,9 +111,11 @@ def at_least_wide(axes: Axes, span: float, ends: tuple[float, float]) -> None:
 
 
 def legend_below(figure: Figure, axes: Axes) -> None:
-    """A legend below the axes where there are several names; every name once."""
-    once = {cut(name, _LONGEST): handle for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)}
+    """A legend below the axes where there are several names, by which the figure grows; every name once."""
+    letters = _LETTERS * figure.get_figwidth()
+    most = min(_LONGEST, max(8, int(letters) - 8))
+    once = {cut(name, most): handle for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)}
     if len(once) > 1:
-        longest = max(map(len, once)) + 7
-        columns = max(1, math.floor(_LETTERS * figure.get_figwidth() / longest))
+        columns = max(1, int(letters / (max(map(len, once)) + 7)))
         figure.legend(once.values(), once.keys(), loc="outside lower left", ncols=columns)
+        _grow(figure, math.ceil(len(once) / columns))

@@ -148,7 +148,7 @@ def _against_size(groups: _Sized, panels: Sequence[_Panel], width: float) -> Fig
     found = [(panel, lines) for panel in panels if (lines := _lines(groups, panel))]
     if not any(len(points) > 1 for _, lines in found for *_, points in lines):
         return None
-    figure = style.new_figure(0.5 + len(found) * (1.1 + 0.32 * width), width)
+    figure = style.new_figure(len(found) * (0.8 + 0.32 * width), width)
     rows = figure.subplots(len(found), 1, sharex=True, squeeze=False).ravel()
     for axes, (panel, lines) in zip(rows, found, strict=True):
         said = dict.fromkeys(filter(None, [panel.note]))
@@ -169,7 +169,7 @@ def _against_size(groups: _Sized, panels: Sequence[_Panel], width: float) -> Fig
         panel.scale(axes)
         axes.set_ylabel(panel.label)
         style.note(figure, axes, "; ".join(said))
-    style.size_axis(rows[-1])
+    style.size_axis(figure, rows[-1])
     style.title(figure, _subject(group for _, lines in found for group, *_ in lines))
     style.legend_below(figure, rows[0])
     return figure
@@ -207,7 +207,7 @@ def _step_time(groups: _Sized, width: float) -> Figure | None:
     shown = [(group, sizes, parts_ms) for group, sizes, parts_ms in tables if len(parts_ms) > 1][:_MOST_PANELS]
     if not shown:
         return None
-    figure = style.new_figure(1 + 2.2 * len(shown), width)
+    figure = style.new_figure(2.2 * len(shown), width)
     panels = figure.subplots(len(shown), 1, squeeze=False).ravel()
     for axes, (group, sizes, parts_ms) in zip(panels, shown, strict=True):
         step_ms, x = parts_ms.sum(axis="columns"), np.arange(len(parts_ms))
