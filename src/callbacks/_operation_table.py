@@ -23,9 +23,9 @@ def explanation_text(step: Explanation, width: int | None = None) -> str:
     blocks = [wrapped(_heading(step), width)]
     if step.operations:
         blocks.append(_modules(step, width))
-    if step.is_timed:
+    if step.is_timed and _shown_costs(step):
         blocks.append(_costliest(step, width))
-    notes = [*([_FASTER] if any((cost.of_floor or 0) > _BOUND for cost in step.costliest()) else []), *step.notes]
+    notes = [*([_FASTER] if any((cost.of_floor or 0) > _BOUND for cost in _shown_costs(step)) else []), *step.notes]
     blocks.append(wrapped([f"note     {note}" for note in notes], width, indent=9))
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
@@ -61,6 +61,10 @@ def _modules(step: Explanation, width: int) -> list[str]:
     return _table(["module", *_HEADINGS], rows, width)
 
 
+def _shown_costs(step: Explanation) -> list[Cost]:
+    return [cost for cost in step.costliest() if _is_shown(cost.seconds, step)]
+
+
 def _is_shown(seconds: float, step: Explanation) -> bool:
     """Whether a row is more than 0 % of the step, or no times are known."""
     return not step.is_timed or seconds >= 0.005 * step.step_seconds
@@ -80,7 +84,7 @@ def _cells(cost: Cost, step: Explanation) -> list[str]:
 
 def _costliest(step: Explanation, width: int) -> list[str]:
     rows = []
-    for cost in (cost for cost in step.costliest() if _is_shown(cost.seconds, step)):
+    for cost in _shown_costs(step):
         share, time, calls, _, _, bound = _cells(cost, step)
         name = f"{cost.place}: {_operation(cost.name)}"
         rows.append([name, _SHORT.get(cost.part, cost.part), share, time, calls, bound])
