@@ -6,7 +6,7 @@ What the runs agree in is said once; of what varies all values are listed. What 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from functools import partial
 
 from ..errors import printable
 from ..records.formatting import count, option_value
@@ -15,21 +15,12 @@ from ..records.rates import RATE
 from ..records.values import at, number, positive, table
 from .groups import SweepResults, setting_words
 from .run import BATCH_SIZE, HARDWARE, LEARNING_RATE, SEED, Run
-from .text import and_
 
-_OWN_ROW = (
-    "model",
-    "data",
-    "optimizer",
-    *HARDWARE,
-    BATCH_SIZE,
-    LEARNING_RATE,
-    SEED,
-    "trainer.precision",
-    "trainer.max_epochs",
-)
+# What has a row, whether it varies or not.
+_HAVE_ROWS = ("model", "data", "optimizer", *HARDWARE, BATCH_SIZE, LEARNING_RATE, SEED)
+_HAVE_ROWS += ("trainer.precision", "trainer.max_epochs", "optimizer.schedule", "optimizer.lr_scaling")
 _PACKAGES = {"batchscope": "batchscope", "torch": "PyTorch", "lightning": "Lightning"}  # that the sentence names
-_MOST = 12  # values that are listed
+_MOST = 20  # values that are listed
 
 
 @dataclass(frozen=True)
@@ -43,36 +34,64 @@ class Methods:
 
 def methods(sweep: SweepResults) -> Methods:
     """What the records say of how the runs were made."""
-    runs = sweep.runs
-    varied = [key for key in sweep.factors if key not in _OWN_ROW]
+    each = partial(_texts, sweep.runs)
     facts = {
-        "date": _date(runs),
-        "model": _each(runs, _model),
-        "data": _each(runs, _data),
-        "batch size": _each(runs, lambda run: f"{run.batch_size:,}" if run.batch_size else ""),
-        "training": _training(runs),
-        "optimizer": _optimizer(runs),
-        "seed": _each(runs, lambda run: option_value(run.settings[SEED]) if SEED in run.settings else ""),
-        "precision": _each(runs, lambda run: run.precision),
-        **{key: _each(runs, lambda run, key=key: option_value(run.settings.get(key, "not set"))) for key in varied},
-        "device": _each(runs, _device),
-        "versions": _each(runs, lambda run: _versions(table(run.record.get("versions"))), "; "),
+        "date": _date(sweep.runs),
+        "model": ", ".join(each(_model)),
+        "data": ", ".join(each(_data)),
+        "batch size": ", ".join(_batch_sizes(sweep.runs)),
+        "training": _training(sweep.runs),
+        "optimizer": ", ".join(_optimizer(sweep.runs)),
+        "seed": ", ".join(each(_seed)),
+        "precision": ", ".join(each(_precision)),
     }
-    commands = dict.fromkeys(" ".join(str(run.record["command"]).split()) for run in runs if run.record.get("command"))
-    known = {name: printable(text) for name, text in facts.items() if text}
-    return Methods(known, [printable(command) for command in commands], printable(_sentence(runs)))
+    for key in (key for key in sweep.factors if key not in _HAVE_ROWS):
+        facts[key] = ", ".join(each(lambda run, key=key: option_value(run.settings.get(key))))
+    facts |= {"device": ", ".join(each(_device)), "versions": "; ".join(each(_versions))}
+    commands = each(lambda run: str(run.record.get("command") or ""))
+    return Methods({name: text for name, text in facts.items() if text}, commands, _sentence(sweep.runs))
 
 
-def _values(runs: Sequence[Run], text: Callable[[Run], str]) -> list[str]:
-    """The texts of some runs, each once, smaller numbers first."""
-    found = [*dict.fromkeys(" ".join(each.split()) for run in runs if (each := text(run)))]
-    is_number = all(each.replace(",", "").replace(".", "", 1).isdigit() for each in found)
-    found = sorted(found, key=lambda each: float(each.replace(",", ""))) if is_number else found
-    return found if len(found) <= _MOST else [*found[: _MOST - 1], f"{len(found) - _MOST + 1} more"]
+def _sentence(runs: Sequence[Run]) -> str:
+    """What a paper says of the runs: `We trained mlp (535,818 parameters) on mnist (…) for 2 epochs with AdamW …`."""
+    runs = [run for run in runs if run.status == "finished" or RATE in run.values] or runs
+    each, is_trained = partial(_texts, runs), any(map(_is_trained, runs))
+    optimizer, *how = _optimizer(runs) or [""]
+    versions = table(runs[0].record.get("versions"))
+    software = [printable(f"{name} {versions[key]}") for key, name in _PACKAGES.items() if key in versions]
+    parts = [
+        f"We {'trained' if is_trained else 'timed training steps of'} {_and(each(_model))}",
+        _part("on", _and(each(_data))),
+        _part("for", _training(runs) if is_trained else ""),
+        _part("with", f"{optimizer} ({', '.join(how)})" if how else optimizer, ","),
+        _part("at batch size", *_plural(_batch_sizes(runs))),
+        _part("seed", *_plural(each(_seed))),
+        _part("precision", _and(each(_precision)), ","),
+        _part("on", _and(each(_device)), ","),
+        _part("with", _and(software)),
+    ]
+    said = " ".join(filter(None, parts)).rstrip(",")
+    has_rates = any(RATE in run.values for run in runs)
+    return f"{said}; rates leave out warm-up, validation and checkpoints." if has_rates else f"{said}."
 
 
-def _each(runs: Sequence[Run], text: Callable[[Run], str], between: str = ", ") -> str:
-    return between.join(_values(runs, text))
+def _part(word: str, text: str, end: str = "", plural: str = "") -> str:
+    return f"{word}{plural} {text}{end}" if text else ""
+
+
+def _plural(values: Sequence[str]) -> tuple[str, str, str]:
+    return _and(values), ",", "s" if len(values) > 1 else ""
+
+
+def _and(values: Sequence[str]) -> str:
+    """All of them: `32, 64 and 128`."""
+    return f"{', '.join(values[:-1])} and {values[-1]}" if len(values) > 1 else "".join(values)
+
+
+def _texts(runs: Sequence[Run], text: Callable[[Run], str]) -> list[str]:
+    """What is said of some runs, in one line each, once."""
+    found = [*dict.fromkeys(printable(" ".join(said.split())) for run in runs if (said := text(run)))]
+    return found if len(found) <= _MOST else [*found[:_MOST], f"{len(found) - _MOST} more"]
 
 
 def _date(runs: Sequence[Run]) -> str:
@@ -91,74 +110,73 @@ def _date(runs: Sequence[Run]) -> str:
 
 
 def _model(run: Run) -> str:
-    """`mlp (MLP, 535,818 parameters)`."""
-    kind, size = at(run.record, "model.class"), positive(at(run.record, "model.parameters"))
-    facts = [str(kind) if kind and str(kind).lower() != run.model.lower() else "", _parameters(size)]
-    words = ", ".join(filter(None, facts))
-    return f"{run.model} ({words})" if words else run.model
-
-
-def _parameters(size: float | None) -> str:
-    return f"{size:,.0f} parameters" if size else ""
+    """`cnn (SimpleCNN, 421,642 parameters)`."""
+    kind, size = str(at(run.record, "model.class") or ""), positive(at(run.record, "model.parameters"))
+    facts = [kind if kind.lower() != run.model.lower() else "", f"{size:,.0f} parameters" if size else ""]
+    return _with(run.model, facts)
 
 
 def _data(run: Run) -> str:
     """`mnist (55,000 training, 5,000 validation and 10,000 test samples)`."""
-    tested = {
-        name: positive(at(run.record, f"evaluated.{key}")) for key, name in (("val", "validation"), ("test", "test"))
-    }
-    sizes = {"training": run.train_samples, **tested}
-    known = and_([f"{size:,.0f} {name}" for name, size in sizes.items() if size])
-    name = run.dataset or str(run.settings.get("data") or "")
-    return f"{name} ({known} samples)" if known else name
+    validated, tested = (positive(at(run.record, f"evaluated.{stage}")) for stage in ("val", "test"))
+    sizes = {"training": run.train_samples, "validation": validated, "test": tested}
+    known = _and([f"{size:,.0f} {name}" for name, size in sizes.items() if size])
+    return _with(run.dataset or str(run.settings.get("data") or ""), [f"{known} samples" if known else ""])
 
 
-def _trained(run: Run) -> bool:
+def _with(name: str, facts: Sequence[str]) -> str:
+    known = ", ".join(filter(None, facts))
+    return f"{name} ({known})" if name and known else name or known
+
+
+def _batch_sizes(runs: Sequence[Run]) -> list[str]:
+    ordered = sorted(runs, key=lambda run: run.batch_size or 0)
+    return _texts(ordered, lambda run: f"{run.batch_size:,}" if run.batch_size else "")
+
+
+def _seed(run: Run) -> str:
+    return option_value(run.settings[SEED]) if SEED in run.settings else ""
+
+
+def _precision(run: Run) -> str:
+    return run.precision
+
+
+def _is_trained(run: Run) -> bool:
     return run.status == "finished" and not at(run.record, "throughput.ended")
 
 
 def _training(runs: Sequence[Run]) -> str:
     """How long was trained: `2 epochs`, or `timed alone, for 120 to 1,430 steps`."""
-    epochs = _each(runs, lambda run: _epochs(run) if _trained(run) else "")
-    timed = sorted(
-        int(steps) for run in runs if not _trained(run) and (steps := number(at(run.record, "throughput.updates")))
-    )
-    span = (
-        f"{timed[0]:,} to {timed[-1]:,} steps"
-        if timed and timed[0] < timed[-1]
-        else f"{timed[0]:,} steps"
-        if timed
-        else ""
-    )
-    return "; ".join(filter(None, (epochs, f"timed alone, for {span}" if span else "")))
+    trained = [run for run in runs if _is_trained(run)]
+    epochs = [number(run.record.get("epochs")) for run in trained]
+    steps = [] if all(epochs) else [number(run.record.get("steps")) for run in trained]
+    timed = _span([number(at(run.record, "throughput.updates")) for run in runs if not _is_trained(run)], "step")
+    lengths = [_span(epochs, "epoch"), _span(steps, "step"), f"timed alone, for {timed}" if timed else ""]
+    return ", ".join(filter(None, lengths))
 
 
-def _epochs(run: Run) -> str:
-    epochs, steps = (number(run.record.get(key)) for key in ("epochs", "steps"))
-    return count(round(epochs), "epoch") if epochs else count(round(steps), "step") if steps else ""
+def _span(numbers: Sequence[float | None], unit: str) -> str:
+    """`2 epochs`, `120 to 1,430 steps`."""
+    known = sorted(round(value) for value in numbers if value)
+    if not known:
+        return ""
+    return (f"{known[0]:,} to " if known[0] < known[-1] else "") + count(known[-1], unit)
 
 
-def _optimizer(runs: Sequence[Run]) -> str:
-    """`AdamW, learning rate 0.004, schedule one_cycle, lr_scaling none`."""
-    asked = _each(runs, lambda run: metric("learning_rate").text(run.asked_rate) if run.asked_rate else "")
-    used = _each(
-        runs, lambda run: metric("learning_rate").text(rate) if (rate := run.values.get("learning_rate")) else ""
-    )
-    schedule = _each(runs, lambda run: str(run.settings.get("optimizer.schedule") or ""))
-    scaling = _each(runs, _scaling)
+def _optimizer(runs: Sequence[Run]) -> list[str]:
+    """`AdamW`, `learning rate 0.004`, `schedule one_cycle`, `not scaled with the batch size`, as far as they are known."""
+    each, rate = partial(_texts, runs), metric("learning_rate").text
+    asked = each(lambda run: rate(run.asked_rate) if run.asked_rate else "")
+    used = each(lambda run: rate(run.values["learning_rate"]) if "learning_rate" in run.values else "")
+    scaling = ", ".join(each(_scaling))
     parts = [
-        _each(runs, _optimizer_class),
-        f"learning rate {asked or used}" if asked or used else "",
-        f"schedule {schedule}" if schedule else "",
-        f"{scaling}{f' to {used}' if used and used != asked and not scaling.startswith('not') else ''}"
-        if scaling
-        else "",
+        ", ".join(each(lambda run: str(at(run.record, "config.optimizer._target_") or "").rpartition(".")[2])),
+        _part("learning rate", ", ".join(asked or used)),
+        _part("schedule", ", ".join(each(lambda run: str(run.settings.get("optimizer.schedule") or "")))),
+        f"{scaling} to {', '.join(used)}" if scaling.startswith("scaled") and used != asked else scaling,
     ]
-    return ", ".join(filter(None, parts))
-
-
-def _optimizer_class(run: Run) -> str:
-    return str(at(run.record, "config.optimizer._target_") or "").rpartition(".")[2]
+    return [*filter(None, parts)]
 
 
 def _scaling(run: Run) -> str:
@@ -171,46 +189,20 @@ def _scaling(run: Run) -> str:
 
 
 def _device(run: Run) -> str:
-    """`Intel(R) Xeon(R) Processor (cpu, 2 cores, 2 threads)`."""
-    hardware = table(run.record.get("hardware"))
-    cores, own, memory = (positive(hardware.get(key)) for key in ("cpu_cores", "device_memory_gib", "memory_gib"))
-    threads = run.settings.get("threads")
-    parts = [
+    """`Intel(R) Xeon(R) Processor (cpu, 2 cores, 2 threads, 23.5 GiB)`."""
+    hardware, threads = table(run.record.get("hardware")), run.settings.get("threads")
+    cores = positive(hardware.get("cpu_cores"))
+    memory = positive(hardware.get("memory_gib" if run.device == "cpu" else "device_memory_gib"))
+    facts = [
         run.device,
         f"{run.processes} processes" if run.processes > 1 else "",
         count(round(cores), "core") if cores else "",
         setting_words("threads", threads) if isinstance(threads, int) else "",
-        f"{own or memory:.3g} GiB" if own or memory else "",
+        f"{memory:.3g} GiB" if memory else "",
         f"host {hardware['cpu']}" if run.device != "cpu" and hardware.get("cpu") else "",
     ]
-    name = str(run.settings.get("device_name") or "")
-    return f"{name} ({', '.join(filter(None, parts))})" if name else ", ".join(filter(None, parts))
+    return _with(str(run.settings.get("device_name") or ""), facts)
 
 
-def _versions(versions: dict[str, Any]) -> str:
-    return ", ".join(f"{package} {version}" for package, version in versions.items())
-
-
-def _sentence(runs: Sequence[Run]) -> str:
-    """What a paper says of the runs: `We trained mlp (535,818 parameters) on mnist (…) for 2 epochs with AdamW …`."""
-    trained, rated = any(map(_trained, runs)), any(RATE in run.values for run in runs)
-    sizes = and_(_values(runs, lambda run: f"{run.batch_size:,}" if run.batch_size else ""))
-    seeds = and_(_values(runs, lambda run: option_value(run.settings[SEED]) if SEED in run.settings else ""))
-    data = and_(_values(runs, _data))
-    versions: dict[str, Any] = next((of for run in runs if (of := table(run.record.get("versions")))), {})
-    software = [f"{name} {versions[package]}" for package, name in _PACKAGES.items() if package in versions]
-    length = _training(runs) if trained else ""
-    optimizer, _, rest = _optimizer(runs).partition(", ")
-    parts = [
-        f"We {'trained' if trained else 'timed training steps of'} {and_(_values(runs, _model))}",
-        f"on {data}" if data else "",
-        f"for {length}" if length else "",
-        f"with {optimizer}{f' ({rest})' if rest else ''}," if optimizer else "",
-        f"at batch size{'s' if ' and ' in sizes else ''} {sizes}," if sizes else "",
-        f"seed{'s' if ' and ' in seeds else ''} {seeds}," if seeds else "",
-        f"precision {precision}," if (precision := and_(_values(runs, lambda run: run.precision))) else "",
-        f"on {device}," if (device := and_(_values(runs, _device))) else "",
-        f"with {and_(software)}" if software else "",
-    ]
-    said = " ".join(filter(None, parts)).rstrip(",")
-    return f"{said}; rates leave out warm-up, validation and checkpoints." if rated else f"{said}."
+def _versions(run: Run) -> str:
+    return ", ".join(f"{package} {version}" for package, version in table(run.record.get("versions")).items())
