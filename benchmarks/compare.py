@@ -13,7 +13,7 @@ slowdown is a busy wait at the end of `training_step`, a share of the time of th
   one of A, and with a slower one, that was run half of the benchmark earlier or later.
 
 A false alarm is exit code 3; "any row" counts a part or rate that is said to differ, too; "loaded" counts comparisons beside
-a load that is said. The last lines say what separate runs of the same thing differed by (`BETWEEN_CPU` in src/analysis/noise.py).
+a load that is said. The last lines say what separate runs of the same thing differed by (`BETWEEN` in src/analysis/noise.py).
 """
 
 import argparse

@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 from harness import arguments, rows, write_result
 
-from batchscope.analysis.noise import BETWEEN_CPU, PROCESSES_CPU, Rates
+from batchscope.analysis.noise import BETWEEN, PROCESSES, Rates
 from batchscope.analysis.quality import Quality, quality_of
 from batchscope.analysis.run import Run
 from batchscope.analysis.selection import Selection, select
@@ -238,7 +238,7 @@ def judged_sweep(scenario: Scenario, seed: int) -> dict[str, Any]:
 def selection_after(windows: Mapping[str, np.ndarray], passes: int, among: Collection[int]) -> Selection | None:
     """What the rule finds after so many passes."""
     table = pd.DataFrame({name: values[:, :passes].ravel() for name, values in windows.items()})
-    return select(Rates(table, BETWEEN_CPU, PROCESSES_CPU, at_equal_load=True), among)
+    return select(Rates(table, BETWEEN, PROCESSES, at_equal_load=True), among)
 
 
 def row(name: str, sweeps: pd.DataFrame) -> list[str]:

@@ -2,7 +2,7 @@
 
     python benchmarks/zoo.py zoo --root ../shared/data          # docs/zoo.md: every model on every dataset, 20 minutes
     python benchmarks/zoo.py sequences --root ../shared/data    # what recurrent models learn, 5 hours
-    python benchmarks/zoo.py accuracy --root ../shared/data     # three seeds of experiment=mnist_99 and of the defaults
+    python benchmarks/zoo.py accuracy --root ../shared/data     # what the recipes for MNIST reach, three seeds each, an hour
     python benchmarks/zoo.py sequences --list
 
 Finished runs are kept below outputs/; a second start trains only the missing ones. A run of adding or copy memory ends when
@@ -14,6 +14,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from harness import ROOT, arguments, fill_in, folder_of, rows, train, write_result
@@ -41,10 +42,31 @@ ZOO: Commands = {
     "copy-lstm": "experiment=copy_memory model=lstm_cell model.memory_steps=30",
     "copy-stacked": "experiment=copy_memory model=stacked_lstm model.dropout=0 model.memory_steps=30 optimizer.lr=0.01",
 }
+# What each option of experiment=mnist_99 brings, and what others would.
+RECIPES: Commands = {
+    "defaults": "model=cnn data=mnist",
+    "99": "experiment=mnist_99",
+    "99-no-norm": "experiment=mnist_99 model.norm=null",
+    "99-plain-loss": "experiment=mnist_99 task.loss=cross_entropy",
+    "99-3x3": "experiment=mnist_99 model.kernel_size=3",
+    "99-wide": "experiment=mnist_99 model.kernel_size=3 model.channels=[32,64]",
+    "99-narrow": "experiment=mnist_99 model.channels=[8,16]",
+    "99-sgd": "experiment=mnist_99 optimizer=sgd optimizer.lr=0.1",
+    "99-shift": "experiment=mnist_99 data.augment.shift=1",
+    "99-dropout": "experiment=mnist_99 model.dropout=0.2",
+    "99-averaged": "experiment=mnist_99 callbacks=weight_averaging callbacks.weight_averaging.decay=0.98",
+    "99-256": "experiment=mnist_99 data.batch_size=256",
+    "99-two": "experiment=mnist_99 trainer.max_epochs=2",
+    "best": "experiment=mnist_best",
+    "rows": "experiment=mnist_rows model=stacked_lstm",
+}
+LONG = ("best", "rows")
 ACCURACY: Commands = {
-    f"mnist-{name}-{seed}": f"{options}seed={seed}"
-    for name, options in (("99", "experiment=mnist_99 "), ("defaults", ""))
+    f"{name}-{seed}": f"{options} seed={seed}"
+    for is_long in (False, True)
     for seed in range(3)
+    for name, options in RECIPES.items()
+    if (name in LONG) is is_long
 }
 
 STOP = "+callbacks.solved={_target_:lightning.pytorch.callbacks.EarlyStopping,patience:1000000,check_finite:false,%s}"
@@ -117,13 +139,27 @@ def row(options: str, record: Mapping[str, Any]) -> list[object]:
     return [*cells, f"{record['fit_seconds'] / epochs:.0f} s", f"`python train.py {options}`"]
 
 
+def of_recipes(records: Mapping[str, Mapping[str, Any]]) -> str:
+    """A table with a row for each recipe: the test accuracy of each seed."""
+    lines = []
+    for name, options in RECIPES.items():
+        runs = [record for each, record in records.items() if each.rpartition("-")[0] == name]
+        if runs:
+            found = [record["metrics"]["test/acc"] for record in runs]
+            seeds = ", ".join(f"{accuracy:.2%}" for accuracy in found)
+            parameters = f"{runs[0]['model']['parameters']:,}"
+            lines.append([f"`python train.py {options}`", f"{fmean(found):.2%}", seeds, runs[0]["epochs"], parameters])
+    return rows(["command", "test accuracy", "of each seed", "epochs", "parameters"], lines)
+
+
 def page(name: str, folder: Path, commands: Commands, args: argparse.Namespace) -> None:
     """Write the table of all runs that have finished."""
     records = {each: record for each, options in commands.items() if (record := finished(folder / each, options))}
     if not records:
         sys.exit(f"no finished runs in {folder}")
     head = ["model", "data", "parameters", "test", "epochs", "steps", "time an epoch", "command"]
-    table = rows(head, [row(commands[each], record) for each, record in records.items()], words=2)
+    lines = [row(commands[each], record) for each, record in records.items()]
+    table = of_recipes(records) if name == "accuracy" and not args.smallest else rows(head, lines, words=2)
     machines = {f"{r['hardware']['cpu']}, {count(r['hardware']['torch_threads'], 'thread')}" for r in records.values()}
     days = sorted(r["started"][:10] for r in records.values())
     torch = ", ".join(sorted({r["versions"]["torch"] for r in records.values()}))

@@ -17,7 +17,7 @@ from ..records.step_parts import PARTS
 from ..records.terminal import wrapped
 from .groups import loads_of, rates_of
 from .match import differences, measured
-from .noise import BETWEEN_CPU, Rates, Ratio
+from .noise import BETWEEN, Rates, Ratio
 from .read import find
 from .text import aligned, load_words
 from .windows import STEP, windows_of
@@ -60,7 +60,7 @@ class Comparison:
     rows: list[Row]  # the rate, the step, its parts
     load: float | None  # the share of the processor that other programs took beside the busier side, if worth a word
     passes: int  # in which A and B were measured side by side; 0 for separate runs
-    assumed: bool  # whether separate runs of the same thing are taken to differ by BETWEEN_CPU
+    assumed: bool  # whether separate runs of the same thing are taken to differ by BETWEEN
     differing: dict[str, list[str]]
     warnings: list[str]  # what was left out, and what could not be read
     max_slowdown: float
@@ -119,7 +119,7 @@ class Comparison:
         if self.passes:
             yield f"A and B were measured side by side, in {self.passes} passes."
         if self.assumed:
-            yield f"Separate runs of the same thing are taken to differ by {percent(BETWEEN_CPU)}."
+            yield f"Separate runs of the same thing are taken to differ by {percent(BETWEEN)}."
             if self.slowdown.reach < _TELLS_NOTHING:
                 least = percent(self.slowdown.reach)
                 yield f"A difference below {least} cannot be shown by them; compare --rerun shows smaller ones."
@@ -136,7 +136,7 @@ def compare(a: str | os.PathLike[str], b: str | os.PathLike[str], max_slowdown: 
     found = [find([folder]) for folder in (a, b)]
     (of_a, left_of_a), (of_b, left_of_b) = (measured(*side) for side in zip("AB", found, strict=True))
     sides, confidence = {_A: of_a, _B: of_b}, 1 - _ERROR_RATE / 2
-    between = None if min(map(len, sides.values())) > 1 else BETWEEN_CPU  # repeated runs show it
+    between = None if min(map(len, sides.values())) > 1 else BETWEEN  # repeated runs show it
     steps = rates_of(sides, between, processes=0.0)  # what slows one slows the other
     windows = {part: windows_of(sides, part) for part in PARTS}
     parts = {part: Rates(of, steps.assumed) for part, of in windows.items() if of["setting"].nunique() == 2}

@@ -12,7 +12,7 @@ from ..errors import printable
 from ..records.formatting import count, option_value
 from ..records.rates import RATE
 from ..records.values import at
-from .noise import BETWEEN_CPU, PROCESSES_CPU, Rates, load_of
+from .noise import BETWEEN, PROCESSES, Rates, load_of
 from .run import BATCH_SIZE, CHOICES, HARDWARE, LEARNING_RATE, OWN_RATE, SEED, Run
 from .windows import windows_of
 
@@ -97,17 +97,16 @@ class Group:
 
 def rates_of(
     settings: Mapping[int, Sequence[Run]],
-    between: float | None = BETWEEN_CPU,
-    processes: float = PROCESSES_CPU,
+    between: float | None = BETWEEN,
+    processes: float = PROCESSES,
     at_equal_load: bool = False,
 ) -> Rates:
     """The rates of some settings that are compared with each other.
 
-    `between` and `processes` are what separate runs, and processes that share passes, differ by on a CPU, and
-    `at_equal_load` is for settings that have no part in what others get of the processor (see Rates).
+    `between` and `processes` are what separate runs, and processes that share passes, differ by, and `at_equal_load` is for
+    settings that have no part in what others get of the processor (see Rates).
     """
-    on_cpu = any(run.device == "cpu" for runs in settings.values() for run in runs)
-    return Rates(windows_of(settings), between if on_cpu else None, processes if on_cpu else 0.0, at_equal_load)
+    return Rates(windows_of(settings), between, processes, at_equal_load)
 
 
 def loads_of(rates: Rates) -> dict[int, float]:

@@ -18,11 +18,11 @@ The variance of the noise e is that of a run's own windows, moderated by that of
 autocorrelation: beside a load, runs of small batches are noisier than others by a multiple, and a few windows alone tell a
 variance badly. Runs that share no pass with others (two sessions, or a new pair of processes in each pass) are in blocks of
 their own. What a block differs by is taken out, too, so repeated runs count by what they differ by within blocks. Processes of
-the same thing differ by something that no window shows: a measured constant is assumed on a CPU.
+the same thing differ by something that no window shows: a measured constant is assumed.
 
 Settings that share no passes were measured one after the other, and the machine may have changed meanwhile. By how much
 such runs differ is estimated from what the two halves of each run differ by, or from repeated runs if these differ by more.
-What changes more slowly than a run shows in neither: a measured constant is assumed on a CPU, too. Of such runs disturbed
+What changes more slowly than a run shows in neither: a measured constant is assumed, too. Of such runs disturbed
 windows are left out, and other programs may have lowered a rate by what they took of the processor: the interval reaches that
 much further.
 """
@@ -44,9 +44,9 @@ STATED = 0.95  # that all comparisons of one statement hold together
 FEWEST = 3  # windows of a run, and passes that two settings share: fewer have no spread to speak of
 USUAL_SHARE = 0.05  # of the processor, taken by others and the hypervisor when a machine is quiet
 _VAGUE = 1e4  # the ratio of an interval's ends from which on it says nothing
-BETWEEN_CPU = 0.1  # standard deviation of log rates between separate runs on a CPU (benchmarks/compare.py)
+BETWEEN = 0.1  # standard deviation of log rates between separate runs, as on a CPU (benchmarks/compare.py)
 _FEW = 4  # degrees of freedom of repeated runs, below which they do not decide alone what runs differ by
-PROCESSES_CPU = 0.01  # the same between processes that share passes (benchmarks/results/diagnose.md)
+PROCESSES = 0.01  # the same between processes that share passes (benchmarks/results/diagnose.md)
 _LARGEST = 700  # whose exponential is a number
 WORTH = 10.0  # degrees of freedom of what is not estimated
 _TYPICAL = 4.0  # degrees of freedom by which the typical run moderates a run's variance (benchmarks/simulated.py)

@@ -19,7 +19,7 @@ from ..records.formatting import duration, option_value, significant
 from ..records.learning_rate import rate_words
 from ..records.metrics import metric
 from ..records.values import at, number, positive
-from .noise import BETWEEN_CPU, CONFIDENCE, WORTH
+from .noise import BETWEEN, CONFIDENCE, WORTH
 from .run import LEARNING_RATE, Run
 from .text import and_
 
@@ -78,7 +78,7 @@ class Arrivals:
         if not pairs or any(not run.after or math.isinf(than.seconds) for run, than in pairs):
             return False
         logs = [math.log(run.after / than.seconds) for run, than in pairs]
-        return statistics.fmean(logs) > _reach(logs, len(self.sizes), any(run.run.device == "cpu" for run, _ in pairs))
+        return statistics.fmean(logs) > _reach(logs, len(self.sizes))
 
     @property
     def lines(self) -> list[str]:
@@ -103,22 +103,20 @@ class Arrivals:
 
 
 def apart(sizes: int) -> float:
-    """By which factor two runs on a CPU have to differ in time to be told apart, among runs of so many sizes."""
-    return math.exp(_reach([0.0], sizes, is_on_cpu=True))
+    """By which factor two runs have to differ in time to be told apart, among runs of so many sizes."""
+    return math.exp(_reach([0.0], sizes))
 
 
-def _reach(logs: Sequence[float], sizes: int, is_on_cpu: bool) -> float:
+def _reach(logs: Sequence[float], sizes: int) -> float:
     """How far the mean log ratio of pairs of runs may exceed the truth, with 95 % confidence for all other sizes together.
 
     The variance of a pair is what the rates of two runs differ by, and what seeds differ by beyond that; its degrees of freedom are
-    those of Welch and Satterthwaite. Of one pair on an accelerator nothing is known.
+    those of Welch and Satterthwaite.
     """
     n = len(logs)
-    of_rates = 2 * BETWEEN_CPU**2 if is_on_cpu else 0.0
+    of_rates = 2 * BETWEEN**2
     beyond = max(0.0, float(np.var(logs, ddof=1)) - of_rates) if n > 1 else 0.0
     variance = of_rates + beyond
-    if not variance:
-        return 0.0 if n > 1 else math.inf
     freedom = variance**2 / (of_rates**2 / WORTH + beyond**2 / max(1, n - 1))
     confidence = 1 - (1 - CONFIDENCE) / 2 / max(1, sizes - 1)
     return float(stdtrit(freedom, confidence)) * math.sqrt(variance / n)

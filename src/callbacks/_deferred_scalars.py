@@ -30,7 +30,8 @@ class DeferredScalars:
 
     def values(self) -> list[float]:
         """The numbers, in the order given."""
-        if self._event is not None:
+        if not self.ready():
+            assert self._event is not None
             self._event.synchronize()
         return self._values.tolist()
 

@@ -50,12 +50,12 @@ class Measured:
     others_share: float = 0.0  # of the processor, over all windows; on an accelerator only where they disturbed
     median_parts_ms: Mapping[str, float] = field(default_factory=dict)  # of the update of median length
     median_steps: int = 0  # of which that is the median
-    kernel_s: float | None = None  # seconds of a step in which a kernel ran, by a trace
+    kernel_s: float | None = None  # seconds of a step in which a kernel ran, with the device held or by a trace
     may_calibrate: bool = True
 
     @property
     def kernel_share(self) -> float | None:
-        """The fraction of the median step in which a kernel ran, by a trace; None without one."""
+        """The fraction of the median step in which a kernel ran; None where it is not known."""
         return None if self.kernel_s is None else min(1.0, 1e3 * self.kernel_s / self.cost["step_ms_median"])
 
 

@@ -103,6 +103,8 @@ def _device_facts(measured: Measured) -> dict[str, Any]:
     """
     sampled, cost = measured.sampled, measured.cost
     facts = {name: sampled[key] for key, name in _DEVICE_FACTS.items() if key in sampled}
+    if measured.kernel_share is not None:  # the driver's is that of its last second, also before the run
+        facts["utilization_pct"] = 100 * measured.kernel_share
     if "energy_j" in sampled and sampled.get("seconds") and cost["samples"]:
         watts = sampled["energy_j"] / sampled["seconds"]
         facts["joules_per_sample"] = watts * cost["seconds"] / cost["samples"]
@@ -111,7 +113,7 @@ def _device_facts(measured: Measured) -> dict[str, Any]:
 
 def _step(measured: Measured, summary: dict[str, Any], machine: Calibration | None) -> Step:
     """What the rule of the bottleneck asks of a run."""
-    sampled, busy = summary.get("utilization_pct"), measured.kernel_share
+    busy = summary.get("utilization_pct")
     return Step(
         summary["parts_ms"],
         work_ms=summary["work_ms_median"],
@@ -121,7 +123,7 @@ def _step(measured: Measured, summary: dict[str, Any], machine: Calibration | No
         not_recorded=measured.not_recorded,
         calibration=machine,
         communication_ms=summary.get("communication_ms", None if measured.ranks_ms else 0.0),
-        busy=sampled / 100 if busy is None and sampled is not None else busy,
+        busy=None if busy is None else busy / 100,
         mfu=summary.get("mfu"),
         changed=measured.changed,
         others_share=measured.others_share,

@@ -26,6 +26,7 @@ from ._updates import Updates
 OTHER = StepPart.OTHER.value
 PAUSE = "pause"  # what is not training: validation, checkpoints, and everything within `pause`
 TIMED = (*PARTS, PAUSE)
+_CYCLES_PER_S = 2e9  # about the highest clock of a GPU: at a lower one it is held for longer
 _COLUMN = {part: column for column, part in enumerate(TIMED)}
 
 
@@ -47,6 +48,11 @@ class HostClock:
 
     def reuse(self, marks: Iterable[Any]) -> None:
         """Take back marks that are no longer needed."""
+
+    can_hold = False  # whether the device can be told to wait
+
+    def hold(self, seconds: float) -> None:
+        """Have the device wait for about so long before what is submitted next."""
 
 
 class CudaClock(HostClock):
@@ -80,6 +86,12 @@ class CudaClock(HostClock):
     @override
     def reuse(self, marks: Iterable[torch.cuda.Event]) -> None:
         self._free.extend(marks)  # creating an event costs more than recording it again
+
+    can_hold = True
+
+    @override
+    def hold(self, seconds: float) -> None:
+        torch.cuda._sleep(int(_CYCLES_PER_S * seconds))  # a kernel that counts the cycles of one multiprocessor
 
 
 def clock_for(device: torch.device) -> HostClock:

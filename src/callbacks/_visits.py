@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
 from .._lightning import callbacks_of
+from ..hardware.device_memory import shared_memory
 from ._timer import pause
 from ._updates import Updates
 from .device import DeviceMonitor
@@ -66,7 +67,7 @@ class Visits(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if not self._is_ready and self._monitor.is_measuring:
             self._is_ready = True
-            self._tell({"ready": True})
+            self._tell({"ready": True, "device": shared_memory(trainer.strategy.root_device)})
             self._wait(trainer)
 
     @override
@@ -80,7 +81,8 @@ class Visits(Callback):
             self._warm_up.append(time.perf_counter())
             if monitor.is_warm:
                 self._is_warm = True
-                self._tell({"warm": True, "fit_s": self._fit_s(trainer)})
+                memory = shared_memory(trainer.strategy.root_device)
+                self._tell({"warm": True, "fit_s": self._fit_s(trainer), "device": memory})
                 self._wait(trainer)
         elif self._visit:
             self._begin(*self._visit)

@@ -21,6 +21,7 @@ from .._lightning import callbacks_of
 from .._torch import any_mode, is_profiler_active, watch_compilation
 from ..distributed.gather import gather, replicas
 from ..errors import UserError
+from ..hardware.bottleneck import CHANGED
 from ..hardware.calibration import Calibration
 from ..hardware.devices import device_name
 from ..hardware.measure import find_calibration
@@ -36,9 +37,10 @@ from ._communication import Exchanges
 from ._cost import cost_of, median_step, metrics_of
 from ._events import LoopEvents
 from ._in_order import join, leave
+from ._kernel_time import KernelTime
 from ._measured import Flops, Measured, step_operations
 from ._never_raise import never_raise
-from ._recording import RecordedUpdates, is_compiled_module
+from ._recording import LAST, RecordedUpdates, is_compiled_module
 from ._report import peak_of, report
 from ._run_words import details, headline
 from ._setting import own_config, setting_of
@@ -124,7 +126,8 @@ class ThroughputMonitor(LoopEvents):
         self._attached = contextlib.ExitStack()  # what ends with the measurement
         self._flops: Flops | None = None  # None before the recorded updates are over
         self._ended: str | None = None  # why a timed run has ended
-        self._kernel_s: float | None = None
+        self._traced_s: float | None = None  # of kernels in a step, by a trace
+        self._kernel_time = KernelTime(self._timer.clock, 0)
         self._watch: ProgramWatch | None = None
         self._programs = ""  # that took most of the processor; nothing but the terminal has their names
 
@@ -190,7 +193,7 @@ class ThroughputMonitor(LoopEvents):
 
     def set_kernel_time(self, seconds: float) -> None:
         """Kernels run for so long in a step, by a trace."""
-        self._kernel_s = seconds
+        self._traced_s = seconds
 
     def disable(self) -> None:
         """Measure no more in this fit."""
@@ -215,12 +218,14 @@ class ThroughputMonitor(LoopEvents):
             return
         self.teardown(trainer, pl_module, "fit")  # of an earlier fit that has ended early
         self._watch_programs(trainer)
-        self.summary, self._ended, self._kernel_s = {}, None, None
+        self.summary, self._ended, self._traced_s = {}, None, None
         given = self.flops_per_sample
         self._flops = None if given is None else Flops(given, is_given=True)
         self._timer = StepTimer(clock_for(trainer.strategy.root_device), trainer.global_step)
         self._recorded = RecordedUpdates(trainer, pl_module, self.record_operations, lambda: self._timer.part)
-        self._first_counted = max(1, self.warmup_steps, self._recorded.last)
+        held = self._held_update(trainer, pl_module, self._recorded)
+        self._kernel_time = KernelTime(self._timer.clock, held)
+        self._first_counted = max(1, self.warmup_steps, self._recorded.last, held)
         self._windows, self._windows_read = Windows(self._first_counted), 0
         self.table = UpdateTable(self.warmup_steps, self._windows, trainer.global_step)
         self._writer = StepWriter(trainer)
@@ -232,6 +237,15 @@ class ThroughputMonitor(LoopEvents):
         add_timer(trainer, self._timer)
         join(trainer, self)
         self._counted_since = time.perf_counter()
+
+    def _held_update(self, trainer: Trainer, module: LightningModule, recorded: RecordedUpdates) -> int:
+        """The update in which the time of kernels is measured: after the recorded ones, and once CUDA graphs are captured.
+
+        Of several ranks each would wait for those that are held; 0 for none.
+        """
+        if not (recorded.last and self._timer.clock.can_hold and trainer.world_size == 1):
+            return 0
+        return LAST + (4 if is_compiled_module(module) else 1)
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -318,6 +332,9 @@ class ThroughputMonitor(LoopEvents):
         self, trainer: Trainer, module: LightningModule, recorded: RecordedUpdates, ranks_ms: list[float]
     ) -> Measured:
         cost, device = self.summary, trainer.strategy.root_device
+        changed, kernel_s = self.table.changed(cost["step_ms_median"]), self._traced_s
+        if kernel_s is None and 1 / CHANGED <= changed <= CHANGED:
+            kernel_s = self._kernel_time.seconds
         monitors = (one for one in callbacks_of(trainer) if isinstance(one, DeviceMonitor))
         sampled = next((one.result(self._counted_since) for one in monitors), {})
         return Measured(
@@ -332,11 +349,11 @@ class ThroughputMonitor(LoopEvents):
             operations=recorded.operations(),
             not_recorded=recorded.why_no_operations,
             flops=self._flops or Flops(),
-            changed=self.table.changed(cost["step_ms_median"]),
+            changed=changed,
             others_share=cost.get("others_share", 0.0),
             median_parts_ms=median_step(self.table),
             median_steps=int(self.table.in_median().sum()),
-            kernel_s=self._kernel_s,
+            kernel_s=kernel_s,
             may_calibrate=self.calibrate,
         )
 
@@ -401,10 +418,11 @@ class ThroughputMonitor(LoopEvents):
     @override
     def begin_training(self) -> None:
         assert self._recorded is not None
-        self._recorded.start(self._timer.updates + 1, self._timer.global_step)
-        timed = self._timer.current
+        update, timed = self._timer.updates + 1, self._timer.current
+        self._recorded.start(update, self._timer.global_step)
+        self._kernel_time.start(update)
         if timed is not None:  # another callback or the user may record or trace it, too
-            timed.recorded |= self._recorded.active or any_mode() or is_profiler_active()
+            timed.recorded |= self._recorded.active or self._kernel_time.active or any_mode() or is_profiler_active()
 
     @override
     def enter(self, part: str) -> None:
@@ -426,6 +444,7 @@ class ThroughputMonitor(LoopEvents):
                 self._count(timed, trainer, module, batch)
             if self._recorded is not None:
                 self._recorded.count(timed.samples)
+        self._kernel_time.stop()
         if not self.is_measuring:  # the count has failed
             return
         self._timer.end_batch(trainer.global_step)

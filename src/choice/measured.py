@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 
 from ..analysis.groups import rates_of
-from ..analysis.noise import BETWEEN_CPU, Rates
+from ..analysis.noise import BETWEEN, Rates
 from ..analysis.run import Run
 from ..errors import UserError, printable
 from ..hardware.datasheet import Datasheet, datasheet
@@ -141,7 +141,7 @@ def _recorded(record: Mapping[str, Any], middle: float, device: str) -> Interval
     if not isinstance(ends, list) or len(ends) != 2:
         ends, confidence = [at(record, f"throughput.step_ms_{name}") for name in ("p10", "p90")], _STEPS
     low, high = (positive(end) or middle for end in ends)
-    return converted(low, middle, high, confidence, BETWEEN_CPU if device == "cpu" else 0.0)
+    return converted(low, middle, high, confidence, BETWEEN if device == "cpu" else 0.0)
 
 
 def _memory(record: Mapping[str, Any]) -> float:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from ..analysis.noise import BETWEEN_CPU, CONFIDENCE
+from ..analysis.noise import BETWEEN, CONFIDENCE
 from ..hardware.datasheet import Datasheet
 from ..hardware.products import PASSES, Product, Timed
 from ..records.formatting import percent
@@ -55,7 +55,7 @@ def measured_line(known: "Calibration", found: Mapping[Product, Timed], others_s
         confidence, (low, high) = CONFIDENCE, median_interval(samples, CONFIDENCE)
         if math.isinf(high):  # few samples: all of them enclose the median with this confidence
             confidence, low, high = 1 - 2.0 ** (1 - len(samples)), min(samples), max(samples)
-        of_run = converted(low, median(samples), high, confidence, BETWEEN_CPU if known.device == "cpu" else 0.0)
+        of_run = converted(low, median(samples), high, confidence, BETWEEN if known.device == "cpu" else 0.0)
         return replace(of_run, low=of_run.low * (1 - others_share))
 
     times = {of: [interval(each) if each else None for each in timed[:3]] for of, timed in found.items()}

@@ -43,6 +43,17 @@ def memory_of(device: torch.device) -> tuple[int, int] | None:
     return held, held
 
 
+def shared_memory(device: torch.device) -> dict[str, int]:
+    """Bytes of a CUDA device that are `free` for all processes, its `total`, and what this process's tensors have `taken`.
+
+    Empty for other devices.
+    """
+    if device.type != "cuda":
+        return {}
+    free, total = torch.cuda.mem_get_info(device)
+    return {"free": free, "total": total, "taken": torch.cuda.max_memory_reserved(device)}
+
+
 def bytes_of(tensors: Iterable[object]) -> int:
     """Bytes of the storages of tensors, each storage once; a sparse tensor, which shows none, does not count."""
     return sum({storage_id(storage): storage.nbytes() for each in tensors for storage in storages(each)}.values())

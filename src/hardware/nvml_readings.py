@@ -48,6 +48,17 @@ def nvml_device(device: torch.device) -> tuple[Any, Any]:
     return pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid)
 
 
+def takes_one_process() -> bool:
+    """Whether the driver lets only one process use a GPU at a time; False where NVML does not say."""
+    with contextlib.suppress(Exception):  # NVMLError has its class in the module, which may be missing
+        import pynvml
+
+        pynvml.nvmlInit()
+        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+        return any(pynvml.nvmlDeviceGetComputeMode(each) != pynvml.NVML_COMPUTEMODE_DEFAULT for each in handles)
+    return False
+
+
 def gpu_queries(device: torch.device) -> dict[str, Query]:
     """What can be read of a device, by key. Raises as `nvml_device` does."""
     if torch.version.hip:  # through torch, which returns 0 for an unknown clock, and whose unit of power is not sure

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 from typing_extensions import override
 
-from ..analysis.noise import PROCESSES_CPU, Rates
+from ..analysis.noise import PROCESSES, Rates
 from ..analysis.selection import Selection, select
 from ..analysis.text import aligned, choice_words
 from ..analysis.windows import COLUMNS
@@ -151,7 +151,7 @@ def measure_latency(
             raise UserError(f"data.batch_size: no batch of {', '.join(f'{s:,}' for s in sizes)} fits into memory")
         measure_in_passes(fitting, limits or Limits(), say=say)
     windows = pd.DataFrame([row for one in fitting for row in one.windows], columns=list(COLUMNS))
-    rates = Rates(windows, processes=PROCESSES_CPU if device.type == "cpu" else 0.0, at_equal_load=True)
+    rates = Rates(windows, processes=PROCESSES if device.type == "cpu" else 0.0, at_equal_load=True)
     table = pd.DataFrame([_row(one, rates) for one in fitting], columns=list(_HEADINGS)).set_index("batch_size")
     table = table.reindex(sorted(sizes)).reset_index().astype(dict.fromkeys(list(_HEADINGS)[1:], float))
     table["of_best"] = table["samples_per_sec"] / table["samples_per_sec"].max()

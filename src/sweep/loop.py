@@ -85,7 +85,7 @@ class Loop:
                 self._say_end(job, record)
         if not ready:
             return []
-        line, warned = LiveLine(), set[str]()
+        line, warned, crowded = LiveLine(), set[str](), list[Job]()
         programs = ProgramWatch([os.getpid()])
         with contextlib.ExitStack() as files, Processes() as processes:
             files.callback(line.clear)
@@ -94,10 +94,14 @@ class Loop:
                 log = files.enter_context(_log_of(job))
                 return processes.add(lambda: Process(job, (log, log), visited=True))
 
-            def end(process: Process) -> None:
+            def end(process: Process, beside_others: bool) -> None:
                 process.wait()
                 line.clear()
                 job, record = process.job, self._read(process.job)
+                if beside_others and record["status"] == "out_of_memory":  # it may fit alone
+                    folder.set_run_aside(job.run_dir)
+                    crowded.append(job)
+                    return
                 records[job] = record
                 if processes.stopped_by is not None and record["status"] == "interrupted":
                     return
@@ -118,7 +122,7 @@ class Loop:
             left = Together(start, end, say).measure(ready)
             if sum(share for _, share in programs.top()) >= LOAD_SAID:
                 say(f"beside these runs: {programs.words()} of the processor", stays=True)  # in no file
-            return left
+            return [*crowded, *left]
 
     def _kept(self, job: Job) -> Record | None:
         """None if the job's folder is ready for the run; otherwise the record that takes its place."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from ..analysis.noise import PROCESSES_CPU, Rates
+from ..analysis.noise import PROCESSES, Rates
 from ..analysis.selection import ENOUGH, select
 from ..analysis.windows import COLUMNS
 from ..records.formatting import count
@@ -73,7 +73,7 @@ class Limits(NamedTuple):
             return None
         if self.settles and (passes - self.min_passes) % EVERY == 0:
             if (sizes := len({run.size for run in runs})) > 1:
-                rates = Rates(windows_of(runs), processes=PROCESSES_CPU, at_equal_load=True)
+                rates = Rates(windows_of(runs), processes=PROCESSES, at_equal_load=True)
                 selection = select(rates, enough=self.enough)
                 if selection is not None and selection.is_settled(sizes):
                     return SETTLED

@@ -1,11 +1,11 @@
-"""Runs side by side: their processes are set up together, stay, and are visited in passes (passes.py).
+"""Runs side by side on a device: their processes are set up together, stay, and are visited in passes (passes.py).
 
 A timed run ends with the passes. A training then waits for its turn, and goes on to its end while no other run trains.
 
 Runs that differ in batch size and seed alone share passes, one such group after the other. The first run, which may have to
 calibrate the device, is set up alone, and the others several at a time. They warm up one after the other. A run that waits
-keeps its memory: the next one warms up only if there is enough for it, and otherwise stays set up until the runs before it
-have ended.
+keeps its memory, on the host and on the device: the next one warms up only if there is enough for it, and otherwise stays
+set up until the runs before it have ended.
 """
 
 import contextlib
@@ -34,17 +34,18 @@ MOST_AT_ONCE = 16  # a larger sweep is measured 16 runs at a time
 ACCELERATORS = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg", "/dev/davinci[0-9]*")
 _SET_UP_AT_ONCE = min(4, os.cpu_count() or 1)  # reading and checking is the work of one core
 _SHARE_LEFT = 0.25  # of the memory
+_CONTEXT = 2**30  # bytes of a device that a process takes beside its tensors: CUDA's context, the libraries' workspaces
 _PASSES_PER_S = 1000  # more than there can be: passes of another time in the same folder have other numbers
 _FEWEST = 8  # passes of runs that have so many seconds
 _LONG_S = 3600.0  # of a training: longer ones do not hold the memory of others that wait, unless they are asked to
 
 
 def can_wait(config: Mapping[str, Any]) -> bool:
-    """Whether a run can wait for visits: one process on a CPU whose steps are measured, and that no time limit ends."""
+    """Whether a run can wait for visits: one process whose steps are measured, that no time limit ends, on a device to share."""
     callbacks, trainer = config["callbacks"] or {}, config["trainer"]
     is_measured = callbacks.get("throughput") and not trainer.get("fast_dev_run") and config.get("timing") is not False
     suits = is_measured and ranks_asked(config) == 1 and not _has_clock(config)
-    return bool(suits) and _trains_on_cpu(trainer.get("accelerator", "auto"))
+    return bool(suits) and _can_share_device(trainer.get("accelerator", "auto"))
 
 
 def _has_clock(config: Mapping[str, Any]) -> bool:
@@ -55,13 +56,22 @@ def _has_clock(config: Mapping[str, Any]) -> bool:
     return bool(timers or is_due or trainer.get("max_time") or config.get("target") is not None)
 
 
-def _trains_on_cpu(accelerator: str) -> bool:
-    """Whether Lightning trains on the CPU with this `trainer.accelerator`."""
-    if accelerator != "auto" or (sys.platform.startswith("linux") and not any(map(glob, ACCELERATORS))):
-        return accelerator in ("auto", "cpu")
-    from ..hardware.devices import available
+def _can_share_device(accelerator: str) -> bool:
+    """Whether processes can wait on the device that Lightning trains on with this `trainer.accelerator`.
 
-    return available() == ["cpu"]
+    They can on a CPU, and on a CUDA device whose driver does not restrict it to one process.
+    """
+    if accelerator == "cpu" or (
+        accelerator == "auto" and sys.platform.startswith("linux") and not any(map(glob, ACCELERATORS))
+    ):
+        return True
+    from ..hardware.devices import available
+    from ..hardware.nvml_readings import takes_one_process
+
+    found = available()
+    if accelerator == "auto" and found == ["cpu"]:
+        return True
+    return accelerator in ("auto", "gpu", "cuda") and "cuda" in found and not takes_one_process()
 
 
 def is_timed(config: Mapping[str, Any]) -> bool:
@@ -95,13 +105,15 @@ def _planned(job: Job, number: int) -> RecordedRun:
 class Together:
     """Runs that are compared, and are visited side by side.
 
-    `end` waits for the end of a run, and notes how it ended. `say` is told what happens; with `stays` it is a line that
-    remains to be read.
+    `end` waits for the end of a run, and notes how it ended; it is told whether others held memory of the device then. `say` is
+    told what happens; with `stays` it is a line that remains to be read.
     """
 
-    def __init__(self, start: Callable[[Job], Process], end: Callable[[Process], None], say: Callable[..., None]):
-        self._start, self._end, self._say = start, end, say
+    def __init__(self, start: Callable[[Job], Process], end: Callable[[Process, bool], None], say: Callable[..., None]):
+        self._start, self._on_end, self._say = start, end, say
+        self._started: list[Process] = []
         self._fit_s: dict[Process, float | None] = {}  # about how long a run that is warm has to train; None if unknown
+        self._device: dict[Process, Mapping[str, int]] = {}  # its memory, as each run saw it; the last one saw it last
 
     def measure(self, jobs: Sequence[Job]) -> list[Job]:
         """Visit as many runs as there is memory for, all with the same limits, and have trainings go on to their ends.
@@ -110,24 +122,23 @@ class Together:
         """
         chosen = [job for job in jobs if _limits_of(job) == _limits_of(jobs[0])][:MOST_AT_ONCE]
         self._say(f"preparing {count(len(chosen), 'setting')}")
-        started: list[Process] = []
+        started = self._started = []
         while len(started) < len(chosen):
             is_first = not _living(started)
             part = chosen[len(started) :][: 1 if is_first else _SET_UP_AT_ONCE]
-            if not is_first and not _has_memory_for(len(part), started):
+            if not is_first and not self._has_memory_for(len(part), started):
                 break
             setting_up = [self._start(job) for job in part]
             started += setting_up
             for process in setting_up:
-                if process.answer() is None:
-                    self._end(process)
+                self._note(process, process.answer())
             if len(alone := _living(started)) == 1 and self._warm(alone[0]) and self._is_long(alone[0]):
                 self._train_to_end(alone)  # the others are not set up meanwhile
                 break
         waiting = _living(started)
         while waiting:
             warm: list[Process] = []
-            while waiting and (not _living(warm) or _has_memory_for(1, warm)):
+            while waiting and (not _living(warm) or self._has_memory_for(1, warm)):
                 warm.append(waiting.pop(0))
                 self._warm(warm[-1])
             self._visit(_living(warm))
@@ -138,12 +149,36 @@ class Together:
     def _warm(self, process: Process) -> bool:
         """Train what is not measured of a run, unless that was done; whether the run goes on."""
         if process not in self._fit_s:
-            facts = process.ask("warm up")
+            facts = self._note(process, process.ask("warm up"))
             if facts is None:
-                self._end(process)
                 return False
             self._fit_s[process] = facts.get("fit_s")
         return True
+
+    def _note(self, process: Process, facts: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        """Note what a run says of its device; None says that it ends."""
+        if facts is None:
+            self._end(process)
+        elif device := facts.get("device"):
+            self._device.pop(process, None)
+            self._device[process] = device
+        return facts
+
+    def _end(self, process: Process) -> None:
+        others = [one for one in _living(self._started) if one is not process and one in self._device]
+        self._on_end(process, bool(others))
+
+    def _has_memory_for(self, more: int, processes: Sequence[Process]) -> bool:
+        """Whether a quarter of the memory is available, and for each run more, and one, what the largest run has taken."""
+        memory, largest = host_memory(), 0
+        for process in processes:
+            with contextlib.suppress(psutil.Error):  # it has ended
+                largest = max(largest, psutil.Process(process.pid).memory_info().rss)
+        fits = memory.available >= max(_SHARE_LEFT * memory.total, (more + 1) * largest)
+        if device := list(self._device.values()):
+            largest = _CONTEXT + max(each["taken"] for each in device)
+            fits &= device[-1]["free"] >= max(_SHARE_LEFT * device[-1]["total"], (more + 1) * largest)
+        return fits
 
     def _is_long(self, process: Process) -> bool:
         """Whether a training is too long for others to wait for it, and say so; `timing=true` takes any."""
@@ -191,16 +226,6 @@ class Visited(Run):
 
 def _living(processes: Sequence[Process]) -> list[Process]:
     return [process for process in processes if not process.ended]
-
-
-def _has_memory_for(more: int, processes: Sequence[Process]) -> bool:
-    """Whether a quarter of the memory is available, and for each run more, and one, what the largest run has taken."""
-    memory = host_memory()
-    largest = 0
-    for process in processes:
-        with contextlib.suppress(psutil.Error):  # it has ended
-            largest = max(largest, psutil.Process(process.pid).memory_info().rss)
-    return memory.available >= max(_SHARE_LEFT * memory.total, (more + 1) * largest)
 
 
 def _limits_of(job: Job) -> Limits:

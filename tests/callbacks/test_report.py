@@ -46,6 +46,13 @@ def test_a_file_of_ranks_whose_steps_are_unknown_is_json_of_any_reader(tmp_path:
     assert report(*read_measured(tmp_path))["processes"] == 2
 
 
+def test_the_time_of_kernels_takes_the_place_of_what_the_driver_says_of_the_last_second() -> None:
+    driver = {"device/utilization_mean_pct": 80.0}
+    on_gpu = replace(WAITING, device="cuda", sampled=driver, kernel_s=0.002)
+    assert report(on_gpu, None)["utilization_pct"] == 20.0
+    assert report(replace(on_gpu, kernel_s=None), None)["utilization_pct"] == 80.0
+
+
 @pytest.mark.parametrize("change", [{"launch_us": -1}, {"cache_bytes": math.nan}, {"speed": 3}])
 def test_a_file_whose_calibration_is_none_is_refused(change, tmp_path: Path) -> None:
     write_measured(tmp_path, WAITING, CPU)

@@ -110,7 +110,12 @@ def visited(*orders: str, after_s: float = 0.0, timed: bool = True, **options):
 def test_a_run_trains_while_it_is_visited_and_waits_in_between() -> None:
     orders = ("warm up", "go 4 0.1", "go 5 0.1", "stop known to ± 5 %")
     (ready, warm, *visits), monitor, trainer = visited(*orders, after_s=0.25)
-    assert (ready, warm, len(visits)) == ({"ready": True}, {"warm": True, "fit_s": None}, 2)  # it trains without an end
+    assert (ready["ready"], warm["warm"], warm["fit_s"], len(visits)) == (
+        True,
+        True,
+        None,
+        2,
+    )  # it trains without an end
     assert all(one["steps"] >= 1 and one["samples"] == 4 and one["disturbed"] is False for one in visits)
     assert all(one["mean_s"] >= 0.005 for one in visits)
     summary, times = monitor.summary, monitor.step_times()

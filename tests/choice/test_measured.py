@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from batchscope.analysis.noise import BETWEEN_CPU
+from batchscope.analysis.noise import BETWEEN
 from batchscope.analysis.read import find
 from batchscope.choice.interval import deviations
 from batchscope.choice.measured import read_training
@@ -110,7 +110,7 @@ def test_without_windows_the_ends_of_a_record_are_taken_at_the_confidence_of_all
 def test_without_windows_a_run_on_a_cpu_is_known_no_better_than_separate_runs_agree(tmp_path):
     _, sizes = only(write_training(tmp_path))
     low, middle, high = sizes[64].seconds.ends()
-    assert min(middle / low, high / middle) > math.exp(deviations(0.9) * BETWEEN_CPU)
+    assert min(middle / low, high / middle) > math.exp(deviations(0.9) * BETWEEN)
 
 
 def test_too_few_windows_beside_other_programs_are_wider_by_what_these_took(tmp_path):

@@ -9,6 +9,7 @@ import torch
 import torchvision
 from omegaconf import OmegaConf
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from batchscope.data.spec import DataSpec
 from batchscope.errors import UserError
@@ -110,6 +111,29 @@ def test_simple_cnn_takes_images_of_any_channels_and_size(shape: tuple[int, int,
     assert SimpleCNN(spec)(torch.randn(2, *shape)).shape == (2, 10)
 
 
+def test_simple_cnn_pools_before_it_cuts_and_computes_what_the_other_order_does() -> None:
+    torch.manual_seed(0)
+    network, images = SimpleCNN(GREY), inputs(GREY, 8)
+    first, _, _, second, *_ = network.features
+    expected = F.max_pool2d(second(F.max_pool2d(first(images).relu(), 2)).relu(), 2)
+    outputs, expected = network(images), network.classifier(expected)
+    assert torch.equal(outputs, expected)
+    parameters = list(network.parameters())
+    for gradient, other in zip(
+        *(torch.autograd.grad(each.square().sum(), parameters) for each in (outputs, expected)), strict=True
+    ):
+        assert torch.equal(gradient, other)
+
+
+@pytest.mark.parametrize("kernel_size", [1, 5, 7])
+def test_simple_cnn_takes_larger_kernels_a_normalization_and_dropout(kernel_size: int) -> None:
+    network = SimpleCNN(GREY, kernel_size=kernel_size, norm="batch", dropout=0.5)
+    assert network(inputs(GREY, 8)).shape == (8, 10)
+    norms = [layer.num_features for layer in network.modules() if isinstance(layer, nn.BatchNorm2d)]
+    assert norms == [32, 64]
+    assert [layer.bias for layer in network.modules() if isinstance(layer, nn.Conv2d)] == [None, None]
+
+
 def test_an_mlp_without_hidden_layers_is_a_linear_classifier() -> None:
     layers = [layer for layer in MLP(GREY, hidden_sizes=[]).modules() if isinstance(layer, nn.Linear)]
     assert [(layer.in_features, layer.out_features) for layer in layers] == [(784, 10)]
@@ -154,6 +178,7 @@ def test_finding_the_image_size_leaves_the_weights_and_statistics_alone() -> Non
     ("model", "options", "said"),
     [
         (SimpleCNN, {"channels": [8, 16, 32]}, r"model\.channels: got \[8, 16, 32\], takes two whole numbers"),
+        (SimpleCNN, {"kernel_size": 4}, r"model\.kernel_size: got 4, takes an odd number"),
         (TorchvisionModel, {"name": "resnet81"}, r"model\.name: got 'resnet81'.* Did you mean 'resnet\d+'\?"),
         (TorchvisionModel, {"name": "googlenet"}, r"model\.name: got 'googlenet', takes a network of torchvision with one output\."),
         (TorchvisionModel, {"name": "squeezenet1_1", "image_size": 8}, r"model\.image_size: got 8, .* it does on 224"),

@@ -17,16 +17,17 @@ from batchscope.sweep import job
 
 STEP_MS = 10.0
 FIT_S = 60.0  # that a training says it takes
+DEVICE: dict[str, int] = {}  # the memory of its device that a run sees
 
 
 def visited(sweep: job.Sweep, size: int, record: dict[str, Any]) -> Iterator[int]:
     """Answer each visit after it was dealt with."""
-    sweep.tell({"ready": True})
+    sweep.tell({"ready": True, "device": DEVICE})
     while (order := sweep.hear().split(" ", 2))[0] not in ("stop", "train", "end", "null"):
         if order[0] == "go":
             yield int(order[1])
             record["taken"].append(int(order[1]))
-        sweep.tell({"mean_s": STEP_MS / 1e3, "samples": size, "fit_s": FIT_S})
+        sweep.tell({"mean_s": STEP_MS / 1e3, "samples": size, "fit_s": FIT_S, "device": DEVICE})
     record["told"] = " ".join(order)
 
 

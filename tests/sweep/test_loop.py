@@ -197,6 +197,32 @@ def test_a_run_that_finds_less_than_a_quarter_of_the_memory_waits(loop, has_room
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2", "pids"]
 
 
+ON_DEVICE = (
+    "import tests.support.stand_in as s; s.DEVICE = {'free': %d * 2**30, 'total': 80 * 2**30, 'taken': %d * 2**30}; "
+)
+
+
+@pytest.mark.parametrize(
+    ("free", "taken", "beside"),
+    [(40, 4, True), (19, 4, False), (40, 25, False)],
+    ids=["there is room", "less than a quarter is free", "no room for twice what the first one takes"],
+)
+def test_a_run_is_set_up_beside_others_where_the_device_has_memory_for_it(free, taken, beside, do):
+    first, last = do(*[ON_DEVICE % (free, taken) + "list(visits)"] * 2, timed=True)
+    assert (first["status"], last["status"]) == ("finished", "finished")
+    assert bool(last["taken"]) is beside  # the last is alone where there is no room
+
+
+def test_a_run_that_lacks_memory_beside_others_on_its_device_is_done_again_alone(do, tmp_path):
+    one = ON_DEVICE % (40, 4)
+    lacks = (
+        "record['status'] = 'out_of_memory' if len((folder.parent / 'pids').read_text().split()) == 2 else 'finished'"
+    )
+    records = do(one + "list(visits)", one + lacks, timed=True)
+    assert [record["status"] for record in records] == ["finished", "finished"]
+    assert records[1]["taken"] == [] and len((tmp_path / "pids").read_text().split()) == 3
+
+
 def test_an_error_in_the_sweep_leaves_no_run_behind(loop, tmp_path, monkeypatch):
     monkeypatch.setattr(visits, "measure_in_passes", lambda *args, **how: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -282,7 +308,7 @@ SUITED = {"callbacks": {"until_known": {"a": 1}, "throughput": {"a": 1}}, "train
         ({}, True),
         ({"trainer": {"devices": 1, "accelerator": "cpu"}}, True),
         ({"trainer": {"devices": 2, "accelerator": "cpu"}}, False),
-        ({"trainer": {"devices": 1, "accelerator": "cuda"}}, False),
+        ({"trainer": {"devices": 1, "accelerator": "mps"}}, False),
         ({"trainer": {"devices": 1, "max_time": {"seconds": 10}}}, False),
         ({"trainer": {"devices": 1, "fast_dev_run": True}}, False),
         ({"trainer": {"devices": 1, "val_check_interval": "00:00:10:00"}}, False),
@@ -294,11 +320,30 @@ SUITED = {"callbacks": {"until_known": {"a": 1}, "throughput": {"a": 1}}, "train
         ({"callbacks": None}, False),
     ],
 )
-def test_only_measured_runs_of_one_process_on_a_cpu_wait(changed, suited, tmp_path, monkeypatch):
+def test_measured_runs_of_one_process_that_no_time_limit_ends_wait(changed, suited, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setattr(visits, "ACCELERATORS", [str(tmp_path / "nvidia[0-9]*")])
     assert visits.can_wait(SUITED | changed) is suited
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "devices", "one_process", "suited"),
+    [
+        ("auto", ["cpu"], False, True),
+        ("auto", ["cpu", "cuda"], False, True),
+        ("gpu", ["cpu", "cuda"], False, True),
+        ("gpu", ["cpu", "cuda"], True, False),
+        ("cpu", ["cpu", "cuda"], True, True),
+        ("auto", ["cpu", "mps"], False, False),
+        ("gpu", ["cpu", "mps"], False, False),
+        ("gpu", ["cpu"], False, False),
+    ],
+)
+def test_runs_wait_on_a_cpu_and_on_a_cuda_device_that_takes_several_processes(
+    accelerator, devices, one_process, suited, tmp_path, monkeypatch
+):
     (tmp_path / "nvidia0").touch()
-    for found in (["cpu", "cuda"], ["cpu"]):  # Lightning's `auto` takes what torch can train on
-        monkeypatch.setattr("batchscope.hardware.devices.available", lambda found=found: found)
-        assert visits.can_wait(SUITED | changed) is (suited and ("trainer" in changed or found == ["cpu"]))
+    monkeypatch.setattr(visits, "ACCELERATORS", [str(tmp_path / "nvidia[0-9]*")])
+    monkeypatch.setattr("batchscope.hardware.devices.available", lambda: devices)
+    monkeypatch.setattr("batchscope.hardware.nvml_readings.takes_one_process", lambda: one_process)
+    assert visits.can_wait(SUITED | {"trainer": {"devices": 1, "accelerator": accelerator}}) is suited

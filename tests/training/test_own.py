@@ -646,7 +646,7 @@ def test_a_lightning_module_is_trained_tested_recorded_and_evaluated_by_its_path
 
 
 def test_its_record_has_nothing_that_it_does_not_read_also_once_it_is_resumed(folder: Path) -> None:
-    words = ["experiment=mnist_99", "data=points", "data.batch_size=8", "trainer.max_epochs=1"]
+    words = ["experiment=quickstart", "data=points", "data.batch_size=8", "trainer.max_epochs=1"]
     found = trained(folder, "model=tutorial", *words)
     assert {"task", "optimizer", "channels_last"}.isdisjoint(found["config"])
     train(configuration(found, folder, ["trainer.max_epochs=2"]), folder, found["choices"], [])

@@ -1,0 +1,122 @@
+"""The time of kernels in a step: the device is held until the host has submitted the step, in one update of a fit."""
+
+import pytest
+
+from batchscope.callbacks import _kernel_time, throughput
+from batchscope.callbacks._kernel_time import KernelTime
+from batchscope.callbacks._table import RECORDED
+from batchscope.callbacks._timer import HostClock
+from tests.callbacks.support import monitoring
+from tests.support.third_party_modules import Stranger, train
+
+
+class Stream(HostClock):
+    """A device with a queue: kernels begin when they are submitted and those before are over; the test moves both clocks."""
+
+    can_hold = True
+
+    def __init__(self) -> None:
+        self.host = self.device = 0.0  # when the host is, and when the queue is empty, in seconds
+        self.held: list[float] = []
+
+    def mark(self) -> float:
+        self.device = max(self.device, self.host)
+        return self.device
+
+    def ready(self, mark: float) -> bool:
+        return mark <= self.host
+
+    def hold(self, seconds: float) -> None:
+        self.held.append(seconds)
+        self.run(seconds)
+
+    def run(self, seconds: float) -> None:
+        """A kernel."""
+        self.device = max(self.device, self.host) + seconds
+
+
+@pytest.fixture
+def stream(monkeypatch):
+    one = Stream()
+    monkeypatch.setattr(_kernel_time.time, "perf_counter", lambda: one.host)
+    return one
+
+
+def step(stream, kernels, waits=False):
+    """The host takes 1 ms to submit each kernel, which takes so many seconds."""
+    for seconds in kernels:
+        stream.host += 0.001
+        stream.run(seconds)
+        if waits:
+            stream.host = max(stream.host, stream.device)
+
+
+def measured(stream, kernels, batches=1, update=2, **how):
+    one = KernelTime(stream, update)
+    for number in (1, 2, 3):
+        for _ in range(batches):
+            one.start(number)
+            step(stream, kernels, **how)
+            one.stop()
+    stream.host += 10  # the device is done
+    return one.seconds
+
+
+def test_kernels_that_wait_for_their_host_are_timed_without_the_gaps(stream):
+    assert measured(stream, [1e-4] * 20) == pytest.approx(20e-4)
+    assert stream.held == [pytest.approx(1.5 * 0.020 + 0.001)]  # by what the host took for the batch before
+
+
+def test_kernels_that_follow_each_other_are_timed_as_well(stream):
+    assert measured(stream, [0.01] * 20) == pytest.approx(0.2)
+
+
+def test_an_update_of_several_batches_has_the_kernels_of_all(stream):
+    assert measured(stream, [1e-4] * 20, batches=3) == pytest.approx(60e-4)
+
+
+def test_of_a_step_that_waits_for_the_device_nothing_is_known(stream):
+    assert measured(stream, [1e-4] * 20, waits=True) is None
+
+
+def test_nothing_is_known_before_the_device_is_done_or_where_no_update_is_asked_for(stream):
+    one = KernelTime(stream, 1)
+    one.start(1)
+    step(stream, [0.01] * 20)
+    one.stop()
+    assert one.seconds is None
+    assert measured(stream, [0.01], update=0) is None
+
+
+def test_the_device_is_held_for_half_a_second_at_most(stream):
+    measured(stream, [1e-4] * 2000)
+    assert stream.held == [0.5]
+
+
+class Held(HostClock):
+    """Notes the updates in which it is asked to wait, and waits not at all."""
+
+    can_hold = True
+
+    def __init__(self, monitor) -> None:
+        self.monitor, self.updates = monitor, []
+
+    def hold(self, seconds: float) -> None:
+        self.updates.append(self.monitor.table.last_step)
+
+
+def test_a_fit_holds_the_device_in_the_update_after_the_recorded_ones_which_counts_in_no_rate(monkeypatch):
+    monitor = monitoring(record_operations=True, warmup_steps=0)
+    clock = Held(monitor)
+    monkeypatch.setattr(throughput, "clock_for", lambda device: clock)
+    train(Stranger(), monitor, max_epochs=3)
+    assert len(clock.updates) == 1
+    recorded = monitor.table.rows["flags"] & RECORDED > 0
+    assert monitor.table.rows["step"][recorded].tolist() == [2, 3, 4, 5]
+    assert monitor.summary["updates"] == 15 - 5
+
+
+def test_a_cpu_is_not_held():
+    monitor = monitoring(record_operations=True)
+    train(Stranger(), monitor, max_epochs=5)
+    assert monitor.measured.kernel_s is None
