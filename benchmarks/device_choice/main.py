@@ -54,7 +54,8 @@ SOURCE = "NeuSight (Lee, Phanishayee, Mahajan, ASPLOS 2025), repository sitar-la
 
 # --- measurements
 
-DIMS = {"linear": ["M", "N", "K"], "bmm": ["B", "M", "N", "K"]}  # columns; of all others B and H
+# Columns; of all others B and H. A convolution has N kernels of K × K for B images of M channels and H × H pixels.
+DIMS = {"linear": ["M", "N", "K"], "bmm": ["B", "M", "N", "K"], "conv": ["B", "M", "N", "K", "H"]}
 KINDS = {"linear": "linear", "bmm": "bmm", "softmax": "softmax", "ln": "layer_norm"}
 FACTS = ["memory_gb", "bandwidth_gb_s", "sms", "cores_per_sm", "mhz", "fp32_gflop_s", "l2_mb", "tdp_w"]
 # By op, the tensors that are read and written: `add` adds two, `addu` a number to one.
@@ -91,7 +92,7 @@ def read(folder: Path) -> Measured:
         "work": works,
         "shape": [f"{work.name} {work.dims}" for work in works],
         "kind": [work.kind for work in works],
-        "family": [GROUPS[work.kind] for work in works],
+        "family": [GROUPS.get(work.kind, "products") for work in works],
         "device": kernels["device"],
         "seconds": kernels["ms"] / 1e3,
     }
@@ -130,6 +131,10 @@ def _work(folder: Path, row: Mapping[str, float]) -> Work:
         dims = tuple(int(row[name]) for name in DIMS.get(op, ["B", "H"]))
     except (KeyError, ValueError):
         raise UserError(f"{folder / 'kernels.csv'}: a row of {op} lacks a dimension") from None
+    if op == "conv":  # with a stride of 1, and as many pixels in the result
+        b, m, n, k, h = dims
+        moved = 4.0 * (b * (m + n) * h**2 + m * n * k**2)
+        return Work("convolution", op, (b, n, h, h, m, k, k), 2.0 * b * m * n * (k * h) ** 2, moved)
     if op in DIMS:
         b, m, n, k = (1, *dims)[-4:]
         bias = n if op == "linear" else 0

@@ -25,7 +25,7 @@ GROUPS = {"linear": "products", "bmm": "products", "softmax": "memory", "layer_n
 # The measurements that a kind without ones of its own is predicted from, and the standard deviation that is assumed for the
 # logarithm of its time, beside that of the group.
 _LIKE = {**{name: (name, 0.0) for name in GROUPS}, "copy": ("elementwise", 0.1)}
-_LIKE |= {"convolution": ("linear", 0.35), "recurrent": ("linear", 0.5), "other": ("linear", 0.7)}
+_LIKE |= {"convolution": ("linear", 0.45), "recurrent": ("linear", 0.5), "other": ("linear", 0.7)}
 _BACKWARD = {"products": 0.15, "memory": 0.1}
 _OTHER_PRECISION = {"products": 0.3, "memory": 0.05}
 # A tensor core's joules, relative to the lanes' at their own peak. Assumed.
@@ -93,7 +93,17 @@ def _form(work: Work) -> str:
     """The roofs that a work is predicted with: `memory`, `product`, or a product whose shape is not known."""
     if _family(work) == "memory":
         return "memory"
-    return "product" if work.kind in ("linear", "bmm") and work.dims else "shapeless"
+    return "product" if work.kind in ("linear", "bmm", "convolution") and work.dims else "shapeless"
+
+
+def _product(work: Work) -> tuple[float, ...]:
+    """(B, M, N, K) of a product. A convolution is one of (pixels, patch) @ (patch, channels), and its backward pass two."""
+    if work.kind != "convolution":
+        return (1, *work.dims)[-4:]
+    samples, channels, *sizes = (max(1, size) for size in work.dims)
+    spatial = (len(sizes) - 1) // 2
+    m, k = samples * math.prod(sizes[:spatial]), math.prod(sizes[spatial:])
+    return max(work.flops / (2.0 * m * channels * k), 1e-9), m, channels, k
 
 
 def _middles(form: str, works: Sequence[Work], device: Datasheet, of: Coefficients) -> Array:
@@ -109,7 +119,7 @@ def _middles(form: str, works: Sequence[Work], device: Datasheet, of: Coefficien
     power = device.flops_per_sec["fp32"] / peaks * np.where(on_tensor_cores, _TENSOR_POWER, 1.0)  # a FLOP's energy
     if form == "shapeless":
         return shapeless_product_seconds(flops, moved, cards, of.products, power)
-    b, m, n, k = np.array([(1, *work.dims)[-4:] for work in works], float).T
+    b, m, n, k = np.array([_product(work) for work in works], float).T
     return product_seconds((b, m, n, k), moved, cards, of.products, power)
 
 

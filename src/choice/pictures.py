@@ -1,6 +1,7 @@
 """Two pictures of when a GPU pays: the time of products against n, and the use of a device against the batch size.
 
-What is measured is drawn filled, with a solid line; what is predicted hollow, dashed, with the band of its interval.
+What is measured is drawn filled, with a solid line; what is predicted hollow, dashed, with the band of its interval. The legend has
+what the predictions do not know.
 """
 
 import contextlib
@@ -10,16 +11,20 @@ from pathlib import Path
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
+from matplotlib.font_manager import FontProperties
 
 from ..analysis import plot_style as style
 from ..files import writing
 from ..records.formatting import with_prefix
 from .crossing import Line, nearest
-from .interval import Interval
+from .interval import Interval, digits
 from .products import LIMITS, ProductLine
 from .use import UseLine
 
 _LIMITS = dict(zip(LIMITS, ("#DDDDDD", "#F0E442", "#999999"), strict=True))
+_UNKNOWN = (
+    "Predictions do not know other hosts and drivers, falling clocks,\nshared cards, and how fast data loads elsewhere."
+)
 
 
 def draw_products(lines: Sequence[ProductLine], path: Path) -> None:
@@ -55,6 +60,7 @@ def draw_use(lines: Sequence[UseLine], path: Path) -> None:
             (below, "MFU (model FLOPs utilization), %; dotted: half of the peak"),
         ):
             style.log_axis(axes)
+            axes.yaxis.set_major_formatter(lambda value, _: digits(value))
             axes.set_title(title)
 
 
@@ -73,6 +79,8 @@ def _picture(lines: Sequence[Line], path: Path, heights: Sequence[int], x: str) 
         style.size_axis(figure, below)
         below.set_xlabel(x)
         style.legend_below(figure, above)
+        if not all(line.here for line in lines):
+            figure.legends[0].set_title(_UNKNOWN, FontProperties(size="small"))
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path)
 

@@ -73,6 +73,11 @@ def use_sentence(lines: Sequence[UseLine], size: int | None = None) -> str:
     used = {size: f"{digits(100 * share.middle)} %" for size, share in line.shares.items()}
     full = f"half full from about {words(half)}" if half.middle else "at least half full at every size"
     full = full if math.isfinite(half.middle) else f"{used[max(used)]} at {max(used):,}, the largest size predicted"
-    passes = f"from about {words(at)}" if 0 < at.middle < math.inf else f"at {'no' if at.middle else 'every'} size"
-    said = f"{line.name} is {used[size]} used at {size:,}, and {full}; it is faster than {lines[0].name} {passes}."
+    where = f"from about {words(at)}" if 0 < at.middle < math.inf else f"at {'no' if at.middle else 'every'} size"
+    likely, surely = (
+        ("", "") if at.middle or not at.high else ("probably ", f", surely from about {digits(at.high)} on")
+    )
+    surely = surely if math.isfinite(at.high) else ""
+    faster = f"it is {likely}faster than {lines[0].name} {where}{surely}"
+    said = f"{line.name} is {used[size]} used at {size:,}, and {full}; {faster}."
     return f"{said[0].upper()}{said[1:]}"

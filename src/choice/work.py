@@ -18,7 +18,12 @@ _KINDS = {
     **dict.fromkeys(("mkldnn_rnn_layer_backward", "_cudnn_rnn_backward"), "recurrent"),
     **dict.fromkeys(("_to_copy", "clone", "copy", "copy_", "cat", "stack", "repeat", "constant_pad_nd"), "copy"),
 }
-_DIMS = {"linear": 3, "bmm": 4, "recurrent": 4, "convolution": 0}  # that a prediction reads; of all others 2
+_DIMS = {
+    "linear": (3,),
+    "bmm": (4,),
+    "recurrent": (4,),
+    "convolution": (5, 7, 9),
+}  # that a prediction reads; of all others 2
 # A batch norm needs the mean of all samples before it can write one, so it reads its inputs twice.
 _PASSES = {"native_batch_norm": 1.5, "native_batch_norm_backward": 5 / 3}
 _PRODUCTS = ("linear", "bmm", "convolution", "recurrent")
@@ -32,7 +37,9 @@ class Work:
 
     kind: str  # `linear`, `bmm`, `elementwise`, `softmax`, `layer_norm`, `convolution`, `recurrent`, `copy`, `other`
     name: str  # `aten.addmm`; in the shared measurements `linear`, `add`, `powu`, …
-    dims: tuple[int, ...]  # linear (M, N, K); bmm (B, M, N, K); elementwise and rows (B, H); else ()
+    dims: tuple[
+        int, ...
+    ]  # linear (M, N, K); bmm (B, M, N, K); elementwise and rows (B, H); convolution as in dims.py; else ()
     flops: float  # of one call
     bytes: float  # read and written by one call, each tensor once
     calls: float = 1  # in a step
@@ -46,7 +53,7 @@ def works_of(row: OperationRow) -> Iterator[Work]:
     kind = _KINDS.get(base, "elementwise" if not row.flops else "other")
     calls = max(row.calls, 1e-9)
     moved = row.bytes / calls * _PASSES.get(base, 1.0)
-    dims = row.dims if len(row.dims) == _DIMS.get(kind, 2) else ()
+    dims = row.dims if len(row.dims) in _DIMS.get(kind, (2,)) else ()
     work = Work(kind, row.name, dims, row.flops / calls, moved, calls, row.dtype, row.part)
     if kind == "recurrent" and dims and row.flops:
         yield from _unrolled(work)

@@ -33,7 +33,7 @@ def add_product_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _sizes(text: str) -> list[int]:
-    return sorted({int(number(1, 10**9, int)(word)) for word in text.split(",")})
+    return sorted({int(number(1, 10**6, int)(word)) for word in text.split(",")})
 
 
 def picture(text: str) -> Path:
@@ -48,7 +48,7 @@ def check_product_options(options: argparse.Namespace) -> list[Datasheet]:
     for name in ("sizes", "cards", "plot"):
         if getattr(options, name) is not None and not options.products:
             raise UserError(f"--{name}: belongs to --products", exit_code=2)
-    names = (options.cards or CARDS).split(",")
+    names = (CARDS if options.cards is None else options.cards).split(",")
     return [find_card(name, "--cards") for name in (card_names() if names == ["all"] else names)]
 
 

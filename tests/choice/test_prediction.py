@@ -41,7 +41,7 @@ from tests.choice.trainings import convolution, elementwise, lstm, mlp, product,
 )
 def test_an_operation_has_its_kind_and_the_numbers_of_a_call(name, dims, flops, kind):
     (work,) = works_of(OperationRow(name, "m", "forward", "fp32", dims, 2.0, 2 * flops, 200.0))
-    known = () if kind == "convolution" or len(dims) == 1 else dims
+    known = () if len(dims) == 1 else dims
     assert work == Work(kind, name, known, flops, 100.0, 2.0)
 
 
@@ -103,7 +103,26 @@ KERNELS = {  # a work on a card → µs: the low end, the middle, the high end
     "a card unlike the fitted ones": (LARGE, UNLIKE, (1741.4, 3252.2, 6073.6)),
     "backward": (replace(LARGE, part="backward"), CARD, (16493.0, 25295.0, 41629.0)),
     "another precision": (replace(LARGE, precision="fp16"), CARD, (2473.9, 3248.2, 6261.8)),
-    "a convolution": (replace(LARGE, kind="convolution", dims=()), CARD, (16493.0, 25223.0, 51832.0)),
+    "a convolution without dimensions": (
+        replace(LARGE, kind="convolution", dims=()),
+        CARD,
+        (16493.0, 25223.0, 59453.0),
+    ),
+    "a convolution, as the product of its patches": (
+        replace(LARGE, kind="convolution", dims=(8, 4096, 32, 32, 1024, 2, 2)),
+        CARD,
+        (16493.0, 25295.0, 59623.0),
+    ),
+    "twice as many FLOPs, as two": (
+        replace(LARGE, kind="convolution", dims=(8, 4096, 32, 32, 1024, 2, 2), flops=2 * LARGE.flops),
+        CARD,
+        (32985.0, 50307.0, 118580.0),
+    ),
+    "few pixels of many channels, which fill no card": (
+        replace(LARGE, kind="convolution", dims=(1, 512, 4, 4, 512, 3, 3), flops=7.55e7, bytes=9.5e6),
+        CARD,
+        (14.534, 34.259, 80.753),
+    ),
     "unknown": (replace(LARGE, kind="other", dims=()), CARD, (16493.0, 25223.0, 86298.0)),
     "a part of a recurrent kernel": (replace(LARGE, name="aten.mkldnn_rnn_layer"), CARD, (16493.0, 25295.0, 64069.0)),
     "a part of a wave": (linear(128, 128, 256), CARD, (5.0012, 7.7098, 11.885)),
@@ -126,6 +145,13 @@ def test_a_kernel_takes_what_the_formulas_say_and_never_less_than_its_roof(name)
         assert [1e6 * each for each in (low, middle, high)] == pytest.approx(expected, rel=1e-3)
     assert low < middle < high and middle > roof_seconds(work, card)
     assert low >= 0.9 * roof_seconds(work, card) or work.bytes < 6 * 2**20
+
+
+@pytest.mark.parametrize("dims", [(0, 8, 0, 0, 4, 3, 3), (64, 8, 9, 4, 3), (64, 8, 9, 9, 9, 1, 3, 3, 3)])
+@pytest.mark.filterwarnings("error")
+def test_a_convolution_of_any_dimensions_and_without_flops_takes_a_time(dims):
+    work = replace(LARGE, kind="convolution", dims=dims, flops=0.0)
+    assert 0 < predict([work], CARD)[1, 0] < 1
 
 
 def test_the_packages_coefficients_name_their_source_and_a_choice_from_records_imports_no_torch():
@@ -199,7 +225,7 @@ PREDICTED = {  # a training, a card, a batch size, a precision → the limit, an
     ("wide", "a100", 4096, None): ("arithmetic", (58.304, 81.487, 137.93)),
     ("wide", "a100", 4096, "bf16-mixed"): ("arithmetic", (4.5379, 11.461, 24.502)),
     ("lstm", "h100", 8, None): ("launches", (0.48152, 1.1658, 2.6298)),
-    ("convolution", "h100", 300, None): ("bandwidth", (2.4366, 7.5451, 17.458)),
+    ("convolution", "h100", 300, None): ("bandwidth", (2.4366, 7.5451, 17.542)),
     ("starved", "h100", 512, None): ("data", (13.292, 25.605, 43.121)),
     ("on an L4", "h100", 8, None): ("launches", (0.1596, 0.29471, 1.704)),
     ("wide on an L4", "h100", 512, None): ("arithmetic", (7.6415, 10.735, 35.07)),

@@ -9,7 +9,7 @@ import matplotlib.figure
 import pytest
 from matplotlib.colors import to_hex
 
-from batchscope.choice.interval import exactly
+from batchscope.choice.interval import Interval, exactly
 from batchscope.choice.measured import read_training
 from batchscope.choice.pictures import draw_products, draw_use
 from batchscope.choice.products import measured_line, predicted_line
@@ -103,6 +103,12 @@ def test_a_card_that_cannot_train_it_has_no_line_and_a_device_without_a_peak_no_
 def test_one_sentence_says_how_much_of_the_fastest_card_is_used_and_where_it_passes(cpu, h100, said):
     found = use_sentence([line("cpu", **cpu), line("t4", b64=0.001), line("h100", **h100)])
     assert found in (f"An H100 {said}.", f"An H100 {said} (260 to 260).")
+
+
+def test_a_card_that_may_be_slower_at_some_size_is_only_probably_faster():
+    times = {8: Interval(10.0, 50.0, 250.0), 64: Interval(4.0, 5.0, 6.0)}
+    found = use_sentence([line("cpu", b8=0.01, b64=0.01), replace(line("h100", b8=0.02, b64=0.2), times=times)])
+    assert "; it is probably faster than this CPU at every size, surely from about " in found
 
 
 def test_the_sentence_takes_the_batch_size_that_was_asked_for_and_is_empty_without_a_card(wide):

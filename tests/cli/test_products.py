@@ -1,6 +1,7 @@
 """`batchscope hardware --products` and `choose --plot`: what is printed and drawn, a busy machine, and what is refused."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -72,6 +73,11 @@ def test_json_is_one_document(fake):
     assert found.err.splitlines()[-1] == "picture  x.svg"
 
 
+def test_a_picture_with_a_prediction_has_what_it_does_not_know(fake):
+    answer(*RUN, "--sizes", "16,64", "--cards", "h100", "--plot", "x.svg")
+    assert "Predictions do not know other hosts and drivers" in Path("x.svg").read_text(encoding="utf-8")
+
+
 def test_a_busy_processor_is_said(fake):
     fake["share"] = 0.43
     assert "cpu: other programs took 43 % of the processor: its times are too long\n" in answer(*RUN).out
@@ -98,18 +104,24 @@ def test_a_tiny_run_measures_for_real(fake, monkeypatch):
 REAL = products.measure
 REFUSED = {
     "--products --device tpu": (2, "argument --device: invalid choice: 'tpu' (choose from "),
-    "--products --sizes 0": (2, "argument --sizes: takes a whole number from 1 to 1,000,000,000, got '0'"),
-    "--products --sizes 16,": (2, "argument --sizes: takes a whole number from 1 to 1,000,000,000, got ''"),
-    "--products --sizes 1.5": (2, "argument --sizes: takes a whole number from 1 to 1,000,000,000, got '1.5'"),
+    "--products --sizes 0": (2, "argument --sizes: takes a whole number from 1 to 1,000,000, got '0'"),
+    "--products --sizes 16,": (2, "argument --sizes: takes a whole number from 1 to 1,000,000, got ''"),
+    "--products --sizes 1.5": (2, "argument --sizes: takes a whole number from 1 to 1,000,000, got '1.5'"),
     "--products --plot x.doc": (2, "argument --plot: takes a file that ends with .png, .svg or .pdf, got 'x.doc'"),
     "--sizes 16": (2, "--sizes: belongs to --products"),
     "--cards t4": (2, "--cards: belongs to --products"),
     "--plot x.png": (2, "--plot: belongs to --products"),
     "--products --cards h101": (1, "--cards: got 'h101', which is no known card. Did you mean 'h100'?"),
-    "--products --device cpu --sizes 1000000000": (
-        1,
-        "--sizes: got 1,000,000,000; its matrices take 1.12e+10 GiB and do not fit in memory: cpu has ",
+    "--products --sizes 1000000000": (
+        2,
+        "argument --sizes: takes a whole number from 1 to 1,000,000, got '1000000000'",
     ),
+    "--products --device cpu --sizes 1000000": (
+        1,
+        "--sizes: got 1,000,000; its matrices take 1.12e+04 GiB and do not fit in memory: cpu has ",
+    ),
+    "--products --cards tpu": (1, "--cards: got 'tpu', which is no known card. Predicted are NVIDIA's "),
+    "--products --cards ,": (1, "--cards: got '', which is no known card. Predicted are NVIDIA's "),
     "--products --device cpu --plot file/x.png": (1, "--plot: 'file/x.png' cannot be written: "),
 }
 

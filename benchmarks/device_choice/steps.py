@@ -1,0 +1,243 @@
+"""How well are operations of a training step's sizes predicted on a card that nobody fitted, and where do products pass the CPU?
+
+    python benchmarks/device_choice/steps.py --fit ../shared/data/gpu_kernels                  # the kernels alone
+    python benchmarks/device_choice/steps.py --fit ../shared/data/gpu_kernels --small FOLDER   # with the launch, and the crossing
+
+The operations of a step of SimpleCNN, StackedLSTM (both on images of 28 × 28) and ResNet-18 (on 32 × 32) are recorded in small batches, and
+follow on a line in others. Each stands for the measured operation of its kind that is nearest in FLOPs and bytes: of a recurrent kernel its
+products, and an elementwise operation for a normalisation and for whatever the folder does not have; a product for convolutions, where it
+has none. Each card is left out of the fit in turn.
+
+A measurement of NeuSight is a call that begins on an idle device, so the host counts until the kernel starts. FOLDER (neusight.py) has
+calls that are short enough to tell how long that is, on the other cards. Columns:
+
+    cases    operations of a step, on a card
+    error    median of |predicted / measured - 1|, in percent
+    holds    of the 90 % intervals: how many hold the measurement, in percent
+    width    median of (high - low) / middle, in percent
+    away     the median factor, in FLOPs or bytes, from the operation of the step to the measured one
+
+A region is what takes longest by the datasheet: the launch (15 µs of such a call), memory, or arithmetic.
+
+The crossing is the n from which on a card takes less time for a product than one thread of this CPU, which is measured meanwhile. A product of other
+than square matrices counts as one of n×n matrices with as many FLOPs.
+
+The bars: in each region an error of at most 20 % and 85 % of the intervals; 8 of 10 crossings within a factor of 1.5.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from harness import arguments, rows, write_result, zoo_batch, zoo_task
+from main import Fit, Measured, predicted, read
+
+from batchscope.choice.crossing import Line, crossings
+from batchscope.choice.interval import digits, exactly
+from batchscope.choice.kernels import GROUPS, is_compute, roof_seconds
+from batchscope.choice.launches import elsewhere
+from batchscope.choice.scale import rows_at
+from batchscope.choice.work import Work, works_of
+from batchscope.errors import exit_on_user_error, refuse_in_one_line
+from batchscope.hardware.datasheet import Datasheet
+from batchscope.hardware.operations import OperationRecorder
+from batchscope.hardware.products import Product, measure
+from batchscope.records.operations import StepOperations
+
+MODELS = {"cnn": ("cnn",), "stacked_lstm": ("stacked_lstm",), "resnet18": ("torchvision", "model.name=resnet18")}
+RECORDED, SIZES = (2, 8, 16), (1, 8, 64, 512, 4096)  # batch sizes; a ResNet cannot train on one image of 32 × 32
+LAUNCH_S = 15e-6
+REGIONS = ("launches", "memory", "arithmetic")
+MOST_ERROR, LEAST_HELD = 20, 85  # percent
+FACTOR, LEAST_CROSSINGS = 1.5, 8 / 10
+SHORT_S = 10e-6  # a kernel that is shorter ends before the host is done
+HEAD = ["region", "model", "cases", "error", "holds", "width", "away", "within the bars"]
+ENDS = ("low", "middle", "high")
+CPU_SIZES = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+
+
+def step_of(model: str, options: Sequence[str], batch_size: int) -> StepOperations:
+    """The operations of a training step, as a run records them."""
+    task = zoo_task(model, *options)
+    optimizer = torch.optim.AdamW(task.parameters(), fused=True)
+    x, y = zoo_batch(model, batch_size)
+    part = ["forward"]
+    recorder = OperationRecorder(task, part=lambda: part[0])
+    with recorder:
+        loss = torch.nn.functional.cross_entropy(task.model(x), y)
+        part[0] = "backward"
+        loss.backward()
+        part[0] = "optimizer"
+        optimizer.step()
+    return StepOperations(batch_size, 1.0, "cpu", "", "32-true", recorder.operations())
+
+
+def works(model: str) -> Iterator[tuple[int, Work]]:
+    """Each batch size with the operations of a step, alike ones once."""
+    name, *options = MODELS[model]
+    steps = {size: step_of(name, options, size) for size in RECORDED}
+    for size in SIZES:
+        found = {(work.kind, work.flops, work.bytes): work for row in rows_at(steps, size) for work in works_of(row)}
+        yield from ((size, work) for work in found.values())
+
+
+def kernels(measured: Measured, fitted: Measured) -> pd.DataFrame:
+    """The measurements with the predictions of their kernels, each card without measurements of its own chip."""
+    fit, chips = (
+        Fit(fitted),
+        {name: (card.sms, card.clock_mhz) for name, card in (measured.cards | fitted.cards).items()},
+    )
+    return predicted(
+        measured, lambda name: fit.coefficients([each for each in fitted.devices if chips[each] != chips[name]])
+    )
+
+
+def called_alone(every: pd.DataFrame, small: pd.DataFrame) -> pd.DataFrame:
+    """The predictions of calls that begin on an idle device, from those of kernels.
+
+    Until the kernel starts, the host needs a while, and until the second event about as long again, which is the least that a call
+    takes. How long is not the card's: it is half of what calls of the shortest kernels take with the other cards of `small`.
+    """
+    short = small[small["middle"] < SHORT_S]
+    hosts = {kind: own.groupby("device")["seconds"].median() / 2 for kind, own in short.groupby("kind")}
+    found = []
+    for (kind, device), own in every.groupby(["kind", "device"], sort=False):
+        of_kind = hosts.get("linear" if kind == "convolution" else kind)  # few convolutions are that short
+        if of_kind is not None:
+            starts = elsewhere(exactly(of_kind.drop(device, errors="ignore").median())).ends()  # on another host
+            ends = {name: (own[name] + start).clip(lower=2 * start) for name, start in zip(ENDS, starts, strict=True)}
+            found.append(own.assign(**ends))
+    return pd.concat(found)
+
+
+def nearest(work: Work, measured: pd.DataFrame) -> tuple[int, float]:
+    """The place of the measured operation that is nearest, and the larger of the factors between their FLOPs and bytes."""
+    group = work.kind if work.kind in set(measured["group"]) else "products" if work.flops else "elementwise"
+    apart = np.abs(np.log(measured["bytes"] / work.bytes))
+    if work.flops:
+        apart = np.maximum(apart, np.abs(np.log(measured["flops"] / work.flops)))
+    apart = apart.where(measured["group"] == group, np.inf).to_numpy()
+    return int(apart.argmin()), float(np.exp(apart.min()))
+
+
+def cases(every: pd.DataFrame, cards: Mapping[str, Datasheet]) -> pd.DataFrame:
+    """A row an operation of a step on a card: its model, batch size, and the nearest of the measured ones with its prediction."""
+    every = every.assign(
+        flops=[work.flops for work in every["work"]],
+        bytes=[work.bytes for work in every["work"]],
+        group=every["kind"].replace({"linear": "products", "bmm": "products"}),
+        region=[region(work, cards[of]) for work, of in zip(every["work"], every["device"], strict=True)],
+    )
+    found = []
+    for model in MODELS:
+        of_model = list(works(model))
+        for _, own in every.groupby("device"):
+            for size, work in of_model:
+                place, away = nearest(work, own)
+                found.append({"model": model, "size": size, "away": away, **own.iloc[place]})
+    made = pd.DataFrame(found)
+    made = made[made["away"] < np.inf]  # of a card of which the folder has convolutions alone
+    return made.assign(
+        error=(made["middle"] / made["seconds"] - 1).abs(),
+        holds=made["seconds"].between(made["low"], made["high"]).astype(float),
+        width=(made["high"] - made["low"]) / made["middle"],
+    )
+
+
+def region(work: Work, card: Datasheet) -> str:
+    """What takes longest of a call that is measured alone, by the datasheet."""
+    if roof_seconds(work, card) < LAUNCH_S:
+        return "launches"
+    return "arithmetic" if is_compute(work, card) and GROUPS.get(work.kind) != "memory" else "memory"
+
+
+def judged(found: pd.DataFrame) -> tuple[list[list[str]], bool]:
+    """The lines of a table by region, and by model within each; whether each region is within the bars."""
+    lines, is_good = [], True
+    for name in REGIONS:
+        of_region = found[found["region"] == name]
+        for model in ("all", *MODELS):
+            own = of_region if model == "all" else of_region[of_region["model"] == model]
+            if own.empty:
+                lines.append([name, model, "0", *"–––––"])
+                continue
+            error, held = 100 * own["error"].median(), 100 * own["holds"].mean()
+            is_within = error <= MOST_ERROR and held >= LEAST_HELD
+            is_good &= is_within or model != "all"
+            numbers = [
+                f"{error:.1f}",
+                f"{held:.1f}",
+                f"{100 * own['width'].median():.0f}",
+                f"{own['away'].median():.2g}",
+            ]
+            lines.append([name, model, f"{len(own):,}", *numbers, "yes" if is_within else "**no**"])
+    return lines, is_good
+
+
+def crossing_rows(every: pd.DataFrame, seconds: Mapping[int, float]) -> Iterator[tuple[str, str, float, float]]:
+    """For each card and kind of product: its name, the kind, and the n of the crossing with a CPU, measured and predicted.
+
+    Args:
+        every: the measurements with the predictions of these calls.
+        seconds: of a product of n×n matrices on the CPU, by n.
+    """
+    every = every.assign(n=[(work.flops / 2) ** (1 / 3) for work in every["work"]])
+    every["n"] = 2 ** ((2 * np.log2(every["n"])).round() / 2)  # of two steps in an octave
+    for (device, kind), own in every[every["kind"].isin(["linear", "bmm"])].groupby(["device", "kind"]):
+        medians = own.groupby("n")[["seconds", "middle"]].median().loc[lambda of: of.index <= max(CPU_SIZES)]
+        times = {name: {n: exactly(value) for n, value in medians[name].items()} for name in medians}
+        on_cpu = np.interp(np.log(medians.index), np.log(list(seconds)), np.log(list(seconds.values())))
+        lines = [Line("cpu", True, {n: exactly(value) for n, value in zip(medians.index, np.exp(on_cpu), strict=True)})]
+        at = crossings([*lines, *(Line(name, False, of) for name, of in times.items())])
+        yield str(device), str(kind), at["seconds"].middle, at["middle"].middle
+
+
+def cpu_seconds() -> dict[int, float]:
+    """By n, the median seconds of a product of n×n matrices on one thread of this CPU: beside other programs two wait for each other."""
+    torch.set_num_threads(1)
+    found = measure([Product(n, n, n) for n in CPU_SIZES], torch.device("cpu"), 1e10, 30.0, lambda said: None)
+    return {product.n: float(np.median(timed.product)) for product, timed in found.items()}
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--fit", type=Path, required=True, metavar="DIR", help="folder with the measurements to fit")
+    parser.add_argument("--small", type=Path, metavar="DIR", help="folder with smaller products, for the crossing")
+    refuse_in_one_line(parser)
+    args = parser.parse_args()
+    fitted = read(args.fit)
+    every = {args.fit.name: (kernels(fitted, fitted), fitted.cards)}
+    if args.small:
+        measured = read(args.small)
+        small = kernels(measured, fitted)
+        every = {name: (called_alone(of, small), cards) for name, (of, cards) in every.items()}
+        every[args.small.name] = called_alone(small, small), measured.cards
+    parts, data = [], {}
+    for name, (predictions, cards) in every.items():
+        data[name], is_good = judged(cases(predictions, cards))
+        parts += [
+            f"**{name}**: {'every' if is_good else 'not every'} region is within the bars.",
+            rows(HEAD, data[name], 2),
+        ]
+    if args.small:
+        cpu = cpu_seconds()
+        crossed = list(crossing_rows(predictions, cpu))
+        apart = [max(measured / other, other / measured) for *_, measured, other in crossed]
+        within = sum(factor <= FACTOR for factor in apart)
+        verdict = "enough" if within >= LEAST_CROSSINGS * len(apart) else "**not enough**"
+        lines = [[*of[:2], *(f"{n:.0f}" for n in of[2:]), f"{by:.2f}"] for of, by in zip(crossed, apart, strict=True)]
+        said = f"{within} of {len(apart)} crossings are within a factor of {FACTOR}, which is {verdict}"
+        parts += [f"{said} (this CPU: {digits(cpu[64] * 1e6)} µs for n = 64, {digits(cpu[512] * 1e6)} µs for n = 512)."]
+        parts += [rows(["card", "product", "measured n", "predicted n", "factor"], lines, 2)]
+        data["crossings"] = crossed
+    write_result("held_out", "\n\n".join(parts), data, args)
+
+
+if __name__ == "__main__":
+    exit_on_user_error(main)
