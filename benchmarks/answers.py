@@ -320,8 +320,10 @@ def main() -> None:
     if not args.smallest and "quiet" in args.only:
         shutil.rmtree(RESULTS / "sweep", ignore_errors=True)
         write_report([places[Case(model, SIZES[0], "quiet")]["0"] for model in MODELS], RESULTS / "sweep")
-        for path in [*(RESULTS / "sweep").glob("*.html"), RESULTS / "sweep" / "tensorboard"]:
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        shutil.rmtree(RESULTS / "sweep" / "tensorboard", ignore_errors=True)
+        for path in (RESULTS / "sweep").iterdir():
+            if path.suffix in (".html", ".svg", ".pdf"):
+                path.unlink()
 
 
 if __name__ == "__main__":

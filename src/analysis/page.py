@@ -5,6 +5,7 @@ page.html picks a run everywhere. What a record says is escaped. Home folders, w
 replaced in what is shown, never in attributes.
 """
 
+import base64
 import os
 import re
 import socket
@@ -33,17 +34,26 @@ _ANY_HOME = r"/(?:home|Users)/[^/\s\"'<>:;,()\[\]{}\\]+|/root(?![\w.-])"
 def page(report: "Report", pictures: Mapping[str, Picture]) -> str:
     """The page."""
     plots = (
-        f"<figure>{_svg(picture.svg, CAPTIONS[name])}<figcaption>{CAPTIONS[name]}.</figcaption></figure>"
+        f"<figure>{_svg(picture.on_page, CAPTIONS[name])}<figcaption>{CAPTIONS[name]}. {_downloads(name, picture)}"
+        "</figcaption></figure>"
         for name, picture in pictures.items()
     )
+    runs = table.run_texts(report.sweep, report.frame)
+    legend = report.legends or [table.legend(runs)]
     notes = "".join(f"<li>{_shown(note, host=True)}</li>" for note in report.notes)
     return Template(Path(__file__).with_suffix(".html").read_text(encoding="utf-8")).substitute(
         title=_shown(report.title),
         answer=_answer(report),
         sizes="".join(_table(texts.reset_index(), group.label) for group, texts in report.size_texts),
+        legend=_shown("; ".join(legend)),
         counts=_shown(report.counts),
         plots="".join(plots),
-        runs=_table(table.run_texts(report.sweep, report.frame), "Runs", of_runs=True),
+        runs=_table(runs, "Runs", of_runs=True),
+        facts="".join(
+            f"<tr><th>{_shown(n)}</th><td>{_shown(t, host=True)}</td></tr>" for n, t in report.methods.facts.items()
+        ),
+        commands="".join(_copied("pre", command) for command in report.methods.commands),
+        sentence=_copied("p", report.methods.sentence),
         notes=f"<h2>Notes</h2><ul>{notes}</ul>" if notes else "",
     )
 
@@ -53,7 +63,24 @@ def _answer(report: "Report") -> str:
     for statement in report.statements:
         parts += [f"<h2>{_shown(statement.group.label)}</h2>"] if several and statement.group else []
         parts += [f"<p>{_shown(line)}</p>" for line in statement.lines]
-    return "".join([*parts, *(f"<pre>{_shown(command)}</pre>" for command in report.commands)])
+    if report.commands:
+        parts += ["<p>Options of the command that would tell more:</p>", *(_copied("pre", c) for c in report.commands)]
+    return "".join(parts)
+
+
+def _copied(tag: str, text: str) -> str:
+    """A text with a button that copies it."""
+    return f'<div class="copied"><{tag}>{_shown(text)}</{tag}><button type="button">copy</button></div>'
+
+
+def _downloads(name: str, picture: Picture) -> str:
+    """A link for each format, with the file in it, so that the page can be sent alone."""
+    types = {"png": "image/png", "svg": "image/svg+xml", "pdf": "application/pdf"}
+    data = {kind: base64.b64encode(content).decode() for kind, content in picture.files.items()}
+    return " ".join(
+        f'<a class="button" download="{name}.{kind}" href="data:{types[kind]};base64,{content}">{kind.upper()}</a>'
+        for kind, content in data.items()
+    )
 
 
 def _table(cells: pd.DataFrame, caption: str, of_runs: bool = False) -> str:

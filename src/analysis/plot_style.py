@@ -1,50 +1,121 @@
-"""What the plots share: colours, axes and the legend. All else is matplotlib's default."""
+"""What the plots share: sizes, colours, axes, the title and the legend. All else is matplotlib's default."""
 
+import math
+
+from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatter
+from matplotlib.ticker import LogLocator, NullLocator
 
 from ..errors import cut
+from ..records.terminal import wrapped
 
-REPORT_WIDTH = 6.4  # inches; letters can be read in 400 pixels
+TWO_COLUMNS = 7.0  # inches: a figure over both columns of a paper
+ON_PAGE = 4.2  # inches; letters can be read where the page shows it 370 pixels wide
 # Okabe and Ito's colours, which colour-blind people can tell apart; black and yellow are left for other things.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-PART_COLOURS = ("#D55E00", "#E69F00", "#56B4E9", "#0072B2", "#009E73", "#BBBBBB")  # of the parts of a step
 _LONGEST = 60  # characters of a name in a legend
+_LETTERS = 14.5  # of a text of the usual size in an inch
+_LINE = 0.17  # inches
+_LEAST_RATIO = 8.0  # of the ends of an axis from which on a log scale shows more than one from zero
 RC = {  # matplotlib's settings while the plots are made
+    "axes.axisbelow": True,
     "axes.grid": True,
+    "axes.titlecolor": "#444444",
     "axes.titlelocation": "left",
-    "axes.titlesize": "medium",
+    "axes.titlesize": "small",
+    "figure.titlesize": "medium",
+    "font.size": 9,
     "grid.color": "#DDDDDD",
-    "savefig.dpi": 150,
+    "legend.frameon": False,
+    "pdf.fonttype": 42,  # fonts that publishers take, and text that stays text
+    "savefig.dpi": 300,
     "svg.fonttype": "none",  # text stays text
     "text.parse_math": False,  # two dollar signs in a name are no formula
 }
 
 
-def new_figure(height: float, width: float = REPORT_WIDTH) -> Figure:
+def shades(count: int) -> list[str]:
+    """So many colours from dark to light, which differ in grey, too."""
+    return [to_hex(colormaps["viridis"](number / max(1, count - 1))) for number in range(count)]
+
+
+def new_figure(height: float, width: float = TWO_COLUMNS) -> Figure:
     """A figure; sizes in inches."""
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def size_axis(axes: Axes) -> None:
-    """Batch sizes on a log scale."""
+def title(figure: Figure, text: str) -> None:
+    """A title over all axes, on the left, in as many lines as it needs, by which the figure grows."""
+    lines = wrapped([text], max(20, round(_LETTERS * figure.get_figwidth())), indent=0)
+    figure.suptitle("\n".join(lines), x=0.01, ha="left")
+    _grow(figure, len(lines))
+
+
+def note(figure: Figure, axes: Axes, text: str) -> None:
+    """What the marks of axes mean, above them, in as many lines as it needs, by which the figure grows."""
+    letters = round(1.15 * _LETTERS * (figure.get_figwidth() - 0.8))
+    lines = wrapped([text], max(20, letters), indent=0)
+    axes.set_title("\n".join(lines))
+    _grow(figure, len(lines))
+
+
+def _grow(figure: Figure, lines: int) -> None:
+    figure.set_figheight(figure.get_figheight() + lines * _LINE)
+
+
+def size_axis(figure: Figure, axes: Axes) -> None:
+    """Batch sizes on a log scale, with as many numbers as there is room for."""
     axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(LogLocator(base=2, numticks=max(3, round(1.4 * figure.get_figwidth()))))
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_xlabel("batch size")
 
 
 def log_axis(axes: Axes) -> None:
-    """A log scale of y with plain numbers."""
+    """A log scale of y with plain numbers; what is shown has been drawn."""
+    low, high = axes.dataLim.intervaly
+    subs = (1, 2, 5) if high < 60 * low else (1,)
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(LogFormatter())
-    axes.yaxis.set_minor_formatter(LogFormatter())
+    axes.yaxis.set_major_locator(LogLocator(subs=subs, numticks=20))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter("{x:,.10g}")
+
+
+def from_zero(axes: Axes) -> None:
+    """A scale of y that shows ratios as they are."""
+    low, high = axes.dataLim.intervaly
+    axes.set_ylim(min(0.0, 1.1 * low), 1.12 * high if high > 0 else 0.0)
+    axes.yaxis.set_major_formatter("{x:,.10g}")
+
+
+def ratio_axis(axes: Axes) -> None:
+    """The same; a log scale where values differ by a factor of 8 or more."""
+    low, high = axes.dataLim.intervaly
+    if low > 0 and high / low >= _LEAST_RATIO:
+        axes.set_ylim(low / 1.4, high * 1.4)
+        log_axis(axes)
+    else:
+        from_zero(axes)
+
+
+def at_least_wide(axes: Axes, span: float, ends: tuple[float, float]) -> None:
+    """A scale of y so wide that small differences look small: of `span` at least, within `ends`."""
+    low, high = axes.dataLim.intervaly
+    room = max(0.08 * (high - low), (span - (high - low)) / 2)
+    top = min(ends[1] + 0.02 * span, max(high + room, low - room + span))
+    axes.set_ylim(max(ends[0], min(low - room, top - span)), top)
+    axes.yaxis.set_major_formatter("{x:,.10g}")
 
 
 def legend_below(figure: Figure, axes: Axes) -> None:
-    """A legend below the axes where there are several names; every name once."""
-    once = {cut(name, _LONGEST): handle for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)}
+    """A legend below the axes where there are several names, by which the figure grows; every name once."""
+    letters = _LETTERS * figure.get_figwidth()
+    most = min(_LONGEST, max(8, int(letters) - 8))
+    once = {cut(name, most): handle for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)}
     if len(once) > 1:
-        columns = max(1, 66 // (max(map(len, once)) + 5))
-        figure.legend(once.values(), once.keys(), loc="outside lower center", ncols=columns)
+        columns = max(1, int(letters / (max(map(len, once)) + 7)))
+        figure.legend(once.values(), once.keys(), loc="outside lower left", ncols=columns)
+        _grow(figure, math.ceil(len(once) / columns))

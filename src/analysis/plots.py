@@ -1,19 +1,23 @@
-"""The plots of a sweep, each drawn once and kept as PNG and as SVG.
+"""The plots of a sweep, in three formats, and drawn once more for the page.
 
-They show numbers of the table of sizes (table.py). What is drawn of a run has the id `run-<n>` with its number among
+They show numbers of the table of sizes (table.py). One thing looks the same in all: a marker and a colour is a group, a bar an
+interval, a ring the answer, and `?` what tables mark so. What is drawn of a run has the id `run-<n>` with its number among
 the runs of the report (`run-<n>_<m>` for several), by which the page picks runs.
 """
 
 import io
 import math
+import re
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-from matplotlib import rc_context, rcParams
+from matplotlib import rc_context
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..errors import cut
@@ -25,65 +29,108 @@ from . import plot_style as style
 from .groups import Group
 from .run import Run
 from .table import BUSY, PART_MS
+from .text import KNOWN, and_, reach_text
 
 if TYPE_CHECKING:
     from .report import Report
 
 CAPTIONS = {
-    "throughput": "Samples per second against batch size",
-    "utilisation": "MFU, the useful part of the device, and the time in which it is busy, against batch size",
-    "step_time": "The parts of the mean step, and its time",
-    "memory": "Peak memory against batch size",
+    "throughput": "Samples per second against batch size, with 90 % intervals",
+    "utilisation": "MFU (model FLOPs utilization) with 90 % intervals, and the time in which the device is busy, against batch size",
+    "step_time": "The parts of the mean step, its time, and the 90 % interval of that",
+    "memory": "Peak memory against batch size, with the range of repeated runs",
     "time_to_target": "Training time to the target against batch size, since the last validation below it",
-    "accuracy": "The quality of the trained networks against batch size, mean ± standard deviation of repeated runs",
+    "accuracy": "The quality of the trained networks against batch size, with 90 % intervals of the tested samples and the seeds",
 }
+FORMATS = ("png", "svg", "pdf")
 _MOST_PANELS = 6
 _MOST_BARS_NAMED = 9
 _LONGEST = 45  # characters of a label in a title
+_POINTS = 10.0  # of an accuracy, in percent, that its axis spans at least
 _Sized = Sequence[tuple[Group, pd.DataFrame, int | None]]  # groups, their tables of sizes, and the chosen sizes
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A plot in both formats."""
+    """A plot, over two columns of a paper, and as the page shows it."""
 
-    png: bytes
-    svg: str
+    files: dict[str, bytes]  # by format
+    on_page: str  # SVG
+
+
+@dataclass(frozen=True)
+class _Panel:
+    """What is drawn against the batch size."""
+
+    name: str  # of a column of the table of sizes
+    label: str  # of the axis
+    bars: str  # what they are
+    scale: Callable[[Axes], None] = style.from_zero
+    note: str = ""
 
 
 def draw(report: "Report") -> dict[str, Picture]:
     """Every plot that has data, by its name."""
-    with rc_context(style.RC), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # letters that the font lacks
-        return {name: _saved(figure, name) for name, figure in figures(report).items()}
+    small = figures(report, style.ON_PAGE)
+    return {
+        name: Picture({kind: saved(figure, name, kind) for kind in FORMATS}, saved(small[name], name, "page").decode())
+        for name, figure in figures(report).items()
+    }
 
 
-def figures(report: "Report") -> dict[str, Figure]:
-    """The same before they are saved, in matplotlib's own style."""
+def figures(report: "Report", width: float = style.TWO_COLUMNS) -> dict[str, Figure]:
+    """The same before they are saved, so many inches wide."""
     chosen = {id(answer.group): answer.size for answer in report.answers}
     pairs = zip(report.sweep.groups, report.tables, strict=True)
     groups = [(group, sizes, chosen.get(id(group))) for group, sizes in pairs if len(group.sizes) > 1]
-    key = next(iter(report.metrics), "")
-    unit = ", %" if metric(key).unit == FRACTION else ""
-    found = {
-        "throughput": _against_size(groups, [RATE], "samples/s, with 90 % intervals; ring: the answer", "log"),
-        "utilisation": _against_size(groups, ["mfu", *BUSY], "MFU, and busy time (dashed), %", "from zero"),
-        "step_time": _step_time(groups),
-        "memory": _against_size(groups, ["memory_peak_gib"], "peak memory, GiB", "from zero"),
-        "time_to_target": _against_size(groups, ["time_to_target_s"], "seconds of training to the target", "log"),
-        "accuracy": _against_size(groups, [key], f"{key}{unit}, mean ± standard deviation"),
+    key, interval = next(iter(report.metrics), ""), "90 % intervals"
+    is_share = metric(key).unit == FRACTION
+    quality = _Panel(key, f"{key}{', %' if is_share else ''}", interval)
+    if is_share:
+        quality = _Panel(key, quality.label, interval, partial(style.at_least_wide, span=_POINTS, ends=(0, 100)))
+    panels = {
+        "throughput": [_Panel(RATE, "samples/s", interval, style.ratio_axis)],
+        "utilisation": [
+            _Panel("mfu", "MFU, %", interval, note="MFU: model FLOPs utilization"),
+            _Panel(BUSY[0], "processor time, %", "range of all runs"),
+            _Panel(BUSY[1], "kernel ran, % of the time", "range of all runs"),
+        ],
+        "memory": [_Panel("memory_peak_gib", "peak memory, GiB", "range of all runs")],
+        "time_to_target": [_Panel("time_to_target_s", "s to target", "since the validation before", style.ratio_axis)],
+        "accuracy": [quality],
     }
-    return {name: figure for name, figure in found.items() if figure is not None}
+    with rc_context(style.RC):
+        found = {name: _against_size(groups, of_figure, width) for name, of_figure in panels.items()}
+        found["step_time"] = _step_time(groups, width)
+    return {name: figure for name in CAPTIONS if (figure := found[name]) is not None}
 
 
-def _saved(figure: Figure, name: str) -> Picture:
-    """The bytes of a figure. The name is in the ids of its SVG, so that those of several figures differ."""
-    rcParams["svg.hashsalt"] = name
-    png, svg = io.BytesIO(), io.BytesIO()
-    figure.savefig(png, format="png")
-    figure.set_layout_engine("none")  # the layout is found, and stays
-    figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    return Picture(png.getvalue(), svg.getvalue().decode())
+def saved(figure: Figure, name: str, kind: str) -> bytes:
+    """The bytes of a figure in one of `FORMATS`, or as SVG for the `page`, with the ids of runs.
+
+    The name is in the other ids of its SVG, so that those of several figures differ.
+    """
+    file, is_svg = io.BytesIO(), kind in ("svg", "page")
+    nothing = dict.fromkeys(
+        ["Date", "Creator", "Format", "Type"] if is_svg else ["CreationDate", "Creator", "Producer"]
+    )
+    with rc_context({**style.RC, "svg.hashsalt": name}), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # letters that the font lacks
+        figure.savefig(file, format="svg" if is_svg else kind, metadata={} if kind == "png" else nothing)
+    return re.sub(rb' id="run-[^"]*"', b"", file.getvalue()) if kind == "svg" else file.getvalue()
+
+
+def _subject(groups: Iterable[Group]) -> str:
+    """`cnn and mlp on mnist · A CPU · 32-true`: what was measured, and where."""
+    runs = [run for group in groups for run in group.runs]
+
+    def each(text: Callable[[Run], object]) -> str:
+        return and_([*dict.fromkeys(cut(str(found), _LONGEST) for run in runs if (found := text(run)))])
+
+    data = each(lambda run: run.dataset or run.settings.get("data"))
+    what = each(lambda run: run.model) + (f" on {data}" if data else "")
+    device = each(lambda run: run.settings.get("device_name") or run.device)
+    return " · ".join(filter(None, (what, device, each(lambda run: run.precision))))
 
 
 def _look(group: Group) -> tuple[str, str]:
@@ -96,75 +143,88 @@ def _gid(runs: Iterable[Run]) -> str:
     return f"run-{'_'.join(str(run.number) for run in runs)}"
 
 
-def _against_size(
-    groups: _Sized, names: Sequence[str], title: str, scale: Literal["log", "linear", "from zero"] = "linear"
-) -> Figure | None:
-    """Numbers of the tables of sizes, with their intervals, and a ring around the chosen size.
-
-    A line for each group, dashed but for the first of `names`. None where no group has two sizes with the same number.
-    """
-    tables = ((name, group, chosen, _points(sizes, name)) for name in names for group, sizes, chosen in groups)
-    lines = [line for line in tables if len(line[-1])]
-    if not any(len(points) > 1 for *_, points in lines):
+def _against_size(groups: _Sized, panels: Sequence[_Panel], width: float) -> Figure | None:
+    """Panels above each other, with a line for each group; None where no group has two sizes with the same number."""
+    found = [(panel, lines) for panel in panels if (lines := _lines(groups, panel))]
+    if not any(len(points) > 1 for _, lines in found for *_, points in lines):
         return None
-    figure = style.new_figure(3.8)
-    axes = figure.subplots()
-    for name, group, chosen, points in lines:
-        colour, marker = _look(group)
-        axes.plot(points.index, points["value"], color=colour, ls="-" if name == names[0] else "--")
-        for size, value, low, high in points.itertuples():
-            gid = _gid(group.sizes[size])
-            axes.plot(size, value, ls="", marker=marker, color=colour, label=group.label, gid=gid)
-            axes.vlines(size, low, high, color=colour, gid=gid)
-            if size == chosen and name == names[0]:
-                axes.plot(size, value, ls="", marker="o", ms=14, mfc="none", mec="black", gid=gid)
-    style.size_axis(axes)
-    axes.set_title(title)
-    if scale == "from zero":
-        axes.set_ylim(bottom=0)
-    elif scale == "log":
-        low, high = axes.dataLim.intervaly
-        axes.set_ylim(low / 1.4, high * 1.4)
-        style.log_axis(axes)
-    style.legend_below(figure, axes)
+    figure = style.new_figure(len(found) * (0.8 + 0.32 * width), width)
+    rows = figure.subplots(len(found), 1, sharex=True, squeeze=False).ravel()
+    for axes, (panel, lines) in zip(rows, found, strict=True):
+        said = dict.fromkeys(filter(None, [panel.note]))
+        for group, chosen, points in lines:
+            colour, marker = _look(group)
+            axes.plot(points.index, points["value"], color=colour)
+            for size, value, low, high, is_vague in points.itertuples():
+                gid = _gid(group.sizes[size])
+                axes.plot(size, value, ls="", marker=marker, color=colour, label=group.label, gid=gid)
+                axes.vlines(size, low, high, color=colour, gid=gid)
+                said |= {f"bars: {panel.bars}": None} if low < high else {}
+                if size == chosen:
+                    axes.plot(size, value, ls="", marker="o", ms=13, mfc="none", mec="black", gid=gid)
+                    said["ring: the answer"] = None
+                if is_vague:
+                    axes.annotate("?", (size, value), (7, 3), textcoords="offset points", gid=gid)
+                    said["?: more than ± 10 %"] = None
+        panel.scale(axes)
+        axes.set_ylabel(panel.label)
+        style.note(figure, axes, "; ".join(said))
+    style.size_axis(figure, rows[-1])
+    style.title(figure, _subject(group for _, lines in found for group, *_ in lines))
+    style.legend_below(figure, rows[0])
     return figure
 
 
-def _points(sizes: pd.DataFrame, name: str) -> pd.DataFrame:
-    """The known numbers of a column by size: `value`, and its interval's ends, `low` and `high`; fractions in %."""
+def _lines(groups: _Sized, panel: _Panel) -> list[tuple[Group, int | None, pd.DataFrame]]:
+    """Each group that has a number of a panel, its chosen size, and its points."""
+    lines = ((group, chosen, _points(group, sizes, panel.name)) for group, sizes, chosen in groups)
+    return [line for line in lines if len(line[-1])]
+
+
+def _points(group: Group, sizes: pd.DataFrame, name: str) -> pd.DataFrame:
+    """The known numbers of a column by size: `value`, its interval's ends `low` and `high`, and whether it `is_vague`."""
     if name not in sizes:
         return pd.DataFrame()
     value = low = high = sizes[name]
-    if name == RATE:
-        low, high = sizes["low"], sizes["high"]
+    reach, is_vague = sizes["high"] / sizes[RATE] - 1, pd.Series(False, sizes.index)
+    if name in (RATE, "mfu"):  # the share of the peak that a sample a second takes is known
+        low, high, is_vague = value / (1 + reach), value * (1 + reach), ~(reach <= KNOWN)
     elif name == "time_to_target_s":  # a run that is at the target in its first validation was never seen below it
         low = sizes["not_reached_after_s"].clip(lower=value / 2)
-    elif f"{name}_sd" in sizes:
-        low, high = value - sizes[f"{name}_sd"], value + sizes[f"{name}_sd"]
-    points = pd.DataFrame({"value": value, "low": low.fillna(value), "high": high.fillna(value)})
-    return points.dropna() * (100 if metric(name).unit == FRACTION else 1)
+    elif f"{name}_low" in sizes:
+        low, high = sizes[f"{name}_low"], sizes[f"{name}_high"]
+    else:
+        ends = {size: [run.values[name] for run in runs if name in run.values] for size, runs in group.sizes.items()}
+        low, high = (sizes.index.map({s: end(of) for s, of in ends.items() if of}.get) for end in (min, max))
+    points = pd.DataFrame({"value": value, "low": low, "high": high}).astype(float)
+    points = points.apply(lambda column: column.fillna(value)) * (100 if metric(name).unit == FRACTION else 1)
+    return points.assign(is_vague=is_vague).dropna()
 
 
-def _step_time(groups: _Sized) -> Figure | None:
+def _step_time(groups: _Sized, width: float) -> Figure | None:
     """A panel for each group, with a bar for each size: the shares of the parts, above the time of the mean step."""
-    tables = ((group, sizes[list(PART_MS)].dropna()) for group, sizes, _ in groups)
-    shown = [(group, parts_ms) for group, parts_ms in tables if len(parts_ms) > 1][:_MOST_PANELS]
+    tables = ((group, sizes, sizes[list(PART_MS)].dropna()) for group, sizes, _ in groups)
+    shown = [(group, sizes, parts_ms) for group, sizes, parts_ms in tables if len(parts_ms) > 1][:_MOST_PANELS]
     if not shown:
         return None
-    figure = style.new_figure(1 + 2.2 * len(shown))
+    figure = style.new_figure(2.2 * len(shown), width)
     panels = figure.subplots(len(shown), 1, squeeze=False).ravel()
-    for axes, (group, parts_ms) in zip(panels, shown, strict=True):
+    for axes, (group, sizes, parts_ms) in zip(panels, shown, strict=True):
         step_ms, x = parts_ms.sum(axis="columns"), np.arange(len(parts_ms))
         every, bottom = math.ceil(len(x) / _MOST_BARS_NAMED), np.zeros(len(x))
-        for part, column, colour in zip(PARTS, PART_MS, style.PART_COLOURS, strict=True):
+        for part, column, colour in zip(PARTS, PART_MS, style.shades(len(PARTS)), strict=True):
             heights = (100 * parts_ms[column] / step_ms).to_numpy()
-            bars = axes.bar(x, heights, 0.82, bottom, color=colour, label=part.replace("_", " "))
+            look = {"color": colour, "edgecolor": "white", "lw": 0.5}
+            bars = axes.bar(x, heights, 0.82, bottom, label=part.replace("_", " "), **look)
             for bar, size in zip(bars, parts_ms.index, strict=True):
                 bar.set_gid(_gid(group.sizes[size]))
             bottom += heights
-        names = [f"{size:,}\n{significant(ms)} ms" for size, ms in step_ms.items()]
+        reach = (sizes["high"] / sizes[RATE] - 1)[parts_ms.index].map(lambda value: reach_text(value) or "?")
+        names = [f"{n:,}\n{significant(ms)} ms\n± {of}" for (n, ms), of in zip(step_ms.items(), reach, strict=True)]
         axes.set_xticks(x[::every], names[::every])
-        axes.set(title=f"{cut(group.label, _LONGEST)}: % of the mean step", xlabel="batch size", ylim=(0, 100))
+        axes.set(ylabel="% of the mean step", xlabel="batch size, time of the mean step", ylim=(0, 100))
+        axes.set_title(cut(group.label, _LONGEST) if len(shown) > 1 else "")
         axes.grid(visible=False)
+    style.title(figure, _subject(group for group, *_ in shown))
     style.legend_below(figure, panels[0])
     return figure

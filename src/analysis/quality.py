@@ -125,6 +125,23 @@ def quality_of(sizes: Mapping[int, Sequence[Run]], key: str, margin: float | Non
     return Quality(declared, values.to_dict(), most, sure, int(cells.count().max()), is_share)
 
 
+def interval_of(runs: Sequence[Run], key: str) -> tuple[float, float]:
+    """The ends of the 90 % interval of the mean of a metric over runs of one size; NaN where its noise is not known.
+
+    One run has the noise of its tested samples. Several have that of their seeds, which that of the tests moderates.
+    """
+    values = np.array([run.metrics[key] for run in runs])
+    mean, n, samples = float(values.mean()), len(values), _tested(runs, key)
+    is_share = metric(key).unit == FRACTION and bool(((values >= 0) & (values <= 1)).all())
+    of_tests = _of_share(mean, samples) if is_share and samples else None
+    prior = 0.0 if of_tests is None else _PRIOR
+    if of_tests is None and n == 1:
+        return math.nan, math.nan
+    variance = (prior * (of_tests or 0.0) + float(((values - mean) ** 2).sum())) / (prior + n - 1)
+    half = (stdtrit(prior + n - 1, 0.95) if n > 1 else ndtri(0.95)) * math.sqrt(variance / n)
+    return (max(0.0, mean - half), min(1.0, mean + half)) if is_share else (mean - half, mean + half)
+
+
 def _sure(cells: pd.DataFrame, known: Mapping[tuple[int, int], float | None]) -> dict[int, float] | None:
     """The sure losses, by a metric of which more is better; None unless the noise of each difference is known.
 
@@ -154,8 +171,14 @@ def _of_tests(a: Sequence[Run], b: Sequence[Run], key: str) -> float | None:
     if same:
         return float(np.mean(same))
     sizes = [(float(np.mean([run.metrics[key] for run in runs])), _tested(runs, key)) for runs in (a, b)]
-    smooth = [((value * n + 1) / (n + 2), n) for value, n in sizes if n]  # by the rule of succession, so never 0 or 1
-    return sum(share * (1 - share) / n for share, n in smooth) if len(smooth) == len(sizes) else None
+    known = [_of_share(value, n) for value, n in sizes if n]
+    return sum(known) if len(known) == len(sizes) else None
+
+
+def _of_share(share: float, samples: float) -> float:
+    """The variance of a share of so many samples, by the rule of succession, so never 0."""
+    smooth = (share * samples + 1) / (samples + 2)
+    return smooth * (1 - smooth) / samples
 
 
 def _of_disagreement(a: Run, b: Run) -> float | None:

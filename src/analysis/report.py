@@ -4,6 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import pandas as pd
@@ -16,6 +17,7 @@ from ..records.terminal import wrapped
 from . import answer_file, page, plots, table, tensorboard
 from .answer import Answer, answer
 from .groups import Group, SweepResults
+from .methods import Methods, methods
 from .read import find
 from .selection import ENOUGH
 from .statements import Statement, failures, notes, statements
@@ -40,6 +42,11 @@ class Report:
     def exit_code(self) -> int:
         """1 if not one run finished or was measured, else 0."""
         return 0 if any(run.status == "finished" or RATE in run.values for run in self.sweep.runs) else 1
+
+    @cached_property
+    def methods(self) -> Methods:
+        """What was done."""
+        return methods(self.sweep)
 
     @property
     def title(self) -> str:
@@ -85,16 +92,25 @@ class Report:
         return table.setting_texts(self.sweep, self.tables) if is_shown else pd.DataFrame()
 
     @property
+    def legends(self) -> list[str]:
+        """What the headings and marks of the tables mean, in one line; none where there is no table."""
+        texts = [*(texts for _, texts in self.size_texts), self.setting_texts]
+        words = table.legend(pd.concat(texts).fillna(""))
+        return [words] if words else []
+
+    @property
     def text(self) -> str:
         """For the terminal, at most 80 columns wide; only commands are longer."""
         width, rest = page_width(), self.statements
         lines = [*wrapped([self.counts], width), ""]
+        legends = self.legends
         for group, texts in self.size_texts:
             said = [line for statement in rest if statement.group is group for line in statement.lines]
             rest = [statement for statement in rest if statement.group is not group]
-            lines += [*size_blocks(group.label, texts), *_lines(said, width), ""]
+            lines += [*size_blocks(group.label, texts), *wrapped(legends, width), *_lines(said, width), ""]
+            legends = []
         if len(settings := self.setting_texts):
-            lines += [*aligned([list(settings.columns), *settings.to_numpy().tolist()]), ""]
+            lines += [*aligned([list(settings.columns), *settings.to_numpy().tolist()]), *wrapped(legends, width), ""]
         for statement in rest:
             label = f"{statement.group.label}: " if statement.group else ""
             lines += _lines([f"{label}{statement.lines[0]}", *statement.lines[1:]], width)
@@ -121,9 +137,13 @@ class Report:
             lines += [f"## {group.label}", "", table.to_markdown(texts.reset_index())]
         if len(settings := self.setting_texts):
             lines += [table.to_markdown(settings)]
+        lines += [f"{words}.\n" for words in self.legends]
         lines += [f"Failed: {failed}.", ""] if (failed := failures(self.sweep)) else []
         if pictures := [file for file in self.files if file.suffix == ".png"]:
             lines += ["## Plots", "", *(f"![{plots.CAPTIONS[file.stem]}]({file.name})\n" for file in pictures)]
+        lines += ["## What was done", "", *(f"- {name}: {text}" for name, text in self.methods.facts.items()), ""]
+        lines += [*(f"    {command}" for command in self.methods.commands), ""] if self.methods.commands else []
+        lines += ["To quote:", "", f"> {self.methods.sentence}", ""]
         if self.notes:
             lines += ["## Notes", "", *(f"- {note}" for note in self.notes), ""]
         return printable("\n".join(lines)).replace("<", "&lt;")  # nothing that a record says of itself is HTML
@@ -148,8 +168,9 @@ def write_report(folders: Iterable[str | os.PathLike[str]], out_dir: str | os.Pa
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, picture in pictures.items():
-            write_bytes(out / f"{name}.png", picture.png)
-            report.files.append(out / f"{name}.png")
+            for kind, content in picture.files.items():
+                write_bytes(out / f"{name}.{kind}", content)
+                report.files.append(out / f"{name}.{kind}")
         tensorboard.write(report.sweep.groups, report.tables, out / "tensorboard")
         texts = {
             "report.md": report.markdown,
@@ -186,4 +207,6 @@ def _refuse_links(out: Path, folders: Sequence[Path]) -> None:
     here = Path(os.path.abspath(out))
     # The default place lies in a folder that may be anybody's. The user typed any other place.
     root = next((folder for folder in folders if here == Path(os.path.abspath(folder)) / "report"), None)
-    refuse_links(out, "the report's folder", root, ("report.*", "answer.*", "sweep.*", "*.png", "tensorboard"))
+    refuse_links(
+        out, "the report's folder", root, ("report.*", "answer.*", "sweep.*", "*.png", "*.svg", "*.pdf", "tensorboard")
+    )

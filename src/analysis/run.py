@@ -98,6 +98,11 @@ class Run:
         return str(at(self.record, "dataset.name") or "")
 
     @property
+    def precision(self) -> str:
+        """Of the Trainer: `32-true`; empty if the record does not say."""
+        return str(self.settings.get("trainer.precision") or at(self.record, "throughput.precision") or "")
+
+    @property
     def status(self) -> str:
         """As in the record."""
         return str(self.record.get("status", "unknown"))

@@ -21,6 +21,7 @@ from ..records.step_parts import PARTS
 from .between_groups import name_of
 from .groups import Group, SweepResults, rates_of
 from .noise import Rates
+from .quality import interval_of
 from .run import BATCH_SIZE, Run
 from .text import HARDLY, KNOWN, is_number_column, mean_and_deviation, reach_text
 
@@ -31,7 +32,10 @@ LOW, HIGH, STEP_MS = f"{RATE}_low", f"{RATE}_high", "step_ms_typical"
 BUSY = ("processor_time_pct", "utilization_pct")  # of a CPU, of an accelerator
 PART_MS = tuple(f"{part}_ms_mean" for part in PARTS)
 _LONGEST = 90  # characters of a reason
-_SHOWN = ("batch_size", "global_batch_size", RATE, STEP_MS, "mfu", *BUSY, "memory_peak_gib", "joules_per_sample")
+_SIZES = ("batch_size", "global_batch_size")
+_SHOWN = (STEP_MS, "mfu", *BUSY, "memory_peak_gib", "joules_per_sample")
+_MEANINGS = {"±": "90 % interval", "MFU": "model FLOPs utilization", "busy": "time in which a kernel ran"}
+_MARKED = {"?": "more than ± 10 %"}
 _TO_TARGET = ("samples_to_target", "time_to_target_s")
 
 
@@ -102,12 +106,19 @@ def run_texts(sweep: SweepResults, frame: pd.DataFrame) -> pd.DataFrame:
     for key in factors:
         texts[key.rpartition(".")[2]] = [option_value(run.settings.get(key, "")) for run in sweep.runs]
     rate = ["learning_rate"] if scaled_rates(sweep.runs) else []
-    for name in [*_SHOWN, *rate, *shown_metrics(sweep), *_TO_TARGET, "seconds"]:
+    reach = frame[HIGH] / frame[RATE] - 1 if HIGH in frame else pd.Series(math.nan, frame.index)
+    for name in [*_SIZES, RATE, *shown_metrics(sweep), *_TO_TARGET, *_SHOWN, *rate, "seconds"]:
         if name in frame:
             shown = metric(name)
-            texts[shown.heading or name] = [shown.cell(value) if pd.notna(value) else "" for value in frame[name]]
-        if name == RATE and HIGH in frame:
-            texts["±"] = [reach_text(reach) for reach in frame[HIGH] / frame[RATE] - 1]
+            marks = [_mark(reaches) if name in (RATE, STEP_MS, "mfu") else "" for reaches in reach]
+            cells = zip(frame[name], marks, strict=True)
+            texts[shown.heading or name] = [
+                shown.cell(value) + mark if pd.notna(value) else "" for value, mark in cells
+            ]
+        if name == RATE and RATE in frame:
+            texts["±"] = [
+                (reach_text(r) or "?") if pd.notna(v) else "" for r, v in zip(reach, frame[RATE], strict=True)
+            ]
     texts["why not finished"] = [cut(run.reason, _LONGEST) for run in sweep.runs]
     return pd.DataFrame({heading: [*map(printable, cells)] for heading, cells in texts.items() if any(cells)})
 
@@ -153,8 +164,11 @@ def size_table(group: Group, answer: "Answer | None" = None, metrics: Sequence[s
     of_sizes = {size: {scaled.get(run.number) for run in runs} for size, runs in group.sizes.items()}
     columns["learning_rate"] = {size: rate for size, (rate, *others) in of_sizes.items() if rate and not others}
     for key in () if answer and answer.arrivals else metrics:  # runs to a target end at it, or early
-        values = {size: [run.metrics[key] for run in runs if key in run.metrics] for size, runs in group.sizes.items()}
-        columns[key] = {size: statistics.fmean(of_size) for size, of_size in values.items() if of_size}
+        tested = {size: [run for run in runs if key in run.metrics] for size, runs in group.sizes.items()}
+        values = {size: [run.metrics[key] for run in runs] for size, runs in tested.items() if runs}
+        columns[key] = {size: statistics.fmean(of_size) for size, of_size in values.items()}
+        ends = {size: interval_of(tested[size], key) for size in values}
+        columns |= {f"{key}_{end}": {size: of[n] for size, of in ends.items()} for n, end in enumerate(("low", "high"))}
         columns[f"{key}_sd"] = {size: statistics.stdev(of_size) for size, of_size in values.items() if len(of_size) > 1}
     columns |= _of_answer(answer) if answer else {}
     index = pd.Index(sorted({*group.sizes, *group.without_rate}), name="batch_size")
@@ -179,7 +193,7 @@ def _of_answer(answer: "Answer") -> dict[str, Mapping[int, float]]:
 
 
 def size_texts(sizes: pd.DataFrame) -> pd.DataFrame:
-    """The numbers of `size_table` as texts under their headings; `?` marks what is not known to ± 10 %."""
+    """The numbers of `size_table` as texts under their headings; `?` marks what is known to more than ± 10 % alone."""
 
     def texts(name: str, text: Callable[[float], str] = significant) -> pd.Series:
         return sizes[name].map(text, na_action="ignore") if name in sizes else pd.Series("", sizes.index)
@@ -192,20 +206,29 @@ def size_texts(sizes: pd.DataFrame) -> pd.DataFrame:
     found = {
         "samples/s": marked(RATE, reach),
         "±": reach[sizes[RATE].notna()].map(lambda value: reach_text(value) or "?"),
+    }
+    for key in [str(name) for name in sizes if f"{name}_sd" in sizes]:
+        means = sizes[[key, f"{key}_sd"]].to_numpy()
+        found[key] = pd.Series([mean_and_deviation(key, mean, deviation) for mean, deviation in means], sizes.index)
+    late = texts("not_reached_after_s", lambda value: f"not within {significant(value)} s")
+    found |= {
+        "s to target": texts("time_to_target_s").astype(object).fillna(late),
+        "samples": texts("samples_to_target"),
         "gain": marked("gain", sizes["gain_reach"], _gain_text),
         "MFU": marked("mfu", reach, _share_text),
         "busy": texts(BUSY[1], "{:.0f}%".format),
         "GiB": texts("memory_peak_gib"),
         rate.heading: texts("learning_rate", rate.text),
     }
-    for key in [str(name) for name in sizes if f"{name}_sd" in sizes]:
-        means = sizes[[key, f"{key}_sd"]].to_numpy()
-        found[key] = pd.Series([mean_and_deviation(key, mean, deviation) for mean, deviation in means], sizes.index)
-    late = texts("not_reached_after_s", lambda value: f"> {significant(value)}")
-    found["s to target"] = texts("time_to_target_s").astype(object).fillna(late)
-    found["samples"] = texts("samples_to_target")
     cells = pd.DataFrame(found, sizes.index).astype(object).fillna("")
     return cells.loc[:, (cells != "").any()].rename(lambda size: f"{size:,}").rename_axis("batch size")
+
+
+def legend(texts: pd.DataFrame) -> str:
+    """What the headings and the marks of a table of texts mean: those that are in it."""
+    is_marked = any("?" in cell for cell in texts.to_numpy().ravel())
+    said = {heading: words for heading, words in _MEANINGS.items() if any(heading in str(name) for name in texts)}
+    return "; ".join(f"{sign}: {words}" for sign, words in (said | (_MARKED if is_marked else {})).items())
 
 
 def _mark(reach: float) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from ..files import write_bytes
+from ..records.metrics import card
 from ..records.rates import RATE
 from .groups import Group
 from .table import BUSY
@@ -55,6 +56,6 @@ def _events(scalars: Mapping[str, Mapping[int, float]], when: float) -> bytes:
     records.write(Event(wall_time=when, file_version="brain.Event:2").SerializeToString())
     for tag, values in scalars.items():
         for size, value in values.items():
-            summary = Summary(value=[Summary.Value(tag=f"sweep/{tag}", simple_value=value)])
+            summary = Summary(value=[Summary.Value(tag=card(f"sweep/{tag}"), simple_value=value)])
             records.write(Event(wall_time=when, step=size, summary=summary).SerializeToString())
     return data.getvalue()

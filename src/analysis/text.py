@@ -24,8 +24,8 @@ def page_width() -> int:
 
 
 def is_number_column(cells: Iterable[str]) -> bool:
-    """Whether the cells are numbers or empty."""
-    return all(not cell or cell[0] in "0123456789.+-−>?" for cell in cells)
+    """Whether the cells are numbers, `not within` one, or empty."""
+    return all(not cell or cell[0] in "0123456789.+-−?" or cell.startswith("not within ") for cell in cells)
 
 
 def aligned(cells: Sequence[Sequence[str]], width: int | None = None) -> list[str]:

@@ -19,6 +19,7 @@ from .._lightning import logged_step
 from ._timer import pause
 from ._writer import attempt, forget_failures, is_plain
 from .step_file import StepFile
+from .tensorboard import TensorBoard
 
 _MOST = 10_000  # steps held back; more wait only where a module steps several optimizers, or accumulates by hand
 
@@ -68,7 +69,7 @@ class _Order:
         self._trainer = trainer
         self._is_ending = False
         self.sources: list[Source] = []
-        taking_any = (StepFile, TensorBoardLogger)
+        taking_any = (StepFile, TensorBoard, TensorBoardLogger)
         ordered = [one for one in trainer.loggers if not any(is_plain(one, kind) for kind in taking_any)]
         self._held = [_Held(logger, self) for logger in ordered]
 

@@ -11,6 +11,8 @@ from ..records.terminal import columns, wrapped
 MOST_MODULES = 24  # rows; with more, modules are shown with what they contain
 _LONGEST = 60  # characters of a name; it is cut from the left
 _HOST = "host: Python, autograd"
+_BOUND = 1.005  # of a time, above which it is shown as more than 100 %
+_FASTER = "bound/time above 100 %: faster than the peaks measured here, as where data stay in a cache"
 _HEADINGS = ("share", "time", "calls", "FLOPs", "bytes", "bound/time")
 _SHORT = dict(zip(PARTS, SHORT_NAMES, strict=True))
 
@@ -21,9 +23,10 @@ def explanation_text(step: Explanation, width: int | None = None) -> str:
     blocks = [wrapped(_heading(step), width)]
     if step.operations:
         blocks.append(_modules(step, width))
-    if step.is_timed:
+    if step.is_timed and _shown_costs(step):
         blocks.append(_costliest(step, width))
-    blocks.append(wrapped([f"note     {note}" for note in step.notes], width, indent=9))
+    notes = [*([_FASTER] if any((cost.of_floor or 0) > _BOUND for cost in _shown_costs(step)) else []), *step.notes]
+    blocks.append(wrapped([f"note     {note}" for note in notes], width, indent=9))
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
@@ -42,7 +45,7 @@ def _heading(step: Explanation) -> list[str]:
 
 
 def _modules(step: Explanation, width: int) -> list[str]:
-    rows = [[cost.module, *_cells(cost, step)] for cost in step.modules(MOST_MODULES)]
+    rows = [[cost.module, *_cells(cost, step)] for cost in step.modules(MOST_MODULES) if _is_shown(cost.seconds, step)]
     outside: dict[str, float] = {}
     if step.is_timed and step.device == "cpu":
         outside = {"waiting for data": step.waiting_seconds}
@@ -52,9 +55,19 @@ def _modules(step: Explanation, width: int) -> list[str]:
     rows += [
         [name, percent(seconds / step.step_seconds), duration(round(seconds, 9)), *"––––"]
         for name, seconds in outside.items()
+        if _is_shown(seconds, step)
     ]
     rows.append(["the step", *_cells(replace(step.total, seconds=step.step_seconds), step)])
     return _table(["module", *_HEADINGS], rows, width)
+
+
+def _shown_costs(step: Explanation) -> list[Cost]:
+    return [cost for cost in step.costliest() if _is_shown(cost.seconds, step)]
+
+
+def _is_shown(seconds: float, step: Explanation) -> bool:
+    """Whether a row is more than 0 % of the step, or no times are known."""
+    return not step.is_timed or seconds >= 0.005 * step.step_seconds
 
 
 def _cells(cost: Cost, step: Explanation) -> list[str]:
@@ -71,7 +84,7 @@ def _cells(cost: Cost, step: Explanation) -> list[str]:
 
 def _costliest(step: Explanation, width: int) -> list[str]:
     rows = []
-    for cost in step.costliest():
+    for cost in _shown_costs(step):
         share, time, calls, _, _, bound = _cells(cost, step)
         name = f"{cost.place}: {_operation(cost.name)}"
         rows.append([name, _SHORT.get(cost.part, cost.part), share, time, calls, bound])

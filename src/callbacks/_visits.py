@@ -21,6 +21,7 @@ from ._timer import HostClock, clock_for, pause
 from ._updates import Updates
 from .device import DeviceMonitor
 from .throughput import ThroughputMonitor
+from .wait_until_quiet import WaitUntilQuiet
 
 _WARM = 3  # updates by which the length of a training is told
 SHORT_S = 0.1  # the first one of such steps is left out: what others trained meanwhile is in the caches
@@ -152,8 +153,8 @@ class Visits(Callback):
 
 
 def seconds_waited(callbacks: Iterable[Any]) -> float:
-    """How long a run has waited for its visits."""
-    return sum(callback.waited_s for callback in callbacks if isinstance(callback, Visits))
+    """How long a run has waited: for its visits, and for a quiet machine."""
+    return sum(callback.waited_s for callback in callbacks if isinstance(callback, Visits | WaitUntilQuiet))
 
 
 def visits_of(callbacks: Iterable[Callback], visitor: Visitor | None) -> list[Callback]:

@@ -17,8 +17,10 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 
 from .._lightning import prefixed
 from ..errors import in_one_line
+from ..records.metrics import card
 from ._timer import pause
 from .step_file import StepFile
+from .tensorboard import TensorBoard
 
 POINTS = 1000  # of a tag: TensorBoard shows about so many
 
@@ -108,7 +110,7 @@ def _write(logger: Logger, scalars: Scalars, shown: NDArray[numpy.bool_]) -> Non
         rows = numpy.column_stack([scalars.values, scalars.steps.astype(float)])
         logger.append([*scalars.keys, "step"], rows)
     # A writer that an earlier fit has closed has no file; Lightning's own `log_metrics` opens a new one.
-    elif is_plain(logger, TensorBoardLogger) and logger.experiment.file_writer is not None:
+    elif _has_event_file(logger):
         _write_events(logger, logger.experiment.file_writer, scalars, shown)
     else:
         taken = shown if is_plain(logger, MLFlowLogger) else slice(None)  # each step is a request to its server
@@ -116,9 +118,15 @@ def _write(logger: Logger, scalars: Scalars, shown: NDArray[numpy.bool_]) -> Non
             logger.log_metrics(dict(zip(scalars.keys, values, strict=True)), step)
 
 
+def _has_event_file(logger: Logger) -> TypeGuard[TensorBoardLogger]:
+    is_known = is_plain(logger, TensorBoard) or is_plain(logger, TensorBoardLogger)
+    return is_known and logger.experiment.file_writer is not None
+
+
 def _write_events(logger: TensorBoardLogger, file_writer: Any, scalars: Scalars, shown: NDArray[numpy.bool_]) -> None:
     """One event a step that holds all values: several times cheaper than an `add_scalar` for each, and shown the same."""
-    keys, now = prefixed(logger, scalars.keys), time.time()
+    names = [card(key) for key in scalars.keys] if isinstance(logger, TensorBoard) else scalars.keys
+    keys, now = prefixed(logger, names), time.time()
     with numpy.errstate(over="ignore"):  # a number that float32 cannot hold is infinite there
         values = scalars.values[shown].astype(numpy.float32)
     for step, row in zip(scalars.steps[shown].tolist(), values.tolist(), strict=True):

@@ -13,8 +13,10 @@ from typing_extensions import override
 
 from ..distributed.gather import gather
 from ..options.types import PositiveInt, Where
+from ..records.metrics import card
 from ._batches import first_tensor
 from ._never_raise import never_raise
+from .tensorboard import TensorBoard
 
 _LEFT_OUT = -100  # as torch's losses do
 _MOST_NAMES = 20  # of classes that a confusion matrix has room for
@@ -121,7 +123,8 @@ class PredictionImages(Callback):
                 if isinstance(logger, WandbLogger):
                     logger.log_image(key, [figure])
                 else:
-                    logger.experiment.add_figure(key, figure, trainer.global_step, close=False)
+                    name = card(key) if isinstance(logger, TensorBoard) else key
+                    logger.experiment.add_figure(name, figure, trainer.global_step, close=False)
 
 
 def _answers(outputs: Any, batch: Any) -> tuple[Tensor, Tensor, Tensor] | None:

@@ -55,7 +55,10 @@ def draw_use(lines: Sequence[UseLine], path: Path) -> None:
                 size, look = max(line.rates), {"color": "black", "marker": "|", "ms": 14, "mew": 2, "ls": ""}
                 above.plot(size, line.rates[size].middle, label="memory ends", **look)
         below.axhline(50, color="black", lw=0.8, ls=":")
-        for axes, title in ((above, "samples/s"), (below, "MFU, %; dotted: half of the peak")):
+        for axes, title in (
+            (above, "samples/s"),
+            (below, "MFU (model FLOPs utilization), %; dotted: half of the peak"),
+        ):
             style.log_axis(axes)
             axes.yaxis.set_major_formatter(lambda value, _: digits(value))
             axes.set_title(title)
@@ -73,7 +76,7 @@ def _picture(lines: Sequence[Line], path: Path, heights: Sequence[int], x: str) 
             ends = max(at.low, min(lines[0].times)), min(at.high, max(lines[0].times))
             above.axvspan(*ends, color="black", alpha=0.12, lw=0, zorder=0)
             above.axvline(at.middle, color="black", ls=":", label=f"first to pass the {lines[0].label}")
-        style.size_axis(below)
+        style.size_axis(figure, below)
         below.set_xlabel(x)
         style.legend_below(figure, above)
         if not all(line.here for line in lines):

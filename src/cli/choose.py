@@ -2,6 +2,7 @@
 
     batchscope choose model=cnn data=mnist                       # after a short measurement here
     batchscope choose outputs/sweeps/<sweep> --epochs 20         # from the records of a sweep over batch sizes
+    batchscope choose last --epochs 20                           # of the newest one
     batchscope choose <sweep> --price t4=0.5 --price h100=2.5 --start-up 300
 
 Devices that are here are measured; NVIDIA's others are predicted from them, with an interval. What nobody has measured
@@ -26,6 +27,7 @@ from ..choice.work import PRECISIONS
 from ..errors import UserError, warn
 from ..hardware.datasheet import card_names, find_card
 from ..options.compose import check_command_line, compose
+from ..records.read import sweep_folder
 from ..records.terminal import columns, wrapped
 from . import command_parser, folder_of, folders_and_options, number
 from .products import draw, picture
@@ -49,7 +51,9 @@ def main() -> None:
         names = card_names()
     cards = [find_card(name) for name in names]
     question = Question(cards, args.epochs, args.batch_size, prices, args.start_up, args.precision)
-    epochs, places = _measured(overrides, question) if overrides else (None, [Path(folder) for folder in folders])
+    epochs, places = (
+        _measured(overrides, question) if overrides else (None, [sweep_folder(name, "choose") for name in folders])
+    )
     training, left_out = read_training(places)
     question = replace(question, epochs=args.epochs or epochs)
     check_prices([source.device for source in training.sources], question)

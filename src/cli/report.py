@@ -1,30 +1,78 @@
 """`batchscope report`: a table, plots and a recommendation, of one or several folders of runs.
 
     batchscope report outputs/sweeps/<sweep>
+    batchscope report last                               # the newest sweep in outputs/sweeps
     batchscope report outputs/sweeps/<one> outputs/sweeps/<another> --out outputs/compared
+    batchscope report last --figure=throughput.pdf --width=3.3in
 
 Every run.json in and below the folders is read. The report on one folder is written to <folder>/report, one on several
-to the folder that --out names.
+to the folder that --out names. --figure writes one plot alone, as wide as a paper needs it.
 """
 
+import argparse
+import re
 import sys
 from pathlib import Path
 
-from ..errors import UserError
+from ..errors import UserError, did_you_mean
+from ..files import write_bytes, writing
+from ..records.read import sweep_folder
 from . import command_parser
+
+_INCHES = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4}
+_NARROWEST, _WIDEST = 2.0, 20.0  # inches
 
 
 def main() -> None:
     """Parse the command line, write and print the report. Exit code 1 if no run was found, finished or measured."""
     parser = command_parser("report", __doc__)
-    parser.add_argument("folders", nargs="+", type=Path, metavar="folder", help="of a sweep or a run")
+    parser.add_argument("folders", nargs="+", metavar="folder", help="of a sweep or a run, or last")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the report")
+    parser.add_argument("--figure", type=Path, metavar="FILE", help="write one plot: throughput.pdf, accuracy.svg, …")
+    parser.add_argument("--width", type=_width, metavar="3.3in", help="of the plot, in in, cm or mm (7in)")
     args = parser.parse_args()
-    if len(args.folders) > 1 and not args.out:  # one on several folders never replaces that on one of them
+    folders = [sweep_folder(name, "report") for name in args.folders]
+    if args.figure:
+        if args.out:
+            raise UserError("--out and --figure: only one of them at a time", exit_code=2)
+        _write_figure(folders, args.figure, args.width)
+        return
+    if args.width:
+        raise UserError("--width: is that of a plot; give --figure=throughput.pdf, too", exit_code=2)
+    if len(folders) > 1 and not args.out:  # one on several folders never replaces that on one of them
         raise UserError("--out: is missing; a report on several folders has a folder of its own", exit_code=2)
 
     from ..analysis import write_report
 
-    report = write_report(args.folders, args.out or args.folders[0] / "report")
+    report = write_report(folders, args.out or folders[0] / "report")
     print(report.printed, flush=True)
     sys.exit(report.exit_code)
+
+
+def _width(text: str) -> float:
+    """Inches: `3.3in`, `84mm`."""
+    match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+) ?(in|cm|mm)", text.strip())
+    inches = float(match[1]) * _INCHES[match[2]] if match else 0.0
+    if not _NARROWEST <= inches <= _WIDEST:
+        raise argparse.ArgumentTypeError(
+            f"takes {_NARROWEST:g}in to {_WIDEST:g}in, such as 3.3in or 84mm, got {text!r}"
+        )
+    return inches
+
+
+def _write_figure(folders: list[Path], path: Path, width: float | None) -> None:
+    """Write one plot of the runs; UserError for one that does not exist, or for which these runs have no numbers."""
+    from ..analysis import analyse, plots
+
+    name, kind = path.stem, path.suffix.removeprefix(".")
+    if name not in plots.CAPTIONS or kind not in plots.FORMATS:
+        names = f"{', '.join(plots.CAPTIONS)} as .{', .'.join(plots.FORMATS)}"
+        near = "" if name in plots.CAPTIONS else did_you_mean(name, plots.CAPTIONS)
+        raise UserError(f"--figure: got '{path.name}'; there are {names}.{near}", exit_code=2)
+    drawn = plots.figures(analyse(folders), **({"width": width} if width else {}))
+    if name not in drawn:
+        raise UserError(f"--figure: these runs have no {name}; they have {', '.join(drawn) or 'none'}")
+    with writing("--figure", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(path, plots.saved(drawn[name], name, kind))
+    print(f"figure   {path}", flush=True)

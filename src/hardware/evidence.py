@@ -24,7 +24,7 @@ _WORTH_A_WORD = 0.05  # of the step
 def limit_row(found: Mapping[str, Any]) -> tuple[str, str]:
     """The label and the text of a recorded Bottleneck: `limit`, `probably arithmetic (57 % of the step)`."""
     if found.get("busy"):
-        return "busy", found["evidence"]
+        return "load", found["evidence"]
     if found["kind"] not in NAMES:
         return "limit", f"unclear: {found['evidence']}"
     probably = "probably " if found["certainty"] == "probable" else ""

@@ -34,6 +34,7 @@ _MOST = 10_000  # values of a configuration; ours have 100
 _LONGEST = 4096  # characters of a text, such as a path
 _LOCAL_LOGGERS = (
     "batchscope.callbacks.step_file.StepFile",
+    "batchscope.callbacks.tensorboard.TensorBoard",
     "lightning.pytorch.loggers.TensorBoardLogger",
 )  # files alone
 _KEY = re.compile(r"\w[\w-]{0,99}", re.ASCII)

@@ -40,6 +40,8 @@ _FORMATS: dict[str, Callable[[float], str]] = {
     "rate": "{:.3g}".format,
     "milli": lambda value: significant(1e3 * value),
 }
+_FIRST_CARDS = ("throughput/samples_per_sec", "throughput/mfu", "sweep/samples_per_sec", "sweep/mfu")
+_DETAILS = ("device/", "host/", "time/", "summary/", "throughput/", "sweep/", "test/samples", "test/confusion")
 _ACCURACY = "fraction of correct answers"
 _PARTS = "\n".join(f"time/{part}_ms | ms | down | | | a part of the step" for part in PARTS)
 _MEAN_PARTS = "\n".join(f"{part}_ms_mean | ms | down | | | a part of the mean step" for part in PARTS)
@@ -120,6 +122,16 @@ def metric(key: str) -> Metric:
     if _ACCURACY_NAME.search(name):
         return Metric(key, FRACTION, _ACCURACY, True, _FORMATS["percent.1"])
     return Metric(key, higher_is_better=False if "loss" in name else None)
+
+
+def card(key: str) -> str:
+    """The name of a metric in TensorBoard, which sorts its cards by their names.
+
+    In front are samples/s, MFU, losses and accuracies. What is constant, follows from another number, or is looked at for
+    a reason alone has a name behind all letters: `· device/power_w`.
+    """
+    is_first = key in _FIRST_CARDS or key.startswith(("sweep/test/", "sweep/val/"))
+    return f"· {key}" if key == "epoch" or (key.startswith(_DETAILS) and not is_first) else key
 
 
 def best_first(keys: Iterable[str]) -> list[str]:

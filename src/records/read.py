@@ -16,6 +16,7 @@ from .metrics import staged
 
 FILE = "run.json"
 SCHEMA = 3  # of the records that this version writes and reads
+SWEEPS = Path("outputs/sweeps")  # where hydra.sweep.dir puts them
 _MAX_BYTES = 2**28  # of a file that is read
 
 
@@ -80,6 +81,23 @@ def run_dirs(folder: Path) -> list[Path]:
             places.append(Path(path))
             children.clear()
     return sorted(places, key=lambda path: [(int(part), "") if part.isdecimal() else (-1, part) for part in path.parts])
+
+
+def sweep_folder(name: str | Path, option: str) -> Path:
+    """The folder of a sweep that is named by its path, or as `last`: the sweep of which a record was written last.
+
+    Raises:
+        UserError: if there is no sweep; a path is returned as it is.
+    """
+    if str(name) != "last" or os.path.exists(name):
+        return Path(name)
+    written: list[tuple[float, Path]] = []
+    for path in SWEEPS.glob(f"*/*/{FILE}"):
+        with contextlib.suppress(OSError):  # it was removed meanwhile
+            written.append((path.stat().st_mtime, path.parent.parent))
+    if not written:
+        raise UserError(f"{option}: got 'last', and there is no sweep in {SWEEPS}")
+    return max(written)[1]
 
 
 def refuse_used(run_dir: Path) -> None:

@@ -9,6 +9,7 @@ import contextlib
 import importlib.metadata
 import json
 import math
+import platform
 import secrets
 import time
 from datetime import UTC, datetime
@@ -171,8 +172,8 @@ def reason(error: BaseException) -> str:
 
 
 def versions() -> dict[str, str]:
-    """The installed versions of the packages that can change the numbers of a run."""
-    known = {}
+    """The versions of Python and of the installed packages that can change the numbers of a run."""
+    known = {"python": platform.python_version()}
     for package in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             known[package] = importlib.metadata.version(package)

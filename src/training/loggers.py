@@ -17,7 +17,7 @@ def build_loggers(config: dict[str, Any], name: str, run_id: str) -> list[Logger
     """
     nodes = {key: dict(node) for key, node in (config["logger"] or {}).items() if node}
     for node in nodes.values():
-        if node["_target_"].endswith(".TensorBoardLogger"):
+        if node["_target_"].endswith((".TensorBoard", ".TensorBoardLogger")):
             node.setdefault("name", name)
         elif node["_target_"].endswith(".WandbLogger"):
             node.update({"name": node.get("name") or name, "id": node.get("id") or run_id})

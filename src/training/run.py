@@ -269,7 +269,7 @@ class _Run:
                 **summary.callback_facts(self.trainer),
                 "lr_scaling": self.module.lr_scaling if isinstance(self.module, Task) else None,
                 "fit_seconds": round(fit_s - waited_s, 3),
-                "waiting_seconds": round(waited_s, 3) or None,  # for visits
+                "waiting_seconds": round(waited_s, 3) or None,  # for visits, and a quiet machine
                 **facts,
             }
         record.add(**facts)

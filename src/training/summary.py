@@ -11,6 +11,7 @@ A callback adds to these by methods:
 
 import contextlib
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from ..callbacks._measured import write_measured
 from ..callbacks._run_words import details, headline
 from ..callbacks._setting import samples_of_epoch
 from ..callbacks.memory import MemoryMonitor
+from ..callbacks.tensorboard import TensorBoard
 from ..callbacks.throughput import ThroughputMonitor
 from ..checkpointing.log_files import loggers_of_rank
 from ..data.base import Split
@@ -45,6 +47,7 @@ from ..options.tree import flatten
 from ..records.correct import write_correct
 from ..records.formatting import count, duration, percent
 from ..records.learning_rate import rate_words
+from ..records.metrics import card, metric
 from ..records.operations import write_operations
 from ..records.step_times import read_step_times, with_visits, write_step_times
 from ..records.terminal import block, has_words, is_verbose, row, say
@@ -193,28 +196,37 @@ def log_hyperparameters(trainer: Trainer, record: Mapping[str, Any]) -> None:
     row |= {"learning_rate": record["learning_rate"]} if record.get("lr_scaling") else {}  # as scaled to the update
     row["data.batch_size"] = record.get("batch_size", config["data"].get("batch_size", "unknown"))  # what a batch held
     speed = {key: record["throughput"].get(key) for key in ("samples_per_sec", "step_ms_median", "mfu")}
-    # Not the names of the curves, and the last step: TensorBoard cuts a curve that goes back to step 0. Sorted, because
-    # TensorBoard shows only the first metric until the user selects more: test/acc, or test/loss.
-    metrics = dict(sorted(record["metrics"].items()))
+    # Not the names of the curves, and the last step: TensorBoard cuts a curve that goes back to step 0. It ticks the first
+    # five metrics, so accuracies and speeds come before losses.
+    of_quality = record["metrics"]
+    keys = sorted(of_quality)
+    metrics = {key: of_quality[key] for key in keys if metric(key).higher_is_better}
     metrics |= {f"summary/{key}": value for key, value in speed.items() if value is not None}
+    metrics |= {key: of_quality[key] for key in keys}  # losses
     for logger in loggers_of_rank(trainer):
         if isinstance(logger, WandbLogger):
             logger.log_hyperparams(row)
         if isinstance(logger, TensorBoardLogger):
-            logger.log_hyperparams(_told_apart(row, record["overrides"]), metrics, step=trainer.global_step)
+            named = {card(key): value for key, value in metrics.items()} if isinstance(logger, TensorBoard) else metrics
+            logger.log_hyperparams(_told_apart(row, record), named, step=trainer.global_step)
             if "title" in record["throughput"]:  # a summary that is complete
-                text = "\n\n".join([*headline(record["throughput"]), *details(record["throughput"])])
-                logger.experiment.add_text("summary", text, trainer.global_step)
+                text = "\n".join([*headline(record["throughput"]), *details(record["throughput"])])
+                logger.experiment.add_text("summary", f"```\n{text}\n```", trainer.global_step)  # as it is aligned
             logger.save()
 
 
-_ALWAYS = ("model", "dataset", "seed", "data.batch_size", "optimizer.lr", "learning_rate")  # columns of HPARAMS
+_ALWAYS = ("model", "dataset", "data.batch_size", "learning_rate")  # columns of HPARAMS
 
 
-def _told_apart(row: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """The options by which people tell runs apart: what the command line has set, and a few that every run has."""
-    typed = {override.lstrip("+~").partition("=")[0] for override in overrides}
-    return {key: value for key, value in row.items() if key in _ALWAYS or key in typed}
+def _told_apart(row: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
+    """The options by which people tell runs apart: a few that every run has, and those that vary in a sweep or were typed.
+
+    More columns would hide the metrics. A word of a run that its sweep's command does not have is one of several values.
+    """
+    typed = {word.lstrip("+~").partition("=")[0]: word for word in record["overrides"]}
+    command = f" {record['command']} "
+    varied = {option for option, word in typed.items() if f" {shlex.quote(word)} " not in command}
+    return {key: value for key, value in row.items() if key in _ALWAYS or key in (varied or typed)}
 
 
 def print_start(record: Mapping[str, Any], dataset: str, rows: Sequence[str]) -> None:

@@ -365,7 +365,7 @@ def test_the_report_has_a_table_a_plot_and_columns(tmp_path):
     write_trained(tmp_path, {16: 4.0, 64: 2.0, 256: None})
     report = write_report([tmp_path], tmp_path / "report")
     rows = [line.split() for line in report.text.splitlines()]
-    assert ["s", "to", "target", "4.00", "2.00", ">", "5.00"] in rows
+    assert ["s", "to", "target", "4.00", "2.00", "not", "within", "5.00", "s"] in rows
     assert ["samples", "6,400", "12,800"] in rows
     assert (tmp_path / "report/time_to_target.png").exists()
     bars = plots.figures(report)["time_to_target"].axes[0].collections  # since the last validation below the target

@@ -41,5 +41,5 @@ def test_a_page_shows_its_commands_so(tmp_path):
 def test_a_picture_names_no_home_folder_and_its_runs(tmp_path):
     svg = '<svg viewBox="0 0 1 1"><g id="axes_1"/><g id="run-3_4"><text>/home/alice/x</text></g></svg>'
     report = analyse([write_rates(tmp_path, {8: 1000, 64: 6000})])
-    shown = page.page(report, {"memory": plots.Picture(b"", f'<?xml version="1.0"?>\n{svg}')})
+    shown = page.page(report, {"memory": plots.Picture({}, f'<?xml version="1.0"?>\n{svg}')})
     assert ' viewBox="0 0 1 1"><g/><g data-runs="3 4"><text>~/x</text></g></svg>' in shown

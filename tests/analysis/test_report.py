@@ -65,7 +65,8 @@ def test_a_timed_sweep_is_a_block_with_the_answer(tmp_path):
     assert words[3] == ["gain", "+400%", "+194%", "+19%"]
     assert words[4] == ["MFU", "2.5%", "13%", "37%", "44%"]
     assert words[5] == ["GiB", "0.501", "0.508", "0.564", "1.01"]
-    assert said[8:11] == [
+    assert said[8] == "±: 90 % interval; MFU: model FLOPs utilization"
+    assert said[9:12] == [
         "→ 512: faster than all others in this sweep.",
         "  64 gives 81 to 87 %; 512 still rises, and 1,024 ran out of memory.",
         "  Accuracy was not measured: train these sizes before you choose.",
@@ -143,7 +144,7 @@ def test_one_run_has_one_rate(tmp_path):
 
 def test_columns_of_the_terminal_stand_on_the_right(tmp_path):
     said = analyse([write_rates(tmp_path, {8: 1000, 64: 3000, 512: 4000})]).text.splitlines()
-    block = said[2 : said.index("→ 512: faster than all others in this sweep.")]
+    block = said[2 : said.index("±: 90 % interval")]
     assert len({len(line) for line in block}) == 1
 
 
@@ -321,8 +322,8 @@ def test_the_options_that_would_tell_more_stand_below_the_answer(tmp_path):
 def test_where_nothing_is_known_no_number_stands_beside_it(tmp_path):
     said = analyse([write_rates(tmp_path, {8: 1000, 64: 4000}, windows=3, noise=2.0)]).text
     assert not re.search(r"\d{3} ?%", said)
-    (line,) = [line for line in said.splitlines() if line.startswith("±")]
-    assert "?" in line
+    (line,) = [line for line in said.splitlines() if line.startswith("± ")]
+    assert "?" in line and "?: more than ± 10 %" in said
 
 
 def test_many_sizes_are_several_blocks_and_a_long_label_is_cut(tmp_path):
@@ -358,15 +359,16 @@ def test_runs_without_a_rate_and_a_damaged_step_file_are_notes(tmp_path):
 
 
 def test_everything_is_written_and_the_markdown_begins_with_the_answer(report, out):
+    plots_of = ("throughput", "utilisation", "step_time", "memory", "accuracy")
     assert {path.name for path in out.iterdir()} == {
-        "report.md", "report.html", "answer.json", "sweep.csv", "tensorboard", "throughput.png", "utilisation.png",
-        "step_time.png", "memory.png", "accuracy.png",
+        "report.md", "report.html", "answer.json", "sweep.csv", "tensorboard",
+        *(f"{name}.{kind}" for name in plots_of for kind in ("png", "svg", "pdf")),
     }  # fmt: skip
     assert all(file.exists() for file in report.files)
     assert (out / "sweep.csv").read_text().count("\n") == 10
     lines = (out / "report.md").read_text().splitlines()
     assert lines[2] == "- cnn · cpu: 128: faster than all others of those with the best test/acc in this sweep."
-    assert "![Samples per second against batch size](throughput.png)" in lines
+    assert "![Samples per second against batch size, with 90 % intervals](throughput.png)" in lines
 
 
 def test_a_row_has_one_estimate_of_the_step_and_the_rate_and_it_is_that_of_the_answer(tmp_path):
@@ -451,9 +453,9 @@ def test_hostile_records_neither_crash_nor_inject(tmp_path):
         assert "<script>alert" not in text and "<img" not in text and "\x1b" not in text
 
 
-def points(figure, is_ring=False):
+def points(figure, is_ring=False, panel=0):
     """The markers of single sizes, or the rings around them."""
-    single = [line for line in figure.axes[0].lines if len(line.get_xdata()) == 1]
+    single = [line for line in figure.axes[panel].lines if len(line.get_xdata()) == 1]
     return [line for line in single if (line.get_markerfacecolor() == "none") == is_ring]
 
 
@@ -462,7 +464,7 @@ def figures(report):
     return plots.figures(report)
 
 
-def test_the_interval_of_a_rate_is_drawn_whole_and_useful_and_busy_are_in_one_picture(report, figures):
+def test_intervals_are_drawn_whole_and_mfu_and_busy_time_have_a_panel_each(report, figures):
     axes = figures["throughput"].axes[0]
     low, high = axes.get_ylim()
     rates = [(group.rates, size) for group in report.sweep.groups for size in group.sizes]
@@ -471,10 +473,57 @@ def test_the_interval_of_a_rate_is_drawn_whole_and_useful_and_busy_are_in_one_pi
         reach = 1 + known.reach(size)
         assert list(ends) == pytest.approx([known.rate(size) / reach, known.rate(size) * reach])
         assert low < ends[0] < ends[1] < high
-    heights = [point.get_ydata()[0] for point in points(figures["utilisation"])]
-    useful, busy = [0.32, 0.64, 1.28, 2.56] * 2, [63.2, 66.4, 72.8, 85.6, *[50] * 4]
-    assert heights == pytest.approx([*useful, *busy], rel=0.05)
-    assert figures["utilisation"].axes[0].get_ylim()[0] == 0
+    panels = {0: [0.32, 0.64, 1.28, 2.56] * 2, 1: [63.2, 66.4, 72.8, 85.6], 2: [50] * 4}  # MFU, of the CPU, of the GPU
+    for panel, values in panels.items():
+        heights = [point.get_ydata()[0] for point in points(figures["utilisation"], panel=panel)]
+        assert heights == pytest.approx(values, rel=0.05)
+    (bar, *_), (group, *_) = figures["utilisation"].axes[0].collections, report.sweep.groups
+    low, high = bar.get_segments()[0][:, 1]
+    assert high / low == pytest.approx((1 + group.rates.reach(32)) ** 2)
+
+
+def test_a_title_says_what_ran_where_and_marks_are_explained(tmp_path, figures):
+    assert {figure.get_suptitle() for figure in figures.values()} == {"cnn on mnist · A CPU and A GPU · 32-true"}
+    assert figures["throughput"].axes[0].get_title("left") == "bars: 90 % intervals; ring: the answer"
+    vague = plots.figures(analyse([write_rates(tmp_path, {8: 1000, 64: 4000}, others=0.6)]))["throughput"].axes[0]
+    assert [text.get_text() for text in vague.texts] == ["?", "?"]
+    assert "?: more than ± 10 %" in vague.get_title("left")
+
+
+def test_an_axis_starts_at_zero_has_plain_numbers_and_exaggerates_no_accuracy(figures, tmp_path):
+    low, high = figures["accuracy"].axes[0].get_ylim()
+    assert (high - low >= 10, high < 101) == (True, True)
+    assert figures["memory"].axes[0].get_ylim()[0] == 0
+    (axes,) = plots.figures(analyse([write_rates(tmp_path, {8: 1000, 64: 1500})]))["throughput"].axes
+    assert axes.get_ylim()[0] == 0
+    for each in (axes, figures["throughput"].axes[0]):
+        each.figure.canvas.draw()
+        labels = [label.get_text() for label in each.get_yticklabels() if label.get_text()]
+        assert len(labels) >= 3 and all(re.fullmatch(r"[\d,.]+", label) for label in labels)
+
+
+def test_an_accuracy_has_the_interval_of_its_tested_samples_and_of_its_seeds(tmp_path):
+    facts = {"evaluated": {"test": 10_000}, "metrics": {"test/acc": 0.9}}
+    write_rates(tmp_path, TWO, **facts)
+    (sizes,) = analyse([tmp_path]).tables
+    half = 1.645 * (0.9 * 0.1 / 1e4) ** 0.5
+    assert sizes.loc[32, ["test/acc_low", "test/acc_high"]].tolist() == pytest.approx(
+        [0.9 - half, 0.9 + half], abs=1e-4
+    )
+    write_rates(tmp_path, TWO, first=2, seed=1, **(facts | {"metrics": {"test/acc": 0.8}}))
+    (sizes,) = analyse([tmp_path]).tables
+    assert sizes.loc[32, "test/acc_high"] - sizes.loc[32, "test/acc_low"] > 0.08
+    write_rates(tmp_path / "loss", TWO, metrics={"test/loss": 0.3})  # of one run nobody knows
+    (sizes,) = analyse([tmp_path / "loss"]).tables
+    assert sizes["test/loss_low"].isna().all()
+
+
+def test_files_of_figures_are_fit_for_print(report, out):
+    png = (out / "throughput.png").read_bytes()
+    assert int.from_bytes(png[16:20], "big") == 2100  # pixels: 7 inches at 300 dpi
+    assert b"/Subtype /Type3" not in (out / "throughput.pdf").read_bytes()
+    svg = (out / "throughput.svg").read_text()
+    assert ET.fromstring(svg).get("width") == "504pt" and 'id="run-' not in svg
 
 
 def test_the_recommended_size_has_a_ring(figures):
@@ -501,7 +550,9 @@ def test_the_answer_comes_first_and_nothing_is_loaded_from_elsewhere(report, out
     assert "Content-Security-Policy\" content=\"default-src 'none'; script-src 'unsafe-inline'" in head
     assert not [tag for tag in tags(html) if re.search(r'<(link|iframe|object|base|img)\b| src=| on\w+="', tag)]
     assert set(re.findall(r'xlink:href="(.)', html)) == {"#"}
-    assert len(html) < 1e6
+    assert len(html) < 2e6
+    downloads = re.findall(r'<a class="button" download="([^"]+)" href="data:', html)
+    assert downloads == [file.name for file in report.files if file.suffix in (".png", ".svg", ".pdf")]
 
 
 def test_each_run_is_marked_in_its_row_which_the_keyboard_reaches_and_in_every_plot(report, out):

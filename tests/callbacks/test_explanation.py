@@ -124,3 +124,12 @@ def test_every_module_has_its_numbers_and_a_line_has_its_words_though_the_termin
     assert "attention_for_cpu_backward" in row
     (row,) = [line for line in lines if line.startswith("model.features.0 ")]
     assert row.split()[1:] == ["12", "%", "1.23", "s", "1,234", "1.23", "G", "123", "MB", "41", "%"]
+
+
+def test_no_row_is_of_zeros_and_a_bound_that_is_passed_has_a_reason() -> None:
+    rows = [cost("body", **NUMBERS | {"seconds": 9.0}), cost("head", **NUMBERS | {"seconds": 0.04})]
+    text = explanation_text(explanation(*rows), width=200)
+    assert "\nbody " in text and "head" not in text and " 0 %" not in text and "above 100 %" not in text
+    text = explanation_text(explanation(cost("body", **NUMBERS | {"floor_seconds": 1.4})), width=200)
+    assert "114 %" in text
+    assert "note     bound/time above 100 %: faster than the peaks measured here, as where data stay in a cache" in text

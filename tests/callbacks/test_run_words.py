@@ -71,7 +71,7 @@ ROWS = [
     ({"parts_ms": {"forward": 50, "backward": 50}, "step_ms": 38.0}, "step", "38.0 ms: forward 50, backward 50 %"),
     ({"parts_ms": {"data_wait": 99.9, "forward": 0.1}}, "step", "1.24 ms: data 100 %"),
     ({"missing": {"bottleneck": "the clock has jumped"}}, "limit", "unknown: the clock has jumped"),
-    ({"bottleneck": UNCLEAR}, "busy", BUSY),
+    ({"bottleneck": UNCLEAR}, "load", BUSY),
     ({"bottleneck": UNCLEAR}, "limit", None),
     (UNTIMED, "ranks", None),
 ]

@@ -14,6 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from batchscope.callbacks._timer import StepTimer, add_timer
 from batchscope.callbacks._writer import POINTS, Scalars, StepWriter, forget_failures
 from batchscope.callbacks.step_file import StepFile
+from batchscope.callbacks.tensorboard import TensorBoard
 
 
 def writer(*loggers, rank: int = 0, step: int = 0) -> StepWriter:
@@ -79,6 +80,16 @@ def test_a_logger_that_overrides_log_metrics_is_asked_for_every_step_in_a_pause(
     writing.write_rows([(1, {"a": 1.0}), (2000, {"a": 2.0}), (2001, {"a": 3.0})])
     assert seen == [(1, {"a": 1.0}, "pause"), (2000, {"a": 2.0}, "pause"), (2001, {"a": 3.0}, "pause")]
     assert timer.part == "other"
+
+
+def test_our_logger_renames_what_stands_behind_and_gets_few_points_as_lightnings(tmp_path: Path) -> None:
+    logger = TensorBoard(tmp_path, name="", version="")
+    rows = numpy.arange(1, 4001)
+    writer(logger).write(Scalars(["throughput/mfu", "time/step_ms"], rows, numpy.ones((4000, 2))))
+    logger.log_metrics({"val/loss": 1.0, "epoch": 0}, 4000)
+    logger.experiment.flush()
+    assert len(shown(tmp_path, "throughput/mfu")) == len(shown(tmp_path, "· time/step_ms")) < 2.1 * POINTS
+    assert shown(tmp_path, "val/loss") == [(4000, 1.0)] and shown(tmp_path, "· epoch") == [(4000, 0.0)]
 
 
 def test_events_follow_those_that_were_logged_before_also_where_the_file_was_closed(tmp_path: Path) -> None:

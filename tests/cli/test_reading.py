@@ -1,6 +1,7 @@
 """`batchscope report`, `compare` and `choose`: what they say of records, and their exit codes."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +51,53 @@ def test_a_report_that_cannot_be_written_is_one_line(tmp_path):
     found = answer("report", tmp_path)
     assert (found.code, found.out) == (1, "")
     assert found.err.startswith(f"error: {tmp_path}/report: cannot be ")
+
+
+def test_last_is_the_sweep_that_was_written_last(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    found = answer("report", "last")
+    assert (found.code, found.err) == (1, "error: report: got 'last', and there is no sweep in outputs/sweeps\n")
+    for age, name in enumerate(("newest", "older")):
+        run = write_rates(Path("outputs/sweeps", name), {8: 1000, 64: 3800}) / "0" / "run.json"
+        for path in run.parents[1].glob("*/run.json"):
+            os.utime(path, (1e9 - age, 1e9 - age))
+    assert answer("report", "last").out.splitlines()[-1] == "report   outputs/sweeps/newest/report/report.html"
+    write_rates(Path("last"), {8: 1000, 64: 3800})  # a folder of this name is a folder
+    assert answer("report", "last").out.splitlines()[-1] == "report   last/report/report.html"
+
+
+@pytest.mark.parametrize(("kind", "begin"), [("pdf", b"%PDF"), ("png", b"\x89PNG"), ("svg", b"<?xml")])
+def test_one_plot_is_written_as_wide_as_it_is_asked_for(kind, begin, tmp_path):
+    write_rates(tmp_path, {8: 1000, 64: 3800, 512: 4000})
+    path = tmp_path / "figures" / f"throughput.{kind}"
+    found = answer("report", tmp_path, f"--figure={path}", "--width=84mm")
+    assert (found.code, found.out, path.read_bytes()[:4]) == (0, f"figure   {path}\n", begin[:4])
+    assert not (tmp_path / "report").exists()
+    if kind == "png":
+        assert int.from_bytes(path.read_bytes()[16:20], "big") == pytest.approx(300 * 84 / 25.4, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--figure=thruput.pdf"], 2, "--figure: got 'thruput.pdf'; there are throughput, utilisation, "),
+        (["--figure=memory.gif"], 2, "--figure: got 'memory.gif'; there are throughput, "),
+        (["--figure=accuracy.pdf"], 1, "--figure: these runs have no accuracy; they have throughput, step_time"),
+        (
+            ["--figure=throughput.pdf", "--width=3"],
+            2,
+            "argument --width: takes 2in to 20in, such as 3.3in or 84mm, got '3'",
+        ),
+        (["--width=3in"], 2, "--width: is that of a plot; give --figure=throughput.pdf, too"),
+        (["--figure=throughput.pdf", "--out=x"], 2, "--out and --figure: only one of them at a time"),
+    ],
+)
+def test_a_plot_that_cannot_be_drawn_is_one_line(words, code, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_rates(tmp_path / "s", {8: 1000, 64: 3800})
+    found = answer("report", "s", *words)
+    assert (found.code, found.err.startswith(f"error: {said}"), found.err.count("\n")) == (code, True, 1)
+    assert not [*tmp_path.glob("*.pdf")]
 
 
 # --- compare ---------------------------------------------------------------------------------------------------------

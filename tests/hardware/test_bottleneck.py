@@ -165,7 +165,7 @@ def test_a_verdict_is_one_row():
     assert limit_row(found) == ("limit", "arithmetic (57 % of the step)")
     assert limit_row(found | {"certainty": "probable"}) == ("limit", "probably arithmetic (57 % of the step)")
     assert limit_row(found | {"kind": "unclear"}) == ("limit", "unclear: unknown 70 %")
-    assert limit_row(found | {"kind": "unclear", "busy": True}) == ("busy", "unknown 70 %")
+    assert limit_row(found | {"kind": "unclear", "busy": True}) == ("load", "unknown 70 %")
 
 
 WORK = [product(gflop=50), mul(cold_mb=4100)]

@@ -5,7 +5,7 @@ import io
 import pytest
 
 from batchscope.records.formatting import count, duration, memory, option_value, percent, significant, with_prefix
-from batchscope.records.metrics import FRACTION, METRICS, RUN_METRICS, best_first, metric
+from batchscope.records.metrics import FRACTION, METRICS, RUN_METRICS, best_first, card, metric
 from batchscope.records.step_parts import PARTS
 from batchscope.records.terminal import say, wrapped
 
@@ -51,6 +51,21 @@ def test_a_percent_sign_in_a_heading_is_in_no_cell_and_an_accuracy_comes_first()
     assert metric("mfu").unit == FRACTION
     assert (metric("mfu").cell(0.123), metric("test/acc").cell(0.98)) == ("12.3", "98.0 %")
     assert best_first(["val/f1", "val/loss", "val/acc", "val/loss"]) == ["val/acc", "val/loss", "val/f1"]
+
+
+def test_tensorboard_has_rates_losses_and_accuracies_first():
+    for key in (
+        "train/loss",
+        "val/acc",
+        "test/acc",
+        "throughput/mfu",
+        "sweep/samples_per_sec",
+        "sweep/test/acc",
+        "own",
+    ):
+        assert card(key) == key
+    for key in ("epoch", "device/power_w", "time/step_ms", "throughput/flops_per_sec", "sweep/memory_peak_gib"):
+        assert card(key) == f"· {key}" > "val/loss"
 
 
 def test_a_line_breaks_at_a_space_keeps_its_margin_and_breaks_no_word():

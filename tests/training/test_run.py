@@ -58,7 +58,7 @@ def test_a_run_ends_with_a_few_rows_of_at_most_80_columns(finished: Path) -> Non
     assert "SimpleCNN (421,642 parameters) on mnist, cpu" in said
     rows = said[said.index("\ncnn · mnist · batch 8 · cpu\n") :].splitlines()[1:]
     shown = {line.split()[0] for line in rows[1:] if line[0] != " "}
-    assert {"speed", "step", "result", "files"} <= shown <= {"speed", "step", "limit", "try", "busy", "result", "files"}
+    assert {"speed", "step", "result", "files"} <= shown <= {"speed", "step", "limit", "try", "load", "result", "files"}
     assert max(map(len, rows)) <= 80
     assert re.search(r"\nresult  test acc [\d.]+ % in [\d.]+ m?s\nfiles   out\n$", said)
     assert "p99" not in said  # a detail
@@ -84,16 +84,20 @@ def test_the_record_says_everything_about_the_run(finished: Path) -> None:
 def test_tensorboard_shows_every_step_the_options_that_were_set_and_what_came_of_them(finished: Path) -> None:
     events = tensorboard(finished / "out")
     assert Path(events.path).name == "cnn-mnist-bs8"
-    for key, steps in {"train/loss": [1, 2, 3, 4], "train/acc": [1, 2, 3, 4], "time/step_ms": [2, 3, 4]}.items():
+    for key, steps in {"train/loss": [1, 2, 3, 4], "train/acc": [1, 2, 3, 4], "· time/step_ms": [2, 3, 4]}.items():
         assert [event.step for event in events.Scalars(key)] == steps
     assert [event.step for event in events.Scalars("throughput/samples_per_sec")] == [2, 3, 4]
     assert {event.step for event in events.Scalars("val/loss")} <= {3, 4}
     assert {"val/loss", "val/acc", "test/loss", "test/acc"} <= set(events.Tags()["scalars"])
-    assert {"test/samples", "test/confusion"} <= set(events.Tags()["images"])
+    assert {"· test/samples", "· test/confusion"} <= set(events.Tags()["images"])
     options = hparams(events).hparams
-    assert (options["data.batch_size"].number_value, options["optimizer.lr"].number_value) == (8, 0.004)
+    assert options["data.batch_size"].number_value == 8
     assert options["dataset"].string_value == "mnist"
-    assert "trainer.limit_val_batches" in options and "optimizer.weight_decay" not in options  # of what was set
+    assert "trainer.limit_val_batches" in options and "optimizer.lr" not in options  # of what was set
+    first = [info.name.tag for info in hparams(events, "experiment").metric_infos][:3]
+    assert first == ["test/acc", "val/acc", "· summary/samples_per_sec"]  # the table has five
+    tags = sorted(tag for tag in events.Tags()["scalars"] if tag.partition("/")[0] != "hp_metric")
+    assert tags[0].startswith("test/") and "· epoch" in tags and not [tag for tag in tags if tag.startswith("device/")]
     assert hparams(events, "experiment").metric_infos[0].name.tag == "test/acc"  # the one that the table begins with
 
 

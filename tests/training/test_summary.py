@@ -25,6 +25,7 @@ from batchscope.training.quiet import is_shown, quiet_libraries
 from batchscope.training.run import limit_batch_size
 from batchscope.training.summary import (
     _learning_rate,
+    _told_apart,
     callback_facts,
     evaluated_samples,
     log_hyperparameters,
@@ -96,10 +97,30 @@ def test_a_number_is_the_same_in_the_record_the_report_and_the_curves(oversize: 
     assert report.sweep.runs[0].values["samples_per_sec"] == throughput["samples_per_sec"]
     assert report.headlines[0].split("samples/s at ")[1].startswith("batch size 76.")
     for key in ("samples_per_sec", "step_ms_median"):
-        assert tensorboard(oversize / "out").Scalars(f"summary/{key}")[-1].value == pytest.approx(throughput[key])
+        assert tensorboard(oversize / "out").Scalars(f"· summary/{key}")[-1].value == pytest.approx(throughput[key])
     # Of the last validation, though the best checkpoint, which was written before its own one, was tested.
     curve = [float(row["val/loss"]) for row in table(oversize / "out") if row.get("val/loss")]
     assert found["metrics"]["val/loss"] == pytest.approx(curve[-1], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("batchscope train -m seed=1 optimizer.lr=0.1 data.batch_size=8,16", {"model", "data.batch_size"}),
+        (
+            "batchscope train -m seed=1 optimizer.lr=0.1,0.2 data.batch_size=8",
+            {"model", "data.batch_size", "optimizer.lr"},
+        ),
+        (
+            "batchscope train seed=1 optimizer.lr=0.1 data.batch_size=8",
+            {"model", "data.batch_size", "optimizer.lr", "seed"},
+        ),
+    ],
+)
+def test_hparams_has_the_options_that_vary_in_a_sweep_and_those_that_were_typed_of_a_run_alone(command, shown) -> None:
+    row = {"model": "cnn", "data.batch_size": 8, "optimizer.lr": 0.1, "optimizer.weight_decay": 0.01, "seed": 1}
+    record = {"command": command, "overrides": ["seed=1", "optimizer.lr=0.1", "data.batch_size=8"]}
+    assert _told_apart(row, record).keys() == shown
 
 
 # --- callbacks ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,208 @@
+"""What was done, from the records of a report: facts with their names, and one sentence to quote in a paper.
+
+What the runs agree in is said once; of what varies all values are listed. What no record says is left out.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+
+from ..errors import printable
+from ..records.formatting import count, option_value
+from ..records.metrics import metric
+from ..records.rates import RATE
+from ..records.values import at, number, positive, table
+from .groups import SweepResults, setting_words
+from .run import BATCH_SIZE, HARDWARE, LEARNING_RATE, SEED, Run
+
+# What has a row, whether it varies or not.
+_HAVE_ROWS = ("model", "data", "optimizer", *HARDWARE, BATCH_SIZE, LEARNING_RATE, SEED)
+_HAVE_ROWS += ("trainer.precision", "trainer.max_epochs", "optimizer.schedule", "optimizer.lr_scaling")
+_PACKAGES = {"batchscope": "batchscope", "torch": "PyTorch", "lightning": "Lightning"}  # that the sentence names
+_MOST = 20  # values that are listed
+
+
+@dataclass(frozen=True)
+class Methods:
+    """What was done."""
+
+    facts: dict[str, str]  # by their names, in the order in which they are shown
+    commands: list[str]  # that started the runs, as they were typed
+    sentence: str  # to quote
+
+
+def methods(sweep: SweepResults) -> Methods:
+    """What the records say of how the runs were made."""
+    each = partial(_texts, sweep.runs)
+    facts = {
+        "date": _date(sweep.runs),
+        "model": ", ".join(each(_model)),
+        "data": ", ".join(each(_data)),
+        "batch size": ", ".join(_batch_sizes(sweep.runs)),
+        "training": _training(sweep.runs),
+        "optimizer": ", ".join(_optimizer(sweep.runs)),
+        "seed": ", ".join(each(_seed)),
+        "precision": ", ".join(each(_precision)),
+    }
+    for key in (key for key in sweep.factors if key not in _HAVE_ROWS):
+        facts[key] = ", ".join(each(lambda run, key=key: option_value(run.settings.get(key))))
+    facts |= {"device": ", ".join(each(_device)), "versions": "; ".join(each(_versions))}
+    commands = each(lambda run: str(run.record.get("command") or ""))
+    return Methods({name: text for name, text in facts.items() if text}, commands, _sentence(sweep.runs))
+
+
+def _sentence(runs: Sequence[Run]) -> str:
+    """What a paper says of the runs: `We trained mlp (535,818 parameters) on mnist (…) for 2 epochs with AdamW …`."""
+    runs = [run for run in runs if run.status == "finished" or RATE in run.values] or runs
+    each, is_trained = partial(_texts, runs), any(map(_is_trained, runs))
+    optimizer, *how = _optimizer(runs) or [""]
+    versions = table(runs[0].record.get("versions"))
+    software = [printable(f"{name} {versions[key]}") for key, name in _PACKAGES.items() if key in versions]
+    parts = [
+        f"We {'trained' if is_trained else 'timed training steps of'} {_and(each(_model))}",
+        _part("on", _and(each(_data))),
+        _part("for", _training(runs) if is_trained else ""),
+        _part("with", f"{optimizer} ({', '.join(how)})" if how else optimizer, ","),
+        _part("at batch size", *_plural(_batch_sizes(runs))),
+        _part("seed", *_plural(each(_seed))),
+        _part("precision", _and(each(_precision)), ","),
+        _part("on", _and(each(_device)), ","),
+        _part("with", _and(software)),
+    ]
+    said = " ".join(filter(None, parts)).rstrip(",")
+    has_rates = any(RATE in run.values for run in runs)
+    return f"{said}; rates leave out warm-up, validation and checkpoints." if has_rates else f"{said}."
+
+
+def _part(word: str, text: str, end: str = "", plural: str = "") -> str:
+    return f"{word}{plural} {text}{end}" if text else ""
+
+
+def _plural(values: Sequence[str]) -> tuple[str, str, str]:
+    return _and(values), ",", "s" if len(values) > 1 else ""
+
+
+def _and(values: Sequence[str]) -> str:
+    """All of them: `32, 64 and 128`."""
+    return f"{', '.join(values[:-1])} and {values[-1]}" if len(values) > 1 else "".join(values)
+
+
+def _texts(runs: Sequence[Run], text: Callable[[Run], str]) -> list[str]:
+    """What is said of some runs, in one line each, once."""
+    found = [*dict.fromkeys(printable(" ".join(said.split())) for run in runs if (said := text(run)))]
+    return found if len(found) <= _MOST else [*found[:_MOST], f"{len(found) - _MOST} more"]
+
+
+def _date(runs: Sequence[Run]) -> str:
+    """`2026-11-28, 06:58 to 06:59 UTC`."""
+    moments = [str(run.record[key]) for run in runs for key in ("started", "finished") if run.record.get(key)]
+    try:
+        times = sorted(datetime.fromisoformat(moment) for moment in moments)
+    except (ValueError, TypeError):  # a damaged record; one with and one without a zone
+        return ""
+    if not times:
+        return ""
+    first, last = times[0], times[-1]
+    end = f"{last:%H:%M}" if last.date() == first.date() else f"{last:%Y-%m-%d, %H:%M}"
+    span = f"{first:%H:%M} to {end}" if end != f"{first:%H:%M}" else end
+    return f"{first:%Y-%m-%d}, {span} {first:%Z}".strip()
+
+
+def _model(run: Run) -> str:
+    """`cnn (SimpleCNN, 421,642 parameters)`."""
+    kind, size = str(at(run.record, "model.class") or ""), positive(at(run.record, "model.parameters"))
+    facts = [kind if kind.lower() != run.model.lower() else "", f"{size:,.0f} parameters" if size else ""]
+    return _with(run.model, facts)
+
+
+def _data(run: Run) -> str:
+    """`mnist (55,000 training, 5,000 validation and 10,000 test samples)`."""
+    validated, tested = (positive(at(run.record, f"evaluated.{stage}")) for stage in ("val", "test"))
+    sizes = {"training": run.train_samples, "validation": validated, "test": tested}
+    known = _and([f"{size:,.0f} {name}" for name, size in sizes.items() if size])
+    return _with(run.dataset or str(run.settings.get("data") or ""), [f"{known} samples" if known else ""])
+
+
+def _with(name: str, facts: Sequence[str]) -> str:
+    known = ", ".join(filter(None, facts))
+    return f"{name} ({known})" if name and known else name or known
+
+
+def _batch_sizes(runs: Sequence[Run]) -> list[str]:
+    ordered = sorted(runs, key=lambda run: run.batch_size or 0)
+    return _texts(ordered, lambda run: f"{run.batch_size:,}" if run.batch_size else "")
+
+
+def _seed(run: Run) -> str:
+    return option_value(run.settings[SEED]) if SEED in run.settings else ""
+
+
+def _precision(run: Run) -> str:
+    return run.precision
+
+
+def _is_trained(run: Run) -> bool:
+    return run.status == "finished" and not at(run.record, "throughput.ended")
+
+
+def _training(runs: Sequence[Run]) -> str:
+    """How long was trained: `2 epochs`, or `timed alone, for 120 to 1,430 steps`."""
+    trained = [run for run in runs if _is_trained(run)]
+    epochs = [number(run.record.get("epochs")) for run in trained]
+    steps = [] if all(epochs) else [number(run.record.get("steps")) for run in trained]
+    timed = _span([number(at(run.record, "throughput.updates")) for run in runs if not _is_trained(run)], "step")
+    lengths = [_span(epochs, "epoch"), _span(steps, "step"), f"timed alone, for {timed}" if timed else ""]
+    return ", ".join(filter(None, lengths))
+
+
+def _span(numbers: Sequence[float | None], unit: str) -> str:
+    """`2 epochs`, `120 to 1,430 steps`."""
+    known = sorted(round(value) for value in numbers if value)
+    if not known:
+        return ""
+    return (f"{known[0]:,} to " if known[0] < known[-1] else "") + count(known[-1], unit)
+
+
+def _optimizer(runs: Sequence[Run]) -> list[str]:
+    """`AdamW`, `learning rate 0.004`, `schedule one_cycle`, `not scaled with the batch size`, as far as they are known."""
+    each, rate = partial(_texts, runs), metric("learning_rate").text
+    asked = each(lambda run: rate(run.asked_rate) if run.asked_rate else "")
+    used = each(lambda run: rate(run.values["learning_rate"]) if "learning_rate" in run.values else "")
+    scaling = ", ".join(each(_scaling))
+    parts = [
+        ", ".join(each(lambda run: str(at(run.record, "config.optimizer._target_") or "").rpartition(".")[2])),
+        _part("learning rate", ", ".join(asked or used)),
+        _part("schedule", ", ".join(each(lambda run: str(run.settings.get("optimizer.schedule") or "")))),
+        f"{scaling} to {', '.join(used)}" if scaling.startswith("scaled") and used != asked else scaling,
+    ]
+    return [*filter(None, parts)]
+
+
+def _scaling(run: Run) -> str:
+    """How the learning rate followed the batch size; empty where the record does not say."""
+    rule = at(run.record, "lr_scaling.rule") or run.settings.get("optimizer.lr_scaling")
+    reference = at(run.record, "lr_scaling.reference_batch_size")
+    if rule in (None, "none"):
+        return "not scaled with the batch size" if rule else ""
+    return f"scaled by {rule} from batch size {reference}" if reference else f"scaled by {rule}"
+
+
+def _device(run: Run) -> str:
+    """`Intel(R) Xeon(R) Processor (cpu, 2 cores, 2 threads, 23.5 GiB)`."""
+    hardware, threads = table(run.record.get("hardware")), run.settings.get("threads")
+    cores = positive(hardware.get("cpu_cores"))
+    memory = positive(hardware.get("memory_gib" if run.device == "cpu" else "device_memory_gib"))
+    facts = [
+        run.device,
+        f"{run.processes} processes" if run.processes > 1 else "",
+        count(round(cores), "core") if cores else "",
+        setting_words("threads", threads) if isinstance(threads, int) else "",
+        f"{memory:.3g} GiB" if memory else "",
+        f"host {hardware['cpu']}" if run.device != "cpu" and hardware.get("cpu") else "",
+    ]
+    return _with(str(run.settings.get("device_name") or ""), facts)
+
+
+def _versions(run: Run) -> str:
+    return ", ".join(f"{package} {version}" for package, version in table(run.record.get("versions")).items())

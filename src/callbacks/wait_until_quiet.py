@@ -1,0 +1,53 @@
+"""WaitUntilQuiet: begins a training once other programs leave the processor alone, so that its steps are timed undisturbed."""
+
+import time
+from typing import Annotated
+
+from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+from typing_extensions import override
+
+from ..errors import warn
+from ..hardware.contention import NoiseMeter
+from ..options.types import PositiveFloat, Purpose
+from ..records.formatting import duration, percent
+from ..records.rates import LOAD_SAID
+from ..records.terminal import LiveLine
+
+_QUIET_S = 3  # in a row, in each of which others take less than a tenth of the processor
+
+
+class WaitUntilQuiet(Callback):
+    """Waits before a fit until other programs take less than a tenth of the processor, or the time is up.
+
+    It stands before the ThroughputMonitor, which may have to measure the device's peak. Rank 0 waits, and the others for it.
+    The wait is in no time of the run but `waiting_seconds` of its record.
+
+    Args:
+        minutes: to wait at most; then the training begins beside the other programs, with a warning.
+    """
+
+    observes_only = True
+
+    def __init__(self, minutes: Annotated[PositiveFloat, Purpose.OBSERVATION] = 10.0):
+        self.minutes = minutes
+        self.waited_s = 0.0
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit" or not trainer.is_global_zero:
+            return
+        began, quiet_s, meter, line = time.monotonic(), 0, NoiseMeter(), LiveLine()
+        while quiet_s < _QUIET_S:
+            if time.monotonic() - began >= 60 * self.minutes:
+                line.clear()
+                warn(f"other programs still take the processor after {duration(60 * self.minutes)}: training begins")
+                break
+            time.sleep(1)
+            share = meter.read().others_share  # NaN where no load can be read: nothing is waited for
+            is_loud = share >= LOAD_SAID
+            quiet_s = 0 if is_loud else quiet_s + 1
+            if is_loud:
+                line(f"waiting for a quiet machine: other programs take {percent(share)} of the processor")
+        line.clear()
+        self.waited_s = time.monotonic() - began

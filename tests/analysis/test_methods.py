@@ -1,0 +1,101 @@
+"""What was done: the facts and the sentence of a report come from the records, and what no record says is left out."""
+
+import pytest
+
+from batchscope.analysis import analyse
+from batchscope.analysis.page import page
+from tests.support.synthetic_runs import change_record, write_rates, write_run
+
+COMMAND = "batchscope train -m model=cnn data.batch_size=32,64 'tags=[a b]'"
+FACTS = {
+    "command": COMMAND,
+    "started": "2026-01-02T10:00:00+00:00",
+    "finished": "2026-01-02T10:05:00+00:00",
+    "model": {"class": "SimpleCNN", "parameters": 421642},
+    "evaluated": {"val": 5000, "test": 10000},
+    "epochs": 2,
+    "learning_rate": 0.004,
+    "metrics": {"test/acc": 0.9},
+    "hardware": {"cpu_cores": 4},
+    "versions": {"batchscope": "0.2.0", "torch": "2.11.0", "lightning": "2.6.6"},
+}
+
+
+@pytest.fixture
+def record(tmp_path):
+    """Of two batch sizes, a seed each."""
+    write_rates(tmp_path, {32: 3000}, **(own := {key: fact for key, fact in FACTS.items() if key != "model"}))
+    write_rates(tmp_path, {64: 4800}, first=1, seed=1, **own)
+    for number in "01":
+        change_record(tmp_path / number, model=FACTS["model"])
+    return tmp_path
+
+
+def test_facts_that_agree_are_said_once_and_those_that_vary_are_listed(record):
+    assert analyse([record]).methods.facts == {
+        "date": "2026-01-02, 10:00 to 10:05 UTC",
+        "model": "cnn (SimpleCNN, 421,642 parameters)",
+        "data": "mnist (55,000 training, 5,000 validation and 10,000 test samples)",
+        "batch size": "32, 64",
+        "training": "2 epochs",
+        "optimizer": "AdamW, learning rate 0.004",
+        "seed": "0, 1",
+        "precision": "32-true",
+        "device": "A CPU (cpu, 4 cores, 2 threads, 16 GiB)",
+        "versions": "batchscope 0.2.0, torch 2.11.0, lightning 2.6.6",
+    }
+
+
+def test_one_sentence_is_there_to_quote(record):
+    assert analyse([record]).methods.sentence == (
+        "We trained cnn (SimpleCNN, 421,642 parameters) on mnist (55,000 training, 5,000 validation and 10,000 test "
+        "samples) for 2 epochs with AdamW (learning rate 0.004), at batch sizes 32 and 64, seeds 0 and 1, precision "
+        "32-true, on A CPU (cpu, 4 cores, 2 threads, 16 GiB), with batchscope 0.2.0, PyTorch 2.11.0 and Lightning 2.6.6; "
+        "rates leave out warm-up, validation and checkpoints."
+    )
+
+
+def test_the_command_is_whole_and_can_be_copied(record):
+    report = analyse([record])
+    assert f"    {COMMAND}" in report.markdown.splitlines()
+    shown = COMMAND.replace("'", "&#x27;")
+    assert f'<pre>{shown}</pre><button type="button">copy</button>' in page(report, {})
+
+
+@pytest.mark.parametrize(
+    ("scaling", "said"),
+    [
+        (
+            {"rule": "sqrt", "batch_size": 512, "reference_batch_size": 128},
+            "scaled by sqrt from batch size 128 to 0.008",
+        ),
+        (None, "not scaled with the batch size"),
+    ],
+)
+def test_the_scaling_of_the_learning_rate_is_said(scaling, said, tmp_path):
+    options = {"optimizer.lr_scaling": "auto" if scaling else "none"}
+    rate = 0.008 if scaling else 0.004
+    write_rates(tmp_path, {512: 3000}, options=options, learning_rate=rate, lr_scaling=scaling)
+    assert analyse([tmp_path]).methods.facts["optimizer"] == f"AdamW, learning rate 0.004, {said}"
+
+
+def test_runs_that_were_timed_alone_are_not_called_trained(tmp_path):
+    facts = {"ended": "known", "updates": 1200}
+    write_rates(tmp_path, {32: 3000, 64: 4000}, throughput=facts)
+    found = analyse([tmp_path]).methods
+    assert found.facts["training"] == "timed alone, for 1,200 steps"
+    assert found.sentence.startswith("We timed training steps of cnn on mnist (55,000 training samples) with AdamW")
+
+
+def test_an_option_that_varies_is_a_fact(tmp_path):
+    for number, pipeline in enumerate(("memory", "device")):
+        write_rates(tmp_path, {32: 3000}, first=number, options={"data.pipeline": pipeline})
+    assert analyse([tmp_path]).methods.facts["data.pipeline"] == "memory, device"
+
+
+def test_what_no_record_says_is_left_out(tmp_path):
+    write_run(tmp_path / "0", status="failed", error="E: no")
+    change_record(tmp_path / "0", hardware={}, versions={}, started="yesterday", choices={}, config={"model": {}})
+    found = analyse([tmp_path]).methods
+    assert (found.facts, found.commands) == ({"model": "model"}, [])
+    assert found.sentence == "We timed training steps of model."
