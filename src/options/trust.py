@@ -14,12 +14,12 @@ decides.
 
 import os
 import re
-import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from .._system import command_line
 from ..errors import UserError
 from ..files import is_inside
 from .groups import COLLECTIONS, SECTIONS, config_dir, known_nodes
@@ -114,13 +114,13 @@ def only_read(config: dict[str, Any], overrides: Sequence[str], where: str) -> t
 
 def as_words(key: str, value: Any) -> str:
     """`key=value` as Hydra and a shell read it."""
-    return shlex.quote(as_override(key, value))
+    return command_line([as_override(key, value)])
 
 
 def words(config: dict[str, Any], run_dir: Path | None) -> str:
     """What a command line has to hold beside the file's name, each after a space; empty for an ordinary run."""
     folder = config_dir()
-    flag = "" if folder is None else f" {shlex.quote(f'--config-dir={os.path.relpath(folder)}')}"
+    flag = "" if folder is None else f" {command_line([f'--config-dir={os.path.relpath(folder)}'])}"
     return flag + "".join(f" {as_words(key, value)}" for key, value, _ in _outside_of_sections(config, run_dir))
 
 

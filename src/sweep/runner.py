@@ -3,7 +3,6 @@
 import contextlib
 import importlib
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from hydra.core.utils import env_override
 from omegaconf import DictConfig
 
 from .. import _hydra
+from .._system import command_line
 from ..checkpointing.signals import exit_on_signals
 from ..errors import UserError, in_one_line, report
 from ..files import WriteError
@@ -153,7 +153,7 @@ class Sweep:
         """After an interruption: the command that resumes the sweep."""
         line = [word for word in self.loop.command if not word.lstrip("+").startswith("hydra.sweep.dir=")]
         line.append(as_override("hydra.sweep.dir", str(self.sweep_dir)))
-        print(f"\nresume   {shlex.join(line)}", flush=True)
+        print(f"\nresume   {command_line(line)}", flush=True)
 
     @property
     def exit_code(self) -> int:

@@ -10,15 +10,14 @@ have ended.
 
 import contextlib
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from glob import glob
 from typing import Any
 
 import psutil
 from typing_extensions import override
 
+from .._system import may_have_accelerator
 from ..analysis.groups import group_runs
 from ..analysis.run import Run as RecordedRun
 from ..analysis.selection import ENOUGH
@@ -30,8 +29,6 @@ from .plans import Job
 from .process import Process
 
 MOST_AT_ONCE = 16  # a larger sweep is measured 16 runs at a time
-# On Linux. There torch, which takes seconds to import, is asked for accelerators only if the system has one.
-ACCELERATORS = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg", "/dev/davinci[0-9]*")
 _SET_UP_AT_ONCE = min(4, os.cpu_count() or 1)  # reading and checking is the work of one core
 _SHARE_LEFT = 0.25  # of the memory
 _PASSES_PER_S = 1000  # more than there can be: passes of another time in the same folder have other numbers
@@ -57,7 +54,7 @@ def _has_clock(config: Mapping[str, Any]) -> bool:
 
 def _trains_on_cpu(accelerator: str) -> bool:
     """Whether Lightning trains on the CPU with this `trainer.accelerator`."""
-    if accelerator != "auto" or (sys.platform.startswith("linux") and not any(map(glob, ACCELERATORS))):
+    if accelerator != "auto" or not may_have_accelerator():
         return accelerator in ("auto", "cpu")
     from ..hardware.devices import available
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from batchscope import _system
 from batchscope.analysis.groups import group_runs
 from batchscope.analysis.run import Run
 from batchscope.errors import UserError
@@ -296,7 +297,7 @@ SUITED = {"callbacks": {"until_known": {"a": 1}, "throughput": {"a": 1}}, "train
 )
 def test_only_measured_runs_of_one_process_on_a_cpu_wait(changed, suited, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.platform", "linux")
-    monkeypatch.setattr(visits, "ACCELERATORS", [str(tmp_path / "nvidia[0-9]*")])
+    monkeypatch.setattr(_system, "DEV", tmp_path)
     assert visits.can_wait(SUITED | changed) is suited
     (tmp_path / "nvidia0").touch()
     for found in (["cpu", "cuda"], ["cpu"]):  # Lightning's `auto` takes what torch can train on
