@@ -74,7 +74,7 @@ def test_a_run_that_is_going_on_elsewhere_is_not_closed(loop, tmp_path):
         with pytest.raises(UserError):
             program.run_planned(tmp_path / "a", {"config": {}, "choices": {}, "overrides": [], "visited": False})
         assert record(tmp_path / "a")["status"] == "planned"
-        ended = process.Process(job(tmp_path, "a", timed=False, does="time.sleep(600)"))
+        ended = process.Process(job(tmp_path, "a", timed=False, does="hang()"))
         ended.kill()
         ended.wait()
         assert record(tmp_path / "a")["status"] in ("planned", "running")
@@ -90,7 +90,7 @@ def test_after_a_signal_no_run_is_started():
 def test_a_signal_while_the_first_process_is_started_leaves_none_behind(loop, tmp_path):
     def start():
         plan(tmp_path / "a", config={})
-        started.append(process.Process(job(tmp_path, "a", timed=False, does="time.sleep(600)")))
+        started.append(process.Process(job(tmp_path, "a", timed=False, does="hang()")))
         os.kill(os.getpid(), signal.SIGTERM)
         return started[0]
 
@@ -102,17 +102,17 @@ def test_a_signal_while_the_first_process_is_started_leaves_none_behind(loop, tm
 
 
 IN_A_VISIT = "[n for n in visits if len(record['taken']) == 1 and os.kill({0}, {1})]"
-TWICE = "signal.signal(15, signal.SIG_IGN); os.kill({0}, {1}); time.sleep(0.5); os.kill({0}, {1}); time.sleep(600)"
+TWICE = "signal.signal(15, signal.SIG_IGN); os.kill({0}, {1}); time.sleep(0.5); os.kill({0}, {1}); hang()"
 # The signal, what the first of three runs does, whether they are visited side by side → how they end.
 SIGNALS = {
-    "while one trains": ("SIGTERM", "os.kill({0}, {1}); time.sleep(600)", False, "interrupted"),
+    "while one trains": ("SIGTERM", "os.kill({0}, {1}); hang()", False, "interrupted"),
     "while one is visited": (
         "SIGTERM" if SYSTEM == "windows" else "SIGHUP",
         IN_A_VISIT,
         True,
         "interrupted interrupted interrupted",
     ),
-    "while the first is set up": ("SIGTERM", "os.kill({0}, {1}); time.sleep(600)", True, "interrupted planned planned"),
+    "while the first is set up": ("SIGTERM", "os.kill({0}, {1}); hang()", True, "interrupted planned planned"),
     "twice, to one that does not end": ("SIGTERM", TWICE, False, "interrupted"),
 }
 
@@ -137,7 +137,7 @@ def test_a_launchers_own_handler_of_a_signal_is_called_once_the_runs_have_ended(
         signal.SIGUSR2, lambda *_: seen.append([running(tmp_path), record(tmp_path / "a")["status"]])
     )
     with pytest.raises(SystemExit) as stop:
-        do(f"os.kill({os.getpid()}, signal.SIGUSR2); time.sleep(600)", forks=False)
+        do(f"os.kill({os.getpid()}, signal.SIGUSR2); hang()", forks=False)
     signal.signal(signal.SIGUSR2, before)
     assert (stop.value.code, seen) == (128 + signal.SIGUSR2, [[[], "running"]])
     assert record(tmp_path / "a")["error"] == "stopped by SIGTERM"
