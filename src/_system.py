@@ -31,7 +31,8 @@ else:
 _T = TypeVar("_T")
 
 # Of Linux, by the kernel. Elsewhere there is nothing at these paths.
-PROC, DEV, GROUPS, CPUS = (Path(f"/{name}") for name in ("proc", "dev", "sys/fs/cgroup", "sys/devices/system/cpu"))
+_KERNEL = Path("/" if sys.platform.startswith("linux") else os.devnull)
+PROC, DEV, GROUPS, CPUS = (_KERNEL / name for name in ("proc", "dev", "sys/fs/cgroup", "sys/devices/system/cpu"))
 _ACCELERATORS = ("nvidia[0-9]*", "kfd", "dxg", "davinci[0-9]*")  # in DEV
 
 # --- files -----------------------------------------------------------------------------------------------------------
