@@ -72,6 +72,14 @@ def patiently(call: Callable[..., _T], *arguments: Any) -> _T:
         time.sleep(0.02)
 
 
+def relative(path: str | Path, start: str | Path = os.curdir) -> str:
+    """The path as seen from a folder; the whole path where it is on another drive of Windows."""
+    try:
+        return os.path.relpath(path, start)
+    except ValueError:
+        return os.path.abspath(path)
+
+
 # --- signals ---------------------------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import NoReturn
 
 from . import ranks
-from ._system import PLAIN, has_no_reader
+from ._system import PLAIN, has_no_reader, relative
 
 _WAIT_FOR_RANK_0_S = 3
 _SIGPIPE_EXIT_CODE = 141  # 128 + SIGPIPE, as a shell shows it
@@ -60,7 +60,7 @@ def place_of(error: BaseException, is_own: Callable[[str], bool]) -> str:
         for frame, line in traceback.walk_tb(error.__traceback__)
         if is_own(package_of(frame))
     ]
-    return f" ({os.path.relpath(frames[-1][0])}, line {frames[-1][1]})" if frames else ""
+    return f" ({relative(frames[-1][0])}, line {frames[-1][1]})" if frames else ""
 
 
 def package_of(frame: FrameType) -> str:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -122,6 +123,12 @@ def test_a_command_line_is_quoted_for_the_shell_of_the_system(monkeypatch) -> No
                            ("linux", "batchscope train 'a b' 'data.batch_size=[1,2]'")):  # fmt: skip
         monkeypatch.setattr(_system, "sys", SimpleNamespace(platform=platform))
         assert _system.command_line(words) == line
+
+
+def test_a_path_on_another_drive_of_windows_is_said_whole(monkeypatch) -> None:
+    assert _system.relative(Path.cwd() / "a") == "a"
+    monkeypatch.setattr(os.path, "relpath", Mock(side_effect=ValueError("path is on mount 'D:', start on mount 'C:'")))
+    assert _system.relative(Path("/d/runs/a")) == os.path.abspath("/d/runs/a")
 
 
 def test_signals_that_a_system_lacks_are_absent() -> None:

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from .._system import command_line
+from .._system import command_line, relative
 from ..errors import UserError
 from ..files import is_inside
 from .groups import COLLECTIONS, SECTIONS, config_dir, known_nodes
@@ -120,7 +120,7 @@ def as_words(key: str, value: Any) -> str:
 def words(config: dict[str, Any], run_dir: Path | None) -> str:
     """What a command line has to hold beside the file's name, each after a space; empty for an ordinary run."""
     folder = config_dir()
-    flag = "" if folder is None else f" {command_line([f'--config-dir={os.path.relpath(folder)}'])}"
+    flag = "" if folder is None else f" {command_line([f'--config-dir={relative(folder)}'])}"
     return flag + "".join(f" {as_words(key, value)}" for key, value, _ in _outside_of_sections(config, run_dir))
 
 
@@ -198,6 +198,6 @@ def _is_harmless(text: Any, takes: Any, is_place: bool, run_dir: Path | None) ->
 
 def _is_own_folder(text: str, run_dir: Path) -> bool:
     """Whether every reader of a text (as a path, a pattern with variables, a URL) finds a run's folder or one in it."""
-    here = os.path.relpath(run_dir)  # from the command line; it may hold `..`
+    here = relative(run_dir)  # from the command line; it may hold `..`
     below = text.removeprefix(here)
     return text.startswith(here) and bool(_BELOW.fullmatch(below)) and is_inside(Path(text), run_dir)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from .._system import command_line
+from .._system import command_line, relative
 from ..errors import UserError, printable, warn
 from ..files import WriteError, why
 from ..hardware.programs import ProgramWatch
@@ -151,7 +151,7 @@ class Loop:
         is_refused = record["status"] == "refused"
         lines = [f"error: {reason}" if is_refused else printable(f"  {record['status'].replace('_', ' ')}: {reason}")]
         if (job.run_dir / LOG).exists() and not is_refused:
-            lines.append(f"  its output: {os.path.relpath(job.run_dir / LOG)}")
+            lines.append(f"  its output: {relative(job.run_dir / LOG)}")
         print("\n".join(lines), file=sys.stderr, flush=True)
 
 

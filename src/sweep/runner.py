@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from hydra.core.utils import env_override
 from omegaconf import DictConfig
 
 from .. import _hydra
-from .._system import command_line
+from .._system import command_line, relative
 from ..checkpointing.signals import exit_on_signals
 from ..errors import UserError, in_one_line, report
 from ..files import WriteError
@@ -126,7 +125,7 @@ class Sweep:
         label = self.labels[number] if known else " ".join(overrides)
         facts = {"choices": dict(hydra.runtime.choices), "overrides": overrides}
         forks = self._here and not hydra.job.env_set  # libraries read their variables when they are imported
-        return Job(run_dir, config_in(os.path.relpath(run_dir), config), facts, f"run {title}: {label}", forks=forks)
+        return Job(run_dir, config_in(relative(run_dir), config), facts, f"run {title}: {label}", forks=forks)
 
     def _do_search(self, job: Job) -> None:
         """Do the runs of a search, which an error ends."""

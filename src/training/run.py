@@ -1,7 +1,6 @@
 """One run, from top to bottom: seed, data, callbacks, trainer, model, fit, test, record."""
 
 import contextlib
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
 from .._lightning import batch_in_step, callbacks_of, forget_averages, is_fast_dev_run
-from .._system import command_line, keep_freed_memory
+from .._system import command_line, keep_freed_memory, relative
 from ..callbacks._visits import Visitor, seconds_waited, visits_of
 from ..checkpointing.callback import Checkpoints
 from ..checkpointing.checkpoint_file import makes_layers
@@ -232,7 +231,7 @@ class _Run:
         record.begin(self.resume_point.facts(self.run_dir) if self.resume_point else None)
         for callback in self.trainer.checkpoint_callbacks:
             if isinstance(callback, Checkpoints):  # without one in the record, a run may start anew
-                last = os.path.relpath(callback.folder_of(self.trainer) / "last.ckpt", self.run_dir)
+                last = relative(callback.folder_of(self.trainer) / "last.ckpt", self.run_dir)
                 callback.on_first_save = partial(record.add, checkpoints={"last": last})
 
     def fit(self, record: RunRecord) -> None:
