@@ -58,7 +58,7 @@ def test_a_report_that_cannot_be_written_is_one_line_and_the_sweep_ends_with_1(h
 
 
 def test_a_sweep_that_is_interrupted_reports_what_it_has_and_says_how_it_goes_on(here):
-    (here / "1.does").write_text(f"os.kill({os.getpid()}, 2); signal.pause()")
+    (here / "1.does").write_text(f"os.kill({os.getpid()}, 2); hang()")
     code, out, err = answer("train", "-m", *TINY, "seed=1,2,3")
     assert (code, err) == (130, "")
     assert record(here / "s/1")["error"] == "stopped by SIGINT"
