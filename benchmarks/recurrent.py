@@ -19,7 +19,7 @@ import torch
 from harness import Compared, arguments, compare_variants, median, rows, write_result
 from torch import Tensor, nn
 
-from batchscope.hardware.host_memory import keep_freed_memory
+from batchscope._system import keep_freed_memory
 from batchscope.hardware.microbenchmarks import clock
 from batchscope.models.recurrent import RNNCell, StackedLSTM, unroll
 

@@ -28,7 +28,7 @@ from torch import distributed, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from batchscope.hardware.host_memory import keep_freed_memory
+from batchscope._system import keep_freed_memory
 
 MODELS = ("cnn", "mlp", "rnn_cell", "lstm_cell", "stacked_lstm", "torchvision")
 BATCH, ROUNDS = 64, 7

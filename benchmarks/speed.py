@@ -21,8 +21,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from torchvision import datasets, transforms
 
+from batchscope._system import keep_freed_memory
 from batchscope.data.mnist import MNIST
-from batchscope.hardware.host_memory import keep_freed_memory
 from batchscope.models import SimpleCNN
 
 BATCH_SIZE = 128

@@ -5,7 +5,6 @@ import difflib
 import io
 import os
 import re
-import select
 import signal
 import sys
 import time
@@ -15,6 +14,7 @@ from types import FrameType
 from typing import NoReturn
 
 from . import ranks
+from ._system import PLAIN, has_no_reader, relative
 
 _WAIT_FOR_RANK_0_S = 3
 _SIGPIPE_EXIT_CODE = 141  # 128 + SIGPIPE, as a shell shows it
@@ -60,7 +60,7 @@ def place_of(error: BaseException, is_own: Callable[[str], bool]) -> str:
         for frame, line in traceback.walk_tb(error.__traceback__)
         if is_own(package_of(frame))
     ]
-    return f" ({os.path.relpath(frames[-1][0])}, line {frames[-1][1]})" if frames else ""
+    return f" ({relative(frames[-1][0])}, line {frames[-1][1]})" if frames else ""
 
 
 def package_of(frame: FrameType) -> str:
@@ -141,10 +141,10 @@ def show_tracebacks() -> None:
 
 
 def replace_unprintable() -> None:
-    """From now on a character that standard output or error has no code for is printed as `?`."""
+    """From now on a character that standard output or error has no code for is printed as `->` and the like, or as `?`."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+            stream.reconfigure(errors=PLAIN)
 
 
 def exit_on_user_error(program: Callable[[], None]) -> None:
@@ -165,17 +165,10 @@ def exit_on_user_error(program: Callable[[], None]) -> None:
         finally:
             if sys.stdout:
                 sys.stdout.flush()  # a closed pipe raises here, and not while the interpreter shuts down
-    except BrokenPipeError:
-        if not _has_no_reader(1):
-            raise  # another pipe than standard output
+    except OSError as error:
+        if not has_no_reader(error):
+            raise  # a failure, or another pipe than standard output
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter flushes once more
         sys.exit(_SIGPIPE_EXIT_CODE)
     except KeyboardInterrupt:  # no run has started that would save a checkpoint
         sys.exit(130)
-
-
-def _has_no_reader(descriptor: int) -> bool:
-    """Whether a descriptor is a pipe that nobody reads."""
-    poll = select.poll()
-    poll.register(descriptor, 0)
-    return any(event & select.POLLERR for _, event in poll.poll(0))

@@ -2,16 +2,17 @@
 
 import contextlib
 import errno
-import fcntl
 import itertools
 import os
 import secrets
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import BinaryIO
 
+from . import _system
 from .errors import UserError
 
 LOCK = ".lock"
@@ -19,8 +20,8 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 # The answers of a file system that does not support an operation, as opposed to one that failed at it.
 _UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 _NO_LOCKS = (*_UNSUPPORTED, errno.ENOLCK)
-_HELD = (errno.EACCES, errno.EAGAIN)
-_held: set[str] = set()  # the lock files that this process holds: POSIX would let it take them twice
+_WAIT_S = 0.1  # between two tries at a lock
+_held: dict[str, BinaryIO] = {}  # the lock files that this process holds: POSIX would let it take them twice
 
 
 class WriteError(UserError):
@@ -44,7 +45,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             _sync(file.fileno())
-        os.replace(temporary, path)
+        _system.patiently(os.replace, temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -79,7 +80,7 @@ def sync_folder(folder: Path) -> None:
     """Flush the names in a folder to the disk, where the file system supports it."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
-    except PermissionError:  # a folder that can be written may be unreadable
+    except PermissionError:  # a folder that can be written may be unreadable, and Windows opens none
         return
     try:
         _sync(descriptor)
@@ -96,32 +97,44 @@ def _sync(descriptor: int) -> None:
 
 
 @contextlib.contextmanager
-def lock(path: Path) -> Iterator[None]:
-    """Hold a lock file, which stays; Locked if another process or this one holds it, OSError if it cannot be opened.
+def lock(path: Path, waits: bool = False) -> Iterator[None]:
+    """Hold a lock file, which stays; OSError if it cannot be opened.
 
-    The lock is a POSIX record lock: the system releases it however the process ends, and worker processes do not
-    inherit it. On a file system without locks a warning is printed, and nothing is held.
+    If another process holds it, or another part of this one, `waits` until it does not, or raises Locked. The system
+    releases the lock however the process ends, and worker processes do not inherit it. On a file system without locks a
+    warning is printed, and nothing is held.
     """
     name = str(path.resolve())
+    while (file := _locked(path, name)) is None:
+        if not waits:
+            raise Locked(name)
+        time.sleep(_WAIT_S)
+    with file:
+        _held[name] = file
+        try:
+            yield
+        finally:
+            _held.pop(name, None)
+
+
+def _locked(path: Path, name: str) -> BinaryIO | None:
+    """The open lock file; None if it is held. To open it again, and close it, would release a POSIX lock."""
     if name in _held:
-        raise Locked(name)
+        return None
     if path.is_symlink():  # the author of the folder may direct the new file elsewhere
         raise OSError(errno.ELOOP, "it is a link", str(path))
-    with path.open("a") as file:
+    with contextlib.ExitStack() as unless_locked:
+        file = unless_locked.enter_context(path.open("ab"))
         try:
-            fcntl.lockf(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not _system.try_lock(file):
+                return None
         except OSError as error:
-            if error.errno in _HELD:
-                raise Locked(name) from None
             if error.errno not in _NO_LOCKS:
                 raise
             where = f"{path.parent} is on a file system without locks ({error.strerror})"
             print(f"warning: {where}: do not start a second process there", file=sys.stderr, flush=True)
-        _held.add(name)
-        try:
-            yield
-        finally:
-            _held.discard(name)
+        unless_locked.pop_all()
+        return file
 
 
 @contextlib.contextmanager
@@ -204,9 +217,15 @@ def _numbered(path: Path) -> Iterator[Path]:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a file or folder to `<name>.aside`, or the next free `<name>.aside-2`; returns the new path."""
+    """Rename a file or folder to `<name>.aside`, or the next free `<name>.aside-2`; returns the new path.
+
+    Where the system renames no folder in which a file is open, this lets go of the folder's lock. A process that takes
+    the lock meanwhile has the renaming refused.
+    """
     places = _numbered(path.with_name(f"{path.name}.aside"))
-    return path.rename(next(place for place in places if not os.path.lexists(place)))
+    if not _system.RENAMES_OPEN and (file := _held.pop(str((path / LOCK).resolve()), None)):
+        file.close()
+    return _system.patiently(path.rename, next(place for place in places if not os.path.lexists(place)))
 
 
 def is_set_aside(name: str) -> bool:

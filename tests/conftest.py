@@ -32,7 +32,10 @@ for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.S
 
 import pytest
 
-from tests.support import fork_server, wheel
+from tests.support import fork_server, systems, wheel
+
+if _system := os.environ.get(systems.PRETEND):
+    systems.pretend(_system)
 
 SHARED_DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data"
 

@@ -13,6 +13,8 @@ import pytest
 from batchscope import files
 from batchscope.errors import UserError
 from tests.support.locks import HOLD, held
+from tests.support.marks import POSIX
+from tests.support.systems import SYSTEM
 
 
 def refusing(number: int) -> Callable[..., None]:
@@ -36,7 +38,7 @@ def test_a_file_is_replaced_when_its_bytes_are_on_the_disk_and_nothing_else_is_l
     for data in (b"old", b"new"):
         files.write_bytes(tmp_path / "a", data)
         assert contents(tmp_path) == {"a": data}
-    assert done == 2 * ["fsync", "replace", "fsync"]
+    assert done == 2 * ["fsync", "replace", *(["fsync"] if SYSTEM != "windows" else [])]  # the last one of the folder
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EACCES])
@@ -152,6 +154,7 @@ def test_a_folder_of_files_takes_the_next_free_name(tmp_path: Path) -> None:
         assert contents(tmp_path / "new" / name) == whole
 
 
+@POSIX
 def test_a_file_is_written_into_a_folder_that_cannot_be_listed(tmp_path, monkeypatch) -> None:
     opened, call = [], os.open
 

@@ -22,7 +22,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map_only
 from typing_extensions import override
 
-from .. import files
+from .. import _system, files
 from ..errors import UserError, cut, warn
 from ..files import WriteError, why
 
@@ -125,7 +125,7 @@ def link_checkpoint(source: Path, target: Path) -> None:
                 shutil.copyfileobj(one, file)
             return
         try:
-            os.replace(temporary, target)  # nothing, where both are the same file already
+            _system.patiently(os.replace, temporary, target)  # nothing, where both are the same file already
         finally:
             temporary.unlink(missing_ok=True)
         files.sync_folder(target.parent)

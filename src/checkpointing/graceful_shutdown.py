@@ -12,18 +12,19 @@ from lightning import LightningModule, Trainer
 from typing_extensions import override
 
 from .._lightning import after_batch, leave_signals_alone
+from .._system import STOPPING, signals_named
 from ..distributed.rank_sync import RankSync, SyncsRanks
 from ..errors import Interrupted
 from .callback import Checkpoints
-from .signals import STOPPING, forces_exit, handled_signals, redirect_closed_terminals, terminal_streams
+from .signals import forces_exit, handled_signals, redirect_closed_terminals, terminal_streams
 
-SIGNALS = (*STOPPING, signal.SIGUSR1)
+SIGNALS = (*STOPPING, *signals_named("SIGUSR1"))
 _TOPIC = "signal"
 
 
 class GracefulShutdown(SyncsRanks):
-    """Ends a run on SIGINT (Ctrl-C), SIGTERM, SIGHUP (unless started by nohup) or SIGUSR1 (which SLURM sends before it
-    requeues a job).
+    """Ends a run on SIGINT (Ctrl-C), SIGTERM, SIGHUP (unless started by nohup), SIGUSR1 (which SLURM sends before it
+    requeues a job) or, on Windows, SIGBREAK (Ctrl-Break).
 
     Use it as a context, which installs the signal handlers, and as the last callback of the trainer, so that the other
     callbacks have seen the step. After the current step it saves a checkpoint and raises `Interrupted`. Outside of

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from .._system import relative
 from ..distributed.rendezvous import of_first
 from ..errors import UserError
 from ..files import is_set_aside, lock_folder, refuse_links
@@ -31,7 +32,7 @@ def lock_run_dir(
 
     The folder is created if it is missing. `enabled` is False on all ranks but the first.
     """
-    busy = f"{os.path.relpath(run_dir)} is being trained right now"
+    busy = f"{relative(run_dir)} is being trained right now"
     return lock_folder(run_dir, option, busy) if enabled else contextlib.nullcontext()
 
 
@@ -56,7 +57,7 @@ def run_folder(name: str, option: str) -> Path:
     if not os.path.exists(path):
         raise UserError(f"{option}: got '{name}', which does not exist; it takes a run's folder, or 'last'")
     if above := next((parent for parent in path.resolve().parents if (parent / FILE).is_file()), None):
-        raise UserError(f"{option}: takes the folder of a run, not what is in it: {os.path.relpath(above)}")
+        raise UserError(f"{option}: takes the folder of a run, not what is in it: {relative(above)}")
     runs = [file.parent for file in path.rglob(FILE) if not _is_hidden(file.relative_to(path))]
     if not runs:
         raise UserError(f"{option}: got '{name}', which holds no run (no {FILE} in it)")
@@ -95,7 +96,7 @@ def configuration(
     The record may come from anybody: UserError if it asks for what only a command line may, unless it is `known`, the
     configuration that a command line alone gives; and if an option would change the result.
     """
-    file = os.path.relpath(run_dir / FILE)
+    file = relative(run_dir / FILE)
     before = check_config(recorded_config(record, run_dir))
     config = check_config(apply_overrides(before, overrides))
     refuse_links(run_dir)
@@ -125,7 +126,7 @@ def recorded_config(record: dict[str, Any], run_dir: Path) -> dict[str, Any]:
 
     UserError if it is none, or `choices`, `overrides` or `resumed` are not what a run writes.
     """
-    file, here = os.path.relpath(run_dir / FILE), os.path.relpath(run_dir)
+    file, here = relative(run_dir / FILE), relative(run_dir)
     for key, kind in (("choices", dict), ("overrides", list), ("resumed", list)):
         found = record.get(key, kind())
         texts = [*found, *found.values()] if isinstance(found, dict) else [] if key == "resumed" else found

@@ -13,6 +13,7 @@ from lightning import LightningModule, Trainer
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from .._system import relative
 from ..errors import UserError, cut, warn
 from ..files import why
 from ..records.read import read
@@ -37,7 +38,7 @@ class ResumePoint:
 
     def facts(self, run_dir: Path) -> dict[str, Any]:
         """What the run's record says about it."""
-        return {"step": self.steps, "checkpoint": self.path and os.path.relpath(self.path, run_dir)}
+        return {"step": self.steps, "checkpoint": self.path and relative(self.path, run_dir)}
 
     def cannot_be_restored(self, error: Exception) -> UserError:
         """What to raise for a value in the checkpoint that nothing can be restored from."""

@@ -4,14 +4,16 @@ import os
 import signal
 from types import FrameType
 
+from .._system import STOPPING, signals_named
+
 _SAME_S = 0.3  # one Ctrl-C may arrive twice: from the terminal, and passed on by another process
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_HANG_UP = signals_named("SIGHUP")  # the terminal was closed; not on Windows
 
 
 def handled_signals(numbers: tuple[signal.Signals, ...] = STOPPING) -> list[signal.Signals]:
     """The signals to handle: all given ones, without SIGHUP where it was ignored at the start (nohup)."""
-    nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return [number for number in numbers if not (nohup and number == signal.SIGHUP)]
+    ignored = [number for number in _HANG_UP if signal.getsignal(number) is signal.SIG_IGN]
+    return [number for number in numbers if number not in ignored]
 
 
 def forces_exit(number: int, seconds: float) -> bool:
@@ -19,7 +21,7 @@ def forces_exit(number: int, seconds: float) -> bool:
 
     SIGHUP never does: when a terminal closes, both the system and the shell send it.
     """
-    return seconds > _SAME_S and number != signal.SIGHUP
+    return seconds > _SAME_S and number not in _HANG_UP
 
 
 def terminal_streams() -> list[int]:
@@ -39,7 +41,7 @@ def redirect_closed_terminals(streams: list[int]) -> None:
 
 
 def exit_on_signals() -> None:
-    """From now on Ctrl-C, SIGTERM and SIGHUP raise SystemExit, with 128 more than the signal's number."""
+    """From now on Ctrl-C, SIGTERM and the like raise SystemExit, with 128 more than the signal's number."""
     opened = terminal_streams()
 
     def leave(number: int, frame: FrameType | None) -> None:

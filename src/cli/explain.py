@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from .._system import relative
 from ..checkpointing import resume
 from ..checkpointing.signals import exit_on_signals
 from ..errors import UserError, warn
@@ -79,7 +80,7 @@ def _task(args: argparse.Namespace) -> _Task:
 
 def _of_run(run_dir: Path, overrides: list[str], chosen: dict[str, str], out: Path | None) -> _Task:
     """The task that a run's record describes, with the options that change it."""
-    file = os.path.relpath(run_dir / RECORD)
+    file = relative(run_dir / RECORD)
     record = read(run_dir)
     recorded = check_config(resume.recorded_config(record, run_dir))
     config = check_config(for_explanation(check_config(apply_overrides(recorded, overrides))))

@@ -15,6 +15,7 @@ from typing import Any
 from hydra.core.utils import configure_log, env_override
 
 from .. import ranks
+from .._system import relative
 from ..checkpointing import resume
 from ..distributed import launch, rendezvous
 from ..errors import UnfitError, UserError
@@ -95,12 +96,12 @@ def _run_one(line: CommandLine) -> None:
     choices, overrides = dict(hydra.runtime.choices), list(hydra.overrides.task)
     with _run_folder(line) as run_dir, env_override(dict(hydra.job.env_set)):
         configure_log(hydra.job_logging, hydra.verbose)  # for `logging` in a user's own code
-        _train(config_in(os.path.relpath(run_dir), composition), run_dir, choices, overrides)
+        _train(config_in(relative(run_dir), composition), run_dir, choices, overrides)
 
 
 def _train(config: dict[str, Any], run_dir: Path, choices: dict[str, str], overrides: list[str]) -> None:
     """Train as the first rank has read the command line."""
-    config, folder, *rest = rendezvous.of_first("run", lambda: [config, os.path.relpath(run_dir), choices, overrides])
+    config, folder, *rest = rendezvous.of_first("run", lambda: [config, relative(run_dir), choices, overrides])
     from ..training.run import train
 
     train(config, Path(folder), *rest)
@@ -180,7 +181,7 @@ def _resume(overrides: list[str]) -> None:
     known: dict[str, Any] | None = None
     if others:
         with contextlib.suppress(UserError):  # they would start no run
-            (known,) = check_command_line(others, False, run_dir=os.path.relpath(run_dir))
+            (known,) = check_command_line(others, False, run_dir=relative(run_dir))
     if known is not None and resume.is_same(known, resume.recorded_config(record, run_dir)):
         others = []  # they are those that the run was started with, which a requeued job repeats
     config = resume.configuration(record, run_dir, others, known)

@@ -4,7 +4,6 @@ Files that exist are verified before the first step and never replaced. Missing 
 folder, verified, and moved into place under a lock, so that several jobs can start on one empty folder.
 """
 
-import contextlib
 import os
 import socket
 import tempfile
@@ -12,11 +11,11 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from filelock import FileLock
 from torch import Tensor
 from torchvision.datasets.utils import check_integrity
 from typing_extensions import override
 
+from .. import files
 from ..errors import UserError, in_one_line, warn
 from ..options.types import PositiveInt, Purpose
 from .datamodule import Split, TensorDataModule
@@ -165,12 +164,7 @@ class TorchvisionImages(TensorDataModule):
         return all(os.path.isfile(self.root / file) for file in self.files)
 
     def _download(self) -> None:
-        with contextlib.ExitStack() as held:
-            try:
-                held.enter_context(FileLock(self.root / f".{self.torchvision_name}.lock"))
-            except OSError as error:
-                where = f"data.root: {self.root} cannot be locked ({error.strerror})"
-                warn(f"{where}: do not start a second process that downloads there")
+        with files.lock(self.root / f".{self.torchvision_name}.lock", waits=True):
             if self._complete():
                 return  # another job has downloaded them meanwhile
             with tempfile.TemporaryDirectory(prefix=".download-", dir=self.root) as folder:

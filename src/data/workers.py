@@ -16,6 +16,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import get_worker_info
 
+from .._system import STOPPING, end_at_sigterm_of, signals_named
 from ..errors import UserError, in_one_line
 
 
@@ -70,25 +71,17 @@ def start_worker(worker: int) -> None:
     """What a worker does first: it leaves the signals of a run to the training process, and ends with it.
 
     At a signal to all processes of a run, such as Ctrl-C or a job manager's SIGTERM, the training process finishes its
-    step, and a worker that has ended would make that fail. The training process itself ends its workers by SIGTERM;
-    where the system does not say who sent a signal (macOS), any SIGTERM does. torch's workers watch their parent, which
+    step, and a worker that has ended would make that fail. The training process itself ends its workers by SIGTERM. torch's workers watch their parent, which
     under the start method `forkserver` is the server: those of a killed training process would wait forever.
     """
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+    for number in {*STOPPING, *signals_named("SIGUSR1")} - {signal.SIGTERM}:
         signal.signal(number, lambda number, frame: None)
     parent = parent_process()
     assert parent is not None, "a worker has a parent process"
-
-    def end_at_sigterm() -> None:
-        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent.pid:
-            pass
-        os._exit(0)  # it is the plan: torch takes another code for a failure of the worker
 
     def end_with_parent() -> None:
         connection.wait([parent.sentinel])
         os._exit(1)
 
-    if hasattr(signal, "sigwaitinfo"):
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # before any thread is started, which inherits it
-        threading.Thread(target=end_at_sigterm, daemon=True).start()
+    end_at_sigterm_of(parent.pid or 0)  # with code 0: torch takes another one for a failure of the worker
     threading.Thread(target=end_with_parent, daemon=True).start()

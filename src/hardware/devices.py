@@ -3,18 +3,16 @@
 import contextlib
 import os
 import platform
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 
+from .._system import CPUS, affinity, processor_name
 from ..errors import UserError
 from ..records import formatting
-from .processor import affinity
 
-_CPUS = Path("/sys/devices/system/cpu")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 _ALIASES = {"gpu": ("cuda", "mps"), "cuda": ("cuda",), "mps": ("mps",), "cpu": ("cpu",)}
 
@@ -44,21 +42,10 @@ def check_accelerator(accelerator: str, devices: Any = "auto") -> None:
 
 def device_name(device: torch.device) -> str:
     """The model of a device: `NVIDIA H200`, or the processor's name, which on a Mac is that of the GPU as well."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
 
 
-@cache
-def cpu_name() -> str:
-    """The processor's name as the system gives it, or its architecture."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    except OSError:
-        names = []
-    return (names or [platform.processor() or platform.machine()])[0]
-
-
-def cache_bytes(device: torch.device, cpus: Path = _CPUS) -> int | None:
+def cache_bytes(device: torch.device, cpus: Path = CPUS) -> int | None:
     """The most bytes that a device's caches hold in front of its main memory; None where the device does not say.
 
     Of a GPU it is the L2 cache. Of a CPU it is what the threads that torch computes with can reach: each uses one core of
@@ -91,7 +78,7 @@ def describe(device: torch.device) -> dict[str, Any]:
         "device": device.type,
         "device_name": device_name(device),
         **own_memory,
-        "cpu": cpu_name(),
+        "cpu": processor_name(),
         "cpu_cores": os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),

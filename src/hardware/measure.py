@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 import torch
 
+from .._system import affinity
 from ..files import write_text
 from ..records.formatting import percent
 from ..records.terminal import say
@@ -27,7 +28,7 @@ from .calibration import IDENTITY, PRECISIONS, Calibration
 from .contention import NoiseMeter, is_disturbed
 from .devices import cache_bytes, device_name
 from .nvml_readings import nvml_device
-from .processor import affinity, usable_cores
+from .processor import usable_cores
 
 SCHEMA = 8  # of the cached file and of the way in which it is measured
 # How long a disturbed calibration is used: its rates are too low, but the runs of a sweep do not measure them again.
@@ -35,9 +36,9 @@ DISTURBED_S = 600
 _PASSES_S = 1.5  # for the fastest microbenchmarks, after each was tried once
 _PATIENCE_S = 600  # for a calibration in a subprocess, on a machine that is a hundred times slower than usual
 _PROGRAM = """
-import dataclasses, json, os, sys
-if hasattr(os, "sched_setaffinity"):  # a thread that OpenMP has bound to one core passes on that one
-    os.sched_setaffinity(0, map(int, sys.argv[1].split(",")))
+import dataclasses, json, sys
+from batchscope._system import bind_to
+bind_to([*map(int, sys.argv[1].split(","))])  # a thread that OpenMP has bound to one core passes on that one
 import torch
 from batchscope.hardware.measure import load_or_measure
 torch.set_num_threads(int(sys.argv[3]))

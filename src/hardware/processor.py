@@ -8,15 +8,12 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 
-from .. import ranks
-
-PROC, GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+from .. import _system, ranks
+from .._system import affinity, control_groups
 
 
 class Load(NamedTuple):
@@ -44,7 +41,7 @@ def own_seconds(root: int | None = None) -> float:
     ended = os.times()
     seconds = time.process_time() + ended.children_user + ended.children_system
     root = os.getpid() if root is None else root
-    for pid in {root, *_descendants(root)} - {os.getpid()}:
+    for pid in {root, *_system.descendants(root)} - {os.getpid()}:
         with contextlib.suppress(psutil.Error):  # it has just ended, and its parent's time holds its own
             seconds += sum(psutil.Process(pid).cpu_times()[:4])  # with that of its own ended children
     return seconds
@@ -61,57 +58,6 @@ def root_of_run() -> int:
     rank = ranks.current()
     is_one_of_several = rank.rank > 0 or (rank.launcher and rank.world_size > 1)
     return os.getppid() if is_one_of_several else os.getpid()
-
-
-def affinity() -> set[int]:
-    """The cores on which any thread of this process may run; all of them outside of Linux.
-
-    A single thread does not tell. Under OMP_PROC_BIND, OpenMP binds every thread of its team to a core of its own, and
-    the thread that has loaded it, which is mostly the main one, to the first core.
-    """
-    if not hasattr(os, "sched_getaffinity"):
-        return set(range(os.cpu_count() or 1))
-    cores = set(os.sched_getaffinity(0))
-    with contextlib.suppress(OSError):  # a sandbox without /proc
-        for thread in os.listdir(PROC / "self" / "task"):
-            with contextlib.suppress(OSError):  # it has just ended
-                cores |= os.sched_getaffinity(int(thread))
-    return cores
-
-
-def control_groups(controller: str) -> Iterator[Path]:
-    """The folders of this process's control group and of all that contain it: of version 2, and of a controller of 1.
-
-    In a container the outer ones, and in version 1 its own by its full name, do not exist.
-    """
-    try:
-        lines = (PROC / "self" / "cgroup").read_text().splitlines()
-    except OSError:  # not Linux
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if not controllers or controller in controllers.split(","):
-            root = GROUPS / controller if controllers else GROUPS
-            own = root / path.lstrip("/")
-            yield from (group for group in (own, *own.parents) if group.is_relative_to(root))
-
-
-def _descendants(root: int) -> list[int]:
-    """By Linux's lists of children, which are read in microseconds; psutil reads the table of all processes."""
-    found, left = [], [root]
-    try:
-        while left:
-            tasks = f"{PROC}/{left.pop()}/task"
-            for task in os.listdir(tasks):
-                # A process may have hundreds of tasks.
-                with open(f"{tasks}/{task}/children", "rb", buffering=0) as file:
-                    children = [int(child) for child in file.read().split()]
-                found += children
-                left += children
-    except (OSError, ValueError):  # a kernel without these lists, another system, or a child that has just ended
-        with contextlib.suppress(psutil.Error):
-            return [child.pid for child in psutil.Process(root).children(recursive=True)]
-    return found
 
 
 def _core_seconds(mine: set[int]) -> tuple[float, float, float]:
@@ -137,6 +83,6 @@ def _quota() -> tuple[float, float] | None:
             quotas.append((quota / period, int(used["usage_usec"]) / 1e6))
         with contextlib.suppress(OSError, ValueError):  # of version 1, in which -1 is no quota
             quota, period = (int((group / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
-            usage = GROUPS / "cpuacct" / group.relative_to(GROUPS / "cpu") / "cpuacct.usage"
+            usage = _system.GROUPS / "cpuacct" / group.relative_to(_system.GROUPS / "cpu") / "cpuacct.usage"
             quotas += [(quota / period, int(usage.read_text()) / 1e9)] if quota > 0 else []
     return min(quotas, default=None)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import psutil
 
+from .._system import user_and_group
 from ..errors import printable
 from ..records.formatting import percent
 from .processor import usable_cores
@@ -22,7 +23,7 @@ class Process(NamedTuple):
     pid: int
     started: float  # tells it from an earlier process of the same number
     parent: int
-    group: int  # the number of the process that leads its group
+    group: int  # the number of the process that leads its group, 0 where there are none
     name: str
     seconds: float  # of processor time, without its children's
 
@@ -106,9 +107,10 @@ def _identity(process: Process) -> tuple[int, float]:
 
 def read_processes() -> Iterator[Process]:
     """The user's processes; one that ends meanwhile or is refused is left out."""
-    user = os.getuid()
+    user, _ = user_and_group(psutil.Process(os.getpid()))
     for pid in psutil.pids():
         with contextlib.suppress(OSError, psutil.Error), (process := psutil.Process(pid)).oneshot():
-            if process.uids().real == user:
-                group, seconds = os.getpgid(pid), sum(process.cpu_times()[:2])
+            owner, group = user_and_group(process)
+            if owner == user:
+                seconds = sum(process.cpu_times()[:2])
                 yield Process(pid, process.create_time(), process.ppid(), group, process.name(), seconds)

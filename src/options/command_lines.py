@@ -2,10 +2,10 @@
 configurations of programs that take a run's own and change it.
 """
 
-import shlex
 from pathlib import Path
 from typing import Any
 
+from .._system import command_line
 from ..errors import UserError
 from . import trust
 from .groups import COLLECTIONS, SECTIONS
@@ -39,12 +39,14 @@ def resume_command(config: dict[str, Any], run_dir: Path) -> str:
     place = "./last" if str(run_dir) == "last" else str(run_dir)  # resume=last is the newest run
     if any(run_dir.glob("checkpoints/*.ckpt")):
         config = {**config, "init": None}  # the checkpoint has the weights
-    return shlex.join([*program(), f"resume={place}"]) + trust.words(config, run_dir)
+    return command_line([*program(), f"resume={place}"]) + trust.words(config, run_dir)
 
 
 def evaluate_command(config: dict[str, Any], checkpoint: str) -> str:
     """The line that evaluates a checkpoint, given by its path, of a run with this configuration; for a shell."""
-    return shlex.join([*program("evaluate"), f"ckpt={checkpoint}"]) + trust.words(for_evaluation(config), run_dir=None)
+    return command_line([*program("evaluate"), f"ckpt={checkpoint}"]) + trust.words(
+        for_evaluation(config), run_dir=None
+    )
 
 
 def for_evaluation(config: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
+from .._system import relative
 from ..errors import UserError
 from . import CONFIG_DIR
 from .purpose import TOP_LEVEL
@@ -47,7 +48,7 @@ def use_config_dir(folder: str | None, option: str = "--config-dir") -> None:
     for file in (*place.glob("*.yaml"), *found):
         name = file.relative_to(place)
         if (CONFIGS / name).exists():
-            raise UserError(f"{option}: {os.path.relpath(file)} has the name of an installed config; rename it")
+            raise UserError(f"{option}: {relative(file)} has the name of an installed config; rename it")
     os.environ[CONFIG_DIR] = str(place)
 
 
@@ -83,9 +84,9 @@ def load(file: Path) -> dict[str, Any]:
         return to_plain(cast(DictConfig, OmegaConf.load(file)))
     except MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise UserError(f"{os.path.relpath(file)}{line}: cannot be read: {error.problem or error}") from error
+        raise UserError(f"{relative(file)}{line}: cannot be read: {error.problem or error}") from error
     except (YAMLError, OmegaConfBaseException, OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{os.path.relpath(file)}: cannot be read: {error}") from error
+        raise UserError(f"{relative(file)}: cannot be read: {error}") from error
 
 
 def refuse_unreadable() -> None:

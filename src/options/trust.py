@@ -14,12 +14,12 @@ decides.
 
 import os
 import re
-import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from .._system import command_line, relative
 from ..errors import UserError
 from ..files import is_inside
 from .groups import COLLECTIONS, SECTIONS, config_dir, known_nodes
@@ -115,13 +115,13 @@ def only_read(config: dict[str, Any], overrides: Sequence[str], where: str) -> t
 
 def as_words(key: str, value: Any) -> str:
     """`key=value` as Hydra and a shell read it."""
-    return shlex.quote(as_override(key, value))
+    return command_line([as_override(key, value)])
 
 
 def words(config: dict[str, Any], run_dir: Path | None) -> str:
     """What a command line has to hold beside the file's name, each after a space; empty for an ordinary run."""
     folder = config_dir()
-    flag = "" if folder is None else f" {shlex.quote(f'--config-dir={os.path.relpath(folder)}')}"
+    flag = "" if folder is None else f" {command_line([f'--config-dir={relative(folder)}'])}"
     return flag + "".join(f" {as_words(key, value)}" for key, value, _ in _outside_of_sections(config, run_dir))
 
 
@@ -199,6 +199,6 @@ def _is_harmless(text: Any, takes: Any, is_place: bool, run_dir: Path | None) ->
 
 def _is_own_folder(text: str, run_dir: Path) -> bool:
     """Whether every reader of a text (as a path, a pattern with variables, a URL) finds a run's folder or one in it."""
-    here = os.path.relpath(run_dir)  # from the command line; it may hold `..`
+    here = relative(run_dir)  # from the command line; it may hold `..`
     below = text.removeprefix(here)
     return text.startswith(here) and bool(_BELOW.fullmatch(below)) and is_inside(Path(text), run_dir)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from .._system import relative
 from ..errors import UserError, cut
 from ..files import WriteError, atomic_write, is_set_aside, why
 from .metrics import staged
@@ -107,7 +108,7 @@ def refuse_used(run_dir: Path) -> None:
         if has_record and read(run_dir).get("status") == "planned":
             return
     if has_record or any(run_dir.glob("checkpoints/*.ckpt")):
-        raise UserError(f"hydra.run.dir: {os.path.relpath(run_dir)} already holds a run; choose another")
+        raise UserError(f"hydra.run.dir: {relative(run_dir)} already holds a run; choose another")
 
 
 def optimized(record: dict[str, Any]) -> float | None:

@@ -1,12 +1,12 @@
 """Which changes a diagnosis tries: each names options that exist, differ from what is set, and can have an effect."""
 
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
+from .._system import affinity
 from ..errors import UserError
 from ..options.check import check_config
 from ..options.compose import apply_overrides
@@ -55,7 +55,7 @@ def this_machine(config: Mapping[str, Any]) -> Machine:
         device=device,
         accelerators=kinds,
         devices=torch.cuda.device_count() if device == "cuda" else 1,
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cores=len(affinity()),
     )
 
 

@@ -5,10 +5,10 @@ sweep: in a process of its own, in a folder of its own, and kept when the diagno
 shared passes with. Hydra starts a diagnosis as a sweep of one job.
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 
+from .._system import relative
 from ..analysis.diagnose import AGAIN, BASELINE, CHANGE, Findings
 from ..analysis.run import Run
 from ..errors import UserError
@@ -60,7 +60,7 @@ def _check_baseline(job: Job, run: Run) -> None:
     if run.status != "finished":
         raise RunFailed.of(job, run.record)
     if RATE not in run.values:
-        place = os.path.relpath(job.run_dir)
+        place = relative(job.run_dir)
         raise UserError(
             f"experiment=diagnose: needs the rate of a run, and {place} has none: {why_no_rate(run.record)}"
         )

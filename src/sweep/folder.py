@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
+from .._system import relative
 from ..checkpointing.resume import lock_run_dir
 from ..errors import UserError
 from ..files import LOCK, WriteError, lock_folder, refuse_links, set_aside, why
@@ -62,7 +63,7 @@ def keep_or_plan(run_dir: Path, config: dict[str, Any], **facts: Any) -> dict[st
             return None
         if status != "planned":
             aside = _set_aside(run_dir)
-            print(f"{os.path.relpath(run_dir)} begins anew; what was in it is now in {aside}", flush=True)
+            print(f"{relative(run_dir)} begins anew; what was in it is now in {aside}", flush=True)
         plan(run_dir, config=config, **facts)
     return None
 
@@ -107,7 +108,7 @@ def _read(run_dir: Path) -> dict[str, Any]:
 
 def _set_aside(run_dir: Path) -> str:
     try:
-        return os.path.relpath(set_aside(run_dir))
+        return relative(set_aside(run_dir))
     except OSError as error:
         raise WriteError(f"hydra.sweep.dir: {run_dir} cannot be renamed: {why(error)}") from error
 
@@ -131,6 +132,5 @@ def _refuse_different(run_dir: Path, record: dict[str, Any], config: dict[str, A
                 break
     if difference:
         raise UserError(
-            f"hydra.sweep.dir: {os.path.relpath(run_dir)} holds a run of another sweep ({difference}); "
-            f"choose another folder"
+            f"hydra.sweep.dir: {relative(run_dir)} holds a run of another sweep ({difference}); choose another folder"
         )

@@ -10,13 +10,15 @@ import gc
 import importlib
 import os
 
+from .._system import lead_session
+
 IS_SERVER = "BATCHSCOPE_FORK_SERVER"  # in the environment of the server alone, until it has imported this file
 # What every run imports: its program, and what libraries import when they are first used.
 _IMPORTED = ("batchscope.training.run", "torch._dynamo", "torch.utils.tensorboard", "tensorboard.plugins.hparams")
 
 
 def _prepare() -> None:
-    os.setsid()  # what ends the sweep's processes, as a terminal that closes does, leaves the server to the runs
+    lead_session()  # what ends the sweep's processes, as a terminal that closes does, leaves the server to the runs
     atexit.register(_leave, os.getpid())
     from ..options import groups
     from .job import hide_slurm

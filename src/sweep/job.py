@@ -1,6 +1,6 @@
 """One run of a sweep, in the process that the sweep started for it (process.py): python -m batchscope.sweep.job <run folder>
 
-The sweep, or the launcher's job that it is in, holds the other end of standard input. The first line that it writes is the
+The sweep, or the launcher's job that it is in, holds the other end of a connection. The first line that it writes is the
 checked configuration; a configuration in a file is not read. The next lines are the sweep's visits (callbacks/_visits.py),
 and what the run answers goes back the same way. When the sweep ends in any way, its end closes, and the run stops.
 """
@@ -10,6 +10,7 @@ import json
 import os
 import queue
 import signal
+import socket
 import sys
 import threading
 import warnings
@@ -17,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from .._system import connection_to_starter, signal_self, signals_named
 from ..checkpointing import resume
 from ..checkpointing.signals import exit_on_signals
 from ..errors import UserError, exit_on_user_error
@@ -41,20 +43,24 @@ def main() -> None:
 
 
 class Sweep:
-    """The sweep's end of standard input, as a `Visitor`."""
+    """The connection to the sweep, as a `Visitor`."""
 
     def __init__(self) -> None:
-        self._socket = os.dup(0)  # which no program inherits that the run starts
+        self._connection = connection_to_starter()
         self._lines = queue.SimpleQueue[bytes]()
-        threading.Thread(target=self._listen, daemon=True).start()
+        if self._connection:
+            threading.Thread(target=self._listen, args=(self._connection,), daemon=True).start()
 
-    def _listen(self) -> None:
+    def _listen(self, connection: socket.socket) -> None:
         """Keep what the sweep writes, and stop the run with the sweep."""
-        with contextlib.suppress(OSError), open(self._socket, "rb", closefd=False) as lines:
+        with contextlib.suppress(OSError), connection.makefile("rb") as lines:
             for line in lines:
-                self._lines.put(line)
+                if line.startswith(b"signal "):  # where the system has none between processes
+                    signal_self(int(line.split()[1]))
+                else:
+                    self._lines.put(line)
         self._lines.put(b"null")
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal_self(signal.SIGTERM)
 
     def hear(self) -> str:
         """See Visitor."""
@@ -62,7 +68,8 @@ class Sweep:
 
     def tell(self, facts: Mapping[str, Any]) -> None:
         """See Visitor."""
-        os.write(self._socket, json.dumps(facts).encode() + b"\n")
+        if self._connection:
+            self._connection.sendall(json.dumps(facts).encode() + b"\n")
 
     def keep_for_itself(self) -> None:
         """Leave no standard input to programs that the run starts: they would take the sweep's words, or outlive the run."""
@@ -108,7 +115,8 @@ def hide_slurm() -> None:
     """
     os.environ.pop("SLURM_NTASKS", None)
     warnings.filterwarnings("ignore", "The `srun` command is available")
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # some clusters send it to all processes of a job
+    for number in signals_named("SIGUSR2"):  # some clusters send it to all processes of a job
+        signal.signal(number, signal.SIG_IGN)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,11 @@
 
 import contextlib
 import os
-import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from .._system import command_line, relative
 from ..errors import UserError, printable, warn
 from ..files import WriteError, why
 from ..hardware.programs import ProgramWatch
@@ -127,7 +127,7 @@ class Loop:
     def _kept(self, job: Job) -> Record | None:
         """None if the job's folder is ready for the run; otherwise the record that takes its place."""
         try:
-            return folder.keep_or_plan(job.run_dir, job.config, command=shlex.join(self.command), **job.facts)
+            return folder.keep_or_plan(job.run_dir, job.config, command=command_line(self.command), **job.facts)
         except UserError as error:
             return self._refused(error)
 
@@ -155,7 +155,7 @@ class Loop:
         is_refused = record["status"] == "refused"
         lines = [f"error: {reason}" if is_refused else printable(f"  {record['status'].replace('_', ' ')}: {reason}")]
         if (job.run_dir / LOG).exists() and not is_refused:
-            lines.append(f"  its output: {os.path.relpath(job.run_dir / LOG)}")
+            lines.append(f"  its output: {relative(job.run_dir / LOG)}")
         print("\n".join(lines), file=sys.stderr, flush=True)
 
 

@@ -1,37 +1,27 @@
 """The processes of runs, so that no memory, cache, thread count or seed passes from one run to the next.
 
 On Linux a run is forked from the standard library's server, which has imported all that a run needs (fork_server.py). A run
-of several ranks, of a launcher or of another Python is a new Python. A socket is the run's standard input. It carries what
-the run shall do, and the visits of a run that waits for them; the run answers the same way. A signal to the sweep ends the
-runs first.
+of several ranks, of a launcher or of another Python is a new Python, and so is every run on another system. A socket to it
+carries what the run shall do, and the visits of a run that waits for them; the run answers the same way. A signal to the
+sweep ends the runs first.
 """
 
-import atexit
 import contextlib
 import functools
 import importlib
 import json
-import multiprocessing
-import os
 import signal
-import socket
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from multiprocessing import forkserver
 from types import FrameType
 from typing import Any, Self
 
+from .. import _system
+from .._system import STOPPING
 from ..checkpointing.resume import lock_run_dir
-from ..checkpointing.signals import (
-    STOPPING,
-    forces_exit,
-    handled_signals,
-    redirect_closed_terminals,
-    terminal_streams,
-)
+from ..checkpointing.signals import forces_exit, handled_signals, redirect_closed_terminals, terminal_streams
 from ..errors import UserError
 from ..files import why
 from ..options.update import ranks_asked
@@ -41,10 +31,9 @@ from .plans import Job
 
 PROGRAM = "batchscope.sweep.job"  # of a run
 PRELOADED = ["batchscope.sweep.fork_server"]
-_SERVER_LOST = 255  # the exit code of all runs of a server that was killed
 _GROUP_TIMEOUT_S = 5
 # SLURM sends one of these to submitit when the time of its job is up.
-LAUNCHER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+LAUNCHER_SIGNALS = _system.signals_named("SIGUSR1", "SIGUSR2")
 
 
 class Process:
@@ -63,14 +52,8 @@ class Process:
         self.job = job
         self.ended = False
         self._stopped_by: int | None = None
-        self._connection, theirs = socket.socketpair()
-        with theirs:
-            self._process = _forked(job, theirs) or _new_python(job, theirs, output)
-        self.pid = int(self._process.pid or 0)
-        with contextlib.suppress(OSError):  # it has ended
-            if not isinstance(self._process, subprocess.Popen):
-                socket.send_fds(self._connection, [b"\n"], output)
-                self._connection.recv(1)  # it is in a session of its own now
+        self._program = _forked(job, output) or _new_python(job, output)
+        self.pid, self._connection = self._program.pid, self._program.connection
         self._answers = self._connection.makefile("rb")
         asked = {"config": job.config, "choices": job.facts["choices"], "overrides": job.facts["overrides"]}
         self.tell(json.dumps({**asked, "visited": visited}))
@@ -98,8 +81,8 @@ class Process:
         """Send a signal that asks the run to end, once, and let it wait for no more visits."""
         if not self.ended and self._stopped_by is None:
             self._stopped_by = number
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)
+            if not self._program.send_signal(number):
+                self.tell(f"signal {number}")
         self.tell("end")
 
     def wait(self) -> None:
@@ -107,9 +90,9 @@ class Process:
         if self.ended:
             return
         try:
-            code = self._exit_code()
+            code = self._program.wait()
         finally:
-            end_group(self.pid, _GROUP_TIMEOUT_S)
+            self._program.end_group(_GROUP_TIMEOUT_S)
         self.ended = True
         self._answers.close()
         self._connection.close()
@@ -117,16 +100,14 @@ class Process:
         with contextlib.suppress(UserError), lock_run_dir(self.job.run_dir):
             close_open(self.job.run_dir, *_how_it_ended(self._stopped_by, code))
 
-    def _exit_code(self) -> int:
-        """Wait for the end of the process itself: its exit code, or minus the number of the signal that killed it."""
-        if isinstance(self._process, subprocess.Popen):
-            return self._process.wait()
-        self._process.join()
-        code = self._process.exitcode or 0
-        if code == _SERVER_LOST:  # the run goes on, and closes its socket at its end
-            with contextlib.suppress(OSError):
-                self._answers.read()
-        return code
+    def kill(self) -> None:
+        """End the group at once, unless it has ended."""
+        if not self.ended:
+            self._program.end_group()
+
+    def await_end(self) -> None:
+        """Wait for the end of the process itself, also while a signal is handled."""
+        self._program.await_end()
 
 
 class Processes:
@@ -196,8 +177,7 @@ class Processes:
             self._interrupt(number)
         elif forces_exit(number, time.monotonic() - self._stopped_at):
             for process in self._running:
-                if not process.ended:
-                    end_group(process.pid)
+                process.kill()
 
     def _stop_before(
         self, handler: Callable[[int, FrameType | None], Any], number: int, frame: FrameType | None
@@ -206,61 +186,35 @@ class Processes:
         self.stopped_by = self.stopped_by or number
         self._interrupt(signal.SIGTERM)
         for process in self._running:
-            with contextlib.suppress(ChildProcessError):  # it has just ended by itself
-                os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+            process.await_end()
         handler(number, frame)
 
 
 def start_server() -> None:
     """Have the server that runs are forked from import, where there can be one. It ends with this process."""
-    if sys.platform.startswith("linux"):
-        forkserver.set_forkserver_preload(PRELOADED)
-        os.environ[IS_SERVER] = "1"
-        try:
-            forkserver.ensure_running()
-        finally:
-            del os.environ[IS_SERVER]
+    _system.start_fork_server(PRELOADED, IS_SERVER)
 
 
-def _forked(job: Job, theirs: socket.socket) -> multiprocessing.process.BaseProcess | None:
+def _forked(job: Job, output: tuple[int, int]) -> _system.Program | None:
     """A run that is forked from the server; None where it is to be a new Python."""
-    if not (job.forks and sys.platform.startswith("linux") and ranks_asked(job.config) == 1):
+    if not (job.forks and _system.CAN_FORK and ranks_asked(job.config) == 1):
         return None
     try:
         start_server()
-        arguments = (PROGRAM, str(job.run_dir), theirs)
-        process = multiprocessing.get_context("forkserver").Process(target=_run_forked, args=arguments)
-        process.start()
+        return _system.fork(_run_forked, (PROGRAM, str(job.run_dir)), output)
     except (OSError, EOFError):  # the server has ended
         return None
-    return process
 
 
-def _run_forked(program: str, run_dir: str, connection: socket.socket) -> None:
-    """Be a run: as a new Python, with the socket as standard input."""
-    os.setsid()
-    multiprocessing.set_start_method(None, force=True)  # its loader's workers are started as those of any other run
-    try:
-        _, output, *_ = socket.recv_fds(connection, 1, 2)
-        connection.sendall(b"\n")
-    except OSError:  # the sweep has ended
-        return
-    for number, stream in enumerate((connection.detach(), *output)):
-        os.dup2(stream, number)
-        os.close(stream)
+def _run_forked(program: str, run_dir: str) -> None:
     sys.argv = [program, run_dir]
-    try:
-        importlib.import_module(program).main()
-    finally:
-        atexit._run_exitfuncs()  # multiprocessing leaves them out
+    importlib.import_module(program).main()
 
 
-def _new_python(job: Job, theirs: socket.socket, output: tuple[int, int]) -> subprocess.Popen[bytes]:
-    """A run in a session of its own, which keeps the terminal's Ctrl-C from it."""
+def _new_python(job: Job, output: tuple[int, int]) -> _system.Program:
     command = [job.python, "-P", "-m", PROGRAM, str(job.run_dir)]
-    streams = {"stdin": theirs.fileno(), "stdout": output[0], "stderr": output[1]}
     try:
-        return subprocess.Popen(command, start_new_session=True, **streams)
+        return _system.start_program(command, output)
     except OSError as error:
         raise UserError(f"{command[0]} cannot be started: {why(error)}") from error
 
@@ -273,20 +227,10 @@ def _how_it_ended(stopped_by: int | None, code: int) -> tuple[Status, str]:
     name = signal.Signals(number).name if number in {*signal.Signals} else f"signal {number}"
     if stopped_by is not None:
         return "interrupted", f"stopped by {name}"
-    if code == -signal.SIGKILL:
+    if name == "SIGKILL":
         return "killed", "killed by SIGKILL, as the system does where it runs out of memory"
     if code < 0:  # any other signal, as SIGSEGV, is a bug in native code
         return "killed" if -code in STOPPING else "failed", f"killed by {name}"
-    if code == _SERVER_LOST:
+    if code == _system.SERVER_LOST:
         return "killed", "ended without a word"
     return "failed", f"ended with exit code {code} and said no more"
-
-
-def end_group(leader: int, timeout_s: float = 0.0) -> None:
-    """End all that is left of a run: workers, other ranks. Wait so long at most until none holds a device's memory."""
-    deadline = time.monotonic() + timeout_s
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # all gone; macOS says the latter of zombies
-        os.killpg(leader, signal.SIGKILL)
-        while time.monotonic() < deadline:
-            time.sleep(0.02)
-            os.killpg(leader, 0)

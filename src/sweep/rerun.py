@@ -5,13 +5,13 @@ they can wait they are visited side by side, as the runs of a sweep are; elsewhe
 is a process of its own, because two processes of the same thing differ, too: the test is over pairs.
 """
 
-import os
 import secrets
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from .._system import relative
 from ..analysis.compare import compare
 from ..analysis.match import measured
 from ..analysis.read import find
@@ -98,7 +98,7 @@ def decided(sides: Sequence[Path], max_slowdown: float) -> bool:
 
 def job_of(side: str, run: Run, python: str, overrides: list[str]) -> Job:
     """A run, ready to be run again as a side. Raises UserError for a record that cannot be."""
-    file = os.path.relpath(run.folder / FILE)
+    file = relative(run.folder / FILE)
     record = read(run.folder)
     try:
         recorded = check_config(recorded_config(record, run.folder))
@@ -113,7 +113,7 @@ def job_of(side: str, run: Run, python: str, overrides: list[str]) -> Job:
 
 def _placed(side: Job, run_dir: Path, title: str, seconds: float, forks: bool) -> Job:
     """A short timed run of a side, in its folder."""
-    here = os.path.relpath(run_dir)
+    here = relative(run_dir)
     config = check_config(for_timing(side.config, seconds))
     config = {**with_run_dir(config, str(config["run_dir"]), here), "run_dir": here}
     title, facts = f"{title}: {side.title}", dict(side.facts)

@@ -2,8 +2,6 @@
 
 import contextlib
 import importlib
-import os
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +12,7 @@ from hydra.core.utils import env_override
 from omegaconf import DictConfig
 
 from .. import _hydra
+from .._system import command_line, relative
 from ..checkpointing.signals import exit_on_signals
 from ..errors import UserError, in_one_line, report
 from ..files import WriteError
@@ -126,7 +125,7 @@ class Sweep:
         label = self.labels[number] if known else " ".join(overrides)
         facts = {"choices": dict(hydra.runtime.choices), "overrides": overrides}
         forks = self._here and not hydra.job.env_set  # libraries read their variables when they are imported
-        return Job(run_dir, config_in(os.path.relpath(run_dir), config), facts, f"run {title}: {label}", forks=forks)
+        return Job(run_dir, config_in(relative(run_dir), config), facts, f"run {title}: {label}", forks=forks)
 
     def _do_search(self, job: Job) -> None:
         """Do the runs of a search, which an error ends."""
@@ -153,7 +152,7 @@ class Sweep:
         """After an interruption: the command that resumes the sweep."""
         line = [word for word in self.loop.command if not word.lstrip("+").startswith("hydra.sweep.dir=")]
         line.append(as_override("hydra.sweep.dir", str(self.sweep_dir)))
-        print(f"\nresume   {shlex.join(line)}", flush=True)
+        print(f"\nresume   {command_line(line)}", flush=True)
 
     @property
     def exit_code(self) -> int:

@@ -3,10 +3,10 @@
 Each size is a timed run as of experiment=throughput.
 """
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from .._system import relative
 from ..errors import UserError
 from ..files import new_folder, writing
 from ..options.compose import compose, compose_command_line, config_in
@@ -75,7 +75,7 @@ def measure(overrides: Sequence[str], sizes: Sequence[int], kinds: Sequence[str]
             place, size = folder / kind / str(number), f"{BATCH_SIZE}={sizes[number]}"
             facts = {"choices": dict(composition.hydra.runtime.choices), "overrides": [*overrides, size]}
             title = f"{kind}, run {number + 1} of {len(sizes)}: {size}"
-            jobs.append(Job(place, config_in(os.path.relpath(place), composition), facts, title))
+            jobs.append(Job(place, config_in(relative(place), composition), facts, title))
         if sum(record["status"] == "finished" for record in Loop("choose").do(jobs)) < 2:
             raise UserError(
                 f"choose: fewer than two batch sizes were measured on {kind}; where they do not fit, write smaller "

@@ -10,15 +10,14 @@ set up until the runs before it have ended.
 
 import contextlib
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from glob import glob
 from typing import Any
 
 import psutil
 from typing_extensions import override
 
+from .._system import may_have_accelerator
 from ..analysis.groups import group_runs
 from ..analysis.run import Run as RecordedRun
 from ..analysis.selection import ENOUGH
@@ -30,8 +29,6 @@ from .plans import Job
 from .process import Process
 
 MOST_AT_ONCE = 16  # a larger sweep is measured 16 runs at a time
-# On Linux. There torch, which takes seconds to import, is asked for accelerators only if the system has one.
-ACCELERATORS = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg", "/dev/davinci[0-9]*")
 _SET_UP_AT_ONCE = min(4, os.cpu_count() or 1)  # reading and checking is the work of one core
 _SHARE_LEFT = 0.25  # of the memory
 _CONTEXT = 2**30  # bytes of a device that a process takes beside its tensors: CUDA's context, the libraries' workspaces
@@ -61,9 +58,7 @@ def _can_share_device(accelerator: str) -> bool:
 
     They can on a CPU, and on a CUDA device whose driver does not restrict it to one process.
     """
-    if accelerator == "cpu" or (
-        accelerator == "auto" and sys.platform.startswith("linux") and not any(map(glob, ACCELERATORS))
-    ):
+    if accelerator == "cpu" or (accelerator == "auto" and not may_have_accelerator()):
         return True
     from ..hardware.devices import available
     from ..hardware.nvml_readings import takes_one_process

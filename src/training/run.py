@@ -1,8 +1,6 @@
 """One run, from top to bottom: seed, data, callbacks, trainer, model, fit, test, record."""
 
 import contextlib
-import os
-import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -19,6 +17,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
 from .._lightning import batch_in_step, callbacks_of, forget_averages, is_fast_dev_run
+from .._system import command_line, keep_freed_memory, relative
 from ..callbacks._visits import Visitor, seconds_waited, visits_of
 from ..checkpointing.callback import Checkpoints
 from ..checkpointing.checkpoint_file import makes_layers
@@ -32,7 +31,6 @@ from ..distributed.agreement import Agreement, end_together
 from ..distributed.rendezvous import once_for_all
 from ..errors import UserError, show_tracebacks, warn
 from ..hardware.devices import describe
-from ..hardware.host_memory import keep_freed_memory
 from ..options.command_lines import program
 from ..options.groups import SECTIONS
 from ..options.overrides import set_by
@@ -57,7 +55,7 @@ def train(
     overrides: list[str],
     visitor: Visitor | None = None,
 ) -> float | None:
-    """Train, test and record one model; Ctrl-C, SIGTERM and SIGHUP end it after a checkpoint.
+    """Train, test and record one model; Ctrl-C, SIGTERM and the like end it after a checkpoint.
 
     With `resume` in the checked configuration, the run that `run_dir` holds is resumed. `choices` are the options taken
     from each config group; a `visitor` says when a timed run trains. Returns the metric named by `optimized_metric`.
@@ -153,7 +151,7 @@ class _Run:
             RunRecord(
                 self.run_dir,
                 enabled=first,
-                command=shlex.join([*program(), *sys.argv[1:]]),
+                command=command_line([*program(), *sys.argv[1:]]),
                 overrides=overrides,
                 choices=self.choices,
                 config=self.config,
@@ -233,7 +231,7 @@ class _Run:
         record.begin(self.resume_point.facts(self.run_dir) if self.resume_point else None)
         for callback in self.trainer.checkpoint_callbacks:
             if isinstance(callback, Checkpoints):  # without one in the record, a run may start anew
-                last = os.path.relpath(callback.folder_of(self.trainer) / "last.ckpt", self.run_dir)
+                last = relative(callback.folder_of(self.trainer) / "last.ckpt", self.run_dir)
                 callback.on_first_save = partial(record.add, checkpoints={"last": last})
 
     def fit(self, record: RunRecord) -> None:

@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import re
-import shlex
 import sys
 from collections import Counter
 from pathlib import Path
@@ -14,6 +13,7 @@ from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
 from .._lightning import callbacks_of, datamodule_of
+from .._system import command_line
 from ..callbacks._never_raise import never_raise
 from ..callbacks.device import DeviceMonitor
 from ..callbacks.memory import MemoryMonitor
@@ -65,7 +65,7 @@ class ScriptRecord(Callback):
         script, datamodule = Path(sys.argv[0]).name, datamodule_of(trainer)
         facts: dict[str, Any] = {
             "name": script,
-            "command": shlex.join(["batchscope", "run", *sys.argv]),
+            "command": command_line(["batchscope", "run", *sys.argv]),
             "overrides": sys.argv[1:],
             "choices": {"model": type(pl_module).__name__},
             "config": {

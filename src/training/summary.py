@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
 from .._lightning import callbacks_of
+from .._system import relative
 from ..callbacks._measured import write_measured
 from ..callbacks._run_words import details, headline
 from ..callbacks._setting import samples_of_epoch
@@ -93,7 +94,7 @@ def train_samples(trainer: Trainer) -> int | None:
 def checkpoint_paths(trainer: Trainer, run_dir: Path) -> dict[str, str]:
     """The best and the last checkpoint, as paths within the run's folder; one that was not kept is left out."""
     paths = {kind: getattr(trainer.checkpoint_callback, f"{kind}_model_path", "") for kind in ("best", "last")}
-    return {kind: os.path.relpath(path, run_dir) for kind, path in paths.items() if path}
+    return {kind: relative(path, run_dir) for kind, path in paths.items() if path}
 
 
 def callback_facts(trainer: Trainer) -> dict[str, Any]:

@@ -22,10 +22,10 @@ def test_help_lists_every_command(words):
     assert all(f"\n  {command} " in out for command in COMMANDS.split())
 
 
-def test_a_character_that_the_output_cannot_have_is_replaced(tmp_path):
+def test_a_sign_that_the_output_cannot_have_is_printed_plainly(tmp_path):
     ended = end(spawn(tmp_path, "-m", "batchscope", "--help", PYTHONIOENCODING="ascii"))
     assert (ended.code, ended.err) == (0, "")
-    assert ended.out.startswith("usage: batchscope <command> ?\n")
+    assert ended.out.startswith("usage: batchscope <command> ...\n")
 
 
 def test_the_version_is_printed():

@@ -17,6 +17,7 @@ from batchscope.data.order import DeterministicBatchSampler
 from batchscope.data.spec import DataSpec
 from batchscope.data.workers import raised
 from tests.data.support import InMemory, loaded
+from tests.support.marks import LINUX
 from tests.support.own_data import MapStyle
 from tests.support.third_party_modules import Stranger, train
 
@@ -126,6 +127,7 @@ def test_a_worker_that_is_killed_while_it_sends_a_batch_is_said_as_any_other() -
         next(items)
 
 
+@LINUX
 def test_what_refuses_a_worker_shared_memory_is_raised_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(tensor: Tensor) -> Tensor:
         raise RuntimeError(

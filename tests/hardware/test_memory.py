@@ -1,7 +1,6 @@
 """The memory of the host and of the device: what a process may take, what autograd saves, and which errors say it is full."""
 
 import mmap
-import sys
 from contextlib import nullcontext
 
 import psutil
@@ -10,8 +9,10 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from batchscope.hardware import device_memory, host_memory, processor
+from batchscope import _system
+from batchscope.hardware import device_memory, host_memory
 from batchscope.hardware.device_memory import SavedTensors, memory_of
+from tests.support.marks import LINUX
 
 MIB, GIB = 2**20, 2**30
 JOB, SLICE = "user.slice/job", "user.slice"
@@ -30,8 +31,8 @@ JOB, SLICE = "user.slice/job", "user.slice"
     ],
 )
 def test_the_least_limit_of_the_control_groups_counts(membership, groups_mib, memory_mib, tmp_path, monkeypatch):
-    monkeypatch.setattr(processor, "GROUPS", tmp_path)
-    monkeypatch.setattr(processor, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(_system, "GROUPS", tmp_path)
+    monkeypatch.setattr(_system, "PROC", tmp_path / "proc")
     if membership is not None:
         (tmp_path / "proc" / "self").mkdir(parents=True)
         (tmp_path / "proc" / "self" / "cgroup").write_text(f"1:cpu:/other\n{membership}\n")
@@ -48,7 +49,7 @@ def test_the_least_limit_of_the_control_groups_counts(membership, groups_mib, me
         assert found == tuple(mib * MIB for mib in memory_mib)
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems do not tell files from the rest")
+@LINUX
 def test_private_memory_has_tensors_and_no_mapped_files(tmp_path):
     file, process = tmp_path / "library", psutil.Process()
     file.write_bytes(bytes(64 * MIB))
@@ -61,14 +62,14 @@ def test_private_memory_has_tensors_and_no_mapped_files(tmp_path):
         assert 32 * MIB < host_memory.private_rss(process) - before < 160 * MIB
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
+@LINUX
 def test_freed_memory_is_kept_unless_the_user_has_set_malloc(monkeypatch):
     """How many page faults that saves: benchmarks/speed.py memory."""
-    assert host_memory.keep_freed_memory()
+    assert _system.keep_freed_memory()
     for name in ("MMAP_THRESHOLD", "TRIM_THRESHOLD", "MMAP_MAX"):
         with monkeypatch.context() as patch:
             patch.setenv(f"MALLOC_{name}_", "131072")
-            assert not host_memory.keep_freed_memory()
+            assert not _system.keep_freed_memory()
 
 
 def test_which_errors_say_that_memory_is_full():

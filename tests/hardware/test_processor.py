@@ -13,7 +13,8 @@ import psutil
 import pytest
 import torch
 
-from batchscope.hardware import contention, processor
+from batchscope import _system
+from batchscope.hardware import contention
 from batchscope.hardware.contention import Noise, NoiseMeter, is_disturbed
 from batchscope.hardware.devices import cache_bytes
 from batchscope.hardware.processor import Load, cpu_seconds, own_seconds, usable_cores
@@ -35,8 +36,8 @@ def two_of_three_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2})
     monkeypatch.setattr(psutil, "cpu_times", lambda percpu: CORES)
     monkeypatch.setattr(time, "monotonic", lambda: 100.0)
-    monkeypatch.setattr(processor, "PROC", tmp_path / "proc")
-    monkeypatch.setattr(processor, "GROUPS", tmp_path)
+    monkeypatch.setattr(_system, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(_system, "GROUPS", tmp_path)
 
 
 TIME, HALF = (TOTAL_S, BUSY_S), (0.5 * 100.0, 6.0 + STEAL_S)
@@ -112,14 +113,14 @@ def test_other_ranks_of_a_run_are_its_own(launched, counts, tmp_path, monkeypatc
     used = {launcher: (0.0,) * 4, sibling: (30.0, 10.0, 2.0, 1.0)}
     monkeypatch.setattr(psutil, "Process", lambda pid: SimpleNamespace(cpu_times=lambda: used[pid]))
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
-    monkeypatch.setattr(processor, "PROC", tmp_path)
+    monkeypatch.setattr(_system, "PROC", tmp_path)
     alone = time.process_time() + sum(os.times()[2:4])
     assert cpu_seconds().own - alone == pytest.approx(43.0 if counts else 0.0, abs=1.0)
 
 
 @pytest.mark.parametrize("place", ["/proc", "/nonexistent"])
 def test_the_time_of_a_running_child_is_this_processs_own(place, monkeypatch):
-    monkeypatch.setattr(processor, "PROC", Path(place))
+    monkeypatch.setattr(_system, "PROC", Path(place))
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
         before, deadline = own_seconds() - time.process_time(), time.perf_counter() + 60
         while own_seconds() - time.process_time() < before + 0.03 and time.perf_counter() < deadline:

@@ -132,7 +132,9 @@ def test_a_process_that_ends_or_is_refused_while_it_is_read_is_left_out(error, m
     ended, me = SimpleNamespace(oneshot=nullcontext, uids=Mock(side_effect=error)), os.getpid()
     facts = {"create_time": 1.0, "ppid": 1, "name": "python", "cpu_times": (2.0, 1.0)}
     facts["uids"] = SimpleNamespace(real=os.getuid())
-    own = SimpleNamespace(oneshot=nullcontext, **{name: Mock(return_value=fact) for name, fact in facts.items()})
+    own = SimpleNamespace(
+        pid=me, oneshot=nullcontext, **{name: Mock(return_value=fact) for name, fact in facts.items()}
+    )
     monkeypatch.setattr(psutil, "pids", lambda: [2, me])
     monkeypatch.setattr(psutil, "Process", {2: ended, me: own}.__getitem__)
     assert [(found.pid, found.seconds) for found in programs.read_processes()] == [(me, 3.0)]

@@ -93,7 +93,7 @@ def test_every_class_that_the_installed_configs_name_can_be_read() -> None:
     targets = {node["_target_"] for nodes in known_nodes().values() for node in nodes if "_target_" in node}
     assert len(targets) > 10
     assert {target for target in (*targets, *OBSERVERS) if signature_of(target) is None} == set()
-    assert [*signature_of("batchscope.models.cnn.SimpleCNN").parameters] [:3] == ["spec", "channels", "hidden_size"]
+    assert [*signature_of("batchscope.models.cnn.SimpleCNN").parameters][:3] == ["spec", "channels", "hidden_size"]
     of_mnist = "batch_size num_workers seed augment pipeline root num_val num_train num_test offline"
     assert signature_of("lightning.pytorch.strategies.DDPStrategy").open  # it keeps find_unused_parameters for torch
     assert [*signature_of("batchscope.data.mnist.MNIST").parameters] == of_mnist.split()

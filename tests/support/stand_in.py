@@ -1,18 +1,20 @@
 """A program like a sweep's run, which imports little: it does what `tags` in its configuration say in Python, or a file
 `<run>.does` in the working directory.
 
-That line may use `record`, which is written at the end, and `visits`, the numbers of the passes in which it was visited.
+That line may use `hang()`, `record`, which is written at the end, and `visits`, the numbers of the passes in which it was visited.
 By default it waits for visits where it is visited, with a steady step of 10 ms, and finishes.
 """
 
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 os.environ.pop("BATCHSCOPE_FORK_SERVER", None)  # its server imports no torch (src/sweep/fork_server.py)
+from batchscope.checkpointing.signals import exit_on_signals
 from batchscope.sweep import job
 
 STEP_MS = 10.0
@@ -31,8 +33,15 @@ def visited(sweep: job.Sweep, size: int, record: dict[str, Any]) -> Iterator[int
     record["told"] = " ".join(order)
 
 
+def hang() -> None:
+    """Wait for ever, in Python: on Windows a signal's handler does not interrupt a sleep."""
+    while True:
+        time.sleep(0.05)
+
+
 def main() -> None:
     """Do as told, and write the record and the steps."""
+    exit_on_signals()
     folder, sweep = Path(sys.argv[1]), job.Sweep()
     asked = json.loads(sweep.hear())
     file = folder / "run.json"
@@ -46,7 +55,7 @@ def main() -> None:
     record |= {"throughput": cost, "dataset": {"train_samples": 4000}}
     told = Path(f"{folder.name}.does")
     does = asked["config"].get("tags") or (told.read_text() if told.exists() else "list(visits)")
-    exec(f"import json, os, signal, sys, time\n{does}", dict(locals()))  # noqa: S102 - a line of a test
+    exec(f"import json, os, signal, sys, time\n{does}", {**locals(), "hang": hang})  # noqa: S102 - a line of a test
     if record["status"] == "running":
         record["status"] = "finished"
     file.write_text(json.dumps(record))

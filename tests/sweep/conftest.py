@@ -1,5 +1,6 @@
 """Runs that are stand-ins (tests/support/stand_in.py), for the tests of plans, loops and processes."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ def stand_ins(monkeypatch):
     """A loop whose runs are stand-ins, forked from a server that imports no torch."""
     monkeypatch.setattr(process, "PROGRAM", "tests.support.stand_in")
     monkeypatch.setattr(process, "PRELOADED", [process.PROGRAM, process.__name__])
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=os.pathsep)
     return Loop()
 
 

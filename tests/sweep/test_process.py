@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import sys
 from dataclasses import replace
 
 import pytest
@@ -14,11 +13,11 @@ from batchscope.sweep import folder, process
 from batchscope.sweep import job as program
 from tests.support.fork_server import Forked
 from tests.support.locks import RUN_DIR, held
+from tests.support.marks import LINUX, POSIX
 from tests.support.runs import record
+from tests.support.systems import SYSTEM
 from tests.support.waiting import PATIENCE_S, wait_until
 from tests.sweep.conftest import job, running, stand_ins
-
-LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux")
 
 
 @pytest.mark.parametrize(
@@ -28,7 +27,7 @@ LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs L
         ("os.kill(os.getpid(), 9)", "killed", "killed by SIGKILL, as the system does where it runs out of memory"),
         ("os.kill(os.getpid(), signal.SIGSEGV)", "failed", "killed by SIGSEGV"),
         ("sys.exit(143)", "interrupted", "stopped by SIGTERM"),
-        ("record['status'] = 'out_of_memory'; file.write_text(json.dumps(record)); os.kill(0, 9)", "out_of_memory", None),
+        ("record['status'] = 'out_of_memory'; file.write_text(json.dumps(record)); os.kill(os.getpid(), 9)", "out_of_memory", None),
     ],
 )  # fmt: skip
 def test_the_record_says_how_a_run_ended_also_where_the_run_did_not(do, does, status, error):
@@ -75,8 +74,8 @@ def test_a_run_that_is_going_on_elsewhere_is_not_closed(loop, tmp_path):
         with pytest.raises(UserError):
             program.run_planned(tmp_path / "a", {"config": {}, "choices": {}, "overrides": [], "visited": False})
         assert record(tmp_path / "a")["status"] == "planned"
-        ended = process.Process(job(tmp_path, "a", timed=False, does="time.sleep(600)"))
-        os.killpg(ended.pid, signal.SIGKILL)
+        ended = process.Process(job(tmp_path, "a", timed=False, does="hang()"))
+        ended.kill()
         ended.wait()
         assert record(tmp_path / "a")["status"] in ("planned", "running")
 
@@ -88,33 +87,36 @@ def test_after_a_signal_no_run_is_started():
     assert stop.value.code == 143
 
 
-@LINUX
 def test_a_signal_while_the_first_process_is_started_leaves_none_behind(loop, tmp_path):
     def start():
         plan(tmp_path / "a", config={})
-        started.append(process.Process(job(tmp_path, "a", timed=False, does="time.sleep(600)")))
+        started.append(process.Process(job(tmp_path, "a", timed=False, does="hang()")))
         os.kill(os.getpid(), signal.SIGTERM)
         return started[0]
 
     started = []
     with pytest.raises(SystemExit) as stop, process.Processes() as processes:
         processes.add(start)
-    process.end_group(started[0].pid)
+    started[0].kill()
     assert (stop.value.code, started[0].ended) == (143, True)
 
 
 IN_A_VISIT = "[n for n in visits if len(record['taken']) == 1 and os.kill({0}, {1})]"
-TWICE = "signal.signal(15, signal.SIG_IGN); os.kill({0}, {1}); time.sleep(0.5); os.kill({0}, {1}); time.sleep(600)"
+TWICE = "signal.signal(15, signal.SIG_IGN); os.kill({0}, {1}); time.sleep(0.5); os.kill({0}, {1}); hang()"
 # The signal, what the first of three runs does, whether they are visited side by side → how they end.
 SIGNALS = {
-    "while one trains": ("SIGTERM", "os.kill({0}, {1}); time.sleep(600)", False, "interrupted"),
-    "while one is visited": ("SIGHUP", IN_A_VISIT, True, "interrupted interrupted interrupted"),
-    "while the first is set up": ("SIGTERM", "os.kill({0}, {1}); time.sleep(600)", True, "interrupted planned planned"),
+    "while one trains": ("SIGTERM", "os.kill({0}, {1}); hang()", False, "interrupted"),
+    "while one is visited": (
+        "SIGTERM" if SYSTEM == "windows" else "SIGHUP",
+        IN_A_VISIT,
+        True,
+        "interrupted interrupted interrupted",
+    ),
+    "while the first is set up": ("SIGTERM", "os.kill({0}, {1}); hang()", True, "interrupted planned planned"),
     "twice, to one that does not end": ("SIGTERM", TWICE, False, "interrupted"),
 }
 
 
-@LINUX
 @pytest.mark.parametrize("name", SIGNALS)
 def test_a_signal_to_the_sweep_ends_its_runs_and_no_other_is_started(do, name, tmp_path):
     sent, does, timed, ends = SIGNALS[name]
@@ -127,7 +129,7 @@ def test_a_signal_to_the_sweep_ends_its_runs_and_no_other_is_started(do, name, t
     assert record(tmp_path / "a")["error"] == f"stopped by {sent}"
 
 
-@LINUX
+@POSIX
 def test_a_launchers_own_handler_of_a_signal_is_called_once_the_runs_have_ended(do, tmp_path):
     """As submitit's, which has SLURM start the job again."""
     seen = []
@@ -135,7 +137,7 @@ def test_a_launchers_own_handler_of_a_signal_is_called_once_the_runs_have_ended(
         signal.SIGUSR2, lambda *_: seen.append([running(tmp_path), record(tmp_path / "a")["status"]])
     )
     with pytest.raises(SystemExit) as stop:
-        do(f"os.kill({os.getpid()}, signal.SIGUSR2); time.sleep(600)", forks=False)
+        do(f"os.kill({os.getpid()}, signal.SIGUSR2); hang()", forks=False)
     signal.signal(signal.SIGUSR2, before)
     assert (stop.value.code, seen) == (128 + signal.SIGUSR2, [[[], "running"]])
     assert record(tmp_path / "a")["error"] == "stopped by SIGTERM"

@@ -4,7 +4,6 @@ import os
 import pickle
 import re
 import signal
-import sys
 from collections import Counter
 
 import psutil
@@ -15,6 +14,7 @@ from batchscope.records.step_times import read_step_times
 from batchscope.sweep.plans import RunFailed
 from tests.support.command_lines import answer
 from tests.support.fake_slurm import install
+from tests.support.marks import LINUX
 from tests.support.runs import assert_alike, record, results
 from tests.support.spawned import TRAIN, end, spawn
 from tests.support.waiting import wait_until
@@ -24,7 +24,6 @@ TINY = [
     *("data.sequence_length=5", "trainer.max_epochs=1", "test=false", "callbacks.throughput.calibrate=false"),
     *("callbacks.progress=null", "callbacks.prediction_images=null", "hydra.sweep.dir=s"),
 ]
-linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux")
 
 
 @pytest.fixture
@@ -59,7 +58,7 @@ def test_a_report_that_cannot_be_written_is_one_line_and_the_sweep_ends_with_1(h
 
 
 def test_a_sweep_that_is_interrupted_reports_what_it_has_and_says_how_it_goes_on(here):
-    (here / "1.does").write_text(f"os.kill({os.getpid()}, 2); signal.pause()")
+    (here / "1.does").write_text(f"os.kill({os.getpid()}, 2); hang()")
     code, out, err = answer("train", "-m", *TINY, "seed=1,2,3")
     assert (code, err) == (130, "")
     assert record(here / "s/1")["error"] == "stopped by SIGINT"
@@ -112,7 +111,7 @@ def process_of(cwd, run):
 
 
 @pytest.mark.slow
-@linux
+@LINUX
 def test_a_killed_sweep_ends_its_run_and_resumed_keeps_what_was_finished(tmp_path):
     endless = "trainer.max_epochs=1,1000000"  # the second run continues until it is stopped
     killed = start(tmp_path, endless)
@@ -153,7 +152,7 @@ TRAINED = ["data.batch_size=16,32,64", "data.num_train=3072", "trainer.max_epoch
 
 
 @pytest.mark.slow
-@linux
+@LINUX
 def test_a_sweep_of_trainings_is_timed_in_passes_and_trains_what_runs_alone_train(tmp_path):
     code, out, err = end(start(tmp_path, *TRAINED))
     assert code == 0, err
@@ -169,7 +168,7 @@ def test_a_sweep_of_trainings_is_timed_in_passes_and_trains_what_runs_alone_trai
 
 
 @pytest.mark.slow
-@linux
+@LINUX
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 @pytest.mark.parametrize("when", ["in the passes", "after the passes"])
 def test_a_sweep_of_trainings_that_is_stopped_goes_on_to_the_same_results(when, number, tmp_path):
@@ -203,7 +202,7 @@ REAL = {
 
 
 @pytest.mark.slow
-@linux
+@LINUX
 @pytest.mark.parametrize("experiment", REAL)
 def test_real_runs_end_in_an_answer_and_are_kept(experiment, tmp_path):
     options, visited, said = REAL[experiment]
@@ -250,7 +249,7 @@ def test_a_sweep_of_a_plugin_ends_in_its_report_and_exit_code(options, tmp_path)
 
 
 @pytest.mark.slow
-@linux
+@LINUX
 def test_slurm_starts_a_preempted_job_again_asked_once_and_the_run_resumes(tmp_path):
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
     twins = ["seed=0,0", "data.num_train=1000", "data.batch_size=4", "trainer.max_epochs=2", "optimizer.lr=0.001"]

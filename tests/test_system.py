@@ -1,0 +1,135 @@
+"""One file knows systems: no other file asks which one this is, and it does on each what that system can."""
+
+import ast
+import contextlib
+import errno
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import pytest
+
+from batchscope import _system
+from tests.support import systems
+from tests.support.systems import KERNEL, NOT_EVERYWHERE
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def not_everywhere(path: Path) -> Iterator[str]:
+    """What a file uses that not every system has."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        used: list[tuple[str, str]] = []  # a module and a name of it
+        if isinstance(node, ast.Import):
+            used = [(alias.name, "*") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            used = [(node.module or "", alias.name) for alias in node.names]
+            used += [(f"{node.module}.{alias.name}", "*") for alias in node.names] + [(node.module or "", "*")]
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            used = [(node.value.id, node.attr)]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith(KERNEL):
+            used = [("sys", "platform")]
+        for module, name in used:
+            if name in NOT_EVERYWHERE.get(module, ()):
+                yield f"{path.relative_to(ROOT)}:{node.lineno}: {module}.{name}"
+
+
+def test_no_other_file_asks_for_the_system_or_uses_what_not_every_one_has() -> None:
+    assert [*not_everywhere(ROOT / "src/_system.py")]
+    others = [*(path for path in ROOT.joinpath("src").rglob("*.py") if path.name != "_system.py"), ROOT / "train.py"]
+    assert [use for path in others for use in not_everywhere(path)] == []
+
+
+# A sweep of one run: the run says what it is told, starts a process, and is asked to end.
+LIFE = """
+import os, signal, subprocess, sys, time, psutil
+from batchscope import _system
+child = '''
+import signal, subprocess, sys, time
+from batchscope._system import connection_to_starter, signal_self
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+connection = connection_to_starter()
+connection.sendall(connection.recv(9) + b" %d" % other.pid)
+connection.recv(9)
+signal_self(signal.SIGTERM)
+for _ in range(100):
+    time.sleep(0.01)
+'''
+program = _system.start_program([sys.executable, "-c", child], (1, 2))
+program.connection.sendall(b"hello")
+word, other = program.connection.recv(99).split()
+program.connection.sendall(b"end")
+code = program.wait()
+program.end_group(5)
+if not _system.RENAMES_OPEN:  # Windows keeps the number of a parent that has ended, and this system does not
+    psutil.Process(int(other)).kill()
+    time.sleep(0.2)
+ended = not psutil.pid_exists(int(other)) or psutil.Process(int(other)).status() == psutil.STATUS_ZOMBIE
+print(word.decode(), code, ended, _system.CAN_FORK, [one.name for one in _system.STOPPING][:2], _system.keep_freed_memory())
+"""
+
+
+@pytest.mark.parametrize("system", ["macos", "windows"])
+def test_a_program_is_started_heard_and_ended_on_a_system_that_lacks_much(system: str) -> None:
+    environ = {**os.environ, systems.PRETEND: system, "PYTHONPATH": str(ROOT / "tests/support/pretending")}
+    done = subprocess.run([sys.executable, "-c", LIFE], env=environ, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("hello 7 True False ['SIGINT', 'SIGTERM'] False\n", "")
+
+
+def test_on_windows_a_tree_of_processes_ends_with_what_its_program_has_started(monkeypatch) -> None:
+    line = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])"
+    program = _system.start_program([sys.executable, "-c", f"{line}; print(1, flush=True); time.sleep(600)"], (2, 2))
+    with contextlib.suppress(TimeoutError):
+        program.connection.settimeout(1)
+        program.connection.recv(1)
+    started = _system.descendants(program.pid)
+    monkeypatch.setattr(_system, "sys", SimpleNamespace(platform="win32"))
+    program.end_group(5)
+    assert len(started) == 1
+    assert program.wait() < 0
+    assert _system.descendants(program.pid) == []
+
+
+@pytest.mark.parametrize(("platform", "tries"), [("win32", 3), ("linux", 1)])
+def test_windows_is_asked_again_where_another_program_has_a_file_open(platform, tries, monkeypatch) -> None:
+    tried = []
+
+    def refuse(*_: object) -> None:
+        tried.append(1)
+        if len(tried) < 3:
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(_system, "sys", SimpleNamespace(platform=platform))
+    with contextlib.nullcontext() if platform == "win32" else pytest.raises(PermissionError):
+        _system.patiently(refuse, "a", "b")
+    assert len(tried) == tries
+
+
+def test_a_sign_that_a_stream_lacks_is_printed_plainly() -> None:
+    text = "→ 90 % … ± ≥ 3 · 日"
+    assert text.encode("cp1252", _system.PLAIN).decode("cp1252") == "-> 90 % … ± >= 3 · ?"
+    assert text.encode("ascii", _system.PLAIN).decode() == "-> 90 % ... +- >= 3 | ?"
+
+
+def test_a_command_line_is_quoted_for_the_shell_of_the_system(monkeypatch) -> None:
+    words = ["batchscope", "train", "a b", "data.batch_size=[1,2]"]
+    for platform, line in (("win32", 'batchscope train "a b" data.batch_size=[1,2]'),
+                           ("linux", "batchscope train 'a b' 'data.batch_size=[1,2]'")):  # fmt: skip
+        monkeypatch.setattr(_system, "sys", SimpleNamespace(platform=platform))
+        assert _system.command_line(words) == line
+
+
+def test_a_path_on_another_drive_of_windows_is_said_whole(monkeypatch) -> None:
+    assert _system.relative(Path.cwd() / "a") == "a"
+    monkeypatch.setattr(os.path, "relpath", Mock(side_effect=ValueError("path is on mount 'D:', start on mount 'C:'")))
+    assert _system.relative(Path("/d/runs/a")) == os.path.abspath("/d/runs/a")
+
+
+def test_signals_that_a_system_lacks_are_absent() -> None:
+    assert _system.signals_named("SIGTERM", "SIGNONE") == (signal.SIGTERM,)
