@@ -719,7 +719,7 @@ def test_a_script_is_told_what_a_checkpoint_alone_cannot_decide(folder: Path) ->
     path, option = folder / "checkpoints/best.ckpt", f"model._target_={HERE}.Tutorial"
     said = refusal(load_model, path)
     assert said.startswith(f"model._target_: is '{HERE}.Tutorial' in {path}, which a file alone cannot decide; ")
-    assert said.endswith(f"that has its YAML, or write (in Python `overrides=[…]`) {option}")
+    assert said.endswith(f"that has its YAML, or write (in Python `overrides=[…]`) {option} model.by_hand=false")
     assert refusal(load_model, path, "nowhere") == "config_dir: got 'nowhere', which is not a folder"
 
 
