@@ -857,7 +857,7 @@ MISTAKES = {
     "model=made data=points optimizer=sgd": "optimizer: Rated is a LightningModule, which has its own optimizer; its rate is model.lr",
     f"{OWN} model.lr=0.1": "model.lr: no such option. model takes by_hand.",
     f"{OWN} +model.optimizer.lr=0.1": "model.optimizer: no such option. model takes by_hand.",
-    f"{OWN} model.scheduler.gamma=0.1": "model.scheduler.gamma: no such option. model takes by_hand.",
+    f"{OWN} model.scheduler.gamma=0.1": "model.scheduler.gamma: no such option. model.scheduler is no section.",
     f"{OWN} +model.scheduler.gamma=0.1": "model.scheduler: no such option. model takes by_hand.",
     f"{OWN} compile=true": "compile: Tutorial is a LightningModule, which compiles itself",
     "model=keeps data=points model.sparse=true": "model: 'graph' could not be read back from a checkpoint, ",
