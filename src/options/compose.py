@@ -24,7 +24,7 @@ from ..errors import UserError
 from .check import check_config
 from .explain import message_of, missing_choice, unknown_option
 from .groups import CONFIGS, GROUPS, OPTIONAL_GROUPS, config_dir, load, refuse_unreadable, to_plain
-from .overrides import combinations, parse, quoted, set_by, text_of, without_globs
+from .overrides import combinations, parse, quoted, set_by, text_of
 from .purpose import lightning_module_of, own_rate, why_unread
 
 # The launchers of configs/hydra/launcher describe every option of their plugins and are validated by their names.
@@ -56,7 +56,6 @@ def compose_command_line(overrides: list[str], multirun: bool) -> CommandLine:
 
     With `multirun` a value may be a list to sweep over. UserError at the first mistake, before anything is written.
     """
-    overrides = without_globs(overrides) if multirun else overrides
     base = compose(_fixed(parse(overrides)) if multirun else overrides)
     params = {str(key): str(value) for key, value in (base.hydra.sweeper.get("params") or {}).items() if multirun}
     plain = to_plain(without_hydra(base)) if _RATE in params else {}
@@ -67,7 +66,7 @@ def compose_command_line(overrides: list[str], multirun: bool) -> CommandLine:
         params |= {} if rate in typed else {rate: own_rates}
         own = [*map("=".join, params.items()), "hydra.sweeper.params=null", *overrides]
         return compose_command_line(own, multirun)
-    words = [*without_globs([*map("=".join, params.items())]), *overrides]
+    words = [*map("=".join, params.items()), *overrides]
     is_list = multirun and base.hydra.sweeper._target_.endswith(".BasicSweeper")
     runs = _runs_of_sweep(words, is_list) if multirun else [words]
     composed = [compose(run) for run in runs] if multirun else [base]

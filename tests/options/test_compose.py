@@ -43,7 +43,6 @@ TESTED = ("true", "false")
 SWEEPS = [
     ("seed=1 test=true,false model=cnn,mlp", "seed=1", [f"test={a} model={b}" for a in TESTED for b in ("cnn", "mlp")]),
     ("test=False seed=1,2", "test=false", ["seed=1", "seed=2"]),
-    ("model=glob([cnn,ml*])", "", ["model=cnn", "model=mlp"]),
     ("seed=1,2 seed=0,4", "", ["seed=0", "seed=4"]),
 ]
 
@@ -236,12 +235,6 @@ def test_the_users_own_choices_and_options_are_answered_and_nothing_is_imported(
         assert said in refusal(composed, *line.split()), line
     assert composed("model=mynet", "data=adding")["model"]["flavour"] == "salty"
     assert not Path("ran").exists()
-
-
-def test_a_glob_stands_for_the_users_own_choices_too(package: Write) -> None:
-    use_config_dir("conf")
-    line = compose_command_line(["model=glob([c*,my*])"], multirun=True)
-    assert (line.words, line.labels) == (["model=cnn,mynet"], ["model=cnn", "model=mynet"])
 
 
 @pytest.mark.parametrize(
