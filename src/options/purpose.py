@@ -64,6 +64,7 @@ _PACKAGE = __name__.partition(".")[0]
 _TABLES = {"trainer": TRAINER, "callbacks": CALLBACK, "logger": LOGGER}
 # What a Task takes for the network that it trains, and what a LightningModule has in its place.
 OF_TASK = {"task": "its own loss and metrics", "optimizer": "its own optimizer", "channels_last": "its own layout"}
+_FREEZES = "whose layers no Task freezes; write callbacks=my_finetuning, a BaseFinetuning as in docs/own-project.md"
 _LIGHTNING_MODULE = "lightning.pytorch.core.module.LightningModule"
 
 
@@ -179,7 +180,8 @@ def unread_by(module: str, option: str, config: Mapping[str, Any]) -> str:
     if section not in OF_TASK:
         return ""
     rate = own_rate(config) if section == "optimizer" else None
-    return f"{module} is a LightningModule, which has {OF_TASK[section]}{f'; its rate is {rate}' if rate else ''}"
+    has = _FREEZES if option == "task.freeze" else f"which has {OF_TASK[section]}"
+    return f"{module} is a LightningModule, {has}{f'; its rate is {rate}' if rate else ''}"
 
 
 def _where(option: str, config: Mapping[str, Any]) -> Where | None:

@@ -1,7 +1,8 @@
 """Task: the one LightningModule. It joins a model, a loss, metrics and an optimizer."""
 
-from collections.abc import Mapping
-from typing import Any, Literal
+import fnmatch
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 import torch
 from lightning import LightningModule, Trainer
@@ -17,12 +18,13 @@ from .._torch import is_batch_norm, supports_found_inf
 from ..callbacks._batches import samples_in
 from ..data.collate import empty_batch
 from ..data.spec import CLASSES, LENGTHS, PADDING, DataSpec, arguments, computed_shape, takes
-from ..errors import UserError
-from ..options.types import Node
+from ..errors import UserError, did_you_mean
+from ..options.types import Node, Text
 from .objective import accuracy, correct, for_loss, for_metrics, loss_function, own_metrics
 from .optimizer import Optimizer
 from .trial import first_answer
 
+_LONGEST_PATTERN = 1_000  # characters; the time of fnmatch grows with their square
 Batch = Any  # what a DataSpec takes apart: `(x, y)`, `(x, y, lengths)` or a dict
 
 
@@ -53,6 +55,8 @@ class Task(LightningModule):
             the network and the data give it; −100 is no class.
         metrics: by name; each is logged as `val/NAME` and `test/NAME` of a whole set.
             It is updated with what the loss gets; labels come as probabilities and integers.
+        freeze: name patterns, as of fnmatch, of parameters of the network that are not trained. Batch norm whose
+            parameters are all frozen keeps its running statistics.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class Task(LightningModule):
         compile_mode: str | None = None,
         loss: Literal["auto", "cross_entropy", "bce", "mse", "l1", "smooth_l1"] | Node = "auto",
         metrics: dict | None = None,
+        freeze: Annotated[list[str], Text.CHOICE] | tuple[str, ...] = (),
     ):
         super().__init__()
         self.model = model
@@ -86,6 +91,7 @@ class Task(LightningModule):
         self._takes_lengths = takes(model, LENGTHS)
         self.measured = self._metrics(own_metrics(metrics))
         self._metric_modules = nn.ModuleList(m for stage in self.measured.values() for m in stage.values())
+        self._frozen_norms = self._freeze(freeze)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -138,6 +144,10 @@ class Task(LightningModule):
         """The mean loss `()` of what the network answers and the target, both with the shapes of a batch."""
         return self.loss_function(*for_loss(self.spec, output, y))
 
+    def named(self) -> list[tuple[str, nn.Parameter]]:
+        """The parameters by the names that users know: those within the network, and those of the loss."""
+        return [(name.removeprefix("model."), parameter) for name, parameter in self.named_parameters()]
+
     @override
     def on_validation_start(self) -> None:
         self._check_loaders("val")
@@ -168,6 +178,9 @@ class Task(LightningModule):
 
     @override
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        for norm in self._frozen_norms:
+            if norm.training:  # until the first step: Lightning warns of modules that are in evaluation mode before
+                norm.eval()
         x, y, lengths = self.spec.parts(batch)
         output = self(x, lengths) if self.is_tried else first_answer(self, x, y, lengths)
         result = {"loss": self.loss(output, y)}
@@ -293,6 +306,36 @@ class Task(LightningModule):
             | {name: metric.clone() for name, metric in own.items()}
             for stage in ("val", "test")
         }
+
+    def _freeze(self, patterns: Sequence[str]) -> list[nn.Module]:
+        """Freeze parameters by their names, and return the batch norms that have no other ones."""
+        _check_patterns("task.freeze", patterns, [name for name, _ in self.named()])
+        frozen = {p for name, p in self.named() if _matches(name, patterns)}
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+        if frozen and not any(p.requires_grad for p in self.parameters()):
+            raise UserError(f"task.freeze: got {list(patterns)}, which leaves no parameter to train")
+        norms = [module for module in self.modules() if is_batch_norm(module)]
+        return [norm for norm in norms if (own := {*norm.parameters()}) and own <= frozen]
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    """Whether one of the name patterns, as of fnmatch, matches a parameter's name."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _check_patterns(option: str, patterns: Sequence[str], names: Sequence[str]) -> None:
+    """Raise UserError for the first pattern, as of fnmatch, that is too long or matches no parameter's name."""
+    for pattern in patterns:
+        if len(pattern) > _LONGEST_PATTERN:
+            raise UserError(
+                f"{option}: has a pattern of {len(pattern):,} characters, takes {_LONGEST_PATTERN:,} at most"
+            )
+        if not any(_matches(name, [pattern]) for name in names):
+            parts = [name.split(".") for name in names]
+            above = {f"{'.'.join(part[:n])}.*" for part in parts for n in range(1, len(part))}
+            near = did_you_mean(pattern, [*names, *sorted(above)])
+            raise UserError(f"{option}: '{pattern}' matches no parameter of the model.{near}")
 
 
 def _samples(inputs: Tensor | Mapping[str, Tensor]) -> int:

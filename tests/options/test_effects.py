@@ -30,6 +30,7 @@ OTHERS = {
     "model.name": "squeezenet1_1",
     "model.weights": "NONE",
     "optimizer.min_lr": "0.001",
+    "task.freeze": "['*.bias']",
     "task.loss": "{_target_:torch.nn.MultiMarginLoss}",
     "task.metrics": "{mean:{_target_:torchmetrics.MeanMetric}}",
 }

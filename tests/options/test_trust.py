@@ -100,7 +100,7 @@ REPEATED = [
     "data=sequential_mnist model=lstm_cell data.steps=pixels callbacks.checkpoint.monitor=val/acc",
     "+trainer.val_check_interval='00:00:10:00' +trainer.check_val_every_n_epoch=null task.loss=mse",
     "data.root=out/data 'callbacks.checkpoint.dirpath=${run_dir}/x' +trainer.default_root_dir=out trainer.devices=[0,1]",
-    "task=dice optimizer=torchs +optimizer.schedule=cosine",
+    "task=dice task.freeze=[encoder.*] optimizer=torchs +optimizer.schedule=cosine",
     "experiment=diagnose search.batch_factors=[8] hydra.sweep.dir=x trainer.profiler=simple",
 ]
 

@@ -553,13 +553,15 @@ def test_an_own_task_loss_and_metric_are_logged_and_belong_to_the_checkpoint(fol
     assert metrics["test/iou"] == pytest.approx(float(metric(network.eval()(x), y)), rel=1e-5)  # the whole set once
 
 
-def test_the_parameters_of_a_loss_are_trained(folder: Path) -> None:
-    trained(folder, f"task.loss={{_target_: {HERE}.Weighted}}", "test=false")
-    assert last(folder)["state_dict"]["loss_function.weight"] != 1
+def test_the_parameters_of_a_loss_are_trained_and_what_is_frozen_stays_as_it_is(folder: Path) -> None:
+    trained(folder, f"task.loss={{_target_: {HERE}.Weighted}}", "task.freeze=['encoder.2.*']", "test=false")
+    after, norm = last(folder)["state_dict"], nn.BatchNorm1d(8).state_dict()
+    assert after["loss_function.weight"] != 1
+    assert all(torch.equal(after[f"model.encoder.2.{name}"], tensor) for name, tensor in norm.items())
 
 
 def test_a_subclass_that_overrides_hooks_trains_as_any_task(folder: Path) -> None:
-    words = ["trainer.accumulate_grad_batches=2", "test=false"]
+    words = ["task.freeze=['encoder.2.*']", "trainer.accumulate_grad_batches=2", "test=false"]
     trained(folder.with_name("plain"), *words)
     trained(folder, f"task._target_={HERE}.OwnHooks", *words)
     plain, own = (last(place)["state_dict"] for place in (folder.with_name("plain"), folder))
@@ -580,7 +582,7 @@ def test_torchs_optimizer_has_a_schedule(folder: Path) -> None:
 
 
 def test_a_stopped_run_ends_as_one_that_was_not(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["task=dice", "optimizer=torchs", "test=false"]
+    words = ["task=dice", "task.freeze=[encoder.1.*]", "optimizer=torchs", "test=false"]
     trained(folder.with_name("whole"), *words)
     with monkeypatch.context() as patched, pytest.raises(ZeroDivisionError):
         patched.setattr(Task, "on_validation_end", lambda self: 1 / 0, raising=False)
@@ -834,11 +836,16 @@ MISTAKES = {
     "a _target_. Did you mean 'cross_entropy'?",
     "task.metrics={f1:{_target_:torch.nn.Identity}}": "task.metrics.f1: got Identity, takes a node whose _target_ is a",
     "task.metrics={loss:{_target_:torchmetrics.MeanMetric}}": "task.metrics.loss: is the name of the loss",
+    "task.freeze=[encodr.*]": "task.freeze: 'encodr.*' matches no parameter of the model. Did you mean 'encoder.*'?",
+    f"task.freeze=['{'[' * 2000}']": "task.freeze: has a pattern of 2,000 characters, takes 1,000 at most",
+    "task.freeze=['*']": "task.freeze: got ['*'], which leaves no parameter to train",
     "task._target_=torch.nn.Identity": "task: got Identity, takes a batchscope.training.task.Task",
     "optimizer=torchs optimizer.momentum=-1": "optimizer: ValueError: Invalid momentum value: -1",
     "optimizer=torchs optimizer._target_=torch.nn.Identity": "optimizer: Identity is no torch.optim.Optimizer",
     "data=points": "data: Points has no spec: a property that returns a batchscope.data.DataSpec",
     f"{OWN} task.loss=mse": "task.loss: Tutorial is a LightningModule, which has its own loss and metrics",
+    f"{OWN} task.freeze=['*']": "task.freeze: Tutorial is a LightningModule, whose layers no Task freezes; write callbacks=my_finetuning, "
+    "a BaseFinetuning as in docs/own-project.md",
     f"{OWN} channels_last=false": "channels_last: Tutorial is a LightningModule, which has its own layout",
     f"{OWN} optimizer=sgd": f"optimizer: {HAS_OPTIMIZER}",
     f"{OWN} optimizer.lr_scaling=auto": f"optimizer.lr_scaling: {HAS_OPTIMIZER}",
