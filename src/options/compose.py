@@ -25,7 +25,7 @@ from .check import check_config
 from .explain import message_of, missing_choice, unknown_option
 from .groups import CONFIGS, GROUPS, OPTIONAL_GROUPS, config_dir, load, refuse_unreadable, to_plain
 from .overrides import combinations, parse, quoted, set_by, text_of
-from .purpose import lightning_module_of, own_rate, why_unread
+from .purpose import lightning_module_of, own_rate, why_no_validation, why_unread
 
 # The launchers of configs/hydra/launcher describe every option of their plugins and are validated by their names.
 warnings.filterwarnings("ignore", r"\s*'hydra/launcher/\w+' is validated against ConfigStore schema")
@@ -59,6 +59,8 @@ def compose_command_line(overrides: list[str], multirun: bool) -> CommandLine:
     base = compose(_fixed(parse(overrides)) if multirun else overrides)
     params = {str(key): str(value) for key, value in (base.hydra.sweeper.get("params") or {}).items() if multirun}
     plain = to_plain(without_hydra(base)) if _RATE in params else {}
+    if _RATE in params and not base.get("test") and (why := why_no_validation(plain)):
+        raise UserError(f"{_RATE}: a validation says which rate is the best, and {why}")
     # A config's sweep over the rate is one over the rate that a LightningModule reads.
     if lightning_module_of(plain) and (rate := own_rate(plain)):
         own_rates = params.pop(_RATE)

@@ -8,8 +8,10 @@ from hydra.errors import MissingConfigException
 from ..errors import UserError, did_you_mean
 from .groups import GROUPS, choices_of, top_level_names
 from .habits import answer_to
-from .purpose import OF_EXPERIMENTS, OF_TASK, lightning_module_of, why_unread
+from .purpose import OF_EXPERIMENTS, OF_TASK, annotation_of, lightning_module_of, marks, signature_at, why_unread
 from .tree import flatten
+from .types import Purpose
+from .values import choices_in
 
 # Plugins of Hydra that an extra of this package installs: (group, choice) → extra.
 _EXTRAS = {("hydra/launcher", "joblib"): "joblib", ("hydra/sweeper", "optuna"): "optuna"}
@@ -63,10 +65,26 @@ def message_of(error: BaseException) -> str:
 
 
 def _answer(option: str, value: object, config: Mapping[str, Any]) -> str | None:
-    """What to write instead of a word typed by habit; a LightningModule's words are its own."""
+    """What to write instead of a word typed by habit, with these data's folder; a LightningModule's are its own."""
     if option.startswith("model.") and lightning_module_of(config):
         return None
-    return answer_to(option, str(value))
+    instead = answer_to(option, str(value))
+    if instead and "data.root" in instead:
+        place = _folder_of_data(config.get("data"))
+        return instead.replace("data.root", f"data.{place}") if place else "these data read no folder"
+    return instead
+
+
+def _folder_of_data(node: Any) -> str | None:
+    """The option by which data name the folder that they are read from; None where they have none."""
+    node = node if isinstance(node, Mapping) else {}
+    signature = signature_at("data", node.get("_target_"))
+    names = [*(signature.parameters if signature else ()), *map(str, node)]
+    for name in names:
+        takes = annotation_of(f"data.{name}", node.get("_target_"))
+        if Purpose.READ_FROM in marks(takes) and not choices_in(takes):
+            return name
+    return next((name for name in ("root", "data_dir", "path", "folder") if name in names), None)
 
 
 def _nearest(config: Mapping[str, Any], parts: list[str], section: str, known: list[str]) -> str:

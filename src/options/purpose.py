@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import reduce
 from typing import Annotated, Any, Literal
 
-from .signatures import Signature, class_attribute, inherits, signature_of
+from .signatures import Signature, class_attribute, inherits, lacks, signature_of
 from .trainer import CALLBACK, LOGGER, OBSERVERS, TRAINER
 from .tree import flatten
 from .types import Choice, PositiveInt, Purpose, Range, Seed, Where
@@ -146,6 +146,18 @@ def lightning_module_of(config: Mapping[str, Any]) -> str:
     target = _at(config, "model._target_")
     is_one = isinstance(target, str) and not target.startswith(f"{_PACKAGE}.") and inherits(target, _LIGHTNING_MODULE)
     return target.rpartition(".")[2] if is_one else ""
+
+
+def why_no_validation(config: Mapping[str, Any]) -> str:
+    """Why the run of a configuration has no validation; empty where it has one, or where nobody knows."""
+    if _at(config, "trainer.limit_val_batches") == 0:
+        return "trainer.limit_val_batches=0 leaves out the validation"
+    methods = {"data": "val_dataloader"} | ({"model": "validation_step"} if lightning_module_of(config) else {})
+    for section, method in methods.items():
+        target = _at(config, f"{section}._target_")
+        if isinstance(target, str) and lacks(target, method):
+            return f"{target.rpartition('.')[2]} has no {method}"
+    return ""
 
 
 def own_rate(config: Mapping[str, Any]) -> str | None:

@@ -84,6 +84,19 @@ def inherits(target: str, base: str) -> bool:
     return any(one and f"{one[0].name}.{one[1].name}" == base for one in _ancestry(_locate(target)))
 
 
+def lacks(target: str, method: str) -> bool:
+    """Whether source text says that a class has no method of this name but Lightning's own; False where nobody knows.
+
+    A class has one whose text has the name: it may be made in the constructor.
+    """
+    for known in _ancestry(_locate(target)):
+        if known and known[0].name.startswith("lightning.pytorch.core."):  # of any other class the text is read
+            return True
+        if known is None or method in ast.unparse(known[1]):
+            return False
+    return False
+
+
 def is_installed(package: str) -> bool:
     """Whether a package can be imported. A folder of its name, such as W&B makes, is none."""
     spec = importlib.util.find_spec(package)

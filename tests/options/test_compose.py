@@ -82,17 +82,34 @@ def test_a_folder_that_is_named_is_told_from_the_installed_default(package: Writ
 LIT = """
 import lightning
 
-class Lit(lightning.LightningModule):
+class Validated(lightning.LightningModule):
+    def validation_step(self, batch, batch_idx):
+        pass
+
+class Lit(Validated):
     def __init__(self, lr: float = 0.1, part: object = None):
         super().__init__()
 
-class Other(lightning.LightningModule):
+class Other(Validated):
     def __init__(self, learning_rate: float = 0.1):
         super().__init__()
 
-class Bare(lightning.LightningModule):
+class Bare(Validated):
     def __init__(self, optimizer: object = None):
         super().__init__()
+
+class Unchecked(lightning.LightningModule):
+    def __init__(self, lr: float = 0.1):
+        super().__init__()
+
+class Trains(lightning.LightningDataModule):
+    def train_dataloader(self):
+        pass
+
+class Validates(Trains):
+    def __init__(self):
+        super().__init__()
+        self.val_dataloader = self.train_dataloader
 """
 NESTED = "optimizer: {_target_: torch.optim.Adam, _partial_: true, lr: 0.1}"
 # A model, and the option of its rate as a command line takes it.
@@ -118,6 +135,29 @@ def test_a_sweep_of_a_config_over_the_rate_is_one_over_the_rate_that_the_model_r
     assert own.labels == [f"{option}=0.5", f"{option}=1"]
     said = refusal(compose_command_line, ["model=lit", "optimizer.lr=0.1,0.2"], multirun=True)
     assert said.endswith(f" is a LightningModule, which has its own optimizer; its rate is {option}")
+
+
+# What is trained on what, and why that has no validation.
+UNVALIDATED = {
+    "model=lit data=trains": "Trains has no val_dataloader",
+    "model=unchecked data=validates": "Unchecked has no validation_step",
+    "model=cnn trainer.limit_val_batches=0": "trainer.limit_val_batches=0 leaves out the validation",
+    "model=lit data=validates": "",
+    "model=lit data=trains test=true": "",  # which says it then
+}
+
+
+@pytest.mark.parametrize("words", UNVALIDATED)
+def test_a_search_for_a_rate_without_a_validation_is_refused_before_it_begins(words: str, package: Write) -> None:
+    names = {"model/lit": "Lit", "model/unchecked": "Unchecked", "data/trains": "Trains", "data/validates": "Validates"}
+    package({file: f"_target_: mynet.lit.{name}" for file, name in names.items()}, lit=LIT)
+    use_config_dir("conf")
+    line, why = [*words.split(), "experiment=find_lr"], UNVALIDATED[words]
+    if why:
+        said = f"optimizer.lr: a validation says which rate is the best, and {why}"
+        assert refusal(compose_command_line, line, multirun=True) == said
+    else:
+        assert len(compose_command_line(line, multirun=True).labels) == 6
 
 
 def test_an_option_of_a_sweep_is_read_by_a_run_and_one_that_tells_runs_apart_by_each(package: Write) -> None:
@@ -379,6 +419,15 @@ def test_a_word_typed_by_habit_is_answered_with_its_value_and_stands_for_what_is
 def test_the_page_has_every_answer() -> None:
     rows = dict(re.findall(r"^\| `(.+?)` \| (.+) \|$", PAGE, re.MULTILINE))
     assert rows == {word: text.replace("*", "…") for word, text in HABITS.items()}
+
+
+def test_data_are_looked_for_by_the_option_that_the_chosen_data_have(package: Write) -> None:
+    net = NET + "\n\nclass Photos:\n    def __init__(self, folder: str):\n        pass\n"
+    package({"data/photos": "_target_: mynet.net.Photos\n"}, net=net)
+    use_config_dir("conf")
+    assert refusal(composed, "data=photos", "paths.data_dir=/there") == "paths.data_dir: write data.folder=/there"
+    said = "paths.data_dir: these data read no folder"
+    assert refusal(composed, "data=adding", "model=lstm_cell", "paths.data_dir=/there") == said
 
 
 def test_data_of_a_classmethod_whose_options_nobody_can_read_need_no_batch_size(package: Write) -> None:
