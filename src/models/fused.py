@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .._torch import disable_dynamo, flatten_cudnn_weights, hook_dicts
+from .elman import ElmanSequence
 
 if TYPE_CHECKING:
     from .recurrent import LSTMCell, RNNCell
@@ -58,12 +59,18 @@ def lstm(
 
 @disable_dynamo
 def rnn(cell: "RNNCell", input: Tensor, hidden: Tensor | None) -> tuple[Tensor, Tensor]:
-    """An Elman cell over a sequence: `input: (B, T, F)`, `hidden: (B, H)` → `(B, T, H)` and the final `(B, H)`."""
+    """An Elman cell over a sequence: `input: (B, T, F)`, `hidden: (B, H)` → `(B, T, H)` and the final `(B, H)`.
+
+    On a CPU torch unrolls nn.RNN operation by operation; ElmanSequence is faster there.
+    """
+    weights = _weights([cell])
     if hidden is None:
         hidden = input.new_zeros(input.shape[0], cell.hidden_size)
-    initial = hidden[None].contiguous()
+    if input.device.type == "cpu" and not torch.is_autocast_enabled("cpu"):
+        output, hidden = ElmanSequence.apply(input.transpose(0, 1), hidden, *weights)
+        return output.transpose(0, 1), hidden
     train = cell.training or torch.is_grad_enabled()
-    output, hidden = torch.rnn_tanh(input, initial, _weights([cell]), True, 1, 0.0, train, False, True)
+    output, hidden = torch.rnn_tanh(input, hidden[None].contiguous(), weights, True, 1, 0.0, train, False, True)
     return output, hidden[0]
 
 

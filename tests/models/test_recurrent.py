@@ -11,7 +11,7 @@ from batchscope.data.spec import DataSpec
 from batchscope.models.recurrent import LSTMCell, RNNCell, StackedLSTM, open_forget_gate, runs_fused, unroll
 from batchscope.models.sequence import LSTMCellModel, RNNCellModel, StackedLSTMModel
 
-BATCH, STEPS, FEATURES, HIDDEN = 4, 37, 3, 5
+BATCH, STEPS, FEATURES, HIDDEN = 4, 37, 3, 5  # steps enough for two whole blocks and a part of one
 VALUE = DataSpec(kind="sequence", input_shape=(STEPS, FEATURES), target="value", num_outputs=1)
 LAYERS = {"RNNCell": 0, "LSTMCell": 0, "StackedLSTM of 1": 1, "StackedLSTM of 3": 3}
 networks = pytest.mark.parametrize("kind", LAYERS)
@@ -129,6 +129,17 @@ def test_autocast_stays_near_full_precision_and_has_gradients(kind, backend, dty
     (output.sum() + again.sum()).backward()
     assert all(parameter.grad.isfinite().all() for parameter in net.parameters())
     assert {parameter.grad.dtype for parameter in net.parameters()} == {dtype}
+
+
+def test_a_gradient_that_vanishes_is_zero_rather_than_denormal() -> None:
+    cell = RNNCell(1, HIDDEN)
+    with torch.no_grad():
+        cell.h2h.weight.mul_(0.5)
+    x = torch.randn(2, 400, 1, requires_grad=True)
+    unroll(cell, x, backend="fused")[0][:, -1].sum().backward()
+    tiny = (x.grad != 0) & (x.grad.abs() < torch.finfo(torch.float32).tiny)
+    assert not tiny.any()
+    assert not x.grad[:, 0].any()
 
 
 # --- dropout and first weights ---------------------------------------------------------------------------------------
