@@ -7,8 +7,7 @@
 
 A new training of some steps is measured; the run's weights are not needed, and nothing is tested, logged or kept. The
 folder `explain` in the run's folder gets explain.json and a trace for https://ui.perfetto.dev.
-The dataset is only read where the record says. What a record alone cannot decide has to be typed (security.md in the
-documentation).
+What a record alone cannot decide has to be typed (security.md in the documentation).
 """
 
 import argparse
@@ -84,8 +83,7 @@ def _of_run(run_dir: Path, overrides: list[str], chosen: dict[str, str], out: Pa
     record = read(run_dir)
     recorded = check_config(resume.recorded_config(record, run_dir))
     config = check_config(for_explanation(check_config(apply_overrides(recorded, overrides))))
-    config, said = trust.only_read(config, overrides, file)
-    trust.confirm(config, said, file, run_dir=None)
+    trust.confirm(config, overrides, file, run_dir=None)
     if out is None:
         refuse_links(run_dir, written=(f"{_NAME}*", f".{_NAME}*"))
     choices = {key: value for key, value in record.get("choices", {}).items() if value is not None} | chosen

@@ -160,12 +160,6 @@ class DataModule(LightningDataModule):
     def test_dataloader(self) -> Loader:
         return self._eval_loader("test")
 
-    def example(self) -> Any:
-        """The first training samples as a batch on the CPU, two at most, once `setup` has been called; no random state changes."""
-        samples = [*range(min(2, self.batch_size, self.num_samples("train")))]
-        (batch,) = self._load_apart([("train", samples)])
-        return batch
-
     def resume_at(self, epoch: int, batches: int) -> None:
         """Start training in `epoch`, after the first `batches` batches of it."""
         self._start = (epoch, batches)

@@ -7,7 +7,7 @@ noise. Digits are rendered in batches of tensors: 60,000 take seconds.
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import matplotlib
 import torch
@@ -34,7 +34,6 @@ class Digits(GeneratedDataModule):
 
     Args:
         root: the images are cached in its folder `digits/`, if that is writable.
-        offline: `read` keeps no rendered digits, and writes nothing.
         num_train, num_val, num_test, **kwargs: as GeneratedDataModule.
     """
 
@@ -47,12 +46,10 @@ class Digits(GeneratedDataModule):
         num_train: PositiveInt = 55_000,
         num_val: PositiveInt = 5_000,
         num_test: PositiveInt = 10_000,
-        offline: Annotated[Literal["digits", "read"], Purpose.READ_FROM] = "digits",
         **kwargs: Any,
     ):
         super().__init__(num_train, num_val, num_test, **kwargs)
         self.root = Path(root)
-        self.offline = offline
 
     @property
     @override
@@ -63,21 +60,16 @@ class Digits(GeneratedDataModule):
     @override
     def load(self, split: Split) -> tuple[Tensor, Tensor]:
         """`x: (N, 1, 28, 28)` float32, `y: (N,)` int64."""
-        images, labels = cached_digits(self.root, self.sizes[split], self.split_seed(split), self.offline != "read")
+        images, labels = cached_digits(self.root, self.sizes[split], self.split_seed(split))
         return images.float().div_(127.5).sub_(1), labels
 
 
-def cached_digits(root: Path, num: int, seed: int, kept: bool = True) -> tuple[Tensor, Tensor]:
-    """`render_digits`, cached in `root/digits`. An unreadable file is replaced; an unwritable folder is skipped.
-
-    Without `kept` they are read from there, and never written.
-    """
+def cached_digits(root: Path, num: int, seed: int) -> tuple[Tensor, Tensor]:
+    """`render_digits`, cached in `root/digits`. An unreadable file is replaced; an unwritable folder is skipped."""
     file = root / "digits" / f"v{VERSION}-{num}-{seed}.pt"
     digits = _read_cache(file, num)
     if digits is None:
         digits = render_digits(num, seed)
-        if not kept:
-            return digits
         with suppress(OSError, RuntimeError):  # torch reports a full disk as a RuntimeError
             file.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(file) as opened:

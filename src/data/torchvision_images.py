@@ -37,8 +37,7 @@ class TorchvisionImages(TensorDataModule):
         num_train: how many of the others are trained on, chosen by the seed; None for all.
         num_test: how many test images are used, the first ones; None for all.
         offline: what to do when files are missing and cannot be downloaded: `digits` trains on rendered digits and
-            records them as such, where its images have the shape of digits; `error` refuses; `read` refuses before anything
-            is downloaded or written.
+            records them as such, where its images have the shape of digits; `error` refuses.
         **kwargs: as TensorDataModule.
 
     Raises:
@@ -59,7 +58,7 @@ class TorchvisionImages(TensorDataModule):
         num_val: PositiveInt = 5_000,
         num_train: PositiveInt | None = None,
         num_test: PositiveInt | None = None,
-        offline: Annotated[Literal["digits", "error", "read"], Purpose.READ_FROM] = "error",
+        offline: Annotated[Literal["digits", "error"], Purpose.READ_FROM] = "error",
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
@@ -97,11 +96,6 @@ class TorchvisionImages(TensorDataModule):
             self._official = self._complete()
 
     def _download_or_warn(self) -> None:
-        if self.offline == "read":
-            raise UserError(
-                f"data.root: {self.torchvision_name} is not in {self.root.resolve()}, which is only read; write "
-                f"data.root={self.root} to download it there"
-            )
         try:
             self.root.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -148,7 +142,7 @@ class TorchvisionImages(TensorDataModule):
             self._official = self._complete()
         if not self._official:
             split: Split = "train" if train else "test"
-            return cached_digits(self.root, STAND_IN_SIZES[split], self.split_seed(split), self.offline != "read")
+            return cached_digits(self.root, STAND_IN_SIZES[split], self.split_seed(split))
         try:
             dataset = self.source(str(self.root), train=train)
         except Exception as error:  # any failure of a parser on a damaged file

@@ -6,17 +6,16 @@ import os
 import pickle
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import NoneType
-from typing import Any, get_origin
+from typing import Any
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import GrammarParseError, OmegaConfBaseException
 from yaml import YAMLError
 
@@ -24,11 +23,9 @@ from .. import _hydra
 from ..errors import UserError
 from .check import check_config
 from .explain import message_of, missing_choice, unknown_option
-from .groups import CONFIGS, GROUPS, OPTIONAL_GROUPS, SECTIONS, config_dir, load, refuse_unreadable, to_plain
-from .overrides import combinations, parse, quoted, set_by, text_of, without_globs
-from .purpose import annotation_of, lightning_module_of, own_rate, why_no_validation, why_unread
-from .tree import TARGET
-from .values import alternatives
+from .groups import CONFIGS, GROUPS, OPTIONAL_GROUPS, config_dir, load, refuse_unreadable, to_plain
+from .overrides import combinations, parse, quoted, set_by, text_of
+from .purpose import lightning_module_of, own_rate, why_no_validation, why_unread
 
 # The launchers of configs/hydra/launcher describe every option of their plugins and are validated by their names.
 warnings.filterwarnings("ignore", r"\s*'hydra/launcher/\w+' is validated against ConfigStore schema")
@@ -59,7 +56,6 @@ def compose_command_line(overrides: list[str], multirun: bool) -> CommandLine:
 
     With `multirun` a value may be a list to sweep over. UserError at the first mistake, before anything is written.
     """
-    overrides = without_globs(overrides) if multirun else overrides
     base = compose(_fixed(parse(overrides)) if multirun else overrides)
     params = {str(key): str(value) for key, value in (base.hydra.sweeper.get("params") or {}).items() if multirun}
     plain = to_plain(without_hydra(base)) if _RATE in params else {}
@@ -69,10 +65,10 @@ def compose_command_line(overrides: list[str], multirun: bool) -> CommandLine:
     if lightning_module_of(plain) and (rate := own_rate(plain)):
         own_rates = params.pop(_RATE)
         typed = {word.lstrip("+").partition("=")[0] for word in overrides}
-        params |= {} if rate.lstrip("+") in typed else {rate: own_rates}
+        params |= {} if rate in typed else {rate: own_rates}
         own = [*map("=".join, params.items()), "hydra.sweeper.params=null", *overrides]
         return compose_command_line(own, multirun)
-    words = [*without_globs([*map("=".join, params.items())]), *overrides]
+    words = [*map("=".join, params.items()), *overrides]
     is_list = multirun and base.hydra.sweeper._target_.endswith(".BasicSweeper")
     runs = _runs_of_sweep(words, is_list) if multirun else [words]
     composed = [compose(run) for run in runs] if multirun else [base]
@@ -118,8 +114,7 @@ def apply_overrides(config: dict[str, Any], overrides: list[str]) -> DictConfig:
                 f"{one.key_or_group}: is for a new run; here, name the options to change: data.batch_size=8"
             )
         if one.key_or_group not in GROUPS or not _chooses(one):
-            before = to_plain(changed)
-            _set_option(changed, one, lambda before=before: before)
+            _set_option(changed, one)
             continue
         chosen = None if one.is_delete() else compose([text_of(one)]).get(one.key_or_group)
         with open_dict(changed):
@@ -150,7 +145,7 @@ def compose(overrides: list[str]) -> DictConfig:
     config = pickle.loads(pickled)
     for one in parsed:
         if not _chooses(one):
-            _set_option(config, one, lambda: to_plain(pickle.loads(pickled)))
+            _set_option(config, one)
     _hydra.complete_hydra_section(config, parsed)
     return config
 
@@ -176,28 +171,24 @@ def _chooses(one: Override) -> bool:
     return key == "hydra.searchpath" or ("." not in key and (one.is_add() or one.is_force_add()))
 
 
-def _set_option(config: DictConfig, one: Override, before: Callable[[], dict[str, Any]]) -> None:
-    """Set, add or delete an option; `before` has the configuration as it was, for an error: a failure may change it."""
-    key = one.key_or_group
+def _set_option(config: DictConfig, one: Override) -> None:
+    """Set, add or delete an option. A section may get any: whether its class takes it, `check_config` knows."""
+    key, text = one.key_or_group, text_of(one)
     try:
-        if _names_a_member(one, config):
-            (one,) = parse([f"++{text_of(one)}"])
+        if one.get_key_element()[0] not in "+~" and not key.startswith("hydra."):
+            above = key.rpartition(".")[0]
+            section = OmegaConf.select(config, above) if above else config
+            is_known = (
+                isinstance(section, DictConfig | ListConfig) if above else key in {*config}
+            )  # also without a value
+            if not is_known:
+                raise unknown_option(to_plain(config), key, text.partition("=")[2])
+            if isinstance(section, DictConfig):
+                (one,) = parse([f"++{text}"])
         _hydra.apply_override(one, config)
     except _HYDRA_ERRORS as error:
-        unknown = unknown_option(before(), key, None if one.is_delete() else text_of(one).partition("=")[2])
         is_null = not one.is_delete() and one.value() is None
-        raise unknown or UserError(f"{key}: {'got null, takes a value' if is_null else message_of(error)}") from error
-
-
-def _names_a_member(one: Override, config: DictConfig) -> bool:
-    """Whether an option is null, or a node, in one that takes a dict with any names: `task.metrics.acc=null`."""
-    above = one.key_or_group.rpartition(".")[0]
-    section = above.partition(".")[0]
-    is_plain = one.get_key_element()[0] not in "+~" and (one.value() is None or isinstance(one.value(), dict))
-    if section not in SECTIONS or section == above or not is_plain:
-        return False
-    takes = {kind for kind, _ in alternatives(annotation_of(above, OmegaConf.select(config, f"{section}.{TARGET}")))}
-    return {get_origin(kind) or kind for kind in takes} - {NoneType} == {dict}
+        raise UserError(f"{key}: {'got null, takes a value' if is_null else message_of(error)}") from error
 
 
 def _refuse_several_values(parsed: list[Override], hint: str) -> None:

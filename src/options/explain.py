@@ -1,13 +1,12 @@
 """Error hints: what is wrong with the name of an option or of a choice, and what may have been meant, in one line."""
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hydra.errors import MissingConfigException
 
 from ..errors import UserError, did_you_mean
-from .groups import COLLECTIONS, GROUPS, choices_of, top_level_names
+from .groups import GROUPS, choices_of, top_level_names
 from .habits import answer_to
 from .purpose import OF_EXPERIMENTS, OF_TASK, annotation_of, lightning_module_of, marks, signature_at, why_unread
 from .tree import flatten
@@ -33,35 +32,15 @@ def missing_choice(error: MissingConfigException) -> UserError:
     return UserError(f"{group}: got '{name}', takes {', '.join(choices)}.{near}")
 
 
-def unknown_option(config: dict[str, Any], option: str, value: object) -> UserError | None:
-    """The error for an option, as typed, that has no place in a configuration; None where it has one.
-
-    `value` is None for an option that is to be deleted.
-    """
+def unknown_option(config: Mapping[str, Any], option: str, value: str) -> UserError:
+    """The error for an option, as typed, whose section a configuration does not have."""
+    if option in OF_EXPERIMENTS:
+        return UserError(f"{option}: is an option of experiment={OF_EXPERIMENTS[option]}; write both")
     if why := why_unread(option, config):
         return UserError(f"{option}: {why}")
-    parts, node = re.split("[./]", option), {**dict.fromkeys(COLLECTIONS), **config}
-    for depth, part in enumerate(parts):
-        above = ".".join(parts[:depth])
-        if isinstance(node, list):  # Hydra counts its items
-            return None
-        if not isinstance(node, dict):
-            what = "null" if node is None else "a value"
-            return UserError(f"{option}: no such option. {above} is {what}, not a section.")
-        if part not in node:
-            if not above and part in OF_EXPERIMENTS:
-                return UserError(f"{option}: is an option of experiment={OF_EXPERIMENTS[part]}; write both")
-            signature = signature_at(above, node.get("_target_"))
-            known = [*signature.parameters] if signature else [str(key) for key in node]
-            known = known if above else top_level_names()
-            is_known = part in known or re.search(r"\.\d+$", above)  # the owner of a list checks its items
-            is_answered = above != "data" and _answer(option, value or "", config) is not None
-            if not is_known or is_answered:
-                return no_such_option(option, value or "", known, above, config)
-            add = f"{option}: the configuration does not list it; write +{option}={value}"
-            return None if value is None else UserError(add)
-        node = node[part]
-    return None
+    if option.partition(".")[0] in config and not _answer(option, value, config):
+        return UserError(f"{option}: no such option. {option.rpartition('.')[0]} is no section.")
+    return no_such_option(option, value, top_level_names(), "", config)
 
 
 def no_such_option(

@@ -38,7 +38,6 @@ HABITS = {
     "trainer=ddp_sim": "write `trainer=ddp trainer.accelerator=cpu trainer.devices=2`",
     "trainer.gpus": "write `trainer.accelerator=gpu trainer.devices=*`",
     "trainer.resume_from_checkpoint": "write `resume=<run folder>`",
-    "trainer.default_root_dir": "write `hydra.run.dir=*`",
     "model.optimizer": "write `optimizer=adam` for another one, and `optimizer.lr=…` for its options",
     "model.scheduler": "write `optimizer.schedule=cosine`, or one_cycle, step, constant",
     "model.net": "write its options without net: `model.hidden_size=128`",

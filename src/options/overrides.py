@@ -36,6 +36,8 @@ def parse(overrides: list[str]) -> list[Override]:
     for one in parsed:
         if not one.key_or_group:
             raise UserError(f"{one.input_line}: cannot be parsed: no option before '='", exit_code=2)
+        if isinstance(one.value(), Glob):
+            raise UserError(f"{one.input_line}: takes names, such as {one.key_or_group}=a,b, and no glob")
     return [_choice(one) if one.key_or_group in GROUPS else one for one in parsed]
 
 
@@ -72,19 +74,6 @@ def combinations(overrides: list[str]) -> list[list[str]]:
         if not values[key]:
             raise UserError(f"{text_of(one)}: has no value, so there is no run")
     return [list(run) for run in itertools.product(*values.values())]
-
-
-def without_globs(overrides: list[str]) -> list[str]:
-    """The words of a sweep, with the choices that a `glob` stands for: installed ones, and those of `--config-dir`."""
-    return [_chosen(one, value) if isinstance(value := one.value(), Glob) else text_of(one) for one in parse(overrides)]
-
-
-def _chosen(one: Override, glob: Glob) -> str:
-    known = choices_of(one.key_or_group)
-    if not (found := glob.filter(known)):
-        has = f"which has {', '.join(known)}" if known else "which is no group of choices"
-        raise UserError(f"{text_of(one)}: matches none of {one.key_or_group}, {has}")
-    return f"{one.get_key_element()}={','.join(found)}"
 
 
 def text_of(override: Override) -> str:

@@ -161,7 +161,7 @@ def why_no_validation(config: Mapping[str, Any]) -> str:
 
 
 def own_rate(config: Mapping[str, Any]) -> str | None:
-    """The option of a LightningModule's learning rate, as a command line takes it; None where it takes none.
+    """The option of a LightningModule's learning rate; None where it takes none.
 
     It has one of the names that Lightning's LearningRateFinder looks for, and may belong to a node within the model.
     """
@@ -170,7 +170,7 @@ def own_rate(config: Mapping[str, Any]) -> str | None:
     for name in ("lr", "learning_rate"):
         for option in (*(signature.parameters if signature else ()), *given):
             if option.rpartition(".")[2] == name:
-                return f"{'' if option in given else '+'}model.{option}"
+                return f"model.{option}"
     return None
 
 

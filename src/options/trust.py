@@ -14,8 +14,7 @@ decides.
 
 import os
 import re
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,37 +79,23 @@ def is_text(value: Any) -> bool:
 
 
 def confirm(config: dict[str, Any], overrides: Iterable[str], where: str, run_dir: Path | None) -> None:
-    """Raise UserError, with the words to type, for what the file `where` must not decide, unless they are typed.
+    """Raise UserError, with all words to type, for what the file `where` must not decide, unless they are typed.
 
     `config` is checked, with the overrides applied; `run_dir` is the folder that the run may write to, or None.
     """
     options, groups = set_by(overrides)
-    for key, value, is_place in _outside_of_sections(config, run_dir):
-        if key in options or key.partition(".")[0] in groups:
-            continue
-        said = f"{key}: is {value!r} in {where}"
-        if is_place:
-            raise UserError(f"{said}; repeat {as_words(key, value)}: places are not taken from records")
-        is_of_yaml = key.endswith(TARGET) and not key.startswith("logger.")
-        of_yaml = "add the --config-dir (in Python `config_dir=`) that has its YAML, or " if is_of_yaml else ""
-        said += ", which a file alone cannot decide; if you want it, "
-        raise UserError(f"{said}{of_yaml}write (in Python `overrides=[…]`) {as_words(key, value)}")
-
-
-def only_read(config: dict[str, Any], overrides: Sequence[str], where: str) -> tuple[dict[str, Any], list[str]]:
-    """A configuration whose data are only read where its file says, and the words of the command line with that place.
-
-    That is so of a dataset of this package, if it has `data.offline=read`, and of a folder that is there and that no
-    word names; it is said on standard error. Anything else stays as it is.
-    """
-    data, (options, groups) = config["data"], set_by(overrides)
-    root, target = data.get("root"), data[TARGET]
-    can_read = is_ours("data.root", target) and "read" in choices_in(annotation_of("data.offline", target))
-    is_typed = "data.root" in options or "data" in groups
-    if is_typed or not can_read or _is_held(root, "data", "root", target) or not os.path.isdir(root or ""):
-        return config, [*overrides]
-    print(f"reading {os.path.abspath(root)}, as {where} says; nothing is written there", file=sys.stderr, flush=True)
-    return {**config, "data": {**data, "offline": "read"}}, [*overrides, as_override("data.root", root)]
+    outside = _outside_of_sections(config, run_dir)
+    untyped = [one for one in outside if one[0] not in options and one[0].partition(".")[0] not in groups]
+    if not untyped:
+        return
+    key, value, is_place = untyped[0]
+    said, typed = f"{key}: is {value!r} in {where}", " ".join(as_words(name, held) for name, held, _ in untyped)
+    if is_place:
+        raise UserError(f"{said}; repeat {typed}: places are not taken from records")
+    is_of_yaml = key.endswith(TARGET) and not key.startswith("logger.")
+    of_yaml = "add the --config-dir (in Python `config_dir=`) that has its YAML, or " if is_of_yaml else ""
+    said += ", which a file alone cannot decide; if you want it, "
+    raise UserError(f"{said}{of_yaml}write (in Python `overrides=[…]`) {typed}")
 
 
 def as_words(key: str, value: Any) -> str:

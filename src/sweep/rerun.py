@@ -104,8 +104,8 @@ def job_of(side: str, run: Run, python: str, overrides: list[str]) -> Job:
         recorded = check_config(recorded_config(record, run.folder))
     except UserError as error:
         raise UserError(f"{file}: cannot be run again: {error}") from error
-    config, said = trust.only_read(check_config(apply_overrides(recorded, overrides)), overrides, file)
-    trust.confirm(check_config(for_timing(config, 1.0)), said, file, run_dir=run.folder)
+    config = check_config(apply_overrides(recorded, overrides))
+    trust.confirm(check_config(for_timing(config, 1.0)), overrides, file, run_dir=run.folder)
     known = {key: value for key, value in record.get("choices", {}).items() if value is not None}
     facts = {"choices": known, "overrides": record.get("overrides", [])}
     return Job(Path(side), config, facts, side.upper(), python=python)

@@ -13,7 +13,6 @@ from .failures import explain_failures
 from .module import lightning_module
 from .run import limit_batch_size, set_up_process
 from .task import Task
-from .trial import make_lazy_layers
 
 WARMUP, STEPS = 10, 10  # updates that are left out, and that are timed
 
@@ -41,7 +40,6 @@ def explain(config: dict[str, Any], choices: dict[str, str], place: str) -> tupl
     batch = limit_batch_size(data, data.num_samples("train"), 1, trainer.accumulate_grad_batches)
     module = lightning_module(model, data, config, {"choices": choices, "dataset": data.name})
     if isinstance(module, Task):
-        make_lazy_layers(module, data)
         module.prepare(trainer, data.batch_size, batch.get("global_batch_size"))
     try:
         with explain_failures({**config, "run_dir": place}, trainer):

@@ -4,6 +4,7 @@ from typing import Any
 
 from lightning import LightningModule
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from ..errors import UserError
 from .build import build, build_optimizer, compile_mode
@@ -13,12 +14,14 @@ def lightning_module(model: nn.Module, data: Any, config: dict[str, Any], facts:
     """What a Trainer trains: the model if it is a LightningModule, else a Task around it for data with a `spec`.
 
     `facts` has the run's `choices` and the name of the `dataset`, for its title. UserError for a network without an
-    optimizer, and a LightningModule that is to be compiled.
+    optimizer or with lazy layers, and a LightningModule that is to be compiled.
     """
     if not isinstance(model, LightningModule):
         assert data.spec is not None, "build_model has refused it"
         if "optimizer" not in config:
             raise UserError(f"optimizer: is missing, and {type(model).__name__} is no LightningModule that has its own")
+        if any(map(is_lazy, [*model.parameters(), *model.buffers()])):
+            raise UserError(f"model: {type(model).__name__} has lazy layers; give them their sizes, by the data's spec")
         how = {"channels_last": config["channels_last"], "compile_mode": compile_mode(config)}
         optimizer = build_optimizer(config["optimizer"])
         module: LightningModule = build(config["task"], "task", model=model, spec=data.spec, optimizer=optimizer, **how)

@@ -45,7 +45,7 @@ from .loggers import build_loggers, close_loggers, open_loggers
 from .module import lightning_module
 from .quiet import quiet_libraries
 from .task import Task
-from .trial import explain_first_batch, make_lazy_layers
+from .trial import explain_first_batch
 
 
 def train(
@@ -203,7 +203,6 @@ class _Run:
         self.provenance = facts | {"dataset": self.data.name, "fingerprint": fingerprint, "spec": spec}
         self.module = lightning_module(self.model, self.data, self.config, self.provenance)
         if isinstance(self.module, Task):
-            make_lazy_layers(self.module, self.data)
             self.module.prepare(self.trainer, self.data.batch_size, self.batch.get("global_batch_size"))
         for callback in self.trainer.checkpoint_callbacks:
             if isinstance(callback, Checkpoints):
@@ -222,7 +221,7 @@ class _Run:
             self.resume_point = find_resume_point(folder, self.module, self.run_dir)
             self.resume_point.check(self.trainer, self.dataset["fingerprint"])
             self.initial = {} if self.resume_point.path else self._initial()
-        record.facts["model"]["parameters"] = summary.parameters(self.model)  # by now lazy layers have theirs
+        record.facts["model"]["parameters"] = summary.parameters(self.model)  # with the layers that `init` has made
         if self.trainer.is_global_zero:
             rows = [row("init", initial.line(facts)) for facts in self.initial.values()]
             summary.print_start(record.facts, self.data.name, rows)

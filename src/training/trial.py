@@ -10,14 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lightning import LightningModule
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .._torch import is_compilation_error
-from ..data.base import DataModule
-from ..data.plain import Data
 from ..data.spec import CLASSES, DataSpec
-from ..data.workers import seeded
 from ..errors import UnfitError, UserError, in_one_line, package_of, place_of
 from ..hardware.device_memory import is_out_of_memory
 from .objective import for_metrics
@@ -27,26 +23,6 @@ if TYPE_CHECKING:
 
 _LIBRARIES = {"batchscope", "hydra", "lightning", "lightning_utilities", "torch", "torchmetrics", "torchvision"}
 _LIBRARIES |= sys.stdlib_module_names
-
-
-def make_lazy_layers(task: "Task", data: Data) -> None:
-    """Have layers such as LazyLinear take their shapes from the first samples, before an optimizer is built.
-
-    No random state changes. UserError for data that are no DataModule, and for a network that does not take the samples.
-    """
-    if not any(map(is_lazy, [*task.parameters(), *task.buffers()])):
-        return
-    name = type(task.model).__name__
-    if not isinstance(data, DataModule):
-        raise UserError(
-            f"model: {name} has lazy layers, which take their shapes from a batchscope.data.DataModule alone"
-        )
-    x, _, lengths = task.spec.parts(data.example())
-    modes = [(module, module.training) for module in task.modules()]
-    with seeded(0), blamed("model", f"{name} does not take a batch {_which(x)}"), torch.no_grad():
-        task.eval()(x, lengths)
-    for module, mode in modes:  # a frozen part may stay in evaluation mode
-        module.training = mode
 
 
 def first_answer(task: "Task", x: Any, y: Any, lengths: Tensor | None) -> Any:

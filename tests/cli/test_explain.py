@@ -63,18 +63,6 @@ def test_the_verdict_is_that_of_the_runs_record_where_it_has_one_and_no_option_c
     assert "limit: these steps" in answer("explain", run_dir, root).out
 
 
-def test_the_data_of_a_run_are_only_read_where_its_record_says_unless_the_place_is_typed(run_dir, root, monkeypatch):
-    seen, place = [], root.partition("=")[2]
-    step = explanation()
-    monkeypatch.setattr(
-        "batchscope.training.explain.explain", lambda config, *_: (seen.append(config["data"]), (step, {}))[1]
-    )
-    said = f"reading {place}, as outputs/runs/one/run.json says; nothing is written there\n"
-    assert answer("explain", run_dir).err == said
-    assert answer("explain", run_dir, root).err == ""
-    assert [(data["root"], data.get("offline")) for data in seen] == [(place, "read"), (place, None)]
-
-
 def test_options_change_what_is_explained_and_where_it_is_written(run_dir, root):
     assert answer("explain", run_dir, root, "data={batch_size: 8}", "--out", "out").code == 0
     found = json.loads(Path("out", FILE).read_text())

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from batchscope.data.digits import Digits, cached_digits, render_digits
-from tests.data.support import Payload, loaded
+from batchscope.data.digits import cached_digits, render_digits
+from tests.data.support import Payload
 
 
 @pytest.fixture(scope="module")
@@ -93,10 +93,7 @@ def test_a_root_that_cannot_be_written_to_is_done_without_a_torn_cache(error, tm
     assert list((tmp_path / "digits").iterdir()) == []
 
 
-def test_digits_that_are_only_read_are_not_kept(tmp_path: Path) -> None:
-    few = {"num_train": 20, "num_val": 10, "num_test": 10}
-    assert len(loaded(Digits(str(tmp_path), offline="read", **few)).tensors("train")[0]) == 20
-    assert [*tmp_path.iterdir()] == []
+def test_a_pipe_in_place_of_the_cache_is_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "digits").mkdir()
-    os.mkfifo(tmp_path / "digits" / "v2-20-0.pt")  # is not waited for
-    loaded(Digits(str(tmp_path), offline="read", **few))
+    os.mkfifo(tmp_path / "digits" / "v2-20-3.pt")
+    assert torch.equal(cached_digits(tmp_path, 20, seed=3)[0], render_digits(20, seed=3)[0])

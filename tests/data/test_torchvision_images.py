@@ -159,17 +159,6 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None
     assert refusal(prepared, MNIST(root=str(tmp_path))) == said
 
 
-def test_what_is_only_read_is_neither_downloaded_nor_written(small_official: Small, tmp_path: Path) -> None:
-    before = snapshot(tmp_path)
-    said = f"data.root: mnist is not in {tmp_path / 'x'}, which is only read; write data.root={tmp_path / 'x'} to download it there"
-    assert refusal(MNIST(root=str(tmp_path / "x"), offline="read").prepare_data) == said
-    assert snapshot(tmp_path) == before
-    root = small_official(MNIST)
-    before = snapshot(root)
-    assert prepared(MNIST(root=str(root), offline="read", num_val=50)).name == "mnist"
-    assert snapshot(root) == before
-
-
 @pytest.mark.usefixtures("no_network")
 @pytest.mark.parametrize(("kind", "offline"), [(MNIST, "error"), (CIFAR10, "digits")])
 def test_what_cannot_be_downloaded_is_refused(kind: type[TorchvisionImages], offline: Any, tmp_path: Path) -> None:

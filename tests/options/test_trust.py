@@ -174,11 +174,13 @@ def test_a_file_alone_decides_nothing_else_and_typing_it_confirms_it(own: Own) -
     assert not Path("ran").exists()
 
 
-def test_without_the_configs_every_target_and_text_is_typed(own: Own) -> None:
+def test_without_the_configs_every_target_and_text_is_typed_and_one_line_has_all_words(own: Own) -> None:
     config = own("model=other")
     use_config_dir(None)
     Path("conf").rename("out/conf")  # a folder beside the record is not looked at
-    assert refusal(resumed, config).startswith("model._target_: is 'mynet.net.Other' in out/run.json, which")
+    said = refusal(resumed, config)
+    assert said.startswith("model._target_: is 'mynet.net.Other' in out/run.json, which")
+    assert said.endswith(" model._target_=mynet.net.Other model.flavour=sour")
     words = resume_command(config, Path("out"))
     assert words == "batchscope train resume=out model._target_=mynet.net.Other model.flavour=sour"
     assert resumed(config, *words.split()[3:])["model"] == config["model"]

@@ -19,7 +19,7 @@ from batchscope.models.cnn import SimpleCNN
 from batchscope.models.torchvision import TorchvisionModel
 from batchscope.training.objective import accuracy, for_loss, loss_function
 from batchscope.training.task import Task
-from batchscope.training.trial import check_answer, make_lazy_layers
+from batchscope.training.trial import check_answer
 from tests.support.own_data import Plain
 from tests.support.recipes import adamw, sgd
 from tests.support.third_party_modules import train
@@ -282,14 +282,6 @@ def test_a_network_and_a_module_may_have_an_input_shape_of_another_meaning() -> 
     model = network(SPECS["value"])
     model.input_shape = 784
     assert Task(model, SPECS["value"], sgd()).input_shape == (5,)
-
-
-def test_lazy_layers_leave_a_frozen_part_in_its_mode() -> None:
-    data = Adding(sequence_length=2, num_train=8, num_val=1)
-    data.setup("fit")
-    model = nn.Sequential(nn.Dropout().eval(), nn.Flatten(), nn.LazyLinear(1))
-    make_lazy_layers(Task(model, data.spec, sgd()), data)
-    assert [module.training for module in model] == [False, True, True]
 
 
 def test_several_loaders_of_a_stage_are_refused_before_training() -> None:
