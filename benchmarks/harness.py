@@ -25,8 +25,8 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from batchscope._system import processor_name
 from batchscope.data.spec import DataSpec
-from batchscope.hardware.devices import cpu_name
 from batchscope.options.compose import check_command_line
 from batchscope.records.run_record import versions
 from batchscope.training.build import build, build_optimizer
@@ -172,7 +172,7 @@ def machine() -> str:
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     found = versions()
     return (
-        f"{cpu_name()}, {torch.get_num_threads()} threads, {device}, Python {platform.python_version()}, "
+        f"{processor_name()}, {torch.get_num_threads()} threads, {device}, Python {platform.python_version()}, "
         f"torch {found['torch']}, lightning {found['lightning']}, {datetime.now(UTC):%Y-%m-%d}"
     )
 

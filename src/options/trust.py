@@ -12,7 +12,6 @@ Anything more has to be typed on the command line, and the error has the words f
 decides.
 """
 
-import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
