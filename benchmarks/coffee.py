@@ -100,8 +100,9 @@ def draw(loop: list[list[float]], runs: list[list[float]], file: Path) -> None:
     )
     axes.axhline(100 * GOAL, color="0.7", linewidth=0.8)
     axes.set(xscale="log", xlabel="seconds on two cores", ylabel="right on MNIST's test set, %")
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.legend(loc="lower right", frameon=False)
+    axes.set_xticks(ticks := [10, 20, 50, 100, 200, 500], labels=map(str, ticks), minor=False)
+    axes.set_xticks([], minor=True)
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
     figure.savefig(file, dpi=150)
 
 
