@@ -11,6 +11,7 @@ import errno
 import functools
 import os
 import platform
+import re
 import shlex
 import signal
 import socket
@@ -472,6 +473,11 @@ def has_no_reader(error: OSError) -> bool:
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
+_BARE = re.compile(r"[\w@+=:,./\\~\[\]-]+")  # of cmd: nothing in it has a meaning there
+
+
 def command_line(words: Iterable[str]) -> str:
-    """The words as they are typed in the system's shell."""
-    return subprocess.list2cmdline(words) if sys.platform == "win32" else shlex.join(words)
+    """The words as they are typed in the system's shell; on Windows cmd still reads `%NAME%` in them."""
+    if sys.platform != "win32":
+        return shlex.join(words)
+    return " ".join(word if _BARE.fullmatch(word) else '"' + word.replace('"', '\\"') + '"' for word in words)

@@ -6,12 +6,12 @@ The lower ends of the intervals of all changes hold together with 95 % confidenc
 interval lies above 1, and the fastest one that helps is recommended.
 """
 
-import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .._system import command_line
 from ..errors import UserError, cut, printable
 from ..records.formatting import count, percent
 from ..records.metrics import metric
@@ -154,7 +154,7 @@ class Findings:
     @property
     def text(self) -> str:
         """For the terminal."""
-        line = [f"batchscope train … {shlex.join(self.best.options)}"] if self.best else []
+        line = [f"batchscope train … {command_line(self.best.options)}"] if self.best else []
         rows = [["run", metric(RATE).heading, "÷ baseline", "interval", "bottleneck"]]
         for trial in self.trials:
             name = " ".join(word.rpartition(".")[2] for word in trial.options) or trial.name

@@ -53,12 +53,11 @@ def methods(sweep: SweepResults) -> Methods:
 
 
 def _sentence(runs: Sequence[Run]) -> str:
-    """What a paper says of the runs: `We trained mlp (535,818 parameters) on mnist (…) for 2 epochs with AdamW …`."""
-    runs = [run for run in runs if run.status == "finished" or RATE in run.values] or runs
+    """What a paper says of the runs that measured something: `We trained mlp (535,818 parameters) on mnist (…) for 2 epochs with AdamW …`."""
+    if not (runs := [run for run in runs if run.status == "finished" or RATE in run.values]):
+        return ""
     each, is_trained = partial(_texts, runs), any(map(_is_trained, runs))
     optimizer, *how = _optimizer(runs) or [""]
-    versions = table(runs[0].record.get("versions"))
-    software = [printable(f"{name} {versions[key]}") for key, name in _PACKAGES.items() if key in versions]
     parts = [
         f"We {'trained' if is_trained else 'timed training steps of'} {_and(each(_model))}",
         _part("on", _and(each(_data))),
@@ -68,11 +67,16 @@ def _sentence(runs: Sequence[Run]) -> str:
         _part("seed", *_plural(each(_seed))),
         _part("precision", _and(each(_precision)), ","),
         _part("on", _and(each(_device)), ","),
-        _part("with", _and(software)),
+        _part("with", "; ".join(each(_software))),
     ]
     said = " ".join(filter(None, parts)).rstrip(",")
     has_rates = any(RATE in run.values for run in runs)
     return f"{said}; rates leave out warm-up, validation and checkpoints." if has_rates else f"{said}."
+
+
+def _software(run: Run) -> str:
+    versions = table(run.record.get("versions"))
+    return _and([f"{name} {versions[key]}" for key, name in _PACKAGES.items() if key in versions])
 
 
 def _part(word: str, text: str, end: str = "", plural: str = "") -> str:
@@ -131,7 +135,15 @@ def _with(name: str, facts: Sequence[str]) -> str:
 
 def _batch_sizes(runs: Sequence[Run]) -> list[str]:
     ordered = sorted(runs, key=lambda run: run.batch_size or 0)
-    return _texts(ordered, lambda run: f"{run.batch_size:,}" if run.batch_size else "")
+    return _texts(ordered, _batch_size)
+
+
+def _batch_size(run: Run) -> str:
+    """`64`, or `64 (an update of 256)` where several batches make an update."""
+    size, update = run.batch_size, run.values.get("global_batch_size")
+    if not size:
+        return ""
+    return f"{size:,} (an update of {update:,.0f})" if update and update != size else f"{size:,}"
 
 
 def _seed(run: Run) -> str:
@@ -143,23 +155,27 @@ def _precision(run: Run) -> str:
 
 
 def _is_trained(run: Run) -> bool:
-    return run.status == "finished" and not at(run.record, "throughput.ended")
+    has_fit = run.status == "finished" or run.record.get("epochs") is not None  # of a failure in the test
+    return has_fit and not at(run.record, "throughput.ended")
 
 
 def _training(runs: Sequence[Run]) -> str:
-    """How long was trained: `2 epochs`, or `timed alone, for 120 to 1,430 steps`."""
+    """How long was trained: `2 epochs (860 updates)`, or `timed alone, for 120 to 1,430 steps`."""
     trained = [run for run in runs if _is_trained(run)]
-    epochs = [number(run.record.get("epochs")) for run in trained]
-    steps = [] if all(epochs) else [number(run.record.get("steps")) for run in trained]
+    epochs = _span([number(run.record.get("epochs")) for run in trained], "epoch")
+    updates = _span(
+        [number(run.record.get("steps")) for run in trained], "update"
+    )  # an epoch may be of a part of the data
+    of_trained = f"{epochs} ({updates})" if epochs and updates else epochs or updates
     timed = _span([number(at(run.record, "throughput.updates")) for run in runs if not _is_trained(run)], "step")
-    lengths = [_span(epochs, "epoch"), _span(steps, "step"), f"timed alone, for {timed}" if timed else ""]
+    lengths = [of_trained, f"timed alone, for {timed}" if timed else ""]
     return ", ".join(filter(None, lengths))
 
 
 def _span(numbers: Sequence[float | None], unit: str) -> str:
     """`2 epochs`, `120 to 1,430 steps`."""
-    known = sorted(round(value) for value in numbers if value)
-    if not known:
+    known = sorted(round(value) for value in numbers if value is not None)
+    if not known or not known[-1]:
         return ""
     return (f"{known[0]:,} to " if known[0] < known[-1] else "") + count(known[-1], unit)
 
@@ -174,13 +190,15 @@ def _optimizer(runs: Sequence[Run]) -> list[str]:
         ", ".join(each(lambda run: str(at(run.record, "config.optimizer._target_") or "").rpartition(".")[2])),
         _part("learning rate", ", ".join(asked or used)),
         _part("schedule", ", ".join(each(lambda run: str(run.settings.get("optimizer.schedule") or "")))),
-        f"{scaling} to {', '.join(used)}" if scaling.startswith("scaled") and used != asked else scaling,
+        f"{scaling} to {', '.join(used)}" if scaling.startswith("scaled") and used and used != asked else scaling,
     ]
     return [*filter(None, parts)]
 
 
 def _scaling(run: Run) -> str:
     """How the learning rate followed the batch size; empty where the record does not say."""
+    if "lr_scaling" in run.record and run.record["lr_scaling"] is None:  # the samples of an update were not known
+        return "not scaled with the batch size"
     rule = at(run.record, "lr_scaling.rule") or run.settings.get("optimizer.lr_scaling")
     reference = at(run.record, "lr_scaling.reference_batch_size")
     if rule in (None, "none"):

@@ -53,7 +53,9 @@ def page(report: "Report", pictures: Mapping[str, Picture]) -> str:
             f"<tr><th>{_shown(n)}</th><td>{_shown(t, host=True)}</td></tr>" for n, t in report.methods.facts.items()
         ),
         commands="".join(_copied("pre", command) for command in report.methods.commands),
-        sentence=_copied("p", report.methods.sentence),
+        sentence=f'<p class="hint">To quote:</p>\n{_copied("p", sentence)}'
+        if (sentence := report.methods.sentence)
+        else "",
         notes=f"<h2>Notes</h2><ul>{notes}</ul>" if notes else "",
     )
 

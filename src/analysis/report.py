@@ -141,9 +141,10 @@ class Report:
         lines += [f"Failed: {failed}.", ""] if (failed := failures(self.sweep)) else []
         if pictures := [file for file in self.files if file.suffix == ".png"]:
             lines += ["## Plots", "", *(f"![{plots.CAPTIONS[file.stem]}]({file.name})\n" for file in pictures)]
-        lines += ["## What was done", "", *(f"- {name}: {text}" for name, text in self.methods.facts.items()), ""]
+        lines += ["## What was done", ""]
         lines += [*(f"    {command}" for command in self.methods.commands), ""] if self.methods.commands else []
-        lines += ["To quote:", "", f"> {self.methods.sentence}", ""]
+        lines += [*(f"- {name}: {text}" for name, text in self.methods.facts.items()), ""]
+        lines += ["To quote:", "", f"> {self.methods.sentence}", ""] if self.methods.sentence else []
         if self.notes:
             lines += ["## Notes", "", *(f"- {note}" for note in self.notes), ""]
         return printable("\n".join(lines)).replace("<", "&lt;")  # nothing that a record says of itself is HTML

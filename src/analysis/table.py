@@ -34,7 +34,7 @@ PART_MS = tuple(f"{part}_ms_mean" for part in PARTS)
 _LONGEST = 90  # characters of a reason
 _SIZES = ("batch_size", "global_batch_size")
 _SHOWN = (STEP_MS, "mfu", *BUSY, "memory_peak_gib", "joules_per_sample")
-_MEANINGS = {"±": "90 % interval", "MFU": "model FLOPs utilization", "busy": "time in which a kernel ran"}
+_MEANINGS = {"±": "90 % interval of samples/s", "MFU": "model FLOPs utilization", "busy": "time in which a kernel ran"}
 _MARKED = {"?": "more than ± 10 %"}
 _TO_TARGET = ("samples_to_target", "time_to_target_s")
 
@@ -228,6 +228,8 @@ def legend(texts: pd.DataFrame) -> str:
     """What the headings and the marks of a table of texts mean: those that are in it."""
     is_marked = any("?" in cell for cell in texts.to_numpy().ravel())
     said = {heading: words for heading, words in _MEANINGS.items() if any(heading in str(name) for name in texts)}
+    if any("±" in cell for cell in texts.to_numpy().ravel()):
+        said["a±b"] = "mean and standard deviation of the seeds"
     return "; ".join(f"{sign}: {words}" for sign, words in (said | (_MARKED if is_marked else {})).items())
 
 

@@ -4,6 +4,7 @@ Files that exist are verified before the first step and never replaced. Missing 
 folder, verified, and moved into place under a lock, so that several jobs can start on one empty folder.
 """
 
+import contextlib
 import os
 import socket
 import tempfile
@@ -158,7 +159,12 @@ class TorchvisionImages(TensorDataModule):
         return all(os.path.isfile(self.root / file) for file in self.files)
 
     def _download(self) -> None:
-        with files.lock(self.root / f".{self.torchvision_name}.lock", waits=True):
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(files.lock(self.root / f".{self.torchvision_name}.lock", waits=True))
+            except OSError as error:  # it is another user's
+                where = f"data.root: {self.root} cannot be locked ({error.strerror})"
+                warn(f"{where}: do not start a second process that downloads there")
             if self._complete():
                 return  # another job has downloaded them meanwhile
             with tempfile.TemporaryDirectory(prefix=".download-", dir=self.root) as folder:

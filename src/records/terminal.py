@@ -9,6 +9,8 @@ import textwrap
 import time
 from collections.abc import Iterable
 
+from .._system import PLAIN
+
 WITHOUT_TERMINAL = 140  # columns
 BLOCK = 80  # columns of a run's last lines, at most
 LABEL = 8  # columns in front of each of these lines
@@ -30,11 +32,11 @@ def can_redraw() -> bool:
 def say(text: str, end: str = "\n") -> None:
     """Print, or go on in silence: a closed pipe (`… | head -1`) or a full disk ends no measurement.
 
-    A character that the stream has no code for is printed as `?`.
+    A character that the stream has no code for is printed as a plain one: `->` for `→`.
     """
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     with contextlib.suppress(OSError, ValueError):  # ValueError: the stream is closed
-        print(text.encode(encoding, "replace").decode(encoding), end=end, flush=True)
+        print(text.encode(encoding, PLAIN).decode(encoding), end=end, flush=True)
 
 
 class LiveLine:

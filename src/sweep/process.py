@@ -186,7 +186,8 @@ class Processes:
         self.stopped_by = self.stopped_by or number
         self._interrupt(signal.SIGTERM)
         for process in self._running:
-            process.await_end()
+            if not process.ended:
+                process.await_end()
         handler(number, frame)
 
 

@@ -11,7 +11,6 @@ A callback adds to these by methods:
 
 import contextlib
 import os
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
 from .._lightning import callbacks_of
-from .._system import relative
+from .._system import command_line, relative
 from ..callbacks._measured import write_measured
 from ..callbacks._run_words import details, headline
 from ..callbacks._setting import samples_of_epoch
@@ -226,7 +225,7 @@ def _told_apart(row: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, 
     """
     typed = {word.lstrip("+~").partition("=")[0]: word for word in record["overrides"]}
     command = f" {record['command']} "
-    varied = {option for option, word in typed.items() if f" {shlex.quote(word)} " not in command}
+    varied = {option for option, word in typed.items() if f" {command_line([word])} " not in command}
     return {key: value for key, value in row.items() if key in _ALWAYS or key in (varied or typed)}
 
 

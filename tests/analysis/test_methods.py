@@ -37,7 +37,7 @@ def test_facts_that_agree_are_said_once_and_those_that_vary_are_listed(record):
         "model": "cnn (SimpleCNN, 421,642 parameters)",
         "data": "mnist (55,000 training, 5,000 validation and 10,000 test samples)",
         "batch size": "32, 64",
-        "training": "2 epochs",
+        "training": "2 epochs (1,718 to 3,437 updates)",
         "optimizer": "AdamW, learning rate 0.004",
         "seed": "0, 1",
         "precision": "32-true",
@@ -49,7 +49,7 @@ def test_facts_that_agree_are_said_once_and_those_that_vary_are_listed(record):
 def test_one_sentence_is_there_to_quote(record):
     assert analyse([record]).methods.sentence == (
         "We trained cnn (SimpleCNN, 421,642 parameters) on mnist (55,000 training, 5,000 validation and 10,000 test "
-        "samples) for 2 epochs with AdamW (learning rate 0.004), at batch sizes 32 and 64, seeds 0 and 1, precision "
+        "samples) for 2 epochs (1,718 to 3,437 updates) with AdamW (learning rate 0.004), at batch sizes 32 and 64, seeds 0 and 1, precision "
         "32-true, on A CPU (cpu, 4 cores, 2 threads, 16 GiB), with batchscope 0.2.0, PyTorch 2.11.0 and Lightning 2.6.6; "
         "rates leave out warm-up, validation and checkpoints."
     )
@@ -98,4 +98,29 @@ def test_what_no_record_says_is_left_out(tmp_path):
     change_record(tmp_path / "0", hardware={}, versions={}, started="yesterday", choices={}, config={"model": {}})
     found = analyse([tmp_path]).methods
     assert (found.facts, found.commands) == ({"model": "model"}, [])
-    assert found.sentence == "We timed training steps of model."
+    assert found.sentence == ""  # nothing was measured
+    assert "To quote" not in page(analyse([tmp_path]), {}) and "To quote" not in analyse([tmp_path]).markdown
+
+
+def test_an_epoch_of_a_part_of_the_data_is_told_by_its_updates(tmp_path):
+    write_rates(tmp_path, {256: 3000}, epochs=1, steps=100)
+    assert analyse([tmp_path]).methods.facts["training"] == "1 epoch (100 updates)"
+
+
+def test_a_run_that_failed_in_its_test_was_trained(tmp_path):
+    write_rates(tmp_path, {32: 3000}, status="failed", epochs=2, error="E: no")
+    assert analyse([tmp_path]).methods.sentence.startswith("We trained cnn")
+
+
+def test_runs_of_several_versions_name_all_of_them(record):
+    change_record(record / "1", versions={"torch": "2.15.0"})
+    assert (
+        "with batchscope 0.2.0, PyTorch 2.11.0 and Lightning 2.6.6; PyTorch 2.15.0"
+        in analyse([record]).methods.sentence
+    )
+
+
+def test_a_rate_that_was_not_scaled_is_not_called_scaled(tmp_path):
+    write_rates(tmp_path, {64: 3000}, options={"optimizer.lr_scaling": "auto"})
+    change_record(tmp_path / "0", lr_scaling=None)
+    assert analyse([tmp_path]).methods.facts["optimizer"].endswith("not scaled with the batch size")

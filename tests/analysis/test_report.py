@@ -65,7 +65,7 @@ def test_a_timed_sweep_is_a_block_with_the_answer(tmp_path):
     assert words[3] == ["gain", "+400%", "+194%", "+19%"]
     assert words[4] == ["MFU", "2.5%", "13%", "37%", "44%"]
     assert words[5] == ["GiB", "0.501", "0.508", "0.564", "1.01"]
-    assert said[8] == "±: 90 % interval; MFU: model FLOPs utilization"
+    assert said[8] == "±: 90 % interval of samples/s; MFU: model FLOPs utilization"
     assert said[9:12] == [
         "→ 512: faster than all others in this sweep.",
         "  64 gives 81 to 87 %; 512 still rises, and 1,024 ran out of memory.",
@@ -144,7 +144,7 @@ def test_one_run_has_one_rate(tmp_path):
 
 def test_columns_of_the_terminal_stand_on_the_right(tmp_path):
     said = analyse([write_rates(tmp_path, {8: 1000, 64: 3000, 512: 4000})]).text.splitlines()
-    block = said[2 : said.index("±: 90 % interval")]
+    block = said[2 : said.index("±: 90 % interval of samples/s")]
     assert len({len(line) for line in block}) == 1
 
 

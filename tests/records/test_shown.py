@@ -81,4 +81,4 @@ def test_a_character_without_a_code_is_a_question_mark_and_its_line_is_said(monk
     stream = io.TextIOWrapper(io.BytesIO(), "ascii")
     monkeypatch.setattr("sys.stdout", stream)
     say("± 3 %")
-    assert stream.buffer.getvalue() == b"? 3 %\n"
+    assert stream.buffer.getvalue() == b"+- 3 %\n"
