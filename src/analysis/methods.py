@@ -163,9 +163,8 @@ def _training(runs: Sequence[Run]) -> str:
     """How long was trained: `2 epochs (860 updates)`, or `timed alone, for 120 to 1,430 steps`."""
     trained = [run for run in runs if _is_trained(run)]
     epochs = _span([number(run.record.get("epochs")) for run in trained], "epoch")
-    updates = _span(
-        [number(run.record.get("steps")) for run in trained], "update"
-    )  # an epoch may be of a part of the data
+    # An epoch may be of a part of the data.
+    updates = _span([number(run.record.get("steps")) for run in trained], "update")
     of_trained = f"{epochs} ({updates})" if epochs and updates else epochs or updates
     timed = _span([number(at(run.record, "throughput.updates")) for run in runs if not _is_trained(run)], "step")
     lengths = [of_trained, f"timed alone, for {timed}" if timed else ""]

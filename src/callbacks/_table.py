@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 
 from ..records.step_parts import PARTS
 from ..records.step_times import StepTimes, thinned
+from ._recording import FIRST as FIRST_RECORDED
+from ._recording import LAST
 from ._timer import TIMED, Batch, HostClock, parts_ms
 from ._windows import Window, Windows
 
@@ -34,7 +36,6 @@ ROW = numpy.dtype(
 MIN_UNDISTURBED = 6  # the median of fewer has no interval, and then the disturbed steps count, too
 _FACTS = ("samples", "timesteps", "batches", "recorded")
 _CAPACITY = 1024
-_RECORDED = 3  # updates whose operations are recorded; what is marked as recorded after them may be held or traced
 Mask = NDArray[numpy.bool_]
 Floats = NDArray[numpy.float64]
 
@@ -175,9 +176,8 @@ class UpdateTable:
         later = later[later > recorded[0]] if len(recorded) else later[:0]
         if not len(later):
             return 1.0
-        early = numpy.minimum(
-            numpy.sort(steps_ms[later[:plain]]), steps_ms[recorded[recorded < later[0]][:_RECORDED]].max()
-        )
+        before = recorded[recorded < later[0]][: LAST - FIRST_RECORDED + 1]  # after these one may be held, and is long
+        early = numpy.minimum(numpy.sort(steps_ms[later[:plain]]), steps_ms[before].max())
         low, high = float(early[0]), float(early[max(0, len(early) - 2)])
         return step_ms / min(max(step_ms, low), high) if high > 0 else 1.0
 

@@ -31,7 +31,14 @@ _COLUMN = {part: column for column, part in enumerate(TIMED)}
 
 
 class HostClock:
-    """The source of marks: here the host's monotonic clock, for devices whose operations end with their call (CPU)."""
+    """The source of marks: here the host's monotonic clock, for devices whose operations end with their call (CPU).
+
+    Attributes:
+        lags: whether the device runs behind the host.
+        can_hold: whether it can be told to wait.
+    """
+
+    lags = can_hold = False
 
     mark: Any = staticmethod(time.perf_counter)
 
@@ -49,8 +56,6 @@ class HostClock:
     def reuse(self, marks: Iterable[Any]) -> None:
         """Take back marks that are no longer needed."""
 
-    can_hold = False  # whether the device can be told to wait
-
     def hold(self, seconds: float) -> None:
         """Have the device wait for about so long before what is submitted next."""
 
@@ -61,6 +66,9 @@ class CudaClock(HostClock):
     Where the host is late, the device idles between two events, and the idle time is in the part that was late. Where
     the host is ahead, its own time is hidden behind the device's, as it is in the wall time.
     """
+
+    lags = True
+    can_hold = torch.version.hip is None  # the counter of some AMD devices has another rate
 
     def __init__(self) -> None:
         self._free: list[torch.cuda.Event] = []
@@ -86,8 +94,6 @@ class CudaClock(HostClock):
     @override
     def reuse(self, marks: Iterable[torch.cuda.Event]) -> None:
         self._free.extend(marks)  # creating an event costs more than recording it again
-
-    can_hold = torch.version.hip is None  # the counter of some AMD devices has another rate
 
     @override
     def hold(self, seconds: float) -> None:

@@ -54,10 +54,8 @@ class Visits(Callback):
         self._visitor = visitor
         self._is_ready = self._is_warm = self._left = False
         self._is_short = True
-        self._clock, self._ahead = (
-            HostClock(),
-            deque[Any](),
-        )  # the marks of updates that the device may not have reached
+        self._clock = HostClock()
+        self._ahead = deque[Any]()  # the marks of updates that the device may not have reached
         self._warm_up = deque[float](maxlen=_WARM)  # when its last updates ended: those before are recorded, and slower
         self._visit: tuple[int, float] | None = None  # whose window has not begun yet
         self.waited_s = 0.0
@@ -72,7 +70,7 @@ class Visits(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if not self._is_ready and self._monitor.is_measuring:
             self._is_ready = True
-            self._tell({"ready": True, "device": shared_memory(trainer.strategy.root_device)})
+            self._tell_of({"ready": True}, trainer)
             self._wait(trainer)
 
     @override
@@ -82,14 +80,14 @@ class Visits(Callback):
         monitor = self._monitor
         if not self._updates.end_batch(trainer.global_step) or self._left or not monitor.is_measuring:
             return
-        self._stay_near(self._clock)
+        self._stay_near()
         if not self._is_warm:
-            if monitor.is_warm or not self._clock.can_hold:  # there the updates before are slower for the host alone
+            lags = self._clock.lags  # the updates of its warm-up are slower for the host alone, and are not its own
+            if monitor.is_warm or not lags:
                 self._warm_up.append(time.perf_counter())
-            if monitor.is_warm and (len(self._warm_up) == _WARM or not self._clock.can_hold):
+            if monitor.is_warm and (len(self._warm_up) == _WARM or not lags):
                 self._is_warm = True
-                memory = shared_memory(trainer.strategy.root_device)
-                self._tell({"warm": True, "fit_s": self._fit_s(trainer), "device": memory})
+                self._tell_of({"warm": True, "fit_s": self._fit_s(trainer)}, trainer)
                 self._wait(trainer)
         elif self._visit:
             self._begin(*self._visit)
@@ -99,13 +97,13 @@ class Visits(Callback):
             self._tell(facts)
             self._wait(trainer)
 
-    def _stay_near(self, clock: HostClock) -> None:
+    def _stay_near(self) -> None:
         """Let the host be two updates ahead of the device at most, so that a visit is no longer than it was asked for."""
-        self._ahead.append(clock.mark())
+        self._ahead.append(self._clock.mark())
         if len(self._ahead) > 2:
             first = self._ahead.popleft()
-            clock.wait(first)
-            clock.reuse([first])
+            self._clock.wait(first)
+            self._clock.reuse([first])
 
     def _fit_s(self, trainer: Trainer) -> float | None:
         """About how long the updates take that are left; None where nobody knows how many they are."""
@@ -119,6 +117,10 @@ class Visits(Callback):
         self._visit = None
         self._monitor.begin_window(number)
         self._until = time.perf_counter() + seconds
+
+    def _tell_of(self, facts: dict[str, Any], trainer: Trainer) -> None:
+        """Answer, with the memory of the device."""
+        self._tell({**facts, "device": shared_memory(trainer.strategy.root_device)})
 
     def _tell(self, facts: dict[str, Any]) -> None:
         try:

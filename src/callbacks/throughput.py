@@ -76,8 +76,7 @@ class ThroughputMonitor(LoopEvents):
     Args:
         every_n_steps: write every n-th step to the loggers; all are measured. 0 writes none.
         warmup_steps: left out of the summary; with `record_operations` at least the first four are, on CUDA five, of a compiled
-            module eight. A fit that is no longer has
-            no rate.
+            module eight. A fit that is no longer has no rate.
         batch_size_fn: the samples of a batch, for batches in which the length of the first tensor is another number.
         timesteps_fn: the time steps of a batch, all samples together. Without it a loader with an attribute `timesteps` says
             it, and else a module whose `spec.kind` is `sequence` has `spec.input_shape[0]` time steps a sample.
@@ -426,8 +425,8 @@ class ThroughputMonitor(LoopEvents):
     @override
     def begin_training(self) -> None:
         assert self._recorded is not None
-        update, timed = self._timer.updates + 1, self._timer.current
-        self._recorded.start(update, self._timer.global_step)
+        self._recorded.start(self._timer.updates + 1, self._timer.global_step)
+        timed = self._timer.current
         if timed is not None:  # another callback or the user may record or trace it, too
             timed.recorded |= self._recorded.active or self._kernel_time.active or any_mode() or is_profiler_active()
 

@@ -127,7 +127,7 @@ def _read(path: Path) -> _Run:
     per_batch = 1e-3 / step.batches
     rows = [replace(row, **{name: getattr(row, name) / step.batches for name in NUMBERS}) for row in step.rows]
     measured = Measured(
-        _recorded(record, middle, step.device) * per_batch,
+        _recorded(record, middle) * per_batch,
         waiting * per_batch,  # by the median: a few slow steps raise a mean
         _memory(record),
         replace(step, rows=rows, batches=1.0),
@@ -135,7 +135,7 @@ def _read(path: Path) -> _Run:
     return _Run(run, run.train_samples, _options(run), measured, slowest=max(1.0, mean / middle))
 
 
-def _recorded(record: Mapping[str, Any], middle: float, device: str) -> Interval:
+def _recorded(record: Mapping[str, Any], middle: float) -> Interval:
     """A step in ms by its record alone, for want of windows: the median's interval, else that of single steps."""
     ends, confidence = at(record, "throughput.step_ms_interval"), _MEDIAN
     if not isinstance(ends, list) or len(ends) != 2:

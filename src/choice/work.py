@@ -18,12 +18,8 @@ _KINDS = {
     **dict.fromkeys(("mkldnn_rnn_layer_backward", "_cudnn_rnn_backward"), "recurrent"),
     **dict.fromkeys(("_to_copy", "clone", "copy", "copy_", "cat", "stack", "repeat", "constant_pad_nd"), "copy"),
 }
-_DIMS = {
-    "linear": (3,),
-    "bmm": (4,),
-    "recurrent": (4,),
-    "convolution": (5, 7, 9),
-}  # that a prediction reads; of all others 2
+# How many dimensions a prediction reads; of all others 2.
+_DIMS = {"linear": (3,), "bmm": (4,), "recurrent": (4,), "convolution": (5, 7, 9)}
 # A batch norm needs the mean of all samples before it can write one, so it reads its inputs twice.
 _PASSES = {"native_batch_norm": 1.5, "native_batch_norm_backward": 5 / 3}
 _PRODUCTS = ("linear", "bmm", "convolution", "recurrent")
@@ -37,9 +33,8 @@ class Work:
 
     kind: str  # `linear`, `bmm`, `elementwise`, `softmax`, `layer_norm`, `convolution`, `recurrent`, `copy`, `other`
     name: str  # `aten.addmm`; in the shared measurements `linear`, `add`, `powu`, …
-    dims: tuple[
-        int, ...
-    ]  # linear (M, N, K); bmm (B, M, N, K); elementwise and rows (B, H); convolution as in dims.py; else ()
+    # linear (M, N, K); bmm (B, M, N, K); elementwise and rows (B, H); convolution as in dims.py; else ()
+    dims: tuple[int, ...]
     flops: float  # of one call
     bytes: float  # read and written by one call, each tensor once
     calls: float = 1  # in a step

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import numpy
 import pytest
 
-from batchscope.callbacks import _windows, until_known
+from batchscope.callbacks import _visits, _windows, until_known
+from batchscope.callbacks._timer import HostClock
 from batchscope.callbacks._visits import seconds_waited, visits_of
 from batchscope.callbacks.until_known import StopWhenKnown, reason_to_end
 from batchscope.errors import UserError
@@ -124,6 +125,31 @@ def test_a_run_trains_while_it_is_visited_and_waits_in_between() -> None:
     assert times.pass_.tolist() == [4, 5]
     assert times.step_s.max() < 0.25  # waiting is in no step
     assert 1.0 <= seconds_waited(trainer.callbacks) < 2.0
+
+
+class Lagging(HostClock):
+    """The clock of a device that runs behind the host; notes how far ahead it lets the host be."""
+
+    lags = True
+    marked = waited = ahead = 0
+
+    def mark(self) -> float:
+        self.marked += 1
+        self.ahead = max(self.ahead, self.marked - self.waited)
+        return super().mark()
+
+    def wait(self, mark: float) -> None:
+        self.waited += 1
+
+
+def test_the_host_stays_near_a_device_that_lags_and_is_warm_after_updates_of_the_devices_own_length(
+    monkeypatch,
+) -> None:
+    clock = Lagging()
+    monkeypatch.setattr(_visits, "clock_for", lambda device: clock)
+    heard, _, trainer = visited("warm up", "go 0 0", "stop known")
+    assert heard[1]["warm"] and trainer.global_step == 2 + 4  # the plain case, and two updates more
+    assert clock.marked == trainer.global_step and clock.ahead == 3  # two, and the one that has just ended
 
 
 @pytest.mark.parametrize("accumulated", [1, 2])
