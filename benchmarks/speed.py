@@ -1,31 +1,41 @@
-"""What one thing takes in the place of another: a data pipeline, freed memory that is kept.
+"""What one thing takes in the place of another: a data pipeline, freed memory that is kept, train.py for a loop by hand.
 
     python benchmarks/speed.py pipelines --root ../shared/data
     python benchmarks/speed.py memory
+    python benchmarks/speed.py epoch --root ../shared/data
+    python benchmarks/speed.py start --root ../shared/data
 
 All variants of a subject take turns, in another order in each round. A ratio is the median over rounds of the ratio within
 a round, with its middle half.
 """
 
 import argparse
+import re
 import resource
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from harness import MNIST as SPEC
-from harness import arguments, compare_variants, in_a_process, rows, write_result
+from harness import ROOT, arguments, compare_variants, in_a_process, rows, train, write_result
 from torch.nn import functional as F
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 from torchvision import datasets, transforms
 
 from batchscope._system import keep_freed_memory
 from batchscope.data.mnist import MNIST
 from batchscope.models import SimpleCNN
+from batchscope.records.read import read
 
 BATCH_SIZE = 128
+TRAINED, HELD_OUT = 55_000, 5_000  # images of MNIST's training set
 MEMORY = (8, 32, 128, 512, 2048)  # samples of a batch
 
 
@@ -115,7 +125,138 @@ def memory_here(size: int, way: str) -> dict[str, float]:
     return found | {"peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
 
 
-SUBJECTS = {"pipelines": (pipelines, "pipelines", 5), "memory": (memory, "allocator", 3)}  # measures, result, rounds
+LOOPS = ("a tutorial's loop", "a tuned loop", "a tuned loop that keeps freed memory")
+
+
+def epoch(args: argparse.Namespace, rounds: int) -> tuple[str, Any]:
+    """An epoch of SimpleCNN on MNIST with its validation, each in its own process: train.py, and loops as people write them.
+
+    All train the same network on 55,000 images in batches of 128 with Adam, and validate it on 5,000. The tutorial's loop reads
+    and normalizes each image in a DataLoader. A tuned one has all images in memory, normalized, channels last, and a fused Adam.
+    """
+    turns: dict[str, Callable[[], float]] = {"train.py": partial(epoch_of_train, args)}
+    turns |= {loop: partial(in_a_process, epoch_of_loop, loop, args.root, args.smallest) for loop in LOOPS}
+    found = compare_variants(turns, rounds)
+    lines = [[name, f"{found.median(name):.1f} s", found.ratio("train.py", name)] for name in turns]
+    return rows(["an epoch", "seconds", "train.py ÷ it (middle half)"], lines), found.rounds
+
+
+def epoch_of_train(args: argparse.Namespace) -> float:
+    """Seconds of the fit of a run, without what came before and after it."""
+    options = ["model=cnn", "trainer.max_epochs=1", f"data.root={args.root}", "test=false"]
+    options += ["data.num_train=1280", "data.num_val=640"] if args.smallest else ["data.offline=error"]
+    with tempfile.TemporaryDirectory() as place:
+        assert train(Path(place) / "run", options)
+        return read(Path(place) / "run")["fit_seconds"]
+
+
+def epoch_of_loop(loop: str, root: str, smallest: bool) -> float:
+    """Seconds of an epoch of a loop by hand, in this process."""
+    torch.manual_seed(0)
+    if tuned := loop != LOOPS[0]:
+        assert loop == LOOPS[1] or keep_freed_memory()
+    model = SimpleCNN(SPEC)
+    model = model.to(memory_format=torch.channels_last) if tuned else model
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=tuned)
+    transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize((0.1307,), (0.3081,))])
+    images = datasets.MNIST(root, train=True, transform=transform)
+    trained, held_out = (1_280, 640) if smallest else (TRAINED, HELD_OUT)
+    if tuned:
+        x = ((images.data[:, None] / 255 - 0.1307) / 0.3081).to(memory_format=torch.channels_last)
+        y, places = images.targets, torch.arange(trained, trained + held_out)
+        batches = lambda: ((x[i], y[i]) for i in torch.randperm(trained).split(BATCH_SIZE))
+        validation = lambda: ((x[i], y[i]) for i in places.split(1_000))
+    else:
+        batches = DataLoader(Subset(images, range(trained)), BATCH_SIZE, shuffle=True).__iter__
+        validation = DataLoader(Subset(images, range(trained, trained + held_out)), 1_000).__iter__
+    began = time.perf_counter()
+    model.train()
+    for x_batch, y_batch in batches():
+        optimizer.zero_grad()
+        F.cross_entropy(model(x_batch), y_batch).backward()
+        optimizer.step()
+    model.eval()
+    with torch.inference_mode():
+        right = sum(int((model(x_batch).argmax(1) == y_batch).sum()) for x_batch, y_batch in validation())
+    assert smallest or right > 0.95 * held_out
+    return time.perf_counter() - began
+
+
+ONE_STEP = ("model=cnn", "trainer.max_steps=1", "test=false", "callbacks.progress=null")
+LIBRARIES = "import torch, torchvision, lightning.pytorch; torch.optim.Adam([torch.zeros(1, requires_grad=True)])"
+OWNERS = (
+    "torch",
+    "torch._dynamo",
+    "torchvision",
+    "lightning",
+    "torchmetrics",
+    "scipy",
+    "matplotlib",
+    "numpy",
+    "hydra",
+    "omegaconf",
+)
+OWNERS += ("tensorboard", "rich", "batchscope")
+
+
+def start(args: argparse.Namespace, rounds: int) -> tuple[str, Any]:
+    """The whole process of train.py with one step, beside the imports of its libraries alone, and what each import takes.
+
+    An import counts for the listed library that asked for it last: what torch._dynamo imports counts as torch._dynamo.
+    """
+    turns = {
+        "train.py, one step": lambda: one_step(args)[0],
+        "its libraries alone": partial(process, [sys.executable, "-c", LIBRARIES]),
+        "torch alone": partial(process, [sys.executable, "-c", "import torch"]),
+    }
+    found = compare_variants(turns, rounds, warm_up=1)
+    imports = imported(one_step(args, "-X", "importtime")[1])
+    lines = [[name, f"{found.median(name):.1f} s", found.ratio(name, "its libraries alone")] for name in turns]
+    table = rows(["a process", "seconds", "÷ its libraries (middle half)"], lines)
+    whole = sum(imports.values())
+    shares = [[name, f"{seconds:.2f} s", f"{seconds / whole:.0%}"] for name, seconds in imports.most_common()]
+    return f"{table}\n\n{rows(['imports of train.py', 'seconds', 'share'], shares)}", found.rounds | {
+        "imports": imports
+    }
+
+
+def one_step(args: argparse.Namespace, *python: str) -> tuple[float, str]:
+    """Seconds of a process of train.py with one step, and what it says on stderr."""
+    with tempfile.TemporaryDirectory() as place:
+        line = [sys.executable, *python, "train.py", *ONE_STEP, f"data.root={args.root}", f"hydra.run.dir={place}/run"]
+        line += ["data.num_train=640", "data.num_val=320"] if args.smallest else ["data.offline=error"]
+        began = time.perf_counter()
+        done = subprocess.run(line, cwd=ROOT, check=True, capture_output=True, text=True)
+        return time.perf_counter() - began, done.stderr
+
+
+def process(line: Sequence[str]) -> float:
+    """Seconds of a process from its start to its end."""
+    began = time.perf_counter()
+    subprocess.run(line, cwd=ROOT, check=True, capture_output=True)
+    return time.perf_counter() - began
+
+
+def imported(said: str) -> Counter[str]:
+    """Seconds of imports by the library that asked for them, from the output of `python -X importtime`."""
+    found: Counter[str] = Counter()
+    outer: list[str] = []  # the owner at each depth of the module that is imported there
+    for own, indent, name in reversed(re.findall(r"^import time: +(\d+) \| +\d+ \|( +)(\S+)$", said, re.MULTILINE)):
+        depth = (len(indent) - 1) // 2
+        del outer[depth:]
+        asked = outer[-1] if outer else "Python and others"
+        owner = max((each for each in OWNERS if f"{name}.".startswith(f"{each}.")), key=len, default=asked)
+        outer += [asked if asked.startswith(f"{owner}.") else owner] * (depth + 1 - len(outer))
+        found[outer[depth]] += int(own) / 1e6
+    return found
+
+
+SUBJECTS = {  # measures, result, rounds
+    "pipelines": (pipelines, "pipelines", 5),
+    "memory": (memory, "allocator", 3),
+    "epoch": (epoch, "epoch", 7),
+    "start": (start, "start", 9),
+}
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
     python benchmarks/zoo.py zoo --root ../shared/data          # docs/zoo.md: every model on every dataset, 20 minutes
     python benchmarks/zoo.py sequences --root ../shared/data    # what recurrent models learn, 5 hours
-    python benchmarks/zoo.py accuracy --root ../shared/data     # what the recipes for MNIST reach, three seeds each, an hour
+    python benchmarks/zoo.py accuracy --root ../shared/data     # what the recipes for MNIST reach, three to five seeds each, two hours
     python benchmarks/zoo.py sequences --list
 
 Finished runs are kept below outputs/; a second start trains only the missing ones. A run of adding or copy memory ends when
@@ -46,7 +46,7 @@ ZOO: Commands = {
 RECIPES: Commands = {
     "defaults": "model=cnn data=mnist",
     "99": "experiment=mnist_99",
-    "99-no-norm": "experiment=mnist_99 model.norm=null",
+    "99-norm": "experiment=mnist_99 model.norm=batch",
     "99-plain-loss": "experiment=mnist_99 task.loss=cross_entropy",
     "99-3x3": "experiment=mnist_99 model.kernel_size=3",
     "99-wide": "experiment=mnist_99 model.kernel_size=3 model.channels=[32,64]",
@@ -58,13 +58,14 @@ RECIPES: Commands = {
     "99-256": "experiment=mnist_99 data.batch_size=256",
     "99-two": "experiment=mnist_99 trainer.max_epochs=2",
     "best": "experiment=mnist_best",
+    "best-no-norm": "experiment=mnist_best model.norm=null",
     "rows": "experiment=mnist_rows model=stacked_lstm",
 }
-LONG = ("best", "rows")
+LONG = ("best", "best-no-norm", "rows")
 ACCURACY: Commands = {
     f"{name}-{seed}": f"{options} seed={seed}"
     for is_long in (False, True)
-    for seed in range(3)
+    for seed in range(5 if is_long else 3)
     for name, options in RECIPES.items()
     if (name in LONG) is is_long
 }

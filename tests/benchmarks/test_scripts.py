@@ -24,6 +24,8 @@ KERNELS = BENCHMARKS.parents[1] / "shared" / "data" / "gpu_kernels"
 LINES = {  # command line → what is printed
     "speed.py pipelines": "| bare tensor indexing |",
     "speed.py memory": "| 8 |",
+    "speed.py epoch": "| a tuned loop |",
+    "speed.py start": "| torch._dynamo |",
     "monitoring.py": "**SimpleCNN, batch 8**",
     "truth.py": "Worst deviation",
     "causes.py": "| sleep in training_step | 1 | host |",
