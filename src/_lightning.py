@@ -68,13 +68,6 @@ def logged_step(trainer: Trainer) -> int:
     return trainer.fit_loop.epoch_loop._batches_that_stepped
 
 
-def batch_in_step(trainer: Trainer) -> Any:
-    """The batch of the training or validation step in which a fit has ended; None where it ended between two steps."""
-    loop = trainer.fit_loop.epoch_loop
-    batches = (results.batch for results in (loop._results, loop.val_loop._results))
-    return next((batch for batch in batches if batch is not None), None)
-
-
 def is_accumulating(trainer: Trainer) -> bool:
     """Whether the gradients of the last batch are kept for the next optimizer step."""
     return trainer.fit_loop.epoch_loop._should_accumulate()

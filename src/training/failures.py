@@ -8,7 +8,7 @@ import errno
 import os
 import subprocess
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +44,11 @@ class RunOutOfMemoryError(UserError):
 
 
 @contextlib.contextmanager
-def explain_failures(
-    config: dict[str, Any],
-    trainer: Trainer,
-    of_first_batch: Callable[[Exception], UserError | None] = lambda error: None,
-) -> Iterator[None]:
+def explain_failures(config: dict[str, Any], trainer: Trainer) -> Iterator[None]:
     """Turn expected failures of a trainer's run into one-line messages (UserError); the first rank prints for all.
 
-    `of_first_batch` knows what a model raises that does not take its first batch. Other exceptions, and Interrupted,
-    are passed on, with what was kept and how to resume it; where another rank was lost, the same is printed.
+    Other exceptions, and Interrupted, are passed on, with what was kept and how to resume it; where another rank was
+    lost, the same is printed.
     """
     first = trainer.is_global_zero
     try:
@@ -66,7 +62,7 @@ def explain_failures(
     except UserError:
         raise
     except Exception as error:
-        if in_one_line := explained(error, config, trainer) or _of_lightning(error, trainer, of_first_batch):
+        if in_one_line := explained(error, config, trainer) or _of_lightning(error, trainer):
             if first and isinstance(in_one_line, PeerLostError) and (lines := _how_to_resume(config)):
                 print("\n".join(["", *lines]), flush=True)
             raise in_one_line from error
@@ -124,17 +120,13 @@ def explained(error: Exception, config: dict[str, Any], trainer: Trainer) -> Use
     return None
 
 
-def _of_lightning(
-    error: Exception, trainer: Trainer, of_first_batch: Callable[[Exception], UserError | None]
-) -> UserError | None:
+def _of_lightning(error: Exception, trainer: Trainer) -> UserError | None:
     """The one line for what Lightning refuses: an option, or a module that it cannot train; None for another error.
 
     It refuses by its own kind of error, or by one that it has raised itself. After the first update one that the user's
     own code has led to is a bug in that code.
     """
     is_of_its_kind = isinstance(error, MisconfigurationException)
-    if not is_of_its_kind and (unfit := of_first_batch(error)):
-        return unfit
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     is_raised_by_it = isinstance(error, RuntimeError | ValueError) and package_of(frame) == "lightning"
     place = place_of(error, is_own)

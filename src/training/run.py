@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
-from .._lightning import batch_in_step, callbacks_of, forget_averages, is_fast_dev_run
+from .._lightning import callbacks_of, forget_averages, is_fast_dev_run
 from .._system import command_line, keep_freed_memory, relative
 from ..callbacks._visits import Visitor, seconds_waited, visits_of
 from ..checkpointing.callback import Checkpoints
@@ -45,7 +45,6 @@ from .loggers import build_loggers, close_loggers, open_loggers
 from .module import lightning_module
 from .quiet import quiet_libraries
 from .task import Task
-from .trial import explain_first_batch
 
 
 def train(
@@ -161,7 +160,7 @@ class _Run:
                 **(_known_id(self.run_dir) if first else {}),
             ) as record,
             end_together(self.trainer),
-            explain_failures(self.config, self.trainer, self._explain_first_batch),
+            explain_failures(self.config, self.trainer),
         ):
             failed = True
             try:
@@ -174,14 +173,6 @@ class _Run:
                 raise
             finally:
                 close_loggers(loggers_of_rank(self.trainer), failed)
-
-    def _explain_first_batch(self, error: Exception) -> UserError | None:
-        """The one line for a LightningModule that has trained nothing yet; None for other runs, and a resumed one."""
-        batches = self.trainer.fit_loop.epoch_loop.batch_progress.total.completed
-        is_trained = self.trainer.global_step or batches >= self.trainer.accumulate_grad_batches
-        if is_trained or self.config.get("resume") or not isinstance(self.model, LightningModule):
-            return None
-        return explain_first_batch(error, self.model, batch_in_step(self.trainer))
 
     def load_data(self, run_id: str) -> None:
         """Load the training data, and name the run, its loggers and its checkpoints after them."""

@@ -2,19 +2,17 @@
 
 import contextlib
 import sys
-import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning import LightningModule
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .._torch import is_compilation_error
 from ..data.spec import CLASSES, DataSpec
-from ..errors import UnfitError, UserError, in_one_line, package_of, place_of
+from ..errors import UnfitError, UserError, in_one_line, place_of
 from ..hardware.device_memory import is_out_of_memory
 from .objective import for_metrics
 
@@ -37,22 +35,6 @@ def first_answer(task: "Task", x: Any, y: Any, lengths: Tensor | None) -> Any:
         raise UnfitError(str(error)) from error
     task.is_tried = True
     return output
-
-
-def explain_first_batch(error: Exception, module: LightningModule, batch: Any) -> UnfitError | None:
-    """What to say of an exception before the first update of a LightningModule; None where the module is not its cause.
-
-    It is one if the exception has passed a method of the module's own, or if Lightning or torch has raised it in a step
-    (what a `training_step` returns, a backward pass) and no code of the user's, such as a callback. `batch` is what the
-    step was given; None between two steps.
-    """
-    own = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if is_own(package_of(frame))]
-    if not any(frame.f_locals.get("self") is module for frame in own) and (own or batch is None):
-        return None
-    shapes = [_shape(part) for part in batch] if isinstance(batch, list | tuple) else _which(batch)
-    does = "fails before its first batch" if batch is None else f"does not take a batch {shapes}"
-    place = place_of(error, {type(module).__module__.partition(".")[0]}.__contains__) or place_of(error, is_own)
-    return UnfitError(f"model: {type(module).__name__} {does}: {in_one_line(error)}{place}")
 
 
 def check_answer(task: "Task", output: Any, y: Any) -> None:
