@@ -21,7 +21,7 @@ from ..errors import UserError, did_you_mean, warn
 from ..files import remove_leftovers
 from ..options.types import PositiveFloat, PositiveInt, Purpose
 from ..random_state import random_state
-from .checkpoint_file import check_weights, link_checkpoint
+from .checkpoint_file import check_weights, copy_checkpoint
 from .log_files import loggers_of_rank
 
 _TOPIC = "checkpoint"
@@ -160,7 +160,7 @@ class Checkpoints(SyncsRanks, Checkpoint):
             self.best_model_score = score
             self.best_model_path = str(self.folder / "best.ckpt")
             if trainer.is_global_zero:
-                link_checkpoint(Path(self.last_model_path), Path(self.best_model_path))
+                copy_checkpoint(Path(self.last_model_path), Path(self.best_model_path))
             self._tell_loggers(trainer)
 
     @override

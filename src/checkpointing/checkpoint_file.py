@@ -22,7 +22,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map_only
 from typing_extensions import override
 
-from .. import _system, files
+from .. import files
 from ..errors import UserError, cut, warn
 from ..files import WriteError, why
 
@@ -114,21 +114,11 @@ def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
         raise WriteError(_cannot_write(path, error, len(data))) from error
 
 
-def link_checkpoint(source: Path, target: Path) -> None:
-    """As `write_checkpoint`, make `target` what `source` is now: a hard link, or a copy where there are none."""
-    temporary = files.temporary_name(target)
+def copy_checkpoint(source: Path, target: Path) -> None:
+    """As `write_checkpoint`, make `target` a copy of `source`."""
     try:
-        try:
-            os.link(source, temporary)
-        except OSError:
-            with source.open("rb") as one, files.atomic_write(target) as file:
-                shutil.copyfileobj(one, file)
-            return
-        try:
-            _system.patiently(os.replace, temporary, target)  # nothing, where both are the same file already
-        finally:
-            temporary.unlink(missing_ok=True)
-        files.sync_folder(target.parent)
+        with source.open("rb") as one, files.atomic_write(target) as file:
+            shutil.copyfileobj(one, file)
     except OSError as error:
         raise WriteError(_cannot_write(target, error)) from error
 

@@ -133,12 +133,11 @@ def checkpoint_folder(trainer: Trainer, run_dir: Path) -> Path:
 
 
 def _checkpoints_in(folder: Path) -> list[Path]:
-    """The last checkpoint, and the best one if that is another file."""
+    """The last checkpoint and the best one, if they are there."""
     last, best = folder / "last.ckpt", folder / "best.ckpt"
     try:
         there = {path.name for path in folder.iterdir()} if os.path.lexists(folder) else set()
-        found = [path for path in (last, best) if path.name in there]
-        return found[:1] if len(found) == 2 and last.samefile(best) else found
+        return [path for path in (last, best) if path.name in there]
     except OSError as error:
         raise UserError(f"resume: {folder} cannot be read, and nothing was changed: {why(error)}") from error
 

@@ -16,7 +16,7 @@ from batchscope.checkpointing.callback import Checkpoints
 from batchscope.checkpointing.checkpoint_file import (
     AtomicCheckpointIO,
     check_weights,
-    link_checkpoint,
+    copy_checkpoint,
     load_checkpoint,
     write_checkpoint,
 )
@@ -66,28 +66,25 @@ def test_a_name_that_would_command_the_terminal_is_none(path: Path) -> None:
     assert refusal(load_checkpoint, path) == f"ckpt: {path} is not a checkpoint that batchscope wrote"
 
 
-@pytest.mark.parametrize("links", [True, False], ids=["a link", "a copy, where the file system has no links"])
-def test_the_best_one_is_kept_when_the_last_one_goes_on(path: Path, links: bool, monkeypatch) -> None:
-    if not links:
-        monkeypatch.setattr("os.link", Mock(side_effect=OSError("no links here")))
+def test_the_best_one_is_kept_when_the_last_one_goes_on(path: Path) -> None:
     best = path.with_name("best.ckpt")
-    link_checkpoint(path, best)
-    link_checkpoint(path, best)
+    copy_checkpoint(path, best)
+    copy_checkpoint(path, best)
     write_checkpoint(CHECKPOINT | {"step": 4}, path)
     assert load_checkpoint(best)["step"] == 3
     assert sorted(p.name for p in path.parent.iterdir()) == ["best.ckpt", "last.ckpt"]
 
 
-def test_an_interrupted_link_leaves_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_copy_leaves_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.replace", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        link_checkpoint(path, path.with_name("best.ckpt"))
+        copy_checkpoint(path, path.with_name("best.ckpt"))
     assert list(path.parent.iterdir()) == [path]
 
 
 def test_a_folder_that_takes_no_checkpoint_is_one_line_that_says_so(path: Path) -> None:
     there = path / "best.ckpt"  # below a file
-    for write in (lambda: write_checkpoint(CHECKPOINT, there), lambda: link_checkpoint(path, there)):
+    for write in (lambda: write_checkpoint(CHECKPOINT, there), lambda: copy_checkpoint(path, there)):
         with pytest.raises(WriteError, match=f"^checkpoint: {there} .*cannot be written: .*$"):
             write()
 

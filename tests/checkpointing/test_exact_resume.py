@@ -21,7 +21,7 @@ from tests.support.third_party_modules import Stranger, train
 # Steps 1 to 10 are the first epoch, 11 to 20 the second; every epoch has one validation of one batch. The record is
 # written twice before the first step, and once after the first checkpoint. Every atomic write flushes a file and its folder.
 FSYNC, REPLACE = "batchscope.files.os.fsync", "batchscope.files.os.replace"
-LINK = "batchscope.checkpointing.callback.link_checkpoint"
+LINK = "batchscope.checkpointing.callback.copy_checkpoint"
 EACH = "callbacks.checkpoint.every_n_steps=1"
 CONSTANT = "optimizer.schedule=constant"
 AVERAGES = ["callbacks=weight_averaging", "callbacks.weight_averaging.decay=0.5"]

@@ -142,7 +142,6 @@ INVALID = "resume: no checkpoint is valid, and nothing was changed: "
 # What is done to the checkpoints, by a shell, and what is said.
 REFUSALS = {
     ": > last.ckpt; : > best.ckpt": f"{INVALID}{LAST} is not a whole checkpoint (0 bytes)",
-    ": > last.ckpt; ln -f last.ckpt best.ckpt": f"{INVALID}{LAST} is not a whole checkpoint (0 bytes)",  # read once
     "rm *": GONE,
     "mv $PWD ../unmounted": GONE,
     "rm -r $PWD; touch $PWD": f"resume: {CHECKPOINTS} cannot be read, and nothing was changed: Not a directory",
