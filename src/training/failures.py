@@ -6,7 +6,6 @@ All words of other libraries that batchscope recognizes a failure by are in this
 import contextlib
 import errno
 import os
-import subprocess
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,8 +55,6 @@ def explain_failures(config: dict[str, Any], trainer: Trainer) -> Iterator[None]
     except Interrupted as stop:
         if first:
             print("\n".join(["", str(stop), *_how_to_resume(config)]), flush=True)
-            if stop.signal.name == "SIGUSR1" and (job := os.environ.get("SLURM_JOB_ID")):
-                _requeue(job)
         raise
     except UserError:
         raise
@@ -83,16 +80,6 @@ def _how_to_resume(config: dict[str, Any]) -> list[str]:
     if last.exists():
         return [f"kept     {last}", f"resume   {command}"]
     return ["kept     no checkpoint", f"restart  {command}"]  # from its first step
-
-
-def _requeue(job: str) -> None:
-    """Have SLURM start the job's script again, which resumes the run (docs/train.sbatch)."""
-    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
-    job = f"{array}_{task}" if array and task else job
-    done = False
-    with contextlib.suppress(OSError):
-        done = subprocess.run(["scontrol", "requeue", job], check=False).returncode == 0
-    print(f"requeue  {job}: {'asked for' if done else 'scontrol failed'}", flush=True)
 
 
 def explained(error: Exception, config: dict[str, Any], trainer: Trainer) -> UserError | None:
