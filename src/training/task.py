@@ -24,7 +24,6 @@ from .objective import accuracy, correct, for_loss, for_metrics, loss_function, 
 from .optimizer import Optimizer
 from .trial import first_answer
 
-_LONGEST_PATTERN = 1_000  # characters; the time of fnmatch grows with their square
 Batch = Any  # what a DataSpec takes apart: `(x, y)`, `(x, y, lengths)` or a dict
 
 
@@ -309,33 +308,17 @@ class Task(LightningModule):
 
     def _freeze(self, patterns: Sequence[str]) -> list[nn.Module]:
         """Freeze parameters by their names, and return the batch norms that have no other ones."""
-        _check_patterns("task.freeze", patterns, [name for name, _ in self.named()])
-        frozen = {p for name, p in self.named() if _matches(name, patterns)}
+        names = [name for name, _ in self.named()]
+        if unknown := next((pattern for pattern in patterns if not fnmatch.filter(names, pattern)), None):
+            near = did_you_mean(unknown, names)
+            raise UserError(f"task.freeze: '{unknown}' matches no parameter of the model.{near}")
+        frozen = {p for name, p in self.named() if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)}
         for parameter in frozen:
             parameter.requires_grad_(False)
         if frozen and not any(p.requires_grad for p in self.parameters()):
             raise UserError(f"task.freeze: got {list(patterns)}, which leaves no parameter to train")
         norms = [module for module in self.modules() if is_batch_norm(module)]
         return [norm for norm in norms if (own := {*norm.parameters()}) and own <= frozen]
-
-
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    """Whether one of the name patterns, as of fnmatch, matches a parameter's name."""
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def _check_patterns(option: str, patterns: Sequence[str], names: Sequence[str]) -> None:
-    """Raise UserError for the first pattern, as of fnmatch, that is too long or matches no parameter's name."""
-    for pattern in patterns:
-        if len(pattern) > _LONGEST_PATTERN:
-            raise UserError(
-                f"{option}: has a pattern of {len(pattern):,} characters, takes {_LONGEST_PATTERN:,} at most"
-            )
-        if not any(_matches(name, [pattern]) for name in names):
-            parts = [name.split(".") for name in names]
-            above = {f"{'.'.join(part[:n])}.*" for part in parts for n in range(1, len(part))}
-            near = did_you_mean(pattern, [*names, *sorted(above)])
-            raise UserError(f"{option}: '{pattern}' matches no parameter of the model.{near}")
 
 
 def _samples(inputs: Tensor | Mapping[str, Tensor]) -> int:
