@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from lightning import LightningModule
-from torch import Tensor, nn
+from torch import nn
 
 from ..checkpointing.checkpoint_file import is_weight, makes_layers, verify
 from ..errors import UserError, cut, in_one_line
@@ -34,8 +34,6 @@ def start_from(model: nn.Module, path: Path) -> Facts:
             make_layers(model, [*found])
         own, names = model.state_dict(), _plain(model.state_dict())
     weights = {names.get(plain, plain): tensor for plain, tensor in held.items()}
-    if lossy := [name for name in own if _is_complex(weights.get(name)) and not _is_complex(own[name])]:
-        raise UserError(f"init: {path} does not fit {type(model).__name__}: {lossy[0]} is complex there and real here")
     try:
         model.load_state_dict(weights, strict=getattr(model, "strict_loading", True))
     except RuntimeError as error:  # all that is missing, unexpected or of another shape
@@ -97,10 +95,6 @@ def _weights_in(path: Path, model: nn.Module) -> dict[str, Any]:
     of_network = {name: value for name, value in weights.items() if name.startswith("model.")}
     is_of_task = "batchscope" in held and not isinstance(model, LightningModule)
     return of_network if is_of_task and of_network else weights
-
-
-def _is_complex(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_complex()
 
 
 def _plain(names: Iterable[str]) -> dict[str, str]:

@@ -70,7 +70,6 @@ NO_WEIGHTS = "init: w.pt holds no weights that can be read without running code;
         ({"epoch": 3}, "init: w.pt holds no weights: neither a checkpoint nor a state_dict"),
         (ENCODER, 'init: w.pt does not fit ModuleDict: Missing key(s) in state_dict: "encoder.0.weight"'),
         (OTHER | {"extra": torch.ones(3)}, 'init: w.pt does not fit ModuleDict: Unexpected key(s) in state_dict: "extra".'),
-        (OTHER | {"head.bias": OTHER["head.bias"] * 1j}, "init: w.pt does not fit ModuleDict: head.bias is complex there and real here"),
         (net(0, 7).state_dict(), "init: w.pt does not fit ModuleDict: size mismatch for head.weight: copying a param with shape torch.Size([7, 8])"),
     ],
 )  # fmt: skip
