@@ -99,12 +99,6 @@ def build_model(config: dict[str, Any], data: Any) -> nn.Module:
             f"data: {data.name} has no spec: a property that returns a batchscope.data.DataSpec, which every model but "
             "a LightningModule is trained by"
         )
-    accepts = getattr(target, "accepts", (spec.kind,))
-    accepts = (accepts,) if isinstance(accepts, str) else accepts
-    if spec.kind not in accepts:  # options.check tells this earlier of data that declare their kind
-        raise UserError(
-            f"model: {target.__name__} reads {' or '.join(accepts)} data, and {data.name} has {spec.kind} data"
-        )
     model = build(node, "model", **({"spec": spec} if _takes_spec(target) else {}))
     needs_lengths = spec.variable_length and len(spec.inputs) == 1  # several inputs have a mask among them
     if needs_lengths and not isinstance(model, LightningModule) and not takes(model, LENGTHS):

@@ -33,9 +33,6 @@ class Net(nn.Module):
         super().__init__()
         self.encoder, self.sizes, self.parts = encoder, sizes, parts
 
-class OfSequences(nn.Identity):
-    accepts = ("sequence",)
-
 class Failing(nn.Module):
     def __init__(self):
         self.size = {}["size"]
@@ -144,7 +141,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("model", SHELL | {"command": "touch ran"}, f"model: {BLOCKED}"),
     ("model", {"_target_": "mynet.net.Net", "encoder": SHELL | {"command": "touch ran"}}, f"model.encoder: {BLOCKED}"),
     # a model for other data
-    ("model", {"_target_": "mynet.net.OfSequences"}, "model: OfSequences reads sequence data, and toy has image data"),
     ("model", IDENTITY, "model: Identity reads sequences of one length: its forward takes no `lengths`, and those of toy vary"),
 ]  # fmt: skip
 
