@@ -1,4 +1,4 @@
-"""The loggers of a run: named after it, opened before the run begins, and closed when it ends."""
+"""The loggers of a run: named after it, and closed when it ends."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,7 +6,6 @@ from typing import Any
 from lightning.pytorch.loggers import Logger, WandbLogger
 
 from .._lightning import has_begun
-from ..errors import UserError, in_one_line
 from .build import build_all
 
 
@@ -23,19 +22,6 @@ def build_loggers(config: dict[str, Any], name: str, run_id: str) -> list[Logger
             node.update({"name": node.get("name") or name, "id": node.get("id") or run_id})
             node.setdefault("tags", config["tags"])
     return build_all(nodes, "logger")
-
-
-def open_loggers(loggers: Sequence[Logger]) -> None:
-    """Begin the runs at W&B. Raises UserError where nobody is logged in, or nothing is reached."""
-    for logger in loggers:
-        if isinstance(logger, WandbLogger):
-            try:
-                _ = logger.experiment
-            except Exception as error:
-                if not isinstance(error, OSError) and not type(error).__module__.startswith("wandb"):
-                    raise
-                said = f"{in_one_line(error)}; logger.wandb.offline=true sends nothing"
-                raise UserError(f"logger.wandb: {said}") from error
 
 
 def close_loggers(loggers: Sequence[Logger], failed: bool) -> None:

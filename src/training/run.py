@@ -41,7 +41,7 @@ from ..records.terminal import row
 from . import initial, summary
 from .build import build_callbacks, build_data, build_model, build_trainer, loader_switches, run_name
 from .failures import explain_failures
-from .loggers import build_loggers, close_loggers, open_loggers
+from .loggers import build_loggers, close_loggers
 from .module import lightning_module
 from .quiet import quiet_libraries
 from .task import Task
@@ -216,7 +216,6 @@ class _Run:
         if self.trainer.is_global_zero:
             rows = [row("init", initial.line(facts)) for facts in self.initial.values()]
             summary.print_start(record.facts, self.data.name, rows)
-        open_loggers(loggers_of_rank(self.trainer))
         record.facts |= {"name": self.name, "dataset": self.dataset, **self.batch, **self.initial}
         record.begin(self.resume_point.facts(self.run_dir) if self.resume_point else None)
         for callback in self.trainer.checkpoint_callbacks:
