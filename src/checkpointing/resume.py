@@ -3,14 +3,13 @@
 import contextlib
 import json
 import os
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from .._system import relative
 from ..distributed.rendezvous import of_first
 from ..errors import UserError
-from ..files import is_set_aside, lock_folder, refuse_links
+from ..files import lock_folder, refuse_links
 from ..options import trust
 from ..options.check import check_config
 from ..options.compose import apply_overrides
@@ -56,36 +55,19 @@ def run_folder(name: str, option: str) -> Path:
         return run_dir
     if not os.path.exists(path):
         raise UserError(f"{option}: got '{name}', which does not exist; it takes a run's folder, or 'last'")
-    if above := next((parent for parent in path.resolve().parents if (parent / FILE).is_file()), None):
-        raise UserError(f"{option}: takes the folder of a run, not what is in it: {relative(above)}")
-    runs = [file.parent for file in path.rglob(FILE) if not _is_hidden(file.relative_to(path))]
-    if not runs:
-        raise UserError(f"{option}: got '{name}', which holds no run (no {FILE} in it)")
-    first = min(runs, key=lambda run: (len(str(run)), str(run)))  # 2 before 10
-    sweep = f"; a sweep is resumed by its own command and hydra.sweep.dir={name}" if option == "resume" else ""
-    raise UserError(f"{option}: got '{name}', which holds {len(runs)} runs; take one, such as {first}{sweep}")
+    sweep = "; a sweep is resumed by its own command and hydra.sweep.dir=…" if option == "resume" else ""
+    raise UserError(f"{option}: got '{name}', which holds no run (no {FILE} in it){sweep}")
 
 
 def newest(option: str) -> Path:
-    """The folder of the run that was started last; UserError without one, or if an unreadable record may be newer."""
-    runs: list[tuple[str, bool, Path]] = []  # when it was started, and whether its record cannot be read
+    """The folder of the run that was started last; UserError without one. An unreadable record counts for none."""
+    runs: list[tuple[str, Path]] = []
     for path in RUNS.glob(f"*/{FILE}"):
-        try:
-            runs.append((str(read(path.parent).get("started", "")), False, path.parent))
-        except UserError:
-            with contextlib.suppress(OSError):
-                written = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat()
-                runs.append((written, True, path.parent))
+        with contextlib.suppress(UserError):
+            runs.append((str(read(path.parent).get("started", "")), path.parent))
     if not runs:
         raise UserError(f"{option}: got 'last', and there is no run in {RUNS}")
-    _, is_damaged, run_dir = max(runs)
-    if is_damaged:
-        raise UserError(f"{option}: got 'last', and the record of {run_dir} cannot be read; name the run's folder")
-    return run_dir
-
-
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") or is_set_aside(part) for part in path.parts)
+    return max(runs)[1]
 
 
 def configuration(

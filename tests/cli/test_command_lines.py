@@ -157,8 +157,7 @@ REFUSED = {
     "train resume=nowhere": "resume: got 'nowhere', which does not exist; it takes a run's folder, or 'last'",
     "train resume=last": "resume: got 'last', and there is no run in outputs/runs",
     "train resume=": "resume: takes the folder of one run, or 'last'",
-    "train resume=sweep/0/checkpoints/last.ckpt": "resume: takes the folder of a run, not what is in it: sweep/0",
-    "train resume=sweep": "resume: got 'sweep', which holds 3 runs; take one, such as sweep/0; a sweep is resumed by … hydra.sweep.dir=sweep",
+    "train resume=sweep": "resume: got 'sweep', which holds no run (no run.json in it); a sweep is resumed by its own command and",
     # the other commands
     "evaluate": "ckpt: is missing; write ckpt=outputs/runs/<run>/checkpoints/best.ckpt",
     "evaluate ckpt=": "ckpt: takes a value",
