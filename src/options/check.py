@@ -109,12 +109,9 @@ def _check_pairs(config: dict[str, Any]) -> None:
     module = lightning_module_of(config)
     batches = batches_of_update(config, ranks_asked(config) or 1)  # checked again by the ranks that there are
     nodes = {name: node for name, node in callbacks.items() if node}
-    validated = {name: node for name, node in nodes.items() if str(node.get("monitor")).startswith("val")}
-    stops = next((name for name, node in validated.items() if node[TARGET].endswith("EarlyStopping")), "")
     for name, node in nodes.items():
         if inherits(node[TARGET], _CHECKPOINTS):
             _check_folder_of_checkpoints(f"callbacks.{name}.dirpath", node.get("dirpath"), config)
-    no_validation = trainer.get("limit_val_batches") == 0
     graphs = compile in ("reduce-overhead", "max-autotune") and batches > 1
     conflicts = {
         "trainer.logger: takes null; logger=… takes the loggers, and logger=none leaves them out": trainer.get("logger")
@@ -122,7 +119,6 @@ def _check_pairs(config: dict[str, Any]) -> None:
         "trainer.callbacks: takes null; +callbacks.NAME={_target_: …} adds one": trainer.get("callbacks") is not None,
         f"compile: {module} is a LightningModule, which compiles itself": compile and module,
         f"compile: {compile} uses CUDA graphs, which overwrite accumulated gradients; write compile=default": graphs,
-        f"callbacks.{stops}: follows a validation, and trainer.limit_val_batches=0 has none": no_validation and stops,
     }
     if said := next((said for said, is_wrong in conflicts.items() if is_wrong), None):
         raise UserError(said)

@@ -127,8 +127,6 @@ REFUSED = {
     "train callbacks=null callbacks.throughput.calibrate=false": "callbacks.throughput.calibrate: no such option. callbacks.throughput is no section.",
     f"train {SEARCHER}": "callbacks.bsf: … experiment=find_batch_size",
     "train +callbacks.more._target_=lightning.pytorch.callbacks.GradientAccumulationScheduler": "callbacks.more: … write trainer.accumulate_grad_batches=…",
-    "train callbacks=early_stopping trainer.limit_val_batches=0": "callbacks.early_stopping: follows a validation, and trainer.limit_val_batches=0 has none",
-    "train callbacks=early_stopping +callbacks.mine={_target_:lightning.pytorch.callbacks.EarlyStopping,monitor:val/acc} trainer.limit_val_batches=0": "callbacks.early_stopping: follows a validation, and",
     "train callbacks.checkpoint.dirpath=/elsewhere": "callbacks.checkpoint.dirpath: got /elsewhere, takes a folder in that of the run, ${run_dir}/…",
     "train callbacks.checkpoint.dirpath=null +trainer.default_root_dir=x": "trainer.default_root_dir: got x, takes a folder in that of the run",
     "train callbacks.checkpoint.dirpath=${run_dir}/../x": "callbacks.checkpoint.dirpath: … takes a folder in that of the run",
