@@ -18,10 +18,8 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from .._torch import is_compilation_error, is_shared_memory_error
 from ..errors import Interrupted, PeerLostError, UserError, cut, package_of, place_of
 from ..files import LOCK, NO_SPACE, WriteError, is_inside, why
-from ..hardware.calibration import faster_precision
 from ..hardware.device_memory import is_out_of_memory, memory_of
 from ..hardware.host_memory import host_memory
-from ..hardware.measure import cached_calibration
 from ..options.command_lines import resume_command
 from ..records.read import FILE
 from .trial import is_own
@@ -73,11 +71,8 @@ def _how_to_resume(config: dict[str, Any]) -> list[str]:
     run_dir = Path(config["run_dir"])
     if not (run_dir / FILE).exists():
         return []
-    root = Path(config["trainer"].get("default_root_dir") or run_dir)
-    dirpath = ((config["callbacks"] or {}).get("checkpoint") or {}).get("dirpath")
-    last = Path(dirpath or root / "checkpoints") / "last.ckpt"
     command = resume_command(config, run_dir)
-    if last.exists():
+    if last := next(run_dir.rglob("last.ckpt"), None):
         return [f"kept     {last}", f"resume   {command}"]
     return ["kept     no checkpoint", f"restart  {command}"]  # from its first step
 
@@ -155,11 +150,10 @@ def _out_of_memory(config: dict[str, Any], device: torch.device) -> str:
     _, held = memory_of(device) or (0, 0)
     on_gpu = device.type == "cuda"
     total = torch.cuda.get_device_properties(device).total_memory if on_gpu else host_memory().total
-    precision = faster_precision(cached_calibration(device), config["trainer"].get("precision"))
     size = config["data"].get("batch_size")
     asked = "" if size is None else f" with data.batch_size={size}"
     smaller = "batch" if size is None else "model" if size == 1 else "data.batch_size"
     return (
         f"out of memory{asked} on {device.type}: {held / _GIB:.2f} GiB were allocated of {total / _GIB:.2f}; "
-        f"try a smaller {smaller}{f', or trainer.precision={precision}' if precision else ''}"
+        f"try a smaller {smaller}"
     )
