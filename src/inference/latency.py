@@ -31,7 +31,7 @@ from ..hardware.devices import device_name
 from ..hardware.microbenchmarks import clock
 from ..records.formatting import percent, significant
 from ..sweep.passes import Limits, Run, measure_in_passes
-from ..training.task import Task, input_dtype
+from ..training.task import Task
 from .load import Trained, trainer_for
 from .samples import Samples, samples_of
 
@@ -161,7 +161,7 @@ def measure_latency(
 def inputs_like(network: nn.Module, spec: DataSpec, size: int) -> Samples:
     """Random inputs `(size, *input_shape)`, all 0 of tokens, and full lengths where they vary and are taken."""
     x = torch.randn(size, *spec.input_shape, generator=torch.Generator().manual_seed(0))
-    x = torch.zeros_like(x, dtype=torch.int64) if input_dtype(network, spec) == torch.int64 else x
+    x = torch.zeros_like(x, dtype=torch.int64) if spec.kind == "sequence" and len(spec.input_shape) == 1 else x
     takes_lengths = spec.variable_length and takes(network, LENGTHS)
     return Samples(x, torch.full((size,), spec.input_shape[0]) if takes_lengths else None, "random numbers")
 

@@ -332,9 +332,3 @@ def _channels_last(x: Tensor | Mapping[str, Tensor]) -> Tensor | Mapping[str, Te
             name: each.to(memory_format=torch.channels_last) if each.dim() == 4 else each for name, each in x.items()
         }
     return x.to(memory_format=torch.channels_last) if x.dim() == 4 else x
-
-
-def input_dtype(model: nn.Module, spec: DataSpec) -> torch.dtype:
-    """Of the one input: int64 for the numbers of tokens `(T,)`, which a model has an embedding for, else float32."""
-    embeds = any(isinstance(module, nn.Embedding | nn.EmbeddingBag) for module in model.modules())
-    return torch.int64 if embeds and len(spec.input_shape) == 1 else torch.float32
