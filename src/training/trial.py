@@ -3,7 +3,6 @@
 import contextlib
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .._torch import is_compilation_error
-from ..data.spec import CLASSES, DataSpec
+from ..data.spec import DataSpec
 from ..errors import UnfitError, UserError, in_one_line, place_of
 from ..hardware.device_memory import is_out_of_memory
 from .objective import for_metrics
@@ -87,8 +86,6 @@ def _check_shapes(task: "Task", output: Any, y: Any) -> None:
     if isinstance(output, Tensor) and output.shape in ((wanted, y.shape) if may_omit_n else (wanted,)):
         return
     hint = "" if isinstance(wanted, tuple) else "; a loss of your own, task.loss={_target_: …}, takes several tensors"
-    if spec.target in CLASSES and spec.num_outputs == 2 and _shape(output) == _asked(replace(spec, num_outputs=1), y):
-        hint = "; num_outputs=1 in the DataSpec is one logit for two classes"
     raise UserError(
         f"model: {type(task.model).__name__} answers {_shape(output)}, and {' and '.join(asking)} for a target "
         f"{spec.target} {_shape(y)} takes {wanted}{hint}"

@@ -878,7 +878,7 @@ UNFIT_TASKS = {
     "for +: 'Tensor' and 'str' (tests/training/test_own.py, line ",
     f"task.loss={{_target_:{HERE}.accuracy,_partial_:true}}": "task.loss: accuracy depends on no parameter that is trained",
     "data.outputs=2 model.answers=[1,6,6]": "model: Net answers (8, 1, 6, 6), and task.loss=cross_entropy and the accuracy for a target "
-    "class_per_pixel (8, 6, 6) takes (8, 2, 6, 6); num_outputs=1 in the DataSpec is one logit for two classes",
+    "class_per_pixel (8, 6, 6) takes (8, 2, 6, 6)",
     "model=heads data=both task.loss=mse": "model: Heads answers {'shade': (8, 3), 'size': (8,)}, and task.loss=mse for a target any "
     "{'shade': (8,), 'size': (8,)} takes {'shade': (8,), 'size': (8,)}; a loss of your own, task.loss={_target_: …}, takes",
     "task.metrics={f1:{_target_:torchmetrics.classification.BinaryF1Score}}": f"task.metrics.f1: BinaryF1Score fails with {SHAPES}: "
