@@ -18,28 +18,25 @@ _WRAPPERS = re.compile(r"^((model|module)\.)+")  # of a LightningModule, of Data
 _COMPILED = "_orig_mod."  # of torch.compile, before any name
 _STATES = ("state_dict", "model_state_dict", "model")  # where a checkpoint keeps its weights
 
-Facts = dict[str, Any]  # `file`, `tensors` that were loaded, `of` those of the model
 
-
-def start_from(model: nn.Module, path: Path) -> Facts:
+def start_from(model: nn.Module, path: Path) -> None:
     """Load the weights of a checkpoint or a state_dict into a model.
 
     All names and shapes have to match, or it is a UserError; the wrappers `model.`, `module.` and `_orig_mod.` count on
     neither side.
     """
-    own, found = model.state_dict(), _weights_in(path, model)
-    names, held = _plain(own), {plain: found[name] for plain, name in _plain(found).items()}
+    found, names = _weights_in(path, model), _plain(model.state_dict())
+    held = {plain: found[name] for plain, name in _plain(found).items()}
     if isinstance(model, LightningModule) and not {*held} <= {*names}:
         with contextlib.suppress(UserError):  # what does not fit is told below
             make_layers(model, [*found])
-        own, names = model.state_dict(), _plain(model.state_dict())
+        names = _plain(model.state_dict())
     weights = {names.get(plain, plain): tensor for plain, tensor in held.items()}
     try:
         model.load_state_dict(weights, strict=getattr(model, "strict_loading", True))
     except RuntimeError as error:  # all that is missing, unexpected or of another shape
         what = cut(str(error).splitlines()[:2][-1].strip(), 200)  # the first of its complaints
         raise UserError(f"init: {path} does not fit {type(model).__name__}: {what}") from error
-    return {"file": str(path), "tensors": len(weights), "of": len(own)}
 
 
 def make_layers(module: LightningModule, weights: Collection[str]) -> None:
@@ -60,11 +57,6 @@ def make_layers(module: LightningModule, weights: Collection[str]) -> None:
             f"model: {type(module).__name__} makes layers in a hook, which fails without a Trainer "
             f"({in_one_line(failed)}); make them in __init__"
         ) from failed
-
-
-def line(facts: Facts) -> str:
-    """`64 of 64 tensors from best.ckpt`."""
-    return f"{facts['tensors']} of {facts['of']} tensors from {Path(facts['file']).name}"
 
 
 def _weights_in(path: Path, model: nn.Module) -> dict[str, Any]:

@@ -37,10 +37,10 @@ from ..options.overrides import set_by
 from ..options.purpose import lightning_module_of, unread_by
 from ..records.read import optimized, read
 from ..records.run_record import RunRecord, close_open, versions
-from ..records.terminal import row
-from . import initial, summary
+from . import summary
 from .build import build_callbacks, build_data, build_model, build_trainer, loader_switches, run_name
 from .failures import explain_failures
+from .initial import start_from
 from .loggers import build_loggers, close_loggers
 from .module import lightning_module
 from .quiet import quiet_libraries
@@ -122,18 +122,17 @@ class _Run:
         self.config = config
         named = (group for group in SECTIONS if group in self.config)
         self.choices = {group: choices[group] for group in named if choices.get(group)}
-        self.initial = {} if config.get("resume") else self._initial()
+        if not config.get("resume"):
+            self._start_from_weights()
         self.resume_point: ResumePoint | None = None
 
-    def _initial(self) -> dict[str, initial.Facts]:
-        """Load the weights that `init` names; the facts of that for the record."""
-        path = self.config["init"]
-        if not path:
-            return {}
-        start = partial(initial.start_from, self.model, Path(path))
-        if isinstance(self.model, LightningModule) and makes_layers(self.model):  # which Lightning has it do once more
-            callbacks_of(self.trainer).insert(0, LambdaCallback(on_fit_start=lambda trainer, module: start()))
-        return {"init": start()}
+    def _start_from_weights(self) -> None:
+        """Load the weights that `init` names."""
+        if path := self.config["init"]:
+            start = partial(start_from, self.model, Path(path))
+            if isinstance(self.model, LightningModule) and makes_layers(self.model):  # which Lightning has it do again
+                callbacks_of(self.trainer).insert(0, LambdaCallback(on_fit_start=lambda trainer, module: start()))
+            start()
 
     @contextlib.contextmanager
     def recorded(self, overrides: list[str]) -> Iterator[RunRecord]:
@@ -211,12 +210,12 @@ class _Run:
         if self.config.get("resume"):
             self.resume_point = find_resume_point(folder, self.module, self.run_dir)
             self.resume_point.check(self.trainer, self.dataset["fingerprint"])
-            self.initial = {} if self.resume_point.path else self._initial()
+            if not self.resume_point.path:
+                self._start_from_weights()
         record.facts["model"]["parameters"] = summary.parameters(self.model)  # with the layers that `init` has made
         if self.trainer.is_global_zero:
-            rows = [row("init", initial.line(facts)) for facts in self.initial.values()]
-            summary.print_start(record.facts, self.data.name, rows)
-        record.facts |= {"name": self.name, "dataset": self.dataset, **self.batch, **self.initial}
+            summary.print_start(record.facts, self.data.name)
+        record.facts |= {"name": self.name, "dataset": self.dataset, **self.batch}
         record.begin(self.resume_point.facts(self.run_dir) if self.resume_point else None)
         for callback in self.trainer.checkpoint_callbacks:
             if isinstance(callback, Checkpoints):  # without one in the record, a run may start anew

@@ -229,15 +229,13 @@ def _told_apart(row: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, 
     return {key: value for key, value in row.items() if key in _ALWAYS or key in (varied or typed)}
 
 
-def print_start(record: Mapping[str, Any], dataset: str, rows: Sequence[str]) -> None:
-    """What is trained on what, and more rows."""
+def print_start(record: Mapping[str, Any], dataset: str) -> None:
+    """What is trained on what."""
     if not has_words():
         return
     model, hardware = record["model"], record["hardware"]
     device = hardware["device"] + (f" ({hardware['device_name']})" if hardware["device_name"] else "")
     say(f"{model['class']} ({model['parameters']:,} parameters) on {dataset}, {device}")
-    for line in rows:
-        say(line)
 
 
 def print_summary(trainer: Trainer, record: Mapping[str, Any]) -> None:

@@ -760,8 +760,7 @@ def test_a_module_starts_from_a_checkpoint_of_its_own(words: str, folder: Path, 
     monkeypatch.setattr(Tutorial, "on_train_start", note, raising=False)
     line, first = [*f"model={words}".split(), "data=points", "trainer.max_epochs=1"], folder.with_name("first")
     trained(first, *line)
-    found = trained(folder, *line, f"init={first}/checkpoints/last.ckpt")
-    assert found["init"]["tensors"] == len(last(first)["state_dict"])
+    trained(folder, *line, f"init={first}/checkpoints/last.ckpt")
     assert torch.equal(seen[1], last(first)["state_dict"]["layer.weight"])
 
 
