@@ -14,6 +14,24 @@ Listener = Callable[[str], None]
 _MOST = 1000  # names that are kept: a user may count in theirs
 
 
+class _Action:
+    """The context of one action, which is used again whenever Lightning announces it."""
+
+    def __init__(self, hook: "ProfilerHook", action_name: str, heard: str):
+        self._hook, self._action, self._heard = hook, action_name, heard
+
+    def __enter__(self) -> str:
+        self._hook._inner.start(self._action)
+        if self._heard:
+            self._hook._started(self._heard)
+        return self._action
+
+    def __exit__(self, *error: object) -> None:
+        if self._heard:
+            self._hook._stopped(self._heard)
+        self._hook._inner.stop(self._action)
+
+
 class ProfilerHook(Profiler):
     """Stands in for a trainer's profiler, calls the listeners, and forwards every call to that profiler.
 
@@ -26,9 +44,8 @@ class ProfilerHook(Profiler):
         self._actions = actions
         self._started = started
         self._stopped = stopped
-        # Lightning announces some 130 actions a step, of which a step has seven parts, and most trainers have no profiler.
-        self._is_alone = type(inner) is PassThroughProfiler
-        self._names: dict[str, str] = {}  # an action's full name → its last part, empty for one that nobody listens to
+        # By an action's full name: Lightning announces some 130 actions a step, of which a step has seven parts.
+        self._contexts: dict[str, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
         """What a user's profiler has beyond Lightning's interface."""
@@ -49,37 +66,32 @@ class ProfilerHook(Profiler):
     def detach(self, trainer: Trainer) -> None:
         """Call the listeners no more, and give the trainer its profiler back."""
         self._actions = ()
-        self._names.clear()
+        self._contexts.clear()
         # A hook below this one may have ended first.
         while isinstance(hook := profiler_of(trainer), ProfilerHook) and not hook._actions:
             set_profiler(trainer, hook._inner)
 
     @override
     def profile(self, action_name: str) -> Any:  # a context manager
-        if self._is_alone and not self._name(action_name):
-            return contextlib.nullcontext(action_name)
-        return super().profile(action_name)
+        known = self._contexts.get(action_name)
+        return self._add(action_name) if known is None else known
+
+    def _add(self, action_name: str) -> Any:
+        if len(self._contexts) >= _MOST:
+            self._contexts.clear()
+        name = action_name.rpartition(".")[2]
+        is_heard, is_alone = name in self._actions, type(self._inner) is PassThroughProfiler
+        context = _Action(self, action_name, name if is_heard else "")
+        self._contexts[action_name] = context if is_heard or not is_alone else contextlib.nullcontext(action_name)
+        return self._contexts[action_name]
 
     @override
     def start(self, action_name: str) -> None:
-        self._inner.start(action_name)
-        if name := self._name(action_name):
-            self._started(name)
+        self.profile(action_name).__enter__()
 
     @override
     def stop(self, action_name: str) -> None:
-        if name := self._name(action_name):
-            self._stopped(name)
-        self._inner.stop(action_name)
-
-    def _name(self, action_name: str) -> str:
-        name = self._names.get(action_name)
-        if name is None:
-            if len(self._names) >= _MOST:
-                self._names.clear()
-            last = action_name.rpartition(".")[2]
-            name = self._names[action_name] = last if last in self._actions else ""
-        return name
+        self.profile(action_name).__exit__(None, None, None)
 
     @override
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
