@@ -1,7 +1,6 @@
 """What runs have measured: a training, on each device that it ran on, its steps and operations by batch size.
 
-Runs are of one training where everything is alike that makes a step what it is: model, data, optimizer, precision.
-Seeds, folders, learning rates and the length of the training may differ.
+Runs are of one training where everything is alike that may change the time of a step, but the batch size and the device.
 
 A time is that of the rates of analysis, with the interval that a report gives it: by the noise of its windows, what separate
 runs differ by, and what other programs may have lowered the rate by.
@@ -18,10 +17,10 @@ import pandas as pd
 
 from ..analysis.groups import rates_of
 from ..analysis.noise import BETWEEN, Rates
-from ..analysis.run import Run
+from ..analysis.run import BATCH_SIZE, HARDWARE, Run
 from ..errors import UserError, printable
 from ..hardware.datasheet import Datasheet, datasheet
-from ..options.tree import flatten
+from ..options.purpose import changes_speed
 from ..records.formatting import count
 from ..records.operations import StepOperations, read_operations
 from ..records.rates import RATE
@@ -32,10 +31,6 @@ from .scale import NUMBERS
 from .step import Measured, Source
 
 _MEDIAN, _STEPS = 0.95, 0.8  # confidence of a record's interval of the median; the share of steps from p10 to p90
-# The options, by their beginnings, that make a step another one, and those of them that do not.
-_OF_A_STEP = ("model.", "data.", "optimizer._target_", "trainer.precision", "trainer.accumulate_grad_batches")
-_OF_A_STEP += ("global_batch_size", "channels_last", "compile")
-_NOT = ("data.batch_size", "data.seed", "data.root", "data.offline")
 
 
 @dataclass(frozen=True)
@@ -152,9 +147,9 @@ def _memory(record: Mapping[str, Any]) -> float:
 
 def _options(run: Run) -> dict[str, Any]:
     """What makes a step another one, by dotted name."""
-    options = flatten(table(run.record.get("config")))
-    found = {key: value for key, value in options if key.startswith(_OF_A_STEP) and key not in _NOT}
-    return {"model": run.model, "data": run.dataset} | found
+    config = table(run.record.get("config"))
+    alike = {key: value for key, value in run.settings.items() if changes_speed(key, config)}
+    return {key: value for key, value in alike.items() if key not in (BATCH_SIZE, *HARDWARE)} | {"data": run.dataset}
 
 
 def device_here(kind: str, name: str, threads: str = "", memory_gib: float = 0.0) -> Datasheet:
