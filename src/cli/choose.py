@@ -95,10 +95,16 @@ def _measured(overrides: list[str], question: Question) -> tuple[int | None, lis
     What is known before to have no answer is refused first.
     """
     compose([word for word in overrides if not word.startswith("data.batch_size=")])  # names, before slow imports
-    from ..sweep.sizes import BATCH_SIZE, measure, own_sizes
+    from ..sweep.sizes import measure, timed
 
-    overrides, sizes = own_sizes(overrides)
-    trainer = check_command_line([*overrides, f"{BATCH_SIZE}={sizes[0]}"], False)[0]["trainer"]
+    words = timed(overrides)
+    configs = check_command_line(words, multirun=True)
+    sizes, trainer = sorted({config["data"]["batch_size"] for config in configs}), configs[0]["trainer"]
+    if len(sizes) < 2 or len(sizes) < len(configs):
+        raise UserError(
+            "data.batch_size: choose needs several sizes of one training, to tell what a step costs from what a sample "
+            "costs; write data.batch_size=32,128, or leave it out"
+        )
     if trainer.get("devices") not in (1, "auto") or trainer.get("num_nodes") not in (1, None):
         raise UserError("trainer.devices: choose compares single devices; leave it at 1")
     precision = str(trainer.get("precision"))
@@ -114,7 +120,7 @@ def _measured(overrides: list[str], question: Question) -> tuple[int | None, lis
     check_prices([device_here(kind, device_name(torch.device(kind))) for kind in kinds], question)
     exit_on_signals()
     with contextlib.redirect_stdout(sys.stderr):
-        places = measure(overrides, sizes, kinds, folder_of("choose"))
+        places = measure(words, kinds, folder_of("choose"))
     epochs = trainer.get("max_epochs")
     return epochs if isinstance(epochs, int) and epochs > 0 else None, places
 
