@@ -2,11 +2,9 @@
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, NamedTuple, TypeGuard, TypeVar
-from weakref import WeakKeyDictionary
 
 import numpy
 from lightning import Trainer
@@ -43,7 +41,7 @@ class StepWriter:
     the first 1,000 steps, and doubles whenever the number of steps does. Which steps these are depends on their numbers
     alone, so a resumed run continues the series.
 
-    A logger that raises an exception gets nothing more in this fit from any writer of its trainer, with one warning.
+    A logger that raises an exception gets nothing more from this writer, with one warning.
 
     Args:
         trainer: whose loggers are written to.
@@ -51,6 +49,7 @@ class StepWriter:
 
     def __init__(self, trainer: Trainer):
         self._trainer = trainer
+        self._failed: list[Logger] = []
         self._last_cell: tuple[int, int] | None = None
         if trainer.global_step:  # resumed: the series goes on
             self._thinned(numpy.array([trainer.global_step]))
@@ -68,7 +67,16 @@ class StepWriter:
         shown = self._thinned(scalars.steps)
         with pause(self._trainer):
             for logger in self._trainer.loggers:
-                attempt(self._trainer, logger, partial(_write, logger, scalars, shown))
+                if not any(logger is failed for failed in self._failed):
+                    self._attempt(logger, scalars, shown)
+
+    def _attempt(self, logger: Logger, scalars: Scalars, shown: NDArray[numpy.bool_]) -> None:
+        try:
+            _write(logger, scalars, shown)
+        except Exception as error:  # noqa: BLE001 - anybody's logger
+            self._failed.append(logger)
+            with suppress(Warning):  # where warnings are errors
+                rank_zero_warn(f"{type(logger).__name__} gets no more curves: {in_one_line(error)}")
 
     def _thinned(self, steps: NDArray[numpy.int64]) -> NDArray[numpy.bool_]:
         """Which steps TensorBoard gets: the first of each cell of n steps."""
@@ -77,27 +85,6 @@ class StepWriter:
         shown = [cell != before for before, cell in itertools.pairwise([self._last_cell, *cells])]
         self._last_cell = cells[-1]
         return numpy.array(shown)
-
-
-_failed: WeakKeyDictionary[Trainer, list[Logger]] = WeakKeyDictionary()
-
-
-def attempt(trainer: Trainer, logger: Logger, write: Callable[[], None]) -> None:
-    """Write to a logger; after its first exception, which becomes a warning, it is left alone until `forget_failures`."""
-    failed = _failed.setdefault(trainer, [])
-    if any(logger is each for each in failed):
-        return
-    try:
-        write()
-    except Exception as error:  # noqa: BLE001 - anybody's logger
-        failed.append(logger)
-        with suppress(Warning):  # where warnings are errors
-            rank_zero_warn(f"{type(logger).__name__} gets no more curves: {in_one_line(error)}")
-
-
-def forget_failures(trainer: Trainer) -> None:
-    """The fit is over: in the next one each logger is tried again."""
-    _failed.pop(trainer, None)
 
 
 def is_plain(logger: Logger, kind: type[Kind]) -> TypeGuard[Kind]:

@@ -15,7 +15,6 @@ from typing_extensions import override
 from ..options.types import NonNegativeInt
 from ._batches import own_loss
 from ._deferred_scalars import DeferredScalars
-from ._in_order import join, leave
 from ._timer import pause
 from ._updates import Updates
 from ._writer import StepWriter
@@ -45,8 +44,8 @@ class TrainCurves(Callback):
     def __init__(self, every_n_steps: NonNegativeInt | None = 1):
         self.every_n_steps = 1 if every_n_steps is None else every_n_steps
         self._steps: list[tuple[int, dict[str, Tensor]]] = []
-        # What is on its way to the host: the first step, the names of the numbers, and the numbers.
-        self._reads: list[tuple[int, list[tuple[int, str] | None], DeferredScalars]] = []
+        # What is on its way to the host: the steps and names of the numbers, and the numbers.
+        self._reads: list[tuple[list[tuple[int, str] | None], DeferredScalars]] = []
         self._updates = Updates()
         self._averaged: list[str] | None = None  # keys whose mean over the ranks is taken; None before the first step
 
@@ -54,13 +53,6 @@ class TrainCurves(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._steps, self._reads, self._updates, self._averaged = [], [], Updates(trainer.global_step), None
         self._writer = StepWriter(trainer)
-        join(trainer, self)
-
-    def oldest_step(self) -> int:
-        """The first step whose numbers are still to be written."""
-        if self._reads:
-            return self._reads[0][0]
-        return self._steps[0][0] if self._steps else self._updates.step + 1
 
     @override
     def on_train_batch_end(
@@ -80,38 +72,36 @@ class TrainCurves(Callback):
         if len(self._steps) >= FLUSH_EVERY:
             self._start_read()  # a part of the step: on MPS it waits for the step's own work
             with pause(trainer):
-                self._write(trainer, only_ready=True)
+                self._write(only_ready=True)
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._finish(trainer)  # the curves reach as far as the checkpoint
+        self._finish()  # the curves reach as far as the checkpoint
 
     @override
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._finish(trainer)  # the host waits for the device here anyway
+        self._finish()  # the host waits for the device here anyway
 
     on_train_epoch_end = on_validation_start
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._finish(trainer)
-        leave(trainer, self)
+        self._finish()
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         try:
             if trainer.world_size > 1:  # other ranks may be gone: nothing more is averaged, and nothing is waited for
                 self._steps = []
-                self._write(trainer, only_ready=True)
+                self._write(only_ready=True)
             else:
-                self._finish(trainer)
+                self._finish()
         except RuntimeError:  # the device was lost; the run's own error is the one to report
             self._steps, self._reads = [], []
-        leave(trainer, self)
 
-    def _finish(self, trainer: Trainer) -> None:
+    def _finish(self) -> None:
         self._start_read()
-        self._write(trainer, only_ready=False)
+        self._write(only_ready=False)
 
     def _start_read(self) -> None:
         """Average the numbers over the ranks, which all come here after the same step, and start to copy them."""
@@ -122,12 +112,12 @@ class TrainCurves(Callback):
             names = [(step, key) if key in scalars else None for step, scalars, key in places]
             values = [scalars.get(key, torch.zeros(())) for _, scalars, key in places]
             has = [name is not None for name in names[: len(averaged)]]
-            self._reads.append((self._steps[0][0], names, DeferredScalars(values, partial(_mean_of_ranks, has=has))))
+            self._reads.append((names, DeferredScalars(values, partial(_mean_of_ranks, has=has))))
         self._steps = []
 
-    def _write(self, trainer: Trainer, only_ready: bool) -> None:
-        while self._reads and (not only_ready or self._reads[0][2].ready()):
-            _, names, read = self._reads.pop(0)
+    def _write(self, only_ready: bool) -> None:
+        while self._reads and (not only_ready or self._reads[0][1].ready()):
+            names, read = self._reads.pop(0)
             rows: dict[int, dict[str, float]] = {}
             for name, value in zip(names, read.values(), strict=True):
                 if name is None or (name[1] == "acc" and math.isnan(value)):

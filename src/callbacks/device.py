@@ -16,7 +16,6 @@ from ..options.types import PositiveFloat
 from ..records.formatting import duration, memory
 from ..records.metrics import METRICS
 from ..records.terminal import row
-from ._in_order import join, leave
 from ._never_raise import never_raise
 from ._writer import Row, StepWriter
 
@@ -87,7 +86,6 @@ class DeviceMonitor(Callback):
         self._writer = StepWriter(trainer)
         queries = queries_for(trainer.strategy.root_device)
         self._telemetry = self._sampled = Telemetry(partial(read, queries), self.interval_s)
-        join(trainer, self)
 
     @override
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -124,19 +122,15 @@ class DeviceMonitor(Callback):
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._end(trainer)
+        self._sum_up(trainer)
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._end(trainer)
+        self._sum_up(trainer)
 
     @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._end(trainer)
-
-    def _end(self, trainer: Trainer) -> None:
         self._sum_up(trainer)
-        leave(trainer, self)
 
     @never_raise
     def _sum_up(self, trainer: Trainer) -> None:
@@ -152,12 +146,6 @@ class DeviceMonitor(Callback):
         if self._telemetry is not None:
             self._telemetry.stop()
         self._telemetry = self._sampled = None
-
-    def oldest_step(self) -> float:
-        """The first step that may still get a sample."""
-        if self._telemetry is None:
-            return math.inf
-        return self._rows[0][0] if self._rows else self._step + 1
 
     def _growing(self, trainer: Trainer, telemetry: Telemetry) -> dict[str, dict[str, float]]:
         """Which memory has grown all through the training (growth.py)."""

@@ -38,7 +38,6 @@ from ._batches import samples_in, timesteps_in
 from ._communication import Exchanges
 from ._cost import cost_of, median_step, metrics_of
 from ._events import LoopEvents
-from ._in_order import join, leave
 from ._kernel_time import KernelTime
 from ._measured import Flops, Measured, step_operations
 from ._never_raise import never_raise
@@ -238,7 +237,6 @@ class ThroughputMonitor(LoopEvents):
             self._attached.callback(watch_compilation(lambda: pause(trainer)))
         self.listen(trainer)
         add_timer(trainer, self._timer)
-        join(trainer, self)
         self._counted_since = time.perf_counter()
 
     def _held_update(self, trainer: Trainer, module: LightningModule, recorded: RecordedUpdates) -> int:
@@ -253,7 +251,6 @@ class ThroughputMonitor(LoopEvents):
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._finish(trainer)
-        leave(trainer, self)
         # A rank that has stopped measuring, or has measured no step, gives None; the others wait for it.
         ranks_ms = gather(self._own_ms(), trainer.world_size) if trainer.world_size > 1 else []
         self._sum_up(trainer, pl_module, ranks_ms)
@@ -266,7 +263,6 @@ class ThroughputMonitor(LoopEvents):
             return
         # Other ranks may be gone: nothing is gathered from them, and the device may wait for them for ever.
         self._finish(trainer, wait=False)
-        leave(trainer, self)
         self.summary |= _nothing(f"the fit ended with {type(exception).__name__}")
 
     @override
@@ -274,7 +270,6 @@ class ThroughputMonitor(LoopEvents):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._detach(trainer)
         self.disable()
-        leave(trainer, self)
 
     def _detach(self, trainer: Trainer) -> None:
         remove_timer(trainer, self._timer)
@@ -474,10 +469,6 @@ class ThroughputMonitor(LoopEvents):
             self._recorded.stop()
 
     # --- marks become rows, and rows become curves --------------------------------------------------------------------
-
-    def oldest_step(self) -> float:
-        """The first step that is not yet in the table."""
-        return self.table.last_step + 1 if self.is_measuring else math.inf
 
     def _flush(self, trainer: Trainer, wait: bool, is_over: bool = False) -> None:
         """Turn marks into rows of the table as far as they can be read without waiting, and write these."""

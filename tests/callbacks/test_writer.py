@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from batchscope.callbacks._timer import StepTimer, add_timer
-from batchscope.callbacks._writer import POINTS, Scalars, StepWriter, forget_failures
+from batchscope.callbacks._writer import POINTS, Scalars, StepWriter
 from batchscope.callbacks.step_file import StepFile
 from batchscope.callbacks.tensorboard import TensorBoard
 
@@ -147,17 +147,3 @@ def test_a_logger_that_fails_gets_nothing_more_with_one_warning(tmp_path: Path) 
         warnings.simplefilter("error")
         writing.write_rows([(2, {"a": 1.0})])
     assert [row["step"] for row in read(good)] == ["1", "2"]
-
-
-def test_a_logger_that_fails_is_tried_once_by_all_writers_of_a_trainer_in_a_fit() -> None:
-    broken = Mock(spec=CSVLogger, log_metrics=Mock(side_effect=ConnectionError("no network")))
-    trainer = Mock(is_global_zero=True, loggers=[broken], global_step=0)
-    for fit in (1, 2):
-        writers = [StepWriter(trainer), StepWriter(trainer)]
-        with pytest.warns(UserWarning, match="gets no more curves") as caught:
-            writers[0].write_rows([(1, {"a": 1.0})])
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            writers[1].write_rows([(1, {"a": 1.0})])
-        assert (len(caught), broken.log_metrics.call_count) == (1, fit)
-        forget_failures(trainer)

@@ -75,12 +75,3 @@ class Memory(Logger):
 
     def at(self, step: int) -> dict[str, float]:
         return {key: value for s, row in self.rows if s == step for key, value in row.items()}
-
-
-class Ordered(Memory):
-    """Refuses a step before the last one, as `wandb.log(step=…)` drops its row."""
-
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        if self.rows and step is not None and step < self.rows[-1][0]:
-            raise ValueError(f"step {step} comes after step {self.rows[-1][0]}")
-        super().log_metrics(metrics, step)
