@@ -27,7 +27,6 @@ from torch import Tensor, nn
 
 from batchscope import (
     DeviceMonitor,
-    NoiseScaleMonitor,
     ProgressBar,
     StopOnNonFinite,
     ThroughputMonitor,
@@ -149,7 +148,6 @@ VARIANTS: dict[
     "all of ours, every step to TensorBoard and CSV": (ours, True),
     "Lightning's ThroughputMonitor + DeviceStatsMonitor": (lightnings_own, True),
     "StopOnNonFinite": (lambda: [StopOnNonFinite()], False),
-    "NoiseScaleMonitor": (lambda: [NoiseScaleMonitor()], False),
     WHOLE: (None, True),
 }
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from .callbacks.curves import TrainCurves as TrainCurves
     from .callbacks.device import DeviceMonitor as DeviceMonitor
     from .callbacks.memory import MemoryMonitor as MemoryMonitor
-    from .callbacks.noise_scale import NoiseScaleMonitor as NoiseScaleMonitor
     from .callbacks.nonfinite import StopOnNonFinite as StopOnNonFinite
     from .callbacks.prediction_images import PredictionImages as PredictionImages
     from .callbacks.profile import OperationProfiler as OperationProfiler

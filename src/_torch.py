@@ -276,13 +276,3 @@ def saved_tensors(saved: Callable[[Tensor], None]) -> Iterator[None]:
             yield
         finally:
             graph.disable_saved_tensors_hooks = disable
-
-
-def has_comm_hook(model: nn.parallel.DistributedDataParallel) -> bool:
-    """Whether a communication hook, and not DDP itself, averages the gradients."""
-    return bool(model._get_ddp_logging_data().get("comm_hook"))
-
-
-def gradient_scale(scaler: torch.amp.GradScaler) -> Tensor | float:
-    """What a gradient scaler multiplies the loss by at present, without a wait for the device."""
-    return 1.0 if scaler._scale is None else scaler._scale.clone()

@@ -62,7 +62,6 @@ def _declared(lines: str) -> dict[str, Metric]:
 METRICS = _declared(f"""
 train/loss | | down | | | the task's loss on the batch of this step, the mean of all processes
 train/acc | {FRACTION} | up | percent.1 | | {_ACCURACY} on the batch of this step
-train/noise_scale | samples | | | | the batch size at which half of the samples' progress is lost to noise
 val/loss | | down | | | the task's loss on the validation set
 val/acc | {FRACTION} | up | percent.1 | | {_ACCURACY} on the validation set
 test/loss | | down | | | the task's loss on the test set

@@ -37,7 +37,6 @@ LINES = {  # command line → what is printed
     "answers.py": "| light | 2 |",
     "trained.py": "Of 1 sweeps: 1 named",
     "simulated.py": "| quiet, eight sizes |",
-    "noise_scale.py": "| consecutive updates | 0.0 |",
     "compare.py": "| unchanged, side by side | 2 |",
     "diagnose.py": "| that do nothing | 2 |",
     "choose.py": "**cnn**",

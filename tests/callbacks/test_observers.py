@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from lightning import LightningModule
-from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.profilers import PassThroughProfiler
 from torch import nn
 from torch.nn import functional as F
@@ -22,7 +21,6 @@ from batchscope._lightning import profiler_of
 from batchscope.callbacks.curves import TrainCurves
 from batchscope.callbacks.device import DeviceMonitor
 from batchscope.callbacks.memory import MemoryMonitor
-from batchscope.callbacks.noise_scale import NoiseScaleMonitor
 from batchscope.callbacks.nonfinite import StopOnNonFinite
 from batchscope.callbacks.profile import OperationProfiler
 from batchscope.callbacks.throughput import ThroughputMonitor
@@ -76,30 +74,18 @@ class Net(LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=0.01)
 
 
-def trained(*callbacks, scaled: bool = False, **options):
+def trained(*callbacks):
     """All that a training leaves, in bits."""
-    options |= {"plugins": [MixedPrecision("16-mixed", "cpu")]} if scaled else {}
     lightning.seed_everything(0, verbose=False)
     module, data = Net(), TensorDataset(torch.randn(300, 20), torch.randint(3, (300,)))
-    trainer = train(module, *callbacks, data=DataLoader(data, batch_size=8), **{"max_epochs": 1, **options})
+    trainer = train(module, *callbacks, data=DataLoader(data, batch_size=8), max_epochs=1)
     state = [one.tolist() for one in module.state_dict().values()]
     left = [torch.rand(3).tolist(), np.random.rand()]
     return [state, left, module.seen, float(module.accuracy.compute()), float(trainer.callback_metrics["loss"])]
 
 
-@pytest.mark.parametrize(
-    ("of_noise", "options"),
-    [
-        pytest.param(False, {}, id="all but the noise scale"),
-        pytest.param(True, {"accumulate_grad_batches": 3, "gradient_clip_val": 0.1}, id="noise of batches"),
-        pytest.param(True, {"scaled": True}, id="noise of scaled updates"),
-    ],
-)
-def test_a_training_is_bit_for_bit_as_without_them(of_noise: bool, options) -> None:
-    callbacks = [noise := NoiseScaleMonitor(every_n_steps=2)] if of_noise else [*observers()]
-    assert trained(*callbacks, **options) == trained(**options)
-    if of_noise:
-        assert (noise.failure, len(noise.estimates) >= 4) == (None, True)
+def test_a_training_is_bit_for_bit_as_without_them() -> None:
+    assert trained(*observers()) == trained()
 
 
 def failing(after: int | None) -> Stranger:

@@ -13,15 +13,12 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from batchscope.callbacks import nonfinite
 from batchscope.callbacks._table import UpdateTable
 from batchscope.callbacks.curves import TrainCurves
-from batchscope.callbacks.noise_scale import NoiseScaleMonitor
 from batchscope.callbacks.prediction_images import PredictionImages
 from batchscope.callbacks.target import StopAtTarget
 from batchscope.callbacks.until_known import StopWhenKnown
 from batchscope.errors import NonFiniteError
 from tests.callbacks.support import monitoring, slow, stranger
-from tests.callbacks.test_noise_scale import Mean, fit_noisy
 from tests.callbacks.test_nonfinite import Breaking, Late
-from tests.callbacks.test_observers import trained
 from tests.support.runs import Forked
 from tests.support.third_party_modules import Memory, Stranger, loader, train
 from tests.support.waiting import PATIENCE_S
@@ -67,15 +64,6 @@ def wait(folder, batches: int):
     return monitor.summary | {"hooks": sum(len(p._post_accumulate_grad_hooks or {}) for p in module.parameters())}
 
 
-def compare_noise(folder, batches: int):
-    module, monitor, other = Mean(), NoiseScaleMonitor(every_n_steps=2), NoiseScaleMonitor(every_n_steps=2)
-    fit_noisy(module, monitor, seed=1 + int(os.environ["RANK"]), **DDP, accumulate_grad_batches=batches)
-    options = DDP | {"accumulate_grad_batches": batches}
-    facts = {"alike": trained(other, **options) == trained(**options)}
-    facts["hooks"] = sum(len(each._backward_hooks or {}) for each in module.parameters())
-    return facts | monitor.record_facts()["noise_scale"]
-
-
 def time_up(folder):
     monitor = monitoring()
     trainer = fit(slow(), monitor, StopWhenKnown(precision=1e-6, seconds=0.5), max_epochs=-1, min_epochs=0)
@@ -108,8 +96,6 @@ SCENARIOS = {
     "differ": differ,
     "wait": lambda folder: wait(folder, 1),
     "wait, accumulated": lambda folder: wait(folder, 5),
-    "noise": lambda folder: compare_noise(folder, 1),
-    "noise, accumulated": lambda folder: compare_noise(folder, 3),
     "time up": time_up,
     "give up": give_up,
     "few": measure_few,
@@ -158,12 +144,6 @@ class TestTwoRanks:
         assert faster["slowest_process"] == 1  # the one that the other waits for
         assert faster["slowest_step_ms"] > faster["fastest_step_ms"] + 0.5 * SLOWER_MS
         assert faster["hooks"] == slower["hooks"] == 0
-
-    @pytest.mark.parametrize("scenario", ["noise", "noise, accumulated"])
-    def test_know_the_noise_scale_and_train_as_without_it(self, scenario: str, found) -> None:
-        for one in found[scenario]:
-            assert one["alike"] and one["hooks"] == 0
-            assert one["samples"] == pytest.approx(4, rel=0.5)
 
     def test_end_after_the_same_step_when_the_time_is_up(self, found) -> None:
         one, other = found["time up"]

@@ -234,7 +234,7 @@ LINES = [
     "",
     "data=copy_memory model=lstm_cell model.hidden_size=8 data.delay=3 seed=7",
     "experiment=mnist_99 +trainer.max_time={hours:1} ~trainer.precision model.hidden_size=5 model={hidden_size:3}",
-    "logger=none ~callbacks.device callbacks.progress=null callbacks=[early_stopping,noise_scale]",
+    "logger=none ~callbacks.device callbacks.progress=null callbacks=[early_stopping,weight_averaging]",
     "++trainer.limit_val_batches=2 optimizer.lr=${model.hidden_size} run_dir='a\tb'",
     "hydra.run.dir=out/${hydra.job.override_dirname} seed=3 data.batch_size=4 hydra/launcher=basic",
     "hydra.job.config.override_dirname.exclude_keys=[seed] seed=3 hydra.sweep.subdir=${hydra.job.num}",
