@@ -49,7 +49,6 @@ QUICK = (  # leaves out what has no part in a rate, for --smallest
     "callbacks.throughput.calibrate=false",
     "callbacks.throughput.record_operations=false",
     "callbacks.device=null",
-    "callbacks.memory=null",
     "logger.tensorboard=null",
     "callbacks.until_known.seconds=0.3",
 )

@@ -53,7 +53,7 @@ REMEMBERED = 5  # steps, of whose time the wait is a share: one that held a paus
 OPTIONS = (
     *("experiment=throughput", "data=mnist", "data.batch_size=32", "trainer.accelerator=cpu"),
     *("callbacks.throughput.calibrate=false", "callbacks.throughput.record_operations=false"),
-    *("+callbacks.throughput.verbose=false", "callbacks.device=null", "callbacks.memory=null"),
+    *("+callbacks.throughput.verbose=false", "callbacks.device=null"),
     *("logger.tensorboard=null", "logger.csv=null"),
 )
 

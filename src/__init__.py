@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from .analysis.read import read_runs as read_runs
     from .callbacks.curves import TrainCurves as TrainCurves
     from .callbacks.device import DeviceMonitor as DeviceMonitor
-    from .callbacks.memory import MemoryMonitor as MemoryMonitor
     from .callbacks.nonfinite import StopOnNonFinite as StopOnNonFinite
     from .callbacks.prediction_images import PredictionImages as PredictionImages
     from .callbacks.profile import OperationProfiler as OperationProfiler

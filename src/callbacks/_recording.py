@@ -1,7 +1,8 @@
-"""The recorded updates of a fit: their operations, which give the FLOPs of a sample and the evidence for the bottleneck."""
+"""The recorded updates of a fit: their operations, for FLOPs and the evidence for the bottleneck, and what they hold."""
 
 import contextlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from lightning import LightningModule, Trainer
@@ -17,6 +18,7 @@ from ..hardware.operations import OperationRecorder
 from ..records.operations import OperationRow
 from ._batches import NO_TENSORS, varies
 from ._measured import Flops
+from ._memory import StepMemory
 
 CALLS_COMPILED = "the step calls a function that torch.compile has compiled"
 FIRST, LAST = 2, 4  # the updates that are recorded: the first one pays for work that is done once
@@ -43,12 +45,15 @@ class RecordedUpdates:
     def __init__(self, trainer: Trainer, module: LightningModule, wanted: bool, part: Callable[[], str]):
         self.recorder = OperationRecorder(module, cache_bytes(trainer.strategy.root_device), part)
         self._module, self._is_compiled = module, is_compiled_module(module)
+        self._is_wanted, self._is_sharded = wanted, not can_be_recorded(trainer)
+        self._memory = StepMemory(trainer, module)
+        self._batch: Any = None  # the one that has come, of an update that may be recorded
         self._compiled_before = compiled_frames()  # in earlier fits of this process
         started_at = trainer.global_step if self._is_compiled else 0
         self._why_not: str | None = None
         if not wanted:
             self._why_not = "record_operations=False"
-        elif not can_be_recorded(trainer):
+        elif self._is_sharded:
             self._why_not = "the parameters are sharded"
         elif started_at >= LAST:
             self._why_not = (
@@ -59,6 +64,7 @@ class RecordedUpdates:
         self._update = self._begun = 0  # the last that was recorded, and the last that was begun
         self._samples: list[float] = []  # of each recorded update
         self._is_counted = True  # whether they hold those of the last batch that was recorded
+        self._has_trained = False  # whether a recorded batch was trained to its end
 
     @property
     def active(self) -> bool:
@@ -69,6 +75,11 @@ class RecordedUpdates:
     def is_over(self) -> bool:
         """Whether no update will be recorded any more."""
         return not self.last or self._begun > LAST
+
+    def expect(self, batch: Any) -> None:
+        """A batch has come, whose training is to begin."""
+        if self.last and self._begun <= LAST:
+            self._batch = batch
 
     def start(self, update: int, global_step: int) -> None:
         """Begin to record a batch, if its update is to be recorded.
@@ -96,20 +107,40 @@ class RecordedUpdates:
         self._running = contextlib.ExitStack()
         if self._is_compiled:
             self._running.enter_context(torch.compiler.set_stance("force_eager"))
+        else:
+            self._running.enter_context(self._memory.watch(self._batch))
         self.recorder.__enter__()
 
     def count(self, samples: float) -> None:
         """The batch that has just been trained holds so many samples."""
         if not self._is_counted:
             self._samples[-1] += samples
-        self._is_counted = True
+            self._is_counted = self._has_trained = True
 
     def stop(self) -> None:
         """End the recording of a batch, also where the step has left modes of its own behind."""
-        running, self._running = self._running, None
+        running, self._running, self._batch = self._running, None, None
         if running is not None:
             end_mode(self.recorder)
             running.close()
+            if self._update == LAST:  # the optimizer has its states, and a step is as every later one
+                self.measure_memory()
+
+    def measure_memory(self) -> None:
+        """Measure what exists now of a step's memory, unless that was done."""
+        if not self._is_sharded:  # else no rank has what the module seems to have
+            self._memory.measure()
+
+    def memory(self) -> dict[str, Any]:
+        """What the memory of a step consists of, in bytes; empty where nothing was to be recorded."""
+        return self._memory.facts(self._why_not_saved()) if self._is_wanted else {}
+
+    def _why_not_saved(self) -> str | None:
+        if self._is_compiled:
+            return "a compiled step keeps other tensors than a recorded one would"
+        if varies(self._module):
+            return "the sequences have different lengths"
+        return self.reason or (None if self._has_trained else f"recording begins with update {FIRST}")
 
     @property
     def reason(self) -> str | None:

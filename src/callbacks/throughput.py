@@ -69,7 +69,8 @@ class ThroughputMonitor(LoopEvents):
     (`manual_backward`, `optimizer.step()`), and the rest as forward.
 
     After the fit `summary` has the run's cost, rates and bottleneck; the run's record has it as `throughput`. Where it has no
-    bottleneck, FLOP/s or MFU, `summary["missing"]` says why. `operations` has those of a step, if they were recorded.
+    bottleneck, FLOP/s or MFU, `summary["missing"]` says why. `operations` has those of a step, if they were recorded, and `memory()`
+    what a step holds.
     Under DDP the summary says how long a step waits for gradients. The time in which torch.compile compiles is in no step.
 
     Args:
@@ -83,7 +84,7 @@ class ThroughputMonitor(LoopEvents):
         calibrate: whether the device's peak may be measured (once, for some seconds; the result is cached). Without
             a measured peak there is no MFU.
         record_operations: whether the operations of the updates 2 to 4 are recorded: the FLOPs of a sample, and evidence
-            for the bottleneck. These updates are slower, and no rate is read from them.
+            for the bottleneck; and what the memory of a step consists of. These updates are slower, and no rate is read from them.
         verbose: whether the summary is printed when training ends; `train.py` prints it with the run's last lines.
 
     Attributes:
@@ -139,8 +140,12 @@ class ThroughputMonitor(LoopEvents):
         return None if self.measured is None else step_operations(self.measured, self.calibration)
 
     def record_facts(self) -> dict[str, Any]:
-        """For the run's record: the summary, as `throughput`."""
-        return {"throughput": self.summary}
+        """For the run's record: the summary, as `throughput`, and the memory of a step, as `memory`."""
+        return {"throughput": self.summary} | ({"memory": held} if (held := self.memory()) else {})
+
+    def memory(self) -> dict[str, Any]:
+        """What the memory of a step consists of, as far as the fit has gone; empty without recorded operations."""
+        return self._recorded.memory() if self._recorded is not None else {}
 
     def summary_lines(self) -> list[str]:
         """For the run's last lines: what ran, how fast, what limits it, and what to try."""
@@ -282,6 +287,8 @@ class ThroughputMonitor(LoopEvents):
             return
         self._detach(trainer)
         self._stop_recording()
+        if self._recorded is not None and self._timer.updates:
+            self._recorded.measure_memory()
         self._timer.end_step()
         self._windows.end(self._timer.updates)
         self._flush(trainer, wait, is_over=wait)  # without `wait` the fit may have ended in the middle of an update
@@ -403,6 +410,8 @@ class ThroughputMonitor(LoopEvents):
         timed = self._timer.current
         if timed is not None:
             self._count(timed, trainer, module, batch)
+            if self._recorded is not None:
+                self._recorded.expect(batch)
             for name, counted in (("batch_size_fn", timed.samples), ("timesteps_fn", timed.timesteps)):
                 if isinstance(counted, Tensor):  # to read it would wait for the device
                     raise UserError(f"{name}: returned a Tensor, takes a function that returns a number the host knows")

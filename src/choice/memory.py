@@ -1,6 +1,6 @@
 """The memory that a training needs on a GPU, by batch size: what was measured, and what a GPU adds to it.
 
-A run's MemoryMonitor has parameters, gradients, optimizer states, and what autograd saves, which grows with the batch
+The record of a run has parameters, gradients, optimizer states, and what autograd saves, which grows with the batch
 on a line. A GPU adds what the backward pass needs for a moment, the blocks of the allocator, the workspaces of
 convolutions, and its context. The ends are the least and the most, and no interval of a confidence.
 """

@@ -24,7 +24,7 @@ _SOME_STEPS |= dict.fromkeys(("min_steps", "max_time", "val_check_interval", "pr
 _NOT_EVALUATED = ("optimizer", "callbacks", "logger", "search", "target", "target_metric", "global_batch_size")
 _NOT_EVALUATED += ("test", "timing", "enough", "margin", "optimized_metric", "tags", "resume")
 # Callbacks, by their names.
-_NOT_TIMED = ("checkpoint", "progress", "prediction_images", "memory", "stop_at_target", "early_stopping")
+_NOT_TIMED = ("checkpoint", "progress", "prediction_images", "stop_at_target", "early_stopping")
 # It ends by its seconds.
 _UNTIL = {"_target_": "batchscope.callbacks.until_known.StopWhenKnown", "precision": 0.001}
 

@@ -16,7 +16,6 @@ from .._lightning import callbacks_of, datamodule_of
 from .._system import command_line
 from ..callbacks._never_raise import never_raise
 from ..callbacks.device import DeviceMonitor
-from ..callbacks.memory import MemoryMonitor
 from ..callbacks.throughput import ThroughputMonitor
 from ..errors import warn
 from ..hardware.devices import describe
@@ -47,7 +46,7 @@ class ScriptRecord(Callback):
             warn("Trainer(barebones=True): nothing is measured")
             return
         own = callbacks_of(trainer)
-        kinds = (DeviceMonitor, MemoryMonitor, ThroughputMonitor)
+        kinds = (DeviceMonitor, ThroughputMonitor)
         missing = [kind() for kind in kinds if not any(isinstance(one, kind) for one in own)]
         # Lightning is calling `setup` of these callbacks in their order, and comes to the new ones next.
         at = own.index(self) + 1

@@ -30,7 +30,6 @@ from .._system import command_line, relative
 from ..callbacks._measured import write_measured
 from ..callbacks._run_words import details, headline
 from ..callbacks._setting import samples_of_epoch
-from ..callbacks.memory import MemoryMonitor
 from ..callbacks.tensorboard import TensorBoard
 from ..callbacks.throughput import ThroughputMonitor
 from ..checkpointing.log_files import loggers_of_rank
@@ -178,9 +177,9 @@ def write_tested(trainer: Trainer, right: Sequence[Tensor], run_dir: Path) -> No
 
 
 def memory_facts(trainer: Trainer) -> dict[str, Any]:
-    """What a MemoryMonitor knows so far, also of a run that fails; empty without one."""
-    monitors = [callback for callback in callbacks_of(trainer) if isinstance(callback, MemoryMonitor)]
-    return monitors[0].facts if monitors else {}
+    """What a ThroughputMonitor knows so far of a step's memory, also of a run that fails; empty without one."""
+    monitors = [callback for callback in callbacks_of(trainer) if isinstance(callback, ThroughputMonitor)]
+    return monitors[0].memory() if monitors else {}
 
 
 def log_hyperparameters(trainer: Trainer, record: Mapping[str, Any]) -> None:

@@ -1,18 +1,21 @@
-"""MemoryMonitor says what a step holds, in anybody's project."""
+"""What a step holds, in anybody's project."""
+
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from batchscope.callbacks import memory
-from batchscope.callbacks.memory import MemoryMonitor
-from tests.callbacks.support import stranger
+from batchscope.callbacks import _recording
+from batchscope.callbacks._memory import StepMemory
+from tests.callbacks.support import monitoring, stranger
 from tests.support.third_party_modules import Stranger, loader, train
 
 
-def fit(module, **options) -> MemoryMonitor:
-    train(module, monitor := MemoryMonitor(), **{"max_epochs": 1, **options})
-    return monitor
+def fit(module, wanted: bool = True, **options) -> dict[str, Any]:
+    """What the record of a fit has as `memory`."""
+    train(module, monitor := monitoring(record_operations=wanted), **{"max_epochs": 1, **options})
+    return monitor.record_facts().get("memory", {})
 
 
 class Wide(Stranger):
@@ -49,22 +52,21 @@ PARTS = {"parameters": WEIGHTS, "gradients": WEIGHTS, "optimizer": 2 * WEIGHTS +
 
 @pytest.mark.parametrize("module", [Wide, Manual])
 def test_the_record_has_the_parts_of_a_step(module: type[Wide]) -> None:
-    facts = fit(module()).record_facts()["memory"]
+    facts = fit(module())
     assert facts["parts_bytes"] == PARTS
-    assert "measured_bytes" not in facts and "uncounted" not in facts and facts["batch_size"] == 4
+    assert "measured_bytes" not in facts and "uncounted" not in facts
 
 
 def test_on_a_gpu_the_rest_is_what_its_peak_has_beyond_the_parts(monkeypatch) -> None:
     peaks = [None, sum(PARTS.values()) + 100]
-    monkeypatch.setattr(MemoryMonitor, "_peak", lambda monitor, trainer: peaks.pop(0))
-    facts = fit(Wide()).facts
+    monkeypatch.setattr(StepMemory, "_peak", lambda memory: peaks.pop(0))
+    facts = fit(Wide())
     assert (facts["parts_bytes"], facts["measured_bytes"]) == (PARTS | {"rest": 100}, sum(PARTS.values()) + 100)
 
 
 def test_a_peak_from_before_the_training_is_none_of_the_training(monkeypatch) -> None:
-    monkeypatch.setattr(MemoryMonitor, "_peak", lambda monitor, trainer: 2**30)
-    monitor = fit(Wide())
-    assert "measured_bytes" not in monitor.facts and monitor.facts["parts_bytes"] == PARTS
+    monkeypatch.setattr(StepMemory, "_peak", lambda memory: 2**30)
+    assert fit(Wide()) == {"parts_bytes": PARTS}
 
 
 def test_the_updates_2_to_4_are_seen_and_no_other() -> None:
@@ -84,11 +86,15 @@ def test_the_updates_2_to_4_are_seen_and_no_other() -> None:
     ],
 )
 def test_a_fit_whose_saved_tensors_cannot_be_seen_says_why(module: Wide, steps: int, why: str) -> None:
-    monitor = fit(module, max_steps=steps)
-    assert monitor.facts["uncounted"] == why
-    assert (monitor.facts["parts_bytes"]["parameters"], "saved" in monitor.facts["parts_bytes"]) == (WEIGHTS, False)
+    facts = fit(module, max_steps=steps)
+    assert facts["uncounted"] == why
+    assert (facts["parts_bytes"]["parameters"], "saved" in facts["parts_bytes"]) == (WEIGHTS, False)
 
 
 def test_where_the_parameters_are_sharded_there_are_no_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "can_be_recorded", lambda trainer: False)
-    assert fit(Wide()).facts == {"batch_size": 4, "uncounted": "the parameters are sharded"}
+    monkeypatch.setattr(_recording, "can_be_recorded", lambda trainer: False)
+    assert fit(Wide()) == {"uncounted": "the parameters are sharded"}
+
+
+def test_without_recorded_operations_there_is_nothing() -> None:
+    assert fit(Wide(), wanted=False) == {}

@@ -9,7 +9,6 @@ from torch.utils.data import DataLoader
 
 from batchscope.callbacks import throughput
 from batchscope.callbacks._run_words import details
-from batchscope.callbacks.memory import MemoryMonitor
 from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.hardware.calibration import Calibration
 from tests.callbacks.support import Unseen, World, stranger
@@ -113,10 +112,10 @@ def test_what_is_missing_has_its_reason(name: str, monkeypatch, measured, capsys
     measured[0] = row.calibration
     if row.clock is not None:
         monkeypatch.setattr(throughput, "clock_for", lambda device: row.clock)
-    monitor, memory = ThroughputMonitor(**{"calibrate": False, **row.monitor}), MemoryMonitor()
+    monitor = ThroughputMonitor(**{"calibrate": False, **row.monitor})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        train(row.module, monitor, memory, **row.fit)
+        train(row.module, monitor, **row.fit)
     summary, said = monitor.summary, " ".join(capsys.readouterr().out.split())
     assert summary.get("missing", {}) == row.missing
     assert {line for line in details(summary) if line.startswith("no ")} == {
@@ -131,7 +130,6 @@ def test_what_is_missing_has_its_reason(name: str, monkeypatch, measured, capsys
     else:
         assert summary["step_ms_median"] > 0 and "bottleneck" in summary
         assert {"flops_per_sec", "mfu", "samples_per_sec"} - summary.keys() == row.missing.keys()
-        assert memory.facts.get("batch_size") == (None if "samples_per_sec" in row.missing else 4)
 
 
 def test_a_verdict_on_steps_that_changed_is_unclear() -> None:

@@ -20,7 +20,6 @@ from torchmetrics.classification import MulticlassAccuracy
 from batchscope._lightning import profiler_of
 from batchscope.callbacks.curves import TrainCurves
 from batchscope.callbacks.device import DeviceMonitor
-from batchscope.callbacks.memory import MemoryMonitor
 from batchscope.callbacks.nonfinite import StopOnNonFinite
 from batchscope.callbacks.profile import OperationProfiler
 from batchscope.callbacks.throughput import ThroughputMonitor
@@ -34,7 +33,6 @@ class Observers(NamedTuple):
     curves: TrainCurves
     monitor: ThroughputMonitor
     profiler: OperationProfiler
-    memory: MemoryMonitor
     device: DeviceMonitor
     finite: StopOnNonFinite
 
@@ -42,7 +40,7 @@ class Observers(NamedTuple):
 def observers() -> Observers:
     """Updates 2 to 4 are recorded, 6 and 7 are timed, and 8 to 11 are traced."""
     timed, profiler = monitoring(record_operations=True), OperationProfiler(steps=2, verbose=False)
-    return Observers(TrainCurves(), timed, profiler, MemoryMonitor(), DeviceMonitor(), StopOnNonFinite())
+    return Observers(TrainCurves(), timed, profiler, DeviceMonitor(), StopOnNonFinite())
 
 
 def assert_nothing_is_left(trainer) -> None:
@@ -109,7 +107,7 @@ def test_an_error_of_the_user_passes_and_what_was_measured_stays(after: int | No
     assert seen.monitor.summary.get("updates") == {2: None, 8: 2, None: None}[after]
     assert logger.steps("train/loss") == list(range(1, 1 + (after or 0)))
     assert bool(seen.device.summary) == (after is not None)
-    assert ("saved" in seen.memory.facts.get("parts_bytes", {})) == (after is not None)
+    assert ("saved" in seen.monitor.memory().get("parts_bytes", {})) == (after is not None)
 
 
 @pytest.mark.parametrize("world", [True], indirect=True)
@@ -126,7 +124,6 @@ BREAKS = {
     "throughput.find_calibration": ("monitor", False),
     "_table.UpdateTable.add": ("monitor", False),
     "throughput.report": ("monitor", True),
-    "memory.SavedTensors.watch": ("memory", True),
     "device.Telemetry": ("device", True),
     "profile.explain": ("profiler", True),
 }
@@ -145,7 +142,6 @@ def test_a_measurement_that_fails_is_one_warning_and_the_training_goes_on(place:
     summary = seen.monitor.summary
     assert ("samples_per_sec" in summary) == is_timed
     assert summary.get("missing", {}).get("bottleneck") == (UNKNOWN if whose == "monitor" else None)
-    assert seen.memory.facts.get("uncounted") == (UNKNOWN if whose == "memory" else None)
     assert bool(seen.device.summary) == (whose != "device")
     assert (seen.profiler.explanation is not None) == (whose not in ("monitor", "profiler"))
     train(Stranger(), *seen, max_epochs=3)  # the next fit knows nothing of it
@@ -155,7 +151,7 @@ def test_a_measurement_that_fails_is_one_warning_and_the_training_goes_on(place:
 def assert_all_known(seen: Observers) -> None:
     assert seen.monitor.summary["missing"] == {"mfu": "this device's peak was not measured before, and calibrate=False"}
     assert seen.monitor.summary["updates"] == 15 - 5 - 4 and seen.monitor.failure is None
-    assert "uncounted" not in seen.memory.facts and seen.memory.facts["parts_bytes"]["saved"] > 0
+    assert "uncounted" not in seen.monitor.memory() and seen.monitor.memory()["parts_bytes"]["saved"] > 0
     assert "communication_ms" not in seen.monitor.summary  # nobody to wait for
     assert seen.device.summary["seconds"] > 0
     assert seen.profiler.explanation is not None and seen.profiler.explanation.trace_steps == 3

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from batchscope.callbacks._measured import Measured, step_operations
-from batchscope.callbacks.memory import MemoryMonitor
 from batchscope.hardware import operations
 from batchscope.hardware.advice import Setting
 from batchscope.hardware.calibration import Calibration
@@ -78,9 +77,9 @@ def test_a_compiled_training_runs_three_updates_uncompiled_also_after_a_stop(rec
 def test_what_another_fit_of_the_process_has_compiled_changes_nothing_for_a_plain_one(request) -> None:
     request.addfinalizer(torch._dynamo.reset)
     fit(compiled=True)
-    monitor, memory = monitoring(record_operations=True), MemoryMonitor()
-    train(stranger(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1)), monitor, memory, data=loader(48, 4), max_epochs=1)
-    assert (monitor.summary["flops_per_sample"], "saved" in memory.facts["parts_bytes"]) == (FLOPS, True)
+    monitor = monitoring(record_operations=True)
+    train(stranger(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1)), monitor, data=loader(48, 4), max_epochs=1)
+    assert (monitor.summary["flops_per_sample"], "saved" in monitor.memory()["parts_bytes"]) == (FLOPS, True)
 
 
 @pytest.mark.parametrize("is_attribute", [True, False])

@@ -323,11 +323,11 @@ OWN_LOGGER = "mine: {_target_: lightning.pytorch.loggers.CSVLogger, save_dir: he
 def test_a_file_of_the_users_is_merged_over_the_default_callbacks_and_loggers(package: Write) -> None:
     package({"callbacks/own": OWN_CALLBACKS, "logger/own": OWN_LOGGER})
     use_config_dir("conf")
-    default, found = composed(), composed("callbacks=[own,early_stopping]", "logger=own", "~callbacks.memory")
+    default, found = composed(), composed("callbacks=[own,early_stopping]", "logger=own", "~callbacks.progress")
     expected = default["callbacks"] | {"device": None, "mine": {"_target_": "lightning.pytorch.callbacks.Timer"}}
     expected["checkpoint"] = {**expected["checkpoint"], "monitor": "val_acc"}
     expected["early_stopping"] = found["callbacks"]["early_stopping"]
-    del expected["memory"]
+    del expected["progress"]
     assert found["callbacks"] == expected
     assert [*found["logger"]] == ["tensorboard", "csv", "mine"]
 

@@ -38,7 +38,7 @@ def in_process(tmp_path: Path, *overrides: str) -> tuple[float | None, dict]:
     """A run without the start of a new process: its metric and its record."""
     run_dir = tmp_path / "run"
     # To count FLOPs and memory takes longer than to train.
-    quick = ["callbacks.progress=null", "+callbacks.throughput.flops_per_sample=1", "callbacks.memory=null"]
+    quick = ["callbacks.progress=null", "+callbacks.throughput.flops_per_sample=1"]
     lines = [*SHORT, *quick, *overrides, f"run_dir={run_dir}"]
     metric = train(composed(*lines), run_dir, {"model": "cnn", "data": "mnist"}, lines)
     return metric, record(run_dir)
