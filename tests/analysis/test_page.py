@@ -1,11 +1,9 @@
 """What the page of a report hides of the machine: home folders where a path begins."""
 
-from dataclasses import replace
 
 import pytest
 
 from batchscope.analysis import analyse, page, plots
-from batchscope.analysis.statements import Statement
 from tests.support.synthetic_runs import write_rates
 
 
@@ -33,8 +31,7 @@ def test_a_home_folder_is_replaced_where_a_path_begins(text, shown):
 
 
 def test_a_page_shows_its_commands_so(tmp_path):
-    said = [Statement(["Line."], None, "data.root=/home/alice/data x=<b>")]
-    report = replace(analyse([write_rates(tmp_path, {8: 1000, 64: 6000})]), statements=said)
+    report = analyse([write_rates(tmp_path, {8: 1000, 64: 6000}, command="data.root=/home/alice/data x=<b>")])
     assert "<pre>data.root=~/data x=&lt;b&gt;</pre>" in page.page(report, {})
 
 
