@@ -9,7 +9,8 @@ Each case is a plain LightningModule (or a model of the zoo) with a plain Traine
 own; the first one of each number of threads calibrates. The same process then checks the cause without batchscope: the step
 with one size changed takes another time, by the factor that the cause gives. Without its sleep it is short, tiny layers take
 as long for four times the samples, and products twice as long for twice the samples. A case whose check fails on a machine is
-marked, because its cause may be another one there, and counts as the others do.
+marked, because its cause may be another one there, and counts as the others do. A slow rank is one of two processes under DDP; its
+verdict is the rank and its part.
 """
 
 import argparse
@@ -29,7 +30,17 @@ from typing import Any
 
 import lightning
 import torch
-from harness import arguments, bare_trainer, compare_variants, in_a_process, rows, write_result, zoo_batch, zoo_task
+from harness import (
+    arguments,
+    bare_trainer,
+    compare_variants,
+    in_a_process,
+    in_two_ranks,
+    rows,
+    write_result,
+    zoo_batch,
+    zoo_task,
+)
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -50,9 +61,16 @@ class Case:
     """A cause: the kind that is right, why, and what builds its step, which `changed` sizes make `least` to `most` as long."""
 
     def __init__(
-        self, expected: str, why: str, make: Callable[..., Parts], most: float = 0.5, least: float = 0.0, **changed: Any
+        self,
+        expected: str,
+        why: str,
+        make: Callable[..., Parts],
+        most: float = 0.5,
+        least: float = 0.0,
+        ranks: int = 1,
+        **changed: Any,
     ):
-        self.expected, self.why, self.make = expected, why, make
+        self.expected, self.why, self.make, self.ranks = expected, why, make, ranks
         self.most, self.least, self.changed = most, least, changed
 
 
@@ -201,6 +219,16 @@ def loading(work: Callable, times: float) -> Callable[..., Parts]:
     return make
 
 
+def on_rank_1(make: Callable, work: Callable, times: float) -> Callable[..., Parts]:
+    """`make(work, times)()` in two ranks, the first of which does no work."""
+
+    def of_rank(times: float = times) -> Parts:
+        module, loader, how = make(work, times if os.environ["RANK"] == "1" else 0)()
+        return module, loader, {**how, "strategy": "ddp", "devices": 2}
+
+    return of_rank
+
+
 def zoo(model: str, samples: int, *options: str) -> Callable[..., Parts]:
     return lambda samples=samples: (zoo_task(model, *options), same(zoo_batch(model, samples)), {})
 
@@ -242,6 +270,10 @@ CASES: dict[str, Case] = {
         Plain(linears(64, 64, 64, 8)), same(torch.randn(2, 64)), {"accumulate_grad_batches": pieces}), 0.3, pieces=1),
     "dataset that sleeps": Case("input", "1 ms for each of 32 samples", loading(sleep, 0.001), **NOTHING),
     "heavy transform": Case("input", "40 operations for each sample", loading(spectrum, 10), **NOTHING),
+    "slow loader on rank 1 of 2": Case("rank 1: input", "1 ms for each of 32 samples, on one rank",
+        on_rank_1(loading, sleep, 0.001), **NOTHING, ranks=2),
+    "more computing on rank 1 of 2": Case("rank 1: compute", "300,000 turns of a Python loop, on one rank",
+        on_rank_1(partial(tiny, "training_step"), python_loop, 3e5), **NOTHING, ranks=2),
     "sleep in on_after_batch_transfer": Case("input", "20 ms", tiny("on_after_batch_transfer", sleep, 0.02), **NOTHING),
 }  # fmt: skip
 ON_GPU: dict[str, Case] = {
@@ -268,7 +300,8 @@ class Clock(Callback):
         if trainer.global_step != self.step:
             self.step = trainer.global_step
             self.ends.append(clock())  # waits for a GPU, which runs behind the host
-            trainer.should_stop |= len(self.ends) > 5 and self.ends[-1] - self.ends[0] > TURN_S
+            is_long = len(self.ends) > 5 and self.ends[-1] - self.ends[0] > TURN_S
+            trainer.should_stop |= is_long and trainer.world_size == 1  # ranks stop after the same step
 
     @property
     def seconds(self) -> float:
@@ -289,8 +322,14 @@ def step_seconds(one: Case, **sizes: Any) -> float:
     return outside.seconds
 
 
-def run(name: str, device: str, threads: int, smallest: bool) -> dict[str, Any]:
-    """Run a case in this process: its verdict, and the step with changed sizes ÷ the step as it is."""
+def run(name: str, *how: Any) -> dict[str, Any]:
+    """Run a case in this process, or in two ranks: its verdict, and the step with changed sizes ÷ the step as it is."""
+    ranks = (CASES | ON_GPU)[name].ranks
+    return run_rank(name, *how) if ranks == 1 else in_two_ranks(run_rank, name, *how)
+
+
+def run_rank(name: str, device: str, threads: int, smallest: bool) -> dict[str, Any]:
+    """Run a case in this rank."""
     global DEVICE
     steps, rounds = SMALLEST if smallest else FULL
     DEVICE = device
@@ -301,7 +340,10 @@ def run(name: str, device: str, threads: int, smallest: bool) -> dict[str, Any]:
         fit(one.make(), monitor, steps)
         turns = {"step": partial(step_seconds, one), "changed": partial(step_seconds, one, **one.changed)}
         ratio = statistics.median(compare_variants(turns, rounds).ratios("changed", "step"))
-    return {"verdict": monitor.summary.get("bottleneck"), "ratio": ratio}
+    verdict = monitor.summary.get("bottleneck")
+    if one.ranks > 1 and (slow := monitor.summary.get("slow_rank")):
+        verdict = {**slow, "kind": f"rank {slow['rank']}: {slow['part']}"}
+    return {"verdict": verdict, "ratio": ratio}
 
 
 def judged(name: str, threads: int, args: argparse.Namespace, folder: str) -> dict[str, Any]:

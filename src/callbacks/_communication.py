@@ -1,6 +1,5 @@
-"""How long a step under DDP only waits for gradients."""
+"""How long a step under DDP only waits for other ranks."""
 
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,39 +7,43 @@ from lightning import Trainer
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from ._timer import HostClock
+from .._lightning import compiler_context
+from ._timer import StepTimer
 
-WARMUP = 5  # exchanges that are left out of the result; DDP settles the order of its buckets in the first ones
+WARMUP = 5  # exchanges that are not measured; DDP settles the order of its buckets in the first ones
 
 
 class Exchanges:
-    """Measures, under DistributedDataParallel, what the exchange of gradients adds to a step; nothing elsewhere.
+    """Marks, under DistributedDataParallel, the waits for other ranks in a batch (`Batch.waits`); nothing elsewhere.
 
     DDP sends a bucket of gradients as soon as it is full, while the backward pass computes others. The measured time
     begins with the last gradient, when nothing is left to compute, and ends with the backward pass: it is the part of
     the exchange that is not hidden behind arithmetic, and the wait for slower ranks. It is a part of
-    `time/backward_ms`. On CUDA both ends are events of the device.
+    `time/backward_ms`. A module with buffers gets those of rank 0 before its forward pass; that wait is a part of
+    `time/forward_ms`. On CUDA all marks are events of the device.
 
     DDP itself is not changed. In the first steps a hook on every parameter notes when its gradient comes; from then on
-    only the parameter with the last gradient has one.
+    only the parameter with the last gradient has one. A hook on the module notes when its forward pass begins.
 
     Args:
         trainer: whose training begins.
-        clock: of the device that trains.
+        timer: of its steps.
+
+    Attributes:
+        gradient_bytes: what every rank gives into an exchange; 0 where there is none.
     """
 
-    def __init__(self, trainer: Trainer, clock: HostClock):
-        self._clock = clock
-        self._model: Any = trainer.strategy.model
+    def __init__(self, trainer: Trainer, timer: StepTimer):
+        self._timer, self._model = timer, trainer.strategy.model
         self._hooks: list[Any] = []
+        self._entered: Any = None  # when DDP's forward pass was called, in which the module's own has not begun
         self._last: tuple[Tensor, Any] | None = None  # the last gradient so far in this step, and when it came
-        self._left_out = 0  # exchanges so far that are not in the result
-        self._pending: deque[tuple[Any, Any]] = deque()
-        self._counted, self._ms = 0, 0.0
-        self._bytes = 0
+        self._settling = WARMUP  # exchanges until the waits are measured
+        self._hears_forward = False
+        self.gradient_bytes = 0
         if trainer.world_size > 1 and isinstance(self._model, DistributedDataParallel):
             trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
-            self._bytes = sum(parameter.numel() * parameter.element_size() for parameter in trained)
+            self.gradient_bytes = sum(parameter.numel() * parameter.element_size() for parameter in trained)
             self._hook(trained)
 
     def _hook(self, parameters: Sequence[Tensor]) -> None:
@@ -50,44 +53,44 @@ class Exchanges:
 
     def _came(self, parameter: Tensor) -> None:
         if self._last is not None:
-            self._clock.reuse([self._last[1]])
-        self._last = (parameter, self._clock.mark())
+            self._timer.clock.reuse([self._last[1]])
+        self._last = (parameter, self._timer.clock.mark())
+
+    def begin_forward(self) -> None:
+        """The forward pass of a batch is called."""
+        if self._hears_forward and self._model.will_sync_module_buffers():
+            self._entered = self._timer.clock.mark()
+
+    def _begun(self, *_: Any) -> None:
+        if self._entered is not None:  # else `training_step` calls its own module
+            self._wait_ends(self._entered)
+            self._entered = None
 
     def end_backward(self) -> None:
         """The backward pass of a batch is over."""
         last, self._last = self._last, None
-        if last is None or not self._model.require_backward_grad_sync:  # gradients are still being accumulated
+        if not self._hooks or not self._model.require_backward_grad_sync:  # gradients are still being accumulated
             return
-        if self._left_out < WARMUP:
-            self._left_out += 1
-            if self._left_out == WARMUP:
+        if last is None:  # the last parameter has no gradient this time: nobody knows when the exchange began
+            if self._timer.current is not None:
+                self._timer.current.waits = []
+        elif not self._settling:
+            self._wait_ends(last[1])
+        else:
+            self._settling -= 1
+            if not self._settling:
                 self._hook([last[0]])
-            return
-        self._pending.append((last[1], self._clock.mark()))
-        while self._pending and self._clock.ready(self._pending[0][1]):
-            self._count()
+                # A module that is compiled itself would be compiled anew, with the hook.
+                self._hears_forward = bool(self._model.modules_buffers) and compiler_context(self._model.module) is None
+                if self._hears_forward:
+                    self._hooks.append(self._model.module.register_forward_pre_hook(self._begun))
 
-    def _count(self) -> None:
-        marks = self._pending.popleft()
-        self._counted += 1
-        self._ms += self._clock.elapsed_ms(*marks)
-        self._clock.reuse(marks)
+    def _wait_ends(self, begin: Any) -> None:
+        if self._timer.current is not None:
+            self._timer.current.waits += [begin, self._timer.clock.mark()]
 
     def stop(self) -> None:
         """Measure no more."""
         for hook in self._hooks:
             hook.remove()
-        self._hooks = []
-
-    def facts(self) -> dict[str, float]:
-        """What this rank has measured, which waits for the device; empty if nothing was.
-
-        Returns:
-            `communication_ms`: mean of an exchange; `gradient_bytes`: what every rank gives into it.
-        """
-        while self._pending:
-            self._clock.wait(self._pending[0][1])
-            self._count()
-        if not self._counted:
-            return {}
-        return {"communication_ms": self._ms / self._counted, "gradient_bytes": self._bytes}
+        self._hooks, self._hears_forward = [], False

@@ -5,6 +5,7 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
+from ..hardware.slow_rank import RankTimes, block_means
 from ..records.intervals import median_interval
 from ..records.rates import rate
 from ..records.step_parts import PARTS, StepPart
@@ -57,11 +58,34 @@ def cost_of(table: UpdateTable, replicas: int = 1) -> dict[str, Any]:
         result["step_ms_interval"] = list(interval)
     if (undisturbed := int(table.undisturbed().sum())) >= MIN_UNDISTURBED:
         result["undisturbed_steps"] = undisturbed  # the median is of these alone
+    waits = rows["waits_ms"][rows["waits_ms"] > 0]
+    if len(waits):
+        result["communication_ms"] = float(waits.mean(dtype=float))
     if excluded := float(rows["excluded_ms"].mean()):
         result["excluded_ms"] = excluded
     if samples and (timesteps := float(rows["timesteps"].sum(dtype=float))):
         result["timesteps_per_sec"] = result["samples_per_sec"] * timesteps / samples
     return result
+
+
+def own_times(table: UpdateTable) -> RankTimes:
+    """What this rank spends by itself in its counted updates.
+
+    `other` is left out: rank 0 tells the others of signals there, and they wait for it.
+    """
+    rows = table.rows[table.after_warmup()]
+    is_known = rows["waits_ms"] > 0  # else nobody knows what of the computing is a wait
+    knows_waits = bool(is_known.any())
+    rows = rows[is_known] if knows_waits else rows
+    parts = dict(zip(PARTS, rows["parts_ms"].astype(float).T, strict=True))
+    compute = parts[StepPart.FORWARD] + parts[StepPart.BACKWARD] + parts[StepPart.OPTIMIZER] - rows["waits_ms"]
+    return RankTimes(
+        input_ms=block_means(parts[StepPart.DATA_WAIT]),
+        transfer_ms=block_means(parts[StepPart.TRANSFER]),
+        compute_ms=block_means(compute) if knows_waits else [],
+        samples=float(rows["samples"].mean(dtype=float)),
+        timesteps=float(rows["timesteps"].mean(dtype=float)),
+    )
 
 
 def median_step(table: UpdateTable) -> dict[str, float]:

@@ -1,7 +1,6 @@
 """Measured: what a fit has measured, all that its verdict needs; `measured.json` in the folder of a run."""
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
@@ -12,11 +11,12 @@ import torch
 from ..hardware.advice import Setting
 from ..hardware.calibration import Calibration
 from ..hardware.operations import merge
+from ..hardware.slow_rank import RankTimes
 from ..records.operations import OperationRow, StepOperations
 from ..records.read import reading, replacing
 
 FILE = "measured.json"
-SCHEMA = 1
+SCHEMA = 2
 # Of a calibration: what says which machine and not what it can do.
 _IDENTITY = ("device", "device_name", "driver", "torch")
 
@@ -41,7 +41,7 @@ class Measured:
     precision: str  # as Lightning takes it
     cost: Mapping[str, Any]  # `_cost.cost_of`, the windows, the exchanges, and why a timed run has ended
     setting: Setting  # what the run has set, without what the report finds out
-    ranks_ms: Sequence[float] = ()  # the mean step of each rank without its waits for others, NaN where unknown
+    ranks: Sequence[RankTimes] = ()  # of all ranks, where there are several
     sampled: Mapping[str, float] = field(default_factory=dict)  # of the device, in the counted steps
     operations: Sequence[OperationRow] = ()  # of one step
     not_recorded: str | None = None  # why there are none
@@ -62,8 +62,7 @@ class Measured:
 def write_measured(folder: Path, measured: Measured, machine: Calibration | None) -> None:
     """Write the file into a run's folder atomically. Raises WriteError."""
     rows = [astuple(row) for row in measured.operations]
-    ranks_ms = [None if math.isnan(ms) else ms for ms in measured.ranks_ms]  # JSON has no NaN
-    known = asdict(replace(measured, operations=())) | {"operations": rows, "ranks_ms": ranks_ms}
+    known = asdict(replace(measured, operations=())) | {"operations": rows}
     content = {"schema": SCHEMA, "measured": known, "machine": asdict(machine) if machine else None}
     with replacing(folder / FILE) as file:
         file.write(json.dumps(content, default=str).encode("utf-8", "replace"))
@@ -83,7 +82,7 @@ def read_measured(folder: Path) -> tuple[Measured, Calibration | None]:
         known, machine = content["measured"], content["machine"]
         rows = [OperationRow(*row) for row in known["operations"]]
         known["operations"] = [replace(row, dims=tuple(row.dims)) for row in rows]
-        known["ranks_ms"] = [math.nan if ms is None else ms for ms in known["ranks_ms"]]
+        known["ranks"] = [RankTimes(**rank) for rank in known["ranks"]]
         known |= {"setting": Setting(**known["setting"]), "flops": Flops(**known["flops"])}
         return Measured(**known), Calibration(**machine) if machine else None
 

@@ -4,14 +4,13 @@ FLOP/s, MFU, the bottleneck and advice are added to the cost of the steps, and `
 Besides the arguments only torch's switches for float32 products count.
 """
 
-import math
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 from ..hardware.advice import advise
 from ..hardware.bottleneck import CHANGED, Bottleneck, Step, find_bottleneck
 from ..hardware.calibration import Calibration, faster_precision, peak_flops_per_sec
+from ..hardware.slow_rank import find_slow_rank, part_means
 from ..hardware.telemetry import PEAK, named
 from ._batches import NO_TENSORS
 from ._measured import Flops, Measured
@@ -34,7 +33,7 @@ def report(measured: Measured, machine: Calibration | None) -> dict[str, Any]:
     summary: dict[str, Any] = {**measured.cost, "title": measured.title, "device": measured.device}
     summary |= {"device_name": measured.device_name, "precision": measured.precision}
     flops, missing = _flops_facts(measured, machine)
-    summary |= rank_facts(measured.ranks_ms) | flops | _device_facts(measured)
+    summary |= _rank_facts(measured) | flops | _device_facts(measured)
     found = find_bottleneck(_step(measured, summary, machine))
     if found is None:
         missing["bottleneck"] = "the parts of the steps have no time: the clock has jumped"
@@ -50,22 +49,13 @@ def peak_of(flops: Flops, precision: str, machine: Calibration | None) -> float 
     return peak_flops_per_sec(machine, precision, flops.shares)
 
 
-def rank_facts(steps_ms: Sequence[float]) -> dict[str, Any]:
-    """How many ranks there are, and the work of the slowest and of the fastest; empty for a single rank.
-
-    Given the mean step of each rank in ms without the parts in which a rank waits for others; NaN where these are not
-    measured.
-    """
-    if not steps_ms:
+def _rank_facts(measured: Measured) -> dict[str, Any]:
+    """How many ranks there are, what each spends by itself, and which one is slow; empty for a single rank."""
+    if not measured.ranks:
         return {}
-    if math.isnan(sum(steps_ms)):
-        return {"processes": len(steps_ms)}
-    return {
-        "processes": len(steps_ms),
-        "slowest_process": steps_ms.index(max(steps_ms)),
-        "slowest_step_ms": max(steps_ms),
-        "fastest_step_ms": min(steps_ms),
-    }
+    slow = find_slow_rank(measured.ranks, measured.cost["step_ms"], measured.setting)
+    facts = {"processes": len(measured.ranks), "ranks_ms": part_means(measured.ranks)}
+    return facts | ({"slow_rank": asdict(slow)} if slow else {})
 
 
 def _flops_facts(measured: Measured, machine: Calibration | None) -> tuple[dict[str, float], dict[str, str]]:
@@ -81,7 +71,7 @@ def _flops_facts(measured: Measured, machine: Calibration | None) -> tuple[dict[
         missing["mfu"] = _no_peak(measured, machine)
     if not flops.per_sample or not measured.cost["samples"]:
         return {}, missing
-    rate = flops.per_sample * measured.cost["samples_per_sec"] / max(1, len(measured.ranks_ms))
+    rate = flops.per_sample * measured.cost["samples_per_sec"] / max(1, len(measured.ranks))
     facts = {"flops_per_sample": flops.per_sample, "flops_per_sec": rate}
     return facts | ({"peak_flops_per_sec": peak, "mfu": rate / peak} if peak else {}), missing
 
@@ -122,7 +112,7 @@ def _step(measured: Measured, summary: dict[str, Any], machine: Calibration | No
         operations=measured.operations,
         not_recorded=measured.not_recorded,
         calibration=machine,
-        communication_ms=summary.get("communication_ms", None if measured.ranks_ms else 0.0),
+        communication_ms=summary.get("communication_ms", None if measured.ranks else 0.0),
         busy=None if busy is None else busy / 100,
         mfu=summary.get("mfu"),
         changed=measured.changed,
@@ -142,5 +132,7 @@ def _verdict(
         measured.setting,
         faster_precision=faster_precision(machine, measured.precision, summary.get("peak_flops_per_sec")),
     )
+    if "slow_rank" in summary and found.kind == "communication":  # it is that rank that the others wait for
+        return facts
     advice = advise(found.kind, setting)
     return facts | (dict(zip(("advice", "advice_effect"), advice, strict=True)) if advice else {})

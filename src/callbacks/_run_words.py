@@ -10,7 +10,7 @@ from ..records.rates import load_words
 from ..records.step_parts import PARTS, StepPart
 from ..records.terminal import row
 
-_NOISE = 0.05  # between two rates or two ranks: less is not worth a word
+_NOISE = 0.05  # between two rates: less is not worth a word
 _MIN_PART = 0.045  # of the step: smaller parts are added up as the rest
 _MUCH_THROTTLED_PCT = 10.0  # of the time; less is not worth a word in the few lines
 
@@ -27,7 +27,8 @@ def headline(summary: Mapping[str, Any], programs: str = "") -> list[str]:
         rate = _speed(summary, programs) if "samples_per_sec" in summary else "unknown"
         return [row("speed", f"{rate}: {missing.get('bottleneck', 'nothing was measured')}")]
     rows = [_heading(summary), row("speed", _speed(summary, programs)), row("step", _mean_step(summary))]
-    rows += [row("ranks", _ranks(summary))] if _differ(summary) else []
+    if slow := summary.get("slow_rank"):
+        rows.append(row("ranks", f"{slow['evidence']}; {slow['advice']}"))
     rows += [row("device", facts)] if summary["device"] != "cpu" and (facts := _device(summary)) else []
     found = summary.get("bottleneck")
     if found is None:
@@ -74,16 +75,6 @@ def _mean_step(summary: Mapping[str, Any]) -> str:
     return f"{significant(summary['step_ms'])} ms: {', '.join(words)} %"
 
 
-def _differ(summary: Mapping[str, Any]) -> bool:
-    return summary.get("slowest_step_ms", 0.0) > (1 + _NOISE) * summary.get("fastest_step_ms", 0.0)
-
-
-def _ranks(summary: Mapping[str, Any]) -> str:
-    slowest, fastest = (significant(summary[f"{which}_step_ms"]) for which in ("slowest", "fastest"))
-    rank = summary["slowest_process"]
-    return f"work of a step {slowest} ms on the slowest (rank {rank}), {fastest} on the fastest"
-
-
 def _device(summary: Mapping[str, Any]) -> str:
     words = []
     if "utilization_pct" in summary:
@@ -97,15 +88,15 @@ def _device(summary: Mapping[str, Any]) -> str:
 
 def details(summary: Mapping[str, Any]) -> list[str]:
     """Each number of a summary as `key value`, the evidence for the bottleneck, and why one of them is missing."""
-    told = {key: value for key, value in summary.items() if key not in ("bottleneck", "missing")}
-    lines = [f"{key} {_text(value)}" for key, value in flatten(told) if value not in ("", None)]
+    told = {key: value for key, value in summary.items() if key not in ("bottleneck", "missing", "slow_rank")}
+    lines = [f"{key} {_text(key, value)}" for key, value in flatten(told) if value not in ("", None)]
     if found := summary.get("bottleneck"):
         lines.append(f"limit: {found['evidence']}")
         lines += [f"{found['advice']}: {found['advice_effect']}"] if "advice" in found else []
     return lines + [f"no {key}: {reason}" for key, reason in summary.get("missing", {}).items()]
 
 
-def _text(value: Any) -> str:
-    if isinstance(value, list):  # an interval
-        return " to ".join(map(significant, value))
+def _text(key: str, value: Any) -> str:
+    if isinstance(value, list):
+        return (" to " if key.endswith("_interval") else ", ").join(map(significant, value))
     return significant(value) if isinstance(value, float) else str(value)

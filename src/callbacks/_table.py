@@ -27,6 +27,7 @@ ROW = numpy.dtype(
         ("step", "i8"),  # Lightning's `global_step` after the update
         ("parts_ms", "f4", (len(PARTS),)),
         ("excluded_ms", "f4"),  # in no part: mostly writing curves
+        ("waits_ms", "f4"),  # for other ranks, within the parts; 0 where it is not measured
         ("samples", "f4"),
         ("timesteps", "f4"),
         ("batches", "f4"),  # more than one where gradients are accumulated
@@ -34,7 +35,7 @@ ROW = numpy.dtype(
     ]
 )
 MIN_UNDISTURBED = 6  # the median of fewer has no interval, and then the disturbed steps count, too
-_FACTS = ("samples", "timesteps", "batches", "recorded")
+_FACTS = ("samples", "timesteps", "batches", "recorded", "waits_ms")
 _CAPACITY = 1024
 Mask = NDArray[numpy.bool_]
 Floats = NDArray[numpy.float64]
@@ -67,8 +68,8 @@ class UpdateTable:
 
     def add(self, batches: Sequence[Batch], clock: HostClock) -> NDArray[Any]:
         """Add the updates whose last batch is among these. Returns their rows, a view of shape (N,)."""
-        facts = numpy.array([(b.samples, b.timesteps, 1, b.recorded) for b in batches], float).reshape(-1, len(_FACTS))
-        values = numpy.hstack([parts_ms(batches, clock), facts])
+        facts = [(b.samples, b.timesteps, 1, b.recorded, b.waits_ms(clock)) for b in batches]
+        values = numpy.hstack([parts_ms(batches, clock), numpy.array(facts, float).reshape(-1, len(_FACTS))])
         steps = numpy.array([batch.global_step for batch in batches], int)
         last = numpy.flatnonzero(numpy.diff(steps, prepend=self.last_step))  # batches that ended with an update
         if not len(last):
@@ -87,7 +88,7 @@ class UpdateTable:
         timed = values[:, : len(TIMED)]
         new["step"] = steps
         new["parts_ms"], new["excluded_ms"] = timed[:, : len(PARTS)], timed[:, len(PARTS)]
-        new["samples"], new["timesteps"], new["batches"], recorded = values[:, len(TIMED) :].T
+        new["samples"], new["timesteps"], new["batches"], recorded, new["waits_ms"] = values[:, len(TIMED) :].T
         is_invalid = ~((values >= 0) & numpy.isfinite(values)).all(1)
         new["flags"] = (
             FIRST * (numbers == 0)

@@ -10,7 +10,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -116,11 +116,16 @@ class Batch:
     global_step: int = 0  # Lightning's, after the batch
     trained: bool = False  # whether on_train_batch_end was reached
     recorded: bool = False  # whether its operations were recorded, which makes it slower
+    waits: list[Any] = field(default_factory=list)  # for other ranks, within its parts: start, end, start, end, …
 
     @property
     def end(self) -> Any:
         """The last moment."""
         return self.moments[-1]
+
+    def waits_ms(self, clock: HostClock) -> float:
+        """Milliseconds of waiting for other ranks; 0 where it is not measured."""
+        return sum(map(clock.elapsed_ms, self.waits[::2], self.waits[1::2]))
 
 
 def parts_ms(batches: Sequence[Batch], clock: HostClock) -> NDArray[numpy.float64]:

@@ -28,6 +28,7 @@ from ..hardware.measure import find_calibration
 from ..hardware.nvml_readings import POWER, UTILIZATION
 from ..hardware.processor import root_of_run
 from ..hardware.programs import ProgramWatch
+from ..hardware.slow_rank import RankTimes
 from ..hardware.telemetry import named
 from ..options.types import NonNegativeInt
 from ..records.operations import OperationRow, StepOperations
@@ -36,7 +37,7 @@ from ..records.step_times import StepTimes
 from ..records.terminal import block, is_in_sweep, is_verbose, say
 from ._batches import samples_in, timesteps_in
 from ._communication import Exchanges
-from ._cost import cost_of, median_step, metrics_of
+from ._cost import cost_of, median_step, metrics_of, own_times
 from ._events import LoopEvents
 from ._kernel_time import KernelTime
 from ._measured import Flops, Measured, step_operations
@@ -128,6 +129,7 @@ class ThroughputMonitor(LoopEvents):
         self._exchanges: Exchanges | None = None
         self._attached = contextlib.ExitStack()  # what ends with the measurement
         self._flops: Flops | None = None  # None before the recorded updates are over
+        self._own_times: RankTimes | None = None  # None where no step counts, or this rank has stopped measuring
         self._ended: str | None = None  # why a timed run has ended
         self._traced_s: float | None = None  # of kernels in a step, by a trace
         self._kernel_time = KernelTime(self._timer.clock, 0)
@@ -225,7 +227,7 @@ class ThroughputMonitor(LoopEvents):
             return
         self.teardown(trainer, pl_module, "fit")  # of an earlier fit that has ended early
         self._watch_programs(trainer)
-        self.summary, self._ended, self._traced_s = {}, None, None
+        self.summary, self._own_times, self._ended, self._traced_s = {}, None, None, None
         given = self.flops_per_sample
         self._flops = None if given is None else Flops(given, is_given=True)
         self._timer = StepTimer(clock_for(trainer.strategy.root_device), trainer.global_step)
@@ -236,7 +238,7 @@ class ThroughputMonitor(LoopEvents):
         self._windows, self._windows_read = Windows(self._first_counted), 0
         self.table = UpdateTable(self.warmup_steps, self._windows, trainer.global_step)
         self._writer = StepWriter(trainer)
-        self._exchanges = Exchanges(trainer, self._timer.clock)
+        self._exchanges = Exchanges(trainer, self._timer)
         self._attached.callback(self._exchanges.stop)
         if is_compiled_module(pl_module):  # what torch.compile takes is in no step, also where it compiles again
             self._attached.callback(watch_compilation(lambda: pause(trainer)))
@@ -257,8 +259,8 @@ class ThroughputMonitor(LoopEvents):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._finish(trainer)
         # A rank that has stopped measuring, or has measured no step, gives None; the others wait for it.
-        ranks_ms = gather(self._own_ms(), trainer.world_size) if trainer.world_size > 1 else []
-        self._sum_up(trainer, pl_module, ranks_ms)
+        ranks = gather(self._own_times, trainer.world_size) if trainer.world_size > 1 else []
+        self._sum_up(trainer, pl_module, ranks)
         self._conclude(trainer)
 
     @override
@@ -298,8 +300,9 @@ class ThroughputMonitor(LoopEvents):
             windows = self._windows.facts(slowed_only=not on_host)
             self.summary = cost | windows | ({"ended": self._ended} if self._ended else {})
             self._name_programs()
-            if wait and self._exchanges is not None:
-                self.summary |= self._exchanges.facts()
+            if self._exchanges is not None and (sent := self._exchanges.gradient_bytes):
+                self.summary["gradient_bytes"] = sent
+            self._own_times = own_times(self.table)
 
     def _watch_programs(self, trainer: Trainer) -> None:
         """Begin to watch what other programs take; a sweep watches for its runs, whose output goes to a file."""
@@ -314,27 +317,17 @@ class ThroughputMonitor(LoopEvents):
             self._watch.sample()
             self._programs = self._watch.most_of(share)
 
-    def _own_ms(self) -> float | None:
-        """The mean step of this rank without its waits for others; NaN where these are not measured.
-
-        They are in the exchange of gradients, and in `other`: rank 0 tells the others of signals after each batch.
-        """
-        if "step_ms" not in self.summary:
-            return None
-        waits = self.summary["parts_ms"]["other"] + self.summary.get("communication_ms", math.nan)
-        return self.summary["step_ms"] - waits
-
     @never_raise
-    def _sum_up(self, trainer: Trainer, module: LightningModule, ranks_ms: list[Any]) -> None:
-        """Complete this rank's summary, which has its cost, given `_own_ms` of every rank."""
-        if None in ranks_ms:
+    def _sum_up(self, trainer: Trainer, module: LightningModule, ranks: list[Any]) -> None:
+        """Complete this rank's summary, which has its cost, given the own times of every rank."""
+        if None in ranks:
             self.summary = {}
         elif "step_ms" in self.summary and self._recorded is not None:
-            self.measured = self._measure(trainer, module, self._recorded, ranks_ms)
+            self.measured = self._measure(trainer, module, self._recorded, ranks)
             self.summary = report(self.measured, self.calibration)
 
     def _measure(
-        self, trainer: Trainer, module: LightningModule, recorded: RecordedUpdates, ranks_ms: list[float]
+        self, trainer: Trainer, module: LightningModule, recorded: RecordedUpdates, ranks: list[RankTimes]
     ) -> Measured:
         cost, device = self.summary, trainer.strategy.root_device
         changed, kernel_s = self.table.changed(cost["step_ms_median"]), self._traced_s
@@ -352,7 +345,7 @@ class ThroughputMonitor(LoopEvents):
             precision=str(trainer.precision),
             cost=cost,
             setting=setting_of(trainer, cost["batch_size"]),
-            ranks_ms=ranks_ms,
+            ranks=ranks,
             sampled=sampled,
             operations=recorded.operations(),
             not_recorded=recorded.why_no_operations,
@@ -439,6 +432,8 @@ class ThroughputMonitor(LoopEvents):
         if part == PAUSE:
             self._stop_recording()
         self._timer.enter(part)
+        if part == "forward" and self._exchanges is not None:
+            self._exchanges.begin_forward()
 
     @override
     def leave(self, part: str) -> None:
@@ -492,6 +487,7 @@ class ThroughputMonitor(LoopEvents):
             rows = self.table.add([batch for batch in batches if batch.trained], clock)
             for batch in batches:
                 clock.reuse(batch.moments[:-1])  # the last moment is the next batch's first
+                clock.reuse(batch.waits)
             assert self._recorded is not None
             if self._flops is None and (self._recorded.is_over or is_over):
                 self._flops = self._recorded.flops()

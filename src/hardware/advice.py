@@ -38,6 +38,11 @@ def advise(kind: str, setting: Setting) -> tuple[str, str] | None:
 
     Where none is known, how to find one.
     """
+    return change_for(kind, setting) or (_how_to_find(setting) if kind in _ALL.split() else None)
+
+
+def change_for(kind: str, setting: Setting) -> tuple[str, str] | None:
+    """As `advise`, and None where no change is known."""
     return next(((change, effect) for kinds, change, effect in _changes(setting) if kind in kinds.split()), None)
 
 
@@ -75,11 +80,15 @@ def _changes(s: Setting) -> Iterator[tuple[str, str, str]]:
             written("trainer.accelerator", "gpu"),
             "computes faster, with more bandwidth",
         )
-    if not s.own:
+
+
+def _how_to_find(setting: Setting) -> tuple[str, str] | None:
+    if not setting.own:
         change = "Trainer(callbacks=[ThroughputMonitor(), OperationProfiler()])"
-        yield _ALL, change, "shows the operations and modules that take the time"
-    elif s.experiment != "diagnose":
-        yield _ALL, "experiment=diagnose", "tries the changes that may help, one at a time"
+        return change, "shows the operations and modules that take the time"
+    if setting.experiment != "diagnose":
+        return "experiment=diagnose", "tries the changes that may help, one at a time"
+    return None
 
 
 def _more_workers(setting: Setting) -> int | None:

@@ -64,7 +64,7 @@ class Step:
     operations: Sequence[OperationRow] = ()  # of one step; empty where they are not known
     not_recorded: str | None = None  # why there are none
     calibration: Calibration | None = None
-    communication_ms: float | None = 0.0  # of `backward`, waiting for gradients of other ranks; None if not measured
+    communication_ms: float | None = 0.0  # of `forward` and `backward`, waiting for other ranks; None if not measured
     busy: float | None = None  # share of the step in which a kernel runs; None where it is not known
     mfu: float | None = None  # of the mean step; asked only where the operations are not known
     changed: float = 1.0  # the median step ÷ those right after the steps whose operations were recorded
@@ -130,7 +130,7 @@ def _waits(step: Step, parts: Mapping[str, float], total: float) -> dict[str, fl
     for kind, ms in waits.items():
         waits[kind] = min(ms, idle)
         idle -= waits[kind]
-    return waits | {"communication": min(step.communication_ms or 0.0, parts["backward"])}
+    return waits | {"communication": min(step.communication_ms or 0.0, parts["forward"] + parts["backward"])}
 
 
 def _busy_ms(step: Step, total: float, work: float) -> float | None:
@@ -183,7 +183,7 @@ def _work_by_parts(step: Step, parts: Mapping[str, float], work: float) -> dict[
         is_arithmetic = step.mfu is not None and step.mfu >= WELL_FED
         return {"host": work - busy} | ({"compute": busy} if is_arithmetic else {})
     known = {} if step.device == "mps" else {"host": parts["other"]}  # on MPS any part may wait for the device
-    computing = parts["forward"] + parts["backward"] - min(step.communication_ms or 0.0, parts["backward"])
+    computing = max(parts["forward"] + parts["backward"] - (step.communication_ms or 0.0), 0.0)
     if step.mfu is not None and step.mfu >= WELL_FED and computing > 0:
         known["compute"] = computing
     return known

@@ -9,8 +9,12 @@ from unittest.mock import Mock, patch
 import pytest
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from batchscope.callbacks import nonfinite
+from batchscope.callbacks._measured import read_measured, write_measured
+from batchscope.callbacks._report import report
 from batchscope.callbacks._table import UpdateTable
 from batchscope.callbacks.curves import TrainCurves
 from batchscope.callbacks.prediction_images import PredictionImages
@@ -64,6 +68,26 @@ def wait(folder, batches: int):
     return monitor.summary | {"hooks": sum(len(p._post_accumulate_grad_hooks or {}) for p in module.parameters())}
 
 
+class Sleeping(TensorDataset):
+    """Each sample takes 10 ms on one rank."""
+
+    def __init__(self, rank: int):
+        super().__init__(*loader(160).dataset.tensors)
+        self.sleeps = os.environ["RANK"] == str(rank)
+
+    def __getitem__(self, index: int):
+        time.sleep(0.25e-3 * SLOWER_MS * self.sleeps)
+        return super().__getitem__(index)
+
+
+def load(folder, rank: int, *layers: nn.Module, **before):
+    """Batches of four take 40 ms more on one rank."""
+    fit(stranger(*layers, **before), monitor := monitoring(), data=DataLoader(Sleeping(rank), 4), max_epochs=1)
+    write_measured(folder, monitor.measured, None)
+    replayed, _ = read_measured(folder)
+    return monitor.summary | {"replayed": report(replayed, None)["slow_rank"]}
+
+
 def time_up(folder):
     monitor = monitoring()
     trainer = fit(slow(), monitor, StopWhenKnown(precision=1e-6, seconds=0.5), max_epochs=-1, min_epochs=0)
@@ -95,7 +119,12 @@ def break_off(folder):
 SCENARIOS = {
     "differ": differ,
     "wait": lambda folder: wait(folder, 1),
-    "wait, accumulated": lambda folder: wait(folder, 5),
+    "wait, accumulated": lambda folder: wait(folder, 3),
+    "load": lambda folder: load(folder, 1),
+    "load, with buffers": lambda folder: load(folder, 0, nn.BatchNorm1d(4), nn.Linear(4, 1)),
+    "load, with a training step that waits": lambda folder: load(
+        folder, 0, training_step=lambda module: torch.distributed.barrier()
+    ),
     "time up": time_up,
     "give up": give_up,
     "few": measure_few,
@@ -141,9 +170,27 @@ class TestTwoRanks:
         assert faster["gradient_bytes"] == slower["gradient_bytes"] == 4 * (4 + 1)
         assert faster["communication_ms"] > 0.8 * SLOWER_MS
         assert slower["communication_ms"] < 0.5 * SLOWER_MS
-        assert faster["slowest_process"] == 1  # the one that the other waits for
-        assert faster["slowest_step_ms"] > faster["fastest_step_ms"] + 0.5 * SLOWER_MS
         assert faster["hooks"] == slower["hooks"] == 0
+        for one in found[scenario]:
+            assert (one["slow_rank"]["rank"], one["slow_rank"]["part"]) == (1, "compute")
+            assert one["slow_rank"]["excess_ms"] > 0.5 * SLOWER_MS
+            assert "advice" not in one["bottleneck"] or one["bottleneck"]["kind"] != "communication"
+
+    @pytest.mark.parametrize(
+        ("scenario", "rank", "certainty"),
+        [
+            ("load", 1, "clear"),
+            ("load, with buffers", 0, "clear"),  # rank 1 waits for those of rank 0 before its forward pass
+            ("load, with a training step that waits", 0, "probable"),
+        ],
+    )
+    def test_of_which_one_has_a_slow_loader_name_it(self, scenario: str, rank: int, certainty: str, found) -> None:
+        for one in found[scenario]:
+            slow = one["slow_rank"]
+            assert (slow["rank"], slow["part"], slow["certainty"]) == (rank, "input", certainty)
+            assert slow["ms"] > slow["excess_ms"] > 0.8 * SLOWER_MS
+            assert one["ranks_ms"]["input"][rank] == slow["ms"]
+            assert one["replayed"] == slow
 
     def test_end_after_the_same_step_when_the_time_is_up(self, found) -> None:
         one, other = found["time up"]

@@ -14,6 +14,7 @@ from batchscope.callbacks._setting import setting_of
 from batchscope.callbacks.device import DeviceMonitor
 from batchscope.errors import UserError
 from batchscope.hardware.advice import Setting
+from batchscope.hardware.slow_rank import BLOCKS, RankTimes
 from batchscope.options.compose import check_command_line
 from batchscope.records.operations import OperationRow
 from tests.callbacks.support import monitoring, stranger
@@ -37,13 +38,28 @@ def test_a_file_replays_the_report_of_a_fit(measured, tmp_path: Path) -> None:
     assert list(replayed.operations) == list(monitor.measured.operations)
 
 
-def test_a_file_of_ranks_whose_steps_are_unknown_is_json_of_any_reader(tmp_path: Path) -> None:
-    def refuse(constant: str) -> None:
-        raise ValueError(constant)
+def ranks(*loads_ms: float):
+    """A run whose step takes 60 ms, of ranks whose loaders take so long."""
+    of_ranks = [RankTimes([ms] * BLOCKS, [0.1] * BLOCKS, [10.0] * BLOCKS) for ms in loads_ms]
+    parts = {"data_wait": loads_ms[0], "backward": 60.0 - loads_ms[0]}
+    cost = COST | {"step_ms": 60.0, "parts_ms": parts, "communication_ms": 50.0 - loads_ms[0]}
+    return replace(WAITING, ranks=of_ranks, cost=cost)
 
-    write_measured(tmp_path, replace(WAITING, ranks_ms=[math.nan, 3.0]), None)
-    json.loads((tmp_path / FILE).read_text(), parse_constant=refuse)
-    assert report(*read_measured(tmp_path))["processes"] == 2
+
+def test_a_file_replays_which_rank_is_slow(tmp_path: Path) -> None:
+    write_measured(tmp_path, ranks(5, 35), None)
+    found = report(*read_measured(tmp_path))
+    assert found == report(ranks(5, 35), None)
+    assert (found["processes"], found["ranks_ms"]["input"]) == (2, [5, 35])
+    assert (found["slow_rank"]["rank"], found["slow_rank"]["excess_ms"]) == (1, 30)
+    assert "slow_rank" not in report(ranks(5, 5), None)
+
+
+def test_a_wait_for_a_slow_rank_has_no_other_advice() -> None:
+    assert report(ranks(5, 35), None)["bottleneck"]["kind"] == "communication"
+    assert "advice" not in report(ranks(5, 35), None)["bottleneck"]
+    assert "advice" in report(ranks(5, 5), None)["bottleneck"]
+    assert "advice" in report(ranks(45, 5), None)["bottleneck"]  # this rank is the slow one
 
 
 def test_the_time_of_kernels_takes_the_place_of_what_the_driver_says_of_the_last_second() -> None:
@@ -63,7 +79,7 @@ def test_a_file_whose_calibration_is_none_is_refused(change, tmp_path: Path) -> 
         read_measured(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"schema": 0}', '{"schema": 1, "measured": {"operations": [[]]}}'])
+@pytest.mark.parametrize("content", ["", "[]", '{"schema": 0}', '{"schema": 2, "measured": {"operations": [[]]}}'])
 def test_a_file_that_is_damaged_or_of_another_schema_is_refused_in_one_line(content: str, tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(content)
     with pytest.raises(UserError, match=f"{FILE}: cannot be read: "):

@@ -1,10 +1,7 @@
 """The summary of a run in words: the few rows that every run ends with, and the details."""
 
-import math
-
 import pytest
 
-from batchscope.callbacks._report import rank_facts
 from batchscope.callbacks._run_words import details, headline
 
 PARTS_MS = {"data_wait": 0.05, "transfer": 0.02, "forward": 0.31, "backward": 0.52, "optimizer": 0.21, "other": 0.13}
@@ -24,7 +21,8 @@ ON_GPUS = summary(
     device="cuda",
     device_name="NVIDIA H200",
     precision="bf16-mixed",
-    **rank_facts([1.0, 2.5]),
+    processes=2,
+    slow_rank={"evidence": "rank 1 is slow: its loader takes 42 ms a step", "advice": "see what differs there"},
     samples_per_sec_mean=333_333.0,
     others_share=0.2,
     utilization_pct=98.0,
@@ -43,7 +41,7 @@ def test_a_run_ends_with_five_rows_and_several_ranks_and_a_gpu_have_one_each() -
     first, speed, *others = headline(summary(bottleneck=ARITHMETIC | ADVICE))
     assert (first, speed, others) == ("cnn · mnist · batch 512 · cpu", "speed   413,000 samples/s", shared)
     shared[1:1] = [
-        "ranks   work of a step 2.50 ms on the slowest (rank 1), 1.00 on the fastest",
+        "ranks   rank 1 is slow: its loader takes 42 ms a step; see what differs there",
         "device  a kernel ran in 98 % of the time, clocks lowered in 34 % of the time, peak memory 0.400 GiB",
     ]
     first, speed, *others = headline(ON_GPUS)
@@ -57,7 +55,6 @@ def test_a_run_ends_with_five_rows_and_several_ranks_and_a_gpu_have_one_each() -
 FAST = {"samples_per_sec_mean": 3330.0, "samples_per_sec": 3900.0}
 LOADED = "3,330 samples/s beside other programs that took 38 % of the processor"
 BUSY = "other programs took 43 % of the processor: close them and run again"
-UNTIMED = rank_facts([math.nan, math.nan])  # of ranks whose wait for gradients is not known
 UNCLEAR = {"kind": "unclear", "certainty": "unclear", "share": 0.0, "shares": {}, "evidence": BUSY, "busy": True}
 ROWS = [
     (FAST | {"samples_per_sec": 3480.0}, "speed", "3,330 samples/s"),  # no more than the noise
@@ -73,7 +70,7 @@ ROWS = [
     ({"missing": {"bottleneck": "the clock has jumped"}}, "limit", "unknown: the clock has jumped"),
     ({"bottleneck": UNCLEAR}, "load", BUSY),
     ({"bottleneck": UNCLEAR}, "limit", None),
-    (UNTIMED, "ranks", None),
+    ({"processes": 2, "ranks_ms": {"input": [1.0, 1.1]}}, "ranks", None),
 ]
 
 
@@ -98,6 +95,7 @@ def test_a_summary_without_a_verdict_says_why(facts) -> None:
 
 def test_the_details_have_every_number_and_the_evidence() -> None:
     facts = summary(mfu=0.1941, updates=1200, step_ms_interval=[1.2, 1.3], parts_ms={"forward": 0.9, "other": 0.34})
+    facts["ranks_ms"] = {"input": [1.0, 42.0, 1.1]}
     assert details(facts | {"bottleneck": ARITHMETIC | ADVICE, "missing": {"energy": "there is no counter"}}) == [
         "updates 1200",
         "batch_size 512",
@@ -113,6 +111,7 @@ def test_the_details_have_every_number_and_the_evidence() -> None:
         "precision 32-true",
         "mfu 0.194",
         "step_ms_interval 1.20 to 1.30",
+        "ranks_ms.input 1.00, 42.0, 1.10",
         "limit: 57 % of the step is arithmetic",
         "trainer.precision=bf16-mixed: was measured to compute faster here",
         "no energy: there is no counter",

@@ -111,8 +111,7 @@ def test_two_processes_leave_one_record_of_both_and_only_the_first_prints(starte
     found = [record[key] for key in ("status", "processes", "global_batch_size", "steps")]
     assert found == ["finished", 2, 8, 8]  # 64 samples, 4 in each of two processes
     throughput = record["throughput"]  # of both ranks' samples, in the time of this rank's steps
-    assert throughput["slowest_step_ms"] >= throughput["fastest_step_ms"]
-    assert throughput["slowest_process"] in (0, 1)
+    assert all(len(of_ranks) == 2 and min(of_ranks) > 0 for of_ranks in throughput["ranks_ms"].values())
     assert throughput["samples_per_sec"] == pytest.approx(8e3 / throughput["step_ms_median"])
     assert throughput["samples_per_sec_mean"] == pytest.approx(2 * throughput["samples"] / throughput["seconds"])
 
