@@ -14,6 +14,7 @@ from ..hardware.calibration import Calibration
 from ..hardware.operations import merge
 from ..records.operations import OperationRow, StepOperations
 from ..records.read import reading, replacing
+from ._fit_time import FitTime
 
 FILE = "measured.json"
 SCHEMA = 1
@@ -52,6 +53,7 @@ class Measured:
     median_steps: int = 0  # of which that is the median
     kernel_s: float | None = None  # seconds of a step in which a kernel ran, with the device held or by a trace
     may_calibrate: bool = True
+    fit_time: FitTime | None = None  # None of a run that a sweep has visited
 
     @property
     def kernel_share(self) -> float | None:
@@ -85,6 +87,8 @@ def read_measured(folder: Path) -> tuple[Measured, Calibration | None]:
         known["operations"] = [replace(row, dims=tuple(row.dims)) for row in rows]
         known["ranks_ms"] = [math.nan if ms is None else ms for ms in known["ranks_ms"]]
         known |= {"setting": Setting(**known["setting"]), "flops": Flops(**known["flops"])}
+        if known.get("fit_time") is not None:
+            known["fit_time"] = FitTime(**known["fit_time"])
         return Measured(**known), Calibration(**machine) if machine else None
 
 

@@ -14,9 +14,11 @@ from ..hardware.bottleneck import CHANGED, Bottleneck, Step, find_bottleneck
 from ..hardware.calibration import Calibration, faster_precision, peak_flops_per_sec
 from ..hardware.telemetry import PEAK, named
 from ._batches import NO_TENSORS
+from ._fit_time import FitTime
 from ._measured import Flops, Measured
 from .device import LOGGED
 
+_MOST = 0.5  # of the waits for data
 _MEANS = [key for key in LOGGED if not key.endswith("_gib")]
 # What DeviceMonitor sums up → its name in the run's summary. Of the memory the highest reading counts.
 _DEVICE_FACTS = {PEAK: "memory_peak_gib"} | {
@@ -34,7 +36,7 @@ def report(measured: Measured, machine: Calibration | None) -> dict[str, Any]:
     summary: dict[str, Any] = {**measured.cost, "title": measured.title, "device": measured.device}
     summary |= {"device_name": measured.device_name, "precision": measured.precision}
     flops, missing = _flops_facts(measured, machine)
-    summary |= rank_facts(measured.ranks_ms) | flops | _device_facts(measured)
+    summary |= rank_facts(measured.ranks_ms) | flops | _device_facts(measured) | _fit_facts(measured.fit_time)
     found = find_bottleneck(_step(measured, summary, machine))
     if found is None:
         missing["bottleneck"] = "the parts of the steps have no time: the clock has jumped"
@@ -111,6 +113,19 @@ def _device_facts(measured: Measured) -> dict[str, Any]:
     return facts
 
 
+def _fit_facts(fit: FitTime | None) -> dict[str, Any]:
+    """Where the wall time of the fit went, and with what an epoch begins."""
+    if fit is None:
+        return {}
+    facts: dict[str, Any] = {"fit_parts_s": dict(fit.parts_s)}
+    if fit.epoch_s is not None:
+        facts["epoch"] = {"seconds": fit.epoch_s, "first_batch_s": fit.first_batch_s}
+        facts["epoch"] |= (
+            {"starting_workers_s": fit.starting_s, "advice": fit.keep_workers} if fit.starts_workers else {}
+        )
+    return facts
+
+
 def _step(measured: Measured, summary: dict[str, Any], machine: Calibration | None) -> Step:
     """What the rule of the bottleneck asks of a run."""
     busy = summary.get("utilization_pct")
@@ -142,5 +157,7 @@ def _verdict(
         measured.setting,
         faster_precision=faster_precision(machine, measured.precision, summary.get("peak_flops_per_sec")),
     )
-    advice = advise(found.kind, setting)
+    advice, fit = advise(found.kind, setting), measured.fit_time
+    if found.kind == "input" and fit is not None and fit.starts_workers and fit.of_data_wait >= _MOST:
+        advice = fit.keep_workers, "keeps the workers that each epoch starts, for which most steps do not wait"
     return facts | (dict(zip(("advice", "advice_effect"), advice, strict=True)) if advice else {})
