@@ -64,7 +64,7 @@ class FitTimer:
         self._start_up_s: float | None = None
         self._validation_s = 0.0
         self._epochs: list[_Epoch] = []
-        self.validations: list[tuple[float, float]] = []  # the beginning, in seconds since 1970, and the length of each
+        self.validations: list[tuple[float, float]] = []  # the beginning and the length of each
 
     @property
     def is_waiting(self) -> bool:
@@ -101,7 +101,7 @@ class FitTimer:
         """It ends."""
         seconds = self._clock() - self._validation_began
         self._validation_s += seconds
-        self.validations.append((time.time() - seconds, seconds))
+        self.validations.append((self._validation_began, seconds))
         if self._epochs:
             self._epochs[-1].validation_s += seconds
 

@@ -15,6 +15,7 @@ from ..hardware.operations import merge
 from ..records.operations import OperationRow, StepOperations
 from ..records.read import reading, replacing
 from ._fit_time import FitTime
+from ._level import Spans
 
 FILE = "measured.json"
 SCHEMA = 1
@@ -54,6 +55,7 @@ class Measured:
     kernel_s: float | None = None  # seconds of a step in which a kernel ran, with the device held or by a trace
     may_calibrate: bool = True
     fit_time: FitTime | None = None  # None of a run that a sweep has visited
+    spans: Spans | None = None  # of equal time; None of a short fit
 
     @property
     def kernel_share(self) -> float | None:
@@ -89,6 +91,8 @@ def read_measured(folder: Path) -> tuple[Measured, Calibration | None]:
         known |= {"setting": Setting(**known["setting"]), "flops": Flops(**known["flops"])}
         if known.get("fit_time") is not None:
             known["fit_time"] = FitTime(**known["fit_time"])
+        if known.get("spans") is not None:
+            known["spans"] = Spans(**known["spans"])
         return Measured(**known), Calibration(**machine) if machine else None
 
 

@@ -15,6 +15,7 @@ from ..hardware.calibration import Calibration, faster_precision, peak_flops_per
 from ..hardware.telemetry import PEAK, named
 from ._batches import NO_TENSORS
 from ._fit_time import FitTime
+from ._level import slower_facts
 from ._measured import Flops, Measured
 from .device import LOGGED
 
@@ -37,6 +38,7 @@ def report(measured: Measured, machine: Calibration | None) -> dict[str, Any]:
     summary |= {"device_name": measured.device_name, "precision": measured.precision}
     flops, missing = _flops_facts(measured, machine)
     summary |= rank_facts(measured.ranks_ms) | flops | _device_facts(measured) | _fit_facts(measured.fit_time)
+    summary |= {"slower": slower} if (slower := slower_facts(measured.spans)) else {}
     found = find_bottleneck(_step(measured, summary, machine))
     if found is None:
         missing["bottleneck"] = "the parts of the steps have no time: the clock has jumped"

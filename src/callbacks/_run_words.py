@@ -5,7 +5,7 @@ from typing import Any
 
 from ..hardware.evidence import limit_row
 from ..options.tree import flatten
-from ..records.course import fit_words, workers_words
+from ..records.course import fit_words, slower_words, workers_words
 from ..records.formatting import percent, significant
 from ..records.rates import load_words
 from ..records.step_parts import PARTS, StepPart
@@ -28,9 +28,8 @@ def headline(summary: Mapping[str, Any], programs: str = "") -> list[str]:
         rate = _speed(summary, programs) if "samples_per_sec" in summary else "unknown"
         return [row("speed", f"{rate}: {missing.get('bottleneck', 'nothing was measured')}")]
     rows = [_heading(summary), row("speed", _speed(summary, programs)), row("step", _mean_step(summary))]
-    rows += [
-        row(name, words) for name, words in (("fit", fit_words(summary)), ("epochs", workers_words(summary))) if words
-    ]
+    course = {"slower": slower_words(summary), "fit": fit_words(summary), "epochs": workers_words(summary)}
+    rows += [row(name, words) for name, words in course.items() if words]
     rows += [row("ranks", _ranks(summary))] if _differ(summary) else []
     rows += [row("device", facts)] if summary["device"] != "cpu" and (facts := _device(summary)) else []
     found = summary.get("bottleneck")

@@ -48,6 +48,7 @@ from ._recording import LAST, RecordedUpdates, is_compiled_module
 from ._report import peak_of, report
 from ._run_words import details, headline
 from ._setting import own_config, setting_of
+from ._spans import spans_of
 from ._table import FIRST, INVALID, RECORDED, UpdateTable
 from ._timer import PAUSE, Batch, HostClock, StepTimer, add_timer, clock_for, pause, remove_timer
 from ._updates import passes
@@ -348,7 +349,8 @@ class ThroughputMonitor(LoopEvents):
         if kernel_s is None and is_whole and 1 / CHANGED <= changed <= CHANGED:
             kernel_s = self._kernel_time.seconds
         monitors = (one for one in callbacks_of(trainer) if isinstance(one, DeviceMonitor))
-        sampled = next((one.result(self._counted_since) for one in monitors), {})
+        monitor = next(monitors, DeviceMonitor())
+        sampled = monitor.result(self._counted_since)
         if self._windows.in_passes:  # the driver's means are of a time in which other runs were visited
             sampled = {key: value for key, value in sampled.items() if key not in _OF_ALL_RUNS}
         return Measured(
@@ -369,6 +371,7 @@ class ThroughputMonitor(LoopEvents):
             median_steps=int(self.table.in_median().sum()),
             kernel_s=kernel_s,
             may_calibrate=self.calibrate,
+            spans=spans_of(self.table, monitor.readings, self._fit.validations),
             fit_time=None if self._is_visited else self._fit.result(trainer, self.table.total_s(), _waits_s(cost)),
         )
 

@@ -17,11 +17,10 @@ runs.
 """
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from ..records.intervals import median_interval
 
@@ -42,7 +41,7 @@ class Slowdown(NamedTuple):
     high: float
 
 
-def slower_since(times: Sequence[float], span_s: float) -> Slowdown | None:
+def slower_since(times: ArrayLike, span_s: float) -> Slowdown | None:
     """The slower level that has lasted to the end of N spans of so many seconds, given the positive time of a sample in
     each; None where none is shown."""
     values = numpy.log(numpy.asarray(times, float))
