@@ -42,6 +42,11 @@ def is_fast_dev_run(trainer: Trainer) -> bool:
     return bool(cast(Any, trainer).fast_dev_run)
 
 
+def remakes_loaders(trainer: Trainer) -> bool:
+    """Whether the trainer asks for new loaders every few epochs."""
+    return bool(cast(Any, trainer).reload_dataloaders_every_n_epochs)
+
+
 def child_processes(trainer: Trainer) -> list[Popen[bytes]]:
     """The processes that Lightning has started for the other ranks; the list that its launcher watches."""
     return getattr(trainer.strategy.launcher, "procs", [])

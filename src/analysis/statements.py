@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ..errors import cut
+from ..records.course import course_words
 from ..records.formatting import significant
 from ..records.learning_rate import rate_words
 from ..records.rates import RATE
@@ -69,6 +70,7 @@ def notes(sweep: SweepResults) -> Iterator[str]:
         yield f"finished without a rate: {', '.join(without)}"
     yield from (f"{run.name}: {why}" for run in sweep.runs for why in (run.steps, run.correct) if isinstance(why, str))
     for run in sweep.runs:
+        yield from (f"{run.name}: {words}" for words in course_words(table(run.record.get("throughput"))))
         for option, why in table(run.record.get("unread")).items():
             yield f"{run.name}: {' '.join(f'{option} had no effect: {why}'.split())}"
 

@@ -3,6 +3,8 @@
 One batch, as the loop announces it:
 
     train_dataloader_next → on_train_batch_start → run_training_batch (training_step, backward, optimizer_step) → …_end
+
+Those of an epoch are within run_training_epoch, which begins with the loader's `iter`.
 """
 
 from typing import Any
@@ -19,6 +21,7 @@ from ._timer import PAUSE
 _REQUEST = "train_dataloader_next"
 # Training on a batch: it begins after on_train_batch_start, where modes of other callbacks may begin.
 _TRAINING = "run_training_batch"
+_EPOCH = "run_training_epoch"
 # The first profiled action of a validation between two updates; the validation ends with on_validation_end.
 _VALIDATION = "on_validation_model_zero_grad"
 # Lightning's profiler actions, by the last part of their names → the part of the step that the action is.
@@ -52,6 +55,9 @@ class LoopEvents(Callback):
     _is_training = False
     _has_begun = False  # whether a batch has begun that has not ended
 
+    def begin_epoch(self) -> None:
+        """The loader is asked for the batches of an epoch; in the first one it was before."""
+
     def begin_batch(self) -> None:
         """A batch is asked for."""
 
@@ -73,13 +79,21 @@ class LoopEvents(Callback):
     def end_step(self, trainer: Trainer) -> None:
         """A validation or a checkpoint follows."""
 
+    def begin_validation(self) -> None:
+        """The validation begins."""
+
+    def end_validation(self) -> None:
+        """It is over."""
+
     def end_epoch(self, trainer: Trainer) -> None:
         """An epoch is over."""
 
     def listen(self, trainer: Trainer) -> None:
         """Begin to tell of a fit."""
         self.is_measuring, self._is_training, self._has_begun = True, False, False
-        self._hook = ProfilerHook.attach(trainer, {*_PARTS, _TRAINING}, self._on_action_start, self._on_action_end)
+        self._hook = ProfilerHook.attach(
+            trainer, {*_PARTS, _TRAINING, _EPOCH}, self._on_action_start, self._on_action_end
+        )
 
     def end_listening(self, trainer: Trainer) -> None:
         """Give the trainer its profiler back."""
@@ -95,6 +109,9 @@ class LoopEvents(Callback):
     def _on_action_start(self, action: str) -> None:
         if not self.is_measuring:
             return
+        if action == _EPOCH:
+            self.begin_epoch()
+            return
         if action == _TRAINING:
             if not self._has_begun:
                 self._begin_batch()
@@ -109,7 +126,7 @@ class LoopEvents(Callback):
     def _on_action_end(self, action: str) -> None:
         if action == _TRAINING:
             self._is_training = False
-        elif self.is_measuring and action != _VALIDATION:
+        elif self.is_measuring and action not in (_VALIDATION, _EPOCH):
             self.leave(_PARTS[action])
 
     @override
@@ -144,11 +161,13 @@ class LoopEvents(Callback):
         if self.is_measuring:
             self.enter(PAUSE)  # while gradients are accumulated no action has come before this
             self.end_step(trainer)
+            self.begin_validation()
 
     @override
     @never_raise
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.is_measuring:
+            self.end_validation()
             self.leave(PAUSE)
 
     @override

@@ -14,6 +14,8 @@ from ..hardware.operations import merge
 from ..hardware.slow_rank import RankTimes
 from ..records.operations import OperationRow, StepOperations
 from ..records.read import reading, replacing
+from ._fit_time import FitTime
+from ._level import Spans
 
 FILE = "measured.json"
 SCHEMA = 2
@@ -52,6 +54,8 @@ class Measured:
     median_steps: int = 0  # of which that is the median
     kernel_s: float | None = None  # seconds of a step in which a kernel ran, with the device held or by a trace
     may_calibrate: bool = True
+    fit_time: FitTime | None = None  # None of a run that a sweep has visited
+    spans: Spans | None = None  # of equal time; None of a short fit
 
     @property
     def kernel_share(self) -> float | None:
@@ -84,6 +88,10 @@ def read_measured(folder: Path) -> tuple[Measured, Calibration | None]:
         known["operations"] = [replace(row, dims=tuple(row.dims)) for row in rows]
         known["ranks"] = [RankTimes(**rank) for rank in known["ranks"]]
         known |= {"setting": Setting(**known["setting"]), "flops": Flops(**known["flops"])}
+        if known.get("fit_time") is not None:
+            known["fit_time"] = FitTime(**known["fit_time"])
+        if known.get("spans") is not None:
+            known["spans"] = Spans(**known["spans"])
         return Measured(**known), Calibration(**machine) if machine else None
 
 

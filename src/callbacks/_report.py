@@ -13,9 +13,12 @@ from ..hardware.calibration import Calibration, faster_precision, peak_flops_per
 from ..hardware.slow_rank import find_slow_rank, part_means
 from ..hardware.telemetry import PEAK, named
 from ._batches import NO_TENSORS
+from ._fit_time import FitTime
+from ._level import slower_facts
 from ._measured import Flops, Measured
 from .device import LOGGED
 
+_MOST = 0.5  # of the waits for data
 _MEANS = [key for key in LOGGED if not key.endswith("_gib")]
 # What DeviceMonitor sums up → its name in the run's summary. Of the memory the highest reading counts.
 _DEVICE_FACTS = {PEAK: "memory_peak_gib"} | {
@@ -33,7 +36,8 @@ def report(measured: Measured, machine: Calibration | None) -> dict[str, Any]:
     summary: dict[str, Any] = {**measured.cost, "title": measured.title, "device": measured.device}
     summary |= {"device_name": measured.device_name, "precision": measured.precision}
     flops, missing = _flops_facts(measured, machine)
-    summary |= _rank_facts(measured) | flops | _device_facts(measured)
+    summary |= _rank_facts(measured) | flops | _device_facts(measured) | _fit_facts(measured.fit_time)
+    summary |= {"slower": slower} if (slower := slower_facts(measured.spans)) else {}
     found = find_bottleneck(_step(measured, summary, machine))
     if found is None:
         missing["bottleneck"] = "the parts of the steps have no time: the clock has jumped"
@@ -101,6 +105,19 @@ def _device_facts(measured: Measured) -> dict[str, Any]:
     return facts
 
 
+def _fit_facts(fit: FitTime | None) -> dict[str, Any]:
+    """Where the wall time of the fit went, and with what an epoch begins."""
+    if fit is None:
+        return {}
+    facts: dict[str, Any] = {"fit_parts_s": dict(fit.parts_s)}
+    if fit.epoch_s is not None:
+        facts["epoch"] = {"seconds": fit.epoch_s, "first_batch_s": fit.first_batch_s}
+        facts["epoch"] |= (
+            {"starting_workers_s": fit.starting_s, "advice": fit.keep_workers} if fit.starts_workers else {}
+        )
+    return facts
+
+
 def _step(measured: Measured, summary: dict[str, Any], machine: Calibration | None) -> Step:
     """What the rule of the bottleneck asks of a run."""
     busy = summary.get("utilization_pct")
@@ -134,5 +151,7 @@ def _verdict(
     )
     if "slow_rank" in summary and found.kind == "communication":  # it is that rank that the others wait for
         return facts
-    advice = advise(found.kind, setting)
+    advice, fit = advise(found.kind, setting), measured.fit_time
+    if found.kind == "input" and fit is not None and fit.starts_workers and fit.of_data_wait >= _MOST:
+        advice = fit.keep_workers, "keeps the workers that each epoch starts, for which most steps do not wait"
     return facts | (dict(zip(("advice", "advice_effect"), advice, strict=True)) if advice else {})

@@ -5,6 +5,7 @@ from typing import Any
 
 from ..hardware.evidence import limit_row
 from ..options.tree import flatten
+from ..records.course import fit_words, slower_words, workers_words
 from ..records.formatting import percent, significant
 from ..records.rates import load_words
 from ..records.step_parts import PARTS, StepPart
@@ -27,6 +28,8 @@ def headline(summary: Mapping[str, Any], programs: str = "") -> list[str]:
         rate = _speed(summary, programs) if "samples_per_sec" in summary else "unknown"
         return [row("speed", f"{rate}: {missing.get('bottleneck', 'nothing was measured')}")]
     rows = [_heading(summary), row("speed", _speed(summary, programs)), row("step", _mean_step(summary))]
+    course = {"slower": slower_words(summary), "fit": fit_words(summary), "epochs": workers_words(summary)}
+    rows += [row(name, words) for name, words in course.items() if words]
     if slow := summary.get("slow_rank"):
         rows.append(row("ranks", f"{slow['evidence']}; {slow['advice']}"))
     rows += [row("device", facts)] if summary["device"] != "cpu" and (facts := _device(summary)) else []

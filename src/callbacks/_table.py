@@ -102,6 +102,10 @@ class UpdateTable:
         """The time of each step among the chosen ones, shape (N,)."""
         return self.rows["parts_ms"][where].sum(1, dtype=float)
 
+    def total_s(self) -> float:
+        """The time of all steps, in seconds, without those in which the clock has jumped."""
+        return float(self.step_ms((self.rows["flags"] & INVALID) == 0).sum()) / 1e3
+
     def whole_batch(self) -> float:
         """The samples of a whole batch: the size with which most of the samples were trained; 0 without a row.
 

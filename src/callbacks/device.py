@@ -4,9 +4,11 @@ import math
 from functools import partial
 from typing import Any
 
+import numpy
 import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
+from numpy.typing import NDArray
 from typing_extensions import override
 
 from ..hardware.growth import growth
@@ -58,6 +60,10 @@ class DeviceMonitor(Callback):
             return {}
         self._sampled.sample()
         return self._sampled.summary(since)
+
+    def readings(self, key: str) -> tuple[NDArray[numpy.float64], NDArray[numpy.float64]]:
+        """The times, of `time.perf_counter()`, and the values of a key in this fit, or in the last one, shape (N,) each."""
+        return (numpy.empty(0), numpy.empty(0)) if self._sampled is None else self._sampled.readings(key)
 
     def record_facts(self) -> dict[str, Any]:
         """For the run's record: what memory grew, as `memory_growth`."""

@@ -6,7 +6,6 @@ fit `Measured` has all that is known of it, and the summary is a report on that.
 """
 
 import contextlib
-import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -33,12 +32,14 @@ from ..hardware.telemetry import named
 from ..options.types import NonNegativeInt
 from ..records.operations import OperationRow, StepOperations
 from ..records.rates import LOAD_SAID
+from ..records.step_parts import StepPart
 from ..records.step_times import StepTimes
 from ..records.terminal import block, is_in_sweep, is_verbose, say
 from ._batches import samples_in, timesteps_in
 from ._communication import Exchanges
 from ._cost import cost_of, median_step, metrics_of, own_times
 from ._events import LoopEvents
+from ._fit_time import FitTimer
 from ._kernel_time import KernelTime
 from ._measured import Flops, Measured, step_operations
 from ._never_raise import never_raise
@@ -46,6 +47,7 @@ from ._recording import LAST, RecordedUpdates, is_compiled_module
 from ._report import peak_of, report
 from ._run_words import details, headline
 from ._setting import own_config, setting_of
+from ._spans import spans_of
 from ._table import FIRST, INVALID, RECORDED, UpdateTable
 from ._timer import PAUSE, Batch, HostClock, StepTimer, add_timer, clock_for, pause, remove_timer
 from ._updates import passes
@@ -123,7 +125,8 @@ class ThroughputMonitor(LoopEvents):
         self.measured: Measured | None = None
         self.calibration: Calibration | None = None
         self.failure: str | None = None
-        self._timer, self._windows = StepTimer(HostClock()), Windows(0)
+        self._timer, self._windows, self._fit = StepTimer(HostClock()), Windows(0), FitTimer()
+        self._is_visited = False
         self.table = UpdateTable(warmup_steps, self._windows)
         self._recorded: RecordedUpdates | None = None
         self._exchanges: Exchanges | None = None
@@ -176,6 +179,7 @@ class ThroughputMonitor(LoopEvents):
     def measure_by_clock(self, by_clock: bool) -> None:
         """Whether windows follow each other by the clock, as at first, or are those that others begin and end."""
         self._windows.in_passes = not by_clock
+        self._is_visited |= not by_clock
 
     def begin_window(self, pass_: int) -> None:
         """Between two updates, begin a window that lasts until `end_window`."""
@@ -219,6 +223,10 @@ class ThroughputMonitor(LoopEvents):
             self.summary, self.measured, self.failure = _nothing("no batch was trained"), None, None
             device = trainer.strategy.root_device
             self.calibration = find_calibration(device, self.calibrate and trainer.is_global_zero)
+
+    @override
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._fit, self._is_visited = FitTimer(), False
 
     @override
     @never_raise
@@ -335,7 +343,8 @@ class ThroughputMonitor(LoopEvents):
         if kernel_s is None and is_whole and 1 / CHANGED <= changed <= CHANGED:
             kernel_s = self._kernel_time.seconds
         monitors = (one for one in callbacks_of(trainer) if isinstance(one, DeviceMonitor))
-        sampled = next((one.result(self._counted_since) for one in monitors), {})
+        monitor = next(monitors, DeviceMonitor())
+        sampled = monitor.result(self._counted_since)
         if self._windows.in_passes:  # the driver's means are of a time in which other runs were visited
             sampled = {key: value for key, value in sampled.items() if key not in _OF_ALL_RUNS}
         return Measured(
@@ -356,6 +365,8 @@ class ThroughputMonitor(LoopEvents):
             median_steps=int(self.table.in_median().sum()),
             kernel_s=kernel_s,
             may_calibrate=self.calibrate,
+            spans=spans_of(self.table, monitor.readings, self._fit.validations),
+            fit_time=None if self._is_visited else self._fit.result(trainer, self.table.total_s(), _waits_s(cost)),
         )
 
     @never_raise
@@ -387,8 +398,22 @@ class ThroughputMonitor(LoopEvents):
     # --- a batch ------------------------------------------------------------------------------------------------------
 
     @override
+    def begin_epoch(self) -> None:
+        self._fit.begin_epoch()
+
+    @override
+    def begin_validation(self) -> None:
+        self._fit.begin_validation()
+
+    @override
+    def end_validation(self) -> None:
+        self._fit.end_validation()
+
+    @override
     def begin_batch(self) -> None:
         self._stop_recording()
+        if self._fit.is_waiting:
+            self._fit.ask()
         updates = self._timer.updates
         if updates <= self._first_counted:
             self._counted_since = time.perf_counter()
@@ -438,6 +463,8 @@ class ThroughputMonitor(LoopEvents):
     @override
     def leave(self, part: str) -> None:
         self._timer.leave(part)
+        if part == StepPart.DATA_WAIT and self._fit.is_waiting:
+            self._fit.receive()
         if part == "backward" and self._exchanges is not None:
             self._exchanges.end_backward()
 
@@ -453,6 +480,7 @@ class ThroughputMonitor(LoopEvents):
         if not self.is_measuring:  # the count has failed
             return
         self._timer.end_batch(trainer.global_step)
+        self._fit.end_batch()
         if len(self._timer.finished) >= FLUSH_EVERY or len(self._windows.all) > self._windows_read:
             self._flush(trainer, wait=False)
 
@@ -505,3 +533,8 @@ class ThroughputMonitor(LoopEvents):
 def _nothing(why: str) -> dict[str, Any]:
     """A summary that only says why there is no verdict."""
     return {"missing": {"bottleneck": why}}
+
+
+def _waits_s(cost: dict[str, Any]) -> float:
+    """The seconds of all waits for data in the counted steps."""
+    return cost["updates"] * cost["parts_ms"][StepPart.DATA_WAIT] / 1e3

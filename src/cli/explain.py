@@ -28,6 +28,7 @@ from ..options.check import check_config
 from ..options.command_lines import for_explanation
 from ..options.compose import apply_overrides, check_command_line
 from ..options.overrides import parse
+from ..records.course import course_words
 from ..records.explanation import FILE, TRACE
 from ..records.read import FILE as RECORD
 from ..records.read import read
@@ -106,7 +107,8 @@ def _explain(task: _Task) -> None:
     is_here = at(task.record, "hardware.device_name") == step.device_name
     if is_here and all(trust.is_text(said.get(key)) for key in ("kind", "certainty", "evidence")):
         step = replace(step, bottleneck=said)
-    step, folder = replace(step, notes=[*task.notes, *step.notes]), None
+    course = course_words(table(task.record.get("throughput")))
+    step, folder = replace(step, notes=[*task.notes, *(f"in the run, {words}" for words in course), *step.notes]), None
     try:
         folder = write_folder(task.folder, {**files, FILE: json.dumps(step.to_dict(), indent=1).encode()})
     except OSError as error:

@@ -1,6 +1,5 @@
 """What the page of a report hides of the machine: home folders where a path begins."""
 
-
 import pytest
 
 from batchscope.analysis import analyse, page, plots

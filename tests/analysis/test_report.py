@@ -347,6 +347,16 @@ def test_runs_without_a_rate_and_a_damaged_step_file_are_notes(tmp_path):
     assert "finished without a rate: 2" in notes
 
 
+def test_a_run_that_became_slower_or_starts_workers_in_each_epoch_is_a_note(tmp_path, no_plots):
+    slower = {"since_unix": 1.8e9, "until_unix": 1.8e9 + 600, "step": 6001, "step_ms": [12.0, 15.6]}
+    epoch = {"seconds": 8.0, "starting_workers_s": 3.0, "advice": "DataLoader(persistent_workers=True)"}
+    write_run(tmp_path / "1", 64, 12.0, throughput={"slower": slower, "epoch": epoch})
+    write_run(tmp_path / "2", 128, 20.0)
+    first, second = analyse([tmp_path]).notes
+    assert re.fullmatch(r"1: steps are slower since \d\d:\d\d \(step 6,001\): a step 12.0 → 15.6 ms", first)
+    assert second == "1: an epoch of 8 s begins with 3 s of starting workers: DataLoader(persistent_workers=True)"
+
+
 def test_everything_is_written_and_the_markdown_begins_with_the_answer(report, out):
     plots_of = ("throughput", "utilisation", "step_time", "memory", "accuracy")
     assert {path.name for path in out.iterdir()} == {

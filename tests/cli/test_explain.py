@@ -63,6 +63,15 @@ def test_the_verdict_is_that_of_the_runs_record_where_it_has_one_and_no_option_c
     assert "limit: these steps" in answer("explain", run_dir, root).out
 
 
+def test_what_the_run_says_of_its_epochs_is_a_note(run_dir, root, monkeypatch):
+    monkeypatch.setattr("batchscope.training.explain.explain", lambda *args: (explanation(), {}))
+    epoch = {"seconds": 8.0, "starting_workers_s": 3.0, "advice": "DataLoader(persistent_workers=True)"}
+    change_record(run_dir, throughput=record(run_dir)["throughput"] | {"epoch": epoch})
+    words = "note     in the run, an epoch of 8 s begins with 3 s of starting workers"
+    assert words in answer("explain", run_dir, root).out
+    assert words not in answer("explain", run_dir, root, "data.batch_size=8").out
+
+
 def test_options_change_what_is_explained_and_where_it_is_written(run_dir, root):
     assert answer("explain", run_dir, root, "data={batch_size: 8}", "--out", "out").code == 0
     found = json.loads(Path("out", FILE).read_text())

@@ -1,0 +1,80 @@
+"""A change of level: whether the steps of a run have become longer at some time, and have stayed so.
+
+The time of a sample is given for equal, successive spans of the run. They are split in two where the ranks of their times
+differ most (Pettitt's test of 1979, standardised for the lengths of the two sides). The later side is slower where
+
+1. both sides last for three minutes, and hold 15 spans: fewer have no interval at this confidence;
+2. the median of its times is longer by 8 % or more;
+3. the interval of this difference, of logs, leaves out 0. It is made of the intervals of both medians
+   (records/intervals.py), which count successive spans that are alike as fewer, by adding the squares of their distances
+   from the medians (Newcombe 1998; Zou and Donner 2008);
+4. the last third of it is still longer by half of the difference or more: what has passed is no new level;
+5. the times lie nearer to the two medians than to a line (Tukey's resistant line), by 7 % at least: a drift is no new
+   level, either.
+
+Ranks and medians do not follow a burst, however large it is. `tests/hardware/test_level.py` has the alarms in simulated
+runs.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy
+from numpy.typing import ArrayLike, NDArray
+
+from ..records.intervals import median_interval
+
+LASTS_S = 180.0  # of each side: a shared machine has moods of a minute
+_FEWEST = 15  # spans of each side
+_LEAST = math.log(1.08)
+_CONFIDENCE = 0.9999  # of a median's interval: of all splits the one is taken that shows most
+_STILL = 0.5  # of the difference
+_NEARER = 0.93
+
+
+class Slowdown(NamedTuple):
+    """The first span of the later level, and its times ÷ those before, with an interval."""
+
+    span: int
+    ratio: float
+    low: float
+    high: float
+
+
+def slower_since(times: ArrayLike, span_s: float) -> Slowdown | None:
+    """The slower level that has lasted to the end of N spans of so many seconds, given the positive time of a sample in
+    each; None where none is shown."""
+    values = numpy.log(numpy.asarray(times, float))
+    split = _split(values, max(_FEWEST, math.ceil(LASTS_S / span_s)))
+    if split is None:
+        return None
+    before, after = values[:split], values[split:]
+    early, late = float(numpy.median(before)), float(numpy.median(after))
+    difference = late - early
+    has_passed = numpy.median(after[-(len(after) // 3) :]) < early + _STILL * difference
+    distance = abs(before - early).sum() + abs(after - late).sum()
+    if difference < _LEAST or has_passed or distance > _NEARER * _distance_to_line(values):
+        return None
+    (early_low, early_high), (late_low, late_high) = (median_interval(side, _CONFIDENCE) for side in (before, after))
+    low = difference - math.hypot(late - late_low, early_high - early)
+    high = difference + math.hypot(late_high - late, early - early_low)
+    return Slowdown(split, *(math.exp(end) for end in (difference, low, high))) if low > 0 else None
+
+
+def _split(values: NDArray[numpy.float64], fewest: int) -> int | None:
+    """The first span of the later side: ranks rise most from one side to the other; None with too few spans for two."""
+    n = len(values)
+    if n < 2 * fewest:
+        return None
+    ranks = numpy.unique(values, return_inverse=True)[1]
+    sizes = numpy.arange(fewest, n - fewest + 1)  # of the earlier side
+    lacking = sizes * ranks.mean() - numpy.cumsum(ranks)[sizes - 1]
+    return int(sizes[(lacking / numpy.sqrt(sizes * (n - sizes))).argmax()])
+
+
+def _distance_to_line(values: NDArray[numpy.float64]) -> float:
+    """The sum of the distances of values from the line through the medians of their first and their last third."""
+    third, at = len(values) // 3, numpy.arange(len(values))
+    slope = (numpy.median(values[-third:]) - numpy.median(values[:third])) / (len(values) - third)
+    flat = values - slope * at
+    return float(abs(flat - numpy.median(flat)).sum())

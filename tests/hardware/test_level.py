@@ -1,0 +1,88 @@
+"""A slower level that lasts is told from noise, moods, bursts, warm-up and drift: on simulated runs with fixed seeds."""
+
+import math
+
+import numpy
+import pytest
+
+from batchscope.hardware.level import slower_since
+
+SPANS, SPAN_S = 200, 6.0  # twenty minutes
+AT = numpy.arange(SPANS) / SPANS  # of the run
+REPEATED = 400
+
+
+def alike(random: numpy.random.Generator, phi: float, size: float = 0.05, n: int = SPANS) -> numpy.ndarray:
+    """Log times each of which resembles the one before by `phi`."""
+    noise, values = random.normal(0, size * math.sqrt(1 - phi**2), n), numpy.zeros(n)
+    values[0] = random.normal(0, size)
+    for i in range(1, n):
+        values[i] = phi * values[i - 1] + noise[i]
+    return values
+
+
+def burst(random: numpy.random.Generator) -> numpy.ndarray:
+    """1.5 times as long for a twentieth of the run."""
+    began = random.uniform(0, 1)
+    return math.log(1.5) * ((began <= AT) & (began + 0.05 > AT)) + alike(random, 0.3)
+
+
+ORDINARY = {
+    "noise of 3 %": lambda random: alike(random, 0.0, 0.03),
+    "noise of 20 %": lambda random: alike(random, 0.0, 0.2),
+    "heavy tails": lambda random: 0.04 * random.standard_t(2, SPANS),
+    "autocorrelated noise": lambda random: alike(random, 0.5, 0.1),
+    "moods of 9 % for half a minute": lambda random: alike(random, 0.8, 0.09) + random.normal(0, 0.03, SPANS),
+    "a burst": burst,
+    "three bursts": lambda random: burst(random) + burst(random) + burst(random),
+    "a slow warm-up": lambda random: numpy.exp(-AT / 0.05) + alike(random, 0.3),
+    "a slow phase that is over": lambda random: 0.3 * ((AT > 0.3) & (AT < 0.6)) + alike(random, 0.3),
+    "some spans with the start of an epoch": lambda random: 0.2 * (random.random(SPANS) < 0.3) + alike(random, 0.3),
+    "a drift of 10 %": lambda random: math.log(1.1) * AT + alike(random, 0.3),
+    "a drift of 30 %": lambda random: math.log(1.3) * AT + alike(random, 0.3),
+    "a random walk": lambda random: numpy.cumsum(random.normal(0, 0.01, SPANS)),
+    "faster steps": lambda random: -0.3 * (AT > 0.5) + alike(random, 0.3),
+}
+
+
+@pytest.mark.parametrize("kind", ORDINARY)
+def test_ordinary_runs_raise_no_alarm(kind: str) -> None:
+    runs = (ORDINARY[kind](numpy.random.default_rng(seed)) for seed in range(REPEATED))
+    assert sum(slower_since(numpy.exp(run), SPAN_S) is not None for run in runs) <= REPEATED // 200
+
+
+@pytest.mark.parametrize("n", [20, 5_000])
+def test_runs_of_few_and_of_many_spans_raise_none(n: int) -> None:
+    runs = (alike(numpy.random.default_rng(seed), 0.5, 0.1, n) for seed in range(50))
+    assert [run for run in runs if slower_since(numpy.exp(run), 1200 / n)] == []
+
+
+@pytest.mark.parametrize(("more", "least"), [(0.1, 80), (0.2, 97), (0.3, 97)])
+def test_a_slower_level_is_found_where_it_began_with_an_interval(more: float, least: int) -> None:
+    found, holds = [], []
+    for seed in range(100):
+        random = numpy.random.default_rng(seed)
+        began = int(random.uniform(0.25, 0.8) * SPANS)
+        run = alike(random, 0.3) + math.log(1 + more) * (numpy.arange(SPANS) >= began)
+        if change := slower_since(numpy.exp(run), SPAN_S):
+            found.append(abs(change.span - began))
+            holds.append(change.low < 1 + more < change.high)
+    assert len(found) >= least
+    assert numpy.median(found) <= 1
+    assert numpy.mean(holds) >= 0.98
+
+
+@pytest.mark.parametrize("noise", [burst, lambda random: math.log(1.3) * (AT < 0.1) + alike(random, 0.3)])
+def test_it_is_found_beside_a_burst_and_after_an_earlier_slow_phase(noise) -> None:
+    runs = (math.log(1.3) * (AT >= 0.7) + noise(numpy.random.default_rng(seed)) for seed in range(50))
+    found = [change.span for run in runs if (change := slower_since(numpy.exp(run), SPAN_S))]
+    assert len(found) >= 45
+    assert numpy.median(numpy.abs(numpy.array(found) - 140)) <= 1
+
+
+def test_a_level_has_to_last_for_three_minutes_on_both_sides() -> None:
+    times = numpy.where(numpy.arange(40) < 20, 1.0, 1.5)
+    assert slower_since(times, 9.0) == (20, pytest.approx(1.5), pytest.approx(1.5), pytest.approx(1.5))
+    assert slower_since(times, 4.0) is None
+    assert slower_since(times[:29], 60.0) is None
+    assert slower_since([], 1.0) is None
