@@ -34,7 +34,8 @@ class Exchanges:
     """
 
     def __init__(self, trainer: Trainer, timer: StepTimer):
-        self._timer, self._model = timer, trainer.strategy.model
+        self._timer = timer
+        self._model: Any = trainer.strategy.model
         self._hooks: list[Any] = []
         self._entered: Any = None  # when DDP's forward pass was called, in which the module's own has not begun
         self._last: tuple[Tensor, Any] | None = None  # the last gradient so far in this step, and when it came
