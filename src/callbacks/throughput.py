@@ -125,7 +125,8 @@ class ThroughputMonitor(LoopEvents):
         self.measured: Measured | None = None
         self.calibration: Calibration | None = None
         self.failure: str | None = None
-        self._timer, self._windows, self._fit = StepTimer(HostClock()), Windows(0), FitTimer()
+        self._timer, self._windows = StepTimer(HostClock()), Windows(0)
+        self._fit = FitTimer(lambda: 0.0)  # until one begins
         self._is_visited = False
         self.table = UpdateTable(warmup_steps, self._windows)
         self._recorded: RecordedUpdates | None = None
