@@ -126,7 +126,7 @@ class ThroughputMonitor(LoopEvents):
         self.calibration: Calibration | None = None
         self.failure: str | None = None
         self._timer, self._windows = StepTimer(HostClock()), Windows(0)
-        self._fit = FitTimer(lambda: 0.0)  # until one begins
+        self._fit = FitTimer(float)  # whose clock says 0.0, until a fit begins
         self._is_visited = False
         self.table = UpdateTable(warmup_steps, self._windows)
         self._recorded: RecordedUpdates | None = None
