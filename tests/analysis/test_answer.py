@@ -43,11 +43,11 @@ LOAD = "beside other programs that took 45 % of the processor"
 RULES = {
     "the fastest is what all others are shown to be slower than": (
         {8: 1000, 64: 3000, 512: 4000}, {}, 512, "shown", "",
-        ["512: faster than all others in this sweep.", f"64 gives 73 to 78 %; {RISES}: 1,024 may be faster.", UNTRAINED],
+        ["512: faster than all others in this sweep.", f"64 gives 73 to 78 % of the rate of 512; {RISES}: 1,024 may be faster.", UNTRAINED],
     ),
     "the smallest that reaches 90 % is enough": (
         {8: 1000, 64: 3800, 512: 4000}, {}, 64, "shown", "",
-        ["64: 95 % of the best measured rate (512), at least 92 % in this sweep.", "8 gives 24 to 26 %."],
+        ["64: 95 % of the best measured rate (512), at least 92 % in this sweep.", "8 gives 24 to 26 % of the rate of 512."],
     ),
     "a size whose share is 91 % is chosen although it may be 85 %": (
         {8: 1000, 64: 3650, 512: 4000}, {"noise": 0.05, "seed": 2}, 64, "shown", "",
@@ -68,8 +68,8 @@ RULES = {
     "of trained runs only those that train as well; a faster one has its price": (
         {8: 5e3, 64: 3e4, 2048: 9e4}, ACCURACY, 64, "shown", "",
         [
-            "64: faster than all others of those with the best test/acc in this sweep.",
-            "8 gives 16 to 17 %.",
+            "64: the fastest of the sizes with the best test/acc in this sweep.",
+            "8 gives 16 to 17 % of the rate of 64.",
             "2,048 is 3.00 times as fast and loses 3.5 points.",
             "Best test/acc: 98.5 % at 8; 64 is within 0.5 points of it (one seed).",
         ],
@@ -110,17 +110,17 @@ RULES = {
     ),
     "a size with too few windows is not compared": (
         {8: 1000, 64: 2000}, FEW, 64, "shown", "",
-        ["64: faster than all others of those whose rate is known in this sweep.", "Not known well enough to be compared: 512."],
+        ["64: the fastest of the sizes whose rate is known in this sweep.", "Not known well enough to be compared: 512."],
     ),
     "nor is one without windows": (
-        {64: 2000, 512: 2560}, NONE, 512, "shown", "", ["512: faster than", "Not known well enough to be compared: 8."],
+        {64: 2000, 512: 2560}, NONE, 512, "shown", "", ["512: the fastest of", "Not known well enough to be compared: 8."],
     ),
     "a larger size than the training set is not": (
-        {64: 2000, 512: 4000}, {"train_samples": 600}, 512, "shown", "", ["512", f"64 gives 49 to 51 %; {RISES}."],
+        {64: 2000, 512: 4000}, {"train_samples": 600}, 512, "shown", "", ["512", f"64 gives 49 to 51 % of the rate of 512; {RISES}."],
     ),
     "a larger size was killed": (
         {64: 2000, 512: 4000}, {"more": {1024: 1}, "status": "killed", "throughput": {"samples_per_sec": None}}, 512, "shown", "",
-        ["512", f"64 gives 49 to 51 %; {RISES}."],
+        ["512", f"64 gives 49 to 51 % of the rate of 512; {RISES}."],
     ),
     "of separate runs it is said which ran beside other programs": (
         {64: 2000, 512: 4000}, {"others": 0.45, "passes": False}, 512, "shown", "",
@@ -144,7 +144,7 @@ RULES = {
         {64: 3900, 512: 4150}, {"noise": 0.1, "seed": 3}, 64, "shown", "", ["64: ", UNTRAINED],
     ),
     "a larger size ran out of memory": (
-        {64: 2000, 512: 4000}, FULL, 512, "shown", "", ["512", f"64 gives 49 to 51 %; {RISES}, and 1,024 ran out of memory."],
+        {64: 2000, 512: 4000}, FULL, 512, "shown", "", ["512", f"64 gives 49 to 51 % of the rate of 512; {RISES}, and 1,024 ran out of memory."],
     ),
 }  # fmt: skip
 
