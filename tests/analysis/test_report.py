@@ -158,7 +158,7 @@ def test_runs_that_were_not_visited_have_the_rate_of_the_visited_run_with_the_sa
     report = analyse([tmp_path])
     visited, other = report.tables
     for name in ("samples_per_sec", "mfu", "forward_ms_mean"):
-        assert other[name].tolist() == visited[name].tolist()
+        assert other[name].equals(visited[name])
     assert [(one.size, one.rule, one.rates.passes) for one in report.answers] == [(64, "shown", 12)] * 2
     write_measured(tmp_path / "b", dict.fromkeys(rates, 9.0), passes=False, options={"optimizer.lr": 0.3})
     report = analyse([tmp_path])
