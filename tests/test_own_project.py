@@ -62,7 +62,9 @@ def test_the_callbacks_and_the_logger_of_the_page_stand_beside_the_default_ones(
     done = run(tmp_path, *words, "callbacks=my_finetuning", "logger=my_lines", "hydra.run.dir=out")
     assert done.end() == 0, done.complained
     rows = [json.loads(line) for line in (tmp_path / "out/lines.jsonl").read_text().splitlines()]
-    steps = [row["step"] for row in rows if "train/loss" in row]  # each curve in order; several come one after the other
+    steps = [
+        row["step"] for row in rows if "train/loss" in row
+    ]  # each curve in order; several come one after the other
     assert steps == sorted(steps)
     assert {key for row in rows for key in row} >= {"train/loss", "time/step_ms", "val/acc", "test/acc"}
     assert record(tmp_path / "out")["config"]["callbacks"]["checkpoint"]["monitor"] == "val/acc"

@@ -110,7 +110,7 @@ def _claim(kind: str, size: int, **facts: Any) -> dict[str, Any]:
 
 def _choice(group: Group, selection: Selection, best_words: str, is_part: bool) -> _Said:
     """The chosen size, what it gives and what it is sure to give."""
-    size, of_those = selection.size, f" of those{best_words}" if is_part else ""
+    size, of_those = selection.size, f" of the sizes{best_words}" if is_part else ""
     words = choice_words(selection, "sweep", of_those, group.rates.load if group.rates.passes else None)
     if size is None:
         return (words,)
@@ -121,11 +121,13 @@ def _choice(group: Group, selection: Selection, best_words: str, is_part: bool) 
 
 
 def _neighbours(group: Group, selection: Selection, overall: Selection) -> Iterator[_Said]:
-    """`128 gives 83 to 93 %; 1,024 still rises`: the next smaller size, and whether a larger one may be faster."""
+    """`128 gives 83 to 93 % of the rate of 1,024; 1,024 still rises`: the next smaller size, and whether a larger one may be faster."""
     smaller = max((size for size in selection.shares if size < (selection.size or 0)), default=selection.best)
     share, words, claims = selection.shares[smaller], list[str](), list[dict[str, Any]]()
     if smaller != selection.best and share.span:
-        words.append(f"{smaller:,} gives {100 * share.low:.0f} to {percent(share.high)}")
+        words.append(
+            f"{smaller:,} gives {100 * share.low:.0f} to {percent(share.high)} of the rate of {selection.best:,}"
+        )
         claims.append(_claim("interval", smaller, of=selection.best, low=share.low, high=share.high))
     if words := [*words, *filter(None, [_larger(group, selection, overall)])]:
         yield ("; ".join(words) + ".", *claims)

@@ -41,7 +41,7 @@ def crossovers(sweep: SweepResults) -> list[str]:
         of_thing = HARDWARE if key in HARDWARE else (key,)
         if {*differing} - {*of_thing}:
             continue
-        rates = rates_of({2 * n + m: (one, two)[m].sizes[size] for n, size in enumerate(sizes) for m in (0, 1)})
+        rates = rates_of({2 * n + m: (one, two)[m].timed[size] for n, size in enumerate(sizes) for m in (0, 1)})
         base = label(one.runs[0], [other for other in sweep.group_keys if other not in of_thing])
         confidence = simultaneous(2 * len(sizes))  # of both ends
         ratios = {size: rates.ratio(2 * n + 1, 2 * n, confidence) for n, size in enumerate(sizes)}

@@ -48,7 +48,7 @@ class Group:
 
         MFU is that of the rate in `rates`: by the share of the peak that a sample a second takes.
         """
-        known = {size: [run.values for run in runs if name in run.values] for size, runs in self.sizes.items()}
+        known = {size: [run.values for run in runs if name in run.values] for size, runs in self.timed.items()}
         known = {size: values for size, values in known.items() if values}
         if name == "mfu":
             shares = {size: statistics.median(v[name] / v[RATE] for v in values) for size, values in known.items()}
@@ -57,11 +57,16 @@ class Group:
 
     @cached_property
     def rates(self) -> Rates:
-        """The rates of the sizes: from the windows of their runs, and from the records of runs without windows.
+        """The rates of the sizes: from the windows of their runs, and from the records of runs without windows."""
+        return rates_of(self.timed, at_equal_load=True)
 
-        A sweep of trainings visits one run of those with the same speed: it tells the rate of the others.
+    @cached_property
+    def timed(self) -> dict[int, list[Run]]:
+        """The runs that tell the speed of every batch size.
+
+        A sweep of trainings visits one run of those with the same speed: it tells the speed of the others.
         """
-        return rates_of({size: self._timed(runs) for size, runs in self.sizes.items()}, at_equal_load=True)
+        return {size: self._timed(runs) for size, runs in self.sizes.items()}
 
     def _timed(self, runs: list[Run]) -> list[Run]:
         """The runs that tell the rate of some: these, or those with the same speed that were visited in their place."""

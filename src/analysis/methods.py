@@ -28,7 +28,8 @@ class Methods:
     """What was done."""
 
     facts: dict[str, str]  # by their names, in the order in which they are shown
-    commands: list[str]  # that started the runs, as they were typed
+    commands: list[str]  # that started the runs, as they were typed; the first ones
+    more: str  # how many more there are: `3 more commands`; empty where all are listed
     sentence: str  # to quote
 
 
@@ -41,6 +42,7 @@ def methods(sweep: SweepResults) -> Methods:
         "data": ", ".join(each(_data)),
         "batch size": ", ".join(_batch_sizes(sweep.runs)),
         "training": _training(sweep.runs),
+        "target": ", ".join(each(_target)),
         "optimizer": ", ".join(_optimizer(sweep.runs)),
         "seed": ", ".join(each(_seed)),
         "precision": ", ".join(each(_precision)),
@@ -48,8 +50,10 @@ def methods(sweep: SweepResults) -> Methods:
     for key in (key for key in sweep.factors if key not in _HAVE_ROWS):
         facts[key] = ", ".join(each(lambda run, key=key: option_value(run.settings.get(key))))
     facts |= {"device": ", ".join(each(_device)), "versions": "; ".join(each(_versions))}
-    commands = each(lambda run: str(run.record.get("command") or ""))
-    return Methods({name: text for name, text in facts.items() if text}, commands, _sentence(sweep.runs))
+    commands = _once(sweep.runs, lambda run: str(run.record.get("command") or ""))
+    listed, others = commands[:_MOST], len(commands[_MOST:])
+    more = f"{others} more command{'s' if others > 1 else ''}" if others else ""
+    return Methods({name: text for name, text in facts.items() if text}, listed, more, _sentence(sweep.runs))
 
 
 def _sentence(runs: Sequence[Run]) -> str:
@@ -62,6 +66,7 @@ def _sentence(runs: Sequence[Run]) -> str:
         f"We {'trained' if is_trained else 'timed training steps of'} {_and(each(_model))}",
         _part("on", _and(each(_data))),
         _part("for", _training(runs) if is_trained else ""),
+        _part("towards", _and(each(_target)), ","),
         _part("with", f"{optimizer} ({', '.join(how)})" if how else optimizer, ","),
         _part("at batch size", *_plural(_batch_sizes(runs))),
         _part("seed", *_plural(each(_seed))),
@@ -93,9 +98,14 @@ def _and(values: Sequence[str]) -> str:
 
 
 def _texts(runs: Sequence[Run], text: Callable[[Run], str]) -> list[str]:
-    """What is said of some runs, in one line each, once."""
-    found = [*dict.fromkeys(printable(" ".join(said.split())) for run in runs if (said := text(run)))]
+    """What is said of some runs, and of many things how many more there are."""
+    found = _once(runs, text)
     return found if len(found) <= _MOST else [*found[:_MOST], f"{len(found) - _MOST} more"]
+
+
+def _once(runs: Sequence[Run], text: Callable[[Run], str]) -> list[str]:
+    """What is said of some runs, in one line each, once."""
+    return [*dict.fromkeys(printable(" ".join(said.split())) for run in runs if (said := text(run)))]
 
 
 def _date(runs: Sequence[Run]) -> str:
@@ -162,13 +172,20 @@ def _is_trained(run: Run) -> bool:
 def _training(runs: Sequence[Run]) -> str:
     """How long was trained: `2 epochs (860 updates)`, or `timed alone, for 120 to 1,430 steps`."""
     trained = [run for run in runs if _is_trained(run)]
-    epochs = _span([number(run.record.get("epochs")) for run in trained], "epoch")
+    whole = [number(run.record.get("epochs")) for run in trained]
+    epochs = "" if 0 in whole else _span(whole, "epoch")
     # An epoch may be of a part of the data.
     updates = _span([number(run.record.get("steps")) for run in trained], "update")
     of_trained = f"{epochs} ({updates})" if epochs and updates else epochs or updates
     timed = _span([number(at(run.record, "throughput.updates")) for run in runs if not _is_trained(run)], "step")
     lengths = [of_trained, f"timed alone, for {timed}" if timed else ""]
     return ", ".join(filter(None, lengths))
+
+
+def _target(run: Run) -> str:
+    """`val/acc 95.0 %`, of a training that ends at it."""
+    key, value = at(run.record, "target.metric"), number(at(run.record, "target.value"))
+    return "" if key is None or value is None else f"{key} {metric(str(key)).text(value)}"
 
 
 def _span(numbers: Sequence[float | None], unit: str) -> str:
@@ -180,18 +197,22 @@ def _span(numbers: Sequence[float | None], unit: str) -> str:
 
 
 def _optimizer(runs: Sequence[Run]) -> list[str]:
-    """`AdamW`, `learning rate 0.004`, `schedule one_cycle`, `not scaled with the batch size`, as far as they are known."""
+    """`AdamW`, `learning rate 0.004`, `not scaled with the batch size`, `schedule one_cycle`, as far as they are known."""
     each, rate = partial(_texts, runs), metric("learning_rate").text
     asked = each(lambda run: rate(run.asked_rate) if run.asked_rate else "")
-    used = each(lambda run: rate(run.values["learning_rate"]) if "learning_rate" in run.values else "")
+    used = [rate(value) for value in sorted({r.values["learning_rate"] for r in runs if "learning_rate" in r.values})]
     scaling = ", ".join(each(_scaling))
     parts = [
         ", ".join(each(lambda run: str(at(run.record, "config.optimizer._target_") or "").rpartition(".")[2])),
         _part("learning rate", ", ".join(asked or used)),
+        f"{scaling} to {_range(used)}" if scaling.startswith("scaled") and used and {*used} != {*asked} else scaling,
         _part("schedule", ", ".join(each(lambda run: str(run.settings.get("optimizer.schedule") or "")))),
-        f"{scaling} to {', '.join(used)}" if scaling.startswith("scaled") and used and used != asked else scaling,
     ]
     return [*filter(None, parts)]
+
+
+def _range(texts: Sequence[str]) -> str:
+    return " to ".join(dict.fromkeys([texts[0], texts[-1]]))
 
 
 def _scaling(run: Run) -> str:

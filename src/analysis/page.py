@@ -1,14 +1,11 @@
 """`report.html`: the report as one file for a browser, with nothing loaded and nothing sent.
 
 The answer comes first. What is drawn of a run and its row in the table have the attribute `data-runs`, by which the script in
-page.html picks a run everywhere. What a record says is escaped. Home folders, where a path begins, and the name of this host are
-replaced in what is shown, never in attributes.
+page.html picks a run everywhere. What a record says is escaped, and names neither a home folder nor this host (anonymous.py).
 """
 
 import base64
-import os
 import re
-import socket
 from collections.abc import Mapping
 from html import escape
 from pathlib import Path
@@ -19,6 +16,7 @@ import pandas as pd
 
 from ..errors import printable
 from . import table
+from .anonymous import anonymous, anonymous_command
 from .plots import CAPTIONS, Picture
 from .text import is_number_column
 
@@ -26,9 +24,6 @@ if TYPE_CHECKING:
     from .report import Report
 
 FILE = "report.html"
-_HOME = os.path.expanduser("~")  # "/" or "~" where a user has none
-_PATH_BEGINS = r"(?:(?<![\w.~/-])|(?<=://))"
-_ANY_HOME = r"/(?:home|Users)/[^/\s\"'<>:;,()\[\]{}\\]+|/root(?![\w.-])"
 
 
 def page(report: "Report", pictures: Mapping[str, Picture]) -> str:
@@ -38,21 +33,24 @@ def page(report: "Report", pictures: Mapping[str, Picture]) -> str:
         "</figcaption></figure>"
         for name, picture in pictures.items()
     )
-    runs = table.run_texts(report.sweep, report.frame)
-    legend = report.legends or [table.legend(runs)]
+    runs, settings = table.run_texts(report.sweep, report.frame), report.setting_texts
+    sizes = [_table(texts.reset_index(), group.label) for group, texts in report.size_texts]
+    sizes += [_table(settings, "Settings")] if len(settings) else []
     notes = "".join(f"<li>{_shown(note, host=True)}</li>" for note in report.notes)
     return Template(Path(__file__).with_suffix(".html").read_text(encoding="utf-8")).substitute(
         title=_shown(report.title),
         answer=_answer(report),
-        sizes="".join(_table(texts.reset_index(), group.label) for group, texts in report.size_texts),
-        legend=_shown("; ".join(legend)),
+        sizes="".join(sizes),
+        legend=_shown("; ".join(report.legends)),
         counts=_shown(report.counts),
         plots="".join(plots),
         runs=_table(runs, "Runs", of_runs=True),
+        legend_of_runs=_shown(table.legend(runs)),
         facts="".join(
             f"<tr><th>{_shown(n)}</th><td>{_shown(t, host=True)}</td></tr>" for n, t in report.methods.facts.items()
         ),
-        commands="".join(_copied("pre", command) for command in report.methods.commands),
+        commands="".join(_copied("pre", command) for command in report.methods.commands)
+        + (f'<p class="hint">And {report.methods.more}.</p>' if report.methods.more else ""),
         sentence=f'<p class="hint">To quote:</p>\n{_copied("p", sentence)}'
         if (sentence := report.methods.sentence)
         else "",
@@ -69,8 +67,9 @@ def _answer(report: "Report") -> str:
 
 
 def _copied(tag: str, text: str) -> str:
-    """A text with a button that copies it."""
-    return f'<div class="copied"><{tag}>{_shown(text)}</{tag}><button type="button">copy</button></div>'
+    """A text with a button that copies it; a command where the tag is `pre`."""
+    shown = escape(anonymous_command(printable(text))) if tag == "pre" else _shown(text)
+    return f'<div class="copied"><{tag}>{shown}</{tag}><button type="button">copy</button></div>'
 
 
 def _downloads(name: str, picture: Picture) -> str:
@@ -110,20 +109,8 @@ def _svg(text: str, caption: str) -> str:
         return f' data-runs="{found[1][4:].replace("_", " ")}"' if found[1].startswith("run-") else ""
 
     element = re.sub(r' id="([^"<>]*)"', attribute, text[text.index("<svg ") :])
-    return anonymous(element.replace("<svg ", f'<svg role="img" aria-label="{caption}" ', 1))
+    return element.replace("<svg ", f'<svg role="img" aria-label="{caption}" ', 1)
 
 
 def _shown(text: str, host: bool = False) -> str:
     return escape(anonymous(printable(text), host))
-
-
-def anonymous(text: str, host: bool = False) -> str:
-    """The text with `~` for home folders; with `host`, also without this host's name, which may be any word."""
-    own = (home for home in (_HOME, os.path.realpath(_HOME)) if len(Path(home).parts) > 2)
-    homes = "|".join([*(re.escape(home) + r"(?![\w-])" for home in own), _ANY_HOME])
-    text = re.sub(f"{_PATH_BEGINS}(?:{homes})", "~", text)
-    names = {socket.gethostname(), socket.gethostname().partition(".")[0]} - {"", "localhost"}
-    if not host or not names:
-        return text
-    whole = (rf"(?<![\w.-]){re.escape(name)}(?![\w-])" for name in sorted(names, key=len, reverse=True))
-    return re.sub("|".join(whole), "this-host", text)

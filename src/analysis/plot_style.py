@@ -56,7 +56,7 @@ def title(figure: Figure, text: str) -> None:
 
 def note(figure: Figure, axes: Axes, text: str) -> None:
     """What the marks of axes mean, above them, in as many lines as it needs, by which the figure grows."""
-    letters = round(1.15 * _LETTERS * (figure.get_figwidth() - 0.8))
+    letters = round(1.25 * _LETTERS * (figure.get_figwidth() - 0.8))
     lines = wrapped([text], max(20, letters), indent=0)
     axes.set_title("\n".join(lines))
     _grow(figure, len(lines))

@@ -26,17 +26,18 @@ from ..records.metrics import FRACTION, metric
 from ..records.rates import RATE
 from ..records.step_parts import PARTS
 from . import plot_style as style
+from .anonymous import anonymous
 from .groups import Group
 from .run import Run
-from .table import BUSY, PART_MS
-from .text import KNOWN, and_, reach_text
+from .table import BUSY, PART_MS, reach_of
+from .text import KNOWN, VAGUE, and_, reach_text
 
 if TYPE_CHECKING:
     from .report import Report
 
 CAPTIONS = {
     "throughput": "Samples per second against batch size, with 90 % intervals",
-    "utilisation": "MFU (model FLOPs utilization) with 90 % intervals, and the time in which the device is busy, against batch size",
+    "utilisation": "MFU with 90 % intervals, and how busy the device is, against batch size",
     "step_time": "The parts of the mean step, its time, and the 90 % interval of that",
     "memory": "Peak memory against batch size, with the range of repeated runs",
     "time_to_target": "Training time to the target against batch size, since the last validation below it",
@@ -125,7 +126,7 @@ def _subject(groups: Iterable[Group]) -> str:
     runs = [run for group in groups for run in group.runs]
 
     def each(text: Callable[[Run], object]) -> str:
-        return and_([*dict.fromkeys(cut(str(found), _LONGEST) for run in runs if (found := text(run)))])
+        return and_([*dict.fromkeys(cut(anonymous(str(found)), _LONGEST) for run in runs if (found := text(run)))])
 
     data = each(lambda run: run.dataset or run.settings.get("data"))
     what = each(lambda run: run.model) + (f" on {data}" if data else "")
@@ -157,7 +158,7 @@ def _against_size(groups: _Sized, panels: Sequence[_Panel], width: float) -> Fig
             axes.plot(points.index, points["value"], color=colour)
             for size, value, low, high, is_vague in points.itertuples():
                 gid = _gid(group.sizes[size])
-                axes.plot(size, value, ls="", marker=marker, color=colour, label=group.label, gid=gid)
+                axes.plot(size, value, ls="", marker=marker, color=colour, label=anonymous(group.label), gid=gid)
                 axes.vlines(size, low, high, color=colour, gid=gid)
                 said |= {f"bars: {panel.bars}": None} if low < high else {}
                 if size == chosen:
@@ -165,7 +166,7 @@ def _against_size(groups: _Sized, panels: Sequence[_Panel], width: float) -> Fig
                     said["ring: the answer"] = None
                 if is_vague:
                     axes.annotate("?", (size, value), (7, 3), textcoords="offset points", gid=gid)
-                    said["?: more than ± 10 %"] = None
+                    said[f"?: {VAGUE}"] = None
         panel.scale(axes)
         axes.set_ylabel(panel.label)
         style.note(figure, axes, "; ".join(said))
@@ -186,7 +187,7 @@ def _points(group: Group, sizes: pd.DataFrame, name: str) -> pd.DataFrame:
     if name not in sizes:
         return pd.DataFrame()
     value = low = high = sizes[name]
-    reach, is_vague = sizes["high"] / sizes[RATE] - 1, pd.Series(False, sizes.index)
+    reach, is_vague = reach_of(sizes), pd.Series(False, sizes.index)
     if name in (RATE, "mfu"):  # the share of the peak that a sample a second takes is known
         low, high, is_vague = value / (1 + reach), value * (1 + reach), ~(reach <= KNOWN)
     elif name == "time_to_target_s":  # a run that is at the target in its first validation was never seen below it
@@ -219,11 +220,11 @@ def _step_time(groups: _Sized, width: float) -> Figure | None:
             for bar, size in zip(bars, parts_ms.index, strict=True):
                 bar.set_gid(_gid(group.sizes[size]))
             bottom += heights
-        reach = (sizes["high"] / sizes[RATE] - 1)[parts_ms.index].map(lambda value: reach_text(value) or "?")
+        reach = reach_of(sizes)[parts_ms.index].map(lambda value: reach_text(value) or "?")
         names = [f"{n:,}\n{significant(ms)} ms\n± {of}" for (n, ms), of in zip(step_ms.items(), reach, strict=True)]
         axes.set_xticks(x[::every], names[::every])
         axes.set(ylabel="% of the mean step", xlabel="batch size, time of the mean step", ylim=(0, 100))
-        axes.set_title(cut(group.label, _LONGEST) if len(shown) > 1 else "")
+        axes.set_title(cut(anonymous(group.label), _LONGEST) if len(shown) > 1 else "")
         axes.grid(visible=False)
     style.title(figure, _subject(group for group, *_ in shown))
     style.legend_below(figure, panels[0])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from .._system import relative
 from ..errors import UserError, printable
 from ..files import refuse_links, why, write_bytes, write_text
 from ..records.formatting import count
@@ -117,7 +118,7 @@ class Report:
     def printed(self) -> str:
         """The text, and where `report.html` is."""
         place = next((file for file in self.files if file.name == page.FILE), None)
-        shortest = "" if place is None else min(str(place), os.path.relpath(place), key=len)
+        shortest = "" if place is None else min(str(place), relative(place), key=len)
         return "\n".join([self.text, "", f"report   {shortest}"])
 
     @property
@@ -135,6 +136,7 @@ class Report:
             lines += ["## Plots", "", *(f"![{plots.CAPTIONS[file.stem]}]({file.name})\n" for file in pictures)]
         lines += ["## What was done", ""]
         lines += [*(f"    {command}" for command in self.methods.commands), ""] if self.methods.commands else []
+        lines += [f"And {self.methods.more}.", ""] if self.methods.more else []
         lines += [*(f"- {name}: {text}" for name, text in self.methods.facts.items()), ""]
         lines += ["To quote:", "", f"> {self.methods.sentence}", ""] if self.methods.sentence else []
         if self.notes:

@@ -23,7 +23,7 @@ from .groups import Group, SweepResults, rates_of
 from .noise import Rates
 from .quality import interval_of
 from .run import BATCH_SIZE, Run
-from .text import HARDLY, KNOWN, is_number_column, mean_and_deviation, reach_text
+from .text import HARDLY, KNOWN, VAGUE, is_number_column, mean_and_deviation, reach_text
 
 if TYPE_CHECKING:
     from .answer import Answer
@@ -35,7 +35,7 @@ _LONGEST = 90  # characters of a reason
 _SIZES = ("batch_size", "global_batch_size")
 _SHOWN = (STEP_MS, "mfu", *BUSY, "memory_peak_gib", "joules_per_sample")
 _MEANINGS = {"±": "90 % interval of samples/s", "MFU": "model FLOPs utilization", "busy": "time in which a kernel ran"}
-_MARKED = {"?": "more than ± 10 %"}
+_MARKED = {"?": VAGUE}
 _TO_TARGET = ("samples_to_target", "time_to_target_s")
 
 
@@ -106,8 +106,8 @@ def run_texts(sweep: SweepResults, frame: pd.DataFrame) -> pd.DataFrame:
     for key in factors:
         texts[key.rpartition(".")[2]] = [option_value(run.settings.get(key, "")) for run in sweep.runs]
     rate = ["learning_rate"] if scaled_rates(sweep.runs) else []
-    reach = frame[HIGH] / frame[RATE] - 1 if HIGH in frame else pd.Series(math.nan, frame.index)
-    for name in [*_SIZES, RATE, *shown_metrics(sweep), *_TO_TARGET, *_SHOWN, *rate, "seconds"]:
+    reach = reach_of(frame, HIGH)
+    for name in [*_SIZES, *shown_metrics(sweep), RATE, *_TO_TARGET, *_SHOWN, *rate, "seconds"]:
         if name in frame:
             shown = metric(name)
             marks = [_mark(reaches) if name in (RATE, STEP_MS, "mfu") else "" for reaches in reach]
@@ -121,6 +121,11 @@ def run_texts(sweep: SweepResults, frame: pd.DataFrame) -> pd.DataFrame:
             ]
     texts["why not finished"] = [cut(run.reason, _LONGEST) for run in sweep.runs]
     return pd.DataFrame({heading: [*map(printable, cells)] for heading, cells in texts.items() if any(cells)})
+
+
+def reach_of(numbers: pd.DataFrame, high: str = "high") -> pd.Series:
+    """How far the interval of each rate reaches, as a part of it, by the column of the upper ends; NaN where that is not known."""
+    return numbers[high] / numbers[RATE] - 1 if high in numbers else pd.Series(math.nan, numbers.index)
 
 
 def scaled_rates(runs: Sequence[Run]) -> dict[int, float]:
@@ -193,7 +198,7 @@ def _of_answer(answer: "Answer") -> dict[str, Mapping[int, float]]:
 
 
 def size_texts(sizes: pd.DataFrame) -> pd.DataFrame:
-    """The numbers of `size_table` as texts under their headings; `?` marks what is known to more than ± 10 % alone."""
+    """The numbers of `size_table` as texts under their headings; `?` marks what has an interval wider than ± 10 %."""
 
     def texts(name: str, text: Callable[[float], str] = significant) -> pd.Series:
         return sizes[name].map(text, na_action="ignore") if name in sizes else pd.Series("", sizes.index)
@@ -202,7 +207,7 @@ def size_texts(sizes: pd.DataFrame) -> pd.DataFrame:
         pairs = zip(sizes[name], reach, strict=True)
         return ["" if math.isnan(value) else text(value) + _mark(reaches) for value, reaches in pairs]
 
-    reach, rate = sizes["high"] / sizes[RATE] - 1, metric("learning_rate")
+    reach, rate = reach_of(sizes), metric("learning_rate")
     found = {
         "samples/s": marked(RATE, reach),
         "±": reach[sizes[RATE].notna()].map(lambda value: reach_text(value) or "?"),
@@ -250,9 +255,13 @@ def _share_text(value: float) -> str:
 def setting_texts(sweep: SweepResults, tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """A row for each group of a sweep in which each ran at one batch size; of a run without a size there is none."""
     rows = zip(sweep.groups, (size_texts(sizes).to_dict("records") for sizes in tables), strict=True)
+    metrics = dict.fromkeys(shown_metrics(sweep), "")  # which decide
     cells = [
-        {"setting": name_of(group, sweep), "runs": str(len(group.runs)), **of_sizes[0]}
+        {"setting": name_of(group, sweep), "runs": str(len(group.runs)), **metrics, **of_sizes[0]}
         for group, of_sizes in rows
         if of_sizes
     ]
-    return pd.DataFrame(cells).fillna("")
+    texts = pd.DataFrame(cells).fillna("")
+    return texts.loc[
+        :, [(column != "").any() and (name != "runs" or (column != "1").any()) for name, column in texts.items()]
+    ]

@@ -14,6 +14,7 @@ from .selection import LEAST, Selection
 _GAP = 2  # columns between two columns
 _LEAST = 8  # characters that remain of a text that is cut
 KNOWN = 0.1  # a ratio that is known to ± 10 % is a number; of another one the nearer end is said
+VAGUE = "wider than ± 10 %"  # what `?` means in all tables and plots
 _MOST_NAMED = 6
 HARDLY = 9.995  # an interval that reaches so far says nothing
 
@@ -103,7 +104,7 @@ def choice_words(selection: Selection, of: str, of_those: str = "", load: float 
     if size != selection.best:
         gives = f"{share} of the best measured rate{of_those} ({selection.best:,}), {sure}"
     elif selection.sure[size] >= 1:
-        gives = f"faster than all others{of_those}"
+        gives = f"the fastest{of_those}" if of_those else "faster than all others"
     else:
         gives = f"the best measured rate{of_those}, {sure} of any other"
     guess = "Best guess " if selection.rule == "best_guess" else ""

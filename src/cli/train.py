@@ -93,10 +93,17 @@ def _run_one(line: CommandLine) -> None:
         raise UserError(f"{several[0]}: has several values in a config; write batchscope train -m …")
     if of_sweeps := [key for key in ("timing", "optimized_metric") if key in given]:
         raise UserError(f"{of_sweeps[0]}: has no effect on a single run; write batchscope train -m …")
+    _refuse_last("hydra.run.dir", line.folder)
     choices, overrides = dict(hydra.runtime.choices), list(hydra.overrides.task)
     with _run_folder(line) as run_dir, env_override(dict(hydra.job.env_set)):
         configure_log(hydra.job_logging, hydra.verbose)  # for `logging` in a user's own code
         _train(config_in(relative(run_dir), composition), run_dir, choices, overrides)
+
+
+def _refuse_last(option: str, folder: Path) -> None:
+    """Raise UserError for a folder that has the name of the newest one."""
+    if folder.name == "last":
+        raise UserError(f"{option}: got {str(folder)!r}, and 'last' stands for the newest folder; choose another name")
 
 
 def _train(config: dict[str, Any], run_dir: Path, choices: dict[str, str], overrides: list[str]) -> None:
@@ -150,6 +157,7 @@ def _remove_unused(run_dir: Path, made: list[Path], is_unfit: bool) -> None:
 
 def _run_sweep(line: CommandLine) -> None:
     """Check what a sweep needs, and run it."""
+    _refuse_last("hydra.sweep.dir", line.folder)
     target = line.launcher["_target_"]
     _check_launcher(target)
     _check_devices(line.configs, multirun=True, here=target.rpartition(".")[2] in _HERE)

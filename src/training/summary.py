@@ -214,18 +214,21 @@ def log_hyperparameters(trainer: Trainer, record: Mapping[str, Any]) -> None:
             logger.save()
 
 
-_ALWAYS = ("model", "dataset", "data.batch_size", "learning_rate")  # columns of HPARAMS
+_ALWAYS = ("model", "data.batch_size", "learning_rate")  # columns of HPARAMS
 
 
 def _told_apart(row: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
     """The options by which people tell runs apart: a few that every run has, and those that vary in a sweep or were typed.
 
-    More columns would hide the metrics. A word of a run that its sweep's command does not have is one of several values.
+    The dataset is one of them if it was chosen, or stands in for the one that could not be had. More columns would hide the metrics. A word of a run that its sweep's command does not have is one of several values.
     """
     typed = {word.lstrip("+~").partition("=")[0]: word for word in record["overrides"]}
     command = f" {record['command']} "
     varied = {option for option, word in typed.items() if f" {command_line([word])} " not in command}
-    return {key: value for key, value in row.items() if key in _ALWAYS or key in (varied or typed)}
+    shown = {*_ALWAYS, *(varied or typed)}
+    if "data" in shown or row["dataset"] != record["choices"].get("data"):
+        shown.add("dataset")
+    return {key: value for key, value in row.items() if key in shown}
 
 
 def print_start(record: Mapping[str, Any], dataset: str) -> None:

@@ -39,40 +39,40 @@ LOAD = "beside other programs that took 45 % of the processor"
 # The rates, and facts of the runs (`more` are runs with facts of their own); the chosen size, the rule, and lines of the answer.
 RULES = {
     "the fastest is what all others are shown to be slower than": (
-        {8: 1000, 64: 3000, 512: 4000}, {}, 512, "shown", 
-        ["512: faster than all others in this sweep.", f"64 gives 73 to 78 %; {RISES}: 1,024 may be faster.", UNTRAINED],
+        {8: 1000, 64: 3000, 512: 4000}, {}, 512, "shown",
+        ["512: faster than all others in this sweep.", f"64 gives 73 to 78 % of the rate of 512; {RISES}: 1,024 may be faster.", UNTRAINED],
     ),
     "the smallest that reaches 90 % is enough": (
-        {8: 1000, 64: 3800, 512: 4000}, {}, 64, "shown", 
-        ["64: 95 % of the best measured rate (512), at least 92 % in this sweep.", "8 gives 24 to 26 %."],
+        {8: 1000, 64: 3800, 512: 4000}, {}, 64, "shown",
+        ["64: 95 % of the best measured rate (512), at least 92 % in this sweep.", "8 gives 24 to 26 % of the rate of 512."],
     ),
     "a size whose share is 91 % is chosen although it may be 85 %": (
-        {8: 1000, 64: 3650, 512: 4000}, {"noise": 0.05, "seed": 2}, 64, "shown", 
+        {8: 1000, 64: 3650, 512: 4000}, {"noise": 0.05, "seed": 2}, 64, "shown",
         ["64: 91 % of the best measured rate (512), at least 85 % in this sweep."],
     ),
     "of equal sizes the smallest is chosen": (
-        {64: 4000, 256: 2000, 512: 4000}, {"noise": 0.03, "seed": 4}, 64, "shown", 
+        {64: 4000, 256: 2000, 512: 4000}, {"noise": 0.03, "seed": 4}, 64, "shown",
         ["64: 100 % of the best measured rate (512), at least 95 % in this sweep."],
     ),
     "separate runs have a best guess, and a timed sweep knows more": (
-        {64: 3900, 512: 4000}, {**APART, "seed": 2}, 512, "best_guess", 
+        {64: 3900, 512: 4000}, {**APART, "seed": 2}, 512, "best_guess",
         ["Best guess 512: the best measured rate, at least 73 % of any other in this sweep; no size is sure of 80 %."],
     ),
     "separate runs that differ by too much are undecided": (
-        {64: 3900, 512: 4000}, {**APART, "seed": 1}, None, "undecided", 
+        {64: 3900, 512: 4000}, {**APART, "seed": 1}, None, "undecided",
         ["Undecided: 512 was the fastest in this sweep, but of no size is it known that it reaches 60 % of the best rate."],
     ),
     "of trained runs only those that train as well; a faster one has its price": (
-        {8: 5e3, 64: 3e4, 2048: 9e4}, ACCURACY, 64, "shown", 
+        {8: 5e3, 64: 3e4, 2048: 9e4}, ACCURACY, 64, "shown",
         [
-            "64: faster than all others of those with the best test/acc in this sweep.",
-            "8 gives 16 to 17 %.",
+            "64: the fastest of the sizes with the best test/acc in this sweep.",
+            "8 gives 16 to 17 % of the rate of 64.",
             "2,048 is 3.00 times as fast and loses 3.5 points.",
             "Best test/acc: 98.5 % at 8; 64 is within 0.5 points of it (one seed).",
         ],
     ),
     "in doubt a size is not taken, and seeds would tell": (
-        {8: 5e3, 64: 3e4}, DOUBT, 8, "best_guess", 
+        {8: 5e3, 64: 3e4}, DOUBT, 8, "best_guess",
         [
             "Best guess 8: the only size with the best test/acc.",
             "64 is 6.00 times as fast and may lose up to 2.0 points.",
@@ -80,11 +80,11 @@ RULES = {
         ],
     ),
     "a size in doubt that is slower has no price": (
-        {8: 3e4, 64: 5e3}, DOUBT, 8, "best_guess", 
+        {8: 3e4, 64: 5e3}, DOUBT, 8, "best_guess",
         ["Best guess 8: the only size with the best test/acc.", "Best test/acc: 98.5 % at 8"],
     ),
     "the noise of one loss is not known": (
-        {8: 1000, 64: 4000}, LOSS, 8, "best_guess", 
+        {8: 1000, 64: 4000}, LOSS, 8, "best_guess",
         [
             "Best guess 8: the only size with the best test/loss.",
             "64 is 4.00 times as fast and loses 0.0200 of test/loss by estimate.",
@@ -92,52 +92,52 @@ RULES = {
         ],
     ),
     "by estimate two losses are as good": (
-        {8: 1000, 64: 4000}, ALIKE, 64, "best_guess", 
+        {8: 1000, 64: 4000}, ALIKE, 64, "best_guess",
         [
             "Best guess 64: faster than all others in this sweep.",
             f"Best test/loss: 0.100 at 8; 64 is within 0.00200 of it; {UNKNOWN}",
         ],
     ),
     "sizes that met the same load are compared beside it": (
-        {8: 1000, 64: 4000}, {"others": 0.45}, 64, "shown", 
+        {8: 1000, 64: 4000}, {"others": 0.45}, 64, "shown",
         [f"64: faster than all others in this sweep {LOAD}.", "8 gives", UNTRAINED, "On a quiet machine the rates and MFU may be higher."],
     ),
     "records without windows have none": (
-        {8: 800, 64: 6400}, {"windows": 0}, None, "undecided",  ["No rate is known well enough"],
+        {8: 800, 64: 6400}, {"windows": 0}, None, "undecided", ["No rate is known well enough"],
     ),
     "a size with too few windows is not compared": (
-        {8: 1000, 64: 2000}, FEW, 64, "shown", 
-        ["64: faster than all others of those whose rate is known in this sweep.", "Not known well enough to be compared: 512."],
+        {8: 1000, 64: 2000}, FEW, 64, "shown",
+        ["64: the fastest of the sizes whose rate is known in this sweep.", "Not known well enough to be compared: 512."],
     ),
     "nor is one without windows": (
-        {64: 2000, 512: 2560}, NONE, 512, "shown",  ["512: faster than", "Not known well enough to be compared: 8."],
+        {64: 2000, 512: 2560}, NONE, 512, "shown", ["512: the fastest of", "Not known well enough to be compared: 8."],
     ),
     "a larger size than the training set is not": (
-        {64: 2000, 512: 4000}, {"train_samples": 600}, 512, "shown",  ["512", f"64 gives 49 to 51 %; {RISES}."],
+        {64: 2000, 512: 4000}, {"train_samples": 600}, 512, "shown", ["512", f"64 gives 49 to 51 % of the rate of 512; {RISES}."],
     ),
     "a larger size was killed": (
-        {64: 2000, 512: 4000}, {"more": {1024: 1}, "status": "killed", "throughput": {"samples_per_sec": None}}, 512, "shown", 
-        ["512", f"64 gives 49 to 51 %; {RISES}."],
+        {64: 2000, 512: 4000}, {"more": {1024: 1}, "status": "killed", "throughput": {"samples_per_sec": None}}, 512, "shown",
+        ["512", f"64 gives 49 to 51 % of the rate of 512; {RISES}."],
     ),
     "of separate runs it is said which ran beside other programs": (
-        {64: 2000, 512: 4000}, {"others": 0.45, "passes": False}, 512, "shown", 
+        {64: 2000, 512: 4000}, {"others": 0.45, "passes": False}, 512, "shown",
         ["512: ", UNTRAINED, "Of 64 and 512 the rates are those beside other programs that took 45 % of the processor at most."],
     ),
     "metrics of runs that ended when their speed was known are not final": (
-        {8: 1000, 64: 4000}, {**LOSS, "throughput": {"ended": "known to ± 5 %"}}, 64, "shown",  ["64: faster", "8 gives", UNTRAINED],
+        {8: 1000, 64: 4000}, {**LOSS, "throughput": {"ended": "known to ± 5 %"}}, 64, "shown", ["64: faster", "8 gives", UNTRAINED],
     ),
     "a metric without a direction hides no loss": (
         {8: 1000, 64: 4000}, {"metrics": {8: MAE[8] | LOSS["metrics"](8), 64: MAE[64] | LOSS["metrics"](64)}.get}, 8, "best_guess",
          ["Best guess 8: the only size with the best test/loss."],
     ),
     "of the size with the best metric no rate is known": (
-        {8: 1000, 64: 4000}, {**LOSS, "windows": 0}, None, "undecided",  ["No rate is known well enough"],
+        {8: 1000, 64: 4000}, {**LOSS, "windows": 0}, None, "undecided", ["No rate is known well enough"],
     ),
     "a rise that is not shown is not said": (
-        {64: 3900, 512: 4150}, {"noise": 0.1, "seed": 3}, 64, "shown",  ["64: ", UNTRAINED],
+        {64: 3900, 512: 4150}, {"noise": 0.1, "seed": 3}, 64, "shown", ["64: ", UNTRAINED],
     ),
     "a larger size ran out of memory": (
-        {64: 2000, 512: 4000}, FULL, 512, "shown",  ["512", f"64 gives 49 to 51 %; {RISES}, and 1,024 ran out of memory."],
+        {64: 2000, 512: 4000}, FULL, 512, "shown", ["512", f"64 gives 49 to 51 % of the rate of 512; {RISES}, and 1,024 ran out of memory."],
     ),
 }  # fmt: skip
 

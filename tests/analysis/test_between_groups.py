@@ -101,7 +101,7 @@ def test_the_table_has_a_line_for_each_setting_with_the_mean_and_the_deviation_o
     found = analyse([tmp_path])
     texts = setting_texts(found.sweep, found.tables)
     rows = texts[["setting", "runs", "test/acc"]].to_numpy().tolist()
-    assert texts.columns.tolist() == ["setting", "runs", "samples/s", "±", "test/acc", "MFU"]
+    assert texts.columns.tolist() == ["setting", "runs", "test/acc", "samples/s", "±", "MFU"]
     assert rows == [["cnn · memory", "3", "98.00±1.00%"], ["cnn · device", "1", ""]]
 
 

@@ -62,6 +62,15 @@ def test_the_command_is_whole_and_can_be_copied(record):
     assert f'<pre>{shown}</pre><button type="button">copy</button>' in page(report, {})
 
 
+def test_beyond_twenty_commands_only_their_number_is_said_outside_of_what_is_copied(tmp_path):
+    for number in range(23):
+        write_run(tmp_path / str(number), 32 + number, command=f"batchscope train seed={number}")
+    found = analyse([tmp_path])
+    assert len(found.methods.commands) == 20 and found.methods.more == "3 more commands"
+    assert "And 3 more commands." in found.markdown.splitlines()
+    assert '<p class="hint">And 3 more commands.</p>' in page(found, {})
+
+
 @pytest.mark.parametrize(
     ("scaling", "said"),
     [

@@ -1,14 +1,19 @@
-"""What the page of a report hides of the machine: home folders where a path begins."""
+"""What the page of a report and its plots hide of the machine: home folders where a path begins."""
+
+import base64
+import re
+from dataclasses import replace
 
 import pytest
 
-from batchscope.analysis import analyse, page, plots
+from batchscope.analysis import analyse, anonymous, page, plots
+from batchscope.analysis.statements import Statement
 from tests.support.synthetic_runs import write_rates
 
 
 @pytest.fixture(autouse=True)
 def home(monkeypatch):
-    monkeypatch.setattr(page, "_HOME", "/data/users/me")
+    monkeypatch.setattr(anonymous, "_HOME", "/data/users/me")
 
 
 @pytest.mark.parametrize(
@@ -26,16 +31,48 @@ def home(monkeypatch):
     ],
 )
 def test_a_home_folder_is_replaced_where_a_path_begins(text, shown):
-    assert page.anonymous(text) == shown
+    assert anonymous.anonymous(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("batchscope train model=cnn", "batchscope train model=cnn"),
+        ("batchscope train data.root=/home/alice/data", 'batchscope train data.root="$HOME"/data'),
+        ("/data/users/me/train.py '+a=[1, 2]'", "\"$HOME\"/train.py '+a=[1, 2]'"),
+        ("batchscope train 'data.root=/home/alice/my data'", "batchscope train data.root=\"$HOME\"'/my data'"),
+        ("batchscope train x='/home/alice/", "batchscope train x='$HOME/"),  # that nobody can have typed
+    ],
+)
+def test_a_command_for_the_clipboard_has_a_home_folder_that_a_shell_replaces(command, shown):
+    assert anonymous.anonymous_command(command) == shown
 
 
 def test_a_page_shows_its_commands_so(tmp_path):
-    report = analyse([write_rates(tmp_path, {8: 1000, 64: 6000}, command="data.root=/home/alice/data x=<b>")])
-    assert "<pre>data.root=~/data x=&lt;b&gt;</pre>" in page.page(report, {})
+    said = [Statement(["Line."], None, "data.root=/home/alice/data x=<b>")]
+    report = replace(analyse([write_rates(tmp_path, {8: 1000, 64: 6000})]), statements=said)
+    shown = "<pre>data.root=&quot;$HOME&quot;/data &#x27;x=&lt;b&gt;&#x27;</pre>"
+    assert shown in page.page(report, {})
 
 
-def test_a_picture_names_no_home_folder_and_its_runs(tmp_path):
-    svg = '<svg viewBox="0 0 1 1"><g id="axes_1"/><g id="run-3_4"><text>/home/alice/x</text></g></svg>'
+def test_a_plot_names_no_home_folder_in_any_format(tmp_path):
+    for number, name in enumerate(("alice", "bob")):
+        write_rates(
+            tmp_path / name,
+            {8: 1000, 64: 6000},
+            first=2 * number,
+            choices={"model": f"/home/{name}/net", "data": "mnist"},
+        )
+    pictures = plots.draw(analyse([tmp_path]))
+    embedded = page.page(analyse([tmp_path]), pictures)
+    images = [base64.b64decode(data) for data in re.findall(r'base64,([^"]+)"', embedded)]
+    texts = [picture.on_page.encode() for picture in pictures.values()]
+    assert len(images) == 3 * len(pictures) and any(b"~/net" in text for text in texts)
+    assert not any(name in found for found in (*images, *texts) for name in (b"alice", b"/home/"))
+
+
+def test_a_picture_names_its_runs(tmp_path):
+    svg = '<svg viewBox="0 0 1 1"><g id="axes_1"/><g id="run-3_4"><text>~/x</text></g></svg>'
     report = analyse([write_rates(tmp_path, {8: 1000, 64: 6000})])
     shown = page.page(report, {"memory": plots.Picture({}, f'<?xml version="1.0"?>\n{svg}')})
     assert ' viewBox="0 0 1 1"><g/><g data-runs="3 4"><text>~/x</text></g></svg>' in shown

@@ -147,6 +147,8 @@ REFUSED = {
     f"train init={TOO_LONG}": "init: got … which is not a file",
     "train hydra.run.dir=sweep/0": "hydra.run.dir: sweep/0 already holds a run; choose another",
     "train -m hydra.sweep.dir=sweep data.batch_size=4,8": "hydra.sweep.dir: sweep/0 holds a run of another sweep",
+    "train -m hydra.sweep.dir=outputs/last seed=0,1": "hydra.sweep.dir: got 'outputs/last', and 'last' stands for the newest",
+    "train hydra.run.dir=last": "hydra.run.dir: got 'last', and 'last' stands for the newest folder; choose another name",
     "train -m hydra.sweep.dir=a seed=0,1": "hydra.sweep.dir: a holds a single run; choose another folder",
     "train -m hydra.sweep.dir=../x": "hydra.sweep.dir: got '../x'",
     "train run_dir=mine": "run_dir: is set by the run; write hydra.run.dir=mine to choose its folder",

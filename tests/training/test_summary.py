@@ -118,9 +118,18 @@ def test_a_number_is_the_same_in_the_record_the_report_and_the_curves(oversize: 
     ],
 )
 def test_hparams_has_the_options_that_vary_in_a_sweep_and_those_that_were_typed_of_a_run_alone(command, shown) -> None:
-    row = {"model": "cnn", "data.batch_size": 8, "optimizer.lr": 0.1, "optimizer.weight_decay": 0.01, "seed": 1}
+    row = {
+        "model": "cnn",
+        "dataset": "mnist",
+        "data.batch_size": 8,
+        "optimizer.lr": 0.1,
+        "optimizer.weight_decay": 0.01,
+        "seed": 1,
+    }
     record = {"command": command, "overrides": ["seed=1", "optimizer.lr=0.1", "data.batch_size=8"]}
+    record["choices"] = {"model": "cnn", "data": "mnist"}
     assert _told_apart(row, record).keys() == shown
+    assert _told_apart(row | {"dataset": "rendered-digits"}, record).keys() == shown | {"dataset"}
 
 
 # --- callbacks ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,42 @@
+"""What a report that is passed on does not tell of its author: home folders, where a path begins, and the name of this host."""
+
+import os
+import re
+import shlex
+import socket
+from pathlib import Path
+
+_HOME = os.path.expanduser("~")  # "/" or "~" where a user has none
+_PATH_BEGINS = r"(?:(?<![\w.~/-])|(?<=://))"
+_ANY_HOME = r"/(?:home|Users)/[^/\s\"'<>:;,()\[\]{}\\]+|/root(?![\w.-])"
+
+
+def anonymous(text: str, host: bool = False) -> str:
+    """The text with `~` for home folders; with `host`, also without this host's name, which may be any word."""
+    text = re.sub(_homes(), "~", text)
+    names = {socket.gethostname(), socket.gethostname().partition(".")[0]} - {"", "localhost"}
+    if not host or not names:
+        return text
+    whole = (rf"(?<![\w.-]){re.escape(name)}(?![\w-])" for name in sorted(names, key=len, reverse=True))
+    return re.sub("|".join(whole), "this-host", text)
+
+
+def anonymous_command(command: str) -> str:
+    """The command with `"$HOME"` for home folders, which a shell replaces behind `=`, too; it replaces nothing within single quotes."""
+    if not re.search(_homes(), command):
+        return command
+    try:
+        words = shlex.split(command)
+    except ValueError:  # no command of ours
+        return re.sub(_homes(), "$HOME", command)
+    return " ".join('"$HOME"'.join(map(_quoted, re.split(_homes(), word))) or "''" for word in words)
+
+
+def _quoted(text: str) -> str:
+    return shlex.quote(text) if text else ""
+
+
+def _homes() -> str:
+    own = (home for home in (_HOME, os.path.realpath(_HOME)) if len(Path(home).parts) > 2)
+    homes = "|".join([*(re.escape(home) + r"(?![\w-])" for home in own), _ANY_HOME])
+    return f"{_PATH_BEGINS}(?:{homes})"
