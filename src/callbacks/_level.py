@@ -45,7 +45,8 @@ def slower_facts(spans: Spans | None) -> dict[str, Any]:
     if spans is None:
         return {}
     columns = {key: numpy.array(values, float) for key, values in spans.columns.items()}
-    found = level.slower_since(columns["step_ms"], spans.seconds)
+    is_timed = bool((columns["step_ms"] > 0).all())  # else the clock has jumped
+    found = level.slower_since(columns["step_ms"], spans.seconds) if is_timed else None
     if found is None:
         return {}
     medians = {key: _medians(column, found.span) for key, column in columns.items()}

@@ -38,7 +38,7 @@ def spans_of(table: UpdateTable, readings: Readings, validations: Iterable[tuple
     lasted = rows["parts_ms"].sum(1, dtype=float) + rows["excluded_ms"]
     before, first = numpy.cumsum(lasted) - lasted, numpy.searchsorted(of, of)
     of_window = numpy.bincount(of, lasted, len(windows))[of]
-    starts = began[of] + seconds[of] * (before - before[first]) / of_window
+    starts = began[of] + seconds[of] * (before - before[first]) / numpy.maximum(of_window, 1e-9)
     total = began[of[-1]] + seconds[of[-1]] - starts[0]
     if total < 2 * level.LASTS_S:
         return None

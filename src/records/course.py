@@ -31,8 +31,7 @@ _BESIDE = {
     "device/memory_allocated_gib": ("memory of the device", "GiB"),
     "validation_s": ("a validation", "s"),
 }
-_SAID = 0.1  # of a fit, in what is neither a step nor start-up
-_SHORT_S = 1.0  # a fit whose parts say nothing
+_SAID, _SHORT_S = 0.1, 10.0  # of a fit, in what is neither a step nor start-up; of a shorter fit nothing is said
 
 
 def course_words(summary: Mapping[str, Any]) -> list[str]:
@@ -42,10 +41,7 @@ def course_words(summary: Mapping[str, Any]) -> list[str]:
 
 
 def fit_words(summary: Mapping[str, Any]) -> str:
-    """`47 s: steps 78, validation 12, … %`, where a tenth of a fit or more is neither a step nor start-up; else empty.
-
-    Nor is anything said of a fit of less than a second.
-    """
+    """`47 s: steps 78, validation 12, … %`, where a tenth of ten seconds or more is neither a step nor start-up."""
     seconds = {part: number(value) or 0.0 for part, value in table(summary.get("fit_parts_s")).items()}
     total = sum(seconds.get(part, 0.0) for part in _NAMES)
     between = total - seconds.get(STEPS, 0.0) - seconds.get(START_UP, 0.0)
