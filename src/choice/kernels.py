@@ -170,7 +170,7 @@ def _few_tiles(work: Work, device: Datasheet) -> float:
     if _form(work) not in ("product", "convolution"):
         return 0.0
     b, m, n, _ = _product(work)
-    return _FEW_TILES / (1 + float(filled(b, m, n, device.sms)))
+    return _FEW_TILES / (1 + filled(b, m, n, device))
 
 
 def facts(device: Datasheet) -> dict[str, float]:

@@ -6,6 +6,7 @@ Every function works on arrays: one element an operation on a device. Seconds, b
     H            the length of a row that a softmax or a layer norm reduces
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -96,10 +97,10 @@ def convolution_seconds(
     return fastest + _WEIGHT_PASSES * 4 * b * n * k / cards.bytes_per_sec + _LEAST_CONVOLUTION_S
 
 
-def filled(b: Array, m: Array, n: Array, sms: Array) -> Array:
+def filled(b: float, m: float, n: float, device: Datasheet) -> float:
     """How many of the larger tiles a product has for each multiprocessor."""
     rows, columns, _ = _TILES[1]
-    return b * np.ceil(m / rows) * np.ceil(n / columns) / sms
+    return b * math.ceil(m / rows) * math.ceil(n / columns) / (device.sms or 1)
 
 
 def shapeless_product_seconds(flops: Array, bytes_: Array, cards: Cards, of: Values, power: Array | float) -> Array:
