@@ -1,7 +1,11 @@
 """Which device for two trainings? Writes the tables of docs/choosing-a-device.md, and checks predictions on a GPU.
 
     python benchmarks/choose.py --root ../shared/data
+    python benchmarks/choose.py --measured DIR DIR # predicts anew from what was measured, in seconds
     python benchmarks/choose.py --device cuda      # this GPU's steps, as those of the CPU predict them
+
+The small CNN was measured on an H200, too, with another torch (benchmarks/log.md, "the first minutes on CUDA"): its steps are beside
+what the CPU's predict.
 
 Measures a small CNN and a ResNet-50 on images of CIFAR's size with `batchscope choose`, on this machine, and predicts five
 cards. About three minutes on two cores; nothing else should run meanwhile. The ResNet's images are those of MNIST in
@@ -13,13 +17,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from harness import ROOT, arguments, fill_in, machine, rows, write_result
 
 from batchscope.choice.measured import read_training
-from batchscope.choice.step import step_on
-from batchscope.hardware.datasheet import find_card
+from batchscope.choice.step import Source, step_on
+from batchscope.hardware.datasheet import Datasheet, find_card
 
 PAGE = ROOT / "docs" / "choosing-a-device.md"
 # Modal's price list of 2026-05-07: an hour of the GPU alone, in dollars.
@@ -33,6 +38,9 @@ CASES = {  # the options of the training, and the flags of choose
 }
 SMALLEST = (["model=mlp", "data=digits", "data.num_train=256", "data.batch_size=8,16"], ["--epochs", "10"])
 WIDTH = 100  # columns
+# By batch size, the median step of the CNN on an H200 in ms, as benchmarks/log.md has it.
+H200_MS = {32: 5.09, 64: 3.63, 128: 3.25, 256: 4.45, 512: 4.58, 1024: 5.21, 2048: 5.25, 4096: 6.13, 8192: 11.6}
+STEPS_HEAD = ["batch", "measured, ms", "predicted, ms", "interval", "holds"]
 
 
 def choose(*words: str) -> str:
@@ -60,31 +68,45 @@ def check(args: argparse.Namespace) -> Path:
     lines = []
     for card, there in cards:
         for source in (source for source in training.sources if source.device is not card):
-            for size, one in there.items():
-                low, middle, high = (1e3 * end for end in step_on(source, card, size).seconds.ends())
-                ms = 1e3 * one.seconds.middle
-                holds = "yes" if low <= ms <= high else "**no**"
-                lines.append([size, f"{ms:.3g}", f"{middle:.3g}", f"{low:.3g} to {high:.3g}", holds])
+            lines += compared(source, card, {size: 1e3 * one.seconds.middle for size, one in there.items()})
     assert lines, text
-    head = ["batch", "measured, ms", "predicted, ms", "interval", "holds"]
-    write_result("choose_check", f"```text\n{text.strip()}\n```\n\n{rows(head, lines)}", {"checks": lines}, args)
+    write_result("choose_check", f"```text\n{text.strip()}\n```\n\n{rows(STEPS_HEAD, lines)}", {"checks": lines}, args)
     return measured(text)
 
 
+def compared(source: Source, card: Datasheet, measured_ms: Mapping[int, float]) -> list[list]:
+    """A row for each batch size: a card's step as it was measured there, and as the source predicts it."""
+    lines = []
+    for size, ms in measured_ms.items():
+        low, middle, high = (1e3 * end for end in step_on(source, card, size).seconds.ends())
+        holds = "yes" if low <= ms <= high else "**no**"
+        lines.append([f"{size:,}", f"{ms:.3g}", f"{middle:.3g}", f"{low:.3g} to {high:.3g}", holds])
+    return lines
+
+
 def main() -> None:
-    args = arguments(__doc__, device=True).parse_args()
+    parser = arguments(__doc__, device=True)
+    parser.add_argument("--measured", nargs=len(CASES), type=Path, metavar="DIR", help="what an earlier run measured")
+    args = parser.parse_args()
     if args.device == "cuda":
         check(args)
         return
-    made, numbers = {}, {}
+    made, numbers, places = {}, {}, dict(zip(CASES, args.measured or (), strict=False))
     for name, (options, flags) in {"cnn": SMALLEST}.items() if args.smallest else CASES.items():
-        place = check(args) if args.smallest else measured(choose(*options, f"data.root={args.root}", *flags, *FLAGS))
+        place = places.get(name) or (check(args) if args.smallest else None)
+        place = place or measured(choose(*options, f"data.root={args.root}", *flags, *FLAGS))
         words = [str(place), *flags, *FLAGS]
         made[name] = f"```text\n{choose(*words).strip()}\n```"
         numbers[name] = json.loads(choose(*words, "--json"))
+        if name == "cnn" and not args.smallest:
+            source = read_training([place])[0].sources[0]
+            numbers["h200"] = compared(source, find_card("h200"), H200_MS)
+    parts = [f"**{name}**\n\n{block}" for name, block in made.items()]
     if not args.smallest:
-        fill_in(PAGE, {"resnet50": made["resnet50"], "machine": f"{machine()}."})
-    write_result("choose_cases", "\n\n".join(f"**{name}**\n\n{block}" for name, block in made.items()), numbers, args)
+        table = rows(STEPS_HEAD, numbers["h200"])
+        parts.append(f"**cnn, steps on an H200**, predicted from this CPU\n\n{table}")
+        fill_in(PAGE, {"resnet50": made["resnet50"], "h200": table, "machine": f"{machine()}."})
+    write_result("choose_cases", "\n\n".join(parts), numbers, args)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ calls that are short enough to tell how long that is, on the other cards. Column
     width    median of (high - low) / middle, in percent
     away     the median factor, in FLOPs or bytes, from the operation of the step to the measured one
 
-A region is what takes longest by the datasheet: the launch (15 µs of such a call), memory, or arithmetic.
+An operation is judged where the measured one is within a factor of 4; the others have a line of their own. A region is what takes longest by the datasheet: the launch (15 µs of such a call), memory, or arithmetic.
 
 The crossing is the n from which on a card takes less time for a product than one thread of this CPU, which is measured meanwhile. A product of other
 than square matrices counts as one of n×n matrices with as many FLOPs.
@@ -41,7 +41,7 @@ from main import Fit, Measured, predicted, read
 from batchscope.choice.crossing import Line, crossings
 from batchscope.choice.interval import digits, exactly
 from batchscope.choice.kernels import GROUPS, is_compute, roof_seconds
-from batchscope.choice.launches import elsewhere
+from batchscope.choice.launches import BELOW_AUTOGRAD, THROUGH_CUDNN, elsewhere
 from batchscope.choice.scale import rows_at
 from batchscope.choice.work import Work, works_of
 from batchscope.errors import exit_on_user_error, refuse_in_one_line
@@ -54,7 +54,8 @@ MODELS = {"cnn": ("cnn",), "stacked_lstm": ("stacked_lstm",), "resnet18": ("torc
 RECORDED, SIZES = (2, 8, 16), (1, 8, 64, 512, 4096)  # batch sizes; a ResNet cannot train on one image of 32 × 32
 LAUNCH_S = 15e-6
 REGIONS = ("launches", "memory", "arithmetic")
-MOST_ERROR, LEAST_HELD = 20, 85  # percent
+MOST_ERROR, LEAST_HELD, MOST_AWAY = 20, 85, 4  # percent, percent, factor
+FAR, FEWEST = "further away", 10  # cases that are not judged, and fewer ones of a region
 FACTOR, LEAST_CROSSINGS = 1.5, 8 / 10
 SHORT_S = 10e-6  # a kernel that is shorter ends before the host is done
 HEAD = ["region", "model", "cases", "error", "holds", "width", "away", "within the bars"]
@@ -98,20 +99,28 @@ def kernels(measured: Measured, fitted: Measured) -> pd.DataFrame:
     )
 
 
+def hosts_of(small: pd.DataFrame) -> dict[str, pd.Series]:
+    """By kind, the seconds until a kernel starts, by card: half of what calls of the shortest kernels take."""
+    short = small[small["middle"] < SHORT_S]
+    return {kind: own.groupby("device")["seconds"].median() / 2 for kind, own in short.groupby("kind")}
+
+
 def called_alone(every: pd.DataFrame, small: pd.DataFrame) -> pd.DataFrame:
     """The predictions of calls that begin on an idle device, from those of kernels.
 
     Until the kernel starts, the host needs a while, and until the second event about as long again, which is the least that a call
     takes. How long is not the card's: it is half of what calls of the shortest kernels take with the other cards of `small`.
     """
-    short = small[small["middle"] < SHORT_S]
-    hosts = {kind: own.groupby("device")["seconds"].median() / 2 for kind, own in short.groupby("kind")}
-    found = []
+    hosts, found = hosts_of(small), []
     for (kind, device), own in every.groupby(["kind", "device"], sort=False):
         of_kind = hosts.get("linear" if kind == "convolution" else kind)  # few convolutions are that short
         if of_kind is not None:
             starts = elsewhere(exactly(of_kind.drop(device, errors="ignore").median())).ends()  # on another host
-            ends = {name: (own[name] + start).clip(lower=2 * start) for name, start in zip(ENDS, starts, strict=True)}
+            more = (BELOW_AUTOGRAD * (THROUGH_CUDNN - 1) * (kind == "convolution")).ends()
+            ends = {
+                name: (own[name] + start).clip(lower=2 * start) + through
+                for name, start, through in zip(ENDS, starts, more, strict=True)
+            }
             found.append(own.assign(**ends))
     return pd.concat(found)
 
@@ -160,23 +169,26 @@ def region(work: Work, card: Datasheet) -> str:
 def judged(found: pd.DataFrame) -> tuple[list[list[str]], bool]:
     """The lines of a table by region, and by model within each; whether each region is within the bars."""
     lines, is_good = [], True
+    found = found.assign(near=found["away"] <= MOST_AWAY)
     for name in REGIONS:
         of_region = found[found["region"] == name]
-        for model in ("all", *MODELS):
-            own = of_region if model == "all" else of_region[of_region["model"] == model]
+        for model in ("all", *MODELS, FAR):
+            own = of_region[of_region["near"] != (model == FAR)]
+            own = own if model in ("all", FAR) else own[own["model"] == model]
             if own.empty:
                 lines.append([name, model, "0", *"–––––"])
                 continue
             error, held = 100 * own["error"].median(), 100 * own["holds"].mean()
-            is_within = error <= MOST_ERROR and held >= LEAST_HELD
-            is_good &= is_within or model != "all"
+            is_within, is_judged = error <= MOST_ERROR and held >= LEAST_HELD, model != FAR and len(own) >= FEWEST
+            is_good &= is_within or not is_judged or model != "all"
             numbers = [
                 f"{error:.1f}",
                 f"{held:.1f}",
                 f"{100 * own['width'].median():.0f}",
                 f"{own['away'].median():.2g}",
             ]
-            lines.append([name, model, f"{len(own):,}", *numbers, "yes" if is_within else "**no**"])
+            verdict = ("yes" if is_within else "**no**") if is_judged else "–"
+            lines.append([name, model, f"{len(own):,}", *numbers, verdict])
     return lines, is_good
 
 
@@ -226,6 +238,9 @@ def main() -> None:
             rows(HEAD, data[name], 2),
         ]
     if args.small:
+        hosts = {kind: of for kind, of in hosts_of(small).items() if kind != "convolution"}
+        apart = [of[name] / of.drop(name).median() for of in hosts.values() for name in of.index]
+        parts.append(f"A host takes {min(apart):.2f} to {max(apart):.2f} times as long as the median of the others.")
         cpu = cpu_seconds()
         crossed = list(crossing_rows(predictions, cpu))
         apart = [max(measured / other, other / measured) for *_, measured, other in crossed]

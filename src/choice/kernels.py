@@ -16,7 +16,16 @@ import numpy as np
 
 from ..hardware.datasheet import Datasheet
 from .interval import CONFIDENCE, deviations
-from .roofs import Array, card, memory_seconds, product_seconds, shapeless_product_seconds
+from .roofs import (
+    WINOGRAD,
+    Array,
+    card,
+    convolution_seconds,
+    filled,
+    memory_seconds,
+    product_seconds,
+    shapeless_product_seconds,
+)
 from .work import Work
 
 FILE = Path(__file__).with_name("kernels.json")
@@ -25,7 +34,10 @@ GROUPS = {"linear": "products", "bmm": "products", "softmax": "memory", "layer_n
 # The measurements that a kind without ones of its own is predicted from, and the standard deviation that is assumed for the
 # logarithm of its time, beside that of the group.
 _LIKE = {**{name: (name, 0.0) for name in GROUPS}, "copy": ("elementwise", 0.1)}
-_LIKE |= {"convolution": ("linear", 0.45), "recurrent": ("linear", 0.5), "other": ("linear", 0.7)}
+_LIKE |= {"convolution": ("linear", 0.35), "recurrent": ("linear", 0.5), "other": ("linear", 0.7)}
+# How much longer a product of few tiles may take, which depends on the tile that the library chooses, and how it splits K: this
+# standard deviation if it fills no multiprocessor.
+_FEW_TILES = 1.2
 _BACKWARD = {"products": 0.15, "memory": 0.1}
 _OTHER_PRECISION = {"products": 0.3, "memory": 0.05}
 # A tensor core's joules, relative to the lanes' at their own peak. Assumed.
@@ -63,16 +75,19 @@ def predict(works: Sequence[Work], device: Datasheet, of: Coefficients | None = 
     """
     of = of or coefficients()
     middle, forms = np.zeros(len(works)), np.array([_form(work) for work in works])
-    for form in ("memory", "product", "shapeless"):
+    for form in ("memory", "product", "convolution", "shapeless"):
         if (own := forms == form).any():
             chosen = [work for work, is_own in zip(works, own, strict=True) if is_own]
             middle[own] = _middles(form, chosen, device, of)
     wider = _widening(device, of)
-    factor = np.exp(deviations(CONFIDENCE) * np.array([_spread(work, wider, of) for work in works]))
+    spread = np.array([_spread(work, wider, of) for work in works])
+    slower = np.hypot(spread, [_few_tiles(work, device) for work in works])
+    below, above = np.exp(deviations(CONFIDENCE) * np.array([spread, slower]))
     # No kernel falls below a little less than the roof, unless the L2 holds its tensors.
     in_cache = [work.bytes < (device.l2_mib or 0.0) * 2**20 for work in works]
-    floor = np.where(in_cache, 0.0, [_ABOVE_BOOST * roof_seconds(work, device) for work in works])
-    return np.stack([np.maximum(middle / factor, np.minimum(middle, floor)), middle, middle * factor])
+    fewest = [replace(work, flops=work.flops / WINOGRAD) if _winograd_tiles(work) else work for work in works]
+    floor = np.where(in_cache, 0.0, [_ABOVE_BOOST * roof_seconds(work, device) for work in fewest])
+    return np.stack([np.maximum(middle / below, np.minimum(middle, floor)), middle, middle * above])
 
 
 def roof_seconds(work: Work, device: Datasheet) -> float:
@@ -90,10 +105,19 @@ def _family(work: Work) -> str:
 
 
 def _form(work: Work) -> str:
-    """The roofs that a work is predicted with: `memory`, `product`, or a product whose shape is not known."""
+    """The roofs that a work is predicted with: `memory`, `product`, `convolution`, or a product whose shape is not known."""
     if _family(work) == "memory":
         return "memory"
-    return "product" if work.kind in ("linear", "bmm", "convolution") and work.dims else "shapeless"
+    forms = {"linear": "product", "bmm": "product", "convolution": "convolution"}
+    return forms.get(work.kind, "shapeless") if work.dims else "shapeless"
+
+
+def _winograd_tiles(work: Work) -> int:
+    """The tiles of 2 × 2 pixels of a convolution that Winograd's algorithm may compute; else 0. Tensor cores do without."""
+    if work.kind != "convolution" or work.precision != "fp32" or len(work.dims) != 7 or work.dims[-2:] != (3, 3):
+        return 0
+    samples, _, high, wide, *_ = (max(1, size) for size in work.dims)
+    return samples * math.ceil(high / 2) * math.ceil(wide / 2)
 
 
 def _product(work: Work) -> tuple[float, ...]:
@@ -120,6 +144,9 @@ def _middles(form: str, works: Sequence[Work], device: Datasheet, of: Coefficien
     if form == "shapeless":
         return shapeless_product_seconds(flops, moved, cards, of.products, power)
     b, m, n, k = np.array([_product(work) for work in works], float).T
+    if form == "convolution":
+        tiles = np.array([_winograd_tiles(work) for work in works], float)
+        return convolution_seconds((b, m, n, k), tiles, moved, cards, of.products, power)
     return product_seconds((b, m, n, k), moved, cards, of.products, power)
 
 
@@ -136,6 +163,14 @@ def _spread(work: Work, wider: float, of: Coefficients) -> float:
     backward = _BACKWARD[GROUPS[group]] if work.part == "backward" else 0.0
     other = _OTHER_PRECISION[GROUPS[group]] if work.precision != "fp32" else 0.0
     return math.hypot(of.device_spread[group] * wider, own, backward, other, of.kernel_spread[group])
+
+
+def _few_tiles(work: Work, device: Datasheet) -> float:
+    """By how much more the logarithm of a time may be above its middle, which is that of the best tile."""
+    if _form(work) not in ("product", "convolution"):
+        return 0.0
+    b, m, n, _ = _product(work)
+    return _FEW_TILES / (1 + filled(b, m, n, device))
 
 
 def facts(device: Datasheet) -> dict[str, float]:

@@ -49,14 +49,17 @@ class ProductLine(Line):
 
 
 def measured_line(known: "Calibration", found: Mapping[Product, Timed], others_share: float = 0.0) -> ProductLine:
-    """A device that is here. Where other programs took a share of the processor, the low ends reach as much further."""
+    """A device that is here. Where other programs took a share of the processor, the low ends reach as much further.
+
+    They reach the shortest sample at least: beside other programs, threads wait for each other much longer than the share says.
+    """
 
     def interval(samples: Sequence[float]) -> Interval:
         confidence, (low, high) = CONFIDENCE, median_interval(samples, CONFIDENCE)
         if math.isinf(high):  # few samples: all of them enclose the median with this confidence
             confidence, low, high = 1 - 2.0 ** (1 - len(samples)), min(samples), max(samples)
         of_run = converted(low, median(samples), high, confidence, BETWEEN)
-        return replace(of_run, low=of_run.low * (1 - others_share))
+        return replace(of_run, low=min(of_run.low * (1 - others_share), *samples) if others_share else of_run.low)
 
     times = {of: [interval(each) if each else None for each in timed[:3]] for of, timed in found.items()}
     peaks = 1e-6 * (known.launch_us or 0), known.memory_bytes_per_sec or math.inf, known.matmul_flops_per_sec["fp32"]

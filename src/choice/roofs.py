@@ -6,6 +6,7 @@ Every function works on arrays: one element an operation on a device. Seconds, b
     H            the length of a row that a softmax or a layer norm reduces
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -20,6 +21,10 @@ _TILES = ((256, 128, -0.02), (128, 128, 0.0), (128, 64, 0.08), (64, 64, 0.16), (
 _BLOCKS_OF_SMALL_TILES = 2  # on one multiprocessor at a time; one block of a larger tile
 _SMALL_TILE = 128 * 64
 _LEAST_K = 256  # the least part of K that a block of a split product sums up
+WINOGRAD = 2.25  # times fewer multiplications for 2 × 2 pixels of a convolution with kernels of 3 × 3
+# By how much its transforms lengthen this, how often the weights are moved, and the seconds of the kernels that do it: chosen
+# by convolutions of five cards, of which any four choose nearly the same (benchmarks/log.md).
+_TRANSFORMS, _WEIGHT_PASSES, _LEAST_CONVOLUTION_S = 1.2, 12.0, 35e-6
 _REFERENCE_L2_PER_SM = 0.08 * 2**20  # bytes, of the cards until 2019
 _REFERENCE_LANES = 64  # fp32 lanes of a multiprocessor
 _ONE_PASS_SOFTMAX = 1024  # the longest row that PyTorch's softmax keeps in registers
@@ -45,7 +50,12 @@ def card(device: Datasheet) -> Cards:
 
 
 def product_seconds(
-    shape: tuple[Array, Array, Array, Array], bytes_: Array, cards: Cards, of: Values, power: Array | float = 1.0
+    shape: tuple[Array, Array, Array, Array],
+    bytes_: Array,
+    cards: Cards,
+    of: Values,
+    power: Array | float = 1.0,
+    least_k: float = _LEAST_K,
 ) -> Array:
     """Seconds of matrix products.
 
@@ -56,14 +66,45 @@ def product_seconds(
         shape: B, M, N, K.
         of: the coefficients, `products` of kernels.json.
         power: the energy of a FLOP, relative to fp32.
+        least_k: the least part of K that a block of a split product sums up; infinity where none is split.
     """
     b, m, n, k = shape
-    arithmetic = _tiled_seconds(b, m, n, k, cards, of)
+    arithmetic = _tiled_seconds(shape, cards, of, least_k)
     return _under_roofs(arithmetic, 2 * b * m * n * k, bytes_, cards, of, power)
 
 
+def convolution_seconds(
+    shape: tuple[Array, Array, Array, Array],
+    tiles: Array,
+    bytes_: Array,
+    cards: Cards,
+    of: Values,
+    power: Array | float,
+) -> Array:
+    """Seconds of convolutions: as products of their patches, (pixels, patch) @ (patch, channels), or by Winograd's algorithm.
+
+    The latter takes 16 products with a row for 2 × 2 pixels and a ninth of the patch. Weights are moved several times, to be
+    transformed or laid out anew, which takes most of the time where there are few pixels.
+
+    Args:
+        shape: B, M, N, K of the products of patches.
+        tiles: of 2 × 2 pixels, for Winograd's algorithm; 0 where it does not apply.
+    """
+    b, _, n, k = shape
+    direct = product_seconds(shape, bytes_, cards, of, power, least_k=np.inf)
+    fewer = product_seconds((16 * b, np.maximum(tiles, 1), n, k / 9), bytes_, cards, of, power, least_k=np.inf)
+    fastest = np.where(tiles > 0, np.minimum(direct, _TRANSFORMS * fewer), direct)
+    return fastest + _WEIGHT_PASSES * 4 * b * n * k / cards.bytes_per_sec + _LEAST_CONVOLUTION_S
+
+
+def filled(b: float, m: float, n: float, device: Datasheet) -> float:
+    """How many of the larger tiles a product has for each multiprocessor."""
+    rows, columns, _ = _TILES[1]
+    return b * math.ceil(m / rows) * math.ceil(n / columns) / (device.sms or 1)
+
+
 def shapeless_product_seconds(flops: Array, bytes_: Array, cards: Cards, of: Values, power: Array | float) -> Array:
-    """Seconds of arithmetic whose shape is not known, such as a convolution: as a product that fills the device."""
+    """Seconds of arithmetic whose shape is not known, such as a convolution without dimensions: as a product that fills the device."""
     arithmetic = flops / (cards.flops_per_sec * of["compute_share"])
     return _under_roofs(arithmetic, flops, bytes_, cards, of, power)
 
@@ -79,15 +120,16 @@ def _under_roofs(
     return norm(both, joules / cards.tdp_w, of["power_norm"]) + of["least_seconds"]
 
 
-def _tiled_seconds(b: Array, m: Array, n: Array, k: Array, cards: Cards, of: Values) -> Array:
+def _tiled_seconds(shape: tuple[Array, Array, Array, Array], cards: Cards, of: Values, least_k: float) -> Array:
     """Arithmetic alone, with the best tile: whole tiles, partly whole waves over the multiprocessors, K split if few tiles."""
+    b, m, n, k = shape
     best = np.full(np.shape(m * cards.sms), np.inf)
     whole = min(1.0, of["whole_waves"])
     for rows, columns, penalty in _TILES:
         blocks = _BLOCKS_OF_SMALL_TILES if rows * columns <= _SMALL_TILE else 1
         slots = cards.sms * blocks
         work = 2 * rows * columns * (k + of["k_overhead"]) * np.exp(penalty * of["small_tile_penalty"])
-        split = np.maximum(1.0, np.floor(k / _LEAST_K))
+        split = np.maximum(1.0, np.floor(k / least_k))
         for high, wide in {(rows, columns), (columns, rows)}:
             waves = b * np.ceil(m / high) * np.ceil(n / wide) / slots
             least = 1 / (blocks * np.minimum(split, np.maximum(1.0, 1 / waves)))
