@@ -40,7 +40,7 @@ class Exchanges:
         self._entered: Any = None  # when DDP's forward pass was called, in which the module's own has not begun
         self._last: tuple[Tensor, Any] | None = None  # the last gradient so far in this step, and when it came
         self._settling = WARMUP  # exchanges until the waits are measured
-        self._hears_forward = False
+        self._hears_forward = False  # whether the module tells when its forward pass begins
         self.gradient_bytes = 0
         if trainer.world_size > 1 and isinstance(self._model, DistributedDataParallel):
             trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
@@ -63,6 +63,7 @@ class Exchanges:
             self._entered = self._timer.clock.mark()
 
     def _begun(self, *_: Any) -> None:
+        """The module's own forward pass begins."""
         if self._entered is not None:  # else `training_step` calls its own module
             self._wait_ends(self._entered)
             self._entered = None

@@ -11,7 +11,7 @@ parts together.
 
 Some waits for others cannot be measured: a training step may wait itself (`sync_dist`, SyncBatchNorm), and then seems to
 compute. Nobody waits for others in a loader. So a rank that computes more is slow only if all its parts together take
-longer, too.
+longer, too, and a rank with a slow loader is `probable` where the other ranks seem to compute meanwhile.
 """
 
 from collections.abc import Sequence

@@ -169,7 +169,7 @@ class TestTwoRanks:
         faster, slower = found[scenario]
         assert faster["gradient_bytes"] == slower["gradient_bytes"] == 4 * (4 + 1)
         assert faster["communication_ms"] > 0.8 * SLOWER_MS
-        assert slower["communication_ms"] < 0.5 * SLOWER_MS
+        assert slower["communication_ms"] < faster["communication_ms"] - 0.5 * SLOWER_MS
         assert faster["hooks"] == slower["hooks"] == 0
         for one in found[scenario]:
             assert (one["slow_rank"]["rank"], one["slow_rank"]["part"]) == (1, "compute")

@@ -72,6 +72,15 @@ def test_what_the_run_says_of_its_epochs_is_a_note(run_dir, root, monkeypatch):
     assert words not in answer("explain", run_dir, root, "data.batch_size=8").out
 
 
+@pytest.mark.parametrize("evidence", ["rank 1 is slow", 7, "\x1b[2J", None])
+def test_of_a_run_of_several_processes_one_is_explained_and_the_slow_rank_is_said(run_dir, root, monkeypatch, evidence):
+    monkeypatch.setattr("batchscope.training.explain.explain", lambda *args: (explanation(), {}))
+    change_record(run_dir, processes=2, throughput={"slow_rank": {"evidence": evidence}})
+    said = answer("explain", run_dir, root).out
+    assert "note     the run used 2 processes; one of them is explained, without communication" in said
+    assert ("in the run " in said) == ("note     in the run rank 1 is slow" in said) == (evidence == "rank 1 is slow")
+
+
 def test_options_change_what_is_explained_and_where_it_is_written(run_dir, root):
     assert answer("explain", run_dir, root, "data={batch_size: 8}", "--out", "out").code == 0
     found = json.loads(Path("out", FILE).read_text())
