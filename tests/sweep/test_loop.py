@@ -200,9 +200,7 @@ def test_a_run_that_finds_less_than_a_quarter_of_the_memory_waits(loop, has_room
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2", "pids"]
 
 
-ON_DEVICE = (
-    "import tests.support.stand_in as s; s.DEVICE = {'free': %d * 2**30, 'total': 80 * 2**30, 'taken': %d * 2**30}; "
-)
+ON_DEVICE = "stand_in.DEVICE = {'free': %d * 2**30, 'total': 80 * 2**30, 'taken': %d * 2**30}; "
 
 
 @pytest.mark.parametrize(
@@ -306,7 +304,7 @@ def test_of_trainings_with_the_same_speed_the_first_is_visited(option, values, v
 @pytest.mark.parametrize(("timing", "visited"), [("auto", [False, True, True]), (True, [True] * 3)])
 def test_a_training_of_more_than_an_hour_is_not_waited_for_unless_that_is_asked(timing, visited, loop, tmp_path, capfd):
     jobs = trainings(tmp_path, size=[8, 64, 512], timing=timing)
-    jobs[0].config["tags"] = f"import tests.support.stand_in as s; s.FIT_S = 7200; {TURNS}"
+    jobs[0].config["tags"] = f"stand_in.FIT_S = 7200; {TURNS}"
     records = loop.do(jobs)
     assert [bool(record["taken"]) for record in records] == visited
     said = "run size0 takes about 2.0 h: no other run waits for it, to be timed; timing=true has them wait\n"
