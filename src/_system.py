@@ -443,6 +443,11 @@ def may_have_accelerator() -> bool:
     return not sys.platform.startswith("linux") or any(any(DEV.glob(name)) for name in _ACCELERATORS)
 
 
+def may_have_mps() -> bool:
+    """Whether torch may find an Apple GPU here; torch is not imported."""
+    return sys.platform == "darwin" and platform.machine() == "arm64"
+
+
 # --- terminals -------------------------------------------------------------------------------------------------------
 
 PLAIN = "batchscope.plain"  # the name by which a stream gets `_plain`

@@ -13,6 +13,7 @@ from ..hardware.advice import advise
 from ..hardware.bottleneck import CHANGED, Bottleneck, Step, find_bottleneck
 from ..hardware.calibration import Calibration, faster_precision, peak_flops_per_sec
 from ..hardware.telemetry import PEAK, named
+from ..records.step_parts import PARTS
 from ._batches import NO_TENSORS
 from ._measured import Flops, Measured
 from .device import LOGGED
@@ -35,6 +36,9 @@ def report(measured: Measured, machine: Calibration | None) -> dict[str, Any]:
     summary |= {"device_name": measured.device_name, "precision": measured.precision}
     flops, missing = _flops_facts(measured, machine)
     summary |= rank_facts(measured.ranks_ms) | flops | _device_facts(measured)
+    if measured.device == "mps":
+        untimed = ", ".join(part for part in PARTS if part not in summary["parts_ms"])
+        missing["parts_ms"] = f"on mps nobody tells when the device does what the host submits: {untimed}"
     found = find_bottleneck(_step(measured, summary, machine))
     if found is None:
         missing["bottleneck"] = "the parts of the steps have no time: the clock has jumped"

@@ -98,7 +98,8 @@ def _measured(overrides: list[str], question: Question) -> tuple[int | None, lis
     from ..sweep.sizes import BATCH_SIZE, measure, own_sizes
 
     overrides, sizes = own_sizes(overrides)
-    trainer = check_command_line([*overrides, f"{BATCH_SIZE}={sizes[0]}"], False)[0]["trainer"]
+    config = check_command_line([*overrides, f"{BATCH_SIZE}={sizes[0]}"], False)[0]
+    trainer = config["trainer"]
     if trainer.get("devices") not in (1, "auto") or trainer.get("num_nodes") not in (1, None):
         raise UserError("trainer.devices: choose compares single devices; leave it at 1")
     precision = str(trainer.get("precision"))
@@ -109,7 +110,7 @@ def _measured(overrides: list[str], question: Question) -> tuple[int | None, lis
     from ..hardware.devices import available, check_accelerator, device_name
 
     asked = trainer.get("accelerator", "auto")
-    check_accelerator(asked)
+    check_accelerator(config)
     kinds = [kind for kind in available() if asked in ("auto", kind) or (asked == "gpu" and kind != "cpu")]
     check_prices([device_here(kind, device_name(torch.device(kind))) for kind in kinds], question)
     exit_on_signals()

@@ -15,7 +15,7 @@ from typing import Any
 from hydra.core.utils import configure_log, env_override
 
 from .. import ranks
-from .._system import relative
+from .._system import may_have_mps, relative
 from ..checkpointing import resume
 from ..distributed import launch, rendezvous
 from ..errors import UnfitError, UserError
@@ -76,13 +76,13 @@ def _start(overrides: list[str], multirun: bool) -> None:
 
 def _check_devices(configs: list[dict[str, Any]], multirun: bool = False, here: bool = True) -> None:
     """See that every run has its devices, if it runs on this machine; torch is imported only for `gpu` and the like."""
-    for trainer in (config["trainer"] for config in configs):
-        launch.check_processes(trainer, multirun)
-        accelerator = trainer.get("accelerator", "auto")
-        if here and accelerator not in ("auto", "cpu"):
+    for config in configs:
+        launch.check_processes(config["trainer"], multirun)
+        accelerator = config["trainer"].get("accelerator", "auto")
+        if here and accelerator != "cpu" and (accelerator != "auto" or may_have_mps()):
             from ..hardware.devices import check_accelerator
 
-            check_accelerator(accelerator, trainer.get("devices", "auto"))
+            check_accelerator(config)
 
 
 def _run_one(line: CommandLine) -> None:

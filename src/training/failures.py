@@ -20,8 +20,7 @@ from .._torch import is_compilation_error, is_shared_memory_error
 from ..errors import Interrupted, PeerLostError, UserError, cut, package_of, place_of
 from ..files import LOCK, NO_SPACE, WriteError, is_inside, why
 from ..hardware.calibration import faster_precision
-from ..hardware.device_memory import is_out_of_memory, memory_of
-from ..hardware.host_memory import host_memory
+from ..hardware.device_memory import is_out_of_memory, memory_of, total_memory
 from ..hardware.measure import cached_calibration
 from ..options.command_lines import resume_command
 from ..records.read import FILE
@@ -174,13 +173,11 @@ def _refused_file(error: BaseException | None, run_dir: str) -> OSError | None:
 
 def _out_of_memory(config: dict[str, Any], device: torch.device) -> str:
     _, held = memory_of(device) or (0, 0)
-    on_gpu = device.type == "cuda"
-    total = torch.cuda.get_device_properties(device).total_memory if on_gpu else host_memory().total
     precision = faster_precision(cached_calibration(device), config["trainer"].get("precision"))
     size = config["data"].get("batch_size")
     asked = "" if size is None else f" with data.batch_size={size}"
     smaller = "batch" if size is None else "model" if size == 1 else "data.batch_size"
     return (
-        f"out of memory{asked} on {device.type}: {held / _GIB:.2f} GiB were allocated of {total / _GIB:.2f}; "
+        f"out of memory{asked} on {device.type}: {held / _GIB:.2f} GiB were allocated of {total_memory(device) / _GIB:.2f}; "
         f"try a smaller {smaller}{f', or trainer.precision={precision}' if precision else ''}"
     )

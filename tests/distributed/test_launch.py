@@ -61,8 +61,9 @@ def test_a_sweep_by_torchrun_and_more_gpus_than_there_are_are_refused(monkeypatc
     assert "a sweep starts the processes of its runs itself" in said
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    check_accelerator("gpu", 1)
-    assert refusal(check_accelerator, "gpu", 4) == "trainer.devices: got 4, and this machine has 1 GPU"
+    check_accelerator({"trainer": {"accelerator": "gpu", "devices": 1}})
+    asked = {"trainer": {"accelerator": "gpu", "devices": 4}}
+    assert refusal(check_accelerator, asked) == "trainer.devices: got 4, and this machine has 1 GPU"
 
 
 # --- started by others ------------------------------------------------------------------------------------------------
