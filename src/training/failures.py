@@ -15,8 +15,10 @@ from typing import Any
 import torch
 from lightning import Trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from torch.utils.data import DataLoader
 
 from .._torch import is_compilation_error, is_shared_memory_error
+from ..data.sendable import check_sendable
 from ..errors import Interrupted, PeerLostError, UserError, cut, package_of, place_of
 from ..files import LOCK, NO_SPACE, WriteError, is_inside, why
 from ..hardware.calibration import faster_precision
@@ -102,6 +104,8 @@ def explained(error: Exception, config: dict[str, Any], trainer: Trainer) -> Use
     """The one line for an exception in a trainer's run; None for one that is nobody's failure but the code's."""
     if is_shared_memory_error(error):
         return WriteError(f"data: {_NO_SHARED_MEMORY.format(str(error).strip().splitlines()[-1])}")
+    if unsendable := _unsendable(error):
+        return unsendable
     if isinstance(error, RuntimeError) and "DataLoader worker (pid" in str(error):
         return UserError(f"data: {error}; where memory is short, take fewer data.num_workers")
     if is_out_of_memory(error):
@@ -120,6 +124,23 @@ def explained(error: Exception, config: dict[str, Any], trainer: Trainer) -> Use
         return UserError(_cannot_compile(config, error))
     if refused := _refused_file(error, config["run_dir"]):
         return WriteError(f"{os.fsdecode(refused.filename or config['run_dir'])} cannot be written: {why(refused)}")
+    return None
+
+
+def _unsendable(error: Exception) -> UserError | None:
+    """The one line where a DataLoader of the user's own could not start its workers, because of what they are sent.
+
+    Lightning raises another error while it handles that one.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        for frame, _ in traceback.walk_tb(cause.__traceback__):
+            if isinstance(loader := frame.f_locals.get("loader"), DataLoader):
+                try:
+                    check_sendable(loader)
+                except UserError as said:
+                    return said
+        cause = cause.__cause__ or cause.__context__
     return None
 
 
