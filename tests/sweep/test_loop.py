@@ -6,6 +6,7 @@ import os
 import signal
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from batchscope import _system
@@ -214,7 +215,14 @@ def test_a_run_is_set_up_beside_others_where_the_device_has_memory_for_it(free, 
     assert bool(last["taken"]) is beside  # the last is alone where there is no room
 
 
-def test_runs_that_lack_memory_beside_others_on_their_device_are_done_again_alone(do, tmp_path, capfd):
+def test_runs_that_lack_memory_beside_others_on_their_device_are_done_again_alone(do, tmp_path, capfd, monkeypatch):
+    freed, opened = folder.free_for_another_try, []
+
+    def free(run_dir):
+        opened.extend(file.path for file in psutil.Process().open_files() if file.path == str(run_dir / "log.txt"))
+        freed(run_dir)
+
+    monkeypatch.setattr(folder, "free_for_another_try", free)
     first = "(folder.parent / f'{folder.name}.tried').exists() or (folder.parent / f'{folder.name}.tried').touch() or "
     lacks = ON_DEVICE % (40, 4) + f"{first}record.update(status='out_of_memory')"
     records = do(ON_DEVICE % (40, 4) + "list(visits)", lacks, lacks, timed=True)
@@ -223,6 +231,7 @@ def test_runs_that_lack_memory_beside_others_on_their_device_are_done_again_alon
     assert len((tmp_path / "pids").read_text().split()) == 5
     said = capfd.readouterr().out
     assert said.count("found no memory beside others, and is done again alone") == 2
+    assert opened == []  # Windows renames no folder in which a file is open
 
 
 def test_a_training_that_lacks_memory_beside_others_goes_on_from_its_checkpoint(tmp_path):
