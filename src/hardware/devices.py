@@ -44,6 +44,12 @@ def check_accelerator(config: Mapping[str, Any]) -> None:
     gpus = torch.cuda.device_count()
     if "cuda" in _ALIASES[accelerator] and "cuda" in found and isinstance(devices, int) and devices > gpus:
         raise UserError(f"trainer.devices: got {devices}, and this machine has {formatting.count(gpus, 'GPU')}")
+    several = isinstance(devices, int) and devices > 1 and not isinstance(trainer.get("strategy"), Mapping)
+    if several and "cuda" in _ALIASES[accelerator] and "cuda" in found and not torch.distributed.is_nccl_available():
+        raise UserError(
+            f"trainer.devices: got {devices}, and torch has no NCCL here, by which GPUs exchange gradients; write "
+            "trainer.devices=1, or a trainer.strategy with process_group_backend=gloo"
+        )
 
 
 def _check_mps(precision: str, compile: Any) -> None:

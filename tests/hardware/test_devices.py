@@ -55,3 +55,13 @@ def test_the_memory_of_an_apple_gpu_is_what_metal_recommends_at_most(monkeypatch
     assert total_memory(torch.device("mps")) == 12 * 2**30
     assert describe(torch.device("mps"))["device_memory_gib"] == 12.0
     assert "device_memory_gib" not in describe(torch.device("cpu"))
+
+
+def test_several_gpus_without_nccl_as_on_windows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
+    with pytest.raises(UserError, match=r"trainer.devices: got 2, and torch has no NCCL here"):
+        check_accelerator(config("gpu", devices=2))
+    check_accelerator(config("gpu", devices=1))
+    check_accelerator(config("gpu", devices=2, strategy={"process_group_backend": "gloo"}))
