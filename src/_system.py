@@ -12,6 +12,7 @@ import functools
 import os
 import platform
 import re
+import select
 import shlex
 import signal
 import socket
@@ -79,6 +80,37 @@ def relative(path: str | Path, start: str | Path = os.curdir) -> str:
         return os.path.relpath(path, start)
     except ValueError:
         return os.path.abspath(path)
+
+
+_NO_NAME = re.compile(
+    r'.*[<>:"|?*\x00-\x1f].*|.*[. ]|(con|prn|aux|nul|com\d|lpt\d)(\..*)?', re.IGNORECASE
+)  # of Windows
+_LONGEST, _LONGEST_BELOW = 259, 110  # characters of a path of Windows, and of those that a run writes below its folder
+
+
+def why_no_folder(folder: str | Path) -> str | None:
+    """Why the system could not have this folder with a run in it; None where it could. Only Windows refuses names."""
+    if sys.platform != "win32":
+        return None
+    path = Path(folder)
+    if wrong := next((part for part in path.parts if part != path.anchor and _NO_NAME.fullmatch(part)), None):
+        return f"Windows takes no folder '{wrong}'"
+    length = len(os.path.abspath(path))
+    if length + _LONGEST_BELOW > _LONGEST and not _has_long_paths():
+        return f"it has {length} characters, and of those Windows takes {_LONGEST - _LONGEST_BELOW}, unless LongPathsEnabled is set"
+    return None
+
+
+def _has_long_paths() -> bool:
+    """Whether this Windows was told to take longer paths."""
+    try:
+        import winreg
+
+        place: Any = winreg  # which a type checker on another system does not know
+        with place.OpenKey(place.HKEY_LOCAL_MACHINE, r"SYSTEM\CurrentControlSet\Control\FileSystem") as key:
+            return bool(place.QueryValueEx(key, "LongPathsEnabled")[0])
+    except (ImportError, OSError):
+        return False
 
 
 # --- signals ---------------------------------------------------------------------------------------------------------
@@ -153,6 +185,11 @@ class Program:
                 while self.connection.recv(4096):
                     pass
         return code
+
+    def await_word(self) -> None:
+        """Wait until it has written something, or has ended; handlers of signals are called meanwhile."""
+        while _POLL_S and not select.select([self.connection], [], [], _POLL_S)[0]:
+            pass
 
     def await_end(self) -> None:
         """Wait for its end, in a signal's handler, too, and leave its exit code to `wait`."""
@@ -443,6 +480,11 @@ def may_have_accelerator() -> bool:
     return not sys.platform.startswith("linux") or any(any(DEV.glob(name)) for name in _ACCELERATORS)
 
 
+def may_have_mps() -> bool:
+    """Whether torch may find an Apple GPU here; torch is not imported."""
+    return sys.platform == "darwin" and platform.machine() == "arm64"
+
+
 # --- terminals -------------------------------------------------------------------------------------------------------
 
 PLAIN = "batchscope.plain"  # the name by which a stream gets `_plain`
@@ -466,8 +508,6 @@ def has_no_reader(error: OSError) -> bool:
         return error.errno in (errno.EPIPE, errno.EINVAL) and error.filename is None
     if not isinstance(error, BrokenPipeError):
         return False
-    import select
-
     poll = select.poll()
     poll.register(1, 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))

@@ -131,5 +131,43 @@ def test_a_path_on_another_drive_of_windows_is_said_whole(monkeypatch) -> None:
     assert _system.relative(Path("/d/runs/a")) == os.path.abspath("/d/runs/a")
 
 
+NO_FOLDERS = {
+    "runs/a:b": "Windows takes no folder 'a:b'",
+    "runs/what?": "Windows takes no folder 'what?'",
+    "runs/nul": "Windows takes no folder 'nul'",
+    "runs/COM1.txt": "Windows takes no folder 'COM1.txt'",
+    "runs/dot.": "Windows takes no folder 'dot.'",
+    f"/runs/{'a' * 200}": "it has 206 characters, and of those Windows takes 149, unless LongPathsEnabled is set",
+}
+
+
+@pytest.mark.parametrize("folder", NO_FOLDERS)
+def test_a_folder_that_windows_does_not_take_is_told_from_one_that_it_does(folder: str, monkeypatch) -> None:
+    monkeypatch.setattr(_system, "sys", SimpleNamespace(platform="win32"))
+    assert _system.why_no_folder(folder) == NO_FOLDERS[folder]
+    assert _system.why_no_folder("/runs/2026-11-28_10-00-00/console") is None
+    monkeypatch.setattr(_system, "sys", SimpleNamespace(platform="linux"))
+    assert _system.why_no_folder(folder) is None
+
+
+def test_a_wait_for_a_programs_word_lets_handlers_of_signals_run(monkeypatch) -> None:
+    """On Windows a read of a socket goes on through Ctrl-C: a sweep would act on it after the visit."""
+    program = _system.start_program([sys.executable, "-c", "import time; time.sleep(600)"], (2, 2))
+    turns = []
+    ready, wait = _system.select.select, iter([1, 2, 3])
+
+    def select(*of: object) -> tuple[list, list, list]:
+        turns.append(next(wait, None))
+        if turns[-1] is None:
+            program.end_group()
+            program.wait()
+        return ready(*of)
+
+    monkeypatch.setattr(_system, "_POLL_S", 0.01)
+    monkeypatch.setattr(_system, "select", SimpleNamespace(select=select))
+    program.await_word()  # which ends with the program
+    assert turns[:4] == [1, 2, 3, None]
+
+
 def test_signals_that_a_system_lacks_are_absent() -> None:
     assert _system.signals_named("SIGTERM", "SIGNONE") == (signal.SIGTERM,)

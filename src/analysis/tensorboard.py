@@ -31,9 +31,9 @@ def write(groups: Sequence[Group], tables: Sequence[pd.DataFrame], folder: Path)
         if scalars := _scalars(sizes):
             # In letters that every file system takes; TensorBoard breaks a name at hyphens.
             name = re.sub(r"[\W_]+", "_", group.label).strip("_")[:_LONGEST] or "group"
-            while name in names:
+            while name.casefold() in names:  # macOS and Windows take `CNN` and `cnn` for one folder
                 name += f"_{group.number + 1}"
-            names.add(name)
+            names.add(name.casefold())
             (folder / name).mkdir(parents=True, exist_ok=True)
             write_bytes(folder / name / f"events.out.tfevents.{when:.0f}", _events(scalars, when))
 

@@ -1,5 +1,6 @@
 """What the updates of a run cost: rates, quantiles, means of the parts, and the metrics of each update; views of the table."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
@@ -47,7 +48,7 @@ def cost_of(table: UpdateTable, replicas: int = 1) -> dict[str, Any]:
         "step_ms_p10": low,
         "step_ms_p90": high,
         "step_ms_p99": highest,
-        "parts_ms": dict(zip(PARTS, rows["parts_ms"].mean(0, dtype=float).tolist(), strict=True)),
+        "parts_ms": _by_part(rows["parts_ms"].mean(0, dtype=float), table.parts),
         "work_ms_median": float(numpy.median(table.rows["parts_ms"][in_median][:, _WORK].sum(1))),
     }
     if samples:  # else the batch has no tensors, and nobody knows
@@ -94,16 +95,26 @@ def median_step(table: UpdateTable) -> dict[str, float]:
     if not len(rows):
         return {}
     order = numpy.argsort(rows["parts_ms"].sum(1, dtype=float))
-    return dict(zip(PARTS, rows["parts_ms"][order[len(rows) // 2]].tolist(), strict=True))
+    return _by_part(rows["parts_ms"][order[len(rows) // 2]], table.parts)
+
+
+def _by_part(ms: NDArray[Any], parts: Sequence[str]) -> dict[str, float]:
+    """The milliseconds of those parts that are timed, given those of all."""
+    return {part: value for part, value in zip(PARTS, ms.tolist(), strict=True) if part in parts}
 
 
 def metrics_of(
-    rows: NDArray[Any], replicas: int, flops_per_sample: float | None = None, peak: float | None = None
+    rows: NDArray[Any],
+    replicas: int,
+    flops_per_sample: float | None = None,
+    peak: float | None = None,
+    parts: Sequence[str] = PARTS,
 ) -> Scalars:
     """The metrics of updates, given their rows of the table. Samples and time steps are those of all ranks, FLOP/s those
-    of one. A metric that none of the updates has is left out."""
+    of one. A metric that none of the updates has is left out, and so is a part that is not timed."""
     step_ms = rows["parts_ms"].sum(1, dtype=float)
-    metrics = {f"time/{part}_ms": rows["parts_ms"][:, column].astype(float) for column, part in enumerate(PARTS)}
+    timed = {part: rows["parts_ms"][:, column].astype(float) for column, part in enumerate(PARTS) if part in parts}
+    metrics = {f"time/{part}_ms": ms for part, ms in timed.items()}
     metrics["time/step_ms"] = step_ms
     seconds = numpy.where(step_ms > 0, step_ms, numpy.nan) / 1e3
     samples, timesteps = (numpy.where(rows[name] > 0, rows[name], numpy.nan) for name in ("samples", "timesteps"))

@@ -38,7 +38,8 @@ def explain(
     """
     cost, device, notes = measured.cost, measured.device, list(notes)
     parts = {part: ms / 1e3 for part, ms in measured.median_parts_ms.items()}
-    step_s, between_s = sum(parts.values()), sum(parts[part] for part in _BETWEEN)
+    between = _BETWEEN if StepPart.TRANSFER in parts else (StepPart.DATA_WAIT,)  # on MPS `other` has the work, too
+    step_s, between_s = sum(parts.values()), sum(parts[part] for part in between)
     busy = measured.kernel_share
     operations, remark = _timed(measured, recorded, events)
     notes += [remark] if remark else []

@@ -12,6 +12,7 @@ from ..hardware.bottleneck import CHANGED, Bottleneck, Step, find_bottleneck
 from ..hardware.calibration import Calibration, faster_precision, peak_flops_per_sec
 from ..hardware.slow_rank import find_slow_rank, part_means
 from ..hardware.telemetry import PEAK, named
+from ..records.step_parts import PARTS
 from ._batches import NO_TENSORS
 from ._fit_time import FitTime
 from ._level import slower_facts
@@ -38,6 +39,9 @@ def report(measured: Measured, machine: Calibration | None) -> dict[str, Any]:
     flops, missing = _flops_facts(measured, machine)
     summary |= _rank_facts(measured) | flops | _device_facts(measured) | _fit_facts(measured.fit_time)
     summary |= {"slower": slower} if (slower := slower_facts(measured.spans)) else {}
+    if measured.device == "mps":
+        untimed = ", ".join(part for part in PARTS if part not in summary["parts_ms"])
+        missing["parts_ms"] = f"on mps nobody tells when the device does what the host submits: {untimed}"
     found = find_bottleneck(_step(measured, summary, machine))
     if found is None:
         missing["bottleneck"] = "the parts of the steps have no time: the clock has jumped"

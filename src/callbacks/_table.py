@@ -48,14 +48,16 @@ class UpdateTable:
         warmup: updates that are never counted.
         windows: see Windows; a fit that has none yet is undivided.
         last_step: Lightning's `global_step` before the fit.
+        parts: of a step that the clock can time; the columns of the others are 0.
     """
 
-    def __init__(self, warmup: int, windows: Windows, last_step: int = 0):
+    def __init__(self, warmup: int, windows: Windows, last_step: int = 0, parts: Sequence[str] = PARTS):
         self.windows = windows
         self._warmup = warmup
         self._rows = numpy.empty(_CAPACITY, ROW)
         self._length = 0
         self.last_step = last_step
+        self.parts = tuple(parts)
         self._open = numpy.zeros(len(TIMED) + len(_FACTS))  # batches of an update that has not ended
 
     def __len__(self) -> int:
@@ -193,6 +195,7 @@ class UpdateTable:
         if not len(whole):
             return None
         parts, every = thinned(self.rows["parts_ms"][whole] / 1e3)
+        parts[:, [part not in self.parts for part in PARTS]] = numpy.nan
         return StepTimes(
             step_s=(self.step_ms()[whole] / 1e3).astype(numpy.float32),
             window=numpy.searchsorted(of[whole], numpy.arange(len(windows))),

@@ -2,7 +2,7 @@
 
 A mark costs what reading the clock costs. The time between two marks is computed later, many steps at once: on CUDA a
 mark is an event in the stream, and nothing waits for it. Every moment of a step lies between two marks, so the parts
-add up to the step by construction.
+add up to the step by construction. On MPS the host's clock is used, and few parts can be timed (`MpsClock`).
 """
 
 import contextlib
@@ -36,9 +36,11 @@ class HostClock:
     Attributes:
         lags: whether the device runs behind the host.
         can_hold: whether it can be told to wait.
+        parts: of a step that it can time; the time of the others is in `other`.
     """
 
     lags = can_hold = False
+    parts: Sequence[str] = PARTS
 
     mark: Any = staticmethod(time.perf_counter)
 
@@ -55,6 +57,9 @@ class HostClock:
 
     def reuse(self, marks: Iterable[Any]) -> None:
         """Take back marks that are no longer needed."""
+
+    def pace(self, is_last: bool) -> None:
+        """Before the mark at a batch's end: bring the host near the device, where the marks are the host's."""
 
     def hold(self, seconds: float) -> None:
         """Have the device wait for about so long before what is submitted next."""
@@ -100,9 +105,33 @@ class CudaClock(HostClock):
         torch.cuda._sleep(int(_CYCLES_PER_S * seconds))  # a kernel that counts the cycles of one multiprocessor
 
 
+class MpsClock(HostClock):
+    """The host's clock, with the host kept one batch ahead of the device at most: so the steps are as long as the device's.
+
+    `torch.mps`'s timing events do not serve: `elapsed_time` waits for all that was submitted, blocks for ever if an event is
+    the end of two intervals, and reads the time at which a thread of the host heard of the event. So nobody knows how long
+    the parts take in which the host submits work. An event without timing is waited for without stopping the device.
+    """
+
+    lags = True
+    parts = (StepPart.DATA_WAIT.value, OTHER)
+
+    def __init__(self) -> None:
+        self._before: torch.mps.Event | None = None  # at the end of the batch before
+
+    @override
+    def pace(self, is_last: bool) -> None:
+        """Wait until the device has ended the batch before, or all batches: then the next one begins on an idle device."""
+        event = torch.mps.Event()
+        event.record()
+        waited_for, self._before = (event, None) if is_last else (self._before, event)
+        if waited_for is not None:
+            waited_for.synchronize()
+
+
 def clock_for(device: torch.device) -> HostClock:
-    """The device's clock on CUDA, the host's elsewhere. MPS has timing events that were never confirmed on a Mac."""
-    return CudaClock() if device.type == "cuda" else HostClock()
+    """The device's clock on CUDA, the host's elsewhere."""
+    return {"cuda": CudaClock, "mps": MpsClock}.get(device.type, HostClock)()
 
 
 @dataclass(slots=True)
@@ -172,6 +201,12 @@ class StepTimer:
             return OTHER
         return PAUSE if PAUSE in stack else stack[-1]
 
+    @property
+    def _timed_part(self) -> str:
+        """The part whose time that is by the clock."""
+        part = self.part
+        return part if part in self.clock.parts or part == PAUSE else OTHER
+
     def begin_batch(self) -> None:
         """Begin a batch where the one before ends, so that no moment between them is lost."""
         adjoins = self._end()
@@ -185,7 +220,7 @@ class StepTimer:
 
     def end_step(self) -> None:
         """End the step without beginning another."""
-        self._end()
+        self._end(is_last=True)
 
     def enter(self, part: str) -> None:
         """Begin a part; within a pause the pause continues."""
@@ -208,17 +243,18 @@ class StepTimer:
             self.leave(PAUSE)
 
     def _mark(self) -> None:
-        batch, part = self.current, self.part
+        batch, part = self.current, self._timed_part
         if batch is None or batch.parts[-1] == part:
             return
         batch.parts.append(part)
         batch.moments.append(self.clock.mark())
 
-    def _end(self) -> bool:
+    def _end(self, is_last: bool = False) -> bool:
         """End the batch. Returns whether the next one may begin at its end."""
         batch, self.current, self._stack = self.current, None, []
         if batch is None:
             return False
+        self.clock.pace(is_last)
         adjoins = batch.parts[-1] != PAUSE
         batch.parts.append(PAUSE)
         batch.moments.append(self.clock.mark())

@@ -67,8 +67,8 @@ class ThroughputMonitor(LoopEvents):
     batches.
 
     The times are the device's own on CUDA, read from events that have passed: no synchronisation, no `.item()`.
-    Elsewhere they are the host's. On MPS the step and the wait for data are true, and the other parts are the times at
-    which the host submitted the work. Manual optimisation shows the parts that it calls by Lightning's names
+    Elsewhere they are the host's. On MPS the step and the host's wait for data are timed, and all else of a step is `other`:
+    see `MpsClock`. Manual optimisation shows the parts that it calls by Lightning's names
     (`manual_backward`, `optimizer.step()`), and the rest as forward.
 
     After the fit `summary` has the run's cost, rates and bottleneck; the run's record has it as `throughput`. Where it has no
@@ -245,7 +245,7 @@ class ThroughputMonitor(LoopEvents):
         self._kernel_time = KernelTime(self._timer.clock, held)
         self._first_counted = max(1, self.warmup_steps, self._recorded.last, held)
         self._windows, self._windows_read = Windows(self._first_counted), 0
-        self.table = UpdateTable(self.warmup_steps, self._windows, trainer.global_step)
+        self.table = UpdateTable(self.warmup_steps, self._windows, trainer.global_step, self._timer.clock.parts)
         self._writer = StepWriter(trainer)
         self._exchanges = Exchanges(trainer, self._timer)
         self._attached.callback(self._exchanges.stop)
@@ -528,7 +528,7 @@ class ThroughputMonitor(LoopEvents):
                 together, flops = replicas(trainer), self._flops or Flops()
                 per_device = flops.per_sample and flops.per_sample * together / trainer.world_size
                 peak = peak_of(flops, str(trainer.precision), self.calibration)
-                self._writer.write(metrics_of(rows, together, per_device, peak))
+                self._writer.write(metrics_of(rows, together, per_device, peak, self.table.parts))
 
 
 def _nothing(why: str) -> dict[str, Any]:

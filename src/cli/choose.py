@@ -99,7 +99,8 @@ def _measured(overrides: list[str], question: Question) -> tuple[int | None, lis
 
     words = timed(overrides)
     configs = check_command_line(words, multirun=True)
-    sizes, trainer = sorted({config["data"]["batch_size"] for config in configs}), configs[0]["trainer"]
+    config, sizes = configs[0], sorted({config["data"]["batch_size"] for config in configs})
+    trainer = config["trainer"]
     if len(sizes) < 2 or len(sizes) < len(configs):
         raise UserError(
             "data.batch_size: choose needs several sizes of one training, to tell what a step costs from what a sample "
@@ -115,7 +116,7 @@ def _measured(overrides: list[str], question: Question) -> tuple[int | None, lis
     from ..hardware.devices import available, check_accelerator, device_name
 
     asked = trainer.get("accelerator", "auto")
-    check_accelerator(asked)
+    check_accelerator(config)
     kinds = [kind for kind in available() if asked in ("auto", kind) or (asked == "gpu" and kind != "cpu")]
     check_prices([device_here(kind, device_name(torch.device(kind))) for kind in kinds], question)
     exit_on_signals()

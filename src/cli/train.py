@@ -15,7 +15,7 @@ from typing import Any
 from hydra.core.utils import configure_log, env_override
 
 from .. import ranks
-from .._system import relative
+from .._system import may_have_mps, relative, signals_named
 from ..checkpointing import resume
 from ..distributed import launch, rendezvous
 from ..errors import UnfitError, UserError
@@ -76,13 +76,13 @@ def _start(overrides: list[str], multirun: bool) -> None:
 
 def _check_devices(configs: list[dict[str, Any]], multirun: bool = False, here: bool = True) -> None:
     """See that every run has its devices, if it runs on this machine; torch is imported only for `gpu` and the like."""
-    for trainer in (config["trainer"] for config in configs):
-        launch.check_processes(trainer, multirun)
-        accelerator = trainer.get("accelerator", "auto")
-        if here and accelerator not in ("auto", "cpu"):
+    for config in configs:
+        launch.check_processes(config["trainer"], multirun)
+        accelerator = config["trainer"].get("accelerator", "auto")
+        if here and accelerator != "cpu" and (accelerator != "auto" or may_have_mps()):
             from ..hardware.devices import check_accelerator
 
-            check_accelerator(accelerator, trainer.get("devices", "auto"))
+            check_accelerator(config)
 
 
 def _run_one(line: CommandLine) -> None:
@@ -172,12 +172,19 @@ def _run_sweep(line: CommandLine) -> None:
 
 
 def _check_launcher(target: str) -> None:
-    """Raise UserError for a launcher of a plugin that is not installed: its choice is ours, and composes without it."""
+    """Raise UserError for a launcher of a plugin that is not installed, or that cannot start a run here.
+
+    A plugin's choice is ours, and composes without it.
+    """
     package = ".".join(target.split(".")[:2])
     if package not in _EXTRAS:
         return
     with contextlib.suppress(ModuleNotFoundError):  # there is no plugin at all
         if importlib.util.find_spec(package):
+            if _EXTRAS[package] == "slurm" and not signals_named("SIGUSR2"):
+                raise UserError("hydra/launcher: submitit does not run on Windows; write hydra/launcher=basic")
+            if target.endswith("SlurmLauncher") and shutil.which("srun") is None:
+                raise UserError("hydra/launcher: no SLURM is here (no program srun); write hydra/launcher=basic")
             return
     name = package.partition(".")[2]
     raise UserError(f"hydra/launcher: {name} is not installed; pip install 'batchscope[{_EXTRAS[package]}]'")

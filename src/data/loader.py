@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from .order import DeterministicBatchSampler
 from .samples import SampleBatches
+from .sendable import check_sendable
 from .workers import raised, seeded, start_worker
 
 WaitContext = Callable[[], AbstractContextManager[object]]
@@ -72,6 +73,7 @@ def load_apart(splits: Mapping[str, SampleBatches], keys: Iterable[Any], seed: i
         generator=torch.Generator(),  # not the one that the model draws from
         worker_init_fn=start_worker,
     )
+    check_sendable(loader)
     return raised(loader)
 
 
@@ -113,6 +115,7 @@ class Loader:
             worker_init_fn=start_worker,
             pin_memory=self._copies and stored is None,
         )
+        check_sendable(self._loader)
         # Garbage in one cycle with torch's iterator, its queues would close before it tells the workers to end, and it
         # would wait 5 s for each. Held here, it is freed after this loader, and the queues after it.
         weakref.finalize(self, _freed, self._loader)

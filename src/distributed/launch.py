@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from .._system import CAN_FORK
 from ..errors import UserError
 from ..ranks import current
 
@@ -13,8 +14,11 @@ def check_processes(
 ) -> None:
     """Raise UserError unless as many processes were started as a trainer has devices, on as many machines.
 
-    `trainer` has its checked options; `multirun` says whether it is that of a sweep's run.
+    A strategy that forks is refused where that is not safe. `trainer` has its checked options; `multirun` says whether it is that of a sweep's run.
     """
+    strategy = str(trainer.get("strategy") or "")
+    if not CAN_FORK and strategy.endswith(("fork", "notebook")):
+        raise UserError(f"trainer.strategy: {strategy} forks this process, which is safe on Linux alone; write ddp")
     devices, nodes, rank = trainer.get("devices", "auto"), trainer.get("num_nodes", 1), current(environ)
     if rank.launcher and multirun and rank.world_size > 1:
         raise UserError(

@@ -123,8 +123,7 @@ def _waits(step: Step, parts: Mapping[str, float], total: float) -> dict[str, fl
     """Milliseconds of waiting for data and copies, as far as the device idles, and for other ranks."""
     waits = {
         "input": parts["data_wait"],
-        # On MPS a copy waits for the work that was submitted before, so its time may be the device's.
-        "transfer": 0.0 if step.device == "mps" and step.busy is None else parts["transfer"],
+        "transfer": parts["transfer"],
     }
     idle = total if step.busy is None or step.device == "cpu" else total * (1 - min(step.busy, 1.0))
     for kind, ms in waits.items():
@@ -182,8 +181,9 @@ def _work_by_parts(step: Step, parts: Mapping[str, float], work: float) -> dict[
     if busy is not None:
         is_arithmetic = step.mfu is not None and step.mfu >= WELL_FED
         return {"host": work - busy} | ({"compute": busy} if is_arithmetic else {})
-    known = {} if step.device == "mps" else {"host": parts["other"]}  # on MPS any part may wait for the device
+    known = {} if step.device == "mps" else {"host": parts["other"]}  # on MPS it has all but the wait for data
     computing = max(parts["forward"] + parts["backward"] - (step.communication_ms or 0.0), 0.0)
+    computing = work if step.device == "mps" else computing
     if step.mfu is not None and step.mfu >= WELL_FED and computing > 0:
         known["compute"] = computing
     return known
@@ -239,6 +239,7 @@ def _doubts(step: Step, first_two: Mapping[str, float], unknown: float) -> list[
         f"{percent(unknown)} is not known": share - second_share < unknown,
         f"only {count(step.steps, 'step')} measured": step.steps < FEW_STEPS,
         "the device is not calibrated": step.calibration is None and bool(is_work),
+        "the device may compute while the host waits": step.device == "mps" and "input" in first_two,
         "waiting for other ranks is not measured here": step.communication_ms is None,
         _others(others): others > SHARED,
     }

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .._torch import saved_tensors, storage_id
-from .host_memory import private_rss
+from .host_memory import host_memory, private_rss
 from .traffic import storages
 
 # In any other RuntimeError. cuBLAS and cuDNN report the lack of memory for their own buffers by a status.
@@ -40,19 +40,26 @@ def memory_of(device: torch.device) -> tuple[int, int] | None:
     """Bytes of a device's memory that training holds, now and at most; None for a device that does not tell.
 
     CUDA and AMD: the tensors in torch's allocator, and their peak since `torch.cuda.reset_peak_memory_stats`. MPS: the same
-    tensors, and CPU: the process's memory in RAM without the libraries' files; both keep no peak. Asking waits for nothing.
+    tensors, and what Metal's driver holds for the process, which keeps what was freed: the peak of the tensors is at most
+    that. CPU: the process's memory in RAM without the libraries' files, which keeps no peak. Asking waits for nothing.
     """
     if device.type == "cuda":
         # One call of the allocator: `torch.cuda.memory_stats` flattens and sorts its hundred numbers.
         stats = torch.cuda.memory_stats_as_nested_dict(device)
         return (stats["allocated_bytes"]["all"]["current"], stats["allocated_bytes"]["all"]["peak"]) if stats else None
     if device.type == "mps":
-        held = torch.mps.current_allocated_memory()
-    elif device.type == "cpu":
+        return torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory()
+    if device.type == "cpu":
         held = private_rss(psutil.Process())
-    else:
-        return None
-    return held, held
+        return held, held
+    return None
+
+
+def total_memory(device: torch.device) -> int:
+    """Bytes of the memory that a device can use: its own; on MPS what Metal recommends at most; else the host's."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return torch.mps.recommended_max_memory() if device.type == "mps" else host_memory().total
 
 
 def shared_memory(device: torch.device) -> dict[str, int]:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from .._system import CPUS, affinity, processor_name
 from ..errors import UserError
 from ..records import formatting
+from .device_memory import total_memory
 
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 _ALIASES = {"gpu": ("cuda", "mps"), "cuda": ("cuda",), "mps": ("mps",), "cpu": ("cpu",)}
@@ -23,13 +25,17 @@ def available() -> list[str]:
     return [kind for kind, is_there in offered.items() if is_there]
 
 
-def check_accelerator(accelerator: str, devices: Any = "auto") -> None:
-    """Raise UserError if `trainer.accelerator` or `trainer.devices` names what this machine does not have."""
-    if accelerator == "auto":
-        return
-    if accelerator not in _ALIASES:
+def check_accelerator(config: Mapping[str, Any]) -> None:
+    """Raise UserError if a configuration names a device that this machine does not have, or what its device cannot do."""
+    trainer = config["trainer"]
+    accelerator, devices = trainer.get("accelerator", "auto"), trainer.get("devices", "auto")
+    if accelerator not in ("auto", *_ALIASES):
         raise UserError(f"trainer.accelerator: got '{accelerator}', takes auto, cpu, gpu, cuda or mps")
     found = available()
+    if accelerator != "cpu" and "mps" in found:  # which is then the device that Lightning takes
+        _check_mps(str(trainer.get("precision") or "32-true"), config.get("compile"))
+    if accelerator == "auto":
+        return
     if not set(_ALIASES[accelerator]) & set(found):
         raise UserError(
             f"trainer.accelerator: got '{accelerator}', and this machine has {' and '.join(found)}; "
@@ -38,6 +44,27 @@ def check_accelerator(accelerator: str, devices: Any = "auto") -> None:
     gpus = torch.cuda.device_count()
     if "cuda" in _ALIASES[accelerator] and "cuda" in found and isinstance(devices, int) and devices > gpus:
         raise UserError(f"trainer.devices: got {devices}, and this machine has {formatting.count(gpus, 'GPU')}")
+    several = isinstance(devices, int) and devices > 1 and not isinstance(trainer.get("strategy"), Mapping)
+    if several and "cuda" in _ALIASES[accelerator] and "cuda" in found and not torch.distributed.is_nccl_available():
+        raise UserError(
+            f"trainer.devices: got {devices}, and torch has no NCCL here, by which GPUs exchange gradients; write "
+            "trainer.devices=1, or a trainer.strategy with process_group_backend=gloo"
+        )
+
+
+def _check_mps(precision: str, compile: Any) -> None:
+    """Raise UserError for what torch does not do on an Apple GPU."""
+    lacks = (
+        "trainer.precision: got {}, and an Apple GPU {}; write trainer.precision=32-true, or trainer.accelerator=cpu"
+    )
+    if precision.startswith("64"):
+        raise UserError(lacks.format(precision, "has no float64"))
+    if precision.startswith("bf16") and not torch.backends.mps.is_macos_or_newer(14, 0):
+        raise UserError(lacks.format(precision, "has bf16 from macOS 14 on"))
+    if compile in ("reduce-overhead", "max-autotune"):
+        raise UserError(
+            f"compile: got {compile}, which takes CUDA graphs, and an Apple GPU has none; write compile=default"
+        )
 
 
 def device_name(device: torch.device) -> str:
@@ -72,8 +99,8 @@ def cache_bytes(device: torch.device, cpus: Path = CPUS) -> int | None:
 def describe(device: torch.device) -> dict[str, Any]:
     """The machine, as a run record has it."""
     own_memory = {}
-    if device.type == "cuda":
-        own_memory = {"device_memory_gib": round(torch.cuda.get_device_properties(device).total_memory / 2**30, 1)}
+    if device.type != "cpu":
+        own_memory = {"device_memory_gib": round(total_memory(device) / 2**30, 1)}
     return {
         "device": device.type,
         "device_name": device_name(device),

@@ -91,6 +91,8 @@ def calibrate(device: torch.device) -> Calibration:
         rates = best_rates(microbenchmarks(device, cache), _PASSES_S)
         if device.type == "cuda":
             torch.cuda.empty_cache()
+        elif device.type == "mps":
+            torch.mps.empty_cache()
     noise, launches = meter.read(), rates.get(LAUNCHES)
     disturbed = f"other processes used {percent(noise.others_share)} of the CPU during the measurement"
     return Calibration(

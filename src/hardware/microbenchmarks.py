@@ -30,7 +30,8 @@ from .._torch import float32_computed_as
 
 Run = Callable[[], object]
 
-_BLOCK_S = 0.002  # the shorter a block, the more likely that nothing disturbs one of them
+# The shorter a block, the more likely that nothing disturbs one of them. On a Mac its end, which waits for the GPU, costs more.
+_BLOCK_S = 0.02 if torch.backends.mps.is_available() else 0.002
 _PASS_S = 0.02  # of blocks, before the next microbenchmark
 _FINALISTS = 5  # of a quantity
 _SLOWEST_RUN_S = 0.06  # a candidate of which one run would take longer is left out

@@ -136,7 +136,7 @@ def trainer_for(trained: Trained) -> Trainer:
     """The Trainer of the configuration, which runs the network with no callbacks of the run and keeps nothing."""
     config, load_weights = trained.config, trained.load_weights
     set_up_process(config)
-    check_accelerator(config["trainer"].get("accelerator", "auto"))
+    check_accelerator(config)
     alone: dict[str, Any] = {"logger": False, "callbacks": [], "enable_checkpointing": False}
     if load_weights is not None and makes_layers(trained.module):  # anew, in hooks that Lightning calls once more
         hooks = ("on_test_start", "on_validation_start", "on_predict_start")

@@ -20,6 +20,7 @@ from omegaconf.errors import GrammarParseError, OmegaConfBaseException
 from yaml import YAMLError
 
 from .. import _hydra
+from .._system import why_no_folder
 from ..errors import UserError
 from .check import check_config
 from .explain import message_of, missing_choice, unknown_option
@@ -237,3 +238,5 @@ def _check_folder(hydra: DictConfig, name: str) -> None:
     if folder is None or ".." in Path(str(folder)).parts or "\0" in str(folder):
         takes = "a folder below this one, or an absolute path, without '..'"
         raise UserError(f"hydra.{name}: got {str(folder)[:100]!r}, takes {takes}")
+    if why := why_no_folder(str(folder)):
+        raise UserError(f"hydra.{name}: got {str(folder)[:100]!r}: {why}")

@@ -87,12 +87,12 @@ class Loop:
             return []
         line, warned = LiveLine(), set[str]()
         programs = ProgramWatch([os.getpid()])
-        with contextlib.ExitStack() as files, Processes() as processes:
-            files.callback(line.clear)
+        with contextlib.ExitStack() as at_end, Processes() as processes:
+            at_end.callback(line.clear)
 
             def start(job: Job) -> Process:
-                log = files.enter_context(_log_of(job))
-                return processes.add(lambda: Process(job, (log, log), visited=True))
+                with _log_of(job) as log:  # the run has it open, and this process has not: the folder may be renamed
+                    return processes.add(lambda: Process(job, (log, log), visited=True))
 
             def end(process: Process, beside_others: bool) -> None:
                 process.wait()

@@ -65,6 +65,7 @@ class Process:
     def answer(self) -> Mapping[str, Any] | None:
         """Wait for the run's next line; None if it ends instead."""
         with contextlib.suppress(OSError):
+            self._program.await_word()
             if (line := self._answers.readline()).endswith(b"\n"):
                 return json.loads(line)
         return None

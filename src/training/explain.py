@@ -24,7 +24,7 @@ def explain(config: dict[str, Any], choices: dict[str, str], place: str) -> tupl
     for errors. UserError for a step that fails, and for steps that cannot be measured.
     """
     set_up_process(config)
-    check_accelerator(config["trainer"].get("accelerator", "auto"))
+    check_accelerator(config)
     data = build_data(config)
     monitor = ThroughputMonitor(warmup_steps=WARMUP, verbose=False)
     profiler = OperationProfiler(steps=STEPS, stop=True, verbose=False)

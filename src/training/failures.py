@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from lightning import Trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from torch.utils.data import DataLoader
 
 from .._torch import is_compilation_error, is_shared_memory_error
+from ..data.sendable import check_sendable
 from ..errors import Interrupted, PeerLostError, UserError, cut, package_of, place_of
 from ..files import LOCK, NO_SPACE, WriteError, is_inside, why
-from ..hardware.device_memory import is_out_of_memory, memory_of
-from ..hardware.host_memory import host_memory
+from ..hardware.device_memory import is_out_of_memory, memory_of, total_memory
 from ..options.command_lines import resume_command
 from ..records.read import FILE
 from .trial import is_own
@@ -81,6 +82,8 @@ def explained(error: Exception, config: dict[str, Any], trainer: Trainer) -> Use
     """The one line for an exception in a trainer's run; None for one that is nobody's failure but the code's."""
     if is_shared_memory_error(error):
         return WriteError(f"data: {_NO_SHARED_MEMORY.format(str(error).strip().splitlines()[-1])}")
+    if unsendable := _unsendable(error):
+        return unsendable
     if isinstance(error, RuntimeError) and "DataLoader worker (pid" in str(error):
         return UserError(f"data: {error}; where memory is short, take fewer data.num_workers")
     if is_out_of_memory(error):
@@ -99,6 +102,23 @@ def explained(error: Exception, config: dict[str, Any], trainer: Trainer) -> Use
         return UserError(_cannot_compile(config, error))
     if refused := _refused_file(error, config["run_dir"]):
         return WriteError(f"{os.fsdecode(refused.filename or config['run_dir'])} cannot be written: {why(refused)}")
+    return None
+
+
+def _unsendable(error: Exception) -> UserError | None:
+    """The one line where a DataLoader of the user's own could not start its workers, because of what they are sent.
+
+    Lightning raises another error while it handles that one.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        for frame, _ in traceback.walk_tb(cause.__traceback__):
+            if isinstance(loader := frame.f_locals.get("loader"), DataLoader):
+                try:
+                    check_sendable(loader)
+                except UserError as said:
+                    return said
+        cause = cause.__cause__ or cause.__context__
     return None
 
 
@@ -148,12 +168,10 @@ def _refused_file(error: BaseException | None, run_dir: str) -> OSError | None:
 
 def _out_of_memory(config: dict[str, Any], device: torch.device) -> str:
     _, held = memory_of(device) or (0, 0)
-    on_gpu = device.type == "cuda"
-    total = torch.cuda.get_device_properties(device).total_memory if on_gpu else host_memory().total
     size = config["data"].get("batch_size")
     asked = "" if size is None else f" with data.batch_size={size}"
     smaller = "batch" if size is None else "model" if size == 1 else "data.batch_size"
     return (
-        f"out of memory{asked} on {device.type}: {held / _GIB:.2f} GiB were allocated of {total / _GIB:.2f}; "
+        f"out of memory{asked} on {device.type}: {held / _GIB:.2f} GiB were allocated of {total_memory(device) / _GIB:.2f}; "
         f"try a smaller {smaller}"
     )

@@ -10,12 +10,13 @@ import warnings
 import xml.etree.ElementTree as ET
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from batchscope import read_answer, read_runs
-from batchscope.analysis import analyse, plots, write_report
+from batchscope.analysis import analyse, plots, tensorboard, write_report
 from batchscope.analysis.anonymous import anonymous
 from batchscope.analysis.compare import compare
 from batchscope.analysis.diagnose import BASELINE, find_findings
@@ -610,3 +611,11 @@ def test_a_link_out_of_the_reports_folder_is_refused(name, tmp_path):
         write_report([folder], folder / "report")
     assert list((tmp_path / "elsewhere").iterdir()) == []
     assert write_report([folder], tmp_path / "elsewhere").files  # as it was typed
+
+
+def test_groups_whose_names_differ_in_case_alone_share_no_folder_of_tensorboard(tmp_path, monkeypatch):
+    """macOS and Windows take `CNN` and `cnn` for one folder."""
+    monkeypatch.setattr(tensorboard, "_scalars", lambda sizes: {"samples_per_sec": {1: 1.0, 2: 2.0}})
+    groups = [SimpleNamespace(label=f"model={name}", number=number) for number, name in enumerate(("CNN", "cnn"))]
+    tensorboard.write(groups, [None, None], tmp_path)
+    assert len({path.name.casefold() for path in tmp_path.iterdir()}) == 2

@@ -4,13 +4,14 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
 
 from batchscope.callbacks._cost import cost_of, median_step
 from batchscope.callbacks._explanation import explain
 from batchscope.callbacks._measured import Measured
 from batchscope.callbacks._operation_table import explanation_text
 from batchscope.callbacks._table import UpdateTable
-from batchscope.callbacks._timer import HostClock
+from batchscope.callbacks._timer import HostClock, clock_for
 from batchscope.callbacks._windows import Window, Windows
 from batchscope.hardware.advice import Setting
 from batchscope.hardware.calibration import Calibration
@@ -32,7 +33,8 @@ PLAIN = {"forward": 0.9, "other": 0.1}  # ms
 
 def explained(device: str, *steps, others=math.nan, events=None, operations=STEP, bottleneck=None):
     """Twenty steps of 1 ms, or these, with the operations above; on a GPU they were traced, too."""
-    table, made = UpdateTable(1, Windows(1)), list(steps) or [PLAIN] * 20
+    timed = clock_for(torch.device(device)).parts
+    table, made = UpdateTable(1, Windows(1), parts=timed), list(steps) or [PLAIN] * 20
     table.add([batch(n, 8, **ms) for n, ms in enumerate([PLAIN, *made], start=1)], HostClock())
     table.windows.all.append(Window(1, end=len(table), seconds=1.0, others_share=others, disturbed=others > 0.1))
     events = events if events is not None else two_steps() if device == "cuda" else []
@@ -90,6 +92,11 @@ def test_the_step_is_the_update_of_median_length(device: str) -> None:
     step = explained(device, {"forward": 1}, {"forward": 8}, {"forward": 1, "data_wait": 0.5, "other": 0.5})
     found = (step.step_seconds, step.between_seconds, step.waiting_seconds)
     assert (found, step.steps, step.batch_size) == (pytest.approx((2e-3, 1e-3, 5e-4)), 3, 8)
+
+
+def test_on_mps_the_work_is_not_between_two_batches_although_it_is_in_no_part_of_its_own() -> None:
+    step = explained("mps", *[{"data_wait": 0.1, "other": 0.9}] * 20)
+    assert (step.step_seconds, step.between_seconds) == (pytest.approx(1e-3), pytest.approx(1e-4))
 
 
 def test_the_heading_has_the_evidence() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from torch.utils.data import DataLoader
 
-from batchscope.callbacks._measured import FILE, Measured, read_measured, write_measured
+from batchscope.callbacks._measured import FILE, Flops, Measured, read_measured, write_measured
 from batchscope.callbacks._report import report
 from batchscope.callbacks._setting import setting_of
 from batchscope.callbacks.device import DeviceMonitor
@@ -67,6 +67,17 @@ def test_the_time_of_kernels_takes_the_place_of_what_the_driver_says_of_the_last
     on_gpu = replace(WAITING, device="cuda", sampled=driver, kernel_s=0.002)
     assert report(on_gpu, None)["utilization_pct"] == 20.0
     assert report(replace(on_gpu, kernel_s=None), None)["utilization_pct"] == 80.0
+
+
+def test_of_an_apple_gpu_the_parts_that_nobody_can_time_are_absent_with_the_reason() -> None:
+    peak = replace(CPU, device="mps", device_name="Apple M2")
+    cost = COST | {"parts_ms": {"data_wait": 1.0, "other": 9.0}, "work_ms_median": 9.0}
+    on_mps = replace(WAITING, device="mps", cost=cost, flops=Flops(1e8, is_given=True))
+    found = report(on_mps, peak)
+    assert found["mfu"] == 0.5  # the samples/s and the calibrated peak are known
+    assert found["bottleneck"]["kind"] == "compute"
+    assert found["missing"]["parts_ms"].endswith("what the host submits: transfer, forward, backward, optimizer")
+    assert "utilization_pct" not in found
 
 
 @pytest.mark.parametrize("change", [{"launch_us": -1}, {"cache_bytes": math.nan}, {"speed": 3}])

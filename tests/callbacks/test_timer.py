@@ -7,6 +7,7 @@ import torch
 
 from batchscope.callbacks import _timer
 from batchscope.callbacks._timer import PAUSE, TIMED, CudaClock, HostClock, StepTimer, clock_for, parts_ms
+from tests.support.mps import Mps
 
 
 @pytest.fixture
@@ -102,3 +103,50 @@ def test_on_cuda_the_device_tells_the_time_without_a_synchronisation_and_events_
     for _ in range(10):
         clock.reuse([clock.mark(), clock.mark()])
     assert FakeEvent.created == 2
+
+
+@pytest.fixture
+def mps(monkeypatch) -> Mps:
+    device = Mps()
+    monkeypatch.setattr(_timer, "torch", device.torch())
+    monkeypatch.setattr(_timer.MpsClock, "mark", staticmethod(device.perf_counter))
+    return device
+
+
+def mps_steps(mps: Mps, steps: int, device_s: float, host_s: float = 0.002, wait_s: float = 0.001) -> StepTimer:
+    """Steps of which the host submits each in `host_s`, after a wait for data, and the device computes `device_s`."""
+    timer = StepTimer(clock_for(torch.device("mps")))
+    for _ in range(steps):
+        timer.begin_batch()
+        timer.enter("data_wait")
+        mps.now += wait_s
+        timer.leave("data_wait")
+        timer.enter("forward")
+        mps.submit(device_s, host_s)
+        timer.leave("forward")
+    timer.end_step()
+    return timer
+
+
+def test_on_mps_a_step_is_as_long_as_the_devices_although_the_host_is_ahead(mps: Mps) -> None:
+    timer = mps_steps(mps, 20, device_s=0.030)
+    steps_ms = parts_ms(timer.finished, timer.clock).sum(1)
+    assert steps_ms[2:-1] == pytest.approx([30] * 17)
+    assert steps_ms.sum() == pytest.approx(20 * 30 + 3)  # from an idle device to an idle device
+    assert mps.waits == 0  # nothing waits for all that was submitted, but at the end
+
+
+def test_on_mps_a_host_that_is_slower_than_the_device_is_not_held_up(mps: Mps) -> None:
+    timer = mps_steps(mps, 20, device_s=0.001, host_s=0.005)
+    assert parts_ms(timer.finished, timer.clock).sum(1)[:-1] == pytest.approx([6] * 19)
+
+
+def test_on_mps_the_wait_for_data_and_the_rest_are_the_only_parts(mps: Mps) -> None:
+    timer = mps_steps(mps, 5, device_s=0.030)
+    assert [sorted(parts) for parts in parts_of(timer)] == [["data_wait", "other"]] * 5
+
+
+def test_on_mps_the_step_after_a_pause_begins_on_an_idle_device(mps: Mps) -> None:
+    timer = mps_steps(mps, 3, device_s=0.030)
+    assert mps.now >= mps.free_at
+    assert timer.clock._before is None

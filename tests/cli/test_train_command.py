@@ -1,5 +1,6 @@
 """`batchscope train`: flags and options in any order, what they start, and what is shown instead."""
 
+import importlib.util
 import os
 import shlex
 import sys
@@ -9,11 +10,12 @@ import pytest
 from hydra.core.hydra_config import HydraConfig
 
 from batchscope._hydra import multirun
+from batchscope.cli import train
 from batchscope.errors import UnfitError, UserError
 from batchscope.options.groups import CONFIGS
 from batchscope.records.terminal import is_verbose
 from batchscope.sweep.runner import Sweep
-from tests.support.command_lines import answer
+from tests.support.command_lines import answer, refusal
 
 
 @pytest.fixture(autouse=True)
@@ -166,3 +168,22 @@ def test_the_printed_resume_command_starts_the_same_sweep(started, monkeypatch, 
     assert folder == Path("it's {my} sweep, a=b")
     found = [(config["data"]["root"], config["model"]["hidden_sizes"]) for config in line.configs]
     assert found == [("my data, here", [8, 8]), ("my data, here", [4])]
+
+
+@pytest.mark.parametrize(
+    ("has_signals", "srun", "said"),
+    [
+        (False, None, "hydra/launcher: submitit does not run on Windows; write hydra/launcher=basic"),
+        (True, None, "hydra/launcher: no SLURM is here (no program srun); write hydra/launcher=basic"),
+        (True, "/usr/bin/srun", None),
+    ],
+)
+def test_a_launcher_that_cannot_start_a_run_here_is_refused(has_signals, srun, said, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(train, "signals_named", lambda *names: names if has_signals else ())
+    monkeypatch.setattr("shutil.which", lambda name: srun)
+    target = "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher"
+    if said is None:
+        train._check_launcher(target)
+    else:
+        assert refusal(train._check_launcher, target) == said

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from batchscope.distributed import launch
 from batchscope.distributed.launch import check_processes
 from batchscope.hardware.devices import check_accelerator
 from batchscope.ranks import Rank, current
@@ -56,13 +57,24 @@ def test_more_or_fewer_processes_than_the_options_ask_for_are_one_line(trainer, 
         check_processes(trainer, environ=environ)
 
 
+@pytest.mark.parametrize("strategy", ["ddp_fork", "ddp_notebook"])
+def test_a_strategy_that_forks_is_refused_where_that_is_not_safe(
+    strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "CAN_FORK", False)
+    said = refusal(check_processes, {"devices": 2, "strategy": strategy}, environ={})
+    assert said == f"trainer.strategy: {strategy} forks this process, which is safe on Linux alone; write ddp"
+    check_processes({"devices": 2, "strategy": "ddp"}, environ={})
+
+
 def test_a_sweep_by_torchrun_and_more_gpus_than_there_are_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     said = refusal(check_processes, {"devices": 4}, multirun=True, environ=TORCHRUN)
     assert "a sweep starts the processes of its runs itself" in said
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    check_accelerator("gpu", 1)
-    assert refusal(check_accelerator, "gpu", 4) == "trainer.devices: got 4, and this machine has 1 GPU"
+    check_accelerator({"trainer": {"accelerator": "gpu", "devices": 1}})
+    asked = {"trainer": {"accelerator": "gpu", "devices": 4}}
+    assert refusal(check_accelerator, asked) == "trainer.devices: got 4, and this machine has 1 GPU"
 
 
 # --- started by others ------------------------------------------------------------------------------------------------

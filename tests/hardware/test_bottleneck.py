@@ -60,8 +60,9 @@ VERDICTS = {  # → the kind and its share
     "GPU: compiled, busy and well fed": (on_gpu(forward=4, backward=6, busy=0.95, mfu=0.5), "compute", 0.95),
     "GPU: compiled and idle": (on_gpu(forward=4, backward=6, busy=0.3, mfu=0.1), "host", 0.7),
     "GPU: no need explains the step": (on_gpu(product(0.1, 5)), "unclear", 0.01),
-    "MPS: a copy may wait for it": (on_gpu(mul(0.025, calls=5), transfer=9, forward=1, device="mps"), "unclear", 0.0),
-    "MPS: any part may wait for it": (on_cpu(forward=2, other=8, device="mps"), "unclear", 0.0),
+    "MPS: the rest may wait for it": (on_gpu(mul(0.025, calls=5), other=10, device="mps"), "unclear", 0.0),
+    "MPS: nothing is known of the rest": (on_cpu(other=10, device="mps"), "unclear", 0.0),
+    "MPS: near its peak": (on_cpu(data_wait=1, other=9, device="mps", mfu=0.4), "compute", 0.9),
 }  # fmt: skip
 
 
@@ -102,6 +103,7 @@ def test_a_step_without_a_time_has_no_bottleneck(parts):
 
 MOST = product(8, 0.6), mul(2, cold_mb=40)
 DOUBTS = {
+    "the device may compute while the host waits": on_gpu(product(0.1, 250), data_wait=2, other=8, device="mps"),
     "only 3 steps measured": on_cpu(*MOST, steps=3),
     "other programs took 15 % of the processor": on_cpu(*MOST, others_share=0.15),
     "the device is not calibrated": on_cpu(*MOST, calibration=None),

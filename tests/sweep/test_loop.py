@@ -6,6 +6,7 @@ import os
 import signal
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from batchscope import _system
@@ -200,9 +201,7 @@ def test_a_run_that_finds_less_than_a_quarter_of_the_memory_waits(loop, has_room
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2", "pids"]
 
 
-ON_DEVICE = (
-    "import tests.support.stand_in as s; s.DEVICE = {'free': %d * 2**30, 'total': 80 * 2**30, 'taken': %d * 2**30}; "
-)
+ON_DEVICE = "stand_in.DEVICE = {'free': %d * 2**30, 'total': 80 * 2**30, 'taken': %d * 2**30}; "
 
 
 @pytest.mark.parametrize(
@@ -216,7 +215,14 @@ def test_a_run_is_set_up_beside_others_where_the_device_has_memory_for_it(free, 
     assert bool(last["taken"]) is beside  # the last is alone where there is no room
 
 
-def test_runs_that_lack_memory_beside_others_on_their_device_are_done_again_alone(do, tmp_path, capfd):
+def test_runs_that_lack_memory_beside_others_on_their_device_are_done_again_alone(do, tmp_path, capfd, monkeypatch):
+    freed, opened = folder.free_for_another_try, []
+
+    def free(run_dir):
+        opened.extend(file.path for file in psutil.Process().open_files() if file.path == str(run_dir / "log.txt"))
+        freed(run_dir)
+
+    monkeypatch.setattr(folder, "free_for_another_try", free)
     first = "(folder.parent / f'{folder.name}.tried').exists() or (folder.parent / f'{folder.name}.tried').touch() or "
     lacks = ON_DEVICE % (40, 4) + f"{first}record.update(status='out_of_memory')"
     records = do(ON_DEVICE % (40, 4) + "list(visits)", lacks, lacks, timed=True)
@@ -225,6 +231,7 @@ def test_runs_that_lack_memory_beside_others_on_their_device_are_done_again_alon
     assert len((tmp_path / "pids").read_text().split()) == 5
     said = capfd.readouterr().out
     assert said.count("found no memory beside others, and is done again alone") == 2
+    assert opened == []  # Windows renames no folder in which a file is open
 
 
 def test_a_training_that_lacks_memory_beside_others_goes_on_from_its_checkpoint(tmp_path):
@@ -306,7 +313,7 @@ def test_of_trainings_with_the_same_speed_the_first_is_visited(option, values, v
 @pytest.mark.parametrize(("timing", "visited"), [("auto", [False, True, True]), (True, [True] * 3)])
 def test_a_training_of_more_than_an_hour_is_not_waited_for_unless_that_is_asked(timing, visited, loop, tmp_path, capfd):
     jobs = trainings(tmp_path, size=[8, 64, 512], timing=timing)
-    jobs[0].config["tags"] = f"import tests.support.stand_in as s; s.FIT_S = 7200; {TURNS}"
+    jobs[0].config["tags"] = f"stand_in.FIT_S = 7200; {TURNS}"
     records = loop.do(jobs)
     assert [bool(record["taken"]) for record in records] == visited
     said = "run size0 takes about 2.0 h: no other run waits for it, to be timed; timing=true has them wait\n"

@@ -1,0 +1,67 @@
+"""The devices of a machine: what a configuration may ask of them before a run begins."""
+
+import pytest
+import torch
+
+from batchscope.errors import UserError
+from batchscope.hardware.device_memory import total_memory
+from batchscope.hardware.devices import check_accelerator, describe
+from tests.support.mps import Mps
+
+
+@pytest.fixture
+def mac(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An Apple GPU on macOS 13."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.backends.mps, "is_macos_or_newer", lambda major, minor: (major, minor) <= (13, 3))
+
+
+REFUSED = {
+    "trainer.precision: got 64-true, and an Apple GPU has no float64": {"precision": "64-true"},
+    "trainer.precision: got bf16-mixed, and an Apple GPU has bf16 from macOS 14 on": {"precision": "bf16-mixed"},
+    "compile: got max-autotune, which takes CUDA graphs": {"compile": "max-autotune"},
+}
+
+
+def config(accelerator: str, compile: object = False, **trainer: object) -> dict:
+    return {"trainer": {"accelerator": accelerator, **trainer}, "compile": compile}
+
+
+@pytest.mark.parametrize("said", REFUSED)
+@pytest.mark.parametrize("accelerator", ["auto", "gpu", "mps"])
+def test_what_an_apple_gpu_lacks_is_refused_before_a_run(said: str, accelerator: str, mac) -> None:
+    with pytest.raises(UserError, match=said):
+        check_accelerator(config(accelerator, **REFUSED[said]))
+    check_accelerator(config("cpu", **REFUSED[said]))
+
+
+@pytest.mark.parametrize("given", [{}, {"precision": None}, {"precision": "16-mixed"}, {"compile": True}])
+def test_what_an_apple_gpu_can_do_is_not(given: dict, mac) -> None:
+    check_accelerator(config("mps", **given))
+
+
+def test_newer_systems_have_bf16(mac, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_macos_or_newer", lambda major, minor: (major, minor) <= (15, 1))
+    check_accelerator(config("auto", precision="bf16-mixed"))
+
+
+def test_without_an_apple_gpu_nothing_of_it_is_asked() -> None:
+    check_accelerator(config("auto", precision="64-true"))
+
+
+def test_the_memory_of_an_apple_gpu_is_what_metal_recommends_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "mps", Mps().module())
+    assert total_memory(torch.device("mps")) == 12 * 2**30
+    assert describe(torch.device("mps"))["device_memory_gib"] == 12.0
+    assert "device_memory_gib" not in describe(torch.device("cpu"))
+
+
+def test_several_gpus_without_nccl_as_on_windows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
+    with pytest.raises(UserError, match=r"trainer.devices: got 2, and torch has no NCCL here"):
+        check_accelerator(config("gpu", devices=2))
+    check_accelerator(config("gpu", devices=1))
+    check_accelerator(config("gpu", devices=2, strategy={"process_group_backend": "gloo"}))
