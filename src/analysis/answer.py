@@ -8,11 +8,12 @@
 Each sentence that states something has a claim beside it, so that it can be checked against a longer measurement.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..records.formatting import percent
+from ..records.values import at, positive, table
 from .groups import Group, loads_of
 from .noise import Rates, simultaneous
 from .quality import Quality, quality_of
@@ -20,6 +21,7 @@ from .selection import ENOUGH, Rule, Selection, select
 from .target import Arrivals, arrivals_of
 from .text import and_, at_least, choice_words, load_words, times_as_fast
 
+_SECONDS = "callbacks.until_known.seconds"
 _RISES = 0.05  # by which the largest size is faster than the next one where the rate is said to rise
 
 
@@ -34,6 +36,7 @@ class Answer:
     selection: Selection | None = None  # among the candidates; None without a rate or with a target
     overall: Selection | None = None  # among all sizes
     claims: list[dict[str, Any]] = field(default_factory=list)  # what the sentences state
+    repeat: list[str] = field(default_factory=list)  # options of the command that would tell more; empty if none would
     quality: Quality | None = None
     arrivals: Arrivals | None = None
 
@@ -67,12 +70,13 @@ def answer(
         of, them = (f" of the sizes with the best {quality.metric.key}", "them") if quality else ("", "sizes")
         why = "single steps were not kept, or too few were measured"
         line = f"No rate{of} is known well enough to compare {them}: {why}."
-        return Answer(group, [line], overall=overall, quality=quality)
+        return Answer(group, [line], overall=overall, repeat=_repeat(group, None, None, sizes), quality=quality)
     if quality and selection.size is not None and not quality.is_shown(selection.size):
         selection = replace(selection, rule="best_guess")
     said = list(_sentences(group, selection, overall, quality))
     lines, claims = [line for line, *_ in said], [claim for _, *of_line in said for claim in of_line]
-    return Answer(group, lines, selection.size, selection.rule, selection, overall, claims, quality)
+    repeat = _repeat(group, selection, quality, sizes)
+    return Answer(group, lines, selection.size, selection.rule, selection, overall, claims, repeat, quality)
 
 
 def _of_arrivals(group: Group, arrivals: Arrivals, overall: Selection | None) -> Answer:
@@ -80,6 +84,27 @@ def _of_arrivals(group: Group, arrivals: Arrivals, overall: Selection | None) ->
     size = arrivals.winner or arrivals.best_guess
     rule: Rule = "shown" if arrivals.winner else "best_guess" if size else "undecided"
     return Answer(group, arrivals.lines, size, rule, None, overall, arrivals=arrivals)
+
+
+def _repeat(group: Group, selection: Selection | None, quality: Quality | None, sizes: Iterable[int]) -> list[str]:
+    """The options of a command that would tell more; none where the answer is shown, or was measured in passes."""
+    if "script" in table(group.runs[0].record.get("config")):
+        return []  # of `batchscope run`, whose flags are the script's
+    if selection and quality and quality.seeds == 1:
+        size, rates = selection.size, group.rates
+        doubtful = [other for other in quality.doubtful if other in rates.settings]
+        if size is None or not quality.is_shown(size) or any(rates.rate(s) > rates.rate(size) for s in doubtful):
+            return ["seed=0,1,2", _sizes(quality.values)]
+    if selection and (selection.rule == "shown" or group.rates.passes):
+        return []
+    seconds = [positive(at(run.record, f"config.{_SECONDS}")) or 0.0 for run in group.runs]
+    was_timed = all(at(run.record, "throughput.ended") for run in group.runs)
+    longer = [f"{_SECONDS}={2 * max(seconds):g}"] if was_timed and max(seconds) else []
+    return ["experiment=throughput", _sizes(sizes), *longer]
+
+
+def _sizes(sizes: Iterable[int]) -> str:
+    return f"data.batch_size={','.join(map(str, sorted(sizes)))}"
 
 
 # --- the sentences: each is a line, and what it claims --------------------------------------------------------------

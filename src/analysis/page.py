@@ -63,6 +63,8 @@ def _answer(report: "Report") -> str:
     for statement in report.statements:
         parts += [f"<h2>{_shown(statement.group.label)}</h2>"] if several and statement.group else []
         parts += [f"<p>{_shown(line)}</p>" for line in statement.lines]
+    if report.commands:
+        parts += ["<p>Options of the command that would tell more:</p>", *(_copied("pre", c) for c in report.commands)]
     return "".join(parts)
 
 

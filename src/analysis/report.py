@@ -76,6 +76,11 @@ class Report:
         ]
 
     @property
+    def commands(self) -> list[str]:
+        """The options of commands that would tell more than these runs."""
+        return list(dict.fromkeys(statement.command for statement in self.statements if statement.command))
+
+    @property
     def size_texts(self) -> list[tuple[Group, pd.DataFrame]]:
         """The tables of the groups with several batch sizes, as texts."""
         pairs = zip(self.sweep.groups, self.tables, strict=True)
@@ -96,7 +101,7 @@ class Report:
 
     @property
     def text(self) -> str:
-        """For the terminal, at most 80 columns wide."""
+        """For the terminal, at most 80 columns wide; only commands are longer."""
         width, rest = page_width(), self.statements
         lines = [*wrapped([self.counts], width), ""]
         legends = self.legends
@@ -110,6 +115,7 @@ class Report:
         for statement in rest:
             label = f"{statement.group.label}: " if statement.group else ""
             lines += _lines([f"{label}{statement.lines[0]}", *statement.lines[1:]], width)
+        lines += [f"  for more   {command}" for command in self.commands]
         lines += wrapped([f"failed   {failed}"], width) if (failed := failures(self.sweep)) else []
         lines += wrapped([f"note: {note}" for note in self.notes], width)
         return printable("\n".join(lines).rstrip("\n"))
@@ -125,6 +131,8 @@ class Report:
     def markdown(self) -> str:
         """`report.md`."""
         lines = [f"# {self.title}", "", *(f"- {line}" for line in self.headlines), ""]
+        if self.commands:
+            lines += ["Options that would tell more:", "", *(f"    {command}" for command in self.commands), ""]
         lines += [f"{self.counts}.", ""]
         for group, texts in self.size_texts:
             lines += [f"## {group.label}", "", table.to_markdown(texts.reset_index())]

@@ -24,6 +24,7 @@ class Statement(NamedTuple):
 
     lines: list[str]
     group: Group | None = None  # that they are about, if it is one of several
+    command: str = ""  # the options of a command that would tell more; empty where there is none
 
 
 def statements(
@@ -31,7 +32,7 @@ def statements(
 ) -> list[Statement]:
     """What the runs show; `metrics` are those of quality, the most telling one first, and `margin` is as in quality.py."""
     runs = sweep.runs
-    said = [Statement(answer.lines, answer.group) for answer in answers]
+    said = [Statement(answer.lines, answer.group, " ".join(answer.repeat)) for answer in answers]
     unanswered = [Statement([line], group) for group in sweep.groups if (line := _too_few_sizes(group))]
     if said := [*said, *(Statement([line]) for line in crossovers(sweep))]:
         return [*said, *unanswered]

@@ -14,6 +14,7 @@ from batchscope.analysis.table import quality_metrics
 from batchscope.records.correct import write_correct
 from tests.support.synthetic_runs import write_measured, write_rates
 
+TIMED, SEEDS = "experiment=throughput data.batch_size=", "seed=0,1,2 data.batch_size="
 UNTRAINED = "Accuracy was not measured: train these sizes before you choose."
 
 
@@ -32,38 +33,40 @@ ALIKE = {"metrics": {8: {"test/loss": 0.1}, 64: {"test/loss": 0.101}}.get}
 UNKNOWN = "how far that differs by chance is not known (one seed)."
 FEW, NONE = {"more": {512: 51200}, "windows": 1}, {"more": {8: 2667}, "windows": 0}
 FULL = {"more": {1024: 1}, "status": "out_of_memory", "throughput": {"samples_per_sec": None}}
+SECONDS = {"callbacks": {"until_known": {"seconds": 10.0}}}
 MAE = {8: {"test/mae": 3.0}, 64: {"test/mae": 2.0}}
 APART = {"noise": 0.8, "windows": 6, "passes": False}
 RISES = "512 still rises"
 LOAD = "beside other programs that took 45 % of the processor"
-# The rates, and facts of the runs (`more` are runs with facts of their own); the chosen size, the rule, and lines of the answer.
+# The rates, and facts of the runs (`more` are runs with facts of their own); the chosen size and the rule, the options
+# that would tell more, and lines of the answer.
 RULES = {
     "the fastest is what all others are shown to be slower than": (
-        {8: 1000, 64: 3000, 512: 4000}, {}, 512, "shown",
+        {8: 1000, 64: 3000, 512: 4000}, {}, 512, "shown", "",
         ["512: faster than all others in this sweep.", f"64 gives 73 to 78 % of the rate of 512; {RISES}: 1,024 may be faster.", UNTRAINED],
     ),
     "the smallest that reaches 90 % is enough": (
-        {8: 1000, 64: 3800, 512: 4000}, {}, 64, "shown",
+        {8: 1000, 64: 3800, 512: 4000}, {}, 64, "shown", "",
         ["64: 95 % of the best measured rate (512), at least 92 % in this sweep.", "8 gives 24 to 26 % of the rate of 512."],
     ),
     "a size whose share is 91 % is chosen although it may be 85 %": (
-        {8: 1000, 64: 3650, 512: 4000}, {"noise": 0.05, "seed": 2}, 64, "shown",
+        {8: 1000, 64: 3650, 512: 4000}, {"noise": 0.05, "seed": 2}, 64, "shown", "",
         ["64: 91 % of the best measured rate (512), at least 85 % in this sweep."],
     ),
     "of equal sizes the smallest is chosen": (
-        {64: 4000, 256: 2000, 512: 4000}, {"noise": 0.03, "seed": 4}, 64, "shown",
+        {64: 4000, 256: 2000, 512: 4000}, {"noise": 0.03, "seed": 4}, 64, "shown", "",
         ["64: 100 % of the best measured rate (512), at least 95 % in this sweep."],
     ),
     "separate runs have a best guess, and a timed sweep knows more": (
-        {64: 3900, 512: 4000}, {**APART, "seed": 2}, 512, "best_guess",
+        {64: 3900, 512: 4000}, {**APART, "seed": 2}, 512, "best_guess", f"{TIMED}64,512",
         ["Best guess 512: the best measured rate, at least 73 % of any other in this sweep; no size is sure of 80 %."],
     ),
     "separate runs that differ by too much are undecided": (
-        {64: 3900, 512: 4000}, {**APART, "seed": 1}, None, "undecided",
+        {64: 3900, 512: 4000}, {**APART, "seed": 1}, None, "undecided", f"{TIMED}64,512",
         ["Undecided: 512 was the fastest in this sweep, but of no size is it known that it reaches 60 % of the best rate."],
     ),
     "of trained runs only those that train as well; a faster one has its price": (
-        {8: 5e3, 64: 3e4, 2048: 9e4}, ACCURACY, 64, "shown",
+        {8: 5e3, 64: 3e4, 2048: 9e4}, ACCURACY, 64, "shown", "",
         [
             "64: the fastest of the sizes with the best test/acc in this sweep.",
             "8 gives 16 to 17 % of the rate of 64.",
@@ -72,7 +75,7 @@ RULES = {
         ],
     ),
     "in doubt a size is not taken, and seeds would tell": (
-        {8: 5e3, 64: 3e4}, DOUBT, 8, "best_guess",
+        {8: 5e3, 64: 3e4}, DOUBT, 8, "best_guess", f"{SEEDS}8,64",
         [
             "Best guess 8: the only size with the best test/acc.",
             "64 is 6.00 times as fast and may lose up to 2.0 points.",
@@ -80,11 +83,11 @@ RULES = {
         ],
     ),
     "a size in doubt that is slower has no price": (
-        {8: 3e4, 64: 5e3}, DOUBT, 8, "best_guess",
+        {8: 3e4, 64: 5e3}, DOUBT, 8, "best_guess", f"{SEEDS}8,64",
         ["Best guess 8: the only size with the best test/acc.", "Best test/acc: 98.5 % at 8"],
     ),
     "the noise of one loss is not known": (
-        {8: 1000, 64: 4000}, LOSS, 8, "best_guess",
+        {8: 1000, 64: 4000}, LOSS, 8, "best_guess", f"{SEEDS}8,64",
         [
             "Best guess 8: the only size with the best test/loss.",
             "64 is 4.00 times as fast and loses 0.0200 of test/loss by estimate.",
@@ -92,65 +95,69 @@ RULES = {
         ],
     ),
     "by estimate two losses are as good": (
-        {8: 1000, 64: 4000}, ALIKE, 64, "best_guess",
+        {8: 1000, 64: 4000}, ALIKE, 64, "best_guess", f"{SEEDS}8,64",
         [
             "Best guess 64: faster than all others in this sweep.",
             f"Best test/loss: 0.100 at 8; 64 is within 0.00200 of it; {UNKNOWN}",
         ],
     ),
     "sizes that met the same load are compared beside it": (
-        {8: 1000, 64: 4000}, {"others": 0.45}, 64, "shown",
+        {8: 1000, 64: 4000}, {"others": 0.45}, 64, "shown", "",
         [f"64: faster than all others in this sweep {LOAD}.", "8 gives", UNTRAINED, "On a quiet machine the rates and MFU may be higher."],
     ),
     "records without windows have none": (
-        {8: 800, 64: 6400}, {"windows": 0}, None, "undecided", ["No rate is known well enough"],
+        {8: 800, 64: 6400}, {"windows": 0}, None, "undecided", f"{TIMED}8,64", ["No rate is known well enough"],
     ),
     "a size with too few windows is not compared": (
-        {8: 1000, 64: 2000}, FEW, 64, "shown",
+        {8: 1000, 64: 2000}, FEW, 64, "shown", "",
         ["64: the fastest of the sizes whose rate is known in this sweep.", "Not known well enough to be compared: 512."],
     ),
     "nor is one without windows": (
-        {64: 2000, 512: 2560}, NONE, 512, "shown", ["512: the fastest of", "Not known well enough to be compared: 8."],
+        {64: 2000, 512: 2560}, NONE, 512, "shown", "", ["512: the fastest of", "Not known well enough to be compared: 8."],
     ),
     "a larger size than the training set is not": (
-        {64: 2000, 512: 4000}, {"train_samples": 600}, 512, "shown", ["512", f"64 gives 49 to 51 % of the rate of 512; {RISES}."],
+        {64: 2000, 512: 4000}, {"train_samples": 600}, 512, "shown", "", ["512", f"64 gives 49 to 51 % of the rate of 512; {RISES}."],
     ),
     "a larger size was killed": (
-        {64: 2000, 512: 4000}, {"more": {1024: 1}, "status": "killed", "throughput": {"samples_per_sec": None}}, 512, "shown",
+        {64: 2000, 512: 4000}, {"more": {1024: 1}, "status": "killed", "throughput": {"samples_per_sec": None}}, 512, "shown", "",
         ["512", f"64 gives 49 to 51 % of the rate of 512; {RISES}."],
     ),
     "of separate runs it is said which ran beside other programs": (
-        {64: 2000, 512: 4000}, {"others": 0.45, "passes": False}, 512, "shown",
+        {64: 2000, 512: 4000}, {"others": 0.45, "passes": False}, 512, "shown", "",
         ["512: ", UNTRAINED, "Of 64 and 512 the rates are those beside other programs that took 45 % of the processor at most."],
     ),
+    "timed runs that followed each other are repeated for longer": (
+        {64: 3900, 512: 4000}, {**APART, "seed": 2, "throughput": {"ended": "time limit"}, "options": SECONDS}, 512, "best_guess",
+        f"{TIMED}64,512 callbacks.until_known.seconds=20", ["Best guess 512"],
+    ),
     "metrics of runs that ended when their speed was known are not final": (
-        {8: 1000, 64: 4000}, {**LOSS, "throughput": {"ended": "known to ± 5 %"}}, 64, "shown", ["64: faster", "8 gives", UNTRAINED],
+        {8: 1000, 64: 4000}, {**LOSS, "throughput": {"ended": "known to ± 5 %"}}, 64, "shown", "", ["64: faster", "8 gives", UNTRAINED],
     ),
     "a metric without a direction hides no loss": (
         {8: 1000, 64: 4000}, {"metrics": {8: MAE[8] | LOSS["metrics"](8), 64: MAE[64] | LOSS["metrics"](64)}.get}, 8, "best_guess",
-         ["Best guess 8: the only size with the best test/loss."],
+        f"{SEEDS}8,64", ["Best guess 8: the only size with the best test/loss."],
     ),
     "of the size with the best metric no rate is known": (
-        {8: 1000, 64: 4000}, {**LOSS, "windows": 0}, None, "undecided", ["No rate is known well enough"],
+        {8: 1000, 64: 4000}, {**LOSS, "windows": 0}, None, "undecided", f"{TIMED}8,64", ["No rate is known well enough"],
     ),
     "a rise that is not shown is not said": (
-        {64: 3900, 512: 4150}, {"noise": 0.1, "seed": 3}, 64, "shown", ["64: ", UNTRAINED],
+        {64: 3900, 512: 4150}, {"noise": 0.1, "seed": 3}, 64, "shown", "", ["64: ", UNTRAINED],
     ),
     "a larger size ran out of memory": (
-        {64: 2000, 512: 4000}, FULL, 512, "shown", ["512", f"64 gives 49 to 51 % of the rate of 512; {RISES}, and 1,024 ran out of memory."],
+        {64: 2000, 512: 4000}, FULL, 512, "shown", "", ["512", f"64 gives 49 to 51 % of the rate of 512; {RISES}, and 1,024 ran out of memory."],
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", RULES)
 def test_the_rules(case, tmp_path):
-    rates, facts, size, rule, lines = RULES[case]
+    rates, facts, size, rule, repeat, lines = RULES[case]
     more = facts.get("more", {})
     write_rates(tmp_path, rates, **({} if more else facts))
     write_rates(tmp_path, more, first=len(rates), **{key: fact for key, fact in facts.items() if key != "more"})
     found = answered(tmp_path)
     assert found is not None
-    assert (found.size, found.rule) == (size, rule)
+    assert (found.size, found.rule, " ".join(found.repeat)) == (size, rule, repeat)
     said = iter(found.lines)
     assert found.lines[0].startswith(lines[0])
     assert all(any(line.startswith(expected) for line in said) for expected in lines), found.lines
@@ -351,6 +358,7 @@ def test_the_size_that_reached_the_target_first_is_the_answer(runs, facts, size,
         (size, "shown") if size else (found.size, "best_guess" if found.size else "undecided")
     )
     assert [line[: len(expected)] for line, expected in zip(found.lines, lines, strict=True)] == lines
+    assert found.repeat == []
 
 
 def test_the_report_has_a_table_a_plot_and_columns(tmp_path):

@@ -312,6 +312,17 @@ def test_a_sweep_over_an_option_of_a_module_is_answered_by_the_validation_and_th
     assert dict(zip(frame["model.lr"], frame["val/loss"], strict=True)) == losses
 
 
+def test_the_options_that_would_tell_more_stand_below_the_answer(tmp_path):
+    facts, options = {"passes": False}, "experiment=throughput data.batch_size=8,64"
+    found = analyse([write_rates(tmp_path / "ours", {8: 1000, 64: 1010}, **facts)])
+    assert "→ Best guess " in found.text
+    assert found.text.splitlines()[-1] == f"  for more   {options}"
+    assert f"    {options}" in found.markdown.splitlines()
+    assert f"{options}</pre>" in page(found, {})
+    script = analyse([write_rates(tmp_path / "theirs", {8: 1000, 64: 1010}, options={"script": "theirs.py"}, **facts)])
+    assert "→ Best guess " in script.text and "for more" not in script.text  # it takes no such options
+
+
 def test_where_nothing_is_known_no_number_stands_beside_it(tmp_path):
     said = analyse([write_rates(tmp_path, {8: 1000, 64: 4000}, windows=3, noise=2.0)]).text
     assert not re.search(r"\d{3} ?%", said)
@@ -321,7 +332,7 @@ def test_where_nothing_is_known_no_number_stands_beside_it(tmp_path):
 
 def test_many_sizes_are_several_blocks_and_a_long_label_is_cut(tmp_path):
     said = analyse([write_rates(tmp_path, {2**n: 1000 + 100 * n for n in range(18)}, model="a_long_name_" * 12)]).text
-    assert max(len(line) for line in said.splitlines()) <= 80
+    assert max(len(line) for line in said.splitlines() if not line.startswith("  for more ")) <= 80
     assert sum(line.startswith("batch size ") for line in said.splitlines()) >= 2
     assert "131,072" in said
 
