@@ -15,6 +15,7 @@ from batchscope.callbacks._timer import StepTimer, add_timer
 from batchscope.callbacks._writer import POINTS, Scalars, StepWriter
 from batchscope.callbacks.step_file import StepFile
 from batchscope.callbacks.tensorboard import TensorBoard
+from batchscope.records.step_parts import PARTS
 
 
 def writer(*loggers, rank: int = 0, step: int = 0) -> StepWriter:
@@ -75,7 +76,7 @@ def test_a_logger_that_overrides_log_metrics_is_asked_for_every_step_in_a_pause(
             seen.append((step, metrics, timer.part))
 
     seen = []
-    timer, writing = StepTimer(SimpleNamespace(mark=lambda: 0.0)), writer(Own(tmp_path))
+    timer, writing = StepTimer(SimpleNamespace(mark=lambda: 0.0, parts=PARTS)), writer(Own(tmp_path))
     add_timer(writing._trainer, timer)
     writing.write_rows([(1, {"a": 1.0}), (2000, {"a": 2.0}), (2001, {"a": 3.0})])
     assert seen == [(1, {"a": 1.0}, "pause"), (2000, {"a": 2.0}, "pause"), (2001, {"a": 3.0}, "pause")]

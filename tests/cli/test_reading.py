@@ -190,15 +190,15 @@ def test_a_folder_of_two_models_is_refused_in_one_line(sweep):
 def test_options_are_measured_and_the_answer_says_where(sweep, monkeypatch):
     asked = []
 
-    def measure(overrides, wanted, kinds, folder):
-        asked.extend([overrides, wanted, list(kinds)])
+    def measure(words, kinds, folder):
+        asked.extend([words, list(kinds)])
         print("what is measured")
         return [write_training(folder / kind) for kind in kinds]
 
     monkeypatch.setattr(sizes, "measure", measure)
     rest = ["model=mlp", "trainer.accelerator=cpu", "trainer.max_epochs=9"]
     said = answer("choose", "data.batch_size=8,64", *rest)
-    assert asked == [rest, [8, 64], ["cpu"]]
+    assert asked == [sizes.timed(["data.batch_size=8,64", *rest]), ["cpu"]]
     assert "9 epochs of 55,000 samples" in said.out
     assert said.out.splitlines()[-1].startswith("measured outputs/choose/")
     assert said.err == "what is measured\n"
