@@ -48,6 +48,8 @@ format: $(VENV)/.installed-test ## let ruff rewrite what it can
 bench: $(VENV)/.installed-test ## the benchmarks that take minutes; DATA=<folder> says where MNIST lies
 	$(BIN)/python benchmarks/speed.py pipelines --root $(DATA)
 	$(BIN)/python benchmarks/speed.py memory
+	$(BIN)/python benchmarks/speed.py epoch --root $(DATA)
+	$(BIN)/python benchmarks/speed.py start --root $(DATA)
 
 # Each part for itself, so that a failure in one does not stop the others. BIN=<folder of a python> needs no network.
 gpu: ## all that needs a GPU, 30 minutes on one; REHEARSE=1 tries it in small on the CPU

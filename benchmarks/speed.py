@@ -131,8 +131,9 @@ LOOPS = ("a tutorial's loop", "a tuned loop", "a tuned loop that keeps freed mem
 def epoch(args: argparse.Namespace, rounds: int) -> tuple[str, Any]:
     """An epoch of SimpleCNN on MNIST with its validation, each in its own process: train.py, and loops as people write them.
 
-    All train the same network on 55,000 images in batches of 128 with Adam, and validate it on 5,000. The tutorial's loop reads
-    and normalizes each image in a DataLoader. A tuned one has all images in memory, normalized, channels last, and a fused Adam.
+    All train the same network on 55,000 images in batches of 128, train.py with AdamW and the loops with Adam, and validate it on
+    5,000. The tutorial's loop reads and normalizes each image in a DataLoader. A tuned one has all images in memory, normalized,
+    channels last, and a fused Adam.
     """
     turns: dict[str, Callable[[], float]] = {"train.py": partial(epoch_of_train, args)}
     turns |= {loop: partial(in_a_process, epoch_of_loop, loop, args.root, args.smallest) for loop in LOOPS}

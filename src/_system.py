@@ -97,7 +97,8 @@ def why_no_folder(folder: str | Path) -> str | None:
         return f"Windows takes no folder '{wrong}'"
     length = len(os.path.abspath(path))
     if length + _LONGEST_BELOW > _LONGEST and not _has_long_paths():
-        return f"it has {length} characters, and of those Windows takes {_LONGEST - _LONGEST_BELOW}, unless LongPathsEnabled is set"
+        most = _LONGEST - _LONGEST_BELOW
+        return f"its whole path has {length} characters, and Windows takes {most}, unless LongPathsEnabled is set"
     return None
 
 

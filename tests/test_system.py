@@ -137,7 +137,7 @@ NO_FOLDERS = {
     "runs/nul": "Windows takes no folder 'nul'",
     "runs/COM1.txt": "Windows takes no folder 'COM1.txt'",
     "runs/dot.": "Windows takes no folder 'dot.'",
-    f"/runs/{'a' * 200}": "it has 206 characters, and of those Windows takes 149, unless LongPathsEnabled is set",
+    f"/runs/{'a' * 200}": "its whole path has 206 characters, and Windows takes 149, unless LongPathsEnabled is set",
 }
 
 

@@ -200,11 +200,12 @@ def _optimizer(runs: Sequence[Run]) -> list[str]:
     """`AdamW`, `learning rate 0.004`, `not scaled with the batch size`, `schedule one_cycle`, as far as they are known."""
     each, rate = partial(_texts, runs), metric("learning_rate").text
     asked = each(lambda run: rate(run.asked_rate) if run.asked_rate else "")
-    used = [rate(value) for value in sorted({r.values["learning_rate"] for r in runs if "learning_rate" in r.values})]
+    values = sorted({run.values["learning_rate"] for run in runs if "learning_rate" in run.values})
+    used = [*dict.fromkeys(map(rate, values))]
     scaling = ", ".join(each(_scaling))
     parts = [
         ", ".join(each(lambda run: str(at(run.record, "config.optimizer._target_") or "").rpartition(".")[2])),
-        _part("learning rate", ", ".join(asked or used)),
+        _part("learning rate", ", ".join(asked or (used if len(used) <= _MOST else [_range(used)]))),
         f"{scaling} to {_range(used)}" if scaling.startswith("scaled") and used and {*used} != {*asked} else scaling,
         _part("schedule", ", ".join(each(lambda run: str(run.settings.get("optimizer.schedule") or "")))),
     ]

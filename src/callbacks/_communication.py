@@ -1,6 +1,6 @@
 """How long a step under DDP only waits for other ranks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lightning import Trainer
@@ -11,6 +11,20 @@ from .._lightning import compiler_context
 from ._timer import StepTimer
 
 WARMUP = 5  # exchanges that are not measured; DDP settles the order of its buckets in the first ones
+
+
+class _Hook:
+    """A forward hook of a module. A copy of the module, or its pickle, has one that does nothing."""
+
+    def __init__(self, call: Callable[[], None] | None = None):
+        self._call = call
+
+    def __call__(self, *_: Any) -> None:
+        if self._call is not None:
+            self._call()
+
+    def __reduce__(self) -> tuple[type["_Hook"], tuple[()]]:
+        return _Hook, ()
 
 
 class Exchanges:
@@ -62,7 +76,7 @@ class Exchanges:
         if self._hears_forward and self._model.will_sync_module_buffers():
             self._entered = self._timer.clock.mark()
 
-    def _begun(self, *_: Any) -> None:
+    def _begun(self) -> None:
         """The module's own forward pass begins."""
         if self._entered is not None:  # else `training_step` calls its own module
             self._wait_ends(self._entered)
@@ -85,7 +99,7 @@ class Exchanges:
                 # A module that is compiled itself would be compiled anew, with the hook.
                 self._hears_forward = bool(self._model.modules_buffers) and compiler_context(self._model.module) is None
                 if self._hears_forward:
-                    self._hooks.append(self._model.module.register_forward_pre_hook(self._begun))
+                    self._hooks.append(self._model.module.register_forward_pre_hook(_Hook(self._begun)))
 
     def _wait_ends(self, begin: Any) -> None:
         if self._timer.current is not None:

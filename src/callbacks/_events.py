@@ -76,8 +76,11 @@ class LoopEvents(Callback):
     def leave(self, part: str) -> None:
         """A part ends, which may not have begun."""
 
+    def settle(self) -> None:
+        """A validation or a checkpoint follows, and nothing of it has happened yet."""
+
     def end_step(self, trainer: Trainer) -> None:
-        """A validation or a checkpoint follows."""
+        """The step ends before it."""
 
     def begin_validation(self) -> None:
         """The validation begins."""
@@ -120,6 +123,8 @@ class LoopEvents(Callback):
             return
         if action == _REQUEST and not self._is_training:
             self._begin_batch()
+        if _PARTS[action] == PAUSE:
+            self.settle()
         self.enter(_PARTS[action])
 
     @never_raise
@@ -159,6 +164,7 @@ class LoopEvents(Callback):
     @never_raise
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.is_measuring:
+            self.settle()
             self.enter(PAUSE)  # while gradients are accumulated no action has come before this
             self.end_step(trainer)
             self.begin_validation()

@@ -76,8 +76,12 @@ class FitTimer:
         self._epochs.append(_Epoch(self._clock(), self._cpu()))
 
     def ask(self) -> None:
-        """The first batch is asked for, with which a step begins."""
-        self._asked = self._clock()
+        """A batch is asked for, with which a step begins."""
+        if self.is_waiting:
+            self._asked = self._clock()
+        elif self._epochs and not self._epochs[-1].batches:
+            # Of a loader without a length Lightning has fetched the first batch ahead: that wait is in no step.
+            self._epochs[-1].in_step_s = 0.0
 
     def receive(self) -> None:
         """The first batch has come."""
@@ -120,9 +124,11 @@ class FitTimer:
         parts[OTHER] = max(0.0, now - self._began - sum(parts.values()))
         most = max((epoch.batches for epoch in self._epochs), default=0)
         ends = [epoch.began for epoch in self._epochs[1:]] + [now]
-        lengths = zip(self._epochs, ends, strict=True)
+        lengths = [*zip(self._epochs, ends, strict=True)][1:]
         whole = [
-            (epoch, end - epoch.began) for epoch, end in lengths if epoch in later and epoch.batches >= _WHOLE * most
+            (epoch, end - epoch.began)
+            for epoch, end in lengths
+            if epoch.first_batch_s is not None and epoch.batches >= _WHOLE * most
         ]
         if not whole:
             return FitTime(parts)

@@ -40,8 +40,11 @@ class Spans:
     columns: Mapping[str, Sequence[float | None]]
 
 
-def slower_facts(spans: Spans | None) -> dict[str, Any]:
-    """For the run's summary: since when its steps are slower, by how much, and what changed `beside` it; else empty."""
+def slower_facts(spans: Spans | None, device: str = "") -> dict[str, Any]:
+    """For the run's summary: since when its steps are slower, by how much, and what changed `beside` it; else empty.
+
+    On a `device` that is the CPU its memory is that of the process, which is named.
+    """
     if spans is None:
         return {}
     columns = {key: numpy.array(values, float) for key, values in spans.columns.items()}
@@ -49,7 +52,8 @@ def slower_facts(spans: Spans | None) -> dict[str, Any]:
     found = level.slower_since(columns["step_ms"], spans.seconds) if is_timed else None
     if found is None:
         return {}
-    medians = {key: _medians(column, found.span) for key, column in columns.items()}
+    left_out = ALLOCATED if device == "cpu" else ""
+    medians = {key: _medians(column, found.span) for key, column in columns.items() if key != left_out}
     difference = sum(medians[part][1] - medians[part][0] for part in PARTS)
     beside = [part for part in PARTS if medians[part][1] - medians[part][0] >= _OF_DIFFERENCE * difference > 0]
     beside += [key for key, is_changed in _CHANGED.items() if key in medians and is_changed(*medians[key])]

@@ -19,7 +19,7 @@ from ._level import slower_facts
 from ._measured import Flops, Measured
 from .device import LOGGED
 
-_MOST = 0.5  # of the waits for data
+_MOST = 0.5  # of the waits for data, or for other ranks
 _MEANS = [key for key in LOGGED if not key.endswith("_gib")]
 # What DeviceMonitor sums up → its name in the run's summary. Of the memory the highest reading counts.
 _DEVICE_FACTS = {PEAK: "memory_peak_gib"} | {
@@ -38,7 +38,7 @@ def report(measured: Measured, machine: Calibration | None) -> dict[str, Any]:
     summary |= {"device_name": measured.device_name, "precision": measured.precision}
     flops, missing = _flops_facts(measured, machine)
     summary |= _rank_facts(measured) | flops | _device_facts(measured) | _fit_facts(measured.fit_time)
-    summary |= {"slower": slower} if (slower := slower_facts(measured.spans)) else {}
+    summary |= {"slower": slower} if (slower := slower_facts(measured.spans, measured.device)) else {}
     if measured.device == "mps":
         untimed = ", ".join(part for part in PARTS if part not in summary["parts_ms"])
         missing["parts_ms"] = f"on mps nobody tells when the device does what the host submits: {untimed}"
@@ -153,9 +153,10 @@ def _verdict(
         measured.setting,
         faster_precision=faster_precision(machine, measured.precision, summary.get("peak_flops_per_sec")),
     )
-    if "slow_rank" in summary and found.kind == "communication":  # it is that rank that the others wait for
+    slow = summary.get("slow_rank", {"share": 0.0})
+    if found.kind == "communication" and slow["share"] >= _MOST * found.share > 0:  # that rank is what is waited for
         return facts
     advice, fit = advise(found.kind, setting), measured.fit_time
     if found.kind == "input" and fit is not None and fit.starts_workers and fit.of_data_wait >= _MOST:
-        advice = fit.keep_workers, "keeps the workers that each epoch starts, for which most steps do not wait"
+        advice = fit.keep_workers, "keeps the workers, whose start is most of the wait for data"
     return facts | (dict(zip(("advice", "advice_effect"), advice, strict=True)) if advice else {})

@@ -218,6 +218,11 @@ class StepTimer:
             self.current.global_step, self.current.trained = global_step, True
             self.is_between_updates = self._updates.end_batch(global_step)
 
+    def settle(self) -> None:
+        """Before a pause that ends the step: where the marks are the host's, the step has what the device still computes."""
+        if self.current is not None and PAUSE not in self._stack:
+            self.clock.pace(is_last=True)
+
     def end_step(self) -> None:
         """End the step without beginning another."""
         self._end(is_last=True)

@@ -413,8 +413,7 @@ class ThroughputMonitor(LoopEvents):
     @override
     def begin_batch(self) -> None:
         self._stop_recording()
-        if self._fit.is_waiting:
-            self._fit.ask()
+        self._fit.ask()
         updates = self._timer.updates
         if updates <= self._first_counted:
             self._counted_since = time.perf_counter()
@@ -484,6 +483,10 @@ class ThroughputMonitor(LoopEvents):
         self._fit.end_batch()
         if len(self._timer.finished) >= FLUSH_EVERY or len(self._windows.all) > self._windows_read:
             self._flush(trainer, wait=False)
+
+    @override
+    def settle(self) -> None:
+        self._timer.settle()
 
     @override
     def end_step(self, trainer: Trainer) -> None:

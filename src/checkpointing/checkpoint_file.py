@@ -120,7 +120,8 @@ def copy_checkpoint(source: Path, target: Path) -> None:
         with source.open("rb") as one, files.atomic_write(target) as file:
             shutil.copyfileobj(one, file)
     except OSError as error:
-        raise WriteError(_cannot_write(target, error)) from error
+        size = os.path.getsize(source) if os.path.isfile(source) else None
+        raise WriteError(_cannot_write(target, error, size)) from error
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:

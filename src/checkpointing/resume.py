@@ -56,7 +56,7 @@ def run_folder(name: str, option: str) -> Path:
     if not os.path.exists(path):
         raise UserError(f"{option}: got '{name}', which does not exist; it takes a run's folder, or 'last'")
     sweep = "; a sweep is resumed by its own command and hydra.sweep.dir=…" if option == "resume" else ""
-    raise UserError(f"{option}: got '{name}', which holds no run (no {FILE} in it){sweep}")
+    raise UserError(f"{option}: got '{name}', which is not the folder of a run (no {FILE} in it){sweep}")
 
 
 def newest(option: str) -> Path:

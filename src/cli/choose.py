@@ -99,7 +99,8 @@ def _measured(overrides: list[str], question: Question) -> tuple[int | None, lis
 
     words = timed(overrides)
     configs = check_command_line(words, multirun=True)
-    config, sizes = configs[0], sorted({config["data"]["batch_size"] for config in configs})
+    config, given = configs[0], [config["data"].get("batch_size") for config in configs]
+    sizes = sorted({size for size in given if isinstance(size, int)})  # a DataModule of your own may take null
     trainer = config["trainer"]
     if len(sizes) < 2 or len(sizes) < len(configs):
         raise UserError(

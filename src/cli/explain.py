@@ -93,6 +93,7 @@ def _of_run(run_dir: Path, overrides: list[str], chosen: dict[str, str], out: Pa
         notes = [f"the run used {processes} processes; one of them is explained, without communication"]
         slow = at(record, "throughput.slow_rank.evidence")
         notes += [f"in the run {slow}"] if trust.is_text(slow) else []
+        notes += [f"in the run, {words}" for words in course_words(table(record.get("throughput")))]
     is_same = not notes and all(word.startswith("data.root=") for word in overrides)
     return _Task(config, choices, out or run_dir / _NAME, notes, record if is_same else {})
 

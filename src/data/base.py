@@ -74,6 +74,10 @@ class DataModule(LightningDataModule):
         if self.augment is not None and self.augment.is_on:  # otherwise the hook would be timed in every step
             self.on_after_batch_transfer = self._augmented
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without its trainer: workers that are started anew are sent the data with a `collate_fn` that is a method."""
+        return {**vars(self), "trainer": None}
+
     @property
     def spec(self) -> DataSpec:
         """What a model has to know of the data; available before anything is loaded."""

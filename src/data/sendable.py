@@ -12,17 +12,19 @@ from typing import Any
 
 import numpy
 import torch
+from lightning import Trainer
 from torch.utils.data import DataLoader
 
 from ..errors import UserError
 
 _BULK = (torch.Tensor, torch.UntypedStorage, numpy.ndarray)  # of which each can be sent
+_TRAINER = "the Trainer, which a method of the data brings along: write a static method or a function in place of it"
 
 
-def check_sendable(loader: DataLoader) -> None:
+def check_sendable(loader: DataLoader, alone: str = "data.num_workers=0") -> None:
     """Raise UserError if a DataLoader's workers are to be sent what cannot be pickled; it names the object.
 
-    Tensors and arrays are left out, so that this takes little time.
+    `alone` is what to write for no workers. Tensors and arrays are left out, so that this takes little time.
     """
     context: Any = loader.multiprocessing_context or torch.multiprocessing
     if not loader.num_workers or context.get_start_method() == "fork":
@@ -32,9 +34,8 @@ def check_sendable(loader: DataLoader) -> None:
         try:
             pickler.dump(sent)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise UserError(
-                f"data: worker processes cannot be sent {_named(pickler.last)}, or write data.num_workers=0"
-            ) from error
+            what = _TRAINER if pickler.has_trainer else _named(pickler.last)
+            raise UserError(f"data: worker processes cannot be sent {what}, or write {alone}") from error
         except Exception:  # noqa: BLE001, S112 - such as a queue, which can be sent while a process is started, not before
             continue
 
@@ -43,12 +44,14 @@ class _Pickler(reduction.ForkingPickler):
     """Pickles into nothing. `last` is the object with which it began last: the one at fault, if it fails."""
 
     last: Any = None
+    has_trainer = False
 
     def __init__(self) -> None:
         super().__init__(_Nowhere())
 
     def reducer_override(self, obj: Any) -> Any:
         self.last = obj
+        self.has_trainer |= isinstance(obj, Trainer)
         return (int, ()) if isinstance(obj, _BULK) else NotImplemented
 
 

@@ -16,8 +16,10 @@ def check_processes(
 
     A strategy that forks is refused where that is not safe. `trainer` has its checked options; `multirun` says whether it is that of a sweep's run.
     """
-    strategy = str(trainer.get("strategy") or "")
-    if not CAN_FORK and strategy.endswith(("fork", "notebook")):
+    strategy: Any = trainer.get("strategy")
+    if isinstance(strategy, Mapping) and strategy.get("start_method") == "fork":
+        strategy = "ddp_fork"
+    if not CAN_FORK and str(strategy).startswith(("ddp_fork", "ddp_notebook")):
         raise UserError(f"trainer.strategy: {strategy} forks this process, which is safe on Linux alone; write ddp")
     devices, nodes, rank = trainer.get("devices", "auto"), trainer.get("num_nodes", 1), current(environ)
     if rank.launcher and multirun and rank.world_size > 1:

@@ -3,8 +3,8 @@
 The step's wall time is divided into shares, and the largest one names the bottleneck.
 
 Waits are measured: `input` (for the loader), `transfer` (of batches to the device), and `communication` (the exchange of
-gradients that is not hidden behind the backward pass). The first two count up to the device's idle time: overlapped work is
-free. An exchange has kernels of its own, so a device that waits for other ranks is busy.
+gradients that is not hidden behind the backward pass, and the wait for rank 0's buffers). The first two count up to the
+device's idle time: overlapped work is free. An exchange has kernels of its own, so a device that waits for other ranks is busy.
 
 The rest is the work of the step, and its operations divide it:
 

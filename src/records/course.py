@@ -56,7 +56,7 @@ def workers_words(summary: Mapping[str, Any]) -> str:
     epoch = table(summary.get("epoch"))
     seconds, starting = positive(epoch.get("seconds")), positive(epoch.get("starting_workers_s"))
     option = epoch.get("advice")
-    if seconds is None or starting is None or not isinstance(option, str):
+    if seconds is None or starting is None or not isinstance(option, str) or not option.isprintable():
         return ""
     return f"an epoch of {duration(seconds)} begins with {duration(starting)} of starting workers: {option}"
 

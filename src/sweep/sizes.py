@@ -14,7 +14,7 @@ from ..options.overrides import parse, text_of
 from .loop import Loop
 from .plans import Job
 
-_SIZES = "data.batch_size=8,32,128,512"  # where the user lists none
+_SIZES = (8, 32, 128, 512)  # where the user lists none: those that divide global_batch_size
 _ACCELERATORS = {"cpu": "cpu", "cuda": "gpu", "mps": "mps"}
 
 
@@ -25,7 +25,11 @@ def timed(overrides: Sequence[str]) -> list[str]:
     names = [str(value).strip("[]") for value in chosen if value]
     kept = [text_of(option) for option in parsed if option.key_or_group != "experiment"]
     experiment = f"[{','.join([*names, 'throughput'])}]" if names else "throughput"
-    usual = [] if any(option.key_or_group == "data.batch_size" for option in parsed) else [_SIZES]
+    given = {option.key_or_group: option.value() for option in parsed}
+    update = given.get("global_batch_size")
+    whole = [size for size in _SIZES if not isinstance(update, int) or update % size == 0]
+    sizes = whole if len(whole) > 1 else _SIZES  # which are refused
+    usual = [] if "data.batch_size" in given else [f"data.batch_size={','.join(map(str, sizes))}"]
     return [f"experiment={experiment}", "logger=none", "callbacks.progress=null", *kept, *usual]
 
 

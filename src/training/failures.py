@@ -17,6 +17,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch.utils.data import DataLoader
 
 from .._torch import is_compilation_error, is_shared_memory_error
+from ..checkpointing.resume_point import checkpoint_folder
 from ..data.sendable import check_sendable
 from ..errors import Interrupted, PeerLostError, UserError, cut, package_of, place_of
 from ..files import LOCK, NO_SPACE, WriteError, is_inside, why
@@ -53,27 +54,28 @@ def explain_failures(config: dict[str, Any], trainer: Trainer) -> Iterator[None]
         yield
     except Interrupted as stop:
         if first:
-            print("\n".join(["", str(stop), *_how_to_resume(config)]), flush=True)
+            print("\n".join(["", str(stop), *_how_to_resume(config, trainer)]), flush=True)
         raise
     except UserError:
         raise
     except Exception as error:
         if in_one_line := explained(error, config, trainer) or _of_lightning(error, trainer):
-            if first and isinstance(in_one_line, PeerLostError) and (lines := _how_to_resume(config)):
+            if first and isinstance(in_one_line, PeerLostError) and (lines := _how_to_resume(config, trainer)):
                 print("\n".join(["", *lines]), flush=True)
             raise in_one_line from error
-        if first and (lines := _how_to_resume(config)):
+        if first and (lines := _how_to_resume(config, trainer)):
             error.add_note("\n".join(["", *lines]))
         raise
 
 
-def _how_to_resume(config: dict[str, Any]) -> list[str]:
+def _how_to_resume(config: dict[str, Any], trainer: Trainer) -> list[str]:
     """What was kept, and the command that resumes the run, or starts it again; nothing for a run that has not begun."""
     run_dir = Path(config["run_dir"])
     if not (run_dir / FILE).exists():
         return []
     command = resume_command(config, run_dir)
-    if last := next(run_dir.rglob("last.ckpt"), None):
+    last = checkpoint_folder(trainer, run_dir) / "last.ckpt"
+    if last.exists():
         return [f"kept     {last}", f"resume   {command}"]
     return ["kept     no checkpoint", f"restart  {command}"]  # from its first step
 
@@ -111,11 +113,13 @@ def _unsendable(error: Exception) -> UserError | None:
     Lightning raises another error while it handles that one.
     """
     cause: BaseException | None = error
-    while cause is not None:
+    seen: set[int] = set()
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))  # an error may be its own cause: `raise error from error`
         for frame, _ in traceback.walk_tb(cause.__traceback__):
             if isinstance(loader := frame.f_locals.get("loader"), DataLoader):
                 try:
-                    check_sendable(loader)
+                    check_sendable(loader, "num_workers=0 for its DataLoader")
                 except UserError as said:
                     return said
         cause = cause.__cause__ or cause.__context__
@@ -151,8 +155,9 @@ def _refused_file(error: BaseException | None, run_dir: str) -> OSError | None:
     Lightning wraps the errors of its loggers, so causes are followed. An error that was being handled when another one
     occurred is not its cause: of those only an error of the disk counts.
     """
-    is_cause = True
-    while error is not None:
+    is_cause, seen = True, set[int]()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
         if isinstance(error, OSError):
             # Nobody has written the file; without the lock file, somebody has removed the run's folder.
             is_bug = isinstance(error, FileNotFoundError) and os.path.lexists(Path(run_dir, LOCK))

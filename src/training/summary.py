@@ -226,7 +226,7 @@ def _told_apart(row: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, 
     command = f" {record['command']} "
     varied = {option for option, word in typed.items() if f" {command_line([word])} " not in command}
     shown = {*_ALWAYS, *(varied or typed)}
-    if "data" in shown or row["dataset"] != record["choices"].get("data"):
+    if "data" in shown or row["dataset"].replace("-", "_") != record["choices"].get("data"):  # data=copy_memory
         shown.add("dataset")
     return {key: value for key, value in row.items() if key in shown}
 

@@ -308,11 +308,12 @@ class Task(LightningModule):
 
     def _freeze(self, patterns: Sequence[str]) -> list[nn.Module]:
         """Freeze parameters by their names, and return the batch norms that have no other ones."""
-        names = [name for name, _ in self.named()]
-        if unknown := next((pattern for pattern in patterns if not fnmatch.filter(names, pattern)), None):
-            near = did_you_mean(unknown, names)
+        # `fnmatch.filter` ignores the case on Windows, and the names of parameters have one.
+        matched = {one: {p for name, p in self.named() if fnmatch.fnmatchcase(name, one)} for one in patterns}
+        if unknown := next((one for one, found in matched.items() if not found), None):
+            near = did_you_mean(unknown, [name for name, _ in self.named()])
             raise UserError(f"task.freeze: '{unknown}' matches no parameter of the model.{near}")
-        frozen = {p for name, p in self.named() if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)}
+        frozen = {p for found in matched.values() for p in found}
         for parameter in frozen:
             parameter.requires_grad_(False)
         if frozen and not any(p.requires_grad for p in self.parameters()):

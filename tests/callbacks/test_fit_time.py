@@ -86,6 +86,27 @@ def test_an_epoch_that_is_cut_and_one_that_never_began_tell_nothing() -> None:
     assert timer.result(trainer_of(None), 0.0, 0.0).parts_s["start_up"] == 2.0
 
 
+def test_a_first_batch_that_was_fetched_ahead_is_in_no_step() -> None:
+    clock = Clock()
+    timer = FitTimer(clock, clock)
+    for wait_s in (0.0, 3.0):
+        timer.begin_epoch()
+        timer.ask()
+        clock.now += wait_s
+        timer.receive()
+        timer.ask()  # for the second batch, with which the first step begins
+        clock.now += 1.0
+        timer.end_batch()
+    parts = timer.result(trainer_of(None), 2.0, 1.0).parts_s
+    assert parts == pytest.approx({"start_up": 0.0, "steps": 2.0, "validation": 0.0, "first_batch": 3.0, "other": 0.0})
+
+
+def test_a_fit_of_many_epochs_is_summed_up_at_once() -> None:
+    began = time.perf_counter()
+    assert timed(*[(3.0, 1)] * 20_000).epoch_s == pytest.approx(4.6)
+    assert time.perf_counter() - began < 10  # minutes, where each epoch is looked for among all
+
+
 def test_a_resumed_fit_may_begin_with_a_validation() -> None:
     clock = Clock()
     timer = FitTimer(clock, clock)
@@ -155,7 +176,8 @@ def test_the_parts_of_a_fit_are_said_where_a_tenth_of_ten_seconds_or_more_is_nei
 @pytest.mark.parametrize("wrong", [None, 3, [], {}, {"steps": "x"}, {"steps": -1.0, "validation": 2.0}, {"steps": {}}])
 def test_a_damaged_summary_has_no_words(wrong) -> None:
     assert fit_words({"fit_parts_s": wrong}) == workers_words({"epoch": wrong}) == ""
-    assert workers_words({"epoch": {"seconds": 8.0, "starting_workers_s": 3.0, "advice": ["x"]}}) == ""
+    for advice in (["x"], "\x1b[2J"):
+        assert workers_words({"epoch": {"seconds": 8.0, "starting_workers_s": 3.0, "advice": advice}}) == ""
 
 
 def test_the_parts_add_up_to_a_fit() -> None:

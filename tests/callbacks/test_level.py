@@ -17,7 +17,7 @@ from batchscope.callbacks._windows import Window, Windows
 from batchscope.callbacks.device import DeviceMonitor
 from batchscope.hardware import level
 from batchscope.hardware.nvml_readings import SM_CLOCK
-from batchscope.hardware.telemetry import RSS
+from batchscope.hardware.telemetry import ALLOCATED, RSS
 from batchscope.records.course import course_words, slower_words
 from batchscope.records.step_parts import PARTS, StepPart
 from tests.callbacks.support import monitoring, stranger
@@ -145,6 +145,12 @@ def test_what_changed_with_it_is_named_and_what_did_not_is_not(key, changed, ali
     assert slower_words({"slower": slower_facts(slow_run(**{key: changed}))}).endswith(words)
     assert key not in slower_facts(slow_run(**{key: alike}))["beside"]
     assert key not in slower_facts(slow_run(**{key: (None, changed[1])}))["beside"]
+
+
+def test_on_a_cpu_its_memory_is_that_of_the_process_and_not_named_twice() -> None:
+    spans = slow_run(**{RSS: (1.0, 3.5), ALLOCATED: (0.9, 3.4)})
+    assert {RSS, ALLOCATED} <= slower_facts(spans, "cuda")["beside"].keys()
+    assert ALLOCATED not in slower_facts(spans, "cpu")["beside"]
 
 
 def test_a_run_that_ends_on_another_day_says_the_date() -> None:

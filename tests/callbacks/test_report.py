@@ -60,6 +60,8 @@ def test_a_wait_for_a_slow_rank_has_no_other_advice() -> None:
     assert "advice" not in report(ranks(5, 35), None)["bottleneck"]
     assert "advice" in report(ranks(5, 5), None)["bottleneck"]
     assert "advice" in report(ranks(45, 5), None)["bottleneck"]  # this rank is the slow one
+    slight = report(ranks(5, 12), None)  # 7 ms of 45 that are waited for
+    assert slight["slow_rank"]["rank"] == 1 and "advice" in slight["bottleneck"]
 
 
 def test_the_time_of_kernels_takes_the_place_of_what_the_driver_says_of_the_last_second() -> None:

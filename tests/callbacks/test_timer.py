@@ -150,3 +150,15 @@ def test_on_mps_the_step_after_a_pause_begins_on_an_idle_device(mps: Mps) -> Non
     timer = mps_steps(mps, 3, device_s=0.030)
     assert mps.now >= mps.free_at
     assert timer.clock._before is None
+
+
+def test_on_mps_what_the_device_still_computes_before_a_pause_is_in_the_step(mps: Mps) -> None:
+    timer = StepTimer(clock_for(torch.device("mps")))
+    timer.begin_batch()
+    mps.submit(0.030, 0.002)
+    timer.settle()
+    timer.enter(PAUSE)
+    mps.now += 1.0
+    timer.settle()
+    timer.end_step()
+    assert parts_of(timer) == [{"other": 32, PAUSE: 1000}]

@@ -70,6 +70,15 @@ def test_every_launched_rank_resumes_what_is_the_newest_run_to_the_first(tmp_pat
         assert resume.find(["resume=last"])[0] == Path("outputs/runs/mine")
 
 
+def test_last_is_the_newest_run_whose_record_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "outputs" / "runs" / "older", started="2026-01-02T00:00:00+00:00")
+    torn = tmp_path / "outputs" / "runs" / "newer" / "run.json"
+    torn.parent.mkdir()
+    torn.write_text('{"schema"')
+    assert resume.newest("resume") == Path("outputs/runs/older")
+
+
 MAY_CHANGE = [
     *("trainer.accelerator=auto", "data.pipeline=device", "callbacks.curves.every_n_steps=2", "callbacks.device=null"),
     *("test=false", "callbacks.checkpoint.every_minutes=1", "callbacks.nonfinite=null", "compile=true"),

@@ -158,7 +158,7 @@ REFUSED = {
     "train resume=nowhere": "resume: got 'nowhere', which does not exist; it takes a run's folder, or 'last'",
     "train resume=last": "resume: got 'last', and there is no run in outputs/runs",
     "train resume=": "resume: takes the folder of one run, or 'last'",
-    "train resume=sweep": "resume: got 'sweep', which holds no run (no run.json in it); a sweep is resumed by its own command and",
+    "train resume=sweep": "resume: got 'sweep', which is not the folder of a run (no run.json in it); a sweep is resumed by its own command and",
     # the other commands
     "evaluate": "ckpt: is missing; write ckpt=outputs/runs/<run>/checkpoints/best.ckpt",
     "evaluate ckpt=": "ckpt: takes a value",
@@ -168,7 +168,7 @@ REFUSED = {
     "evaluate sweep/0": "sweep/0: takes option=value; write ckpt=sweep/0",
     "evaluate cofn": "cofn: takes option=value",
     "explain nowhere": "explain: got 'nowhere', which does not exist; it takes a run's folder",
-    "explain conf": "explain: got 'conf', which holds no run (no run.json in it)",
+    "explain conf": "explain: got 'conf', which is not the folder of a run (no run.json in it)",
     "explain data.batch_size=1,2": "data.batch_size: got several values",
     "compare a nowhere": "nowhere: no such folder",
     "compare a b --rerun --out sweep": "--out: 'sweep' exists; give another name",

@@ -2,15 +2,18 @@
 
 import multiprocessing
 import threading
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
 import pytest
 import torch
 from lightning import LightningDataModule, Trainer
+from lightning.pytorch.callbacks import LambdaCallback
 from torch.utils.data import DataLoader, Dataset
 
-from batchscope.data.sendable import check_sendable
+from batchscope.data.sendable import _TRAINER, check_sendable
 from batchscope.errors import UserError
 from batchscope.training.failures import explain_failures
 from tests.data.support import loaded
@@ -89,6 +92,30 @@ def test_data_are_refused_before_a_run_begins(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.multiprocessing, "get_start_method", lambda: "spawn")
     with pytest.raises(UserError, match="worker processes cannot be sent"):
         assert data.fingerprint  # which is asked before the first file of a run is written
+
+
+class Joined(MapStyle):
+    """Makes batches by a method, which holds the data and their trainer."""
+
+    def collate_fn(self, samples: list[Any]) -> Any:
+        return torch.utils.data.default_collate(samples)
+
+
+def test_a_method_that_makes_batches_is_sent_without_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = loaded(Joined(num_workers=1, batch_size=4))
+    data.trainer = SimpleNamespace(
+        lightning_module=None, strategy=SimpleNamespace(root_device=torch.device("cpu")), hook=lambda: None
+    )
+    monkeypatch.setattr(torch.multiprocessing, "get_start_method", lambda: "spawn")
+    data.train_dataloader()
+
+
+def test_the_trainer_is_named_and_not_what_it_holds(tmp_path: Path) -> None:
+    own = LambdaCallback(on_fit_start=lambda *of: None)
+    held = Trainer(callbacks=own, logger=False, enable_checkpointing=False, default_root_dir=tmp_path, accelerator="cpu",
+                   enable_progress_bar=False)  # fmt: skip
+    told = refusal(check_sendable, loader(Holding(held)), "num_workers=0")
+    assert told == f"data: worker processes cannot be sent {_TRAINER}, or write num_workers=0"
 
 
 class Theirs(LightningDataModule):

@@ -57,7 +57,7 @@ def test_more_or_fewer_processes_than_the_options_ask_for_are_one_line(trainer, 
         check_processes(trainer, environ=environ)
 
 
-@pytest.mark.parametrize("strategy", ["ddp_fork", "ddp_notebook"])
+@pytest.mark.parametrize("strategy", ["ddp_fork", "ddp_notebook", "ddp_fork_find_unused_parameters_true"])
 def test_a_strategy_that_forks_is_refused_where_that_is_not_safe(
     strategy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

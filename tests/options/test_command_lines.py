@@ -81,6 +81,18 @@ def test_a_requeued_job_goes_on_with_its_run_whatever_options_it_was_given(tmp_p
     assert (known["status"], known["resumed"][0]["step"], known["steps"]) == ("finished", 4, 8)
 
 
+@pytest.mark.parametrize(
+    ("array", "job"), [({}, "7"), ({"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}, "7_3")]
+)
+def test_of_an_array_of_jobs_the_one_that_usr1_has_ended_is_requeued_alone(array, job, tmp_path: Path) -> None:
+    for name, does in {"srun": "exit 138", "scontrol": 'echo "$@"'}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    environ = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", **array}
+    done = subprocess.run(["bash", SCRIPT], cwd=tmp_path, env=environ, stdout=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stdout) == (138, f"requeue {job}\n")
+
+
 # --- the options of a new run, beside resume= ------------------------------------------------------------------------
 
 

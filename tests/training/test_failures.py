@@ -170,3 +170,10 @@ def test_what_lightning_refuses_in_code_of_the_user_after_the_first_update_is_a_
 def test_one_process_has_lost_no_other_one() -> None:
     with pytest.raises(RuntimeError, match="^ffmpeg: Broken pipe$"):
         end(RuntimeError("ffmpeg: Broken pipe"), ranks=1)
+
+
+def test_an_error_that_is_its_own_cause_is_passed_on() -> None:
+    error = KeyError("mine")
+    error.__cause__ = error  # of `raise error from error`
+    with pytest.raises(KeyError):
+        end(error)
