@@ -12,7 +12,6 @@ load, and is spread over the same hours.
 
 What has been measured is kept below outputs/bench-answers, with the commit that it is of, and not measured again: to measure
 other code, delete that folder. Sweeps of different commits are not put in one page. A page says how many sweeps it is of.
-The report of one quiet sweep of each model goes to results/sweep.
 """
 
 import contextlib
@@ -31,11 +30,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
-from harness import RESULTS, ROOT, arguments, folder_of, rows, train, write_result
+from harness import ROOT, arguments, folder_of, rows, train, write_result
 from simulated import ENOUGH, FIGURES, judge
 
 from batchscope import read_answer
-from batchscope.analysis import groups, write_report
+from batchscope.analysis import groups
 from batchscope.analysis.noise import Rates
 from batchscope.analysis.read import find
 from batchscope.errors import UserError, exit_on_user_error
@@ -316,13 +315,6 @@ def main() -> None:
     pooled_rates = {name: rates_of(rates) for name, rates in reference.items()}
     data = {"commit": commit, "reference": pooled_rates, "sweeps": sweeps}
     write_result("answers", page(sweeps, reference, commit), data, args)
-    if not args.smallest and "quiet" in args.only:
-        shutil.rmtree(RESULTS / "sweep", ignore_errors=True)
-        write_report([places[Case(model, SIZES[0], "quiet")]["0"] for model in MODELS], RESULTS / "sweep")
-        shutil.rmtree(RESULTS / "sweep" / "tensorboard", ignore_errors=True)
-        for path in (RESULTS / "sweep").iterdir():
-            if path.suffix in (".html", ".svg", ".pdf"):
-                path.unlink()
 
 
 if __name__ == "__main__":
