@@ -11,7 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 from . import ranks
 from ._system import PLAIN, has_no_reader, relative
@@ -38,6 +38,11 @@ class UserError(Exception):
 def printable(text: str) -> str:
     """A text that is safe to print: other control characters than line ends are replaced."""
     return "".join(character if character.isprintable() or character == "\n" else "\ufffd" for character in text)
+
+
+def is_text(value: Any) -> TypeGuard[str]:
+    """Whether a value from a file is a text without the characters that no option has, such as a terminal's escapes."""
+    return isinstance(value, str) and value.isprintable()
 
 
 def cut(text: str, width: int) -> str:

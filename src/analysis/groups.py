@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from ..errors import printable
+from ..errors import is_text, printable
 from ..records.formatting import count, option_value
 from ..records.rates import RATE
 from ..records.values import at
@@ -203,7 +203,7 @@ def _doubts(runs: list[Run]) -> list[str]:
     held = {(run.asked, run.batch_size) for run in runs if run.asked and run.batch_size and run.batch_size < run.asked}
     notes += [f"a batch of {asked:,} is larger than the training set: it held {size:,}" for asked, size in sorted(held)]
     said = {run.name: at(run.record, "throughput.slow_rank.evidence") for run in runs}
-    slow = [(name, evidence) for name, evidence in said.items() if isinstance(evidence, str) and evidence.isprintable()]
+    slow = [(name, evidence) for name, evidence in said.items() if is_text(evidence)]
     if slow:
         where = f"a rank was slow in {len(slow)} of {len(runs)} runs, as in " if len(slow) > 1 else ""
         notes.append(f"{where}{slow[0][0]}: {slow[0][1]}")

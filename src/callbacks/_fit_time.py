@@ -23,9 +23,8 @@ _NOTICEABLE = 0.05  # of an epoch
 class FitTime:
     """Where the wall time of a fit has gone on one rank, in seconds. Epochs are whole ones after the first."""
 
-    parts_s: Mapping[str, float] = field(
-        default_factory=dict
-    )  # by the names in records/course.py; they add up to the fit
+    # By the names in records/course.py; they add up to the fit.
+    parts_s: Mapping[str, float] = field(default_factory=dict)
     epoch_s: float | None = None  # of the median epoch, with its validation; None without one
     first_batch_s: float | None = None  # with which it begins
     starting_s: float = 0.0  # of these, at least, in which it starts workers that another option would keep

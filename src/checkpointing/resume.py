@@ -8,7 +8,7 @@ from typing import Any
 
 from .._system import relative
 from ..distributed.rendezvous import of_first
-from ..errors import UserError
+from ..errors import UserError, is_text
 from ..files import lock_folder, refuse_links
 from ..options import trust
 from ..options.check import check_config
@@ -112,7 +112,7 @@ def recorded_config(record: dict[str, Any], run_dir: Path) -> dict[str, Any]:
     for key, kind in (("choices", dict), ("overrides", list), ("resumed", list)):
         found = record.get(key, kind())
         texts = [*found, *found.values()] if isinstance(found, dict) else [] if key == "resumed" else found
-        if not isinstance(found, kind) or not all(text is None or trust.is_text(text) for text in texts):
+        if not isinstance(found, kind) or not all(text is None or is_text(text) for text in texts):
             raise UserError(f"{file}: cannot be read: its {key} are not those of a run")
     config = trust.plain(record.get("config"), file)
     return {**with_run_dir(config, str(config.get("run_dir") or here), here), "run_dir": here}

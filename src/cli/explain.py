@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from .._system import relative
 from ..checkpointing import resume
 from ..checkpointing.signals import exit_on_signals
-from ..errors import UserError, warn
+from ..errors import UserError, is_text, warn
 from ..files import refuse_links, why, write_folder
 from ..options import trust
 from ..options.check import check_config
@@ -92,9 +92,10 @@ def _of_run(run_dir: Path, overrides: list[str], chosen: dict[str, str], out: Pa
     if isinstance(processes, int) and processes > 1:
         notes = [f"the run used {processes} processes; one of them is explained, without communication"]
         slow = at(record, "throughput.slow_rank.evidence")
-        notes += [f"in the run {slow}"] if trust.is_text(slow) else []
-        notes += [f"in the run, {words}" for words in course_words(table(record.get("throughput")))]
+        notes += [f"in the run {slow}"] if is_text(slow) else []
     is_same = not notes and all(word.startswith("data.root=") for word in overrides)
+    if notes or is_same:
+        notes += [f"in the run, {words}" for words in course_words(table(record.get("throughput")))]
     return _Task(config, choices, out or run_dir / _NAME, notes, record if is_same else {})
 
 
@@ -106,10 +107,9 @@ def _explain(task: _Task) -> None:
     step, files = explain(task.config, task.choices, str(task.folder))
     said = table(at(task.record, "throughput.bottleneck"))
     is_here = at(task.record, "hardware.device_name") == step.device_name
-    if is_here and all(trust.is_text(said.get(key)) for key in ("kind", "certainty", "evidence")):
+    if is_here and all(is_text(said.get(key)) for key in ("kind", "certainty", "evidence")):
         step = replace(step, bottleneck=said)
-    course = course_words(table(task.record.get("throughput")))
-    step, folder = replace(step, notes=[*task.notes, *(f"in the run, {words}" for words in course), *step.notes]), None
+    step, folder = replace(step, notes=[*task.notes, *step.notes]), None
     try:
         folder = write_folder(task.folder, {**files, FILE: json.dumps(step.to_dict(), indent=1).encode()})
     except OSError as error:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from ..errors import UserError, did_you_mean
+from ..errors import UserError, did_you_mean, is_text
 
 Kind = Literal["image", "sequence", "tensor"]
 Target = Literal[
@@ -227,7 +227,7 @@ def spec_from(values: Any) -> DataSpec:
         and len(spec.mean) == len(spec.std)
         and (spec.kind != "image" or len(spec.mean) in (0, 1, spec.input_shape[0]))
         and (spec.blank_class is None or type(spec.blank_class) is int)
-        and all(isinstance(text, str) and text.isprintable() for text in (*spec.classes, *spec.fields))
+        and all(is_text(text) for text in (*spec.classes, *spec.fields))
         and all(isinstance(number, int | float) for number in (*spec.mean, *spec.std))
         and type(spec.variable_length) is bool
     )

@@ -15,7 +15,7 @@ from torch import nn
 from ..checkpointing.checkpoint_file import load_checkpoint, makes_layers
 from ..data.plain import Data
 from ..data.spec import DataSpec, spec_from
-from ..errors import UserError, in_one_line
+from ..errors import UserError, in_one_line, is_text
 from ..hardware.devices import check_accelerator
 from ..options import CONFIG_DIR, groups, trust
 from ..options.check import check_config
@@ -119,7 +119,7 @@ def restore(path: Path, overrides: list[str], with_data: bool) -> Trained:
     config = _configuration(saved, path, overrides, with_data)
     built = _built(config, name, build_data(config) if with_data else _known(saved, path, config["data"]))
     load_weights = partial(_load_weights, built.module, checkpoint["state_dict"], name, path)
-    trained_on = saved["dataset"] if trust.is_text(saved.get("dataset")) else ""
+    trained_on = saved["dataset"] if is_text(saved.get("dataset")) else ""
     trained = replace(built, trained_on=trained_on, load_weights=load_weights)
     make_layers(trained.module, checkpoint["state_dict"])
     load_weights()
@@ -167,7 +167,7 @@ def _configuration(saved: dict[str, Any], path: Path, overrides: list[str], with
 
 def _known(saved: dict[str, Any], path: Path, options: Mapping[str, Any]) -> KnownData:
     """What a checkpoint and the options of its data say of them; a file may hold anything."""
-    spec, name = saved.get("spec"), str(saved["dataset"]) if trust.is_text(saved.get("dataset")) else "the data"
+    spec, name = saved.get("spec"), str(saved["dataset"]) if is_text(saved.get("dataset")) else "the data"
     size = options.get("batch_size")
     try:
         known = None if spec is None else spec_from(spec)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .._system import command_line, relative
-from ..errors import UserError
+from ..errors import UserError, is_text
 from ..files import is_inside
 from .groups import COLLECTIONS, SECTIONS, config_dir, known_nodes
 from .overrides import as_override, set_by
@@ -70,11 +70,6 @@ def plain(node: Any, where: str) -> dict[str, Any]:
     if not isinstance(copied, dict):
         raise UserError(f"{where}: holds no configuration")
     return copied
-
-
-def is_text(value: Any) -> bool:
-    """Whether a value from a file is a text without the characters that no option has, such as a terminal's escapes."""
-    return isinstance(value, str) and value.isprintable()
 
 
 def confirm(config: dict[str, Any], overrides: Iterable[str], where: str, run_dir: Path | None) -> None:

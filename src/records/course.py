@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from ..errors import is_text
 from .formatting import duration, significant
 from .values import number, positive, table
 
@@ -56,7 +57,7 @@ def workers_words(summary: Mapping[str, Any]) -> str:
     epoch = table(summary.get("epoch"))
     seconds, starting = positive(epoch.get("seconds")), positive(epoch.get("starting_workers_s"))
     option = epoch.get("advice")
-    if seconds is None or starting is None or not isinstance(option, str) or not option.isprintable():
+    if seconds is None or starting is None or not is_text(option):
         return ""
     return f"an epoch of {duration(seconds)} begins with {duration(starting)} of starting workers: {option}"
 

@@ -112,18 +112,23 @@ def _unsendable(error: Exception) -> UserError | None:
 
     Lightning raises another error while it handles that one.
     """
-    cause: BaseException | None = error
-    seen: set[int] = set()
-    while cause is not None and id(cause) not in seen:
-        seen.add(id(cause))  # an error may be its own cause: `raise error from error`
+    for cause in _chain(error):
         for frame, _ in traceback.walk_tb(cause.__traceback__):
             if isinstance(loader := frame.f_locals.get("loader"), DataLoader):
                 try:
                     check_sendable(loader, "num_workers=0 for its DataLoader")
                 except UserError as said:
                     return said
-        cause = cause.__cause__ or cause.__context__
     return None
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, what caused it or was being handled when it occurred, and so on; each once, for one may be its own cause."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def _of_lightning(error: Exception, trainer: Trainer) -> UserError | None:
@@ -149,15 +154,14 @@ def _cannot_compile(config: dict[str, Any], error: Exception) -> str:
     return f"compile: {asked} fails for {model}: {first}; write compile=false"
 
 
-def _refused_file(error: BaseException | None, run_dir: str) -> OSError | None:
+def _refused_file(failed: BaseException | None, run_dir: str) -> OSError | None:
     """The OSError that caused an exception, if it concerns the disk or a file in the run's folder.
 
     Lightning wraps the errors of its loggers, so causes are followed. An error that was being handled when another one
     occurred is not its cause: of those only an error of the disk counts.
     """
-    is_cause, seen = True, set[int]()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
+    is_cause = True
+    for error in _chain(failed):
         if isinstance(error, OSError):
             # Nobody has written the file; without the lock file, somebody has removed the run's folder.
             is_bug = isinstance(error, FileNotFoundError) and os.path.lexists(Path(run_dir, LOCK))
@@ -167,7 +171,6 @@ def _refused_file(error: BaseException | None, run_dir: str) -> OSError | None:
             if (is_inside_run and is_cause and not is_bug) or (error.errno in _UNUSABLE and not is_read):
                 return error
         is_cause = is_cause and error.__cause__ is not None
-        error = error.__cause__ or error.__context__
     return None
 
 

@@ -220,7 +220,8 @@ _ALWAYS = ("model", "data.batch_size", "learning_rate")  # columns of HPARAMS
 def _told_apart(row: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
     """The options by which people tell runs apart: a few that every run has, and those that vary in a sweep or were typed.
 
-    The dataset is one of them if it was chosen, or stands in for the one that could not be had. More columns would hide the metrics. A word of a run that its sweep's command does not have is one of several values.
+    The dataset is one of them if it was chosen, or stands in for the one that could not be had. More columns would hide the
+    metrics. A word of a run that its sweep's command does not have is one of several values.
     """
     typed = {word.lstrip("+~").partition("=")[0]: word for word in record["overrides"]}
     command = f" {record['command']} "
