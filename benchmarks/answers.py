@@ -5,10 +5,10 @@
 
 Sweeps as users start them, of two models and two lists of sizes, in four conditions: nothing beside them (quiet); a process
 that takes 10 to 20 % of the processor (light); processes that take all of it in bursts of 0.2 to 3 s, half of the time
-(bursts); a process that takes a core all the time (steady). These 16 cases take turns, five times.
+(bursts); a process that takes a core all the time (steady). Each of these 16 cases is measured five times in a row.
 
-The reference of a sweep is the windows of the four other sweeps of its case. So it is independent of the sweep, had the same
-load, and is spread over the same hours.
+The reference of a sweep is the windows of the four other sweeps of its case, at equal load. So it is independent of the sweep,
+was measured in the same minutes, and had the same load: its schedule is that of the case.
 
 What has been measured is kept below outputs/bench-answers, with the commit that it is of, and not measured again: to measure
 other code, delete that folder. Sweeps of different commits are not put in one page. A page says how many sweeps it is of.
@@ -120,7 +120,7 @@ class Case(NamedTuple):
 def sweep(case: Case, place: Path, options: Sequence[str]) -> float:
     """Do the sweep of a case by the command line; its wall time. It is not done twice."""
     usual = ["experiment=throughput", f"model={case.model}", "data=mnist", f"data.batch_size={case.sizes}"]
-    return done(place, [*usual, "trainer.accelerator=cpu", *options], case.condition, f"{case.name} {place.name}")
+    return done(place, [*usual, "trainer.accelerator=cpu", *options], case.condition, case.name)
 
 
 def done(place: Path, words: Sequence[str], condition: str, seed: str = "") -> float:
@@ -195,7 +195,7 @@ def load_of(rates: Rates) -> float:
 def pooled(places: Iterable[Path]) -> Rates:
     """The rates of some sweeps together: they show themselves what processes differ by."""
     (group,) = find(places).groups
-    return groups.rates_of(group.sizes, processes=0.0)
+    return groups.rates_of(group.sizes, processes=0.0, at_equal_load=True)
 
 
 def rates_of(rates: Rates) -> dict[int, float]:
@@ -297,7 +297,7 @@ def main() -> None:
         raise UserError(
             f"--repetitions: got {args.repetitions}, takes 2 or more: a sweep is judged by the others of its case"
         )
-    cases = [Case(model, sizes, condition) for sizes in SIZES for condition in args.only for model in MODELS]
+    cases = [Case(model, sizes, condition) for condition in args.only for sizes in SIZES for model in MODELS]
     if args.smallest:
         cases, args.repetitions = [Case("mlp", "16,256", "light")], 2
     turns = [str(number) for number in range(args.repetitions)]
@@ -305,7 +305,7 @@ def main() -> None:
     places = {case: {turn: out / case.name / turn for turn in turns} for case in cases}
     folders = [place for of_case in places.values() for place in of_case.values()]
     commit_of(folders, out)
-    for turn, case in itertools.product(turns, cases):
+    for case, turn in itertools.product(cases, turns):
         options = QUICK if args.smallest else ()
         seconds = sweep(case, places[case][turn], [f"data.root={args.root}", *options])
         print(f"{case.name}, {turn}: {seconds:.0f} s", flush=True)
