@@ -9,8 +9,9 @@ comparisons at 0.95 ** (1 / (K − 1)), Šidák). Both are of this sweep, as the
 2. Where no size has both, the size with the highest sure share is the best guess, and is called so.
 3. Where every sure share is below 0.6, or no rate is known, nothing is chosen.
 
-A sweep is settled, and ends, once the smallest size whose estimated share is enough also has the sure share. (A sweep
-that ended as soon as *any* size has both would name sizes that are two doublings too large.)
+A sweep is settled, and ends, once the smallest size whose estimated share is enough also has the sure share, and 0.03 more:
+it looks many times, and what it sees when it first succeeds is too good (optional stopping). Where the time ends it, rule 1
+decides. (A sweep that ended as soon as *any* size has both would name sizes that are two doublings too large.)
 
 Nothing here knows of batch sizes: a size is any number by which the smaller of two is preferred.
 """
@@ -24,6 +25,7 @@ from .noise import Rates, Ratio, simultaneous
 
 ENOUGH = 0.9  # of the best rate
 INDIFFERENCE = 0.1  # by which the sure share may be lower
+SETTLES = 0.03  # by which it is higher where it ends a sweep
 LEAST = 0.6  # a sure share below which a best guess would say too little
 
 Rule = Literal["shown", "best_guess", "undecided"]
@@ -52,7 +54,7 @@ class Selection:
 
     def is_settled(self, sizes: int) -> bool:
         """Whether more measurements of so many sizes are not needed."""
-        return len(self.shares) == sizes and self.sure[self.smallest] >= self.wanted
+        return len(self.shares) == sizes and self.sure[self.smallest] >= self.wanted + SETTLES
 
 
 def select(rates: Rates, sizes: Collection[int] | None = None, enough: float = ENOUGH) -> Selection | None:
