@@ -131,16 +131,17 @@ def main() -> None:
     cases = [Sweep(*one) for one in itertools.product(args.only, seeds, conditions)]
     usual = ["trainer.accelerator=cpu", f"data.batch_size={sizes}", f"data.root={args.root}", *more]
     one_epoch = [*usual, "trainer.max_epochs=1"]
-    words = {out / case.name: ([f"model={case.model}", f"seed={case.seeds}", *one_epoch], case) for case in cases}
+    words: dict[Path, tuple[list[str], Sweep]] = {}
+    for model in args.only:
+        given = [f"model={model}", f"seed={of_reference}", *one_epoch, "timing=false"]
+        words[out / f"{model}-reference"] = given, Sweep(model, of_reference, "quiet")
+    words |= {out / case.name: ([f"model={case.model}", f"seed={case.seeds}", *one_epoch], case) for case in cases}
     plainly = {out / f"{model}-plain": Sweep(model, seeds[0], "quiet") for model in args.only}
     words |= {
         place: ([f"model={c.model}", f"seed={c.seeds}", *one_epoch, "timing=false"], c) for place, c in plainly.items()
     }
     for model, condition in itertools.product(args.only, conditions):
         words[out / f"{model}-rates-{condition}"] = [f"model={model}", *LONG, *usual], Sweep(model, "0", condition)
-    for model in args.only:
-        given = [f"model={model}", f"seed={of_reference}", *one_epoch, "timing=false"]
-        words[out / f"{model}-reference"] = given, Sweep(model, of_reference, "quiet")
     commit_of(list(words), out)
     seconds = {}
     for place, (line, case) in words.items():
