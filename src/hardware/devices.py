@@ -34,18 +34,24 @@ def check_accelerator(config: Mapping[str, Any]) -> None:
     found = available()
     if accelerator != "cpu" and "mps" in found:  # which is then the device that Lightning takes
         _check_mps(str(trainer.get("precision") or "32-true"), config.get("compile"))
-    if accelerator == "auto":
-        return
-    if not set(_ALIASES[accelerator]) & set(found):
+    if "cuda" in found and accelerator in ("auto", "gpu", "cuda"):
+        _check_gpus(devices, trainer.get("strategy"))
+    if accelerator != "auto" and not set(_ALIASES[accelerator]) & set(found):
         raise UserError(
             f"trainer.accelerator: got '{accelerator}', and this machine has {' and '.join(found)}; "
             f"leave it at auto, or write trainer.accelerator=cpu"
         )
+
+
+def _check_gpus(devices: Any, strategy: Any) -> None:
+    """Raise UserError for more GPUs than there are, and for several that have nothing to exchange gradients by."""
     gpus = torch.cuda.device_count()
-    if "cuda" in _ALIASES[accelerator] and "cuda" in found and isinstance(devices, int) and devices > gpus:
+    asked = gpus if devices in ("auto", -1) else devices
+    if not isinstance(asked, int):  # a list of devices, which Lightning checks
+        return
+    if asked > gpus:
         raise UserError(f"trainer.devices: got {devices}, and this machine has {formatting.count(gpus, 'GPU')}")
-    several = isinstance(devices, int) and devices > 1 and not isinstance(trainer.get("strategy"), Mapping)
-    if several and "cuda" in _ALIASES[accelerator] and "cuda" in found and not torch.distributed.is_nccl_available():
+    if asked > 1 and not isinstance(strategy, Mapping) and not torch.distributed.is_nccl_available():
         raise UserError(
             f"trainer.devices: got {devices}, and torch has no NCCL here, by which GPUs exchange gradients; write "
             "trainer.devices=1, or a trainer.strategy with process_group_backend=gloo"

@@ -61,7 +61,11 @@ def test_several_gpus_without_nccl_as_on_windows_are_refused(monkeypatch: pytest
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
-    with pytest.raises(UserError, match=r"trainer.devices: got 2, and torch has no NCCL here"):
-        check_accelerator(config("gpu", devices=2))
+    for accelerator, devices in (("gpu", 2), ("auto", 2), ("cuda", "auto")):
+        with pytest.raises(UserError, match=f"trainer.devices: got {devices}, and torch has no NCCL here"):
+            check_accelerator(config(accelerator, devices=devices))
+    with pytest.raises(UserError, match="trainer.devices: got 3, and this machine has 2 GPUs"):
+        check_accelerator(config("auto", devices=3))
+    check_accelerator(config("cpu", devices=2))
     check_accelerator(config("gpu", devices=1))
     check_accelerator(config("gpu", devices=2, strategy={"process_group_backend": "gloo"}))
