@@ -9,14 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..options.purpose import changes_speed
-from ..records.rates import RATE
+from ..records.rates import RATE, load_words
 from ..records.values import table
 from .groups import Group, SweepResults, label, rates_of, setting_words
 from .noise import Ratio, simultaneous
 from .quality import Quality, quality_of
 from .run import BATCH_SIZE, HARDWARE
 from .selection import select
-from .text import and_, load_words
+from .text import and_
 
 _OTHER_WORK = ("model", "data")  # whose samples are other work: their rates are not compared
 

@@ -12,14 +12,14 @@ import pandas as pd
 
 from ..errors import printable
 from ..records.formatting import percent, significant
-from ..records.rates import RATE
+from ..records.rates import RATE, load_words
 from ..records.step_parts import PARTS
 from ..records.terminal import wrapped
 from .groups import loads_of, rates_of
 from .match import differences, measured
 from .noise import BETWEEN, Rates, Ratio
 from .read import find
-from .text import aligned, load_words
+from .text import aligned
 from .windows import STEP, windows_of
 
 _ERROR_RATE = 0.05  # of all intervals together

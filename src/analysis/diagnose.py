@@ -15,14 +15,14 @@ from .._system import command_line
 from ..errors import UserError, cut, printable
 from ..records.formatting import count, percent
 from ..records.metrics import metric
-from ..records.rates import NEAR_BEST, RATE
+from ..records.rates import NEAR_BEST, RATE, load_words
 from ..records.terminal import wrapped
 from ..records.values import at, table
 from .groups import loads_of, rates_of
 from .noise import Ratio, simultaneous
 from .read import find
 from .run import Run
-from .text import aligned, and_, load_words
+from .text import aligned, and_
 
 BASELINE, CHANGE, AGAIN = "baseline", "change", "baseline_again"  # roles of a run
 _WIDTH = 80  # columns

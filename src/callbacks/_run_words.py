@@ -7,9 +7,10 @@ from ..hardware.evidence import limit_row
 from ..options.tree import flatten
 from ..records.course import fit_words, slower_words, workers_words
 from ..records.formatting import percent, significant
-from ..records.rates import load_words
+from ..records.rates import LOAD_SAID, load_words
 from ..records.step_parts import PARTS, StepPart
 from ..records.terminal import row
+from ..records.values import positive
 
 _NOISE = 0.05  # between two rates: less is not worth a word
 _MIN_PART = 0.045  # of the step: smaller parts are added up as the rest
@@ -60,8 +61,9 @@ def _speed(summary: Mapping[str, Any], programs: str) -> str:
         return f"unknown: {summary['missing']['samples_per_sec']}"
     mean, at_median = summary["samples_per_sec_mean"], summary["samples_per_sec"]
     words = f"{significant(mean)} samples/s"
-    if load := load_words(summary):
-        words += f" {load}, mostly {programs}" if programs else f" {load}"
+    load = positive(summary.get("others_share")) or 0.0
+    if load >= LOAD_SAID:
+        words += f" beside {load_words(load)}" + (f", mostly {programs}" if programs else "")
     if abs(at_median - mean) <= _NOISE * mean:
         return words
     return f"{words} ({significant(at_median)} at the median step)"

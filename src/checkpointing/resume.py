@@ -8,7 +8,7 @@ from typing import Any
 
 from .._system import relative
 from ..distributed.rendezvous import of_first
-from ..errors import UserError, is_text
+from ..errors import UserError, is_text, warn
 from ..files import lock_folder, refuse_links
 from ..options import trust
 from ..options.check import check_config
@@ -60,11 +60,13 @@ def run_folder(name: str, option: str) -> Path:
 
 
 def newest(option: str) -> Path:
-    """The folder of the run that was started last; UserError without one. An unreadable record counts for none."""
+    """The folder of the run that was started last; UserError without one. A record that cannot be read is passed with a warning."""
     runs: list[tuple[str, Path]] = []
     for path in RUNS.glob(f"*/{FILE}"):
-        with contextlib.suppress(UserError):
+        try:
             runs.append((str(read(path.parent).get("started", "")), path.parent))
+        except UserError as error:
+            warn(f"{option}: got 'last', and a run is passed: {error}")
     if not runs:
         raise UserError(f"{option}: got 'last', and there is no run in {RUNS}")
     return max(runs)[1]

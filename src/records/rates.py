@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .formatting import percent
-from .values import at, positive
+from .values import at
 
 RATE, MEAN_RATE = "samples_per_sec", "samples_per_sec_mean"
 # A rate is said with the load beside it where other programs took this share of the processor: an idle virtual machine
@@ -19,10 +19,9 @@ LOAD_SAID = 0.1
 NEAR_BEST = 0.05  # a rate that is lower than the best by this fraction at most counts as reaching it
 
 
-def load_words(throughput: Mapping[str, Any]) -> str:
-    """`beside other programs that took 38 % of the processor`, of a run's summary; empty for a load that is not said."""
-    share = positive(throughput.get("others_share"))
-    return f"beside other programs that took {percent(share)} of the processor" if share and share >= LOAD_SAID else ""
+def load_words(share: float) -> str:
+    """What ran beside a measurement: `other programs that took 65 % of the processor`."""
+    return f"other programs that took {percent(share)} of the processor"
 
 
 def why_no_rate(record: Mapping[str, Any]) -> str:

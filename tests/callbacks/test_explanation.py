@@ -140,3 +140,11 @@ def test_no_row_is_of_zeros_and_a_bound_that_is_passed_has_a_reason() -> None:
     text = explanation_text(explanation(cost("body", **NUMBERS | {"floor_seconds": 1.4})), width=200)
     assert "114 %" in text
     assert "note     bound/time above 100 %: faster than the peaks measured here, as where data stay in a cache" in text
+
+
+def test_shares_that_add_up_to_more_than_the_step_have_a_reason() -> None:
+    text = explanation_text(explanation(cost("body", **NUMBERS | {"seconds": 14.7})), width=200)
+    assert (
+        "note     the recorded step took 1.47 × the median one, as beside other programs: shares are too large" in text
+    )
+    assert "shares are too large" not in explanation_text(explanation(cost("body", **NUMBERS)), width=200)
