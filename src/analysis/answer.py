@@ -13,13 +13,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..records.formatting import percent
+from ..records.rates import load_words
 from ..records.values import at, positive, table
 from .groups import Group, loads_of
 from .noise import Rates, simultaneous
 from .quality import Quality, quality_of
 from .selection import ENOUGH, Rule, Selection, select
 from .target import Arrivals, arrivals_of
-from .text import and_, at_least, choice_words, load_words, times_as_fast
+from .text import and_, at_least, choice_words, times_as_fast
 
 _SECONDS = "callbacks.until_known.seconds"
 _RISES = 0.05  # by which the largest size is faster than the next one where the rate is said to rise
@@ -115,9 +116,9 @@ _Said = tuple[Any, ...]  # a line, then its claims
 def _sentences(group: Group, selection: Selection, overall: Selection, quality: Quality | None) -> Iterator[_Said]:
     """All of them, the choice first."""
     unknown = sorted(group.sizes.keys() - overall.shares.keys())
-    best = f" with the best {quality.metric.key}" if quality else " whose rate is known"
+    among = quality.candidate_words if quality else " whose rate is known"
     is_part = bool(unknown) or len(selection.shares) < len(overall.shares)
-    yield _choice(group, selection, best, is_part)
+    yield _choice(group, selection, among, is_part)
     yield from _neighbours(group, selection, overall)
     if quality:
         yield from _price(group, selection, quality)
@@ -133,15 +134,15 @@ def _claim(kind: str, size: int, **facts: Any) -> dict[str, Any]:
     return {"kind": kind, "batch_size": size, **facts}
 
 
-def _choice(group: Group, selection: Selection, best_words: str, is_part: bool) -> _Said:
-    """The chosen size, what it gives and what it is sure to give."""
-    size, of_those = selection.size, f" of the sizes{best_words}" if is_part else ""
+def _choice(group: Group, selection: Selection, among: str, is_part: bool) -> _Said:
+    """The chosen size, what it gives and what it is sure to give; `among` says which sizes were compared, if not all."""
+    size, of_those = selection.size, f" of the sizes{among}" if is_part else ""
     words = choice_words(selection, "sweep", of_those, group.rates.load if group.rates.passes else None)
     if size is None:
         return (words,)
     share, sure = selection.shares[size].value, selection.sure[size]
     if len(selection.shares) == 1:
-        words = f"{'Best guess ' if selection.rule == 'best_guess' else ''}{size:,}: the only size{best_words}."
+        words = f"{'Best guess ' if selection.rule == 'best_guess' else ''}{size:,}: the only size{among}."
     return words, _claim("share", size, of=selection.best, estimated=share, sure=sure)
 
 
@@ -184,8 +185,9 @@ def _price(group: Group, selection: Selection, quality: Quality) -> Iterator[_Sa
     if ratio.low > 1:
         claims = [_claim("at_least", fast, of=chosen, share=at_least(ratio))]
         claims += [_claim("worse", fast, metric=quality.metric.key)] if quality.is_worse(fast) else []
-        words = f"{fast:,} is {times_as_fast(ratio)} and {quality.price(fast)}."
-        yield (words, *claims)
+        rates = {run.values.get("learning_rate") for run in group.runs}
+        beside = " at the same learning rate" if len(rates) == 1 and None not in rates else ""
+        yield (f"{fast:,} is {times_as_fast(ratio)} as {chosen:,} and {quality.price(fast)}{beside}.", *claims)
 
 
 def _load(group: Group) -> Iterator[_Said]:

@@ -9,7 +9,7 @@ from datetime import datetime
 from functools import partial
 
 from ..errors import printable
-from ..records.formatting import count, option_value
+from ..records.formatting import count, option_value, percent
 from ..records.metrics import metric
 from ..records.rates import RATE
 from ..records.values import at, number, positive, table
@@ -49,7 +49,8 @@ def methods(sweep: SweepResults) -> Methods:
     }
     for key in (key for key in sweep.factors if key not in _HAVE_ROWS):
         facts[key] = ", ".join(each(lambda run, key=key: option_value(run.settings.get(key))))
-    facts |= {"device": ", ".join(each(_device)), "versions": "; ".join(each(_versions))}
+    facts |= {"device": ", ".join(each(_device)), "system": ", ".join(each(_system))}
+    facts |= {"other programs": _load(sweep.runs), "rates": _passes(sweep), "versions": "; ".join(each(_versions))}
     commands = _once(sweep.runs, lambda run: str(run.record.get("command") or ""))
     listed, others = commands[:_MOST], len(commands[_MOST:])
     more = f"{others} more command{'s' if others > 1 else ''}" if others else ""
@@ -241,6 +242,28 @@ def _device(run: Run) -> str:
         f"host {hardware['cpu']}" if run.device != "cpu" and hardware.get("cpu") else "",
     ]
     return _with(str(run.settings.get("device_name") or ""), facts)
+
+
+def _system(run: Run) -> str:
+    """`Linux 6.18`, `macOS 14.5`: the first two parts of Python's name of the platform."""
+    return " ".join(str(at(run.record, "hardware.platform") or "").split("-")[:2])
+
+
+def _load(runs: Sequence[Run]) -> str:
+    """`took 1 to 3 % of the processor`; empty where nobody counted them."""
+    shares = sorted(s for run in runs if (s := number(at(run.record, "throughput.others_share"))) is not None)
+    if not shares:
+        return ""
+    low, high = percent(shares[0]), percent(shares[-1])
+    return (
+        f"took {low.removesuffix(' %')} to {high} of the processor" if low != high else f"took {low} of the processor"
+    )
+
+
+def _passes(sweep: SweepResults) -> str:
+    """`in 10 passes over the batch sizes`, where runs were visited."""
+    passes = [*dict.fromkeys(group.rates.passes for group in sweep.groups if group.rates.passes)]
+    return f"measured in {_and([*map(str, passes)])} passes over the batch sizes" if passes else ""
 
 
 def _versions(run: Run) -> str:

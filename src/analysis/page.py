@@ -6,8 +6,8 @@ page.html picks a run everywhere. What a record says is escaped, and names neith
 
 import base64
 import re
-from collections.abc import Mapping
 from html import escape
+from itertools import starmap
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ import pandas as pd
 from ..errors import printable
 from . import table
 from .anonymous import anonymous, anonymous_command
-from .plots import CAPTIONS, Picture
+from .plots import Picture
 from .text import is_number_column
 
 if TYPE_CHECKING:
@@ -26,13 +26,8 @@ if TYPE_CHECKING:
 FILE = "report.html"
 
 
-def page(report: "Report", pictures: Mapping[str, Picture]) -> str:
+def page(report: "Report") -> str:
     """The page."""
-    plots = (
-        f"<figure>{_svg(picture.on_page, CAPTIONS[name])}<figcaption>{CAPTIONS[name]}. {_downloads(name, picture)}"
-        "</figcaption></figure>"
-        for name, picture in pictures.items()
-    )
     runs, settings = table.run_texts(report.sweep, report.frame), report.setting_texts
     sizes = [_table(texts.reset_index(), group.label) for group, texts in report.size_texts]
     sizes += [_table(settings, "Settings")] if len(settings) else []
@@ -43,8 +38,8 @@ def page(report: "Report", pictures: Mapping[str, Picture]) -> str:
         sizes="".join(sizes),
         legend=_shown("; ".join(report.legends)),
         counts=_shown(report.counts),
-        plots="".join(plots),
-        runs=_table(runs, "Runs", of_runs=True),
+        plots="".join(starmap(_figure, report.pictures.items())),
+        runs=_table(runs, "", of_runs=True),
         legend_of_runs=_shown(table.legend(runs)),
         facts="".join(
             f"<tr><th>{_shown(n)}</th><td>{_shown(t, host=True)}</td></tr>" for n, t in report.methods.facts.items()
@@ -72,6 +67,13 @@ def _copied(tag: str, text: str) -> str:
     """A text with a button that copies it; a command where the tag is `pre`."""
     shown = escape(anonymous_command(printable(text))) if tag == "pre" else _shown(text)
     return f'<div class="copied"><{tag}>{shown}</{tag}><button type="button">copy</button></div>'
+
+
+def _figure(name: str, picture: Picture) -> str:
+    """A plot with its caption and its files."""
+    caption = _shown(picture.caption)
+    element = _svg(picture.on_page, caption)
+    return f"<figure>{element}<figcaption>{caption}. {_downloads(name, picture)}</figcaption></figure>"
 
 
 def _downloads(name: str, picture: Picture) -> str:

@@ -56,10 +56,15 @@ def title(figure: Figure, text: str) -> None:
 
 def note(figure: Figure, axes: Axes, text: str) -> None:
     """What the marks of axes mean, above them, in as many lines as it needs, by which the figure grows."""
-    letters = round(1.25 * _LETTERS * (figure.get_figwidth() - 0.8))
-    lines = wrapped([text], max(20, letters), indent=0)
+    lines = _small_lines(figure, text)
     axes.set_title("\n".join(lines))
     _grow(figure, len(lines))
+
+
+def _small_lines(figure: Figure, text: str) -> list[str]:
+    """A text in small letters, wrapped to the width of the axes."""
+    letters = round(1.25 * _LETTERS * (figure.get_figwidth() - 0.8))
+    return wrapped([text], max(20, letters), indent=0)
 
 
 def _grow(figure: Figure, lines: int) -> None:
@@ -110,12 +115,14 @@ def at_least_wide(axes: Axes, span: float, ends: tuple[float, float]) -> None:
     axes.yaxis.set_major_formatter("{x:,.10g}")
 
 
-def legend_below(figure: Figure, axes: Axes) -> None:
-    """A legend below the axes where there are several names, by which the figure grows; every name once."""
+def legend_below(figure: Figure, axes: Axes, heading: str = "") -> None:
+    """A legend below the axes where there are several names, by which the figure grows; every name once, below a heading."""
     letters = _LETTERS * figure.get_figwidth()
     most = min(_LONGEST, max(8, int(letters) - 8))
     once = {cut(name, most): handle for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)}
     if len(once) > 1:
         columns = max(1, int(letters / (max(map(len, once)) + 7)))
-        figure.legend(once.values(), once.keys(), loc="outside lower left", ncols=columns)
-        _grow(figure, math.ceil(len(once) / columns))
+        lines = _small_lines(figure, heading)
+        look = {"title": "\n".join(lines), "title_fontsize": "small", "alignment": "left"}
+        figure.legend(once.values(), once.keys(), loc="outside lower left", ncols=columns, **look)
+        _grow(figure, math.ceil(len(once) / columns) + len(lines))

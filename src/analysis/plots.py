@@ -9,10 +9,10 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -29,7 +29,7 @@ from . import plot_style as style
 from .anonymous import anonymous
 from .groups import Group
 from .run import Run
-from .table import BUSY, PART_MS, reach_of
+from .table import BUSY, PART_MS, STEP_MS, reach_of
 from .text import KNOWN, VAGUE, and_, reach_text
 
 if TYPE_CHECKING:
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
 CAPTIONS = {
     "throughput": "Samples per second against batch size, with 90 % intervals",
+    "accuracy": "What the trained networks reach against batch size, with 90 % intervals",
     "utilisation": "MFU with 90 % intervals, and how busy the device is, against batch size",
-    "step_time": "The parts of the mean step, its time, and the 90 % interval of that",
-    "memory": "Peak memory against batch size, with the range of repeated runs",
+    "step_time": "The parts of the mean step, and the time of a step with its 90 % interval",
+    "memory": "Peak memory against batch size",
     "time_to_target": "Training time to the target against batch size, since the last validation below it",
-    "accuracy": "The quality of the trained networks against batch size, with 90 % intervals of the tested samples and the seeds",
 }
 FORMATS = ("png", "svg", "pdf")
 _MOST_PANELS = 6
@@ -55,8 +55,16 @@ _Sized = Sequence[tuple[Group, pd.DataFrame, int | None]]  # groups, their table
 class Picture:
     """A plot, over two columns of a paper, and as the page shows it."""
 
+    caption: str
     files: dict[str, bytes]  # by format
     on_page: str  # SVG
+
+
+class Drawing(NamedTuple):
+    """A plot that is not of the runs alone: what it shows, and the figure of a width in inches."""
+
+    caption: str
+    figure: Callable[[float], Figure]
 
 
 @dataclass(frozen=True)
@@ -70,12 +78,19 @@ class _Panel:
     note: str = ""
 
 
-def draw(report: "Report") -> dict[str, Picture]:
-    """Every plot that has data, by its name."""
-    small = figures(report, style.ON_PAGE)
+def draw(report: "Report", more: Mapping[str, Drawing] | None = None) -> dict[str, Picture]:
+    """Every plot that has data, and others, by their names."""
+    large, small = figures(report), figures(report, style.ON_PAGE)
+    drawn = [(name, CAPTIONS[name], figure, small[name]) for name, figure in large.items()]
+    drawn += [
+        (name, caption, figure(style.TWO_COLUMNS), figure(style.ON_PAGE))
+        for name, (caption, figure) in (more or {}).items()
+    ]
     return {
-        name: Picture({kind: saved(figure, name, kind) for kind in FORMATS}, saved(small[name], name, "page").decode())
-        for name, figure in figures(report).items()
+        name: Picture(
+            caption, {kind: saved(wide, name, kind) for kind in FORMATS}, saved(narrow, name, "page").decode()
+        )
+        for name, caption, wide, narrow in drawn
     }
 
 
@@ -134,9 +149,11 @@ def _subject(groups: Iterable[Group]) -> str:
     return " · ".join(filter(None, (what, device, each(lambda run: run.precision))))
 
 
-def _look(group: Group) -> tuple[str, str]:
-    """Colour and marker."""
-    return style.COLOURS[group.number % len(style.COLOURS)], style.MARKERS[group.number % len(style.MARKERS)]
+def _look(group: Group) -> dict[str, Any]:
+    """Colour and marker, which is smaller for later groups: markers of equal values do not hide each other."""
+    number = group.number
+    look = {"color": style.COLOURS[number % len(style.COLOURS)], "marker": style.MARKERS[number % len(style.MARKERS)]}
+    return look | {"ms": max(3.0, 8.0 - 2.0 * number)}
 
 
 def _gid(runs: Iterable[Run]) -> str:
@@ -154,12 +171,12 @@ def _against_size(groups: _Sized, panels: Sequence[_Panel], width: float) -> Fig
     for axes, (panel, lines) in zip(rows, found, strict=True):
         said = dict.fromkeys(filter(None, [panel.note]))
         for group, chosen, points in lines:
-            colour, marker = _look(group)
-            axes.plot(points.index, points["value"], color=colour)
+            look = _look(group)
+            axes.plot(points.index, points["value"], color=look["color"])
             for size, value, low, high, is_vague in points.itertuples():
                 gid = _gid(group.sizes[size])
-                axes.plot(size, value, ls="", marker=marker, color=colour, label=anonymous(group.label), gid=gid)
-                axes.vlines(size, low, high, color=colour, gid=gid)
+                axes.plot(size, value, ls="", label=anonymous(group.label), gid=gid, **look)
+                axes.vlines(size, low, high, color=look["color"], gid=gid)
                 said |= {f"bars: {panel.bars}": None} if low < high else {}
                 if size == chosen:
                     axes.plot(size, value, ls="", marker="o", ms=13, mfc="none", mec="black", gid=gid)
@@ -203,7 +220,7 @@ def _points(group: Group, sizes: pd.DataFrame, name: str) -> pd.DataFrame:
 
 
 def _step_time(groups: _Sized, width: float) -> Figure | None:
-    """A panel for each group, with a bar for each size: the shares of the parts, above the time of the mean step."""
+    """A panel for each group, with a bar for each size: the shares of the parts, above the time of a step by the rate."""
     tables = ((group, sizes, sizes[list(PART_MS)].dropna()) for group, sizes, _ in groups)
     shown = [(group, sizes, parts_ms) for group, sizes, parts_ms in tables if len(parts_ms) > 1][:_MOST_PANELS]
     if not shown:
@@ -220,10 +237,13 @@ def _step_time(groups: _Sized, width: float) -> Figure | None:
             for bar, size in zip(bars, parts_ms.index, strict=True):
                 bar.set_gid(_gid(group.sizes[size]))
             bottom += heights
-        reach = reach_of(sizes)[parts_ms.index].map(lambda value: reach_text(value) or "?")
-        names = [f"{n:,}\n{significant(ms)} ms\n± {of}" for (n, ms), of in zip(step_ms.items(), reach, strict=True)]
+        known = sizes.assign(reach=reach_of(sizes).map(lambda value: reach_text(value) or "?")).loc[parts_ms.index]
+        times = known[STEP_MS].map(lambda ms: f"{significant(ms)} ms" if ms > 0 else "?")
+        names = [
+            f"{size:,}\n{time}\n± {reach}" for size, time, reach in zip(known.index, times, known["reach"], strict=True)
+        ]
         axes.set_xticks(x[::every], names[::every])
-        axes.set(ylabel="% of the mean step", xlabel="batch size, time of the mean step", ylim=(0, 100))
+        axes.set(ylabel="% of the mean step", xlabel="batch size, time of a step", ylim=(0, 100))
         axes.set_title(cut(anonymous(group.label), _LONGEST) if len(shown) > 1 else "")
         axes.grid(visible=False)
     style.title(figure, _subject(group for group, *_ in shown))

@@ -63,6 +63,12 @@ class Quality:
         """The best size, and those that are as good: by estimate alone where the noise is not known."""
         return [size for size in self._within(self.margin) if size not in self.doubtful]
 
+    @property
+    def candidate_words(self) -> str:
+        """` within 0.32 points of the best test/acc`, of several candidates; ` with the best test/acc`, of one."""
+        several = len(self.candidates) > 1
+        return f" {f'within {self._amount(self.margin)} of' if several else 'with'} the best {self.metric.key}"
+
     def _within(self, loss: float) -> list[int]:
         return [size for size in self.values if self.loss(size) <= loss + 1e-9 * self.margin]
 
@@ -85,15 +91,15 @@ class Quality:
         return self.sure is not None and 2 * self.loss(size) > self.sure[size]
 
     def price(self, size: int) -> str:
-        """What a size that is no candidate loses against the best: `loses 2.1 points`, `may lose up to 0.9 points`."""
-        of = "" if self.is_share else f" of {self.metric.key}"
+        """What a size that is no candidate loses: `loses 2.1 points against 32`, `may lose up to 0.90 points against 32`."""
+        of = f"{'' if self.is_share else f' of {self.metric.key}'} against {self.best:,}"
         if self.sure is not None and size in self.doubtful:
             return f"may lose up to {self._amount(self.sure[size])}{of}"
         return f"loses {self._amount(self.loss(size))}{of}{'' if self.is_worse(size) else ' by estimate'}"
 
     def _amount(self, loss: float) -> str:
         """`10 points` of an accuracy, `0.12` of another metric."""
-        digits = 0 if loss >= 0.095 else 1 if loss >= 0.00095 else 2
+        digits = 0 if loss >= 0.095 else 1 if loss >= 0.0095 else 2
         return f"{100 * loss:.{digits}f} points" if self.is_share else significant(loss)
 
 

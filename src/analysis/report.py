@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +16,7 @@ from ..records.formatting import count
 from ..records.rates import RATE
 from ..records.terminal import wrapped
 from . import answer_file, page, plots, table, tensorboard
+from .anonymous import anonymous, anonymous_command
 from .answer import Answer, answer
 from .groups import Group, SweepResults
 from .methods import Methods, methods
@@ -37,6 +38,7 @@ class Report:
     enough: float  # the share of the best rate that a size is to reach
     statements: list[Statement]  # the answers first
     notes: list[str]  # what could not be read, compared or written
+    pictures: dict[str, plots.Picture]  # that were drawn, by name
     files: list[Path]  # everything that was written
 
     @property
@@ -87,6 +89,13 @@ class Report:
         return [(group, table.size_texts(sizes)) for group, sizes in pairs if len(sizes) > 1 and group.sizes]
 
     @property
+    def full_tables(self) -> list[pd.DataFrame]:
+        """The tables of all groups, with all metrics: also losses, where there is an accuracy."""
+        answers = {id(answer.group): answer for answer in self.answers}
+        metrics = table.quality_metrics(self.sweep)
+        return [table.size_table(group, answers.get(id(group)), metrics) for group in self.sweep.groups]
+
+    @property
     def setting_texts(self) -> pd.DataFrame:
         """A row of texts for each setting, where several ran, each at one batch size; else empty."""
         is_shown = not self.size_texts and len(self.sweep.runs) > 1
@@ -129,10 +138,11 @@ class Report:
 
     @property
     def markdown(self) -> str:
-        """`report.md`."""
+        """`report.md`, which names neither a home folder nor this host (anonymous.py)."""
         lines = [f"# {self.title}", "", *(f"- {line}" for line in self.headlines), ""]
         if self.commands:
-            lines += ["Options that would tell more:", "", *(f"    {command}" for command in self.commands), ""]
+            commands = map(anonymous_command, self.commands)
+            lines += ["Options that would tell more:", "", *(f"    {command}" for command in commands), ""]
         lines += [f"{self.counts}.", ""]
         for group, texts in self.size_texts:
             lines += [f"## {group.label}", "", table.to_markdown(texts.reset_index())]
@@ -140,16 +150,22 @@ class Report:
             lines += [table.to_markdown(settings)]
         lines += [f"{words}.\n" for words in self.legends]
         lines += [f"Failed: {failed}.", ""] if (failed := failures(self.sweep)) else []
-        if pictures := [file for file in self.files if file.suffix == ".png"]:
-            lines += ["## Plots", "", *(f"![{plots.CAPTIONS[file.stem]}]({file.name})\n" for file in pictures)]
+        if self.pictures:
+            lines += ["## Plots", "", *(f"![{of.caption}]({name}.png)\n" for name, of in self.pictures.items())]
         lines += ["## What was done", ""]
-        lines += [*(f"    {command}" for command in self.methods.commands), ""] if self.methods.commands else []
+        commands = map(anonymous_command, self.methods.commands)
+        lines += [*(f"    {command}" for command in commands), ""] if self.methods.commands else []
         lines += [f"And {self.methods.more}.", ""] if self.methods.more else []
-        lines += [*(f"- {name}: {text}" for name, text in self.methods.facts.items()), ""]
+        lines += [*(f"- {name}: {anonymous(text, host=True)}" for name, text in self.methods.facts.items()), ""]
         lines += ["To quote:", "", f"> {self.methods.sentence}", ""] if self.methods.sentence else []
         if self.notes:
-            lines += ["## Notes", "", *(f"- {note}" for note in self.notes), ""]
-        return printable("\n".join(lines)).replace("<", "&lt;")  # nothing that a record says of itself is HTML
+            lines += ["## Notes", "", *(f"- {anonymous(note, host=True)}" for note in self.notes), ""]
+        text = anonymous(printable("\n".join(lines)))
+        return text.replace("<", "&lt;")  # nothing that a record says of itself is HTML
+
+
+def _anonymous(cell: object) -> object:
+    return anonymous(cell, host=True) if isinstance(cell, str) else cell
 
 
 def _lines(said: Sequence[str], width: int) -> list[str]:
@@ -157,8 +173,13 @@ def _lines(said: Sequence[str], width: int) -> list[str]:
     return wrapped((f"{'  ' if number else '→ '}{line}" for number, line in enumerate(said)), width)
 
 
-def write_report(folders: Iterable[str | os.PathLike[str]], out_dir: str | os.PathLike[str]) -> Report:
-    """Read all runs below the folders, and write the report. Files of an earlier report with the same names are replaced.
+def write_report(
+    folders: Iterable[str | os.PathLike[str]],
+    out_dir: str | os.PathLike[str],
+    more: Mapping[str, plots.Drawing] | None = None,
+) -> Report:
+    """Read all runs below the folders, and write the report, with `more` plots by their names. Files of an earlier report
+    with the same names are replaced.
 
     Raises:
         UserError: if there is not one readable record, or `out_dir` has or is a link that leads elsewhere, before
@@ -167,19 +188,19 @@ def write_report(folders: Iterable[str | os.PathLike[str]], out_dir: str | os.Pa
     paths, out = [Path(folder) for folder in folders], Path(out_dir)
     report = analyse(paths)
     _refuse_links(out, paths)
-    pictures = plots.draw(report)
+    report.pictures.update(plots.draw(report, more))
     try:
         out.mkdir(parents=True, exist_ok=True)
-        for name, picture in pictures.items():
+        for name, picture in report.pictures.items():
             for kind, content in picture.files.items():
                 write_bytes(out / f"{name}.{kind}", content)
                 report.files.append(out / f"{name}.{kind}")
-        tensorboard.write(report.sweep.groups, report.tables, out / "tensorboard")
+        tensorboard.write(report.sweep.groups, report.full_tables, out / "tensorboard")
         texts = {
             "report.md": report.markdown,
-            page.FILE: page.page(report, pictures),
+            page.FILE: page.page(report),
             answer_file.FILE: answer_file.text_of(report),
-            "sweep.csv": report.frame.to_csv(index=False, lineterminator="\n"),
+            "sweep.csv": report.frame.map(_anonymous).to_csv(index=False, lineterminator="\n"),
         }
         for name, text in texts.items():
             write_text(out / name, text)
@@ -202,7 +223,9 @@ def analyse(folders: Iterable[str | os.PathLike[str]]) -> Report:
     answers = [of_group for _, of_group in known if of_group]
     tables = [table.size_table(group, of_group, metrics[:2]) for group, of_group in known]
     said = statements(sweep, answers, metrics, margin)
-    return Report(sweep, table.run_table(sweep), metrics, tables, answers, enough, said, list(notes(sweep)), files=[])
+    return Report(
+        sweep, table.run_table(sweep), metrics, tables, answers, enough, said, list(notes(sweep)), pictures={}, files=[]
+    )
 
 
 def _refuse_links(out: Path, folders: Sequence[Path]) -> None:

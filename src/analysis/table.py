@@ -34,7 +34,11 @@ PART_MS = tuple(f"{part}_ms_mean" for part in PARTS)
 _LONGEST = 90  # characters of a reason
 _SIZES = ("batch_size", "global_batch_size")
 _SHOWN = (STEP_MS, "mfu", *BUSY, "memory_peak_gib", "joules_per_sample")
-_MEANINGS = {"±": "90 % interval of samples/s", "MFU": "model FLOPs utilization", "busy": "time in which a kernel ran"}
+_MEANINGS = {
+    "±": "90 % interval in this sweep",
+    "MFU": "model FLOPs utilization of measured peak",
+    "busy": "time in which a kernel ran",
+}
 _MARKED = {"?": VAGUE}
 _TO_TARGET = ("samples_to_target", "time_to_target_s")
 
@@ -150,9 +154,9 @@ def to_markdown(cells: pd.DataFrame) -> str:
 def size_table(group: Group, answer: "Answer | None" = None, metrics: Sequence[str] = ()) -> pd.DataFrame:
     """The numbers of a group, a row for each batch size, smallest first; of a size without a rate all are NaN.
 
-    `low` and `high` are the ends of the 90 % interval of the rate, with what other programs may have lowered it by. `gain` is
-    over the next smaller size, and `gain_reach` how far its interval reaches. `share` is that of the best rate, `loss` and
-    `sure_loss` are those of the metric that decides which sizes are candidates (quality.py).
+    `low` and `high` are the ends of the 90 % interval of the rate, with what other programs may have lowered it by. The typical
+    step is that of the rate. `gain` is over the next smaller size, and `gain_reach` how far its interval reaches. `share` is that
+    of the best rate, `loss` and `sure_loss` are those of the metric that decides which sizes are candidates (quality.py).
     """
     rates, known = group.rates, [size for size in group.sizes if size in group.rates.settings]
     gains = {size: rates.ratio(size, smaller) for smaller, size in itertools.pairwise(known)}
@@ -161,6 +165,7 @@ def size_table(group: Group, answer: "Answer | None" = None, metrics: Sequence[s
         RATE: {size: rates.rate(size) for size in known},
         "low": {size: _ends(rates, size)[0] for size in known},
         "high": {size: _ends(rates, size)[1] for size in known},
+        STEP_MS: {s: 1e3 * n / rates.rate(s) for s in known if (n := group.sizes[s][0].samples_a_step)},
         "gain": {size: ratio.value - 1 for size, ratio in gains.items()},
         "gain_reach": {size: ratio.reach for size, ratio in gains.items()},
     }

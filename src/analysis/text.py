@@ -7,6 +7,7 @@ import pandas as pd
 
 from ..records.formatting import percent, significant
 from ..records.metrics import FRACTION, metric
+from ..records.rates import load_words
 from ..records.terminal import BLOCK, columns
 from .noise import Ratio
 from .selection import LEAST, Selection
@@ -116,11 +117,6 @@ def choice_words(selection: Selection, of: str, of_those: str = "", load: float 
 def at_least_percent(share: float) -> str:
     """`at least 84 %`, rounded down."""
     return f"at least {math.floor(100 * share + 1e-9)} %"
-
-
-def load_words(share: float) -> str:
-    """What ran beside a measurement: `other programs that took 65 % of the processor`."""
-    return f"other programs that took {percent(share)} of the processor"
 
 
 def reach_text(reach: float) -> str:

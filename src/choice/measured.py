@@ -44,6 +44,11 @@ class Training:
     sources: Sequence[Source]
     doubts: Sequence[str] = ()  # why not to trust the answer
 
+    @property
+    def subject(self) -> str:
+        """`cnn · mnist · A CPU, 2 threads · 32-true`: what was measured, and where."""
+        return " · ".join([self.title, *(source.device.names[0] for source in self.sources), self.precision])
+
 
 @dataclass(frozen=True)
 class _Run:
@@ -64,6 +69,29 @@ def read_training(folders: Iterable[Path]) -> tuple[Training, list[str]]:
     Raises:
         UserError: if the runs are of several trainings, or none was measured at two batch sizes on one device.
     """
+    measured, reasons = _measured(folders)
+    values = pd.DataFrame([run.options for run in measured]).astype(str)
+    if several := [str(key) for key in values if values[key].nunique() > 1]:
+        raise UserError(
+            f"choose: the runs are of several trainings, which differ in {', '.join(several)}; name those of one"
+        )
+    sources = _sources(measured, reasons)
+    left_out = [printable(f"{', '.join(map(str, paths))}: {reason}") for reason, paths in reasons.items()]
+    if not sources:
+        where = ", ".join(map(str, folders))
+        raise UserError(f"choose: {'; '.join(left_out) or f'no runs in {where}'}")
+    return _training(measured, sources), left_out
+
+
+def read_trainings(folders: Iterable[Path]) -> list[Training]:
+    """Each training that runs in and below some folders have measured at two batch sizes or more on one device."""
+    measured, reasons = _measured(folders)
+    groups = _grouped(measured, lambda run: str(sorted(run.options.items()))).values()
+    return [_training(runs, sources) for runs in groups if (sources := _sources(runs, reasons))]
+
+
+def _measured(folders: Iterable[Path]) -> tuple[list[_Run], dict[str, list[Path]]]:
+    """The runs in and below some folders that can be read, and the reasons why others cannot."""
     measured: list[_Run] = []
     reasons: dict[str, list[Path]] = {}
     for path in dict.fromkeys(path for folder in folders for path in run_dirs(folder)):
@@ -71,11 +99,11 @@ def read_training(folders: Iterable[Path]) -> tuple[Training, list[str]]:
             measured.append(_read(path))
         except UserError as error:
             reasons.setdefault(str(error).removeprefix(f"{path}: "), []).append(path)
-    values = pd.DataFrame([run.options for run in measured]).astype(str)
-    if several := [str(key) for key in values if values[key].nunique() > 1]:
-        raise UserError(
-            f"choose: the runs are of several trainings, which differ in {', '.join(several)}; name those of one"
-        )
+    return measured, reasons
+
+
+def _sources(measured: Iterable[_Run], reasons: dict[str, list[Path]]) -> list[Source]:
+    """Each device on which runs of a training have measured two sizes or more; runs with one are added to the reasons."""
     sources = []
     for runs in _grouped(measured, lambda run: (run.step.device, run.step.device_name, run.step.threads)).values():
         sizes = _grouped(runs, lambda run: run.step.batch_size)
@@ -84,11 +112,7 @@ def read_training(folders: Iterable[Path]) -> tuple[Training, list[str]]:
             continue
         reason = f"one batch size, {min(sizes):,}, and choose needs two at least"
         reasons.setdefault(reason, []).extend(run.run.folder for run in runs)
-    left_out = [printable(f"{', '.join(map(str, paths))}: {reason}") for reason, paths in reasons.items()]
-    if not sources:
-        where = ", ".join(map(str, folders))
-        raise UserError(f"choose: {'; '.join(left_out) or f'no runs in {where}'}")
-    return _training(measured, sources), left_out
+    return sources
 
 
 def _grouped(runs: Iterable[_Run], key: Callable[[_Run], Any]) -> dict[Any, list[_Run]]:
@@ -165,7 +189,7 @@ def _source(sizes: Mapping[int, Sequence[_Run]]) -> Source:
     step, hardware = first.step, table(first.run.record.get("hardware"))
     memory = hardware.get("device_memory_gib") or (None if step.device == "cuda" else hardware.get("memory_gib"))
     threads = f", {count(step.threads, 'thread')}" if step.threads else ""
-    rates = rates_of({size: [run.run for run in runs] for size, runs in sizes.items()})
+    rates = rates_of({size: [run.run for run in runs] for size, runs in sizes.items()}, at_equal_load=True)
     return Source(
         device_here(step.device, step.device_name, threads, positive(memory) or 0.0),
         {size: _pooled(runs, rates, size) for size, runs in sizes.items()},

@@ -7,14 +7,12 @@ what the predictions do not know.
 import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.font_manager import FontProperties
+from matplotlib.figure import Figure
 
 from ..analysis import plot_style as style
-from ..files import writing
 from ..records.formatting import with_prefix
 from .crossing import Line, nearest
 from .interval import Interval, digits
@@ -23,13 +21,14 @@ from .use import UseLine
 
 _LIMITS = dict(zip(LIMITS, ("#DDDDDD", "#F0E442", "#999999"), strict=True))
 _UNKNOWN = (
-    "Predictions do not know other hosts and drivers, falling clocks,\nshared cards, and how fast data loads elsewhere."
+    "Bands and bars: 90 % intervals. Predictions do not know other hosts and drivers, falling clocks, shared cards, and how fast "
+    "data loads elsewhere."
 )
 
 
-def draw_products(lines: Sequence[ProductLine], path: Path) -> None:
-    """The time of n×n products, where another device passes the first one, and what limits each. Raises WriteError."""
-    with _picture(lines, path, [12, len(lines)], "n") as (above, below):
+def draw_products(lines: Sequence[ProductLine], width: float = style.TWO_COLUMNS) -> Figure:
+    """The time of n×n products, where another device passes the first one, and what limits each."""
+    with _picture(lines, width, [12, len(lines)], "n") as (figure, above, below):
         for number, line in enumerate(lines):
             _draw(above, number, line, line.times)
             for n in line.times:
@@ -37,17 +36,18 @@ def draw_products(lines: Sequence[ProductLine], path: Path) -> None:
                 below.barh(number, right - left, 0.8, left, color=_LIMITS[line.points[f"{n:,}"].limit])
         style.log_axis(above)
         above.yaxis.set_major_formatter(lambda value, _: with_prefix(value, "s"))
-        above.set_title("time of a product of two n×n matrices in float32")
+        style.note(figure, above, "time of a product of two n×n matrices in float32")
         for limit, colour in _LIMITS.items():
             above.fill_between([], [], color=colour, label=f"limit: {limit}")
         below.set_yticks(range(len(lines)), [line.label for line in lines])
         below.invert_yaxis()
         below.grid(visible=False)
+    return figure
 
 
-def draw_use(lines: Sequence[UseLine], path: Path) -> None:
-    """Samples/s and MFU by batch size, where another device passes the first one, and where memory ends. Raises WriteError."""
-    with _picture(lines, path, [1, 1], "batch size") as (above, below):
+def draw_use(lines: Sequence[UseLine], width: float = style.TWO_COLUMNS, subject: str = "") -> Figure:
+    """Samples/s and MFU by batch size, where another device passes the first one, and where memory ends."""
+    with _picture(lines, width, [1, 1], "batch size") as (figure, above, below):
         for number, line in enumerate(lines):
             _draw(above, number, line, line.rates)
             _draw(below, number, line, {size: share * 100 for size, share in line.shares.items()})
@@ -57,20 +57,24 @@ def draw_use(lines: Sequence[UseLine], path: Path) -> None:
         below.axhline(50, color="black", lw=0.8, ls=":")
         for axes, title in (
             (above, "samples/s"),
-            (below, "MFU (model FLOPs utilization), %; dotted: half of the peak"),
+            (below, "MFU (model FLOPs utilization), % of the measured peak, on cards of the datasheet's; dotted: half"),
         ):
             style.log_axis(axes)
             axes.yaxis.set_major_formatter(lambda value, _: digits(value))
-            axes.set_title(title)
+            style.note(figure, axes, title)
+        style.title(figure, subject)
+    return figure
 
 
 @contextlib.contextmanager
-def _picture(lines: Sequence[Line], path: Path, heights: Sequence[int], x: str) -> Iterator[tuple[Axes, Axes]]:
+def _picture(
+    lines: Sequence[Line], width: float, heights: Sequence[int], x: str
+) -> Iterator[tuple[Figure, Axes, Axes]]:
     """Two axes above each other to draw in; the size from which on another device is the faster one is marked."""
-    with rc_context(style.RC), writing("--plot", path):
-        figure = style.new_figure(6.2)
+    with rc_context(style.RC):
+        figure = style.new_figure(2 * (0.8 + 0.32 * width), width)
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=heights)
-        yield above, below
+        yield figure, above, below
         at = nearest(lines)
         if 0 < at.middle < math.inf:
             ends = max(at.low, min(lines[0].times)), min(at.high, max(lines[0].times))
@@ -78,11 +82,7 @@ def _picture(lines: Sequence[Line], path: Path, heights: Sequence[int], x: str) 
             above.axvline(at.middle, color="black", ls=":", label=f"first to pass the {lines[0].label}")
         style.size_axis(figure, below)
         below.set_xlabel(x)
-        style.legend_below(figure, above)
-        if not all(line.here for line in lines):
-            figure.legends[0].set_title(_UNKNOWN, FontProperties(size="small"))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path)
+        style.legend_below(figure, above, "" if all(line.here for line in lines) else _UNKNOWN)
 
 
 def _draw(axes: Axes, number: int, line: Line, values: Mapping[int, Interval]) -> None:

@@ -25,7 +25,7 @@ from ..choice.rows import FULL, Question, check_measured, check_prices
 from ..choice.use import use_lines, use_sentence
 from ..choice.work import PRECISIONS
 from ..errors import UserError, warn
-from ..hardware.datasheet import card_names, find_card
+from ..hardware.datasheet import find_card, find_cards
 from ..options.compose import check_command_line, compose
 from ..records.read import sweep_folder
 from ..records.terminal import columns, wrapped
@@ -46,10 +46,8 @@ def main() -> None:
     if folders and overrides:
         raise UserError(f"choose: takes folders or options; got {folders[0]} and {overrides[0]}", exit_code=2)
     prices = _prices(args.price)
-    names = args.devices.split(",") if args.devices else [*USUAL, *(name for name in prices if name not in KINDS)]
-    if names == ["all"]:
-        names = card_names()
-    cards = [find_card(name) for name in names]
+    names = args.devices or ",".join([*USUAL, *(name for name in prices if name not in KINDS)])
+    cards = find_cards(names, "--devices")
     question = Question(cards, args.epochs, args.batch_size, prices, args.start_up, args.precision)
     epochs, places = (
         _measured(overrides, question) if overrides else (None, [sweep_folder(name, "choose") for name in folders])
@@ -67,7 +65,8 @@ def main() -> None:
         left_out = wrapped([f"left out: {line}" for line in left_out])
         print("\n\n\n".join([answer.text(columns()), *left_out]), flush=True)
     if use:
-        draw("draw_use", use, args.plot, use_sentence(use, args.batch_size), args.json)
+        sentence = use_sentence(use, args.batch_size)
+        draw("draw_use", use, args.plot, sentence, args.json, subject=training.subject)
     elif args.plot:
         warn("--plot: no device has a size that surely fits")
     if overrides:

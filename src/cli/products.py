@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
-from ..files import writing
-from ..hardware.datasheet import Datasheet, card_names, find_card
+from ..files import write_bytes, writing
+from ..hardware.datasheet import Datasheet, find_cards
 from ..records.formatting import memory, percent
 from ..records.rates import LOAD_SAID
 from ..records.terminal import LiveLine, wrapped
@@ -48,8 +48,7 @@ def check_product_options(options: argparse.Namespace) -> list[Datasheet]:
     for name in ("sizes", "cards", "plot"):
         if getattr(options, name) is not None and not options.products:
             raise UserError(f"--{name}: belongs to --products", exit_code=2)
-    names = (CARDS if options.cards is None else options.cards).split(",")
-    return [find_card(name, "--cards") for name in (card_names() if names == ["all"] else names)]
+    return find_cards(CARDS if options.cards is None else options.cards, "--cards")
 
 
 def show_products(known: Sequence["Calibration"], options: argparse.Namespace, cards: Sequence[Datasheet]) -> None:
@@ -106,10 +105,13 @@ def show_products(known: Sequence["Calibration"], options: argparse.Namespace, c
     draw("draw_products", lines, place, sentence(lines), options.json)
 
 
-def draw(name: str, lines: Sequence[Any], path: Path, sentence: str, to_stderr: bool) -> None:
-    """Draw one of the pictures, and say in a sentence what it shows, and where it is. Raises WriteError."""
-    from ..choice import pictures  # matplotlib takes a second to import
+def draw(name: str, lines: Sequence[Any], path: Path, sentence: str, to_stderr: bool, **known: str) -> None:
+    """Draw one of the pictures with what else is known of it, and say in a sentence what it shows, and where it is. Raises WriteError."""
+    from ..analysis import plots  # matplotlib takes a second to import
+    from ..choice import pictures
 
-    getattr(pictures, name)(lines, path)
+    with writing("--plot", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(path, plots.saved(getattr(pictures, name)(lines, **known), path.stem, path.suffix[1:]))
     text = "\n".join(["", *wrapped(filter(None, [sentence])), f"picture  {path}"])
     print(text, file=sys.stderr if to_stderr else sys.stdout, flush=True)

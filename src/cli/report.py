@@ -3,6 +3,7 @@
     batchscope report outputs/sweeps/<sweep>
     batchscope report last                               # the newest sweep in outputs/sweeps
     batchscope report outputs/sweeps/<one> outputs/sweeps/<another> --out outputs/compared
+    batchscope report last --cards=t4,h100               # with a plot of what these cards would do
     batchscope report last --figure=throughput.pdf --width=3.3in
 
 Every run.json in and below the folders is read. The report on one folder is written to <folder>/report, one on several
@@ -12,12 +13,18 @@ to the folder that --out names. --figure writes one plot alone, as wide as a pap
 import argparse
 import re
 import sys
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import UserError, did_you_mean
 from ..files import write_bytes, writing
+from ..hardware.datasheet import find_cards
 from ..records.read import sweep_folder
 from . import command_parser
+
+if TYPE_CHECKING:
+    from ..analysis.plots import Drawing
 
 _INCHES = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4}
 _NARROWEST, _WIDEST = 2.0, 20.0  # inches
@@ -28,13 +35,15 @@ def main() -> None:
     parser = command_parser("report", __doc__)
     parser.add_argument("folders", nargs="+", metavar="folder", help="of a sweep or a run, or last")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the report")
+    parser.add_argument("--cards", metavar="t4,l4,…", help="adds samples/s and MFU as predicted on these cards")
     parser.add_argument("--figure", type=Path, metavar="FILE", help="write one plot: throughput.pdf, accuracy.svg, …")
     parser.add_argument("--width", type=_width, metavar="3.3in", help="of the plot, in in, cm or mm (7in)")
     args = parser.parse_args()
     folders = [sweep_folder(name, "report") for name in args.folders]
     if args.figure:
-        if args.out:
-            raise UserError("--out and --figure: only one of them at a time", exit_code=2)
+        if args.out or args.cards:
+            other = "--out" if args.out else "--cards"
+            raise UserError(f"{other} and --figure: only one of them at a time", exit_code=2)
         _write_figure(folders, args.figure, args.width)
         return
     if args.width:
@@ -44,9 +53,36 @@ def main() -> None:
 
     from ..analysis import write_report
 
-    report = write_report(folders, args.out or folders[0] / "report")
+    report = write_report(folders, args.out or folders[0] / "report", _use(folders, args.cards))
     print(report.printed, flush=True)
     sys.exit(report.exit_code)
+
+
+def _use(folders: list[Path], names: str | None) -> "dict[str, Drawing]":
+    """If cards are named, a plot of what they would do for each training, with its sentence.
+
+    Raises:
+        UserError: for an unknown card, and where no training can be predicted.
+    """
+    if names is None:
+        return {}
+    from ..analysis.plots import Drawing
+    from ..choice.measured import read_trainings
+    from ..choice.pictures import draw_use
+    from ..choice.rows import Question
+    from ..choice.use import use_lines, use_sentence
+
+    question, found = Question(find_cards(names, "--cards")), {}
+    for training in read_trainings(folders):
+        if lines := use_lines(training, question):
+            caption = f"{training.title}: samples per second and MFU, measured here and predicted on cards"
+            caption = ". ".join(filter(None, [caption, use_sentence(lines).rstrip(".")]))
+            found[f"use-{len(found) + 1}" if found else "use"] = Drawing(
+                caption, partial(draw_use, lines, subject=training.subject)
+            )
+    if not found:
+        raise UserError("--cards: no training was measured at two batch sizes that surely fit")
+    return found
 
 
 def _width(text: str) -> float:

@@ -58,6 +58,11 @@ def card_names() -> list[str]:
     return [name for sheet in datasheets() for name in sheet.short]
 
 
+def find_cards(names: str, option: str) -> list[Datasheet]:
+    """The cards of these short names, `t4,h100`, or of `all`; UserError as `find_card`."""
+    return [find_card(name, option) for name in (card_names() if names == "all" else names.split(","))]
+
+
 def find_card(name: str, option: str = "--devices") -> Datasheet:
     """The card of this short name: `a100`, `rtx4090`.
 

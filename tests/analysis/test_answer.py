@@ -1,15 +1,18 @@
 """Which batch size is recommended, by rates, quality or the time to a target, and what is claimed."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from batchscope.analysis import plots
 from batchscope.analysis.answer import answer
+from batchscope.analysis.noise import Ratio
 from batchscope.analysis.quality import quality_of
 from batchscope.analysis.read import find
 from batchscope.analysis.report import analyse, write_report
+from batchscope.analysis.selection import Selection
 from batchscope.analysis.table import quality_metrics
 from batchscope.records.correct import write_correct
 from tests.support.synthetic_runs import write_measured, write_rates
@@ -68,18 +71,18 @@ RULES = {
     "of trained runs only those that train as well; a faster one has its price": (
         {8: 5e3, 64: 3e4, 2048: 9e4}, ACCURACY, 64, "shown", "",
         [
-            "64: the fastest of the sizes with the best test/acc in this sweep.",
+            "64: the fastest of the sizes within 0.50 points of the best test/acc in this sweep.",
             "8 gives 16 to 17 % of the rate of 64.",
-            "2,048 is 3.00 times as fast and loses 3.5 points.",
-            "Best test/acc: 98.5 % at 8; 64 is within 0.5 points of it (one seed).",
+            "2,048 is 3.00 times as fast as 64 and loses 3.5 points against 8 at the same learning rate.",
+            "Best test/acc: 98.5 % at 8; 64 is within 0.50 points of it (one seed).",
         ],
     ),
     "in doubt a size is not taken, and seeds would tell": (
         {8: 5e3, 64: 3e4}, DOUBT, 8, "best_guess", f"{SEEDS}8,64",
         [
             "Best guess 8: the only size with the best test/acc.",
-            "64 is 6.00 times as fast and may lose up to 2.0 points.",
-            "Best test/acc: 98.5 % at 8; 64 may be within 0.5 points of it (one seed).",
+            "64 is 6.00 times as fast as 8 and may lose up to 2.0 points against 8.",
+            "Best test/acc: 98.5 % at 8; 64 may be within 0.50 points of it (one seed).",
         ],
     ),
     "a size in doubt that is slower has no price": (
@@ -90,7 +93,7 @@ RULES = {
         {8: 1000, 64: 4000}, LOSS, 8, "best_guess", f"{SEEDS}8,64",
         [
             "Best guess 8: the only size with the best test/loss.",
-            "64 is 4.00 times as fast and loses 0.0200 of test/loss by estimate.",
+            "64 is 4.00 times as fast as 8 and loses 0.0200 of test/loss against 8 by estimate.",
             f"Best test/loss: 0.100 at 8; {UNKNOWN}",
         ],
     ),
@@ -198,32 +201,32 @@ MOVED = {8: [1.0, 0.5, 0.75], 64: [1.01, 0.51, 0.76]}  # by the seed, and by the
 # the largest size loses.
 QUALITIES = {
     "one seed has twice the variance of its samples": (
-        {8: [0.95], 64: [0.945], 512: [0.90]}, ACC, 10_000, None, 0.01, [8, 64], "loses 5.0 points",
+        {8: [0.95], 64: [0.945], 512: [0.90]}, ACC, 10_000, None, 0.01, [8, 64], "loses 5.0 points against 8",
     ),
-    "a test of few samples leaves a doubt": ({8: [0.95], 64: [0.945]}, ACC, 300, None, 0.01, [8], "may lose up to 4.8 points"),
+    "a test of few samples leaves a doubt": ({8: [0.95], 64: [0.945]}, ACC, 300, None, 0.01, [8], "may lose up to 4.8 points against 8"),
     "sizes that tie are all the best": ({8: [0.95], 64: [0.95]}, ACC, 300, None, 0.01, [8, 64], ""),
-    "a worse size whose loss is not shown": ({8: [0.95], 64: [0.935]}, ACC, 300, None, 0.01, [8], "loses 1.5 points by estimate"),
+    "a worse size whose loss is not shown": ({8: [0.95], 64: [0.935]}, ACC, 300, None, 0.01, [8], "loses 1.5 points against 8 by estimate"),
     "where the best is hardly ever wrong, a third of its error counts": (
-        {8: [0.99], 64: [0.985]}, ACC, 10_000, None, 0.1 / 30, [8], "loses 0.5 points",
+        {8: [0.99], 64: [0.985]}, ACC, 10_000, None, 0.1 / 30, [8], "loses 0.50 points against 8",
     ),
     "but two samples at least": ({8: [1.0], 64: [1.0]}, ACC, 1000, None, 0.002, [8, 64], ""),
-    "and one point at most": ({8: [1.0], 64: [0.98]}, ACC, 50, None, 0.01, [8], "loses 2.0 points by estimate"),
+    "and one point at most": ({8: [1.0], 64: [0.98]}, ACC, 50, None, 0.01, [8], "loses 2.0 points against 8 by estimate"),
     "what moves all sizes of a seed is no noise": (MOVED, TEST_LOSS, 1000, None, 0.015, [8, 64], ""),
     "unless the sizes have other seeds": (
-        {8: MOVED[8], 64: MOVED[64][:2]}, TEST_LOSS, 1000, None, 0.015, [8], "may lose up to 0.630 of test/loss",
+        {8: MOVED[8], 64: MOVED[64][:2]}, TEST_LOSS, 1000, None, 0.015, [8], "may lose up to 0.630 of test/loss against 8",
     ),
     "seeds that differ by nothing have the noise of their tests": (
         {8: [0.95] * 3, 64: [0.945] * 3}, ACC, 300, None, 0.01, [8, 64], "",
     ),
     "seeds that differ by more than their tests": (
-        {8: [0.95, 0.99, 0.91], 64: [0.94, 0.90, 0.98]}, ACC, 10_000, None, 0.01, [8], "may lose up to 6.2 points",
+        {8: [0.95, 0.99, 0.91], 64: [0.94, 0.90, 0.98]}, ACC, 10_000, None, 0.01, [8], "may lose up to 6.2 points against 8",
     ),
     "a margin of an accuracy is asked for": ({8: [0.95], 64: [0.93]}, ACC, 10_000, 0.02, 0.02, [8, 64], ""),
 }  # fmt: skip
 NOISE_UNKNOWN = {
     "a margin of a loss is a part of it": ({8: [0.1], 64: [0.14]}, TEST_LOSS, 1000, 0.5, 0.05, [8, 64], ""),
-    "the noise of one loss is not known": ({8: [0.1], 64: [0.5]}, TEST_LOSS, 1000, None, 0.002, [8], "loses 0.400 of test/loss by estimate"),
-    "nor that of an unknown number of samples": ({8: [0.5], 64: [0.1]}, ACC, None, None, 0.01, [8], "loses 40 points by estimate"),
+    "the noise of one loss is not known": ({8: [0.1], 64: [0.5]}, TEST_LOSS, 1000, None, 0.002, [8], "loses 0.400 of test/loss against 8 by estimate"),
+    "nor that of an unknown number of samples": ({8: [0.5], 64: [0.1]}, ACC, None, None, 0.01, [8], "loses 40 points against 8 by estimate"),
     "nor that of an accuracy in percent": ({8: [99.0], 64: [98.0]}, ACC, 1000, None, 1.98, [8, 64], ""),
 }  # fmt: skip
 
@@ -242,6 +245,13 @@ def test_a_size_is_a_candidate_where_its_loss_is_small_and_surely_not_large(case
     assert (found.sure is None) == (case in NOISE_UNKNOWN)
     last = max(values)
     assert (found.price(last) if last not in candidates else "") == price
+
+
+def test_a_sweep_ends_where_it_is_three_points_surer_than_the_rule_asks():
+    shares = {64: Ratio(0.92, 0.82, 1.03), 512: Ratio(1.0, 1.0, 1.0)}
+    known = Selection(64, "shown", 512, 0.9, shares, {64: 0.82, 512: 1.0})
+    assert not known.is_settled(2)
+    assert replace(known, sure={64: 0.84, 512: 1.0}).is_settled(2)
 
 
 def write_tested(folder, number, size, right, *, accuracy=None, **facts):

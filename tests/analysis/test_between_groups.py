@@ -80,7 +80,7 @@ ACCURACIES = {"metrics": [{"test/acc": accuracy} for accuracy in (0.98, 0.979, 0
             "cnn · device is the fastest beside other programs that took 50 % of the processor: 2.00 (1.95 to 2.05) times",
         ),
         (TWO, {"windows": 1}, "No rate is known well enough to be compared"),
-        (THREE, ACCURACIES, "Best test/acc: 98.0 % with cnn · memory; cnn · device is within 0.7 points of it (one seed)."),
+        (THREE, ACCURACIES, "Best test/acc: 98.0 % with cnn · memory; cnn · device is within 0.67 points of it (one seed)."),
     ],
 )  # fmt: skip
 def test_a_setting_is_the_fastest_or_the_best_where_the_interval_shows_it(tmp_path, step_ms, facts, said):

@@ -16,7 +16,8 @@ FACTS = {
     "epochs": 2,
     "learning_rate": 0.004,
     "metrics": {"test/acc": 0.9},
-    "hardware": {"cpu_cores": 4},
+    "hardware": {"cpu_cores": 4, "platform": "Linux-6.18.4-x86_64-with-glibc2.36"},
+    "throughput": lambda size: {"others_share": 0.01 if size == 32 else 0.03},
     "versions": {"batchscope": "0.2.0", "torch": "2.11.0", "lightning": "2.6.6"},
 }
 
@@ -42,6 +43,9 @@ def test_facts_that_agree_are_said_once_and_those_that_vary_are_listed(record):
         "seed": "0, 1",
         "precision": "32-true",
         "device": "A CPU (cpu, 4 cores, 2 threads, 16 GiB)",
+        "system": "Linux 6.18.4",
+        "other programs": "took 1 to 3 % of the processor",
+        "rates": "measured in 12 passes over the batch sizes",
         "versions": "batchscope 0.2.0, torch 2.11.0, lightning 2.6.6",
     }
 
@@ -59,7 +63,7 @@ def test_the_command_is_whole_and_can_be_copied(record):
     report = analyse([record])
     assert f"    {COMMAND}" in report.markdown.splitlines()
     shown = COMMAND.replace("'", "&#x27;")
-    assert f'<pre>{shown}</pre><button type="button">copy</button>' in page(report, {})
+    assert f'<pre>{shown}</pre><button type="button">copy</button>' in page(report)
 
 
 def test_beyond_twenty_commands_only_their_number_is_said_outside_of_what_is_copied(tmp_path):
@@ -68,7 +72,7 @@ def test_beyond_twenty_commands_only_their_number_is_said_outside_of_what_is_cop
     found = analyse([tmp_path])
     assert len(found.methods.commands) == 20 and found.methods.more == "3 more commands"
     assert "And 3 more commands." in found.markdown.splitlines()
-    assert '<p class="hint">And 3 more commands.</p>' in page(found, {})
+    assert '<p class="hint">And 3 more commands.</p>' in page(found)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +112,7 @@ def test_what_no_record_says_is_left_out(tmp_path):
     found = analyse([tmp_path]).methods
     assert (found.facts, found.commands) == ({"model": "model"}, [])
     assert found.sentence == ""  # nothing was measured
-    assert "To quote" not in page(analyse([tmp_path]), {}) and "To quote" not in analyse([tmp_path]).markdown
+    assert "To quote" not in page(analyse([tmp_path])) and "To quote" not in analyse([tmp_path]).markdown
 
 
 def test_an_epoch_of_a_part_of_the_data_is_told_by_its_updates(tmp_path):

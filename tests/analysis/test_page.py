@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from batchscope.analysis import analyse, anonymous, page, plots
+from batchscope.analysis import analyse, anonymous, page, plots, write_report
 from batchscope.analysis.statements import Statement
 from tests.support.synthetic_runs import write_rates
 
@@ -52,7 +52,7 @@ def test_a_page_shows_its_commands_so(tmp_path):
     said = [Statement(["Line."], None, "data.root=/home/alice/data x=<b>")]
     report = replace(analyse([write_rates(tmp_path, {8: 1000, 64: 6000})]), statements=said)
     shown = "<pre>data.root=&quot;$HOME&quot;/data &#x27;x=&lt;b&gt;&#x27;</pre>"
-    assert shown in page.page(report, {})
+    assert shown in page.page(report)
 
 
 def test_a_plot_names_no_home_folder_in_any_format(tmp_path):
@@ -63,16 +63,29 @@ def test_a_plot_names_no_home_folder_in_any_format(tmp_path):
             first=2 * number,
             choices={"model": f"/home/{name}/net", "data": "mnist"},
         )
-    pictures = plots.draw(analyse([tmp_path]))
-    embedded = page.page(analyse([tmp_path]), pictures)
+    report = analyse([tmp_path])
+    report.pictures.update(pictures := plots.draw(report))
+    embedded = page.page(report)
     images = [base64.b64decode(data) for data in re.findall(r'base64,([^"]+)"', embedded)]
     texts = [picture.on_page.encode() for picture in pictures.values()]
     assert len(images) == 3 * len(pictures) and any(b"~/net" in text for text in texts)
     assert not any(name in found for found in (*images, *texts) for name in (b"alice", b"/home/"))
 
 
+def test_the_texts_of_a_report_name_no_home_folder(tmp_path, no_plots):
+    command = "batchscope train -m data.root=/home/alice/data"
+    for number, name in enumerate(("alice", "bob")):
+        facts = {"choices": {"model": f"/home/{name}/net", "data": "mnist"}, "command": command}
+        write_rates(tmp_path / name, {8: 1000, 64: 6000}, first=2 * number, **facts)
+    write_report([tmp_path], tmp_path / "report")
+    texts = {name: (tmp_path / "report" / name).read_text() for name in ("report.md", "report.html", "sweep.csv")}
+    assert '    batchscope train -m data.root="$HOME"/data' in texts["report.md"].splitlines()
+    assert not any(hidden in text for text in texts.values() for hidden in ("/alice", "/bob", "/home/"))
+
+
 def test_a_picture_names_its_runs(tmp_path):
     svg = '<svg viewBox="0 0 1 1"><g id="axes_1"/><g id="run-3_4"><text>~/x</text></g></svg>'
     report = analyse([write_rates(tmp_path, {8: 1000, 64: 6000})])
-    shown = page.page(report, {"memory": plots.Picture({}, f'<?xml version="1.0"?>\n{svg}')})
+    report.pictures["memory"] = plots.Picture("", {}, f'<?xml version="1.0"?>\n{svg}')
+    shown = page.page(report)
     assert ' viewBox="0 0 1 1"><g/><g data-runs="3 4"><text>~/x</text></g></svg>' in shown

@@ -67,7 +67,7 @@ def test_a_timed_sweep_is_a_block_with_the_answer(tmp_path):
     assert words[3] == ["gain", "+400%", "+194%", "+19%"]
     assert words[4] == ["MFU", "2.5%", "13%", "37%", "44%"]
     assert words[5] == ["GiB", "0.501", "0.508", "0.564", "1.01"]
-    assert said[8] == "±: 90 % interval of samples/s; MFU: model FLOPs utilization"
+    assert said[8] == "±: 90 % interval in this sweep; MFU: model FLOPs utilization of measured peak"
     assert said[9:13] == [
         "→ 512: faster than all others in this sweep.",
         "  64 gives 81 to 87 % of the rate of 512; 512 still rises, and 1,024 ran out of",
@@ -118,7 +118,7 @@ def test_the_terminal_the_markdown_the_page_the_files_and_the_plots_have_the_sam
         row = rf"^\| {size} \| {re.escape(texts[0])} \|.*\| {re.escape(texts[1])} \|"
         assert re.search(row, markdown, re.MULTILINE)
         row = rf">{size}</td><td[^>]*>{re.escape(texts[0])}</td>.*>{re.escape(texts[1])}</td>"
-        assert re.search(row, page(report, {}))
+        assert re.search(row, page(report))
     (group,) = read_answer(tmp_path / "out")["groups"]
     assert [row["mfu"] for row in group["sizes"]] == pytest.approx(sizes["mfu"].tolist())
     assert [row["samples_per_sec"] for row in group["sizes"]] == pytest.approx(sizes["samples_per_sec"].tolist())
@@ -147,7 +147,7 @@ def test_one_run_has_one_rate(tmp_path):
 
 def test_columns_of_the_terminal_stand_on_the_right(tmp_path):
     said = analyse([write_rates(tmp_path, {8: 1000, 64: 3000, 512: 4000})]).text.splitlines()
-    block = said[2 : said.index("±: 90 % interval of samples/s")]
+    block = said[2 : said.index("±: 90 % interval in this sweep")]
     assert len({len(line) for line in block}) == 1
 
 
@@ -226,7 +226,9 @@ def test_an_answer_that_cannot_be_read_is_one_line(tmp_path):
 def test_a_trained_sweep_has_its_metric(report, out):
     rows = [line.split()[0] for line in report.text.splitlines() if line]
     assert (rows.count("test/acc"), rows.count("GiB")) == (2, 2)
-    assert "→ 128: the fastest of the sizes with the best test/acc in this sweep." in report.text
+    assert "→ 128: the fastest of the sizes within 0.50 points of the best test/acc in this sweep." in " ".join(
+        report.text.split()
+    )
     assert "→ cnn: gpu ÷ cpu in samples/s is 0.67" in report.text and "; gpu is faster from 64 on." in report.markdown
     assert report.printed.splitlines()[-1].endswith(f"{out.name}/report.html")
     assert all(len(line) <= 80 for line in report.text.splitlines())
@@ -251,7 +253,7 @@ def test_rates_that_follow_the_batch_size_have_a_row_and_a_column_and_a_note_has
     found = write_report([tmp_path], tmp_path / "out")
     assert rows_of(found)["scaled lr"] == ["0.002", "0.004", "0.008"]
     assert found.notes == ["the learning rate follows the batch size: optimizer.lr_scaling=sqrt"]
-    for written in (found.markdown, page(found, {})):
+    for written in (found.markdown, page(found)):
         assert "scaled lr" in written and "0.008" in written
     (group,) = read_answer(tmp_path / "out")["groups"]
     assert [row["learning_rate"] for row in group["sizes"]] == pytest.approx([0.002, 0.004, 0.008])
@@ -318,7 +320,7 @@ def test_the_options_that_would_tell_more_stand_below_the_answer(tmp_path):
     assert "→ Best guess " in found.text
     assert found.text.splitlines()[-1] == f"  for more   {options}"
     assert f"    {options}" in found.markdown.splitlines()
-    assert f"{options}</pre>" in page(found, {})
+    assert f"{options}</pre>" in page(found)
     script = analyse([write_rates(tmp_path / "theirs", {8: 1000, 64: 1010}, options={"script": "theirs.py"}, **facts)])
     assert "→ Best guess " in script.text and "for more" not in script.text  # it takes no such options
 
@@ -381,7 +383,9 @@ def test_everything_is_written_and_the_markdown_begins_with_the_answer(report, o
     assert all(file.exists() for file in report.files)
     assert (out / "sweep.csv").read_text().count("\n") == 10
     lines = (out / "report.md").read_text().splitlines()
-    assert lines[2] == "- cnn · cpu: 128: the fastest of the sizes with the best test/acc in this sweep."
+    assert (
+        lines[2] == "- cnn · cpu: 128: the fastest of the sizes within 0.50 points of the best test/acc in this sweep."
+    )
     assert "![Samples per second against batch size, with 90 % intervals](throughput.png)" in lines
 
 
@@ -416,6 +420,13 @@ def test_what_an_earlier_report_wrote_is_replaced_and_nothing_else(tmp_path):
     events = EventAccumulator(str(out / "tensorboard/cnn")).Reload()
     assert set(events.Tags()["scalars"]) == {"sweep/samples_per_sec", "sweep/mfu"}  # the others are constant
     assert [point.step for point in events.Scalars("sweep/mfu")] == [32, 64]
+
+
+def test_a_sweep_in_tensorboard_has_the_loss_beside_the_accuracy(tmp_path, no_plots):
+    write_rates(tmp_path, TWO, metrics=lambda size: {"test/acc": 0.9 + size / 1e3, "test/loss": size / 1e3})
+    write_report([tmp_path], tmp_path / "report")
+    events = EventAccumulator(str(tmp_path / "report/tensorboard/cnn")).Reload()
+    assert set(events.Tags()["scalars"]) == {"sweep/samples_per_sec", "sweep/test/acc", "sweep/test/loss"}
 
 
 def test_a_report_needs_no_torch():
@@ -463,7 +474,7 @@ def test_hostile_records_neither_crash_nor_inject(tmp_path):
     assert (found.printed + diagnosis).replace("\n", "").isprintable()
     for text in (found.printed, found.markdown, diagnosis, *comparisons):
         assert not re.search(r"stretch|disturbed|\bturn|\brounds?\b|time was up|stall|whole fit|floor", text)
-    for text in (found.markdown, page(found, {})):
+    for text in (found.markdown, page(found)):
         assert "<script>alert" not in text and "<img" not in text and "\x1b" not in text
 
 
@@ -587,17 +598,17 @@ def test_it_names_no_home_folder_and_no_host(tmp_path, monkeypatch):
     for number, place in enumerate((home, "/home/alice", "/Users/bob", "/root", "wotan", "wotan.example.org")):
         error = f"OSError: {place}/data: no such file" if place.startswith("/") else f"ValueError: lost {place}:29500"
         write_run(tmp_path / str(number), 2**number, status="failed", error=error)
-    text = page(analyse([tmp_path]), {}).partition("<body>")[2]
+    text = page(analyse([tmp_path])).partition("<body>")[2]
     assert "~/data: no such file" in text and "lost this-host:29500" in text
     assert not [word for word in ("alice", "bob", "wotan", "/root", home) if word in text]
     assert anonymous("/home/alice/x /Users/bob", host=True) == "~/x ~"
 
 
 def test_a_host_of_any_name_breaks_no_page(report, monkeypatch):
-    before = tags(page(report, {}))
+    before = tags(page(report))
     for host in ("data", "run-0", "svg"):
         monkeypatch.setattr(socket, "gethostname", lambda name=host: name)
-        after = page(report, {})
+        after = page(report)
         assert (tags(after), "data: mnist" in after) == (before, True)
 
 

@@ -5,7 +5,6 @@ import sys
 from dataclasses import replace
 from functools import partial
 
-import matplotlib.figure
 import pytest
 from matplotlib.colors import to_hex
 
@@ -15,7 +14,6 @@ from batchscope.choice.pictures import draw_products, draw_use
 from batchscope.choice.products import measured_line, predicted_line
 from batchscope.choice.rows import Question
 from batchscope.choice.use import UseLine, use_lines, use_sentence
-from batchscope.errors import UserError
 from batchscope.hardware.datasheet import find_card
 from batchscope.hardware.products import Timed, products
 from tests.choice.trainings import GFLOPS, mlp, write_training
@@ -117,21 +115,9 @@ def test_the_sentence_takes_the_batch_size_that_was_asked_for_and_is_empty_witho
     assert use_sentence(wide[:1]) == ""
 
 
-@pytest.fixture
-def drawn(monkeypatch, tmp_path):
-    """The function that gives the lower and the upper axes of a picture."""
-    figures = []
-    save = matplotlib.figure.Figure.savefig
-    monkeypatch.setattr(
-        matplotlib.figure.Figure, "savefig", lambda self, path: (figures.append(self), save(self, path))
-    )
-
-    def axes(draw, lines):
-        draw(lines, tmp_path / "folder" / "picture.png")
-        assert (tmp_path / "folder" / "picture.png").read_bytes().startswith(b"\x89PNG")
-        return figures[-1].axes
-
-    return axes
+def drawn(draw, lines):
+    """The upper and the lower axes of a picture."""
+    return draw(lines).axes
 
 
 def looks(axes):
@@ -143,7 +129,7 @@ def looks(axes):
     }
 
 
-def test_measured_and_predicted_are_never_drawn_alike(drawn, wide):
+def test_measured_and_predicted_are_never_drawn_alike(wide):
     wanted = products([16, 4096])
     found = {of: Timed([1e-6 + of.flops / 1e11] * 6, [], [1e-3] * 5 if of.creates else [], 1000) for of in wanted}
     cpu = measured_line(CPU, found)
@@ -154,7 +140,7 @@ def test_measured_and_predicted_are_never_drawn_alike(drawn, wide):
         assert len(axes.collections) >= 3  # an interval of each value, a band of each card
 
 
-def test_the_pictures_name_the_limits_and_the_end_of_memory_and_mark_the_crossing(drawn):
+def test_the_pictures_name_the_limits_and_the_end_of_memory_and_mark_the_crossing():
     cpu, t4 = line("cpu", b64=0.01, b1024=0.5), line("t4", b64=0.005, b1024=1.0)
     above, _ = drawn(draw_use, [cpu, replace(t4, memory_ends=True)])
     labels = above.get_legend_handles_labels()[1]
@@ -167,7 +153,7 @@ def test_the_pictures_name_the_limits_and_the_end_of_memory_and_mark_the_crossin
     assert [each.get_text() for each in below.get_yticklabels()] == ["cpu", "t4"]
 
 
-def test_a_device_without_mfu_is_drawn_by_its_rate_alone(drawn):
+def test_a_device_without_mfu_is_drawn_by_its_rate_alone():
     cpu = replace(line("cpu", b64=0.01, b1024=0.5), shares={})
     above, below = drawn(draw_use, [cpu, line("t4", b64=0.02, b1024=1.0)])
     assert (len(looks(above)), {*looks(below)} >= {"t4, predicted"}) == (2, True)
@@ -176,9 +162,3 @@ def test_a_device_without_mfu_is_drawn_by_its_rate_alone(drawn):
 def test_a_picture_from_records_imports_no_torch():
     code = "import sys, batchscope.choice.pictures; print({'torch', 'lightning'} & {*sys.modules})"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
-
-
-def test_a_picture_that_cannot_be_written_is_one_line(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"--plot: '.*' cannot be written: "):
-        draw_use([line("cpu", b64=0.5, b1024=0.5)], tmp_path / "file" / "x.png")

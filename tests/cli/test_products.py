@@ -1,6 +1,7 @@
 """`batchscope hardware --products` and `choose --plot`: what is printed and drawn, a busy machine, and what is refused."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -145,6 +146,31 @@ def test_a_choice_draws_a_picture_and_says_what_it_shows(tmp_path):
     assert (found.code, found.out.count(" used at 8, and ")) == (0, 1)
     assert found.out.splitlines()[-1] == f"picture  {tmp_path / 'use.png'}"
     assert {path.name for path in tmp_path.glob("*.png")} == {"use.png"}
+
+
+def test_a_report_has_the_use_of_cards_where_it_is_asked_for(tmp_path):
+    sweep = write_training(tmp_path / "sweep")
+    assert answer("report", sweep, "--cards", "t4,h100").code == 0
+    page = (sweep / "report" / "report.html").read_text()
+    assert page.count("predicted on cards. An H100 is ") == 2  # once for a screen reader
+    assert 'download="use.pdf"' in page and "h100, predicted" in page
+    assert "(use.png)" in (sweep / "report" / "report.md").read_text()
+    assert {path.name for path in (sweep / "report").glob("use.*")} == {"use.png", "use.svg", "use.pdf"}
+
+
+def test_a_report_on_a_card_that_is_not_known_is_refused_before_it_is_written(tmp_path):
+    sweep = write_training(tmp_path / "sweep")
+    found = answer("report", sweep, "--cards", "h1000")
+    assert (found.code, found.err.count("\n"), (sweep / "report").exists()) == (1, 1, False)
+    assert found.err.startswith("error: --cards: got 'h1000', which is no known card. Did you mean 'h100'?")
+
+
+def test_a_picture_that_cannot_be_written_is_one_line(tmp_path):
+    write_training(tmp_path / "sweep")
+    (tmp_path / "file").write_text("")
+    found = answer("choose", tmp_path / "sweep", "--devices", "t4", "--plot", tmp_path / "file" / "use.png")
+    assert (found.code, found.err.count("\n")) == (1, 1)
+    assert re.match(r"error: --plot: '.*' cannot be written: ", found.err)
 
 
 def test_a_choice_without_a_size_that_surely_fits_says_that_nothing_is_drawn(tmp_path, monkeypatch):

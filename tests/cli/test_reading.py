@@ -80,7 +80,7 @@ def test_one_plot_is_written_as_wide_as_it_is_asked_for(kind, begin, tmp_path):
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["--figure=thruput.pdf"], 2, "--figure: got 'thruput.pdf'; there are throughput, utilisation, "),
+        (["--figure=thruput.pdf"], 2, "--figure: got 'thruput.pdf'; there are throughput, accuracy, "),
         (["--figure=memory.gif"], 2, "--figure: got 'memory.gif'; there are throughput, "),
         (["--figure=accuracy.pdf"], 1, "--figure: these runs have no accuracy; they have throughput, step_time"),
         (
