@@ -15,7 +15,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "data": {"options"},
     "models": {"options", "data"},
     "hardware": {"options", "records"},
-    "distributed": {"options", "records"},
+    "distributed": set(),
     "callbacks": {"options", "records", "hardware", "distributed"},
     "checkpointing": {"options", "records", "distributed", "callbacks"},
     "training": {"options", "records", "data", "hardware", "distributed", "callbacks", "checkpointing"},

@@ -14,9 +14,9 @@ from omegaconf.errors import OmegaConfBaseException
 from ..checkpointing.resume import newest
 from ..errors import UserError, did_you_mean
 from ..options.compose import compose, without_hydra
-from ..options.explain import message_of
 from ..options.groups import GROUPS, choices_of, to_plain
 from ..options.habits import answer_to
+from ..options.hints import message_of
 from ..options.purpose import TOP_LEVEL
 from ..options.tree import flatten
 from ..records.terminal import be_verbose
@@ -55,7 +55,7 @@ def parse_arguments() -> argparse.Namespace:
         raise UserError("--multirun and --cfg: only one of them at a time", exit_code=2)
     args.overrides = [re.sub(r"^\+{1,2}resume=", "resume=", word) for word in args.overrides]
     for word in args.overrides:
-        name, _, value = word.lstrip("+").partition("=")
+        name, _, value = word.lstrip("+~").partition("=")
         if name == "run_dir":  # the run sets it, whatever is typed
             raise UserError(f"{name}: {answer_to(name, value)}")
     if args.verbose:

@@ -1,4 +1,6 @@
-"""`batchscope train`: the command line is composed and checked once, then one run or a sweep of runs starts.
+"""`batchscope train`: the command line is composed and checked, then one run or a sweep of runs starts.
+
+A run's configuration is checked again when its folder is known.
 
 Torch takes seconds to import, and is imported after the command line has been checked.
 """
@@ -21,6 +23,7 @@ from ..distributed import launch, rendezvous
 from ..errors import UnfitError, UserError
 from ..files import LOCK, new_folder, writing
 from ..options.compose import CommandLine, check_command_line, compose_command_line, config_in
+from ..options.overrides import set_by
 from ..records.read import read, refuse_used
 from ..sweep.search import TimeToTarget, check_time_to_target, search_of
 from .arguments import parse_arguments, refuse_missing, show
@@ -62,7 +65,7 @@ def _start(overrides: list[str], multirun: bool) -> None:
             "search: finds its runs by itself; write one command for each value, batchscope train … without -m"
         )
     if isinstance(search, TimeToTarget):
-        if any(word.lstrip("+").startswith("data.batch_size=") for word in overrides):
+        if "data.batch_size" in set_by(overrides)[0]:
             raise UserError("data.batch_size: experiment=time_to_target tries several; write search.sizes=[16,64,256]")
         check_time_to_target(line.configs[0])
     if multirun:
@@ -70,7 +73,6 @@ def _start(overrides: list[str], multirun: bool) -> None:
     elif search:
         _run_sweep(compose_command_line(overrides, True))  # a sweep of one job
     else:
-        _check_devices(line.configs)
         _run_one(line)
 
 
@@ -88,12 +90,13 @@ def _check_devices(configs: list[dict[str, Any]], multirun: bool = False, here: 
 def _run_one(line: CommandLine) -> None:
     (composition,) = line.compositions
     hydra = composition.hydra
-    given = {word.partition("=")[0].lstrip("+") for word in hydra.overrides.task}
+    given = set.union(*set_by(hydra.overrides.task))
     if several := [key for key in hydra.sweeper.get("params") or () if key not in given]:
         raise UserError(f"{several[0]}: has several values in a config; write batchscope train -m …")
     if of_sweeps := [key for key in ("timing", "optimized_metric") if key in given]:
         raise UserError(f"{of_sweeps[0]}: has no effect on a single run; write batchscope train -m …")
     _refuse_last("hydra.run.dir", line.folder)
+    _check_devices(line.configs)
     choices, overrides = dict(hydra.runtime.choices), list(hydra.overrides.task)
     with _run_folder(line) as run_dir, env_override(dict(hydra.job.env_set)):
         configure_log(hydra.job_logging, hydra.verbose)  # for `logging` in a user's own code

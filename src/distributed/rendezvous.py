@@ -1,4 +1,7 @@
-"""What the first process of a run decides, or prepares, for all: they meet at the store of torch's process group."""
+"""What the first process of a run decides, or prepares, for all.
+
+Ranks that Lightning starts read it in their environment; others meet at the store of torch's process group.
+"""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Plain PyTorch networks; they know nothing of Lightning, Hydra or devices."""
+"""Plain PyTorch networks; they know nothing of Lightning or Hydra."""
 
 from typing import TYPE_CHECKING
 

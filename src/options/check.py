@@ -11,9 +11,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ..errors import UserError
-from .explain import message_of, no_such_option
 from .groups import COLLECTIONS, SECTIONS, choices_of, known_nodes, to_plain, top_level_names
 from .habits import answer_to
+from .hints import message_of, no_such_option
 from .purpose import DEFAULTS, OF_EXPERIMENTS, OF_TASK, TOP_LEVEL, annotation_of, lightning_module_of, signature_at
 from .signatures import class_attribute, inherits, is_installed, signature_of
 from .tree import HYDRA_KEYS, TARGET, flatten

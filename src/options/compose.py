@@ -23,10 +23,11 @@ from .. import _hydra
 from .._system import why_no_folder
 from ..errors import UserError
 from .check import check_config
-from .explain import message_of, missing_choice, unknown_option
 from .groups import CONFIGS, GROUPS, OPTIONAL_GROUPS, config_dir, load, refuse_unreadable, to_plain
+from .hints import message_of, missing_choice, unknown_option
 from .overrides import combinations, parse, quoted, set_by, text_of
 from .purpose import lightning_module_of, own_rate, why_no_validation, why_unread
+from .tree import TARGET
 
 # The launchers of configs/hydra/launcher describe every option of their plugins and are validated by their names.
 warnings.filterwarnings("ignore", r"\s*'hydra/launcher/\w+' is validated against ConfigStore schema")
@@ -78,6 +79,8 @@ def compose_command_line(overrides: list[str], multirun: bool) -> CommandLine:
     hydra, kind = base.hydra, "sweep" if multirun else "run"
     by_time = load(CONFIGS / "hydra" / "default.yaml")[kind]["dir"]  # of a folder that no option names
     folder, chosen = Path(hydra[kind].dir), to_plain(hydra[kind])["dir"] != by_time
+    if chosen and not multirun:
+        base.run_dir = str(folder)
     configs = [check_config(without_hydra(composition)) for composition in composed]
     _refuse_unread(runs if len(runs) > 1 else [words], configs)
     labels = _labels(runs) if is_list else []
@@ -179,12 +182,11 @@ def _set_option(config: DictConfig, one: Override) -> None:
         if one.get_key_element()[0] not in "+~" and not key.startswith("hydra."):
             above = key.rpartition(".")[0]
             section = OmegaConf.select(config, above) if above else config
-            is_known = (
-                isinstance(section, DictConfig | ListConfig) if above else key in {*config}
-            )  # also without a value
-            if not is_known:
+            is_section = isinstance(section, DictConfig | ListConfig) if above else key in {*config}  # or has no value
+            makes_section = key.endswith(f".{TARGET}")  # trainer.strategy._target_=…, in place of a text
+            if not (is_section or makes_section):
                 raise unknown_option(to_plain(config), key, text.partition("=")[2])
-            if isinstance(section, DictConfig):
+            if not isinstance(section, ListConfig):
                 (one,) = parse([f"++{text}"])
         _hydra.apply_override(one, config)
     except _HYDRA_ERRORS as error:

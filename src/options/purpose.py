@@ -95,7 +95,8 @@ def _of_schedule() -> Mapping[str, Any]:
 
 
 def _in_table(section: str, above: list[str], name: str) -> bool:
-    return len(above) == (section in ("callbacks", "logger")) and name in _TABLES.get(section, {})
+    depth = 1 if section in ("callbacks", "logger") else 0
+    return len(above) == depth and name in _TABLES.get(section, {})
 
 
 def signature_at(place: str, target: Any) -> Signature | None:

@@ -1,6 +1,6 @@
 """Signatures and class attributes, read from source text: nothing is imported, so torch stays unloaded.
 
-They serve early error messages, and decide about nothing. What cannot be read here is not checked here: a decorated
+They serve early error messages, and tell what a class is: a LightningModule, a callback that only observes. What cannot be read here is not checked here: a decorated
 class or function, a base class that cannot be found, an annotation of other names than those of `_NAMES`. Of
 annotations, only names of `_NAMES` are evaluated: no name with an underscore, and no call of anything but a name.
 """

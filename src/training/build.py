@@ -31,6 +31,7 @@ from ..options.tree import TARGET, targets_in
 from ..options.update import batches_of_update
 from .optimizer import Optimizer
 from .task import Task
+from .trial import is_own
 
 _KINDS: dict[str, tuple[type, str]] = {  # what each section builds
     "model": (nn.Module, "an nn.Module"),
@@ -43,7 +44,6 @@ _KINDS: dict[str, tuple[type, str]] = {  # what each section builds
 }
 # Errors of libraries that a wrong value causes, and no bug.
 _OF_VALUES = (ValueError, TypeError, MisconfigurationException, ModuleNotFoundError)
-_LIBRARIES = ("batchscope", "hydra", "lightning", "torch", "torchvision")
 
 
 def build(node: dict[str, Any], path: str, **arguments: Any) -> Any:
@@ -238,4 +238,5 @@ def _raise_in_one_line(error: BaseException, path: str, targets: Iterable[str]) 
 
 def _place(error: BaseException, targets: Iterable[str]) -> str:
     """Where in the packages of these targets an error was raised; empty where they are libraries."""
-    return place_of(error, ({target.partition(".")[0] for target in targets} - {*_LIBRARIES}).__contains__)
+    named = {target.partition(".")[0] for target in targets}
+    return place_of(error, lambda package: package in named and is_own(package))

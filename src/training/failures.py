@@ -139,7 +139,7 @@ def _of_lightning(error: Exception, trainer: Trainer) -> UserError | None:
     """
     is_of_its_kind = isinstance(error, MisconfigurationException)
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    is_raised_by_it = isinstance(error, RuntimeError | ValueError) and package_of(frame) == "lightning"
+    is_raised_by_it = isinstance(error, RuntimeError | TypeError | ValueError) and package_of(frame) == "lightning"
     place = place_of(error, is_own)
     if not (is_of_its_kind or is_raised_by_it) or (place and trainer.global_step):
         return None

@@ -26,6 +26,7 @@ TARGETS = {
     "target=98": "target: got 98, and val/acc is a fraction between 0 and 1; write target=0.98",
     "target=0.9 target_metric=test/acc": "target_metric: got 'test/acc', takes a metric of the validation",
     "target=0.9 search.sizes=[]": "experiment=time_to_target: needs search.sizes and search.rates, and a training with",
+    "target=0.9 data={batch_size:16}": "data.batch_size: experiment=time_to_target tries several; write search.sizes=",
     "target=0.9 data.batch_size=16": "data.batch_size: experiment=time_to_target tries several; write search.sizes=",
     "target=0.9 callbacks.stop_at_target=null": "experiment=time_to_target: needs search.sizes and search.rates, and a training with",
     "target=0.9 search.minutes=0": "search.minutes: got 0, takes a number above 0",
@@ -152,6 +153,7 @@ REFUSED = {
     "train hydra.run.dir=last": "hydra.run.dir: got 'last', and 'last' stands for the newest folder; choose another name",
     "train -m hydra.sweep.dir=a seed=0,1": "hydra.sweep.dir: a holds a single run; choose another folder",
     "train -m hydra.sweep.dir=../x": "hydra.sweep.dir: got '../x'",
+    "train ~run_dir": "run_dir: is set by the run; write hydra.run.dir=… to choose its folder",
     "train run_dir=mine": "run_dir: is set by the run; write hydra.run.dir=mine to choose its folder",
     # which run is resumed
     "train resume=x -m": "resume: takes a single run; a sweep is resumed by its own command",

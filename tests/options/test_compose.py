@@ -12,6 +12,7 @@ import pytest
 from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 
+from batchscope.errors import UserError
 from batchscope.options.check import check_config
 from batchscope.options.command_lines import for_evaluation, for_explanation, for_timing
 from batchscope.options.compose import apply_overrides, check_command_line, compose, compose_command_line
@@ -206,6 +207,22 @@ CHANGES = [
     *("model=mlp model.hidden_sizes=[8]", "model.hidden_sizes=[8] model=mlp", "model=mlp model={hidden_sizes:[8]}"),
     *("task.metrics.acc=null", "trainer.min_epochs=2", "task.metrics.mean={_target_:torchmetrics.MeanMetric}"),
 ]
+
+
+def test_a_class_in_place_of_a_text_needs_no_plus_in_any_order() -> None:
+    target = "trainer.strategy._target_=lightning.pytorch.strategies.DDPStrategy"
+    option = "+trainer.strategy.find_unused_parameters=true"
+    (one,), (other,) = (check_command_line(words, False) for words in ([target, option], [option, target]))
+    assert one == other
+    assert one["trainer"]["strategy"]["find_unused_parameters"] is True
+
+
+def test_checkpoints_may_be_in_the_folder_that_the_command_line_names() -> None:
+    folder = "callbacks.checkpoint.dirpath=out/mine/kept"
+    (config,) = check_command_line([folder, "hydra.run.dir=out/mine"], False)
+    assert (config["run_dir"], config["callbacks"]["checkpoint"]["dirpath"]) == ("out/mine", "out/mine/kept")
+    with pytest.raises(UserError, match="takes a folder in that of the run"):
+        check_command_line([folder, "hydra.run.dir=out/other"], False)
 
 
 @pytest.mark.parametrize("line", CHANGES)
