@@ -3,7 +3,8 @@
 1. The rule is that of selection.py. Of trained runs it applies to the candidates, whose metric is as good as the best one
    (quality.py). Of runs that were trained to a target, the size that reached it first is the answer (target.py).
 2. A sentence is as strong as its interval. The intervals of an answer hold together with 95 % confidence.
-3. Sizes that share passes met the same load, so their ratios need no allowance for other programs. The load is said.
+3. Sizes that share passes are compared at equal load (noise.py), so their ratios need no allowance for other programs. The load
+   is said.
 
 Each sentence that states something has a claim beside it, so that it can be checked against a longer measurement.
 """

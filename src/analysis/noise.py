@@ -10,8 +10,8 @@ settings. Within a pass each window meets another load. Of batch sizes, which ar
     y = a_r + d_p + b · (x - mean of x) + e
 
 x is the share of the processor that others took in the window, and b, one slope for all, is estimated within passes (analysis
-of covariance). Nothing is extrapolated: rates are those at the mean load of all windows. What is not known of b is in a ratio,
-by what the mean loads of its two settings differ by. b is not estimated where fewer than ten degrees of freedom are left. It
+of covariance). Nothing is extrapolated: rates are those at the mean load of all windows. The error of b widens a ratio in
+proportion to the difference of its settings' mean loads. b is not estimated where fewer than ten degrees of freedom are left. It
 would be wrong for settings that have a part in what others get of the processor, such as the number of threads.
 
 The variance of the noise e is that of a run's own windows, moderated by that of a typical run (Smyth 2004), and widened by the
@@ -170,7 +170,7 @@ class Rates:
         return math.expm1(half) if half < _LARGEST else math.inf
 
     def ratio(self, a: int, b: int, confidence: float = CONFIDENCE) -> Ratio:
-        """The rate of a ÷ that of b. Settings that share passes met the same load, so nothing is allowed for it."""
+        """The rate of a ÷ that of b. Of settings that share no passes, others may have slowed one alone: that is allowed for."""
         if a == b:
             return Ratio(1.0, 1.0, 1.0)
         value = self.rate(a) / self.rate(b)

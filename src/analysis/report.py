@@ -1,4 +1,4 @@
-"""write_report: the folders of a sweep → report.md, report.html, sweep.csv, plots, TensorBoard, and a text for the terminal."""
+"""write_report: the folders of a sweep → report.md, report.html, answer.json, sweep.csv, plots, TensorBoard, and a text for the terminal."""
 
 import os
 from collections import Counter

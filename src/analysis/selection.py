@@ -4,10 +4,11 @@ The *share* of a size is its rate ÷ the best rate. Its *sure share* is the lowe
 interval of its rate ÷ the best rate of all others (multiple comparisons with the best, Hsu 1981; each of the K − 1
 comparisons at 0.95 ** (1 / (K − 1)), Šidák). Both are of this sweep, as the machine was while it lasted.
 
-1. Chosen is the smallest size with an estimated share of at least `enough` (0.9) and a sure share of at least 0.1 less.
+1. Chosen is the smallest size with an estimated share of at least `enough` (0.9) and a sure share of at least `enough` − 0.1.
    The difference is the indifference zone (Bechhofer 1954): of sizes that lie in it, either may be named.
-2. Where no size has both, the size with the highest sure share is the best guess, and is called so.
-3. Where every sure share is below 0.6, or no rate is known, nothing is chosen.
+2. Where no size has both, the size with the highest sure share is the best guess, and is called so. So is the only one of
+   several sizes whose rate is known.
+3. Where every sure share is below 0.6, nothing is chosen. Where no rate is known, there is no Selection.
 
 A sweep is settled, and ends, once the smallest size whose estimated share is enough also has the sure share, and 0.03 more:
 it looks many times, and what it sees when it first succeeds is too good (optional stopping). Where the time ends it, rule 1

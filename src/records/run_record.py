@@ -12,6 +12,7 @@ import math
 import platform
 import secrets
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -142,6 +143,12 @@ def close(run_dir: Path, status: Status, reason: str) -> None:
     """Record the end of a run whose process could not record it. UserError if the record cannot be read or written."""
     known = {"schema": SCHEMA, **_read_if_there(run_dir)}
     _replace(run_dir / FILE, {**known, "status": status, "error": cut(reason, 1000)})
+
+
+def change_config(run_dir: Path, options: Mapping[str, Any]) -> None:
+    """Record other values of options that a run itself does not read. UserError if the record cannot be read or written."""
+    known = read(run_dir)
+    _replace(run_dir / FILE, {**known, "config": {**known["config"], **options}})
 
 
 def close_open(run_dir: Path, status: Status, reason: str) -> None:

@@ -46,13 +46,13 @@ class LiveLine:
         self._printed_at = -math.inf
         self._drawn = 0  # characters of the line that stands
 
-    def __call__(self, text: str) -> None:
-        """Say it."""
+    def __call__(self, text: str, now: bool = False) -> None:
+        """Say it; `now` although another text was said just before, as where nothing more is said for long."""
         if can_redraw():
             text = text[: columns() - 1]
             say(f"\r{text.ljust(self._drawn)}", end="")
             self._drawn = len(text)
-        elif time.monotonic() - self._printed_at >= _EVERY_S:
+        elif now or time.monotonic() - self._printed_at >= _EVERY_S:
             self._printed_at = time.monotonic()
             say(text)
 

@@ -13,7 +13,7 @@ from ..options.purpose import DEFAULTS, OF_REPORTS, purpose_of
 from ..options.tree import flatten
 from ..options.types import Purpose
 from ..records.read import FILE, read, run_dirs
-from ..records.run_record import close, plan
+from ..records.run_record import change_config, close, plan
 
 # A run that ended in one of these ways is not run again: that it did not fit is a result, too.
 KEPT = ("finished", "out_of_memory")
@@ -50,6 +50,10 @@ def keep_or_plan(run_dir: Path, config: dict[str, Any], **facts: Any) -> dict[st
         return None
     record = _read(run_dir)
     _refuse_different(run_dir, record, config)
+    asked = {key: config[key] for key in OF_REPORTS if key in config}
+    if record and not asked.items() <= record["config"].items():  # a report takes them from the records
+        change_config(run_dir, asked)
+        record = _read(run_dir)
     if record.get("status") in KEPT:
         return record
     with lock_run_dir(run_dir, option="hydra.sweep.dir"):  # a run that a launcher started may outlive its sweep

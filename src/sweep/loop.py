@@ -85,12 +85,13 @@ class Loop:
                 self._say_end(job, record)
         if not ready:
             return []
-        line, warned = LiveLine(), set[str]()
+        line, warned, started = LiveLine(), set[str](), list[Job]()
         programs = ProgramWatch([os.getpid()])
         with contextlib.ExitStack() as at_end, Processes() as processes:
             at_end.callback(line.clear)
 
             def start(job: Job) -> Process:
+                started.append(job)
                 with _log_of(job) as log:  # the run has it open, and this process has not: the folder may be renamed
                     return processes.add(lambda: Process(job, (log, log), visited=True))
 
@@ -107,17 +108,20 @@ class Loop:
                     return
                 if not is_timed(job.config) or is_verbose():
                     print(f"\n— {job.title}", flush=True)
-                _show_log(job, warned)
+                _show_log(job)
+                _show_warnings(job, warned, line)
                 if record["status"] != "finished" or not is_timed(job.config):
                     self._say_end(job, record)
 
-            def say(text: str, stays: bool = False) -> None:
+            def say(text: str, stays: bool = False, now: bool = False) -> None:
                 programs.sample()
+                for job in started:
+                    _show_warnings(job, warned, line)
                 if stays:
                     line.clear()
                     print(text, flush=True)
                 else:
-                    line(text)
+                    line(text, now)
 
             left = Together(start, end, say).measure(ready)
             if sum(share for _, share in programs.top()) >= LOAD_SAID:
@@ -171,17 +175,23 @@ def _log_of(job: Job) -> Iterator[int]:
         yield log.fileno()
 
 
-def _show_log(job: Job, warned: set[str]) -> None:
-    """Print what a run has written, if details are wanted; otherwise its warnings that no run before it had."""
+def _show_log(job: Job) -> None:
+    """Print what a run has written, if details are wanted."""
+    if is_verbose():
+        with contextlib.suppress(OSError):
+            print((job.run_dir / LOG).read_text(errors="replace"), end="", flush=True)
+
+
+def _show_warnings(job: Job, warned: set[str], line: LiveLine) -> None:
+    """Print the warnings of a run that no run has had before, unless all that it writes is shown."""
+    if is_verbose():
+        return
     with contextlib.suppress(OSError):
-        text = (job.run_dir / LOG).read_text(errors="replace")
-        if is_verbose():
-            print(text, end="", flush=True)
-            return
-        for line in text.splitlines():
-            if line.startswith("warning: ") and line not in warned:
-                warned.add(line)
-                print(line, file=sys.stderr, flush=True)
+        for text in (job.run_dir / LOG).read_text(errors="replace").splitlines():
+            if text.startswith("warning: ") and text not in warned:
+                warned.add(text)
+                line.clear()
+                print(text, file=sys.stderr, flush=True)
 
 
 def _outcome(record: Mapping[str, Any]) -> str:

@@ -50,7 +50,7 @@ class Limits(NamedTuple):
     """How long runs are visited.
 
     Attributes:
-        seconds: of visits, a run on average; where they settle, with at most six runs counted.
+        seconds: of visits for each run, six of them at most where the answer may end the visits.
         min_passes: that there are in any case.
         precision: of a rate, where the runs have one size and are compared with no other.
         enough: of the best rate, see selection.py.

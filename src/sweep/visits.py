@@ -136,8 +136,10 @@ class Together:
             while waiting and (not _living(warm) or self._has_memory_for(1, warm)):
                 warm.append(waiting.pop(0))
                 self._warm(warm[-1])
-            self._visit(_living(warm))
-            self._train_to_end(_living(warm))
+            long = [process for process in _living(warm) if self._is_long(process)]
+            together = [process for process in _living(warm) if process not in long]
+            self._visit(together)
+            self._train_to_end([*_living(together), *long])
         begun = {process.job for process in started}
         return [job for job in jobs if job not in begun]
 
@@ -187,16 +189,16 @@ class Together:
         return True
 
     def _visit(self, processes: Sequence[Process]) -> None:
-        """Visit timed runs, and several trainings of which none is too long."""
+        """Visit timed runs, and trainings where there are several."""
         runs = [Visited(process, self._end) for process in processes]
-        if any(not run.goes_on for run in runs) or (len(runs) > 1 and not any(map(self._is_long, processes))):
+        if len(runs) > 1 or any(not run.goes_on for run in runs):
             first_pass = int(_PASSES_PER_S * time.time())
             measure_in_passes(runs, _limits_of(processes[0].job), say=self._say, first_pass=first_pass)
 
     def _train_to_end(self, processes: Sequence[Process]) -> None:
         """Let trainings go on, one after the other."""
         for process in processes:
-            self._say(f"{process.job.title} trains")
+            self._say(f"{process.job.title} trains", now=True)
             process.tell("train")
             self._end(process)
 

@@ -57,7 +57,7 @@ def train(
     """Train, test and record one model; Ctrl-C, SIGTERM and the like end it after a checkpoint.
 
     With `resume` in the checked configuration, the run that `run_dir` holds is resumed. `choices` are the options taken
-    from each config group; a `visitor` says when a timed run trains. Returns the metric named by `optimized_metric`.
+    from each config group; a `visitor` says when the run trains. Returns the metric named by `optimized_metric`.
     """
     if choices.get("debug"):
         show_tracebacks()

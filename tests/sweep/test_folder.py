@@ -87,7 +87,6 @@ CONFIGS = {
         {**CONFIG, "search": {"_target_": "x", "minutes": 5, "sizes": [4, 8, 16]}},
         "",
     ),
-    "what a report does with runs": ({**CONFIG, "timing": "auto"}, {**CONFIG, "timing": True, "enough": 0.95}, ""),
     "a default that a record does not name": (CONFIG, {**CONFIG, "compile": False}, ""),
     "how long a search lets a run go on": (
         limited(seconds=2.0, wall_seconds=9.0),
@@ -105,6 +104,13 @@ def test_a_run_whose_record_is_damaged_is_refused(tmp_path):
     (tmp_path / "0").mkdir()
     (tmp_path / "0/run.json").write_text('{"schema"')
     assert "run.json: cannot be read" in refusal(folder.keep_or_plan, tmp_path / "0", CONFIG)
+
+
+def test_a_kept_run_is_reported_with_the_options_of_the_new_command(tmp_path):
+    leave(tmp_path / "0", "finished", {**CONFIG, "timing": "auto", "enough": 0.9})
+    asked = {**CONFIG, "timing": True, "enough": 0.5}
+    assert folder.keep_or_plan(tmp_path / "0", asked) == read(tmp_path / "0")
+    assert read(tmp_path / "0")["config"] == asked
 
 
 @pytest.mark.parametrize("name", CONFIGS)

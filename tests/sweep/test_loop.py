@@ -310,6 +310,16 @@ def test_of_trainings_with_the_same_speed_the_first_is_visited(option, values, v
     assert all(record["status"] == "finished" for record in records)
 
 
+def test_a_long_training_that_is_warm_last_is_left_out_of_the_passes_and_trains_last(loop, tmp_path, capfd):
+    jobs = trainings(tmp_path, size=[8, 64, 512])
+    jobs[1].config["tags"] = f"stand_in.FIT_S = 7200; {TURNS}"
+    records = loop.do(jobs)
+    assert [bool(record["taken"]) for record in records] == [True, False, True]
+    said = [line for line in capfd.readouterr().out.splitlines() if line.startswith(("run size", "— run"))]
+    assert said[0].startswith("run size1 takes about 2.0 h: no other run waits for it")
+    assert said[-1] == "— run size1"
+
+
 @pytest.mark.parametrize(("timing", "visited"), [("auto", [False, True, True]), (True, [True] * 3)])
 def test_a_training_of_more_than_an_hour_is_not_waited_for_unless_that_is_asked(timing, visited, loop, tmp_path, capfd):
     jobs = trainings(tmp_path, size=[8, 64, 512], timing=timing)
