@@ -1,10 +1,10 @@
-"""LoopEvents: what Lightning's training loop does with a batch, as a few events; the monitor knows no other hooks.
+"""LoopEvents: what Lightning's training loop does with a batch, as a few events; of a batch the monitor knows no other hooks.
 
 One batch, as the loop announces it:
 
-    train_dataloader_next → on_train_batch_start → run_training_batch (training_step, backward, optimizer_step) → …_end
+    train_dataloader_next → on_train_batch_start → run_training_batch (optimizer_step (training_step, backward)) → …_end
 
-Those of an epoch are within run_training_epoch, which begins with the loader's `iter`.
+The innermost part has the time. Those of an epoch are within run_training_epoch, which begins with the loader's `iter`.
 """
 
 from typing import Any
@@ -56,7 +56,7 @@ class LoopEvents(Callback):
     _has_begun = False  # whether a batch has begun that has not ended
 
     def begin_epoch(self) -> None:
-        """The loader is asked for the batches of an epoch; in the first one it was before."""
+        """The loader is asked for the batches of an epoch; before the first epoch Lightning has asked it."""
 
     def begin_batch(self) -> None:
         """A batch is asked for."""
@@ -80,7 +80,7 @@ class LoopEvents(Callback):
         """A validation or a checkpoint follows, and nothing of it has happened yet."""
 
     def end_step(self, trainer: Trainer) -> None:
-        """The step ends before it."""
+        """The step ends; the validation or the checkpoint is not in it."""
 
     def begin_validation(self) -> None:
         """The validation begins."""

@@ -44,7 +44,7 @@ class ProfilerHook(Profiler):
         self._actions = actions
         self._started = started
         self._stopped = stopped
-        # By an action's full name: Lightning announces some 130 actions a step, of which a step has seven parts.
+        # By an action's full name: Lightning announces some 130 actions a step, of which about ten are heard.
         self._contexts: dict[str, Any] = {}
 
     def __getattr__(self, name: str) -> Any:

@@ -21,7 +21,7 @@ from ._measured import Flops
 from ._memory import StepMemory
 
 CALLS_COMPILED = "the step calls a function that torch.compile has compiled"
-FIRST, LAST = 2, 4  # the updates that are recorded: the first one pays for work that is done once
+FIRST_RECORDED, LAST_RECORDED = 2, 4  # the updates that are recorded: the first one pays for work that is done once
 
 
 class RecordedUpdates:
@@ -55,11 +55,13 @@ class RecordedUpdates:
             self._why_not = "record_operations=False"
         elif self._is_sharded:
             self._why_not = "the parameters are sharded"
-        elif started_at >= LAST:
+        elif started_at >= LAST_RECORDED:
             self._why_not = (
-                f"the training was resumed after update {LAST}, and what is compiled is recorded before that"
+                f"the training was resumed after update {LAST_RECORDED}, and what is compiled is recorded before that"
             )
-        self.last = 0 if self._why_not else LAST - started_at  # the last update of the fit that may be recorded
+        self.last = (
+            0 if self._why_not else LAST_RECORDED - started_at
+        )  # the last update of the fit that may be recorded
         self._running: contextlib.ExitStack | None = None
         self._update = self._begun = 0  # the last that was recorded, and the last that was begun
         self._samples: list[float] = []  # of each recorded update
@@ -74,11 +76,11 @@ class RecordedUpdates:
     @property
     def is_over(self) -> bool:
         """Whether no update will be recorded any more."""
-        return not self.last or self._begun > LAST
+        return not self.last or self._begun > LAST_RECORDED
 
     def expect(self, batch: Any) -> None:
         """A batch has come, whose training is to begin."""
-        if self.last and self._begun <= LAST:
+        if self.last and self._begun <= LAST_RECORDED:
             self._batch = batch
 
     def start(self, update: int, global_step: int) -> None:
@@ -91,7 +93,7 @@ class RecordedUpdates:
         if not self.last or self.active:
             return
         self._begun = update = global_step + 1 if self._is_compiled else update
-        if not FIRST <= update <= LAST:
+        if not FIRST_RECORDED <= update <= LAST_RECORDED:
             return
         if compiled_frames() > self._compiled_before and not self._is_compiled:  # it would run uncompiled
             self._why_not = CALLS_COMPILED
@@ -123,7 +125,7 @@ class RecordedUpdates:
         if running is not None:
             end_mode(self.recorder)
             running.close()
-            if self._update == LAST:  # the optimizer has its states, and a step is as every later one
+            if self._update == LAST_RECORDED:  # the optimizer has its states, and a step is as every later one
                 self.measure_memory()
 
     def measure_memory(self) -> None:
@@ -140,7 +142,7 @@ class RecordedUpdates:
             return "a compiled step keeps other tensors than a recorded one would"
         if varies(self._module):
             return "the sequences have different lengths"
-        return self.reason or (None if self._has_trained else f"recording begins with update {FIRST}")
+        return self.reason or (None if self._has_trained else f"recording begins with update {FIRST_RECORDED}")
 
     @property
     def reason(self) -> str | None:
@@ -149,7 +151,7 @@ class RecordedUpdates:
             return in_one_line(self.recorder.error)
         if any(self.recorder.steps):
             return None
-        return self._why_not or f"recording begins with update {FIRST}"
+        return self._why_not or f"recording begins with update {FIRST_RECORDED}"
 
     @property
     def why_no_operations(self) -> str | None:

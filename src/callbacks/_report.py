@@ -78,7 +78,7 @@ def _flops_facts(measured: Measured, machine: Calibration | None) -> tuple[dict[
     if not peak:
         missing["mfu"] = _no_peak(measured, machine)
     if not flops.per_sample or not measured.cost["samples"]:
-        return {}, missing
+        return {}, missing | dict.fromkeys(("flops_per_sec", "mfu"), NO_TENSORS)
     rate = flops.per_sample * measured.cost["samples_per_sec"] / max(1, len(measured.ranks))
     facts = {"flops_per_sample": flops.per_sample, "flops_per_sec": rate}
     return facts | ({"peak_flops_per_sec": peak, "mfu": rate / peak} if peak else {}), missing

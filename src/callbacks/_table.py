@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 
 from ..records.step_parts import PARTS
 from ..records.step_times import StepTimes, thinned
-from ._recording import FIRST as FIRST_RECORDED
-from ._recording import LAST
+from ._recording import FIRST_RECORDED, LAST_RECORDED
 from ._timer import TIMED, Batch, HostClock, parts_ms
 from ._windows import Window, Windows
 
@@ -183,7 +182,9 @@ class UpdateTable:
         later = later[later > recorded[0]] if len(recorded) else later[:0]
         if not len(later):
             return 1.0
-        before = recorded[recorded < later[0]][: LAST - FIRST_RECORDED + 1]  # after these one may be held, and is long
+        before = recorded[recorded < later[0]][
+            : LAST_RECORDED - FIRST_RECORDED + 1
+        ]  # after these one may be held, and is long
         early = numpy.minimum(numpy.sort(steps_ms[later[:plain]]), steps_ms[before].max())
         low, high = float(early[0]), float(early[max(0, len(early) - 2)])
         return step_ms / min(max(step_ms, low), high) if high > 0 else 1.0

@@ -1,4 +1,4 @@
-"""The windows of a run: successive updates of a fifth of a second or more, each with what others took of the processor."""
+"""The windows of a run: successive updates of a quarter of a second or more, or a visit of a sweep, each with what others took of the processor."""
 
 import math
 import time

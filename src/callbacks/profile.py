@@ -22,7 +22,7 @@ from ..records.terminal import say
 from ._explanation import explain
 from ._never_raise import never_raise
 from ._operation_table import explanation_text
-from ._recording import LAST
+from ._recording import LAST_RECORDED
 from ._timer import pause
 from ._updates import Updates
 from .throughput import ThroughputMonitor
@@ -65,7 +65,7 @@ class OperationProfiler(Callback):
         return self._traced_after(monitor) + WARMUP + TRACED
 
     def _traced_after(self, monitor: ThroughputMonitor) -> int:
-        return max(LAST, monitor.warmup_steps) + self.steps
+        return max(LAST_RECORDED, monitor.warmup_steps) + self.steps
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

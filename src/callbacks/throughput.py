@@ -43,7 +43,7 @@ from ._fit_time import FitTimer
 from ._kernel_time import KernelTime
 from ._measured import Flops, Measured, step_operations
 from ._never_raise import never_raise
-from ._recording import LAST, RecordedUpdates, is_compiled_module
+from ._recording import LAST_RECORDED, RecordedUpdates, is_compiled_module
 from ._report import peak_of, report
 from ._run_words import details, headline
 from ._setting import own_config, setting_of
@@ -62,7 +62,7 @@ _OF_ALL_RUNS = {named(key, "mean") for key in (UTILIZATION, POWER)}  # on a devi
 class ThroughputMonitor(LoopEvents):
     """Times every training step and its parts, in any Lightning project, without touching the module.
 
-    Logs `time/step_ms`, its parts and `throughput/…` at every optimizer step; docs/measuring.md has units and meanings.
+    Logs `time/step_ms`, its parts and `throughput/…` of every update but the first four; docs/measuring.md has units and meanings.
     Validation and checkpoints are excluded from the step. With accumulated gradients a step is an update of several
     batches.
 
@@ -78,8 +78,8 @@ class ThroughputMonitor(LoopEvents):
 
     Args:
         every_n_steps: write every n-th step to the loggers; all are measured. 0 writes none.
-        warmup_steps: left out of the summary; with `record_operations` at least the first four are, on CUDA five, of a compiled
-            module eight. A fit that is no longer has no rate.
+        warmup_steps: left out of the summary; with `record_operations` at least the first four are, five on CUDA, and eight there
+            of a compiled module. A fit that is no longer has no rate.
         batch_size_fn: the samples of a batch, for batches in which the length of the first tensor is another number.
         timesteps_fn: the time steps of a batch, all samples together. Without it a loader with an attribute `timesteps` says
             it, and else a module whose `spec.kind` is `sequence` has `spec.input_shape[0]` time steps a sample.
@@ -245,7 +245,7 @@ class ThroughputMonitor(LoopEvents):
         self._kernel_time = KernelTime(self._timer.clock, held)
         self._first_counted = max(1, self.warmup_steps, self._recorded.last, held)
         self._windows, self._windows_read = Windows(self._first_counted), 0
-        self.table = UpdateTable(self.warmup_steps, self._windows, trainer.global_step, self._timer.clock.parts)
+        self.table = UpdateTable(self._first_counted, self._windows, trainer.global_step, self._timer.clock.parts)
         self._writer = StepWriter(trainer)
         self._exchanges = Exchanges(trainer, self._timer)
         self._attached.callback(self._exchanges.stop)
@@ -262,7 +262,7 @@ class ThroughputMonitor(LoopEvents):
         """
         if not (recorded.last and self._timer.clock.can_hold and trainer.world_size == 1):
             return 0
-        return LAST + (4 if is_compiled_module(module) else 1)
+        return LAST_RECORDED + (4 if is_compiled_module(module) else 1)
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -66,7 +66,7 @@ class Step:
     calibration: Calibration | None = None
     communication_ms: float | None = 0.0  # of `forward` and `backward`, waiting for other ranks; None if not measured
     busy: float | None = None  # share of the step in which a kernel runs; None where it is not known
-    mfu: float | None = None  # of the mean step; asked only where the operations are not known
+    mfu: float | None = None  # of the median step; asked only where the operations are not known
     changed: float = 1.0  # the median step ÷ those right after the steps whose operations were recorded
     others_share: float = 0.0  # of the processor, that other programs took
 

@@ -24,7 +24,7 @@ _BESIDE = {
     "forward": ("forward", "ms"),
     "backward": ("backward", "ms"),
     "optimizer": ("optimizer", "ms"),
-    "other": ("callbacks and logging", "ms"),
+    "other": ("the rest of the step", "ms"),  # callbacks and logging; on MPS all that the device does
     "others_share": ("other programs", "% of the processor"),
     "device/sm_clock_mhz": ("clock", "MHz"),
     "device/throttled_pct": ("lowered clocks", "% of the time"),

@@ -1,1 +1,1 @@
-"""One run: seed, data, model, callbacks, trainer, fit, test, record."""
+"""One run: seed, data, callbacks, trainer, model, fit, test, record."""

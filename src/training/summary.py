@@ -259,7 +259,10 @@ def print_summary(trainer: Trainer, record: Mapping[str, Any]) -> None:
 
 
 def _lines_of(trainer: Trainer, method: str) -> list[str]:
-    return [line for one in callbacks_of(trainer) if hasattr(one, method) for line in getattr(one, method)()]
+    """What the callbacks have to say, the monitor first, whose first line is the heading."""
+    speak = [one for one in callbacks_of(trainer) if hasattr(one, method)]
+    speak.sort(key=lambda one: not isinstance(one, ThroughputMonitor))
+    return [line for one in speak for line in getattr(one, method)()]
 
 
 def _result(record: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from batchscope.callbacks._measured import Measured, step_operations
+from batchscope.callbacks._table import WARMUP
 from batchscope.hardware import operations
 from batchscope.hardware.advice import Setting
 from batchscope.hardware.calibration import Calibration
@@ -43,6 +44,13 @@ def recorded_in(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(operations.OperationRecorder, "_note", noted)
     return seen
+
+
+def test_updates_that_may_be_recorded_are_warm_up_however_short_it_is() -> None:
+    module, monitor = stranger(nn.Linear(4, 1)), monitoring(record_operations=True, warmup_steps=0)
+    train(module, monitor, data=loader(BATCH * 40, BATCH), max_steps=STEPS)
+    assert ((monitor.table.rows["flags"] & WARMUP) > 0).tolist() == [True] * 4 + [False] * (STEPS - 4)
+    assert monitor.summary["updates"] == STEPS - 4
 
 
 @pytest.mark.parametrize("accumulated", [1, 3])
