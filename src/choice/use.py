@@ -13,7 +13,7 @@ from ..errors import UserError
 from ..hardware.datasheet import Datasheet
 from ..records.values import table
 from .crossing import Line, crossings, from_on, words
-from .interval import Interval, digits
+from .interval import Interval, digits, times_longer
 from .measured import Training
 from .rows import Question, by_size
 from .scale import rows_at
@@ -63,7 +63,7 @@ def _per(amount: float, seconds: Interval) -> Interval:
 
 
 def use_sentence(lines: Sequence[UseLine], size: int | None = None) -> str:
-    """How much of the fastest other device is used at a size, the smallest by default, and where it passes the first one."""
+    """How much of the fastest other device is used at a size, the smallest by default, and where and by how much it passes the first."""
     size = size or min(lines[0].times)
     others = [line for line in lines[1:] if size in line.shares]
     if not others:
@@ -79,5 +79,9 @@ def use_sentence(lines: Sequence[UseLine], size: int | None = None) -> str:
     )
     surely = surely if math.isfinite(at.high) else ""
     faster = f"it is {likely}faster than {lines[0].name} {where}{surely}"
+    if math.isfinite(at.middle):
+        most = max(lines[0].times.keys() & line.times.keys())
+        ratio = times_longer(lines[0].times[most], line.times[most])
+        faster += f", {digits(ratio.value)} times at {most:,} ({digits(ratio.low)} to {digits(ratio.high)})"
     said = f"{line.name} is {used[size]} used at {size:,}, and {full}; {faster}."
     return f"{said[0].upper()}{said[1:]}"
