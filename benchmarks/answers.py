@@ -1,6 +1,6 @@
 """Do timed sweeps name the right batch size, also beside other programs? Each answer is held against other sweeps.
 
-    python benchmarks/answers.py --root ../shared/data                  # 100 minutes
+    python benchmarks/answers.py --root ../shared/data                  # 70 minutes
     python benchmarks/answers.py --root ../shared/data --only quiet --repetitions 2
 
 Sweeps as users start them, of two models and two lists of sizes, in four conditions: nothing beside them (quiet); a process

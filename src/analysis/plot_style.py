@@ -12,7 +12,7 @@ from ..errors import cut
 from ..records.terminal import wrapped
 
 TWO_COLUMNS = 7.0  # inches: a figure over both columns of a paper
-ON_PAGE = 4.2  # inches; letters can be read where the page shows it 370 pixels wide
+ON_PAGE = 3.8  # inches; letters can be read where the page shows it 370 pixels wide
 # Okabe and Ito's colours, which colour-blind people can tell apart; black and yellow are left for other things.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
