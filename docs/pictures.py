@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from shutil import which
 
-SIZE = (1400, 900)  # pixels
+SIZE = (1400, 1180)  # pixels
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
