@@ -74,7 +74,7 @@ def _grow(figure: Figure, lines: int) -> None:
 def size_axis(figure: Figure, axes: Axes) -> None:
     """Batch sizes on a log scale, with as many numbers as there is room for."""
     axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(LogLocator(base=2, numticks=max(3, round(1.4 * figure.get_figwidth()))))
+    axes.xaxis.set_major_locator(LogLocator(base=2, numticks=max(3, round(1.7 * figure.get_figwidth()))))
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_xlabel("batch size")
 

@@ -238,12 +238,12 @@ def _step_time(groups: _Sized, width: float) -> Figure | None:
                 bar.set_gid(_gid(group.sizes[size]))
             bottom += heights
         known = sizes.assign(reach=reach_of(sizes).map(lambda value: reach_text(value) or "?")).loc[parts_ms.index]
-        times = known[STEP_MS].map(lambda ms: f"{significant(ms)} ms" if ms > 0 else "?")
+        times = known[STEP_MS].map(lambda ms: significant(ms) if ms > 0 else "?")
         names = [
             f"{size:,}\n{time}\n± {reach}" for size, time, reach in zip(known.index, times, known["reach"], strict=True)
         ]
         axes.set_xticks(x[::every], names[::every])
-        axes.set(ylabel="% of the mean step", xlabel="batch size, time of a step", ylim=(0, 100))
+        axes.set(ylabel="% of the mean step", xlabel="batch size, ms a step", ylim=(0, 100))
         axes.set_title(cut(anonymous(group.label), _LONGEST) if len(shown) > 1 else "")
         axes.grid(visible=False)
     style.title(figure, _subject(group for group, *_ in shown))
