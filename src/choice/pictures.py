@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..analysis import plot_style as style
+from ..analysis.anonymous import anonymous
 from ..records.formatting import with_prefix
 from .crossing import Line, nearest
 from .interval import Interval, digits
@@ -62,7 +63,7 @@ def draw_use(lines: Sequence[UseLine], width: float = style.TWO_COLUMNS, subject
             style.log_axis(axes)
             axes.yaxis.set_major_formatter(lambda value, _: digits(value))
             style.note(figure, axes, title)
-        style.title(figure, subject)
+        style.title(figure, anonymous(subject))
     return figure
 
 

@@ -50,17 +50,13 @@ def keep_or_plan(run_dir: Path, config: dict[str, Any], **facts: Any) -> dict[st
         return None
     record = _read(run_dir)
     _refuse_different(run_dir, record, config)
-    asked = {key: config[key] for key in OF_REPORTS if key in config}
-    if record and not asked.items() <= record["config"].items():  # a report takes them from the records
-        change_config(run_dir, asked)
-        record = _read(run_dir)
     if record.get("status") in KEPT:
-        return record
+        return _kept(run_dir, record, config)
     with lock_run_dir(run_dir, option="hydra.sweep.dir"):  # a run that a launcher started may outlive its sweep
         record = _read(run_dir)
         status = record.get("status")
         if status in (*KEPT, *_FAILED):
-            return record
+            return _kept(run_dir, record, config)
         if status in UNFINISHED and has_checkpoint(run_dir):
             if status == "running":
                 close(run_dir, "killed", "ended without a word")
@@ -70,6 +66,15 @@ def keep_or_plan(run_dir: Path, config: dict[str, Any], **facts: Any) -> dict[st
             print(f"{relative(run_dir)} begins anew; what was in it is now in {aside}", flush=True)
         plan(run_dir, config=config, **facts)
     return None
+
+
+def _kept(run_dir: Path, record: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+    """The record of a run that has ended, with the new values of options that a report takes from the records."""
+    asked = {key: config[key] for key in OF_REPORTS if key in config}
+    if asked.items() <= record["config"].items():
+        return record
+    change_config(run_dir, asked)
+    return _read(run_dir)
 
 
 def set_run_aside(run_dir: Path) -> str:

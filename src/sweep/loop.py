@@ -115,7 +115,7 @@ class Loop:
 
             def say(text: str, stays: bool = False, now: bool = False) -> None:
                 programs.sample()
-                for job in started:
+                for job in started if stays or now else ():  # not between passes: a log may be long
                     _show_warnings(job, warned, line)
                 if stays:
                     line.clear()

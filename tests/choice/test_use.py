@@ -158,6 +158,11 @@ def test_a_device_without_mfu_is_drawn_by_its_rate_alone():
     assert (len(looks(above)), {*looks(below)} >= {"t4, predicted"}) == (2, True)
 
 
+def test_the_title_of_a_picture_names_no_home_folder():
+    figure = draw_use([line("cpu", b64=0.01, b1024=0.5)], subject="/home/alice/net · mnist")
+    assert figure.get_suptitle() == "~/net · mnist"
+
+
 def test_a_picture_from_records_imports_no_torch():
     code = "import sys, batchscope.choice.pictures; print({'torch', 'lightning'} & {*sys.modules})"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
