@@ -255,9 +255,8 @@ def _load(runs: Sequence[Run]) -> str:
     if not shares:
         return ""
     low, high = percent(shares[0]), percent(shares[-1])
-    return (
-        f"took {low.removesuffix(' %')} to {high} of the processor" if low != high else f"took {low} of the processor"
-    )
+    span = high if low == high else f"{low.removesuffix(' %')} to {high}"
+    return f"took {span} of the processor"
 
 
 def _passes(sweep: SweepResults) -> str:

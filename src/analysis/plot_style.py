@@ -116,13 +116,13 @@ def at_least_wide(axes: Axes, span: float, ends: tuple[float, float]) -> None:
 
 
 def legend_below(figure: Figure, axes: Axes, heading: str = "") -> None:
-    """A legend below the axes where there are several names, by which the figure grows; every name once, below a heading."""
+    """A legend below the axes where there are several names, by which the figure grows; every name once, below the heading, if there is one."""
     letters = _LETTERS * figure.get_figwidth()
     most = min(_LONGEST, max(8, int(letters) - 8))
     once = {cut(name, most): handle for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)}
     if len(once) > 1:
         columns = max(1, int(letters / (max(map(len, once)) + 7)))
-        lines = _small_lines(figure, heading)
-        look = {"title": "\n".join(lines), "title_fontsize": "small", "alignment": "left"}
+        lines = _small_lines(figure, heading) if heading else []
+        look = {"title": "\n".join(lines) or None, "title_fontsize": "small", "alignment": "left"}
         figure.legend(once.values(), once.keys(), loc="outside lower left", ncols=columns, **look)
         _grow(figure, math.ceil(len(once) / columns) + len(lines))

@@ -62,7 +62,8 @@ _OF_ALL_RUNS = {named(key, "mean") for key in (UTILIZATION, POWER)}  # on a devi
 class ThroughputMonitor(LoopEvents):
     """Times every training step and its parts, in any Lightning project, without touching the module.
 
-    Logs `time/step_ms`, its parts and `throughput/…` of every update but the first four; docs/measuring.md has units and meanings.
+    Logs `time/step_ms`, its parts and `throughput/…` of every update but the first and those that are
+    recorded; docs/measuring.md has units and meanings.
     Validation and checkpoints are excluded from the step. With accumulated gradients a step is an update of several
     batches.
 
