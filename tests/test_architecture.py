@@ -7,7 +7,7 @@ from pathlib import Path
 
 SRC = Path(__file__).resolve().parents[1] / "src"
 # The modules beside the folders.
-GROUND = {"errors", "files", "ranks", "_system", "_hydra", "_lazy", "_lightning", "_torch", "random_state"}
+GROUND = {"errors", "files", "ranks", "_system", "_hydra", "_imports", "_lazy", "_lightning", "_torch", "random_state"}
 # What a folder may import, besides itself and GROUND. Each line names only folders of the lines above it.
 MAY_IMPORT: dict[str, set[str]] = {
     "options": set(),

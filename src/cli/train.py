@@ -9,6 +9,7 @@ import contextlib
 import importlib.util
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 from hydra.core.utils import configure_log, env_override
 
 from .. import ranks
+from .._imports import leave_imports, quick_imports
 from .._system import may_have_mps, relative, signals_named
 from ..checkpointing import resume
 from ..distributed import launch, rendezvous
@@ -112,8 +114,11 @@ def _refuse_last(option: str, folder: Path) -> None:
 def _train(config: dict[str, Any], run_dir: Path, choices: dict[str, str], overrides: list[str]) -> None:
     """Train as the first rank has read the command line."""
     config, folder, *rest = rendezvous.of_first("run", lambda: [config, relative(run_dir), choices, overrides])
-    from ..training.run import train
-
+    is_first = "torch" not in sys.modules
+    with quick_imports():
+        from ..training.run import train
+    if is_first:
+        leave_imports()
     train(config, Path(folder), *rest)
 
 

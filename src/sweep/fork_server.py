@@ -10,6 +10,7 @@ import gc
 import importlib
 import os
 
+from .._imports import quick_imports
 from .._system import lead_session
 
 IS_SERVER = "BATCHSCOPE_FORK_SERVER"  # in the environment of the server alone, until it has imported this file
@@ -24,8 +25,9 @@ def _prepare() -> None:
     from .job import hide_slurm
 
     hide_slurm()  # before Lightning is imported
-    for name in _IMPORTED:
-        importlib.import_module(name)
+    with quick_imports():
+        for name in _IMPORTED:
+            importlib.import_module(name)
     from .._torch import cannot_use_cuda_after_fork
 
     if cannot_use_cuda_after_fork():  # an import has looked for CUDA devices
