@@ -30,7 +30,7 @@ from ..hardware.device_memory import is_out_of_memory
 from ..hardware.devices import device_name
 from ..hardware.microbenchmarks import clock
 from ..records.formatting import percent, significant
-from ..sweep.passes import Limits, Run, measure_in_passes
+from ..sweep.passes import Limits, WaitingRun, measure_in_passes
 from ..training.task import Task
 from .load import Trained, trainer_for
 from .samples import Samples, samples_of
@@ -40,7 +40,7 @@ _PERCENTILES = (50, 99)
 _FEWEST_FOR_P99 = 100  # of fewer times, the 99th percentile is a maximum
 
 
-class _Size(Run):
+class _Size(WaitingRun):
     """The forward passes of one batch size, visited as a run of a sweep is. Between visits no inputs are on the device."""
 
     def __init__(self, size: int, network: nn.Module, inputs: Callable[[], Any], memory_gib: float | None):

@@ -25,7 +25,7 @@ AT_ONCE = 6  # runs that bring time of their own: so eight sizes take no longer 
 SETTLED = "the sweep had its answer"  # why a run has ended
 
 
-class Run(ABC):
+class WaitingRun(ABC):
     """A run that waits to be visited.
 
     Args:
@@ -39,7 +39,7 @@ class Run(ABC):
 
     @abstractmethod
     def visit(self, number: int, seconds: float) -> Mapping[str, Any] | None:
-        """Train for so many seconds in this pass, and say what was measured; None if the run has ended."""
+        """Train for so many seconds in this pass, and say what was measured; None if the run has ended, and is waited for."""
 
     @abstractmethod
     def stop(self, reason: str) -> None:
@@ -63,11 +63,11 @@ class Limits(NamedTuple):
     enough: float = ENOUGH
     settles: bool = True
 
-    def time_of(self, runs: Sequence[Run]) -> float:
+    def time_of(self, runs: Sequence[WaitingRun]) -> float:
         """Seconds of all visits at most."""
         return self.seconds * (min(len(runs), AT_ONCE) if self.settles else len(runs))
 
-    def end(self, runs: Sequence[Run], passes: int, is_over: bool) -> str | None:
+    def reason_to_end(self, runs: Sequence[WaitingRun], passes: int, is_over: bool) -> str | None:
         """Why the visits end after so many passes; None if they go on."""
         if passes < self.min_passes:
             return None
@@ -86,7 +86,7 @@ class Limits(NamedTuple):
 
 
 def measure_in_passes(
-    runs: Sequence[Run],
+    runs: Sequence[WaitingRun],
     limits: Limits | None = None,
     clock: Callable[[], float] = time.monotonic,
     say: Callable[[str], None] = lambda line: None,
@@ -106,9 +106,8 @@ def measure_in_passes(
         for run in waiting[:: -1 if number % 2 else 1]:
             if not _visit(run, first_pass + number):
                 waiting.remove(run)
-                run.stop("")
         number += 1
-        if waiting and (reason := limits.end(waiting, number, clock() - began >= most)):
+        if waiting and (reason := limits.reason_to_end(waiting, number, clock() - began >= most)):
             for run in waiting:
                 run.stop(reason)
             waiting.clear()
@@ -116,12 +115,12 @@ def measure_in_passes(
             waiting.clear()
 
 
-def windows_of(runs: Sequence[Run]) -> pd.DataFrame:
+def windows_of(runs: Sequence[WaitingRun]) -> pd.DataFrame:
     """What the visits of some runs have measured so far."""
     return pd.DataFrame([row for run in runs for row in run.windows], columns=list(COLUMNS))
 
 
-def _visit(run: Run, number: int) -> bool:
+def _visit(run: WaitingRun, number: int) -> bool:
     """Visit a run, and keep what it has measured; whether the run goes on."""
     facts = run.visit(number, VISIT_S)
     if facts is None:

@@ -49,7 +49,7 @@ def run_sweep(line: CommandLine, sweep_dir: Path) -> None:
             if here and any(ranks_asked(config) == 1 for config in line.configs):
                 start_server()
                 with contextlib.suppress(ImportError):  # for the report: it takes seconds, and disturbs no run now
-                    importlib.import_module("..analysis.report", __package__)
+                    importlib.import_module("..analysis.write", __package__)
             if line.labels and here:
                 sweep.run_list(line.compositions)
             else:
@@ -140,7 +140,7 @@ class Sweep:
         if set(folder.statuses(self.sweep_dir)) <= {"planned"}:  # to import what writes a report takes seconds
             return
         from ..analysis.diagnose import find_findings
-        from ..analysis.report import write_report  # matplotlib takes a second to import
+        from ..analysis.write import write_report  # matplotlib takes a second to import
 
         if isinstance(self._search, Diagnosis):
             text = find_findings(self.sweep_dir).text

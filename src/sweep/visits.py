@@ -19,12 +19,12 @@ from typing_extensions import override
 
 from .._system import may_have_accelerator
 from ..analysis.groups import group_runs
-from ..analysis.run import Run as RecordedRun
+from ..analysis.run import Run
 from ..analysis.selection import ENOUGH
 from ..hardware.host_memory import host_memory
 from ..options.update import ranks_asked
 from ..records.formatting import count, duration
-from .passes import Limits, Run, measure_in_passes
+from .passes import Limits, WaitingRun, measure_in_passes
 from .plans import Job
 from .process import Process
 
@@ -92,9 +92,9 @@ def groups_of(jobs: Sequence[Job]) -> list[list[Job]]:
     ]
 
 
-def _planned(job: Job, number: int) -> RecordedRun:
+def _planned(job: Job, number: int) -> Run:
     """The run as a report sees it, before it has begun."""
-    return RecordedRun(job.run_dir.name, job.run_dir, {"config": job.config, "choices": job.facts["choices"]}, number)
+    return Run(job.run_dir.name, job.run_dir, {"config": job.config, "choices": job.facts["choices"]}, number)
 
 
 class Together:
@@ -203,7 +203,7 @@ class Together:
             self._end(process)
 
 
-class Visited(Run):
+class Visited(WaitingRun):
     """A run with its process."""
 
     def __init__(self, process: Process, on_end: Callable[[Process], None]):
@@ -212,12 +212,14 @@ class Visited(Run):
 
     @override
     def visit(self, number: int, seconds: float) -> Mapping[str, Any] | None:
-        return self.process.ask(f"go {number} {seconds}")
+        facts = self.process.ask(f"go {number} {seconds}")
+        if facts is None:
+            self._on_end(self.process)
+        return facts
 
     @override
     def stop(self, reason: str) -> None:
-        """See Run. A training waits then."""
-        if not self.goes_on or not reason:
+        if not self.goes_on:  # a training waits then
             self.process.tell(f"stop {reason}")
             self._on_end(self.process)
 

@@ -118,7 +118,8 @@ def passes(monkeypatch):
     def noted(runs, *_, **__):
         found.append(" ".join(run.process.job.run_dir.name for run in runs))
         for run in runs:
-            run.stop("")
+            run.process.tell("stop ")
+            run._on_end(run.process)
 
     monkeypatch.setattr(visits, "measure_in_passes", noted)
     return found

@@ -5,11 +5,11 @@ import random
 import pytest
 
 from batchscope.records.intervals import TIME_LIMIT
-from batchscope.sweep.passes import EVERY, FEWEST, SETTLED, VISIT_S, Limits, Run, measure_in_passes
+from batchscope.sweep.passes import EVERY, FEWEST, SETTLED, VISIT_S, Limits, WaitingRun, measure_in_passes
 from tests.support.devices import Clock
 
 
-class Pretended(Run):
+class Pretended(WaitingRun):
     """A run with a rate in samples/s, a spread from visit to visit, and a factor `slow` of each pass.
 
     It ends after so many `visits`; other programs have `taken` a share of the processor.
@@ -23,6 +23,7 @@ class Pretended(Run):
     def visit(self, number, seconds):
         assert self.reason is None
         if len(self.passes) == self.visits:
+            self.reason = "by itself"
             return None
         self.passes.append(number)
         self.order.append(self.size)
@@ -128,7 +129,7 @@ def test_the_line_says_how_long_it_may_take():
 def test_a_run_that_ends_leaves_the_visits_to_the_others():
     ends, never, stays = Pretended(8, 9, visits=1), Pretended(9, 9, visits=0), Pretended(80, 100)
     measure(ends, never, stays)
-    assert (ends.passes, ends.reason, never.reason) == ([0], "", "")
+    assert (ends.passes, ends.reason, never.reason) == ([0], "by itself", "by itself")
     assert (stays.reason, len(stays.passes)) == ("known to ± 5 %", FEWEST)
 
 
