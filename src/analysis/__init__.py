@@ -7,6 +7,6 @@ from .._lazy import lazy_names
 if TYPE_CHECKING:
     from .report import Report as Report
     from .report import analyse as analyse
-    from .report import write_report as write_report
+    from .write import write_report as write_report
 else:
     __all__, __getattr__, __dir__ = lazy_names(__name__)

@@ -4,7 +4,7 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
@@ -14,15 +14,13 @@ from ..records.rates import RATE
 from .answer import Answer
 from .between_groups import best_setting
 from .groups import Group
-
-if TYPE_CHECKING:
-    from .report import Report
+from .report import Report
 
 FILE = "answer.json"
 SCHEMA = 1  # until 1.0 a file of another schema is refused
 
 
-def text_of(report: "Report") -> str:
+def text_of(report: Report) -> str:
     """The content of the file."""
     answers = {id(answer.group): answer for answer in report.answers}
     pairs = zip(report.sweep.groups, report.tables, strict=True)

@@ -11,7 +11,7 @@ from typing import Any
 from ..options.purpose import changes_speed
 from ..records.rates import RATE, load_words
 from ..records.values import table
-from .groups import Group, SweepResults, label, rates_of, setting_words
+from .groups import Group, SweepResults, label, rates_of, setting_words, short_names
 from .noise import Ratio, simultaneous
 from .quality import Quality, quality_of
 from .run import BATCH_SIZE, HARDWARE
@@ -45,7 +45,8 @@ def crossovers(sweep: SweepResults) -> list[str]:
         base = label(one.runs[0], [other for other in sweep.group_keys if other not in of_thing])
         confidence = simultaneous(2 * len(sizes))  # of both ends
         ratios = {size: rates.ratio(2 * n + 1, 2 * n, confidence) for n, size in enumerate(sizes)}
-        a, b = (setting_words(key, settings.get(key)) for settings in (first, second))
+        name = short_names(sweep.group_keys)[key]
+        a, b = (setting_words(key, settings.get(key), name) for settings in (first, second))
         found.append(f"{base}: {_compared(a, b, ratios)}.")
     return found
 

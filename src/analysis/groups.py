@@ -3,7 +3,7 @@
 import json
 import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -150,19 +150,32 @@ def group_runs(runs: list[Run], notes: Sequence[str] = ()) -> SweepResults:
     return SweepResults(runs, _factors(rows), keys, groups, [*notes, *_doubts(runs)])
 
 
-def label(run: Run, keys: Iterable[str]) -> str:
+def label(run: Run, keys: Collection[str]) -> str:
     """The model and the settings `keys` of a run in few words: `cnn · gpu · lr 0.1`."""
-    named = [setting_words(key, run.settings[key]) for key in keys if key != "model" and key in run.settings]
+    names = {key: name for key, name in short_names(keys).items() if key != "model" and key in run.settings}
+    named = [setting_words(key, run.settings[key], name) for key, name in names.items()]
     return printable(" · ".join([run.model, *named]))  # a font has no lone surrogate
 
 
-def setting_words(key: str, value: Any) -> str:
-    """A word speaks for itself, but for a few; a number needs the last name of its option."""
+def short_names(options: Collection[str]) -> dict[str, str]:
+    """The last name of each option, with as many before it as tell it from the others: `lr`, `encoder.layers`."""
+    found = {}
+    for option in options:
+        parts = option.split(".")
+        ends = [".".join(parts[-n:]) for n in range(1, len(parts) + 1)]
+        found[option] = next(
+            (end for end in ends if sum(f".{one}".endswith(f".{end}") for one in options) == 1), option
+        )
+    return found
+
+
+def setting_words(key: str, value: Any, name: str = "") -> str:
+    """A word speaks for itself, but for a few; a number needs the name of its option, which may be a short one."""
     if key == "threads" and isinstance(value, int):
         return count(value, "thread")
     if isinstance(value, str) and value not in _SAYS_NOTHING:
         return value
-    return f"{key.rpartition('.')[2]} {option_value(value)}"
+    return f"{name or key} {option_value(value)}"
 
 
 def _factors(rows: Sequence[Mapping[str, str]]) -> list[str]:

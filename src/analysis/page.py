@@ -10,23 +10,17 @@ from html import escape
 from itertools import starmap
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from ..errors import printable
 from . import table
 from .anonymous import anonymous, anonymous_command
-from .plots import Picture
+from .report import Picture, Report
 from .text import is_number_column
 
-if TYPE_CHECKING:
-    from .report import Report
 
-FILE = "report.html"
-
-
-def page(report: "Report") -> str:
+def page(report: Report) -> str:
     """The page."""
     runs, settings = table.run_texts(report.sweep, report.frame), report.setting_texts
     sizes = [_table(texts.reset_index(), group.label) for group, texts in report.size_texts]
@@ -53,7 +47,7 @@ def page(report: "Report") -> str:
     )
 
 
-def _answer(report: "Report") -> str:
+def _answer(report: Report) -> str:
     several, parts = len(report.sweep.groups) > 1, []
     for statement in report.statements:
         parts += [f"<h2>{_shown(statement.group.label)}</h2>"] if several and statement.group else []

@@ -1,12 +1,13 @@
 """What the plots share: sizes, colours, axes, the title and the legend. All else is matplotlib's default."""
 
 import math
+from collections.abc import Iterable
 
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
 from ..errors import cut
 from ..records.terminal import wrapped
@@ -71,10 +72,16 @@ def _grow(figure: Figure, lines: int) -> None:
     figure.set_figheight(figure.get_figheight() + lines * _LINE)
 
 
-def size_axis(figure: Figure, axes: Axes) -> None:
-    """Batch sizes on a log scale, with as many numbers as there is room for."""
+def size_axis(figure: Figure, axes: Axes, sizes: Iterable[int]) -> None:
+    """Batch sizes on a log scale, with the numbers of as many as there is room for."""
+    smallest, *larger = sorted(sizes)
+    room, shown = max(3, round(1.7 * figure.get_figwidth())), [smallest]
+    for size in larger:
+        if math.log(size / shown[-1]) >= math.log(larger[-1] / smallest) / room:
+            shown.append(size)
     axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(LogLocator(base=2, numticks=max(3, round(1.7 * figure.get_figwidth()))))
+    axes.xaxis.set_major_locator(FixedLocator(shown))
+    axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_xlabel("batch size")
 

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -28,12 +28,10 @@ from ..records.step_parts import PARTS
 from . import plot_style as style
 from .anonymous import anonymous
 from .groups import Group
+from .report import Picture, Report
 from .run import Run
 from .table import BUSY, PART_MS, STEP_MS, reach_of
 from .text import KNOWN, VAGUE, and_, reach_text
-
-if TYPE_CHECKING:
-    from .report import Report
 
 CAPTIONS = {
     "throughput": "Samples per second against batch size, with 90 % intervals",
@@ -49,15 +47,6 @@ _MOST_BARS_NAMED = 9
 _LONGEST = 45  # characters of a label in a title
 _POINTS = 10.0  # of an accuracy, in percent, that its axis spans at least
 _Sized = Sequence[tuple[Group, pd.DataFrame, int | None]]  # groups, their tables of sizes, and the chosen sizes
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A plot, over two columns of a paper, and as the page shows it."""
-
-    caption: str
-    files: dict[str, bytes]  # by format
-    on_page: str  # SVG
 
 
 class Drawing(NamedTuple):
@@ -78,7 +67,7 @@ class _Panel:
     note: str = ""
 
 
-def draw(report: "Report", more: Mapping[str, Drawing] | None = None) -> dict[str, Picture]:
+def draw(report: Report, more: Mapping[str, Drawing] | None = None) -> dict[str, Picture]:
     """Every plot that has data, and others, by their names."""
     large, small = figures(report), figures(report, style.ON_PAGE)
     drawn = [(name, CAPTIONS[name], figure, small[name]) for name, figure in large.items()]
@@ -94,7 +83,7 @@ def draw(report: "Report", more: Mapping[str, Drawing] | None = None) -> dict[st
     }
 
 
-def figures(report: "Report", width: float = style.TWO_COLUMNS) -> dict[str, Figure]:
+def figures(report: Report, width: float = style.TWO_COLUMNS) -> dict[str, Figure]:
     """The same before they are saved, so many inches wide."""
     chosen = {id(answer.group): answer.size for answer in report.answers}
     pairs = zip(report.sweep.groups, report.tables, strict=True)
@@ -187,7 +176,7 @@ def _against_size(groups: _Sized, panels: Sequence[_Panel], width: float) -> Fig
         panel.scale(axes)
         axes.set_ylabel(panel.label)
         style.note(figure, axes, "; ".join(said))
-    style.size_axis(figure, rows[-1])
+    style.size_axis(figure, rows[-1], {size for _, lines in found for *_, points in lines for size in points.index})
     style.title(figure, _subject(group for _, lines in found for group, *_ in lines))
     style.legend_below(figure, rows[0])
     return figure
@@ -215,7 +204,7 @@ def _points(group: Group, sizes: pd.DataFrame, name: str) -> pd.DataFrame:
         ends = {size: [run.values[name] for run in runs if name in run.values] for size, runs in group.timed.items()}
         low, high = (sizes.index.map({s: end(of) for s, of in ends.items() if of}.get) for end in (min, max))
     points = pd.DataFrame({"value": value, "low": low, "high": high}).astype(float)
-    points = points.apply(lambda column: column.fillna(value)) * (100 if metric(name).unit == FRACTION else 1)
+    points = points.apply(lambda column: column.fillna(value)) * (metric(name).in_percent(value.max()) or 1)
     return points.assign(is_vague=is_vague).dropna()
 
 

@@ -1,8 +1,8 @@
-"""write_report: the folders of a sweep → report.md, report.html, answer.json, sweep.csv, plots, TensorBoard, and a text for the terminal."""
+"""Report: what the runs of some folders show, as tables and sentences, and as the texts of the terminal and of `report.md`."""
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,12 +10,11 @@ from pathlib import Path
 import pandas as pd
 
 from .._system import relative
-from ..errors import UserError, printable
-from ..files import refuse_links, why, write_bytes, write_text
+from ..errors import printable
 from ..records.formatting import count
 from ..records.rates import RATE
 from ..records.terminal import wrapped
-from . import answer_file, page, plots, table, tensorboard
+from . import table
 from .anonymous import anonymous, anonymous_command
 from .answer import Answer, answer
 from .groups import Group, SweepResults
@@ -25,6 +24,17 @@ from .selection import ENOUGH
 from .statements import Statement, failures, notes, statements
 from .text import aligned, page_width, size_blocks
 
+PAGE = "report.html"  # its file for a browser
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A plot, over two columns of a paper, and as the page shows it."""
+
+    caption: str
+    files: dict[str, bytes]  # by format
+    on_page: str  # SVG
+
 
 @dataclass(frozen=True)
 class Report:
@@ -32,13 +42,13 @@ class Report:
 
     sweep: SweepResults
     frame: pd.DataFrame  # a row for each run, see table.py
-    metrics: list[str]  # of quality, the most telling one first
+    metrics: list[str]  # of quality that have a column, the most telling one first
     tables: list[pd.DataFrame]  # the sizes of each group, see table.py
     answers: list[Answer]  # one for each group with two batch sizes or more
     enough: float  # the share of the best rate that a size is to reach
     statements: list[Statement]  # the answers first
     notes: list[str]  # what could not be read, compared or written
-    pictures: dict[str, plots.Picture]  # that were drawn, by name
+    pictures: dict[str, Picture]  # that were drawn, by name
     files: list[Path]  # everything that was written
 
     @property
@@ -86,14 +96,11 @@ class Report:
     def size_texts(self) -> list[tuple[Group, pd.DataFrame]]:
         """The tables of the groups with several batch sizes, as texts."""
         pairs = zip(self.sweep.groups, self.tables, strict=True)
-        return [(group, table.size_texts(sizes)) for group, sizes in pairs if len(sizes) > 1 and group.sizes]
-
-    @property
-    def full_tables(self) -> list[pd.DataFrame]:
-        """The tables of all groups, with all metrics: also losses, where there is an accuracy."""
-        answers = {id(answer.group): answer for answer in self.answers}
-        metrics = table.quality_metrics(self.sweep)
-        return [table.size_table(group, answers.get(id(group)), metrics) for group in self.sweep.groups]
+        return [
+            (group, table.size_texts(sizes, self.metrics[:2]))
+            for group, sizes in pairs
+            if len(sizes) > 1 and group.sizes
+        ]
 
     @property
     def setting_texts(self) -> pd.DataFrame:
@@ -132,7 +139,7 @@ class Report:
     @property
     def printed(self) -> str:
         """The text, and where `report.html` is."""
-        place = next((file for file in self.files if file.name == page.FILE), None)
+        place = next((file for file in self.files if file.name == PAGE), None)
         shortest = "" if place is None else min(str(place), relative(place), key=len)
         return "\n".join([self.text, "", f"report   {shortest}"])
 
@@ -164,50 +171,9 @@ class Report:
         return text.replace("<", "&lt;")  # nothing that a record says of itself is HTML
 
 
-def _anonymous(cell: object) -> object:
-    return anonymous(cell, host=True) if isinstance(cell, str) else cell
-
-
 def _lines(said: Sequence[str], width: int) -> list[str]:
     """Sentences that belong together, for the terminal."""
     return wrapped((f"{'  ' if number else '→ '}{line}" for number, line in enumerate(said)), width)
-
-
-def write_report(
-    folders: Iterable[str | os.PathLike[str]],
-    out_dir: str | os.PathLike[str],
-    more: Mapping[str, plots.Drawing] | None = None,
-) -> Report:
-    """Read all runs below the folders, and write the report, with `more` plots by their names. Files of an earlier report
-    with the same names are replaced.
-
-    Raises:
-        UserError: if there is not one readable record, or `out_dir` has or is a link that leads elsewhere, before
-            anything is written; or if `out_dir` cannot be written.
-    """
-    paths, out = [Path(folder) for folder in folders], Path(out_dir)
-    report = analyse(paths)
-    _refuse_links(out, paths)
-    report.pictures.update(plots.draw(report, more))
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        for name, picture in report.pictures.items():
-            for kind, content in picture.files.items():
-                write_bytes(out / f"{name}.{kind}", content)
-                report.files.append(out / f"{name}.{kind}")
-        tensorboard.write(report.sweep.groups, report.full_tables, out / "tensorboard")
-        texts = {
-            "report.md": report.markdown,
-            page.FILE: page.page(report),
-            answer_file.FILE: answer_file.text_of(report),
-            "sweep.csv": report.frame.map(_anonymous).to_csv(index=False, lineterminator="\n"),
-        }
-        for name, text in texts.items():
-            write_text(out / name, text)
-            report.files.append(out / name)
-    except OSError as error:
-        raise UserError(f"{out}: cannot be written: {why(error)}") from error
-    return report
 
 
 def analyse(folders: Iterable[str | os.PathLike[str]]) -> Report:
@@ -221,18 +187,8 @@ def analyse(folders: Iterable[str | os.PathLike[str]]) -> Report:
     metrics, quality = table.shown_metrics(sweep), table.quality_metrics(sweep)
     known = [(group, answer(group, quality, enough, margin)) for group in sweep.groups]
     answers = [of_group for _, of_group in known if of_group]
-    tables = [table.size_table(group, of_group, metrics[:2]) for group, of_group in known]
+    tables = [table.size_table(group, of_group, quality) for group, of_group in known]
     said = statements(sweep, answers, metrics, margin)
     return Report(
         sweep, table.run_table(sweep), metrics, tables, answers, enough, said, list(notes(sweep)), pictures={}, files=[]
-    )
-
-
-def _refuse_links(out: Path, folders: Sequence[Path]) -> None:
-    """Refuse links by which the author of a folder could have files elsewhere written or deleted."""
-    here = Path(os.path.abspath(out))
-    # The default place lies in a folder that may be anybody's. The user typed any other place.
-    root = next((folder for folder in folders if here == Path(os.path.abspath(folder)) / "report"), None)
-    refuse_links(
-        out, "the report's folder", root, ("report.*", "answer.*", "sweep.*", "*.png", "*.svg", "*.pdf", "tensorboard")
     )

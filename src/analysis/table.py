@@ -9,7 +9,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
@@ -18,15 +18,13 @@ from ..records.formatting import option_value, significant
 from ..records.metrics import RUN_METRICS, best_first, metric
 from ..records.rates import RATE
 from ..records.step_parts import PARTS
+from .answer import Answer
 from .between_groups import name_of
-from .groups import Group, SweepResults, rates_of
+from .groups import Group, SweepResults, rates_of, short_names
 from .noise import Rates
 from .quality import interval_of
 from .run import BATCH_SIZE, Run
 from .text import HARDLY, KNOWN, VAGUE, is_number_column, mean_and_deviation, reach_text
-
-if TYPE_CHECKING:
-    from .answer import Answer
 
 LOW, HIGH, STEP_MS = f"{RATE}_low", f"{RATE}_high", "step_ms_typical"
 BUSY = ("processor_time_pct", "utilization_pct")  # of a CPU, of an accelerator
@@ -106,9 +104,9 @@ def run_texts(sweep: SweepResults, frame: pd.DataFrame) -> pd.DataFrame:
     factors = [key for key in sweep.factors if key not in (BATCH_SIZE, "device")]
     if "device" in sweep.factors and "device_name" not in factors:
         factors.insert(0, "device_name")  # it says more
-    texts = {"run": [run.name for run in sweep.runs]}
+    texts, names = {"run": [run.name for run in sweep.runs]}, short_names(["run", *factors])
     for key in factors:
-        texts[key.rpartition(".")[2]] = [option_value(run.settings.get(key, "")) for run in sweep.runs]
+        texts[names[key]] = [option_value(run.settings.get(key, "")) for run in sweep.runs]
     rate = ["learning_rate"] if scaled_rates(sweep.runs) else []
     reach = reach_of(frame, HIGH)
     for name in [*_SIZES, *shown_metrics(sweep), RATE, *_TO_TARGET, *_SHOWN, *rate, "seconds"]:
@@ -151,7 +149,7 @@ def to_markdown(cells: pd.DataFrame) -> str:
 # --- the sizes of a group: one table, from which the terminal, Markdown, the page, JSON and the plots are written -----
 
 
-def size_table(group: Group, answer: "Answer | None" = None, metrics: Sequence[str] = ()) -> pd.DataFrame:
+def size_table(group: Group, answer: Answer | None = None, metrics: Sequence[str] = ()) -> pd.DataFrame:
     """The numbers of a group, a row for each batch size, smallest first; of a size without a rate all are NaN.
 
     `low` and `high` are the ends of the 90 % interval of the rate, with what other programs may have lowered it by. The typical
@@ -185,7 +183,7 @@ def size_table(group: Group, answer: "Answer | None" = None, metrics: Sequence[s
     return pd.DataFrame({name: pd.Series(column, index, dtype=float) for name, column in columns.items()}, index)
 
 
-def _of_answer(answer: "Answer") -> dict[str, Mapping[int, float]]:
+def _of_answer(answer: Answer) -> dict[str, Mapping[int, float]]:
     """What an answer says of the sizes: by their rates, their metric and the times to a target."""
     found: dict[str, Mapping[int, float]] = {}
     if answer.overall:  # also of an answer by quality or by times to a target
@@ -202,8 +200,10 @@ def _of_answer(answer: "Answer") -> dict[str, Mapping[int, float]]:
     return found
 
 
-def size_texts(sizes: pd.DataFrame) -> pd.DataFrame:
-    """The numbers of `size_table` as texts under their headings; `?` marks what has an interval wider than ± 10 %."""
+def size_texts(sizes: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
+    """The numbers of `size_table` as texts under their headings, with those of these metrics; `?` marks what has an
+    interval wider than ± 10 %.
+    """
 
     def texts(name: str, text: Callable[[float], str] = significant) -> pd.Series:
         return sizes[name].map(text, na_action="ignore") if name in sizes else pd.Series("", sizes.index)
@@ -217,7 +217,7 @@ def size_texts(sizes: pd.DataFrame) -> pd.DataFrame:
         "samples/s": marked(RATE, reach),
         "±": reach[sizes[RATE].notna()].map(lambda value: reach_text(value) or "?"),
     }
-    for key in [str(name) for name in sizes if f"{name}_sd" in sizes]:
+    for key in [name for name in metrics if name in sizes]:
         means = sizes[[key, f"{key}_sd"]].to_numpy()
         found[key] = pd.Series([mean_and_deviation(key, mean, deviation) for mean, deviation in means], sizes.index)
     late = texts("not_reached_after_s", lambda value: f"not within {significant(value)} s")
@@ -259,10 +259,10 @@ def _share_text(value: float) -> str:
 
 def setting_texts(sweep: SweepResults, tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """A row for each group of a sweep in which each ran at one batch size; of a run without a size there is none."""
-    rows = zip(sweep.groups, (size_texts(sizes).to_dict("records") for sizes in tables), strict=True)
-    metrics = dict.fromkeys(shown_metrics(sweep), "")  # which decide
+    metrics = shown_metrics(sweep)
+    rows = zip(sweep.groups, (size_texts(sizes, metrics[:2]).to_dict("records") for sizes in tables), strict=True)
     cells = [
-        {"setting": name_of(group, sweep), "runs": str(len(group.runs)), **metrics, **of_sizes[0]}
+        {"setting": name_of(group, sweep), "runs": str(len(group.runs)), **dict.fromkeys(metrics, ""), **of_sizes[0]}
         for group, of_sizes in rows
         if of_sizes
     ]

@@ -81,7 +81,7 @@ def _picture(
             ends = max(at.low, min(lines[0].times)), min(at.high, max(lines[0].times))
             above.axvspan(*ends, color="black", alpha=0.12, lw=0, zorder=0)
             above.axvline(at.middle, color="black", ls=":", label=f"first to pass the {lines[0].label}")
-        style.size_axis(figure, below)
+        style.size_axis(figure, below, {size for line in lines for size in line.times})
         below.set_xlabel(x)
         style.legend_below(figure, above, "" if all(line.here for line in lines) else _UNKNOWN)
 

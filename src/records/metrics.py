@@ -31,11 +31,25 @@ class Metric:
         """The value in a table, where the heading already has the percent sign."""
         return self.text(value).removesuffix(" %") if self.heading.endswith("%") else self.text(value)
 
+    def in_percent(self, largest: float) -> float | None:
+        """What values of a share, of which the largest is known, are multiplied by to be percent; None for no share.
+
+        Some modules log an accuracy in percent.
+        """
+        if self.unit != FRACTION:
+            return None
+        return 1.0 if self.text is _accuracy and largest > 1 else 100.0
+
+
+def _accuracy(value: float) -> str:
+    return percent(value if value <= 1 else value / 100, digits=1)
+
 
 _FORMATS: dict[str, Callable[[float], str]] = {
     "": significant,
     "percent": percent,
     "percent.1": partial(percent, digits=1),
+    "accuracy": _accuracy,
     "whole": "{:,.0f}".format,
     "rate": "{:.3g}".format,
     "milli": lambda value: significant(1e3 * value),
@@ -61,11 +75,11 @@ def _declared(lines: str) -> dict[str, Metric]:
 
 METRICS = _declared(f"""
 train/loss | | down | | | the task's loss on the batch of this step, the mean of all processes
-train/acc | {FRACTION} | up | percent.1 | | {_ACCURACY} on the batch of this step
+train/acc | {FRACTION} | up | accuracy | | {_ACCURACY} on the batch of this step
 val/loss | | down | | | the task's loss on the validation set
-val/acc | {FRACTION} | up | percent.1 | | {_ACCURACY} on the validation set
+val/acc | {FRACTION} | up | accuracy | | {_ACCURACY} on the validation set
 test/loss | | down | | | the task's loss on the test set
-test/acc | {FRACTION} | up | percent.1 | | {_ACCURACY} on the test set
+test/acc | {FRACTION} | up | accuracy | | {_ACCURACY} on the test set
 throughput/samples_per_sec | samples/s | up | | | samples of all processes over the time of the step
 throughput/batches_per_sec | batches/s | up | | | batches of one process over the time of the step
 throughput/timesteps_per_sec | time steps/s | up | | | for sequences: samples × time steps of a sample
@@ -119,7 +133,7 @@ def metric(key: str) -> Metric:
         return declared
     name = _LOADER.sub("", key).rpartition("/")[2]
     if _ACCURACY_NAME.search(name):
-        return Metric(key, FRACTION, _ACCURACY, True, _FORMATS["percent.1"])
+        return Metric(key, FRACTION, _ACCURACY, True, _accuracy)
     return Metric(key, higher_is_better=False if "loss" in name else None)
 
 

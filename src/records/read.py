@@ -93,9 +93,9 @@ def sweep_folder(name: str | Path, option: str) -> Path:
     if str(name) != "last" or os.path.exists(name):
         return Path(name)
     written: list[tuple[float, Path]] = []
-    for path in SWEEPS.glob(f"*/*/{FILE}"):
-        with contextlib.suppress(OSError):  # it was removed meanwhile
-            written.append((path.stat().st_mtime, path.parent.parent))
+    for sweep in SWEEPS.glob("*"):
+        with contextlib.suppress(OSError, UserError):  # a file, or it was removed meanwhile
+            written += [((place / FILE).stat().st_mtime, sweep) for place in run_dirs(sweep)]
     if not written:
         raise UserError(f"{option}: got 'last', and there is no sweep in {SWEEPS}")
     return max(written)[1]

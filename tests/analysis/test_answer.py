@@ -6,12 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from batchscope.analysis import plots
+from batchscope.analysis import analyse, plots, write_report
 from batchscope.analysis.answer import answer
 from batchscope.analysis.noise import Ratio
 from batchscope.analysis.quality import quality_of
 from batchscope.analysis.read import find
-from batchscope.analysis.report import analyse, write_report
 from batchscope.analysis.selection import Selection
 from batchscope.analysis.table import quality_metrics
 from batchscope.records.correct import write_correct

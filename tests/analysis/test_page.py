@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from batchscope.analysis import analyse, anonymous, page, plots, write_report
+from batchscope.analysis.report import Picture
 from batchscope.analysis.statements import Statement
 from tests.support.synthetic_runs import write_rates
 
@@ -86,6 +87,6 @@ def test_the_texts_of_a_report_name_no_home_folder(tmp_path, no_plots):
 def test_a_picture_names_its_runs(tmp_path):
     svg = '<svg viewBox="0 0 1 1"><g id="axes_1"/><g id="run-3_4"><text>~/x</text></g></svg>'
     report = analyse([write_rates(tmp_path, {8: 1000, 64: 6000})])
-    report.pictures["memory"] = plots.Picture("", {}, f'<?xml version="1.0"?>\n{svg}')
+    report.pictures["memory"] = Picture("", {}, f'<?xml version="1.0"?>\n{svg}')
     shown = page.page(report)
     assert ' viewBox="0 0 1 1"><g/><g data-runs="3 4"><text>~/x</text></g></svg>' in shown

@@ -83,6 +83,34 @@ def test_a_gain_that_rounds_to_nothing_has_no_sign(tmp_path):
     assert ["gain", "0%", "0%", "+2%", "-12%"] in [line.split() for line in said.splitlines()]
 
 
+def test_an_accuracy_that_was_logged_in_percent_is_shown_as_one(tmp_path):
+    accuracy = {32: 98.4, 64: 99.0}
+    write_rates(tmp_path, TWO, metrics=lambda size: {"test/acc": accuracy[size]})
+    report = analyse([tmp_path])
+    assert ["test/acc", "98.4%", "99.0%"] in [line.split() for line in report.text.splitlines()]
+    assert "Best test/acc: 99.0 % at 64" in " ".join(report.headlines)
+    drawn = plots.figures(report)["accuracy"]
+    low, high = drawn.axes[0].get_ylim()
+    assert [point.get_ydata()[0] for point in points(drawn)] == [98.4, 99.0] and low < 98 and high > 99
+
+
+def test_options_of_one_last_name_are_told_apart(tmp_path):
+    for number, (one, two) in enumerate(((1, 1), (1, 2), (2, 1))):
+        options = {"model.encoder.layers": one, "model.decoder.layers": two}
+        write_run(tmp_path / str(number), 8, 3.0, options=options)
+    report = analyse([tmp_path])
+    assert {"encoder.layers", "decoder.layers"} <= {*run_texts(report.sweep, report.frame)}
+    assert report.sweep.groups[1].label == "cnn · encoder.layers 1 · decoder.layers 2"
+
+
+@pytest.mark.parametrize("sizes", [(100, 120), (96, 192, 200), tuple(2**n for n in range(12))])
+def test_the_axis_of_sizes_has_the_numbers_of_sizes_that_ran(tmp_path, sizes):
+    write_rates(tmp_path, {size: 1000 + size for size in sizes})
+    for width, most in ((7.0, 12), (3.3, 6)):
+        ticks = plots.figures(analyse([tmp_path]), width)["throughput"].axes[0].get_xticks()
+        assert {sizes[0]} < {*ticks} <= {*sizes} and len(ticks) <= most
+
+
 def test_a_loss_is_shown_beside_a_metric_of_which_no_direction_is_known(tmp_path):
     write_rates(tmp_path, TWO, metrics={"test/f_beta_thing": 0.5, "test/loss": 0.1})
     report = analyse([tmp_path])
@@ -430,7 +458,7 @@ def test_a_sweep_in_tensorboard_has_the_loss_beside_the_accuracy(tmp_path, no_pl
 
 
 def test_a_report_needs_no_torch():
-    code = "import sys, batchscope.analysis.report, batchscope.cli.report; print({'torch', 'hydra'} & {*sys.modules})"
+    code = "import sys, batchscope.analysis.write, batchscope.cli.report; print({'torch', 'hydra'} & {*sys.modules})"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
 
 

@@ -62,6 +62,8 @@ def test_last_is_the_sweep_that_was_written_last(monkeypatch, tmp_path):
         for path in run.parents[1].glob("*/run.json"):
             os.utime(path, (1e9 - age, 1e9 - age))
     assert answer("report", "last").out.splitlines()[-1] == "report   outputs/sweeps/newest/report/report.html"
+    write_rates(Path("outputs/sweeps/search/0"), {8: 1000, 64: 3800})  # whose runs are below its one job
+    assert answer("report", "last").out.splitlines()[-1] == "report   outputs/sweeps/search/report/report.html"
     write_rates(Path("last"), {8: 1000, 64: 3800})  # a folder of this name is a folder
     assert answer("report", "last").out.splitlines()[-1] == "report   last/report/report.html"
 

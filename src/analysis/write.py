@@ -1,0 +1,62 @@
+"""write_report: the folders of a sweep → report.md, report.html, answer.json, sweep.csv, plots and TensorBoard's files."""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from ..errors import UserError
+from ..files import refuse_links, why, write_bytes, write_text
+from . import answer_file, page, plots, tensorboard
+from .anonymous import anonymous
+from .report import PAGE, Report, analyse
+
+
+def write_report(
+    folders: Iterable[str | os.PathLike[str]],
+    out_dir: str | os.PathLike[str],
+    more: Mapping[str, plots.Drawing] | None = None,
+) -> Report:
+    """Read all runs below the folders, and write the report, with `more` plots by their names. Files of an earlier report
+    with the same names are replaced.
+
+    Raises:
+        UserError: if there is not one readable record, or `out_dir` has or is a link that leads elsewhere, before
+            anything is written; or if `out_dir` cannot be written.
+    """
+    paths, out = [Path(folder) for folder in folders], Path(out_dir)
+    report = analyse(paths)
+    _refuse_links(out, paths)
+    report.pictures.update(plots.draw(report, more))
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, picture in report.pictures.items():
+            for kind, content in picture.files.items():
+                write_bytes(out / f"{name}.{kind}", content)
+                report.files.append(out / f"{name}.{kind}")
+        tensorboard.write(report.sweep.groups, report.tables, out / "tensorboard")
+        texts = {
+            "report.md": report.markdown,
+            PAGE: page.page(report),
+            answer_file.FILE: answer_file.text_of(report),
+            "sweep.csv": report.frame.map(_anonymous).to_csv(index=False, lineterminator="\n"),
+        }
+        for name, text in texts.items():
+            write_text(out / name, text)
+            report.files.append(out / name)
+    except OSError as error:
+        raise UserError(f"{out}: cannot be written: {why(error)}") from error
+    return report
+
+
+def _anonymous(cell: object) -> object:
+    return anonymous(cell, host=True) if isinstance(cell, str) else cell
+
+
+def _refuse_links(out: Path, folders: Sequence[Path]) -> None:
+    """Refuse links by which the author of a folder could have files elsewhere written or deleted."""
+    here = Path(os.path.abspath(out))
+    # The default place lies in a folder that may be anybody's. The user typed any other place.
+    root = next((folder for folder in folders if here == Path(os.path.abspath(folder)) / "report"), None)
+    refuse_links(
+        out, "the report's folder", root, ("report.*", "answer.*", "sweep.*", "*.png", "*.svg", "*.pdf", "tensorboard")
+    )
