@@ -7,6 +7,7 @@ them in one step, which is one update of the weights.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
 from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -37,10 +38,13 @@ class OperationRow:
 
     def plus(self, other: Self) -> Self:
         """Both together, under this one's name, module, part, dtype and dims."""
-        return replace(self, **{name: getattr(self, name) + getattr(other, name) for name in _AMOUNTS})
+        return replace(self, **{name: getattr(self, name) + getattr(other, name) for name in _amounts(type(self))})
 
 
-_AMOUNTS = [column.name for column in fields(OperationRow) if column.type is float]
+@cache
+def _amounts(kind: type[OperationRow]) -> list[str]:
+    """The columns that are added up."""
+    return [column.name for column in fields(kind) if column.type is float]
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ def write_operations(folder: Path, step: StepOperations) -> None:
 
 
 def _finite(row: OperationRow) -> OperationRow:
-    zeros: dict[str, Any] = {name: 0.0 for name in _AMOUNTS if not isfinite(getattr(row, name))}
+    zeros: dict[str, Any] = {name: 0.0 for name in _amounts(type(row)) if not isfinite(getattr(row, name))}
     return replace(row, **zeros)
 
 

@@ -142,6 +142,16 @@ def test_no_row_is_of_zeros_and_a_bound_that_is_passed_has_a_reason() -> None:
     assert "note     bound/time above 100 %: faster than the peaks measured here, as where data stay in a cache" in text
 
 
+def test_the_bound_of_a_module_and_of_the_step_is_that_of_all_their_operations() -> None:
+    half = NUMBERS | {"seconds": 1.0, "floor_seconds": 0.25}
+    step = explanation(cost("body.0", **half), cost("body.1", **half), cost("head", **half))
+    assert step.total.floor_seconds == 0.75
+    assert [(row.place, row.floor_seconds, row.of_floor) for row in step.modules(2)] == [
+        ("body", 0.5, 0.25),
+        ("head", 0.25, 0.25),
+    ]
+
+
 def test_shares_that_add_up_to_more_than_the_step_have_a_reason() -> None:
     text = explanation_text(explanation(cost("body", **NUMBERS | {"seconds": 14.7})), width=200)
     assert (
