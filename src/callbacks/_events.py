@@ -44,7 +44,8 @@ class LoopEvents(Callback):
     An exception in one of them disables it; one in `count_batch` ends the run.
 
     A batch is `begin_batch`, `count_batch`, `begin_training`, `end_batch`, with `enter` and `leave` for its parts. A
-    step that asks for its batch itself begins with its training, and is counted at its end.
+    step that asks for its batch itself begins with its training, and is counted before its end; one that asks for several, or
+    a batch that is None, is not counted.
 
     Attributes:
         is_measuring: whether the steps of a fit are being measured.
@@ -54,6 +55,8 @@ class LoopEvents(Callback):
     _hook: ProfilerHook | None = None
     _is_training = False
     _has_begun = False  # whether a batch has begun that has not ended
+    _is_counted = False  # whether it has come
+    _asked = 0  # how many batches its step has asked for
 
     def begin_epoch(self) -> None:
         """The loader is asked for the batches of an epoch; before the first epoch Lightning has asked it."""
@@ -67,7 +70,7 @@ class LoopEvents(Callback):
     def begin_training(self) -> None:
         """Its step begins."""
 
-    def end_batch(self, trainer: Trainer, module: LightningModule, batch: Any) -> None:
+    def end_batch(self, trainer: Trainer) -> None:
         """It was trained, and Lightning has counted its update, if it ended one."""
 
     def enter(self, part: str) -> None:
@@ -106,7 +109,7 @@ class LoopEvents(Callback):
 
     def _begin_batch(self) -> None:
         self.begin_batch()
-        self._has_begun = True
+        self._has_begun, self._is_counted = True, False
 
     @never_raise
     def _on_action_start(self, action: str) -> None:
@@ -118,11 +121,13 @@ class LoopEvents(Callback):
         if action == _TRAINING:
             if not self._has_begun:
                 self._begin_batch()
-            self._is_training = True
+            self._is_training, self._asked = True, 0
             self.begin_training()
             return
-        if action == _REQUEST and not self._is_training:
-            self._begin_batch()
+        if action == _REQUEST:
+            if not self._is_training:
+                self._begin_batch()
+            self._asked += 1
         if _PARTS[action] == PAUSE:
             self.settle()
         self.enter(_PARTS[action])
@@ -137,6 +142,7 @@ class LoopEvents(Callback):
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if self.is_measuring and self._has_begun:
+            self._is_counted = True
             self.count_batch(trainer, pl_module, batch)
 
     @override
@@ -152,13 +158,18 @@ class LoopEvents(Callback):
             self.leave("backward")
 
     @override
-    @never_raise
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        if self.is_measuring and not self._is_counted and self._asked == 1:  # of several nobody has the others
+            self.count_batch(trainer, pl_module, batch)
+        self._end_batch(trainer)
+
+    @never_raise
+    def _end_batch(self, trainer: Trainer) -> None:
         if self.is_measuring:
             self._has_begun = False
-            self.end_batch(trainer, pl_module, batch)
+            self.end_batch(trainer)
 
     @override
     @never_raise

@@ -32,6 +32,12 @@ def own_config(module: LightningModule) -> Mapping[str, Any] | None:
     return getattr(module, "batchscope_config", None)
 
 
+def title_of(module: LightningModule) -> str:
+    """What is trained: a text that the module has as its `title`, `cnn · mnist` of our program, or the class."""
+    own = getattr(module, "title", None)
+    return own if isinstance(own, str) else getattr(module, "batchscope_title", type(module).__name__)
+
+
 def _of_options(config: Mapping[str, Any], trainer: Trainer) -> dict[str, Any]:
     """What only this project's options can set."""
     data, model = config["data"], config["model"]

@@ -20,6 +20,7 @@ from ..hardware.device_memory import shared_memory
 from ._timer import HostClock, clock_for, pause
 from ._updates import Updates
 from .device import DeviceMonitor
+from .tensorboard import TensorBoard
 from .throughput import ThroughputMonitor
 from .wait_until_quiet import WaitUntilQuiet
 
@@ -107,7 +108,9 @@ class Visits(Callback):
 
     def _fit_s(self, trainer: Trainer) -> float | None:
         """About how long the updates take that are left; None where nobody knows how many they are."""
-        left = trainer.estimated_stepping_batches - trainer.global_step
+        left = trainer.estimated_stepping_batches - self._updates.count
+        if trainer.max_epochs == -1:  # then Lightning's number is `max_steps`, which counts each optimizer
+            left = (trainer.max_steps - trainer.global_step) / max(1, self._updates.step - self._updates.before)
         if len(self._warm_up) < 2 or not 0 <= left < math.inf:
             return None
         return left * (self._warm_up[-1] - self._warm_up[0]) / (len(self._warm_up) - 1)
@@ -137,6 +140,9 @@ class Visits(Callback):
                 monitor.pause()
             order, _, rest = self._visitor.hear().partition(" ")
         self.waited_s += time.perf_counter() - began
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoard):
+                logger.waited_s = self.waited_s
         if order == "warm":
             return
         if order == "go":

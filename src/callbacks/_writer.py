@@ -1,7 +1,6 @@
 """StepWriter: writes the scalars of many steps to a trainer's loggers at once, each at its own step."""
 
 import itertools
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeGuard, TypeVar
@@ -113,14 +112,14 @@ def _has_event_file(logger: Logger) -> TypeGuard[TensorBoardLogger]:
 def _write_events(logger: TensorBoardLogger, file_writer: Any, scalars: Scalars, shown: NDArray[numpy.bool_]) -> None:
     """One event a step that holds all values: several times cheaper than an `add_scalar` for each, and shown the same."""
     names = [card(key) for key in scalars.keys] if isinstance(logger, TensorBoard) else scalars.keys
-    keys, now = prefixed(logger, names), time.time()
+    keys = prefixed(logger, names)
     with numpy.errstate(over="ignore"):  # a number that float32 cannot hold is infinite there
         values = scalars.values[shown].astype(numpy.float32)
     for step, row in zip(scalars.steps[shown].tolist(), values.tolist(), strict=True):
         summary = Summary(
             value=[Summary.Value(tag=key, simple_value=value) for key, value in zip(keys, row, strict=True)]
         )
-        file_writer.add_summary(summary, step, now)
+        file_writer.add_summary(summary, step)
     file_writer.flush()
 
 

@@ -19,6 +19,7 @@ from ..records.formatting import duration, memory
 from ..records.metrics import METRICS
 from ..records.terminal import row
 from ._never_raise import never_raise
+from ._updates import Updates
 from ._writer import Row, StepWriter
 
 _CAUSES = "losses or outputs that keep their graph, a metric that is never reset, a list or cache without a limit"
@@ -47,8 +48,8 @@ class DeviceMonitor(Callback):
         self._telemetry: Telemetry | None = None  # while it samples
         self._sampled: Telemetry | None = None  # the same, also after the fit
         self._rows: list[Row] = []
-        self._step, self._logged = 0, 0  # the last step, and the samples up to its end
-        self._first_step = 0  # before the fit
+        self._logged = 0  # the samples up to the end of the last update
+        self._updates = Updates()
         self.grows: dict[str, dict[str, float]] = {}  # memory that has grown: bytes an update, seconds until it is full
 
     def result(self, since: float = -math.inf) -> dict[str, float]:
@@ -87,8 +88,8 @@ class DeviceMonitor(Callback):
     @never_raise
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.disable()
-        self.summary, self.grows, self._rows, self._step = {}, {}, [], trainer.global_step
-        self._first_step = trainer.global_step
+        self.summary, self.grows, self._rows = {}, {}, []
+        self._updates = Updates(trainer.global_step)
         self._writer = StepWriter(trainer)
         queries = queries_for(trainer.strategy.root_device)
         self._telemetry = self._sampled = Telemetry(partial(read, queries), self.interval_s)
@@ -112,7 +113,8 @@ class DeviceMonitor(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self._telemetry is not None and trainer.global_step != self._step:  # else the gradients are accumulated
+        is_update = self._updates.end_batch(trainer.global_step)  # else the gradients are accumulated
+        if self._telemetry is not None and is_update:
             self._collect(self._telemetry, trainer.global_step)
             if len(self._rows) >= FLUSH_EVERY:
                 self._write()
@@ -155,7 +157,7 @@ class DeviceMonitor(Callback):
 
     def _growing(self, trainer: Trainer, telemetry: Telemetry) -> dict[str, dict[str, float]]:
         """Which memory has grown all through the training (growth.py)."""
-        device, updates = trainer.strategy.root_device, trainer.global_step - self._first_step
+        device, updates = trainer.strategy.root_device, self._updates.count
         found = {}
         for place, key in (("host", RSS), ("device", ALLOCATED))[: 1 + (device.type == "cuda")]:
             seconds, gib = (each.tolist() for each in telemetry.readings(key))
@@ -172,8 +174,8 @@ class DeviceMonitor(Callback):
 
     def _collect(self, telemetry: Telemetry, step: int) -> None:
         """Keep the mean of the samples that were taken in a step, which ends now."""
-        self._step, first, self._logged = step, self._logged, telemetry.samples
-        if self._logged > first:
+        first, self._logged = self._logged, telemetry.samples
+        if self._logged > first and telemetry.is_training:  # else the run has waited in it
             values = {key: telemetry.readings(key, first)[1] for key in LOGGED}
             self._rows.append((step, {key: float(of_step.mean()) for key, of_step in values.items() if len(of_step)}))
 

@@ -95,7 +95,7 @@ class PredictionImages(Callback):
             self._metric = MulticlassConfusionMatrix(output.shape[1], ignore_index=_LEFT_OUT).to(output.device)
         self._metric.update(answer, target)
         if sum(sample.is_wrong for sample in self.samples) < self.num_samples:
-            kept, wrong = ((target != _LEFT_OUT).view(len(target), -1), (answer != target).view(len(target), -1))
+            kept, wrong = ((found.reshape(len(target), -1)) for found in (target != _LEFT_OUT, answer != target))
             order = (kept.any(1).int() + (kept & wrong).all(1)).argsort(descending=True, stable=True)
             first = order[: min(self.num_samples, int(kept.any(1).sum()))].tolist()
             self.samples += [Sample(x[i].cpu(), answer[i].cpu(), target[i].cpu()) for i in first]

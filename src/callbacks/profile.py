@@ -65,7 +65,7 @@ class OperationProfiler(Callback):
         return self._traced_after(monitor) + WARMUP + TRACED
 
     def _traced_after(self, monitor: ThroughputMonitor) -> int:
-        return max(LAST_RECORDED, monitor.warmup_steps) + self.steps
+        return max(LAST_RECORDED, monitor.warmup_steps, monitor.first_counted) + self.steps
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -1,6 +1,8 @@
 """TensorBoard: the logger of a run, in which the first cards are those that people look for."""
 
+import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -11,9 +13,28 @@ from ..records.metrics import card
 
 
 class TensorBoard(TensorBoardLogger):
-    """Lightning's TensorBoardLogger, with samples/s, MFU, losses and accuracies in front of all else."""
+    """Lightning's TensorBoardLogger, with samples/s, MFU, losses and accuracies in front of all else.
+
+    Attributes:
+        waited_s: the seconds in which the run has waited so far; "Relative" in TensorBoard leaves them out.
+    """
+
+    waited_s = 0.0
+
+    @property
+    @override
+    def experiment(self) -> Any:
+        writer = super().experiment
+        if self.waited_s and (file := writer.file_writer) is not None and "add_event" not in vars(file):
+            file.add_event = partial(self._add_event, file.add_event)
+        return writer
+
+    def _add_event(self, add: Any, event: Any, step: int | None = None, walltime: float | None = None) -> None:
+        add(event, step, time.time() - self.waited_s if walltime is None else walltime)
 
     @override
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        if self.waited_s:
+            self.experiment._get_file_writer()  # a new one, where an earlier fit has closed it
         super().log_metrics({card(key): value for key, value in metrics.items()}, step)

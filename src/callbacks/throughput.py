@@ -46,7 +46,7 @@ from ._never_raise import never_raise
 from ._recording import LAST_RECORDED, RecordedUpdates, is_compiled_module
 from ._report import peak_of, report
 from ._run_words import details, headline
-from ._setting import own_config, setting_of
+from ._setting import own_config, setting_of, title_of
 from ._spans import spans_of
 from ._table import FIRST, INVALID, RECORDED, UpdateTable
 from ._timer import PAUSE, Batch, HostClock, StepTimer, add_timer, clock_for, pause, remove_timer
@@ -134,6 +134,7 @@ class ThroughputMonitor(LoopEvents):
         self._exchanges: Exchanges | None = None
         self._attached = contextlib.ExitStack()  # what ends with the measurement
         self._flops: Flops | None = None  # None before the recorded updates are over
+        self._cost: dict[str, Any] = {}  # of a step, by this rank; empty where no step counts
         self._own_times: RankTimes | None = None  # None where no step counts, or this rank has stopped measuring
         self._ended: str | None = None  # why a timed run has ended
         self._traced_s: float | None = None  # of kernels in a step, by a trace
@@ -164,7 +165,7 @@ class ThroughputMonitor(LoopEvents):
 
     def step_times(self) -> StepTimes | None:
         """After the fit: the time of each measured step, to be kept with `write_step_times`; None without a summary."""
-        return self.table.times() if "updates" in self.summary else None
+        return self.table.times() if self._cost else None
 
     def recorded_step(self) -> list[OperationRow]:
         """The operations of the last recorded update, in their order."""
@@ -174,9 +175,14 @@ class ThroughputMonitor(LoopEvents):
     # --- what other callbacks tell of a fit ---------------------------------------------------------------------------
 
     @property
+    def first_counted(self) -> int:
+        """The updates before the first that counts; 0 before the fit."""
+        return self._windows.first
+
+    @property
     def is_warm(self) -> bool:
         """Whether the next update counts."""
-        return self._timer.updates >= self._windows.first
+        return self._timer.updates >= self.first_counted
 
     def measure_by_clock(self, by_clock: bool) -> None:
         """Whether windows follow each other by the clock, as at first, or are those that others begin and end."""
@@ -222,7 +228,8 @@ class ThroughputMonitor(LoopEvents):
     @never_raise
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
-            self.summary, self.measured, self.failure = _nothing("no batch was trained"), None, None
+            self.summary, self._cost = _nothing("no batch was trained"), {}
+            self.measured, self.failure = None, None
             device = trainer.strategy.root_device
             self.calibration = find_calibration(device, self.calibrate and trainer.is_global_zero)
 
@@ -244,9 +251,8 @@ class ThroughputMonitor(LoopEvents):
         self._recorded = RecordedUpdates(trainer, pl_module, self.record_operations, lambda: self._timer.part)
         held = self._held_update(trainer, pl_module, self._recorded)
         self._kernel_time = KernelTime(self._timer.clock, held)
-        self._first_counted = max(1, self.warmup_steps, self._recorded.last, held)
-        self._windows, self._windows_read = Windows(self._first_counted), 0
-        self.table = UpdateTable(self._first_counted, self._windows, trainer.global_step, self._timer.clock.parts)
+        self._windows, self._windows_read = Windows(max(1, self.warmup_steps, self._recorded.last, held)), 0
+        self.table = UpdateTable(self.first_counted, self._windows, trainer.global_step, self._timer.clock.parts)
         self._writer = StepWriter(trainer)
         self._exchanges = Exchanges(trainer, self._timer)
         self._attached.callback(self._exchanges.stop)
@@ -270,6 +276,8 @@ class ThroughputMonitor(LoopEvents):
         self._finish(trainer)
         # A rank that has stopped measuring, or has measured no step, gives None; the others wait for it.
         ranks = gather(self._own_times, trainer.world_size) if trainer.world_size > 1 else []
+        if None in ranks:
+            self._cost = {}
         self._sum_up(trainer, pl_module, ranks)
         self._conclude(trainer)
 
@@ -280,7 +288,7 @@ class ThroughputMonitor(LoopEvents):
             return
         # Other ranks may be gone: nothing is gathered from them, and the device may wait for them for ever.
         self._finish(trainer, wait=False)
-        self.summary |= _nothing(f"the fit ended with {type(exception).__name__}")
+        self.summary = (self.summary or self._cost) | _nothing(f"the fit ended with {type(exception).__name__}")
 
     @override
     @never_raise
@@ -308,10 +316,10 @@ class ThroughputMonitor(LoopEvents):
         if cost := cost_of(self.table, replicas(trainer)):
             on_host = trainer.strategy.root_device.type == "cpu"  # an accelerator's host has free cores for others
             windows = self._windows.facts(slowed_only=not on_host)
-            self.summary = cost | windows | ({"ended": self._ended} if self._ended else {})
+            self._cost = cost | windows | ({"ended": self._ended} if self._ended else {})
             self._name_programs()
             if self._exchanges is not None and (sent := self._exchanges.gradient_bytes):
-                self.summary["gradient_bytes"] = sent
+                self._cost["gradient_bytes"] = sent
             self._own_times = own_times(self.table)
 
     def _watch_programs(self, trainer: Trainer) -> None:
@@ -322,24 +330,22 @@ class ThroughputMonitor(LoopEvents):
             self._watch.sample()
 
     def _name_programs(self) -> None:
-        share = self.summary.get("others_share", 0.0)
+        share = self._cost.get("others_share", 0.0)
         if self._watch is not None and share >= LOAD_SAID:
             self._watch.sample()
             self._programs = self._watch.most_of(share)
 
     @never_raise
     def _sum_up(self, trainer: Trainer, module: LightningModule, ranks: list[Any]) -> None:
-        """Complete this rank's summary, which has its cost, given the own times of every rank."""
-        if None in ranks:
-            self.summary = {}
-        elif "step_ms" in self.summary and self._recorded is not None:
+        """Sum up the fit, given the own times of every rank."""
+        if self._cost and self._recorded is not None:
             self.measured = self._measure(trainer, module, self._recorded, ranks)
             self.summary = report(self.measured, self.calibration)
 
     def _measure(
         self, trainer: Trainer, module: LightningModule, recorded: RecordedUpdates, ranks: list[RankTimes]
     ) -> Measured:
-        cost, device = self.summary, trainer.strategy.root_device
+        cost, device = self._cost, trainer.strategy.root_device
         changed, kernel_s = self.table.changed(cost["step_ms_median"]), self._traced_s
         is_whole = self._kernel_time.samples == self.table.whole_batch()
         if kernel_s is None and is_whole and 1 / CHANGED <= changed <= CHANGED:
@@ -350,7 +356,7 @@ class ThroughputMonitor(LoopEvents):
         if self._windows.in_passes:  # the driver's means are of a time in which other runs were visited
             sampled = {key: value for key, value in sampled.items() if key not in _OF_ALL_RUNS}
         return Measured(
-            title=getattr(module, "title", type(module).__name__),
+            title=title_of(module),
             device=device.type,
             device_name=device_name(device),
             precision=str(trainer.precision),
@@ -373,12 +379,10 @@ class ThroughputMonitor(LoopEvents):
 
     @never_raise
     def _conclude(self, trainer: Trainer) -> None:
-        """Say why there is no summary, where there is none, and print it."""
-        if not self.summary:
+        """Say why there is no verdict, where there is none, and print the summary."""
+        if "title" not in self.summary:
             why = self.failure and f"the measurement ended with {self.failure}"
-            self.summary = _nothing(why or self._why_nothing_is_known())
-        elif "title" not in self.summary:  # the times are known, and the report has failed
-            self.summary |= _nothing(f"the measurement ended with {self.failure}")
+            self.summary = self._cost | _nothing(why or self._why_nothing_is_known())
         if trainer.is_global_zero and own_config(trainer.lightning_module) is None:
             lines = [*self.summary_lines(), *(self.detail_lines() if is_verbose() else [])]
             if lines:
@@ -391,8 +395,8 @@ class ThroughputMonitor(LoopEvents):
                 "Lightning has counted no optimizer step: no batch was trained, or a module that optimises by hand does "
                 "not step the optimizers of self.optimizers()"
             )
-        if updates <= self._first_counted:
-            return f"of {updates} updates none came after the warm-up of {self._first_counted}"
+        if updates <= self.first_counted:
+            return f"of {updates} updates none came after the warm-up of {self.first_counted}"
         return (
             "no step counts: each was profiled or recorded, the clock has jumped, or another rank has stopped measuring"
         )
@@ -416,7 +420,7 @@ class ThroughputMonitor(LoopEvents):
         self._stop_recording()
         self._fit.ask()
         updates = self._timer.updates
-        if updates <= self._first_counted:
+        if updates <= self.first_counted:
             self._counted_since = time.perf_counter()
         if self._timer.is_between_updates and self._windows.is_due(updates):
             with self._timer.pause():  # what a window's border costs is in no step
@@ -470,16 +474,12 @@ class ThroughputMonitor(LoopEvents):
             self._exchanges.end_backward()
 
     @override
-    def end_batch(self, trainer: Trainer, module: LightningModule, batch: Any) -> None:
+    def end_batch(self, trainer: Trainer) -> None:
         timed = self._timer.current
         if timed is not None:
-            if not timed.samples:  # of a step that asked for its batch
-                self._count(timed, trainer, module, batch)
             if self._recorded is not None:
                 self._recorded.count(timed.samples)
             self._kernel_time.stop(timed.samples)
-        if not self.is_measuring:  # the count has failed
-            return
         self._timer.end_batch(trainer.global_step)
         self._fit.end_batch()
         if len(self._timer.finished) >= FLUSH_EVERY or len(self._windows.all) > self._windows_read:

@@ -1,7 +1,7 @@
 """What Lightning's loop does with a batch, as events in their order."""
 
 from batchscope.callbacks._events import LoopEvents
-from tests.support.third_party_modules import Stranger, loader, train
+from tests.support.third_party_modules import Asking, Stranger, loader, train
 
 
 class Told(LoopEvents):
@@ -29,7 +29,7 @@ class Told(LoopEvents):
     def begin_training(self) -> None:
         self.events.append("train")
 
-    def end_batch(self, trainer, module, batch) -> None:
+    def end_batch(self, trainer) -> None:
         self.events.append("end")
 
     def enter(self, part: str) -> None:
@@ -43,14 +43,6 @@ class Told(LoopEvents):
 
     def end_epoch(self, trainer) -> None:
         self.events.append("epoch")
-
-
-class Asking(Stranger):
-    """Its step asks for its batch."""
-
-    def training_step(self, dataloader_iter):
-        batch, batch_idx, _ = next(dataloader_iter)
-        return super().training_step(batch, batch_idx)
 
 
 def told(module, **options) -> str:
@@ -71,7 +63,7 @@ def test_a_batch_is_asked_for_copied_counted_and_trained() -> None:
 
 def test_a_step_that_asks_for_its_batch_begins_with_its_training() -> None:
     step = STEP.replace("+forward", "+forward +data_wait -data_wait")
-    assert told(Asking()) == f"begin {step} epoch"
+    assert told(Asking()) == f"begin {step.removesuffix('end')}4 end epoch"
 
 
 def test_a_validation_is_a_pause_also_between_two_batches_of_an_update() -> None:

@@ -23,7 +23,7 @@ from batchscope.hardware.contention import Noise
 from batchscope.records.metrics import METRICS
 from batchscope.records.step_parts import PARTS
 from tests.callbacks.support import monitoring, stranger
-from tests.support.third_party_modules import Memory, Stranger, loader, train
+from tests.support.third_party_modules import Asking, Memory, Stranger, loader, train
 
 
 def fit(monitor: ThroughputMonitor, module=None, *callbacks, **options) -> Memory:
@@ -45,6 +45,13 @@ def test_a_function_that_returns_a_tensor_ends_the_run_at_its_first_batch(name: 
     with pytest.raises(UserError, match=f"^{name}: returned a Tensor, takes a function that returns a number "):
         fit(monitoring(**{name: lambda batch: batch[0].sum()}), module)
     assert module.trainer.global_step == 0
+
+
+def test_such_a_function_ends_the_run_where_the_step_asks_for_its_batch_too() -> None:
+    module = Asking()
+    with pytest.raises(UserError, match="^batch_size_fn: returned a Tensor"):
+        fit(monitoring(batch_size_fn=lambda batch: batch[0].sum()), module)
+    assert module.trainer.global_step == 1
 
 
 # --- the curves -------------------------------------------------------------------------------------------------------
@@ -161,16 +168,15 @@ def test_a_validation_between_two_batches_of_an_update_is_in_no_step(world) -> N
 
 @pytest.mark.usefixtures("alone")
 def test_a_step_that_asks_for_its_batch_has_its_parts_its_samples_and_its_flops(world) -> None:
-    class Asking(Stranger):
+    class Slowly(Asking):
         def training_step(self, dataloader_iter):
             world.move(3)
-            batch, batch_idx, _ = next(dataloader_iter)
-            return super().training_step(batch, batch_idx)
+            return super().training_step(dataloader_iter)
 
         def on_train_batch_end(self, *args) -> None:
             world.move(6)
 
-    memory = fit(monitor := monitoring(record_operations=True), Asking(), data=DataLoader(Reading(world), 4))
+    memory = fit(monitor := monitoring(record_operations=True), Slowly(), data=DataLoader(Reading(world), 4))
     row = {part: memory.at(8)[f"time/{part}_ms"] / 1e3 for part in PARTS}
     assert row == pytest.approx(dict.fromkeys(PARTS, 0) | {"data_wait": 2, "forward": 3, "other": 6})
     assert (monitor.summary["batch_size"], monitor.summary["updates"]) == (4, 5)

@@ -38,6 +38,18 @@ def read(logger: StepFile) -> list[dict[str, str]]:
         return [{key: value for key, value in row.items() if value} for row in csv.DictReader(file)]
 
 
+def test_the_time_of_an_event_leaves_out_what_its_run_has_waited(tmp_path: Path) -> None:
+    logger = TensorBoard(tmp_path, name="tb", version="")
+    logger.log_metrics({"b": 1.0}, 1)
+    logger.waited_s = 1000.0
+    logger.log_metrics({"b": 2.0}, 2)
+    writer(logger).write_rows([(3, {"b": 3.0})])
+    logger.save()
+    (file,) = (tmp_path / "tb").glob("events*")
+    first, *others = [event.wall_time for event in EventAccumulator(str(file)).Reload().Scalars("b")]
+    assert [round((time - first) / 1000) for time in others] == [-1, -1]
+
+
 def test_other_ranks_write_nothing() -> None:
     writer(object(), rank=1).write_rows([(1, {"a": 1.0})])
 

@@ -28,6 +28,14 @@ class Stranger(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
+class Asking(Stranger):
+    """Its step asks for its batch."""
+
+    def training_step(self, dataloader_iter: Any) -> Tensor | dict[str, Tensor]:
+        batch, batch_idx, _ = next(dataloader_iter)
+        return super().training_step(batch, batch_idx)
+
+
 def loader(samples: int = 20, batch_size: int = 4) -> DataLoader:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(samples, 4, generator=generator)

@@ -9,7 +9,9 @@ from collections import Counter
 import psutil
 import pytest
 from omegaconf import OmegaConf
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from batchscope.records.metrics import card
 from batchscope.records.step_times import read_step_times
 from batchscope.sweep.plans import RunFailed
 from tests.support.command_lines import answer
@@ -160,7 +162,10 @@ def test_a_sweep_of_trainings_is_timed_in_passes_and_trains_what_runs_alone_trai
         assert f"\n— run {n + 1} of 3: data.batch_size={size}\n" in out
     passes = [read_step_times(tmp_path / f"s/{n}").pass_ for n in range(3)]
     assert all((of_run >= 0).sum() >= 10 and (of_run[:10] == passes[0][:10]).all() for of_run in passes)
-    assert record(tmp_path / "s/2")["waiting_seconds"] > 1
+    found = record(tmp_path / "s/2")
+    (file,) = (tmp_path / "s/2").rglob("events.out*")
+    times = [event.wall_time for event in EventAccumulator(str(file)).Reload().Scalars(card("train/loss"))]
+    assert found["waiting_seconds"] > 1 and times[-1] - times[0] < found["fit_seconds"]
     plain = end(start(tmp_path, *TRAINED, "timing=false", "hydra.sweep.dir=alone"))
     assert plain.code == 0, plain.err
     for n in range(3):
