@@ -156,7 +156,7 @@ def lock_folder(folder: Path, option: str, busy: str) -> Iterator[None]:
 
 def refuse_existing(option: str, path: Path) -> None:
     """Raise UserError if there is anything at a path that an option names: it is not replaced."""
-    if os.path.exists(path):  # which raises nothing, also for a name that no file can have
+    if os.path.lexists(path):  # which raises nothing, also for a name that no file can have
         raise UserError(f"{option}: '{path}' exists; give another name")
 
 

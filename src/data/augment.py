@@ -103,4 +103,5 @@ def moved(x: Tensor, maps: Tensor) -> Tensor:
     grid = F.affine_grid(maps.to(values.dtype), list(x.shape), align_corners=False)
     for axis, pixels in enumerate((x.shape[3], x.shape[2])):  # grid_sample's own "border" is not on every device
         grid[..., axis].clamp_(1 / pixels - 1, 1 - 1 / pixels)
-    return F.grid_sample(values, grid, mode=mode, padding_mode="zeros", align_corners=False).to(x.dtype)
+    found = F.grid_sample(values, grid, mode=mode, padding_mode="zeros", align_corners=False)
+    return (found if x.dtype.is_floating_point else found.round()).to(x.dtype)

@@ -23,7 +23,8 @@ class TensorDataModule(DataModule):
 
     Args:
         pipeline: `memory` indexes one tensor in host memory, pinned and prefetched for a GPU; `device` keeps the set on
-            the accelerator; `workers` takes single samples, in `num_workers` processes.
+            the accelerator; `workers` takes single samples, in `num_workers` processes. A `collate_fn` gets single samples
+            with `memory`, too, in the training process.
         **kwargs: as DataModule.
     """
 
@@ -32,6 +33,12 @@ class TensorDataModule(DataModule):
     ):
         super().__init__(**kwargs)
         self.pipeline = pipeline
+        if self.collate_fn is not None and pipeline != "workers":
+            if pipeline == "device":
+                raise UserError(
+                    "data.pipeline: got device, and a collate_fn takes single samples: write memory or workers"
+                )
+            self.num_workers = 0
 
     def load(self, split: Split) -> tuple[Tensor, ...] | Tensor:
         """The inputs `x: (N, …)` and the targets `y: (N, …)` of a split, ready for training.

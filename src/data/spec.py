@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
+from unicodedata import category
 
 from ..errors import UserError, did_you_mean, is_text
 
@@ -68,6 +69,11 @@ class DataSpec:
                 raise UserError(
                     f"data: DataSpec.{field}: got {got!r}, takes {', '.join(known[:-1])} or {known[-1]}.{hint}"
                 )
+        if not all(isinstance(name, str) and "Cc" not in map(category, name) for name in self.classes):
+            raise UserError(f"data: DataSpec.classes: got {self.classes!r}, takes texts without control characters")
+        channels = self.input_shape[0] if self.kind == "image" else len(self.mean)
+        if len(self.mean) != len(self.std) or len(self.mean) not in (0, 1, channels):
+            raise UserError(f"data: DataSpec.mean, std: got {self.mean} and {self.std}, take a number for each channel")
         if self.kind == "image" and len(self.input_shape) != 3:
             raise UserError(f"data: DataSpec.input_shape: got {self.input_shape}, and an image takes (C, H, W)")
         names = {*self.fields} - {LENGTHS}
@@ -168,14 +174,18 @@ class DataSpec:
     def parts(self, batch: Any) -> tuple[Any, Any, Any]:
         """The inputs, the target and the lengths `(B,)` of a batch; None in place of lengths that it does not have.
 
-        The inputs are one tensor or, where there are several, a dict of them by their names.
+        The inputs are one tensor or, where there are several, a dict of them by their names. Targets of steps behind the end
+        of their sequence are PADDING.
         """
         found = self.named(batch)
         inputs = {name: found[name] for name in self.inputs}
         x = inputs if len(inputs) > 1 else inputs[self.inputs[0]]
         if self.target == "input":
             return x, x, None
-        return x, found[self.fields[-1]], found.get(LENGTHS) if self.variable_length else None
+        y, lengths = found[self.fields[-1]], found.get(LENGTHS) if self.variable_length else None
+        if self.pads_steps and lengths is not None and y.dim() == 2 and len(y) == len(lengths):
+            y = y.masked_fill(y.new_ones(y.shape).cumsum(1) > lengths.to(y.device)[:, None], PADDING)
+        return x, y, lengths
 
     def named(self, batch: Any) -> Mapping[str, Any]:
         """A sample or a batch by the names of its fields: a dict as it is, a tuple or a list in their order.
@@ -224,10 +234,8 @@ def spec_from(values: Any) -> DataSpec:
         all(isinstance(getattr(spec, name), tuple) for name in _TUPLES)
         and bool(spec.input_shape)
         and all(type(size) is int and 0 < size <= _MOST for size in (*spec.input_shape, spec.num_outputs))
-        and len(spec.mean) == len(spec.std)
-        and (spec.kind != "image" or len(spec.mean) in (0, 1, spec.input_shape[0]))
         and (spec.blank_class is None or type(spec.blank_class) is int)
-        and all(is_text(text) for text in (*spec.classes, *spec.fields))
+        and all(map(is_text, spec.fields))
         and all(isinstance(number, int | float) for number in (*spec.mean, *spec.std))
         and type(spec.variable_length) is bool
     )

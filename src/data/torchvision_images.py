@@ -75,7 +75,7 @@ class TorchvisionImages(TensorDataModule):
     @property
     @override
     def spec(self) -> DataSpec:
-        classes = tuple(getattr(self.source, "classes", ()))
+        classes = () if self._official is False else tuple(getattr(self.source, "classes", ()))  # of clothes no digit
         return DataSpec("image", self.image_shape, "class", 10, classes=classes, mean=self.mean, std=self.std)
 
     @property
@@ -145,7 +145,7 @@ class TorchvisionImages(TensorDataModule):
             split: Split = "train" if train else "test"
             return cached_digits(self.root, STAND_IN_SIZES[split], self.split_seed(split))
         try:
-            dataset = self.source(str(self.root), train=train)
+            dataset = _of_verified_files(self.source)(str(self.root), train=train)
         except Exception as error:  # any failure of a parser on a damaged file
             raise UserError(
                 f"data.root: {self.torchvision_name} in {self.root} cannot be read ({in_one_line(error, 200)}); "
@@ -194,6 +194,11 @@ class TorchvisionImages(TensorDataModule):
                 raise UserError(
                     f"data.root: {path}: {what}; delete it and run again to download it, or put the official file there"
                 )
+
+
+def _of_verified_files(source: Any) -> Any:
+    """A dataset of torchvision that reads no `processed/`, which an old version has left beside the files; by the same name."""
+    return type(source.__name__, (source,), {"_check_legacy_exist": lambda dataset: False})
 
 
 def _fitting(option: str, asked: int | None, there: int, what: str) -> int:

@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import sysconfig
 import threading
 import traceback
 from collections.abc import Iterator
@@ -19,6 +20,10 @@ from torch.utils.data import get_worker_info
 from .._system import STOPPING, end_at_sigterm_of, signals_named
 from ..errors import UserError, in_one_line
 
+# Where the code of Python, of installed packages and of this package lies.
+_NOT_THEIRS = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_NOT_THEIRS += (str(Path(__file__).parents[1]),)
+
 
 def raised(items: Any) -> Iterator[Any]:
     """The items of a DataLoader; one that is a UserError is raised, without the traceback that torch would add to it."""
@@ -32,11 +37,14 @@ def raised(items: Any) -> Iterator[Any]:
 
 
 def data_error(what: str, error: Exception) -> UserError:
-    """The error of a user's code or file as one line, with the last place in that code; the traceback is a note of it."""
+    """The error of a user's code or file as one line, with the last place in that code, or else in a library; the traceback
+    is a note of it.
+    """
     if isinstance(error, UserError):
         return error
     frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    last = [frame for frame in frames if not frame.filename.startswith(_NOT_THEIRS)] or frames
+    place = f" ({Path(last[-1].filename).name}:{last[-1].lineno})" if last else ""
     answer = UserError(f"data: {what}: {in_one_line(error)}{place}")
     answer.add_note("".join(traceback.format_exception(error)))  # a worker's exception arrives without its cause
     return answer

@@ -42,7 +42,9 @@ def export(trained: Trained, form: str, path: Path, samples: Mapping[str, Tensor
     refuse(form, path)
     network = trained.network.eval().cpu()
     module = _Forward(network).eval() if {*samples} <= {"x", LENGTHS} else network
-    example = {name: tensor[:2] for name, tensor in samples.items()}
+    example = {
+        name: tensor[torch.arange(2) % len(tensor)] for name, tensor in samples.items()
+    }  # of one, any number is 1
     try:
         if not isinstance(answer := _answer(module, example), Tensor):
             raise UserError(

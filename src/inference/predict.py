@@ -146,13 +146,16 @@ def arrays_of(spec: DataSpec, output: Tensor, target: Tensor | None) -> dict[str
         answer = spec.class_of(output)
         found["prediction"] = answer.masked_fill(output[..., 0].isnan(), PADDING) if spec.pads_steps else answer
     elif spec.target in LABELS:
-        found["prediction"], target = (output > 0).long(), None if target is None else target.long()
+        found["prediction"] = (output > 0).long()
     elif spec.target == "value":
         found["prediction"] = spec.without_n(output)
     if spec.target == "class":
         scores = spec.without_n(output).abs().sigmoid() if spec.is_one_logit else output.softmax(-1).amax(-1)
         found["probability"] = scores
-    found |= {} if target is None else {"target": target}
+    if target is not None:
+        found["target"] = (
+            target.long() if spec.target in (*CLASSES, *LABELS) else target
+        )  # a loss of one logit takes floats
     return {name: tensor.numpy() for name, tensor in found.items()}
 
 
@@ -259,10 +262,13 @@ def _columns(batches: list[Any], name: str) -> dict[str, np.ndarray]:
 
 
 def _array(value: Any) -> np.ndarray:
-    """A tensor, or a list of numbers, texts or tensors, as an array."""
+    """A tensor, or a list of numbers, texts or tensors, as an array; one of no shape, where their lengths differ."""
     plain = tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), value)
     plain = plain.float() if isinstance(plain, Tensor) and plain.dtype == torch.bfloat16 else plain
-    return np.asarray(plain)
+    try:
+        return np.asarray(plain)
+    except ValueError:
+        return np.asarray(None)
 
 
 def write_predictions(predictions: Predictions, path: Path) -> None:

@@ -83,6 +83,9 @@ def parts_of(spec: DataSpec, batch: Any, is_whole: bool) -> tuple[Any, Any, Tens
         return spec.parts(batch)
     x, *rest = batch if isinstance(batch, list | tuple) else (batch,)
     lengths = rest[0] if rest else x.get(LENGTHS) if isinstance(x, Mapping) else None
+    if isinstance(x, Mapping):
+        x = {name: x[name] for name in spec.inputs}
+        x = x if len(x) > 1 else x[spec.inputs[0]]
     return x, None, lengths if spec.variable_length else None
 
 

@@ -30,6 +30,8 @@ def obstacle(cells: "Sequence[RNNCell | LSTMCell]", input: Tensor, dropout: nn.M
         is_plain = isinstance(linear, nn.Linear) and type(linear).forward is nn.Linear.forward
         if not is_plain or linear.bias is None:
             return f"a cell that computes with a {type(linear).__module__}.{type(linear).__name__}"
+    if dropout is not None and type(dropout) is not nn.Dropout:
+        return f"a {type(dropout).__name__} in place of nn.Dropout"
     for module in [*cells, *linears, *([dropout] if dropout is not None else [])]:
         if any(hook_dicts(module)):
             return f"a {type(module).__name__} that has hooks"

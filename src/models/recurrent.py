@@ -238,7 +238,8 @@ def runs_fused(
         raise ValueError(f"backend: got {backend!r}, takes auto, reference or fused")
     if backend == "reference":
         return False
-    obstacle = fused.obstacle(cells, input, dropout)
+    own = next((cell for cell in cells if type(cell).forward not in (RNNCell.forward, LSTMCell.forward)), None)
+    obstacle = fused.obstacle(cells, input, dropout) if own is None else f"a {type(own).__name__} with its own forward"
     if obstacle and backend == "fused":
         raise ValueError(f"backend: fused cannot run {obstacle}; auto and reference can")
     return obstacle is None

@@ -45,6 +45,12 @@ def test_a_change_is_what_its_name_says(name: str) -> None:
     torch.testing.assert_close(changed(x, Augment(**options), **numbers), expected)
 
 
+def test_whole_numbers_are_rounded_and_stay_as_they_are_where_nothing_moves() -> None:
+    image = torch.arange(256).to(torch.uint8).view(1, 1, 16, 16)
+    assert torch.equal(changed(image, Augment(shift=1)), image)
+    assert torch.equal(changed(image, Augment(shift=1), right=MOST)[..., 1:], image[..., :-1])
+
+
 def test_a_rotation_of_a_wide_image_is_around_its_middle() -> None:
     wide = torch.rand(1, 1, 4, 8)
     turned = changed(wide, Augment(rotation=90), angle=1.0)

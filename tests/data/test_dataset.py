@@ -18,6 +18,7 @@ from batchscope.data.plain import described
 from batchscope.data.samples import SampleBatches
 from batchscope.data.spec import PADDING, DataSpec
 from batchscope.data.workers import seeded
+from batchscope.errors import UserError
 from batchscope.models.sequence import LSTMCellModel, RNNCellModel, StackedLSTMModel
 from batchscope.training.optimizer import Optimizer
 from batchscope.training.task import Task
@@ -114,6 +115,12 @@ def test_sequences_in_memory_keep_their_lengths(pipeline: Any) -> None:
     spec = DataSpec("sequence", (9, 1), "class", 2, variable_length=True)
     (batch,) = loaded(InMemory(tuple(split), spec, pipeline=pipeline)).val_dataloader()
     assert_batch(batch, split)
+
+
+def test_targets_behind_the_end_of_a_sequence_count_nowhere_whatever_they_are() -> None:
+    batch = [torch.ones(2, 3, 1), tensor([[1, 0, 0], [0, 1, 0]]), tensor([1, 2])]
+    assert STEPS.parts(batch)[1].tolist() == [[1, PADDING, PADDING], [0, 1, PADDING]]
+    assert batch[1].tolist() == [[1, 0, 0], [0, 1, 0]]
 
 
 def test_a_rank_without_a_sample_evaluates_an_empty_batch(as_rank) -> None:
@@ -232,6 +239,30 @@ def test_an_own_collate_fn_makes_the_batches(workers: int) -> None:
         sizes.append(len(batch["label"]))
     assert sizes == [8] * 9 + [4]
     assert loaded(Collated()).fingerprint != loaded(Tokens()).fingerprint
+
+
+class InMemoryCollated(InMemory):
+    def collate_fn(self, samples: list[Any]) -> Any:
+        return [torch.stack(parts) for parts in zip(*samples, strict=True)]
+
+
+def test_a_collate_fn_of_tensors_in_memory_runs_where_the_pipeline_says() -> None:
+    split, spec = (torch.zeros(4, 1), torch.zeros(4)), DataSpec("tensor", (1,), "value", 1)
+    workers = [
+        InMemoryCollated(split, spec, pipeline=name, num_workers=1).num_workers for name in ("memory", "workers")
+    ]
+    assert workers == [0, 1]
+    with pytest.raises(UserError, match="^data.pipeline: got device, and a collate_fn takes single samples"):
+        InMemoryCollated(split, spec, pipeline="device")
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"classes": (0, 1)}, {"classes": ("a\n", "b")}, {"mean": (0.5,)}, {"mean": (0, 0), "std": (1, 1)}]
+)
+def test_a_spec_that_no_checkpoint_could_hold_is_refused_before_a_training(wrong: dict) -> None:
+    assert DataSpec("image", PIXELS, "class", 2, classes=("می\u200cرود", "b")).num_classes == 2
+    with pytest.raises(UserError, match=f"^data: DataSpec.{next(iter(wrong))}"):
+        DataSpec("image", PIXELS, "class", 2, **wrong)
 
 
 def task_of(data: Any, model: nn.Module) -> Task:

@@ -157,7 +157,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     },
     "a file that is not there": (
         lambda: inputs(Own(lambda: numpy.load("nowhere.npy"))),
-        "data: the train split of own cannot be loaded: FileNotFoundError: … 'nowhere.npy' (…)",
+        "data: the train split of own cannot be loaded: FileNotFoundError: … 'nowhere.npy' (test_refusals.py:…)",
     ),
     "no samples": (lambda: inputs(Own([])), "data: own has no samples in its train split"),
     # a batch of a collate_fn

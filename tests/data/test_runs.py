@@ -183,10 +183,11 @@ def test_what_a_datamodule_says_of_itself_is_used() -> None:
     known = described(plain)
     known.resume_at(1, 5)
     known.batch_size = 2
-    assert (known.num_samples("train"), known.fingerprint, known.name, plain.batch_size) == (76, "abc", "mine", 2)
+    assert (known.num_samples("train"), known.fingerprint, known.name, known.batch_size) == (76, "abc", "mine", 2)
+    assert plain.batch_size == 8
     assert plain.resumed == (1, 5)
     plain.batch_size = None
-    assert known.batch_size is None
+    assert described(plain).batch_size is None
 
 
 def test_what_a_datamodule_says_in_other_types_is_understood_and_a_mere_attribute_means_nothing() -> None:

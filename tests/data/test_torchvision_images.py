@@ -70,6 +70,17 @@ def test_images_are_the_official_ones_normalised(kind: Any, small_official: Smal
         assert all(map(torch.equal, few.load(split), (tensor[:size] for tensor in data.load(split))))
 
 
+def test_what_an_old_torchvision_has_processed_is_not_read(small_official: Small) -> None:
+    root = small_official(MNIST)
+    before = MNIST(root=str(root), num_val=50).load("test")
+    (root / "MNIST" / "processed").mkdir()
+    for name in ("training.pt", "test.pt"):
+        torch.save(
+            (torch.zeros(60, 28, 28, dtype=torch.uint8), torch.zeros(60).long()), root / "MNIST/processed" / name
+        )
+    assert all(map(torch.equal, MNIST(root=str(root), num_val=50).load("test"), before))
+
+
 @pytest.mark.parametrize(
     ("sizes", "split", "said"),
     [
@@ -186,6 +197,9 @@ def test_digits_that_stand_in_are_called_so_and_stay(small_official: Small, tmp_
     shapes = [tuple(data.tensors(split)[0].shape) for split in ("train", "val", "test")]
     assert shapes == [(250, 1, 28, 28), (50, 1, 28, 28), (40, 1, 28, 28)]
     assert set(data.tensors("train")[1].tolist()) == set(range(10))
+    clothes = FashionMNIST(root=str(tmp_path / "clothes"), offline="digits")
+    clothes.prepare_data()
+    assert clothes.spec.classes == ()
     rows = SequentialMNIST(root=str(tmp_path / "rows"), offline="digits")
     rows.prepare_data()
     assert rows.name == "sequential-mnist-rows-of-rendered-digits"

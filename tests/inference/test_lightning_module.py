@@ -17,7 +17,7 @@ from batchscope.inference.export import export
 from batchscope.inference.latency import measure_latency
 from batchscope.inference.load import Trained, untrained
 from batchscope.inference.predict import predict, write_predictions
-from batchscope.inference.samples import samples_of
+from batchscope.inference.samples import parts_of, samples_of
 from batchscope.options.groups import use_config_dir
 from batchscope.sweep.passes import Limits
 from tests.support.command_lines import composed, refusal
@@ -201,6 +201,7 @@ ANSWERS: dict[str, tuple[Callable[[Tensor], Any], Any]] = {
     "texts": (lambda x: {"file": ["a"] * len(x)}, ["file"]),
     "a mean": (lambda x: x.mean(), f"model: Theirs answers {{'output': ()}}, {TAKES}"),
     "nothing": (lambda x: None, f"model: Theirs answers {{'output': 'an object'}}, {TAKES}"),
+    "ragged lists": (lambda x: [x[:2, 0], x[:3, 0]], f"model: Theirs answers {{'output': 'an object'}}, {TAKES}"),
     "parts of different lengths": (lambda x: (x[:, 0], x[:3, 0]), "model: Theirs answers {'output_0': (8,), "),
     "images for a table": (lambda x: x.view(-1, 2, 2), "output: takes an .npz file: 'output' has the shape (24, 2, 2)"),
 }  # fmt: skip
@@ -271,4 +272,14 @@ def test_it_is_exported_and_timed(made, tmp_path: Path, limits: Limits) -> None:
     assert len(samples["x"]) == 8  # those of the first batch
     assert export(module, "torch_export", tmp_path / "a.pt2", samples) < 1e-5
     torch.testing.assert_close(torch.export.load(tmp_path / "a.pt2").module()(X), module.network(X))
+    assert export(module, "torch_export", tmp_path / "b.pt2", {"x": samples["x"][:1]}) < 1e-5
+    torch.testing.assert_close(torch.export.load(tmp_path / "b.pt2").module()(X), module.network(X))
     assert (measure_latency(module, [1, 40], limits).table["p50_ms"] > 0).all()
+
+
+def test_batches_without_a_target_are_inputs_by_the_names_of_the_spec() -> None:
+    spec = DataSpec("tensor", (4,), "class", 2, fields=("pixels", "label"))
+    batch = {"id": [1, 2], "pixels": X[:2]}
+    assert parts_of(spec, batch, is_whole=False)[0] is batch["pixels"]
+    both = DataSpec("tensor", (4,), "class", 2, fields=("id", "pixels", "label"))
+    assert parts_of(both, batch | {"more": 1}, is_whole=False)[0] == {"id": [1, 2], "pixels": batch["pixels"]}

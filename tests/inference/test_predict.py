@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 import batchscope
 from batchscope.cli.evaluate import evaluate
 from batchscope.data.spec import PADDING, DataSpec, spec_from
+from batchscope.errors import UserError
 from batchscope.inference.inputs import read_inputs
 from batchscope.inference.load import KnownData, Trained, restore, trainer_for, untrained
 from batchscope.inference.predict import Predictions, arrays_of, predict, refuse_output, write_predictions
@@ -224,6 +225,8 @@ def test_one_logit_is_a_class_with_its_probability() -> None:
     assert found.table()["prediction"].tolist() == ["b", "a"]
     assert found.table()["probability"].tolist() == pytest.approx([1 / (1 + math.exp(-2))] * 2)
     assert found.accuracy == 0.5
+    truth = arrays_of(spec, torch.tensor([[2.0]]), torch.tensor([1.0]))  # as its loss takes it
+    assert Predictions(["0"], truth, spec).table()["target"].tolist() == ["b"]
 
 
 def test_steps_behind_the_end_of_a_sequence_have_no_answer(tmp_path: Path, configs: None) -> None:
@@ -272,6 +275,8 @@ def test_predictions_are_written_and_never_replaced(trained: Trained, tmp_path: 
     assert [*table] == ["sample", "prediction", "probability", "target"]
     assert (table["prediction"] == table["target"]).mean() == pytest.approx(found.accuracy)
     assert refusal(refuse_output, csv, trained) == f"output: '{csv}' exists; give another name"
+    (tmp_path / "link.csv").symlink_to(tmp_path / "nowhere" / "a.csv")
+    assert refusal(refuse_output, tmp_path / "link.csv", trained).endswith("link.csv' exists; give another name")
     assert refusal(write_predictions, found, csv / "a.csv").startswith(f"output: '{csv / 'a.csv'}' cannot be written: ")
     write_predictions(found, npz)
     with np.load(npz) as arrays:
@@ -334,5 +339,5 @@ SPEC = {"kind": "image", "input_shape": (1, 2, 3), "target": "class", "num_outpu
 )
 def test_a_damaged_spec_in_a_file_is_refused(spec: Any) -> None:
     assert spec_from(SPEC).num_outputs == 2
-    with pytest.raises((TypeError, ValueError)):
+    with pytest.raises((TypeError, ValueError, UserError)):
         spec_from(spec)

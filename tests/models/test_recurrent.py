@@ -200,7 +200,13 @@ class Doubled(nn.Linear):
         return 2 * super().forward(x)
 
 
+class Peephole(LSTMCell):
+    def forward(self, input: Tensor, states: Any = None) -> Any:
+        return super().forward(input, states)
+
+
 CHANGES: dict[str, Callable[[LSTMCell], object]] = {
+    "a Peephole with its own forward": lambda cell: setattr(cell, "__class__", Peephole),
     "a Linear that has hooks": lambda cell: cell.i2h.register_forward_hook(lambda *_: None),
     "Doubled": lambda cell: setattr(cell, "h2h", Doubled(HIDDEN, 4 * HIDDEN)),
     "complex64": lambda cell: cell.to(torch.complex64),
@@ -217,6 +223,10 @@ def test_what_a_kernel_would_leave_out_runs_in_the_cells(why: str) -> None:
     assert unroll(cell, x)[0].shape == (BATCH, STEPS, HIDDEN)
     with pytest.raises(ValueError, match=rf"^backend: fused cannot run .*{why}"):
         unroll(cell, x, backend="fused")
+
+
+def test_a_dropout_of_ones_own_runs_between_the_cells() -> None:
+    assert not runs_fused("auto", [LSTMCell(FEATURES, HIDDEN)] * 2, sequence(), nn.AlphaDropout())
 
 
 @models
