@@ -132,16 +132,17 @@ def main() -> None:
     usual = ["trainer.accelerator=cpu", f"data.batch_size={sizes}", f"data.root={args.root}", *more]
     one_epoch = [*usual, "trainer.max_epochs=1"]
     words: dict[Path, tuple[list[str], Sweep]] = {}
-    for model in args.only:
-        given = [f"model={model}", f"seed={of_reference}", *one_epoch, "timing=false"]
-        words[out / f"{model}-reference"] = given, Sweep(model, of_reference, "quiet")
-    words |= {out / case.name: ([f"model={case.model}", f"seed={case.seeds}", *one_epoch], case) for case in cases}
     plainly = {out / f"{model}-plain": Sweep(model, seeds[0], "quiet") for model in args.only}
-    words |= {
-        place: ([f"model={c.model}", f"seed={c.seeds}", *one_epoch, "timing=false"], c) for place, c in plainly.items()
-    }
-    for model, condition in itertools.product(args.only, conditions):
-        words[out / f"{model}-rates-{condition}"] = [f"model={model}", *LONG, *usual], Sweep(model, "0", condition)
+    for (
+        condition
+    ) in conditions:  # the references of accuracy, which no load changes, between the quiet hour and the other
+        for case in (case for case in cases if case.condition == condition):
+            words[out / case.name] = [f"model={case.model}", f"seed={case.seeds}", *one_epoch], case
+        for model in args.only:
+            words[out / f"{model}-rates-{condition}"] = [f"model={model}", *LONG, *usual], Sweep(model, "0", condition)
+        trained = {**plainly, **{out / f"{m}-reference": Sweep(m, of_reference, "quiet") for m in args.only}}
+        for place, case in trained.items():
+            words[place] = [f"model={case.model}", f"seed={case.seeds}", *one_epoch, "timing=false"], case
     commit_of(list(words), out)
     seconds = {}
     for place, (line, case) in words.items():

@@ -105,6 +105,25 @@ def after_batch(trainer: Trainer, act: Callable[[], None]) -> None:
     loop.on_advance_end = act_and_go_on
 
 
+def at_skipped_end(trainer: Trainer, act: Callable[[], None]) -> None:
+    """Act also where an epoch ends because `on_train_batch_start` of the module or a callback returned -1.
+
+    Lightning then calls nothing of a batch's end. To be called in `on_train_start`.
+    """
+    loop: Any = trainer.fit_loop.epoch_loop
+    vars(loop).pop("advance", None)  # of an earlier fit
+    advance = loop.advance
+
+    def advance_or_act(data_fetcher: Any) -> None:
+        try:
+            advance(data_fetcher)
+        except StopIteration:
+            act()
+            raise
+
+    loop.advance = advance_or_act
+
+
 def leave_signals_alone(trainer: Trainer) -> None:
     """Have Lightning install no signal handlers; to be called in a `setup` hook.
 

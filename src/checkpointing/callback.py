@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor
 from typing_extensions import override
 
-from .._lightning import after_batch, is_accumulating, is_fast_dev_run, is_stopping, validates_next
+from .._lightning import after_batch, at_skipped_end, is_accumulating, is_fast_dev_run, is_stopping, validates_next
 from ..callbacks._timer import pause
 from ..callbacks._updates import Updates
 from ..callbacks.target import rises
@@ -134,6 +134,7 @@ class Checkpoints(SyncsRanks, Checkpoint):
         self._saved_at, self._saved_batch = time.monotonic(), None
         self._updates = Updates(trainer.global_step)
         RankSync.of(trainer).contribute(_TOPIC, lambda: int(self._is_time_over()))
+        at_skipped_end(trainer, lambda: self.save(trainer))
 
     @override
     def on_train_batch_end(

@@ -1,7 +1,13 @@
 """Some training steps of a configuration, taken apart: no validation, no test, nothing logged and nothing kept."""
 
+from functools import partial
 from typing import Any
 
+from lightning import Trainer
+from lightning.pytorch.callbacks import LambdaCallback
+
+from .._lightning import callbacks_of
+from ..callbacks._setting import title_of
 from ..callbacks.profile import OperationProfiler
 from ..callbacks.throughput import ThroughputMonitor
 from ..data.plain import lightning_of
@@ -15,6 +21,7 @@ from .run import limit_batch_size, set_up_process
 from .task import Task
 
 WARMUP, STEPS = 10, 10  # updates that are left out, and that are timed
+_PATIENCE = 20  # times as many batches as are needed
 
 
 def explain(config: dict[str, Any], choices: dict[str, str], place: str) -> tuple[Explanation, dict[str, bytes]]:
@@ -41,13 +48,23 @@ def explain(config: dict[str, Any], choices: dict[str, str], place: str) -> tupl
     module = lightning_module(model, data, config, {"choices": choices, "dataset": data.name})
     if isinstance(module, Task):
         module.prepare(trainer, data.batch_size, batch.get("global_batch_size"))
+    if not module.automatic_optimization:  # its global_step may grow by several in a batch, or never
+        trainer.fit_loop.epoch_loop.max_steps = -1
+    most = _PATIENCE * profiler.updates(monitor) * trainer.accumulate_grad_batches
+    callbacks_of(trainer).append(LambdaCallback(on_train_batch_end=partial(_give_up, most)))
     try:
         with explain_failures({**config, "run_dir": place}, trainer):
             trainer.fit(module, datamodule=lightning_of(data))
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"explain: a training step of {module.title} fails: {in_one_line(error)}") from error
+        raise UserError(f"explain: a training step of {title_of(module)} fails: {in_one_line(error)}") from error
     if profiler.explanation is None:
-        raise UserError(f"explain: no step of {module.title} could be measured")
+        why = monitor.summary.get("missing", {}).get("bottleneck") or getattr(profiler, "failure", None)
+        raise UserError(f"explain: no step of {title_of(module)} could be measured{f': {why}' if why else ''}")
     return profiler.explanation, profiler.files
+
+
+def _give_up(most: int, trainer: Trainer, *_: Any) -> None:
+    """End a training in which so many batches have led to no update that Lightning counts."""
+    trainer.should_stop |= not trainer.global_step and trainer.fit_loop.epoch_loop.total_batch_idx >= most

@@ -19,15 +19,15 @@ _COMPILED = "_orig_mod."  # of torch.compile, before any name
 _STATES = ("state_dict", "model_state_dict", "model")  # where a checkpoint keeps its weights
 
 
-def start_from(model: nn.Module, path: Path) -> None:
+def start_from(model: nn.Module, path: Path, makes: bool = True) -> None:
     """Load the weights of a checkpoint or a state_dict into a model.
 
     All names and shapes have to match, or it is a UserError; the wrappers `model.`, `module.` and `_orig_mod.` count on
-    neither side.
+    neither side. `makes` has the hooks of a LightningModule make the layers that it lacks, as Lightning does before a fit.
     """
     found, names = _weights_in(path, model), _plain(model.state_dict())
     held = {plain: found[name] for plain, name in _plain(found).items()}
-    if isinstance(model, LightningModule) and not {*held} <= {*names}:
+    if makes and isinstance(model, LightningModule) and not {*held} <= {*names}:
         with contextlib.suppress(UserError):  # what does not fit is told below
             make_layers(model, [*found])
         names = _plain(model.state_dict())

@@ -31,7 +31,6 @@ def lightning_module(model: nn.Module, data: Any, config: dict[str, Any], facts:
             raise UserError(f"compile: {type(model).__name__} is a LightningModule, which compiles itself")
     marked: Any = module
     name = facts["choices"].get("model", type(model).__name__)
-    if not hasattr(module, "title"):
-        marked.title = f"{name} · {facts['dataset']}"
+    marked.batchscope_title = f"{name} · {facts['dataset']}"
     marked.batchscope_config = config  # by which callbacks know that advice can name options
     return module

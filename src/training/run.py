@@ -37,6 +37,7 @@ from ..options.overrides import set_by
 from ..options.purpose import lightning_module_of, unread_by
 from ..records.read import optimized, read
 from ..records.run_record import RunRecord, close_open, versions
+from ..records.values import positive
 from . import summary
 from .build import build_callbacks, build_data, build_model, build_trainer, loader_switches, run_name
 from .failures import explain_failures
@@ -65,8 +66,8 @@ def train(
         set_up_process(config)
         run = _Run(config, run_dir, choices, shutdown, visitor)
         _refuse_unread(run.model, config, overrides)
-        once_for_all(run.data.prepare_data, run.trainer, lightning_of(run.data).prepare_data_per_node)
         with run.recorded(overrides) as record:
+            once_for_all(run.data.prepare_data, run.trainer, lightning_of(run.data).prepare_data_per_node)
             run.load_data(record.facts["id"])
             run.begin(record)
             run.fit(record)
@@ -131,7 +132,9 @@ class _Run:
         if path := self.config["init"]:
             start = partial(start_from, self.model, Path(path))
             if isinstance(self.model, LightningModule) and makes_layers(self.model):  # which Lightning has it do again
-                callbacks_of(self.trainer).insert(0, LambdaCallback(on_fit_start=lambda trainer, module: start()))
+                callbacks_of(self.trainer).insert(
+                    0, LambdaCallback(on_fit_start=lambda trainer, module: start(makes=False))
+                )
             start()
 
     @contextlib.contextmanager
@@ -230,14 +233,16 @@ class _Run:
             if isinstance(self.data, PlainData) and self.resume_point.is_within_epoch:
                 self.data.warn_of_lost_batches()
             checkpoint = self.resume_point.path
-        started = time.perf_counter()
+        started, before_s = time.perf_counter(), positive(record.facts.get("fit_seconds")) or 0.0
         try:
             self.trainer.fit(self.module, datamodule=lightning_of(self.data), ckpt_path=checkpoint, weights_only=True)
         except BaseException:
             summary.write_steps(self.trainer, self.run_dir, visited=True)
-            record.facts["waiting_seconds"] = round(seconds_waited(callbacks_of(self.trainer)), 3)
+            waited_s = seconds_waited(callbacks_of(self.trainer))
+            record.facts["fit_seconds"] = round(before_s + time.perf_counter() - started - waited_s, 3)
+            record.facts["waiting_seconds"] = round(waited_s, 3)
             raise
-        fit_s = time.perf_counter() - started
+        fit_s = before_s + time.perf_counter() - started
         facts: dict[str, Any] = {
             "model": record.facts["model"] | {"parameters": summary.parameters(self.model)},
             "epochs": summary.whole_epochs(self.trainer),

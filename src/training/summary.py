@@ -11,7 +11,7 @@ A callback adds to these by methods:
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -221,11 +221,11 @@ def _told_apart(row: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, 
     """The options by which people tell runs apart: a few that every run has, and those that vary in a sweep or were typed.
 
     The dataset is one of them if it was chosen, or stands in for the one that could not be had. More columns would hide the
-    metrics. A word of a run that its sweep's command does not have is one of several values.
+    metrics. A word of a run that its sweep's command does not have is one of several values, or was typed at a resume.
     """
     typed = {word.lstrip("+~").partition("=")[0]: word for word in record["overrides"]}
-    command = f" {record['command']} "
-    varied = {option for option, word in typed.items() if f" {command_line([word])} " not in command}
+    command, is_resumed = f" {record['command']} ", bool(record.get("resumed"))
+    varied = {o for o, word in typed.items() if not is_resumed and f" {command_line([word])} " not in command}
     shown = {*_ALWAYS, *(varied or typed)}
     if "data" in shown or row["dataset"].replace("-", "_") != record["choices"].get("data"):  # data=copy_memory
         shown.add("dataset")
@@ -245,7 +245,7 @@ def print_summary(trainer: Trainer, record: Mapping[str, Any]) -> None:
     """What every run ends with: what it cost, how well it went, and where it is; with `-v` the details, too."""
     if not has_words():
         return
-    rows = _lines_of(trainer, "summary_lines")
+    rows = _lines_of(trainer, "summary_lines", headline, record)
     if "title" not in record["throughput"]:
         rows.insert(0, record["name"])
     run_dir = Path(record["config"]["run_dir"])
@@ -253,16 +253,25 @@ def print_summary(trainer: Trainer, record: Mapping[str, Any]) -> None:
     rows += [row("result", _result(record)), row("files", str(run_dir))]
     say(f"\n{block(rows)}")
     if is_verbose():
-        found = _lines_of(trainer, "detail_lines")
+        found = _lines_of(trainer, "detail_lines", details, record)
         commands = "\n".join(_commands(record, run_dir))  # not wrapped, to be copied
         say(f"\n{block(found, indent=2)}\n\n{commands}")
 
 
-def _lines_of(trainer: Trainer, method: str) -> list[str]:
-    """What the callbacks have to say, the monitor first, whose first line is the heading."""
+def _lines_of(
+    trainer: Trainer, method: str, words: Callable[[Mapping[str, Any]], list[str]], record: Mapping[str, Any]
+) -> list[str]:
+    """What the callbacks have to say, the monitor first, whose first line is the heading.
+
+    Of a fit that a resumed run had done before, the record has the words.
+    """
     speak = [one for one in callbacks_of(trainer) if hasattr(one, method)]
-    speak.sort(key=lambda one: not isinstance(one, ThroughputMonitor))
-    return [line for one in speak for line in getattr(one, method)()]
+    monitors = [one for one in speak if isinstance(one, ThroughputMonitor)]
+    is_of_before = "title" in record["throughput"] and all("title" not in one.summary for one in monitors)
+    lines = words(record["throughput"]) if is_of_before and monitors else []
+    monitors = [] if is_of_before else monitors
+    others = [one for one in speak if not isinstance(one, ThroughputMonitor)]
+    return [*lines, *(line for one in (*monitors, *others) for line in getattr(one, method)())]
 
 
 def _result(record: Mapping[str, Any]) -> str:

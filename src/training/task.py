@@ -137,7 +137,11 @@ class Task(LightningModule):
     def unread_options(self) -> dict[str, str]:
         """See summary.py."""
         has_convolution = any(isinstance(module, nn.Conv2d) for module in self.model.modules())
-        return {} if has_convolution else {"channels_last": f"{type(self.model).__name__} has no 2-D convolution"}
+        unread = {} if has_convolution else {"channels_last": f"{type(self.model).__name__} has no 2-D convolution"}
+        if self.samples_per_update is None:
+            why = "the data do not say how many samples a batch has"
+            unread |= dict.fromkeys(("optimizer.lr_scaling", "optimizer.reference_batch_size"), why)
+        return unread
 
     def loss(self, output: Any, y: Any) -> Tensor:
         """The mean loss `()` of what the network answers and the target, both with the shapes of a batch."""

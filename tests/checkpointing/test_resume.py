@@ -29,9 +29,9 @@ def test_a_run_that_was_stopped_in_its_test_keeps_what_its_training_has_measured
     assert before["throughput"]["step_ms_median"] > 0
     with resume.lock_run_dir(tmp_path / "out"):
         assert refused(run(tmp_path, "resume=out")) == "error: resume: out is being trained right now"
-    run(tmp_path, "resume=out", code=0)
+    resumed = run(tmp_path, "resume=out", code=0)
     after = record(tmp_path / "out")
-    assert "test/loss" in after["metrics"]
+    assert "test/loss" in after["metrics"] and "unknown" not in resumed.said
     assert all(after[key] == before[key] for key in ("throughput", "fit_seconds"))
 
 

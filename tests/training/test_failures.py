@@ -55,6 +55,16 @@ def test_a_loss_that_is_not_a_number_ends_the_run_and_keeps_the_checkpoints(tmp_
     assert record(tmp_path / "out")["error"] == line.removeprefix("error: ")
 
 
+def lose_a_sample() -> None:
+    raise UserError("data: sample number 7 cannot be loaded")
+
+
+def test_a_sample_that_cannot_be_loaded_is_one_line_and_how_to_resume(tmp_path: Path) -> None:
+    done = run(tmp_path, *SMALL, EVERY_4, OUT, faults=[(STEP, 6, lose_a_sample)])
+    assert (done.end(), done.complained) == (1, "error: data: sample number 7 cannot be loaded\n")
+    assert done.said.endswith("kept     out/checkpoints/last.ckpt\nresume   batchscope train resume=out\n")
+
+
 def test_out_of_memory_is_told_with_the_batch_size_and_what_to_try(tmp_path: Path) -> None:
     line = stopped(tmp_path, *SMALL, fault=partial(torch.empty, 10**15))
     assert line.startswith("error: out of memory with data.batch_size=8 on cpu: ")

@@ -25,8 +25,10 @@ from batchscope.data.spec import DataSpec
 from batchscope.errors import UnfitError
 from batchscope.inference.load import load_model, restore
 from batchscope.inference.predict import predict
+from batchscope.options.command_lines import for_explanation
 from batchscope.options.groups import use_config_dir
 from batchscope.options.types import Choice
+from batchscope.training.explain import explain
 from batchscope.training.optimizer import Optimizer
 from batchscope.training.run import train
 from batchscope.training.task import Task
@@ -302,6 +304,29 @@ class Anew(Tutorial):
             self.layer.reset_parameters()
 
 
+class Skips(Tutorial):
+    """Leaves out the rest of an epoch."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+        return -1 if batch_idx == 3 else None
+
+
+class Twice(Tutorial):
+    """Steps two optimizers in each batch, or one that Lightning does not count."""
+
+    def __init__(self, is_counted: bool = True) -> None:
+        super().__init__(by_hand=True)
+        self.is_counted = is_counted
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.manual_backward(super().training_step(batch, batch_idx))
+        for optimizer in self.optimizers(use_pl_optimizer=self.is_counted):
+            optimizer.step()
+
+    def configure_optimizers(self) -> Any:
+        return [super().configure_optimizers(), super().configure_optimizers()]
+
+
 class Stacked(Tutorial):
     """Makes its layer in one hook from what another one learns, and only to be trained."""
 
@@ -437,6 +462,8 @@ YAML = {
     "callbacks/breaks": f"breaks: {{_target_: {HERE}.Breaks}}\n",
     "model/late": f"_target_: {HERE}.Late\nhow: configure_model\n",
     "model/anew": f"_target_: {HERE}.Anew\nhow: configure_model\n",
+    "model/skips": f"_target_: {HERE}.Skips\n",
+    "model/twice": f"_target_: {HERE}.Twice\nis_counted: true\n",
     "model/stacked": f"_target_: {HERE}.Stacked\n",
     "model/scored": f"_target_: {HERE}.Scored\nby_hand: false\n",
     "model/lazy": f"_target_: {HERE}.LazyNet\n",
@@ -644,6 +671,7 @@ def test_its_record_has_nothing_that_it_does_not_read_also_once_it_is_resumed(fo
     assert {"task", "optimizer", "channels_last"}.isdisjoint(found["config"])
     train(configuration(found, folder, ["trainer.max_epochs=2"]), folder, found["choices"], [])
     assert record(folder)["steps"] == 20
+    assert record(folder)["fit_seconds"] > found["fit_seconds"]
     assert {"task", "optimizer", "channels_last"}.isdisjoint(record(folder)["config"])
 
 
@@ -762,6 +790,47 @@ def test_a_module_starts_from_a_checkpoint_of_its_own(words: str, folder: Path, 
     trained(first, *line)
     trained(folder, *line, f"init={first}/checkpoints/last.ckpt")
     assert torch.equal(seen[1], last(first)["state_dict"]["layer.weight"])
+
+
+def test_weights_that_a_module_does_not_have_leave_it_the_layers_that_its_optimizer_trains(
+    folder: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(Late, "strict_loading", False)
+    line = ["model=late", "model.how=setup", "data=points", "trainer.max_epochs=1"]
+    held = {"layer.weight": torch.ones(1, 4), "layer.bias": torch.ones(1), "teacher.weight": torch.ones(2)}
+    torch.save(held, folder.with_name("more.pt"))
+    trained(folder, *line, f"init={folder.with_name('more.pt')}")
+    change = last(folder)["state_dict"]["layer.weight"] - held["layer.weight"]
+    assert change.abs().max() > 1e-3
+
+
+def test_an_epoch_whose_rest_a_module_leaves_out_ends_with_a_checkpoint_too(folder: Path) -> None:
+    found = trained(folder, "model=skips", "data=points")
+    assert (found["status"], found["steps"], last(folder)["global_step"]) == ("finished", 6, 6)
+
+
+def test_a_failure_of_prepare_data_is_recorded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Points, "prepare_data", lambda data: {}["nowhere"])
+    with pytest.raises(KeyError):
+        trained(folder, "model=tutorial", "data=points")
+    assert record(folder)["status"] == "failed"
+
+
+def explained(*words: str) -> Any:
+    config = for_explanation(composed("data=points", "trainer.accelerator=cpu", *words))
+    return explain(config, {"model": "twice"}, "out")[0]
+
+
+def test_a_step_with_two_optimizers_is_explained_by_as_many_steps_as_any(folder: Path) -> None:
+    found = explained("model=twice")
+    assert (found.steps, found.trace_steps > 0, found.notes) == (10, True, [])
+
+
+def test_a_step_that_lightning_does_not_count_is_not_explained_for_ever(folder: Path) -> None:
+    said = refusal(explained, "model=twice", "model.is_counted=false")
+    assert said.startswith(
+        "explain: no step of twice · Points could be measured: Lightning has counted no optimizer step"
+    )
 
 
 def test_a_network_with_lazy_layers_is_refused(folder: Path) -> None:

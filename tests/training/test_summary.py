@@ -13,6 +13,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from lightning import LightningDataModule
 from lightning.pytorch.loggers import WandbLogger
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, SubsetRandomSampler
@@ -21,6 +22,7 @@ from batchscope.analysis import write_report
 from batchscope.callbacks import _recording
 from batchscope.callbacks._setting import samples_of_epoch
 from batchscope.data.adding import Adding
+from batchscope.data.plain import described
 from batchscope.training.quiet import is_shown, quiet_libraries
 from batchscope.training.run import limit_batch_size
 from batchscope.training.summary import (
@@ -115,6 +117,7 @@ def test_a_number_is_the_same_in_the_record_the_report_and_the_curves(oversize: 
             "batchscope train seed=1 optimizer.lr=0.1 data.batch_size=8",
             {"model", "data.batch_size", "optimizer.lr", "seed"},
         ),
+        ("batchscope train seed=1 data.batch_size=8", {"model", "data.batch_size", "optimizer.lr", "seed"}),  # resumed
     ],
 )
 def test_hparams_has_the_options_that_vary_in_a_sweep_and_those_that_were_typed_of_a_run_alone(command, shown) -> None:
@@ -128,6 +131,7 @@ def test_hparams_has_the_options_that_vary_in_a_sweep_and_those_that_were_typed_
     }
     record = {"command": command, "overrides": ["seed=1", "optimizer.lr=0.1", "data.batch_size=8"]}
     record["choices"] = {"model": "cnn", "data": "mnist"}
+    record["resumed"] = [] if "lr" in command else [{"step": 3}]
     assert _told_apart(row, record).keys() == shown
     assert _told_apart(row | {"dataset": "rendered-digits"}, record).keys() == shown | {"dataset"}
 
@@ -140,6 +144,15 @@ COUNTER = SimpleNamespace(
     summary_lines=lambda: ["counted 3 steps"],
     detail_lines=lambda: ["one by one"],
 )
+
+
+def test_a_batch_of_data_that_cannot_be_changed_is_lowered_in_words_alone() -> None:
+    class Few(LightningDataModule):
+        batch_size = property(lambda self: 512)
+
+    data = described(Few())
+    assert limit_batch_size(data, 100, 1)["batch_size"] == data.batch_size == 100
+    assert data.module.batch_size == 512
 
 
 def summary_of(facts: dict[str, Any], *callbacks: Any) -> str:
