@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from lightning import LightningModule, Trainer
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 NO_TENSORS = (
     "no tensor was found in the batch, which is searched through tuples, lists and dicts; batch_size_fn of "
@@ -21,6 +23,12 @@ def samples_in(batch: Any) -> int:
     if first is None:
         return 0
     return first.shape[0] if first.dim() else 1
+
+
+def bytes_in(batch: Any) -> int:
+    """The bytes of the dense tensors in a batch, of which a copy to a device is made."""
+    tensors = (leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.layout == torch.strided)
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 def timesteps_in(module: object, samples: int) -> int:

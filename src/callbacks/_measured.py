@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 
+from .._torch import float32_formats
 from ..hardware.advice import Setting
 from ..hardware.calibration import Calibration
+from ..hardware.flop_formulas import kind_of_product
 from ..hardware.operations import merge
 from ..hardware.slow_rank import RankTimes
 from ..records.operations import OperationRow, StepOperations
@@ -47,6 +49,7 @@ class Measured:
     sampled: Mapping[str, float] = field(default_factory=dict)  # of the device, in the counted steps
     operations: Sequence[OperationRow] = ()  # of one step
     not_recorded: str | None = None  # why there are none
+    batch_bytes: int = 0  # of a recorded one
     flops: Flops = Flops()
     changed: float = 1.0  # the median step ÷ those right after the recorded ones
     others_share: float = 0.0  # of the processor, over all windows; on an accelerator only where they disturbed
@@ -95,6 +98,13 @@ def read_measured(folder: Path) -> tuple[Measured, Calibration | None]:
         return Measured(**known), Calibration(**machine) if machine else None
 
 
+def _in_tf32(row: OperationRow) -> OperationRow:
+    """The row with the dtype in which a CUDA device computes its product of float32, by torch's switches as they are."""
+    if row.dtype == "fp32" and row.flops and float32_formats("cuda").get(kind_of_product(row.name)) == "tf32":
+        return replace(row, dtype="tf32")
+    return row
+
+
 def step_operations(measured: Measured, machine: Calibration | None) -> StepOperations | None:
     """The record of a step that a run leaves (`operations.json`); None where no operation was recorded.
 
@@ -104,7 +114,10 @@ def step_operations(measured: Measured, machine: Calibration | None) -> StepOper
         return None
     cost = measured.cost
     known = asdict(machine) if machine is not None else {}
-    rows = merge(measured.operations, lambda row: (row.name, row.module, row.part, row.dtype, row.dims)).values()
+    rows = merge(
+        map(_in_tf32, measured.operations) if measured.device == "cuda" else measured.operations,
+        lambda row: (row.name, row.module, row.part, row.dtype, row.dims),
+    ).values()
     return StepOperations(
         batch_size=cost["batch_size"],
         batches=max(1.0, round(cost["batches_per_sec"] * cost["step_ms_median"] / 1e3, 6)),
@@ -114,4 +127,5 @@ def step_operations(measured: Measured, machine: Calibration | None) -> StepOper
         rows=list(rows),
         threads=torch.get_num_threads() if measured.device == "cpu" else None,
         calibration={key: value for key, value in known.items() if value is not None and key not in _IDENTITY},
+        batch_bytes=measured.batch_bytes or None,
     )

@@ -20,7 +20,7 @@ def setting_of(trainer: Trainer, batch_size: int) -> Setting:
     common: dict[str, Any] = {
         "device": device,
         "batch_size": batch_size or None,
-        "cores": int(usable_cores()),
+        "cores": max(1, int(usable_cores())),
         "devices": trainer.world_size,
         "has_gpu": device == "cpu" and len(available()) > 1,
     }

@@ -366,6 +366,7 @@ class ThroughputMonitor(LoopEvents):
             sampled=sampled,
             operations=recorded.operations(),
             not_recorded=recorded.why_no_operations,
+            batch_bytes=recorded.batch_bytes,
             flops=self._flops or Flops(),
             changed=changed,
             others_share=cost.get("others_share", 0.0),

@@ -7,6 +7,7 @@ runs differ by, and what other programs may have lowered the rate by.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -112,7 +113,18 @@ def _sources(measured: Iterable[_Run], reasons: dict[str, list[Path]]) -> list[S
             continue
         reason = f"one batch size, {min(sizes):,}, and choose needs two at least"
         reasons.setdefault(reason, []).extend(run.run.folder for run in runs)
-    return sources
+    return _told_apart(sources)
+
+
+def _told_apart(sources: Sequence[Source]) -> list[Source]:
+    """Sources whose devices have labels of their own: `cpu-2` for the second that would be called `cpu`."""
+    found, number = [], Counter[str]()
+    for source in sources:
+        label = source.device.short[0]
+        number[label] += 1
+        short = (f"{label}-{number[label]}", *source.device.short[1:]) if number[label] > 1 else source.device.short
+        found.append(replace(source, device=replace(source.device, short=short)))
+    return found
 
 
 def _grouped(runs: Iterable[_Run], key: Callable[[_Run], Any]) -> dict[Any, list[_Run]]:
@@ -229,5 +241,5 @@ def _training(runs: Sequence[_Run], sources: Sequence[Source]) -> Training:
     if any(math.isnan(run.measured.counted) for run in runs):
         doubts.append("Not every run has counted its memory, so whether a batch fits is not known.")
     epochs = asked.pop() or None if len(asked) == 1 else None
-    title = printable(f"{options['model']} · {options['data']}")
+    title = printable(f"{first.run.model} · {options['data']}")
     return Training(title, epochs, first.samples, first.step.precision, sources, doubts)

@@ -70,7 +70,7 @@ def _between(low: OperationRow, high: OperationRow, share: float) -> OperationRo
 
 
 def _scaled(row: OperationRow, factor: float) -> OperationRow:
-    """A row whose work grows with the batch; an optimizer's does not."""
+    """A row whose work grows with the batch, in a shape that nobody knows; an optimizer's does not."""
     if row.part == "optimizer":
         return row
-    return replace(row, **{name: getattr(row, name) * factor for name in NUMBERS if name != "calls"})
+    return replace(row, **{name: getattr(row, name) * factor for name in NUMBERS if name != "calls"}, dims=())

@@ -86,14 +86,13 @@ def step_on(source: Source, device: Datasheet, batch_size: int, precision: str |
     """
     rows = rows_at({size: measured.step for size, measured in source.sizes.items()}, batch_size)
     kernels, is_arithmetic = _kernels(rows, device, precision)
-    transfer = TRANSFER * _batch_bytes(rows)
-    on_device = kernels * _correction(source) + transfer
+    kernels, transfer = kernels * _correction(source), TRANSFER * _batch_bytes(source, rows, batch_size)
     numbers = [{size: getattr(measured, name) for size, measured in source.sizes.items()} for name in _ON_A_LINE]
     waiting, counted = (line(values, batch_size) for values in numbers)
     launches = _launches(source, rows)
     host = elsewhere(exactly(waiting)) + launches
-    seconds = overlapped(on_device, host)
-    parts = {"arithmetic" if is_arithmetic else "bandwidth": on_device.middle, "launches": launches.middle}
+    seconds = overlapped(kernels + transfer, host)
+    parts = {"arithmetic" if is_arithmetic else "bandwidth": kernels.middle, "launches": launches.middle}
     parts["data"] = max(waiting, transfer.middle)
     limit = max(parts, key=lambda part: parts[part])
     return Step(seconds, limit, None if math.isnan(counted) else on_gpu(counted))
@@ -115,8 +114,11 @@ def _kernels(rows: Sequence[OperationRow], device: Datasheet, precision: str | N
     return seconds, bool(compute >= seconds.middle / 2)
 
 
-def _batch_bytes(rows: Sequence[OperationRow]) -> float:
-    """The bytes of a batch: about those that the first operation of the forward pass reads."""
+def _batch_bytes(source: Source, rows: Sequence[OperationRow], batch_size: int) -> float:
+    """The bytes of a batch; where no run has recorded them, about those that the first operation of the forward pass reads."""
+    recorded = {size: float(measured.step.batch_bytes or 0) for size, measured in source.sizes.items()}
+    if all(recorded.values()):
+        return line(recorded, batch_size)
     first = next((row for row in rows if row.part == "forward"), None)
     if first is None:
         return 0.0

@@ -22,7 +22,6 @@ _KINDS = {
 _DIMS = {"linear": (3,), "bmm": (4,), "recurrent": (4,), "convolution": (5, 7, 9)}
 # A batch norm needs the mean of all samples before it can write one, so it reads its inputs twice.
 _PASSES = {"native_batch_norm": 1.5, "native_batch_norm_backward": 5 / 3}
-_PRODUCTS = ("linear", "bmm", "convolution", "recurrent")
 _STAYS = ("softmax", "layer_norm")  # that autocast computes in float32
 PRECISIONS = {"tf32": "tf32", "bf16-mixed": "bf16", "16-mixed": "fp16"}  # that a float32 step can be predicted in
 
@@ -88,15 +87,17 @@ def as_computed(work: Work, device: Datasheet, precision: str | None) -> Work:
     Raises:
         UserError: if the card has no hardware for the products' precision.
     """
-    through_cudnn = work.kind == "convolution" or "rnn" in work.name
+    through_cudnn = work.kind == "convolution" or "rnn" in work.name or "lstm" in work.name
     if precision in ("bf16-mixed", "16-mixed") and work.part != "optimizer" and work.kind not in _STAYS:
         work = replace(work, bytes=work.bytes / 2)
-    if work.kind not in _PRODUCTS and not through_cudnn:
+    if not work.flops and not through_cudnn:  # of attention the kind is `other`
         return work
     if precision is not None:
         work = replace(work, precision=PRECISIONS[precision])
     elif work.precision == "fp32" and through_cudnn and "tf32" in device.flops_per_sec:
         work = replace(work, precision="tf32")
+    elif work.precision == "tf32" and "tf32" not in device.flops_per_sec:  # whose cards compute it in float32
+        work = replace(work, precision="fp32")
     if work.precision in ("tf32", "bf16", "fp16", "fp64") and work.precision not in device.flops_per_sec:
         raise UserError(f"has no hardware for {work.precision}")
     return work

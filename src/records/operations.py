@@ -28,7 +28,7 @@ class OperationRow:
     name: str  # `aten.addmm`
     module: str  # the path of the innermost module in the LightningModule; empty for its own code
     part: str  # of the step: `forward`, `backward`, `optimizer`, `other`
-    dtype: str  # of the numbers that it computes with: `fp32`, `bf16`, `fp16`, `fp64`, `other`
+    dtype: str  # of the numbers that it computes with: `fp32`, `bf16`, `fp16`, `fp64`, `other`; on CUDA `tf32`
     dims: tuple[NonNegativeInt, ...] = ()  # of each call; hardware/dims.py says which
     calls: float = 1.0
     flops: float = 0.0  # of products, convolutions, attention and recurrent kernels; a multiply-add is two
@@ -59,6 +59,7 @@ class StepOperations:
     rows: Sequence[OperationRow]
     threads: PositiveInt | None = None  # of a CPU
     calibration: Mapping[str, Any] = field(default_factory=dict)  # what the device was measured to do; may be empty
+    batch_bytes: PositiveInt | None = None  # of the tensors of a batch; None where its step asks for it
 
 
 def write_operations(folder: Path, step: StepOperations) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from batchscope.callbacks import _measured
 from batchscope.callbacks._measured import Measured, step_operations
 from batchscope.callbacks._table import WARMUP
 from batchscope.hardware import operations
@@ -138,7 +139,19 @@ def test_the_record_of_a_step_has_its_operations_with_parts_and_dimensions() -> 
     assert "optimizer" in {row.part for row in step.rows}
     assert all(row.calls > 0 and row.bytes > 0 and row.seconds > 0 for row in step.rows)
     assert all(0 <= row.cold_bytes <= row.bytes for row in step.rows)
+    assert step.batch_bytes == 4 * BATCH * (4 + 1)
     assert fit(steps=1).operations is None
+
+
+def test_on_cuda_a_product_has_the_format_that_torchs_switches_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    formats = {"matmul": "tf32", "convolution": "ieee", "recurrent": "none"}
+    monkeypatch.setattr(_measured, "float32_formats", lambda device: formats)
+    names = ("aten.mm", "aten.convolution", "aten.relu")
+    rows = [OperationRow(name, "m", "forward", "fp32", (4, 8), flops=float("relu" not in name)) for name in names]
+    cost = {"batch_size": 4, "batches_per_sec": 100.0, "step_ms_median": 10.0}
+    for device, first in (("cuda", "tf32"), ("cpu", "fp32")):
+        measured = Measured("net", device, "A GPU", "32-true", cost, Setting(), operations=rows)
+        assert [row.dtype for row in step_operations(measured, None).rows] == [first, "fp32", "fp32"]
 
 
 def test_a_record_has_a_row_for_calls_of_the_same_dimensions_and_of_the_device_what_it_can_do() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from torch.utils.data import DataLoader
 
+from batchscope.callbacks import _setting
 from batchscope.callbacks._measured import FILE, Flops, Measured, read_measured, write_measured
 from batchscope.callbacks._report import report
 from batchscope.callbacks._setting import setting_of
@@ -138,15 +139,16 @@ def test_a_kernel_that_runs_all_the_time_leaves_nothing_to_the_host() -> None:
     ],
     ids=["loader", "own batches", "several loaders", "a run's options", "a run of a diagnosis"],
 )
-def test_the_advice_knows_a_run_or_a_dataloader_and_guesses_no_other(data, words, known) -> None:
+def test_the_advice_knows_a_run_or_a_dataloader_and_guesses_no_other(data, words, known, monkeypatch) -> None:
     def ask(module) -> None:
         found.append(setting_of(module.trainer, 100))
 
+    monkeypatch.setattr(_setting, "usable_cores", lambda: 0.5)  # as in a container with a half
     module, found = stranger(on_train_end=ask), []
     if isinstance(data, dict):
         module.training_step = lambda batch, batch_idx: Stranger.training_step(module, batch["a"], batch_idx)
     if words is not None:
         (module.batchscope_config,) = check_command_line(words, multirun=False, run_dir="x")
     train(module, data=data)
-    assert found[0].own == (words is not None)
+    assert (found[0].own, found[0].cores) == (words is not None, 1)
     assert {key: getattr(found[0], key) for key in known} == known

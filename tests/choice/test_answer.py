@@ -244,8 +244,8 @@ def test_whether_it_fits_stays_unknown_at_larger_sizes_where_no_run_has_counted_
 def test_a_device_that_cannot_train_it_is_left_out_with_the_reason(tmp_path):
     huge = training(tmp_path, memory=lambda size: {"parameters": 30 * 2.0**30, "saved": 1e6})
     assert answer(huge).left_out == [
-        "t4 may need 48.8 GiB at batch size 512, and has 16 GiB",
-        "l4 may need 48.8 GiB at batch size 512, and has 24 GiB",
+        "t4 may need 48.8 GiB at batch size 512, and has 15 GiB",
+        "l4 may need 48.8 GiB at batch size 512, and has 22.5 GiB",
     ]
     assert answer(huge, precision="bf16-mixed").left_out[0] == "t4 has no hardware for bf16"
 

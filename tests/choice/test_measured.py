@@ -72,7 +72,14 @@ def test_a_training_has_each_device_that_it_ran_on(tmp_path):
     write_training(tmp_path / "other", device="cuda", name="A card", hardware={"device_memory_gib": 22})
     training, _ = read_training([tmp_path])
     found = [(each.device.names[0], each.device.memory_gib, each.device.tdp_w) for each in training.sources]
-    assert found == [("AMD EPYC, 2 threads", 16, None), ("L4", 24, 72), ("A card", 22, None)]
+    assert found == [("AMD EPYC, 2 threads", 16, None), ("L4", 22.5, 72), ("A card", 22, None)]
+
+
+def test_devices_of_one_kind_have_labels_of_their_own(tmp_path):
+    for threads in (1, 2):
+        write_training(tmp_path / str(threads), threads=threads)
+    training, _ = read_training([tmp_path])
+    assert [source.device.short[0] for source in training.sources] == ["cpu", "cpu-2"]
 
 
 def test_accumulated_gradients_are_divided_into_batches(tmp_path):

@@ -189,7 +189,7 @@ def test_two_sizes_with_other_operations_give_those_of_the_nearer_one():
     optimizer = mlp(64)[-1]  # whose work does not grow
     steps = {64: recorded(64, [small, optimizer]), 512: recorded(512, [large])}
     doubled = {name: 2 * getattr(small, name) for name in ("flops", "bytes", "cold_bytes", "seconds")}
-    assert rows_at(steps, 128) == [replace(small, **doubled), optimizer]
+    assert rows_at(steps, 128) == [replace(small, **doubled, dims=()), optimizer]  # of which shape nobody knows
     assert [row.name for row in rows_at(steps, 1024)] == ["aten.other"]
 
 
@@ -213,6 +213,28 @@ def sources(tmp_path_factory) -> dict[str, Source]:
     return {name: read_training([folder])[0].sources[0] for name, folder in folders.items()}
 
 
+def test_the_copy_of_a_batch_is_of_its_recorded_bytes_and_may_be_the_limit(sources):
+    card, source = find_card("h100"), sources["mlp"]
+    sizes = {
+        size: replace(measured, step=replace(measured.step, batch_bytes=10**6 * size))
+        for size, measured in source.sizes.items()
+    }
+    step = step_on(replace(source, sizes=sizes), card, 4096)
+    assert step.limit == "data"
+    assert step.seconds.middle > 4096e6 / 12e9 > 10 * step_on(source, card, 4096).seconds.middle
+
+
+def test_a_precision_holds_for_every_operation_with_flops():
+    (work,) = works_of(
+        OperationRow("aten._scaled_dot_product_flash_attention", "m", "forward", "fp32", (), 1, 8e9, 1e6)
+    )
+    assert as_computed(work, find_card("h100"), "bf16-mixed").precision == "bf16"
+    with pytest.raises(UserError, match="has no hardware for bf16"):
+        as_computed(work, find_card("t4"), "bf16-mixed")
+    tf32 = replace(work, precision="tf32")  # as it was recorded on another card
+    assert [as_computed(tf32, find_card(card), None).precision for card in ("a100", "t4")] == ["tf32", "fp32"]
+
+
 def test_a_measured_step_is_as_it_was_measured(sources):
     step = step_here(sources["mlp"], 64)
     assert (step.seconds, step.limit) == (sources["mlp"].sizes[64].seconds, "")
@@ -225,7 +247,7 @@ PREDICTED = {  # a training, a card, a batch size, a precision → the limit, an
     ("wide", "a100", 4096, None): ("arithmetic", (58.304, 81.487, 142.22)),
     ("wide", "a100", 4096, "bf16-mixed"): ("arithmetic", (4.5379, 11.461, 24.889)),
     ("lstm", "h100", 8, None): ("launches", (0.46532, 1.1658, 5.0676)),
-    ("convolution", "h100", 300, None): ("bandwidth", (2.3492, 7.6049, 18.353)),
+    ("convolution", "h100", 300, None): ("data", (2.3492, 7.6049, 18.353)),
     ("starved", "h100", 512, None): ("data", (12.804, 25.605, 51.219)),
     ("on an L4", "h100", 8, None): ("launches", (0.15903, 0.29471, 1.764)),
     ("wide on an L4", "h100", 512, None): ("arithmetic", (7.6415, 10.735, 36.935)),

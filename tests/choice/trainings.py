@@ -67,7 +67,7 @@ def counted(size):
 
 def write_training(
     folder: Path, sizes=(8, 64, 512), rows=mlp, loop_s=1e-3, device="cpu", name="AMD EPYC", precision="32-true",
-    memory=counted, windows=0, others=math.nan, quiet=0, **options,
+    memory=counted, windows=0, others=math.nan, quiet=0, threads=2, **options,
 ) -> Path:  # fmt: skip
     """A run for each size, in numbered folders; options are those of `write_run`.
 
@@ -85,6 +85,6 @@ def write_training(
             beside = np.where(np.arange(windows) < quiet, 0.0, others)
             write_steps(place, [[time] * 5 for time in times], others=beside, disturbed=quiet and beside > 0)
         change_record(place, memory={"batch_size": size, "parts_bytes": memory(size)})
-        threads = 2 if device == "cpu" else None
-        write_operations(place, StepOperations(size, 1.0, device, name, precision, ours, threads, CALIBRATION))
+        of_cpu = threads if device == "cpu" else None
+        write_operations(place, StepOperations(size, 1.0, device, name, precision, ours, of_cpu, CALIBRATION))
     return folder

@@ -13,9 +13,9 @@ DEVICES = datasheets()
 @pytest.mark.parametrize(
     ("name", "memory_and_watts"),
     [
-        ("Tesla T4", (16, 70)),
+        ("Tesla T4", (15, 70)),
         ("A100-SXM4-40GB", (40, 400)),  # as an old driver reports it
-        ("NVIDIA L4", (24, 72)),
+        ("NVIDIA L4", (22.5, 72)),
         ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None),  # a slice
         ("NVIDIA GeForce RTX 4090 Laptop GPU", None),  # another chip
         ("nvidia l4", None),
