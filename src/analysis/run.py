@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UserError, printable
+from ..files import lies_in
 from ..options.purpose import CHOOSES_NOTHING, changes_speed, purpose_of
 from ..options.tree import flatten
 from ..records.correct import read_correct
@@ -65,7 +65,7 @@ class Run:
         flat = {key: value for key, value in flat.items() if isinstance(value, str | int) and value}
         run_dir = config.get("run_dir")
         for key, value in flatten(config):
-            derived = isinstance(value, str) and run_dir and f"{value}{os.sep}".startswith(f"{run_dir}{os.sep}")
+            derived = isinstance(value, str) and isinstance(run_dir, str) and run_dir and lies_in(value, run_dir)
             skipped = derived or key in _SAID_ELSEWHERE or key.endswith("_target_")
             if not skipped and purpose_of(key, config) not in CHOOSES_NOTHING:
                 flat[key] = value

@@ -9,7 +9,7 @@ from typing import Any
 from .._system import relative
 from ..distributed.rendezvous import of_first
 from ..errors import UserError, is_text, warn
-from ..files import lock_folder, refuse_links
+from ..files import lies_in, lock_folder, refuse_links
 from ..options import trust
 from ..options.check import check_config
 from ..options.compose import apply_overrides
@@ -154,7 +154,7 @@ def with_run_dir(config: dict[str, Any], old: str, new: str) -> dict[str, Any]:
         if not isinstance(node, str):
             return node
         # The folder's name alone may be the value of another option, too: `cpu`.
-        inside = node.startswith(old + os.sep) or (node == old and purpose_of(key, config) is Purpose.WRITTEN_TO)
+        inside = lies_in(node, old) and (node != old or purpose_of(key, config) is Purpose.WRITTEN_TO)
         return new + node.removeprefix(old) if inside else node
 
     return moved(config, "")

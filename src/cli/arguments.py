@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ..checkpointing.resume import newest
 from ..errors import UserError, did_you_mean
-from ..options.compose import compose, without_hydra
+from ..options.compose import compose, compose_command_line, without_hydra
 from ..options.groups import GROUPS, choices_of, to_plain
 from ..options.habits import answer_to
 from ..options.hints import message_of
@@ -78,6 +78,10 @@ def _unknown_flag(word: str, known: str) -> str:
 
 def show(args: argparse.Namespace) -> None:
     """Print the help or the configuration of a command line. Raises UserError for one that cannot be composed."""
+    if not args.help and not args.multirun:
+        if any(word.startswith("resume=") for word in args.overrides):
+            raise UserError("--cfg: the configuration of a run that is resumed is in its run.json")
+        compose_command_line(args.overrides, False)
     config = without_hydra(compose(args.overrides))
     try:
         text = OmegaConf.to_yaml(config)

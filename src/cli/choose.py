@@ -93,7 +93,8 @@ def _measured(overrides: list[str], question: Question) -> tuple[int | None, lis
 
     What is known before to have no answer is refused first.
     """
-    compose([word for word in overrides if not word.startswith("data.batch_size=")])  # names, before slow imports
+    one = compose([word for word in overrides if not word.startswith("data.batch_size=")])  # names, before slow imports
+    epochs = one.trainer.get("max_epochs")
     from ..sweep.sizes import measure, timed
 
     words = timed(overrides)
@@ -122,7 +123,6 @@ def _measured(overrides: list[str], question: Question) -> tuple[int | None, lis
     exit_on_signals()
     with contextlib.redirect_stdout(sys.stderr):
         places = measure(words, kinds, folder_of("choose"))
-    epochs = trainer.get("max_epochs")
     return epochs if isinstance(epochs, int) and epochs > 0 else None, places
 
 

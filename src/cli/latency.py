@@ -12,6 +12,7 @@ import argparse
 from pathlib import Path
 
 from ..errors import UserError
+from ..options.command_lines import refuse_not_evaluated
 from ..options.compose import check_command_line
 from ..records.terminal import LiveLine, wrapped
 from . import number
@@ -29,6 +30,8 @@ def main() -> None:
     if "ckpt" not in given and not any(word.startswith("model=") for word in overrides):
         raise UserError("latency: takes a checkpoint or a model; write ckpt=<file> or model=cnn")
     config = None if "ckpt" in given else check_command_line(overrides, multirun=False)[0]
+    if config:
+        refuse_not_evaluated(overrides, {})
     from ..inference import latency, load  # torch takes seconds to import
 
     trained = load.untrained(config) if config else load.restore(Path(given["ckpt"]), overrides, with_data=False)

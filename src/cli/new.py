@@ -41,7 +41,7 @@ def main() -> None:
 def files_of(name: str) -> dict[str, bytes]:
     """The files of a project with this name, by their paths in its folder."""
     paths = [path for pattern in _WRITTEN for path in sorted(TEMPLATE.glob(pattern))]
-    texts = {str(path.relative_to(TEMPLATE)): path.read_text(encoding="utf-8") for path in paths}
+    texts = {path.relative_to(TEMPLATE).as_posix(): path.read_text(encoding="utf-8") for path in paths}
     return {path.replace(NAME, name): text.replace(NAME, name).encode() for path, text in texts.items()}
 
 

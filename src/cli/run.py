@@ -30,7 +30,7 @@ def main() -> None:
     if not os.path.isfile(args.script):
         takes = "which is not a file; the options of batchscope stand before the script"
         raise UserError(f"run: got '{args.script}', {takes}")
-    folder = args.out or folder_of("scripts")
+    folder = args.out or Path(f"{folder_of('scripts')}-{os.getpid()}")  # scripts may be started together
     refuse_existing("--out", folder)
     folder = folder.absolute()  # the script may change the current one
     os.environ[FOLDER] = str(folder)

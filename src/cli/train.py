@@ -27,7 +27,7 @@ from ..files import LOCK, new_folder, writing
 from ..options.compose import CommandLine, check_command_line, compose_command_line, config_in
 from ..options.overrides import set_by
 from ..records.read import read, refuse_used
-from ..sweep.search import TimeToTarget, check_time_to_target, search_of
+from ..sweep.search import BatchSizeSearch, TimeToTarget, check_time_to_target, search_of
 from .arguments import parse_arguments, refuse_missing, show
 
 _HERE = ("BasicLauncher", "JoblibLauncher", "LocalLauncher")  # a machine that submits jobs may have no GPU
@@ -70,6 +70,10 @@ def _start(overrides: list[str], multirun: bool) -> None:
         if "data.batch_size" in set_by(overrides)[0]:
             raise UserError("data.batch_size: experiment=time_to_target tries several; write search.sizes=[16,64,256]")
         check_time_to_target(line.configs[0])
+    if isinstance(search, BatchSizeSearch) and "data.batch_size" in set_by(overrides)[0]:
+        raise UserError("data.batch_size: experiment=find_batch_size finds it; search.start=8 is the first size")
+    if search and line.folder_chosen:
+        raise UserError("hydra.run.dir: a search is a sweep; write hydra.sweep.dir=…")
     if multirun:
         _run_sweep(line)
     elif search:

@@ -4,7 +4,9 @@ Nothing is imported: what a node's target takes is read from its source text.
 """
 
 import copy
+import math
 import os
+from pathlib import Path
 from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
@@ -71,6 +73,10 @@ def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
     if plain["search"] is not None:
         plain["search"] = {TARGET: "batchscope.sweep.search.BatchSizeSearch", **plain["search"]}
         _check_search(plain["search"])
+    for name, value in flatten(plain):
+        numbers = value if isinstance(value, list) else [value]
+        if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
+            raise UserError(f"{name}: got {value!r}, takes finite numbers")  # which a record can hold
     _check_model_fits_data(plain["model"], plain["data"])
     _check_pairs(plain)
     return plain
@@ -107,7 +113,9 @@ def _check_pairs(config: dict[str, Any]) -> None:
     """Refuse options that do not go together."""
     compile, trainer, callbacks = config["compile"], config["trainer"], config["callbacks"] or {}
     module = lightning_module_of(config)
-    batches = batches_of_update(config, ranks_asked(config) or 1)  # checked again by the ranks that there are
+    finds_size = (config["search"] or {}).get(TARGET, "").endswith((".BatchSizeSearch", ".TimeToTarget"))
+    # Checked again by the ranks that there are; of a search by each of its sizes.
+    batches = 1 if finds_size else batches_of_update(config, ranks_asked(config) or 1)
     nodes = {name: node for name, node in callbacks.items() if node}
     for name, node in nodes.items():
         if inherits(node[TARGET], _CHECKPOINTS):
@@ -129,7 +137,8 @@ def _check_folder_of_checkpoints(option: str, dirpath: str | None, config: dict[
     run_dir, root = str(config.get("run_dir")), config["trainer"].get("default_root_dir")
     if not dirpath:
         option, dirpath = "trainer.default_root_dir", f"{root or run_dir}/checkpoints"
-    if not os.path.normpath(dirpath).startswith(f"{os.path.normpath(run_dir)}{os.sep}"):
+    place, folder = Path(os.path.abspath(dirpath)), Path(os.path.abspath(run_dir))
+    if place == folder or not place.is_relative_to(folder):
         got = root if option == "trainer.default_root_dir" else dirpath
         where = "takes a folder in that of the run, ${run_dir}/…; hydra.run.dir=… moves the whole run"
         raise UserError(f"{option}: got {got}, {where}")

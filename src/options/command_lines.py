@@ -10,7 +10,8 @@ from ..errors import UserError
 from . import trust
 from .groups import COLLECTIONS, SECTIONS
 from .overrides import parse
-from .tree import flatten
+from .signatures import inherits
+from .tree import TARGET, flatten
 from .update import ranks_asked
 
 _PART_OF_A_STEP = ("batchscope.callbacks.nonfinite.StopOnNonFinite",)  # it checks every loss and gradient
@@ -23,8 +24,10 @@ _SOME_STEPS |= dict.fromkeys(("min_steps", "max_time", "val_check_interval", "pr
 # Sections and options that an evaluation does not read.
 _NOT_EVALUATED = ("optimizer", "callbacks", "logger", "search", "target", "target_metric", "global_batch_size")
 _NOT_EVALUATED += ("test", "timing", "enough", "margin", "optimized_metric", "tags", "resume")
-# Callbacks, by their names.
+# Callbacks, by their names and their classes.
 _NOT_TIMED = ("checkpoint", "progress", "prediction_images", "stop_at_target", "early_stopping")
+_NOT_TIMED_KINDS = ("lightning.pytorch.callbacks.early_stopping.EarlyStopping",)
+_NOT_TIMED_KINDS += ("lightning.pytorch.callbacks.checkpoint.Checkpoint", "batchscope.callbacks.target.StopAtTarget")
 # It ends by its seconds.
 _UNTIL = {"_target_": "batchscope.callbacks.until_known.StopWhenKnown", "precision": 0.001}
 
@@ -95,7 +98,8 @@ def for_timing(config: dict[str, Any], seconds: float) -> dict[str, Any]:
     The callbacks stay, because they take time; those that only write files, print or end a run are left out. Nothing is
     kept.
     """
-    callbacks = {name: node for name, node in (config["callbacks"] or {}).items() if name not in _NOT_TIMED}
+    kept = {name: node for name, node in (config["callbacks"] or {}).items() if node and name not in _NOT_TIMED}
+    callbacks = {name: o for name, o in kept.items() if not any(inherits(o[TARGET], kind) for kind in _NOT_TIMED_KINDS)}
     callbacks["until_known"] = {**_UNTIL, "seconds": seconds}
     parts = {"trainer": {**config["trainer"], **_SOME_STEPS}, "callbacks": callbacks, **_at_constant_rate(config)}
     once = {"logger": {}, "test": False, "search": None, "resume": None, "timing": "auto"}

@@ -201,8 +201,14 @@ def _meant(module: _Module, written: str) -> Iterator[str]:
 
 
 def _read(arguments: ast.arguments, skip: int) -> Signature:
-    nodes = [*arguments.posonlyargs, *arguments.args][skip:] + arguments.kwonlyargs
-    return Signature({n.arg: _annotation(n.annotation) for n in nodes}, open=arguments.kwarg is not None)
+    positional = [*arguments.posonlyargs, *arguments.args]
+    defaults = [None] * (len(positional) - len(arguments.defaults)) + [*arguments.defaults, *arguments.kw_defaults]
+    found = {}
+    for node, default in [*zip([*positional, *arguments.kwonlyargs], defaults, strict=True)][skip:]:
+        found[node.arg] = annotation = _annotation(node.annotation)
+        if annotation is not None and isinstance(default, ast.Constant) and default.value is None:
+            found[node.arg] = Optional[annotation]  # noqa: UP045 - which may be a text
+    return Signature(found, open=arguments.kwarg is not None)
 
 
 def _keeps_keywords(init: ast.FunctionDef) -> bool:

@@ -9,7 +9,14 @@ from ..errors import UserError, did_you_mean
 from .tree import TARGET
 from .types import INT64, Range
 
-_WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", types.NoneType: "null"}
+_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "true or false",
+    types.NoneType: "null",
+    tuple: "a list",
+}
 
 
 def check_value(name: str, value: Any, annotation: Any) -> None:
@@ -63,7 +70,7 @@ def _is_of_kind(value: Any, kind: Any) -> bool:
         return isinstance(value, list) and len(value) == len(args) and all(map(_fits, value, args))
     if origin in (list, tuple):
         return isinstance(value, list) and all(_fits(item, args[0]) for item in value)
-    kind = origin or kind
+    kind = list if kind is tuple else origin or kind  # a file has no tuples
     return not isinstance(kind, type) or isinstance(value, kind)  # a name in quotes cannot be looked up: not checked
 
 

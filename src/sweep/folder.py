@@ -8,7 +8,7 @@ from typing import Any
 from .._system import relative
 from ..checkpointing.resume import lock_run_dir
 from ..errors import UserError
-from ..files import LOCK, WriteError, lock_folder, refuse_links, set_aside, why
+from ..files import LOCK, WriteError, lies_in, lock_folder, refuse_links, set_aside, why
 from ..options.purpose import DEFAULTS, OF_REPORTS, purpose_of
 from ..options.tree import flatten
 from ..options.types import Purpose
@@ -134,7 +134,7 @@ def _refuse_different(run_dir: Path, record: dict[str, Any], config: dict[str, A
         folder = str(recorded.get("run_dir") or "")
         for option in dict.fromkeys([*theirs, *ours]):
             there, here = theirs.get(option), ours.get(option)
-            in_folder = isinstance(there, str) and folder and f"{there}{os.sep}".startswith(f"{folder}{os.sep}")
+            in_folder = isinstance(there, str) and folder and lies_in(there, folder)
             is_of_run = option not in ("run_dir", "resume", *OF_REPORTS)
             if there != here and not in_folder and is_of_run and purpose_of(option, config) is not Purpose.SEARCH:
                 difference = f"{option} is {there!r} there and {here!r} here"

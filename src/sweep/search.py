@@ -5,13 +5,14 @@ from typing import Any
 
 from ..errors import UserError
 from ..options.types import PositiveFloat, PositiveInt
+from ..options.update import batches_of_update, ranks_asked
 from ..records.metrics import FRACTION, metric
 
 
 class BatchSizeSearch:
     """Grows the batch until throughput stops rising or memory ends, then tries the size that was left out below the answer.
 
-    The batch grows by a factor of four, so that eight runs reach from 8 to 8,192 samples. No batch is larger than the
+    The batch grows by a factor of four, so that six runs reach from 8 to 8,192 samples. No batch is larger than the
     training set. Throughput has stopped rising where a size is not faster than the fastest before it by 5 %. A size of which
     no step is measured, as of too few samples, is the last one that is tried.
 
@@ -40,7 +41,7 @@ class TimeToTarget:
     """Batch sizes × learning rates, each trained until a metric of the validation reaches a target (see time_to_target.py).
 
     Args:
-        sizes: batch sizes of one device, two at least.
+        sizes: batch sizes of one device.
         rates: factors of `optimizer.lr`, for each size.
         minutes: of all runs, after which no further run is begun.
     """
@@ -72,6 +73,8 @@ def check_time_to_target(config: Mapping[str, Any]) -> None:
     if metric(key).unit == FRACTION and not 0 < target <= 1:
         hint = f"; write target={target / 100:g}" if 1 < target <= 100 else ""
         raise UserError(f"target: got {target:g}, and {key} is a fraction between 0 and 1{hint}")
+    for size in search.sizes:
+        batches_of_update({**config, "data": {**config["data"], "batch_size": size}}, ranks_asked(config) or 1)
     if key.startswith(("test/", "train/")):
         raise UserError(f"target_metric: got '{key}', takes a metric of the validation, such as val/acc or val/loss")
     has_options = "batch_size" in config["data"] and config.get("optimizer", {}).get("lr")

@@ -39,8 +39,11 @@ def started(folder: Path, words: list[str]) -> Run:
 
 
 def test_a_timed_run_has_no_validation_and_nothing_that_follows_one() -> None:
-    config = composed("callbacks=early_stopping")
-    assert check_config(for_timing(config, 1.0))["callbacks"].keys().isdisjoint({"early_stopping", "checkpoint"})
+    stop = "{_target_:lightning.pytorch.callbacks.EarlyStopping,monitor:val/loss}"
+    config = composed("callbacks=early_stopping", f"+callbacks.mine={stop}")
+    assert (
+        check_config(for_timing(config, 1.0))["callbacks"].keys().isdisjoint({"early_stopping", "mine", "checkpoint"})
+    )
 
 
 def test_an_interrupted_run_is_resumed_and_a_finished_one_evaluated_by_the_lines_that_they_print(tmp_path) -> None:

@@ -218,6 +218,7 @@ def test_a_class_in_place_of_a_text_needs_no_plus_in_any_order() -> None:
 
 
 def test_checkpoints_may_be_in_the_folder_that_the_command_line_names() -> None:
+    assert composed(run_dir=".")["callbacks"]["checkpoint"]["dirpath"] == "./checkpoints"
     folder = "callbacks.checkpoint.dirpath=out/mine/kept"
     (config,) = check_command_line([folder, "hydra.run.dir=out/mine"], False)
     assert (config["run_dir"], config["callbacks"]["checkpoint"]["dirpath"]) == ("out/mine", "out/mine/kept")

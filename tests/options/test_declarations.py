@@ -40,6 +40,7 @@ ABC = {"a": PositiveInt, "b": Literal["x"], "c": float | None, "d": None}
 # A module with a Thing, beside `base`, and its signature; None where it cannot be read to its end, and takes anything.
 SIGNATURES: list[tuple[str, Signature | None]] = [
     (f"{INIT} a: PositiveInt, /, b: Literal['x'], *, c: float | None, d=1): pass", Signature(ABC)),
+    (f"{INIT} a: float = None, *, b: int = None): pass", Signature({"a": float | None, "b": int | None})),
     (f"{INIT} a): ...\n    def __init__(self, b: int): pass", Signature({"b": int})),
     ("def Thing(size: int, **kwargs): pass", Signature({"size": int}, open=True)),
     ("from .base import Base as Thing", Signature({"size": int})),
@@ -136,6 +137,7 @@ ANNOTATIONS = [
     (list[int] | str, ["auto", [1]], [], ""),
     (list[PositiveInt] | tuple[PositiveInt, ...], [[1]], [[0]], f"{SIZES} of at least 1"),
     (tuple[float, ...], [[1, 0.5]], [], ""),
+    (tuple, [[8, 16]], [8], "a list"),
     (tuple[int, float], [[1, 0.5]], [[0.5, 1], [1]], "a list of 2 items: a whole number, a number"),
     *((kind, [{"_target_": "torch.nn.ReLU"}], [], "") for kind in (int, list[float])),  # that Hydra builds
     (list[float], [[{"_target_": "math.sqrt"}]], [], ""),
