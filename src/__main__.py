@@ -21,7 +21,7 @@ COMMANDS = {
     "export": "a network as a file for other programs: batchscope export ckpt=<file>",
     "latency": "how long a network takes to answer, by batch size: batchscope latency ckpt=<file>",
     "report": "compare runs in a table, plots and a recommendation: batchscope report <sweep>",
-    "compare": "tell whether one run or sweep is slower than another: batchscope compare <a> <b>",
+    "compare": "tell whether one run, or its repeats, is slower than another: batchscope compare <a> <b>",
     "explain": "show where the time of a step goes: batchscope explain <run>",
     "choose": "tell which device to take, with time and cost: batchscope choose model=cnn data=mnist",
     "hardware": "measure what this machine can do: batchscope hardware",
