@@ -14,9 +14,14 @@ _is_left = False  # whether libraries are not taken apart at the end
 
 
 @contextlib.contextmanager
-def quick_imports() -> Iterator[None]:
-    """Within, no garbage is collected: imports leave hardly any, and the search takes a tenth of their time."""
-    was_enabled = gc.isenabled()
+def quick_imports(leave: bool = True) -> Iterator[None]:
+    """Within, no garbage is collected: imports leave hardly any, and the search takes a tenth of their time.
+
+    With `leave` all that a process has imported, with Lightning for the first time, is then in no collection of garbage any more, nor in those of the
+    interpreter's end, which search for more than a second. Objects that are made later end as ever.
+    """
+    global _is_left
+    is_first, was_enabled = "lightning" not in sys.modules, gc.isenabled()
     gc.disable()
     try:
         _import_torchmetrics()
@@ -24,6 +29,9 @@ def quick_imports() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+    if leave and is_first:
+        _is_left = True
+        gc.freeze()
 
 
 def _import_torchmetrics() -> None:
@@ -39,16 +47,6 @@ def _import_torchmetrics() -> None:
         import torchmetrics  # noqa: F401
     finally:
         del sys.modules[_SIGNAL]
-
-
-def leave_imports() -> None:
-    """What has been imported is in no collection of garbage from here on, nor in those of the interpreter's end.
-
-    That end takes more than a second of searching where torch is imported. Objects that are made later end as ever.
-    """
-    global _is_left
-    _is_left = True
-    gc.freeze()
 
 
 @atexit.register  # before torch's handlers, and so called after them

@@ -69,7 +69,7 @@ def forget_averages(trainer: Trainer) -> None:
 
 
 def logged_step(trainer: Trainer) -> int:
-    """The step at which Lightning logs now; at the end of an epoch it logs at the one before."""
+    """The step at which Lightning logs now, the updates of the training so far; at the end of an epoch it logs at the one before."""
     return trainer.fit_loop.epoch_loop._batches_that_stepped
 
 
@@ -191,6 +191,7 @@ class _ResumedFitLoop(_FitLoop):
         for loop in (self, self.epoch_loop, self.epoch_loop.val_loop, self.epoch_loop.automatic_optimization):
             loop._restarting = loop._loaded_from_state_dict = False
         batches, epochs = cast(Any, self.epoch_loop.batch_progress), cast(Any, self.epoch_progress)
+        cast(_ResumedEpochLoop, self.epoch_loop).was_skipped = batches.current.started < batches.current.ready
         for counter in (batches.total, batches.current):  # the batch is done
             counter.completed = counter.processed = counter.started = counter.ready
         for counter in (epochs.total, epochs.current):  # the epoch starts again, after its first batches
@@ -215,6 +216,7 @@ class _ResumedEpochLoop(_TrainingEpochLoop):
         super().__init__(trainer, before.min_steps, before.max_steps)
         self.restore = restore
         self.is_resuming_batch = True  # until what follows the last trained batch has been done
+        self.was_skipped = False  # whether that batch was not trained: nothing follows it (see `at_skipped_end`)
 
     @property
     @override
@@ -231,6 +233,8 @@ class _ResumedEpochLoop(_TrainingEpochLoop):
         if self.is_resuming_batch:  # the batch has been trained; `on_advance_end` does what follows it
             self.restore()
             self.is_resuming_batch = False
+            if self.was_skipped:
+                raise StopIteration
         else:
             super().advance(data_fetcher)
 

@@ -205,6 +205,11 @@ def cannot_use_cuda_after_fork() -> bool:
     return torch.cuda._is_in_bad_fork()
 
 
+def sleep_on_cuda(cycles: int) -> None:
+    """Submit a kernel to the current stream that counts so many cycles of one multiprocessor."""
+    torch.cuda._sleep(cycles)
+
+
 def is_profiler_active() -> bool:
     """Whether a profiler of torch records this thread."""
     return torch.autograd._profiler_enabled()

@@ -77,6 +77,10 @@ class NonFiniteError(UserError):
     """A loss or a gradient is infinite or NaN."""
 
 
+class DataError(UserError):
+    """A user's data could not be loaded."""
+
+
 class UnfitError(UserError):
     """A model does not take what it is to be trained on: nothing was trained, and nothing of the run has to be kept."""
 

@@ -29,7 +29,7 @@ def test_a_package_that_asks_for_the_old_name_gets_it(tmp_path) -> None:
 
 
 def test_a_program_whose_imports_are_left_ends_in_silence_and_its_files_are_whole(tmp_path) -> None:
-    program = "import torch._dynamo\nfrom batchscope._imports import leave_imports\nleave_imports()\n"
+    program = "from batchscope._imports import quick_imports\nwith quick_imports(): import lightning, torch._dynamo\n"
     program += "class Open: pass\nit = Open()\nit.itself, it.file = it, open('file', 'w')\nit.file.write('all of it')\n"
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, capture_output=True, text=True)
     assert (done.stdout, done.stderr, (tmp_path / "file").read_text()) == ("", "", "all of it")

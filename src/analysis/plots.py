@@ -204,7 +204,7 @@ def _points(group: Group, sizes: pd.DataFrame, name: str) -> pd.DataFrame:
         ends = {size: [run.values[name] for run in runs if name in run.values] for size, runs in group.timed.items()}
         low, high = (sizes.index.map({s: end(of) for s, of in ends.items() if of}.get) for end in (min, max))
     points = pd.DataFrame({"value": value, "low": low, "high": high}).astype(float)
-    points = points.apply(lambda column: column.fillna(value)) * (metric(name).in_percent(value.max()) or 1)
+    points = points.apply(lambda column: column.fillna(value)) * (100 if metric(name).unit == FRACTION else 1)
     return points.assign(is_vague=is_vague).dropna()
 
 

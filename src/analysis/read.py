@@ -1,12 +1,13 @@
 """Finding the runs below some folders, and reading their records."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import pandas as pd
 
 from ..errors import UserError
+from ..records.metrics import FRACTION, metric
 from ..records.read import read, run_dirs
 from .groups import SweepResults, group_runs
 from .run import Run
@@ -37,7 +38,17 @@ def find(folders: Iterable[str | os.PathLike[str]]) -> SweepResults:
     if not runs:
         why = f" ({notes[0]}{'; …' if len(notes) > 1 else ''})" if notes else ""
         raise UserError(f"no runs in {', '.join(map(str, paths)) or 'nothing'}{why}")
+    _in_fractions(runs.values())
     return group_runs(list(runs.values()), notes)
+
+
+def _in_fractions(runs: Collection[Run]) -> None:
+    """Divide accuracies by 100 that modules have logged in percent: those of which one is above 1."""
+    for key in {
+        key for run in runs for key, value in run.metrics.items() if metric(key).unit == FRACTION and value > 1
+    }:
+        for run in runs:
+            run.metrics.update({key: run.metrics[key] / 100} if key in run.metrics else {})
 
 
 def _name(run_dir: Path, folder: Path, several: bool) -> str:

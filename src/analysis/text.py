@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 import pandas as pd
 
 from ..records.formatting import percent, significant
-from ..records.metrics import metric
+from ..records.metrics import FRACTION, metric
 from ..records.rates import load_words
 from ..records.terminal import BLOCK, columns
 from .noise import Ratio
@@ -128,6 +128,6 @@ def mean_and_deviation(key: str, mean: float, deviation: float) -> str:
     """A metric of repeated runs, mean ± standard deviation: `98.42±0.11%`; the mean alone where that is NaN."""
     if math.isnan(deviation):
         return "" if math.isnan(mean) else metric(key).text(mean).replace(" %", "%")
-    if (times := metric(key).in_percent(mean)) is not None:
-        return f"{times * mean:.2f}±{times * deviation:.2f}%"
+    if metric(key).unit == FRACTION:
+        return f"{100 * mean:.2f}±{deviation:.2%}"
     return f"{significant(mean)}±{significant(deviation)}"

@@ -1,12 +1,11 @@
 """What a batch of any type holds, and the loss that it had."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from lightning import LightningModule, Trainer
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 NO_TENSORS = (
     "no tensor was found in the batch, which is searched through tuples, lists and dicts; batch_size_fn of "
@@ -27,8 +26,7 @@ def samples_in(batch: Any) -> int:
 
 def bytes_in(batch: Any) -> int:
     """The bytes of the dense tensors in a batch, of which a copy to a device is made."""
-    tensors = (leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.layout == torch.strided)
-    return sum(tensor.nbytes for tensor in tensors)
+    return sum(tensor.nbytes for tensor in _tensors(batch) if tensor.layout == torch.strided)
 
 
 def timesteps_in(module: object, samples: int) -> int:
@@ -55,10 +53,12 @@ def varies(module: object) -> bool:
 
 def first_tensor(batch: Any) -> Tensor | None:
     """The first tensor in a batch, depth first."""
+    return next(_tensors(batch), None)
+
+
+def _tensors(batch: Any) -> Iterator[Tensor]:
     if isinstance(batch, Tensor):
-        return batch
+        yield batch
     children = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple | list) else ()
     for child in children:
-        if (found := first_tensor(child)) is not None:
-            return found
-    return None
+        yield from _tensors(child)

@@ -109,7 +109,7 @@ class LoopEvents(Callback):
 
     def _begin_batch(self) -> None:
         self.begin_batch()
-        self._has_begun, self._is_counted = True, False
+        self._has_begun, self._is_counted, self._asked = True, False, 0
 
     @never_raise
     def _on_action_start(self, action: str) -> None:
@@ -121,13 +121,14 @@ class LoopEvents(Callback):
         if action == _TRAINING:
             if not self._has_begun:
                 self._begin_batch()
-            self._is_training, self._asked = True, 0
+            self._is_training = True
             self.begin_training()
             return
         if action == _REQUEST:
-            if not self._is_training:
+            if self._is_training:
+                self._asked += 1
+            else:
                 self._begin_batch()
-            self._asked += 1
         if _PARTS[action] == PAUSE:
             self.settle()
         self.enter(_PARTS[action])

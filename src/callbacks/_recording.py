@@ -66,7 +66,7 @@ class RecordedUpdates:
         self._update = self._begun = 0  # the last that was recorded, and the last that was begun
         self._samples: list[float] = []  # of each recorded update
         self._is_counted = True  # whether they hold those of the last batch that was recorded
-        self.batch_bytes = 0  # of the last batch that was recorded
+        self.batch_bytes = 0  # of the largest batch that was recorded
         self._has_trained = False  # whether a recorded batch was trained to its end
 
     @property
@@ -107,7 +107,7 @@ class RecordedUpdates:
             self._samples.append(0)
             self._update = update
         self._is_counted = False
-        self.batch_bytes = bytes_in(self._batch)
+        self.batch_bytes = max(self.batch_bytes, bytes_in(self._batch))
         self._running = contextlib.ExitStack()
         if self._is_compiled:
             self._running.enter_context(torch.compiler.set_stance("force_eager"))

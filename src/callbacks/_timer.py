@@ -20,6 +20,7 @@ from lightning import Trainer
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from .._torch import sleep_on_cuda
 from ..records.step_parts import PARTS, StepPart
 from ._updates import Updates
 
@@ -102,7 +103,7 @@ class CudaClock(HostClock):
 
     @override
     def hold(self, seconds: float) -> None:
-        torch.cuda._sleep(int(_CYCLES_PER_S * seconds))  # a kernel that counts the cycles of one multiprocessor
+        sleep_on_cuda(int(_CYCLES_PER_S * seconds))
 
 
 class MpsClock(HostClock):

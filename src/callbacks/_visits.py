@@ -15,7 +15,7 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
-from .._lightning import callbacks_of
+from .._lightning import callbacks_of, logged_step
 from ..hardware.device_memory import shared_memory
 from ._timer import HostClock, clock_for, pause
 from ._updates import Updates
@@ -108,9 +108,10 @@ class Visits(Callback):
 
     def _fit_s(self, trainer: Trainer) -> float | None:
         """About how long the updates take that are left; None where nobody knows how many they are."""
-        left = trainer.estimated_stepping_batches - self._updates.count
-        if trainer.max_epochs == -1:  # then Lightning's number is `max_steps`, which counts each optimizer
-            left = (trainer.max_steps - trainer.global_step) / max(1, self._updates.step - self._updates.before)
+        left = trainer.estimated_stepping_batches - logged_step(trainer)
+        if trainer.max_steps >= 0:  # which counts the steps of each optimizer
+            steps = max(1, self._updates.step - self._updates.before)
+            left = min(left, (trainer.max_steps - trainer.global_step) / steps)
         if len(self._warm_up) < 2 or not 0 <= left < math.inf:
             return None
         return left * (self._warm_up[-1] - self._warm_up[0]) / (len(self._warm_up) - 1)

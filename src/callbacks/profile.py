@@ -104,9 +104,9 @@ class OperationProfiler(Callback):
         if self._profiler is not None:
             self._profiler.step()
         if self._updates.count == self.updates(self._monitor):
+            trainer.should_stop |= self.stop  # of every rank, after the same update
             with pause(trainer):
                 self._end_trace()
-            trainer.should_stop |= self.stop  # of every rank, after the same update
 
     def _end_trace(self) -> None:
         """Read the trace, and tell the monitor how long kernels ran in a step."""

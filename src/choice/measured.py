@@ -122,7 +122,7 @@ def _told_apart(sources: Sequence[Source]) -> list[Source]:
     for source in sources:
         label = source.device.short[0]
         number[label] += 1
-        short = (f"{label}-{number[label]}", *source.device.short[1:]) if number[label] > 1 else source.device.short
+        short = (*([f"{label}-{number[label]}"] if number[label] > 1 else []), *source.device.short)
         found.append(replace(source, device=replace(source.device, short=short)))
     return found
 

@@ -124,12 +124,17 @@ def check_measured(question: Question, which: str, sizes: Collection[int], preci
 
 def check_prices(here: Sequence[Datasheet], question: Question) -> None:
     """Raises UserError for a price that no device has, of those that are here and the cards to compare with."""
-    known = [name for device in here for name in (device.short[0], device.kind)]
+    known = [name for device in here for name in priced_as(device)]
     known = list(dict.fromkeys([*known, *(card.short[0] for card in question.cards)]))
     for name, price in question.prices.items():
         if name not in known:
             got = f"--price: got {name}={price:g}, the price of no device that is compared"
             raise UserError(f"{got}; takes those of {', '.join(known)}")
+
+
+def priced_as(device: Datasheet) -> tuple[str, ...]:
+    """The names by which `--price` may mean a device that is here: its label, with and without a number, and its kind."""
+    return (*device.short, device.kind)
 
 
 def by_size(training: Training, device: Datasheet, question: Question, epochs: int) -> dict[int, Row]:
@@ -144,7 +149,7 @@ def by_size(training: Training, device: Datasheet, question: Question, epochs: i
             sizes.append(2 * sizes[-1])
         precision = None if question.precision == training.precision else question.precision
         steps = {size: _best_known(training, device, size, precision) for size in sizes}
-    names = (device.short[0], device.kind) if here else (device.short[0],)
+    names = priced_as(device) if here else (device.short[0],)
     price = next((question.prices[name] for name in names if name in question.prices), None)
     found = {}
     for size, step in steps.items():

@@ -79,7 +79,7 @@ def _unknown_flag(word: str, known: str) -> str:
 def show(args: argparse.Namespace) -> None:
     """Print the help or the configuration of a command line. Raises UserError for one that cannot be composed."""
     if not args.help and not args.multirun:
-        if any(word.startswith("resume=") for word in args.overrides):
+        if any(word.startswith("resume=") and word != "resume=null" for word in args.overrides):
             raise UserError("--cfg: the configuration of a run that is resumed is in its run.json")
         compose_command_line(args.overrides, False)
     config = without_hydra(compose(args.overrides))

@@ -32,6 +32,7 @@ from ..records.terminal import columns, wrapped
 from . import command_parser, folder_of, folders_and_options, number
 from .products import draw, picture
 
+MEASURED = Path("outputs/choose")  # by this command, each in a folder of its own
 KINDS = ("cpu", "cuda", "mps")  # what a device that is here is called, unless it is a known card
 USUAL = ("t4", "l4", "a10", "a100", "l40s", "h100", "rtx4090")  # that people rent or own
 SCHEMA = 5  # of the JSON document
@@ -50,7 +51,9 @@ def main() -> None:
     cards = find_cards(names, "--devices")
     question = Question(cards, args.epochs, args.batch_size, prices, args.start_up, args.precision)
     epochs, places = (
-        _measured(overrides, question) if overrides else (None, [sweep_folder(name, "choose") for name in folders])
+        _measured(overrides, question)
+        if overrides
+        else (None, [sweep_folder(name, "choose", MEASURED) for name in folders])
     )
     training, left_out = read_training(places)
     question = replace(question, epochs=args.epochs or epochs)
@@ -73,12 +76,20 @@ def main() -> None:
         print(f"\nmeasured {places[0].parent}", file=sys.stderr if args.json else sys.stdout, flush=True)
 
 
+def _label(name: str) -> str:
+    """The label that a price names: `cpu`, `t4`, or `cpu-2` of several that are here."""
+    base, _, number = name.rpartition("-")
+    if base and number.isdecimal():
+        return f"{_label(base)}-{number}"
+    return name if name in KINDS else find_card(name, "--price").short[0]
+
+
 def _prices(words: list[str]) -> dict[str, float]:
     """What an hour costs, by the short name of the device."""
     prices = {}
     for word in words:
         name, _, price = word.partition("=")
-        name = name if name in KINDS else find_card(name, "--price").short[0]
+        name = _label(name)
         if name in prices:
             raise UserError(f"--price: got {word!r}, and {name} has a price already")
         try:
@@ -94,11 +105,11 @@ def _measured(overrides: list[str], question: Question) -> tuple[int | None, lis
     What is known before to have no answer is refused first.
     """
     one = compose([word for word in overrides if not word.startswith("data.batch_size=")])  # names, before slow imports
-    epochs = one.trainer.get("max_epochs")
     from ..sweep.sizes import measure, timed
 
     words = timed(overrides)
     configs = check_command_line(words, multirun=True)
+    epochs = one.trainer.get("max_epochs")  # which a timed run does not have
     config, given = configs[0], [config["data"].get("batch_size") for config in configs]
     sizes = sorted({size for size in given if isinstance(size, int)})  # a DataModule of your own may take null
     trainer = config["trainer"]

@@ -11,6 +11,7 @@ in the documentation).
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .._imports import quick_imports
 from ..errors import UserError
 from .arguments import CKPT, parse_words
 
@@ -35,7 +36,8 @@ def evaluate(path: Path, overrides: list[str]) -> tuple[str, dict[str, float]]:
     Raises:
         UserError: for a checkpoint that cannot be read or does not fit the model, and for a wrong option.
     """
-    from ..inference.load import restore  # torch takes seconds to import
+    with quick_imports():
+        from ..inference.load import restore
 
     return _test(restore(path, overrides, with_data=True))
 

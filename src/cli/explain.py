@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from .._imports import quick_imports
 from .._system import relative
 from ..checkpointing import resume
 from ..checkpointing.signals import exit_on_signals
@@ -101,8 +102,9 @@ def _of_run(run_dir: Path, overrides: list[str], chosen: dict[str, str], out: Pa
 
 def _explain(task: _Task) -> None:
     """Measure, write, print."""
-    from ..callbacks._operation_table import explanation_text
-    from ..training.explain import explain
+    with quick_imports():
+        from ..callbacks._operation_table import explanation_text
+        from ..training.explain import explain
 
     step, files = explain(task.config, task.choices, str(task.folder))
     said = table(at(task.record, "throughput.bottleneck"))

@@ -11,6 +11,7 @@ difference of an output is printed.
 
 from pathlib import Path
 
+from .._imports import quick_imports
 from .arguments import CKPT, parse_words
 
 _SAMPLES = 64  # of the test set, to compare with
@@ -19,9 +20,10 @@ _SAMPLES = 64  # of the test set, to compare with
 def main() -> None:
     """The program: parse, export, check, print."""
     given, overrides = parse_words("export", __doc__, {"ckpt": CKPT, "format": None, "output": None})
-    from ..inference.export import FORMATS, export, refuse  # torch takes seconds to import
-    from ..inference.load import restore
-    from ..inference.samples import samples_of
+    with quick_imports():
+        from ..inference.export import FORMATS, export, refuse
+        from ..inference.load import restore
+        from ..inference.samples import samples_of
 
     form = given.get("format", "torch_export")
     path = Path(given.get("output", f"model{FORMATS.get(form, '')}"))

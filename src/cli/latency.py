@@ -11,9 +11,11 @@ shapes, or copies of a LightningModule's example_input_array. Nothing is written
 import argparse
 from pathlib import Path
 
+from .._imports import quick_imports
 from ..errors import UserError
-from ..options.command_lines import refuse_not_evaluated
+from ..options.command_lines import for_evaluation, refuse_not_evaluated
 from ..options.compose import check_command_line
+from ..options.overrides import set_by
 from ..records.terminal import LiveLine, wrapped
 from . import number
 from .arguments import parse_words
@@ -32,7 +34,11 @@ def main() -> None:
     config = None if "ckpt" in given else check_command_line(overrides, multirun=False)[0]
     if config:
         refuse_not_evaluated(overrides, {})
-    from ..inference import latency, load  # torch takes seconds to import
+        if typed := [option for option in ("compile", "init") if option in set_by(overrides)[0]]:
+            raise UserError(f"{typed[0]}: has no effect on a network that was not trained and does not train")
+        config = for_evaluation(config)
+    with quick_imports():
+        from ..inference import latency, load
 
     trained = load.untrained(config) if config else load.restore(Path(given["ckpt"]), overrides, with_data=False)
     if config is None and trained.needs_data:

@@ -12,6 +12,7 @@ Further options, as of batchscope evaluate, change how the network is run: train
 
 from pathlib import Path
 
+from .._imports import quick_imports
 from .arguments import CKPT, parse_words
 
 
@@ -19,9 +20,10 @@ def main() -> None:
     """The program: parse, predict, write, print."""
     given, overrides = parse_words("predict", __doc__, {"ckpt": CKPT, "input": "test", "output": None})
     checkpoint, output = Path(given["ckpt"]), Path(given.get("output", "predictions.csv"))
-    from ..inference.inputs import refuse_input  # torch takes seconds to import
-    from ..inference.load import restore
-    from ..inference.predict import SPLITS, predict, refuse_output, write_predictions
+    with quick_imports():
+        from ..inference.inputs import refuse_input
+        from ..inference.load import restore
+        from ..inference.predict import SPLITS, predict, refuse_output, write_predictions
 
     if given["input"] not in SPLITS:
         refuse_input(Path(given["input"]))

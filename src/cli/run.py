@@ -14,6 +14,7 @@ import runpy
 import sys
 from pathlib import Path
 
+from .. import ranks
 from ..attached import FOLDER
 from ..errors import UserError, warn
 from ..files import refuse_existing
@@ -30,7 +31,9 @@ def main() -> None:
     if not os.path.isfile(args.script):
         takes = "which is not a file; the options of batchscope stand before the script"
         raise UserError(f"run: got '{args.script}', {takes}")
-    folder = args.out or Path(f"{folder_of('scripts')}-{os.getpid()}")  # scripts may be started together
+    rank, folder = ranks.current(), args.out or folder_of("scripts")
+    if not (args.out or rank.launcher):  # scripts may be started together; the ranks of a launcher share a folder
+        folder = Path(f"{folder}-{os.getpid()}")
     refuse_existing("--out", folder)
     folder = folder.absolute()  # the script may change the current one
     os.environ[FOLDER] = str(folder)
@@ -41,5 +44,5 @@ def main() -> None:
     except SystemExit as end:
         if end.code:
             raise
-    if not os.path.isdir(folder):
+    if not rank.rank and not os.path.isdir(folder):
         warn("run: not measured: the script ran no fit of a lightning.pytorch Trainer")

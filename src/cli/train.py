@@ -9,7 +9,6 @@ import contextlib
 import importlib.util
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 from hydra.core.utils import configure_log, env_override
 
 from .. import ranks
-from .._imports import leave_imports, quick_imports
+from .._imports import quick_imports
 from .._system import may_have_mps, relative, signals_named
 from ..checkpointing import resume
 from ..distributed import launch, rendezvous
@@ -72,7 +71,7 @@ def _start(overrides: list[str], multirun: bool) -> None:
         check_time_to_target(line.configs[0])
     if isinstance(search, BatchSizeSearch) and "data.batch_size" in set_by(overrides)[0]:
         raise UserError("data.batch_size: experiment=find_batch_size finds it; search.start=8 is the first size")
-    if search and line.folder_chosen:
+    if search and "hydra.run.dir" in set_by(overrides)[0]:
         raise UserError("hydra.run.dir: a search is a sweep; write hydra.sweep.dir=…")
     if multirun:
         _run_sweep(line)
@@ -118,11 +117,8 @@ def _refuse_last(option: str, folder: Path) -> None:
 def _train(config: dict[str, Any], run_dir: Path, choices: dict[str, str], overrides: list[str]) -> None:
     """Train as the first rank has read the command line."""
     config, folder, *rest = rendezvous.of_first("run", lambda: [config, relative(run_dir), choices, overrides])
-    is_first = "torch" not in sys.modules
     with quick_imports():
         from ..training.run import train
-    if is_first:
-        leave_imports()
     train(config, Path(folder), *rest)
 
 

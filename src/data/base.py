@@ -204,6 +204,11 @@ class DataModule(LightningDataModule):
         return {**batch, **new} if isinstance(batch, Mapping) else [*parts, *batch[len(parts) :]]
 
     @property
+    def _workers(self) -> int:
+        """The processes that load samples."""
+        return self.num_workers
+
+    @property
     def _module(self) -> LightningModule | None:
         return self.trainer.lightning_module if self.trainer else None
 
@@ -221,7 +226,7 @@ class DataModule(LightningDataModule):
 
     def _loader(self, split: Split, order: DeterministicBatchSampler) -> Loader:
         batches = self._batches(split)
-        workers = 0 if isinstance(batches, TensorBatches) else self.num_workers
+        workers = 0 if isinstance(batches, TensorBatches) else self._workers
         return Loader(batches, order, self._device, workers, self._wait_context, self.timesteps)
 
     def _batches(self, split: Split) -> TensorBatches | SampleBatches:
@@ -234,7 +239,7 @@ class DataModule(LightningDataModule):
 
     def _load_apart(self, keys: list[tuple[Split, list[int]]]) -> Iterator[Any]:
         """The batch of each split and samples, for checks."""
-        return load_apart({split: self._samples(split) for split, _ in keys}, keys, self.seed, self.num_workers)
+        return load_apart({split: self._samples(split) for split, _ in keys}, keys, self.seed, self._workers)
 
     def _wait_context(self) -> AbstractContextManager[object]:
         """Have the profiler count the wait for a prefetched batch as transfer, although `next(loader)` contains it."""

@@ -33,12 +33,6 @@ class TensorDataModule(DataModule):
     ):
         super().__init__(**kwargs)
         self.pipeline = pipeline
-        if self.collate_fn is not None and pipeline != "workers":
-            if pipeline == "device":
-                raise UserError(
-                    "data.pipeline: got device, and a collate_fn takes single samples: write memory or workers"
-                )
-            self.num_workers = 0
 
     def load(self, split: Split) -> tuple[Tensor, ...] | Tensor:
         """The inputs `x: (N, …)` and the targets `y: (N, …)` of a split, ready for training.
@@ -74,8 +68,15 @@ class TensorDataModule(DataModule):
                 digest.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()
 
+    @property
+    @override
+    def _workers(self) -> int:
+        return self.num_workers if self.pipeline == "workers" else 0
+
     @override
     def _batches(self, split: Split) -> TensorBatches | SampleBatches:
+        if self.pipeline == "device" and self.collate_fn is not None:
+            raise UserError("data.pipeline: got device, and a collate_fn takes single samples: write memory or workers")
         if self.pipeline == "workers" or self.collate_fn is not None:
             return self._samples(split)
         if self.pipeline == "device":

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 from unicodedata import category
 
+from torch import Tensor
+
 from ..errors import UserError, did_you_mean, is_text
 
 Kind = Literal["image", "sequence", "tensor"]
@@ -69,13 +71,19 @@ class DataSpec:
                 raise UserError(
                     f"data: DataSpec.{field}: got {got!r}, takes {', '.join(known[:-1])} or {known[-1]}.{hint}"
                 )
-        if not all(isinstance(name, str) and "Cc" not in map(category, name) for name in self.classes):
-            raise UserError(f"data: DataSpec.classes: got {self.classes!r}, takes texts without control characters")
-        channels = self.input_shape[0] if self.kind == "image" else len(self.mean)
-        if len(self.mean) != len(self.std) or len(self.mean) not in (0, 1, channels):
-            raise UserError(f"data: DataSpec.mean, std: got {self.mean} and {self.std}, take a number for each channel")
         if self.kind == "image" and len(self.input_shape) != 3:
             raise UserError(f"data: DataSpec.input_shape: got {self.input_shape}, and an image takes (C, H, W)")
+        for field, right, takes in (
+            ("classes", _are_names(self.classes), "texts without control characters"),
+            (
+                "mean",
+                _are_numbers(self.mean, self.input_shape[0] if self.kind == "image" else None),
+                "a number a channel",
+            ),
+            ("std", _are_numbers(self.std, None) and len(self.std) == len(self.mean), "as many numbers as `mean`"),
+        ):
+            if not right:
+                raise UserError(f"data: DataSpec.{field}: got {getattr(self, field)!r}, takes {takes}")
         names = {*self.fields} - {LENGTHS}
         fewest = 1 if self.target == "input" else 2
         if len(self.fields) < fewest or len(names) < len(self.fields) or not all(map(str.isidentifier, names)):
@@ -85,6 +93,9 @@ class DataSpec:
             )
         if self.target in ("input", "any") and not self.num_outputs:
             object.__setattr__(self, "num_outputs", math.prod(self.input_shape) if self.target == "input" else 1)
+        if type(self.num_outputs) is not int or not all(type(size) is int for size in self.input_shape):
+            got = f"{self.input_shape!r} and {self.num_outputs!r}"
+            raise UserError(f"data: DataSpec.input_shape, num_outputs: got {got}, take whole numbers of Python")
         if self.num_outputs < 1 or (self.target == "value" and self.num_outputs > 1):
             takes = "1 for a value; several are a vector" if self.target == "value" else "1 or more"
             raise UserError(f"data: DataSpec.num_outputs: got {self.num_outputs}, takes {takes}")
@@ -183,7 +194,8 @@ class DataSpec:
         if self.target == "input":
             return x, x, None
         y, lengths = found[self.fields[-1]], found.get(LENGTHS) if self.variable_length else None
-        if self.pads_steps and lengths is not None and y.dim() == 2 and len(y) == len(lengths):
+        if self.pads_steps and isinstance(lengths, Tensor) and y.dim() == 2 and len(y) == len(lengths):
+            y = y if y.is_floating_point() else y.long()
             y = y.masked_fill(y.new_ones(y.shape).cumsum(1) > lengths.to(y.device)[:, None], PADDING)
         return x, y, lengths
 
@@ -199,6 +211,16 @@ class DataSpec:
         if not isinstance(batch, list | tuple):
             raise TypeError(f"a {type(batch).__name__} has no fields")
         return dict(zip((*self.fields, LENGTHS), batch, strict=False))
+
+
+def _are_names(values: Any) -> bool:
+    return isinstance(values, tuple) and all(isinstance(v, str) and "Cc" not in map(category, v) for v in values)
+
+
+def _are_numbers(values: Any, number: int | None) -> bool:
+    """Whether values are numbers: one, so many, or none; any number of them where nobody knows how many."""
+    are_right = isinstance(values, tuple) and all(isinstance(value, int | float) for value in values)
+    return are_right and (number is None or len(values) in (0, 1, number))
 
 
 def arguments(inputs: Any, lengths: Any = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -236,7 +258,6 @@ def spec_from(values: Any) -> DataSpec:
         and all(type(size) is int and 0 < size <= _MOST for size in (*spec.input_shape, spec.num_outputs))
         and (spec.blank_class is None or type(spec.blank_class) is int)
         and all(map(is_text, spec.fields))
-        and all(isinstance(number, int | float) for number in (*spec.mean, *spec.std))
         and type(spec.variable_length) is bool
     )
     if not right:

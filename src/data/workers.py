@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import get_worker_info
 
 from .._system import STOPPING, end_at_sigterm_of, signals_named
-from ..errors import UserError, in_one_line
+from ..errors import DataError, UserError, in_one_line
 
 # Where the code of Python, of installed packages and of this package lies.
 _NOT_THEIRS = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
@@ -45,7 +45,7 @@ def data_error(what: str, error: Exception) -> UserError:
     frames = traceback.extract_tb(error.__traceback__)
     last = [frame for frame in frames if not frame.filename.startswith(_NOT_THEIRS)] or frames
     place = f" ({Path(last[-1].filename).name}:{last[-1].lineno})" if last else ""
-    answer = UserError(f"data: {what}: {in_one_line(error)}{place}")
+    answer = DataError(f"data: {what}: {in_one_line(error)}{place}")
     answer.add_note("".join(traceback.format_exception(error)))  # a worker's exception arrives without its cause
     return answer
 

@@ -128,8 +128,7 @@ def restore(path: Path, overrides: list[str], with_data: bool) -> Trained:
 
 
 def untrained(config: dict[str, Any]) -> Trained:
-    """The network of a checked configuration with its initial weights. UserError for what only a training reads."""
-    _refuse_of_trainings(config)
+    """The network of a checked configuration with its initial weights."""
     return _built(config, "", build_data(config))
 
 
@@ -157,17 +156,13 @@ def _configuration(saved: dict[str, Any], path: Path, overrides: list[str], with
     recorded = for_evaluation(check_config(trust.plain(saved.get("config"), f"ckpt: {path}")))
     refuse_not_evaluated(overrides, recorded)
     config = check_config(apply_overrides(recorded, overrides))
-    _refuse_of_trainings(config)
+    if config["init"]:
+        raise UserError("init: an evaluation has the weights of ckpt")
+    if config["compile"]:
+        raise UserError("compile: only training steps are compiled; an evaluation runs the network as it is")
     built = config if with_data else {**config, "data": {}}
     trust.confirm(built, overrides, str(path), run_dir=None)
     return config
-
-
-def _refuse_of_trainings(config: Mapping[str, Any]) -> None:
-    if config["init"]:
-        raise UserError("init: has no effect without a training; ckpt=… has weights")
-    if config["compile"]:
-        raise UserError("compile: only training steps are compiled; an evaluation runs the network as it is")
 
 
 def _known(saved: dict[str, Any], path: Path, options: Mapping[str, Any]) -> KnownData:

@@ -74,12 +74,18 @@ def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
         plain["search"] = {TARGET: "batchscope.sweep.search.BatchSizeSearch", **plain["search"]}
         _check_search(plain["search"])
     for name, value in flatten(plain):
-        numbers = value if isinstance(value, list) else [value]
-        if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
+        if not _is_finite(value):
             raise UserError(f"{name}: got {value!r}, takes finite numbers")  # which a record can hold
     _check_model_fits_data(plain["model"], plain["data"])
     _check_pairs(plain)
     return plain
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether all numbers in a value are finite."""
+    if isinstance(value, dict | list):
+        return all(map(_is_finite, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _takes_batch_size(target: Any) -> bool:
@@ -115,7 +121,7 @@ def _check_pairs(config: dict[str, Any]) -> None:
     module = lightning_module_of(config)
     finds_size = (config["search"] or {}).get(TARGET, "").endswith((".BatchSizeSearch", ".TimeToTarget"))
     # Checked again by the ranks that there are; of a search by each of its sizes.
-    batches = 1 if finds_size else batches_of_update(config, ranks_asked(config) or 1)
+    batches = batches_of_update(config, ranks_asked(config) or 1, finds_size)
     nodes = {name: node for name, node in callbacks.items() if node}
     for name, node in nodes.items():
         if inherits(node[TARGET], _CHECKPOINTS):

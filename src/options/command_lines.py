@@ -26,8 +26,13 @@ _NOT_EVALUATED = ("optimizer", "callbacks", "logger", "search", "target", "targe
 _NOT_EVALUATED += ("test", "timing", "enough", "margin", "optimized_metric", "tags", "resume")
 # Callbacks, by their names and their classes.
 _NOT_TIMED = ("checkpoint", "progress", "prediction_images", "stop_at_target", "early_stopping")
-_NOT_TIMED_KINDS = ("lightning.pytorch.callbacks.early_stopping.EarlyStopping",)
-_NOT_TIMED_KINDS += ("lightning.pytorch.callbacks.checkpoint.Checkpoint", "batchscope.callbacks.target.StopAtTarget")
+_LIGHTNING = "lightning.pytorch.callbacks"
+_NOT_TIMED_KINDS = (f"{_LIGHTNING}.early_stopping.EarlyStopping", f"{_LIGHTNING}.checkpoint.Checkpoint")
+_NOT_TIMED_KINDS += (f"{_LIGHTNING}.timer.Timer", f"{_LIGHTNING}.progress.progress_bar.ProgressBar")
+_NOT_TIMED_KINDS += (
+    "batchscope.callbacks.target.StopAtTarget",
+    "batchscope.callbacks.prediction_images.PredictionImages",
+)
 # It ends by its seconds.
 _UNTIL = {"_target_": "batchscope.callbacks.until_known.StopWhenKnown", "precision": 0.001}
 

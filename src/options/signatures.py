@@ -203,11 +203,9 @@ def _meant(module: _Module, written: str) -> Iterator[str]:
 def _read(arguments: ast.arguments, skip: int) -> Signature:
     positional = [*arguments.posonlyargs, *arguments.args]
     defaults = [None] * (len(positional) - len(arguments.defaults)) + [*arguments.defaults, *arguments.kw_defaults]
-    found = {}
-    for node, default in [*zip([*positional, *arguments.kwonlyargs], defaults, strict=True)][skip:]:
-        found[node.arg] = annotation = _annotation(node.annotation)
-        if annotation is not None and isinstance(default, ast.Constant) and default.value is None:
-            found[node.arg] = Optional[annotation]  # noqa: UP045 - which may be a text
+    nodes = [*zip([*positional, *arguments.kwonlyargs], defaults, strict=True)][skip:]
+    takes_none = {n.arg: isinstance(default, ast.Constant) and default.value is None for n, default in nodes}
+    found = {n.arg: _annotation(n.annotation, takes_none[n.arg]) for n, _ in nodes}
     return Signature(found, open=arguments.kwarg is not None)
 
 
@@ -222,13 +220,14 @@ def _keeps_keywords(init: ast.FunctionDef) -> bool:
     return any(use not in passed for use in uses)
 
 
-def _annotation(node: ast.expr | None) -> Any:
+def _annotation(node: ast.expr | None, takes_none: bool) -> Any:
     parts = list(ast.walk(node)) if node is not None else []
     reaches_in = any(isinstance(part, ast.Attribute) and part.attr.startswith("_") for part in parts)
     calls = any(isinstance(part, ast.Call) and not isinstance(part.func, ast.Name) for part in parts)
     if node is None or reaches_in or calls or not all(isinstance(part, _IN_ANNOTATIONS) for part in parts):
         return None
     try:
-        return eval(ast.unparse(node), {"__builtins__": {}}, _NAMES)  # only the names above can be reached
+        found = eval(ast.unparse(node), {"__builtins__": {}}, _NAMES)  # only the names above can be reached
+        return Optional[found] if takes_none else found  # noqa: UP045 - it may be anything
     except Exception:  # noqa: BLE001 - an annotation that says more than this file knows
         return None

@@ -13,8 +13,8 @@ def ranks_asked(config: Mapping[str, Any]) -> int | None:
     return count * nodes if isinstance(count, int) and count > 0 else None
 
 
-def batches_of_update(config: Mapping[str, Any], ranks: int) -> int:
-    """The batches that each of so many ranks accumulates for an update.
+def batches_of_update(config: Mapping[str, Any], ranks: int, finds_size: bool = False) -> int:
+    """The batches that each of so many ranks accumulates for an update; of a search that `finds_size`, 2 for some number.
 
     UserError where `global_batch_size` is no multiple of a batch of all ranks, or something else decides, too.
     """
@@ -29,6 +29,8 @@ def batches_of_update(config: Mapping[str, Any], ranks: int) -> int:
         )
     if size is None:
         raise UserError(f"global_batch_size: got {asked}, and the data have no data.batch_size to fill it with")
+    if finds_size:
+        return 2
     together = size * ranks
     if asked % together:
         nearest = max(1, round(asked / together)) * together

@@ -31,17 +31,9 @@ class Metric:
         """The value in a table, where the heading already has the percent sign."""
         return self.text(value).removesuffix(" %") if self.heading.endswith("%") else self.text(value)
 
-    def in_percent(self, largest: float) -> float | None:
-        """What values of a share, of which the largest is known, are multiplied by to be percent; None for no share.
-
-        Some modules log an accuracy in percent.
-        """
-        if self.unit != FRACTION:
-            return None
-        return 1.0 if self.text is _accuracy and largest > 1 else 100.0
-
 
 def _accuracy(value: float) -> str:
+    """A share, which some modules log in percent."""
     return percent(value if value <= 1 else value / 100, digits=1)
 
 

@@ -84,8 +84,8 @@ def run_dirs(folder: Path) -> list[Path]:
     return sorted(places, key=lambda path: [(int(part), "") if part.isdecimal() else (-1, part) for part in path.parts])
 
 
-def sweep_folder(name: str | Path, option: str) -> Path:
-    """The folder of a sweep that is named by its path, or as `last`: the sweep of which a record was written last.
+def sweep_folder(name: str | Path, option: str, *more: Path) -> Path:
+    """The folder of a sweep that is named by its path, or as `last`: the sweep of which a record was written last, among `more`, too.
 
     Raises:
         UserError: if there is no sweep; a path is returned as it is.
@@ -93,7 +93,7 @@ def sweep_folder(name: str | Path, option: str) -> Path:
     if str(name) != "last" or os.path.exists(name):
         return Path(name)
     written: list[tuple[float, Path]] = []
-    for sweep in SWEEPS.glob("*"):
+    for sweep in (sweep for folder in (SWEEPS, *more) for sweep in folder.glob("*")):
         with contextlib.suppress(OSError, UserError):  # a file, or it was removed meanwhile
             written += [((place / FILE).stat().st_mtime, sweep) for place in run_dirs(sweep)]
     if not written:

@@ -25,7 +25,7 @@ def _prepare() -> None:
     from .job import hide_slurm
 
     hide_slurm()  # before Lightning is imported
-    with quick_imports():
+    with quick_imports(leave=False):  # the runs print what they end with
         for name in _IMPORTED:
             importlib.import_module(name)
     from .._torch import cannot_use_cuda_after_fork

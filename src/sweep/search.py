@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import UserError
+from ..options.purpose import lightning_module_of
 from ..options.types import PositiveFloat, PositiveInt
 from ..options.update import batches_of_update, ranks_asked
 from ..records.metrics import FRACTION, metric
@@ -70,7 +71,8 @@ def check_time_to_target(config: Mapping[str, Any]) -> None:
     target, key, search = config.get("target"), config.get("target_metric"), search_of(config)
     if target is None or key is None:
         raise UserError("target: needs a value of target_metric, such as target=0.98 target_metric=val/acc")
-    if metric(key).unit == FRACTION and not 0 < target <= 1:
+    is_own = lightning_module_of(config)  # which may log percent
+    if metric(key).unit == FRACTION and not 0 < target <= (100 if is_own else 1):
         hint = f"; write target={target / 100:g}" if 1 < target <= 100 else ""
         raise UserError(f"target: got {target:g}, and {key} is a fraction between 0 and 1{hint}")
     for size in search.sizes:

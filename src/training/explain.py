@@ -66,5 +66,5 @@ def explain(config: dict[str, Any], choices: dict[str, str], place: str) -> tupl
 
 
 def _give_up(most: int, trainer: Trainer, *_: Any) -> None:
-    """End a training in which so many batches have led to no update that Lightning counts."""
-    trainer.should_stop |= not trainer.global_step and trainer.fit_loop.epoch_loop.total_batch_idx >= most
+    """End a training that has had more than enough batches: Lightning counts no update, or the profiler has failed."""
+    trainer.should_stop |= trainer.fit_loop.epoch_loop.total_batch_idx >= most

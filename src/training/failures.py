@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from .._torch import is_compilation_error, is_shared_memory_error
 from ..checkpointing.resume_point import checkpoint_folder
 from ..data.sendable import check_sendable
-from ..errors import Interrupted, NonFiniteError, PeerLostError, UserError, cut, package_of, place_of
+from ..errors import DataError, Interrupted, PeerLostError, UserError, cut, package_of, place_of
 from ..files import LOCK, NO_SPACE, WriteError, is_inside, why
 from ..hardware.device_memory import is_out_of_memory, memory_of, total_memory
 from ..options.command_lines import resume_command
@@ -56,9 +56,13 @@ def explain_failures(config: dict[str, Any], trainer: Trainer) -> Iterator[None]
         if first:
             print("\n".join(["", str(stop), *_how_to_resume(config, trainer)]), flush=True)
         raise
-    except UserError as error:  # after the first step, such as one of a sample
-        is_again = isinstance(error, NonFiniteError)  # also when it is resumed
-        if first and trainer.global_step and not is_again and (lines := _how_to_resume(config, trainer)):
+    except UserError as error:
+        if (
+            first
+            and isinstance(error, DataError)
+            and trainer.global_step
+            and (lines := _how_to_resume(config, trainer))
+        ):
             print("\n".join(["", *lines]), flush=True)
         raise
     except Exception as error:

@@ -233,7 +233,8 @@ class _Run:
             if isinstance(self.data, PlainData) and self.resume_point.is_within_epoch:
                 self.data.warn_of_lost_batches()
             checkpoint = self.resume_point.path
-        started, before_s = time.perf_counter(), positive(record.facts.get("fit_seconds")) or 0.0
+        goes_on = self.resume_point is not None and self.resume_point.path  # else its steps are trained again
+        started, before_s = time.perf_counter(), (positive(record.facts.get("fit_seconds")) or 0.0) if goes_on else 0.0
         try:
             self.trainer.fit(self.module, datamodule=lightning_of(self.data), ckpt_path=checkpoint, weights_only=True)
         except BaseException:

@@ -224,7 +224,8 @@ def _told_apart(row: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, 
     metrics. A word of a run that its sweep's command does not have is one of several values, or was typed at a resume.
     """
     typed = {word.lstrip("+~").partition("=")[0]: word for word in record["overrides"]}
-    command, is_resumed = f" {record['command']} ", bool(record.get("resumed"))
+    command = f" {record['command']} "
+    is_resumed = record.get("resumed") and not {"-m", "--multirun"} & {*command.split()}
     varied = {o for o, word in typed.items() if not is_resumed and f" {command_line([word])} " not in command}
     shown = {*_ALWAYS, *(varied or typed)}
     if "data" in shown or row["dataset"].replace("-", "_") != record["choices"].get("data"):  # data=copy_memory
@@ -268,7 +269,7 @@ def _lines_of(
     speak = [one for one in callbacks_of(trainer) if hasattr(one, method)]
     monitors = [one for one in speak if isinstance(one, ThroughputMonitor)]
     is_of_before = "title" in record["throughput"] and all("title" not in one.summary for one in monitors)
-    lines = words(record["throughput"]) if is_of_before and monitors else []
+    lines = words(record["throughput"]) if is_of_before and any(one.verbose for one in monitors) else []
     monitors = [] if is_of_before else monitors
     others = [one for one in speak if not isinstance(one, ThroughputMonitor)]
     return [*lines, *(line for one in (*monitors, *others) for line in getattr(one, method)())]

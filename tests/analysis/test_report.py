@@ -89,9 +89,11 @@ def test_an_accuracy_that_was_logged_in_percent_is_shown_as_one(tmp_path):
     report = analyse([tmp_path])
     assert ["test/acc", "98.4%", "99.0%"] in [line.split() for line in report.text.splitlines()]
     assert "Best test/acc: 99.0 % at 64" in " ".join(report.headlines)
+    assert report.frame["test/acc"].tolist() == pytest.approx([0.984, 0.99])
+    assert report.answers[0].quality.is_share
     drawn = plots.figures(report)["accuracy"]
     low, high = drawn.axes[0].get_ylim()
-    assert [point.get_ydata()[0] for point in points(drawn)] == [98.4, 99.0] and low < 98 and high > 99
+    assert [point.get_ydata()[0] for point in points(drawn)] == pytest.approx([98.4, 99.0]) and low < 98 and high > 99
 
 
 def test_options_of_one_last_name_are_told_apart(tmp_path):

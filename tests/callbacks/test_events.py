@@ -1,5 +1,7 @@
 """What Lightning's loop does with a batch, as events in their order."""
 
+from torch.utils.data import DataLoader
+
 from batchscope.callbacks._events import LoopEvents
 from tests.support.third_party_modules import Asking, Stranger, loader, train
 
@@ -72,3 +74,10 @@ def test_a_validation_is_a_pause_also_between_two_batches_of_an_update() -> None
     first, second, *_ = events.split("interrupted")
     assert first.endswith("end +pause ") and second.startswith(f" {COPY} -pause begin ")
     assert second.endswith("end +pause +pause ")  # the gradients are cleared before the validation begins
+
+
+def test_a_batch_that_is_none_is_not_counted() -> None:
+    one = next(iter(loader(4, 4)))
+    batches = DataLoader([one, None, one], batch_size=None, collate_fn=lambda batch: batch)
+    events = told(Stranger(), data=batches).split()
+    assert (events.count("4"), events.count("disabled")) == (2, 0)

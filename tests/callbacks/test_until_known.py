@@ -170,21 +170,19 @@ def test_a_run_that_is_not_told_to_stop_ends_as_a_run_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("estimate", "max_epochs", "left_s"), [(102, 3, 50.0), (2, 3, 0.0), (math.inf, 3, None), (104, -1, 25.0)]
+    ("estimate", "max_steps", "left_s"), [(102, -1, 46.0), (10, -1, 0.0), (math.inf, -1, None), (104, 104, 12.5)]
 )
-def test_how_long_a_training_takes_is_told_by_the_last_updates_of_its_warm_up(estimate, max_epochs, left_s) -> None:
-    """Its two optimizers step in each update; `max_steps` counts each step, and epochs the batches."""
+def test_how_long_a_training_takes_is_told_by_the_last_updates_of_its_warm_up(
+    estimate, max_steps, left_s, monkeypatch
+) -> None:
+    """It was resumed after eight updates. Its two optimizers step in each; `max_steps` counts each step."""
     visits = Visits(ThroughputMonitor(), None)
     visits._warm_up.extend([9.0, 10.0, 10.5, 11.0])
-    visits._updates = Updates()
+    visits._updates = Updates(0)
     for step in (2, 4):
         visits._updates.end_batch(step)
-    trainer = {
-        "estimated_stepping_batches": estimate,
-        "max_steps": estimate,
-        "max_epochs": max_epochs,
-        "global_step": 4,
-    }
+    monkeypatch.setattr(_visits, "logged_step", lambda trainer: 10)
+    trainer = {"estimated_stepping_batches": estimate, "max_steps": max_steps, "global_step": 54}
     assert visits._fit_s(SimpleNamespace(**trainer)) == left_s
 
 

@@ -41,6 +41,7 @@ ABC = {"a": PositiveInt, "b": Literal["x"], "c": float | None, "d": None}
 SIGNATURES: list[tuple[str, Signature | None]] = [
     (f"{INIT} a: PositiveInt, /, b: Literal['x'], *, c: float | None, d=1): pass", Signature(ABC)),
     (f"{INIT} a: float = None, *, b: int = None): pass", Signature({"a": float | None, "b": int | None})),
+    (f"{INIT} a: (int, int) = None, b: 'list of int' = None): pass", Signature({"a": None, "b": None})),
     (f"{INIT} a): ...\n    def __init__(self, b: int): pass", Signature({"b": int})),
     ("def Thing(size: int, **kwargs): pass", Signature({"size": int}, open=True)),
     ("from .base import Base as Thing", Signature({"size": int})),

@@ -16,7 +16,7 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch._inductor.exc import CppCompileError
 
-from batchscope.errors import PeerLostError, UserError
+from batchscope.errors import DataError, PeerLostError, UserError
 from batchscope.files import WriteError
 from batchscope.training.failures import explain_failures
 from tests.checkpointing.support import OUT, STEP
@@ -56,7 +56,7 @@ def test_a_loss_that_is_not_a_number_ends_the_run_and_keeps_the_checkpoints(tmp_
 
 
 def lose_a_sample() -> None:
-    raise UserError("data: sample number 7 cannot be loaded")
+    raise DataError("data: sample number 7 cannot be loaded")
 
 
 def test_a_sample_that_cannot_be_loaded_is_one_line_and_how_to_resume(tmp_path: Path) -> None:

@@ -807,6 +807,12 @@ def test_weights_that_a_module_does_not_have_leave_it_the_layers_that_its_optimi
 def test_an_epoch_whose_rest_a_module_leaves_out_ends_with_a_checkpoint_too(folder: Path) -> None:
     found = trained(folder, "model=skips", "data=points")
     assert (found["status"], found["steps"], last(folder)["global_step"]) == ("finished", 6, 6)
+    resumed = folder.with_name("resumed")
+    begun = trained(resumed, "model=skips", "data=points", "trainer.max_epochs=1")
+    train(configuration(begun, resumed, ["trainer.max_epochs=2"]), resumed, begun["choices"], [])
+    assert_alike(last(resumed)["state_dict"], last(folder)["state_dict"])
+    assert last(resumed)["global_step"] == 6
+    assert_alike(*(last(each)["loops"]["fit_loop"]["epoch_loop.state_dict"] for each in (resumed, folder)))
 
 
 def test_a_failure_of_prepare_data_is_recorded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
