@@ -2,7 +2,7 @@
 
     batchscope choose model=cnn data=mnist                       # after a short measurement here
     batchscope choose outputs/sweeps/<sweep> --epochs 20         # from the records of a sweep over batch sizes
-    batchscope choose last --epochs 20                           # of the newest one
+    batchscope choose last --epochs 20                           # the newest sweep, or what this command has measured
     batchscope choose <sweep> --price t4=0.5 --price h100=2.5 --start-up 300
 
 Devices that are here are measured; NVIDIA's others are predicted from them, with an interval. What nobody has measured
