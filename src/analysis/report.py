@@ -105,7 +105,8 @@ class Report:
     @property
     def setting_texts(self) -> pd.DataFrame:
         """A row of texts for each setting, where several ran, each at one batch size; else empty."""
-        is_shown = not self.size_texts and len(self.sweep.runs) > 1
+        sizes = [{run.batch_size for run in group.runs} for group in self.sweep.groups]
+        is_shown = not self.size_texts and len(self.sweep.runs) > 1 and all(len(of_group) == 1 for of_group in sizes)
         return table.setting_texts(self.sweep, self.tables) if is_shown else pd.DataFrame()
 
     @property

@@ -113,6 +113,14 @@ def test_the_axis_of_sizes_has_the_numbers_of_sizes_that_ran(tmp_path, sizes):
         assert {sizes[0]} < {*ticks} <= {*sizes} and len(ticks) <= most
 
 
+def test_sizes_of_which_none_has_ended_are_no_settings_of_one_size(tmp_path):
+    for number, size in enumerate((16, 32, 64)):
+        write_run(tmp_path / str(number), size, status="interrupted", error="Interrupted: stopped by SIGTERM")
+    said = analyse([tmp_path]).text
+    assert "setting" not in said and "→ No run finished" in said
+    assert said.endswith("failed   16, 32, 64: Interrupted: stopped by SIGTERM")
+
+
 def test_a_loss_is_shown_beside_a_metric_of_which_no_direction_is_known(tmp_path):
     write_rates(tmp_path, TWO, metrics={"test/f_beta_thing": 0.5, "test/loss": 0.1})
     report = analyse([tmp_path])
