@@ -163,8 +163,9 @@ def test_a_sweep_of_trainings_is_timed_in_passes_and_trains_what_runs_alone_trai
     passes = [read_step_times(tmp_path / f"s/{n}").pass_ for n in range(3)]
     assert all((of_run >= 0).sum() >= 10 and (of_run[:10] == passes[0][:10]).all() for of_run in passes)
     found = record(tmp_path / "s/2")
-    (file,) = (tmp_path / "s/2").rglob("events.out*")
-    times = [event.wall_time for event in EventAccumulator(str(file)).Reload().Scalars(card("train/loss"))]
+    files = [EventAccumulator(str(file)).Reload() for file in (tmp_path / "s/2").rglob("events.out*")]
+    (curves,) = [file for file in files if card("train/loss") in file.Tags()["scalars"]]
+    times = [event.wall_time for event in curves.Scalars(card("train/loss"))]
     assert found["waiting_seconds"] > 1 and times[-1] - times[0] < found["fit_seconds"]
     plain = end(start(tmp_path, *TRAINED, "timing=false", "hydra.sweep.dir=alone"))
     assert plain.code == 0, plain.err
