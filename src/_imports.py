@@ -17,8 +17,9 @@ _is_left = False  # whether libraries are not taken apart at the end
 def quick_imports(leave: bool = True) -> Iterator[None]:
     """Within, no garbage is collected: imports leave hardly any, and the search takes a tenth of their time.
 
-    With `leave` all that a process has imported, with Lightning for the first time, is then in no collection of garbage any more, nor in those of the
-    interpreter's end, which search for more than a second. Objects that are made later end as ever.
+    With `leave`, where Lightning is imported here for the first time, everything that is imported by then is left out of all
+    later collections, also of those at the interpreter's end, which take more than a second. Objects that are made later
+    are collected as ever.
     """
     global _is_left
     is_first, was_enabled = "lightning" not in sys.modules, gc.isenabled()

@@ -22,7 +22,7 @@ from .collate import Collate
 from .loader import Loader, TensorBatches, load_apart
 from .order import DeterministicBatchSampler, rank_and_world_size
 from .samples import SampleBatches
-from .spec import DataSpec, computed_shape
+from .spec import LENGTHS, DataSpec, computed_shape
 from .workers import data_error
 
 Split = Literal["train", "val", "test"]
@@ -114,7 +114,7 @@ class DataModule(LightningDataModule):
 
         None where the spec says it (T a sample), or nobody knows.
         """
-        lengths = self._spec.parts(batch)[2] if self._spec.variable_length else None
+        lengths = self._spec.named(batch).get(LENGTHS) if self._spec.variable_length else None
         return int(lengths.sum()) if lengths is not None and lengths.device.type == "cpu" else None
 
     @property

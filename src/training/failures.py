@@ -56,14 +56,11 @@ def explain_failures(config: dict[str, Any], trainer: Trainer) -> Iterator[None]
         if first:
             print("\n".join(["", str(stop), *_how_to_resume(config, trainer)]), flush=True)
         raise
-    except UserError as error:
-        if (
-            first
-            and isinstance(error, DataError)
-            and trainer.global_step
-            and (lines := _how_to_resume(config, trainer))
-        ):
+    except DataError:
+        if first and trainer.global_step and (lines := _how_to_resume(config, trainer)):
             print("\n".join(["", *lines]), flush=True)
+        raise
+    except UserError:
         raise
     except Exception as error:
         if in_one_line := explained(error, config, trainer) or _of_lightning(error, trainer):
