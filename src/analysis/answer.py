@@ -9,6 +9,7 @@
 Each sentence that states something has a claim beside it, so that it can be checked against a longer measurement.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,6 +20,7 @@ from ..records.values import at, positive, table
 from .groups import Group, loads_of
 from .noise import Rates, simultaneous
 from .quality import Quality, quality_of
+from .run import Run
 from .selection import ENOUGH, Rule, Selection, select
 from .target import Arrivals, arrivals_of
 from .text import and_, at_least, choice_words, times_as_fast
@@ -89,7 +91,7 @@ def _of_arrivals(group: Group, arrivals: Arrivals, overall: Selection | None) ->
 
 
 def _repeat(group: Group, selection: Selection | None, quality: Quality | None, sizes: Iterable[int]) -> list[str]:
-    """The options of a command that would tell more; none where the answer is shown, or was measured in passes."""
+    """The options of a command that would tell more; none where the answer is shown, or its sizes were measured side by side."""
     if "script" in table(group.runs[0].record.get("config")):
         return []  # of `batchscope run`, whose flags are the script's
     if selection and quality and quality.seeds == 1:
@@ -97,12 +99,21 @@ def _repeat(group: Group, selection: Selection | None, quality: Quality | None, 
         doubtful = [other for other in quality.doubtful if other in rates.settings]
         if size is None or not quality.is_shown(size) or any(rates.rate(s) > rates.rate(size) for s in doubtful):
             return ["seed=0,1,2", _sizes(quality.values)]
-    if selection and (selection.rule == "shown" or group.rates.passes):
+    if selection and (selection.rule == "shown" or group.rates.is_side_by_side):
         return []
     seconds = [positive(at(run.record, f"config.{_SECONDS}")) or 0.0 for run in group.runs]
     was_timed = all(at(run.record, "throughput.ended") for run in group.runs)
     longer = [f"{_SECONDS}={2 * max(seconds):g}"] if was_timed and max(seconds) else []
-    return ["experiment=throughput", _sizes(sizes), *longer]
+    return [*_timed(group.runs[0]), _sizes(sizes), *longer]
+
+
+def _timed(run: Run) -> list[str]:
+    """The options that time the steps of a run's training: experiment=throughput on top of the experiment that it had."""
+    typed = next((word.partition("=")[2] for word in run.words if word.startswith("experiment=")), "")
+    names = [name for name in re.findall(r"[\w/-]+", typed) if name not in ("null", "throughput")]
+    experiment = f"[{','.join([*names, 'throughput'])}]" if names else "throughput"
+    plainly = at(run.record, "config.timing") is False  # by which no run is visited
+    return [f"experiment={experiment}", *(["timing=auto"] if plainly else [])]
 
 
 def _sizes(sizes: Iterable[int]) -> str:

@@ -14,7 +14,7 @@ from ..records.values import table
 from .groups import Group, SweepResults, label, rates_of, setting_words, short_names
 from .noise import Ratio, simultaneous
 from .quality import Quality, quality_of
-from .run import BATCH_SIZE, HARDWARE
+from .run import BATCH_SIZE, HARDWARE, Run
 from .selection import select
 from .text import and_
 
@@ -73,8 +73,8 @@ def compare_settings(sweep: SweepResults, metrics: Sequence[str], margin: float 
     quality = _quality_of_groups(sweep, metrics, margin)
     best = [quality.best_words(dict(enumerate(names)), at="with")] if quality else []
     config = table(sweep.runs[0].record.get("config"))
-    is_of_speed = not best or any(changes_speed(key, config) for key in sweep.group_keys)
-    return [*best, *(_fastest(sweep.groups, names) if is_of_speed else ())]
+    of_speed = [key for key in sweep.group_keys if changes_speed(key, config)]
+    return [*best, *(_fastest(sweep, of_speed) if of_speed or not best else ())]
 
 
 def best_setting(sweep: SweepResults, metrics: Sequence[str]) -> dict[str, Any] | None:
@@ -93,17 +93,22 @@ def _quality_of_groups(sweep: SweepResults, metrics: Sequence[str], margin: floa
     return next((found for key in metrics if (found := quality_of(runs, key, margin))), None)
 
 
-def name_of(group: Group, sweep: SweepResults) -> str:
-    """The label of a group at one batch size, with this size where others ran at another one."""
-    size = group.runs[0].batch_size
-    return f"{group.label} · batch size {size:,}" if BATCH_SIZE in sweep.factors and size else group.label
+def name_of(group: Group, sweep: SweepResults, keys: Sequence[str] | None = None) -> str:
+    """The label of a group at one batch size, with this size where others ran at another one; by these factors, or all."""
+    size, name = group.runs[0].batch_size, group.label if keys is None else label(group.runs[0], keys)
+    return f"{name} · batch size {size:,}" if BATCH_SIZE in sweep.factors and size else name
 
 
-def _fastest(groups: Sequence[Group], names: Sequence[str]) -> Iterator[str]:
-    """The fastest group, and how much faster it is than the next one."""
-    measured = {n: runs for n, group in enumerate(groups) if (runs := [r for r in group.runs if RATE in r.values])}
+def _fastest(sweep: SweepResults, factors: Sequence[str]) -> Iterator[str]:
+    """The fastest setting of the factors that change the speed, and how much faster it is than the next one."""
+    measured: dict[int, list[Run]] = {}
+    first: dict[str, int] = {}  # group with each setting
+    for number, group in enumerate(sweep.groups):
+        if runs := [run for run in group.runs if RATE in run.values]:
+            measured.setdefault(first.setdefault(runs[0].speed_setting, number), []).extend(runs)
     if len(measured) < 2:
         return
+    names = {number: name_of(sweep.groups[number], sweep, factors) for number in measured}
     rates = rates_of(measured)
     selection = select(rates)
     if selection is None or len(selection.shares) < 2:

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from ..errors import is_text, printable
+from ..options.tree import TARGET
 from ..records.formatting import count, option_value
 from ..records.rates import RATE
 from ..records.values import at
@@ -136,7 +137,7 @@ def group_runs(runs: list[Run], notes: Sequence[str] = ()) -> SweepResults:
     rows = [{key: json.dumps(value, sort_keys=True, default=str) for key, value in r.settings.items()} for r in runs]
     unset = dict.fromkeys((key for row in rows for key in row if key not in HARDWARE), "null")
     rows = [unset | row for row in rows]
-    of_target = ["target" in run.record for run in runs]  # of these, each size has its own best learning rate
+    of_target = [run.is_to_target for run in runs]  # of these, each size has its own best learning rate
     dividing = [row | ({LEARNING_RATE: ""} if own else {}) for row, own in zip(rows, of_target, strict=True)]
     keys = [key for key in _factors(dividing) if key not in (BATCH_SIZE, SEED)]
     along = [key for key in keys if _SCALES_ALONG.match(key)] if _varies(dividing, BATCH_SIZE) else []
@@ -161,7 +162,7 @@ def short_names(options: Collection[str]) -> dict[str, str]:
     """The last name of each option, with as many before it as tell it from the others: `lr`, `encoder.layers`."""
     found = {}
     for option in options:
-        parts = option.split(".")
+        parts = option.removesuffix(f".{TARGET}").split(".")
         ends = [".".join(parts[-n:]) for n in range(1, len(parts) + 1)]
         found[option] = next(
             (end for end in ends if sum(f".{one}".endswith(f".{end}") for one in options) == 1), option
@@ -174,7 +175,7 @@ def setting_words(key: str, value: Any, name: str = "") -> str:
     if key == "threads" and isinstance(value, int):
         return count(value, "thread")
     if isinstance(value, str) and value not in _SAYS_NOTHING:
-        return value
+        return value.rpartition(".")[2] if key.endswith(TARGET) else value
     return f"{name or key} {option_value(value)}"
 
 

@@ -262,7 +262,9 @@ def _load(runs: Sequence[Run]) -> str:
 def _passes(sweep: SweepResults) -> str:
     """`in 10 passes over the batch sizes`, where runs were visited."""
     passes = [*dict.fromkeys(group.rates.passes for group in sweep.groups if group.rates.passes)]
-    return f"measured in {_and([*map(str, passes)])} passes over the batch sizes" if passes else ""
+    apart = any(group.rates.passes and not group.rates.is_side_by_side for group in sweep.groups)
+    more = ", not all of them in the same ones" if apart else ""
+    return f"measured in {_and([*map(str, passes)])} passes over the batch sizes{more}" if passes else ""
 
 
 def _versions(run: Run) -> str:

@@ -195,9 +195,15 @@ class Rates:
 
     @property
     def passes(self) -> int:
-        """In how many passes the settings were measured side by side; 0 where no two of them share passes."""
-        shared = [setting for setting in self.settings if self._shares_passes(setting)]
-        return self.windows[self.windows["setting"].isin(shared)]["pass_"].nunique()
+        """In how many passes settings were measured side by side, of all such sets of settings the most; 0 where no two were."""
+        shared = self.windows[self.windows["setting"].map(self._shares_passes).astype(bool)]
+        passes = shared.groupby(shared["setting"].map(self._component))["pass_"].nunique()
+        return int(passes.max()) if len(passes) else 0
+
+    @property
+    def is_side_by_side(self) -> bool:
+        """Whether all settings were measured in the same passes."""
+        return self.passes > 0 and len(set(self._component.values())) == 1
 
     def _shares_passes(self, setting: int) -> bool:
         return list(self._component.values()).count(self._component[setting]) > 1

@@ -66,7 +66,7 @@ class Run:
         run_dir = config.get("run_dir")
         for key, value in flatten(config):
             derived = isinstance(value, str) and isinstance(run_dir, str) and run_dir and lies_in(value, run_dir)
-            skipped = derived or key in _SAID_ELSEWHERE or key.endswith("_target_")
+            skipped = derived or key in _SAID_ELSEWHERE
             if not skipped and purpose_of(key, config) not in CHOOSES_NOTHING:
                 flat[key] = value
         return {key: _one_line(value) if isinstance(value, str) else value for key, value in flat.items()}
@@ -122,6 +122,11 @@ class Run:
     def asked(self) -> int | None:
         """The batch size that was asked for; None if it is not known."""
         return _size(self.settings.get(BATCH_SIZE))
+
+    @property
+    def is_to_target(self) -> bool:
+        """Whether it trains until a metric reaches a target; the record has the target once training has ended."""
+        return "target" in self.record or at(self.record, "config.target") is not None
 
     @property
     def words(self) -> list[str]:

@@ -55,7 +55,7 @@ def statements(
 
 def _too_few_sizes(group: Group) -> str:
     """Why a group of several batch sizes has no answer; empty where it has, or is of one size."""
-    to_target = any("target" in run.record for run in group.runs)
+    to_target = any(run.is_to_target for run in group.runs)
     if to_target or len(group.sizes) > 1 or len({*group.sizes, *group.without_rate}) < 2:
         return ""
     only = f"Only {next(iter(group.sizes)):,}" if group.sizes else "No batch size"

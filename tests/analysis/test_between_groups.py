@@ -66,6 +66,26 @@ def test_groups_at_one_batch_size_each_are_compared_as_settings(tmp_path):
     assert compare_settings(find([tmp_path]), [])[0].startswith("cnn · gpu is the fastest: 2.00 (")
 
 
+def test_a_class_that_an_option_names_makes_another_setting(tmp_path):
+    for number, name in enumerate(("resnet18", "resnet50")):
+        options = {"model": {"_target_": "theirs.Lit", "net": {"_target_": f"torchvision.models.{name}"}}}
+        write_measured(tmp_path, {64: 10.0 / (1 + number)}, first=number, options=options, **QUIET)
+    sweep = find([tmp_path])
+    assert [group.label for group in sweep.groups] == ["cnn · resnet18", "cnn · resnet50"]
+    assert sweep.factors == ["model.net._target_"]
+    assert compare_settings(sweep, [])[0].startswith("cnn · resnet50 is the fastest: 2.00 (")
+
+
+def test_settings_of_the_same_speed_are_compared_as_one(tmp_path):
+    values = [(precision, lr) for precision in ("32-true", "bf16-mixed") for lr in (0.001, 0.004)]
+    for number, (precision, lr) in enumerate(values):
+        options = {"trainer.precision": precision, "optimizer.lr": lr}
+        write_measured(tmp_path, {64: 10.0 if number < 2 else 5.0}, first=number, options=options, **QUIET)
+    (line,) = compare_settings(find([tmp_path]), [])
+    assert line.startswith("cnn · bf16-mixed is the fastest: 2.00 (")
+    assert line.endswith(") times as fast as cnn · 32-true.")
+
+
 TWO, THREE = {"memory": 10.0, "device": 5.0}, {"memory": 10.0, "device": 9.9, "workers": 30.0}
 ACCURACIES = {"metrics": [{"test/acc": accuracy} for accuracy in (0.98, 0.979, 0.9)], "evaluated": {"test": 10_000}}
 

@@ -43,6 +43,16 @@ def test_drift_is_in_no_ratio_of_settings_that_share_passes_and_widens_that_of_o
     assert apart.reach > max(0.15, 4 * together.reach)
 
 
+def test_passes_are_those_of_the_sizes_that_share_them_and_not_all_of_a_sweep_that_was_extended():
+    first, later = simulated({1: 0.0, 2: 0.0}, count=10), simulated({3: 0.0, 4: 0.0}, count=8)
+    later = later.assign(run=later["run"] + 2, pass_="later " + later["pass_"])
+    assert (Rates(first).passes, Rates(first).is_side_by_side) == (10, True)
+    extended = Rates(pd.concat([first, later]))
+    assert (extended.passes, extended.is_side_by_side) == (10, False)
+    apart = Rates(simulated(passes=False))
+    assert (apart.passes, apart.is_side_by_side) == (0, False)
+
+
 def test_what_processes_differ_by_widens_what_passes_show():
     windows = simulated(dict.fromkeys(range(6), 0.0))
     repeated = windows.assign(setting=windows["setting"] % 2)  # three runs of each of two settings
