@@ -163,7 +163,8 @@ def _read(path: Path) -> _Run:
         _memory(record),
         replace(step, rows=rows, batches=1.0),
     )
-    return _Run(run, run.train_samples, _options(run), measured, slowest=max(1.0, mean / middle))
+    options = _options(run) | {"trainer.precision": step.precision}  # a CPU computes 16-mixed in bfloat16
+    return _Run(run, run.train_samples, options, measured, slowest=max(1.0, mean / middle))
 
 
 def _recorded(record: Mapping[str, Any], middle: float) -> Interval:

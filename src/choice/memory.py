@@ -16,9 +16,11 @@ USABLE = 0.97  # of a card's memory; the driver takes the rest
 _BEYOND = (1.0, 1.2, 1.6)  # times what was counted: gradients of a moment, rounding and workspaces; assumed
 
 
-def on_gpu(counted: float) -> Interval:
+def on_gpu(counted: float, is_peak: bool = False) -> Interval:
     """Bytes that a step takes on a GPU, at most: in a lower precision it takes less.
 
-    `counted` are the bytes of parameters, gradients, optimizer states, and what autograd saves.
+    `counted` are the bytes of parameters, gradients, optimizer states, and what autograd saves; or the peak of a GPU's allocator,
+    which is the middle then.
     """
-    return Interval(*(counted * times for times in _BEYOND)) + CONTEXT
+    most_likely = _BEYOND[1] if is_peak else 1.0
+    return Interval(*(counted * times / most_likely for times in _BEYOND)) + CONTEXT

@@ -162,7 +162,15 @@ def by_size(training: Training, device: Datasheet, question: Question, epochs: i
 
 def _best_known(training: Training, device: Datasheet, size: int, precision: str | None) -> Step:
     """The narrowest of the predictions from the devices that are here."""
-    found = [step_on(source, device, size, precision) for source in training.sources]
+    found: list[Step] = []
+    refused: list[UserError] = []
+    for source in training.sources:
+        try:
+            found.append(step_on(source, device, size, precision))
+        except UserError as error:
+            refused.append(error)
+    if not found:
+        raise refused[0]
     return min(found, key=lambda step: step.seconds.high / max(step.seconds.low, 1e-12))
 
 

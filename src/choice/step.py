@@ -95,7 +95,7 @@ def step_on(source: Source, device: Datasheet, batch_size: int, precision: str |
     parts = {"arithmetic" if is_arithmetic else "bandwidth": kernels.middle, "launches": launches.middle}
     parts["data"] = max(waiting, transfer.middle)
     limit = max(parts, key=lambda part: parts[part])
-    return Step(seconds, limit, None if math.isnan(counted) else on_gpu(counted))
+    return Step(seconds, limit, None if math.isnan(counted) else on_gpu(counted, source.device.kind == "cuda"))
 
 
 def overlapped(on_device: Interval, host: Interval) -> Interval:

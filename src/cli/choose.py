@@ -121,6 +121,7 @@ def _measured(overrides: list[str], question: Question) -> tuple[int | None, lis
     if trainer.get("devices") not in (1, "auto") or trainer.get("num_nodes") not in (1, None):
         raise UserError("trainer.devices: choose compares single devices; leave it at 1")
     precision = str(trainer.get("precision"))
+    half = precision in ("16", "16-mixed")
     precision = precision if "-" in precision else FULL  # `32`; what a short form stands for is known after the run
     check_measured(question, "the training is to be", sizes, precision)
     import torch  # takes seconds
@@ -130,6 +131,8 @@ def _measured(overrides: list[str], question: Question) -> tuple[int | None, lis
     asked = trainer.get("accelerator", "auto")
     check_accelerator(config)
     kinds = [kind for kind in available() if asked in ("auto", kind) or (asked == "gpu" and kind != "cpu")]
+    if half and len(kinds) > 1:
+        kinds.remove("cpu")  # on which Lightning computes it in bfloat16: another training
     check_prices([device_here(kind, device_name(torch.device(kind))) for kind in kinds], question)
     exit_on_signals()
     with contextlib.redirect_stdout(sys.stderr):

@@ -19,6 +19,11 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 _ALIASES = {"gpu": ("cuda", "mps"), "cuda": ("cuda",), "mps": ("mps",), "cpu": ("cpu",)}
 
 
+def current(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """Within it, functions of torch that are given no device mean this GPU; without effect for another kind of device."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
 def available() -> list[str]:
     """The kinds of device that torch can train on here: `cpu`, and `cuda` or `mps`."""
     offered = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}

@@ -11,6 +11,7 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Mapping
@@ -25,9 +26,9 @@ from ..files import write_text
 from ..records.formatting import percent
 from ..records.terminal import say
 from .calibration import IDENTITY, PRECISIONS, Calibration
-from .contention import NoiseMeter, is_disturbed
-from .devices import cache_bytes, device_name
-from .nvml_readings import nvml_device
+from .contention import MAX_SHARE, Noise, NoiseMeter, is_disturbed
+from .devices import cache_bytes, current, device_name
+from .nvml_readings import UTILIZATION, gpu_queries, nvml_device
 from .processor import usable_cores
 
 SCHEMA = 8  # of the cached file and of the way in which it is measured
@@ -85,24 +86,42 @@ def calibrate(device: torch.device) -> Calibration:
     from .microbenchmarks import LAUNCHES, MEMORY, best_rates, microbenchmarks
 
     cache = cache_bytes(device)
-    on_device = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
-    meter = NoiseMeter()
-    with on_device, torch.inference_mode():
+    load, meter = _gpu_load(device), NoiseMeter()
+    with current(device), torch.inference_mode():
         rates = best_rates(microbenchmarks(device, cache), _PASSES_S)
         if device.type == "cuda":
             torch.cuda.empty_cache()
         elif device.type == "mps":
             torch.mps.empty_cache()
-    noise, launches = meter.read(), rates.get(LAUNCHES)
-    disturbed = f"other processes used {percent(noise.others_share)} of the CPU during the measurement"
+    disturbed, launches = _disturbed(device, load, meter.read()), rates.get(LAUNCHES)
     return Calibration(
         **identity(device),
         matmul_flops_per_sec={name: rates[name] for name in PRECISIONS if name in rates},
         memory_bytes_per_sec=rates.get(MEMORY),
         launch_us=1e6 / launches if launches else None,
-        disturbed=disturbed if device.type == "cpu" and is_disturbed(noise) else None,
+        disturbed=disturbed,
         cache_bytes=cache,
     )
+
+
+def _gpu_load(device: torch.device) -> float:
+    """The share of a second in which an NVIDIA GPU computes for other processes; 0 where nobody tells."""
+    shares = []
+    with contextlib.suppress(Exception):  # NVML has an exception for each thing that can be missing
+        read = gpu_queries(device)[UTILIZATION] if device.type == "cuda" else None
+        while read and len(shares) < 5:
+            time.sleep(0.2)
+            shares.append(float(read()) / 100)  # pyrefly: ignore[bad-argument-type]
+    return sum(shares) / len(shares) if shares else 0.0
+
+
+def _disturbed(device: torch.device, gpu_load: float, noise: Noise) -> str | None:
+    """What other processes did on the device; None where they did not matter."""
+    if gpu_load > MAX_SHARE:
+        return f"other processes computed on the GPU in {percent(gpu_load)} of the second before the measurement"
+    if device.type == "cpu" and is_disturbed(noise):
+        return f"other processes used {percent(noise.others_share)} of the CPU during the measurement"
+    return None
 
 
 def cached_calibration(device: torch.device) -> Calibration | None:
@@ -110,10 +129,13 @@ def cached_calibration(device: torch.device) -> Calibration | None:
 
     A cache that cannot be read counts as empty. A file that is no calibration is ignored, with one warning.
     """
-    try:
-        file = _cache_file(identity(device))
-        text, age = file.read_bytes(), time.time() - file.stat().st_mtime
-    except OSError:
+    known = identity(device)
+    for folder in _folders():
+        with contextlib.suppress(OSError):
+            file = folder / _file_name(known)
+            text, age = file.read_bytes(), time.time() - file.stat().st_mtime
+            break
+    else:
         return None
     try:
         found = Calibration(**json.loads(text))
@@ -124,11 +146,13 @@ def cached_calibration(device: torch.device) -> Calibration | None:
 
 
 def store(calibration: Calibration) -> None:
-    """Write a calibration to the cache with an atomic write; without effect where the cache cannot be written."""
-    with contextlib.suppress(OSError):
-        file = _cache_file({key: getattr(calibration, key) for key in IDENTITY})
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_text(file, f"{json.dumps(dataclasses.asdict(calibration), indent=2)}\n")
+    """Write a calibration to the first cache folder that can be written, with an atomic write."""
+    name = _file_name({key: getattr(calibration, key) for key in IDENTITY})
+    for folder in _folders():
+        with contextlib.suppress(OSError):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_text(folder / name, f"{json.dumps(dataclasses.asdict(calibration), indent=2)}\n")
+            return
 
 
 def identity(device: torch.device) -> dict[str, Any]:
@@ -168,12 +192,16 @@ def _nvidia_driver(device: torch.device) -> dict[str, Any]:
     return known
 
 
-def _cache_file(known: Mapping[str, Any]) -> Path:
-    """A file in the user's cache folder. Raises OSError where the system knows no such folder."""
-    try:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "batchscope"
-    except RuntimeError as error:
-        raise OSError("the user has no home folder") from error
+def _folders() -> list[Path]:
+    """The user's cache folder, and one of temporary files, for a home folder that is not there or cannot be written."""
+    user = psutil.Process().username().rpartition("\\")[2]  # its number where it has no name; a domain stands before it
+    found = [Path(tempfile.gettempdir()) / f"batchscope-{user}"]
+    with contextlib.suppress(RuntimeError):  # the system knows no home folder
+        found.insert(0, Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "batchscope")
+    return found
+
+
+def _file_name(known: Mapping[str, Any]) -> str:
     key = json.dumps([SCHEMA, *map(known.get, IDENTITY)])
     digest = hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
-    return folder / f"calibration-{known['device']}-{digest}.json"
+    return f"calibration-{known['device']}-{digest}.json"

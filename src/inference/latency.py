@@ -27,7 +27,7 @@ from ..data.spec import LENGTHS, DataSpec, arguments, takes
 from ..errors import UserError, in_one_line
 from ..hardware.contention import NoiseMeter, is_disturbed
 from ..hardware.device_memory import is_out_of_memory
-from ..hardware.devices import device_name
+from ..hardware.devices import current, device_name
 from ..hardware.microbenchmarks import clock
 from ..records.formatting import percent, significant
 from ..sweep.passes import Limits, WaitingRun, measure_in_passes
@@ -143,7 +143,7 @@ def measure_latency(
         images = tree_map_only(Tensor, lambda x: x.to(memory_format=layout) if x.dim() == 4 else x, given)
         return plugin.convert_input(images)
 
-    with plugin.forward_context():
+    with current(device), plugin.forward_context():
         inputs = samples.repeated if samples else partial(inputs_like, network, trained.spec)
         prepared = (_prepared(network, inputs, size, device, convert) for size in sizes)
         fitting = [one for one in prepared if one is not None]

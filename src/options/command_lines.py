@@ -17,8 +17,9 @@ from .update import ranks_asked
 _PART_OF_A_STEP = ("batchscope.callbacks.nonfinite.StopOnNonFinite",)  # it checks every loss and gradient
 
 _ONE_DEVICE = {"devices": 1, "num_nodes": 1, "strategy": "auto"}
+NO_END = 10**9  # training steps: a number, by which a schedule can plan
 # Of a trainer that takes training steps until a callback ends it, and keeps nothing.
-_SOME_STEPS: dict[str, Any] = {"min_epochs": 0, "max_epochs": -1, "max_steps": -1, "fast_dev_run": False}
+_SOME_STEPS: dict[str, Any] = {"min_epochs": 0, "max_epochs": -1, "max_steps": NO_END, "fast_dev_run": False}
 _SOME_STEPS |= {"limit_val_batches": 0, "num_sanity_val_steps": 0}
 _SOME_STEPS |= dict.fromkeys(("min_steps", "max_time", "val_check_interval", "profiler", "default_root_dir"))
 # Sections and options that an evaluation does not read.
@@ -88,6 +89,8 @@ def for_explanation(config: dict[str, Any]) -> dict[str, Any]:
     """
     enabled = dict.fromkeys(("enable_progress_bar", "enable_checkpointing", "enable_model_summary"), False)
     trainer = {**_ONE_DEVICE, **_SOME_STEPS, **enabled}
+    if isinstance(named := config["trainer"].get("devices"), list) and len(named) == 1:
+        trainer["devices"] = named  # a GPU by its number
     callbacks = {
         name: node for name, node in (config["callbacks"] or {}).items() if node and node["_target_"] in _PART_OF_A_STEP
     }
@@ -107,7 +110,8 @@ def for_timing(config: dict[str, Any], seconds: float) -> dict[str, Any]:
     callbacks = {name: o for name, o in kept.items() if not any(inherits(o[TARGET], kind) for kind in _NOT_TIMED_KINDS)}
     callbacks["until_known"] = {**_UNTIL, "seconds": seconds}
     parts = {"trainer": {**config["trainer"], **_SOME_STEPS}, "callbacks": callbacks, **_at_constant_rate(config)}
-    once = {"logger": {}, "test": False, "search": None, "resume": None, "timing": "auto"}
+    once = {name: None for name in ("target", "target_metric") if name in config}
+    once |= {"logger": {}, "test": False, "search": None, "resume": None, "timing": "auto"}
     return {**config, **parts, **once, "init": None}
 
 

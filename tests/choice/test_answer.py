@@ -250,6 +250,17 @@ def test_a_device_that_cannot_train_it_is_left_out_with_the_reason(tmp_path):
     assert answer(huge, precision="bf16-mixed").left_out[0] == "t4 has no hardware for bf16"
 
 
+def test_16_mixed_is_another_training_on_a_cpu_and_a_card_is_predicted_from_a_source_that_has_its_precision(tmp_path):
+    write_training(tmp_path / "cpu", precision="bf16-mixed", options={"trainer.precision": "16-mixed"})
+    gpu = {"device": "cuda", "name": "NVIDIA A100", "precision": "16-mixed"}
+    write_training(tmp_path / "gpu", **gpu, options={"trainer.precision": "16-mixed"})
+    with pytest.raises(UserError, match=r"several trainings, which differ in trainer.precision; name those of one"):
+        read_training([tmp_path])
+    (on_gpu, on_cpu) = (read_training([tmp_path / name])[0] for name in ("gpu", "cpu"))
+    both = replace(on_gpu, sources=[*on_cpu.sources, *on_gpu.sources])
+    assert [label for label in labels(answer(both, [find_card("v100")]).rows) if label == "v100"] == ["v100"]
+
+
 def test_a_device_that_was_not_measured_at_the_common_batch_is_left_out(tmp_path):
     write_training(tmp_path / "cpu")
     write_training(tmp_path / "gpu", sizes=(1024, 2048), device="cuda", name="NVIDIA L4")

@@ -270,6 +270,13 @@ def test_a_gpu_adds_its_context_and_a_part_of_what_was_counted(sources):
     assert step_on(sources["mlp"], CARD, 128).memory == memory.on_gpu(4e6 + 3.1e5 * 128)
 
 
+def test_a_peak_that_a_gpu_measured_is_the_middle_of_what_another_one_needs(sources):
+    peak = 4e6 + 3.1e5 * 8
+    assert step_here(sources["on an L4"], 8).memory == exactly(peak)
+    needs = step_on(sources["on an L4"], find_card("h100"), 8).memory + memory.CONTEXT * -1
+    assert needs.ends() == pytest.approx([peak / 1.2, peak, peak * 1.6 / 1.2])
+
+
 @pytest.mark.parametrize(
     ("interval", "text"),
     [

@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -134,6 +135,20 @@ def test_rates_become_a_calibration_in_the_units_of_its_names_and_others_are_wat
     assert made.disturbed == "other processes used 43 % of the CPU during the measurement"
 
 
+def test_a_gpu_on_which_others_compute_is_disturbed(nvml, monkeypatch):
+    monkeypatch.setattr(measure.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(nvml, "busy_pct", 95)
+    gpu = torch.device("cuda")
+    assert measure._gpu_load(gpu) == pytest.approx(0.95)
+    assert measure._disturbed(gpu, 0.95, Noise()) == (
+        "other processes computed on the GPU in 95 % of the second before the measurement"
+    )
+    assert measure._disturbed(gpu, 0.05, Noise(0.9, 0.0)) is None  # the processor's load is none of the GPU's
+    assert measure._gpu_load(CPU) == 0.0
+    monkeypatch.setattr(pynvml, "nvmlInit", REFUSED)
+    assert measure._gpu_load(gpu) == 0.0
+
+
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -208,9 +223,16 @@ def test_a_damaged_cache_is_ignored_with_one_warning_and_measured_again(measured
     assert cached_calibration(CPU) is not None
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(measured, cache):
+def test_where_the_cache_cannot_be_written_a_temporary_folder_of_the_user_is_it(measured, cache, tmp_path, monkeypatch):
     cache.write_text("a file where the folder should be")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    assert load_or_measure(CPU) == load_or_measure(CPU)
+    assert measured.call_count == 1
+    (folder,) = (tmp_path / "temporary").iterdir()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    monkeypatch.setattr(tempfile, "tempdir", str(cache))  # where nothing can be written either, nothing is kept
     assert load_or_measure(CPU).matmul_flops_per_sec == {"fp32": 1e11}
+    assert measured.call_count == 2
 
 
 def test_what_was_measured_while_others_computed_is_used_for_some_minutes(cache):
@@ -229,11 +251,13 @@ def test_without_xdg_the_cache_is_in_the_home_folder(tmp_path, monkeypatch):
     assert (tmp_path / "home" / ".cache" / "batchscope").stat().st_mode & 0o777 == 0o700
 
 
-def test_without_a_home_folder_nothing_is_kept_and_an_error_of_the_device_is_told(measured, monkeypatch):
+def test_without_a_home_folder_a_temporary_one_has_it_and_an_error_of_the_device_is_told(
+    measured, tmp_path, monkeypatch
+):
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(measure.Path, "home", Mock(side_effect=RuntimeError("no home")))
-    assert load_or_measure(CPU).matmul_flops_per_sec == {"fp32": 1e11}
-    assert cached_calibration(CPU) is None
+    assert load_or_measure(CPU) == cached_calibration(CPU)
     monkeypatch.setattr(measure, "identity", Mock(side_effect=RuntimeError("CUDA error: out of order")))
     with pytest.raises(RuntimeError, match="CUDA error"):
         cached_calibration(CPU)

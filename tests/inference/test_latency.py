@@ -1,15 +1,17 @@
 """Latency by batch size: a row a size, an answer that follows the rules of sweeps."""
 
+import contextlib
 from dataclasses import replace
 
 import pytest
 import torch
 
 from batchscope.data.spec import DataSpec
+from batchscope.hardware.devices import current
 from batchscope.inference.latency import measure_latency
 from batchscope.inference.load import KnownData, Trained
 from batchscope.sweep.passes import Limits
-from tests.support.command_lines import refusal
+from tests.support.command_lines import answer, refusal
 
 
 @pytest.mark.parametrize("of", ["trained", "reader"])
@@ -23,6 +25,20 @@ def test_each_size_has_its_latency_and_its_rate(of: str, request, limits: Limits
     assert found.precision == "32-true"
     assert found.sentences()
     assert found.lines()[0].split()[:4] == ["batch", "size", "p50", "ms"]
+
+
+def test_the_gpu_that_is_measured_is_the_one_that_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "device", lambda device: entered.append(device) or contextlib.nullcontext())
+    for name in ("cpu", "cuda:3"):
+        with current(torch.device(name)):
+            pass
+    assert entered == [torch.device("cuda:3")]
+
+
+def test_the_device_of_a_model_is_the_one_that_was_typed() -> None:
+    said = answer("latency", "model=mlp", "data=digits", "trainer.accelerator=mps").err
+    assert said.startswith("error: trainer.accelerator: got 'mps', and this machine has ")
 
 
 class _OutOfMemory(torch.nn.Module):

@@ -11,7 +11,7 @@ import pytest
 
 from batchscope.checkpointing import resume
 from batchscope.options.check import check_config
-from batchscope.options.command_lines import for_timing
+from batchscope.options.command_lines import for_explanation, for_timing
 from tests.checkpointing.support import STEP, break_down, interrupt
 from tests.support.command_lines import answer, composed
 from tests.support.runs import EVERY_4, QUIET, Run, kill_9, record, run
@@ -44,6 +44,13 @@ def test_a_timed_run_has_no_validation_and_nothing_that_follows_one() -> None:
     assert (
         check_config(for_timing(config, 1.0))["callbacks"].keys().isdisjoint({"early_stopping", "mine", "checkpoint"})
     )
+
+
+@pytest.mark.parametrize(("devices", "explained"), [([3], [3]), ([1, 3], 1), (2, 1), ("auto", 1)])
+def test_a_run_is_explained_on_one_device_and_on_the_gpu_that_is_named(devices, explained) -> None:
+    config = composed("trainer.devices=1")
+    config["trainer"]["devices"] = devices
+    assert for_explanation(config)["trainer"]["devices"] == explained
 
 
 def test_an_interrupted_run_is_resumed_and_a_finished_one_evaluated_by_the_lines_that_they_print(tmp_path) -> None:
