@@ -52,6 +52,23 @@ def child_processes(trainer: Trainer) -> list[Popen[bytes]]:
     return getattr(trainer.strategy.launcher, "procs", [])
 
 
+def unwatched_processes(trainer: Trainer) -> list[Popen[bytes]]:
+    """The same, which Lightning's watcher has lost: it kills this process when one of its list fails."""
+    watched = child_processes(trainer)
+    processes = [*watched]
+    watched.clear()
+    if processes:
+        trainer.strategy.launcher.procs = processes  # pyrefly: ignore[missing-attribute]
+    return processes
+
+
+def expect_no_validation(trainer: Trainer) -> None:
+    """Have no schedule and no early stopping of a module wait for a metric of a validation that the fit does not have."""
+    if not trainer.enable_validation:
+        for waiting in (*trainer.lr_scheduler_configs, *trainer.early_stopping_callbacks):
+            waiting.strict = False
+
+
 def compiler_context(module: LightningModule) -> dict[str, Any] | None:
     """What `from_compiled(torch.compile(module))` keeps in the module; None if the module is not compiled."""
     return getattr(module, "_compiler_ctx", None)

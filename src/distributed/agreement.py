@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch.distributed
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
-from .._lightning import child_processes
+from .._lightning import child_processes, unwatched_processes
 from ..errors import Interrupted, PeerLostError, UserError
 from .gather import gather
 
@@ -42,6 +43,16 @@ class Agreement(Callback):
                     error.reported = not trainer.is_global_zero  # rank 0 alone prints it
                     raise error
 
+    @override
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Abort NCCL's operations after an error of torch: they may wait for a rank that is lost, and Lightning's end for them."""
+        if not isinstance(exception, RuntimeError) or trainer.world_size == 1:
+            return
+        unwatched_processes(trainer)  # this process has something to record
+        if torch.distributed.is_initialized() and torch.distributed.get_backend() == "nccl":
+            with contextlib.suppress(Exception):  # a function that torch does not promise
+                torch.distributed.distributed_c10d._abort_process_group()
+
 
 @contextlib.contextmanager
 def end_together(trainer: Trainer) -> Iterator[None]:
@@ -63,8 +74,7 @@ def end_together(trainer: Trainer) -> Iterator[None]:
             time.sleep(_LAST_WORDS_S)
         raise
     finally:
-        others = [*child_processes(trainer)]
-        child_processes(trainer).clear()  # Lightning's watcher of this list kills this process when one of them fails
+        others = unwatched_processes(trainer)
         deadline = time.monotonic() + grace_s
         try:
             for process in others:

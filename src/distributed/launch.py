@@ -4,7 +4,6 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from .._system import CAN_FORK
 from ..errors import UserError
 from ..ranks import current
 
@@ -14,13 +13,16 @@ def check_processes(
 ) -> None:
     """Raise UserError unless as many processes were started as a trainer has devices, on as many machines.
 
-    A strategy that forks is refused where that is not safe. `trainer` has its checked options; `multirun` says whether it is that of a sweep's run.
+    A strategy that leaves this process without what was trained is refused. `trainer` has its checked options; `multirun` says
+    whether it is that of a sweep's run.
     """
     strategy: Any = trainer.get("strategy")
-    if isinstance(strategy, Mapping) and strategy.get("start_method") == "fork":
-        strategy = "ddp_fork"
-    if not CAN_FORK and str(strategy).startswith(("ddp_fork", "ddp_notebook")):
-        raise UserError(f"trainer.strategy: {strategy} forks this process, which is safe on Linux alone; write ddp")
+    if isinstance(strategy, Mapping):
+        strategy = f"ddp_{strategy.get('start_method', 'popen')}"
+    if str(strategy).startswith(("ddp_fork", "ddp_notebook", "ddp_spawn")):
+        raise UserError(
+            f"trainer.strategy: {strategy} trains in processes whose results do not come back to this one; write ddp"
+        )
     devices, nodes, rank = trainer.get("devices", "auto"), trainer.get("num_nodes", 1), current(environ)
     if rank.launcher and multirun and rank.world_size > 1:
         raise UserError(

@@ -5,8 +5,10 @@ import sys
 import time
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+import torch.distributed
 
 from batchscope.distributed import agreement, rendezvous
 from batchscope.errors import UserError
@@ -42,6 +44,26 @@ def test_a_signal_while_it_waits_leaves_no_rank_behind(monkeypatch: pytest.Monke
     with pytest.raises(KeyboardInterrupt), agreement.end_together(trainer([*others])):
         pass
     assert [process.returncode for process in others] == [-9, -9]
+
+
+@pytest.mark.parametrize(("backend", "error", "aborts"), [
+    ("nccl", RuntimeError("Connection closed by peer"), 1), ("gloo", RuntimeError("Connection closed by peer"), 0),
+    ("nccl", UserError("an error of all ranks"), 0),
+])  # fmt: skip
+def test_what_nccl_waits_for_is_aborted_before_lightning_ends(backend, error, aborts, monkeypatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda: backend)
+    abort = Mock()
+    monkeypatch.setattr(torch.distributed.distributed_c10d, "_abort_process_group", abort)
+    watched = sleepers(1)
+    of_two = trainer(watched)
+    of_two.world_size = 2
+    with pytest.raises(type(error)), agreement.end_together(of_two):
+        agreement.Agreement(dict).on_exception(of_two, Mock(), error)
+        (lost,) = of_two.strategy.launcher.procs
+        assert bool(watched) == isinstance(error, UserError)  # by this list Lightning's watcher kills this process
+        raise error
+    assert (abort.call_count, lost.returncode) == (aborts, -9)
 
 
 def test_processes_that_cannot_meet_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,11 +3,11 @@
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from batchscope.distributed import launch
 from batchscope.distributed.launch import check_processes
 from batchscope.hardware.devices import check_accelerator
 from batchscope.ranks import Rank, current
@@ -57,14 +57,21 @@ def test_more_or_fewer_processes_than_the_options_ask_for_are_one_line(trainer, 
         check_processes(trainer, environ=environ)
 
 
-@pytest.mark.parametrize("strategy", ["ddp_fork", "ddp_notebook", "ddp_fork_find_unused_parameters_true"])
-def test_a_strategy_that_forks_is_refused_where_that_is_not_safe(
-    strategy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(launch, "CAN_FORK", False)
+DDP = "lightning.pytorch.strategies.DDPStrategy"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "named"),
+    [
+        *((name, name) for name in ("ddp_fork", "ddp_notebook", "ddp_spawn", "ddp_fork_find_unused_parameters_true")),
+        *(({"_target_": DDP, "start_method": method}, f"ddp_{method}") for method in ("fork", "forkserver", "spawn")),
+    ],
+)
+def test_a_strategy_that_trains_in_other_processes_than_this_is_refused(strategy: Any, named: str) -> None:
     said = refusal(check_processes, {"devices": 2, "strategy": strategy}, environ={})
-    assert said == f"trainer.strategy: {strategy} forks this process, which is safe on Linux alone; write ddp"
-    check_processes({"devices": 2, "strategy": "ddp"}, environ={})
+    assert said.startswith(f"trainer.strategy: {named} trains in processes whose results do not come back to this one")
+    for taken in ("ddp", "fsdp", {"_target_": DDP}, {"_target_": DDP, "start_method": "popen"}):
+        check_processes({"devices": 2, "strategy": taken}, environ={})
 
 
 def test_a_sweep_by_torchrun_and_more_gpus_than_there_are_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
