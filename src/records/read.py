@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from .._system import relative
-from ..errors import UserError, cut
+from ..errors import UserError, cut, is_text
 from ..files import WriteError, atomic_write, is_set_aside, why
 from .metrics import staged
+from .values import table
 
 FILE = "run.json"
 SCHEMA = 3  # of the records that this version writes and reads
@@ -107,8 +108,16 @@ def refuse_used(run_dir: Path) -> None:
     with contextlib.suppress(UserError):
         if has_record and read(run_dir).get("status") == "planned":
             return
-    if has_record or any(run_dir.glob("checkpoints/*.ckpt")):
+    if has_record or has_checkpoint(run_dir):
         raise UserError(f"hydra.run.dir: {relative(run_dir)} already holds a run; choose another")
+
+
+def has_checkpoint(run_dir: Path) -> bool:
+    """Whether a run has left a checkpoint: in the usual folder, or where its record says."""
+    named: list[Any] = []
+    with contextlib.suppress(UserError):
+        named = [*table(read(run_dir).get("checkpoints")).values()]
+    return any(run_dir.glob("checkpoints/*.ckpt")) or any(is_text(name) and (run_dir / name).exists() for name in named)
 
 
 def optimized(record: dict[str, Any]) -> float | None:

@@ -12,7 +12,7 @@ from ..files import LOCK, WriteError, lies_in, lock_folder, refuse_links, set_as
 from ..options.purpose import DEFAULTS, OF_REPORTS, purpose_of
 from ..options.tree import flatten
 from ..options.types import Purpose
-from ..records.read import FILE, read, run_dirs
+from ..records.read import FILE, has_checkpoint, read, run_dirs
 from ..records.run_record import change_config, close, plan
 
 # A run that ended in one of these ways is not run again: that it did not fit is a result, too.
@@ -104,11 +104,6 @@ def has_ended(run_dir: Path) -> bool:
     """Whether a run, or every run of a search, has ended in a way in which it is kept."""
     ends = statuses(run_dir)
     return bool(ends) and all(status in (*KEPT, *_FAILED) for status in ends)
-
-
-def has_checkpoint(run_dir: Path) -> bool:
-    """Whether a run has left a checkpoint to continue from."""
-    return any(run_dir.glob("checkpoints/*.ckpt"))
 
 
 def _read(run_dir: Path) -> dict[str, Any]:

@@ -13,8 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+from omegaconf import DictConfig, OmegaConf
+
 from ..checkpointing.resume import with_run_dir
 from ..errors import UserError
+from ..options.compose import config_in
+from ..options.groups import to_plain
 from ..options.overrides import as_override
 
 LOG = "log.txt"  # in a run's folder
@@ -32,6 +36,8 @@ class Job:
         forks: whether it may be forked from the server; otherwise it is a new Python.
         python: that runs it.
         seconds: of visits, where it is visited beside others; None for as long as its configuration and the answer ask.
+        composition: what Hydra has composed, in which options may follow others (`${data.batch_size}`); None where only `config`
+            is known.
     """
 
     run_dir: Path
@@ -41,21 +47,21 @@ class Job:
     forks: bool = True
     python: str = sys.executable
     seconds: float | None = None
+    composition: DictConfig | None = None
 
     def below(self, name: str, options: Mapping[str, Any], title: str, **facts: Any) -> "Job":
         """The same run with other options, by their full names, in a folder below; `facts` are added to its record."""
-        config = copy.deepcopy(self.config)
+        here = os.path.join(self.config["run_dir"], name)
+        known = OmegaConf.create(with_run_dir(self.config, self.config["run_dir"], here))
+        changed = copy.deepcopy(self.composition or known)
         for option, value in options.items():
-            node, (*path, key) = config, option.split(".")
-            for section in path:
-                node = node[section]
-            node[key] = value
-        here = config["run_dir"]
+            OmegaConf.update(changed, option, value, force_add=True)
         words = [*self.facts["overrides"], *(as_override(*option) for option in options.items())]
         return replace(
             self,
             run_dir=self.run_dir / name,
-            config=with_run_dir(config, here, os.path.join(here, name)),
+            config=config_in(here, changed) if self.composition else to_plain(changed),
+            composition=self.composition and changed,
             facts={**self.facts, "overrides": words, **facts},
             title=title,
         )

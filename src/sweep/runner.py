@@ -16,7 +16,7 @@ from .._system import command_line, relative
 from ..checkpointing.signals import exit_on_signals
 from ..errors import UserError, in_one_line, report
 from ..files import WriteError
-from ..options.compose import CommandLine, config_in, search_path
+from ..options.compose import CommandLine, choices_in, config_in, search_path
 from ..options.groups import CONFIGS
 from ..options.overrides import as_override, parse, text_of
 from ..options.update import ranks_asked
@@ -111,11 +111,14 @@ class Sweep:
             self._do_search(job)
             return None
         (record,) = self.loop.do([job])
-        if record["status"] == "finished":
-            return optimized(record)
-        if not self.labels:
+        value = optimized(record) if record["status"] == "finished" else None
+        if value is None and not self.labels:  # a searching sweeper needs a value of each run
+            if record["status"] == "finished":
+                name, has = job.config["optimized_metric"], ", ".join(record.get("metrics", {})) or "no metric"
+                report(UserError(f"optimized_metric: got '{name}', and {relative(job.run_dir)} has {has}"))
+                self._failed = True
             raise RunFailed.of(job, record)
-        return None
+        return value
 
     def _job(self, number: int, run_dir: Path, config: DictConfig, hydra: Any) -> Job:
         """A run with its number in the sweep; `hydra` is Hydra's section of its composition."""
@@ -123,9 +126,10 @@ class Sweep:
         known = number < len(self.labels)
         title = f"{number + 1} of {len(self.labels)}" if known else f"{number + 1}"
         label = self.labels[number] if known else " ".join(overrides)
-        facts = {"choices": dict(hydra.runtime.choices), "overrides": overrides}
+        facts = {"choices": choices_in(hydra), "overrides": overrides}
         forks = self._here and not hydra.job.env_set  # libraries read their variables when they are imported
-        return Job(run_dir, config_in(relative(run_dir), config), facts, f"run {title}: {label}", forks=forks)
+        checked, title = config_in(relative(run_dir), config), f"run {title}: {label}"
+        return Job(run_dir, checked, facts, title, forks=forks, composition=config)
 
     def _do_search(self, job: Job) -> None:
         """Do the runs of a search, which an error ends."""
@@ -149,7 +153,14 @@ class Sweep:
         print(f"\n{text}", flush=True)
 
     def print_resume(self) -> None:
-        """After an interruption: the command that resumes the sweep."""
+        """After an interruption: the command that resumes the sweep. A search without a seed would draw other values."""
+        seeded = any(".seed=" in word for word in self.loop.command)
+        if not self.labels and not self._search and not seeded:
+            print(
+                f"\nkept     {self.sweep_dir}; a search can be resumed if it has hydra.sweeper.sampler.seed=0",
+                flush=True,
+            )
+            return
         line = [word for word in self.loop.command if not word.lstrip("+").startswith("hydra.sweep.dir=")]
         line.append(as_override("hydra.sweep.dir", str(self.sweep_dir)))
         print(f"\nresume   {command_line(line)}", flush=True)

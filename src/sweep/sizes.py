@@ -9,7 +9,7 @@ from pathlib import Path
 from .._system import relative
 from ..errors import UserError
 from ..files import new_folder, writing
-from ..options.compose import compose_command_line, config_in
+from ..options.compose import choices_in, compose_command_line, config_in
 from ..options.overrides import parse, text_of
 from .loop import Loop
 from .plans import Job
@@ -46,7 +46,7 @@ def measure(words: Sequence[str], kinds: Sequence[str], folder: Path) -> list[Pa
         for number, composition in enumerate(compositions):
             place = folder / kind / str(number)
             overrides = list(composition.hydra.overrides.task)
-            facts = {"choices": dict(composition.hydra.runtime.choices), "overrides": overrides}
+            facts = {"choices": choices_in(composition.hydra), "overrides": overrides}
             size = next(word for word in overrides if word.startswith("data.batch_size="))
             title = f"{kind}, run {number + 1} of {len(compositions)}: {size}"
             jobs.append(Job(place, config_in(relative(place), composition), facts, title))

@@ -6,10 +6,11 @@ import pytest
 
 from batchscope.analysis.read import find
 from batchscope.errors import UserError
-from batchscope.records.read import read
+from batchscope.records.read import has_checkpoint, read
 from batchscope.sweep import folder
 from tests.support.command_lines import refusal
 from tests.support.locks import RUN_DIR, held
+from tests.support.synthetic_runs import change_record
 
 CONFIG = {"seed": 0, "data": {"batch_size": 4}, "run_dir": "s/0", "logger": {"save_dir": "s/0", "name": None}}
 KEPT, RESUMED, PLANNED, ASIDE = "kept", "resumed", "planned again", "set aside"
@@ -53,6 +54,16 @@ def test_how_a_run_ended_decides_what_becomes_of_it(tmp_path, status, checkpoint
         assert [run.name for run in find([tmp_path]).runs] == ["0"]
     else:
         assert [path.name for path in tmp_path.iterdir()] == ["0"]
+
+
+def test_a_checkpoint_is_found_where_the_record_says_that_it_is(tmp_path):
+    leave(tmp_path / "0", "interrupted")
+    change_record(tmp_path / "0", checkpoints={"last": "mine/last.ckpt", "odd": 3})
+    assert not has_checkpoint(tmp_path / "0")
+    (tmp_path / "0/mine").mkdir()
+    (tmp_path / "0/mine/last.ckpt").write_text("weights")
+    assert folder.keep_or_plan(tmp_path / "0", CONFIG, overrides=[]) is None
+    assert [path.name for path in tmp_path.iterdir()] == ["0"]
 
 
 def test_a_run_that_is_going_on_in_another_process_is_left_as_it_is(tmp_path):

@@ -4,6 +4,7 @@ import os
 import pickle
 import re
 import signal
+import sys
 from collections import Counter
 
 import psutil
@@ -11,8 +12,10 @@ import pytest
 from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from batchscope.options.compose import compose
 from batchscope.records.metrics import card
 from batchscope.records.step_times import read_step_times
+from batchscope.sweep import runner
 from batchscope.sweep.plans import RunFailed
 from tests.support.command_lines import answer
 from tests.support.fake_slurm import install
@@ -90,6 +93,28 @@ def test_a_launcher_that_fails_leaves_a_report_and_one_line(here, monkeypatch):
     assert (code, err) == (1, "error: hydra/launcher: RuntimeError: the job is lost\n")
     assert "2 runs: 2 finished" in out
     assert out.splitlines()[-1].startswith("resume   ")
+
+
+def test_a_search_by_a_metric_that_no_run_has_ends_with_the_metrics_that_there_are(tmp_path, monkeypatch, capsys):
+    found = {"status": "finished", "config": {"optimized_metric": "val/accuracy"}, "metrics": {"val/acc": 0.9}}
+    monkeypatch.setattr(runner.HydraConfig, "get", lambda: OmegaConf.create(
+        {"job": {"num": 0, "env_set": {}}, "runtime": {"output_dir": str(tmp_path), "choices": {}}, "overrides": {"task": []}}
+    ))  # fmt: skip
+    sweep = runner.Sweep(tmp_path, [])
+    monkeypatch.setattr(sweep.loop, "do", lambda jobs: [found])
+    with pytest.raises(RunFailed):
+        sweep.run_job(compose(["optimized_metric=val/accuracy"]))
+    assert "optimized_metric: got 'val/accuracy', and " in (said := capsys.readouterr().err)
+    assert said.endswith(" has val/acc\n") and sweep.exit_code == 1
+    found["config"]["optimized_metric"] = "val/acc"
+    assert sweep.run_job(compose(["optimized_metric=val/acc"])) == 0.9
+
+
+def test_a_search_without_a_seed_has_no_line_that_resumes_it(tmp_path, monkeypatch, capsys):
+    for word, begins in (("seed=0", "kept     "), ("hydra.sweeper.sampler.seed=0", "resume   batchscope train ")):
+        monkeypatch.setattr(sys, "argv", ["train.py", "-m", "hydra/sweeper=optuna", word])
+        runner.Sweep(tmp_path, []).print_resume()
+        assert capsys.readouterr().out.splitlines()[-1].startswith(begins)
 
 
 def test_a_failure_comes_back_from_another_process():

@@ -4,6 +4,7 @@ import pytest
 
 from batchscope.analysis.target import apart
 from batchscope.errors import UserError
+from batchscope.options.compose import compose, config_in
 from batchscope.sweep import sizes
 from batchscope.sweep.grow_batch import grow_batch
 from batchscope.sweep.plans import Job, RunFailed
@@ -182,9 +183,25 @@ def test_without_a_best_time_a_run_gets_a_share_of_the_time_that_is_left(tmp_pat
     assert limits == [(None, share) for share in (300.0, 270.0, 240.0, 210.0, 180.0, 300.0)]
 
 
-def test_a_training_whose_rate_it_cannot_set_is_refused():
+def test_options_that_follow_the_one_that_is_tried_follow_it_in_each_run(tmp_path):
+    words = ["model=mlp", "data=digits", "optimizer.weight_decay=${optimizer.lr}"]
+    composition = compose(words)
+    facts = {"choices": {}, "overrides": words}
+    job = Job(tmp_path, config_in(tmp_path, composition), facts, "run 1", composition=composition)
+    trial = job.below("a", {"optimizer.lr": 0.5}, "a").below("b", {"data.batch_size": 8}, "b")
+    assert (trial.config["optimizer"]["lr"], trial.config["optimizer"]["weight_decay"]) == (0.5, 0.5)
+    assert (trial.config["data"]["batch_size"], trial.config["run_dir"]) == (8, str(tmp_path / "a" / "b"))
+    assert job.config["optimizer"]["weight_decay"] == job.config["optimizer"]["lr"] != 0.5
+
+
+def test_a_training_whose_rate_it_cannot_set_is_refused(monkeypatch):
     config = {key: value for key, value in composed(*WORDS).items() if key != "optimizer"}  # of a LightningModule
     assert refusal(check_time_to_target, config).startswith("experiment=time_to_target: needs search.sizes and")
+    monkeypatch.setattr("batchscope.sweep.search.lightning_module_of", lambda config: "Lit")
+    said = refusal(check_time_to_target, composed(*WORDS))
+    assert said.startswith(
+        "experiment=time_to_target: tries optimizer.lr, and Lit is a LightningModule, which has its own"
+    )
 
 
 def test_any_other_failure_ends_it(tmp_path):
