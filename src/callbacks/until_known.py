@@ -7,7 +7,7 @@ import numpy
 from lightning import LightningModule, Trainer
 from typing_extensions import override
 
-from .._lightning import callbacks_of
+from .._lightning import callbacks_of, expect_no_validation
 from ..distributed.rank_sync import RankSync, SyncsRanks
 from ..errors import UserError
 from ..options.types import PositiveFloat, PositiveInt, Purpose
@@ -57,6 +57,7 @@ class StopWhenKnown(SyncsRanks):
         monitors = [callback for callback in callbacks_of(trainer) if isinstance(callback, ThroughputMonitor)]
         if not monitors:
             raise UserError("callbacks: StopWhenKnown needs a ThroughputMonitor, and there is none")
+        expect_no_validation(trainer)
         self._monitor = monitors[0]
         self._ended: str | None = None
         self._windows_seen, self._began = 0, time.perf_counter()

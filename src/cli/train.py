@@ -23,7 +23,7 @@ from ..checkpointing import resume
 from ..distributed import launch, rendezvous
 from ..errors import UnfitError, UserError
 from ..files import LOCK, new_folder, writing
-from ..options.compose import CommandLine, check_command_line, compose_command_line, config_in
+from ..options.compose import CommandLine, check_command_line, choices_in, compose_command_line, config_in
 from ..options.overrides import set_by
 from ..records.read import read, refuse_used
 from ..sweep.search import BatchSizeSearch, TimeToTarget, check_time_to_target, search_of
@@ -102,7 +102,7 @@ def _run_one(line: CommandLine) -> None:
         raise UserError(f"{of_sweeps[0]}: has no effect on a single run; write batchscope train -m …")
     _refuse_last("hydra.run.dir", line.folder)
     _check_devices(line.configs)
-    choices, overrides = dict(hydra.runtime.choices), list(hydra.overrides.task)
+    choices, overrides = choices_in(hydra), list(hydra.overrides.task)
     with _run_folder(line) as run_dir, env_override(dict(hydra.job.env_set)):
         configure_log(hydra.job_logging, hydra.verbose)  # for `logging` in a user's own code
         _train(config_in(relative(run_dir), composition), run_dir, choices, overrides)

@@ -24,6 +24,7 @@ from ..options.compose import apply_overrides
 from ..records.terminal import can_redraw
 from ..training.build import build, build_data, build_model, loader_switches
 from ..training.initial import make_layers
+from ..training.loggers import NoLogger
 from ..training.module import lightning_module
 from ..training.run import set_up_process
 
@@ -137,7 +138,7 @@ def trainer_for(trained: Trained) -> Trainer:
     config, load_weights = trained.config, trained.load_weights
     set_up_process(config)
     check_accelerator(config)
-    alone: dict[str, Any] = {"logger": False, "callbacks": [], "enable_checkpointing": False}
+    alone: dict[str, Any] = {"logger": NoLogger(), "callbacks": [], "enable_checkpointing": False}
     if load_weights is not None and makes_layers(trained.module):  # anew, in hooks that Lightning calls once more
         hooks = ("on_test_start", "on_validation_start", "on_predict_start")
         alone["callbacks"] = [LambdaCallback(**dict.fromkeys(hooks, lambda trainer, module: load_weights()))]

@@ -97,7 +97,11 @@ def _first_batch(trained: Trained) -> tuple[Any, str]:
     split = next((split for split in ("test", "val") if serves(data, split)), "train")
     stage, method = SPLITS.get(split, ("fit", "train_dataloader"))
     data.setup(stage)
-    return next(iter(tree_leaves(getattr(module, method)())[0])), f"{split} samples"  # of several loaders the first
+    batch = next(iter(tree_leaves(getattr(module, method)())[0]))  # of several loaders the first
+    for hook in ("on_before_batch_transfer", "on_after_batch_transfer"):  # of the data, or else of the module
+        owner = module if is_overridden(hook, module) else trained.module
+        batch = getattr(owner, hook)(batch, 0)
+    return batch, f"{split} samples"
 
 
 def _arguments_in(given: Any, module: LightningModule, is_batch: bool = True) -> Any:

@@ -94,6 +94,12 @@ def check_command_line(overrides: list[str], multirun: bool, run_dir: str | None
     return line.configs if run_dir is None else [config_in(run_dir, one) for one in line.compositions]
 
 
+def choices_in(hydra: Any) -> dict[str, str]:
+    """The choice of each group, from Hydra's section of a composition; none where an option replaces the choice's class."""
+    typed = {one.key_or_group for one in parse(list(hydra.overrides.task))}
+    return {group: choice for group, choice in hydra.runtime.choices.items() if f"{group}.{TARGET}" not in typed}
+
+
 def config_in(run_dir: str | os.PathLike[str], composition: DictConfig) -> dict[str, Any]:
     """The checked configuration of a run whose folder is known."""
     config = without_hydra(composition)

@@ -179,7 +179,7 @@ def compile_mode(config: dict[str, Any]) -> str | None:
 
 def run_name(config: dict[str, Any], choices: Mapping[str, str], dataset: str, batch_size: int | None) -> str:
     """A name to read in TensorBoard, `cnn-mnist-bs512`, with the data and the batch that the run really trains on."""
-    model = str(choices.get("model", "model"))
+    model = str(choices.get("model") or config["model"][TARGET].rpartition(".")[2])
     if model == "torchvision":
         model = str(config["model"].get("name", model))
     held = "" if batch_size is None else f"-bs{batch_size}"

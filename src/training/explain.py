@@ -6,16 +6,18 @@ from typing import Any
 from lightning import Trainer
 from lightning.pytorch.callbacks import LambdaCallback
 
-from .._lightning import callbacks_of
+from .._lightning import callbacks_of, expect_no_validation
 from ..callbacks._setting import title_of
 from ..callbacks.profile import OperationProfiler
 from ..callbacks.throughput import ThroughputMonitor
 from ..data.plain import lightning_of
 from ..errors import UserError, in_one_line
 from ..hardware.devices import check_accelerator
+from ..options.command_lines import NO_END
 from ..records.explanation import Explanation
 from .build import build, build_all, build_data, build_model, fitted
 from .failures import explain_failures
+from .loggers import NoLogger
 from .module import lightning_module
 from .run import limit_batch_size, set_up_process
 from .task import Task
@@ -37,7 +39,7 @@ def explain(config: dict[str, Any], choices: dict[str, str], place: str) -> tupl
     profiler = OperationProfiler(steps=STEPS, stop=True, verbose=False)
     callbacks = [monitor, profiler, *build_all(config["callbacks"], "callbacks")]
     trainer = build(
-        config["trainer"], "trainer", callbacks=callbacks, logger=False, max_steps=profiler.updates(monitor)
+        config["trainer"], "trainer", callbacks=callbacks, logger=NoLogger(), max_steps=profiler.updates(monitor)
     )
     fitted(trainer, config)
     model = build_model(config, data)
@@ -49,9 +51,14 @@ def explain(config: dict[str, Any], choices: dict[str, str], place: str) -> tupl
     if isinstance(module, Task):
         module.prepare(trainer, data.batch_size, batch.get("global_batch_size"))
     if not module.automatic_optimization:  # its global_step may grow by several in a batch, or never
-        trainer.fit_loop.epoch_loop.max_steps = -1
+        trainer.fit_loop.epoch_loop.max_steps = NO_END
     most = _PATIENCE * profiler.updates(monitor) * trainer.accumulate_grad_batches
-    callbacks_of(trainer).append(LambdaCallback(on_train_batch_end=partial(_give_up, most)))
+    callbacks_of(trainer).append(
+        LambdaCallback(
+            on_train_start=lambda trainer, module: expect_no_validation(trainer),
+            on_train_batch_end=partial(_give_up, most),
+        )
+    )
     try:
         with explain_failures({**config, "run_dir": place}, trainer):
             trainer.fit(module, datamodule=lightning_of(data))

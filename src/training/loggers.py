@@ -1,9 +1,12 @@
 """The loggers of a run: named after it, and closed when it ends."""
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
 from lightning.pytorch.loggers import Logger, WandbLogger
+from lightning.pytorch.loggers.logger import DummyLogger
+from typing_extensions import override
 
 from .._lightning import has_begun
 from .build import build_all
@@ -22,6 +25,15 @@ def build_loggers(config: dict[str, Any], name: str, run_id: str) -> list[Logger
             node.update({"name": node.get("name") or name, "id": node.get("id") or run_id})
             node.setdefault("tags", config["tags"])
     return build_all(nodes, "logger")
+
+
+class NoLogger(DummyLogger):
+    """Takes what a module gives its logger, and keeps nothing; its folder is the current one, as that of a Trainer without a logger."""
+
+    @property
+    @override
+    def save_dir(self) -> str:
+        return os.getcwd()
 
 
 def close_loggers(loggers: Sequence[Logger], failed: bool) -> None:

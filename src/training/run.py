@@ -13,10 +13,11 @@ import lightning
 import torch
 from lightning import LightningModule
 from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
-from .._lightning import callbacks_of, forget_averages, is_fast_dev_run
+from .._lightning import callbacks_of, forget_averages, is_fast_dev_run, logged_step
 from .._system import command_line, keep_freed_memory, relative
 from ..callbacks._visits import Visitor, seconds_waited, visits_of
 from ..checkpointing.callback import Checkpoints
@@ -31,10 +32,11 @@ from ..distributed.agreement import Agreement, end_together
 from ..distributed.rendezvous import once_for_all
 from ..errors import UserError, show_tracebacks, warn
 from ..hardware.devices import describe
-from ..options.command_lines import program
+from ..options.command_lines import evaluate_command, program
 from ..options.groups import SECTIONS
 from ..options.overrides import set_by
 from ..options.purpose import lightning_module_of, unread_by
+from ..options.tree import TARGET
 from ..records.read import optimized, read
 from ..records.run_record import RunRecord, close_open, versions
 from ..records.values import positive
@@ -42,7 +44,7 @@ from . import summary
 from .build import build_callbacks, build_data, build_model, build_trainer, loader_switches, run_name
 from .failures import explain_failures
 from .initial import start_from
-from .loggers import build_loggers, close_loggers
+from .loggers import NoLogger, build_loggers, close_loggers
 from .module import lightning_module
 from .quiet import quiet_libraries
 from .task import Task
@@ -88,11 +90,20 @@ def set_up_process(config: dict[str, Any]) -> None:
 
 
 def _refuse_unread(model: nn.Module, config: dict[str, Any], overrides: list[str]) -> None:
-    """Raise UserError for a typed option of a Task, where only building the model shows that it is a LightningModule."""
+    """Raise UserError for what a LightningModule does not read, where only building it shows what it is: options of a Task.
+
+    Its own loaders are not read either, which is refused where nobody has named other data.
+    """
     if isinstance(model, LightningModule) and not lightning_module_of(config):
         for option in sorted(set.union(*set_by(overrides))):
             if why := unread_by(type(model).__name__, option, config):
                 raise UserError(f"{option}: {why}")
+    is_default = config["data"][TARGET].startswith("batchscope.") and "data" not in set.union(*set_by(overrides))
+    if is_default and isinstance(model, LightningModule) and is_overridden("train_dataloader", model):
+        raise UserError(
+            f"data: {type(model).__name__} has a train_dataloader of its own, and a run trains on data=…; move its loaders "
+            "to a LightningDataModule, and write data=<its config>, or name the data to train on"
+        )
 
 
 class _Run:
@@ -189,8 +200,11 @@ class _Run:
         batches = self.trainer.accumulate_grad_batches
         self.batch = limit_batch_size(self.data, samples, self.trainer.world_size, batches)
         self.name = run_name(self.config, self.choices, self.data.name, self.data.batch_size)
-        if not is_fast_dev_run(self.trainer):  # in which Lightning logs nothing
-            self.trainer.loggers = build_loggers(self.config, self.name, run_id)
+        passes = is_fast_dev_run(self.trainer) or "until_known" in (self.config["callbacks"] or {})
+        loggers = [] if is_fast_dev_run(self.trainer) else build_loggers(self.config, self.name, run_id)
+        self.trainer.loggers = loggers or (
+            [NoLogger()] if passes else []
+        )  # a module of one's own may ask for its logger
         facts = {"config": self.config, "choices": self.choices, "name": self.name, "run": run_id}
         spec = None if self.data.spec is None else asdict(self.data.spec)
         self.provenance = facts | {"dataset": self.data.name, "fingerprint": fingerprint, "spec": spec}
@@ -247,7 +261,7 @@ class _Run:
         facts: dict[str, Any] = {
             "model": record.facts["model"] | {"parameters": summary.parameters(self.model)},
             "epochs": summary.whole_epochs(self.trainer),
-            "steps": self.trainer.global_step,
+            "steps": logged_step(self.trainer),
             "checkpoints": summary.checkpoint_paths(self.trainer, self.run_dir),
             "metrics": summary.last_metrics(self.trainer),
             "evaluated": summary.evaluated_samples(self.trainer, self.data),
@@ -277,6 +291,13 @@ class _Run:
             return
         if not has_test(self.data):
             warn(f"test: {self.data.name} has no test set, and nothing is tested")
+            return
+        if isinstance(self.trainer.strategy, FSDPStrategy):
+            last = self.run_dir / (summary.checkpoint_paths(self.trainer, self.run_dir).get("last") or "<checkpoint>")
+            warn(
+                "test: FSDP cannot test a module that it has sharded for training; write "
+                f"{evaluate_command(self.config, str(last))}"
+            )
             return
         forget_averages(self.trainer)
         best = "best" if "best" in summary.checkpoint_paths(self.trainer, self.run_dir) else None

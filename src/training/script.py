@@ -1,7 +1,6 @@
 """ScriptRecord: measures a Trainer of anybody's script, and leaves the record of its run (`batchscope run`)."""
 
 import contextlib
-import itertools
 import re
 import sys
 from collections import Counter
@@ -12,7 +11,7 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
-from .._lightning import callbacks_of, datamodule_of
+from .._lightning import callbacks_of, datamodule_of, logged_step
 from .._system import command_line
 from ..callbacks._never_raise import never_raise
 from ..callbacks.device import DeviceMonitor
@@ -23,6 +22,7 @@ from ..records.run_record import RunRecord
 from . import summary
 
 _FLAG = re.compile(r"--?([A-Za-z][\w.-]*)")
+_OPTION = re.compile(r"[+~]*([A-Za-z_][\w./@-]*)")  # as Hydra's
 _fits: Counter[Path] = Counter()  # of this process, in each folder
 
 
@@ -95,7 +95,7 @@ class ScriptRecord(Callback):
             given = config["data"]["arguments"]
             given = {k: v for k, v in given.items() if not (v == str(size) and _names_batch_size(k))}
             record.facts["config"] = {**config, "data": {"batch_size": size, "arguments": given}}
-        fit = {"epochs": summary.whole_epochs(trainer), "steps": trainer.global_step}
+        fit = {"epochs": summary.whole_epochs(trainer), "steps": logged_step(trainer)}
         fit |= {"model": record.facts["model"] | {"parameters": summary.parameters(pl_module)}}
         samples = summary.train_samples(trainer)
         dataset = record.facts["dataset"] | ({"train_samples": samples} if samples else {})
@@ -126,12 +126,22 @@ def _names_batch_size(flag: str) -> bool:
 
 
 def arguments(words: list[str]) -> dict[str, str]:
-    """A script's flags with their values: `--lr=0.1` and `--lr 0.1` as `lr: 0.1`, a switch as `true`."""
+    """A script's arguments with their values: `--lr=0.1`, `--lr 0.1` and `lr=0.1` as `lr: 0.1`, a switch as `true`.
+
+    Words without a name are numbered: `word_1`.
+    """
     found: dict[str, str] = {}
-    for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
+    flag = ""  # that the word before was, and which may have a value
+    for word in words:
         name, is_pair, value = word.partition("=")
-        flag = _FLAG.fullmatch(name)
-        if flag:
-            alone = following if following and not _FLAG.match(following) else "true"
-            found[flag[1].replace("-", "_")] = value if is_pair else alone
+        before, flag = flag, ""
+        if match := _FLAG.fullmatch(name):
+            flag = "" if is_pair else match[1].replace("-", "_")
+            found[match[1].replace("-", "_")] = value if is_pair else "true"
+        elif before:
+            found[before] = word
+        elif is_pair and (match := _OPTION.fullmatch(name)):
+            found[match[1]] = value
+        else:
+            found[f"word_{sum(key.startswith('word_') for key in found) + 1}"] = word
     return found

@@ -44,9 +44,9 @@ from ..options.groups import SECTIONS
 from ..options.purpose import CHOOSES_NOTHING, purpose_of
 from ..options.tree import flatten
 from ..records.correct import write_correct
-from ..records.formatting import count, duration, percent
+from ..records.formatting import count, duration
 from ..records.learning_rate import rate_words
-from ..records.metrics import card, metric
+from ..records.metrics import card, metric, staged
 from ..records.operations import write_operations
 from ..records.step_times import read_step_times, with_visits, write_step_times
 from ..records.terminal import block, has_words, is_verbose, row, say
@@ -185,11 +185,15 @@ def memory_facts(trainer: Trainer) -> dict[str, Any]:
 def log_hyperparameters(trainer: Trainer, record: Mapping[str, Any]) -> None:
     """The configuration at W&B; in TensorBoard a row of HPARAMS, with the results, and the summary."""
     config = record["config"]
-    chosen = {section: config[section] for section in SECTIONS if section in config}
+    chosen = {key: config[key] for key in (*SECTIONS, "compile", "channels_last") if key in config}
     named = [(key, value) for key, value in flatten(chosen) if purpose_of(key, config) not in CHOOSES_NOTHING]
-    named = [(key, value) for key, value in named if key != "data.seed" and not key.endswith("_target_")]
+    named = [(key, value) for key, value in named if key != "data.seed"]
     row = {k: v if isinstance(v, int | float | str) else str(v) for k, v in named if v is not None}
-    row |= {"model": record["choices"].get("model", ""), "dataset": record["dataset"]["name"], "seed": config["seed"]}
+    row |= {
+        "model": record["choices"].get("model") or record["model"]["class"],
+        "dataset": record["dataset"]["name"],
+        "seed": config["seed"],
+    }
     row |= {"global_batch_size": record["global_batch_size"]} if "global_batch_size" in record else {}
     row |= {"init": config["init"]} if config.get("init") else {}
     row |= {"learning_rate": record["learning_rate"]} if record.get("lr_scaling") else {}  # as scaled to the update
@@ -283,16 +287,12 @@ def _result(record: Mapping[str, Any]) -> str:
     found = {key: value for key, value in metrics.items() if stage and key.startswith(stage)}
     better = {key: value for key, value in found.items() if not key.endswith(("/loss", "_loss"))}
     words = [
-        f"{key.replace('/', ' ').replace('_', ' ')} {_metric(key, value)}"
+        f"{key.replace('/', ' ').replace('_', ' ')} {metric(staged(key)).text(value)}"
         for key, value in sorted((better or found).items())
     ]
     trained = [(record["epochs"], "epoch")] if record["epochs"] > 0 else []  # a timed run ends within the first one
     words = words or [count(number, unit) for number, unit in (*trained, (record["steps"], "step"))]
     return f"{', '.join(words)} in {duration(record['fit_seconds'])}"
-
-
-def _metric(key: str, value: float) -> str:
-    return percent(value, digits=1) if key.endswith("/acc") else f"{value:.4g}"
 
 
 def _commands(record: Mapping[str, Any], run_dir: Path) -> list[str]:

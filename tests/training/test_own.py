@@ -30,7 +30,7 @@ from batchscope.options.groups import use_config_dir
 from batchscope.options.types import Choice
 from batchscope.training.explain import explain
 from batchscope.training.optimizer import Optimizer
-from batchscope.training.run import train
+from batchscope.training.run import _refuse_unread, train
 from batchscope.training.task import Task
 from tests.support.command_lines import composed, refusal
 from tests.support.own_data import Images, Plain
@@ -327,6 +327,34 @@ class Twice(Tutorial):
         return [super().configure_optimizers(), super().configure_optimizers()]
 
 
+class Planned(Tutorial):
+    """Plans its schedule for the whole training, or follows its validation, and gives its logger what Lightning does not know."""
+
+    def __init__(self, plateau: bool = False) -> None:
+        super().__init__()
+        self.plateau = plateau
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.01)
+        if self.plateau:
+            schedule: Any = {"scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer), "monitor": "val_loss"}
+        else:
+            steps = self.trainer.estimated_stepping_batches
+            schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=int(steps))
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
+
+    def configure_callbacks(self) -> list[Any]:
+        return [lightning.pytorch.callbacks.EarlyStopping("val_loss")] if self.plateau else []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.logger.experiment.add_scalar("own", batch_idx, batch_idx)
+        return super().training_step(batch, batch_idx)
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.logger.experiment.add_scalar("own", batch_idx, batch_idx)
+        super().test_step(batch, batch_idx)
+
+
 class Stacked(Tutorial):
     """Makes its layer in one hook from what another one learns, and only to be trained."""
 
@@ -464,6 +492,7 @@ YAML = {
     "model/anew": f"_target_: {HERE}.Anew\nhow: configure_model\n",
     "model/skips": f"_target_: {HERE}.Skips\n",
     "model/twice": f"_target_: {HERE}.Twice\nis_counted: true\n",
+    "model/planned": f"_target_: {HERE}.Planned\nplateau: false\n",
     "model/stacked": f"_target_: {HERE}.Stacked\n",
     "model/scored": f"_target_: {HERE}.Scored\nby_hand: false\n",
     "model/lazy": f"_target_: {HERE}.LazyNet\n",
@@ -830,6 +859,40 @@ def explained(*words: str) -> Any:
 def test_a_step_with_two_optimizers_is_explained_by_as_many_steps_as_any(folder: Path) -> None:
     found = explained("model=twice")
     assert (found.steps, found.trace_steps > 0, found.notes) == (10, True, [])
+
+
+@pytest.mark.parametrize("plateau", [False, True])
+def test_a_schedule_for_the_whole_training_or_by_the_validation_is_one_of_timed_runs_too(plateau, folder: Path) -> None:
+    words = ["model=planned", f"model.plateau={plateau}"]
+    assert explained(*words).steps == 10
+    timed = [*words, "data=points", "experiment=throughput", "trainer.accelerator=cpu", "logger=none"]
+    timed += ["callbacks.progress=null", "callbacks.until_known.seconds=0.1"]
+    train(composed(*timed, f"run_dir={folder}"), folder, {"model": "planned"}, timed)
+    assert record(folder)["steps"] > 20
+
+
+def test_a_module_may_use_its_logger_where_nothing_is_logged(folder: Path) -> None:
+    found = trained(folder, "model=planned", "data=points")
+    assert evaluated(folder)[1]["test_loss"] == pytest.approx(found["metrics"]["test_loss"])
+    trained(folder.with_name("fast"), "model=planned", "data=points", "trainer.fast_dev_run=true")
+
+
+def test_a_batch_of_two_optimizers_is_one_step(folder: Path) -> None:
+    assert trained(folder, "model=twice", "data=points", "trainer.limit_val_batches=0", "test=false")["steps"] == 20
+
+
+def test_loaders_of_a_module_that_a_run_does_not_read_are_refused_where_nobody_names_the_data() -> None:
+    class Loads(Tutorial):
+        def train_dataloader(self) -> DataLoader:
+            return loader(80, 8)
+
+    ours = composed("data=digits")
+    said = refusal(_refuse_unread, Loads(), ours, [])
+    assert said.startswith(
+        "data: Loads has a train_dataloader of its own, and a run trains on data=…; move its loaders"
+    )
+    _refuse_unread(Loads(), ours, ["data=digits"])
+    _refuse_unread(Tutorial(), ours, [])
 
 
 def test_a_step_that_lightning_does_not_count_is_not_explained_for_ever(folder: Path) -> None:

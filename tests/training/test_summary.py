@@ -212,7 +212,8 @@ def test_the_samples_of_several_loaders_are_not_known() -> None:
 RESULTS = {
     "test acc 98.9 % in 47 s": {},
     "val acc 98.8 % in 47 s": {"metrics": {"val/acc": 0.9881, "val/loss": 0.1}, "resumed": [{"step": 430}]},
-    "test loss 0.6188 in 47 s": {"metrics": {"test/loss": 0.61881, "val/loss": 0.1}},
+    "test loss 0.619 in 47 s": {"metrics": {"test/loss": 0.61881, "val/loss": 0.1}},
+    "test acc 98.7 % in 47 s": {"metrics": {"test_acc": 98.7}},  # in percent
     "test loss nan in 47 s": {"metrics": {"test/loss": float("nan")}},
     "1 epoch, 430 steps in 47 s": {"metrics": {"train/loss": 0.1}},
     "430 steps in 47 s": {"metrics": {"train/loss": 0.1}, "epochs": 0},
