@@ -133,9 +133,8 @@ def main() -> None:
     one_epoch = [*usual, "trainer.max_epochs=1"]
     words: dict[Path, tuple[list[str], Sweep]] = {}
     plainly = {out / f"{model}-plain": Sweep(model, seeds[0], "quiet") for model in args.only}
-    for (
-        condition
-    ) in conditions:  # the references of accuracy, which no load changes, between the quiet hour and the other
+    # The references of accuracy, which no load changes, come between the quiet hour and the other.
+    for condition in conditions:
         for case in (case for case in cases if case.condition == condition):
             words[out / case.name] = [f"model={case.model}", f"seed={case.seeds}", *one_epoch], case
         for model in args.only:
