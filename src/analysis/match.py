@@ -7,7 +7,8 @@ from ..errors import UserError
 from ..options.purpose import PLACES, purpose_of
 from ..options.tree import flatten
 from ..records.formatting import option_value
-from ..records.values import at, table
+from ..records.rates import why_no_rate
+from ..records.values import table
 from .groups import SweepResults
 from .run import SEED, Run
 
@@ -35,7 +36,7 @@ def measured(name: str, side: SweepResults) -> tuple[list[Run], list[str]]:
 
 
 def _why(run: Run) -> str:
-    return str(run.reason or at(run.record, "throughput.missing.bottleneck") or run.status)
+    return run.reason or why_no_rate(run.record)
 
 
 def differences(a: Run, b: Run) -> dict[str, list[str]]:

@@ -64,8 +64,10 @@ def cost_of(table: UpdateTable, replicas: int = 1) -> dict[str, Any]:
         result["communication_ms"] = float(waits.mean(dtype=float))
     if excluded := float(rows["excluded_ms"].mean()):
         result["excluded_ms"] = excluded
-    if samples and (timesteps := float(rows["timesteps"].sum(dtype=float))):
-        result["timesteps_per_sec"] = result["samples_per_sec"] * timesteps / samples
+    if timesteps := float(rows["timesteps"].sum(dtype=float)):
+        of_median = float(table.rows["timesteps"][in_median].mean(dtype=float))
+        known = result["samples_per_sec"] * timesteps / samples if samples else rate(of_median * replicas, median)
+        result["timesteps_per_sec"] = known
     return result
 
 

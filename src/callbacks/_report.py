@@ -149,10 +149,10 @@ def _verdict(
     if found.busy:
         return facts
     del facts["busy"]
-    setting = replace(
-        measured.setting,
-        faster_precision=faster_precision(machine, measured.precision, summary.get("peak_flops_per_sec")),
-    )
+    single = sum(share for name, share in (measured.flops.shares or {"": 1.0}).items() if " " not in name)
+    peak = summary.get("peak_flops_per_sec")
+    faster = faster_precision(machine, measured.precision, peak) if single >= _MOST else None
+    setting = replace(measured.setting, faster_precision=faster)
     slow = summary.get("slow_rank", {"share": 0.0})
     if found.kind == "communication" and slow["share"] >= _MOST * found.share > 0:  # that rank is what is waited for
         return facts

@@ -17,8 +17,9 @@ from ..hardware.telemetry import ALLOCATED, RSS, Telemetry, queries_for, read
 from ..options.types import PositiveFloat
 from ..records.formatting import duration, memory
 from ..records.metrics import METRICS
-from ..records.terminal import row
+from ..records.terminal import block, row, say
 from ._never_raise import never_raise
+from ._setting import own_config
 from ._updates import Updates
 from ._writer import Row, StepWriter
 
@@ -86,6 +87,13 @@ class DeviceMonitor(Callback):
 
     @override
     @never_raise
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit":  # which may have no training
+            self.disable()
+            self.summary, self.grows = {}, {}
+
+    @override
+    @never_raise
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.disable()
         self.summary, self.grows, self._rows = {}, {}, []
@@ -131,6 +139,8 @@ class DeviceMonitor(Callback):
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._sum_up(trainer)
+        if trainer.is_global_zero and own_config(pl_module) is None and (lines := self.summary_lines()):
+            say(block(lines))  # a run of this package prints them itself
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:

@@ -192,5 +192,5 @@ def _as_image(x: Tensor, spec: Any) -> Tensor:
 
 def _class_name(index: int, spec: Any) -> str:
     names = getattr(spec, "classes", ())
-    name = names[index] if names else str(index)
+    name = names[index] if index < len(names) else str(index)
     return name.split(" - ")[0]  # torchvision's MNIST calls its classes "7 - seven"

@@ -131,6 +131,7 @@ class ThroughputMonitor(LoopEvents):
         self._is_visited = False
         self.table = UpdateTable(warmup_steps, self._windows)
         self._recorded: RecordedUpdates | None = None
+        self._is_fitting = False
         self._exchanges: Exchanges | None = None
         self._attached = contextlib.ExitStack()  # what ends with the measurement
         self._flops: Flops | None = None  # None before the recorded updates are over
@@ -228,7 +229,8 @@ class ThroughputMonitor(LoopEvents):
     @never_raise
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
-            self.summary, self._cost = _nothing("no batch was trained"), {}
+            self.summary, self._cost, self._is_fitting = _nothing("no batch was trained"), {}, True
+            self._recorded = None
             self.measured, self.failure = None, None
             device = trainer.strategy.root_device
             self.calibration = find_calibration(device, self.calibrate and trainer.is_global_zero)
@@ -280,11 +282,13 @@ class ThroughputMonitor(LoopEvents):
             self._cost = {}
         self._sum_up(trainer, pl_module, ranks)
         self._conclude(trainer)
+        self._is_fitting = False
 
     @override
     @never_raise
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        if trainer.state.fn != TrainerFn.FITTING:  # a test that fails changes nothing of what a fit has measured
+        # A test that fails, or a fit before its `setup`, changes nothing of what the fit before it has measured.
+        if trainer.state.fn != TrainerFn.FITTING or not self._is_fitting:
             return
         # Other ranks may be gone: nothing is gathered from them, and the device may wait for them for ever.
         self._finish(trainer, wait=False)

@@ -109,7 +109,7 @@ def _explain(task: _Task) -> None:
     step, files = explain(task.config, task.choices, str(task.folder))
     said = table(at(task.record, "throughput.bottleneck"))
     is_here = at(task.record, "hardware.device_name") == step.device_name
-    if is_here and all(is_text(said.get(key)) for key in ("kind", "certainty", "evidence")):
+    if is_here and not said.get("busy") and all(is_text(said.get(key)) for key in ("kind", "certainty", "evidence")):
         step = replace(step, bottleneck=said)
     step, folder = replace(step, notes=[*task.notes, *step.notes]), None
     try:

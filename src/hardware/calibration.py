@@ -49,23 +49,26 @@ def peak_flops_per_sec(
 ) -> float | None:
     """The measured peak that a training step is compared with.
 
-    In 32 bits on CUDA the peak is that of TF32 wherever torch's switches allow TF32. The peak of a step with several
+    A module may compute in another format than its Trainer's 32 bits, and then that format's peak counts. In 32 bits on CUDA the peak is that of TF32 wherever torch's switches allow TF32. The peak of a step with several
     kinds of products is the rate at which each FLOP is done at the peak of its kind. Mixed precision computes in either
     format, so the faster of the two is its peak.
 
     Args:
         calibration: of the device that trains.
         precision: as Lightning takes it: `32-true`, `bf16-mixed`, `16-true`, …; None is `32-true`.
-        shares: of the kinds of product in its FLOPs. Without them the peak is that of the fastest kind of product.
+        shares: of the kinds of product in its FLOPs, as flops.py names them. Without them the peak is that of the fastest kind of product.
 
     Returns:
         None for a precision that was not measured or is unknown.
     """
     bits, _, mode = str(precision or "32-true").partition("-")
     peaks = calibration.matmul_flops_per_sec
-    single = _float32_peak(calibration, shares)
     if bits == "32":
-        return single
+        return _single_peak(calibration, shares)
+    of_kinds: dict[str, float] = {}  # in whatever format they ran
+    for name, share in (shares or {}).items():
+        of_kinds[name.split()[0]] = of_kinds.get(name.split()[0], 0.0) + share
+    single = _single_peak(calibration, of_kinds or None)
     peak = peaks.get({"64": "fp64", "16": "fp16", "bf16": "bf16"}.get(bits, ""))
     is_mixed = bits != "64" and mode != "true"
     return max(peak, single or 0) if peak is not None and is_mixed else peak
@@ -97,9 +100,18 @@ def float32_peaks(calibration: Calibration) -> dict[str, float]:
     return {kind: measured.get(form, measured["fp32"]) for kind, form in formats.items()}
 
 
-def _float32_peak(calibration: Calibration, shares: Mapping[str, float] | None) -> float | None:
-    """The peak of a step whose tensors are float32; the highest one without shares."""
+def _single_peak(calibration: Calibration, shares: Mapping[str, float] | None) -> float | None:
+    """The peak of a step in 32 bits, but for products whose tensors are of another format; the highest one without shares."""
     if "fp32" not in calibration.matmul_flops_per_sec:
         return None
     peaks = float32_peaks(calibration)
-    return max(peaks.values()) if shares is None else 1 / sum(share / peaks[kind] for kind, share in shares.items())
+    if shares is None:
+        return max(peaks.values())
+    seconds = 0.0  # of a FLOP
+    for name, share in shares.items():
+        kind, _, dtype = name.partition(" ")
+        peak = calibration.matmul_flops_per_sec.get(dtype) if dtype else peaks[kind]
+        if peak is None:
+            return None
+        seconds += share / peak
+    return 1 / seconds

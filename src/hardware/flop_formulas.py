@@ -77,6 +77,7 @@ OURS: dict[Any, Callable[[Inputs], int]] = {
     _aten.linear_backward: _linear_backward,
     _aten.convolution_backward: _convolution_backward,
 }
+OURS[_aten._euclidean_dist] = lambda inputs: 2 * inputs["x1"].numel() * inputs["x2"].shape[-2]  # cdist of many rows
 _FORWARD = ("mkldnn_rnn_layer", "_cudnn_rnn", "_lstm_mps")
 _BACKWARD = ("mkldnn_rnn_layer_backward", "_cudnn_rnn_backward", "lstm_mps_backward")
 OURS |= {getattr(_aten, name): _recurrent for name in _FORWARD}

@@ -92,7 +92,7 @@ class Telemetry:
     def summary(self, since: float = -math.inf) -> dict[str, float]:
         """Sum up the samples of training after a time; empty where there are none.
 
-        Memory has its maximum (`host/rss_max_gib`), other readings have their mean over time (`device/power_mean_w`).
+        Memory has its maximum (`host/rss_max_gib`; the peak that of all the time), other readings have their mean over time (`device/power_mean_w`).
         `seconds` are those of the samples. `energy_j`, in joules, is that of the device's own counter, where it was read all
         the time.
         """
@@ -108,6 +108,8 @@ class Telemetry:
             if key == _JOULES:
                 joules = values[used]
                 found |= {"energy_j": float(joules.sum())} if (joules >= 0).all() else {}  # not reset by a new driver
+            elif key == PEAK and (of_fit := (times > since) & ~numpy.isnan(values)).any():
+                found[key] = float(values[of_fit].max())  # of validations, too
             elif known.any() and key.endswith(_HIGHEST):
                 found[key] = float(values[known].max())
             elif known.any() and not key.endswith("_gib"):
@@ -161,6 +163,8 @@ def _merged(
     """The readings of groups of rows, given the seconds of training of each row and the first row of each group."""
     if key == _JOULES:
         return numpy.add.reduceat(numpy.where(values >= 0, values, math.nan), first)
+    if key == PEAK:
+        return numpy.fmax.reduceat(values, first)
     if key.endswith(_HIGHEST):
         return numpy.fmax.reduceat(numpy.where(seconds > 0, values, math.nan), first)
     if key.endswith("_gib"):

@@ -26,7 +26,8 @@ def load_words(share: float) -> str:
 
 def why_no_rate(record: Mapping[str, Any]) -> str:
     """Why a run that has finished has no rate: `of 2 updates none came after the warm-up of 5`."""
-    return str(at(record, "throughput.missing.bottleneck") or "nothing was measured")
+    reasons = (at(record, f"throughput.missing.{name}") for name in ("bottleneck", "samples_per_sec"))
+    return str(next(filter(None, reasons), "nothing was measured"))
 
 
 def rate(samples: float, step_ms: float) -> float:

@@ -104,6 +104,17 @@ def test_a_step_is_compared_with_the_peak_of_what_it_computes(name, switches, mo
     assert peak_flops_per_sec(calibration, precision, shares) == (peak and pytest.approx(peak))
 
 
+def test_products_in_another_format_than_the_trainers_have_the_peak_of_that_format(switches):
+    gpu = with_peaks(GPU, fp32=50e12, bf16=800e12)
+    for each in switches:
+        each.fp32_precision = "ieee"
+    halves = {"matmul": 0.5, "matmul bf16": 0.5}
+    assert peak_flops_per_sec(gpu, "32-true", halves) == pytest.approx(1 / (0.5 / 50e12 + 0.5 / 800e12))
+    assert peak_flops_per_sec(gpu, "32-true", {"matmul bf16": 1.0}) == pytest.approx(800e12)
+    assert peak_flops_per_sec(gpu, "32-true", {"matmul fp16": 1.0}) is None
+    assert peak_flops_per_sec(gpu, "bf16-mixed", halves) == pytest.approx(800e12)
+
+
 FASTER = {  # the calibration, what the run is known to reach → the precision that is recommended to it in float32
     "a GPU with bf16": (with_peaks(GPU, fp32=50e12, bf16=790e12, fp16=780e12), None, "bf16-mixed"),
     "a GPU that emulates bf16": (with_peaks(GPU, fp32=8e12, bf16=3e12, fp16=50e12), None, "16-mixed"),

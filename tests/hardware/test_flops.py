@@ -184,7 +184,7 @@ square.register_autograd(lambda ctx, grad: grad)
 INTEGERS = torch.ones(32, 8, dtype=torch.int8), torch.ones(8, 8, dtype=torch.int8)
 UNKNOWN = {
     "svd": lambda w, x: torch.linalg.svdvals(x @ w.t()),
-    "cdist": lambda w, x: torch.cdist(x @ w.t(), x @ w.t()),
+    "cdist of few rows": lambda w, x: torch.cdist(x @ w.t(), x @ w.t()),
     "a custom operation": lambda w, x: torch.ops.stranger.square(x @ w.t()),
     "a sparse matrix": lambda w, x: x.to_sparse() @ w.t(),
     "two sparse matrices": lambda w, x: (x.t().to_sparse() @ x.to_sparse()).to_dense() * w.sum(),
@@ -213,8 +213,20 @@ def test_a_step_without_products_has_no_flops_and_those_of_the_optimizer_are_non
 def test_the_flops_of_a_sample_are_those_of_whole_updates_which_must_not_differ():
     small, eighty, twice = ([OperationRow("aten.mm", "", "forward", "fp32", flops=n)] for n in (9, 80, 160))
     assert flops_per_sample([(eighty, 8), (eighty, 8), (small, 1)]) == (10, {"matmul": 1})
-    with pytest.raises(UncountableError, match="different numbers of FLOPs"):
-        flops_per_sample([(eighty, 8), (twice, 8)])
+    for other in ((twice, 8), (eighty, 4)):  # sequences of other lengths, in as many samples and in fewer
+        with pytest.raises(UncountableError, match="different numbers of FLOPs"):
+            flops_per_sample([(eighty, 8), other])
+
+
+def test_products_are_told_apart_by_the_format_of_their_tensors():
+    rows = [OperationRow("aten.mm", "", "forward", dtype, flops=n) for dtype, n in (("fp32", 10), ("bf16", 30))]
+    assert flops_per_sample([(rows, 2)]) == (20, {"matmul": 0.25, "matmul bf16": 0.75})
+
+
+def test_the_distances_of_many_rows_are_a_product():
+    x = torch.randn(40, 8)
+    found = count(of_weight(lambda w, x: torch.cdist(x @ w.t(), x[:30])), x)
+    assert by_part(found)[0] == 2 * 40 * 8 * 8 + 2 * 40 * 8 * 30
 
 
 @pytest.mark.parametrize("name", ["mv", "addmv", "dot", "vdot", "trilinear"])

@@ -180,6 +180,21 @@ def test_readings_of_the_training_are_summed_up(name):
     assert taken(*samples, is_training=False).summary(since) == {}
 
 
+def test_the_peak_of_memory_is_that_of_validations_too():
+    samples = [(0, {PEAK: 1.0, RSS: 1.0}), (0, {PEAK: 1.0}), (2, {PEAK: 2.0, RSS: 2.0}), (4, {PEAK: 9.0, RSS: 9.0})]
+    clock, left = Clock(), list(samples)
+
+    def next_readings():
+        clock.now, readings = left.pop(0)
+        return readings
+
+    found = Telemetry(next_readings, 60, clock)
+    found.sample(True)
+    found.sample(False)  # the validation begins
+    found.stop()
+    assert found.summary() == pytest.approx({"seconds": 2.0, PEAK: 9.0, "host/rss_max_gib": 2.0})
+
+
 def test_the_readings_from_a_sample_on_and_a_word_before_a_unit():
     found = taken((1, {CPU: 1.0}), (2, {CPU: 2.0}), (3, {RSS: 1.0}), (4, {CPU: 4.0}))
     assert [list(each) for each in found.readings(CPU, 1)] == [[2, 4], [2.0, 4.0]]
