@@ -281,3 +281,10 @@ def saved_tensors(saved: Callable[[Tensor], None]) -> Iterator[None]:
             yield
         finally:
             graph.disable_saved_tensors_hooks = disable
+
+
+def lay_out_channels_last(network: nn.Module) -> None:
+    """Have the weights of 2-D convolutions lie channels last. `Module.to` refuses those of 3-D ones, of five dimensions."""
+    for tensor in (*network.parameters(), *network.buffers()):
+        if tensor.dim() == 4:
+            tensor.data = tensor.data.to(memory_format=torch.channels_last)

@@ -17,4 +17,5 @@ class CIFAR10(TorchvisionImages):
         for name, md5 in [*_LISTS, (datasets.CIFAR10.meta["filename"], datasets.CIFAR10.meta["md5"])]
     }
     image_shape = (3, 32, 32)
+    classes = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
     mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)

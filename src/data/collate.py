@@ -33,7 +33,7 @@ def collate(samples: list[Any], spec: DataSpec) -> Any:
     fields = {name: cast(_stacked(columns[name], spec), name, spec) for name in spec.inputs}
     if spec.target != "input":
         target = spec.fields[-1]
-        y = _stacked(columns[target], spec, PADDING if spec.target == "class_per_step" else 0)
+        y = _stacked(columns[target], spec, PADDING if spec.target == "class_per_step" else 0, is_target=True)
         if spec.target != "any" and not isinstance(y, Tensor):
             raise TypeError(f"its target is a {type(columns[target][0]).__name__}, and has to be a number or a tensor")
         if spec.target in CLASSES and y.is_floating_point():
@@ -64,8 +64,8 @@ def cast(values: Any, field: str, spec: DataSpec) -> Any:
     return values.float()
 
 
-def _stacked(values: list[Any], spec: DataSpec, padding: int = 0) -> Any:
-    if not spec.variable_length or isinstance(values[0], Mapping):
+def _stacked(values: list[Any], spec: DataSpec, padding: int = 0, is_target: bool = False) -> Any:
+    if not spec.variable_length or isinstance(values[0], Mapping) or (is_target and spec.target == "any"):
         return default_collate(values)
     tensors = [torch.as_tensor(value) for value in values]
     return pad_sequence(tensors, True, padding) if tensors[0].dim() else torch.stack(tensors)
@@ -187,7 +187,7 @@ def _wrong_label(spec: DataSpec, y: Tensor) -> str | None:
     if spec.target not in (*CLASSES, *LABELS):
         return None
     wrong = (y < 0) | (y >= spec.num_classes)
-    if spec.target in LABELS:
+    if spec.target in LABELS and y.is_floating_point():
         wrong |= y != y.round()
     if spec.has_padding:
         wrong &= y != PADDING

@@ -30,7 +30,8 @@ STAND_IN_SIZES = {"train": 60_000, "test": 10_000}  # of the rendered digits tha
 class TorchvisionImages(TensorDataModule):
     """A torchvision image dataset as normalised float tensors `(N, C, H, W)`.
 
-    A subclass names torchvision's class, the files it reads, and the shape and statistics of its images.
+    A subclass names torchvision's class, the files it reads, the shape and statistics of its images, and its classes where they
+    are not ten.
 
     Args:
         root: the folder of torchvision's layout.
@@ -52,6 +53,8 @@ class TorchvisionImages(TensorDataModule):
     image_shape: ClassVar[tuple[int, int, int]]
     mean: ClassVar[tuple[float, ...]]
     std: ClassVar[tuple[float, ...]]
+    num_classes: ClassVar[int] = 10
+    classes: ClassVar[tuple[str, ...]] = ()  # their names, where torchvision's class has none
 
     def __init__(
         self,
@@ -75,8 +78,12 @@ class TorchvisionImages(TensorDataModule):
     @property
     @override
     def spec(self) -> DataSpec:
-        classes = () if self._official is False else tuple(getattr(self.source, "classes", ()))  # of clothes no digit
-        return DataSpec("image", self.image_shape, "class", 10, classes=classes, mean=self.mean, std=self.std)
+        classes = (
+            () if self._official is False else self.classes or tuple(getattr(self.source, "classes", ()))
+        )  # of clothes no digit
+        return DataSpec(
+            "image", self.image_shape, "class", self.num_classes, classes=classes, mean=self.mean, std=self.std
+        )
 
     @property
     def name(self) -> str:  # pyrefly: ignore[bad-override]  # Lightning declares an attribute

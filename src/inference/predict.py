@@ -154,8 +154,8 @@ def arrays_of(spec: DataSpec, output: Tensor, target: Tensor | None) -> dict[str
         found["probability"] = scores
     if target is not None:
         found["target"] = (
-            target.long() if spec.target in (*CLASSES, *LABELS) else target
-        )  # a loss of one logit takes floats
+            target.long() if spec.target in (*CLASSES, *LABELS) else target.float()
+        )  # numpy has no bfloat16
     return {name: tensor.numpy() for name, tensor in found.items()}
 
 

@@ -84,7 +84,7 @@ def for_metrics(spec: DataSpec, output: Any, y: Any, metric: Metric) -> tuple[An
     output, y = for_loss(spec, output, y)
     if spec.pads_steps:
         is_step = y != PADDING
-        return output[is_step], y[is_step]
+        output, y = output[is_step], y[is_step]
     # torchmetrics takes scores for probabilities where all of a batch happen to lie between 0 and 1.
     return (output.sigmoid(), y.long()) if _are_numbers(spec) else (output, y)
 

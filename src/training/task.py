@@ -14,7 +14,7 @@ from torchmetrics import Metric
 from torchmetrics.aggregation import MeanMetric
 from typing_extensions import override
 
-from .._torch import is_batch_norm, supports_found_inf
+from .._torch import is_batch_norm, lay_out_channels_last, supports_found_inf
 from ..callbacks._batches import samples_in
 from ..data.collate import empty_batch
 from ..data.spec import CLASSES, LENGTHS, PADDING, DataSpec, arguments, computed_shape, takes
@@ -80,7 +80,10 @@ class Task(LightningModule):
         self.compile_mode = compile_mode
         self._compiled_samples: int | None = None  # of the batches that run the compiled network; None: of all
         self.channels_last = channels_last and any(isinstance(m, nn.Conv2d) for m in model.modules())
-        self.loss_name, self.loss_function = loss_function(loss, spec)
+        if type(self).loss is Task.loss or loss != "auto" or spec.target != "any":
+            self.loss_name, self.loss_function = loss_function(loss, spec)
+        if type(self).loss is not Task.loss:
+            self.loss_name = f"{type(self).__name__}.loss"
         # Its mean is over the targets that count; that of any other loss is over the samples.
         self.has_named_loss = isinstance(loss, str) and type(self).loss is Task.loss
         self.has_accuracy = spec.target in CLASSES and "acc" not in (metrics or {})
@@ -118,7 +121,7 @@ class Task(LightningModule):
         # MPS is no faster with channels-last.
         self.channels_last = self.channels_last and trainer.strategy.root_device.type in ("cpu", "cuda")
         if self.channels_last:
-            self.model.to(memory_format=torch.channels_last)
+            lay_out_channels_last(self.model)
 
     def forward(self, x: Tensor | Mapping[str, Tensor], lengths: Tensor | None = None) -> Tensor:
         """The model's output for inputs `x: (B, …)`, or several by their names, of `lengths: (B,)` if these vary."""

@@ -40,7 +40,8 @@ def check_answer(task: "Task", output: Any, y: Any) -> None:
     """Raise UserError unless the loss and the metrics of a Task take an output and a target."""
     _check_shapes(task, output, y)
     shapes = f"an output {_which(output)} and a target {_which(y)}"
-    buffers = [*task.loss_function.buffers()] if isinstance(task.loss_function, nn.Module) else []
+    function = getattr(task, "loss_function", None)
+    buffers = [*function.buffers()] if isinstance(function, nn.Module) else []
     before = [buffer.clone() for buffer in buffers]
     with blamed("task.loss", f"{task.loss_name} fails with {shapes}"):
         loss = task.loss(output, y)
@@ -64,7 +65,8 @@ def check_answer(task: "Task", output: Any, y: Any) -> None:
             tried = metric.clone()
             tried.sync_on_compute = False  # it is tried on each rank alone
             with torch.no_grad():
-                tried.update(*for_metrics(task.spec, output, y, metric))
+                for _ in range(2):  # some need more samples than a small batch has
+                    tried.update(*for_metrics(task.spec, output, y, metric))
             value = tried.compute()
         if not isinstance(value, Tensor) or value.numel() != 1:
             raise UserError(f"task.metrics.{name}: {type(metric).__name__} returns {_shape(value)}, takes one number")

@@ -14,6 +14,8 @@ from torch import Tensor, nn, tensor
 from torch.utils._pytree import tree_leaves
 
 from batchscope.data.base import DataModule
+from batchscope.data.collate import collate
+from batchscope.data.datamodule import TensorDataModule
 from batchscope.data.plain import described
 from batchscope.data.samples import SampleBatches
 from batchscope.data.spec import PADDING, DataSpec
@@ -23,6 +25,7 @@ from batchscope.models.sequence import LSTMCellModel, RNNCellModel, StackedLSTMM
 from batchscope.training.optimizer import Optimizer
 from batchscope.training.task import Task
 from tests.data.support import InMemory, Own, inputs, loaded
+from tests.support.command_lines import refusal
 from tests.support.own_data import Images, Lengths, MapStyle, MaskedMean, Tokens
 from tests.support.runs import assert_alike
 
@@ -306,3 +309,22 @@ def test_a_recurrent_model_reads_the_last_real_step(kind: Any, backend: str) -> 
     model = kind(data.spec, hidden_size=8, backend=backend).eval()
     alone = [model(row[None, :length]) for row, length in zip(x, lengths, strict=True)]
     torch.testing.assert_close(model(x, lengths=lengths), torch.cat(alone))
+
+
+def test_a_tuple_of_targets_is_a_tuple_where_lengths_vary_too() -> None:
+    spec = DataSpec("sequence", (5, 2), "any", variable_length=True)
+    x, y, lengths = collate([(torch.ones(n, 2), (3, 0.5)) for n in (2, 5, 4)], spec)
+    assert (tuple(x.shape), lengths.tolist()) == ((3, 5, 2), [2, 5, 4])
+    assert [part.tolist() for part in y] == [[3, 3, 3], [0.5, 0.5, 0.5]]
+
+
+def test_a_mistake_in_a_spec_is_one_line_and_no_missing_spec() -> None:
+    class Broken(TensorDataModule):
+        @property
+        def spec(self) -> DataSpec:
+            return DataSpec("image", self.shape, "class", 2)
+
+    said = refusal(described, Broken())
+    assert said == "data: Broken.spec fails: AttributeError: 'Broken' object has no attribute 'shape'"
+    Broken.spec = TensorDataModule.spec
+    assert refusal(described, Broken()).startswith("data: Broken has no spec: a property that returns")

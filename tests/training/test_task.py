@@ -7,17 +7,19 @@ from typing import Any
 import lightning
 import pytest
 import torch
+import torchmetrics
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from batchscope._torch import lay_out_channels_last
 from batchscope.data.adding import Adding
 from batchscope.data.spec import PADDING, DataSpec
 from batchscope.errors import UserError
 from batchscope.models.cnn import SimpleCNN
 from batchscope.models.torchvision import TorchvisionModel
-from batchscope.training.objective import accuracy, for_loss, loss_function
+from batchscope.training.objective import accuracy, for_loss, for_metrics, loss_function
 from batchscope.training.task import Task
 from batchscope.training.trial import check_answer
 from tests.support.own_data import Plain
@@ -354,3 +356,18 @@ def test_the_learning_rate_is_that_of_the_samples_of_an_update_whatever_a_rank_s
     task.prepare(trainer, batch_size=200, samples_per_update=76)
     trainer.fit(task, datamodule=data)
     assert trainer.optimizers[0].defaults["lr"] == pytest.approx(0.1)
+
+
+def test_metrics_of_steps_with_one_logit_have_probabilities_too() -> None:
+    spec = DataSpec("sequence", (3, 2), "class_per_step", 1, variable_length=True)
+    output, y = torch.tensor([[[0.4], [0.3], [0.2]]]), torch.tensor([[1, 1, PADDING]])
+    answers, targets = for_metrics(spec, output, y, torchmetrics.classification.BinaryF1Score())
+    assert torch.equal(answers, torch.tensor([0.4, 0.3]).sigmoid())
+    assert targets.tolist() == [1, 1] and not targets.is_floating_point()
+
+
+def test_only_weights_of_four_dimensions_lie_channels_last() -> None:
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv3d(3, 8, 3))
+    lay_out_channels_last(network)
+    assert network[0].weight.is_contiguous(memory_format=torch.channels_last)
+    assert network[1].weight.is_contiguous()
