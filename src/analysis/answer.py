@@ -107,10 +107,13 @@ def _repeat(group: Group, selection: Selection | None, quality: Quality | None, 
     return [*_timed(group.runs[0]), _sizes(sizes), *longer]
 
 
+_SEARCHES = ("find_batch_size", "find_lr", "diagnose", "time_to_target")  # which choose what they run by themselves
+
+
 def _timed(run: Run) -> list[str]:
     """The options that time the steps of a run's training: experiment=throughput on top of the experiment that it had."""
     typed = next((word.partition("=")[2] for word in run.words if word.startswith("experiment=")), "")
-    names = [name for name in re.findall(r"[\w/-]+", typed) if name not in ("null", "throughput")]
+    names = [name for name in re.findall(r"[\w/-]+", typed) if name not in ("null", "throughput", *_SEARCHES)]
     experiment = f"[{','.join([*names, 'throughput'])}]" if names else "throughput"
     plainly = at(run.record, "config.timing") is False  # by which no run is visited
     return [f"experiment={experiment}", *(["timing=auto"] if plainly else [])]

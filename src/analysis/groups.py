@@ -159,13 +159,14 @@ def label(run: Run, keys: Collection[str]) -> str:
 
 
 def short_names(options: Collection[str]) -> dict[str, str]:
-    """The last name of each option, with as many before it as tell it from the others: `lr`, `encoder.layers`."""
+    """The last name of each option, with as many before it as tell it from the others: `lr`, `encoder.layers`, `net` of its class."""
     found = {}
-    for option in options:
-        parts = option.removesuffix(f".{TARGET}").split(".")
+    paths = {option: option.removesuffix(f".{TARGET}") for option in options}
+    for option, path in paths.items():
+        parts = path.split(".")
         ends = [".".join(parts[-n:]) for n in range(1, len(parts) + 1)]
         found[option] = next(
-            (end for end in ends if sum(f".{one}".endswith(f".{end}") for one in options) == 1), option
+            (end for end in ends if sum(f".{one}".endswith(f".{end}") for one in paths.values()) == 1), option
         )
     return found
 
@@ -175,7 +176,7 @@ def setting_words(key: str, value: Any, name: str = "") -> str:
     if key == "threads" and isinstance(value, int):
         return count(value, "thread")
     if isinstance(value, str) and value not in _SAYS_NOTHING:
-        return value.rpartition(".")[2] if key.endswith(TARGET) else value
+        return value
     return f"{name or key} {option_value(value)}"
 
 

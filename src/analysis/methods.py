@@ -12,7 +12,7 @@ from ..errors import printable
 from ..records.formatting import count, option_value, percent
 from ..records.metrics import metric
 from ..records.rates import RATE
-from ..records.values import at, number, positive, table
+from ..records.values import at, limited, number, positive, table
 from .groups import SweepResults, setting_words
 from .run import BATCH_SIZE, HARDWARE, LEARNING_RATE, SEED, Run
 
@@ -136,7 +136,10 @@ def _data(run: Run) -> str:
     validated, tested = (positive(at(run.record, f"evaluated.{stage}")) for stage in ("val", "test"))
     sizes = {"training": run.train_samples, "validation": validated, "test": tested}
     known = _and([f"{size:,.0f} {name}" for name, size in sizes.items() if size])
-    return _with(run.dataset or str(run.settings.get("data") or ""), [f"{known} samples" if known else ""])
+    limit = at(run.record, "config.trainer.limit_train_batches")
+    is_less = number(limit) is not None and limited(10**9, limit) < 10**9
+    less = f"{f'{limit:,} batches' if isinstance(limit, int) else percent(limit)} an epoch" if is_less else ""
+    return _with(run.dataset or str(run.settings.get("data") or ""), [f"{known} samples" if known else "", less])
 
 
 def _with(name: str, facts: Sequence[str]) -> str:

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from ..errors import UserError, printable
 from ..files import lies_in
-from ..options.purpose import CHOOSES_NOTHING, changes_speed, purpose_of
-from ..options.tree import flatten
+from ..options.purpose import CHOOSES_NOTHING, OWN_RATE, changes_speed, purpose_of
+from ..options.tree import TARGET, flatten
 from ..records.correct import read_correct
 from ..records.metrics import staged
 from ..records.rates import MEAN_RATE, RATE
@@ -24,12 +24,12 @@ from ..records.step_times import StepTimes, read_step_times
 from ..records.values import at, number, positive, table
 
 BATCH_SIZE, SEED, LEARNING_RATE = "data.batch_size", "seed", "optimizer.lr"
-OWN_RATE = r"model\.(.+\.)?(lr|learning_rate)"  # as a pattern: the learning rate of a LightningModule
 TEST_ACCURACY = "test/acc"
 CHOICES = ("model", "data", "task", "optimizer")  # groups of the configuration, as settings
 HARDWARE = ("device", "device_name", "threads")  # settings that come from the machine, not from the config
 
 _SAID_ELSEWHERE = ("data.seed", "trainer.accelerator")  # as `seed` and as the hardware's device
+_OUR_CALLBACK = re.compile(rf"callbacks\.\w+\.{TARGET}=batchscope\.")  # whose other options say what matters
 _REASONS = {
     "finished": "",
     "out_of_memory": "out of memory",
@@ -66,7 +66,7 @@ class Run:
         run_dir = config.get("run_dir")
         for key, value in flatten(config):
             derived = isinstance(value, str) and isinstance(run_dir, str) and run_dir and lies_in(value, run_dir)
-            skipped = derived or key in _SAID_ELSEWHERE
+            skipped = derived or key in _SAID_ELSEWHERE or _OUR_CALLBACK.match(f"{key}={value}")
             if not skipped and purpose_of(key, config) not in CHOOSES_NOTHING:
                 flat[key] = value
         return {key: _one_line(value) if isinstance(value, str) else value for key, value in flat.items()}

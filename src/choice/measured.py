@@ -41,6 +41,7 @@ class Training:
     title: str  # `cnn · mnist`
     epochs: int | None  # that the runs were to train; None where they do not agree
     train_samples: int
+    limit: Any  # of the batches of an epoch, as `trainer.limit_train_batches`
     precision: str  # as Lightning takes it
     sources: Sequence[Source]
     doubts: Sequence[str] = ()  # why not to trust the answer
@@ -162,6 +163,7 @@ def _read(path: Path) -> _Run:
         waiting * per_batch,  # by the median: a few slow steps raise a mean
         _memory(record),
         replace(step, rows=rows, batches=1.0),
+        is_peak="measured_bytes" in table(record.get("memory")),
     )
     options = _options(run) | {"trainer.precision": step.precision}  # a CPU computes 16-mixed in bfloat16
     return _Run(run, run.train_samples, options, measured, slowest=max(1.0, mean / middle))
@@ -228,6 +230,7 @@ def _pooled(runs: Sequence[_Run], rates: Rates, batch_size: int) -> Measured:
         median(of_run.waiting for of_run in singles),
         max(of_run.counted for of_run in singles),
         singles[0].step,
+        all(of_run.is_peak for of_run in singles),
     )
 
 
@@ -243,4 +246,5 @@ def _training(runs: Sequence[_Run], sources: Sequence[Source]) -> Training:
         doubts.append("Not every run has counted its memory, so whether a batch fits is not known.")
     epochs = asked.pop() or None if len(asked) == 1 else None
     title = printable(f"{first.run.model} · {options['data']}")
-    return Training(title, epochs, first.samples, first.step.precision, sources, doubts)
+    limit = at(first.run.record, "config.trainer.limit_train_batches")
+    return Training(title, epochs, first.samples, limit, first.step.precision, sources, doubts)

@@ -8,6 +8,7 @@ from ..analysis.selection import ENOUGH
 from ..errors import UserError
 from ..hardware.datasheet import Datasheet
 from ..records.formatting import memory
+from ..records.values import limited
 from .interval import Interval, exactly
 from .measured import Training
 from .memory import USABLE
@@ -153,7 +154,8 @@ def by_size(training: Training, device: Datasheet, question: Question, epochs: i
     price = next((question.prices[name] for name in names if name in question.prices), None)
     found = {}
     for size, step in steps.items():
-        seconds = step.seconds * (math.ceil(training.train_samples / size) * epochs)
+        batches = max(1, limited(math.ceil(training.train_samples / size), training.limit))
+        seconds = step.seconds * (batches * epochs)
         total = seconds if here else seconds + exactly(question.start_up_s)
         cost = None if price is None else total * (price / 3600)
         found[size] = Row(device, here is not None, size, step, seconds, total, cost)

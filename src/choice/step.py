@@ -38,6 +38,7 @@ class Measured:
     waiting: float  # seconds, for data
     counted: float  # bytes, as in memory.py; NaN where no run has counted them
     step: StepOperations
+    is_peak: bool = False  # whether `counted` is the peak of a GPU's allocator
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +96,11 @@ def step_on(source: Source, device: Datasheet, batch_size: int, precision: str |
     parts = {"arithmetic" if is_arithmetic else "bandwidth": kernels.middle, "launches": launches.middle}
     parts["data"] = max(waiting, transfer.middle)
     limit = max(parts, key=lambda part: parts[part])
-    return Step(seconds, limit, None if math.isnan(counted) else on_gpu(counted, source.device.kind == "cuda"))
+    return Step(
+        seconds,
+        limit,
+        None if math.isnan(counted) else on_gpu(counted, all(one.is_peak for one in source.sizes.values())),
+    )
 
 
 def overlapped(on_device: Interval, host: Interval) -> Interval:

@@ -132,7 +132,8 @@ def _measured(overrides: list[str], question: Question) -> tuple[int | None, lis
     check_accelerator(config)
     kinds = [kind for kind in available() if asked in ("auto", kind) or (asked == "gpu" and kind != "cpu")]
     if half and len(kinds) > 1:
-        kinds.remove("cpu")  # on which Lightning computes it in bfloat16: another training
+        kinds.remove("cpu")
+        warn("trainer.precision: a CPU computes 16-mixed in bfloat16, which is another training: it is left out")
     check_prices([device_here(kind, device_name(torch.device(kind))) for kind in kinds], question)
     exit_on_signals()
     with contextlib.redirect_stdout(sys.stderr):

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 from typing_extensions import override
 
+from .._torch import lay_out_channels_last
 from ..analysis.noise import PROCESSES, Rates
 from ..analysis.selection import Selection, select
 from ..analysis.text import aligned, choice_words
@@ -137,7 +138,7 @@ def measure_latency(
     layout = torch.preserve_format
     if isinstance(trained.module, Task) and trained.module.channels_last and device.type in ("cpu", "cuda"):
         layout = torch.channels_last  # as Task.setup
-        network = network.to(memory_format=layout)
+        lay_out_channels_last(network)
 
     def convert(given: Any) -> Any:
         images = tree_map_only(Tensor, lambda x: x.to(memory_format=layout) if x.dim() == 4 else x, given)

@@ -138,7 +138,7 @@ def trainer_for(trained: Trained) -> Trainer:
     config, load_weights = trained.config, trained.load_weights
     set_up_process(config)
     check_accelerator(config)
-    alone: dict[str, Any] = {"logger": NoLogger(), "callbacks": [], "enable_checkpointing": False}
+    alone: dict[str, Any] = {"logger": NoLogger(os.getcwd()), "callbacks": [], "enable_checkpointing": False}
     if load_weights is not None and makes_layers(trained.module):  # anew, in hooks that Lightning calls once more
         hooks = ("on_test_start", "on_validation_start", "on_predict_start")
         alone["callbacks"] = [LambdaCallback(**dict.fromkeys(hooks, lambda trainer, module: load_weights()))]

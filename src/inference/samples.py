@@ -100,7 +100,9 @@ def _first_batch(trained: Trained) -> tuple[Any, str]:
     batch = next(iter(tree_leaves(getattr(module, method)())[0]))  # of several loaders the first
     for hook in ("on_before_batch_transfer", "on_after_batch_transfer"):  # of the data, or else of the module
         owner = module if is_overridden(hook, module) else trained.module
+        trained.module.trainer = module.trainer
         batch = getattr(owner, hook)(batch, 0)
+    trained.module.trainer = None
     return batch, f"{split} samples"
 
 

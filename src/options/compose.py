@@ -96,7 +96,7 @@ def check_command_line(overrides: list[str], multirun: bool, run_dir: str | None
 
 def choices_in(hydra: Any) -> dict[str, str]:
     """The choice of each group, from Hydra's section of a composition; none where an option replaces the choice's class."""
-    typed = {one.key_or_group for one in parse(list(hydra.overrides.task))}
+    typed = set_by(list(hydra.overrides.task))[0]
     return {group: choice for group, choice in hydra.runtime.choices.items() if f"{group}.{TARGET}" not in typed}
 
 

@@ -4,6 +4,7 @@ Resuming asks whether an option may change, reports whether it divides groups of
 between machines, and trust whether a file may set it. Nothing here needs Hydra or OmegaConf.
 """
 
+import re
 from collections.abc import Mapping
 from functools import reduce
 from typing import Annotated, Any, Literal
@@ -40,6 +41,7 @@ TOP_LEVEL: dict[str, Any] = {
     "run_dir": Annotated[str | None, Purpose.WRITTEN_TO],
 }
 # Without influence on the time of a step, as the learning rate's schedule and all lengths are.
+OWN_RATE = r"model\.(.+\.)?(lr|learning_rate)"  # as a pattern: the learning rate of a LightningModule
 _SAME_SPEED = ("seed", "init", "optimizer.lr")
 # What a report does with runs: that it differs makes no other run.
 OF_REPORTS = ("timing", "enough", "margin")
@@ -134,7 +136,8 @@ def changes_speed(option: str, config: Mapping[str, Any]) -> bool:
     """Whether a step may take another time with another value of an option; True unless something says otherwise."""
     section, _, name = option.partition(".")
     sets_rate = section == "optimizer" and name in _of_schedule()
-    return not (option in _SAME_SPEED or sets_rate or purpose_of(option, config) is Purpose.LENGTH)
+    own_rate = "optimizer" not in config and re.fullmatch(OWN_RATE, option)  # of a LightningModule
+    return not (option in _SAME_SPEED or sets_rate or own_rate or purpose_of(option, config) is Purpose.LENGTH)
 
 
 def only_observes(target: Any) -> bool:

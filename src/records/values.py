@@ -27,3 +27,10 @@ def positive(value: Any) -> float | None:
     """The same for a value that cannot be 0, such as a duration."""
     known = number(value)
     return known if known and known > 1 / _ABSURD else None
+
+
+def limited(batches: int, limit: Any) -> int:
+    """How many of the batches of an epoch `trainer.limit_train_batches` leaves: a number of them, or a fraction below 1."""
+    if isinstance(limit, int) and not isinstance(limit, bool):
+        return min(batches, limit)
+    return int(batches * limit) if isinstance(limit, float) and 0 < limit < 1 else batches

@@ -69,19 +69,19 @@ def search_of(config: Mapping[str, Any]) -> Any:
 def check_time_to_target(config: Mapping[str, Any]) -> None:
     """Raise UserError for a target that no run can have, before any run is begun."""
     target, key, search = config.get("target"), config.get("target_metric"), search_of(config)
-    if target is None or key is None:
-        raise UserError("target: needs a value of target_metric, such as target=0.98 target_metric=val/acc")
-    is_own = lightning_module_of(config)  # which may log percent
-    if metric(key).unit == FRACTION and not 0 < target <= 1:
-        hint = f"; write target={target / 100:g}" if 1 < target <= 100 else ""
-        raise UserError(f"target: got {target:g}, and {key} is a fraction between 0 and 1{hint}")
-    for size in search.sizes:
-        batches_of_update({**config, "data": {**config["data"], "batch_size": size}}, ranks_asked(config) or 1)
+    is_own = lightning_module_of(config)
     if is_own:
         raise UserError(
             f"experiment=time_to_target: tries optimizer.lr, and {is_own} is a LightningModule, which has its own "
             "optimizer; it takes a network that a Task trains"
         )
+    if target is None or key is None:
+        raise UserError("target: needs a value of target_metric, such as target=0.98 target_metric=val/acc")
+    if metric(key).unit == FRACTION and not 0 < target <= 1:
+        hint = f"; write target={target / 100:g}" if 1 < target <= 100 else ""
+        raise UserError(f"target: got {target:g}, and {key} is a fraction between 0 and 1{hint}")
+    for size in search.sizes:
+        batches_of_update({**config, "data": {**config["data"], "batch_size": size}}, ranks_asked(config) or 1)
     if key.startswith(("test/", "train/")):
         raise UserError(f"target_metric: got '{key}', takes a metric of the validation, such as val/acc or val/loss")
     has_options = "batch_size" in config["data"] and config.get("optimizer", {}).get("lr")

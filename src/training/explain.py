@@ -1,5 +1,6 @@
 """Some training steps of a configuration, taken apart: no validation, no test, nothing logged and nothing kept."""
 
+import os
 from functools import partial
 from typing import Any
 
@@ -14,11 +15,12 @@ from ..data.plain import lightning_of
 from ..errors import UserError, in_one_line
 from ..hardware.devices import check_accelerator
 from ..options.command_lines import NO_END
+from ..options.tree import TARGET
 from ..records.explanation import Explanation
 from .build import build, build_all, build_data, build_model, fitted
 from .failures import explain_failures
 from .loggers import NoLogger
-from .module import lightning_module
+from .module import lightning_module, refuse_own_loaders
 from .run import limit_batch_size, set_up_process
 from .task import Task
 
@@ -39,10 +41,16 @@ def explain(config: dict[str, Any], choices: dict[str, str], place: str) -> tupl
     profiler = OperationProfiler(steps=STEPS, stop=True, verbose=False)
     callbacks = [monitor, profiler, *build_all(config["callbacks"], "callbacks")]
     trainer = build(
-        config["trainer"], "trainer", callbacks=callbacks, logger=NoLogger(), max_steps=profiler.updates(monitor)
+        config["trainer"],
+        "trainer",
+        callbacks=callbacks,
+        logger=NoLogger(os.getcwd()),
+        max_steps=profiler.updates(monitor),
     )
     fitted(trainer, config)
     model = build_model(config, data)
+    if "data" not in choices and config["data"][TARGET].startswith("batchscope."):
+        refuse_own_loaders(model)
     data.prepare_data()
     lightning_of(data).trainer = trainer
     data.setup("fit")

@@ -1,6 +1,5 @@
 """The loggers of a run: named after it, and closed when it ends."""
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,12 +27,16 @@ def build_loggers(config: dict[str, Any], name: str, run_id: str) -> list[Logger
 
 
 class NoLogger(DummyLogger):
-    """Takes what a module gives its logger, and keeps nothing; its folder is the current one, as that of a Trainer without a logger."""
+    """Takes what a module gives its logger, and keeps nothing. `save_dir` is where a module may write by itself."""
+
+    def __init__(self, save_dir: str) -> None:
+        super().__init__()
+        self._save_dir = save_dir
 
     @property
     @override
     def save_dir(self) -> str:
-        return os.getcwd()
+        return self._save_dir
 
 
 def close_loggers(loggers: Sequence[Logger], failed: bool) -> None:

@@ -3,11 +3,23 @@
 from typing import Any
 
 from lightning import LightningModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from ..errors import UserError
 from .build import build, build_optimizer, compile_mode
+
+DEFAULT_DATA = "mnist"  # as train.yaml has it
+
+
+def refuse_own_loaders(model: nn.Module) -> None:
+    """Raise UserError for a LightningModule with loaders of its own, which a run does not read, where nobody has named the data."""
+    if isinstance(model, LightningModule) and is_overridden("train_dataloader", model):
+        raise UserError(
+            f"data: {type(model).__name__} has a train_dataloader of its own, and a run trains on data=…; move its loaders "
+            "to a LightningDataModule, and write data=<its config>, or name the data to train on"
+        )
 
 
 def lightning_module(model: nn.Module, data: Any, config: dict[str, Any], facts: dict[str, Any]) -> LightningModule:

@@ -36,7 +36,6 @@ from ..options.command_lines import evaluate_command, program
 from ..options.groups import SECTIONS
 from ..options.overrides import set_by
 from ..options.purpose import lightning_module_of, unread_by
-from ..options.tree import TARGET
 from ..records.read import optimized, read
 from ..records.run_record import RunRecord, close_open, versions
 from ..records.values import positive
@@ -45,7 +44,7 @@ from .build import build_callbacks, build_data, build_model, build_trainer, load
 from .failures import explain_failures
 from .initial import start_from
 from .loggers import NoLogger, build_loggers, close_loggers
-from .module import lightning_module
+from .module import DEFAULT_DATA, lightning_module, refuse_own_loaders
 from .quiet import quiet_libraries
 from .task import Task
 
@@ -67,7 +66,7 @@ def train(
     with GracefulShutdown(lambda number: close_open(run_dir, "interrupted", f"signal {number}")) as shutdown:
         set_up_process(config)
         run = _Run(config, run_dir, choices, shutdown, visitor)
-        _refuse_unread(run.model, config, overrides)
+        _refuse_unread(run.model, config, overrides, choices)
         with run.recorded(overrides) as record:
             once_for_all(run.data.prepare_data, run.trainer, lightning_of(run.data).prepare_data_per_node)
             run.load_data(record.facts["id"])
@@ -89,7 +88,7 @@ def set_up_process(config: dict[str, Any]) -> None:
     lightning.seed_everything(config["seed"], workers=True, verbose=False)
 
 
-def _refuse_unread(model: nn.Module, config: dict[str, Any], overrides: list[str]) -> None:
+def _refuse_unread(model: nn.Module, config: dict[str, Any], overrides: list[str], choices: dict[str, str]) -> None:
     """Raise UserError for what a LightningModule does not read, where only building it shows what it is: options of a Task.
 
     Its own loaders are not read either, which is refused where nobody has named other data.
@@ -98,12 +97,8 @@ def _refuse_unread(model: nn.Module, config: dict[str, Any], overrides: list[str
         for option in sorted(set.union(*set_by(overrides))):
             if why := unread_by(type(model).__name__, option, config):
                 raise UserError(f"{option}: {why}")
-    is_default = config["data"][TARGET].startswith("batchscope.") and "data" not in set.union(*set_by(overrides))
-    if is_default and isinstance(model, LightningModule) and is_overridden("train_dataloader", model):
-        raise UserError(
-            f"data: {type(model).__name__} has a train_dataloader of its own, and a run trains on data=…; move its loaders "
-            "to a LightningDataModule, and write data=<its config>, or name the data to train on"
-        )
+    if choices.get("data") == DEFAULT_DATA and "data" not in set_by(overrides)[1]:
+        refuse_own_loaders(model)
 
 
 class _Run:
@@ -203,7 +198,7 @@ class _Run:
         passes = is_fast_dev_run(self.trainer) or "until_known" in (self.config["callbacks"] or {})
         loggers = [] if is_fast_dev_run(self.trainer) else build_loggers(self.config, self.name, run_id)
         self.trainer.loggers = loggers or (
-            [NoLogger()] if passes else []
+            [NoLogger(self.trainer.default_root_dir)] if passes else []
         )  # a module of one's own may ask for its logger
         facts = {"config": self.config, "choices": self.choices, "name": self.name, "run": run_id}
         spec = None if self.data.spec is None else asdict(self.data.spec)
@@ -293,11 +288,10 @@ class _Run:
             warn(f"test: {self.data.name} has no test set, and nothing is tested")
             return
         if isinstance(self.trainer.strategy, FSDPStrategy):
-            last = self.run_dir / (summary.checkpoint_paths(self.trainer, self.run_dir).get("last") or "<checkpoint>")
-            warn(
-                "test: FSDP cannot test a module that it has sharded for training; write "
-                f"{evaluate_command(self.config, str(last))}"
-            )
+            kept = summary.checkpoint_paths(self.trainer, self.run_dir)
+            name = kept.get("best") or kept.get("last")
+            then = f"; write {evaluate_command(self.config, str(self.run_dir / name))}" if name else ""
+            warn(f"test: FSDP cannot test a module that it has sharded for training{then}")
             return
         forget_averages(self.trainer)
         best = "best" if "best" in summary.checkpoint_paths(self.trainer, self.run_dir) else None

@@ -23,6 +23,7 @@ from . import summary
 
 _FLAG = re.compile(r"--?([A-Za-z][\w.-]*)")
 _OPTION = re.compile(r"[+~]*([A-Za-z_][\w./@-]*)")  # as Hydra's
+_PATH = re.compile(r"[/\\]")  # as of a folder to write to, which says nothing of the training
 _fits: Counter[Path] = Counter()  # of this process, in each folder
 
 
@@ -71,7 +72,11 @@ class ScriptRecord(Callback):
                 "run_dir": str(self.folder),
                 "script": script,
                 "data": {"arguments": arguments(sys.argv[1:])},
-                "trainer": {"accumulate_grad_batches": trainer.accumulate_grad_batches, "precision": trainer.precision},
+                "trainer": {
+                    "accumulate_grad_batches": trainer.accumulate_grad_batches,
+                    "precision": trainer.precision,
+                    "limit_train_batches": trainer.limit_train_batches,
+                },
             },
             "hardware": describe(trainer.strategy.root_device),
             "processes": trainer.world_size,
@@ -128,7 +133,7 @@ def _names_batch_size(flag: str) -> bool:
 def arguments(words: list[str]) -> dict[str, str]:
     """A script's arguments with their values: `--lr=0.1`, `--lr 0.1` and `lr=0.1` as `lr: 0.1`, a switch as `true`.
 
-    Words without a name are numbered: `word_1`.
+    Words without a name are numbered, `word_1`; paths are left out.
     """
     found: dict[str, str] = {}
     flag = ""  # that the word before was, and which may have a value
@@ -142,6 +147,6 @@ def arguments(words: list[str]) -> dict[str, str]:
             found[before] = word
         elif is_pair and (match := _OPTION.fullmatch(name)):
             found[match[1]] = value
-        else:
+        elif not _PATH.search(word):
             found[f"word_{sum(key.startswith('word_') for key in found) + 1}"] = word
     return found

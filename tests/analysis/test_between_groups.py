@@ -5,6 +5,7 @@ import re
 import pytest
 
 from batchscope.analysis.between_groups import compare_settings, crossovers
+from batchscope.analysis.groups import short_names
 from batchscope.analysis.read import find
 from batchscope.analysis.report import analyse
 from batchscope.analysis.table import setting_texts, shown_metrics
@@ -71,9 +72,15 @@ def test_a_class_that_an_option_names_makes_another_setting(tmp_path):
         options = {"model": {"_target_": "theirs.Lit", "net": {"_target_": f"torchvision.models.{name}"}}}
         write_measured(tmp_path, {64: 10.0 / (1 + number)}, first=number, options=options, **QUIET)
     sweep = find([tmp_path])
-    assert [group.label for group in sweep.groups] == ["cnn · resnet18", "cnn · resnet50"]
+    assert [group.label for group in sweep.groups] == [
+        "cnn · torchvision.models.resnet18",
+        "cnn · torchvision.models.resnet50",
+    ]
     assert sweep.factors == ["model.net._target_"]
-    assert compare_settings(sweep, [])[0].startswith("cnn · resnet50 is the fastest: 2.00 (")
+    names = {"model.net._target_": "net", "data.net": "data.net", "lr": "lr"}
+    assert short_names(["model.net._target_", "lr"]) == {key: names[key] for key in ("model.net._target_", "lr")}
+    assert short_names(names) == names | {"model.net._target_": "model.net"}
+    assert compare_settings(sweep, [])[0].startswith("cnn · torchvision.models.resnet50 is the fastest: 2.00 (")
 
 
 def test_settings_of_the_same_speed_are_compared_as_one(tmp_path):

@@ -249,12 +249,15 @@ def test_inputs_are_what_forward_takes_of_a_batch(data: str, of: str, made) -> N
 
 def test_inputs_are_what_the_hooks_of_a_transfer_make_of_a_batch(made, monkeypatch: pytest.MonkeyPatch) -> None:
     def doubled(one: Any, batch: Any, dataloader_idx: int) -> Any:
+        assert made_of.module.trainer.testing is False
         return [2 * part for part in batch]
 
+    made_of = made("plain")
+
     monkeypatch.setattr(Plain, "on_after_batch_transfer", doubled, raising=False)
-    assert torch.equal(samples_of(made("plain"), 5).inputs, 2 * X[:5])
+    assert torch.equal(samples_of(made_of, 5).inputs, 2 * X[:5])
     monkeypatch.setattr(Points, "on_before_batch_transfer", doubled, raising=False)
-    assert torch.equal(samples_of(made("plain"), 5).inputs, 4 * X[:5])
+    assert torch.equal(samples_of(made_of, 5).inputs, 4 * X[:5])
 
 
 @pytest.mark.parametrize("example", [torch.ones(1, 2), (torch.ones(1, 2),), {"noise": torch.ones(1, 2)}])

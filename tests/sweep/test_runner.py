@@ -111,7 +111,7 @@ def test_a_search_by_a_metric_that_no_run_has_ends_with_the_metrics_that_there_a
 
 
 def test_a_search_without_a_seed_has_no_line_that_resumes_it(tmp_path, monkeypatch, capsys):
-    for word, begins in (("seed=0", "kept     "), ("hydra.sweeper.sampler.seed=0", "resume   batchscope train ")):
+    for word, begins in (("data.seed=0", "kept     "), ("hydra.sweeper.sampler.seed=0", "resume   batchscope train ")):
         monkeypatch.setattr(sys, "argv", ["train.py", "-m", "hydra/sweeper=optuna", word])
         runner.Sweep(tmp_path, []).print_resume()
         assert capsys.readouterr().out.splitlines()[-1].startswith(begins)

@@ -147,6 +147,13 @@ class Shifted(Task):
         return super().loss(output, y) + self.shift
 
 
+class Sized(Task):
+    """Has the loss of several targets."""
+
+    def loss(self, output: Any, y: Any) -> Tensor:
+        return nn.functional.mse_loss(output["size"], y["size"])
+
+
 class OwnHooks(Task):
     """Overrides hooks of Lightning, and calls those of Task in none."""
 
@@ -582,6 +589,11 @@ def test_one_logit_of_two_classes_has_its_loss_its_accuracy_and_metrics(
     assert evaluated(folder, *words)[1] == pytest.approx({key: metrics[key] for key in expected})
 
 
+def test_a_task_with_a_loss_of_its_own_needs_none_of_ours_for_several_targets(folder: Path) -> None:
+    found = trained(folder, "model=heads", "data=both", f"task._target_={HERE}.Sized", "optimizer.lr=0.1")
+    assert found["status"] == "finished" and found["metrics"]["test/loss"] > 0
+
+
 def test_null_takes_a_metric_away(folder: Path) -> None:
     found = trained(folder, "task=dice", "task.metrics.acc=null", "task.metrics.iou=null")["metrics"]
     assert {key for key in found if key.startswith(("val/", "test/"))} == {"val/loss", "test/loss"}
@@ -887,12 +899,13 @@ def test_loaders_of_a_module_that_a_run_does_not_read_are_refused_where_nobody_n
             return loader(80, 8)
 
     ours = composed("data=digits")
-    said = refusal(_refuse_unread, Loads(), ours, [])
+    said = refusal(_refuse_unread, Loads(), ours, [], {"data": "mnist"})
     assert said.startswith(
         "data: Loads has a train_dataloader of its own, and a run trains on data=…; move its loaders"
     )
-    _refuse_unread(Loads(), ours, ["data=digits"])
-    _refuse_unread(Tutorial(), ours, [])
+    _refuse_unread(Loads(), ours, ["data=mnist"], {"data": "mnist"})
+    _refuse_unread(Loads(), ours, [], {"data": "theirs"})
+    _refuse_unread(Tutorial(), ours, [], {"data": "mnist"})
 
 
 def test_a_step_that_lightning_does_not_count_is_not_explained_for_ever(folder: Path) -> None:

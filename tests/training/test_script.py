@@ -99,6 +99,18 @@ def test_asking_for_the_factory_imports_nothing_heavy() -> None:
 
 
 def test_the_flags_of_a_script_are_its_settings() -> None:
-    words = ["resnet18", "--batch-size=16", "--lr", "-0.1", "--amp", "-n", "3", "data", "+model.width=64", "a/b=c d"]
+    words = [
+        "resnet18",
+        "--batch-size=16",
+        "--lr",
+        "-0.1",
+        "--amp",
+        "-n",
+        "3",
+        "data",
+        "+model.width=64",
+        "a/b=c d",
+        "out/64",
+    ]
     flags = {"batch_size": "16", "lr": "-0.1", "amp": "true", "n": "3"}
     assert arguments(words) == {"word_1": "resnet18", **flags, "word_2": "data", "model.width": "64", "a/b": "c d"}
