@@ -1,5 +1,6 @@
 """What the updates of a run cost: rates, quantiles, means of the parts, and the metrics of each update; views of the table."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from ..records.intervals import median_interval
 from ..records.rates import rate
 from ..records.step_parts import PARTS, StepPart
 from ._table import MIN_UNDISTURBED, UpdateTable
-from ._writer import Scalars
+from ._writer import Row
 
 _WORK = [column for column, part in enumerate(PARTS) if part not in (StepPart.DATA_WAIT, StepPart.TRANSFER)]
 
@@ -109,9 +110,12 @@ def metrics_of(
     flops_per_sample: float | None = None,
     peak: float | None = None,
     parts: Sequence[str] = PARTS,
-) -> Scalars:
-    """The metrics of updates, given their rows of the table. Samples and time steps are those of all ranks, FLOP/s those
-    of one. A metric that none of the updates has is left out, and so is a part that is not timed."""
+) -> list[Row]:
+    """The metrics of updates, with their steps, given their rows of the table.
+
+    Samples and time steps are those of all ranks, FLOP/s those of one. An update lacks a metric that it does not have, and a
+    part that is not timed.
+    """
     step_ms = rows["parts_ms"].sum(1, dtype=float)
     timed = {part: rows["parts_ms"][:, column].astype(float) for column, part in enumerate(PARTS) if part in parts}
     metrics = {f"time/{part}_ms": ms for part, ms in timed.items()}
@@ -125,5 +129,6 @@ def metrics_of(
         metrics["throughput/flops_per_sec"] = flops_per_sample * samples / seconds
         if peak:
             metrics["throughput/mfu"] = metrics["throughput/flops_per_sec"] / peak
-    known = {key: values for key, values in metrics.items() if not numpy.isnan(values).all()}
-    return Scalars(list(known), rows["step"], numpy.column_stack(list(known.values())))
+    values = zip(*(column.tolist() for column in metrics.values()), strict=True)
+    numbers = ({key: each for key, each in zip(metrics, row, strict=True) if not math.isnan(each)} for row in values)
+    return [*zip(rows["step"].tolist(), numbers, strict=True)]

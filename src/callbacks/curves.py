@@ -75,18 +75,11 @@ class TrainCurves(Callback):
                 self._write(only_ready=True)
 
     @override
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._finish()  # the curves reach as far as the checkpoint
-
-    @override
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_start(self, *_: Any, **__: Any) -> None:
         self._finish()  # the host waits for the device here anyway
 
-    on_train_epoch_end = on_validation_start
-
-    @override
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._finish()
+    # The curves reach as far as a checkpoint.
+    on_save_checkpoint = on_train_epoch_end = on_train_end = on_validation_start
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -123,7 +116,7 @@ class TrainCurves(Callback):
                 if name is None or (name[1] == "acc" and math.isnan(value)):
                     continue  # this rank has no such number, or no target of the batch is a class
                 rows.setdefault(name[0], {})[f"train/{name[1]}"] = value
-            self._writer.write_rows(sorted(rows.items()))
+            self._writer.write(sorted(rows.items()))
 
 
 def _is_number(value: Any) -> bool:
