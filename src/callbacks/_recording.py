@@ -1,7 +1,8 @@
 """The recorded updates of a fit: their operations, for FLOPs and the evidence for the bottleneck, and what they hold."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,11 +18,21 @@ from ..hardware.flops import UncountableError, flops_per_sample
 from ..hardware.operations import OperationRecorder
 from ..records.operations import OperationRow
 from ._batches import NO_TENSORS, bytes_in, varies
-from ._measured import Flops
 from ._memory import StepMemory
+from ._timer import Batch
 
 CALLS_COMPILED = "the step calls a function that torch.compile has compiled"
 FIRST_RECORDED, LAST_RECORDED = 2, 4  # the updates that are recorded: the first one pays for work that is done once
+
+
+@dataclass(frozen=True)
+class Flops:
+    """The FLOPs of a sample, forward and backward."""
+
+    per_sample: float | None = None  # None where they are not known
+    why_not: str = "no step was recorded"
+    shares: Mapping[str, float] | None = None  # of the kinds of product
+    is_given: bool = False  # by an argument: they are of every step, and not of the recorded ones
 
 
 class RecordedUpdates:
@@ -40,6 +51,10 @@ class RecordedUpdates:
         trainer, module: of the fit.
         wanted: whether anything is recorded.
         part: returns the part of the step that runs now.
+
+    Attributes:
+        last: the last update of the fit that may be recorded, counted from 1; 0 for none.
+        batch_bytes: of the largest batch that was recorded.
     """
 
     def __init__(self, trainer: Trainer, module: LightningModule, wanted: bool, part: Callable[[], str]):
@@ -47,27 +62,21 @@ class RecordedUpdates:
         self._module, self._is_compiled = module, is_compiled_module(module)
         self._is_wanted, self._is_sharded = wanted, not can_be_recorded(trainer)
         self._memory = StepMemory(trainer, module)
-        self._batch: Any = None  # the one that has come, of an update that may be recorded
         self._compiled_before = compiled_frames()  # in earlier fits of this process
-        started_at = trainer.global_step if self._is_compiled else 0
-        self._why_not: str | None = None
-        if not wanted:
-            self._why_not = "record_operations=False"
-        elif self._is_sharded:
-            self._why_not = "the parameters are sharded"
-        elif started_at >= LAST_RECORDED:
-            self._why_not = (
-                f"the training was resumed after update {LAST_RECORDED}, and what is compiled is recorded before that"
-            )
-        self.last = (
-            0 if self._why_not else LAST_RECORDED - started_at
-        )  # the last update of the fit that may be recorded
+        self._before = trainer.global_step if self._is_compiled else 0  # the updates before the first one that counts
+        resumed = f"the training was resumed after update {LAST_RECORDED}, and what is compiled is recorded before that"
+        reasons = {
+            "record_operations=False": not wanted,
+            "the parameters are sharded": self._is_sharded,
+            resumed: self._before >= LAST_RECORDED,
+        }
+        self._why_not = next((why for why, holds in reasons.items() if holds), None)
+        self.last = 0 if self._why_not else LAST_RECORDED - self._before
+        self.batch_bytes = 0
+        self._batch: Any = None  # the one that has come, of an update that may be recorded
         self._running: contextlib.ExitStack | None = None
-        self._update = self._begun = 0  # the last that was recorded, and the last that was begun
-        self._samples: list[float] = []  # of each recorded update
-        self._is_counted = True  # whether they hold those of the last batch that was recorded
-        self.batch_bytes = 0  # of the largest batch that was recorded
-        self._has_trained = False  # whether a recorded batch was trained to its end
+        self._begun = 0  # the last update that was begun
+        self._recorded: dict[int, list[Batch]] = {}  # the batches of each recorded update
 
     @property
     def active(self) -> bool:
@@ -81,15 +90,16 @@ class RecordedUpdates:
 
     def expect(self, batch: Any) -> None:
         """A batch has come, whose training is to begin."""
-        if self.last and self._begun <= LAST_RECORDED:
+        if not self.is_over:
             self._batch = batch
 
-    def start(self, update: int, global_step: int) -> None:
+    def start(self, update: int, global_step: int, timed: Batch) -> None:
         """Begin to record a batch, if its update is to be recorded.
 
         Args:
             update: the number of the update in the fit, from 1.
             global_step: Lightning's, before the batch.
+            timed: the batch, whose samples may be counted later.
         """
         if not self.last or self.active:
             return
@@ -102,11 +112,9 @@ class RecordedUpdates:
         if any_mode():  # of another callback, which may end within the step, and would end this one instead
             self._why_not = "another recorder of operations was active"
             return
-        if update != self._update:
+        if update not in self._recorded:
             self.recorder.next_step()
-            self._samples.append(0)
-            self._update = update
-        self._is_counted = False
+        self._recorded.setdefault(update, []).append(timed)
         self.batch_bytes = max(self.batch_bytes, bytes_in(self._batch))
         self._running = contextlib.ExitStack()
         if self._is_compiled:
@@ -115,19 +123,13 @@ class RecordedUpdates:
             self._running.enter_context(self._memory.watch(self._batch))
         self.recorder.__enter__()
 
-    def count(self, samples: float) -> None:
-        """The batch that has just been trained holds so many samples."""
-        if not self._is_counted:
-            self._samples[-1] += samples
-            self._is_counted = self._has_trained = True
-
     def stop(self) -> None:
         """End the recording of a batch, also where the step has left modes of its own behind."""
         running, self._running, self._batch = self._running, None, None
         if running is not None:
             end_mode(self.recorder)
             running.close()
-            if self._update == LAST_RECORDED:  # the optimizer has its states, and a step is as every later one
+            if LAST_RECORDED in self._recorded:  # the optimizer has its states, and a step is as every later one
                 self.measure_memory()
 
     def measure_memory(self) -> None:
@@ -144,7 +146,8 @@ class RecordedUpdates:
             return "a compiled step keeps other tensors than a recorded one would"
         if varies(self._module):
             return "the sequences have different lengths"
-        return self.reason or (None if self._has_trained else f"recording begins with update {FIRST_RECORDED}")
+        has_trained = any(batch.trained for batches in self._recorded.values() for batch in batches)
+        return self.reason or (None if has_trained else f"recording begins with update {FIRST_RECORDED}")
 
     @property
     def reason(self) -> str | None:
@@ -166,25 +169,25 @@ class RecordedUpdates:
 
     def flops(self) -> Flops:
         """The FLOPs of a sample, or why they are not known: with a warning where it is for the recorded operations."""
-        try:
-            counted, shares = self._count_flops()
-        except UncountableError as error:
-            if self.reason is None and not varies(self._module):
-                name = type(self._module).__name__
-                rank_zero_warn(f"The FLOPs of {name} cannot be counted, so there is no FLOP/s and no MFU: {error}")
-            return Flops(why_not=str(error))
-        return Flops(counted, shares=shares)
-
-    def _count_flops(self) -> tuple[float, dict[str, float]]:
+        samples = [sum(batch.samples for batch in batches) for batches in self._recorded.values()]
+        why = self.reason
         if varies(self._module):
-            raise UncountableError("sequences of different lengths take different numbers of FLOPs")
-        if self.reason is not None:
-            raise UncountableError(self.reason)
+            why = "sequences of different lengths take different numbers of FLOPs"
+        elif why is None:
+            try:
+                return self._count_flops(samples)
+            except UncountableError as error:
+                why, name = str(error), type(self._module).__name__
+                rank_zero_warn(f"The FLOPs of {name} cannot be counted, so there is no FLOP/s and no MFU: {why}")
+        return Flops(why_not=why)
+
+    def _count_flops(self, samples: Sequence[float]) -> Flops:
         if self.recorder.uncounted is not None:
             raise UncountableError(f"the FLOPs of {self.recorder.uncounted} are not known")
-        if not all(self._samples):
+        if not all(samples):
             raise UncountableError(NO_TENSORS)
-        return flops_per_sample(list(zip(self.recorder.steps, self._samples, strict=True)))
+        counted, shares = flops_per_sample(list(zip(self.recorder.steps, samples, strict=True)))
+        return Flops(counted, shares=shares)
 
 
 def can_be_recorded(trainer: Trainer) -> bool:

@@ -5,6 +5,7 @@ for a visit, `stop <reason>`, or `train` to the end. The run answers a visit wit
 anything else, or has ended, the run waits no more: a signal that ends it is on its way (sweep/job.py).
 """
 
+import contextlib
 import math
 import time
 from collections import deque
@@ -15,7 +16,7 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
-from .._lightning import callbacks_of, logged_step
+from .._lightning import callback_of, logged_step
 from ..hardware.device_memory import shared_memory
 from ._timer import HostClock, clock_for, pause
 from ._updates import Updates
@@ -71,8 +72,7 @@ class Visits(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if not self._is_ready and self._monitor.is_measuring:
             self._is_ready = True
-            self._tell_of({"ready": True}, trainer)
-            self._wait(trainer)
+            self._tell_and_wait(trainer, {"ready": True})
 
     @override
     def on_train_batch_end(
@@ -88,15 +88,13 @@ class Visits(Callback):
                 self._warm_up.append(time.perf_counter())
             if monitor.is_warm and (len(self._warm_up) == _WARM or not lags):
                 self._is_warm = True
-                self._tell_of({"warm": True, "fit_s": self._fit_s(trainer)}, trainer)
-                self._wait(trainer)
+                self._tell_and_wait(trainer, {"warm": True, "fit_s": self._fit_s(trainer)})
         elif self._visit:
             self._begin(*self._visit)
         elif time.perf_counter() >= self._until:
             facts = monitor.end_window(trainer)
             self._is_short = facts.get("mean_s", 0.0) < SHORT_S
-            self._tell(facts)
-            self._wait(trainer)
+            self._tell_and_wait(trainer, facts)
 
     def _stay_near(self) -> None:
         """Let the host be two updates ahead of the device at most, so that a visit is no longer than it was asked for."""
@@ -122,42 +120,29 @@ class Visits(Callback):
         self._monitor.begin_window(number)
         self._until = time.perf_counter() + seconds
 
-    def _tell_of(self, facts: dict[str, Any], trainer: Trainer) -> None:
-        """Answer, with the memory of the device."""
-        self._tell({**facts, "device": shared_memory(trainer.strategy.root_device)})
-
-    def _tell(self, facts: dict[str, Any]) -> None:
-        try:
-            self._visitor.tell(facts)
-        except OSError:  # the sweep has ended
-            self._left = True
-
-    def _wait(self, trainer: Trainer) -> None:
-        """Wait for the next visit; the time is in no step and no rate."""
+    def _tell_and_wait(self, trainer: Trainer, facts: Mapping[str, Any]) -> None:
+        """Answer, with the memory of the device, and wait for the next visit; the time is in no step and no rate."""
         began = time.perf_counter()
-        devices = [one for one in callbacks_of(trainer) if isinstance(one, DeviceMonitor)]
         with pause(trainer):
-            for monitor in devices:
-                monitor.pause()
+            if device := callback_of(trainer, DeviceMonitor):
+                device.pause()
+            with contextlib.suppress(OSError):  # the sweep has ended, and nobody answers
+                self._visitor.tell({**facts, "device": shared_memory(trainer.strategy.root_device)})
             order, _, rest = self._visitor.hear().partition(" ")
         self.waited_s += time.perf_counter() - began
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoard):
                 logger.waited_s = self.waited_s
-        if order == "warm":
-            return
         if order == "go":
             number, seconds = rest.split()
-            if self._is_short:
-                self._visit = int(number), float(seconds)  # after the next update
-            else:
-                self._begin(int(number), float(seconds))
-            return
-        self._left = True
-        if order == "stop":
+            self._visit = int(number), float(seconds)
+            if not self._is_short:  # else it begins after the next update
+                self._begin(*self._visit)
+        elif order == "stop":
             self._monitor.end(rest)
-            trainer.should_stop = True
-        else:
+            self._left = trainer.should_stop = True
+        elif order != "warm":
+            self._left = True
             self._monitor.measure_by_clock(True)
 
 

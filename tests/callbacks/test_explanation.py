@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from batchscope.callbacks._cost import cost_of, median_step
-from batchscope.callbacks._explanation import explain
+from batchscope.callbacks._explanation import explain, explanation_text
 from batchscope.callbacks._measured import Measured
-from batchscope.callbacks._operation_table import explanation_text
 from batchscope.callbacks._table import UpdateTable
 from batchscope.callbacks._timer import HostClock, clock_for
 from batchscope.callbacks._windows import Window, Windows
