@@ -9,16 +9,17 @@ import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_warn
+from torch.utils._pytree import tree_leaves
 
 from .._lightning import compiler_context
 from .._torch import any_mode, compiled_frames, end_mode, is_compiled
 from ..errors import in_one_line
+from ..hardware.device_memory import SavedTensors, bytes_of, memory_of
 from ..hardware.devices import cache_bytes
 from ..hardware.flops import UncountableError, flops_per_sample
 from ..hardware.operations import OperationRecorder
 from ..records.operations import OperationRow
 from ._batches import NO_TENSORS, bytes_in, varies
-from ._memory import StepMemory
 from ._timer import Batch
 
 CALLS_COMPILED = "the step calls a function that torch.compile has compiled"
@@ -47,6 +48,10 @@ class RecordedUpdates:
 
     A module whose parameters are sharded is not recorded.
 
+    The memory of a step consists of parameters, gradients and optimizer states, and of what autograd saves in a recorded forward
+    pass. On CUDA the peak of torch's allocator is beside them, and `rest` is what that peak has beyond the parts. Nothing of the
+    module, its optimizers or the random states changes (docs/measuring.md, Memory).
+
     Args:
         trainer, module: of the fit.
         wanted: whether anything is recorded.
@@ -59,9 +64,12 @@ class RecordedUpdates:
 
     def __init__(self, trainer: Trainer, module: LightningModule, wanted: bool, part: Callable[[], str]):
         self.recorder = OperationRecorder(module, cache_bytes(trainer.strategy.root_device), part)
-        self._module, self._is_compiled = module, is_compiled_module(module)
+        self._trainer, self._module, self._is_compiled = trainer, module, is_compiled_module(module)
         self._is_wanted, self._is_sharded = wanted, not can_be_recorded(trainer)
-        self._memory = StepMemory(trainer, module)
+        self._saved = SavedTensors(trainer.strategy.root_device)
+        self._peak_before = self._peak()
+        self._peak_in_fit: int | None = None
+        self._parts: dict[str, int] | None = None  # of the memory, once they are measured
         self._compiled_before = compiled_frames()  # in earlier fits of this process
         self._before = trainer.global_step if self._is_compiled else 0  # the updates before the first one that counts
         resumed = f"the training was resumed after update {LAST_RECORDED}, and what is compiled is recorded before that"
@@ -120,7 +128,8 @@ class RecordedUpdates:
         if self._is_compiled:
             self._running.enter_context(torch.compiler.set_stance("force_eager"))
         else:
-            self._running.enter_context(self._memory.watch(self._batch))
+            others = [*self._module.parameters(), *self._module.buffers(), *tree_leaves(self._batch)]
+            self._running.enter_context(self._saved.watch(others))
         self.recorder.__enter__()
 
     def stop(self) -> None:
@@ -133,13 +142,39 @@ class RecordedUpdates:
                 self.measure_memory()
 
     def measure_memory(self) -> None:
-        """Measure what exists now of a step's memory, unless that was done."""
-        if not self._is_sharded:  # else no rank has what the module seems to have
-            self._memory.measure()
+        """Measure what exists now of a step's memory and the peak up to now, unless that was done."""
+        if self._parts is not None or self._is_sharded:  # no rank has what a sharded module seems to have
+            return
+        parameters, optimizers = list(self._module.parameters()), self._trainer.optimizers
+        self._parts = {
+            "parameters": bytes_of(parameters),
+            "optimizer": bytes_of(tree_leaves([list(each.state.values()) for each in optimizers])),
+            # An update leaves its gradients until the next `zero_grad`, unless the module frees them itself.
+            "gradients": bytes_of(p.grad for p in parameters) or bytes_of(p for p in parameters if p.requires_grad),
+        }
+        if (peak := self._peak()) != self._peak_before:  # else it is of the sanity validation, or of an earlier fit
+            self._peak_in_fit = peak
+
+    def _peak(self) -> int | None:
+        """The most bytes that torch's allocator has held on the device; None but on CUDA."""
+        device = self._trainer.strategy.root_device
+        held = memory_of(device) if device.type == "cuda" else None
+        return held and held[1]
 
     def memory(self) -> dict[str, Any]:
-        """What the memory of a step consists of, in bytes; empty where nothing was to be recorded."""
-        return self._memory.facts(self._why_not_saved()) if self._is_wanted else {}
+        """What the memory of a step consists of, in bytes; empty where nothing was to be recorded.
+
+        `uncounted` says why it is not known what autograd saves.
+        """
+        uncounted = self._why_not_saved()
+        facts: dict[str, Any] = {"uncounted": uncounted} if uncounted and self._is_wanted else {}
+        if self._parts is None or not self._is_wanted:
+            return facts
+        parts, peak = dict(self._parts), self._peak_in_fit
+        if uncounted is None:
+            parts["saved"] = self._saved.most
+            parts |= {"rest": max(0, peak - sum(parts.values()))} if peak else {}
+        return facts | ({"measured_bytes": peak} if peak else {}) | {"parts_bytes": parts}
 
     def _why_not_saved(self) -> str | None:
         if self._is_compiled:
