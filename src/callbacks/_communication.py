@@ -42,9 +42,6 @@ class Exchanges:
     Args:
         trainer: whose training begins.
         timer: of its steps.
-
-    Attributes:
-        gradient_bytes: what every rank gives into an exchange; 0 where there is none.
     """
 
     def __init__(self, trainer: Trainer, timer: StepTimer):
@@ -54,11 +51,8 @@ class Exchanges:
         self._entered: Any = None  # when DDP's forward pass was called, in which the module's own has not begun
         self._last: tuple[Tensor, Any] | None = None  # the last gradient so far in this step, and when it came
         self._settling = WARMUP  # exchanges until the waits are measured
-        self.gradient_bytes = 0
         if trainer.world_size > 1 and isinstance(self._model, DistributedDataParallel):
-            trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
-            self.gradient_bytes = sum(parameter.numel() * parameter.element_size() for parameter in trained)
-            self._hook(trained)
+            self._hook([parameter for parameter in self._model.parameters() if parameter.requires_grad])
 
     def _hook(self, parameters: Sequence[Tensor]) -> None:
         self.stop()

@@ -136,7 +136,7 @@ class ThroughputMonitor(LoopEvents):
         self._own_times: RankTimes | None = None  # None where no step counts, or this rank has stopped measuring
         self._ended: str | None = None  # why a timed run has ended
         self._traced_s: float | None = None  # of kernels in a step, by a trace
-        self._watch: ProgramWatch | None = None
+        self._watch: ProgramWatch | None = None  # what other programs take
         self._programs = ""  # that took most of the processor; nothing but the terminal has their names
 
     @property
@@ -234,7 +234,12 @@ class ThroughputMonitor(LoopEvents):
         if self.failure is not None:
             return
         self.disable()  # an earlier fit may have ended early
-        self._watch_programs(trainer)
+        is_alone = (
+            trainer.is_global_zero and not is_in_sweep()
+        )  # a sweep watches for its runs, whose output goes to a file
+        self._programs, self._watch = "", ProgramWatch([root_of_run()]) if is_alone else None
+        if self._watch is not None:
+            self._watch.sample()
         self.summary, self._own_times, self._ended, self._traced_s = {}, None, None, None
         given = self.flops_per_sample
         self._flops = None if given is None else Flops(given, is_given=True)
@@ -293,23 +298,11 @@ class ThroughputMonitor(LoopEvents):
             on_host = trainer.strategy.root_device.type == "cpu"  # an accelerator's host has free cores for others
             windows = self._windows.facts(slowed_only=not on_host)
             self._cost = cost | windows | ({"ended": self._ended} if self._ended else {})
-            self._name_programs()
-            if sent := self._exchanges.gradient_bytes:
-                self._cost["gradient_bytes"] = sent
+            share = windows.get("others_share", 0.0)
+            if self._watch is not None and share >= LOAD_SAID:
+                self._watch.sample()
+                self._programs = self._watch.most_of(share)
             self._own_times = own_times(self.table)
-
-    def _watch_programs(self, trainer: Trainer) -> None:
-        """Begin to watch what other programs take; a sweep watches for its runs, whose output goes to a file."""
-        self._programs = ""
-        self._watch = ProgramWatch([root_of_run()]) if trainer.is_global_zero and not is_in_sweep() else None
-        if self._watch is not None:
-            self._watch.sample()
-
-    def _name_programs(self) -> None:
-        share = self._cost.get("others_share", 0.0)
-        if self._watch is not None and share >= LOAD_SAID:
-            self._watch.sample()
-            self._programs = self._watch.most_of(share)
 
     @never_raise
     def _sum_up(self, trainer: Trainer, module: LightningModule, ranks: list[RankTimes]) -> None:
