@@ -36,9 +36,12 @@ def cost_of(table: UpdateTable, replicas: int = 1) -> dict[str, Any]:
     low, median, high, highest = (float(ms) for ms in numpy.quantile(step_ms, (0.1, 0.5, 0.9, 0.99)))
     if median <= 0:
         return {}
-    samples, whole = float(rows["samples"].sum(dtype=float)), table.whole_batch()
-    batches = float(table.rows["batches"][in_median].mean())
-    result: dict[str, Any] = {
+    samples, timesteps = (float(rows[name].sum(dtype=float)) for name in ("samples", "timesteps"))
+    batches, waits = float(table.rows["batches"][in_median].mean()), rows["waits_ms"][rows["waits_ms"] > 0]
+    interval, undisturbed = median_interval(step_ms), int(table.undisturbed().sum())
+    # Without samples the batch has no tensors, and nobody knows.
+    samples_per_sec = rate(table.whole_batch() * replicas, median) if samples else None
+    facts: dict[str, Any] = {
         "updates": len(rows),
         "samples": int(samples),
         "seconds": seconds,
@@ -51,23 +54,15 @@ def cost_of(table: UpdateTable, replicas: int = 1) -> dict[str, Any]:
         "step_ms_p99": highest,
         "parts_ms": _by_part(rows["parts_ms"].mean(0, dtype=float), table.parts),
         "work_ms_median": float(numpy.median(table.rows["parts_ms"][in_median][:, _WORK].sum(1))),
+        "samples_per_sec": samples_per_sec,
+        "samples_per_sec_mean": samples * replicas / seconds or None,
+        "step_ms_interval": list(interval) if numpy.isfinite(interval).all() else None,
+        "undisturbed_steps": undisturbed if undisturbed >= MIN_UNDISTURBED else None,  # the median is of these alone
+        "communication_ms": float(waits.mean(dtype=float)) if len(waits) else None,
+        "excluded_ms": float(rows["excluded_ms"].mean()) or None,
+        "timesteps_per_sec": samples_per_sec * timesteps / samples if samples_per_sec and timesteps else None,
     }
-    if samples:  # else the batch has no tensors, and nobody knows
-        result["samples_per_sec"] = rate(whole * replicas, median)
-        result["samples_per_sec_mean"] = samples * replicas / seconds
-    interval = median_interval(step_ms)
-    if numpy.isfinite(interval).all():
-        result["step_ms_interval"] = list(interval)
-    if (undisturbed := int(table.undisturbed().sum())) >= MIN_UNDISTURBED:
-        result["undisturbed_steps"] = undisturbed  # the median is of these alone
-    waits = rows["waits_ms"][rows["waits_ms"] > 0]
-    if len(waits):
-        result["communication_ms"] = float(waits.mean(dtype=float))
-    if excluded := float(rows["excluded_ms"].mean()):
-        result["excluded_ms"] = excluded
-    if samples and (timesteps := float(rows["timesteps"].sum(dtype=float))):
-        result["timesteps_per_sec"] = result["samples_per_sec"] * timesteps / samples
-    return result
+    return {key: value for key, value in facts.items() if value is not None}
 
 
 def own_times(table: UpdateTable) -> RankTimes:

@@ -103,9 +103,9 @@ def _cost(operation: OperationRow, calibration: Calibration | None) -> Cost:
     return Cost(**{key: getattr(operation, key) for key in same}, floor_seconds=bound)
 
 
-def explanation_text(step: Explanation, width: int | None = None) -> str:
-    """All that an explanation says, in so many columns; None for those of the terminal."""
-    width = width or columns()
+def explanation_text(step: Explanation) -> str:
+    """All that an explanation says, in the columns of the terminal."""
+    width = columns()
     blocks = [wrapped(_heading(step), width)]
     if step.operations:
         blocks.append(_modules(step, width))

@@ -112,13 +112,10 @@ def _fit_facts(fit: FitTime | None) -> dict[str, Any]:
     """Where the wall time of the fit went, and with what an epoch begins."""
     if fit is None:
         return {}
-    facts: dict[str, Any] = {"fit_parts_s": dict(fit.parts_s)}
-    if fit.epoch_s is not None:
-        facts["epoch"] = {"seconds": fit.epoch_s, "first_batch_s": fit.first_batch_s}
-        facts["epoch"] |= (
-            {"starting_workers_s": fit.starting_s, "advice": fit.keep_workers} if fit.starts_workers else {}
-        )
-    return facts
+    epoch: dict[str, Any] = {"seconds": fit.epoch_s, "first_batch_s": fit.first_batch_s}
+    if fit.starts_workers:
+        epoch |= {"starting_workers_s": fit.starting_s, "advice": fit.keep_workers}
+    return {"fit_parts_s": dict(fit.parts_s)} | ({"epoch": epoch} if fit.epoch_s is not None else {})
 
 
 def _step(measured: Measured, summary: dict[str, Any], machine: Calibration | None) -> Step:
