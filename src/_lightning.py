@@ -6,7 +6,7 @@ their types. A new release of Lightning has to be compared with this file alone.
 
 from collections.abc import Callable, Sequence
 from subprocess import Popen
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, WeightAveraging
@@ -16,20 +16,22 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.profilers import Profiler
 from typing_extensions import override
 
+_C = TypeVar("_C", bound=Callback)
+
 
 def callbacks_of(trainer: Trainer) -> list[Callback]:
     """The trainer's callbacks, in the order in which they are called; the list itself."""
     return cast(Any, trainer).callbacks
 
 
+def callback_of(trainer: Trainer, kind: type[_C]) -> _C | None:
+    """The trainer's first callback of a class; None without one."""
+    return next((one for one in callbacks_of(trainer) if isinstance(one, kind)), None)
+
+
 def profiler_of(trainer: Trainer) -> Profiler:
     """The trainer's profiler."""
     return cast(Any, trainer).profiler
-
-
-def set_profiler(trainer: Trainer, profiler: Profiler) -> None:
-    """Replace the trainer's profiler."""
-    cast(Any, trainer).profiler = profiler
 
 
 def datamodule_of(trainer: Trainer) -> LightningDataModule | None:

@@ -37,14 +37,11 @@ class Exchanges:
     `time/forward_ms`. On CUDA all marks are events of the device.
 
     DDP itself is not changed. In the first steps a hook on every parameter notes when its gradient comes; from then on
-    only the parameter with the last gradient has one. A hook on the module notes when its forward pass begins.
+    only the parameter with the last gradient has one. Hooks on DDP and on the module note when their forward passes begin.
 
     Args:
         trainer: whose training begins.
         timer: of its steps.
-
-    Attributes:
-        gradient_bytes: what every rank gives into an exchange; 0 where there is none.
     """
 
     def __init__(self, trainer: Trainer, timer: StepTimer):
@@ -54,12 +51,8 @@ class Exchanges:
         self._entered: Any = None  # when DDP's forward pass was called, in which the module's own has not begun
         self._last: tuple[Tensor, Any] | None = None  # the last gradient so far in this step, and when it came
         self._settling = WARMUP  # exchanges until the waits are measured
-        self._hears_forward = False  # whether the module tells when its forward pass begins
-        self.gradient_bytes = 0
         if trainer.world_size > 1 and isinstance(self._model, DistributedDataParallel):
-            trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
-            self.gradient_bytes = sum(parameter.numel() * parameter.element_size() for parameter in trained)
-            self._hook(trained)
+            self._hook([parameter for parameter in self._model.parameters() if parameter.requires_grad])
 
     def _hook(self, parameters: Sequence[Tensor]) -> None:
         self.stop()
@@ -71,12 +64,12 @@ class Exchanges:
             self._timer.clock.reuse([self._last[1]])
         self._last = (parameter, self._timer.clock.mark())
 
-    def begin_forward(self) -> None:
-        """The forward pass of a batch is called."""
-        if self._hears_forward and self._model.will_sync_module_buffers():
+    def _enter(self) -> None:
+        """DDP's forward pass is called."""
+        if self._model.will_sync_module_buffers():
             self._entered = self._timer.clock.mark()
 
-    def _begun(self) -> None:
+    def _begin_forward(self) -> None:
         """The module's own forward pass begins."""
         if self._entered is not None:  # else `training_step` calls its own module
             self._wait_ends(self._entered)
@@ -97,9 +90,9 @@ class Exchanges:
             if not self._settling:
                 self._hook([last[0]])
                 # A module that is compiled itself would be compiled anew, with the hook.
-                self._hears_forward = bool(self._model.modules_buffers) and compiler_context(self._model.module) is None
-                if self._hears_forward:
-                    self._hooks.append(self._model.module.register_forward_pre_hook(_Hook(self._begun)))
+                if self._model.modules_buffers and compiler_context(self._model.module) is None:
+                    forward = (self._model, self._enter), (self._model.module, self._begin_forward)
+                    self._hooks += [module.register_forward_pre_hook(_Hook(call)) for module, call in forward]
 
     def _wait_ends(self, begin: Any) -> None:
         if self._timer.current is not None:
@@ -109,4 +102,4 @@ class Exchanges:
         """Measure no more."""
         for hook in self._hooks:
             hook.remove()
-        self._hooks, self._hears_forward = [], False
+        self._hooks = []

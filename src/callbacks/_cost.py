@@ -1,5 +1,6 @@
 """What the updates of a run cost: rates, quantiles, means of the parts, and the metrics of each update; views of the table."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from ..records.intervals import median_interval
 from ..records.rates import rate
 from ..records.step_parts import PARTS, StepPart
 from ._table import MIN_UNDISTURBED, UpdateTable
-from ._writer import Scalars
+from ._writer import Row
 
 _WORK = [column for column, part in enumerate(PARTS) if part not in (StepPart.DATA_WAIT, StepPart.TRANSFER)]
 
@@ -35,9 +36,16 @@ def cost_of(table: UpdateTable, replicas: int = 1) -> dict[str, Any]:
     low, median, high, highest = (float(ms) for ms in numpy.quantile(step_ms, (0.1, 0.5, 0.9, 0.99)))
     if median <= 0:
         return {}
-    samples, whole = float(rows["samples"].sum(dtype=float)), table.whole_batch()
-    batches = float(table.rows["batches"][in_median].mean())
-    result: dict[str, Any] = {
+    samples, timesteps = (float(rows[name].sum(dtype=float)) for name in ("samples", "timesteps"))
+    batches, waits = float(table.rows["batches"][in_median].mean()), rows["waits_ms"][rows["waits_ms"] > 0]
+    interval, undisturbed = median_interval(step_ms), int(table.undisturbed().sum())
+    # Without samples the batch has no tensors, and nobody knows.
+    samples_per_sec = rate(table.whole_batch() * replicas, median) if samples else None
+    if samples_per_sec is None:
+        timesteps_per_sec = rate(float(table.rows["timesteps"][in_median].mean(dtype=float)) * replicas, median)
+    else:
+        timesteps_per_sec = samples_per_sec * timesteps / samples
+    facts: dict[str, Any] = {
         "updates": len(rows),
         "samples": int(samples),
         "seconds": seconds,
@@ -50,25 +58,15 @@ def cost_of(table: UpdateTable, replicas: int = 1) -> dict[str, Any]:
         "step_ms_p99": highest,
         "parts_ms": _by_part(rows["parts_ms"].mean(0, dtype=float), table.parts),
         "work_ms_median": float(numpy.median(table.rows["parts_ms"][in_median][:, _WORK].sum(1))),
+        "samples_per_sec": samples_per_sec,
+        "samples_per_sec_mean": samples * replicas / seconds or None,
+        "step_ms_interval": list(interval) if numpy.isfinite(interval).all() else None,
+        "undisturbed_steps": undisturbed if undisturbed >= MIN_UNDISTURBED else None,  # the median is of these alone
+        "communication_ms": float(waits.mean(dtype=float)) if len(waits) else None,
+        "excluded_ms": float(rows["excluded_ms"].mean()) or None,
+        "timesteps_per_sec": timesteps_per_sec if timesteps else None,
     }
-    if samples:  # else the batch has no tensors, and nobody knows
-        result["samples_per_sec"] = rate(whole * replicas, median)
-        result["samples_per_sec_mean"] = samples * replicas / seconds
-    interval = median_interval(step_ms)
-    if numpy.isfinite(interval).all():
-        result["step_ms_interval"] = list(interval)
-    if (undisturbed := int(table.undisturbed().sum())) >= MIN_UNDISTURBED:
-        result["undisturbed_steps"] = undisturbed  # the median is of these alone
-    waits = rows["waits_ms"][rows["waits_ms"] > 0]
-    if len(waits):
-        result["communication_ms"] = float(waits.mean(dtype=float))
-    if excluded := float(rows["excluded_ms"].mean()):
-        result["excluded_ms"] = excluded
-    if timesteps := float(rows["timesteps"].sum(dtype=float)):
-        of_median = float(table.rows["timesteps"][in_median].mean(dtype=float))
-        known = result["samples_per_sec"] * timesteps / samples if samples else rate(of_median * replicas, median)
-        result["timesteps_per_sec"] = known
-    return result
+    return {key: value for key, value in facts.items() if value is not None}
 
 
 def own_times(table: UpdateTable) -> RankTimes:
@@ -111,9 +109,12 @@ def metrics_of(
     flops_per_sample: float | None = None,
     peak: float | None = None,
     parts: Sequence[str] = PARTS,
-) -> Scalars:
-    """The metrics of updates, given their rows of the table. Samples and time steps are those of all ranks, FLOP/s those
-    of one. A metric that none of the updates has is left out, and so is a part that is not timed."""
+) -> list[Row]:
+    """The metrics of updates, with their steps, given their rows of the table.
+
+    Samples and time steps are those of all ranks, FLOP/s those of one. An update lacks a metric that it does not have, and a
+    part that is not timed.
+    """
     step_ms = rows["parts_ms"].sum(1, dtype=float)
     timed = {part: rows["parts_ms"][:, column].astype(float) for column, part in enumerate(PARTS) if part in parts}
     metrics = {f"time/{part}_ms": ms for part, ms in timed.items()}
@@ -127,5 +128,6 @@ def metrics_of(
         metrics["throughput/flops_per_sec"] = flops_per_sample * samples / seconds
         if peak:
             metrics["throughput/mfu"] = metrics["throughput/flops_per_sec"] / peak
-    known = {key: values for key, values in metrics.items() if not numpy.isnan(values).all()}
-    return Scalars(list(known), rows["step"], numpy.column_stack(list(known.values())))
+    values = zip(*(column.tolist() for column in metrics.values()), strict=True)
+    numbers = ({key: each for key, each in zip(metrics, row, strict=True) if not math.isnan(each)} for row in values)
+    return [*zip(rows["step"].tolist(), numbers, strict=True)]

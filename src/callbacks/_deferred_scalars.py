@@ -38,10 +38,8 @@ class DeferredScalars:
 
 @torch.no_grad()
 def _stack(scalars: Sequence[Tensor]) -> Tensor:
-    devices = {scalar.device for scalar in scalars}
-    if len(devices) > 1:
-        device = max(devices, key=lambda each: each.type != "cpu")
-        scalars = [scalar.to(device, non_blocking=True) for scalar in scalars]
+    device = max((scalar.device for scalar in scalars), key=lambda each: each.type != "cpu")
+    scalars = [scalar.to(device, non_blocking=True) for scalar in scalars]
     if len({(scalar.dtype, scalar.dim()) for scalar in scalars}) == 1:  # a tenth of the operations
-        return torch.stack(list(scalars)).reshape(-1).float()
+        return torch.stack(scalars).reshape(-1).float()
     return torch.stack([scalar.reshape(()).float() for scalar in scalars])

@@ -1,12 +1,13 @@
-"""LoopEvents: what Lightning's training loop does with a batch, as a few events; of a batch the monitor knows no other hooks.
+"""LoopEvents: what Lightning's training loop does with a batch becomes marks of its parts, and a few events.
 
-One batch, as the loop announces it:
+No other file knows Lightning's hooks and actions of a batch. One batch, as the loop announces it:
 
     train_dataloader_next → on_train_batch_start → run_training_batch (optimizer_step (training_step, backward)) → …_end
 
 The innermost part has the time. Those of an epoch are within run_training_epoch, which begins with the loader's `iter`.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from lightning import LightningModule, Trainer
@@ -14,9 +15,10 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 from typing_extensions import override
 
+from ._fit_time import FitTimer
 from ._never_raise import never_raise
 from ._profiler_hook import ProfilerHook
-from ._timer import PAUSE
+from ._timer import PAUSE, HostClock, StepTimer, add_timer
 
 _REQUEST = "train_dataloader_next"
 # Training on a batch: it begins after on_train_batch_start, where modes of other callbacks may begin.
@@ -39,30 +41,30 @@ _PARTS = {
 
 
 class LoopEvents(Callback):
-    """Calls a subclass's methods below, from `listen` on, while it measures.
+    """Marks the parts of each batch, from `listen` on, while it measures, and calls a subclass's methods below.
 
     An exception in one of them disables it; one in `count_batch` ends the run.
 
-    A batch is `begin_batch`, `count_batch`, `begin_training`, `end_batch`, with `enter` and `leave` for its parts. A
-    step that asks for its batch itself begins with its training, and is counted before its end; one that asks for several, or
-    a batch that is None, is not counted.
+    A batch is `begin_batch`, `count_batch`, `begin_training`, `end_backward`, `end_batch`. A step that asks for its batch
+    itself begins with its training, and is counted before its end; one that asks for several, or a batch that is None, is
+    not counted.
 
     Attributes:
         is_measuring: whether the steps of a fit are being measured.
     """
 
     is_measuring = False
-    _hook: ProfilerHook | None = None
+    _fit: FitTimer
     _is_training = False
     _has_begun = False  # whether a batch has begun that has not ended
-    _is_counted = False  # whether it has come
     _asked = 0  # how many batches its step has asked for
 
-    def begin_epoch(self) -> None:
-        """The loader is asked for the batches of an epoch; before the first epoch Lightning has asked it."""
+    def __init__(self) -> None:
+        self._timer = StepTimer(HostClock())
 
     def begin_batch(self) -> None:
-        """A batch is asked for."""
+        """A batch is asked for; begins it on the timer."""
+        self._timer.begin_batch()
 
     def count_batch(self, trainer: Trainer, module: LightningModule, batch: Any) -> None:
         """It has come."""
@@ -70,99 +72,92 @@ class LoopEvents(Callback):
     def begin_training(self) -> None:
         """Its step begins."""
 
+    def end_backward(self) -> None:
+        """Its backward pass is over."""
+
     def end_batch(self, trainer: Trainer) -> None:
-        """It was trained, and Lightning has counted its update, if it ended one."""
+        """It was trained, and Lightning has counted its update, if it ended one; ends it on the timer."""
+        self._timer.end_batch(trainer.global_step)
 
-    def enter(self, part: str) -> None:
-        """A part of the step begins, or a pause."""
+    def stop_recording(self) -> None:
+        """A validation or a checkpoint follows, or the end of an epoch."""
 
-    def leave(self, part: str) -> None:
-        """A part ends, which may not have begun."""
+    def flush(self, trainer: Trainer) -> None:
+        """The step has ended for a while."""
 
-    def settle(self) -> None:
-        """A validation or a checkpoint follows, and nothing of it has happened yet."""
+    @override
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._fit = FitTimer()
 
-    def end_step(self, trainer: Trainer) -> None:
-        """The step ends; the validation or the checkpoint is not in it."""
-
-    def begin_validation(self) -> None:
-        """The validation begins."""
-
-    def end_validation(self) -> None:
-        """It is over."""
-
-    def end_epoch(self, trainer: Trainer) -> None:
-        """An epoch is over."""
-
-    def listen(self, trainer: Trainer) -> None:
-        """Begin to tell of a fit."""
+    def listen(self, trainer: Trainer, timer: StepTimer) -> Callable[[], None]:
+        """Begin to mark the parts of a fit; returns a function that ends this."""
+        self._timer = timer
+        add_timer(trainer, timer)
         self.is_measuring, self._is_training, self._has_begun = True, False, False
-        self._hook = ProfilerHook.attach(
-            trainer, {*_PARTS, _TRAINING, _EPOCH}, self._on_action_start, self._on_action_end
-        )
-
-    def end_listening(self, trainer: Trainer) -> None:
-        """Give the trainer its profiler back."""
-        if self._hook is not None:
-            self._hook.detach(trainer)
-            self._hook = None
+        heard = {*_PARTS, _TRAINING, _EPOCH}
+        return ProfilerHook(trainer, heard, self._on_action_start, self._on_action_end).detach
 
     def _begin_batch(self) -> None:
+        self._fit.ask()
         self.begin_batch()
-        self._has_begun, self._is_counted, self._asked = True, False, 0
+        self._has_begun, self._asked = True, 0
 
     @never_raise
     def _on_action_start(self, action: str) -> None:
         if not self.is_measuring:
             return
         if action == _EPOCH:
-            self.begin_epoch()
-            return
-        if action == _TRAINING:
+            self._fit.begin_epoch()
+        elif action == _TRAINING:
             if not self._has_begun:
                 self._begin_batch()
             self._is_training = True
             self.begin_training()
-            return
-        if action == _REQUEST:
-            if self._is_training:
+        else:
+            if action == _REQUEST and self._is_training:
                 self._asked += 1
-            else:
+            elif action == _REQUEST:
                 self._begin_batch()
-        if _PARTS[action] == PAUSE:
-            self.settle()
-        self.enter(_PARTS[action])
+            self._enter(_PARTS[action])
+
+    def _enter(self, part: str) -> None:
+        if part == PAUSE:
+            self.stop_recording()
+            self._timer.settle()
+        self._timer.enter(part)
 
     @never_raise
     def _on_action_end(self, action: str) -> None:
         if action == _TRAINING:
             self._is_training = False
         elif self.is_measuring and action not in (_VALIDATION, _EPOCH):
-            self.leave(_PARTS[action])
+            self._timer.leave(_PARTS[action])
+            if _PARTS[action] == "data_wait" and self._fit.is_waiting:
+                self._fit.receive()
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if self.is_measuring and self._has_begun:
-            self._is_counted = True
+        if self.is_measuring and self._has_begun:  # else its step asks for it
             self.count_batch(trainer, pl_module, batch)
 
     @override
     @never_raise
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         if self.is_measuring:  # automatic and manual optimisation both call this hook
-            self.enter("backward")
+            self._timer.enter("backward")
 
     @override
     @never_raise
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.is_measuring:
-            self.leave("backward")
+            self._timer.leave("backward")
+            self.end_backward()
 
     @override
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self.is_measuring and not self._is_counted and self._asked == 1:  # of several nobody has the others
+        if self.is_measuring and self._asked == 1:  # of several nobody has the others
             self.count_batch(trainer, pl_module, batch)
         self._end_batch(trainer)
 
@@ -171,32 +166,39 @@ class LoopEvents(Callback):
         if self.is_measuring:
             self._has_begun = False
             self.end_batch(trainer)
+            self._fit.end_batch()
 
     @override
     @never_raise
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.is_measuring:
-            self.settle()
-            self.enter(PAUSE)  # while gradients are accumulated no action has come before this
-            self.end_step(trainer)
-            self.begin_validation()
+            self._enter(PAUSE)  # while gradients are accumulated no action has come before this
+            self._end_step(trainer)
+            self._fit.begin_validation()
 
     @override
     @never_raise
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.is_measuring:
-            self.end_validation()
-            self.leave(PAUSE)
+            self._fit.end_validation()
+            self._timer.leave(PAUSE)
 
     @override
     @never_raise
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if self.is_measuring:
-            self.end_step(trainer)
+            self._end_step(trainer)
+
+    def _end_step(self, trainer: Trainer) -> None:
+        if self._timer.current is not None and self._timer.current.trained:
+            self._timer.end_step()
+            self.flush(trainer)  # the curves reach up to a validation or a checkpoint
 
     @override
     @never_raise
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.is_measuring:
             self._has_begun = False
-            self.end_epoch(trainer)
+            self.stop_recording()
+            self._timer.end_step()  # the time between two epochs is in no step
+            self.flush(trainer)

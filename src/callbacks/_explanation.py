@@ -1,6 +1,6 @@
-"""From what a fit has measured and a trace to an Explanation: operations with times and bounds, the verdict."""
+"""From what a fit has measured and a trace to an Explanation: operations with times and bounds, the verdict; and its tables."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,11 +11,20 @@ from ..hardware.roofline import least_seconds
 from ..hardware.trace import Event, device_seconds, step_starts
 from ..records import explanation as records
 from ..records.explanation import Cost, Explanation
+from ..records.formatting import count, duration, percent, with_prefix
 from ..records.operations import OperationRow
-from ..records.step_parts import StepPart
+from ..records.step_parts import PARTS, SHORT_NAMES, StepPart
+from ..records.terminal import columns, wrapped
 from ._measured import Measured
 
+MOST_MODULES = 24  # rows; with more, modules are shown with what they contain
 _BETWEEN = (StepPart.DATA_WAIT, StepPart.TRANSFER, StepPart.OTHER)  # the parts between two batches
+_LONGEST = 60  # characters of a name; it is cut from the left
+_BOUND = 1.005  # of a time, above which it is shown as more than 100 %
+_SLOWER = 1.05  # of the median step: shares that add up to more are worth a word
+_FASTER = "bound/time above 100 %: faster than the peaks measured here, as where data stay in a cache"
+_HEADINGS = ("share", "time", "calls", "FLOPs", "bytes", "bound/time")
+_SHORT = dict(zip(PARTS, SHORT_NAMES, strict=True))
 
 
 def explain(
@@ -41,8 +50,8 @@ def explain(
     between = _BETWEEN if StepPart.TRANSFER in parts else (StepPart.DATA_WAIT,)  # on MPS `other` has the work, too
     step_s, between_s = sum(parts.values()), sum(parts[part] for part in between)
     busy = measured.kernel_share
-    operations, remark = _timed(measured, recorded, events)
-    notes += [remark] if remark else []
+    operations, remarks = _timed(measured, recorded, events)
+    notes += remarks
     if machine is None:
         notes.append("the device was not measured: no lower bounds (batchscope hardware measures it)")
     return Explanation(
@@ -70,21 +79,21 @@ def explain(
 
 def _timed(
     measured: Measured, recorded: Sequence[OperationRow], events: Sequence[Event]
-) -> tuple[Sequence[OperationRow], str | None]:
+) -> tuple[Sequence[OperationRow], list[str]]:
     """The operations with their times, and a note where they are not known or have none."""
     operations, device = measured.operations, measured.device
     if not operations:
-        return [], f"the operations could not be counted: {measured.not_recorded}"
+        return [], [f"the operations could not be counted: {measured.not_recorded}"]
     if device == "cpu":
-        return operations, None
+        return operations, []
     if device == "cuda":
         seconds, rest = device_seconds(events, [row.name for row in recorded])
         if any(seconds):
             timed = [replace(row, seconds=value) for row, value in zip(recorded, seconds, strict=True)]
             others = OperationRow("other kernels", "", "other", "other", calls=0, seconds=rest)
-            return [*timed, others] if rest else timed, None
+            return [*timed, others] if rest else timed, []
     why = "the trace has no kernel, so" if device == "cuda" else f"on {device}"
-    return [replace(row, seconds=0.0) for row in operations], f"{why} the operations are not timed"
+    return [replace(row, seconds=0.0) for row in operations], [f"{why} the operations are not timed"]
 
 
 def _cost(operation: OperationRow, calibration: Calibration | None) -> Cost:
@@ -92,3 +101,99 @@ def _cost(operation: OperationRow, calibration: Calibration | None) -> Cost:
     same = ("module", "part", "name", "dtype", "calls", "flops", "bytes", "cold_bytes", "seconds")
     bound = least_seconds(operation, calibration) if calibration else 0.0
     return Cost(**{key: getattr(operation, key) for key in same}, floor_seconds=bound)
+
+
+def explanation_text(step: Explanation) -> str:
+    """All that an explanation says, in the columns of the terminal."""
+    width = columns()
+    blocks = [wrapped(_heading(step), width)]
+    if step.operations:
+        blocks.append(_modules(step, width))
+    if step.is_timed and _shown_costs(step):
+        blocks.append(_costliest(step, width))
+    blocks.append(wrapped([f"note     {note}" for note in [*_remarks(step), *step.notes]], width, indent=9))
+    return "\n\n".join("\n".join(block) for block in blocks if block)
+
+
+def _heading(step: Explanation) -> list[str]:
+    batch = f", batches of {step.batch_size:,}" if step.batch_size else ""
+    threads = f", {count(step.threads, 'thread')}" if step.threads else ""
+    lines = [f"{step.title}{batch}, {step.precision}, on {step.device} ({step.device_name}{threads})"]
+    least = step.total.floor_seconds
+    bound = f"; its lower bound here is {duration(least)}, {percent(least / step.step_seconds)} of it" if least else ""
+    lines.append(f"a step takes {duration(step.step_seconds)} (median of {step.steps}){bound}")
+    if step.bottleneck:
+        lines.append(f"limit: {step.bottleneck['evidence']}")
+    if step.idle_share is not None:
+        lines.append(f"no kernel runs in {percent(step.idle_share)} of a step")
+    return lines
+
+
+def _remarks(step: Explanation) -> Iterator[str]:
+    """What makes numbers of the tables look wrong."""
+    if any((cost.of_floor or 0) > _BOUND for cost in _shown_costs(step)):
+        yield _FASTER
+    recorded = (step.total.seconds + step.between_seconds) / step.step_seconds
+    if step.is_timed and recorded > _SLOWER:
+        yield f"the recorded step took {recorded:.2f} × the median one, as beside other programs: shares are too large"
+
+
+def _modules(step: Explanation, width: int) -> list[str]:
+    rows = [[cost.module, *_cells(cost, step)] for cost in step.modules(MOST_MODULES) if _is_shown(cost.seconds, step)]
+    outside: dict[str, float] = {}
+    if step.is_timed and step.device == "cpu":
+        outside = {"waiting for data": step.waiting_seconds}
+        outside["between batches"] = step.between_seconds - step.waiting_seconds
+        outside["host: Python, autograd"] = step.outside_seconds
+    elif step.is_timed and step.idle_share is not None:
+        outside = {"no kernel runs": step.idle_share * step.step_seconds}
+    rows += [
+        [name, percent(seconds / step.step_seconds), duration(round(seconds, 9)), *"––––"]
+        for name, seconds in outside.items()
+        if _is_shown(seconds, step)
+    ]
+    rows.append(["the step", *_cells(replace(step.total, seconds=step.step_seconds), step)])
+    return _table(["module", *_HEADINGS], rows, width)
+
+
+def _shown_costs(step: Explanation) -> list[Cost]:
+    return [cost for cost in step.costliest() if _is_shown(cost.seconds, step)]
+
+
+def _is_shown(seconds: float, step: Explanation) -> bool:
+    """Whether a row is more than 0 % of the step, or no times are known."""
+    return not step.is_timed or seconds >= 0.005 * step.step_seconds
+
+
+def _cells(cost: Cost, step: Explanation) -> list[str]:
+    bound = cost.of_floor
+    return [
+        percent(cost.seconds / step.step_seconds) if step.is_timed else "–",
+        duration(cost.seconds) if step.is_timed else "–",
+        f"{cost.calls:,.0f}" if cost.calls else "–",
+        with_prefix(cost.flops) if cost.flops else "–",
+        with_prefix(cost.bytes, "B") if cost.bytes else "–",
+        "–" if bound is None else percent(bound, 0 if bound >= 0.1 else 1),
+    ]
+
+
+def _costliest(step: Explanation, width: int) -> list[str]:
+    rows = []
+    for cost in _shown_costs(step):
+        share, time, calls, _, _, bound = _cells(cost, step)
+        name = f"{cost.place}: {cost.name.removeprefix('aten.')}"
+        rows.append([name, _SHORT.get(cost.part, cost.part), share, time, calls, bound])
+    return _table(["costliest operations", "part", "share", "time", "calls", "bound/time"], rows, width)
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[str]:
+    """Columns as wide as they need to be: the first one is a name, cut to the room that the numbers leave."""
+    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    room = width - sum(widths[1:]) - 2 * (len(widths) - 1)
+    widths[0] = min(widths[0], max(room, len(headings[0])), _LONGEST)
+    lines = []
+    for name, *numbers in (headings, *rows):
+        name = name if len(name) <= widths[0] else f"…{name[1 - widths[0] :]}"
+        cells = [cell.rjust(most) for cell, most in zip(numbers, widths[1:], strict=True)]
+        lines.append("  ".join([name.ljust(widths[0]), *cells]))
+    return lines

@@ -1,5 +1,6 @@
 """FitTimer: where the wall time of a fit goes besides its steps, and with what each epoch begins."""
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -41,11 +42,22 @@ class FitTime:
 class _Epoch:
     began: float
     began_cpu: float
-    first_batch_s: float | None = None  # None before it has come
+    seconds: float = math.nan  # before the next epoch begins
+    first_batch_s: float = math.nan  # before it has come
     idle_s: float = 0.0  # of it, in which this thread did not compute
     in_step_s: float = 0.0  # of it, in which a step lasted: the loader starts its workers before
     validation_s: float = 0.0
     batches: int = 0
+
+    def starting_s(self, workers: int) -> float:
+        """Of the wait for the first batch at least so much was for starting workers, and not for loading it.
+
+        Each worker has loaded a batch so many `rounds` times more while the epoch lasted, so a batch takes no longer than
+        the rest of the epoch divided by these. What this thread computes, such as the order of the samples, starts no worker.
+        """
+        rounds = (self.batches - 1) // workers if workers else 0
+        load_s = (self.seconds - self.first_batch_s - self.validation_s) / rounds if rounds else math.inf
+        return max(0.0, self.idle_s - load_s)
 
 
 class FitTimer:
@@ -58,21 +70,22 @@ class FitTimer:
 
     def __init__(self, clock: Read = time.perf_counter, cpu: Read = time.thread_time):
         self._clock, self._cpu = clock, cpu
-        self._began = clock()
-        self._asked = self._validation_began = self._began
-        self._start_up_s: float | None = None
-        self._validation_s = 0.0
+        self._began = self._asked = clock()
+        self._start_up_s = math.nan  # before the first batch has come
         self._epochs: list[_Epoch] = []
         self.validations: list[tuple[float, float]] = []  # the beginning and the length of each
 
     @property
     def is_waiting(self) -> bool:
         """Whether the first batch of an epoch has not come yet."""
-        return bool(self._epochs) and self._epochs[-1].first_batch_s is None
+        return bool(self._epochs) and math.isnan(self._epochs[-1].first_batch_s)
 
     def begin_epoch(self) -> None:
         """The loader is asked for its batches."""
-        self._epochs.append(_Epoch(self._clock(), self._cpu()))
+        now = self._clock()
+        if self._epochs:
+            self._epochs[-1].seconds = now - self._epochs[-1].began
+        self._epochs.append(_Epoch(now, self._cpu()))
 
     def ask(self) -> None:
         """A batch is asked for, with which a step begins."""
@@ -88,7 +101,7 @@ class FitTimer:
         waited_s = now - epoch.began - epoch.validation_s  # a resumed epoch may begin with a validation
         epoch.first_batch_s, epoch.in_step_s = waited_s, min(now - self._asked, waited_s)
         epoch.idle_s = waited_s - (self._cpu() - epoch.began_cpu)
-        if self._start_up_s is None:
+        if math.isnan(self._start_up_s):
             self._start_up_s = now - self._began - self._validation_s
 
     def end_batch(self) -> None:
@@ -103,56 +116,41 @@ class FitTimer:
     def end_validation(self) -> None:
         """It ends."""
         seconds = self._clock() - self._validation_began
-        self._validation_s += seconds
         self.validations.append((self._validation_began, seconds))
         if self._epochs:
             self._epochs[-1].validation_s += seconds
 
+    @property
+    def _validation_s(self) -> float:
+        return sum(seconds for _, seconds in self.validations)
+
     def result(self, trainer: Trainer, steps_s: float, data_wait_s: float) -> FitTime:
         """At the end of the fit, given the seconds of all steps, and of the waits for data in those that count."""
         now = self._clock()
-        later = [epoch for epoch in self._epochs[1:] if epoch.first_batch_s is not None]
-        begun = [epoch for epoch in self._epochs if epoch.first_batch_s is not None]
-        in_step_s = sum(epoch.in_step_s for epoch in later)
+        if self._epochs:
+            self._epochs[-1].seconds = now - self._epochs[-1].began
+        begun = [epoch for epoch in self._epochs if not math.isnan(epoch.first_batch_s)]
+        later = [epoch for epoch in begun if epoch is not self._epochs[0]]
         parts = {
-            START_UP: now - self._began - self._validation_s if self._start_up_s is None else self._start_up_s,
+            START_UP: now - self._began - self._validation_s if math.isnan(self._start_up_s) else self._start_up_s,
             STEPS: max(0.0, steps_s - sum(epoch.in_step_s for epoch in begun)),
             VALIDATION: self._validation_s,
-            FIRST_BATCH: sum(epoch.first_batch_s or 0.0 for epoch in later),
+            FIRST_BATCH: sum(epoch.first_batch_s for epoch in later),
         }
         parts[OTHER] = max(0.0, now - self._began - sum(parts.values()))
         most = max((epoch.batches for epoch in self._epochs), default=0)
-        ends = [epoch.began for epoch in self._epochs[1:]] + [now]
-        lengths = [*zip(self._epochs, ends, strict=True)][1:]
-        whole = [
-            (epoch, end - epoch.began)
-            for epoch, end in lengths
-            if epoch.first_batch_s is not None and epoch.batches >= _WHOLE * most
-        ]
+        whole = [epoch for epoch in later if epoch.batches >= _WHOLE * most]
         if not whole:
             return FitTime(parts)
         workers, option = started_workers(trainer)
         return FitTime(
             parts,
-            epoch_s=statistics.median(seconds for _, seconds in whole),
-            first_batch_s=statistics.median(epoch.first_batch_s or 0.0 for epoch, _ in whole),
-            starting_s=statistics.median(_starting_s(epoch, seconds, workers) for epoch, seconds in whole),
+            epoch_s=statistics.median(epoch.seconds for epoch in whole),
+            first_batch_s=statistics.median(epoch.first_batch_s for epoch in whole),
+            starting_s=statistics.median(epoch.starting_s(workers) for epoch in whole),
             keep_workers=option,
-            of_data_wait=min(1.0, in_step_s / data_wait_s) if data_wait_s > 0 else 0.0,
+            of_data_wait=min(1.0, sum(epoch.in_step_s for epoch in later) / data_wait_s) if data_wait_s > 0 else 0.0,
         )
-
-
-def _starting_s(epoch: _Epoch, seconds: float, workers: int) -> float:
-    """Of the wait for an epoch's first batch at least so much was for starting workers, and not for loading it.
-
-    Each worker has loaded a batch so many `rounds` times more while the epoch lasted, so a batch takes no longer than the
-    rest of the epoch divided by these. What this thread computes, such as the order of the samples, starts no worker.
-    """
-    rounds = (epoch.batches - 1) // workers if workers else 0
-    if not rounds or epoch.first_batch_s is None:
-        return 0.0
-    load_s = (seconds - epoch.first_batch_s - epoch.validation_s) / rounds
-    return max(0.0, epoch.idle_s - load_s)
 
 
 def started_workers(trainer: Trainer) -> tuple[int, str]:
@@ -162,10 +160,9 @@ def started_workers(trainer: Trainer) -> tuple[int, str]:
     """
     loaders = [each for each in tree_leaves(trainer.train_dataloader) if isinstance(each, DataLoader)]
     is_stream = any(isinstance(loader.dataset, IterableDataset) for loader in loaders)
-    if is_stream or remakes_loaders(trainer):
-        return 0, ""
     workers = max((loader.num_workers for loader in loaders if not loader.persistent_workers), default=0)
+    if not workers or is_stream or remakes_loaders(trainer):
+        return 0, ""
     config: Mapping[str, Any] = own_config(trainer.lightning_module) or {}
     is_option = "persistent_workers" in config.get("data", {})
-    option = "data.persistent_workers=true" if is_option else "DataLoader(persistent_workers=True)"
-    return workers, option if workers else ""
+    return workers, "data.persistent_workers=true" if is_option else "DataLoader(persistent_workers=True)"

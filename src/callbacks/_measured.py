@@ -18,21 +18,13 @@ from ..records.operations import OperationRow, StepOperations
 from ..records.read import reading, replacing
 from ._fit_time import FitTime
 from ._level import Spans
+from ._recording import Flops
 
 FILE = "measured.json"
 SCHEMA = 2
+_NESTED = {"setting": Setting, "flops": Flops, "fit_time": FitTime, "spans": Spans}
 # Of a calibration: what says which machine and not what it can do.
 _IDENTITY = ("device", "device_name", "driver", "torch")
-
-
-@dataclass(frozen=True)
-class Flops:
-    """The FLOPs of a sample, forward and backward."""
-
-    per_sample: float | None = None  # None where they are not known
-    why_not: str = "no step was recorded"
-    shares: Mapping[str, float] | None = None  # of the kinds of product
-    is_given: bool = False  # by an argument: they are of every step, and not of the recorded ones
 
 
 @dataclass(frozen=True)
@@ -50,7 +42,7 @@ class Measured:
     operations: Sequence[OperationRow] = ()  # of one step
     not_recorded: str | None = None  # why there are none
     batch_bytes: int = 0  # of a recorded one
-    flops: Flops = Flops()
+    flops: Flops = field(default_factory=Flops)
     changed: float = 1.0  # the median step ÷ those right after the recorded ones
     others_share: float = 0.0  # of the processor, over all windows; on an accelerator only where they disturbed
     median_parts_ms: Mapping[str, float] = field(default_factory=dict)  # of the update of median length
@@ -90,11 +82,7 @@ def read_measured(folder: Path) -> tuple[Measured, Calibration | None]:
         rows = [OperationRow(*row) for row in known["operations"]]
         known["operations"] = [replace(row, dims=tuple(row.dims)) for row in rows]
         known["ranks"] = [RankTimes(**rank) for rank in known["ranks"]]
-        known |= {"setting": Setting(**known["setting"]), "flops": Flops(**known["flops"])}
-        if known.get("fit_time") is not None:
-            known["fit_time"] = FitTime(**known["fit_time"])
-        if known.get("spans") is not None:
-            known["spans"] = Spans(**known["spans"])
+        known |= {key: kind(**known[key]) for key, kind in _NESTED.items() if known.get(key) is not None}
         return Measured(**known), Calibration(**machine) if machine else None
 
 

@@ -16,7 +16,8 @@ from ..records.step_parts import PARTS
 from ._batches import NO_TENSORS
 from ._fit_time import FitTime
 from ._level import slower_facts
-from ._measured import Flops, Measured
+from ._measured import Measured
+from ._recording import Flops
 from .device import LOGGED
 
 _MOST = 0.5  # of the waits for data, or for other ranks
@@ -70,15 +71,13 @@ def _flops_facts(measured: Measured, machine: Calibration | None) -> tuple[dict[
     """FLOP/s and MFU of one rank, as far as they are known, and why what is missing is missing."""
     flops, peak = measured.flops, peak_of(measured.flops, measured.precision, machine)
     missing = {} if measured.cost["samples"] else {"samples_per_sec": NO_TENSORS}
-    why_not = None if flops.per_sample else flops.why_not
-    if flops.per_sample and not flops.is_given and not 1 / CHANGED <= measured.changed <= CHANGED:
-        why_not = "the steps have changed since their FLOPs were recorded"
-    if why_not is not None:
+    has_changed = not flops.is_given and not 1 / CHANGED <= measured.changed <= CHANGED
+    why_not = "the steps have changed since their FLOPs were recorded" if has_changed else NO_TENSORS
+    if not flops.per_sample or has_changed or missing:
+        why_not = why_not if flops.per_sample else flops.why_not
         return {}, missing | dict.fromkeys(("flops_per_sec", "mfu"), why_not)
     if not peak:
         missing["mfu"] = _no_peak(measured, machine)
-    if not flops.per_sample or not measured.cost["samples"]:
-        return {}, missing | dict.fromkeys(("flops_per_sec", "mfu"), NO_TENSORS)
     rate = flops.per_sample * measured.cost["samples_per_sec"] / max(1, len(measured.ranks))
     facts = {"flops_per_sample": flops.per_sample, "flops_per_sec": rate}
     return facts | ({"peak_flops_per_sec": peak, "mfu": rate / peak} if peak else {}), missing
@@ -113,13 +112,10 @@ def _fit_facts(fit: FitTime | None) -> dict[str, Any]:
     """Where the wall time of the fit went, and with what an epoch begins."""
     if fit is None:
         return {}
-    facts: dict[str, Any] = {"fit_parts_s": dict(fit.parts_s)}
-    if fit.epoch_s is not None:
-        facts["epoch"] = {"seconds": fit.epoch_s, "first_batch_s": fit.first_batch_s}
-        facts["epoch"] |= (
-            {"starting_workers_s": fit.starting_s, "advice": fit.keep_workers} if fit.starts_workers else {}
-        )
-    return facts
+    epoch: dict[str, Any] = {"seconds": fit.epoch_s, "first_batch_s": fit.first_batch_s}
+    if fit.starts_workers:
+        epoch |= {"starting_workers_s": fit.starting_s, "advice": fit.keep_workers}
+    return {"fit_parts_s": dict(fit.parts_s)} | ({"epoch": epoch} if fit.epoch_s is not None else {})
 
 
 def _step(measured: Measured, summary: dict[str, Any], machine: Calibration | None) -> Step:

@@ -28,31 +28,31 @@ def headline(summary: Mapping[str, Any], programs: str = "") -> list[str]:
     if "title" not in summary:
         rate = _speed(summary, programs) if "samples_per_sec" in summary else "unknown"
         return [row("speed", f"{rate}: {missing.get('bottleneck', 'nothing was measured')}")]
-    rows = [_heading(summary), row("speed", _speed(summary, programs)), row("step", _mean_step(summary))]
-    course = {"slower": slower_words(summary), "fit": fit_words(summary), "epochs": workers_words(summary)}
-    rows += [row(name, words) for name, words in course.items() if words]
-    if slow := summary.get("slow_rank"):
-        rows.append(row("ranks", f"{slow['evidence']}; {slow['advice']}"))
-    rows += [row("device", facts)] if summary["device"] != "cpu" and (facts := _device(summary)) else []
-    found = summary.get("bottleneck")
+    slow, found = summary.get("slow_rank"), summary.get("bottleneck")
+    rows = {
+        "speed": _speed(summary, programs),
+        "step": _mean_step(summary),
+        "slower": slower_words(summary),
+        "fit": fit_words(summary),
+        "epochs": workers_words(summary),
+        "ranks": slow and f"{slow['evidence']}; {slow['advice']}",
+        "device": _device(summary) if summary["device"] != "cpu" else "",
+    }
     if found is None:
-        return [*rows, row("limit", f"unknown: {missing.get('bottleneck', 'it was not asked')}")]
-    rows.append(row(*limit_row(found)))
-    return [*rows, row("try", found["advice"])] if "advice" in found else rows
+        rows["limit"] = f"unknown: {missing.get('bottleneck', 'it was not asked')}"
+    else:
+        rows |= dict([limit_row(found)]) | {"try": found.get("advice")}
+    return [_heading(summary), *(row(label, words) for label, words in rows.items() if words)]
 
 
 def _heading(summary: Mapping[str, Any]) -> str:
     ranks = f"{summary['processes']} × " if summary.get("processes", 1) > 1 else ""
     name = f" ({summary['device_name']})" if summary["device"] != "cpu" and summary.get("device_name") else ""
-    batches = f"{_accumulated(summary)} × " if _accumulated(summary) > 1 else ""
+    accumulated = round(summary["batches_per_sec"] * summary["step_ms_median"] / 1e3)
+    batches = f"{accumulated} × " if accumulated > 1 else ""
     held = [f"batch {ranks}{batches}{summary['batch_size']:,}"] if summary["batch_size"] else []
     words = [summary["title"], *held, summary["device"] + name]
     return " · ".join(words + ([] if summary["precision"] == "32-true" else [summary["precision"]]))
-
-
-def _accumulated(summary: Mapping[str, Any]) -> int:
-    """The batches of an update."""
-    return round(summary["batches_per_sec"] * summary["step_ms_median"] / 1e3)
 
 
 def _speed(summary: Mapping[str, Any], programs: str) -> str:

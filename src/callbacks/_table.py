@@ -34,6 +34,7 @@ ROW = numpy.dtype(
     ]
 )
 MIN_UNDISTURBED = 6  # the median of fewer has no interval, and then the disturbed steps count, too
+_RECORDED_AT_MOST = LAST_RECORDED - FIRST_RECORDED + 1
 _FACTS = ("samples", "timesteps", "batches", "recorded", "waits_ms")
 _CAPACITY = 1024
 Mask = NDArray[numpy.bool_]
@@ -182,9 +183,7 @@ class UpdateTable:
         later = later[later > recorded[0]] if len(recorded) else later[:0]
         if not len(later):
             return 1.0
-        before = recorded[recorded < later[0]][
-            : LAST_RECORDED - FIRST_RECORDED + 1
-        ]  # after these one may be held, and is long
+        before = recorded[recorded < later[0]][:_RECORDED_AT_MOST]  # after these one may be held, and is long
         early = numpy.minimum(numpy.sort(steps_ms[later[:plain]]), steps_ms[before].max())
         low, high = float(early[0]), float(early[max(0, len(early) - 2)])
         return step_ms / min(max(step_ms, low), high) if high > 0 else 1.0

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import numpy
 import torch
@@ -174,25 +174,15 @@ class StepTimer:
     Attributes:
         finished: batches whose end has been marked, oldest first.
         current: the batch that is being timed; None between two epochs.
+        updates: of the fit.
     """
 
     def __init__(self, clock: HostClock, last_step: int = 0):
         self.clock = clock
         self.finished: deque[Batch] = deque()
         self.current: Batch | None = None
-        self._updates = Updates(last_step)
-        self.is_between_updates = True
+        self.updates = Updates(last_step)
         self._stack: list[str] = []
-
-    @property
-    def updates(self) -> int:
-        """The updates that have been trained."""
-        return self._updates.count
-
-    @property
-    def global_step(self) -> int:
-        """Lightning's, after the last batch."""
-        return self._updates.step
 
     @property
     def part(self) -> str:
@@ -201,12 +191,6 @@ class StepTimer:
         if not stack:
             return OTHER
         return PAUSE if PAUSE in stack else stack[-1]
-
-    @property
-    def _timed_part(self) -> str:
-        """The part whose time that is by the clock."""
-        part = self.part
-        return part if part in self.clock.parts or part == PAUSE else OTHER
 
     def begin_batch(self) -> None:
         """Begin a batch where the one before ends, so that no moment between them is lost."""
@@ -217,7 +201,7 @@ class StepTimer:
         """The batch has been trained, and Lightning has counted its update, if it made one."""
         if self.current is not None:
             self.current.global_step, self.current.trained = global_step, True
-            self.is_between_updates = self._updates.end_batch(global_step)
+            self.updates.end_batch(global_step)
 
     def settle(self) -> None:
         """Before a pause that ends the step: where the marks are the host's, the step has what the device still computes."""
@@ -249,7 +233,9 @@ class StepTimer:
             self.leave(PAUSE)
 
     def _mark(self) -> None:
-        batch, part = self.current, self._timed_part
+        batch, part = self.current, self.part
+        if part not in self.clock.parts and part != PAUSE:  # nobody can time it
+            part = OTHER
         if batch is None or batch.parts[-1] == part:
             return
         batch.parts.append(part)
@@ -268,25 +254,18 @@ class StepTimer:
         return adjoins
 
 
-_timers: WeakKeyDictionary[Trainer, list[StepTimer]] = WeakKeyDictionary()
+_timers: WeakKeyDictionary[Trainer, WeakSet[StepTimer]] = WeakKeyDictionary()
 
 
 def add_timer(trainer: Trainer, timer: StepTimer) -> None:
-    """Have every `pause(trainer)` happen within `timer.pause()`, until `remove_timer`."""
-    remove_timer(trainer, timer)  # it may remain from a fit that ended early
-    _timers.setdefault(trainer, []).append(timer)
-
-
-def remove_timer(trainer: Trainer, timer: StepTimer) -> None:
-    """Undo `add_timer`, if it was called."""
-    with contextlib.suppress(KeyError, ValueError):
-        _timers[trainer].remove(timer)
+    """Have every `pause(trainer)` happen within `timer.pause()`, as long as there is the timer."""
+    _timers.setdefault(trainer, WeakSet()).add(timer)
 
 
 @contextlib.contextmanager
 def pause(trainer: Trainer) -> Iterator[None]:
     """Work that is not training: whoever times the trainer's steps leaves it out of them."""
     with contextlib.ExitStack() as stack:
-        for timer in _timers.get(trainer, ()):
+        for timer in [*_timers.get(trainer, ())]:
             stack.enter_context(timer.pause())
         yield

@@ -15,18 +15,20 @@ class Updates:
     Attributes:
         step, before: `global_step` after the last batch, and before it.
         count: the updates that have ended.
+        is_between: whether the next batch begins an update.
     """
 
     def __init__(self, step: int = 0):
         self.step = self.before = step
         self.count = 0
+        self.is_between = True
 
     def end_batch(self, step: int) -> bool:
         """Count a batch that has ended, with `global_step` after it; whether it has ended an update."""
         self.before, self.step = self.step, step
-        is_update = step != self.before
-        self.count += is_update
-        return is_update
+        self.is_between = step != self.before
+        self.count += self.is_between
+        return self.is_between
 
     def has_passed(self, interval: int) -> bool:
         """Whether the last batch has reached or passed a multiple of so many steps."""

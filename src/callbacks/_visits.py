@@ -5,17 +5,18 @@ for a visit, `stop <reason>`, or `train` to the end. The run answers a visit wit
 anything else, or has ended, the run waits no more: a signal that ends it is on its way (sweep/job.py).
 """
 
+import contextlib
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
-from .._lightning import callbacks_of, logged_step
+from .._lightning import callback_of, logged_step
 from ..hardware.device_memory import shared_memory
 from ._timer import HostClock, clock_for, pause
 from ._updates import Updates
@@ -53,12 +54,10 @@ class Visits(Callback):
     def __init__(self, monitor: ThroughputMonitor, visitor: Visitor):
         self._monitor = monitor
         self._visitor = visitor
-        self._is_ready = self._is_warm = self._left = False
-        self._is_short = True
         self._clock = HostClock()
+        self._course: Iterator[None] | None = None  # None before the first batch
         self._ahead = deque[Any]()  # the marks of updates that the device may not have reached
         self._warm_up = deque[float](maxlen=_WARM)  # when its last updates ended: those before are recorded, and slower
-        self._visit: tuple[int, float] | None = None  # whose window has not begun yet
         self.waited_s = 0.0
 
     @override
@@ -69,34 +68,48 @@ class Visits(Callback):
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if not self._is_ready and self._monitor.is_measuring:
-            self._is_ready = True
-            self._tell_of({"ready": True}, trainer)
-            self._wait(trainer)
+        if self._course is None and self._monitor.is_measuring:
+            self._course = self._visited(trainer)
+            next(self._course, None)
 
     @override
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        monitor = self._monitor
-        if not self._updates.end_batch(trainer.global_step) or self._left or not monitor.is_measuring:
-            return
-        self._stay_near()
-        if not self._is_warm:
-            lags = self._clock.lags  # the updates of its warm-up are slower for the host alone, and are not its own
-            if monitor.is_warm or not lags:
-                self._warm_up.append(time.perf_counter())
-            if monitor.is_warm and (len(self._warm_up) == _WARM or not lags):
-                self._is_warm = True
-                self._tell_of({"warm": True, "fit_s": self._fit_s(trainer)}, trainer)
-                self._wait(trainer)
-        elif self._visit:
-            self._begin(*self._visit)
-        elif time.perf_counter() >= self._until:
+        is_update = self._updates.end_batch(trainer.global_step)
+        if is_update and self._course is not None and self._monitor.is_measuring:
+            self._stay_near()
+            next(self._course, None)
+
+    def _visited(self, trainer: Trainer) -> Iterator[None]:
+        """The course of a run from its first batch on; each `yield` is until the end of the next update."""
+        monitor, lags, mean_s = self._monitor, self._clock.lags, 0.0
+        order = self._tell_and_wait(trainer, {"ready": True})
+        if order == "warm up":
+            while not monitor.is_warm or (lags and len(self._warm_up) < _WARM):
+                yield
+                if monitor.is_warm or not lags:  # on such a device those before are slower for the host alone
+                    self._warm_up.append(time.perf_counter())
+            order = self._tell_and_wait(trainer, {"warm": True, "fit_s": self._fit_s(trainer)})
+        while order.startswith("go "):
+            _, number, seconds = order.split()
+            if mean_s < SHORT_S:
+                yield
+            monitor.begin_window(int(number))
+            until = time.perf_counter() + float(seconds)
+            yield
+            while time.perf_counter() < until:
+                yield
             facts = monitor.end_window(trainer)
-            self._is_short = facts.get("mean_s", 0.0) < SHORT_S
-            self._tell(facts)
-            self._wait(trainer)
+            mean_s = facts.get("mean_s", 0.0)
+            order = self._tell_and_wait(trainer, facts)
+        action, _, reason = order.partition(" ")
+        if action == "stop":
+            monitor.end(reason)
+            trainer.should_stop = True
+        else:
+            monitor.measure_by_clock(True)
+            self._clock = HostClock()  # the host may be far ahead again
 
     def _stay_near(self) -> None:
         """Let the host be two updates ahead of the device at most, so that a visit is no longer than it was asked for."""
@@ -116,49 +129,20 @@ class Visits(Callback):
             return None
         return left * (self._warm_up[-1] - self._warm_up[0]) / (len(self._warm_up) - 1)
 
-    def _begin(self, number: int, seconds: float) -> None:
-        """Begin the window of a visit."""
-        self._visit = None
-        self._monitor.begin_window(number)
-        self._until = time.perf_counter() + seconds
-
-    def _tell_of(self, facts: dict[str, Any], trainer: Trainer) -> None:
-        """Answer, with the memory of the device."""
-        self._tell({**facts, "device": shared_memory(trainer.strategy.root_device)})
-
-    def _tell(self, facts: dict[str, Any]) -> None:
-        try:
-            self._visitor.tell(facts)
-        except OSError:  # the sweep has ended
-            self._left = True
-
-    def _wait(self, trainer: Trainer) -> None:
-        """Wait for the next visit; the time is in no step and no rate."""
+    def _tell_and_wait(self, trainer: Trainer, facts: Mapping[str, Any]) -> str:
+        """Answer, with the memory of the device, and wait for what the run may do; the time is in no step and no rate."""
         began = time.perf_counter()
-        devices = [one for one in callbacks_of(trainer) if isinstance(one, DeviceMonitor)]
         with pause(trainer):
-            for monitor in devices:
-                monitor.pause()
-            order, _, rest = self._visitor.hear().partition(" ")
+            if device := callback_of(trainer, DeviceMonitor):
+                device.pause()
+            with contextlib.suppress(OSError):  # the sweep has ended, and nobody answers
+                self._visitor.tell({**facts, "device": shared_memory(trainer.strategy.root_device)})
+            order = self._visitor.hear()
         self.waited_s += time.perf_counter() - began
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoard):
                 logger.waited_s = self.waited_s
-        if order == "warm":
-            return
-        if order == "go":
-            number, seconds = rest.split()
-            if self._is_short:
-                self._visit = int(number), float(seconds)  # after the next update
-            else:
-                self._begin(int(number), float(seconds))
-            return
-        self._left = True
-        if order == "stop":
-            self._monitor.end(rest)
-            trainer.should_stop = True
-        else:
-            self._monitor.measure_by_clock(True)
+        return order
 
 
 def seconds_waited(callbacks: Iterable[Any]) -> float:

@@ -55,11 +55,6 @@ class Windows:
         """The one that lasts."""
         return self.all[-1] if self.all and self.all[-1].end is None else None
 
-    @property
-    def last(self) -> Window | None:
-        """The one that ended last."""
-        return next((window for window in reversed(self.all) if window.end is not None), None)
-
     def is_due(self, update: int) -> bool:
         """Whether a window should end or begin before this update."""
         if self.in_passes or update < self.first:
@@ -79,16 +74,18 @@ class Windows:
             self._meter.read()  # what happened since the last window is in none
         self.all.append(Window(update, pass_, time.time(), self._clock()))
 
-    def end(self, update: int) -> None:
-        """End the window that lasts before this update. One without an update is dropped."""
+    def end(self, update: int) -> Window | None:
+        """End the window that lasts before this update, and return it. One without an update is dropped."""
         current = self.current
         if current is None or self._meter is None:
-            return
+            return None
         noise = self._meter.read()
         current.end, current.seconds = update, self._clock() - current.began
         current.others_share, current.disturbed = noise.others_share, is_disturbed(noise)
         if update <= current.first:
             self.all.pop()
+            return None
+        return current
 
     def of_updates(self, numbers: NDArray[numpy.int64]) -> NDArray[numpy.int64]:
         """The index of the window of each update, by their numbers (N,); -1 for one in none."""

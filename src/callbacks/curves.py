@@ -20,6 +20,7 @@ from ._updates import Updates
 from ._writer import StepWriter
 
 FLUSH_EVERY = 100  # steps read from the device and written together
+_Place = tuple[int, str, Tensor | None]  # a step, a key, and what this rank has of it
 
 
 class TrainCurves(Callback):
@@ -44,8 +45,7 @@ class TrainCurves(Callback):
     def __init__(self, every_n_steps: NonNegativeInt | None = 1):
         self.every_n_steps = 1 if every_n_steps is None else every_n_steps
         self._steps: list[tuple[int, dict[str, Tensor]]] = []
-        # What is on its way to the host: the steps and names of the numbers, and the numbers.
-        self._reads: list[tuple[list[tuple[int, str] | None], DeferredScalars]] = []
+        self._reads: list[tuple[list[_Place], DeferredScalars]] = []  # what is on its way to the host
         self._updates = Updates()
         self._averaged: list[str] | None = None  # keys whose mean over the ranks is taken; None before the first step
 
@@ -75,18 +75,11 @@ class TrainCurves(Callback):
                 self._write(only_ready=True)
 
     @override
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._finish()  # the curves reach as far as the checkpoint
-
-    @override
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_start(self, *_: Any, **__: Any) -> None:
         self._finish()  # the host waits for the device here anyway
 
-    on_train_epoch_end = on_validation_start
-
-    @override
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._finish()
+    # The curves reach as far as a checkpoint.
+    on_save_checkpoint = on_train_epoch_end = on_train_end = on_validation_start
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -106,24 +99,26 @@ class TrainCurves(Callback):
     def _start_read(self) -> None:
         """Average the numbers over the ranks, which all come here after the same step, and start to copy them."""
         shared = self._averaged or []
-        averaged = [(step, scalars, key) for step, scalars in self._steps for key in shared]
-        own = [(step, scalars, key) for step, scalars in self._steps for key in scalars if key not in shared]
-        if places := averaged + own:
-            names = [(step, key) if key in scalars else None for step, scalars, key in places]
-            values = [scalars.get(key, torch.zeros(())) for _, scalars, key in places]
-            has = [name is not None for name in names[: len(averaged)]]
-            self._reads.append((names, DeferredScalars(values, partial(_mean_of_ranks, has=has))))
+        averaged = [(step, key, scalars.get(key)) for step, scalars in self._steps for key in shared]
+        own = [
+            (step, key, value) for step, scalars in self._steps for key, value in scalars.items() if key not in shared
+        ]
+        if places := [*averaged, *own]:
+            values = [torch.zeros(()) if value is None else value for *_, value in places]
+            has = [value is not None for *_, value in averaged]
+            self._reads.append((places, DeferredScalars(values, partial(_mean_of_ranks, has=has))))
         self._steps = []
 
     def _write(self, only_ready: bool) -> None:
         while self._reads and (not only_ready or self._reads[0][1].ready()):
-            names, read = self._reads.pop(0)
+            places, read = self._reads.pop(0)
             rows: dict[int, dict[str, float]] = {}
-            for name, value in zip(names, read.values(), strict=True):
-                if name is None or (name[1] == "acc" and math.isnan(value)):
-                    continue  # this rank has no such number, or no target of the batch is a class
-                rows.setdefault(name[0], {})[f"train/{name[1]}"] = value
-            self._writer.write_rows(sorted(rows.items()))
+            for (step, key, own), number in zip(places, read.values(), strict=True):
+                if own is not None and not (
+                    key == "acc" and math.isnan(number)
+                ):  # else no target of the batch is a class
+                    rows.setdefault(step, {})[f"train/{key}"] = number
+            self._writer.write(sorted(rows.items()))
 
 
 def _is_number(value: Any) -> bool:

@@ -103,29 +103,29 @@ class DeviceMonitor(Callback):
         self._telemetry = self._sampled = Telemetry(partial(read, queries), self.interval_s)
 
     @override
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._go_on(trainer)  # fetching the first batch is a part of training
-
-    @override
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        self._go_on(trainer)  # after a validation in mid-epoch
-
     @never_raise
-    def _go_on(self, trainer: Trainer) -> None:
+    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:  # also after a validation in mid-epoch
         if self._telemetry is not None and not self._telemetry.is_training:
             self._telemetry.sample(is_training=True)
             self._logged = self._telemetry.samples
+
+    on_train_epoch_start = on_train_batch_start  # fetching the first batch is a part of training
 
     @override
     @never_raise
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        is_update = self._updates.end_batch(trainer.global_step)  # else the gradients are accumulated
-        if self._telemetry is not None and is_update:
-            self._collect(self._telemetry, trainer.global_step)
-            if len(self._rows) >= FLUSH_EVERY:
-                self._write()
+        telemetry, is_update = self._telemetry, self._updates.end_batch(trainer.global_step)
+        if telemetry is None or not is_update:  # the gradients are accumulated
+            return
+        first, self._logged = self._logged, telemetry.samples
+        if self._logged > first and telemetry.is_training:  # else the run has waited in it
+            values = {key: telemetry.readings(key, first)[1] for key in LOGGED}
+            means = {key: float(of_step.mean()) for key, of_step in values.items() if len(of_step)}
+            self._rows.append((trainer.global_step, means))
+        if len(self._rows) >= FLUSH_EVERY:
+            self._write()
 
     @override
     @never_raise
@@ -137,27 +137,22 @@ class DeviceMonitor(Callback):
     on_train_epoch_end = on_validation_start
 
     @override
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._sum_up(trainer)
-        if trainer.is_global_zero and own_config(pl_module) is None and (lines := self.summary_lines()):
-            say(block(lines))  # a run of this package prints them itself
-
-    @override
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._sum_up(trainer)
-
-    @override
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._sum_up(trainer)
-
     @never_raise
-    def _sum_up(self, trainer: Trainer) -> None:
+    def on_train_end(self, trainer: Trainer, *_: Any) -> None:
         telemetry, self._telemetry = self._telemetry, None
         if telemetry is not None:
             telemetry.stop()
             self._write()
             self.summary = telemetry.summary()
             self.grows = self._growing(trainer, telemetry)
+            if (
+                trainer.is_global_zero
+                and own_config(trainer.lightning_module) is None
+                and (lines := self.summary_lines())
+            ):
+                say(block(lines))  # a run of this package prints them itself
+
+    on_exception = on_train_end
 
     def disable(self) -> None:
         """Stop measuring in this fit, and end the thread."""
@@ -182,13 +177,6 @@ class DeviceMonitor(Callback):
                 }
         return found
 
-    def _collect(self, telemetry: Telemetry, step: int) -> None:
-        """Keep the mean of the samples that were taken in a step, which ends now."""
-        first, self._logged = self._logged, telemetry.samples
-        if self._logged > first and telemetry.is_training:  # else the run has waited in it
-            values = {key: telemetry.readings(key, first)[1] for key in LOGGED}
-            self._rows.append((step, {key: float(of_step.mean()) for key, of_step in values.items() if len(of_step)}))
-
     def _write(self) -> None:
         rows, self._rows = self._rows, []
-        self._writer.write_rows(rows)
+        self._writer.write(rows)

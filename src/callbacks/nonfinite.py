@@ -73,12 +73,10 @@ class StopOnNonFinite(Callback):
             self._hear()
 
     @override
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._hear(wait=True)  # nothing bad gets into a checkpoint unseen
-
-    @override
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_end(self, *_: Any, **__: Any) -> None:
         self._hear(wait=True)
+
+    on_save_checkpoint = on_train_epoch_end  # nothing bad gets into a checkpoint unseen
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

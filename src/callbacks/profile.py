@@ -19,9 +19,8 @@ from ..hardware.trace import WARMUP, StepProfiler, busy_us, step_starts
 from ..options.types import PositiveInt
 from ..records.explanation import FILE, TRACE, Explanation
 from ..records.terminal import say
-from ._explanation import explain
+from ._explanation import explain, explanation_text
 from ._never_raise import never_raise
-from ._operation_table import explanation_text
 from ._recording import LAST_RECORDED
 from ._timer import pause
 from ._updates import Updates
@@ -78,7 +77,7 @@ class OperationProfiler(Callback):
     @override
     @never_raise
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._updates, self._is_between_updates = Updates(trainer.global_step), True
+        self._updates = Updates(trainer.global_step)
         self.explanation, self.files = None, {}
         self._trace, self._error = {"traceEvents": []}, "the training ended before it"
         self._profiler = StepProfiler(trainer.strategy.root_device, TRACED) if trainer.is_global_zero else None
@@ -88,18 +87,16 @@ class OperationProfiler(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         first = self._traced_after(self._monitor)
         if first <= self._updates.count < self.updates(self._monitor):
-            if self._profiler is not None and self._updates.count == first and self._is_between_updates:
+            if self._profiler is not None and self._updates.count == first and self._updates.is_between:
                 self._profiler.start()
             self._monitor.exclude()  # it is slower, on every rank, and also before the trace begins
-        self._is_between_updates = False
 
     @override
     @never_raise
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._is_between_updates = self._updates.end_batch(trainer.global_step)  # else the gradients are accumulated
-        if not self._is_between_updates:
+        if not self._updates.end_batch(trainer.global_step):  # the gradients are accumulated
             return
         if self._profiler is not None:
             self._profiler.step()

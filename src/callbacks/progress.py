@@ -38,8 +38,7 @@ class ProgressBar(TQDMProgressBar):
         super().__init__(refresh_rate=1)
         self.interval_s = interval_s
         self._last: Any = None  # what the last step has returned
-        self._loss: float | None = None
-        self._rate: float | None = None
+        self._shown: dict[str, Any] = {}  # the newest loss and rate
         self._read: DeferredScalars | None = None
         self._plain = False  # whether plain lines are printed
         self._next = 0.0  # when the next redraw or line is due
@@ -97,14 +96,10 @@ class ProgressBar(TQDMProgressBar):
         if self._read is None and self._last is not None:
             self._read = DeferredScalars([own_loss(trainer, pl_module, self._last)])
         if self._read is not None and self._read.ready():
-            self._loss, self._read = self._read.values()[0], None
+            self._shown["loss"], self._read = f"{self._read.values()[0]:.3g}", None
         elapsed = time.perf_counter() - self._began
         if self._samples and elapsed > 0:
-            self._rate = self._samples * replicas(trainer) / elapsed
+            self._shown["samples/s"] = significant(self._samples * replicas(trainer) / elapsed)
             self._start_interval()
-        shown = {k: v for k, v in super().get_metrics(trainer, pl_module).items() if k != "v_num"}
-        if self._loss is not None:
-            shown = {"loss": f"{self._loss:.3g}", **shown}
-        if self._rate is not None:
-            shown["samples/s"] = significant(self._rate)
-        return shown
+        others = super().get_metrics(trainer, pl_module)
+        return self._shown | {key: value for key, value in others.items() if key != "v_num"}

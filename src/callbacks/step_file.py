@@ -1,16 +1,12 @@
 """StepFile: the logger of a run's step file, to which each row is appended as it comes."""
 
 import csv
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
-from numpy.typing import NDArray
-from torch import Tensor
 from typing_extensions import override
 
 from ..records.step_file import read_rows, write_rows
@@ -42,23 +38,19 @@ class StepFile(Logger):
     @override
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        row = {key: value.item() if isinstance(value, Tensor) else value for key, value in metrics.items()}
-        row["step"] = step or 0
-        if (row["step"], frozenset(row)) not in self._kept:
-            text = io.StringIO(newline="")
-            csv.DictWriter(text, self._columns_with(row)).writerow(row)
-            self._append(text.getvalue())
+        numbers = {key: float(value) for key, value in metrics.items()}
+        if (step or 0, frozenset({*numbers, "step"})) not in self._kept:
+            self.append([(step or 0, numbers)])
 
-    def append(self, keys: Sequence[str], rows: NDArray[numpy.float64]) -> None:
-        """Append rows of numbers, shape (N, K); the last of the K columns is `step`.
-
-        A number has 9 digits, which tell any float32 from every other.
-        """
-        columns = self._columns_with(keys)
-        numbers = rows[:, [keys.index(column) for column in columns if column in keys]]
-        kinds = {key: "%d" if key == "step" else "%.9g" for key in keys}
-        line = ",".join(kinds.get(column, "") for column in columns) + csv.excel.lineterminator
-        self._append(line * len(numbers) % tuple(numbers.ravel().tolist()))
+    def append(self, rows: Sequence[tuple[int, Mapping[str, float]]]) -> None:
+        """Append the numbers of steps. A number has 9 digits, which tell any float32 from every other."""
+        columns = self._columns_with({"step", *(key for _, numbers in rows for key in numbers)})
+        lines = []
+        for step, numbers in rows:
+            texts = {key: f"{number:.9g}" for key, number in numbers.items()} | {"step": str(step)}
+            lines.append(",".join(texts.get(column, "") for column in columns) + csv.excel.lineterminator)
+        with self.path.open("a", newline="", encoding="utf-8") as file:
+            file.writelines(lines)
 
     def cut(self, steps: int, batches: int) -> None:
         """Leave out the rows after a checkpoint of so many `steps`, which are logged again.
@@ -74,19 +66,15 @@ class StepFile(Logger):
         again = (row for row in kept if _step(row) >= batches)
         self._kept = {(_step(row), frozenset(key for key, value in row.items() if value)) for row in again}
 
-    def _columns_with(self, keys: Sequence[str] | Mapping[str, Any]) -> list[str]:
+    def _columns_with(self, keys: set[str]) -> list[str]:
         """The columns of the file, which has these keys among them from now on."""
-        if not {*keys} <= {*self._columns} or not self.path.is_file():
+        if not keys <= {*self._columns} or not self.path.is_file():
             names, rows = read_rows(self.path)
             self._columns = sorted({*names, *keys})
             if names != self._columns:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 write_rows(self.path, self._columns, rows)
         return self._columns
-
-    def _append(self, text: str) -> None:
-        with self.path.open("a", newline="", encoding="utf-8") as file:
-            file.write(text)
 
 
 def _step(row: Mapping[str, str]) -> float:

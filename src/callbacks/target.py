@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from lightning import LightningModule, Trainer
 from typing_extensions import override
 
-from .._lightning import callbacks_of, is_accumulating, validate_by_batches_alone
+from .._lightning import callback_of, is_accumulating, validate_by_batches_alone
 from ..distributed.rank_sync import RankSync, SyncsRanks
 from ..errors import UserError, did_you_mean
 from ..options.types import Choice, PositiveFloat, Purpose
@@ -93,8 +93,7 @@ class StopAtTarget(SyncsRanks):
                 f"target_metric: got '{self.metric}', of which neither batchscope nor a torchmetrics metric of the module says "
                 "whether it is better the higher it is; take another one"
             )
-        monitor = next((one for one in callbacks_of(trainer) if isinstance(one, ThroughputMonitor)), None)
-        self._begin(trainer.global_step, monitor)
+        self._begin(trainer.global_step, callback_of(trainer, ThroughputMonitor))
         validate_by_batches_alone(trainer)
         trainer.val_check_batch = _NEVER
         RankSync.of(trainer).contribute(_TOPIC, lambda: self._wished() if trainer.is_global_zero else 0)

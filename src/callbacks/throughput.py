@@ -1,6 +1,6 @@
 """ThroughputMonitor: what every training step costs, in which part, and how much it gets done.
 
-`LoopEvents` tells what the loop does, and a StepTimer marks the parts. Finished batches become rows of an UpdateTable
+`LoopEvents` marks the parts of each batch on a StepTimer. Finished batches become rows of an UpdateTable
 some time later, when their marks can be read without waiting for the device. Curves are views of the table. After the
 fit `Measured` has all that is known of it, and the summary is a report on that.
 """
@@ -16,7 +16,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from typing_extensions import override
 
-from .._lightning import callbacks_of
+from .._lightning import callback_of
 from .._torch import any_mode, is_profiler_active, watch_compilation
 from ..distributed.gather import gather, replicas
 from ..errors import UserError
@@ -39,17 +39,16 @@ from ._batches import samples_in, timesteps_in
 from ._communication import Exchanges
 from ._cost import cost_of, median_step, metrics_of, own_times
 from ._events import LoopEvents
-from ._fit_time import FitTimer
 from ._kernel_time import KernelTime
-from ._measured import Flops, Measured, step_operations
+from ._level import spans_of
+from ._measured import Measured, step_operations
 from ._never_raise import never_raise
-from ._recording import LAST_RECORDED, RecordedUpdates, is_compiled_module
+from ._recording import LAST_RECORDED, Flops, RecordedUpdates, is_compiled_module
 from ._report import peak_of, report
 from ._run_words import details, headline
 from ._setting import own_config, setting_of, title_of
-from ._spans import spans_of
 from ._table import FIRST, INVALID, RECORDED, UpdateTable
-from ._timer import PAUSE, Batch, HostClock, StepTimer, add_timer, clock_for, pause, remove_timer
+from ._timer import Batch, StepTimer, clock_for, pause
 from ._updates import passes
 from ._windows import Windows
 from ._writer import StepWriter
@@ -111,6 +110,7 @@ class ThroughputMonitor(LoopEvents):
         record_operations: bool = True,
         verbose: bool = True,
     ):
+        super().__init__()
         for name, function in (("batch_size_fn", batch_size_fn), ("timesteps_fn", timesteps_fn)):
             if function is not None and not callable(function):
                 raise TypeError(f"{name}: got {function!r}, takes {{_target_: …, _partial_: true}} of a function")
@@ -126,21 +126,18 @@ class ThroughputMonitor(LoopEvents):
         self.measured: Measured | None = None
         self.calibration: Calibration | None = None
         self.failure: str | None = None
-        self._timer, self._windows = StepTimer(HostClock()), Windows(0)
-        self._fit = FitTimer(float)  # whose clock says 0.0, until a fit begins
         self._is_visited = False
+        self._windows = Windows(0)
         self.table = UpdateTable(warmup_steps, self._windows)
-        self._recorded: RecordedUpdates | None = None
+        self._recorded: RecordedUpdates | None = None  # before the first training
         self._is_fitting = False
-        self._exchanges: Exchanges | None = None
         self._attached = contextlib.ExitStack()  # what ends with the measurement
         self._flops: Flops | None = None  # None before the recorded updates are over
         self._cost: dict[str, Any] = {}  # of a step, by this rank; empty where no step counts
         self._own_times: RankTimes | None = None  # None where no step counts, or this rank has stopped measuring
         self._ended: str | None = None  # why a timed run has ended
         self._traced_s: float | None = None  # of kernels in a step, by a trace
-        self._kernel_time = KernelTime(self._timer.clock, 0)
-        self._watch: ProgramWatch | None = None
+        self._watch: ProgramWatch | None = None  # what other programs take
         self._programs = ""  # that took most of the processor; nothing but the terminal has their names
 
     @property
@@ -183,7 +180,7 @@ class ThroughputMonitor(LoopEvents):
     @property
     def is_warm(self) -> bool:
         """Whether the next update counts."""
-        return self._timer.updates >= self.first_counted
+        return self._timer.updates.count >= self.first_counted
 
     def measure_by_clock(self, by_clock: bool) -> None:
         """Whether windows follow each other by the clock, as at first, or are those that others begin and end."""
@@ -193,14 +190,14 @@ class ThroughputMonitor(LoopEvents):
     def begin_window(self, pass_: int) -> None:
         """Between two updates, begin a window that lasts until `end_window`."""
         self._timer.end_step()
-        self._windows.begin(self._timer.updates, pass_)
+        self._windows.begin(self._timer.updates.count, pass_)
 
     def end_window(self, trainer: Trainer) -> dict[str, Any]:
         """After an update, end the window and read its steps, which waits for the device; what it has measured."""
         self._timer.end_step()
-        self._windows.end(self._timer.updates)
-        self._flush(trainer, wait=True)
-        facts = self.table.window_facts(self._windows.last) if self._windows.last else {}
+        window = self._windows.end(self._timer.updates.count)
+        self.flush(trainer)
+        facts = self.table.window_facts(window) if window else {}
         return facts | {"samples": self.table.whole_batch() or None}
 
     def end(self, reason: str) -> None:
@@ -209,9 +206,8 @@ class ThroughputMonitor(LoopEvents):
 
     def exclude(self) -> None:
         """The update that is being trained is made slower by what the caller does, and counts in no rate."""
-        timed = self._timer.current
-        if timed is not None:
-            timed.recorded = True
+        if self._timer.current is not None:
+            self._timer.current.recorded = True
 
     def set_kernel_time(self, seconds: float) -> None:
         """Kernels run for so long in a step, by a trace."""
@@ -219,8 +215,7 @@ class ThroughputMonitor(LoopEvents):
 
     def disable(self) -> None:
         """Measure no more in this fit."""
-        self.is_measuring = False
-        self._stop_recording()
+        self.is_measuring, self._timer.current = False, None
         self._attached.close()
 
     # --- the fit ------------------------------------------------------------------------------------------------------
@@ -230,48 +225,39 @@ class ThroughputMonitor(LoopEvents):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
             self.summary, self._cost, self._is_fitting = _nothing("no batch was trained"), {}, True
-            self._recorded = None
-            self.measured, self.failure = None, None
+            self.measured, self.failure, self._is_visited, self._recorded = None, None, False, None
             device = trainer.strategy.root_device
             self.calibration = find_calibration(device, self.calibrate and trainer.is_global_zero)
-
-    @override
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._fit, self._is_visited = FitTimer(), False
 
     @override
     @never_raise
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.failure is not None:
             return
-        self.teardown(trainer, pl_module, "fit")  # of an earlier fit that has ended early
-        self._watch_programs(trainer)
+        self.disable()  # an earlier fit may have ended early
+        is_alone = (
+            trainer.is_global_zero and not is_in_sweep()
+        )  # a sweep watches for its runs, whose output goes to a file
+        self._programs, self._watch = "", ProgramWatch([root_of_run()]) if is_alone else None
+        if self._watch is not None:
+            self._watch.sample()
         self.summary, self._own_times, self._ended, self._traced_s = {}, None, None, None
         given = self.flops_per_sample
         self._flops = None if given is None else Flops(given, is_given=True)
-        self._timer = StepTimer(clock_for(trainer.strategy.root_device), trainer.global_step)
-        self._recorded = RecordedUpdates(trainer, pl_module, self.record_operations, lambda: self._timer.part)
-        held = self._held_update(trainer, pl_module, self._recorded)
-        self._kernel_time = KernelTime(self._timer.clock, held)
-        self._windows, self._windows_read = Windows(max(1, self.warmup_steps, self._recorded.last, held)), 0
-        self.table = UpdateTable(self.first_counted, self._windows, trainer.global_step, self._timer.clock.parts)
+        timer = StepTimer(clock_for(trainer.strategy.root_device), trainer.global_step)
+        recorded = RecordedUpdates(trainer, pl_module, self.record_operations, lambda: timer.part)
+        held = _held_update(trainer, pl_module, recorded, timer.clock.can_hold)
+        self._recorded, self._kernel_time = recorded, KernelTime(timer.clock, held)
+        self._windows, self._windows_read = Windows(max(1, self.warmup_steps, recorded.last, held)), 0
+        self.table = UpdateTable(self.first_counted, self._windows, trainer.global_step, timer.clock.parts)
         self._writer = StepWriter(trainer)
-        self._exchanges = Exchanges(trainer, self._timer)
+        self._exchanges = Exchanges(trainer, timer)
+        self._attached.callback(recorded.stop)
         self._attached.callback(self._exchanges.stop)
         if is_compiled_module(pl_module):  # what torch.compile takes is in no step, also where it compiles again
             self._attached.callback(watch_compilation(lambda: pause(trainer)))
-        self.listen(trainer)
-        add_timer(trainer, self._timer)
+        self._attached.callback(self.listen(trainer, timer))
         self._counted_since = time.perf_counter()
-
-    def _held_update(self, trainer: Trainer, module: LightningModule, recorded: RecordedUpdates) -> int:
-        """The update in which the time of kernels is measured: after the recorded ones, and once CUDA graphs are captured.
-
-        Of several ranks each would wait for those that are held; 0 for none.
-        """
-        if not (recorded.last and self._timer.clock.can_hold and trainer.world_size == 1):
-            return 0
-        return LAST_RECORDED + (4 if is_compiled_module(module) else 1)
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -297,69 +283,46 @@ class ThroughputMonitor(LoopEvents):
     @override
     @never_raise
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._detach(trainer)
         self.disable()
-
-    def _detach(self, trainer: Trainer) -> None:
-        remove_timer(trainer, self._timer)
-        self.end_listening(trainer)
 
     @never_raise
     def _finish(self, trainer: Trainer, wait: bool = True) -> None:
         """Read what is left, with `wait` after waiting for the device, and measure no more."""
-        if not self.is_measuring:
+        if not self.is_measuring or self._recorded is None:
             return
-        self._detach(trainer)
-        self._stop_recording()
-        if self._recorded is not None and self._timer.updates:
+        self.stop_recording()
+        if self._timer.updates.count:
             self._recorded.measure_memory()
         self._timer.end_step()
-        self._windows.end(self._timer.updates)
-        self._flush(trainer, wait, is_over=wait)  # without `wait` the fit may have ended in the middle of an update
+        self._windows.end(self._timer.updates.count)
+        self.flush(trainer, wait)
         self.disable()
         if cost := cost_of(self.table, replicas(trainer)):
             on_host = trainer.strategy.root_device.type == "cpu"  # an accelerator's host has free cores for others
             windows = self._windows.facts(slowed_only=not on_host)
             self._cost = cost | windows | ({"ended": self._ended} if self._ended else {})
-            self._name_programs()
-            if self._exchanges is not None and (sent := self._exchanges.gradient_bytes):
-                self._cost["gradient_bytes"] = sent
+            share = windows.get("others_share", 0.0)
+            if self._watch is not None and share >= LOAD_SAID:
+                self._watch.sample()
+                self._programs = self._watch.most_of(share)
             self._own_times = own_times(self.table)
 
-    def _watch_programs(self, trainer: Trainer) -> None:
-        """Begin to watch what other programs take; a sweep watches for its runs, whose output goes to a file."""
-        self._programs = ""
-        self._watch = ProgramWatch([root_of_run()]) if trainer.is_global_zero and not is_in_sweep() else None
-        if self._watch is not None:
-            self._watch.sample()
-
-    def _name_programs(self) -> None:
-        share = self._cost.get("others_share", 0.0)
-        if self._watch is not None and share >= LOAD_SAID:
-            self._watch.sample()
-            self._programs = self._watch.most_of(share)
-
     @never_raise
-    def _sum_up(self, trainer: Trainer, module: LightningModule, ranks: list[Any]) -> None:
+    def _sum_up(self, trainer: Trainer, module: LightningModule, ranks: list[RankTimes]) -> None:
         """Sum up the fit, given the own times of every rank."""
-        if self._cost and self._recorded is not None:
-            self.measured = self._measure(trainer, module, self._recorded, ranks)
-            self.summary = report(self.measured, self.calibration)
-
-    def _measure(
-        self, trainer: Trainer, module: LightningModule, recorded: RecordedUpdates, ranks: list[RankTimes]
-    ) -> Measured:
-        cost, device = self._cost, trainer.strategy.root_device
+        cost, recorded, device = self._cost, self._recorded, trainer.strategy.root_device
+        if not cost or recorded is None:
+            return
         changed, kernel_s = self.table.changed(cost["step_ms_median"]), self._traced_s
         is_whole = self._kernel_time.samples == self.table.whole_batch()
         if kernel_s is None and is_whole and 1 / CHANGED <= changed <= CHANGED:
             kernel_s = self._kernel_time.seconds
-        monitors = (one for one in callbacks_of(trainer) if isinstance(one, DeviceMonitor))
-        monitor = next(monitors, DeviceMonitor())
+        monitor = callback_of(trainer, DeviceMonitor) or DeviceMonitor()
         sampled = monitor.result(self._counted_since)
         if self._windows.in_passes:  # the driver's means are of a time in which other runs were visited
             sampled = {key: value for key, value in sampled.items() if key not in _OF_ALL_RUNS}
-        return Measured(
+        waits_s = cost["updates"] * cost["parts_ms"][StepPart.DATA_WAIT] / 1e3  # for data, in the counted steps
+        self.measured = Measured(
             title=title_of(module),
             device=device.type,
             device_name=device_name(device),
@@ -379,8 +342,9 @@ class ThroughputMonitor(LoopEvents):
             kernel_s=kernel_s,
             may_calibrate=self.calibrate,
             spans=spans_of(self.table, monitor.readings, self._fit.validations),
-            fit_time=None if self._is_visited else self._fit.result(trainer, self.table.total_s(), _waits_s(cost)),
+            fit_time=None if self._is_visited else self._fit.result(trainer, self.table.total_s(), waits_s),
         )
+        self.summary = report(self.measured, self.calibration)
 
     @never_raise
     def _conclude(self, trainer: Trainer) -> None:
@@ -394,7 +358,7 @@ class ThroughputMonitor(LoopEvents):
                 say(f"\n{block(lines)}")
 
     def _why_nothing_is_known(self) -> str:
-        updates = self._timer.updates
+        updates = self._timer.updates.count
         if not updates:
             return (
                 "Lightning has counted no optimizer step: no batch was trained, or a module that optimises by hand does "
@@ -409,37 +373,23 @@ class ThroughputMonitor(LoopEvents):
     # --- a batch ------------------------------------------------------------------------------------------------------
 
     @override
-    def begin_epoch(self) -> None:
-        self._fit.begin_epoch()
-
-    @override
-    def begin_validation(self) -> None:
-        self._fit.begin_validation()
-
-    @override
-    def end_validation(self) -> None:
-        self._fit.end_validation()
-
-    @override
     def begin_batch(self) -> None:
-        self._stop_recording()
-        self._fit.ask()
+        self.stop_recording()
         updates = self._timer.updates
-        if updates <= self.first_counted:
+        if updates.count <= self.first_counted:
             self._counted_since = time.perf_counter()
-        if self._timer.is_between_updates and self._windows.is_due(updates):
+        if updates.is_between and self._windows.is_due(updates.count):
             with self._timer.pause():  # what a window's border costs is in no step
-                self._windows.begin(updates)
-        self._timer.begin_batch()
-        self._kernel_time.start(updates + 1)
+                self._windows.begin(updates.count)
+        super().begin_batch()
+        self._kernel_time.start(updates.count + 1)
 
     @override
     def count_batch(self, trainer: Trainer, module: LightningModule, batch: Any) -> None:
         timed = self._timer.current
-        if timed is not None:
+        if timed is not None and self._recorded is not None:
             self._count(timed, trainer, module, batch)
-            if self._recorded is not None:
-                self._recorded.expect(batch)
+            self._recorded.expect(batch)
             for name, counted in (("batch_size_fn", timed.samples), ("timesteps_fn", timed.timesteps)):
                 if isinstance(counted, Tensor):  # to read it would wait for the device
                     raise UserError(f"{name}: returned a Tensor, takes a function that returns a number the host knows")
@@ -456,64 +406,34 @@ class ThroughputMonitor(LoopEvents):
 
     @override
     def begin_training(self) -> None:
-        assert self._recorded is not None
-        self._recorded.start(self._timer.updates + 1, self._timer.global_step)
-        timed = self._timer.current
-        if timed is not None:  # another callback or the user may record or trace it, too
+        timed, updates = self._timer.current, self._timer.updates
+        if timed is not None and self._recorded is not None:
+            self._recorded.start(updates.count + 1, updates.step, timed)
+            # Another callback or the user may record or trace it, too.
             timed.recorded |= self._recorded.active or self._kernel_time.active or any_mode() or is_profiler_active()
 
     @override
-    def enter(self, part: str) -> None:
-        if part == PAUSE:
-            self._stop_recording()
-        self._timer.enter(part)
-        if part == "forward" and self._exchanges is not None:
-            self._exchanges.begin_forward()
-
-    @override
-    def leave(self, part: str) -> None:
-        self._timer.leave(part)
-        if part == StepPart.DATA_WAIT and self._fit.is_waiting:
-            self._fit.receive()
-        if part == "backward" and self._exchanges is not None:
-            self._exchanges.end_backward()
+    def end_backward(self) -> None:
+        self._exchanges.end_backward()
 
     @override
     def end_batch(self, trainer: Trainer) -> None:
-        timed = self._timer.current
-        if timed is not None:
-            if self._recorded is not None:
-                self._recorded.count(timed.samples)
-            self._kernel_time.stop(timed.samples)
-        self._timer.end_batch(trainer.global_step)
-        self._fit.end_batch()
+        if self._timer.current is not None:
+            self._kernel_time.stop(self._timer.current.samples)
+        super().end_batch(trainer)
         if len(self._timer.finished) >= FLUSH_EVERY or len(self._windows.all) > self._windows_read:
-            self._flush(trainer, wait=False)
+            self.flush(trainer, wait=False)
 
     @override
-    def settle(self) -> None:
-        self._timer.settle()
-
-    @override
-    def end_step(self, trainer: Trainer) -> None:
-        if self._timer.current is not None and self._timer.current.trained:
-            self._timer.end_step()
-            self._flush(trainer, wait=True)  # the curves reach up to a validation or a checkpoint
-
-    @override
-    def end_epoch(self, trainer: Trainer) -> None:
-        self._stop_recording()
-        self._timer.end_step()  # the time between two epochs is in no step
-        self._flush(trainer, wait=True)
-
-    def _stop_recording(self) -> None:
+    def stop_recording(self) -> None:
         if self._recorded is not None:
             self._recorded.stop()
 
     # --- marks become rows, and rows become curves --------------------------------------------------------------------
 
-    def _flush(self, trainer: Trainer, wait: bool, is_over: bool = False) -> None:
-        """Turn marks into rows of the table as far as they can be read without waiting, and write these."""
+    @override
+    def flush(self, trainer: Trainer, wait: bool = True) -> None:
+        """Turn marks into rows of the table, and write these; without `wait` those that the device has reached."""
         with pause(trainer):
             self._windows_read = len(self._windows.all)
             clock, finished, batches = self._timer.clock, self._timer.finished, []
@@ -526,8 +446,7 @@ class ThroughputMonitor(LoopEvents):
             for batch in batches:
                 clock.reuse(batch.moments[:-1])  # the last moment is the next batch's first
                 clock.reuse(batch.waits)
-            assert self._recorded is not None
-            if self._flops is None and (self._recorded.is_over or is_over):
+            if self._flops is None and self._recorded is not None and self._recorded.is_over:
                 self._flops = self._recorded.flops()
             is_written = (rows["flags"] & (FIRST | RECORDED | INVALID)) == 0
             steps = numpy.concatenate([[before], rows["step"]])
@@ -540,11 +459,16 @@ class ThroughputMonitor(LoopEvents):
                 self._writer.write(metrics_of(rows, together, per_device, peak, self.table.parts))
 
 
+def _held_update(trainer: Trainer, module: LightningModule, recorded: RecordedUpdates, can_hold: bool) -> int:
+    """The update in which the time of kernels is measured: after the recorded ones, and once CUDA graphs are captured.
+
+    Of several ranks each would wait for those that are held; 0 for none.
+    """
+    if not (recorded.last and can_hold and trainer.world_size == 1):
+        return 0
+    return LAST_RECORDED + (4 if is_compiled_module(module) else 1)
+
+
 def _nothing(why: str) -> dict[str, Any]:
     """A summary that only says why there is no verdict."""
     return {"missing": {"bottleneck": why}}
-
-
-def _waits_s(cost: dict[str, Any]) -> float:
-    """The seconds of all waits for data in the counted steps."""
-    return cost["updates"] * cost["parts_ms"][StepPart.DATA_WAIT] / 1e3

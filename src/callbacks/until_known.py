@@ -7,7 +7,7 @@ import numpy
 from lightning import LightningModule, Trainer
 from typing_extensions import override
 
-from .._lightning import callbacks_of, expect_no_validation
+from .._lightning import callback_of, expect_no_validation
 from ..distributed.rank_sync import RankSync, SyncsRanks
 from ..errors import UserError
 from ..options.types import PositiveFloat, PositiveInt, Purpose
@@ -54,11 +54,11 @@ class StopWhenKnown(SyncsRanks):
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        monitors = [callback for callback in callbacks_of(trainer) if isinstance(callback, ThroughputMonitor)]
-        if not monitors:
+        monitor = callback_of(trainer, ThroughputMonitor)
+        if monitor is None:
             raise UserError("callbacks: StopWhenKnown needs a ThroughputMonitor, and there is none")
         expect_no_validation(trainer)
-        self._monitor = monitors[0]
+        self._monitor = monitor
         self._ended: str | None = None
         self._windows_seen, self._began = 0, time.perf_counter()
         RankSync.of(trainer).contribute(_TOPIC, lambda: int(self._ended is not None and trainer.is_global_zero))

@@ -103,7 +103,7 @@ def _of_run(run_dir: Path, overrides: list[str], chosen: dict[str, str], out: Pa
 def _explain(task: _Task) -> None:
     """Measure, write, print."""
     with quick_imports():
-        from ..callbacks._operation_table import explanation_text
+        from ..callbacks._explanation import explanation_text
         from ..training.explain import explain
 
     step, files = explain(task.config, task.choices, str(task.folder))

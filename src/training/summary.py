@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
-from .._lightning import callbacks_of
+from .._lightning import callback_of, callbacks_of
 from .._system import command_line, relative
 from ..callbacks._measured import write_measured
 from ..callbacks._run_words import details, headline
@@ -136,8 +136,7 @@ def write_steps(trainer: Trainer, run_dir: Path, visited: bool = False) -> None:
 
     With `visited` only where a sweep has visited the run: what its visits measured stays known where it is resumed.
     """
-    monitors = (callback for callback in callbacks_of(trainer) if isinstance(callback, ThroughputMonitor))
-    monitor = next(monitors, None)
+    monitor = callback_of(trainer, ThroughputMonitor)
     if monitor is None or not trainer.is_global_zero:
         return
     times, measured, operations = monitor.step_times(), monitor.measured, monitor.operations
@@ -178,8 +177,8 @@ def write_tested(trainer: Trainer, right: Sequence[Tensor], run_dir: Path) -> No
 
 def memory_facts(trainer: Trainer) -> dict[str, Any]:
     """What a ThroughputMonitor knows so far of a step's memory, also of a run that fails; empty without one."""
-    monitors = [callback for callback in callbacks_of(trainer) if isinstance(callback, ThroughputMonitor)]
-    return monitors[0].memory() if monitors else {}
+    monitor = callback_of(trainer, ThroughputMonitor)
+    return monitor.memory() if monitor else {}
 
 
 def log_hyperparameters(trainer: Trainer, record: Mapping[str, Any]) -> None:

@@ -3,27 +3,46 @@
 from torch.utils.data import DataLoader
 
 from batchscope.callbacks._events import LoopEvents
+from batchscope.callbacks._timer import HostClock, StepTimer
 from tests.support.third_party_modules import Asking, Stranger, loader, train
+
+
+class Heard(StepTimer):
+    """Keeps the parts that are marked."""
+
+    def __init__(self, events) -> None:
+        super().__init__(HostClock())
+        self.events = events
+
+    def enter(self, part: str) -> None:
+        self.events.append(f"+{part}")
+        super().enter(part)
+
+    def leave(self, part: str) -> None:
+        self.events.append(f"-{part}")
+        super().leave(part)
 
 
 class Told(LoopEvents):
     """Keeps what it is told."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.events = []
 
     def on_train_start(self, trainer, pl_module) -> None:
-        self.listen(trainer)
+        self.end = self.listen(trainer, Heard(self.events))
 
     def on_train_end(self, trainer, pl_module) -> None:
         self.is_measuring = False
-        self.end_listening(trainer)
+        self.end()
 
     def disable(self) -> None:
         self.events.append("disabled")
 
     def begin_batch(self) -> None:
         self.events.append("begin")
+        super().begin_batch()
 
     def count_batch(self, trainer, module, batch) -> None:
         self.events.append(len(batch[0]))
@@ -33,18 +52,10 @@ class Told(LoopEvents):
 
     def end_batch(self, trainer) -> None:
         self.events.append("end")
+        super().end_batch(trainer)
 
-    def enter(self, part: str) -> None:
-        self.events.append(f"+{part}")
-
-    def leave(self, part: str) -> None:
-        self.events.append(f"-{part}")
-
-    def end_step(self, trainer) -> None:
+    def flush(self, trainer) -> None:
         self.events.append("interrupted")
-
-    def end_epoch(self, trainer) -> None:
-        self.events.append("epoch")
 
 
 def told(module, **options) -> str:
@@ -60,12 +71,12 @@ BATCH = f"begin +data_wait -data_wait {COPY} 4 {STEP}"
 
 
 def test_a_batch_is_asked_for_copied_counted_and_trained() -> None:
-    assert told(Stranger(), data=loader(8, 4)) == f"{BATCH} {BATCH} epoch"
+    assert told(Stranger(), data=loader(8, 4)) == f"{BATCH} {BATCH} interrupted"
 
 
 def test_a_step_that_asks_for_its_batch_begins_with_its_training() -> None:
     step = STEP.replace("+forward", "+forward +data_wait -data_wait")
-    assert told(Asking()) == f"begin {step.removesuffix('end')}4 end epoch"
+    assert told(Asking()) == f"begin {step.removesuffix('end')}4 end interrupted"
 
 
 def test_a_validation_is_a_pause_also_between_two_batches_of_an_update() -> None:

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from batchscope.callbacks._cost import cost_of, median_step
-from batchscope.callbacks._explanation import explain
+from batchscope.callbacks._explanation import explain, explanation_text
 from batchscope.callbacks._measured import Measured
-from batchscope.callbacks._operation_table import explanation_text
 from batchscope.callbacks._table import UpdateTable
 from batchscope.callbacks._timer import HostClock, clock_for
 from batchscope.callbacks._windows import Window, Windows
@@ -29,6 +28,12 @@ STEP = [
 GPU = Calibration("cuda", "NVIDIA X", "1", "2", None, {"fp32": 1e11}, memory_bytes_per_sec=1e11, launch_us=5.0)
 CPU = replace(GPU, device="cpu")
 PLAIN = {"forward": 0.9, "other": 0.1}  # ms
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal of 200 columns."""
+    monkeypatch.setenv("COLUMNS", "200")
 
 
 def explained(device: str, *steps, others=math.nan, events=None, operations=STEP, bottleneck=None):
@@ -101,7 +106,7 @@ def test_on_mps_the_work_is_not_between_two_batches_although_it_is_in_no_part_of
 
 def test_the_heading_has_the_evidence() -> None:
     busy = {"kind": "unclear", "certainty": "unclear", "share": 0.0, "evidence": "others took 43 %", "busy": True}
-    text = explanation_text(explained("cpu", others=0.43, bottleneck=busy), width=200)
+    text = explanation_text(explained("cpu", others=0.43, bottleneck=busy))
     assert "\nlimit: others took 43 %\n" in text
 
 
@@ -135,9 +140,9 @@ def test_every_module_has_its_numbers_and_a_line_has_its_words_though_the_termin
 
 def test_no_row_is_of_zeros_and_a_bound_that_is_passed_has_a_reason() -> None:
     rows = [cost("body", **NUMBERS | {"seconds": 9.0}), cost("head", **NUMBERS | {"seconds": 0.04})]
-    text = explanation_text(explanation(*rows), width=200)
+    text = explanation_text(explanation(*rows))
     assert "\nbody " in text and "head" not in text and " 0 %" not in text and "above 100 %" not in text
-    text = explanation_text(explanation(cost("body", **NUMBERS | {"floor_seconds": 1.4})), width=200)
+    text = explanation_text(explanation(cost("body", **NUMBERS | {"floor_seconds": 1.4})))
     assert "114 %" in text
     assert "note     bound/time above 100 %: faster than the peaks measured here, as where data stay in a cache" in text
 
@@ -153,8 +158,8 @@ def test_the_bound_of_a_module_and_of_the_step_is_that_of_all_their_operations()
 
 
 def test_shares_that_add_up_to_more_than_the_step_have_a_reason() -> None:
-    text = explanation_text(explanation(cost("body", **NUMBERS | {"seconds": 14.7})), width=200)
+    text = explanation_text(explanation(cost("body", **NUMBERS | {"seconds": 14.7})))
     assert (
         "note     the recorded step took 1.47 × the median one, as beside other programs: shares are too large" in text
     )
-    assert "shares are too large" not in explanation_text(explanation(cost("body", **NUMBERS)), width=200)
+    assert "shares are too large" not in explanation_text(explanation(cost("body", **NUMBERS)))

@@ -7,11 +7,10 @@ from dataclasses import replace
 import numpy
 import pytest
 
-from batchscope.callbacks._level import OTHERS, VALIDATION, Spans, slower_facts
+from batchscope.callbacks._level import OTHERS, VALIDATION, Spans, slower_facts, spans_of
 from batchscope.callbacks._measured import read_measured, write_measured
 from batchscope.callbacks._report import report
 from batchscope.callbacks._run_words import details, headline
-from batchscope.callbacks._spans import spans_of
 from batchscope.callbacks._table import PARTIAL, RECORDED, ROW, WARMUP, UpdateTable
 from batchscope.callbacks._windows import Window, Windows
 from batchscope.callbacks.device import DeviceMonitor

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from batchscope.callbacks import _recording
-from batchscope.callbacks._memory import StepMemory
+from batchscope.callbacks._recording import RecordedUpdates
 from tests.callbacks.support import monitoring, stranger
 from tests.support.third_party_modules import Stranger, loader, train
 
@@ -59,13 +59,13 @@ def test_the_record_has_the_parts_of_a_step(module: type[Wide]) -> None:
 
 def test_on_a_gpu_the_rest_is_what_its_peak_has_beyond_the_parts(monkeypatch) -> None:
     peaks = [None, sum(PARTS.values()) + 100]
-    monkeypatch.setattr(StepMemory, "_peak", lambda memory: peaks.pop(0))
+    monkeypatch.setattr(RecordedUpdates, "_peak", lambda memory: peaks.pop(0))
     facts = fit(Wide())
     assert (facts["parts_bytes"], facts["measured_bytes"]) == (PARTS | {"rest": 100}, sum(PARTS.values()) + 100)
 
 
 def test_a_peak_from_before_the_training_is_none_of_the_training(monkeypatch) -> None:
-    monkeypatch.setattr(StepMemory, "_peak", lambda memory: 2**30)
+    monkeypatch.setattr(RecordedUpdates, "_peak", lambda memory: 2**30)
     assert fit(Wide()) == {"parts_bytes": PARTS}
 
 

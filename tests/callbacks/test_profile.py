@@ -1,7 +1,6 @@
 """OperationProfiler in strangers' projects, what it says of a step; and hooks on a trainer's own profiler."""
 
 import json
-from pathlib import Path
 
 import lightning
 import pytest
@@ -78,7 +77,7 @@ def hearing(trainer: lightning.Trainer, *actions: str):
     """A hook on a trainer, and what it hears."""
     heard = []
     begins, ends = (lambda action: heard.append("+" + action)), (lambda action: heard.append("-" + action))
-    return ProfilerHook.attach(trainer, frozenset(actions), begins, ends), heard
+    return ProfilerHook(trainer, frozenset(actions), begins, ends), heard
 
 
 @pytest.mark.parametrize("kind", [PassThroughProfiler, SimpleProfiler])
@@ -89,8 +88,8 @@ def test_a_hook_hears_its_actions_until_it_is_removed_and_the_trainers_own_profi
     for _ in range(2):
         with profiler_of(trainer).profile(ACTION), profiler_of(trainer).profile("[Strategy]Any.backward"):
             pass
-        hook.detach(trainer)  # the second time it is not attached
-        assert profiler_of(trainer) is own
+        hook.detach()  # the second time it is not attached
+        assert "profile" not in vars(own)
     assert heard == ["+training_step", "-training_step"]
     if isinstance(own, SimpleProfiler):
         assert len(own.recorded_durations[ACTION]) == 2
@@ -100,20 +99,11 @@ def test_a_hook_hears_its_actions_until_it_is_removed_and_the_trainers_own_profi
 def test_two_hooks_end_in_any_order_and_leave_the_trainers_own_profiler(order: tuple[int, int]) -> None:
     trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
     own, hooks = profiler_of(trainer), [hearing(trainer, "training_step") for _ in range(2)]
-    hooks[order[0]][0].detach(trainer)
-    with profiler_of(trainer).profile(ACTION):
+    hooks[order[0]][0].detach()
+    with own.profile(ACTION):
         pass
-    assert [len(heard) for _, heard in hooks] == [0 if index == order[0] else 2 for index in range(2)]
-    hooks[order[1]][0].detach(trainer)
-    assert profiler_of(trainer) is own
-
-
-def test_a_profiler_that_is_heard_keeps_its_attributes(tmp_path: Path) -> None:
-    own = SimpleProfiler(tmp_path, "profile")
-    trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, profiler=own)
-    hearing(trainer, "training_step")
-    with trainer.profiler.profile(ACTION):
-        pass
-    assert len(trainer.profiler.recorded_durations[ACTION]) == 1
-    assert (trainer.profiler.dirpath, trainer.profiler.filename) == (tmp_path, "profile")
-    assert not hasattr(trainer.profiler, "unknown")
+    own.start(ACTION)  # as Lightning announces that a batch is asked for
+    own.stop(ACTION)
+    assert [len(heard) for _, heard in hooks] == [0 if index == order[0] else 4 for index in range(2)]
+    hooks[order[1]][0].detach()
+    assert not {"start", "stop", "profile"} & vars(own).keys()

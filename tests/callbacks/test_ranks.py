@@ -167,7 +167,6 @@ class TestTwoRanks:
     @pytest.mark.parametrize("scenario", ["wait", "wait, accumulated"])
     def test_of_which_the_faster_waits_for_the_slower_which_waits_for_nobody(self, scenario: str, found) -> None:
         faster, slower = found[scenario]
-        assert faster["gradient_bytes"] == slower["gradient_bytes"] == 4 * (4 + 1)
         assert faster["communication_ms"] > 0.8 * SLOWER_MS
         assert slower["communication_ms"] < faster["communication_ms"] - 0.5 * SLOWER_MS
         assert faster["hooks"] == slower["hooks"] == 0

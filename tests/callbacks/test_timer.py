@@ -68,7 +68,7 @@ def test_updates_are_counted_by_lightnings_step(timer: StepTimer) -> None:
     for global_step in (0, 1, 1, 2):  # two batches an update
         timer.begin_batch()
         timer.end_batch(global_step)
-    assert (timer.updates, timer.is_between_updates) == (2, True)
+    assert (timer.updates.count, timer.updates.is_between) == (2, True)
 
 
 class FakeEvent:

@@ -26,8 +26,7 @@ def test_a_window_begins_after_the_warm_up_and_every_quarter_of_a_second() -> No
     windows, began = trained(3, *[0.1] * 12)
     assert began == [3, 6, 9]
     assert windows.current is windows.all[-1]
-    windows.end(12)
-    assert windows.last is windows.all[-1]
+    assert windows.end(12) is windows.all[-1]
     assert windows.of_updates(numpy.arange(14)).tolist() == [-1] * 3 + [0] * 3 + [1] * 3 + [2] * 3 + [-1] * 2
 
 
@@ -44,13 +43,11 @@ def test_in_passes_each_visit_is_a_window_and_one_without_an_update_is_dropped()
     windows.in_passes = True
     assert not any(map(windows.is_due, range(4)))
     windows.begin(3, pass_=6)
-    windows.end(3)
-    assert (windows.all, windows.facts(), windows.last) == ([], {}, None)
+    assert (windows.end(3), windows.all, windows.facts()) == (None, [], {})
     windows.begin(4, pass_=7)
     clock.now += 3.0
-    windows.end(6)
-    windows.end(6)  # nothing lasts
-    ended = windows.last
+    ended = windows.end(6)
+    assert windows.end(6) is None  # nothing lasts
     assert (ended.pass_, ended.first, ended.end, ended.seconds) == (7, 4, 6, 3.0)
     windows.begin(9, pass_=8)
     assert windows.of_updates(numpy.array([5, 6, 8, 9])).tolist() == [0, -1, -1, 1]

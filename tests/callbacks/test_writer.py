@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from batchscope.callbacks._timer import StepTimer, add_timer
-from batchscope.callbacks._writer import POINTS, Scalars, StepWriter
+from batchscope.callbacks._writer import POINTS, StepWriter
 from batchscope.callbacks.step_file import StepFile
 from batchscope.callbacks.tensorboard import TensorBoard
 from batchscope.records.step_parts import PARTS
@@ -43,7 +43,7 @@ def test_the_time_of_an_event_leaves_out_what_its_run_has_waited(tmp_path: Path)
     logger.log_metrics({"b": 1.0}, 1)
     logger.waited_s = 1000.0
     logger.log_metrics({"b": 2.0}, 2)
-    writer(logger).write_rows([(3, {"b": 3.0})])
+    writer(logger).write([(3, {"b": 3.0})])
     logger.save()
     (file,) = (tmp_path / "tb").glob("events*")
     first, *others = [event.wall_time for event in EventAccumulator(str(file)).Reload().Scalars("b")]
@@ -51,23 +51,23 @@ def test_the_time_of_an_event_leaves_out_what_its_run_has_waited(tmp_path: Path)
 
 
 def test_other_ranks_write_nothing() -> None:
-    writer(object(), rank=1).write_rows([(1, {"a": 1.0})])
+    writer(object(), rank=1).write([(1, {"a": 1.0})])
 
 
 def test_rows_of_a_csv_file_keep_their_order_and_their_columns(tmp_path: Path) -> None:
     logger = StepFile(str(tmp_path))
     writing = writer(logger)
-    writing.write_rows([(1, {"b": 1.5, "a": 0.1}), (2, {"b": 2.5, "a": 0.2}), (2, {"c": 7.0})])
+    writing.write([(1, {"b": 1.5, "a": 0.1}), (2, {"b": 2.5, "a": 0.2}), (2, {"c": 7.0})])
     assert len(read(logger)) == 3
-    writing.write_rows([(3, {"a": 0.3})])
+    writing.write([(3, {"a": 0.3})])
     logger.log_metrics({"a": 0.35, "d": 9.0}, 3)
-    writing.write_rows([(4, {"c": float("nan"), "a": 0.4})])
+    writing.write([(4, {"c": float("nan"), "a": 0.4})])
     assert read(logger) == [
         {"step": "1", "a": "0.1", "b": "1.5"},
         {"step": "2", "a": "0.2", "b": "2.5"},
         {"step": "2", "c": "7"},
         {"step": "3", "a": "0.3"},
-        {"step": "3", "a": "0.35", "d": "9.0"},
+        {"step": "3", "a": "0.35", "d": "9"},
         {"step": "4", "a": "0.4", "c": "nan"},
     ]
 
@@ -77,7 +77,7 @@ def test_every_float32_is_told_from_its_neighbours(tmp_path: Path) -> None:
     numbers = numpy.random.default_rng(0).normal(0, 100, 1000).astype(numpy.float32)
     rows = [(step, {"a": float(number)}) for step, number in enumerate(numbers)]
     for part in (rows[:10], rows[10:]):  # the first rows bring the column
-        writer(logger).write_rows(part)
+        writer(logger).write(part)
     assert [numpy.float32(row["a"]) for row in read(logger)] == numbers.tolist()
 
 
@@ -90,15 +90,14 @@ def test_a_logger_that_overrides_log_metrics_is_asked_for_every_step_in_a_pause(
     seen = []
     timer, writing = StepTimer(SimpleNamespace(mark=lambda: 0.0, parts=PARTS)), writer(Own(tmp_path))
     add_timer(writing._trainer, timer)
-    writing.write_rows([(1, {"a": 1.0}), (2000, {"a": 2.0}), (2001, {"a": 3.0})])
+    writing.write([(1, {"a": 1.0}), (2000, {"a": 2.0}), (2001, {"a": 3.0})])
     assert seen == [(1, {"a": 1.0}, "pause"), (2000, {"a": 2.0}, "pause"), (2001, {"a": 3.0}, "pause")]
     assert timer.part == "other"
 
 
 def test_our_logger_renames_what_stands_behind_and_gets_few_points_as_lightnings(tmp_path: Path) -> None:
     logger = TensorBoard(tmp_path, name="", version="")
-    rows = numpy.arange(1, 4001)
-    writer(logger).write(Scalars(["throughput/mfu", "time/step_ms"], rows, numpy.ones((4000, 2))))
+    writer(logger).write([(step, {"throughput/mfu": 1.0, "time/step_ms": 1.0}) for step in range(1, 4001)])
     logger.log_metrics({"val/loss": 1.0, "epoch": 0}, 4000)
     logger.experiment.flush()
     assert len(shown(tmp_path, "throughput/mfu")) == len(shown(tmp_path, "· time/step_ms")) < 2.1 * POINTS
@@ -110,10 +109,10 @@ def test_events_follow_those_that_were_logged_before_also_where_the_file_was_clo
     writing = writer(logger)
     for step in range(1, 60, 2):
         logger.log_metrics({"a": float(step)}, step)
-        writing.write_rows([(step + 1, {"a": step + 1.0})])
+        writing.write([(step + 1, {"a": step + 1.0})])
     assert shown(tmp_path) == [(i, i) for i in range(1, 61)]
     logger.experiment.close()
-    writing.write_rows([(61, {"a": 1e300})])
+    writing.write([(61, {"a": 1e300})])
     logger.experiment.flush()
     assert shown(tmp_path)[-1] == (61, float("inf"))  # which float32 cannot hold
 
@@ -126,7 +125,7 @@ def test_a_long_run_has_few_points_in_tensorboard_and_every_step_in_csv_also_whe
             file, board = both(tmp_path / name)
             writing = writer(file, board, step=int(part[0]) - 1)
             for some in numpy.split(part, 50):
-                writing.write(Scalars(["a"], some, some[:, None].astype(float)))
+                writing.write([(step, {"a": float(step)}) for step in some.tolist()])
             board.experiment.close()
         assert [row["step"] for row in read(file)] == [str(step) for step in steps]
         return [step for step, _ in shown(tmp_path / name / "tb")]
@@ -141,8 +140,7 @@ def test_a_long_run_has_few_points_in_tensorboard_and_every_step_in_csv_also_whe
 def test_mlflow_gets_the_steps_that_tensorboard_gets(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     monkeypatch.setattr(MLFlowLogger, "log_metrics", lambda self, metrics, step: seen.append((step, metrics)))
-    steps = numpy.arange(1, 10_001)
-    writer(MLFlowLogger.__new__(MLFlowLogger)).write(Scalars(["a"], steps, steps[:, None].astype(float)))
+    writer(MLFlowLogger.__new__(MLFlowLogger)).write([(step, {"a": float(step)}) for step in range(1, 10_001)])
     assert seen[:POINTS] == [(step, {"a": step}) for step in range(1, POINTS + 1)]
     assert POINTS < len(seen) < 4 * POINTS
 
@@ -155,8 +153,8 @@ def test_a_logger_that_fails_gets_nothing_more_with_one_warning(tmp_path: Path) 
     broken, good = Broken(tmp_path / "broken"), StepFile(str(tmp_path))
     writing = writer(broken, good)
     with pytest.warns(UserWarning, match="Broken gets no more curves: ConnectionError: no network"):
-        writing.write_rows([(1, {"a": 1.0})])
+        writing.write([(1, {"a": 1.0})])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        writing.write_rows([(2, {"a": 1.0})])
+        writing.write([(2, {"a": 1.0})])
     assert [row["step"] for row in read(good)] == ["1", "2"]
