@@ -53,7 +53,7 @@ class Augment:
         last = first + count
         blocks = [self._block(seed, epoch, block) for block in range(first // _BLOCK, -(-last // _BLOCK))]
         start = first // _BLOCK * _BLOCK
-        return torch.cat(blocks)[first - start : last - start] if blocks else torch.empty(0, _NUMBERS)
+        return torch.cat(blocks)[first - start : last - start]
 
     def maps(self, numbers: Tensor, height: int, width: int) -> Tensor:
         """For `numbers: (B, 6)` the affine maps `(B, 2, 3)` from places in the new image to places in the old one.

@@ -1,7 +1,7 @@
 """Loader: the batches of one rank, by torch's DataLoader; to a GPU they are copied one step ahead.
 
 A batch is one call of `__getitems__` with a key `(epoch, indices)`, in the training process or in a worker. Two classes
-answer it: `TensorBatches` here, for tensors in memory, and `SampleBatches`, for any torch Dataset.
+answer it: `TensorBatches`, for tensors in memory, and `SampleBatches`, for any torch Dataset.
 """
 
 import contextlib
@@ -14,15 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
 
-from .order import DeterministicBatchSampler
-from .samples import SampleBatches
-from .sendable import check_sendable
-from .workers import raised, seeded, start_worker
-
-WaitContext = Callable[[], AbstractContextManager[object]]
-Timesteps = Callable[[Any], int | None]
+from ..errors import UserError
+from .collate import Collate, batch_of
+from .order import DeterministicBatchSampler, epoch_seed
+from .spec import DataSpec
+from .workers import check_sendable, data_error, raised, seeded, share, start_worker
 
 
 @dataclass(eq=False)
@@ -41,6 +39,50 @@ class TensorBatches(Dataset):
             return tensor.index_select(0, indices)
         pinned = torch.empty(len(indices), *tensor.shape[1:], dtype=tensor.dtype, pin_memory=True)
         return torch.index_select(tensor, 0, indices, out=pinned)
+
+
+@dataclass(eq=False)
+class SampleBatches(Dataset):
+    """The batches of a Dataset, checked by what its data say of themselves."""
+
+    samples: Any  # a torch Dataset
+    spec: DataSpec
+    source: str  # what an error calls it
+    seed: int | None = None  # of the random numbers that the samples draw; None: they are left as they are
+    collate_fn: Collate | None = None  # makes a batch of a list of samples, in place of ours
+
+    def __getitems__(self, key: tuple[int, list[int]]) -> Any:
+        """The batch of a key `(epoch, indices)`, or the UserError that its samples lead to."""
+        epoch, indices = key
+        try:
+            batch = batch_of(self._load(epoch, indices), [*map(self._name, indices)], self.spec, self.collate_fn)
+            return share(batch) if get_worker_info() else batch
+        except UserError as error:
+            return error
+
+    def sample(self, epoch: int, index: int) -> Any:
+        """One sample; UserError with its number if it cannot be loaded."""
+        try:
+            if self.seed is None:
+                return self.samples[index]
+            with seeded(epoch_seed(self.seed, epoch, index)):
+                return self.samples[index]
+        except Exception as error:
+            raise data_error(f"sample {self._name(index)} cannot be loaded", error) from error
+
+    def _load(self, epoch: int, indices: list[int]) -> list[Any]:
+        together = getattr(self.samples, "__getitems__", None)
+        if together is None or self.seed is not None:
+            return [self.sample(epoch, index) for index in indices]
+        try:
+            return together(indices)
+        except Exception as error:
+            for index in indices:  # names the sample at fault
+                self.sample(epoch, index)
+            raise data_error(f"the samples from {self._name(indices[0])} on cannot be loaded", error) from error
+
+    def _name(self, index: int) -> str:
+        return f"number {index} of {self.source}"
 
 
 @dataclass(eq=False)
@@ -91,8 +133,8 @@ class Loader:
         order: DeterministicBatchSampler,
         device: torch.device,
         num_workers: int = 0,
-        wait_context: WaitContext = contextlib.nullcontext,
-        timesteps: Timesteps = lambda batch: None,
+        wait_context: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
+        timesteps: Callable[[Any], int | None] = lambda batch: None,
     ):
         self.timesteps: int | None = None
         self._timesteps_of = timesteps

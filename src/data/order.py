@@ -29,7 +29,7 @@ class DeterministicBatchSampler(Sampler[Any]):
 
     The order comes from a private generator seeded with (seed, epoch), so that a resumed run continues it. The global
     batch of a step is the same for any number of ranks; each rank takes an equal part of it. Nothing is padded and no
-    sample is served twice. With fewer samples than ranks, some ranks get an empty batch.
+    sample is served twice. There are at least as many samples as ranks.
 
     A resumed run starts at `start`: the first batches of that epoch are not served again, but count in its length.
     """
