@@ -11,7 +11,7 @@ import torch
 from .._torch import float32_formats
 from ..hardware.advice import Setting
 from ..hardware.calibration import Calibration
-from ..hardware.flop_formulas import kind_of_product
+from ..hardware.flops import kind_of_product
 from ..hardware.operations import merge
 from ..hardware.slow_rank import RankTimes
 from ..records.operations import OperationRow, StepOperations

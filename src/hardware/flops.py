@@ -11,6 +11,7 @@ wrongly and adds what it does not know. A step with an operation whose work is u
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from math import prod
 from typing import Any
 
 import torch
@@ -26,15 +27,6 @@ _aten = torch.ops.aten
 
 class UncountableError(Exception):
     """The FLOPs of a step are not known. The message says why."""
-
-
-def _linear(inputs: Inputs) -> int:
-    x, weight = inputs["input"], inputs["weight"]
-    return 2 * x.numel() * (weight.shape[0] if weight.dim() > 1 else 1)
-
-
-def _linear_backward(inputs: Inputs) -> int:
-    return sum(inputs["output_mask"][:2]) * 2 * inputs["self"].numel() * inputs["weight"].shape[0]
 
 
 def _convolution_backward(inputs: Inputs) -> int:
@@ -85,8 +77,11 @@ def _recurrent_backward(inputs: Inputs) -> int:
 
 
 OURS: dict[Any, Callable[[Inputs], int]] = {
-    _aten.linear: _linear,  # one operation on MPS; elsewhere it falls apart into products
-    _aten.linear_backward: _linear_backward,
+    # One operation on MPS; elsewhere they fall apart into products.
+    _aten.linear: lambda inputs: 2 * inputs["input"].numel() * prod(inputs["weight"].shape[:-1]),
+    _aten.linear_backward: lambda inputs: (
+        2 * sum(inputs["output_mask"][:2]) * inputs["self"].numel() * inputs["weight"].shape[0]
+    ),
     _aten.convolution_backward: _convolution_backward,
 }
 _FORWARD = ("mkldnn_rnn_layer", "_cudnn_rnn", "_lstm_mps")

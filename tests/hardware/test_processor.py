@@ -14,10 +14,17 @@ import pytest
 import torch
 
 from batchscope import _system
-from batchscope.hardware import contention
-from batchscope.hardware.contention import Noise, NoiseMeter, is_disturbed
+from batchscope.hardware import processor
 from batchscope.hardware.devices import cache_bytes
-from batchscope.hardware.processor import Load, cpu_seconds, own_seconds, usable_cores
+from batchscope.hardware.processor import (
+    Load,
+    Noise,
+    NoiseMeter,
+    cpu_seconds,
+    is_disturbed,
+    own_seconds,
+    usable_cores,
+)
 
 Core = namedtuple("Core", "user nice system idle iowait irq softirq steal guest guest_nice")
 CORES = [  # guests are in `user` and `nice`, too
@@ -173,7 +180,7 @@ def test_a_gpu_has_its_l2_and_what_tells_nothing_has_no_known_cache(tmp_path, mo
 )
 def test_the_meter_reads_shares_of_the_time_from_one_call_to_the_next(before, after, noise, monkeypatch):
     loads = [Load(0, 0, 0), before, after]
-    monkeypatch.setattr(contention, "cpu_seconds", lambda: loads.pop(0))
+    monkeypatch.setattr(processor, "cpu_seconds", lambda: loads.pop(0))
     meter = NoiseMeter()
     meter.read()
     assert meter.read() == pytest.approx(noise, nan_ok=True)
