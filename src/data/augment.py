@@ -86,11 +86,6 @@ class Augment:
         return self._drawn[1]
 
 
-def is_image(value: Tensor, image: Tensor) -> bool:
-    """Whether a tensor of a batch has the places of an image: is `(B, H, W)` or `(B, C, H, W)` with its height and width."""
-    return value.dim() in (3, 4) and value.shape[-2:] == image.shape[-2:]
-
-
 def moved(x: Tensor, maps: Tensor) -> Tensor:
     """Images `(B, C, H, W)` or `(B, H, W)` under affine maps `(B, 2, 3)`; the same type, computed in float32.
 

@@ -16,7 +16,7 @@ from typing_extensions import override
 from .._lightning import profiler_of
 from ..errors import UserError
 from ..options.types import NonNegativeInt, PositiveInt, Purpose, Seed, Where
-from .augment import Augment, is_image, moved
+from .augment import Augment, moved
 from .collate import Collate
 from .loader import Loader, SampleBatches, TensorBatches, load_apart
 from .order import DeterministicBatchSampler, rank_and_world_size
@@ -174,7 +174,11 @@ class DataModule(LightningDataModule):
         named, spec = self.spec.named(batch), self.spec
         image = named[spec.inputs[0]]
         maps = self.augment.maps_of(image, self.seed, trainer.current_epoch, first)
-        new = {name: moved(named[name], maps) for name in spec.inputs if is_image(named[name], image)}
+        # Of other inputs those that have the places of the image.
+        like_images = (
+            name for name in spec.inputs if named[name].dim() in (3, 4) and named[name].shape[-2:] == image.shape[-2:]
+        )
+        new = {name: moved(named[name], maps) for name in like_images}
         if spec.target.endswith("_per_pixel"):  # no label lies between two pixels
             y = named[spec.fields[-1]]
             new[spec.fields[-1]] = moved(y.long(), maps).to(y.dtype)
