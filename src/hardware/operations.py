@@ -10,7 +10,7 @@ memory, by the rule of `traffic.Cache`.
 
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from statistics import median
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from typing_extensions import override
 
-from ..records.operations import OperationRow
+from ..records.operations import OperationRow, merge
 from .dims import dims_of
 from .flops import Formula, formula_of
 from .traffic import IN_ROWS, Cache, address, tensors, touched_bytes
@@ -32,15 +32,6 @@ _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16",
 # In-place operations that do not read what they overwrite.
 _OVERWRITES = ("copy", "zero", "fill", "normal", "uniform", "bernoulli", "random", "exponential")
 _OVERWRITES += ("_foreach_zero", "_foreach_copy")
-
-
-def merge(operations: Iterable[OperationRow], key: Callable[[OperationRow], Any]) -> dict[Any, OperationRow]:
-    """Operations added up by a key. The sum has the name, module, part and dtype of the group's first operation."""
-    sums: dict[Any, OperationRow] = {}
-    for operation in operations:
-        group = key(operation)
-        sums[group] = sums[group].plus(operation) if group in sums else operation
-    return sums
 
 
 class _Kind(NamedTuple):
