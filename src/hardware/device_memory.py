@@ -8,7 +8,6 @@ import psutil
 import torch
 from torch import Tensor
 
-from .._torch import saved_tensors
 from .host_memory import host_memory, private_rss
 from .traffic import storages
 
@@ -92,12 +91,41 @@ class SavedTensors:
 
     @contextmanager
     def watch(self, others: Iterable[object]) -> Iterator[None]:
-        """Watch a forward pass in this thread. The tensors among `others`, such as parameters and the batch, do not count."""
-        self._others = {storage._cdata for each in others for storage in storages(each)}
-        with saved_tensors(self._note):
-            yield
+        """Watch a forward pass in this thread. The tensors among `others`, such as parameters and the batch, do not count.
 
-    def _note(self, saved: Tensor) -> None:
+        The step does not change, but for two things: a saved tensor that is then changed in place is not reported, and
+        nothing is seen within `torch.func.grad` and its kind, which refuse to run under such hooks.
+        """
+        self._others = {storage._cdata for each in others for storage in storages(each)}
+        graph = torch.autograd.graph
+        hooks, disable, depth = (
+            graph.saved_tensors_hooks(self._pack, lambda saved: saved),
+            graph.disable_saved_tensors_hooks,
+            0,
+        )
+
+        @contextmanager
+        def without_hooks(error_message: str) -> Iterator[None]:
+            nonlocal depth
+            if not depth:
+                hooks.__exit__()
+            depth += 1
+            try:
+                with disable(error_message):
+                    yield
+            finally:
+                depth -= 1
+                if not depth:
+                    hooks.__enter__()
+
+        with hooks:
+            graph.disable_saved_tensors_hooks = without_hooks
+            try:
+                yield
+            finally:
+                graph.disable_saved_tensors_hooks = disable
+
+    def _pack(self, saved: Tensor) -> Tensor:
         for storage in storages(saved):
             key = storage._cdata
             if storage.device.type != self._device or key in self._alive or key in self._others:
@@ -105,6 +133,7 @@ class SavedTensors:
             self._alive[key] = storage.nbytes(), weakref.ref(storage, lambda _, key=key: self._forget(key))
             self._held += storage.nbytes()
             self.most = max(self.most, self._held)
+        return saved.detach()  # the tensor itself would keep its own node alive
 
     def _forget(self, key: int) -> None:
         size, _ = self._alive.pop(key)

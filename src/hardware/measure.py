@@ -35,9 +35,10 @@ DISTURBED_S = 600
 _PASSES_S = 1.5  # for the fastest microbenchmarks, after each was tried once
 _PATIENCE_S = 600  # for a calibration in a subprocess, on a machine that is a hundred times slower than usual
 _PROGRAM = """
-import dataclasses, json, sys
-from batchscope._system import bind_to
-bind_to([*map(int, sys.argv[1].split(","))])  # a thread that OpenMP has bound to one core passes on that one
+import dataclasses, json, psutil, sys
+process = psutil.Process()  # a thread that OpenMP has bound to one core passes on that one
+if hasattr(process, "cpu_affinity"):
+    process.cpu_affinity([*map(int, sys.argv[1].split(","))])
 import torch
 from batchscope.hardware.measure import load_or_measure
 torch.set_num_threads(int(sys.argv[3]))
