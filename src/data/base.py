@@ -5,6 +5,7 @@ import inspect
 import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, cast
 
 import torch
@@ -108,6 +109,14 @@ class DataModule(LightningDataModule):
         """How many samples a split has, once `setup` has been called."""
         return len(self._sets[split])
 
+    def timesteps(self, batch: Any) -> int | None:
+        """The time steps of a batch without padding, before it is copied to a device: the sum of its lengths.
+
+        None where the spec says it (T a sample), or nobody knows.
+        """
+        lengths = self._spec.named(batch).get(LENGTHS) if self._spec.variable_length else None
+        return int(lengths.sum()) if lengths is not None and lengths.device.type == "cpu" else None
+
     @property
     def fingerprint(self) -> str:
         """A hash of the number of samples, and of 16 samples spread over the training and the validation split.
@@ -163,6 +172,11 @@ class DataModule(LightningDataModule):
         """A random number generator for a split."""
         return torch.Generator().manual_seed(self.split_seed(split))
 
+    @cached_property
+    def _spec(self) -> DataSpec:
+        """The spec, made once: it is asked for at every batch."""
+        return self.spec
+
     def _augmented(self, batch: Any, dataloader_idx: int) -> Any:
         """The hook `on_after_batch_transfer`, with the images of a training batch augmented."""
         batch = cast(Any, type(self)).on_after_batch_transfer(self, batch, dataloader_idx)  # a subclass may have one
@@ -212,16 +226,10 @@ class DataModule(LightningDataModule):
         samples, ranks = self.num_samples(split), rank_and_world_size()[1]
         if samples < ranks:
             raise UserError(f"trainer.devices: {ranks} processes, and {self.name} has {samples} {_SAID[split]} samples")
-        batches, spec = self._batches(split), self.spec
-
-        def timesteps(batch: Any) -> int | None:
-            """Without padding: the sum of the lengths; None where the spec says it (T a sample), or nobody knows."""
-            lengths = spec.named(batch).get(LENGTHS) if spec.variable_length else None
-            return int(lengths.sum()) if lengths is not None and lengths.device.type == "cpu" else None
-
+        batches = self._batches(split)
         workers = 0 if isinstance(batches, TensorBatches) else self._workers
         sampler = DeterministicBatchSampler(samples, batch_size, **order)
-        return Loader(batches, sampler, self._device, workers, self._wait_context, timesteps)
+        return Loader(batches, sampler, self._device, workers, self._wait_context, self.timesteps)
 
     def _batches(self, split: Split) -> TensorBatches | SampleBatches:
         """What makes the batches of a split."""

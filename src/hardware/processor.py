@@ -21,14 +21,6 @@ from .._system import affinity, control_groups
 MAX_SHARE = 0.1  # an idle virtual machine has 2 to 3 % of steal
 
 
-class Load(NamedTuple):
-    """Seconds of one core up to a moment; two of them differ by what happened between."""
-
-    total: float  # of the cores that this process may use, or of the quota
-    busy: float  # with any process, or taken by the hypervisor (steal)
-    own: float  # with this run
-
-
 class Noise(NamedTuple):
     """Shares of the cores' time between two moments; NaN stands for unknown."""
 
@@ -56,8 +48,9 @@ class NoiseMeter:
         return Noise(*(min(max(part / total, 0.0), 1.0) for part in (busy - own, total - busy)))  # clocks may disagree
 
 
-def cpu_seconds() -> Load:
-    """The processor time up to now; NaN where the system does not tell it, as in some sandboxes.
+def cpu_seconds() -> tuple[float, float, float]:
+    """Seconds of one core up to now: of the cores that this process may use, or of the quota; busy with any process, or taken by
+    the hypervisor (steal); and with this run. NaN where the system does not tell them, as in some sandboxes.
 
     Other cores of a large machine may belong to other jobs, which disturb nobody here.
     """
@@ -65,7 +58,7 @@ def cpu_seconds() -> Load:
     try:
         cores = psutil.cpu_times(percpu=True)
     except (OSError, psutil.Error):
-        return Load(math.nan, math.nan, math.nan)
+        return math.nan, math.nan, math.nan
     if max(mine) < len(cores):  # psutil counts the cores that are online: with others among them no number is a place
         cores = [cores[core] for core in mine]
     total = sum(sum(core) - getattr(core, "guest", 0.0) - getattr(core, "guest_nice", 0.0) for core in cores)
@@ -73,7 +66,7 @@ def cpu_seconds() -> Load:
     if quota is not None and quota[0] < len(mine):
         steal = sum(getattr(core, "steal", 0.0) for core in cores)
         total, busy = quota[0] * time.monotonic(), quota[1] + steal * quota[0] / len(mine)
-    return Load(total, busy, own_seconds(root_of_run()))
+    return total, busy, own_seconds(root_of_run())
 
 
 def own_seconds(root: int | None = None) -> float:
