@@ -116,21 +116,19 @@ def formula_of(func: Any) -> Formula | None:
     name = packet.__name__
     if name.endswith("_"):  # in place: as the operation that returns a new tensor
         packet = getattr(_aten, name[:-1], packet) if func.namespace == "aten" else packet
-    if packet in OURS:
-        return partial(_counted, lambda args, kwargs, inputs, result: OURS[packet](inputs))
-    if packet in _TORCHS:
-        return partial(_counted, lambda args, kwargs, inputs, result: _TORCHS[packet](*args, **kwargs, out_val=result))
+    if packet in OURS or packet in _TORCHS:
+        return partial(_counted, packet)
     words = set(name.split("_"))
     is_pointwise = words.isdisjoint(_MULTIPLIES.split()) or not words.isdisjoint(_POINTWISE.split())
     return None if is_pointwise and func.namespace in _HARMLESS else lambda *_: None
 
 
-def _counted(formula: Formula, args: Any, kwargs: Mapping[str, Any], inputs: Inputs, result: Any) -> int | None:
+def _counted(packet: Any, args: Any, kwargs: Mapping[str, Any], inputs: Inputs, result: Any) -> int | None:
     tensors = (value for value in inputs.values() if isinstance(value, Tensor))
     if any(tensor.layout != torch.strided or tensor.is_nested for tensor in tensors):
         return None
     try:
-        return formula(args, kwargs, inputs, result)
+        return OURS[packet](inputs) if packet in OURS else _TORCHS[packet](*args, **kwargs, out_val=result)
     except Exception:  # noqa: BLE001 - arguments that the formula does not know
         return None
 
