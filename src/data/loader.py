@@ -107,16 +107,7 @@ def load_apart(splits: Mapping[str, SampleBatches], keys: Iterable[Any], seed: i
     are not forked, it could not be sent to them. Tensors in memory take no worker.
     """
     in_memory = all(isinstance(batches.samples, TensorDataset) for batches in splits.values())
-    loader = DataLoader(
-        SeededBatches(splits, seed),
-        batch_sampler=keys,
-        collate_fn=_as_it_is,
-        num_workers=0 if in_memory else min(1, num_workers),
-        generator=torch.Generator(),  # not the one that the model draws from
-        worker_init_fn=start_worker,
-    )
-    check_sendable(loader)
-    return raised(loader)
+    return raised(_data_loader(SeededBatches(splits, seed), keys, 0 if in_memory else min(1, num_workers)))
 
 
 class Loader:
@@ -146,18 +137,8 @@ class Loader:
         self._stream: torch.cuda.Stream | None = None
         if isinstance(batches, TensorBatches):
             batches = replace(batches, pinned=self._copies)
-        self._loader = DataLoader(
-            batches,
-            batch_sampler=self.batch_sampler,
-            collate_fn=_as_it_is,
-            num_workers=num_workers,
-            # Seeds the workers from a private generator, so that the model's draws stay the same.
-            generator=torch.Generator().manual_seed(order.seed),
-            persistent_workers=num_workers > 0,
-            worker_init_fn=start_worker,
-            pin_memory=self._copies and stored is None,
-        )
-        check_sendable(self._loader)
+        kept = {"persistent_workers": num_workers > 0, "pin_memory": self._copies and stored is None}
+        self._loader = _data_loader(batches, self.batch_sampler, num_workers, order.seed, **kept)
         # Garbage in one cycle with torch's iterator, its queues would close before it tells the workers to end, and it
         # would wait 5 s for each. Held here, it is freed after this loader, and the queues after it.
         weakref.finalize(self, _freed, self._loader)
@@ -201,6 +182,15 @@ class Loader:
                 tensor.record_stream(training)
         self.timesteps = timesteps
         return sent
+
+
+def _data_loader(batches: Dataset, keys: Iterable[Any], num_workers: int, seed: int = 0, **how: Any) -> DataLoader:
+    """A DataLoader whose workers are seeded from a private generator, so that the model's draws stay the same."""
+    own: dict[str, Any] = {"collate_fn": _as_it_is, "worker_init_fn": start_worker}
+    generator = torch.Generator().manual_seed(seed)
+    loader = DataLoader(batches, batch_sampler=keys, num_workers=num_workers, generator=generator, **own, **how)
+    check_sendable(loader)
+    return loader
 
 
 def _freed(loader: DataLoader) -> None:
