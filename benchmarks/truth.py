@@ -21,8 +21,8 @@ from lightning.pytorch.callbacks import Callback
 
 from batchscope import ThroughputMonitor
 from batchscope.callbacks.step_file import StepFile
+from batchscope.hardware.calibration import least_seconds
 from batchscope.hardware.microbenchmarks import clock
-from batchscope.hardware.roofline import least_seconds
 from batchscope.options.compose import check_command_line
 from batchscope.options.groups import choices_of
 from batchscope.training.build import build

@@ -47,26 +47,19 @@ def _main() -> None:
     elif word == "--version":
         print(f"batchscope {__version__}")
     elif word in COMMANDS:
-        _run(word)
+        # Lightning starts a run's other ranks by the module that `__main__.__spec__` names, with the words after `sys.argv[0]`:
+        # `python -m batchscope.train …`.
+        del sys.argv[1]
+        if word == "train":  # other ranks look into the current folder last, too, and not first
+            os.environ["PYTHONSAFEPATH"] = "1"
+        sys.modules["__main__"].__spec__ = importlib.util.find_spec("batchscope.train")
+        importlib.import_module(f"batchscope.cli.{word}").main()
     elif "=" in word and not word.startswith("-"):
         message = f"{word}: an option comes after a command; write batchscope train {word}"
         raise UserError(message, exit_code=2)
     else:
         near = did_you_mean(word, COMMANDS)
         raise UserError(f"{word}: no such command.{near} batchscope takes {', '.join(COMMANDS)}", exit_code=2)
-
-
-def _run(command: str) -> None:
-    """Run a command with the words after it.
-
-    Lightning starts a run's other ranks by the module that `__main__.__spec__` names, with the words after `sys.argv[0]`:
-    `python -m batchscope.train …`.
-    """
-    del sys.argv[1]
-    if command == "train":  # other ranks look into the current folder last, too, and not first
-        os.environ["PYTHONSAFEPATH"] = "1"
-    sys.modules["__main__"].__spec__ = importlib.util.find_spec("batchscope.train")
-    importlib.import_module(f"batchscope.cli.{command}").main()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from subprocess import Popen
 from typing import Any, TypeVar, cast
 
-from lightning import LightningDataModule, LightningModule, Trainer
+from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, WeightAveraging
 from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from lightning.pytorch.loops.fit_loop import _FitLoop
@@ -34,19 +34,9 @@ def profiler_of(trainer: Trainer) -> Profiler:
     return cast(Any, trainer).profiler
 
 
-def datamodule_of(trainer: Trainer) -> LightningDataModule | None:
-    """The datamodule of the present or last `fit`, `validate` or `test`."""
-    return cast(Any, trainer).datamodule
-
-
 def is_fast_dev_run(trainer: Trainer) -> bool:
     """Whether the trainer only tries a few batches and writes nothing."""
     return bool(cast(Any, trainer).fast_dev_run)
-
-
-def remakes_loaders(trainer: Trainer) -> bool:
-    """Whether the trainer asks for new loaders every few epochs."""
-    return bool(cast(Any, trainer).reload_dataloaders_every_n_epochs)
 
 
 def child_processes(trainer: Trainer) -> list[Popen[bytes]]:

@@ -383,16 +383,6 @@ def affinity() -> set[int]:
     return cores
 
 
-def bind_to(cores: Iterable[int]) -> None:
-    """Let this process run on these cores alone, where the system can be asked for that."""
-    if sys.platform == "win32":
-        import psutil
-
-        psutil.Process().cpu_affinity([*cores])
-    elif hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, cores)
-
-
 def control_groups(controller: str) -> Iterator[Path]:
     """The folders of this process's control group and of all that contain it: of version 2, and of a controller of 1.
 

@@ -149,20 +149,15 @@ def show_tracebacks() -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"
 
 
-def replace_unprintable() -> None:
-    """From now on a character that standard output or error has no code for is printed as `->` and the like, or as `?`."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors=PLAIN)
-
-
 def exit_on_user_error(program: Callable[[], None]) -> None:
     """Run a program; a UserError ends it with one line and an exit code.
 
     HYDRA_FULL_ERROR=1 in the environment adds the traceback. A closed standard output (`… --help | head -1`) ends the
     program silently.
     """
-    replace_unprintable()
+    for stream in (sys.stdout, sys.stderr):  # a character that they have no code for becomes `->` and the like, or `?`
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=PLAIN)
     try:
         try:
             program()

@@ -39,7 +39,8 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     The bytes go to a temporary file beside `path`, which is flushed to the disk and renamed. If the block or the system
     fails (OSError), the temporary file is removed, and `path` is unchanged.
     """
-    temporary = temporary_name(path)
+    # A name that no other process uses, on this machine or another one that shares the folder.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         with temporary.open("xb") as file:
             yield file
@@ -62,11 +63,6 @@ def write_bytes(path: Path, data: bytes) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write a file atomically, in UTF-8; a character that UTF-8 lacks (a lone surrogate) becomes `?`."""
     write_bytes(path, text.encode("utf-8", "replace"))
-
-
-def temporary_name(path: Path) -> Path:
-    """A name beside `path` that no other process uses, on this machine or another one that shares the folder."""
-    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
 
 
 def remove_leftovers(folder: Path, name: str) -> None:
@@ -186,33 +182,28 @@ def new_folder(folder: Path) -> Path:
 
     The folder is created if it is missing. It belongs to the process that creates its lock file. OSErrors pass.
     """
-
-    def is_taken(place: Path) -> bool:
+    places = _numbered(folder)
+    while True:
+        place = next(places)
         place.mkdir(parents=True, exist_ok=True)
-        try:
+        with contextlib.suppress(FileExistsError):
             (place / LOCK).open("x").close()
-        except FileExistsError:
-            return True
-        return False
-
-    return next(place for place in _numbered(folder) if not is_taken(place))
+            return place
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes]) -> Path:
     """Write files into a new folder: the given one, or one with `-2`, … at its end; returns it. OSErrors pass."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    place = next(place for place in _numbered(folder) if _is_made(place))
+    places = _numbered(folder)
+    while True:
+        place = next(places)
+        with contextlib.suppress(FileExistsError):
+            place.mkdir()
+            break
     for name, data in files.items():
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         write_bytes(place / name, data)
     return place
-
-
-def _is_made(folder: Path) -> bool:
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir()
-        return True
-    return False
 
 
 def _numbered(path: Path) -> Iterator[Path]:

@@ -99,7 +99,7 @@ def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A verdict does not depend on what other programs do on the machine that runs the test."""
-    for rule in ("bottleneck.BUSY", "bottleneck.SHARED", "contention.MAX_SHARE"):
+    for rule in ("bottleneck.BUSY", "bottleneck.SHARED", "processor.MAX_SHARE"):
         monkeypatch.setattr(f"batchscope.hardware.{rule}", 2.0)
 
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from ..hardware.calibration import Calibration
-from ..hardware.roofline import least_seconds
+from ..hardware.calibration import Calibration, least_seconds
 from ..hardware.trace import Event, device_seconds, step_starts
 from ..records import explanation as records
 from ..records.explanation import Cost, Explanation

@@ -5,13 +5,12 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from lightning import Trainer
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset
 
-from .._lightning import remakes_loaders
 from ..records.course import FIRST_BATCH, OTHER, START_UP, STEPS, VALIDATION
 from ._setting import own_config
 
@@ -161,7 +160,7 @@ def started_workers(trainer: Trainer) -> tuple[int, str]:
     loaders = [each for each in tree_leaves(trainer.train_dataloader) if isinstance(each, DataLoader)]
     is_stream = any(isinstance(loader.dataset, IterableDataset) for loader in loaders)
     workers = max((loader.num_workers for loader in loaders if not loader.persistent_workers), default=0)
-    if not workers or is_stream or remakes_loaders(trainer):
+    if not workers or is_stream or cast(Any, trainer).reload_dataloaders_every_n_epochs:
         return 0, ""
     config: Mapping[str, Any] = own_config(trainer.lightning_module) or {}
     is_option = "persistent_workers" in config.get("data", {})

@@ -11,10 +11,9 @@ import torch
 from .._torch import float32_formats
 from ..hardware.advice import Setting
 from ..hardware.calibration import Calibration
-from ..hardware.flop_formulas import kind_of_product
-from ..hardware.operations import merge
+from ..hardware.flops import kind_of_product
 from ..hardware.slow_rank import RankTimes
-from ..records.operations import OperationRow, StepOperations
+from ..records.operations import OperationRow, StepOperations, merge
 from ..records.read import reading, replacing
 from ._fit_time import FitTime
 from ._level import Spans

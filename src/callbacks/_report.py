@@ -64,7 +64,7 @@ def _rank_facts(measured: Measured) -> dict[str, Any]:
         return {}
     slow = find_slow_rank(measured.ranks, measured.cost["step_ms"], measured.setting)
     facts = {"processes": len(measured.ranks), "ranks_ms": part_means(measured.ranks)}
-    return facts | ({"slow_rank": asdict(slow)} if slow else {})
+    return facts | ({"slow_rank": slow} if slow else {})
 
 
 def _flops_facts(measured: Measured, machine: Calibration | None) -> tuple[dict[str, float], dict[str, str]]:

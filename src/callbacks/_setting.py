@@ -5,9 +5,9 @@ from typing import Any
 
 from lightning import LightningModule, Trainer
 from lightning.fabric.utilities.data import sized_len
+from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
-from .._torch import is_convolution
 from ..hardware.advice import Setting
 from ..hardware.devices import available
 from ..hardware.processor import usable_cores
@@ -42,7 +42,7 @@ def _of_options(config: Mapping[str, Any], trainer: Trainer) -> dict[str, Any]:
     """What only this project's options can set."""
     data, model = config["data"], config["model"]
     pipeline = data.get("pipeline")
-    has_convolutions = any(map(is_convolution, trainer.lightning_module.modules()))
+    has_convolutions = any(isinstance(each, nn.Conv2d) for each in trainer.lightning_module.modules())
     sampler = getattr(trainer.train_dataloader, "batch_sampler", None)
     decided = {"batch_size": None} if config.get("global_batch_size") else {}
     return decided | {

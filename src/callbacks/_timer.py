@@ -20,7 +20,6 @@ from lightning import Trainer
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from .._torch import sleep_on_cuda
 from ..records.step_parts import PARTS, StepPart
 from ._updates import Updates
 
@@ -103,7 +102,7 @@ class CudaClock(HostClock):
 
     @override
     def hold(self, seconds: float) -> None:
-        sleep_on_cuda(int(_CYCLES_PER_S * seconds))
+        torch.cuda._sleep(int(_CYCLES_PER_S * seconds))
 
 
 class MpsClock(HostClock):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from ..hardware.contention import NoiseMeter, is_disturbed
+from ..hardware.processor import NoiseMeter, is_disturbed
 
 MIN_WINDOW_S = 0.25  # the shortest by the clock: the system counts ticks of 10 ms, of which a shorter one has too few
 _GROWTH = 0.02  # of the time so far: a long run has longer windows instead of more and more of them

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from .._torch import non_finite_check, stored_values, without_modes
+from .._torch import non_finite_check, without_modes
 from ..errors import NonFiniteError
 from ._deferred_scalars import DeferredScalars
 
@@ -124,5 +124,7 @@ def _what_is_bad(module: LightningModule, loss: Tensor | None) -> str:
 
 def _values(gradient: Tensor) -> Tensor:
     """The real numbers in a gradient."""
-    values = stored_values(gradient)
+    values = (
+        gradient._values() if gradient.layout == torch.sparse_coo else gradient
+    )  # the first may have several of one element
     return torch.view_as_real(values.resolve_conj()) if values.is_complex() else values

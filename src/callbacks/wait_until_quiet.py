@@ -8,7 +8,7 @@ from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
 from ..errors import warn
-from ..hardware.contention import NoiseMeter
+from ..hardware.processor import NoiseMeter
 from ..options.types import PositiveFloat, Purpose
 from ..records.formatting import duration, percent
 from ..records.rates import LOAD_SAID

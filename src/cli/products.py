@@ -64,8 +64,8 @@ def show_products(known: Sequence["Calibration"], options: argparse.Namespace, c
     from ..choice.crossing import as_json
     from ..choice.interval import SURE
     from ..choice.products import measured_line, predicted_line, sentence, table
-    from ..hardware.contention import NoiseMeter
     from ..hardware.host_memory import host_memory
+    from ..hardware.processor import NoiseMeter
     from ..hardware.products import PASSES, SIZES, Product, measure, products
 
     sizes, lines, notes, live = options.sizes or SIZES, [], [], LiveLine()

@@ -53,7 +53,7 @@ class Augment:
         last = first + count
         blocks = [self._block(seed, epoch, block) for block in range(first // _BLOCK, -(-last // _BLOCK))]
         start = first // _BLOCK * _BLOCK
-        return torch.cat(blocks)[first - start : last - start] if blocks else torch.empty(0, _NUMBERS)
+        return torch.cat(blocks)[first - start : last - start]
 
     def maps(self, numbers: Tensor, height: int, width: int) -> Tensor:
         """For `numbers: (B, 6)` the affine maps `(B, 2, 3)` from places in the new image to places in the old one.
@@ -84,11 +84,6 @@ class Augment:
             generator = torch.Generator().manual_seed(epoch_seed(*key, _STREAM))
             self._drawn = (key, torch.rand(_BLOCK, _NUMBERS, generator=generator))
         return self._drawn[1]
-
-
-def is_image(value: Tensor, image: Tensor) -> bool:
-    """Whether a tensor of a batch has the places of an image: is `(B, H, W)` or `(B, C, H, W)` with its height and width."""
-    return value.dim() in (3, 4) and value.shape[-2:] == image.shape[-2:]
 
 
 def moved(x: Tensor, maps: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 import hashlib
 import inspect
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, cast
@@ -17,11 +17,10 @@ from typing_extensions import override
 from .._lightning import profiler_of
 from ..errors import UserError
 from ..options.types import NonNegativeInt, PositiveInt, Purpose, Seed, Where
-from .augment import Augment, is_image, moved
+from .augment import Augment, moved
 from .collate import Collate
-from .loader import Loader, TensorBatches, load_apart
+from .loader import Loader, SampleBatches, TensorBatches, load_apart
 from .order import DeterministicBatchSampler, rank_and_world_size
-from .samples import SampleBatches
 from .spec import LENGTHS, DataSpec, computed_shape
 from .workers import data_error
 
@@ -33,6 +32,7 @@ STAGE_SPLITS: dict[str, tuple[Split, ...]] = {"fit": ("train", "val"), "validate
 MIN_EVAL_BATCH_SIZE = 256
 MAX_EVAL_BYTES = 16 * 2**20
 _HASHED = 16  # samples of a split that the fingerprint covers
+_SAID = {"train": "training", "val": "validation", "test": "test"}
 
 
 class DataModule(LightningDataModule):
@@ -124,13 +124,12 @@ class DataModule(LightningDataModule):
         These samples make the first batches, so that what is wrong with all batches is said before a run begins. They are
         loaded twice: of a tensor that differs, such as one with random noise, its type and shape alone are hashed.
         """
-        digest = hashlib.blake2b(digest_size=8)
-        chosen: dict[Split, list[int]] = {}
+        digest, keys = hashlib.blake2b(digest_size=8), list[tuple[Split, list[int]]]()
         for split in STAGE_SPLITS["fit"]:
             last = self.num_samples(split) - 1
-            chosen[split] = [*dict.fromkeys(i * last // (_HASHED - 1) for i in range(_HASHED))]
-        loaded = self._load_apart([key for key in chosen.items() for _ in range(2)])
-        for split, pair in zip(chosen, zip(loaded, loaded, strict=True), strict=True):
+            keys += [(split, [*dict.fromkeys(i * last // (_HASHED - 1) for i in range(_HASHED))])] * 2
+        loaded = load_apart({split: self._samples(split) for split, _ in keys}, keys, self.seed, self._workers)
+        for split, pair in zip(STAGE_SPLITS["fit"], zip(loaded, loaded, strict=True), strict=True):
             digest.update(str((split, self.num_samples(split))).encode())
             for tensor, other in zip(*map(_plain_tensors, pair), strict=False):
                 shape = tuple(tensor.shape) if tensor.shape == other.shape else tensor.dim()
@@ -147,14 +146,11 @@ class DataModule(LightningDataModule):
         With `trainer.overfit_batches` they are not shuffled, as in Lightning. A last batch that batch norm could not be
         trained on joins the one before.
         """
-        samples, ranks = self.num_samples("train"), rank_and_world_size()[1]
-        if samples < ranks:
-            raise UserError(f"trainer.devices: {ranks} processes, and {self.name} has {samples} training samples")
         least = getattr(self._module, "min_samples", 1)
         least = least if type(least) is int else 1  # any LightningModule may have a parameter of this name
         shuffle = not getattr(self.trainer, "overfit_batches", 0)
-        order = DeterministicBatchSampler(samples, self.batch_size, shuffle, self.seed, self._start, least)
-        return self._loader("train", order)
+        start = {"seed": self.seed, "start": self._start, "min_samples": least}
+        return self._loader("train", self.batch_size, shuffle=shuffle, **start)
 
     @override
     def val_dataloader(self) -> Loader:
@@ -191,10 +187,12 @@ class DataModule(LightningDataModule):
         first = cast(Any, trainer.train_dataloader).batch_sampler.first_sample(number)
         named, spec = self.spec.named(batch), self.spec
         image = named[spec.inputs[0]]
-        if not len(image):
-            return batch
         maps = self.augment.maps_of(image, self.seed, trainer.current_epoch, first)
-        new = {name: moved(named[name], maps) for name in spec.inputs if is_image(named[name], image)}
+        # Of other inputs those that have the places of the image.
+        like_images = (
+            name for name in spec.inputs if named[name].dim() in (3, 4) and named[name].shape[-2:] == image.shape[-2:]
+        )
+        new = {name: moved(named[name], maps) for name in like_images}
         if spec.target.endswith("_per_pixel"):  # no label lies between two pixels
             y = named[spec.fields[-1]]
             new[spec.fields[-1]] = moved(y.long(), maps).to(y.dtype)
@@ -222,12 +220,16 @@ class DataModule(LightningDataModule):
         if module is None or getattr(module, "is_of_zoo", False) is True:
             sample_bytes = 4 * len(self.spec.inputs) * math.prod(computed_shape(module, self.spec))
             batch_size = max(batch_size, min(MIN_EVAL_BATCH_SIZE, MAX_EVAL_BYTES // max(1, sample_bytes)))
-        return self._loader(split, DeterministicBatchSampler(self.num_samples(split), batch_size, shuffle=False))
+        return self._loader(split, batch_size, shuffle=False)
 
-    def _loader(self, split: Split, order: DeterministicBatchSampler) -> Loader:
+    def _loader(self, split: Split, batch_size: int, **order: Any) -> Loader:
+        samples, ranks = self.num_samples(split), rank_and_world_size()[1]
+        if samples < ranks:
+            raise UserError(f"trainer.devices: {ranks} processes, and {self.name} has {samples} {_SAID[split]} samples")
         batches = self._batches(split)
         workers = 0 if isinstance(batches, TensorBatches) else self._workers
-        return Loader(batches, order, self._device, workers, self._wait_context, self.timesteps)
+        sampler = DeterministicBatchSampler(samples, batch_size, **order)
+        return Loader(batches, sampler, self._device, workers, self._wait_context, self.timesteps)
 
     def _batches(self, split: Split) -> TensorBatches | SampleBatches:
         """What makes the batches of a split."""
@@ -236,10 +238,6 @@ class DataModule(LightningDataModule):
     def _samples(self, split: Split) -> SampleBatches:
         seed = self.seed if self.randomised else None
         return SampleBatches(self._sets[split], self.spec, f"{self.name}'s {split} split", seed, self.collate_fn)
-
-    def _load_apart(self, keys: list[tuple[Split, list[int]]]) -> Iterator[Any]:
-        """The batch of each split and samples, for checks."""
-        return load_apart({split: self._samples(split) for split, _ in keys}, keys, self.seed, self._workers)
 
     def _wait_context(self) -> AbstractContextManager[object]:
         """Have the profiler count the wait for a prefetched batch as transfer, although `next(loader)` contains it."""

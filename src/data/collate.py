@@ -1,6 +1,6 @@
 """From samples to a batch: stacked, or padded to the longest sequence; and whether it is what the DataSpec says."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from operator import index
 from typing import Any
 
@@ -100,11 +100,6 @@ def _check_alone(samples: list[Any], sources: list[str], spec: DataSpec, own: Co
             batch_of([sample], [source], spec, own)
 
 
-def empty_batch(batch: Any) -> Any:
-    """A batch of no samples with the shapes of this one."""
-    return tree_map_only(Tensor, lambda tensor: tensor[:0] if tensor.dim() else tensor, batch)
-
-
 def _missing_field(batch: Any, spec: DataSpec) -> str | None:
     """That a sample or a batch lacks a field, in words."""
     try:
@@ -123,75 +118,58 @@ def _missing_field(batch: Any, spec: DataSpec) -> str | None:
 
 def check_batch(batch: Any, spec: DataSpec) -> str | None:
     """What is wrong with a batch by its spec, in words; None if nothing is."""
-    if wrong := _missing_field(batch, spec) or _wrong_tensors(batch, spec):
-        return wrong
-    if spec.variable_length and (wrong := _wrong_lengths(batch, spec)):
-        return wrong
-    named, wanted = spec.named(batch), spec.input_shape
-    x, y = named[spec.inputs[0]], named[spec.read[-1]]
-    shape = tuple(x.shape[1:])
-    if spec.variable_length:
-        if shape[1:] != wanted[1:] or shape[0] > wanted[0]:
-            return f"its sequences have the shape {shape}, and the spec says at most {wanted[0]} steps of {wanted[1:]}"
-    elif shape != wanted:
-        return f"its inputs have the shape {shape}, and the spec says {wanted}"
-    if spec.target == "any":
-        return None
-    of_target = shape[:1] if spec.pads_steps else spec.target_shape
-    if tuple(y.shape[1:]) != of_target:
-        return f"its targets have the shape {tuple(y.shape[1:])}, and a target that is {spec.target} has {of_target}"
-    return _wrong_label(spec, y)
+    return _missing_field(batch, spec) or next(_faults(spec.named(batch), spec), None)
 
 
-def _wrong_tensors(batch: Any, spec: DataSpec) -> str | None:
-    """That a field is no tensor, or has not as many samples as the target, in words; `any` target is not looked at."""
-    named = spec.named(batch)
+def _faults(named: Mapping[str, Any], spec: DataSpec) -> Iterator[str]:
+    """What is wrong with the fields of a batch, in words. Each takes for granted that nothing before it is wrong."""
     fields = {name: named[name] for name in (spec.inputs if spec.target == "any" else spec.read)}
     for name, value in fields.items():
         if not isinstance(value, Tensor):
-            return f"its '{name}' is a {type(value).__name__}, and has to be a tensor"
+            yield f"its '{name}' is a {type(value).__name__}, and has to be a tensor"
         if not value.dim():
-            return f"its '{name}' has no samples, but the shape ()"
-    samples = len([*fields.values()][-1])
+            yield f"its '{name}' has no samples, but the shape ()"
+    x, y, samples = named[spec.inputs[0]], named[spec.read[-1]], len([*fields.values()][-1])
     for name, value in fields.items():
         if len(value) != samples:
-            return f"its '{name}' has the shape {tuple(value.shape)}, and its target is of {samples} samples"
-    return None
-
-
-def _wrong_lengths(batch: Any, spec: DataSpec) -> str | None:
-    """What is wrong with the lengths of a batch, in words. Several inputs may do without: one of them may be a mask."""
-    named = spec.named(batch)
-    x, lengths = named[spec.inputs[0]], named.get(LENGTHS)
-    if lengths is None and len(spec.inputs) == 1:
-        return f"it has no '{LENGTHS}', and the spec says that they vary"
-    if x.dim() < 2 or not x.shape[1]:
-        return _NO_STEPS
-    if lengths is None:
-        return None
-    if not isinstance(lengths, Tensor) or lengths.shape != x.shape[:1] or lengths.is_floating_point():
-        return f"its '{LENGTHS}' have to be whole numbers in a tensor of the shape ({len(x)},)"
-    if (lengths < 1).any():
-        return _NO_STEPS
-    if (lengths > x.shape[1]).any():
-        return f"it has the length {int(lengths.max())}, and its sequences have {x.shape[1]} steps"
-    return None
-
-
-def _wrong_label(spec: DataSpec, y: Tensor) -> str | None:
-    """The first label that is no class, or neither 0 nor 1 of several, in words.
-
-    On a GPU it would raise an assertion many steps later, without a name. A pixel, and a step behind the end of a
-    sequence, may have no class: PADDING.
-    """
+            yield f"its '{name}' has the shape {tuple(value.shape)}, and its target is of {samples} samples"
+    shape, wanted = tuple(x.shape[1:]), spec.input_shape
+    if spec.variable_length:
+        yield from _wrong_lengths(x, named.get(LENGTHS), len(spec.inputs) > 1)
+        if shape[1:] != wanted[1:] or shape[0] > wanted[0]:
+            yield f"its sequences have the shape {shape}, and the spec says at most {wanted[0]} steps of {wanted[1:]}"
+    elif shape != wanted:
+        yield f"its inputs have the shape {shape}, and the spec says {wanted}"
+    if spec.target == "any":
+        return
+    of_target = shape[:1] if spec.pads_steps else spec.target_shape
+    if tuple(y.shape[1:]) != of_target:
+        yield f"its targets have the shape {tuple(y.shape[1:])}, and a target that is {spec.target} has {of_target}"
     if spec.target not in (*CLASSES, *LABELS):
-        return None
+        return
+    # On a GPU a label that is no class would raise an assertion many steps later, without a name. A pixel, and a step behind
+    # the end of a sequence, may have no class: PADDING.
     wrong = (y < 0) | (y >= spec.num_classes)
     if spec.target in LABELS and y.is_floating_point():
         wrong |= y != y.round()
     if spec.has_padding:
         wrong &= y != PADDING
-    if not wrong.any():
-        return None
-    known = "labels are 0 or 1" if spec.target in LABELS else f"the classes are 0 to {spec.num_classes - 1}"
-    return f"it has the label {y[wrong][0].item():g}, and {known}"
+    if wrong.any():
+        known = "labels are 0 or 1" if spec.target in LABELS else f"the classes are 0 to {spec.num_classes - 1}"
+        yield f"it has the label {y[wrong][0].item():g}, and {known}"
+
+
+def _wrong_lengths(x: Tensor, lengths: Any, may_lack: bool) -> Iterator[str]:
+    """What is wrong with lengths, in words. Several inputs may do without: one of them may be a mask."""
+    if lengths is None and not may_lack:
+        yield f"it has no '{LENGTHS}', and the spec says that they vary"
+    if x.dim() < 2 or not x.shape[1]:
+        yield _NO_STEPS
+    if lengths is None:
+        return
+    if not isinstance(lengths, Tensor) or lengths.shape != x.shape[:1] or lengths.is_floating_point():
+        yield f"its '{LENGTHS}' have to be whole numbers in a tensor of the shape ({len(x)},)"
+    if (lengths < 1).any():
+        yield _NO_STEPS
+    if (lengths > x.shape[1]).any():
+        yield f"it has the length {int(lengths.max())}, and its sequences have {x.shape[1]} steps"

@@ -12,8 +12,7 @@ from ..errors import UserError
 from ..options.types import PositiveInt, Purpose
 from .base import STAGE_SPLITS, DataModule, Split
 from .collate import cast, check_batch
-from .loader import TensorBatches
-from .samples import SampleBatches
+from .loader import SampleBatches, TensorBatches
 
 
 class TensorDataModule(DataModule):

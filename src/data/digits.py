@@ -67,25 +67,18 @@ class Digits(GeneratedDataModule):
 def cached_digits(root: Path, num: int, seed: int) -> tuple[Tensor, Tensor]:
     """`render_digits`, cached in `root/digits`. An unreadable file is replaced; an unwritable folder is skipped."""
     file = root / "digits" / f"v{VERSION}-{num}-{seed}.pt"
-    digits = _read_cache(file, num)
-    if digits is None:
-        digits = render_digits(num, seed)
-        with suppress(OSError, RuntimeError):  # torch reports a full disk as a RuntimeError
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_write(file) as opened:
-                torch.save(digits, opened)
+    if file.is_file():  # a pipe would be waited for
+        with suppress(Exception):  # of a truncated or any other file
+            images, labels = torch.load(file, weights_only=True)
+            found = (images.shape, images.dtype, labels.shape, labels.dtype)
+            if found == ((num, *DIGIT_SHAPE), torch.uint8, (num,), torch.int64):
+                return images, labels
+    digits = render_digits(num, seed)
+    with suppress(OSError, RuntimeError):  # torch reports a full disk as a RuntimeError
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(file) as opened:
+            torch.save(digits, opened)
     return digits
-
-
-def _read_cache(file: Path, num: int) -> tuple[Tensor, Tensor] | None:
-    if not file.is_file():  # a pipe would be waited for
-        return None
-    try:
-        images, labels = torch.load(file, weights_only=True)
-        found = (images.shape, images.dtype, labels.shape, labels.dtype)
-        return (images, labels) if found == ((num, *DIGIT_SHAPE), torch.uint8, (num,), torch.int64) else None
-    except Exception:  # noqa: BLE001 - missing, truncated or any other file
-        return None
 
 
 def render_digits(num: int, seed: int) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """Loader: the batches of one rank, by torch's DataLoader; to a GPU they are copied one step ahead.
 
 A batch is one call of `__getitems__` with a key `(epoch, indices)`, in the training process or in a worker. Two classes
-answer it: `TensorBatches` here, for tensors in memory, and `SampleBatches`, for any torch Dataset.
+answer it: `TensorBatches`, for tensors in memory, and `SampleBatches`, for any torch Dataset.
 """
 
 import contextlib
@@ -14,15 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
 
-from .order import DeterministicBatchSampler
-from .samples import SampleBatches
-from .sendable import check_sendable
-from .workers import raised, seeded, start_worker
-
-WaitContext = Callable[[], AbstractContextManager[object]]
-Timesteps = Callable[[Any], int | None]
+from ..errors import UserError
+from .collate import Collate, batch_of
+from .order import DeterministicBatchSampler, epoch_seed
+from .spec import DataSpec
+from .workers import check_sendable, data_error, raised, seeded, share, start_worker
 
 
 @dataclass(eq=False)
@@ -41,6 +39,50 @@ class TensorBatches(Dataset):
             return tensor.index_select(0, indices)
         pinned = torch.empty(len(indices), *tensor.shape[1:], dtype=tensor.dtype, pin_memory=True)
         return torch.index_select(tensor, 0, indices, out=pinned)
+
+
+@dataclass(eq=False)
+class SampleBatches(Dataset):
+    """The batches of a Dataset, checked by what its data say of themselves."""
+
+    samples: Any  # a torch Dataset
+    spec: DataSpec
+    source: str  # what an error calls it
+    seed: int | None = None  # of the random numbers that the samples draw; None: they are left as they are
+    collate_fn: Collate | None = None  # makes a batch of a list of samples, in place of ours
+
+    def __getitems__(self, key: tuple[int, list[int]]) -> Any:
+        """The batch of a key `(epoch, indices)`, or the UserError that its samples lead to."""
+        epoch, indices = key
+        try:
+            batch = batch_of(self._load(epoch, indices), [*map(self._name, indices)], self.spec, self.collate_fn)
+            return share(batch) if get_worker_info() else batch
+        except UserError as error:
+            return error
+
+    def sample(self, epoch: int, index: int) -> Any:
+        """One sample; UserError with its number if it cannot be loaded."""
+        try:
+            if self.seed is None:
+                return self.samples[index]
+            with seeded(epoch_seed(self.seed, epoch, index)):
+                return self.samples[index]
+        except Exception as error:
+            raise data_error(f"sample {self._name(index)} cannot be loaded", error) from error
+
+    def _load(self, epoch: int, indices: list[int]) -> list[Any]:
+        together = getattr(self.samples, "__getitems__", None)
+        if together is None or self.seed is not None:
+            return [self.sample(epoch, index) for index in indices]
+        try:
+            return together(indices)
+        except Exception as error:
+            for index in indices:  # names the sample at fault
+                self.sample(epoch, index)
+            raise data_error(f"the samples from {self._name(indices[0])} on cannot be loaded", error) from error
+
+    def _name(self, index: int) -> str:
+        return f"number {index} of {self.source}"
 
 
 @dataclass(eq=False)
@@ -65,16 +107,7 @@ def load_apart(splits: Mapping[str, SampleBatches], keys: Iterable[Any], seed: i
     are not forked, it could not be sent to them. Tensors in memory take no worker.
     """
     in_memory = all(isinstance(batches.samples, TensorDataset) for batches in splits.values())
-    loader = DataLoader(
-        SeededBatches(splits, seed),
-        batch_sampler=keys,
-        collate_fn=_as_it_is,
-        num_workers=0 if in_memory else min(1, num_workers),
-        generator=torch.Generator(),  # not the one that the model draws from
-        worker_init_fn=start_worker,
-    )
-    check_sendable(loader)
-    return raised(loader)
+    return raised(_data_loader(SeededBatches(splits, seed), keys, 0 if in_memory else min(1, num_workers)))
 
 
 class Loader:
@@ -91,8 +124,8 @@ class Loader:
         order: DeterministicBatchSampler,
         device: torch.device,
         num_workers: int = 0,
-        wait_context: WaitContext = contextlib.nullcontext,
-        timesteps: Timesteps = lambda batch: None,
+        wait_context: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
+        timesteps: Callable[[Any], int | None] = lambda batch: None,
     ):
         self.timesteps: int | None = None
         self._timesteps_of = timesteps
@@ -104,18 +137,8 @@ class Loader:
         self._stream: torch.cuda.Stream | None = None
         if isinstance(batches, TensorBatches):
             batches = replace(batches, pinned=self._copies)
-        self._loader = DataLoader(
-            batches,
-            batch_sampler=self.batch_sampler,
-            collate_fn=_as_it_is,
-            num_workers=num_workers,
-            # Seeds the workers from a private generator, so that the model's draws stay the same.
-            generator=torch.Generator().manual_seed(order.seed),
-            persistent_workers=num_workers > 0,
-            worker_init_fn=start_worker,
-            pin_memory=self._copies and stored is None,
-        )
-        check_sendable(self._loader)
+        kept = {"persistent_workers": num_workers > 0, "pin_memory": self._copies and stored is None}
+        self._loader = _data_loader(batches, self.batch_sampler, num_workers, order.seed, **kept)
         # Garbage in one cycle with torch's iterator, its queues would close before it tells the workers to end, and it
         # would wait 5 s for each. Held here, it is freed after this loader, and the queues after it.
         weakref.finalize(self, _freed, self._loader)
@@ -159,6 +182,15 @@ class Loader:
                 tensor.record_stream(training)
         self.timesteps = timesteps
         return sent
+
+
+def _data_loader(batches: Dataset, keys: Iterable[Any], num_workers: int, seed: int = 0, **how: Any) -> DataLoader:
+    """A DataLoader whose workers are seeded from a private generator, so that the model's draws stay the same."""
+    own: dict[str, Any] = {"collate_fn": _as_it_is, "worker_init_fn": start_worker}
+    generator = torch.Generator().manual_seed(seed)
+    loader = DataLoader(batches, batch_sampler=keys, num_workers=num_workers, generator=generator, **own, **how)
+    check_sendable(loader)
+    return loader
 
 
 def _freed(loader: DataLoader) -> None:

@@ -29,7 +29,7 @@ class DeterministicBatchSampler(Sampler[Any]):
 
     The order comes from a private generator seeded with (seed, epoch), so that a resumed run continues it. The global
     batch of a step is the same for any number of ranks; each rank takes an equal part of it. Nothing is padded and no
-    sample is served twice. With fewer samples than ranks, some ranks get an empty batch.
+    sample is served twice. There are at least as many samples as ranks.
 
     A resumed run starts at `start`: the first batches of that epoch are not served again, but count in its length.
     """
@@ -78,16 +78,13 @@ class DeterministicBatchSampler(Sampler[Any]):
         first = whole.start + rank * share + min(rank, rest)
         return range(first, first + share + (rank < rest))
 
-    def _take(self, order: Tensor, batch: int) -> Tensor:
-        share = self._share(batch)
-        return order[share.start : share.stop]
-
     def __iter__(self) -> Iterator[Any]:
         """The key `(epoch, indices)` of each batch of this rank that is still to be served."""
         order = self.order() if self.device is None else self.order().to(self.device)
         first = self.start[1] if self.epoch == self.start[0] else 0
         for batch in range(first, len(self)):
-            indices = self._take(order, batch)
+            share = self._share(batch)
+            indices = order[share.start : share.stop]
             yield self.epoch, indices.tolist() if self.device is None else indices
 
     def __len__(self) -> int:

@@ -5,7 +5,7 @@ import inspect
 import numbers
 import operator
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from lightning import LightningDataModule
@@ -29,23 +29,16 @@ class PlainData:
         name = getattr(module, "name", None)
         self.name = name if isinstance(name, str) and name else type(module).__name__
         self.prepare_data, self.setup = module.prepare_data, module.setup
-        self._held: int | None = None
 
-    @property
+    @cached_property
     def batch_size(self) -> int | None:
         """Samples a step, on each device; None where the module does not say it. UserError if it cannot say it.
 
         It may be set to what a batch holds, which changes nothing of the module.
         """
-        if self._held is not None:
-            return self._held
         with self._asked("batch_size"):
             found = getattr(self.module, "batch_size", None) or self.module.hparams.get("batch_size")
         return int(found) if isinstance(found, numbers.Integral) else None
-
-    @batch_size.setter
-    def batch_size(self, batch_size: int) -> None:
-        self._held = batch_size
 
     def check(self) -> None:
         """As DataModule."""

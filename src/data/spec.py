@@ -9,7 +9,7 @@ from unicodedata import category
 
 from torch import Tensor
 
-from ..errors import UserError, did_you_mean, is_text
+from ..errors import UserError, did_you_mean
 
 Kind = Literal["image", "sequence", "tensor"]
 Target = Literal[
@@ -22,7 +22,7 @@ LABELS = ("multilabel", "multilabel_per_pixel")  # targets of which each number 
 PADDING = -100  # no class: of a step behind the end of a sequence, or of a pixel; torch's losses leave it out
 LENGTHS = "lengths"  # the field of a batch with the lengths of its sequences, those of the first input
 _TUPLES = ("input_shape", "classes", "mean", "std", "fields")  # the fields of a DataSpec that hold several values
-_MOST = 2**40  # of a size in a file: torch counts in 64 bits
+_MOST = 2**40  # of a size: torch counts in 64 bits
 
 
 @dataclass(frozen=True)
@@ -71,38 +71,39 @@ class DataSpec:
                 raise UserError(
                     f"data: DataSpec.{field}: got {got!r}, takes {', '.join(known[:-1])} or {known[-1]}.{hint}"
                 )
-        if self.kind == "image" and len(self.input_shape) != 3:
-            raise UserError(f"data: DataSpec.input_shape: got {self.input_shape}, and an image takes (C, H, W)")
-        for field, right, takes in (
-            ("classes", _are_names(self.classes), "texts without control characters"),
-            (
-                "mean",
-                _are_numbers(self.mean, self.input_shape[0] if self.kind == "image" else None),
-                "a number a channel",
-            ),
-            ("std", _are_numbers(self.std, None) and len(self.std) == len(self.mean), "as many numbers as `mean`"),
-        ):
-            if not right:
-                raise UserError(f"data: DataSpec.{field}: got {getattr(self, field)!r}, takes {takes}")
-        names = {*self.fields} - {LENGTHS}
-        fewest = 1 if self.target == "input" else 2
-        if len(self.fields) < fewest or len(names) < len(self.fields) or not all(map(str.isidentifier, names)):
-            raise UserError(
-                f"data: DataSpec.fields: got {self.fields!r}, takes the names of the inputs and, at the end, of the target, "
-                f"each once; '{LENGTHS}' is taken"
-            )
         if self.target in ("input", "any") and not self.num_outputs:
             object.__setattr__(self, "num_outputs", math.prod(self.input_shape) if self.target == "input" else 1)
-        if type(self.num_outputs) is not int or not all(type(size) is int for size in self.input_shape):
-            got = f"{self.input_shape!r} and {self.num_outputs!r}"
-            raise UserError(f"data: DataSpec.input_shape, num_outputs: got {got}, take whole numbers of Python")
-        if self.num_outputs < 1 or (self.target == "value" and self.num_outputs > 1):
-            takes = "1 for a value; several are a vector" if self.target == "value" else "1 or more"
-            raise UserError(f"data: DataSpec.num_outputs: got {self.num_outputs}, takes {takes}")
-        if self.target.endswith("_per_pixel") and len(self.input_shape) < 2:
-            raise UserError(f"data: DataSpec.input_shape: got {self.input_shape}, and {self.target} takes (C, H, W)")
-        if self.variable_length and (self.target.endswith("_per_pixel") or self.target == "input"):
-            raise UserError(f"data: DataSpec.variable_length: got True, takes False where the target is {self.target}")
+        is_image, per_pixel = self.kind == "image", self.target.endswith("_per_pixel")
+        outputs, sizes, names = self.num_outputs, self.input_shape, {*self.fields} - {LENGTHS}
+        are_texts = isinstance(self.fields, tuple) and all(
+            isinstance(name, str) and name.isidentifier() for name in names
+        )
+        are_sizes = (
+            isinstance(sizes, tuple) and bool(sizes) and all(type(size) is int and 0 < size <= _MOST for size in sizes)
+        )
+        for field, is_right, takes in (
+            ("input_shape", are_sizes, "whole numbers of Python, each 1 or more"),
+            ("input_shape", not is_image or len(sizes) == 3, "(C, H, W) of an image"),
+            ("classes", _are_names(self.classes), "texts without control characters"),
+            ("mean", _are_numbers(self.mean, sizes[0] if is_image and sizes else None), "a number a channel"),
+            ("std", _are_numbers(self.std, None) and len(self.std) == len(self.mean), "as many numbers as `mean`"),
+            (
+                "fields",
+                are_texts and len(self.fields) == len(names) >= (1 if self.target == "input" else 2),
+                f"the names of the inputs and, at the end, of the target, each once; '{LENGTHS}' is taken",
+            ),
+            ("num_outputs", type(outputs) is int and 0 < outputs <= _MOST, "a whole number of Python, 1 or more"),
+            ("blank_class", type(self.blank_class) in (int, type(None)), "the number of a class, or None"),
+            ("num_outputs", self.target != "value" or outputs == 1, "1 for a value; several are a vector"),
+            ("input_shape", not per_pixel or len(sizes) >= 2, f"(C, H, W) where the target is {self.target}"),
+            (
+                "variable_length",
+                not (self.variable_length and (per_pixel or self.target == "input")),
+                f"False where the target is {self.target}",
+            ),
+        ):
+            if not is_right:
+                raise UserError(f"data: DataSpec.{field}: got {getattr(self, field)!r}, takes {takes}")
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -243,23 +244,3 @@ def takes(network: Any, name: str) -> bool:
     except (TypeError, ValueError):  # of a scripted network
         return True
     return name in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-
-
-def spec_from(values: Any) -> DataSpec:
-    """The DataSpec of a file's plain values, as `dataclasses.asdict` writes them.
-
-    Raises:
-        TypeError, ValueError, or what else a strange value leads to: if they are not those of a DataSpec.
-    """
-    spec = DataSpec(**values)
-    right = (
-        all(isinstance(getattr(spec, name), tuple) for name in _TUPLES)
-        and bool(spec.input_shape)
-        and all(type(size) is int and 0 < size <= _MOST for size in (*spec.input_shape, spec.num_outputs))
-        and (spec.blank_class is None or type(spec.blank_class) is int)
-        and all(map(is_text, spec.fields))
-        and type(spec.variable_length) is bool
-    )
-    if not right:
-        raise ValueError("a value is of another kind")
-    return spec

@@ -98,31 +98,27 @@ class TorchvisionImages(TensorDataModule):
     @override
     def prepare_data(self) -> None:
         """Download missing files at the first call. Lightning calls this in one process of each machine."""
-        if self._official is None:
-            if not self._complete():
-                self._download_or_warn()
-            self._official = self._complete()
-
-    def _download_or_warn(self) -> None:
-        try:
-            self.root.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"data.root: {self.root} cannot be created: {error.strerror}") from error
-        try:
-            self._download()
-        except Exception as error:  # any failure of a network: refused, unknown host, wrong checksum
-            missing = (
-                f"{self.torchvision_name} is not in {self.root.resolve()} and could not be downloaded "
-                f"({in_one_line(error, 200)}); put its files there"
-            )
-            can_stand_in = self.image_shape == DIGIT_SHAPE
-            if self.offline == "error" or not can_stand_in:
-                digits = ", or data.offline=digits to train on rendered digits instead" if can_stand_in else ""
-                raise UserError(f"data.root: {missing}, write data.root=<folder> where they are{digits}") from error
-            warn(
-                f"NOT {self.torchvision_name.upper()}: this run trains on digits rendered on this machine, and is "
-                f"recorded as 'rendered-digits'. {missing}, or set data.offline=error to refuse instead."
-            )
+        if self._official is None and not self._complete():
+            try:
+                self.root.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise UserError(f"data.root: {self.root} cannot be created: {error.strerror}") from error
+            try:
+                self._download()
+            except Exception as error:  # any failure of a network: refused, unknown host, wrong checksum
+                missing = (
+                    f"{self.torchvision_name} is not in {self.root.resolve()} and could not be downloaded "
+                    f"({in_one_line(error, 200)}); put its files there"
+                )
+                can_stand_in = self.image_shape == DIGIT_SHAPE
+                if self.offline == "error" or not can_stand_in:
+                    digits = ", or data.offline=digits to train on rendered digits instead" if can_stand_in else ""
+                    raise UserError(f"data.root: {missing}, write data.root=<folder> where they are{digits}") from error
+                warn(
+                    f"NOT {self.torchvision_name.upper()}: this run trains on digits rendered on this machine, and is "
+                    f"recorded as 'rendered-digits'. {missing}, or set data.offline=error to refuse instead."
+                )
+        self._official = self._complete() if self._official is None else self._official
 
     @override
     def load(self, split: Split) -> tuple[Tensor, Tensor]:
@@ -152,7 +148,9 @@ class TorchvisionImages(TensorDataModule):
             split: Split = "train" if train else "test"
             return cached_digits(self.root, STAND_IN_SIZES[split], self.split_seed(split))
         try:
-            dataset = _of_verified_files(self.source)(str(self.root), train=train)
+            # By the same name, but without `processed/`, which an old version may have left beside the files.
+            kind = type(self.source.__name__, (self.source,), {"_check_legacy_exist": lambda dataset: False})
+            dataset: Any = kind(str(self.root), train=train)
         except Exception as error:  # any failure of a parser on a damaged file
             raise UserError(
                 f"data.root: {self.torchvision_name} in {self.root} cannot be read ({in_one_line(error, 200)}); "
@@ -201,11 +199,6 @@ class TorchvisionImages(TensorDataModule):
                 raise UserError(
                     f"data.root: {path}: {what}; delete it and run again to download it, or put the official file there"
                 )
-
-
-def _of_verified_files(source: Any) -> Any:
-    """A dataset of torchvision that reads no `processed/`, which an old version has left beside the files; by the same name."""
-    return type(source.__name__, (source,), {"_check_legacy_exist": lambda dataset: False})
 
 
 def _fitting(option: str, asked: int | None, there: int, what: str) -> int:

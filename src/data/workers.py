@@ -1,21 +1,26 @@
-"""Processes that load samples: their random numbers, their errors, and the signals that they leave to the training process."""
+"""Processes that load samples: what they are sent, their random numbers, their errors, and the signals that they leave to the
+training process.
+"""
 
+import io
 import os
+import pickle
 import random
 import signal
 import sysconfig
 import threading
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
-from multiprocessing import connection, parent_process
+from contextlib import contextmanager, nullcontext
+from multiprocessing import connection, parent_process, reduction
 from pathlib import Path
 from typing import Any
 
 import numpy
 import torch
+from lightning.pytorch.utilities.seed import isolate_rng
 from torch.utils._pytree import tree_map_only
-from torch.utils.data import get_worker_info
+from torch.utils.data import DataLoader, get_worker_info
 
 from .._system import STOPPING, end_at_sigterm_of, signals_named
 from ..errors import DataError, UserError, in_one_line
@@ -23,6 +28,34 @@ from ..errors import DataError, UserError, in_one_line
 # Where the code of Python, of installed packages and of this package lies.
 _NOT_THEIRS = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _NOT_THEIRS += (str(Path(__file__).parents[1]),)
+
+
+class _Pickler(reduction.ForkingPickler):
+    """Leaves out tensors and arrays, which can be sent, so that it takes little time."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        is_bulk = isinstance(obj, torch.Tensor | torch.UntypedStorage | numpy.ndarray)
+        return (int, ()) if is_bulk else NotImplemented
+
+
+def check_sendable(loader: DataLoader, alone: str = "data.num_workers=0") -> None:
+    """Raise UserError if a DataLoader's workers are to be sent what cannot be pickled; `alone` is what to write for none.
+
+    Where workers are forked, they inherit the dataset. Where they are started by `spawn` or `forkserver`, they get it pickled.
+    """
+    context: Any = loader.multiprocessing_context or torch.multiprocessing
+    if not loader.num_workers or context.get_start_method() == "fork":
+        return
+    for sent in (loader.dataset, loader.collate_fn, loader.worker_init_fn):
+        try:
+            _Pickler(io.BytesIO()).dump(sent)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise UserError(
+                f"data: worker processes cannot be sent the data: {in_one_line(error)}; define functions and classes at their "
+                f"module's top level, make other objects in __getitem__, or write {alone}"
+            ) from error
+        except Exception:  # noqa: BLE001, S112 - such as a queue, which can be sent while a process is started, not before
+            continue
 
 
 def raised(items: Any) -> Iterator[Any]:
@@ -62,17 +95,11 @@ def share(batch: Any) -> Any:
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seed the random numbers of Python, numpy and torch on the CPU; outside of a worker their states are restored."""
-    before = None if get_worker_info() else (random.getstate(), numpy.random.get_state(), torch.get_rng_state())
-    random.seed(seed)
-    numpy.random.seed(seed % 2**32)
-    torch.default_generator.manual_seed(seed)
-    try:
+    with nullcontext() if get_worker_info() else isolate_rng(include_cuda=False):
+        random.seed(seed)
+        numpy.random.seed(seed % 2**32)
+        torch.default_generator.manual_seed(seed)
         yield
-    finally:
-        if before is not None:
-            random.setstate(before[0])
-            numpy.random.set_state(before[1])
-            torch.set_rng_state(before[2])
 
 
 def start_worker(worker: int) -> None:

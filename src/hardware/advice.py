@@ -38,7 +38,14 @@ def advise(kind: str, setting: Setting) -> tuple[str, str] | None:
 
     Where none is known, how to find one.
     """
-    return change_for(kind, setting) or (_how_to_find(setting) if kind in _ALL.split() else None)
+    if change := change_for(kind, setting):
+        return change
+    if kind in _ALL.split() and not setting.own:
+        change = "Trainer(callbacks=[ThroughputMonitor(), OperationProfiler()])"
+        return change, "shows the operations and modules that take the time"
+    if kind in _ALL.split() and setting.experiment != "diagnose":
+        return "experiment=diagnose", "tries the changes that may help, one at a time"
+    return None
 
 
 def change_for(kind: str, setting: Setting) -> tuple[str, str] | None:
@@ -80,15 +87,6 @@ def _changes(s: Setting) -> Iterator[tuple[str, str, str]]:
             written("trainer.accelerator", "gpu"),
             "computes faster, with more bandwidth",
         )
-
-
-def _how_to_find(setting: Setting) -> tuple[str, str] | None:
-    if not setting.own:
-        change = "Trainer(callbacks=[ThroughputMonitor(), OperationProfiler()])"
-        return change, "shows the operations and modules that take the time"
-    if setting.experiment != "diagnose":
-        return "experiment=diagnose", "tries the changes that may help, one at a time"
-    return None
 
 
 def _more_workers(setting: Setting) -> int | None:

@@ -31,9 +31,8 @@ from typing import Literal
 from ..records.formatting import count, duration, percent
 from ..records.operations import OperationRow
 from ..records.step_parts import PARTS
-from .calibration import Calibration
+from .calibration import Calibration, compute_seconds, launch_seconds, memory_seconds
 from .evidence import NAMES, Timed, evidence_of_work, shares_in_words
-from .roofline import compute_seconds, launch_seconds, memory_seconds
 
 Certainty = Literal["clear", "probable", "unclear"]
 UNCLEAR = "unclear"  # in place of a kind
@@ -91,7 +90,12 @@ def find_bottleneck(step: Step) -> Bottleneck | None:
         return None
     if step.others_share > BUSY:
         return Bottleneck(UNCLEAR, 0.0, "unclear", f"{_others(step.others_share)}: close them and run again", busy=True)
-    spent = _waits(step, parts, total)
+    # The waits for data and copies count as far as the device idles; beside them, the waits for other ranks.
+    spent, idle = {}, total if step.busy is None or step.device == "cpu" else total * (1 - min(step.busy, 1.0))
+    for kind, part in (("input", "data_wait"), ("transfer", "transfer")):
+        spent[kind] = min(parts[part], idle)
+        idle -= spent[kind]
+    spent["communication"] = min(step.communication_ms or 0.0, parts["forward"] + parts["backward"])
     # A few long steps are no cause of the others' time: what the mean step has beyond the median one is not known.
     work = total - sum(spent.values())
     if step.work_ms is not None:
@@ -117,19 +121,6 @@ def find_bottleneck(step: Step) -> Bottleneck | None:
 
 def _others(share: float) -> str:
     return f"other programs took {percent(share)} of the processor"
-
-
-def _waits(step: Step, parts: Mapping[str, float], total: float) -> dict[str, float]:
-    """Milliseconds of waiting for data and copies, as far as the device idles, and for other ranks."""
-    waits = {
-        "input": parts["data_wait"],
-        "transfer": parts["transfer"],
-    }
-    idle = total if step.busy is None or step.device == "cpu" else total * (1 - min(step.busy, 1.0))
-    for kind, ms in waits.items():
-        waits[kind] = min(ms, idle)
-        idle -= waits[kind]
-    return waits | {"communication": min(step.communication_ms or 0.0, parts["forward"] + parts["backward"])}
 
 
 def _busy_ms(step: Step, total: float, work: float) -> float | None:

@@ -1,10 +1,14 @@
-"""A calibration: what one device was measured to be able to do, and the peak that a training step is compared with."""
+"""A calibration: what one device was measured to be able to do, and its roofline: the peak that a training step is compared with,
+and what an operation takes at least.
+"""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .._torch import float32_formats
+from ..records.operations import OperationRow
+from .flops import kind_of_product
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp64")
 # What a measurement is of. The cache holds one file for each combination.
@@ -115,3 +119,35 @@ def _single_peak(calibration: Calibration, shares: Mapping[str, float] | None) -
             return None
         seconds += share / peak
     return 1 / seconds
+
+
+def compute_seconds(operation: OperationRow, device: Calibration) -> float:
+    """The least time of its arithmetic; 0 where no peak is known. A type without a peak is held against the highest."""
+    peaks = device.matmul_flops_per_sec
+    if not operation.flops or not peaks:
+        return 0.0
+    if operation.dtype == "fp32" and "fp32" in peaks:
+        return operation.flops / float32_peaks(device)[kind_of_product(operation.name)]
+    return operation.flops / peaks.get(operation.dtype, max(peaks.values()))
+
+
+def memory_seconds(operation: OperationRow, device: Calibration) -> float:
+    """The time of its traffic with main memory at the bandwidth; 0 where that is not known."""
+    return operation.cold_bytes / device.memory_bytes_per_sec if device.memory_bytes_per_sec else 0.0
+
+
+def launch_seconds(operation: OperationRow, device: Calibration) -> float:
+    """The least time of its calls."""
+    return operation.calls * (device.launch_us or 0.0) / 1e6
+
+
+def least_seconds(operation: OperationRow, device: Calibration) -> float:
+    """The lower bound of its time: for arithmetic, traffic and, where the host waits for it (on a CPU), its calls.
+
+    Only traffic counts that no cache can save: a call finds at most a full cache of its bytes there, and leaves at most a full
+    cache behind that is written later. So no operation is faster than its bound.
+    """
+    saved = 2 * operation.calls * (device.cache_bytes or 0)
+    share = max(operation.cold_bytes - saved, 0) / operation.cold_bytes if operation.cold_bytes else 0.0
+    launch = launch_seconds(operation, device) if device.device == "cpu" else 0.0
+    return max(compute_seconds(operation, device), share * memory_seconds(operation, device), launch)

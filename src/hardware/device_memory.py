@@ -8,7 +8,6 @@ import psutil
 import torch
 from torch import Tensor
 
-from .._torch import saved_tensors, storage_id
 from .host_memory import host_memory, private_rss
 from .traffic import storages
 
@@ -27,12 +26,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     if not isinstance(error, RuntimeError):
         return False
     said = str(error)
-    return any(words in said for words in _OUT_OF_MEMORY) or (any(words in said for words in _PERHAPS) and _is_full())
-
-
-def _is_full() -> bool:
-    """Whether the current CUDA device has hardly any memory left."""
-    memory = shared_memory(torch.device("cuda")) if torch.cuda.is_available() else {}
+    if any(words in said for words in _OUT_OF_MEMORY):
+        return True
+    memory = shared_memory(torch.device("cuda")) if torch.cuda.is_available() and any(map(said.count, _PERHAPS)) else {}
     return bool(memory) and memory["free"] < _FULL * memory["total"]
 
 
@@ -76,7 +72,7 @@ def shared_memory(device: torch.device) -> dict[str, int]:
 
 def bytes_of(tensors: Iterable[object]) -> int:
     """Bytes of the storages of tensors, each storage once; a sparse tensor, which shows none, does not count."""
-    return sum({storage_id(storage): storage.nbytes() for each in tensors for storage in storages(each)}.values())
+    return sum({storage._cdata: storage.nbytes() for each in tensors for storage in storages(each)}.values())
 
 
 class SavedTensors:
@@ -95,19 +91,49 @@ class SavedTensors:
 
     @contextmanager
     def watch(self, others: Iterable[object]) -> Iterator[None]:
-        """Watch a forward pass in this thread. The tensors among `others`, such as parameters and the batch, do not count."""
-        self._others = {storage_id(storage) for each in others for storage in storages(each)}
-        with saved_tensors(self._note):
-            yield
+        """Watch a forward pass in this thread. The tensors among `others`, such as parameters and the batch, do not count.
 
-    def _note(self, saved: Tensor) -> None:
+        The step does not change, but for two things: a saved tensor that is then changed in place is not reported, and
+        nothing is seen within `torch.func.grad` and its kind, which refuse to run under such hooks.
+        """
+        self._others = {storage._cdata for each in others for storage in storages(each)}
+        graph = torch.autograd.graph
+        hooks, disable, depth = (
+            graph.saved_tensors_hooks(self._pack, lambda saved: saved),
+            graph.disable_saved_tensors_hooks,
+            0,
+        )
+
+        @contextmanager
+        def without_hooks(error_message: str) -> Iterator[None]:
+            nonlocal depth
+            if not depth:
+                hooks.__exit__()
+            depth += 1
+            try:
+                with disable(error_message):
+                    yield
+            finally:
+                depth -= 1
+                if not depth:
+                    hooks.__enter__()
+
+        with hooks:
+            graph.disable_saved_tensors_hooks = without_hooks
+            try:
+                yield
+            finally:
+                graph.disable_saved_tensors_hooks = disable
+
+    def _pack(self, saved: Tensor) -> Tensor:
         for storage in storages(saved):
-            key = storage_id(storage)
+            key = storage._cdata
             if storage.device.type != self._device or key in self._alive or key in self._others:
                 continue
             self._alive[key] = storage.nbytes(), weakref.ref(storage, lambda _, key=key: self._forget(key))
             self._held += storage.nbytes()
             self.most = max(self.most, self._held)
+        return saved.detach()  # the tensor itself would keep its own node alive
 
     def _forget(self, key: int) -> None:
         size, _ = self._alive.pop(key)

@@ -30,7 +30,12 @@ def dims_of(name: str, inputs: Mapping[str, Any], results: list[Tensor]) -> tupl
         if name in ("convolution", "convolution_backward"):
             return *inputs.get("grad_output", results[0]).shape, *inputs["weight"].shape[1:]
         if "rnn" in name and "hidden_size" in inputs:
-            return *_of_sequence(name, inputs), inputs["hidden_size"]
+            shape, hidden = inputs["input"].shape, inputs["hidden_size"]
+            if len(shape) != 3:  # packed: the samples of all steps
+                return 1, shape[0], shape[-1], hidden
+            swapped = name.startswith("_cudnn") and inputs["batch_first"]  # torch has swapped them for oneDNN
+            steps, samples = shape[1::-1] if swapped else shape[:2]
+            return steps, samples, shape[2], hidden
         if "softmax" in name or "layer_norm" in name:
             numbers = next(value for value in inputs.values() if isinstance(value, Tensor))
             columns = prod(inputs["normalized_shape"]) if "layer_norm" in name else numbers.shape[inputs["dim"]]
@@ -38,13 +43,3 @@ def dims_of(name: str, inputs: Mapping[str, Any], results: list[Tensor]) -> tupl
     except (LookupError, TypeError, RuntimeError):  # a nested tensor has no shape; a softmax of a number has no rows
         pass
     return ()
-
-
-def _of_sequence(name: str, inputs: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Time steps, samples and features of a recurrent kernel's input."""
-    shape = inputs["input"].shape
-    if len(shape) != 3:  # packed: the samples of all steps
-        return 1, shape[0], shape[-1]
-    first, second, features = shape
-    swapped = name.startswith("_cudnn") and inputs["batch_first"]  # torch has swapped them for oneDNN
-    return (second, first, features) if swapped else (first, second, features)

@@ -1,12 +1,13 @@
 """The words for a bottleneck: its name in one row, and in one line the numbers that the verdict rests on."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from ..records.formatting import count, percent, with_prefix
 from ..records.operations import OperationRow
-from .calibration import Calibration
-from .roofline import compute_seconds
+from .calibration import Calibration, compute_seconds
 
 Timed = tuple[OperationRow, float]  # an operation, and seconds of it
 NAMES = {
@@ -40,7 +41,7 @@ def shares_in_words(shares: Mapping[str, float], unknown: float, why: str | None
 
 
 def evidence_of_work(kind: str, timed: Sequence[Timed], seconds: float, device: Calibration | None) -> str:
-    """What was seen of work: the sum of it, at which part of the device's peak, and the largest operation.
+    """What was seen of work: the sum of it, at which part of the device's peak, and the operation of a module that takes most.
 
     `timed` has the seconds that each operation spends so, or needs on an accelerator, `seconds` are theirs in the step.
     """
@@ -59,14 +60,8 @@ def evidence_of_work(kind: str, timed: Sequence[Timed], seconds: float, device: 
     else:
         calls = count(round(sum(each.calls for each in operations)), "operation")
         words = f"{NAMES[kind]}: {calls} on {with_prefix(sum(each.bytes for each in operations), 'B')}"
-    return f"{words}; {_largest(timed)}"
-
-
-def _largest(timed: Sequence[Timed]) -> str:
-    """The operation of a module that takes most of the time, and how much of it."""
-    by_place: dict[str, float] = {}
-    for each, seconds in timed:
-        place = each.name.removeprefix("aten.") + (f" of {each.module}" if each.module else "")
-        by_place[place] = by_place.get(place, 0.0) + seconds
-    place, seconds = max(by_place.items(), key=lambda item: item[1])
-    return f"{percent(seconds / sum(by_place.values()))} of it in {place}"
+    by_place: defaultdict[str, float] = defaultdict(float)
+    for each, spent in timed:
+        by_place[each.name.removeprefix("aten.") + (f" of {each.module}" if each.module else "")] += spent
+    place, largest = max(by_place.items(), key=itemgetter(1))
+    return f"{words}; {percent(largest / sum(by_place.values()))} of it in {place}"

@@ -4,38 +4,26 @@ Imports no torch: a sweep asks before each run.
 """
 
 import contextlib
-from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any
 
 import psutil
 
 from .._system import control_groups
 
 
-class HostMemory(NamedTuple):
-    """Bytes."""
-
-    total: int
-    available: int
-
-
-def host_memory() -> HostMemory:
-    """The least of the machine's memory and the limits of the process's control groups, now."""
-    machine = psutil.virtual_memory()
-    totals, free = zip((machine.total, machine.available), *_group_limits(), strict=True)
-    return HostMemory(min(totals), max(0, min(free)))
-
-
-def _group_limits() -> Iterator[tuple[int, int]]:
-    """Bytes that each control group of this process, of version 2, allows and leaves free.
-
-    The page cache, which the kernel takes back first, is free.
+def host_memory() -> Any:
+    """The bytes of the machine as psutil tells them now, of which `total` and `available` are at most what the limits of the
+    process's control groups (version 2) allow and leave free. The page cache, which the kernel takes back first, is free.
     """
+    machine = psutil.virtual_memory()
+    totals, free = [machine.total], [machine.available]
     for group in control_groups("memory"):
         with contextlib.suppress(OSError, ValueError):  # no limit ("max"), or a group of version 1
             most, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
             facts = dict(fact.split() for fact in (group / "memory.stat").read_text().splitlines())
-            yield most, most - used + int(facts.get("inactive_file", 0))
+            free.append(most - used + int(facts.get("inactive_file", 0)))
+            totals.append(most)
+    return machine._replace(total=min(totals), available=max(0, min(free)))
 
 
 def private_rss(process: psutil.Process) -> int:

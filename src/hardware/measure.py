@@ -26,10 +26,9 @@ from ..files import write_text
 from ..records.formatting import percent
 from ..records.terminal import say
 from .calibration import IDENTITY, PRECISIONS, Calibration
-from .contention import MAX_SHARE, Noise, NoiseMeter, is_disturbed
 from .devices import cache_bytes, current, device_name
 from .nvml_readings import UTILIZATION, gpu_queries, nvml_device
-from .processor import usable_cores
+from .processor import MAX_SHARE, Noise, NoiseMeter, is_disturbed, usable_cores
 
 SCHEMA = 8  # of the cached file and of the way in which it is measured
 # How long a disturbed calibration is used: its rates are too low, but the runs of a sweep do not measure them again.
@@ -37,9 +36,10 @@ DISTURBED_S = 600
 _PASSES_S = 1.5  # for the fastest microbenchmarks, after each was tried once
 _PATIENCE_S = 600  # for a calibration in a subprocess, on a machine that is a hundred times slower than usual
 _PROGRAM = """
-import dataclasses, json, sys
-from batchscope._system import bind_to
-bind_to([*map(int, sys.argv[1].split(","))])  # a thread that OpenMP has bound to one core passes on that one
+import dataclasses, json, psutil, sys
+process = psutil.Process()  # a thread that OpenMP has bound to one core passes on that one
+if hasattr(process, "cpu_affinity"):
+    process.cpu_affinity([*map(int, sys.argv[1].split(","))])
 import torch
 from batchscope.hardware.measure import load_or_measure
 torch.set_num_threads(int(sys.argv[3]))
@@ -158,33 +158,19 @@ def store(calibration: Calibration) -> None:
 def identity(device: torch.device) -> dict[str, Any]:
     """What a measurement is of; a change in any value asks for a new measurement."""
     known: dict[str, Any] = dict.fromkeys(IDENTITY)
-    known |= {"device": device.type, "device_name": device_name(device)}
-    known |= {"torch": torch.__version__, "on_battery": _on_battery()}
-    if device.type == "cpu":
-        torch.zeros(2**17).add_(1)  # starts OpenMP's threads: before that, only the main one could tell its cores
-        return known | {"threads": torch.get_num_threads(), "cores": usable_cores(), "driver": _instruction_sets()}
-    if device.type == "mps":
-        return known | {"driver": platform.mac_ver()[0] or None}
-    return known | ({"driver": torch.version.hip} if torch.version.hip else _nvidia_driver(device))
-
-
-def _on_battery() -> bool | None:
-    """Whether a laptop runs on its battery; None without one."""
+    known |= {"device": device.type, "device_name": device_name(device), "torch": torch.__version__}
     with contextlib.suppress(AttributeError, OSError):  # psutil has no such function on every system
         battery = psutil.sensors_battery()
-        return None if battery is None or battery.power_plugged is None else not battery.power_plugged
-    return None
-
-
-def _instruction_sets() -> str:
-    """The ones that torch uses, and the most that oneDNN may use where the environment says so."""
-    most = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA")
-    return torch.backends.cpu.get_cpu_capability() + (f", oneDNN up to {most}" if most else "")
-
-
-def _nvidia_driver(device: torch.device) -> dict[str, Any]:
-    """The driver's version and the power limit in W, as far as NVML reports them."""
-    known: dict[str, Any] = {}
+        known["on_battery"] = None if battery is None or battery.power_plugged is None else not battery.power_plugged
+    if device.type == "cpu":
+        torch.zeros(2**17).add_(1)  # starts OpenMP's threads: before that, only the main one could tell its cores
+        most = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA")
+        known["driver"] = torch.backends.cpu.get_cpu_capability() + (f", oneDNN up to {most}" if most else "")
+        return known | {"threads": torch.get_num_threads(), "cores": usable_cores()}
+    if device.type == "mps":
+        return known | {"driver": platform.mac_ver()[0] or None}
+    if torch.version.hip:
+        return known | {"driver": torch.version.hip}
     with contextlib.suppress(Exception):  # NVML has an exception for each thing that can be missing
         nvml, handle = nvml_device(device)
         known["driver"] = str(nvml.nvmlSystemGetDriverVersion())

@@ -142,8 +142,12 @@ def microbenchmarks(device: torch.device, cache_bytes: int | None = None) -> dic
 
 def _products(device: torch.device, precision: str) -> Iterator[Microbenchmark]:
     """Matrix products and convolutions, smallest first."""
-    random = partial(_random, device, _DTYPES[precision])
+    dtype = _DTYPES[precision]
     float32 = "tf32" if precision == "tf32" else "ieee"
+
+    def random(*shape: int) -> Tensor:  # not zeros: on zeros a device stays cooler and computes faster
+        generator = torch.Generator(device).manual_seed(0)
+        return torch.randn(shape, generator=generator, device=device).to(dtype)
 
     def matrices(m: int, k: int, n: int) -> Run:
         return partial(F.linear, random(m, k), random(n, k))
@@ -179,9 +183,3 @@ def _traffic(device: torch.device, size: int) -> list[Microbenchmark]:
         Microbenchmark(2.0 * size, lambda: partial(tensors()[0].mul_, 1.0)),
         Microbenchmark(3.0 * size, lambda: partial(tensors()[0].add_, tensors()[1], alpha=0.0)),
     ]
-
-
-def _random(device: torch.device, dtype: torch.dtype, *shape: int) -> Tensor:
-    """Random numbers, not zeros: on zeros a device stays cooler and computes faster."""
-    generator = torch.Generator(device).manual_seed(0)
-    return torch.randn(shape, generator=generator, device=device).to(dtype)

@@ -10,7 +10,7 @@ memory, by the rule of `traffic.Cache`.
 
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from statistics import median
@@ -19,28 +19,19 @@ from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from typing_extensions import override
 
-from .._torch import DispatchMode, is_operation, is_wrapper, next_autograd_number, running_autograd_number
-from ..records.operations import OperationRow
+from ..records.operations import OperationRow, merge
 from .dims import dims_of
-from .flop_formulas import Formula, formula_of
-from .traffic import Cache, address, is_in_rows, tensors, touched_bytes
+from .flops import Formula, formula_of
+from .traffic import IN_ROWS, Cache, address, tensors, touched_bytes
 
 _COMPILED = re.compile(r"\b_orig_mod\.?|\._orig_mod\b")  # what torch.compile adds to the path of a module
 _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
 # In-place operations that do not read what they overwrite.
 _OVERWRITES = ("copy", "zero", "fill", "normal", "uniform", "bernoulli", "random", "exponential")
 _OVERWRITES += ("_foreach_zero", "_foreach_copy")
-
-
-def merge(operations: Iterable[OperationRow], key: Callable[[OperationRow], Any]) -> dict[Any, OperationRow]:
-    """Operations added up by a key. The sum has the name, module, part and dtype of the group's first operation."""
-    sums: dict[Any, OperationRow] = {}
-    for operation in operations:
-        group = key(operation)
-        sums[group] = sums[group].plus(operation) if group in sums else operation
-    return sums
 
 
 class _Kind(NamedTuple):
@@ -56,7 +47,7 @@ class _Kind(NamedTuple):
     formula: Formula | None  # of its FLOPs; None if it has none
 
 
-class OperationRecorder(DispatchMode):
+class OperationRecorder(TorchDispatchMode):
     """Notes every operation while it is active, as a context manager. It changes no result.
 
     One recorder watches several steps, since a step finds in the cache what the one before has left there: call
@@ -139,10 +130,12 @@ class OperationRecorder(DispatchMode):
     @override
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not is_operation(func):
+        if not isinstance(func, torch._ops.OpOverload):  # a function of functions such as `torch.cond`
             self._leave_uncounted(func)
             return func(*args, **kwargs)
-        if any(map(is_wrapper, types)):  # the operations on the plain tensors in it are seen next
+        if any(
+            map(is_traceable_wrapper_subclass_type, types)
+        ):  # the operations on the plain tensors in it are seen next
             return NotImplemented
         start = time.perf_counter()
         result = func(*args, **kwargs)
@@ -202,10 +195,12 @@ class OperationRecorder(DispatchMode):
 
     def _module(self) -> str:
         """The module that runs now; in the backward pass the one whose forward operation made the running node."""
-        number = running_autograd_number()
-        if number is not None:
-            return self._made_in.get(number, "")
-        self._made_in.setdefault(next_autograd_number() - 1, self._running[-1])
+        node = torch._C._current_autograd_node()
+        if node is not None:
+            return self._made_in.get(node._sequence_nr(), "")
+        self._made_in.setdefault(
+            torch._C._autograd._get_sequence_nr() - 1, self._running[-1]
+        )  # that of the one that runs
         return self._running[-1]
 
 
@@ -228,7 +223,7 @@ def _kind_of(func: Any) -> _Kind:
         arguments=tuple(each.name for each in schema.arguments),
         written=written,
         overwrites=base in _OVERWRITES or written == {"out"},
-        in_rows=is_in_rows(base),
+        in_rows=base in IN_ROWS,
         writes_results=not name.removeprefix("new_").startswith(("empty", "_empty")),
         formula=formula_of(func),
     )

@@ -1,7 +1,10 @@
-"""The processor time that this run uses, and the time of the cores that it may use.
+"""The processor time that this run uses, that of the cores that it may use, and what others take of it.
 
 A run's own time is that of this process, its descendants, and the other ranks of the run. Where a control group has a
 quota below its cores, the quota is what may be used, and processes outside of the group take nothing from it.
+
+A window of steps, and the peaks of a CPU, are disturbed by the rule in `is_disturbed`. Peaks that others lower must not be
+kept: a short disturbance needs no detection, because the best of many short blocks counts.
 """
 
 import contextlib
@@ -15,25 +18,55 @@ import psutil
 from .. import _system, ranks
 from .._system import affinity, control_groups
 
-
-class Load(NamedTuple):
-    """Seconds of one core up to a moment; two of them differ by what happened between."""
-
-    total: float  # of the cores that this process may use, or of the quota
-    busy: float  # with any process, or taken by the hypervisor (steal)
-    own: float  # with this run
+MAX_SHARE = 0.1  # an idle virtual machine has 2 to 3 % of steal
 
 
-def cpu_seconds() -> Load:
-    """The processor time up to now; NaN where the system does not tell it, as in some sandboxes."""
-    cores, quota = affinity(), _quota()
+class Noise(NamedTuple):
+    """Shares of the cores' time between two moments; NaN stands for unknown."""
+
+    others_share: float = math.nan  # used by other processes than this run's, or taken by the hypervisor (steal)
+    idle_share: float = math.nan
+
+
+def is_disturbed(noise: Noise) -> bool:
+    """Whether others took more than a tenth of the cores' time, and more than was left idle. Unknown noise does not disturb."""
+    return noise.others_share > MAX_SHARE and noise.others_share > noise.idle_share
+
+
+class NoiseMeter:
+    """Reads the noise from one call to the next."""
+
+    def __init__(self) -> None:
+        self._last = cpu_seconds()
+
+    def read(self) -> Noise:
+        """The noise since the last call; unknown where no time passed."""
+        before, self._last = self._last, cpu_seconds()
+        total, busy, own = (late - early for early, late in zip(before, self._last, strict=True))
+        if not total > 0:
+            return Noise()
+        return Noise(*(min(max(part / total, 0.0), 1.0) for part in (busy - own, total - busy)))  # clocks may disagree
+
+
+def cpu_seconds() -> tuple[float, float, float]:
+    """Seconds of one core up to now: of the cores that this process may use, or of the quota; busy with any process, or taken by
+    the hypervisor (steal); and with this run. NaN where the system does not tell them, as in some sandboxes.
+
+    Other cores of a large machine may belong to other jobs, which disturb nobody here.
+    """
+    mine, quota = affinity(), _quota()
     try:
-        total, busy, steal = _core_seconds(cores)
+        cores = psutil.cpu_times(percpu=True)
     except (OSError, psutil.Error):
-        return Load(math.nan, math.nan, math.nan)
-    if quota is not None and quota[0] < len(cores):
-        total, busy = quota[0] * time.monotonic(), quota[1] + steal * quota[0] / len(cores)
-    return Load(total, busy, own_seconds(root_of_run()))
+        return math.nan, math.nan, math.nan
+    if max(mine) < len(cores):  # psutil counts the cores that are online: with others among them no number is a place
+        cores = [cores[core] for core in mine]
+    total = sum(sum(core) - getattr(core, "guest", 0.0) - getattr(core, "guest_nice", 0.0) for core in cores)
+    busy = total - sum(core.idle + getattr(core, "iowait", 0.0) for core in cores)
+    if quota is not None and quota[0] < len(mine):
+        steal = sum(getattr(core, "steal", 0.0) for core in cores)
+        total, busy = quota[0] * time.monotonic(), quota[1] + steal * quota[0] / len(mine)
+    return total, busy, own_seconds(root_of_run())
 
 
 def own_seconds(root: int | None = None) -> float:
@@ -58,19 +91,6 @@ def root_of_run() -> int:
     rank = ranks.current()
     is_one_of_several = rank.rank > 0 or (rank.launcher and rank.world_size > 1)
     return os.getppid() if is_one_of_several else os.getpid()
-
-
-def _core_seconds(mine: set[int]) -> tuple[float, float, float]:
-    """Seconds of the cores that this process may use: in all, busy, and taken by the hypervisor.
-
-    Other cores of a large machine may belong to other jobs, which disturb nobody here.
-    """
-    cores = psutil.cpu_times(percpu=True)
-    if max(mine) < len(cores):  # psutil counts the cores that are online: with others among them no number is a place
-        cores = [cores[core] for core in mine]
-    total = sum(sum(core) - getattr(core, "guest", 0.0) - getattr(core, "guest_nice", 0.0) for core in cores)
-    idle = sum(core.idle + getattr(core, "iowait", 0.0) for core in cores)
-    return total, total - idle, sum(getattr(core, "steal", 0.0) for core in cores)
 
 
 def _quota() -> tuple[float, float] | None:

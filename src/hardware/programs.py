@@ -27,6 +27,11 @@ class Process(NamedTuple):
     name: str
     seconds: float  # of processor time, without its children's
 
+    @property
+    def identity(self) -> tuple[int, float]:
+        """What no other process has."""
+        return self.pid, self.started
+
 
 class ProgramWatch:
     """Samples the processor time of the user's processes, and says which programs took most of it since the first sample.
@@ -45,8 +50,7 @@ class ProgramWatch:
         cores: Callable[[], float] = usable_cores,
     ):
         self._roots = frozenset(roots)
-        self._read = read or read_processes
-        self._clock, self._cores = clock, cores
+        self._read, self._clock, self._cores = read or read_processes, clock, cores
         self._times: list[float] = []  # of the first and the last sample
         self._own: set[tuple[int, float]] = set()
         self._before: dict[tuple[int, float], float] = {}  # seconds at the first sample
@@ -55,9 +59,11 @@ class ProgramWatch:
     def sample(self) -> None:
         """Read the processes."""
         processes = {process.pid: process for process in self._read()}
-        own = self._find_own(processes)
-        self._own |= {_identity(processes[pid]) for pid in own if pid in processes}
-        others = {_identity(process): process for pid, process in processes.items() if pid not in own}
+        own = self._roots | {pid for pid, process in processes.items() if process.identity in self._own}
+        while more := {pid for pid, each in processes.items() if pid not in own and {each.parent, each.group} & own}:
+            own |= more
+        self._own |= {processes[pid].identity for pid in own if pid in processes}
+        others = {process.identity: process for pid, process in processes.items() if pid not in own}
         if not self._times:
             self._before = {identity: process.seconds for identity, process in others.items()}
         self._seen |= others
@@ -88,21 +94,6 @@ class ProgramWatch:
             if 2 * taken >= share:
                 return " and ".join(names)
         return ""
-
-    def _find_own(self, processes: dict[int, Process]) -> set[int]:
-        """The numbers of the processes to leave out."""
-        own = set(self._roots) | {pid for pid, process in processes.items() if _identity(process) in self._own}
-        while more := {
-            pid
-            for pid, process in processes.items()
-            if pid not in own and (process.parent in own or process.group in own)
-        }:
-            own |= more
-        return own
-
-
-def _identity(process: Process) -> tuple[int, float]:
-    return process.pid, process.started
 
 
 def read_processes() -> Iterator[Process]:

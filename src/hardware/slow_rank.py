@@ -16,6 +16,7 @@ longer, too, and a rank with a slow loader is `probable` where the other ranks s
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy
 from numpy.typing import ArrayLike, NDArray
@@ -50,21 +51,6 @@ class RankTimes:
     timesteps: float = 0.0
 
 
-@dataclass(frozen=True)
-class SlowRank:
-    """The rank that is slow in the part in which any is slowest."""
-
-    rank: int
-    part: str  # `input`, `transfer` or `compute`
-    ms: float  # that it spends in this part of a mean step
-    excess_ms: float  # beyond the median of the other ranks
-    share: float  # of the step, that the excess is
-    certainty: str  # `clear` or `probable`
-    also: Sequence[int]  # other ranks that are slow in this part
-    evidence: str  # one line with these numbers
-    advice: str  # what to look at, or to change
-
-
 def block_means(values: ArrayLike) -> list[float]:
     """The means of `BLOCKS` successive blocks of values, shape (N,); the values themselves where they are fewer."""
     series = numpy.asarray(values, float)
@@ -82,8 +68,13 @@ def _blocks(ranks: Sequence[RankTimes]) -> dict[str, NDArray[numpy.float64]]:
     return {part: numpy.array(ms, float) for part, ms in parts.items() if all(ms) and len({*map(len, ms)}) == 1}
 
 
-def find_slow_rank(ranks: Sequence[RankTimes], step_ms: float, setting: Setting) -> SlowRank | None:
+def find_slow_rank(ranks: Sequence[RankTimes], step_ms: float, setting: Setting) -> dict[str, Any] | None:
     """The rank that the others wait for, by the rule above; None where no rank is, or its parts are not known.
+
+    It has the `rank` and the `part` (`input`, `transfer` or `compute`) in which any is slowest, the `ms` that it spends there in a
+    mean step, `excess_ms` beyond the median of the other ranks, the `share` of the step that this is, `certainty` (`clear` or
+    `probable`), `also`: other ranks that are slow in this part, `evidence`: one line with these numbers, and `advice`: what to
+    look at, or to change.
 
     Args:
         ranks: all that train together.
@@ -112,17 +103,17 @@ def find_slow_rank(ranks: Sequence[RankTimes], step_ms: float, setting: Setting)
     words[0] += f", {duration(excess_ms / 1e3)} more than {others}"
     words += [f"also slow: {', '.join(map(str, also))}"] if also else []
     words += [_HIDDEN] if is_hidden else []
-    return SlowRank(
-        rank=rank,
-        part=part,
-        ms=ms,
-        excess_ms=excess_ms,
-        share=excess_ms / step_ms,
-        certainty="probable" if is_hidden else "clear",
-        also=also,
-        evidence="; ".join(words),
-        advice=_advice(ranks, rank, part, setting),
-    )
+    return {
+        "rank": rank,
+        "part": part,
+        "ms": ms,
+        "excess_ms": excess_ms,
+        "share": excess_ms / step_ms,
+        "certainty": "probable" if is_hidden else "clear",
+        "also": also,
+        "evidence": "; ".join(words),
+        "advice": _advice(ranks, rank, part, setting),
+    }
 
 
 def _advice(ranks: Sequence[RankTimes], rank: int, part: str, setting: Setting) -> str:

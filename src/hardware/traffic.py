@@ -7,16 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._torch import storage_id
-
 # Operations that touch some rows of their first argument: as much of it as they return, or as they are given to write.
-_LOOK_UPS = ("embedding", "index", "index_select", "gather", "take")
-_ROW_UPDATES = ("index_put", "_index_put_impl", "index_add", "index_copy", "scatter", "scatter_add", "scatter_reduce")
-
-
-def is_in_rows(name: str) -> bool:
-    """Whether an operation touches some rows of its first argument only."""
-    return name in _LOOK_UPS or name in _ROW_UPDATES
+IN_ROWS = ("embedding", "index", "index_select", "gather", "take")
+IN_ROWS += ("index_put", "_index_put_impl", "index_add", "index_copy", "scatter", "scatter_add", "scatter_reduce")
 
 
 def tensors(value: Any) -> Iterator[Tensor]:
@@ -45,7 +38,7 @@ def touched_bytes(tensor: Tensor) -> int:
 
 def address(storage: torch.UntypedStorage) -> int:
     """Where a storage lies, or an identity of one that has no address."""
-    return storage.data_ptr() or storage_id(storage)
+    return storage.data_ptr() or storage._cdata
 
 
 class Cache:

@@ -26,10 +26,10 @@ from ..analysis.text import aligned, choice_words
 from ..analysis.windows import COLUMNS
 from ..data.spec import LENGTHS, DataSpec, arguments, takes
 from ..errors import UserError, in_one_line
-from ..hardware.contention import NoiseMeter, is_disturbed
 from ..hardware.device_memory import is_out_of_memory
 from ..hardware.devices import current, device_name
 from ..hardware.microbenchmarks import clock
+from ..hardware.processor import NoiseMeter, is_disturbed
 from ..records.formatting import percent, significant
 from ..sweep.passes import Limits, WaitingRun, measure_in_passes
 from ..training.task import Task

@@ -14,7 +14,7 @@ from torch import nn
 
 from ..checkpointing.checkpoint_file import load_checkpoint, makes_layers
 from ..data.plain import Data
-from ..data.spec import DataSpec, spec_from
+from ..data.spec import DataSpec
 from ..errors import UserError, in_one_line, is_text
 from ..hardware.devices import check_accelerator
 from ..options import CONFIG_DIR, groups, trust
@@ -171,7 +171,7 @@ def _known(saved: dict[str, Any], path: Path, options: Mapping[str, Any]) -> Kno
     spec, name = saved.get("spec"), str(saved["dataset"]) if is_text(saved.get("dataset")) else "the data"
     size = options.get("batch_size")
     try:
-        known = None if spec is None else spec_from(spec)
+        known = None if spec is None else DataSpec(**spec)
         return KnownData(known, name, size if type(size) is int and size > 0 else None)
     except Exception as error:  # a file may hold anything
         raise UserError(f"ckpt: {path} is not a checkpoint that batchscope wrote: its spec is damaged") from error

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
-from .._torch import disable_dynamo, flatten_cudnn_weights, hook_dicts
 from .elman import ElmanSequence
 
 if TYPE_CHECKING:
     from .recurrent import LSTMCell, RNNCell
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def obstacle(cells: "Sequence[RNNCell | LSTMCell]", input: Tensor, dropout: nn.Module | None = None) -> str | None:
@@ -33,12 +34,14 @@ def obstacle(cells: "Sequence[RNNCell | LSTMCell]", input: Tensor, dropout: nn.M
     if dropout is not None and type(dropout) is not nn.Dropout:
         return f"a {type(dropout).__name__} in place of nn.Dropout"
     for module in [*cells, *linears, *([dropout] if dropout is not None else [])]:
-        if any(hook_dicts(module)):
+        if any(getattr(module, name) for name in _HOOKS):
             return f"a {type(module).__name__} that has hooks"
     return None
 
 
-@disable_dynamo  # as for nn.LSTM: torch.compile runs a sequence as it is and compiles the code around it
+# As for nn.LSTM: torch.compile runs a sequence as it is and compiles the code around it. `torch.compiler.disable` does the same,
+# and imports torch._dynamo, which takes seconds, when it decorates.
+@torch._disable_dynamo
 def lstm(
     cells: "Sequence[LSTMCell]", input: Tensor, states: tuple[Tensor, Tensor] | None, dropout: float, training: bool
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -59,7 +62,7 @@ def lstm(
     return output, (hx, cx)
 
 
-@disable_dynamo
+@torch._disable_dynamo
 def rnn(cell: "RNNCell", input: Tensor, hidden: Tensor | None) -> tuple[Tensor, Tensor]:
     """An Elman cell over a sequence: `input: (B, T, F)`, `hidden: (B, H)` → `(B, T, H)` and the final `(B, H)`.
 
@@ -80,19 +83,25 @@ def flatten_parameters(cells: "Sequence[RNNCell | LSTMCell]", mode: Literal["LST
     """Move the parameters of cells on a GPU into one block of memory, which cuDNN otherwise copies at every call.
 
     The parameters stay the same objects, as with `nn.LSTM.flatten_parameters`. Call it where a module's parameters are
-    moved anyway, and never in a forward pass, where a strategy may gather them for a while. Sharded parameters are left
-    unchanged. `mode` is cuDNN's name for the kind of cell; `RNN_TANH` takes one cell.
+    moved anyway, and never in a forward pass, where a strategy may gather them for a while. Sharded parameters, and those
+    that cuDNN does not run, are left unchanged. `mode` is cuDNN's name for the kind of cell; `RNN_TANH` takes one cell.
     """
+    from torch.backends.cudnn import rnn
+
     linears = [(cell.i2h, cell.h2h) for cell in cells]
     found = [linear._parameters.get(name) for pair in linears for name in ("weight", "bias") for linear in pair]
     # The exact type: a sharded parameter is a DTensor, and other subclasses have their own rules.
-    weights = [weight for weight in found if type(weight) is nn.Parameter and weight.is_cuda]
+    weights: list[Tensor] = [weight for weight in found if type(weight) is nn.Parameter and weight.is_cuda]
     if len(weights) < len(found) or len({weight.dtype for weight in weights}) > 1:
+        return
+    if not all(map(torch.backends.cudnn.is_acceptable, weights)) or not torch._use_cudnn_rnn_flatten_weight():
         return
     in_one_block = len({weight.untyped_storage().data_ptr() for weight in weights}) == 1
     shared = len({weight.data_ptr() for weight in weights}) < len(weights)
     if not in_one_block and not shared:
-        flatten_cudnn_weights(weights, mode, cells[0].hidden_size, len(cells))
+        sizes = weights[0].shape[1], rnn.get_cudnn_mode(mode), cells[0].hidden_size, 0, len(cells)
+        with torch.no_grad(), torch.cuda.device_of(weights[0]):
+            torch._cudnn_rnn_flatten_weight(weights, 4, *sizes, True, False)
 
 
 def _as_autocast(tensor: Tensor) -> Tensor:

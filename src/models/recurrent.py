@@ -7,9 +7,8 @@ run through torch's kernels with the cells' own weights; see `backend` of `unrol
 Shapes: B sequences in a batch, T steps, F input features, H hidden units, L layers.
 """
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, Self, cast
 
 import torch
@@ -31,18 +30,11 @@ def reset_recurrent_parameters(i2h: nn.Linear, h2h: nn.Linear, hidden_size: int)
     bound = 1 / math.sqrt(hidden_size)
     for parameter in (i2h.weight, i2h.bias, h2h.bias):
         nn.init.uniform_(parameter, -bound, bound)
-    with _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # on several, a QR decomposition has other last digits, and waits long on a busy machine
+    try:
         for gate in h2h.weight.split(hidden_size):
             nn.init.orthogonal_(gate)
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Compute on one thread: on several, a QR decomposition has other last digits, and waits long on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
     finally:
         torch.set_num_threads(threads)
 
@@ -62,7 +54,17 @@ def open_forget_gate(input_bias: Tensor, state_bias: Tensor, hidden_size: int, m
         input_bias[input_gate], state_bias[input_gate] = -input_bias[forget_gate], 0
 
 
-class RNNCell(nn.Module):
+class Recurrent(nn.Module):
+    """Keeps the weights of its cells in one block of a GPU's memory, as nn.RNN and nn.LSTM do."""
+
+    @override
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # `to`, `cuda`, `half` and the like
+        fused.flatten_parameters(getattr(self, "cells", [self]), "RNN_TANH" if isinstance(self, RNNCell) else "LSTM")
+        return self
+
+
+class RNNCell(Recurrent):
     """An Elman cell (Elman 1990): `h' = tanh(W_ih x + b_ih + W_hh h + b_hh)`.
 
     Args:
@@ -77,12 +79,6 @@ class RNNCell(nn.Module):
         self.h2h = nn.Linear(hidden_size, hidden_size)
         reset_recurrent_parameters(self.i2h, self.h2h, hidden_size)
 
-    @override
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)  # `to`, `cuda`, `half` and the like, as in nn.LSTM
-        fused.flatten_parameters([self], "RNN_TANH")
-        return self
-
     def forward(self, input: Tensor, hidden: Tensor | None = None) -> Tensor:
         """One step: `input: (B, F)`, `hidden: (B, H)` (default: zeros) → the next hidden state `(B, H)`."""
         if hidden is None:
@@ -90,7 +86,7 @@ class RNNCell(nn.Module):
         return torch.tanh(self.i2h(input) + self.h2h(hidden))
 
 
-class LSTMCell(nn.Module):
+class LSTMCell(Recurrent):
     """Long short-term memory (Hochreiter & Schmidhuber 1997) with the forget gate of Gers et al. (2000).
 
     Args:
@@ -106,12 +102,6 @@ class LSTMCell(nn.Module):
         self.h2h = nn.Linear(hidden_size, 4 * hidden_size)
         reset_recurrent_parameters(self.i2h, self.h2h, hidden_size)
         open_forget_gate(self.i2h.bias, self.h2h.bias, hidden_size, memory_steps)
-
-    @override
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)
-        fused.flatten_parameters([self], "LSTM")
-        return self
 
     def forward(self, input: Tensor, states: States | None = None) -> States:
         """One step: `input: (B, F)`, `(hx, cx)` of `(B, H)` each (default: zeros) → the next `(hx, cx)`."""
@@ -161,7 +151,7 @@ def unroll(
     return fused.rnn(cell, input, states)
 
 
-class StackedLSTM(nn.Module):
+class StackedLSTM(Recurrent):
     """Stacked LSTM cells: each layer reads the hidden states of the layer below, with dropout in between.
 
     Args:
@@ -193,12 +183,6 @@ class StackedLSTM(nn.Module):
     def cells(self) -> Sequence[LSTMCell]:
         """The layers, lowest first."""
         return cast(Sequence[LSTMCell], self.layers)
-
-    @override
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)
-        fused.flatten_parameters(self.cells, "LSTM")
-        return self
 
     def forward(self, input: Tensor, initial_states: States | None = None) -> tuple[Tensor, States]:
         """`input: (B, T, F)`; `initial_states: (hx, cx)` of `(L, B, H)` each, default zeros.
@@ -238,16 +222,12 @@ def runs_fused(
         raise ValueError(f"backend: got {backend!r}, takes auto, reference or fused")
     if backend == "reference":
         return False
-    own = next((cell for cell in cells if not _is_plain(cell)), None)
+    plain = (RNNCell.forward, LSTMCell.forward)  # a cell with another one does not compute as this file has it
+    own = next((cell for cell in cells if type(cell).forward not in plain or "forward" in vars(cell)), None)
     obstacle = fused.obstacle(cells, input, dropout) if own is None else f"a {type(own).__name__} with its own forward"
     if obstacle and backend == "fused":
         raise ValueError(f"backend: fused cannot run {obstacle}; auto and reference can")
     return obstacle is None
-
-
-def _is_plain(cell: nn.Module) -> bool:
-    """Whether a cell computes as this file has it."""
-    return type(cell).forward in (RNNCell.forward, LSTMCell.forward) and "forward" not in vars(cell)
 
 
 def _check_input(cell: RNNCell | LSTMCell, input: Tensor) -> None:

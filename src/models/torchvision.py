@@ -82,8 +82,15 @@ def _build(name: str, weights: str | None, spec: DataSpec) -> nn.Module:
             f"model.weights: the file of {weights} in {torch.hub.get_dir()} holds more than tensors; delete it and run "
             "again"
         ) from error
-    _fit_first_convolution(network, spec.input_shape[0])
-    _fit_last_layer(network, spec.num_outputs)
+    modules = [(path, each) for path, each in network.named_modules() if isinstance(each, nn.Linear | nn.Conv2d)]
+    path, first = next((path, each) for path, each in modules if isinstance(each, nn.Conv2d))
+    if first.in_channels != spec.input_shape[0]:
+        network.set_submodule(path, _like(first, spec.input_shape[0], first.out_channels))
+    path, last = modules[-1]  # the classifier: a linear layer, or a 1×1 convolution as in SqueezeNet
+    if isinstance(last, nn.Linear):
+        network.set_submodule(path, nn.Linear(last.in_features, spec.num_outputs, bias=last.bias is not None))
+    else:
+        network.set_submodule(path, _like(last, last.in_channels, spec.num_outputs))
     return network
 
 
@@ -95,21 +102,6 @@ def _runs(network: nn.Module, shape: tuple[int, ...]) -> bool:
     except (RuntimeError, AssertionError, ValueError):  # for example a pooling window larger than its input
         return False
     return True
-
-
-def _fit_first_convolution(network: nn.Module, channels: int) -> None:
-    name, old = next((n, m) for n, m in network.named_modules() if isinstance(m, nn.Conv2d))
-    if old.in_channels != channels:
-        network.set_submodule(name, _like(old, channels, old.out_channels))
-
-
-def _fit_last_layer(network: nn.Module, classes: int) -> None:
-    """Replace the classifier: the last linear layer, or a 1×1 convolution as in SqueezeNet."""
-    name, old = [(n, m) for n, m in network.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)][-1]
-    if isinstance(old, nn.Linear):
-        network.set_submodule(name, nn.Linear(old.in_features, classes, bias=old.bias is not None))
-    else:
-        network.set_submodule(name, _like(old, old.in_channels, classes))
 
 
 def _like(old: nn.Conv2d, in_channels: int, out_channels: int) -> nn.Conv2d:

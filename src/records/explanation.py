@@ -10,7 +10,7 @@ from functools import reduce
 from operator import attrgetter
 from typing import Any
 
-from .operations import OperationRow
+from .operations import OperationRow, merge
 
 SCHEMA = 4
 FILE = "explain.json"
@@ -45,11 +45,9 @@ class Cost(OperationRow):
 
 def add_up(costs: Iterable[Cost], key: Callable[[Cost], Any]) -> list[Cost]:
     """Costs added up by a key, the longest first."""
-    sums: dict[Any, Cost] = {}
-    for cost in costs:
-        group = key(cost)
-        sums[group] = sums[group].plus(cost) if group in sums else cost
-    return sorted(sums.values(), key=lambda cost: (-cost.seconds, -cost.floor_seconds, cost.module, cost.name))
+    return sorted(
+        merge(costs, key).values(), key=lambda cost: (-cost.seconds, -cost.floor_seconds, cost.module, cost.name)
+    )
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ them in one step, which is one update of the weights.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from math import isfinite
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TypeVar
 
 from ..options.types import NonNegativeInt, PositiveInt, Range
 from ..options.values import check_value
@@ -45,6 +45,18 @@ class OperationRow:
 def _amounts(kind: type[OperationRow]) -> list[str]:
     """The columns that are added up."""
     return [column.name for column in fields(kind) if column.type is float]
+
+
+_Row = TypeVar("_Row", bound=OperationRow)
+
+
+def merge(rows: Iterable[_Row], key: Callable[[_Row], Any]) -> dict[Any, _Row]:
+    """Rows added up by a key. The sum has the name, module, part and dtype of the group's first row."""
+    sums: dict[Any, _Row] = {}
+    for row in rows:
+        group = key(row)
+        sums[group] = sums[group].plus(row) if group in sums else row
+    return sums
 
 
 @dataclass(frozen=True)

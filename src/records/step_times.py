@@ -32,7 +32,7 @@ class StepTimes:
     pass_: NDArray[numpy.int64]  # (W,) of a sweep; -1 outside of one
     start_unix: _FLOATS  # (W,) seconds since 1970 at which the window began
     others_share: _FLOATS  # (W,) of the processor, by other processes and the hypervisor
-    disturbed: _FLOATS  # (W,) 1 if the window was, by the rule in hardware/contention.py, else 0
+    disturbed: _FLOATS  # (W,) 1 if the window was, by the rule in hardware/processor.py, else 0
     parts_s: NDArray[numpy.float32]  # (M, parts) seconds of each part of every `parts_every`-th step
     parts_every: int
 

@@ -28,9 +28,9 @@ def _prepare() -> None:
     with quick_imports(leave=False):  # the runs print what they end with
         for name in _IMPORTED:
             importlib.import_module(name)
-    from .._torch import cannot_use_cuda_after_fork
+    import torch
 
-    if cannot_use_cuda_after_fork():  # an import has looked for CUDA devices
+    if torch.cuda._is_in_bad_fork():  # an import has looked for CUDA devices
         os._exit(1)
     groups.known_nodes()  # kept once it is read
     gc.collect()  # the garbage of the imports is not copied into every run

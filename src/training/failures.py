@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from .._torch import is_compilation_error, is_shared_memory_error
 from ..checkpointing.resume_point import checkpoint_folder
-from ..data.sendable import check_sendable
+from ..data.workers import check_sendable
 from ..errors import DataError, Interrupted, PeerLostError, UserError, cut, package_of, place_of
 from ..files import LOCK, NO_SPACE, WriteError, is_inside, why
 from ..hardware.device_memory import is_out_of_memory, memory_of, total_memory

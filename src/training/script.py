@@ -5,13 +5,13 @@ import re
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
-from .._lightning import callbacks_of, datamodule_of, logged_step
+from .._lightning import callbacks_of, logged_step
 from .._system import command_line
 from ..callbacks._never_raise import never_raise
 from ..callbacks.device import DeviceMonitor
@@ -62,7 +62,7 @@ class ScriptRecord(Callback):
         number = _fits[self.first_folder]
         self.folder = Path(f"{self.first_folder}-{number}") if number > 1 else self.first_folder
         first = trainer.is_global_zero
-        script, datamodule = Path(sys.argv[0]).name, datamodule_of(trainer)
+        script, datamodule = Path(sys.argv[0]).name, cast(Any, trainer).datamodule
         facts: dict[str, Any] = {
             "name": script,
             "command": command_line(["batchscope", "run", *sys.argv]),

@@ -9,14 +9,12 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
 from torchmetrics import Metric
 from torchmetrics.aggregation import MeanMetric
 from typing_extensions import override
 
-from .._torch import is_batch_norm, lay_out_channels_last, supports_found_inf
+from .._torch import lay_out_channels_last
 from ..callbacks._batches import samples_in
-from ..data.collate import empty_batch
 from ..data.spec import CLASSES, LENGTHS, PADDING, DataSpec, arguments, computed_shape, takes
 from ..errors import UserError, did_you_mean
 from ..options.types import Node, Text
@@ -24,6 +22,7 @@ from .objective import accuracy, correct, for_loss, for_metrics, loss_function, 
 from .optimizer import Optimizer
 from .trial import first_answer
 
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 Batch = Any  # what a DataSpec takes apart: `(x, y)`, `(x, y, lengths)` or a dict
 
 
@@ -72,7 +71,9 @@ class Task(LightningModule):
         super().__init__()
         self.model = model
         self.spec = spec
-        self.min_samples = 2 if any(map(is_batch_norm, model.modules())) else 1  # of a short last batch
+        self.min_samples = (
+            2 if any(isinstance(each, _NORMS) for each in model.modules()) else 1
+        )  # of a short last batch
         self.optimizer_recipe = optimizer
         # Of all ranks and accumulated batches; None where nobody knows, and the rate stays as it is.
         self.samples_per_update: int | None = None
@@ -268,7 +269,8 @@ class Task(LightningModule):
         and still skips the update where a gradient overflowed, without the host reading the device.
         """
         plugin = self.trainer.precision_plugin
-        if not gradient_clip_val or not supports_found_inf(optimizer) or not isinstance(plugin, MixedPrecision):
+        unscales = getattr(optimizer, "_step_supports_amp_scaling", False)  # in `step`, by `found_inf` and `grad_scale`
+        if not gradient_clip_val or not unscales or not isinstance(plugin, MixedPrecision):
             super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
             return
         if plugin.scaler is not None:  # there is none at bf16-mixed
@@ -279,13 +281,8 @@ class Task(LightningModule):
     def _evaluate(self, batch: Batch, stage: str) -> dict[str, Any]:
         x, y, lengths = self.spec.parts(batch)
         samples = samples_in((x, y))
-        if samples:
-            output = self(x, lengths) if self.is_tried else first_answer(self, x, y, lengths)
-            loss = self.loss(output, y)
-        else:  # fewer samples than ranks: this one takes part in collective operations, and counts nothing
-            one = tree_map_only(Tensor, lambda each: each.new_zeros(1, *each.shape[1:]), x)
-            output = empty_batch(self(one, None if lengths is None else lengths.new_ones(1)))
-            loss = torch.zeros((), device=tree_leaves(x)[0].device)
+        output = self(x, lengths) if self.is_tried else first_answer(self, x, y, lengths)
+        loss = self.loss(output, y)
         # One value a sample, or a step of different lengths: torchmetrics ignores weights where it may not look for
         # NaN.
         weights = int((y != PADDING).sum()) if self.spec.has_padding and self.has_named_loss else samples
@@ -297,7 +294,7 @@ class Task(LightningModule):
                 metric.update(right.float() if asked is None else right[asked].float())
                 if stage == "test" and asked is None and self.spec.target == "class":
                     self.tested_right.append(right)
-            elif name != "loss" and samples:
+            elif name != "loss":
                 metric.update(*for_metrics(self.spec, output, y, metric))
             in_bar = name == "acc" and stage == "val"
             self.log(f"{stage}/{name}", metric, batch_size=samples, on_step=False, on_epoch=True, prog_bar=in_bar)
@@ -325,7 +322,7 @@ class Task(LightningModule):
             parameter.requires_grad_(False)
         if frozen and not any(p.requires_grad for p in self.parameters()):
             raise UserError(f"task.freeze: got {list(patterns)}, which leaves no parameter to train")
-        norms = [module for module in self.modules() if is_batch_norm(module)]
+        norms = [module for module in self.modules() if isinstance(module, _NORMS)]
         return [norm for norm in norms if (own := {*norm.parameters()}) and own <= frozen]
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from batchscope.callbacks import _timer, _windows, device, throughput
-from batchscope.hardware.contention import Noise
+from batchscope.hardware.processor import Noise
 from tests.callbacks.support import World
 
 

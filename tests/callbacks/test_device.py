@@ -1,12 +1,13 @@
 """DeviceMonitor in a stranger's Lightning project: what it samples, and of which time its numbers are."""
 
+from types import SimpleNamespace
+
 import psutil
 import pytest
 
 from batchscope.callbacks import device
 from batchscope.callbacks.device import LOGGED, DeviceMonitor
 from batchscope.hardware import telemetry
-from batchscope.hardware.host_memory import HostMemory
 from batchscope.hardware.telemetry import ALLOCATED, CPU, PEAK, PROCESSOR_TIME, RSS, Telemetry
 from tests.callbacks.support import slow, stranger
 from tests.support.third_party_modules import Memory, loader, train
@@ -71,7 +72,7 @@ def test_memory_that_grows_all_through_a_training_is_said_and_recorded(world, mo
         return world.telemetry
 
     monkeypatch.setattr(device, "Telemetry", sample)
-    monkeypatch.setattr(device, "host_memory", lambda: HostMemory(total=2**36, available=10 * 2**30))
+    monkeypatch.setattr(device, "host_memory", lambda: SimpleNamespace(total=2**36, available=10 * 2**30))
     monitor, module = DeviceMonitor(), stranger(training_step=lambda _: world.move(1))
     train(module, monitor, data=loader(400, 1), max_epochs=1)
     grown = monitor.record_facts()["memory_growth"]["host"]

@@ -19,7 +19,7 @@ from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.errors import UserError
 from batchscope.hardware import calibration
 from batchscope.hardware.calibration import Calibration
-from batchscope.hardware.contention import Noise
+from batchscope.hardware.processor import Noise
 from batchscope.records.metrics import METRICS
 from batchscope.records.step_parts import PARTS
 from tests.callbacks.support import monitoring, stranger

@@ -4,7 +4,7 @@ import numpy
 import pytest
 
 from batchscope.callbacks._windows import Windows
-from batchscope.hardware.contention import Noise
+from batchscope.hardware.processor import Noise
 from tests.support.devices import Clock
 
 pytestmark = pytest.mark.usefixtures("noises")

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from batchscope.cli import choose
-from batchscope.hardware import contention, measure, products
+from batchscope.hardware import measure, processor, products
 from batchscope.hardware.calibration import Calibration
-from batchscope.hardware.contention import Noise
 from batchscope.hardware.measure import identity
+from batchscope.hardware.processor import Noise
 from batchscope.hardware.products import Product, Timed
 from tests.choice.trainings import write_training
 from tests.cli.conftest import contents
@@ -39,7 +39,7 @@ def fake(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(measure, "calibrate", calibrate)
     monkeypatch.setattr(products, "measure", timed)
-    monkeypatch.setattr(contention.NoiseMeter, "read", lambda meter: Noise(noise["share"], 0.0))
+    monkeypatch.setattr(processor.NoiseMeter, "read", lambda meter: Noise(noise["share"], 0.0))
     return noise
 
 

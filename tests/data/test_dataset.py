@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_leaves
 from batchscope.data.base import DataModule
 from batchscope.data.collate import collate
 from batchscope.data.datamodule import TensorDataModule
+from batchscope.data.loader import SampleBatches
 from batchscope.data.plain import described
-from batchscope.data.samples import SampleBatches
 from batchscope.data.spec import PADDING, DataSpec
 from batchscope.data.workers import seeded
 from batchscope.errors import UserError
@@ -124,14 +124,6 @@ def test_targets_behind_the_end_of_a_sequence_count_nowhere_whatever_they_are() 
     batch = [torch.ones(2, 3, 1), tensor([[1, 0, 0], [0, 1, 0]]), tensor([1, 2])]
     assert STEPS.parts(batch)[1].tolist() == [[1, PADDING, PADDING], [0, 1, PADDING]]
     assert batch[1].tolist() == [[1, 0, 0], [0, 1, 0]]
-
-
-def test_a_rank_without_a_sample_evaluates_an_empty_batch(as_rank) -> None:
-    as_rank(19, 20)
-    data = loaded(Tokens(num_workers=0))
-    (batch,) = data.val_dataloader()
-    assert batch["input_ids"].shape[0] == len(batch["label"]) == 0
-    assert task_of(data, MaskedMean(data.spec)).validation_step(batch, 0)["output"].shape == (0, 2)
 
 
 class Together(list):

@@ -121,8 +121,9 @@ def test_attributes_of_anybodys_module_that_mean_something_else_are_left_alone()
 
 def test_too_few_samples_for_the_ranks_are_one_line(as_rank) -> None:
     as_rank(0, 51)
-    said = "trainer.devices: 51 processes, and own has 50 training samples"
-    assert refusal(loaded(numbers()).train_dataloader) == said
+    for split, loader in (("training", "train_dataloader"), ("validation", "val_dataloader")):
+        said = f"trainer.devices: 51 processes, and own has 50 {split} samples"
+        assert refusal(getattr(loaded(numbers()), loader)) == said
 
 
 def test_evaluation_samples_come_in_the_stored_order() -> None:

@@ -200,7 +200,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "an image without channels": (
         lambda: DataSpec("image", (28, 28), "class", 4),
-        "data: DataSpec.input_shape: got (28, 28), and an image takes (C, H, W)",
+        "data: DataSpec.input_shape: got (28, 28), takes (C, H, W) of an image",
     ),
     "no spec": (
         lambda: described(type("Forgotten", (DataModule,), {"name": "forgotten"})()),

@@ -7,9 +7,8 @@ from functools import partial
 import pytest
 
 from batchscope.hardware.bottleneck import Step, find_bottleneck
-from batchscope.hardware.calibration import Calibration
+from batchscope.hardware.calibration import Calibration, least_seconds
 from batchscope.hardware.evidence import limit_row
-from batchscope.hardware.roofline import least_seconds
 from batchscope.records.operations import OperationRow
 from batchscope.records.step_parts import PARTS
 

@@ -19,7 +19,6 @@ import torch
 
 from batchscope.hardware import measure, microbenchmarks
 from batchscope.hardware.calibration import Calibration, faster_precision, peak_flops_per_sec
-from batchscope.hardware.contention import Noise, NoiseMeter
 from batchscope.hardware.devices import cache_bytes
 from batchscope.hardware.measure import (
     cached_calibration,
@@ -29,6 +28,7 @@ from batchscope.hardware.measure import (
     load_or_measure,
     store,
 )
+from batchscope.hardware.processor import Noise, NoiseMeter
 from tests.hardware.conftest import REFUSED
 from tests.support.devices import GPU, HOST
 

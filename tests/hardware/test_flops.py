@@ -10,10 +10,8 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils.checkpoint import checkpoint
 
-from batchscope._torch import running_autograd_number
 from batchscope.data.spec import DataSpec
-from batchscope.hardware.flop_formulas import OURS, formula_of
-from batchscope.hardware.flops import UncountableError, flops_per_sample
+from batchscope.hardware.flops import OURS, UncountableError, flops_per_sample, formula_of
 from batchscope.hardware.operations import OperationRecorder
 from batchscope.models.cnn import SimpleCNN
 from batchscope.records.operations import OperationRow
@@ -58,7 +56,7 @@ def added(*each: tuple[int, int], times: int = 1) -> tuple[int, int]:
 
 def count(function: Callable[[Any], Any], batch: Any) -> list[OperationRow]:
     """The operations of a step that is recorded as a fit records it: a network or a function of the batch, and backward."""
-    recorder = OperationRecorder(part=lambda: "forward" if running_autograd_number() is None else "backward")
+    recorder = OperationRecorder(part=lambda: "forward" if torch._C._current_autograd_node() is None else "backward")
     with recorder:
         output = function(batch)
         while isinstance(output, tuple):  # with the last states, or packed

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from batchscope.hardware.dims import dims_of
-from batchscope.hardware.operations import OperationRecorder, merge
-from batchscope.records.operations import OperationRow
+from batchscope.hardware.operations import OperationRecorder
+from batchscope.records.operations import OperationRow, merge
 
 B, IN, OUT, N = 8, 32, 16, 1000
 FLOAT = 4  # bytes

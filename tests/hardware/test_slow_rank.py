@@ -39,9 +39,9 @@ SLOW = {
 def test_a_slow_rank_is_named_with_its_part_and_what_it_takes_beyond_the_others(case: str) -> None:
     ranks, number, part, ms, excess_ms = SLOW[case]
     found = find(*ranks)
-    assert (found.rank, found.part, found.certainty, found.also) == (number, part, "clear", [])
-    assert (found.ms, found.excess_ms) == pytest.approx((ms, excess_ms), rel=0.1)
-    assert found.share == pytest.approx(found.excess_ms / STEP_MS)
+    assert (found["rank"], found["part"], found["certainty"], found["also"]) == (number, part, "clear", [])
+    assert (found["ms"], found["excess_ms"]) == pytest.approx((ms, excess_ms), rel=0.1)
+    assert found["share"] == pytest.approx(found["excess_ms"] / STEP_MS)
 
 
 NOBODY = {
@@ -76,17 +76,17 @@ def test_ranks_that_differ_by_noise_raise_hardly_an_alarm(ranks: int) -> None:
 
 def test_the_sentence_has_the_rank_its_part_and_who_waits() -> None:
     start = "rank 1 is slow: its loader takes 42 ms a step, 30 ms more than "
-    assert find(USUAL, rank(data=42)).evidence == f"{start}rank 0, which waits for it"
-    assert find(USUAL, rank(data=42), USUAL).evidence == f"{start}the median of the others, which wait"
+    assert find(USUAL, rank(data=42))["evidence"] == f"{start}rank 0, which waits for it"
+    assert find(USUAL, rank(data=42), USUAL)["evidence"] == f"{start}the median of the others, which wait"
     several = [USUAL, rank(data=42), USUAL, rank(data=40), USUAL]
-    assert find(*several).evidence == f"{start}the median of the others, which wait; also slow: 3"
-    assert find(*several).also == [3]
+    assert find(*several)["evidence"] == f"{start}the median of the others, which wait; also slow: 3"
+    assert find(*several)["also"] == [3]
 
 
 def test_a_loader_is_probably_slow_where_the_others_seem_to_compute_meanwhile() -> None:
     found = find(rank(data=42), rank(compute=38))
-    assert (found.rank, found.part, found.certainty) == (0, "input", "probable")
-    assert found.evidence == (
+    assert (found["rank"], found["part"], found["certainty"]) == (0, "input", "probable")
+    assert found["evidence"] == (
         "rank 0 is probably slow: its loader takes 42 ms a step, 30 ms more than rank 1, which waits for it; the others "
         "compute for longer, as where training_step itself waits for other ranks (sync_dist, SyncBatchNorm)"
     )
@@ -110,7 +110,7 @@ ADVICE = [
 @pytest.mark.parametrize(("slow", "setting", "words"), ADVICE)
 def test_the_advice_is_what_differs_there_and_an_option_that_helps(slow: RankTimes, setting, words: str) -> None:
     usual = replace(USUAL, samples=32, timesteps=1600 if slow.timesteps else 0)
-    assert find(usual, slow, pipeline="device" if not setting else None, **setting).advice == words
+    assert find(usual, slow, pipeline="device" if not setting else None, **setting)["advice"] == words
 
 
 def test_blocks_are_successive_and_as_equal_as_they_can_be() -> None:

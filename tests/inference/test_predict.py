@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 import batchscope
 from batchscope.cli.evaluate import evaluate
-from batchscope.data.spec import PADDING, DataSpec, spec_from
+from batchscope.data.spec import PADDING, DataSpec
 from batchscope.errors import UserError
 from batchscope.inference.inputs import read_inputs
 from batchscope.inference.load import KnownData, Trained, restore, trainer_for, untrained
@@ -338,6 +338,6 @@ SPEC = {"kind": "image", "input_shape": (1, 2, 3), "target": "class", "num_outpu
     ],
 )
 def test_a_damaged_spec_in_a_file_is_refused(spec: Any) -> None:
-    assert spec_from(SPEC).num_outputs == 2
+    assert DataSpec(**SPEC).num_outputs == 2
     with pytest.raises((TypeError, ValueError, UserError)):
-        spec_from(spec)
+        DataSpec(**spec)

@@ -158,12 +158,6 @@ def test_a_test_keeps_which_samples_were_right_where_each_has_one_class(
     assert [right.tolist() for right in task.tested_right] == expected
 
 
-@specs
-def test_an_empty_batch_counts_for_nothing(spec: DataSpec) -> None:
-    full, empty = batch(spec, 7), tuple(tensor[:0] for tensor in batch(spec, 1))
-    assert measured(spec, [full, empty]) == measured(spec, [empty, full]) == measured(spec, [full])
-
-
 def test_a_task_knows_the_least_batch_and_the_shape_that_its_network_computes_on() -> None:
     spec = DataSpec(kind="image", input_shape=(3, 32, 32), target="class", num_outputs=10)
     networks = [TorchvisionModel(spec, name="resnet18", image_size=64), SimpleCNN(spec)]
