@@ -159,7 +159,10 @@ def label(run: Run, keys: Collection[str]) -> str:
 
 
 def short_names(options: Collection[str]) -> dict[str, str]:
-    """The last name of each option, with as many before it as tell it from the others: `lr`, `encoder.layers`, `net` of its class."""
+    """The last name of each option, with as many before it as tell it from the others: `lr`, `encoder.layers`.
+
+    The option of a class is named after its node: `net` of `model.net._target_`.
+    """
     found = {}
     paths = {option: option.removesuffix(f".{TARGET}") for option in options}
     for option, path in paths.items():

@@ -45,7 +45,7 @@ class Agreement(Callback):
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Abort NCCL's operations after an error of torch: they may wait for a rank that is lost, and Lightning's end for them."""
+        """Abort NCCL's operations after an error of torch: they may wait for a lost rank, and Lightning waits for them."""
         if not isinstance(exception, RuntimeError) or trainer.world_size == 1:
             return
         unwatched_processes(trainer)  # this process has something to record

@@ -53,14 +53,16 @@ def peak_flops_per_sec(
 ) -> float | None:
     """The measured peak that a training step is compared with.
 
-    A module may compute in another format than its Trainer's 32 bits, and then that format's peak counts. In 32 bits on CUDA the peak is that of TF32 wherever torch's switches allow TF32. The peak of a step with several
-    kinds of products is the rate at which each FLOP is done at the peak of its kind. Mixed precision computes in either
-    format, so the faster of the two is its peak.
+    In 32 bits on CUDA the peak is that of TF32 wherever torch's switches allow TF32. A module may compute in another format
+    than its Trainer's 32 bits: then that format's peak counts. The peak of a step with several kinds of products is the rate at
+    which each FLOP is done at the peak of its kind. Mixed precision computes in either format, so the faster of the two is its
+    peak.
 
     Args:
         calibration: of the device that trains.
         precision: as Lightning takes it: `32-true`, `bf16-mixed`, `16-true`, …; None is `32-true`.
-        shares: of the kinds of product in its FLOPs, as flops.py names them. Without them the peak is that of the fastest kind of product.
+        shares: of the kinds of product in its FLOPs, as flops.py names them. Without them the peak is that of the fastest
+            kind.
 
     Returns:
         None for a precision that was not measured or is unknown.

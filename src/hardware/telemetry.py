@@ -91,7 +91,8 @@ class Telemetry:
     def summary(self, since: float = -math.inf) -> dict[str, float]:
         """Sum up the samples of training after a time; empty where there are none.
 
-        Memory has its maximum (`host/rss_max_gib`; the peak that of all the time), other readings have their mean over time (`device/power_mean_w`).
+        Memory has its maximum (`host/rss_max_gib`), and the peak of the device is that of validations, too. Other readings have
+        their mean over time (`device/power_mean_w`).
         `seconds` are those of the samples. `energy_j`, in joules, is that of the device's own counter, where it was read all
         the time.
         """

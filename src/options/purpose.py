@@ -106,8 +106,10 @@ def signature_at(place: str, target: Any) -> Signature | None:
     found = signature_of(target) if isinstance(target, str) else None
     if found is None or place not in _GIVEN:
         return found
-    parameters = {**found.parameters, **(_of_schedule() if place == "optimizer" else {})}
-    return Signature({name: takes for name, takes in parameters.items() if name not in _GIVEN[place]}, found.open)
+    schedule = signature_of(f"{_PACKAGE}.training.optimizer.Optimizer") if place == "optimizer" else None
+    parameters = {**found.parameters, **(schedule.parameters if schedule else {})}
+    defaults = {**found.defaults, **(schedule.defaults if schedule else {})}
+    return Signature({k: takes for k, takes in parameters.items() if k not in _GIVEN[place]}, found.open, defaults)
 
 
 def marks(annotation: Any) -> set[Any]:
@@ -183,7 +185,7 @@ def why_unread(option: str, config: Mapping[str, Any]) -> str:
     if (module := lightning_module_of(config)) and (why := unread_by(module, option, config)):
         return why
     where = _where(option, config)
-    value = _at(config, where.option) if where else None
+    value = _value(config, where.option) if where else None
     if where is None or value is None or value in where.values or config.get("search"):  # which may try other values
         return ""
     takes = " or ".join(str(choice).lower() for choice in where.values)
@@ -205,6 +207,15 @@ def _where(option: str, config: Mapping[str, Any]) -> Where | None:
     place, dot, _ = option.rpartition(".")
     declared = marks(annotation_of(option, _at(config, f"{place}._target_"))) if dot else ()
     return next((mark for mark in declared if isinstance(mark, Where)), None)
+
+
+def _value(config: Mapping[str, Any], option: str) -> Any:
+    """The value of an option: that of the configuration, or where it has none the default of the class; None if unknown."""
+    place, _, name = option.rpartition(".")
+    node = _at(config, place) if place else config
+    if isinstance(node, Mapping) and name not in node and (found := signature_at(place, node.get("_target_"))):
+        return found.defaults.get(name)
+    return _at(config, option)
 
 
 def _at(config: Any, path: str) -> Any:

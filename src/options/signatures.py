@@ -8,7 +8,7 @@ annotations, only names of `_NAMES` are evaluated: no name with an underscore, a
 import ast
 import importlib.util
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Optional, Union
@@ -16,6 +16,7 @@ from typing import Any, Literal, Optional, Union
 from . import types
 
 _NAMES = {name: value for name, value in vars(types).items() if not name.startswith("_")}
+_OURS = {*_NAMES} - {"Annotated", "Enum", "auto", "dataclass"}
 _NAMES |= {"Literal": Literal, "Optional": Optional, "Union": Union}
 _NAMES |= {kind.__name__: kind for kind in (int, float, str, bool, list, tuple, dict)}
 _IN_ANNOTATIONS = (ast.Name, ast.Attribute, ast.Subscript, ast.Tuple, ast.List, ast.Constant, ast.Call, ast.keyword)
@@ -24,10 +25,14 @@ _IN_ANNOTATIONS += (ast.BinOp, ast.BitOr, ast.UnaryOp, ast.USub, ast.Load)
 
 @dataclass(frozen=True)
 class Signature:
-    """The parameters of a callable: name → annotation (None where unreadable); `open` if it takes any keyword."""
+    """The parameters of a callable: name → annotation (None where unreadable); `open` if it takes any keyword.
+
+    `defaults` has those that are literals.
+    """
 
     parameters: Mapping[str, Any]
     open: bool = False
+    defaults: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,18 +54,19 @@ def signature_of(target: str) -> Signature | None:
     if found is None or found[1].decorator_list:
         return None
     if isinstance(found[1], ast.FunctionDef):
-        return _read(found[1].args, skip=0)
+        return _read(found[0], found[1].args, skip=0)
     passed_on: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     for one in _ancestry(found):
         if one is None or one[1].decorator_list:  # a base class that cannot be read may take anything
-            return Signature(passed_on, open=True)
+            return Signature(passed_on, True, defaults)
         inits = [n for n in one[1].body if isinstance(n, ast.FunctionDef) and n.name == "__init__"]
         if inits:  # the last one is the definition; those above it are overloads
-            own = _read(inits[-1].args, skip=1)
-            passed_on = {**own.parameters, **passed_on}
+            own = _read(one[0], inits[-1].args, skip=1)
+            passed_on, defaults = {**own.parameters, **passed_on}, {**own.defaults, **defaults}
             if not own.open or _keeps_keywords(inits[-1]):
-                return Signature(passed_on, own.open)
-    return Signature(passed_on, open=True)
+                return Signature(passed_on, own.open, defaults)
+    return Signature(passed_on, True, defaults)
 
 
 @cache
@@ -200,13 +206,14 @@ def _meant(module: _Module, written: str) -> Iterator[str]:
             yield full + written.removeprefix(known)
 
 
-def _read(arguments: ast.arguments, skip: int) -> Signature:
+def _read(module: _Module, arguments: ast.arguments, skip: int) -> Signature:
     positional = [*arguments.posonlyargs, *arguments.args]
     defaults = [None] * (len(positional) - len(arguments.defaults)) + [*arguments.defaults, *arguments.kw_defaults]
     nodes = [*zip([*positional, *arguments.kwonlyargs], defaults, strict=True)][skip:]
     takes_none = {n.arg: isinstance(default, ast.Constant) and default.value is None for n, default in nodes}
-    found = {n.arg: _annotation(n.annotation, takes_none[n.arg]) for n, _ in nodes}
-    return Signature(found, open=arguments.kwarg is not None)
+    found = {n.arg: _annotation(module, n.annotation, takes_none[n.arg]) for n, _ in nodes}
+    literals = {n.arg: default.value for n, default in nodes if isinstance(default, ast.Constant)}
+    return Signature(found, arguments.kwarg is not None, literals)
 
 
 def _keeps_keywords(init: ast.FunctionDef) -> bool:
@@ -220,8 +227,11 @@ def _keeps_keywords(init: ast.FunctionDef) -> bool:
     return any(use not in passed for use in uses)
 
 
-def _annotation(node: ast.expr | None, takes_none: bool) -> Any:
+def _annotation(module: _Module, node: ast.expr | None, takes_none: bool) -> Any:
     parts = list(ast.walk(node)) if node is not None else []
+    ours = {part.id for part in parts if isinstance(part, ast.Name)} & _OURS
+    if any(f"{types.__name__}.{name}" not in _meant(module, name) for name in ours):  # another one of the same name
+        return None
     reaches_in = any(isinstance(part, ast.Attribute) and part.attr.startswith("_") for part in parts)
     calls = any(isinstance(part, ast.Call) and not isinstance(part.func, ast.Name) for part in parts)
     if node is None or reaches_in or calls or not all(isinstance(part, _IN_ANNOTATIONS) for part in parts):

@@ -132,6 +132,7 @@ REFUSED = {
     "train optimizer.schedule=constant optimizer={warmup:0.1}": "optimizer.warmup: has no effect with optimizer.schedule=constant, only with",
     "train optimizer.reference_batch_size=64": "optimizer.reference_batch_size: has no effect with optimizer.lr_scaling=none, only with auto",
     "train -m optimizer.schedule=step,cosine optimizer.min_lr=0,1e-4": "optimizer.min_lr: has no effect with optimizer.schedule=step, only",
+    "train ~optimizer.schedule optimizer.factor=0.5": "optimizer.factor: has no effect with optimizer.schedule=constant, only with step",
     "train data.num_workers=4": "data.num_workers: has no effect with data.pipeline=memory, only with workers",
     "train timing=true": "timing: has no effect on a single run; write batchscope train -m …",
     "train optimized_metric=val/acc": "optimized_metric: has no effect on a single run; write batchscope train -m …",

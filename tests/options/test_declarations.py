@@ -35,11 +35,12 @@ IMPORTS = {
 }
 INIT = "class Thing:\n    def __init__(self,"
 FROM_BASE = "from .base import *\nclass Thing(Base):\n    def __init__(self,"
+OF_TYPES = "from batchscope.options.types import PositiveInt"
 OTHERS = "import other\nclass Thing(other.Base)"
 ABC = {"a": PositiveInt, "b": Literal["x"], "c": float | None, "d": None}
 # A module with a Thing, beside `base`, and its signature; None where it cannot be read to its end, and takes anything.
 SIGNATURES: list[tuple[str, Signature | None]] = [
-    (f"{INIT} a: PositiveInt, /, b: Literal['x'], *, c: float | None, d=1): pass", Signature(ABC)),
+    (f"{OF_TYPES}\n{INIT} a: PositiveInt, /, b: Literal['x'], *, c: float | None, d=1): pass", Signature(ABC)),
     (f"{INIT} a: float = None, *, b: int = None): pass", Signature({"a": float | None, "b": int | None})),
     (f"{INIT} a: (int, int) = None, b: 'list of int' = None): pass", Signature({"a": None, "b": None})),
     (f"{INIT} a): ...\n    def __init__(self, b: int): pass", Signature({"b": int})),
@@ -76,6 +77,13 @@ def test_a_class_attribute_is_read_and_inherited_and_so_is_a_signature(imports: 
     assert (class_attribute(THING, "kind"), class_attribute("mynet.one.Other", "kind")) == ("image", "sequence")
     assert class_attribute("mynet.one.Other", "accepts") == ("a", "b")
     assert signature_of("mynet.one.Other") == Signature({"size": int})
+
+
+def test_a_name_of_ours_that_a_module_has_from_elsewhere_says_nothing(package: Write) -> None:
+    package(one=f"from typing import Text\n{INIT} a: Text = 'x', b: int = 3): pass")
+    found = signature_of(THING)
+    assert found is not None
+    assert (found.parameters, found.defaults) == ({"a": None, "b": int}, {"a": "x", "b": 3})
 
 
 def test_what_cannot_be_found_has_no_signature_and_no_attributes(package: Write) -> None:
