@@ -32,7 +32,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ import pandas as pd
 from scipy.optimize import least_squares
 
 from batchscope.choice.kernels import FILE, GROUPS, Coefficients, facts, predict, roof_seconds
-from batchscope.choice.roofs import Array, Cards, card, memory_seconds, product_seconds
+from batchscope.choice.roofs import Array, memory_seconds, product_seconds
 from batchscope.choice.work import Work
 from batchscope.errors import UserError, exit_on_user_error, refuse_in_one_line
 from batchscope.files import write_text
@@ -244,14 +244,16 @@ class Fit:
 
 def log_seconds(rows: pd.DataFrame, cards: Mapping[str, Datasheet]) -> Callable[[Values], Array]:
     """From the coefficients of the rows' family to the logarithm of their seconds."""
-    each = [card(cards[name]) for name in rows["device"]]
-    of = Cards(*(np.concatenate([getattr(one, field.name) for one in each]) for field in fields(Cards)))
+    each = [cards[name] for name in rows["device"]]
+    numbers = ("memory_bytes_per_sec", "sms", "cores_per_sm", "l2_mib", "tdp_w")
+    peaks = np.array([card.flops_per_sec["fp32"] for card in each])
+    of = replace(each[0], **{name: np.array([getattr(card, name) for card in each], float) for name in numbers})
     moved, kinds = np.array([work.bytes for work in rows["work"]]), rows["kind"].to_numpy()
     if rows["family"].iloc[0] == "memory":
         lengths = np.array([float(work.dims[-1]) for work in rows["work"]])
         return lambda values: np.log(memory_seconds(kinds, lengths, moved, of, values))
     b, m, n, k = np.array([(1, *work.dims)[-4:] for work in rows["work"]], float).T
-    return lambda values: np.log(product_seconds((b, m, n, k), moved, of, values))
+    return lambda values: np.log(product_seconds((b, m, n, k), moved, of, peaks, values))
 
 
 def _pooled(values: Sequence[float], prior: float, weight: int) -> float:

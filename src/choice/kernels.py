@@ -19,7 +19,6 @@ from .interval import CONFIDENCE, deviations
 from .roofs import (
     WINOGRAD,
     Array,
-    card,
     convolution_seconds,
     filled,
     memory_seconds,
@@ -133,21 +132,20 @@ def _product(work: Work) -> tuple[float, ...]:
 def _middles(form: str, works: Sequence[Work], device: Datasheet, of: Coefficients) -> Array:
     """The middles of works of one form."""
     peaks = np.array([_peak(work, device) for work in works])
-    cards = replace(card(device), flops_per_sec=peaks)
     moved, flops = np.array([(work.bytes, work.flops) for work in works], float).T
     if form == "memory":
         kinds = np.array([work.kind if work.dims else "elementwise" for work in works])
         lengths = np.array([float(work.dims[-1] if work.dims else 0) for work in works])
-        return memory_seconds(kinds, lengths, moved, cards, of.memory)
+        return memory_seconds(kinds, lengths, moved, device, of.memory)
     on_tensor_cores = np.array([work.precision in ("tf32", "bf16", "fp16") for work in works])
     power = device.flops_per_sec["fp32"] / peaks * np.where(on_tensor_cores, _TENSOR_POWER, 1.0)  # a FLOP's energy
     if form == "shapeless":
-        return shapeless_product_seconds(flops, moved, cards, of.products, power)
+        return shapeless_product_seconds(flops, moved, device, peaks, of.products, power)
     b, m, n, k = np.array([_product(work) for work in works], float).T
     if form == "convolution":
         tiles = np.array([_winograd_tiles(work) for work in works], float)
-        return convolution_seconds((b, m, n, k), tiles, moved, cards, of.products, power)
-    return product_seconds((b, m, n, k), moved, cards, of.products, power)
+        return convolution_seconds((b, m, n, k), tiles, moved, device, peaks, of.products, power)
+    return product_seconds((b, m, n, k), moved, device, peaks, of.products, power)
 
 
 def _peak(work: Work, device: Datasheet) -> float:

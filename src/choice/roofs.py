@@ -8,7 +8,7 @@ Every function works on arrays: one element an operation on a device. Seconds, b
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from ..hardware.datasheet import Datasheet
 
 Array = np.ndarray
 Values = Mapping[str, float]  # coefficients of kernels.json
+# A Datasheet with all that the roofs need, as every card of NVIDIA's in devices.yaml has; its numbers may be arrays.
+Card = Any
 # Output tiles of the products in cuBLAS and CUTLASS, and by how much less of the peak the smaller ones reach (relative).
 _TILES = ((256, 128, -0.02), (128, 128, 0.0), (128, 64, 0.08), (64, 64, 0.16), (64, 32, 0.35), (32, 32, 0.5))
 _BLOCKS_OF_SMALL_TILES = 2  # on one multiprocessor at a time; one block of a larger tile
@@ -30,29 +32,11 @@ _REFERENCE_LANES = 64  # fp32 lanes of a multiprocessor
 _ONE_PASS_SOFTMAX = 1024  # the longest row that PyTorch's softmax keeps in registers
 
 
-@dataclass(frozen=True)
-class Cards:
-    """What the roofs need of devices, one element a device (or an operation's device)."""
-
-    flops_per_sec: Array
-    bytes_per_sec: Array
-    sms: Array
-    l2_bytes: Array
-    lanes: Array
-    tdp_w: Array
-
-
-def card(device: Datasheet) -> Cards:
-    """One device in fp32. Its datasheet has all that the roofs need, as every card of NVIDIA's in devices.yaml has."""
-    facts = (device.flops_per_sec["fp32"], device.memory_bytes_per_sec, device.sms)
-    facts += ((device.l2_mib or 0.0) * 2**20, device.cores_per_sm, device.tdp_w)
-    return Cards(*(np.array([fact], float) for fact in facts))
-
-
 def product_seconds(
     shape: tuple[Array, Array, Array, Array],
     bytes_: Array,
-    cards: Cards,
+    card: Card,
+    peaks: Array,
     of: Values,
     power: Array | float = 1.0,
     least_k: float = _LEAST_K,
@@ -64,20 +48,22 @@ def product_seconds(
 
     Args:
         shape: B, M, N, K.
+        peaks: FLOP/s at the precision of each.
         of: the coefficients, `products` of kernels.json.
         power: the energy of a FLOP, relative to fp32.
         least_k: the least part of K that a block of a split product sums up; infinity where none is split.
     """
     b, m, n, k = shape
-    arithmetic = _tiled_seconds(shape, cards, of, least_k)
-    return _under_roofs(arithmetic, 2 * b * m * n * k, bytes_, cards, of, power)
+    arithmetic = _tiled_seconds(shape, card, peaks, of, least_k)
+    return _under_roofs(arithmetic, 2 * b * m * n * k, bytes_, card, of, power)
 
 
 def convolution_seconds(
     shape: tuple[Array, Array, Array, Array],
     tiles: Array,
     bytes_: Array,
-    cards: Cards,
+    card: Card,
+    peaks: Array,
     of: Values,
     power: Array | float,
 ) -> Array:
@@ -91,10 +77,10 @@ def convolution_seconds(
         tiles: of 2 × 2 pixels, for Winograd's algorithm; 0 where it does not apply.
     """
     b, _, n, k = shape
-    direct = product_seconds(shape, bytes_, cards, of, power, least_k=np.inf)
-    fewer = product_seconds((16 * b, np.maximum(tiles, 1), n, k / 9), bytes_, cards, of, power, least_k=np.inf)
+    direct = product_seconds(shape, bytes_, card, peaks, of, power, least_k=np.inf)
+    fewer = product_seconds((16 * b, np.maximum(tiles, 1), n, k / 9), bytes_, card, peaks, of, power, least_k=np.inf)
     fastest = np.where(tiles > 0, np.minimum(direct, _TRANSFORMS * fewer), direct)
-    return fastest + _WEIGHT_PASSES * 4 * b * n * k / cards.bytes_per_sec + _LEAST_CONVOLUTION_S
+    return fastest + _WEIGHT_PASSES * 4 * b * n * k / card.memory_bytes_per_sec + _LEAST_CONVOLUTION_S
 
 
 def filled(b: float, m: float, n: float, device: Datasheet) -> float:
@@ -103,31 +89,33 @@ def filled(b: float, m: float, n: float, device: Datasheet) -> float:
     return b * math.ceil(m / rows) * math.ceil(n / columns) / (device.sms or 1)
 
 
-def shapeless_product_seconds(flops: Array, bytes_: Array, cards: Cards, of: Values, power: Array | float) -> Array:
-    """Seconds of arithmetic whose shape is not known, such as a convolution without dimensions: as a product that fills the device."""
-    arithmetic = flops / (cards.flops_per_sec * of["compute_share"])
-    return _under_roofs(arithmetic, flops, bytes_, cards, of, power)
-
-
-def _under_roofs(
-    arithmetic: Array, flops: Array, bytes_: Array, cards: Cards, of: Values, power: Array | float
+def shapeless_product_seconds(
+    flops: Array, bytes_: Array, card: Card, peaks: Array, of: Values, power: Array | float
 ) -> Array:
-    memory = bytes_ / (cards.bytes_per_sec * of["memory_share"])
-    newer = (cards.l2_bytes / cards.sms / _REFERENCE_L2_PER_SM) ** of["l2_exponent"]
-    newer *= (cards.lanes / _REFERENCE_LANES) ** of["lanes_exponent"]
+    """Seconds of arithmetic whose shape is not known, such as a convolution without dimensions: as a product that fills the device."""
+    arithmetic = flops / (peaks * of["compute_share"])
+    return _under_roofs(arithmetic, flops, bytes_, card, of, power)
+
+
+def _under_roofs(arithmetic: Array, flops: Array, bytes_: Array, card: Card, of: Values, power: Array | float) -> Array:
+    memory = bytes_ / (card.memory_bytes_per_sec * of["memory_share"])
+    newer = (card.l2_mib * 2**20 / card.sms / _REFERENCE_L2_PER_SM) ** of["l2_exponent"]
+    newer *= (card.cores_per_sm / _REFERENCE_LANES) ** of["lanes_exponent"]
     joules = newer * (power * of["joules_per_flop"] * flops + of["joules_per_byte"] * bytes_)
     both = norm(arithmetic, memory, of["overlap_norm"])
-    return norm(both, joules / cards.tdp_w, of["power_norm"]) + of["least_seconds"]
+    return norm(both, joules / card.tdp_w, of["power_norm"]) + of["least_seconds"]
 
 
-def _tiled_seconds(shape: tuple[Array, Array, Array, Array], cards: Cards, of: Values, least_k: float) -> Array:
+def _tiled_seconds(
+    shape: tuple[Array, Array, Array, Array], card: Card, peaks: Array, of: Values, least_k: float
+) -> Array:
     """Arithmetic alone, with the best tile: whole tiles, partly whole waves over the multiprocessors, K split if few tiles."""
     b, m, n, k = shape
-    best = np.full(np.shape(m * cards.sms), np.inf)
+    best = np.full(np.shape(m * card.sms), np.inf)
     whole = min(1.0, of["whole_waves"])
     for rows, columns, penalty in _TILES:
         blocks = _BLOCKS_OF_SMALL_TILES if rows * columns <= _SMALL_TILE else 1
-        slots = cards.sms * blocks
+        slots = card.sms * blocks
         work = 2 * rows * columns * (k + of["k_overhead"]) * np.exp(penalty * of["small_tile_penalty"])
         split = np.maximum(1.0, np.floor(k / least_k))
         for high, wide in {(rows, columns), (columns, rows)}:
@@ -135,10 +123,10 @@ def _tiled_seconds(shape: tuple[Array, Array, Array, Array], cards: Cards, of: V
             least = 1 / (blocks * np.minimum(split, np.maximum(1.0, 1 / waves)))
             waves = np.maximum(np.where(waves > 1, whole * np.ceil(waves) + (1 - whole) * waves, waves), least)
             best = np.minimum(best, waves * slots * work)
-    return best / (cards.flops_per_sec * of["compute_share"])
+    return best / (peaks * of["compute_share"])
 
 
-def memory_seconds(kind: Array, h: Array, bytes_: Array, cards: Cards, of: Values) -> Array:
+def memory_seconds(kind: Array, h: Array, bytes_: Array, card: Card, of: Values) -> Array:
     """Seconds of operations that memory bounds: elementwise ones, softmax, layer norm.
 
     A reduction reads its rows twice (layer norm) or three times (softmax of long rows). The second read hits the L2 while
@@ -150,11 +138,11 @@ def memory_seconds(kind: Array, h: Array, bytes_: Array, cards: Cards, of: Value
         bytes_: read and written, each tensor once.
         of: the coefficients, `memory` of kernels.json.
     """
-    rows = 4 * h * cards.sms / cards.l2_bytes  # one row a multiprocessor, relative to the L2
+    rows = 4 * h * card.sms / (card.l2_mib * 2**20)  # one row a multiprocessor, relative to the L2
     is_norm, is_softmax = kind == "layer_norm", (kind == "softmax") & (h > _ONE_PASS_SOFTMAX)
     again = is_norm * of["norm_passes"] * _missed(rows * of["norm_rows"], of["sharpness"])
     again = again + is_softmax * of["softmax_passes"] * _missed(rows * of["softmax_rows"], of["sharpness"])
-    return bytes_ * (1 + again / 2) / (cards.bytes_per_sec * of["memory_share"]) + of["least_seconds"]
+    return bytes_ * (1 + again / 2) / (card.memory_bytes_per_sec * of["memory_share"]) + of["least_seconds"]
 
 
 def _missed(footprint: Array, sharpness: float) -> Array:
