@@ -33,7 +33,7 @@ from typing import Any
 
 from harness import arguments, folder_of, rows, write_result
 
-from batchscope.analysis.compare import Comparison, compare
+from batchscope.analysis.compare import Comparison
 from batchscope.analysis.noise import Rates
 from batchscope.analysis.read import find
 from batchscope.analysis.windows import STEP, windows_of
@@ -122,7 +122,7 @@ def separate(out: Path, number: int, name: str) -> Path:
 def half_apart(out: Path, comparisons: int, name: str) -> list[Comparison]:
     """Each run of A with one that was run half of the benchmark earlier or later."""
     other = [(number + comparisons // 2) % comparisons for number in range(comparisons)]
-    return [compare(separate(out, number, "x"), separate(out, other[number], name)) for number in range(comparisons)]
+    return [Comparison(separate(out, number, "x"), separate(out, other[number], name)) for number in range(comparisons)]
 
 
 def side_by_side(out: Path, comparisons: int, name: str) -> list[Comparison]:
@@ -144,7 +144,7 @@ def drawn(pairs: Sequence[tuple[Path, Path]]) -> Comparison:
                 shutil.copytree(run, side / str(number))
             if number >= FEWEST and decided(sides, MAX_SLOWDOWN):
                 break
-        return compare(*sides)
+        return Comparison(*sides)
 
 
 def spread(folder: Path, comparisons: int) -> dict[str, float]:

@@ -5,29 +5,36 @@ together with 95 % confidence: half of the 5 % is for the whole step, which deci
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
-from ..errors import printable
-from ..records.formatting import percent, significant
-from ..records.rates import RATE, load_words
+from ..errors import UserError, printable
+from ..options.purpose import PLACES, purpose_of
+from ..options.tree import flatten
+from ..records.formatting import option_value, percent, significant
+from ..records.rates import RATE, load_words, why_no_rate
 from ..records.step_parts import PARTS
 from ..records.terminal import wrapped
-from .groups import loads_of, rates_of
-from .match import differences, measured
+from ..records.values import table
+from .groups import SweepResults, loads_of
 from .noise import BETWEEN, Rates, Ratio
 from .read import find
-from .text import aligned
+from .run import SEED, Run
+from .text import aligned, page_width
 from .windows import STEP, windows_of
 
 _ERROR_RATE = 0.05  # of all intervals together
 _SMALL = 0.02  # of the step: a smaller part is not compared
-_WIDTH = 80  # columns
 _TELLS_NOTHING = 10  # 1,000 %, the least difference that two runs on a busy machine can show
 _A, _B = 0, 1  # the settings of the rates
 _SHOWN = _SLOWER, _FASTER = ("slower", "faster")  # verdicts
+_SAID = {"seed", "data.seed", "search", "resume", "run_dir"}  # a difference says nothing, or is said elsewhere
+_RECORDED = {"versions": "versions", "hardware": "hardware", "data": "dataset", "model": "model"}
+_MAY_DIFFER = (SEED, "device_name")  # between the repeats of a side
+_LONGEST = 60  # characters of a value
 
 
 @dataclass(frozen=True)
@@ -40,40 +47,56 @@ class Row:
     ratio: Ratio  # B ÷ A
     verdict: str  # `slower`, `faster`, `no difference shown`, or `noise unknown`
 
-    @property
-    def unit(self) -> str:
-        """Of `a` and `b`."""
-        return "samples/s" if self.name == RATE else "µs/sample"
-
     def cells(self) -> list[str]:
         """For the terminal."""
-        title = self.unit if self.name == RATE else f"  {self.name.replace('_', ' ')}, {self.unit}"
+        title = "samples/s" if self.name == RATE else f"  {self.name.replace('_', ' ')}, µs/sample"
         ratio = [f"{self.ratio.value:.2f}", self.ratio.span]
         return [title, significant(self.a), significant(self.b), *ratio, self.verdict]
 
 
-@dataclass(frozen=True)
 class Comparison:
-    """Two folders compared, each of a run or its repeats."""
+    """Two folders compared, each of a run or its repeats.
 
-    names: tuple[str, str]
-    rows: list[Row]  # the rate, the step, its parts
-    load: float | None  # the share of the processor that other programs took beside the busier side, if worth a word
-    passes: int  # in which A and B were measured side by side; 0 for separate runs
-    assumed: bool  # whether separate runs of the same thing are taken to differ by BETWEEN
-    differing: dict[str, list[str]]
-    warnings: list[str]  # what was left out, and what could not be read
-    max_slowdown: float
+    Args:
+        a: a folder.
+        b: the other one.
+        max_slowdown: the fraction by which the time of a sample may grow.
 
-    @property
-    def slowdown(self) -> Ratio:
-        """Of the time of a sample, B ÷ A."""
-        return self.rows[1].ratio
+    Attributes:
+        rows: the rate, the step, its parts.
+        slowdown: of the time of a sample, B ÷ A.
+        verdict: that of the step.
+        load: the share of the processor that other programs took beside the busier side, if worth a word.
+        passes: in which A and B were measured side by side; 0 for separate runs.
+        assumed: whether separate runs of the same thing are taken to differ by BETWEEN.
+        differing: lines by where the records say so.
+        warnings: what was left out, and what could not be read.
 
-    @property
-    def verdict(self) -> str:
-        """That of the step."""
-        return self.rows[1].verdict
+    Raises:
+        UserError: if a folder holds no measured run, or runs that differ in more than the seed.
+    """
+
+    def __init__(self, a: str | os.PathLike[str], b: str | os.PathLike[str], max_slowdown: float = 0.05):
+        self.names, self.max_slowdown = (str(a), str(b)), max_slowdown
+        found = [find([folder]) for folder in (a, b)]
+        (of_a, left_of_a), (of_b, left_of_b) = (measured(*side) for side in zip("AB", found, strict=True))
+        sides, confidence = {_A: of_a, _B: of_b}, 1 - _ERROR_RATE / 2
+        between = None if min(map(len, sides.values())) > 1 else BETWEEN  # repeated runs show it
+        steps = Rates(windows_of(sides), between)  # what slows one slows the other
+        windows = {part: windows_of(sides, part) for part in PARTS}
+        parts = {part: Rates(of, between) for part, of in windows.items() if of["setting"].nunique() == 2}
+        parts = {p: rates for p, rates in parts.items() if any(steps.rate(s) >= _SMALL * rates.rate(s) for s in sides)}
+        of_part = 1 - (1 - confidence) / max(len(parts), 1)
+        step = _row(STEP, steps, confidence)
+        rate = Row(RATE, steps.rate(_A), steps.rate(_B), step.ratio.inverse, step.verdict)
+        self.rows = [rate, step, *(_row(part, rates, of_part) for part, rates in parts.items())]
+        self.slowdown, self.verdict = step.ratio, step.verdict
+        self.load = max(loads_of(steps).values(), default=None)
+        self.passes = _shared_passes(steps.windows) if steps.together(_A, _B) else 0
+        self.assumed = not self.passes and between is not None
+        self.differing = differences(of_a[0], of_b[0])
+        unreadable = [f"{run.name}: {run.steps}" for run in (*of_a, *of_b) if isinstance(run.steps, str)]
+        self.warnings = [*left_of_a, *left_of_b, *(note for side in found for note in side.notes), *unreadable]
 
     @property
     def shown(self) -> list[Row]:
@@ -108,8 +131,9 @@ class Comparison:
         lines += [f"   {place}: {line}" for place, found in self.differing.items() for line in found]
         lines += [] if self.differing else ["   Nothing differs in configuration, versions, hardware, data or model."]
         notes = [*(f"warning: {line}" for line in self.warnings), *self._how()]
-        table = aligned([["", "A", "B", "B ÷ A", "interval", ""], *(row.cells() for row in self.shown)], _WIDTH)
-        return printable("\n".join([*wrapped(lines, _WIDTH), "", *table, "", *wrapped(notes, _WIDTH)]))
+        cells = aligned([["", "A", "B", "B ÷ A", "interval", ""], *(row.cells() for row in self.shown)])
+        width = page_width()
+        return printable("\n".join([*wrapped(lines, width), "", *cells, "", *wrapped(notes, width)]))
 
     def _how(self) -> Iterator[str]:
         if self.load is not None:
@@ -125,39 +149,6 @@ class Comparison:
                 yield f"A difference below {least} cannot be shown by them; compare --rerun shows smaller ones."
 
 
-def compare(a: str | os.PathLike[str], b: str | os.PathLike[str], max_slowdown: float = 0.05) -> Comparison:
-    """Compare two folders, each of a run or its repeats.
-
-    `max_slowdown` is the fraction by which the time of a sample may grow.
-
-    Raises:
-        UserError: if a folder holds no measured run, or runs that differ in more than the seed.
-    """
-    found = [find([folder]) for folder in (a, b)]
-    (of_a, left_of_a), (of_b, left_of_b) = (measured(*side) for side in zip("AB", found, strict=True))
-    sides, confidence = {_A: of_a, _B: of_b}, 1 - _ERROR_RATE / 2
-    between = None if min(map(len, sides.values())) > 1 else BETWEEN  # repeated runs show it
-    steps = rates_of(sides, between, processes=0.0)  # what slows one slows the other
-    windows = {part: windows_of(sides, part) for part in PARTS}
-    parts = {part: Rates(of, steps.assumed) for part, of in windows.items() if of["setting"].nunique() == 2}
-    parts = {p: rates for p, rates in parts.items() if any(steps.rate(s) >= _SMALL * rates.rate(s) for s in sides)}
-    of_part = 1 - (1 - confidence) / max(len(parts), 1)
-    step = _row(STEP, steps, confidence)
-    rate = Row(RATE, steps.rate(_A), steps.rate(_B), step.ratio.inverse, step.verdict)
-    passes = _shared_passes(steps.windows) if steps.together(_A, _B) else 0
-    unreadable = [f"{run.name}: {run.steps}" for run in (*of_a, *of_b) if isinstance(run.steps, str)]
-    return Comparison(
-        names=(str(a), str(b)),
-        rows=[rate, step, *(_row(part, rates, of_part) for part, rates in parts.items())],
-        load=max(loads_of(steps).values(), default=None),
-        passes=passes,
-        assumed=not passes and steps.assumed is not None,
-        differing=differences(of_a[0], of_b[0]),
-        warnings=[*left_of_a, *left_of_b, *(note for side in found for note in side.notes), *unreadable],
-        max_slowdown=max_slowdown,
-    )
-
-
 def _row(name: str, rates: Rates, confidence: float) -> Row:
     ratio = rates.ratio(_A, _B, confidence)  # of rates A ÷ B, so of times B ÷ A
     verdict = "no difference shown" if not ratio.differs else _SLOWER if ratio.value > 1 else _FASTER
@@ -170,3 +161,58 @@ def _shared_passes(windows: pd.DataFrame) -> int:
     passes = windows.dropna(subset="pass_").groupby("pass_")
     runs = passes["run"].agg(frozenset)[passes["setting"].nunique() == 2]
     return runs.nunique() if runs.nunique() > 1 else len(runs)
+
+
+def measured(name: str, side: SweepResults) -> tuple[list[Run], list[str]]:
+    """The measured runs of side `A` or `B`, which repeat one another, and a line on each that was not measured.
+
+    Raises:
+        UserError: if runs of the side differ in more than the seed, or none was measured.
+    """
+    if several := [key for key in side.factors if key not in _MAY_DIFFER]:
+        raise UserError(
+            f"compare: {name} holds runs that differ in {', '.join(several)}; takes one run, or its repeats"
+        )
+    lines = [
+        f"{name}, {run.name}: not measured ({run.reason or why_no_rate(run.record)})"
+        for run in side.runs
+        if not run.samples_a_step
+    ]
+    runs = [run for run in side.runs if run.samples_a_step]
+    if not runs:
+        raise UserError(f"compare: {'; '.join(lines[:4])}")
+    return runs, lines
+
+
+def differences(a: Run, b: Run) -> dict[str, list[str]]:
+    """What differs between two runs, by where the records say so; places without a difference are left out."""
+    before, after = _facts(a), _facts(b)
+    found = {place: [*_differing(before[place], after[place])] for place in before}
+    return {place: lines for place, lines in found.items() if lines}
+
+
+def _facts(run: Run) -> dict[str, dict[str, Any]]:
+    """All options but folders, also those of callbacks and loggers, which take time; and what else a record has."""
+    config = table(run.record.get("config"))
+    here = str(config.get("run_dir") or run.folder)
+    options = {
+        key: value
+        for key, value in flatten(config)
+        if not {key, key.partition(".")[0]} & _SAID
+        and purpose_of(key, config) not in PLACES
+        and not (isinstance(value, str) and here in value)
+    }
+    return {"configuration": options} | {place: table(run.record.get(key)) for place, key in _RECORDED.items()}
+
+
+def _differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+    """A line for each key: `lr: 0.1 → 0.2`."""
+    for key in dict.fromkeys([*before, *after]):
+        if (key in before) != (key in after) or before[key] != after[key]:
+            yield f"{key}: {' → '.join(_shown(side[key]) if key in side else '—' for side in (before, after))}"
+
+
+def _shown(value: Any) -> str:
+    """A value, all its digits; of a long text its begin and its end."""
+    text = repr(value) if isinstance(value, float) else option_value(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 3]}…{text[-_LONGEST // 2 :]}"

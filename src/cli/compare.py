@@ -33,7 +33,7 @@ def main() -> None:
         raise UserError(f"compare: takes two folders; got {args.overrides[0]!r}, and {hint}", exit_code=2)
     if args.out:
         refuse_existing("--out", args.out)
-    from ..analysis.compare import compare  # numpy and a table's modules
+    from ..analysis.compare import Comparison  # numpy and a table's modules
 
     folders = [args.a, args.b]
     if args.rerun:
@@ -41,7 +41,7 @@ def main() -> None:
 
         out, pythons = args.out or folder_of("compare"), (args.python_a, args.python_b)
         folders = rerun(folders, out, args.passes, args.seconds, pythons, args.overrides, args.max_slowdown)
-    answer = compare(*folders, max_slowdown=args.max_slowdown)
+    answer = Comparison(*folders, max_slowdown=args.max_slowdown)
     print(answer.text, flush=True)
     sys.exit(answer.exit_code)
 

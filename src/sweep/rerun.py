@@ -12,8 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from .._system import relative
-from ..analysis.compare import compare
-from ..analysis.match import measured
+from ..analysis.compare import Comparison, measured
 from ..analysis.read import find
 from ..analysis.run import Run
 from ..checkpointing.resume import recorded_config, with_run_dir
@@ -91,7 +90,7 @@ def a_b(
 
 def decided(sides: Sequence[Path], max_slowdown: float) -> bool:
     """Whether B is shown to be slower than allowed, or not to be."""
-    found = compare(*sides, max_slowdown=max_slowdown)
+    found = Comparison(*sides, max_slowdown=max_slowdown)
     is_slower = found.slowdown.low > 1 and found.slowdown.value > 1 + max_slowdown
     return bool(found.slowdown.span) and (is_slower or found.slowdown.high <= 1 + max_slowdown)
 

@@ -15,7 +15,7 @@ ONLY_STEPS = (0.0,) * 6
 
 def compare(a, b, **options):
     """The comparison, whose lines begin with the answer and fit 80 columns."""
-    found = module.compare(a, b, **options)
+    found = module.Comparison(a, b, **options)
     assert found.text.startswith(found.headline[:40])
     assert max(len(line) for line in found.text.splitlines() if str(a.parent) not in line) <= 80
     return found

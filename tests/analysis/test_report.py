@@ -18,7 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from batchscope import read_answer, read_runs
 from batchscope.analysis import analyse, plots, tensorboard, write_report
 from batchscope.analysis.anonymous import anonymous
-from batchscope.analysis.compare import compare
+from batchscope.analysis.compare import Comparison
 from batchscope.analysis.diagnose import BASELINE, find_findings
 from batchscope.analysis.page import page
 from batchscope.analysis.table import run_texts
@@ -512,7 +512,7 @@ def test_hostile_records_neither_crash_nor_inject(tmp_path):
     comparisons = []
     for number in range(2, 2 + len(fields)):
         with contextlib.suppress(UserError):  # of a run that was not measured
-            comparisons.append(compare(tmp_path / "s" / "0", tmp_path / "s" / str(number)).text)
+            comparisons.append(Comparison(tmp_path / "s" / "0", tmp_path / "s" / str(number)).text)
     assert (found.printed + diagnosis).replace("\n", "").isprintable()
     for text in (found.printed, found.markdown, diagnosis, *comparisons):
         assert not re.search(r"stretch|disturbed|\bturn|\brounds?\b|time was up|stall|whole fit|floor", text)

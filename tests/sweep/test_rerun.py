@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from batchscope.analysis.compare import compare
+from batchscope.analysis.compare import Comparison
 from batchscope.analysis.read import find
 from batchscope.errors import UserError
 from batchscope.records.read import read
@@ -66,7 +66,7 @@ def test_short_timed_pairs_change_their_order_and_end_once_it_is_decided_that_b_
     places = [str(job.run_dir.relative_to("out")) for job in jobs]
     assert places[:6] == ["a/0", "b/0", "b/1", "a/1", "a/2", "b/2"]
     assert re.search(r"pair 5 of at most 8: A \d?\d(\.\d+)? ms", capsys.readouterr().out)
-    found = compare(*folders)
+    found = Comparison(*folders)
     assert (found.passes, found.verdict, len(places)) == (rerun.FEWEST, "slower", 2 * rerun.FEWEST)
     config = jobs[2].config
     assert config["model"]["_target_"] == "batchscope.models.mlp.MLP"
