@@ -25,7 +25,7 @@ from typing import Any
 from compare import OPTIONS, SIDE_BY_SIDE
 from harness import arguments, folder_of, rows, write_result
 
-from batchscope.analysis.diagnose import AGAIN, CHANGE, Findings
+from batchscope.analysis.diagnose import Findings
 from batchscope.analysis.noise import Ratio
 from batchscope.analysis.read import find
 from batchscope.options.compose import check_command_line
@@ -53,7 +53,7 @@ def jobs_of(folder: Path, args: argparse.Namespace) -> list[Job]:
         slowed = 0.0 if name.startswith(FASTER) else SIDE_BY_SIDE
         choices = {"model": "cnn", "data": "mnist", "slowed": str(slowed)}
         group = Job(folder, config, {"choices": choices, "overrides": line}, "diagnosis", seconds=seconds)
-        known = {"role": AGAIN, "options": []} if name.startswith(BASELINE) else {"role": CHANGE, "options": [name]}
+        known = {"options": [] if name.startswith(BASELINE) else [name]}
         jobs.append(group.below(name, {}, name, diagnosis=known))
     return jobs
 

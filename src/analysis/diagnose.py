@@ -13,8 +13,7 @@ from typing import Any
 
 from .._system import command_line
 from ..errors import UserError, cut, printable
-from ..records.formatting import count, percent
-from ..records.metrics import metric
+from ..records.formatting import count, percent, significant
 from ..records.rates import NEAR_BEST, RATE, load_words
 from ..records.terminal import wrapped
 from ..records.values import at, table
@@ -22,10 +21,8 @@ from .groups import loads_of, rates_of
 from .noise import Ratio, simultaneous
 from .read import find
 from .run import Run
-from .text import aligned, and_
+from .text import aligned, and_, page_width
 
-BASELINE, CHANGE, AGAIN = "baseline", "change", "baseline_again"  # roles of a run
-_WIDTH = 80  # columns
 _LONGEST = 24  # characters of a bottleneck's kind, which a record may give as anything
 _LONGEST_REASON = 200  # characters of an error, likewise
 
@@ -106,7 +103,7 @@ class Findings:
         ratio = rates_of({0: runs[:1], 1: runs[-1:]}).ratio(1, 0)
         if ratio.low <= 1 or ratio.value <= 1 + NEAR_BEST:
             return ""
-        rates = and_([metric(RATE).text(run.values[RATE]) for run in (runs[0], runs[-1])])
+        rates = and_([significant(run.values[RATE]) for run in (runs[0], runs[-1])])
         return f"the machine changed: the baseline ran at {rates}"
 
     @property
@@ -155,14 +152,14 @@ class Findings:
     def text(self) -> str:
         """For the terminal."""
         line = [f"batchscope train … {command_line(self.best.options)}"] if self.best else []
-        rows = [["run", metric(RATE).heading, "÷ baseline", "interval", "bottleneck"]]
+        rows = [["run", "samples/s", "÷ baseline", "interval", "bottleneck"]]
         for trial in self.trials:
             name = " ".join(word.rpartition(".")[2] for word in trial.options) or trial.name
-            rate = metric(RATE).cell(trial.rate) if trial.rate else "not measured"
+            rate = significant(trial.rate) if trial.rate else "not measured"
             ratio = trial.ratio if trial.options else None
             rows.append([name, rate, *([f"{ratio.value:.2f}", ratio.span] if ratio else ["", ""]), trial.kind])
-        notes = wrapped([f"note: {remark}" for remark in self.remarks], _WIDTH)
-        lines = [*wrapped([self.headline], _WIDTH), *line, "", *aligned(rows, _WIDTH), "", *notes]
+        width, notes = page_width(), [f"note: {remark}" for remark in self.remarks]
+        lines = [*wrapped([self.headline], width), *line, "", *aligned(rows), "", *wrapped(notes, width)]
         return printable("\n".join(lines))
 
 
@@ -184,10 +181,8 @@ def _why_not_measured(trial: Trial) -> str:
 
 def _options(run: Run) -> tuple[str, ...] | None:
     """The options that a run of a diagnosis changes, none for the baseline; None for any other run."""
-    known = table(run.record.get("diagnosis"))
-    if known.get("role") == CHANGE:
-        return _texts(known.get("options")) or None
-    return () if known.get("role") in (BASELINE, AGAIN) else None
+    options = table(run.record.get("diagnosis")).get("options")
+    return _texts(options) if isinstance(options, list) else None
 
 
 def _names(trial: Trial) -> set[str]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from .._system import relative
-from ..analysis.diagnose import AGAIN, BASELINE, CHANGE, Findings
+from ..analysis.diagnose import Findings
 from ..analysis.run import Run
 from ..errors import UserError
 from ..records.rates import RATE, why_no_rate
@@ -29,18 +29,16 @@ def diagnose(job: Job, search: Diagnosis) -> Plan:
     most = 1 + len(changes) + 2 + (0 if waits else 1)
     job = replace(job, seconds=positive(at(job.config, "callbacks.until_known.seconds")))
 
-    def run(role: str, name: str, change: Change) -> Job:
+    def run(name: str, change: Change) -> Job:
         """The next run, in the folder `name`."""
         nonlocal number
         number += 1
-        title = f"run {number} of at most {most}: {' '.join(words_of(change)) or role.replace('_', ' ')}"
-        return job.below(
-            name, change, title, diagnosis={"role": role, "options": words_of(change), "not_tried": not_tried}
-        )
+        title = f"run {number} of at most {most}: {' '.join(words_of(change)) or name.replace('_', ' ')}"
+        return job.below(name, change, title, diagnosis={"options": words_of(change), "not_tried": not_tried})
 
-    jobs = [run(BASELINE, BASELINE, {}), *(run(CHANGE, folder_of(change), change) for change in changes)]
+    jobs = [run("baseline", {}), *(run(folder_of(change), change) for change in changes)]
     if not waits:
-        jobs.append(run(AGAIN, f"{BASELINE}_2", {}))  # it shows drift
+        jobs.append(run("baseline_2", {}))  # it shows drift
     _alike(jobs)
     runs: list[Run] = []
     for part in [jobs] if waits else [jobs[:1], jobs[1:]]:
@@ -51,7 +49,7 @@ def diagnose(job: Job, search: Diagnosis) -> Plan:
     pair = [change for change in changes if tuple(words_of(change)) in best]
     if len(pair) == 2:
         both = pair[0] | pair[1]
-        last = [run(AGAIN, f"{BASELINE}_3", {}), run(CHANGE, folder_of(both), both)]
+        last = [run("baseline_3", {}), run(folder_of(both), both)]
         yield _alike(last if waits else last[::-1])
 
 

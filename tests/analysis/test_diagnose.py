@@ -7,10 +7,11 @@ import zlib
 import numpy as np
 import pytest
 
-from batchscope.analysis.diagnose import AGAIN, BASELINE, CHANGE, find_findings
+from batchscope.analysis.diagnose import find_findings
 from batchscope.errors import UserError
 from tests.support.synthetic_runs import change_record, write_run, write_steps
 
+BASELINE, CHANGE, AGAIN = "baseline", "change", "baseline_again"  # as names of folders
 BATCH, LARGER = "data.batch_size=256", "data.batch_size=512"
 PIPELINE, PRECISION = "data.pipeline=workers", "trainer.precision=bf16-mixed"
 GPU, CPU = "trainer.accelerator=gpu", "trainer.accelerator=cpu"
@@ -19,7 +20,7 @@ BOTH = f"{BATCH} {PIPELINE}"
 
 def leave(folder, role, rate, *options, first_pass=None, others=0, name=None, **facts):
     """A run of a diagnosis with little noise; without `rate` it was refused, without `others` it has no steps."""
-    known = {"role": role, "options": list(options), "not_tried": facts.pop("not_tried", [])}
+    known = {"options": list(options), "not_tried": facts.pop("not_tried", [])}
     place = folder / ("+".join(options) or name or role)
     if not rate:
         error = {"status": "failed", "error": "trainer.precision: no such hardware"}

@@ -19,7 +19,7 @@ from batchscope import read_answer, read_runs
 from batchscope.analysis import analyse, plots, tensorboard, write_report
 from batchscope.analysis.anonymous import anonymous
 from batchscope.analysis.compare import Comparison
-from batchscope.analysis.diagnose import BASELINE, find_findings
+from batchscope.analysis.diagnose import find_findings
 from batchscope.analysis.page import page
 from batchscope.analysis.table import run_texts
 from batchscope.errors import UserError
@@ -497,7 +497,7 @@ def test_names_of_any_characters_break_no_table_no_plot_and_are_no_markup(tmp_pa
 
 def test_hostile_records_neither_crash_nor_inject(tmp_path):
     """Each field of a record in turn, at every depth, holds what it should not."""
-    facts = {"throughput": {"mfu": 0.1, "bottleneck": {"kind": "host"}}, "diagnosis": {"role": BASELINE, "options": []}}
+    facts = {"throughput": {"mfu": 0.1, "bottleneck": {"kind": "host"}}, "diagnosis": {"options": []}}
     write_measured(tmp_path / "s", {32: 10.0, 64: 12.0}, metrics={"test/acc": 0.9}, **facts)
     record = json.loads((tmp_path / "s" / "0" / "run.json").read_text())
     fields = [(key, sub) for key, value in record.items() if isinstance(value, dict) for sub in value]

@@ -147,7 +147,7 @@ def test_a_baseline_and_all_changes_beside_it_then_the_two_best_together_beside_
     assert names(yields) == [["baseline", *CHANGES], ["baseline_3", TOGETHER]]
     assert [job.title for job in (yields[0][1], yields[1][0])] == [
         "run 2 of at most 8: data.batch_size=256",
-        "run 7 of at most 8: baseline again",
+        "run 7 of at most 8: baseline 3",
     ]
     assert {job.seconds for job in yields[0]} == {yields[0][0].config["callbacks"]["until_known"]["seconds"]}
     assert re.match(r"Recommended: data.batch_size=512 trainer.precision=bf16-mixed, (6\.0|5\.9)\d ", said)
