@@ -18,7 +18,7 @@ from .habits import answer_to
 from .hints import message_of, no_such_option
 from .purpose import DEFAULTS, OF_EXPERIMENTS, OF_TASK, TOP_LEVEL, annotation_of, lightning_module_of, signature_at
 from .signatures import class_attribute, inherits, is_installed, signature_of
-from .tree import HYDRA_KEYS, TARGET, flatten
+from .tree import HYDRA_KEYS, TARGET, flatten, walk
 from .update import batches_of_update, ranks_asked
 from .values import check_value
 
@@ -73,19 +73,12 @@ def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
     if plain["search"] is not None:
         plain["search"] = {TARGET: "batchscope.sweep.search.BatchSizeSearch", **plain["search"]}
         _check_search(plain["search"])
-    for name, value in flatten(plain):
-        if not _is_finite(value):
+    for name, value in walk(plain):
+        if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"{name}: got {value!r}, takes finite numbers")  # which a record can hold
     _check_model_fits_data(plain["model"], plain["data"])
     _check_pairs(plain)
     return plain
-
-
-def _is_finite(value: Any) -> bool:
-    """Whether all numbers in a value are finite."""
-    if isinstance(value, dict | list):
-        return all(map(_is_finite, value.values() if isinstance(value, dict) else value))
-    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _takes_batch_size(target: Any) -> bool:

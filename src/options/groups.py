@@ -15,6 +15,7 @@ from .._system import relative
 from ..errors import UserError
 from . import CONFIG_DIR
 from .purpose import TOP_LEVEL
+from .tree import walk
 
 _HERE = Path(__file__).resolve().parents[1]
 # In a checkout the configs lie beside the package's folder, in an installed wheel inside it.
@@ -110,16 +111,12 @@ def known_nodes() -> dict[str, list[dict[str, Any]]]:
 def _nodes_in(folders: tuple[Path, ...]) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {}
 
-    def note(node: Any, place: str) -> None:
-        if isinstance(node, dict):
-            found.setdefault(place, []).append(node)
-            for key, child in node.items():
-                note(child, f"{place}.{key}".lstrip("."))
-
     def read(file: Path, place: str) -> None:
         with contextlib.suppress(UserError):
             node = load(file)
-            note(node, place)
+            for name, part in walk(node, place):
+                if isinstance(part, dict):
+                    found.setdefault(name, []).append(part)
             for entry in node.get("defaults") or () if isinstance(node, dict) else ():
                 if inherited := _HERE_TOO.fullmatch(str(entry)):
                     for folder in folders:

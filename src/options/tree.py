@@ -17,13 +17,9 @@ def flatten(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def targets_in(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Every `_target_` at and below a value, with its full name."""
-    if isinstance(value, list):
-        for index, child in enumerate(value):
-            yield from targets_in(child, f"{path}.{index}")
-    elif isinstance(value, dict):
-        if TARGET in value:
-            yield f"{path}.{TARGET}", value[TARGET]
-        for key, child in value.items():
-            yield from targets_in(child, f"{path}.{key}")
+def walk(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """A value, and every value below it in dicts and lists, each with its full name."""
+    yield path, value
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, child in children:
+        yield from walk(child, f"{path}.{key}" if path else str(key))

@@ -27,7 +27,7 @@ from ..data.plain import Data, PlainData, described
 from ..data.spec import LENGTHS, takes
 from ..errors import UserError, place_of
 from ..options.purpose import only_observes
-from ..options.tree import TARGET, targets_in
+from ..options.tree import TARGET, walk
 from ..options.update import batches_of_update
 from .optimizer import Optimizer
 from .task import Task
@@ -54,7 +54,8 @@ def build(node: dict[str, Any], path: str, **arguments: Any) -> Any:
     something cannot be imported, refuses a value, fails in the user's code, or is of another kind than the section's.
     """
     options = {key: value for key, value in node.items() if key not in arguments}
-    targets = dict(targets_in(options, path))
+    nodes = ((name, value) for name, value in walk(options, path) if isinstance(value, dict) and TARGET in value)
+    targets = {f"{name}.{TARGET}": node[TARGET] for name, node in nodes}
     for option, target in targets.items():
         import_target(target, option)
     try:

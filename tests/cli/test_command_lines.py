@@ -73,7 +73,7 @@ REFUSED = {
     "train experiment=time_to_target target=0.9 global_batch_size=100 search.sizes=[16,64]": "global_batch_size: got 100, takes a multiple of 16 (data.batch_size=16), such as 96",
     "train experiment=find_batch_size compile=reduce-overhead trainer.accumulate_grad_batches=4": "compile: reduce-overhead uses CUDA graphs",
     "train experiment=find_batch_size global_batch_size=96 trainer.accumulate_grad_batches=2": "trainer.accumulate_grad_batches: got 2, and global_batch_size=96 decides it",
-    "train +callbacks.own={_target_:mine.Own,size:[[inf]]}": "callbacks.own.size: got [[inf]], takes finite numbers",
+    "train +callbacks.own={_target_:mine.Own,size:[[inf]]}": "callbacks.own.size.0.0: got inf, takes finite numbers",
     "train --cfg job data.batch_sise=512": "data.batch_sise: no such option. Did you mean 'batch_size'?",
     "train --cfg job resume=there": "--cfg: the configuration of a run that is resumed is in its run.json",
     "train experiment=foo": "experiment: got 'foo', takes … quickstart",
