@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal, cast
 
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
-from torch import Tensor
 from typing_extensions import override
 
 from .._lightning import after_batch, at_skipped_end, is_accumulating, is_fast_dev_run, is_stopping, validates_next
@@ -114,8 +113,9 @@ class Checkpoints(SyncsRanks, Checkpoint):
         """Write `last.ckpt` if the fit or an epoch ends with this batch, a validation follows it, or it is time."""
         steps_done = 0 < trainer.max_steps <= trainer.global_step
         ends = trainer.is_last_batch or steps_done or is_stopping(trainer)
+        by_steps = self.every_n_steps and self._updates.has_passed(self.every_n_steps)
         # Before the validation begins: a loader of torch's draws a number from the global generator when it does.
-        if ends or validates_next(trainer) or self._is_due(trainer):
+        if ends or validates_next(trainer) or by_steps or RankSync.of(trainer).agreed(_TOPIC):
             self.save(trainer)
 
     @override
@@ -133,7 +133,8 @@ class Checkpoints(SyncsRanks, Checkpoint):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._saved_at, self._saved_batch = time.monotonic(), None
         self._updates = Updates(trainer.global_step)
-        RankSync.of(trainer).contribute(_TOPIC, lambda: int(self._is_time_over()))
+        limit_s = 60 * (self.every_minutes or math.inf)
+        RankSync.of(trainer).contribute(_TOPIC, lambda: int(time.monotonic() - self._saved_at >= limit_s))
         at_skipped_end(trainer, lambda: self.save(trainer))
 
     @override
@@ -153,11 +154,12 @@ class Checkpoints(SyncsRanks, Checkpoint):
         if trainer.sanity_checking or is_fast_dev_run(trainer):
             return
         self.metrics = {key: float(value) for key, value in trainer.callback_metrics.items()}
-        score = self.current_score = self._score()
+        score, best = self._score(), self.best_model_score
+        self.current_score = score
         if score is not None and not math.isfinite(score):
             what = f"{self.monitor} is {score} in epoch {trainer.current_epoch}"
             self._warn_once(f"callbacks.checkpoint.monitor: {what}, and no such checkpoint is the best")
-        elif score is not None and self._is_best(score):
+        elif score is not None and (best is None or (score < best if self.mode == "min" else score > best)):
             self.best_model_score = score
             self.best_model_path = str(self.folder / "best.ckpt")
             if trainer.is_global_zero:
@@ -170,7 +172,8 @@ class Checkpoints(SyncsRanks, Checkpoint):
         if self._is_saving:
             # Only a module that optimises by hand knows which of its gradients wait.
             is_waiting = is_accumulating(trainer) or not pl_module.automatic_optimization
-            own = {"random": random_state(), "gradients": _accumulated_gradients(pl_module) if is_waiting else {}}
+            waiting = [(name, p.grad) for name, p in pl_module.named_parameters() if p.grad is not None and is_waiting]
+            own = {"random": random_state(), "gradients": {name: gradient.cpu() for name, gradient in waiting}}
             ranks = gather(own, trainer.world_size)
             checkpoint["loop_state"] = {
                 **{key: [rank[key] for rank in ranks] for key in own},
@@ -226,23 +229,6 @@ class Checkpoints(SyncsRanks, Checkpoint):
         with pause(trainer):
             for logger in loggers_of_rank(trainer):
                 logger.after_save_checkpoint(cast(Any, self))
-
-    def _is_due(self, trainer: Trainer) -> bool:
-        by_steps = self.every_n_steps and self._updates.has_passed(self.every_n_steps)
-        return bool(by_steps or RankSync.of(trainer).agreed(_TOPIC))
-
-    def _is_time_over(self) -> bool:
-        return self.every_minutes is not None and time.monotonic() - self._saved_at >= 60 * self.every_minutes
-
-    def _is_best(self, score: float) -> bool:
-        if self.best_model_score is None:
-            return True
-        return score < self.best_model_score if self.mode == "min" else score > self.best_model_score
-
-
-def _accumulated_gradients(module: LightningModule) -> dict[str, Tensor]:
-    """Those that wait for the next optimizer step, by parameter: of this rank."""
-    return {name: p.grad.cpu() for name, p in module.named_parameters() if p.grad is not None}
 
 
 def _frozen(module: LightningModule) -> list[str]:

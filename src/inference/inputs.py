@@ -37,7 +37,10 @@ def read_inputs(source: Path, spec: DataSpec) -> tuple[Sequence[str], Dataset]:
         raise UserError(
             f"input: got '{source}', and the network reads {spec.kind} data: takes an .npz file with an array x"
         )
-    files = _images_below(source) if source.is_dir() else [source]
+    files = [source]
+    if source.is_dir():
+        below = sorted(source.rglob("*"))
+        files = [path for path in below if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file()]
     if not files:
         raise UserError(f"input: no image below '{source}'; takes {', '.join(sorted(IMAGE_SUFFIXES))}")
     names = [str(file.relative_to(source)) if source.is_dir() else file.name for file in files]
@@ -87,10 +90,6 @@ def normalised(pixels: Tensor, spec: DataSpec) -> Tensor:
         return x
     mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (spec.mean, spec.std))
     return (x - mean) / std
-
-
-def _images_below(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
 
 
 def _of_array(source: Path, spec: DataSpec) -> tuple[Sequence[str], Dataset]:

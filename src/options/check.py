@@ -65,7 +65,8 @@ def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
         if plain[section].get(TARGET) is None:
             raise UserError(f"{section}._target_: is missing; it names the class to build")
         check_node(plain[section], section)
-    if "batch_size" not in plain["data"] and _takes_batch_size(plain["data"][TARGET]):
+    data = signature_of(plain["data"][TARGET])  # a data module may serve batches of its own
+    if "batch_size" not in plain["data"] and data and "batch_size" in data.parameters:
         raise UserError("data.batch_size: is missing")
     for collection in COLLECTIONS:
         plain.setdefault(collection, None)
@@ -79,12 +80,6 @@ def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
     _check_model_fits_data(plain["model"], plain["data"])
     _check_pairs(plain)
     return plain
-
-
-def _takes_batch_size(target: Any) -> bool:
-    """Whether data have a batch size to set: not a data module that serves batches of its own."""
-    signature = signature_of(target) if isinstance(target, str) else None
-    return signature is not None and "batch_size" in signature.parameters
 
 
 def _check_top_level(plain: dict[str, Any]) -> None:

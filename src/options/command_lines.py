@@ -109,13 +109,9 @@ def for_timing(config: dict[str, Any], seconds: float) -> dict[str, Any]:
     kept = {name: node for name, node in (config["callbacks"] or {}).items() if node and name not in _NOT_TIMED}
     callbacks = {name: o for name, o in kept.items() if not any(inherits(o[TARGET], kind) for kind in _NOT_TIMED_KINDS)}
     callbacks["until_known"] = {**_UNTIL, "seconds": seconds}
-    parts = {"trainer": {**config["trainer"], **_SOME_STEPS}, "callbacks": callbacks, **_at_constant_rate(config)}
+    parts = {"trainer": {**config["trainer"], **_SOME_STEPS}, "callbacks": callbacks}
+    if "schedule" in config.get("optimizer", {}):  # a LightningModule has none
+        parts["optimizer"] = {**config["optimizer"], "schedule": "constant"}
     once = {name: None for name in ("target", "target_metric") if name in config}
     once |= {"logger": {}, "test": False, "search": None, "resume": None, "timing": "auto"}
     return {**config, **parts, **once, "init": None}
-
-
-def _at_constant_rate(config: dict[str, Any]) -> dict[str, Any]:
-    """The optimizer of a configuration without a schedule; empty where it has none, as that of a LightningModule."""
-    optimizer = config.get("optimizer", {})
-    return {"optimizer": {**optimizer, "schedule": "constant"}} if "schedule" in optimizer else {}

@@ -276,13 +276,9 @@ class _Run:
         record.add(**facts)
         summary.write_steps(self.trainer, self.run_dir)
 
-    @property
-    def _is_tested(self) -> bool:
-        return self.config["test"] and is_overridden("test_step", self.module)
-
     def test(self, record: RunRecord) -> None:
         """Test the best checkpoint; the last weights where no checkpoint is the best."""
-        if not self._is_tested:
+        if not (self.config["test"] and is_overridden("test_step", self.module)):
             return
         if not has_test(self.data):
             warn(f"test: {self.data.name} has no test set, and nothing is tested")

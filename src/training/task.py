@@ -193,13 +193,12 @@ class Task(LightningModule):
         result = {"loss": self.loss(output, y)}
         if self.has_accuracy:
             result["acc"] = accuracy(self.spec, output.detach(), y)
-        ranks = self.trainer.world_size
-        return result if ranks == 1 else self._shares(result, output, y, ranks, self._weight(batch_idx))
-
-    def _weight(self, batch_idx: int) -> float:
-        """Of this rank's mean over samples: its share of the samples of the global batch, times the ranks."""
+        if (ranks := self.trainer.world_size) == 1:
+            return result
+        # Of this rank's mean over samples: its share of the samples of the global batch, times the ranks.
         sampler = getattr(self.trainer.train_dataloader, "batch_sampler", None)
-        return sampler.weight(batch_idx) if hasattr(sampler, "weight") else 1
+        weight = sampler.weight(batch_idx) if hasattr(sampler, "weight") else 1
+        return self._shares(result, output, y, ranks, weight)
 
     def _shares(self, means: dict[str, Tensor], output: Any, y: Tensor, ranks: int, weight: float) -> dict[str, Tensor]:
         """The means of this rank, scaled so that the mean over ranks is that of the global batch.
