@@ -74,9 +74,9 @@ def compare_settings(sweep: SweepResults, metrics: Sequence[str], margin: float 
     best = [quality.best_words(dict(enumerate(names)), at="with")] if quality else []
     config = table(sweep.runs[0].record.get("config"))
     of_speed = [key for key in sweep.group_keys if changes_speed(key, config)]
-    if not of_speed and not best and len(sweep.groups) > 1:
+    if not best and len({run.speed_setting for run in sweep.runs}) == 1:
         return ["The settings differ in nothing that changes the time of a step, and no metric is known."]
-    return [*best, *_fastest(sweep, of_speed)]
+    return [*best, *(_fastest(sweep, of_speed) if of_speed or not best else ())]
 
 
 def best_setting(sweep: SweepResults, metrics: Sequence[str]) -> dict[str, Any] | None:

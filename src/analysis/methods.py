@@ -136,10 +136,11 @@ def _data(run: Run) -> str:
     validated, tested = (positive(at(run.record, f"evaluated.{stage}")) for stage in ("val", "test"))
     sizes = {"training": run.train_samples, "validation": validated, "test": tested}
     known = _and([f"{size:,.0f} {name}" for name, size in sizes.items() if size])
-    limit = at(run.record, "config.trainer.limit_train_batches")
-    is_less = number(limit) is not None and limited(10**9, limit) < 10**9
-    less = f"{f'{limit:,} batches' if isinstance(limit, int) else percent(limit)} an epoch" if is_less else ""
-    return _with(run.dataset or str(run.settings.get("data") or ""), [f"{known} samples" if known else "", less])
+    limit, size = at(run.record, "config.trainer.limit_train_batches"), run.global_batch_size or run.batch_size
+    whole = -(-int(run.train_samples) // size) if run.train_samples and size else 10**9
+    less = limited(whole, limit)
+    words = f"{less:,} batch{'es' if less > 1 else ''} an epoch" if less < whole else ""
+    return _with(run.dataset or str(run.settings.get("data") or ""), [f"{known} samples" if known else "", words])
 
 
 def _with(name: str, facts: Sequence[str]) -> str:

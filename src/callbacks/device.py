@@ -56,7 +56,7 @@ class DeviceMonitor(Callback):
     def result(self, since: float = -math.inf) -> dict[str, float]:
         """What was sampled of the training in this fit, or in the last one, also before its end: see `Telemetry.summary`.
 
-        Validations, the time between epochs and waits are left out. `since` is a time of `time.perf_counter()`.
+        Validations, the time between epochs and waits are left out, but for the peak of memory. `since` is a time of `time.perf_counter()`.
         """
         if self._sampled is None:
             return {}

@@ -246,5 +246,8 @@ def _training(runs: Sequence[_Run], sources: Sequence[Source]) -> Training:
         doubts.append("Not every run has counted its memory, so whether a batch fits is not known.")
     epochs = asked.pop() or None if len(asked) == 1 else None
     title = printable(f"{first.run.model} · {options['data']}")
-    limit = at(first.run.record, "config.trainer.limit_train_batches")
+    limits = {at(run.run.record, "config.trainer.limit_train_batches") for run in runs}
+    limit = limits.pop() if len(limits) == 1 else None
+    if limits:
+        doubts.append("The runs differ in trainer.limit_train_batches, and whole epochs are assumed.")
     return Training(title, epochs, first.samples, limit, first.step.precision, sources, doubts)

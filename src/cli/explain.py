@@ -27,7 +27,8 @@ from ..files import refuse_links, why, write_folder
 from ..options import trust
 from ..options.check import check_config
 from ..options.command_lines import for_explanation
-from ..options.compose import apply_overrides, check_command_line
+from ..options.compose import apply_overrides, choices_in, compose_command_line
+from ..options.groups import DEFAULT_DATA
 from ..options.overrides import parse
 from ..records.course import course_words
 from ..records.explanation import FILE, TRACE
@@ -75,8 +76,10 @@ def _task(args: argparse.Namespace) -> _Task:
     choices = {group: str(choice) for group, choice in typed.items() if isinstance(choice, str)}
     if folders:
         return _of_run(resume.run_folder(folders[0], "explain"), overrides, choices, args.out)
-    (config,) = check_command_line(overrides, False)
-    return _Task(check_config(for_explanation(config)), choices, args.out or folder_of(_NAME), [], {})
+    line = compose_command_line(overrides, multirun=False)
+    composed = choices_in(line.compositions[0].hydra)
+    named = {key: value for key, value in composed.items() if key != "data" or value != DEFAULT_DATA} | choices
+    return _Task(check_config(for_explanation(line.configs[0])), named, args.out or folder_of(_NAME), [], {})
 
 
 def _of_run(run_dir: Path, overrides: list[str], chosen: dict[str, str], out: Path | None) -> _Task:
@@ -88,7 +91,8 @@ def _of_run(run_dir: Path, overrides: list[str], chosen: dict[str, str], out: Pa
     trust.confirm(config, overrides, file, run_dir=None)
     if out is None:
         refuse_links(run_dir, written=(f"{_NAME}*", f".{_NAME}*"))
-    choices = {key: value for key, value in record.get("choices", {}).items() if value is not None} | chosen
+    known = {key: value for key, value in record.get("choices", {}).items() if value is not None}
+    choices = {"data": "as in the run"} | known | chosen
     notes, processes = [], record.get("processes")
     if isinstance(processes, int) and processes > 1:
         notes = [f"the run used {processes} processes; one of them is explained, without communication"]

@@ -65,7 +65,7 @@ def cast(values: Any, field: str, spec: DataSpec) -> Any:
 
 
 def _stacked(values: list[Any], spec: DataSpec, padding: int = 0, is_target: bool = False) -> Any:
-    if not spec.variable_length or isinstance(values[0], Mapping) or (is_target and spec.target == "any"):
+    if not spec.variable_length or isinstance(values[0], Mapping) or (is_target and isinstance(values[0], tuple)):
         return default_collate(values)
     tensors = [torch.as_tensor(value) for value in values]
     return pad_sequence(tensors, True, padding) if tensors[0].dim() else torch.stack(tensors)

@@ -109,12 +109,12 @@ def _spec_of(module: LightningDataModule) -> DataSpec | None:
     """What a module says of its data; None where it does not. UserError where that of a DataModule fails."""
     try:
         spec = getattr(module, "spec", None)
-        if spec is None and isinstance(module, DataModule) and hasattr(type(module), "spec"):
-            type(module).spec.__get__(module)  # what it raises is no missing attribute
+        if spec is None and isinstance(module, DataModule) and isinstance(made := type(module).spec, property):
+            made.__get__(module)  # what it raises is no missing attribute
     except NotImplementedError:
         return None
     except Exception as error:
-        if not isinstance(module, DataModule):
+        if isinstance(error, UserError) or not isinstance(module, DataModule):
             raise
         raise UserError(f"data: {type(module).__name__}.spec fails: {in_one_line(error)}") from error
     return spec if isinstance(spec, DataSpec) else None

@@ -116,10 +116,8 @@ def _single_peak(calibration: Calibration, shares: Mapping[str, float] | None) -
     seconds = 0.0  # of a FLOP
     for name, share in shares.items():
         kind, _, dtype = name.partition(" ")
-        peak = calibration.matmul_flops_per_sec.get(dtype) if dtype else peaks[kind]
-        if peak is None:
-            return None
-        seconds += share / peak
+        highest = max(calibration.matmul_flops_per_sec.values())  # for a format that was not measured
+        seconds += share / (calibration.matmul_flops_per_sec.get(dtype, highest) if dtype else peaks[kind])
     return 1 / seconds
 
 

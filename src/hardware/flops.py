@@ -146,15 +146,17 @@ def flops_per_sample(steps: Sequence[tuple[Iterable[OperationRow], float]]) -> t
     """The FLOPs of a sample, forward and backward, and the share of each kind of product in them: `matmul`, of float32 tensors;
     `matmul bf16` of others.
 
-    Given recorded updates, each with its samples. Those of half of the most samples and more count, which leaves out a short
-    last batch.
+    Given recorded updates, each with its samples. Those with the most count, which leaves out a short last batch; where they
+    all differ, those of at least half as many do, too.
 
     Raises:
         UncountableError: for an update without a product, and where the updates differ, so that three of them say nothing
             about the others.
     """
-    most, found = max(samples for _, samples in steps), []
-    for operations, samples in ((operations, samples) for operations, samples in steps if 2 * samples >= most):
+    counts = [samples for _, samples in steps]
+    most, found = max(counts), []
+    least = most if counts.count(most) > 1 else most / 2
+    for operations, samples in ((operations, samples) for operations, samples in steps if samples >= least):
         kinds: defaultdict[str, float] = defaultdict(float)
         for each in operations:
             if each.flops and each.part in ("forward", "backward"):

@@ -22,6 +22,7 @@ _HERE = Path(__file__).resolve().parents[1]
 CONFIGS = next(p for p in (_HERE / "configs", _HERE.parent / "configs") if p.is_dir())
 SEARCHES = "hparams_search"  # a group of users alone: lightning-hydra-template has it
 GROUPS = sorted([SEARCHES, *(p.name for p in CONFIGS.iterdir() if p.is_dir() and p.name != "__pycache__")])
+DEFAULT_DATA = "mnist"  # as train.yaml has it
 SECTIONS = ("model", "data", "task", "optimizer", "trainer")  # groups whose choice is one object to build
 COLLECTIONS = ("callbacks", "logger")  # groups whose choice is a collection of such objects
 OPTIONAL_GROUPS = ("experiment", SEARCHES, "debug")  # `group=null` switches them off

@@ -29,6 +29,11 @@ def positive(value: Any) -> float | None:
     return known if known and known > 1 / _ABSURD else None
 
 
+def is_limit(limit: Any) -> bool:
+    """Whether a value of `trainer.limit_train_batches` may leave out batches."""
+    return limited(10**9, limit) < 10**9
+
+
 def limited(batches: int, limit: Any) -> int:
     """How many of the batches of an epoch `trainer.limit_train_batches` leaves: a number of them, or a fraction below 1."""
     if isinstance(limit, int) and not isinstance(limit, bool):

@@ -155,7 +155,7 @@ class Sweep:
 
     def print_resume(self) -> None:
         """After an interruption: the command that resumes the sweep. A search without a seed would draw other values."""
-        seeded = any(re.search(r"sampler\.seed=\d|sampler=grid", word) for word in self.loop.command)
+        seeded = any(re.search(r"sampler\.seed=\d", word) for word in self.loop.command)
         if not self.labels and not self._search and not seeded:
             print(
                 f"\nkept     {self.sweep_dir}; a search can be resumed if it has hydra.sweeper.sampler.seed=0",

@@ -10,11 +10,9 @@ from torch.nn.parameter import is_lazy
 from ..errors import UserError
 from .build import build, build_optimizer, compile_mode
 
-DEFAULT_DATA = "mnist"  # as train.yaml has it
-
 
 def refuse_own_loaders(model: nn.Module) -> None:
-    """Raise UserError for a LightningModule with loaders of its own, where nobody has named other data: a run does not read them."""
+    """Raise UserError for a LightningModule with loaders of its own, which a run does not read."""
     if isinstance(model, LightningModule) and is_overridden("train_dataloader", model):
         raise UserError(
             f"data: {type(model).__name__} has a train_dataloader of its own, and a run trains on data=…; move its loaders "

@@ -33,7 +33,7 @@ from ..distributed.rendezvous import once_for_all
 from ..errors import UserError, show_tracebacks, warn
 from ..hardware.devices import describe
 from ..options.command_lines import evaluate_command, program
-from ..options.groups import SECTIONS
+from ..options.groups import DEFAULT_DATA, SECTIONS
 from ..options.overrides import set_by
 from ..options.purpose import lightning_module_of, unread_by
 from ..records.read import optimized, read
@@ -44,7 +44,7 @@ from .build import build_callbacks, build_data, build_model, build_trainer, load
 from .failures import explain_failures
 from .initial import start_from
 from .loggers import NoLogger, build_loggers, close_loggers
-from .module import DEFAULT_DATA, lightning_module, refuse_own_loaders
+from .module import lightning_module, refuse_own_loaders
 from .quiet import quiet_libraries
 from .task import Task
 

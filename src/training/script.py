@@ -19,11 +19,11 @@ from ..callbacks.throughput import ThroughputMonitor
 from ..errors import warn
 from ..hardware.devices import describe
 from ..records.run_record import RunRecord
+from ..records.values import is_limit
 from . import summary
 
 _FLAG = re.compile(r"--?([A-Za-z][\w.-]*)")
 _OPTION = re.compile(r"[+~]*([A-Za-z_][\w./@-]*)")  # as Hydra's
-_PATH = re.compile(r"[/\\]")  # as of a folder to write to, which says nothing of the training
 _fits: Counter[Path] = Counter()  # of this process, in each folder
 
 
@@ -75,7 +75,7 @@ class ScriptRecord(Callback):
                 "trainer": {
                     "accumulate_grad_batches": trainer.accumulate_grad_batches,
                     "precision": trainer.precision,
-                    "limit_train_batches": trainer.limit_train_batches,
+                    **({"limit_train_batches": limit} if is_limit(limit := trainer.limit_train_batches) else {}),
                 },
             },
             "hardware": describe(trainer.strategy.root_device),
@@ -133,7 +133,7 @@ def _names_batch_size(flag: str) -> bool:
 def arguments(words: list[str]) -> dict[str, str]:
     """A script's arguments with their values: `--lr=0.1`, `--lr 0.1` and `lr=0.1` as `lr: 0.1`, a switch as `true`.
 
-    Words without a name are numbered, `word_1`; paths are left out.
+    Words without a name are numbered: `word_1`.
     """
     found: dict[str, str] = {}
     flag = ""  # that the word before was, and which may have a value
@@ -147,6 +147,6 @@ def arguments(words: list[str]) -> dict[str, str]:
             found[before] = word
         elif is_pair and (match := _OPTION.fullmatch(name)):
             found[match[1]] = value
-        elif not _PATH.search(word):
+        else:
             found[f"word_{sum(key.startswith('word_') for key in found) + 1}"] = word
     return found

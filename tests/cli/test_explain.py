@@ -55,6 +55,7 @@ def test_the_verdict_is_that_of_the_runs_record_where_it_has_one_and_no_option_c
         (new | {"evidence": "its record"}, [], "its record"),
         (new | {"evidence": "its record"}, ["data.batch_size=8"], "these steps"),
         ({"kind": 7}, [], "these steps"),
+        (new | {"kind": "unclear", "evidence": "its load", "busy": True}, [], "these steps"),
     ):
         change_record(run_dir, throughput=known | {"bottleneck": said})
         assert f"limit: {evidence}" in answer("explain", run_dir, root, *options).out

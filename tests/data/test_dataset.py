@@ -308,6 +308,8 @@ def test_a_tuple_of_targets_is_a_tuple_where_lengths_vary_too() -> None:
     x, y, lengths = collate([(torch.ones(n, 2), (3, 0.5)) for n in (2, 5, 4)], spec)
     assert (tuple(x.shape), lengths.tolist()) == ((3, 5, 2), [2, 5, 4])
     assert [part.tolist() for part in y] == [[3, 3, 3], [0.5, 0.5, 0.5]]
+    _, y, _ = collate([(torch.ones(n, 2), torch.ones(n)) for n in (2, 4)], spec)
+    assert y.tolist() == [[1, 1, 0, 0], [1, 1, 1, 1]]  # a tensor is padded
 
 
 def test_a_mistake_in_a_spec_is_one_line_and_no_missing_spec() -> None:

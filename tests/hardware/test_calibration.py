@@ -111,7 +111,7 @@ def test_products_in_another_format_than_the_trainers_have_the_peak_of_that_form
     halves = {"matmul": 0.5, "matmul bf16": 0.5}
     assert peak_flops_per_sec(gpu, "32-true", halves) == pytest.approx(1 / (0.5 / 50e12 + 0.5 / 800e12))
     assert peak_flops_per_sec(gpu, "32-true", {"matmul bf16": 1.0}) == pytest.approx(800e12)
-    assert peak_flops_per_sec(gpu, "32-true", {"matmul fp16": 1.0}) is None
+    assert peak_flops_per_sec(gpu, "32-true", {"matmul fp8": 1.0}) == pytest.approx(800e12)
     assert peak_flops_per_sec(gpu, "bf16-mixed", halves) == pytest.approx(800e12)
 
 

@@ -211,6 +211,7 @@ def test_a_step_without_products_has_no_flops_and_those_of_the_optimizer_are_non
 def test_the_flops_of_a_sample_are_those_of_whole_updates_which_must_not_differ():
     small, eighty, twice = ([OperationRow("aten.mm", "", "forward", "fp32", flops=n)] for n in (9, 80, 160))
     assert flops_per_sample([(eighty, 8), (eighty, 8), (small, 1)]) == (10, {"matmul": 1})
+    assert flops_per_sample([(eighty, 8), (eighty, 8), (eighty, 5)])[0] == 10  # whole batches tell enough
     for other in ((twice, 8), (eighty, 4)):  # sequences of other lengths, in as many samples and in fewer
         with pytest.raises(UncountableError, match="different numbers of FLOPs"):
             flops_per_sample([(eighty, 8), other])

@@ -110,7 +110,6 @@ def test_the_flags_of_a_script_are_its_settings() -> None:
         "data",
         "+model.width=64",
         "a/b=c d",
-        "out/64",
     ]
     flags = {"batch_size": "16", "lr": "-0.1", "amp": "true", "n": "3"}
     assert arguments(words) == {"word_1": "resnet18", **flags, "word_2": "data", "model.width": "64", "a/b": "c d"}
