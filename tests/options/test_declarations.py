@@ -190,6 +190,7 @@ NODES: list[tuple[dict[str, Any], str]] = [
     *(({"_target_": "mynet.one.odd", **dict.fromkeys("abcde", value)}, "") for value in (None, 1, "x", [1], {"a": 1})),
 ]
 ONE = """
+from batchscope.options.types import PositiveInt
 class Thing:
     def __init__(self, spec, batch_size: PositiveInt = 1, part=None): pass
 def odd(a: timedelta, b: Optional[nn.Module], c: 'Quoted', d: Optional['Quoted'], e: int + 1): pass
