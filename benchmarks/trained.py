@@ -1,6 +1,6 @@
 """Do trained sweeps name a batch size that trains as well as the best, and is fast? Each is held against long references.
 
-    python benchmarks/trained.py --root ../shared/data                  # three hours
+    python benchmarks/trained.py --root ../shared/data                  # four hours
     python benchmarks/trained.py --root ../shared/data --only mlp
 
 Sweeps as users start them, of three models, sizes of 32 to 1,024 and one epoch: with one seed and with three, on a quiet
