@@ -42,7 +42,9 @@ def _of_options(config: Mapping[str, Any], trainer: Trainer) -> dict[str, Any]:
     """What only this project's options can set."""
     data, model = config["data"], config["model"]
     pipeline = data.get("pipeline")
-    has_convolutions = any(isinstance(each, nn.Conv2d) for each in trainer.lightning_module.modules())
+    has_convolutions = any(
+        isinstance(each, nn.Conv2d | nn.ConvTranspose2d) for each in trainer.lightning_module.modules()
+    )
     sampler = getattr(trainer.train_dataloader, "batch_sampler", None)
     decided = {"batch_size": None} if config.get("global_batch_size") else {}
     return decided | {

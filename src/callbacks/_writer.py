@@ -60,7 +60,7 @@ class StepWriter:
             elif (file := _event_file(logger)) is not None:
                 _write_events(logger, file, shown)
             else:  # of MLflow each step is a request to its server
-                is_slow = type(logger).log_metrics is MLFlowLogger.log_metrics
+                is_slow = getattr(type(logger), "log_metrics", None) is MLFlowLogger.log_metrics
                 for step, values in shown if is_slow else rows:
                     logger.log_metrics(dict(values), step)
         except Exception as error:  # noqa: BLE001 - anybody's logger
@@ -80,7 +80,7 @@ def _event_file(logger: Any) -> Any:
 
     A writer that an earlier fit has closed has no file; Lightning's own `log_metrics` opens a new one.
     """
-    is_plain = type(logger).log_metrics in (TensorBoard.log_metrics, TensorBoardLogger.log_metrics)
+    is_plain = getattr(type(logger), "log_metrics", None) in (TensorBoard.log_metrics, TensorBoardLogger.log_metrics)
     return logger.experiment.file_writer if is_plain else None
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
+from torch import Tensor
 from typing_extensions import override
 
 from ..records.step_file import read_rows, write_rows
@@ -38,7 +39,7 @@ class StepFile(Logger):
     @override
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        numbers = {key: float(value) for key, value in metrics.items()}
+        numbers = {key: value.item() if isinstance(value, Tensor) else value for key, value in metrics.items()}
         if (step or 0, frozenset({*numbers, "step"})) not in self._kept:
             self.append([(step or 0, numbers)])
 
@@ -47,7 +48,7 @@ class StepFile(Logger):
         columns = self._columns_with({"step", *(key for _, numbers in rows for key in numbers)})
         lines = []
         for step, numbers in rows:
-            texts = {key: f"{number:.9g}" for key, number in numbers.items()} | {"step": str(step)}
+            texts = {key: _text(number) for key, number in numbers.items()} | {"step": str(step)}
             lines.append(",".join(texts.get(column, "") for column in columns) + csv.excel.lineterminator)
         with self.path.open("a", newline="", encoding="utf-8") as file:
             file.writelines(lines)
@@ -80,3 +81,10 @@ class StepFile(Logger):
 def _step(row: Mapping[str, str]) -> float:
     text = row.get("step", "")
     return int(text) if text.isdecimal() else float("inf")
+
+
+def _text(value: Any) -> str:
+    """A value in a cell: a float with nine digits, a whole number with all of its, anything else quoted."""
+    if isinstance(value, float):
+        return f"{value:.9g}"
+    return str(value) if isinstance(value, int) else f'"{str(value).replace(chr(34), 2 * chr(34))}"'

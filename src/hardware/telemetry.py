@@ -9,7 +9,8 @@ import math
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Mapping
 
 import numpy
 import psutil
@@ -32,19 +33,16 @@ MIN_SPAN_S = 0.05  # CPU times of other processes tick at 10 ms: a rate over les
 SETTLE_S = 2.1  # NVML's utilisation is of the last complete window, which took 1/6 to 1 s and began up to 2 s ago
 PATIENCE_S = 1.0  # a driver that hangs must not hang the run
 _GIB = 2**30
-_MOST = 2**14  # rows that are kept, 10 MiB
-# Columns of a row beside the readings: its end, its seconds of training, how many samples it holds, and the energy of its
-# seconds of training, which is left out where it is not known.
-_AT, _SECONDS, _SAMPLES, _JOULES = "at", "seconds", "samples", "joules"
+_MOST = 2**17  # rows that are kept, 14 MiB; when there are so many, older ones are merged
+_JOULES = "joules"  # the column of a row's energy in training; NaN where it is not known
 _HIGHEST = ("_max_gib", "_peak_gib")  # of the training in a row
-Row = dict[str, float]
 
 
 class Telemetry:
     """Reads in a daemon thread, every `interval_s` seconds (at least 0.1 s) and where a sample is asked for, until `stop`.
 
-    A sample stands for the time since the one before, which is training or is not. Memory is bounded: a row holds a
-    sample, and where there are 2**14 rows, each two of them become one, and later rows hold twice as many samples.
+    A sample stands for the time since the one before, which is training or is not. Memory is bounded: where
+    there are 2**17 samples, the newest quarter is kept, and of the others one is made for each span of time.
 
     Attributes:
         is_training: whether the time since the last sample is training.
@@ -55,10 +53,10 @@ class Telemetry:
         self.is_training = False
         self.samples = 0
         self._read, self._clock, self._interval_s = read, clock, max(interval_s, MIN_INTERVAL_S)
-        self._lock = threading.Lock()  # for the rows
-        self._rows: list[Row] = []
-        self._in_a_row = 1  # samples
-        self._last_at, self._counter = math.nan, math.nan  # the time, and the counter of energy, of the last sample
+        self._lock = threading.Lock()  # for the rows: the last of `samples`, and those that were merged
+        self._columns: dict[str, array[float]] = {}  # the readings by key, NaN where there is none
+        self._times, self._trained_s = array("d"), array("d")  # of a row: its end, and its seconds of training
+        self._counter = math.nan  # of energy, at the last sample
         self._due, self._taken, self._ended = threading.Event(), threading.Event(), False
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
         self._thread.start()
@@ -81,12 +79,15 @@ class Telemetry:
     def readings(self, key: str, first: int = 0) -> tuple[NDArray[numpy.float64], NDArray[numpy.float64]]:
         """The times of the samples from a first one on that have a reading, and their readings, shape (N,) each.
 
-        The samples of one row have the last time, and the lowest reading of memory, which is what growth.py looks at.
+        Merged samples have the last time, and the lowest reading of memory, which is what growth.py looks at.
         """
         with self._lock:
-            told = [(row[_AT], row[key]) for row in self._rows[first // self._in_a_row :] if key in row]
-        times, values = numpy.array(told, float).reshape(-1, 2).T
-        return times, values
+            row = max(0, first - (self.samples - len(self._times)))
+            times, values = numpy.array(self._times[row:]), numpy.array(self._columns.get(key, array("d"))[row:])
+        if not len(values):
+            return values, values
+        known = ~numpy.isnan(values)
+        return times[known], values[known]
 
     def summary(self, since: float = -math.inf) -> dict[str, float]:
         """Sum up the samples of training after a time; empty where there are none.
@@ -97,18 +98,23 @@ class Telemetry:
         the time.
         """
         with self._lock:
-            after = [row for row in self._rows if row[_AT] > since]
-        rows = [row for row in after if row[_SECONDS] > 0]
-        if not rows:
+            times, seconds = numpy.array(self._times), numpy.array(self._trained_s)
+            columns = {key: numpy.array(column) for key, column in self._columns.items()}
+        used = (times > since) & (seconds > 0)
+        if not used.any():
             return {}
-        found, total = {}, _merged(rows) | {key: value for key, value in _merged(after).items() if key == PEAK}
-        for key, value in total.items():
+        found = {"seconds": float(seconds[used].sum())}
+        for key, values in columns.items():
+            known = used & ~numpy.isnan(values)
             if key == _JOULES:
-                found["energy_j"] = value
-            elif key == _SECONDS or key.endswith(_HIGHEST):
-                found[key] = value
-            elif key not in (_AT, _SAMPLES) and not key.endswith("_gib"):
-                found[named(key, "mean")] = value
+                joules = values[used]
+                found |= {"energy_j": float(joules.sum())} if (joules >= 0).all() else {}  # not reset by a new driver
+            elif key == PEAK and (of_fit := (times > since) & ~numpy.isnan(values)).any():
+                found[key] = float(values[of_fit].max())  # of validations, too
+            elif known.any() and key.endswith(_HIGHEST):
+                found[key] = float(values[known].max())
+            elif known.any() and not key.endswith("_gib"):
+                found[named(key, "mean")] = float(numpy.average(values[known], weights=seconds[known]))
         return found
 
     def _run(self) -> None:
@@ -117,48 +123,56 @@ class Telemetry:
             is_last, readings = self._ended, self._read()
             with self._lock:
                 self._append(readings, self._clock())
+                if len(self._times) >= _MOST:
+                    self._merge()
             self._taken.set()
             if not is_last:
                 self._due.wait(self._interval_s)
                 self._due.clear()
 
     def _append(self, readings: Mapping[str, float], now: float) -> None:
+        joules, self._counter = readings.get(ENERGY, math.nan) - self._counter, readings.get(ENERGY, math.nan)
         row = {key: value for key, value in readings.items() if key != ENERGY}
         row |= {named(key, "max"): value for key, value in row.items() if key.endswith("_gib") and key != PEAK}
-        joules, self._counter = readings.get(ENERGY, math.nan) - self._counter, readings.get(ENERGY, math.nan)
-        if not self.is_training or joules >= 0:  # not refused, and not reset by a new driver
-            row[_JOULES] = joules if self.is_training else 0.0
-        seconds = now - self._last_at if self.is_training and self._rows else 0.0
-        row |= {_AT: now, _SECONDS: seconds, _SAMPLES: 1.0}
-        self._last_at = now
+        row[_JOULES] = joules if self.is_training else 0.0
+        for key in row.keys() - self._columns.keys():
+            self._columns[key] = array("d", [math.nan]) * len(self._times)
+        for key, column in self._columns.items():
+            column.append(row.get(key, math.nan))
+        self._trained_s.append(now - self._times[-1] if self.is_training and self._times else 0.0)
+        self._times.append(now)
         self.samples += 1
-        if self._rows and self._rows[-1][_SAMPLES] < self._in_a_row:
-            row = _merged([self._rows.pop(), row])
-        self._rows.append(row)
-        if len(self._rows) > _MOST:
-            self._in_a_row *= 2
-            self._rows = [_merged(self._rows[at : at + 2]) for at in range(0, len(self._rows), 2)]
+
+    def _merge(self) -> None:
+        """Make one row of the older ones of each span of time: sums, means and maxima of the training stay what they are.
+
+        Spans are equal, and a longer one consists of whole shorter ones, so the rows of all older times are alike.
+        """
+        old = 3 * _MOST // 4
+        times, seconds = numpy.array(self._times[:old]), numpy.array(self._trained_s[:old])
+        span = 2.0 ** math.ceil(math.log2((times[-1] - times[0]) / (_MOST // 2)))
+        first = numpy.flatnonzero(numpy.diff(times // span, prepend=-math.inf))
+        for key, column in self._columns.items():
+            column[:old] = array("d", _merged(key, numpy.array(column[:old]), seconds, first).tobytes())
+        self._trained_s[:old] = array("d", numpy.add.reduceat(seconds, first).tobytes())
+        self._times[:old] = array("d", times[numpy.append(first[1:], old) - 1].tobytes())
 
 
-def _merged(rows: Sequence[Row]) -> Row:
-    """One row of several that follow each other: sums, means and maxima of the training stay what they are."""
-    merged: Row = {}
-    for key in {key: None for row in rows for key in row}:
-        told = [row for row in rows if key in row]
-        values, seconds = [row[key] for row in told], [row[_SECONDS] for row in told]
-        if key in (_SECONDS, _SAMPLES) or (key == _JOULES and len(told) == len(rows)):
-            merged[key] = sum(values)
-        elif key == _AT:
-            merged[key] = values[-1]
-        elif key == PEAK:  # of validations, too
-            merged[key] = max(values)
-        elif key.endswith("_gib") and not key.endswith(_HIGHEST):
-            merged[key] = min(values)
-        elif key != _JOULES and any(seconds):
-            in_training = [value for value, spent in zip(values, seconds, strict=True) if spent]
-            is_highest = key.endswith(_HIGHEST)
-            merged[key] = max(in_training) if is_highest else float(numpy.average(values, weights=seconds))
-    return merged
+def _merged(
+    key: str, values: NDArray[numpy.float64], seconds: NDArray[numpy.float64], first: NDArray[numpy.intp]
+) -> NDArray[numpy.float64]:
+    """The readings of groups of rows, given the seconds of training of each row and the first row of each group."""
+    if key == _JOULES:
+        return numpy.add.reduceat(numpy.where(values >= 0, values, math.nan), first)
+    if key == PEAK:
+        return numpy.fmax.reduceat(values, first)
+    if key.endswith(_HIGHEST):
+        return numpy.fmax.reduceat(numpy.where(seconds > 0, values, math.nan), first)
+    if key.endswith("_gib"):
+        return numpy.fmin.reduceat(values, first)
+    weights = numpy.where(numpy.isnan(values), 0.0, seconds)
+    with numpy.errstate(invalid="ignore"):  # NaN where nothing was read of the training
+        return numpy.add.reduceat(weights * numpy.nan_to_num(values), first) / numpy.add.reduceat(weights, first)
 
 
 def named(key: str, word: str) -> str:

@@ -40,6 +40,8 @@ class StepProfiler:
 
     def start(self) -> None:
         """Start, unless another profiler is active: a second one would end it, and crash the process when it is read."""
+        if self._profile is not None:  # a batch that was left out after the start
+            return
         if is_profiler_active():
             self.error = "another profiler is active"
             return

@@ -8,6 +8,7 @@ from unittest.mock import Mock
 
 import numpy
 import pytest
+import torch
 from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -158,3 +159,23 @@ def test_a_logger_that_fails_gets_nothing_more_with_one_warning(tmp_path: Path) 
         warnings.simplefilter("error")
         writing.write([(2, {"a": 1.0})])
     assert [row["step"] for row in read(good)] == ["1", "2"]
+
+
+def test_the_file_has_what_a_module_logs_by_itself_whatever_it_is(tmp_path: Path) -> None:
+    logger = StepFile(str(tmp_path))
+    logger.log_metrics({"tokens": 12_345_678_901, "loss": torch.tensor(0.25), "said": 'a, "b"', "parts": {"a": 1}}, 3)
+    (row,) = read(logger)
+    assert row == {"step": "3", "tokens": "12345678901", "loss": "0.25", "said": 'a, "b"', "parts": "{'a': 1}"}
+
+
+def test_a_logger_that_hands_everything_on_gets_the_curves(tmp_path: Path) -> None:
+    class Handing:
+        def __init__(self, inner: StepFile):
+            self.inner = inner
+
+        def __getattr__(self, name: str):
+            return getattr(self.inner, name)
+
+    logger = StepFile(str(tmp_path))
+    writer(Handing(logger)).write([(1, {"a": 0.5})])
+    assert read(logger) == [{"step": "1", "a": "0.5"}]

@@ -224,7 +224,7 @@ def long(monkeypatch: pytest.MonkeyPatch, most: int) -> Telemetry:
 
 
 def test_a_run_of_a_week_keeps_few_samples_and_its_sums(monkeypatch):
-    most = 256  # as 2**14 in a run of a week
+    most = 256  # as 2**17 in a run of a week
     kept, whole = (long(monkeypatch, limit) for limit in (most, 10_000))
     assert kept.samples == whole.samples == 5001
     assert len(kept.readings(RSS)[0]) < most < len(whole.readings(RSS)[0])
@@ -237,6 +237,8 @@ def test_a_run_of_a_week_keeps_few_samples_and_its_sums(monkeypatch):
     assert found["host/rss_max_gib"] < 12  # that of the training
     later = kept.summary(since=500.0)
     assert later == pytest.approx(whole.summary(since=500.0), rel=0.02)
+    for key in (POWER, RSS, PEAK):
+        assert [list(each) for each in kept.readings(key, 4990)] == [list(each) for each in whole.readings(key, 4990)]
     rates = [growth(*one.readings(RSS)).rate for one in (kept, whole)]
     assert rates == pytest.approx([4 / 1000] * 2, rel=0.05)
 
