@@ -1,4 +1,4 @@
-"""What this project uses of torch that torch does not document or type: here alone. Read in torch 2.15."""
+"""What this project uses of torch that torch does not document or type, and no single room owns. Read in torch 2.15."""
 
 import contextlib
 import sys

@@ -79,7 +79,9 @@ class DataSpec:
             isinstance(name, str) and name.isidentifier() for name in names
         )
         are_sizes = (
-            isinstance(sizes, tuple) and bool(sizes) and all(type(size) is int and 0 < size <= _MOST for size in sizes)
+            isinstance(sizes, tuple)
+            and bool(sizes or self.kind == "tensor")
+            and all(type(size) is int and 0 < size <= _MOST for size in sizes)
         )
         for field, is_right, takes in (
             ("input_shape", are_sizes, "whole numbers of Python, each 1 or more"),

@@ -2,7 +2,6 @@
 training process.
 """
 
-import io
 import os
 import pickle
 import random
@@ -48,7 +47,8 @@ def check_sendable(loader: DataLoader, alone: str = "data.num_workers=0") -> Non
         return
     for sent in (loader.dataset, loader.collate_fn, loader.worker_init_fn):
         try:
-            _Pickler(io.BytesIO()).dump(sent)
+            with open(os.devnull, "wb") as nowhere:
+                _Pickler(nowhere).dump(sent)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise UserError(
                 f"data: worker processes cannot be sent the data: {in_one_line(error)}; define functions and classes at their "
@@ -95,11 +95,17 @@ def share(batch: Any) -> Any:
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seed the random numbers of Python, numpy and torch on the CPU; outside of a worker their states are restored."""
+    failed: BaseException | None = None
     with nullcontext() if get_worker_info() else isolate_rng(include_cuda=False):
         random.seed(seed)
         numpy.random.seed(seed % 2**32)
         torch.default_generator.manual_seed(seed)
-        yield
+        try:
+            yield
+        except BaseException as error:  # noqa: BLE001 - after which Lightning's would restore nothing
+            failed = error
+    if failed is not None:
+        raise failed
 
 
 def start_worker(worker: int) -> None:

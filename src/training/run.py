@@ -27,6 +27,7 @@ from ..checkpointing.log_files import loggers_of_rank
 from ..checkpointing.restore import prepare_resume
 from ..checkpointing.resume import lock_run_dir
 from ..checkpointing.resume_point import ResumePoint, checkpoint_folder, find_resume_point
+from ..data.base import DataModule
 from ..data.plain import Data, PlainData, has_test, lightning_of
 from ..distributed.agreement import Agreement, end_together
 from ..distributed.rendezvous import once_for_all
@@ -186,6 +187,7 @@ class _Run:
         """Load the training data, and name the run, its loggers and its checkpoints after them."""
         lightning_of(self.data).trainer = self.trainer  # which a `setup` may ask, as in Lightning
         self.data.setup("fit")
+        _refuse_few_samples(self.data, self.trainer.world_size)
         samples = self.data.num_samples("train")
         fingerprint = self.data.fingerprint
         several = isinstance(self.data, PlainData) and self.trainer.world_size > 1
@@ -305,6 +307,15 @@ class _Run:
             for option, why in unread.items():
                 warn(f"{option}: had no effect: {why}")
             record.add(unread=unread)
+
+
+def _refuse_few_samples(data: Data, ranks: int) -> None:
+    """Raise UserError for a split of a fit that has fewer samples than there are processes, each of which needs one."""
+    for split in ("train", "val") if isinstance(data, DataModule) and ranks > 1 else ():
+        samples = data.num_samples(split)
+        if samples is not None and 0 < samples < ranks:
+            named = {"train": "training", "val": "validation"}[split]
+            raise UserError(f"trainer.devices: {ranks} processes, and {data.name} has {samples} {named} samples")
 
 
 def _known_id(run_dir: Path) -> dict[str, str]:

@@ -22,7 +22,7 @@ from .objective import accuracy, correct, for_loss, for_metrics, loss_function, 
 from .optimizer import Optimizer
 from .trial import first_answer
 
-_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_NORMS = nn.modules.batchnorm._BatchNorm  # of any package
 Batch = Any  # what a DataSpec takes apart: `(x, y)`, `(x, y, lengths)` or a dict
 
 

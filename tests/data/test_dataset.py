@@ -160,6 +160,16 @@ def test_python_numpy_and_torch_repeat_the_random_numbers_of_a_seed() -> None:
 
     assert drawn(3) == drawn(3)
     assert all(one != other for one, other in zip(drawn(3), drawn(4), strict=True))
+    before = random.getstate()
+    with pytest.raises(KeyError), seeded(3):
+        raise KeyError
+    assert random.getstate() == before  # after an error, too
+
+
+def test_a_sample_may_be_one_number() -> None:
+    assert DataSpec("tensor", (), "value", 1, fields=("user", "item", "rating")).input_shape == ()
+    said = refusal(DataSpec, "image", (), "value", 1)
+    assert said.startswith("data: DataSpec.input_shape: got ()")
 
 
 def test_the_fingerprint_is_of_some_samples_and_the_number_of_all() -> None:

@@ -163,6 +163,11 @@ def test_a_task_knows_the_least_batch_and_the_shape_that_its_network_computes_on
     networks = [TorchvisionModel(spec, name="resnet18", image_size=64), SimpleCNN(spec)]
     tasks = [Task(network, spec, sgd()) for network in networks]
     assert [task.min_samples for task in tasks] == [2, 1]  # two for batch norm
+
+    class OfAnotherPackage(nn.modules.batchnorm._BatchNorm):
+        pass
+
+    assert Task(nn.Sequential(OfAnotherPackage(3)), spec, sgd()).min_samples == 2
     assert [task.input_shape for task in tasks] == [(3, 64, 64), (3, 32, 32)]
 
 
