@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..options.purpose import timed_experiment
 from ..records.formatting import percent
 from ..records.rates import load_words
 from ..records.values import at, positive, table
@@ -114,9 +115,8 @@ def _timed(run: Run) -> list[str]:
     """The options that time the steps of a run's training: experiment=throughput on top of the experiment that it had."""
     typed = next((word.partition("=")[2] for word in run.words if word.startswith("experiment=")), "")
     names = [name for name in re.findall(r"[\w/-]+", typed) if name not in ("null", "throughput", *_SEARCHES)]
-    experiment = f"[{','.join([*names, 'throughput'])}]" if names else "throughput"
     plainly = at(run.record, "config.timing") is False  # by which no run is visited
-    return [f"experiment={experiment}", *(["timing=auto"] if plainly else [])]
+    return [timed_experiment(names), *(["timing=auto"] if plainly else [])]
 
 
 def _sizes(sizes: Iterable[int]) -> str:

@@ -5,7 +5,7 @@ between machines, and trust whether a file may set it. Nothing here needs Hydra 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import Annotated, Any, Literal
 
@@ -68,6 +68,11 @@ _TABLES = {"trainer": TRAINER, "callbacks": CALLBACK, "logger": LOGGER}
 OF_TASK = {"task": "its own loss and metrics", "optimizer": "its own optimizer", "channels_last": "its own layout"}
 _FREEZES = "whose layers no Task freezes; write callbacks=my_finetuning, a BaseFinetuning as in docs/own-project.md"
 _LIGHTNING_MODULE = "lightning.pytorch.core.module.LightningModule"
+
+
+def timed_experiment(names: Sequence[str]) -> str:
+    """The word by which runs are timed: experiment=throughput on top of the experiments of these names."""
+    return f"experiment=[{','.join([*names, 'throughput'])}]" if names else "experiment=throughput"
 
 
 def annotation_of(option: str, target: Any) -> Any:

@@ -11,6 +11,7 @@ from ..errors import UserError
 from ..files import new_folder, writing
 from ..options.compose import choices_in, compose_command_line, config_in
 from ..options.overrides import parse, text_of
+from ..options.purpose import timed_experiment
 from .loop import Loop
 from .plans import Job
 
@@ -24,13 +25,12 @@ def timed(overrides: Sequence[str]) -> list[str]:
     chosen = [option.value() for option in parsed if option.key_or_group == "experiment"]
     names = [str(value).strip("[]") for value in chosen if value]
     kept = [text_of(option) for option in parsed if option.key_or_group != "experiment"]
-    experiment = f"[{','.join([*names, 'throughput'])}]" if names else "throughput"
     given = {option.key_or_group: option.value() for option in parsed}
     update = given.get("global_batch_size")
     whole = [size for size in _SIZES if not isinstance(update, int) or update % size == 0]
     sizes = whole if len(whole) > 1 else _SIZES  # which are refused
     usual = [] if "data.batch_size" in given else [f"data.batch_size={','.join(map(str, sizes))}"]
-    return [f"experiment={experiment}", "logger=none", "callbacks.progress=null", *kept, *usual]
+    return [timed_experiment(names), "logger=none", "callbacks.progress=null", *kept, *usual]
 
 
 def measure(words: Sequence[str], kinds: Sequence[str], folder: Path) -> list[Path]:
