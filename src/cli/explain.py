@@ -48,6 +48,7 @@ class _Task(NamedTuple):
     folder: Path  # to write to
     notes: list[str]
     record: Mapping[str, Any]  # of the run, where this measures the same again; else empty
+    names_data: bool = True  # whether somebody has chosen the data
 
 
 def main() -> None:
@@ -78,8 +79,9 @@ def _task(args: argparse.Namespace) -> _Task:
         return _of_run(resume.run_folder(folders[0], "explain"), overrides, choices, args.out)
     line = compose_command_line(overrides, multirun=False)
     composed = choices_in(line.compositions[0].hydra)
-    named = {key: value for key, value in composed.items() if key != "data" or value != DEFAULT_DATA} | choices
-    return _Task(check_config(for_explanation(line.configs[0])), named, args.out or folder_of(_NAME), [], {})
+    names_data = "data" in choices or composed.get("data") != DEFAULT_DATA
+    config = check_config(for_explanation(line.configs[0]))
+    return _Task(config, composed | choices, args.out or folder_of(_NAME), [], {}, names_data)
 
 
 def _of_run(run_dir: Path, overrides: list[str], chosen: dict[str, str], out: Path | None) -> _Task:
@@ -91,8 +93,7 @@ def _of_run(run_dir: Path, overrides: list[str], chosen: dict[str, str], out: Pa
     trust.confirm(config, overrides, file, run_dir=None)
     if out is None:
         refuse_links(run_dir, written=(f"{_NAME}*", f".{_NAME}*"))
-    known = {key: value for key, value in record.get("choices", {}).items() if value is not None}
-    choices = {"data": "as in the run"} | known | chosen
+    choices = {key: value for key, value in record.get("choices", {}).items() if value is not None} | chosen
     notes, processes = [], record.get("processes")
     if isinstance(processes, int) and processes > 1:
         notes = [f"the run used {processes} processes; one of them is explained, without communication"]
@@ -110,7 +111,7 @@ def _explain(task: _Task) -> None:
         from ..callbacks._explanation import explanation_text
         from ..training.explain import explain
 
-    step, files = explain(task.config, task.choices, str(task.folder))
+    step, files = explain(task.config, task.choices, str(task.folder), task.names_data)
     said = table(at(task.record, "throughput.bottleneck"))
     is_here = at(task.record, "hardware.device_name") == step.device_name
     if is_here and not said.get("busy") and all(is_text(said.get(key)) for key in ("kind", "certainty", "evidence")):

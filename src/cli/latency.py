@@ -9,7 +9,6 @@ shapes, or copies of a LightningModule's example_input_array. Nothing is written
 """
 
 import argparse
-import re
 from pathlib import Path
 
 from .._imports import quick_imports
@@ -17,7 +16,7 @@ from ..errors import UserError
 from ..options.check import check_config
 from ..options.command_lines import for_evaluation, refuse_not_evaluated
 from ..options.compose import apply_overrides, check_command_line
-from ..options.overrides import set_by
+from ..options.overrides import parse, set_by, text_of
 from ..records.terminal import LiveLine, wrapped
 from . import number
 from .arguments import parse_words
@@ -38,7 +37,7 @@ def main() -> None:
         refuse_not_evaluated(overrides, {})
         if typed := [option for option in ("compile", "init") if option in set_by(overrides)[0]]:
             raise UserError(f"{typed[0]}: has no effect on a network that was not trained and does not train")
-        of_trainer = [word for word in overrides if re.match(r"\+*trainer[.=]", word)]
+        of_trainer = [text_of(one) for one in parse(overrides) if one.key_or_group.partition(".")[0] == "trainer"]
         config = check_config(apply_overrides(for_evaluation(config), of_trainer))
     with quick_imports():
         from ..inference import latency, load

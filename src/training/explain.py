@@ -27,11 +27,14 @@ WARMUP, STEPS = 10, 10  # updates that are left out, and that are timed
 _PATIENCE = 20  # times as many batches as are needed
 
 
-def explain(config: dict[str, Any], choices: dict[str, str], place: str) -> tuple[Explanation, dict[str, bytes]]:
+def explain(
+    config: dict[str, Any], choices: dict[str, str], place: str, names_data: bool = True
+) -> tuple[Explanation, dict[str, bytes]]:
     """Train some updates: the explanation, and the files that hold it.
 
-    `config` is checked, and reduced by `for_explanation`; `choices` are the options that were taken from the groups `model`, for the
-    title, and `data`; `place`, where it will lie, is for errors. UserError for a step that fails, and for steps that cannot be measured.
+    `config` is checked, and reduced by `for_explanation`; `choices` are for the title, and `place`, where it will lie,
+    for errors; `names_data` says whether somebody has chosen the data. UserError for a step that fails, and for steps that
+    cannot be measured.
     """
     set_up_process(config)
     check_accelerator(config)
@@ -48,7 +51,7 @@ def explain(config: dict[str, Any], choices: dict[str, str], place: str) -> tupl
     )
     fitted(trainer, config)
     model = build_model(config, data)
-    if "data" not in choices:  # nobody has named them
+    if not names_data:
         refuse_own_loaders(model)
     data.prepare_data()
     lightning_of(data).trainer = trainer
