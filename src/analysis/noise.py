@@ -203,7 +203,7 @@ class Rates:
     @property
     def is_side_by_side(self) -> bool:
         """Whether all settings were measured in the same passes."""
-        return self.passes > 0 and len(set(self._component.values())) == 1
+        return len(self._component) > 1 and len(set(self._component.values())) == 1
 
     def _shares_passes(self, setting: int) -> bool:
         return list(self._component.values()).count(self._component[setting]) > 1

@@ -214,6 +214,11 @@ class DataModule(LightningDataModule):
     def _device(self) -> torch.device:
         return self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
 
+    def check_ranks(self, split: Split, ranks: int) -> None:
+        """Raise UserError if a split has fewer samples than there are processes, each of which needs one."""
+        if (samples := self.num_samples(split)) < ranks:
+            raise UserError(f"trainer.devices: {ranks} processes, and {self.name} has {samples} {_SAID[split]} samples")
+
     def _eval_loader(self, split: Split) -> Loader:
         """Batches in the stored order: as large as in training, or as keeps a device busy where that surely fits."""
         module, batch_size = self._module, self.batch_size
@@ -223,9 +228,8 @@ class DataModule(LightningDataModule):
         return self._loader(split, batch_size, shuffle=False)
 
     def _loader(self, split: Split, batch_size: int, **order: Any) -> Loader:
-        samples, ranks = self.num_samples(split), rank_and_world_size()[1]
-        if samples < ranks:
-            raise UserError(f"trainer.devices: {ranks} processes, and {self.name} has {samples} {_SAID[split]} samples")
+        self.check_ranks(split, rank_and_world_size()[1])
+        samples = self.num_samples(split)
         batches = self._batches(split)
         workers = 0 if isinstance(batches, TensorBatches) else self._workers
         sampler = DeterministicBatchSampler(samples, batch_size, **order)

@@ -52,8 +52,10 @@ class Job:
     def below(self, name: str, options: Mapping[str, Any], title: str, **facts: Any) -> "Job":
         """The same run with other options, by their full names, in a folder below; `facts` are added to its record."""
         here = os.path.join(self.config["run_dir"], name)
-        known = OmegaConf.create(with_run_dir(self.config, self.config["run_dir"], here))
-        changed = copy.deepcopy(self.composition or known)
+        if self.composition is None:
+            changed = OmegaConf.create(with_run_dir(self.config, self.config["run_dir"], here))
+        else:
+            changed = copy.deepcopy(self.composition)
         for option, value in options.items():
             OmegaConf.update(changed, option, value, force_add=True)
         words = [*self.facts["overrides"], *(as_override(*option) for option in options.items())]

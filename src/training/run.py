@@ -13,6 +13,7 @@ import lightning
 import torch
 from lightning import LightningModule
 from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
@@ -27,7 +28,7 @@ from ..checkpointing.log_files import loggers_of_rank
 from ..checkpointing.restore import prepare_resume
 from ..checkpointing.resume import lock_run_dir
 from ..checkpointing.resume_point import ResumePoint, checkpoint_folder, find_resume_point
-from ..data.base import DataModule
+from ..data.base import DataModule, Split
 from ..data.plain import Data, PlainData, has_test, lightning_of
 from ..distributed.agreement import Agreement, end_together
 from ..distributed.rendezvous import once_for_all
@@ -197,11 +198,11 @@ class _Run:
         batches = self.trainer.accumulate_grad_batches
         self.batch = limit_batch_size(self.data, samples, self.trainer.world_size, batches)
         self.name = run_name(self.config, self.choices, self.data.name, self.data.batch_size)
-        passes = is_fast_dev_run(self.trainer) or "until_known" in (self.config["callbacks"] or {})
-        loggers = [] if is_fast_dev_run(self.trainer) else build_loggers(self.config, self.name, run_id)
-        self.trainer.loggers = loggers or (
-            [NoLogger(self.trainer.default_root_dir)] if passes else []
-        )  # a module of one's own may ask for its logger
+        tries = is_fast_dev_run(self.trainer)
+        loggers: list[Logger] = [] if tries else build_loggers(self.config, self.name, run_id)
+        if not loggers and (tries or "until_known" in (self.config["callbacks"] or {})):
+            loggers = [NoLogger(self.trainer.default_root_dir)]  # a module of one's own may ask for its logger
+        self.trainer.loggers = loggers
         facts = {"config": self.config, "choices": self.choices, "name": self.name, "run": run_id}
         spec = None if self.data.spec is None else asdict(self.data.spec)
         self.provenance = facts | {"dataset": self.data.name, "fingerprint": fingerprint, "spec": spec}
@@ -310,12 +311,13 @@ class _Run:
 
 
 def _refuse_few_samples(data: Data, ranks: int) -> None:
-    """Raise UserError for a split of a fit that has fewer samples than there are processes, each of which needs one."""
-    for split in ("train", "val") if isinstance(data, DataModule) and ranks > 1 else ():
-        samples = data.num_samples(split)
-        if samples is not None and 0 < samples < ranks:
-            named = {"train": "training", "val": "validation"}[split]
-            raise UserError(f"trainer.devices: {ranks} processes, and {data.name} has {samples} {named} samples")
+    """Raise UserError for a split of a fit that has fewer samples than there are processes."""
+    if not isinstance(data, DataModule):
+        return
+    splits: tuple[Split, ...] = ("train", "val")
+    for split in splits:
+        if data.num_samples(split):
+            data.check_ranks(split, ranks)
 
 
 def _known_id(run_dir: Path) -> dict[str, str]:
