@@ -107,7 +107,9 @@ class Answer:
         """The training, what was measured, and what is assumed."""
         training, question, size = self.training, self.question, self.rows[0].batch_size
         here = "; ".join(source.device.names[0] for source in training.sources)
-        work = f"{count(self.epochs, 'epoch')} of {training.train_samples:,} samples at batch size {size:,}"
+        batches, all_of_them = training.batches(size), math.ceil(training.train_samples / size)
+        part = f"{batches:,} batch{'es' if batches > 1 else ''} of the " if batches < all_of_them else ""
+        work = f"{count(self.epochs, 'epoch')} of {part}{training.train_samples:,} samples at batch size {size:,}"
         return [
             f"{training.title}: {work}, training steps alone",
             f"measured on {here}; intervals of {percent(CONFIDENCE)}, of ratios {percent(SURE)}",
@@ -137,6 +139,7 @@ class Answer:
             "title": self.training.title,
             "epochs": self.epochs,
             "train_samples": self.training.train_samples,
+            "limit_train_batches": self.training.limit,
             "batch_size": self.rows[0].batch_size,
             "assumed": {"start_up_s": question.start_up_s, "precision": question.precision},
             "devices": [_as_json(row) for row in self.rows],

@@ -26,7 +26,7 @@ from ..records.formatting import count
 from ..records.operations import StepOperations, read_operations
 from ..records.rates import RATE
 from ..records.read import read, run_dirs
-from ..records.values import at, positive, table
+from ..records.values import at, limited, positive, table
 from .interval import Interval, converted
 from .scale import NUMBERS
 from .step import Measured, Source
@@ -41,10 +41,14 @@ class Training:
     title: str  # `cnn · mnist`
     epochs: int | None  # that the runs were to train; None where they do not agree
     train_samples: int
-    limit: Any  # of the batches of an epoch, as `trainer.limit_train_batches`
+    limit: int | float | None  # of the batches of an epoch, as `trainer.limit_train_batches`
     precision: str  # as Lightning takes it
     sources: Sequence[Source]
     doubts: Sequence[str] = ()  # why not to trust the answer
+
+    def batches(self, batch_size: int) -> int:
+        """The batches of an epoch at a batch size."""
+        return max(1, limited(math.ceil(self.train_samples / batch_size), self.limit))
 
     @property
     def subject(self) -> str:
@@ -246,8 +250,9 @@ def _training(runs: Sequence[_Run], sources: Sequence[Source]) -> Training:
         doubts.append("Not every run has counted its memory, so whether a batch fits is not known.")
     epochs = asked.pop() or None if len(asked) == 1 else None
     title = printable(f"{first.run.model} · {options['data']}")
-    limits = {at(run.run.record, "config.trainer.limit_train_batches") for run in runs}
-    limit = limits.pop() if len(limits) == 1 else None
-    if limits:
+    limits = [at(run.run.record, "config.trainer.limit_train_batches") for run in runs]
+    of_type = {(type(limit), limit) for limit in limits if isinstance(limit, int | float)}  # 1 batch, or all: 1.0
+    limit = limits[0] if len(of_type) == 1 and isinstance(limits[0], int | float) else None
+    if len(of_type) > 1:
         doubts.append("The runs differ in trainer.limit_train_batches, and whole epochs are assumed.")
     return Training(title, epochs, first.samples, limit, first.step.precision, sources, doubts)

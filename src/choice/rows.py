@@ -1,6 +1,5 @@
 """What a training takes on each device, at one batch size that all of them can take."""
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -8,7 +7,6 @@ from ..analysis.selection import ENOUGH
 from ..errors import UserError
 from ..hardware.datasheet import Datasheet
 from ..records.formatting import memory
-from ..records.values import limited
 from .interval import Interval, exactly
 from .measured import Training
 from .memory import USABLE
@@ -154,8 +152,7 @@ def by_size(training: Training, device: Datasheet, question: Question, epochs: i
     price = next((question.prices[name] for name in names if name in question.prices), None)
     found = {}
     for size, step in steps.items():
-        batches = max(1, limited(math.ceil(training.train_samples / size), training.limit))
-        seconds = step.seconds * (batches * epochs)
+        seconds = step.seconds * (training.batches(size) * epochs)
         total = seconds if here else seconds + exactly(question.start_up_s)
         cost = None if price is None else total * (price / 3600)
         found[size] = Row(device, here is not None, size, step, seconds, total, cost)
@@ -164,16 +161,8 @@ def by_size(training: Training, device: Datasheet, question: Question, epochs: i
 
 def _best_known(training: Training, device: Datasheet, size: int, precision: str | None) -> Step:
     """The narrowest of the predictions from the devices that are here."""
-    found: list[Step] = []
-    refused: list[UserError] = []
-    for source in training.sources:
-        try:
-            found.append(step_on(source, device, size, precision))
-        except UserError as error:
-            refused.append(error)
-    if not found:
-        raise refused[0]
-    return min(found, key=lambda step: step.seconds.high / max(step.seconds.low, 1e-12))
+    steps = [step_on(source, device, size, precision) for source in training.sources]
+    return min(steps, key=lambda step: step.seconds.high / max(step.seconds.low, 1e-12))
 
 
 def _with_capacity(row: Row, of_device: Mapping[int, Row]) -> Row:

@@ -232,6 +232,27 @@ def test_a_card_is_limited_by_capacity_where_a_faster_larger_batch_does_not_fit(
     assert dict(greedy.table()["limit"])["t4"] == "capacity"
 
 
+def test_an_epoch_of_some_of_its_batches_is_said_and_timed_as_that(tmp_path):
+    part, whole = (
+        training(tmp_path / str(limit), options={"trainer.limit_train_batches": limit}) for limit in (100, 1.0)
+    )
+    few, every = answer(part, batch_size=64), answer(whole, batch_size=64)
+    assert few.text(200).splitlines()[0].startswith("cnn · mnist: 2 epochs of 100 batches of the 55,000 samples at")
+    assert every.text(200).splitlines()[0].startswith("cnn · mnist: 2 epochs of 55,000 samples at")
+    assert few.as_json()["limit_train_batches"] == 100
+    assert row(few, "cpu").training.middle == pytest.approx(row(every, "cpu").training.middle * 100 / 860)
+
+
+@pytest.mark.parametrize("limits", [(1, 1.0, 1), ([1], [1], [1]), ("all", None, {})])
+def test_runs_without_a_common_limit_are_of_whole_epochs(tmp_path, limits):
+    for path, limit in zip(sorted(write_training(tmp_path).iterdir()), limits, strict=True):
+        change_record(path, config={"trainer": {"limit_train_batches": limit}})
+    found, _ = read_training([tmp_path])
+    assert found.batches(64) == 860
+    differ = "The runs differ in trainer.limit_train_batches, and whole epochs are assumed."
+    assert (differ in found.doubts) is (limits[0] == 1)
+
+
 def test_whether_it_fits_stays_unknown_at_larger_sizes_where_no_run_has_counted_its_memory(tmp_path):
     for path in write_training(tmp_path).iterdir():
         change_record(path, memory=None)
@@ -250,15 +271,12 @@ def test_a_device_that_cannot_train_it_is_left_out_with_the_reason(tmp_path):
     assert answer(huge, precision="bf16-mixed").left_out[0] == "t4 has no hardware for bf16"
 
 
-def test_16_mixed_is_another_training_on_a_cpu_and_a_card_is_predicted_from_a_source_that_has_its_precision(tmp_path):
+def test_16_mixed_is_another_training_on_a_cpu_than_on_a_gpu(tmp_path):
     write_training(tmp_path / "cpu", precision="bf16-mixed", options={"trainer.precision": "16-mixed"})
     gpu = {"device": "cuda", "name": "NVIDIA A100", "precision": "16-mixed"}
     write_training(tmp_path / "gpu", **gpu, options={"trainer.precision": "16-mixed"})
     with pytest.raises(UserError, match=r"several trainings, which differ in trainer.precision; name those of one"):
         read_training([tmp_path])
-    (on_gpu, on_cpu) = (read_training([tmp_path / name])[0] for name in ("gpu", "cpu"))
-    both = replace(on_gpu, sources=[*on_cpu.sources, *on_gpu.sources])
-    assert [label for label in labels(answer(both, [find_card("v100")]).rows) if label == "v100"] == ["v100"]
 
 
 def test_a_device_that_was_not_measured_at_the_common_batch_is_left_out(tmp_path):
