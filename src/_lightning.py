@@ -34,6 +34,11 @@ def profiler_of(trainer: Trainer) -> Profiler:
     return cast(Any, trainer).profiler
 
 
+def skips_backward(trainer: Trainer) -> bool:
+    """Whether this batch only updates the statistics of batch norms, as StochasticWeightAveraging has it in an epoch of its own."""
+    return trainer.fit_loop._skip_backward
+
+
 def is_fast_dev_run(trainer: Trainer) -> bool:
     """Whether the trainer only tries a few batches and writes nothing."""
     return bool(cast(Any, trainer).fast_dev_run)

@@ -370,7 +370,7 @@ from batchscope import load_model, read_answer, read_runs
 
 found = {"package": batchscope.__file__}
 for sweep, option in {"sizes": "batch_size", "rates": "model.lr", "find_lr": "model.lr"}.items():
-    runs = read_runs(sweep)[[option, "val/acc"]].astype(float)
+    runs = read_runs(sweep)[[option, "val/acc"]]
     found[sweep] = {"runs": runs.values.tolist(), "answer": read_answer(sweep)}
 network = load_model("first/checkpoints/best.ckpt", config_dir="conf")
 exported = torch.export.load("lit.pt2").module()

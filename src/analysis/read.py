@@ -64,4 +64,4 @@ def read_runs(folder: str | os.PathLike[str]) -> pd.DataFrame:
     Raises:
         UserError: for a folder that does not exist, or without a readable record.
     """
-    return run_table(find([folder]))
+    return run_table(find([folder])).infer_objects().fillna(float("nan"))

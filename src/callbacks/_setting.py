@@ -8,6 +8,7 @@ from lightning.fabric.utilities.data import sized_len
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
+from .._lightning import callbacks_of
 from ..hardware.advice import Setting
 from ..hardware.devices import available
 from ..hardware.processor import usable_cores
@@ -23,6 +24,7 @@ def setting_of(trainer: Trainer, batch_size: int) -> Setting:
         "cores": max(1, int(usable_cores())),
         "devices": trainer.world_size,
         "has_gpu": device == "cpu" and len(available()) > 1,
+        "profiled": any(type(callback).__name__ == "OperationProfiler" for callback in callbacks_of(trainer)),
     }
     return Setting(**(common | (_of_options(config, trainer) if config else _of_loader(trainer))))
 

@@ -171,13 +171,15 @@ class UpdateTable:
         return facts
 
     def changed(self, step_ms: float, plain: int = 5) -> float:
-        """A step ÷ the first plain ones after the recorded updates; 1 within their range, or where none was recorded.
+        """A batch of a step ÷ that of the first plain ones after the recorded updates; 1 within their range, or without these.
 
         One long step does not count. What is recorded or traced later does not count, either.
 
         A recorded step is slower than it would be: if it was shorter than those after it, it did less.
         """
-        flags, steps_ms = self.rows["flags"], self.step_ms()
+        flags, batches = self.rows["flags"], numpy.maximum(self.rows["batches"], 1)
+        steps_ms = self.step_ms() / batches
+        step_ms /= float(batches[self.in_median()].mean()) if self.in_median().any() else 1.0
         recorded = numpy.flatnonzero(flags & RECORDED)
         later = numpy.flatnonzero((flags & (RECORDED | INVALID)) == 0)
         later = later[later > recorded[0]] if len(recorded) else later[:0]
@@ -187,6 +189,12 @@ class UpdateTable:
         early = numpy.minimum(numpy.sort(steps_ms[later[:plain]]), steps_ms[before].max())
         low, high = float(early[0]), float(early[max(0, len(early) - 2)])
         return step_ms / min(max(step_ms, low), high) if high > 0 else 1.0
+
+    def has_other_batches(self) -> bool:
+        """Whether the updates of the median hold another number of batches than those that were recorded."""
+        recorded = (self.rows["flags"] & RECORDED) > 0
+        first, later = (self.rows["batches"][where] for where in (recorded, self.in_median()))
+        return bool(len(first) and len(later) and first[:_RECORDED_AT_MOST].max() != later.max())
 
     def times(self) -> StepTimes | None:
         """For the run's folder: the steps of a whole batch in their windows; None without one."""

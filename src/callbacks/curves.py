@@ -65,7 +65,11 @@ class TrainCurves(Callback):
         scalars = dict(outputs) if isinstance(outputs, dict) else {"loss": outputs}
         scalars["loss"] = own_loss(trainer, pl_module, scalars.get("loss"))
         # A copy: a module may update a value in place, and CUDA graphs write the next one over it.
-        numbers = {key: value.detach().clone() for key, value in scalars.items() if _is_number(value)}
+        numbers = {
+            key: value.detach().clone() if isinstance(value, Tensor) else torch.tensor(float(value))
+            for key, value in scalars.items()
+            if _is_number(value)
+        }
         if self._averaged is None:  # ranks may return different keys, and have to average the same ones
             self._averaged = trainer.strategy.broadcast([*numbers]) if trainer.world_size > 1 else []
         self._steps.append((step, numbers))
@@ -122,7 +126,9 @@ class TrainCurves(Callback):
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a value is a tensor of one real number."""
+    """Whether a value is a real number, or a tensor of one."""
+    if isinstance(value, int | float):
+        return not isinstance(value, bool)
     return (
         isinstance(value, Tensor)
         and value.layout == torch.strided

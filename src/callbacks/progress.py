@@ -56,6 +56,11 @@ class ProgressBar(TQDMProgressBar):
         self._next = time.perf_counter() + self.interval_s
 
     @override
+    def enable(self) -> None:
+        if not self._plain:  # Lightning's finders of a learning rate and of a batch size enable every progress bar
+            super().enable()
+
+    @override
     def on_train_epoch_start(self, trainer: Trainer, *args: Any) -> None:
         super().on_train_epoch_start(trainer, *args)
         self._start_interval()  # setting up, calibrating and the time between epochs are not training time

@@ -16,7 +16,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from typing_extensions import override
 
-from .._lightning import callback_of
+from .._lightning import callback_of, skips_backward
 from .._torch import any_mode, is_profiler_active, watch_compilation
 from ..distributed.gather import gather, replicas
 from ..errors import UserError
@@ -314,6 +314,8 @@ class ThroughputMonitor(LoopEvents):
         if not cost or recorded is None:
             return
         changed, kernel_s = self.table.changed(cost["step_ms_median"]), self._traced_s
+        others = "the updates hold another number of batches than the recorded ones"
+        not_recorded = recorded.why_no_operations or (others if self.table.has_other_batches() else None)
         is_whole = self._kernel_time.samples == self.table.whole_batch()
         if kernel_s is None and is_whole and 1 / CHANGED <= changed <= CHANGED:
             kernel_s = self._kernel_time.seconds
@@ -331,8 +333,8 @@ class ThroughputMonitor(LoopEvents):
             setting=setting_of(trainer, cost["batch_size"]),
             ranks=ranks,
             sampled=sampled,
-            operations=recorded.operations(),
-            not_recorded=recorded.why_no_operations,
+            operations=() if not_recorded else recorded.operations(),
+            not_recorded=not_recorded,
             batch_bytes=recorded.batch_bytes,
             flops=self._flops or Flops(),
             changed=changed,
@@ -396,7 +398,8 @@ class ThroughputMonitor(LoopEvents):
 
     @never_raise
     def _count(self, timed: Batch, trainer: Trainer, module: LightningModule, batch: Any) -> None:
-        """What a batch holds."""
+        """What a batch holds, and whether it trains."""
+        timed.recorded |= skips_backward(trainer)
         timed.samples = (self.batch_size_fn or samples_in)(batch)
         if self.timesteps_fn is not None:
             timed.timesteps = self.timesteps_fn(batch)

@@ -31,6 +31,7 @@ class Setting:
     backend: str | None = None  # `model.backend`
     channels_last: bool | None = None
     experiment: str | None = None  # `diagnose` in a run of a diagnosis
+    profiled: bool = False  # whether OperationProfiler shows the operations already
 
 
 def advise(kind: str, setting: Setting) -> tuple[str, str] | None:
@@ -41,6 +42,8 @@ def advise(kind: str, setting: Setting) -> tuple[str, str] | None:
     if change := change_for(kind, setting):
         return change
     if kind in _ALL.split() and not setting.own:
+        if setting.profiled or kind == "input":  # no table of operations shows a loader
+            return None
         change = "Trainer(callbacks=[ThroughputMonitor(), OperationProfiler()])"
         return change, "shows the operations and modules that take the time"
     if kind in _ALL.split() and setting.experiment != "diagnose":

@@ -349,6 +349,7 @@ def test_a_sweep_over_an_option_of_a_module_is_answered_by_the_validation_and_th
     best = {"metric": "val/loss", "value": 0.2, "settings": {"model.lr": 0.01}}
     assert read_answer(tmp_path)["best_setting"] == best
     frame = read_runs(tmp_path)
+    assert frame.nlargest(1, "samples_per_sec")["model.lr"].tolist() == [0.001]
     assert dict(zip(frame["model.lr"], frame["val/loss"], strict=True)) == losses
 
 

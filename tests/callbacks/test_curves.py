@@ -36,12 +36,13 @@ ODD = {"logits": torch.ones(4), "sparse": torch.ones(1).to_sparse(), "complex": 
         (Returning(), 1, {"data": loader(16), "accumulate_grad_batches": 2}, range(1, 5), {"loss": 3}),
         (Returning(), 1, {"data": loader(60, 1)}, range(1, 121), {"loss": 3}),
         (Returning(acc=torch.tensor(0.5), **ODD), 1, {}, range(1, 11), {"loss": 3, "acc": 0.5}),
+        (Returning(acc=0.5, hits=3, right=True), 1, {}, range(1, 11), {"loss": 3, "acc": 0.5, "hits": 3}),
         (Returning(acc=NAN, other=NAN), 1, {}, range(1, 11), {"loss": 3, "other": pytest.approx(NAN, nan_ok=True)}),
         (Returning(False), 1, {}, [], {}),
     ],
     ids=[
         *("every step", "every fourth", "none", "accumulated", "more than are read at once"),
-        *("what is no real number", "an accuracy of no target", "a module that returns nothing"),
+        *("what is no real number", "numbers of Python", "an accuracy of no target", "a module that returns nothing"),
     ],
 )
 def test_every_step_is_written_at_its_own_place(module, every, options, steps, values) -> None:

@@ -21,9 +21,12 @@ def fit(seconds: float, is_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> N
     def passes(seconds: float) -> Any:
         return lambda _: setattr(clock, "now", clock.now + seconds)
 
-    module = stranger(on_train_start=passes(5.0), on_train_batch_start=passes(seconds))
+    bar = ProgressBar(interval_s=1.0)
+    module = stranger(
+        on_fit_start=lambda _: bar.enable(), on_train_start=passes(5.0), on_train_batch_start=passes(seconds)
+    )
     options = {"data": (loader(), loader()), "max_epochs": 1, "enable_progress_bar": True}
-    train(module, ProgressBar(interval_s=1.0), **options)
+    train(module, bar, **options)
 
 
 def test_a_terminal_shows_the_loss_and_the_rate_since_the_last_redraw(monkeypatch, capsys) -> None:

@@ -148,6 +148,17 @@ def test_steps_that_changed_since_they_were_recorded_are_told_by_how_much() -> N
     assert table_with(*(batch(n, forward=10) for n in range(1, 9))).changed(30.0) == 1.0
 
 
+def test_updates_of_another_number_of_batches_are_no_change_of_the_step_and_not_what_was_recorded() -> None:
+    def update(number: int, count: int, recorded: bool = False) -> list:
+        return [batch(number - (n < count), recorded=recorded, forward=10) for n in range(1, count + 1)]
+
+    recorded = [one for number in (1, 2, 3) for one in update(number, 1, number > 1)]
+    once = table_with(*recorded, *(one for number in range(4, 10) for one in update(number, 1)))
+    twice = table_with(*recorded, *(one for number in range(4, 10) for one in update(number, 2)))
+    assert [table.has_other_batches() for table in (once, twice)] == [False, True]
+    assert [table.changed(ms) for table, ms in ((once, 10.0), (twice, 20.0), (twice, 60.0))] == pytest.approx([1, 1, 3])
+
+
 def test_the_step_file_has_the_steps_of_a_whole_batch_in_their_windows() -> None:
     times = table_of([10, 20, 30, 5], [4, 4, 4, 1], disturbed_from=2).times()
     assert times.step_s == pytest.approx([0.01, 0.02, 0.03])

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import lightning
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -52,6 +52,15 @@ def test_such_a_function_ends_the_run_where_the_step_asks_for_its_batch_too() ->
     with pytest.raises(UserError, match="^batch_size_fn: returned a Tensor"):
         fit(monitoring(batch_size_fn=lambda batch: batch[0].sum()), module)
     assert module.trainer.global_step == 1
+
+
+def test_the_epoch_that_only_updates_batch_norms_is_not_training() -> None:
+    averaging = StochasticWeightAveraging(swa_lrs=0.01, swa_epoch_start=1)
+    monitor = monitoring()
+    memory = fit(monitor, stranger(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)), averaging, max_epochs=3)
+    assert len(monitor.table) == 16  # three epochs of five updates, and what Lightning counts as one more
+    assert memory.steps("time/step_ms") == list(range(2, 16))
+    assert monitor.summary["samples"] == 4 * monitor.summary["updates"]
 
 
 # --- the curves -------------------------------------------------------------------------------------------------------
