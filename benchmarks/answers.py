@@ -34,9 +34,9 @@ from harness import ROOT, arguments, folder_of, rows, train, write_result
 from simulated import ENOUGH, FIGURES, judge
 
 from batchscope import read_answer
-from batchscope.analysis import groups
-from batchscope.analysis.noise import Rates
+from batchscope.analysis.noise import BETWEEN, Rates
 from batchscope.analysis.read import find
+from batchscope.analysis.windows import windows_of
 from batchscope.errors import UserError, exit_on_user_error
 from batchscope.files import write_text
 from batchscope.records.rates import LOAD_SAID
@@ -195,7 +195,7 @@ def load_of(rates: Rates) -> float:
 def pooled(places: Iterable[Path]) -> Rates:
     """The rates of some sweeps together: they show themselves what processes differ by."""
     (group,) = find(places).groups
-    return groups.rates_of(group.sizes, processes=0.0, at_equal_load=True)
+    return Rates(windows_of(group.sizes), BETWEEN, at_equal_load=True)
 
 
 def rates_of(rates: Rates) -> dict[int, float]:

@@ -49,7 +49,7 @@ def sweep(place: Path, words: Sequence[str], seeds: int) -> Answer | None:
         line = ["experiment=time_to_target", *words, f"seed={seed}", "logger=[none,csv]"]
         if not train(place / str(seed), line, search=True):
             sys.exit(f"the search below {place / str(seed)} failed; the next start tries it again")
-    return next(iter(analyse([place]).answers), None)
+    return next((of_group for of_group in analyse([place]).answers if of_group.arrivals), None)
 
 
 def compared(answer: Answer) -> dict[str, Any]:

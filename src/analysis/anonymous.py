@@ -2,7 +2,6 @@
 
 import os
 import re
-import shlex
 import socket
 from pathlib import Path
 
@@ -23,17 +22,10 @@ def anonymous(text: str, host: bool = False) -> str:
 
 def anonymous_command(command: str) -> str:
     """The command with `"$HOME"` for home folders, which a shell replaces behind `=`, too; it replaces nothing within single quotes."""
-    if not re.search(_homes(), command):
-        return command
-    try:
-        words = shlex.split(command)
-    except ValueError:  # no command of ours
-        return re.sub(_homes(), "$HOME", command)
-    return " ".join('"$HOME"'.join(map(_quoted, re.split(_homes(), word))) or "''" for word in words)
-
-
-def _quoted(text: str) -> str:
-    return shlex.quote(text) if text else ""
+    text, *parts = re.split(_homes(), command)
+    for part in parts:
+        text += ("'\"$HOME\"'" if text.count("'") % 2 else '"$HOME"') + part
+    return text
 
 
 def _homes() -> str:

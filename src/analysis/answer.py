@@ -9,6 +9,7 @@
 Each sentence that states something has a claim beside it, so that it can be checked against a longer measurement.
 """
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,31 +18,30 @@ from typing import Any
 from ..options.purpose import timed_experiment
 from ..records.formatting import percent
 from ..records.rates import load_words
-from ..records.values import at, positive, table
+from ..records.values import at, table
 from .groups import Group, loads_of
 from .noise import Rates, simultaneous
 from .quality import Quality, quality_of
-from .run import Run
+from .run import OUT_OF_MEMORY, Run
 from .selection import ENOUGH, Rule, Selection, select
 from .target import Arrivals, arrivals_of
 from .text import and_, at_least, choice_words, times_as_fast
 
-_SECONDS = "callbacks.until_known.seconds"
 _RISES = 0.05  # by which the largest size is faster than the next one where the rate is said to rise
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer for one group of runs that differ in batch size."""
+    """The answer for one group of runs."""
 
     group: Group
-    lines: list[str]  # sentences, the answer first
+    lines: list[str]  # sentences, the answer first; none of a group of one batch size
     size: int | None = None  # chosen, or the best guess
     rule: Rule = "undecided"
     selection: Selection | None = None  # among the candidates; None without a rate or with a target
     overall: Selection | None = None  # among all sizes
     claims: list[dict[str, Any]] = field(default_factory=list)  # what the sentences state
-    repeat: list[str] = field(default_factory=list)  # options of the command that would tell more; empty if none would
+    repeat: str = ""  # options of the command that would tell more; empty if none would
     quality: Quality | None = None
     arrivals: Arrivals | None = None
 
@@ -50,11 +50,14 @@ class Answer:
         """The rates of the sizes."""
         return self.group.rates
 
+    @property
+    def compares_sizes(self) -> bool:
+        """Whether batch sizes are compared, or the times to a target."""
+        return len(self.group.sizes) > 1 or self.arrivals is not None
 
-def answer(
-    group: Group, metrics: Sequence[str] = (), enough: float = ENOUGH, margin: float | None = None
-) -> Answer | None:
-    """The answer for a group; None where fewer than two sizes were measured.
+
+def answer(group: Group, metrics: Sequence[str] = (), enough: float = ENOUGH, margin: float | None = None) -> Answer:
+    """The answer for a group.
 
     Args:
         group: the runs.
@@ -63,60 +66,53 @@ def answer(
         margin: as in quality.py.
     """
     sizes = group.sizes
-    arrivals = arrivals_of(sizes)
-    if len(sizes) < (1 if arrivals else 2):
-        return None
     overall = select(group.rates, sizes, enough)
-    if arrivals:
-        return _of_arrivals(group, arrivals, overall)
+    if arrivals := arrivals_of(sizes):
+        size = arrivals.winner or arrivals.best_guess
+        rule: Rule = "shown" if arrivals.winner else "best_guess" if size else "undecided"
+        return Answer(group, arrivals.lines, size, rule, None, overall, arrivals=arrivals)
+    if len(sizes) < 2:
+        is_alone = len({*sizes, *group.without_rate}) < 2 or any(run.is_to_target for run in group.runs)
+        only = f"Only {next(iter(sizes)):,}" if sizes else "No batch size"
+        return Answer(group, [] if is_alone else [f"{only} was measured, so there is nothing to compare."])
     quality = next((known for key in metrics if (known := quality_of(sizes, key, margin))), None) if overall else None
     selection = select(group.rates, quality.candidates, enough) if quality else overall
     if overall is None or selection is None:
         of, them = (f" of the sizes with the best {quality.metric.key}", "them") if quality else ("", "sizes")
         why = "single steps were not kept, or too few were measured"
         line = f"No rate{of} is known well enough to compare {them}: {why}."
-        return Answer(group, [line], overall=overall, repeat=_repeat(group, None, None, sizes), quality=quality)
+        return Answer(group, [line], overall=overall, repeat=_repeat(group, None, quality), quality=quality)
     if quality and selection.size is not None and not quality.is_shown(selection.size):
         selection = replace(selection, rule="best_guess")
     said = list(_sentences(group, selection, overall, quality))
     lines, claims = [line for line, *_ in said], [claim for _, *of_line in said for claim in of_line]
-    repeat = _repeat(group, selection, quality, sizes)
+    repeat = _repeat(group, selection, quality)
     return Answer(group, lines, selection.size, selection.rule, selection, overall, claims, repeat, quality)
 
 
-def _of_arrivals(group: Group, arrivals: Arrivals, overall: Selection | None) -> Answer:
-    """The answer of runs that were trained to a target."""
-    size = arrivals.winner or arrivals.best_guess
-    rule: Rule = "shown" if arrivals.winner else "best_guess" if size else "undecided"
-    return Answer(group, arrivals.lines, size, rule, None, overall, arrivals=arrivals)
-
-
-def _repeat(group: Group, selection: Selection | None, quality: Quality | None, sizes: Iterable[int]) -> list[str]:
+def _repeat(group: Group, selection: Selection | None, quality: Quality | None) -> str:
     """The options of a command that would tell more; none where the answer is shown, or its sizes were measured side by side."""
     if "script" in table(group.runs[0].record.get("config")):
-        return []  # of `batchscope run`, whose flags are the script's
+        return ""  # of `batchscope run`, whose flags are the script's
     if selection and quality and quality.seeds == 1:
         size, rates = selection.size, group.rates
         doubtful = [other for other in quality.doubtful if other in rates.settings]
         if size is None or not quality.is_shown(size) or any(rates.rate(s) > rates.rate(size) for s in doubtful):
-            return ["seed=0,1,2", _sizes(quality.values)]
+            return f"seed=0,1,2 {_sizes(quality.values)}"
     if selection and (selection.rule == "shown" or group.rates.is_side_by_side):
-        return []
-    seconds = [positive(at(run.record, f"config.{_SECONDS}")) or 0.0 for run in group.runs]
-    was_timed = all(at(run.record, "throughput.ended") for run in group.runs)
-    longer = [f"{_SECONDS}={2 * max(seconds):g}"] if was_timed and max(seconds) else []
-    return [*_timed(group.runs[0]), _sizes(sizes), *longer]
+        return ""
+    return f"{_timed(group.runs[0])} {_sizes(group.sizes)}"
 
 
 _SEARCHES = ("find_batch_size", "find_lr", "diagnose", "time_to_target")  # which choose what they run by themselves
 
 
-def _timed(run: Run) -> list[str]:
+def _timed(run: Run) -> str:
     """The options that time the steps of a run's training: experiment=throughput on top of the experiment that it had."""
     typed = next((word.partition("=")[2] for word in run.words if word.startswith("experiment=")), "")
     names = [name for name in re.findall(r"[\w/-]+", typed) if name not in ("null", "throughput", *_SEARCHES)]
     plainly = at(run.record, "config.timing") is False  # by which no run is visited
-    return [timed_experiment(names), *(["timing=auto"] if plainly else [])]
+    return timed_experiment(names) + " timing=auto" * plainly
 
 
 def _sizes(sizes: Iterable[int]) -> str:
@@ -142,7 +138,11 @@ def _sentences(group: Group, selection: Selection, overall: Selection, quality: 
         yield ("Accuracy was not measured: train these sizes before you choose.",)
     if unknown:
         yield (f"Not known well enough to be compared: {and_(unknown)}.",)
-    yield from _load(group)
+    rates, loads = group.rates, loads_of(group.rates)
+    if rates.passes and rates.load is not None:
+        yield ("On a quiet machine the rates and MFU may be higher.",)
+    elif loads and not rates.passes:
+        yield (f"Of {and_([*loads])} the rates are those beside {load_words(max(loads.values()))} at most.",)
 
 
 def _claim(kind: str, size: int, **facts: Any) -> dict[str, Any]:
@@ -176,18 +176,21 @@ def _neighbours(group: Group, selection: Selection, overall: Selection) -> Itera
 
 def _larger(group: Group, selection: Selection, overall: Selection) -> str:
     """Whether a size that did not run may be faster; empty where nothing is known of that."""
-    largest, limit = max(overall.shares), group.out_of_memory
-    others = {size: share.value for size, share in overall.shares.items() if size != largest}
+    largest, others = max(overall.shares), {size: share.value for size, share in overall.shares.items()}
+    del others[largest]
+    limit = next((size for size, why in group.without_rate.items() if why == OUT_OF_MEMORY), None)
+    full = f"{limit:,} ran out of memory" if limit else ""
     is_best = largest in selection.shares and overall.best == largest
     if not is_best or max(others.values(), default=1.0) > 1 - _RISES:
-        return f"{limit:,} ran out of memory" if limit else ""
+        return full
     if group.rates.ratio(largest, max(others, key=others.__getitem__)).low <= 1:
         return ""
+    filled = (-(-run.train_samples // run.processes) for run in group.runs if run.train_samples)
     if limit and limit <= 2 * largest:
-        return f"{largest:,} still rises, and {limit:,} ran out of memory"
+        return f"{largest:,} still rises, and {full}"
     has_failed = any(largest < size <= 2 * largest for size in group.without_rate)
-    is_possible = not has_failed and 2 * largest <= (group.largest_possible or 2 * largest)
-    return f"{largest:,} still rises" + (f": {2 * largest:,} may be faster" if is_possible else "")
+    is_possible = not has_failed and 2 * largest <= min(filled, default=math.inf)
+    return f"{largest:,} still rises" + f": {2 * largest:,} may be faster" * is_possible
 
 
 def _price(group: Group, selection: Selection, quality: Quality) -> Iterator[_Said]:
@@ -203,12 +206,3 @@ def _price(group: Group, selection: Selection, quality: Quality) -> Iterator[_Sa
         rates = {run.values.get("learning_rate") for run in group.runs}
         beside = " at the same learning rate" if len(rates) == 1 and None not in rates else ""
         yield (f"{fast:,} is {times_as_fast(ratio)} as {chosen:,} and {quality.price(fast)}{beside}.", *claims)
-
-
-def _load(group: Group) -> Iterator[_Said]:
-    """What other programs mean for the rates; of runs that followed each other, beside which of them they ran."""
-    rates, loads = group.rates, loads_of(group.rates)
-    if rates.passes and rates.load is not None:
-        yield ("On a quiet machine the rates and MFU may be higher.",)
-    elif loads and not rates.passes:
-        yield (f"Of {and_([*loads])} the rates are those beside {load_words(max(loads.values()))} at most.",)

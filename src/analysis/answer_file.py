@@ -22,28 +22,27 @@ SCHEMA = 1  # until 1.0 a file of another schema is refused
 
 def text_of(report: Report) -> str:
     """The content of the file."""
-    answers = {id(answer.group): answer for answer in report.answers}
-    pairs = zip(report.sweep.groups, report.tables, strict=True)
-    best = None if answers else best_setting(report.sweep, report.metrics)
+    is_by_size = any(answer.compares_sizes for answer in report.answers)
+    best = None if is_by_size else best_setting(report.sweep, report.metrics)
     content = {
         "schema": SCHEMA,
         "enough": report.enough,
-        "groups": [_group(group, sizes, answers.get(id(group))) for group, sizes in pairs],
+        "groups": [*map(_group, report.answers, report.tables)],
         "best_setting": json.loads(json.dumps(best), parse_constant=str),  # NaN, which JSON does not have
         "lines": report.headlines,
     }
     return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _group(group: Group, sizes: pd.DataFrame, answer: Answer | None) -> dict[str, Any]:
-    run, size, quality = group.runs[0], answer.size if answer else None, answer.quality if answer else None
-    compared = answer.selection or answer.overall if answer else None
+def _group(answer: Answer, sizes: pd.DataFrame) -> dict[str, Any]:
+    group, size, quality = answer.group, answer.size, answer.quality
+    compared, settings = answer.selection or answer.overall, group.runs[0].settings
     share = compared.shares.get(size) if compared and size is not None else None
     return {
         "label": group.label,
-        **{key: run.settings.get(key) for key in ("model", "data", "device", "device_name")},
+        **{key: settings.get(key) for key in ("model", "data", "device", "device_name")},
         "chosen": size,
-        "rule": answer.rule if answer else "undecided",
+        "rule": answer.rule,
         "among": list(compared.shares) if compared else [],
         "best": compared.best if compared else None,
         "estimated_share": share.value if share else None,
@@ -54,8 +53,8 @@ def _group(group: Group, sizes: pd.DataFrame, answer: Answer | None) -> dict[str
         "load": group.rates.load,
         "passes": group.rates.passes,
         "sizes": _rows(sizes, group),
-        "claims": answer.claims if answer else [],
-        "lines": answer.lines if answer else [],
+        "claims": answer.claims,
+        "lines": answer.lines,
     }
 
 

@@ -5,12 +5,10 @@ its intervals, which hold together with 95 % confidence (noise.py).
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..options.purpose import changes_speed
 from ..records.rates import RATE, load_words
-from ..records.values import table
 from .groups import Group, SweepResults, label, rates_of, setting_words, short_names
 from .noise import Ratio, simultaneous
 from .quality import Quality, quality_of
@@ -28,18 +26,17 @@ def crossovers(sweep: SweepResults) -> list[str]:
     """
     if all(len(group.sizes) < 2 for group in sweep.groups):
         return []
-    config = table(sweep.runs[0].record.get("config"))
     found = []
     for one, two in itertools.combinations(sweep.groups, 2):
         first, second = one.runs[0].settings, two.runs[0].settings
         differing = [key for key in sweep.group_keys if first.get(key) != second.get(key)]
         # Devices of one kind are named by their own names.
-        key = next((key for key in ("device_name", *differing) if key in differing), None)
-        sizes = [size for size in one.sizes if size in two.sizes]
-        if not sizes or key is None or key in _OTHER_WORK or not changes_speed(key, config):
-            continue
+        key = next((key for key in ("device_name", *differing) if key in differing), "")
         of_thing = HARDWARE if key in HARDWARE else (key,)
-        if {*differing} - {*of_thing}:
+        sizes = [size for size in one.sizes if size in two.sizes]
+        if not sizes or not key or key in _OTHER_WORK or {*differing} - {*of_thing}:
+            continue
+        if not sweep.runs[0].is_of_speed(key):
             continue
         rates = rates_of({2 * n + m: (one, two)[m].timed[size] for n, size in enumerate(sizes) for m in (0, 1)})
         base = label(one.runs[0], [other for other in sweep.group_keys if other not in of_thing])
@@ -72,8 +69,7 @@ def compare_settings(sweep: SweepResults, metrics: Sequence[str], margin: float 
     names = [name_of(group, sweep) for group in sweep.groups]
     quality = _quality_of_groups(sweep, metrics, margin)
     best = [quality.best_words(dict(enumerate(names)), at="with")] if quality else []
-    config = table(sweep.runs[0].record.get("config"))
-    of_speed = [key for key in sweep.group_keys if changes_speed(key, config)]
+    of_speed = [key for key in sweep.group_keys if sweep.runs[0].is_of_speed(key)]
     if not best and len({run.speed_setting for run in sweep.runs}) == 1:
         return ["The settings differ in nothing that changes the time of a step, and no metric is known."]
     return [*best, *(_fastest(sweep, of_speed) if of_speed or not best else ())]
@@ -101,7 +97,7 @@ def name_of(group: Group, sweep: SweepResults, keys: Sequence[str] | None = None
     return f"{name} · batch size {size:,}" if BATCH_SIZE in sweep.factors and size else name
 
 
-def _fastest(sweep: SweepResults, factors: Sequence[str]) -> Iterator[str]:
+def _fastest(sweep: SweepResults, factors: Sequence[str]) -> list[str]:
     """The fastest setting of the factors that change the speed, and how much faster it is than the next one."""
     measured: dict[int, list[Run]] = {}
     first: dict[str, int] = {}  # group with each setting
@@ -109,19 +105,18 @@ def _fastest(sweep: SweepResults, factors: Sequence[str]) -> Iterator[str]:
         if runs := [run for run in group.runs if RATE in run.values]:
             measured.setdefault(first.setdefault(runs[0].speed_setting, number), []).extend(runs)
     if len(measured) < 2:
-        return
+        return []
     names = {number: name_of(sweep.groups[number], sweep, factors) for number in measured}
     rates = rates_of(measured)
     selection = select(rates)
     if selection is None or len(selection.shares) < 2:
-        yield "No rate is known well enough to be compared: the runs measured too few steps."
-        return
+        return ["No rate is known well enough to be compared: the runs measured too few steps."]
     best, confidence = selection.best, simultaneous(len(selection.shares) - 1)
     ratios = {number: rates.ratio(best, number, confidence) for number in selection.shares if number != best}
     second = min(ratios, key=lambda number: ratios[number].value)
     ratio, beside = ratios[second], f" beside {load_words(rates.load)}" if rates.load is not None else ""
-    words = "is the fastest" if ratio.low > 1 else "is the fastest by estimate"
+    words = f"is the fastest{'' if ratio.low > 1 else ' by estimate'}{beside}"
     span = f" ({ratio.span})" if ratio.span else ""
-    yield f"{names[best]} {words}{beside}: {ratio.value:.2f}{span} times as fast as {names[second]}."
-    if alike := [names[number] for number, ratio in ratios.items() if number != second and ratio.low <= 1]:
-        yield f"{and_(alike)} may be as fast."
+    alike = [names[number] for number, ratio in ratios.items() if number != second and ratio.low <= 1]
+    fastest = f"{names[best]} {words}: {ratio.value:.2f}{span} times as fast as {names[second]}."
+    return [fastest, *([f"{and_(alike)} may be as fast."] if alike else [])]

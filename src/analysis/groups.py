@@ -2,7 +2,6 @@
 
 import json
 import re
-import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,7 +13,7 @@ from ..records.formatting import count, option_value
 from ..records.rates import RATE
 from ..records.values import at
 from .noise import BETWEEN, PROCESSES, Rates, load_of
-from .run import BATCH_SIZE, CHOICES, HARDWARE, LEARNING_RATE, OWN_RATE, SEED, Run
+from .run import BATCH_SIZE, HARDWARE, LEARNING_RATE, OWN_RATE, SEED, Run
 from .windows import windows_of
 
 # What people change together with the batch size. The rule by which the learning rate follows it is no such value.
@@ -44,18 +43,6 @@ class Group:
             sizes.setdefault(run.batch_size or 0, []).append(run)
         return sizes
 
-    def medians(self, name: str) -> dict[int, float]:
-        """The median of a number (see `Run.values`) over repeated runs, at every size at which it is known.
-
-        MFU is that of the rate in `rates`: by the share of the peak that a sample a second takes.
-        """
-        known = {size: [run.values for run in runs if name in run.values] for size, runs in self.timed.items()}
-        known = {size: values for size, values in known.items() if values}
-        if name == "mfu":
-            shares = {size: statistics.median(v[name] / v[RATE] for v in values) for size, values in known.items()}
-            return {size: self.rates.rate(size) * share for size, share in shares.items()}
-        return {size: statistics.median(v[name] for v in values) for size, values in known.items()}
-
     @cached_property
     def rates(self) -> Rates:
         """The rates of the sizes: from the windows of their runs, and from the records of runs without windows."""
@@ -67,52 +54,27 @@ class Group:
 
         A sweep of trainings visits one run of those with the same speed: it tells the speed of the others.
         """
-        return {size: self._timed(runs) for size, runs in self.sizes.items()}
-
-    def _timed(self, runs: list[Run]) -> list[Run]:
-        """The runs that tell the rate of some: these, or those with the same speed that were visited in their place."""
-        if any(run.in_passes for run in runs):
-            return runs
-        settings = {run.speed_setting for run in runs}
-        sweeps = {run.folder.resolve().parent for run in runs}
-        beside = (run for run in self.beside if run.folder.resolve().parent in sweeps)
-        visited = [run for run in beside if run.in_passes and run.speed_setting in settings]
-        return visited or runs
+        timed = {}
+        for size, runs in self.sizes.items():
+            visited: list[Run] = []
+            if not any(run.in_passes for run in runs):
+                settings, sweeps = {run.speed_setting for run in runs}, {run.folder.resolve().parent for run in runs}
+                beside = (run for run in self.beside if run.folder.resolve().parent in sweeps)
+                visited = [run for run in beside if run.in_passes and run.speed_setting in settings]
+            timed[size] = visited or runs
+        return timed
 
     @cached_property
     def without_rate(self) -> dict[int, str]:
         """The sizes of which no run was measured, and why; smallest first."""
-        ordered = sorted((run for run in self.runs if run.batch_size), key=lambda run: run.batch_size or 0)
-        return {
-            run.batch_size: run.reason or "no rate was measured"
-            for run in ordered
-            if run.batch_size and run.batch_size not in self.sizes
-        }
-
-    @property
-    def largest_possible(self) -> int | None:
-        """The largest batch of one device that its shard of the training set can fill; None if unknown."""
-        return min((-(-run.train_samples // run.processes) for run in self.runs if run.train_samples), default=None)
-
-    @property
-    def out_of_memory(self) -> int | None:
-        """The smallest batch size that ran out of memory, among those that no run could train with."""
-        sizes = [r.batch_size for r in self.runs if r.status == "out_of_memory" and r.batch_size]
-        return min((size for size in sizes if size not in self.sizes), default=None)
+        ordered = sorted(self.runs, key=lambda run: run.batch_size or 0)
+        sizes = {run.batch_size: run.reason or "no rate was measured" for run in ordered if run.batch_size}
+        return {size: why for size, why in sizes.items() if size not in self.sizes}
 
 
-def rates_of(
-    settings: Mapping[int, Sequence[Run]],
-    between: float | None = BETWEEN,
-    processes: float = PROCESSES,
-    at_equal_load: bool = False,
-) -> Rates:
-    """The rates of some settings that are compared with each other.
-
-    `between` and `processes` are what separate runs, and processes that share passes, differ by, and `at_equal_load` is for
-    settings that have no part in what others get of the processor (see Rates).
-    """
-    return Rates(windows_of(settings), between, processes, at_equal_load)
+def rates_of(settings: Mapping[int, Sequence[Run]], at_equal_load: bool = False) -> Rates:
+    """The rates of some settings that are compared with each other, `at_equal_load` if they have no part in it (see Rates)."""
+    return Rates(windows_of(settings), BETWEEN, PROCESSES, at_equal_load)
 
 
 def loads_of(rates: Rates) -> dict[int, float]:
@@ -159,19 +121,10 @@ def label(run: Run, keys: Collection[str]) -> str:
 
 
 def short_names(options: Collection[str]) -> dict[str, str]:
-    """The last name of each option, with as many before it as tell it from the others: `lr`, `encoder.layers`.
-
-    The option of a class is named after its node: `net` of `model.net._target_`.
-    """
-    found = {}
+    """The last name of each option, `lr`; the whole one where others end alike; of a class that of its node: `net`."""
     paths = {option: option.removesuffix(f".{TARGET}") for option in options}
-    for option, path in paths.items():
-        parts = path.split(".")
-        ends = [".".join(parts[-n:]) for n in range(1, len(parts) + 1)]
-        found[option] = next(
-            (end for end in ends if sum(f".{one}".endswith(f".{end}") for one in paths.values()) == 1), option
-        )
-    return found
+    last = {option: path.rpartition(".")[2] for option, path in paths.items()}
+    return {option: name if [*last.values()].count(name) == 1 else paths[option] for option, name in last.items()}
 
 
 def setting_words(key: str, value: Any, name: str = "") -> str:
@@ -186,18 +139,12 @@ def setting_words(key: str, value: Any, name: str = "") -> str:
 def _factors(rows: Sequence[Mapping[str, str]]) -> list[str]:
     """Settings with several values among runs that share the choice they belong to; batch size and seed come last."""
     keys = dict.fromkeys(key for row in rows for key in row)
-    factors = [key for key in keys if _varies(rows, key, [parent for parent in [_parent(key)] if parent in keys])]
+    # A setting belongs to a choice: what two models have of their own says nothing.
+    parents = {key: "device" if key in HARDWARE else key.partition(".")[0] for key in keys}
+    factors = [key for key in keys if _varies(rows, key, [of for of in [parents[key]] if of in keys and of != key])]
     first, last = ("model", "data", *HARDWARE), (BATCH_SIZE, SEED)
     order = {key: number for number, key in enumerate([*first, None, *last])}
     return sorted(factors, key=lambda key: order.get(key, len(first)))
-
-
-def _parent(key: str) -> str:
-    """The choice that a setting belongs to, or an empty text: what two models have of their own says nothing."""
-    if key in ("device_name", "threads"):
-        return "device"
-    group, dot, _ = key.partition(".")
-    return group if dot and group in CHOICES else ""
 
 
 def _varies(rows: Sequence[Mapping[str, str]], key: str, within: Sequence[str] = ()) -> bool:

@@ -1,6 +1,7 @@
 """What was done, from the records of a report: facts with their names, and one sentence to quote in a paper.
 
-What the runs agree in is said once; of what varies all values are listed. What no record says is left out.
+They are of the runs that measured something, or of all where none did. What these agree in is said once; of what varies all
+values are listed. What no record says is left out.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from ..records.rates import RATE
 from ..records.values import at, limited, number, positive, table
 from .groups import SweepResults, setting_words
 from .run import BATCH_SIZE, HARDWARE, LEARNING_RATE, SEED, Run
+from .text import and_
 
 # What has a row, whether it varies or not.
 _HAVE_ROWS = ("model", "data", "optimizer", *HARDWARE, BATCH_SIZE, LEARNING_RATE, SEED)
@@ -30,78 +32,57 @@ class Methods:
     facts: dict[str, str]  # by their names, in the order in which they are shown
     commands: list[str]  # that started the runs, as they were typed; the first ones
     more: str  # how many more there are: `3 more commands`; empty where all are listed
-    sentence: str  # to quote
+    sentence: str  # to quote; empty where nothing was measured
 
 
 def methods(sweep: SweepResults) -> Methods:
     """What the records say of how the runs were made."""
-    each = partial(_texts, sweep.runs)
+    measured = [run for run in sweep.runs if run.status == "finished" or RATE in run.values]
+    runs = sorted(measured or sweep.runs, key=lambda run: run.batch_size or 0)
+    each = partial(_each, runs)
     facts = {
         "date": _date(sweep.runs),
-        "model": ", ".join(each(_model)),
-        "data": ", ".join(each(_data)),
-        "batch size": ", ".join(_batch_sizes(sweep.runs)),
-        "training": _training(sweep.runs),
-        "target": ", ".join(each(_target)),
-        "optimizer": ", ".join(_optimizer(sweep.runs)),
-        "seed": ", ".join(each(_seed)),
-        "precision": ", ".join(each(_precision)),
+        "model": each(_model),
+        "data": each(_data),
+        "batch size": each(_batch_size),
+        "training": _training(runs),
+        "target": each(_target),
+        "optimizer": _optimizer(runs),
+        "seed": each(lambda run: option_value(run.settings[SEED]) if SEED in run.settings else ""),
+        "precision": each(lambda run: run.precision),
     }
     for key in (key for key in sweep.factors if key not in _HAVE_ROWS):
-        facts[key] = ", ".join(each(lambda run, key=key: option_value(run.settings.get(key))))
-    facts |= {"device": ", ".join(each(_device)), "system": ", ".join(each(_system))}
-    facts |= {"other programs": _load(sweep.runs), "rates": _passes(sweep), "versions": "; ".join(each(_versions))}
+        facts[key] = each(lambda run, key=key: option_value(run.settings.get(key)))
+    facts |= {
+        "device": each(_device),
+        # `Linux 6.18`, `macOS 14.5`: the first two parts of Python's name of the platform
+        "system": each(lambda run: " ".join(str(at(run.record, "hardware.platform") or "").split("-")[:2])),
+        "other programs": _load(runs),
+        "rates": _passes(sweep),
+        "versions": "; ".join(_once(runs, _versions)),
+    }
     commands = _once(sweep.runs, lambda run: str(run.record.get("command") or ""))
-    listed, others = commands[:_MOST], len(commands[_MOST:])
-    more = f"{others} more command{'s' if others > 1 else ''}" if others else ""
-    return Methods({name: text for name, text in facts.items() if text}, listed, more, _sentence(sweep.runs))
+    more = count(len(commands) - _MOST, "more command") if len(commands) > _MOST else ""
+    sentence = _sentence(facts | {"software": "; ".join(_once(runs, _software))}, runs) if measured else ""
+    return Methods({name: text for name, text in facts.items() if text}, commands[:_MOST], more, sentence)
 
 
-def _sentence(runs: Sequence[Run]) -> str:
-    """What a paper says of the runs that measured something: `We trained mlp (535,818 parameters) on mnist (…) for 2 epochs with AdamW …`."""
-    if not (runs := [run for run in runs if run.status == "finished" or RATE in run.values]):
-        return ""
-    each, is_trained = partial(_texts, runs), any(map(_is_trained, runs))
-    optimizer, *how = _optimizer(runs) or [""]
-    parts = [
-        f"We {'trained' if is_trained else 'timed training steps of'} {_and(each(_model))}",
-        _part("on", _and(each(_data))),
-        _part("for", _training(runs) if is_trained else ""),
-        _part("towards", _and(each(_target)), ","),
-        _part("with", f"{optimizer} ({', '.join(how)})" if how else optimizer, ","),
-        _part("at batch size", *_plural(_batch_sizes(runs))),
-        _part("seed", *_plural(each(_seed))),
-        _part("precision", _and(each(_precision)), ","),
-        _part("on", _and(each(_device)), ","),
-        _part("with", "; ".join(each(_software))),
-    ]
-    said = " ".join(filter(None, parts)).rstrip(",")
+def _sentence(facts: dict[str, str], runs: Sequence[Run]) -> str:
+    """What a paper says: `We trained mlp (535,818 parameters) on mnist (…) for 2 epochs with AdamW …`."""
+    is_trained = any(map(_is_trained, runs))
+    said = f"We {'trained' if is_trained else 'timed training steps of'} {facts['model']}"
+    words = {"data": " on", "training": " for", "target": " towards", "optimizer": " with"}
+    words |= {"batch size": ", at batch size", "seed": ", seed", "precision": ", precision"}
+    for name, word in (words | {"device": ", on", "software": ", with"}).items():
+        plural = "s" if name in ("batch size", "seed") and " and " in facts[name] else ""
+        said += f"{word}{plural} {facts[name]}" if facts[name] and (is_trained or name != "training") else ""
     has_rates = any(RATE in run.values for run in runs)
     return f"{said}; rates leave out warm-up, validation and checkpoints." if has_rates else f"{said}."
 
 
-def _software(run: Run) -> str:
-    versions = table(run.record.get("versions"))
-    return _and([f"{name} {versions[key]}" for key, name in _PACKAGES.items() if key in versions])
-
-
-def _part(word: str, text: str, end: str = "", plural: str = "") -> str:
-    return f"{word}{plural} {text}{end}" if text else ""
-
-
-def _plural(values: Sequence[str]) -> tuple[str, str, str]:
-    return _and(values), ",", "s" if len(values) > 1 else ""
-
-
-def _and(values: Sequence[str]) -> str:
-    """All of them: `32, 64 and 128`."""
-    return f"{', '.join(values[:-1])} and {values[-1]}" if len(values) > 1 else "".join(values)
-
-
-def _texts(runs: Sequence[Run], text: Callable[[Run], str]) -> list[str]:
-    """What is said of some runs, and of many things how many more there are."""
-    found = _once(runs, text)
-    return found if len(found) <= _MOST else [*found[:_MOST], f"{len(found) - _MOST} more"]
+def _each(runs: Sequence[Run], text: Callable[[Run], str]) -> str:
+    """What is said of some runs, and of many things how many more there are: `32, 64 and 128`."""
+    return and_(_once(runs, text), most=_MOST)
 
 
 def _once(runs: Sequence[Run], text: Callable[[Run], str]) -> list[str]:
@@ -135,7 +116,7 @@ def _data(run: Run) -> str:
     """`mnist (55,000 training, 5,000 validation and 10,000 test samples)`."""
     validated, tested = (positive(at(run.record, f"evaluated.{stage}")) for stage in ("val", "test"))
     sizes = {"training": run.train_samples, "validation": validated, "test": tested}
-    known = _and([f"{size:,.0f} {name}" for name, size in sizes.items() if size])
+    known = and_([f"{size:,.0f} {name}" for name, size in sizes.items() if size])
     limit, size = at(run.record, "config.trainer.limit_train_batches"), run.global_batch_size or run.batch_size
     whole = -(-int(run.train_samples) // size) if run.train_samples and size else 10**9
     less = limited(whole, limit)
@@ -148,25 +129,10 @@ def _with(name: str, facts: Sequence[str]) -> str:
     return f"{name} ({known})" if name and known else name or known
 
 
-def _batch_sizes(runs: Sequence[Run]) -> list[str]:
-    ordered = sorted(runs, key=lambda run: run.batch_size or 0)
-    return _texts(ordered, _batch_size)
-
-
 def _batch_size(run: Run) -> str:
     """`64`, or `64 (an update of 256)` where several batches make an update."""
-    size, update = run.batch_size, run.values.get("global_batch_size")
-    if not size:
-        return ""
-    return f"{size:,} (an update of {update:,.0f})" if update and update != size else f"{size:,}"
-
-
-def _seed(run: Run) -> str:
-    return option_value(run.settings[SEED]) if SEED in run.settings else ""
-
-
-def _precision(run: Run) -> str:
-    return run.precision
+    update = run.values.get("global_batch_size")  # where it is another number
+    return _with(f"{run.batch_size:,}" if run.batch_size else "", [f"an update of {update:,.0f}" if update else ""])
 
 
 def _is_trained(run: Run) -> bool:
@@ -180,11 +146,9 @@ def _training(runs: Sequence[Run]) -> str:
     whole = [number(run.record.get("epochs")) for run in trained]
     epochs = "" if 0 in whole else _span(whole, "epoch")
     # An epoch may be of a part of the data.
-    updates = _span([number(run.record.get("steps")) for run in trained], "update")
-    of_trained = f"{epochs} ({updates})" if epochs and updates else epochs or updates
+    of_trained = _with(epochs, [_span([number(run.record.get("steps")) for run in trained], "update")])
     timed = _span([number(at(run.record, "throughput.updates")) for run in runs if not _is_trained(run)], "step")
-    lengths = [of_trained, f"timed alone, for {timed}" if timed else ""]
-    return ", ".join(filter(None, lengths))
+    return ", ".join(filter(None, [of_trained, f"timed alone, for {timed}" if timed else ""]))
 
 
 def _target(run: Run) -> str:
@@ -201,24 +165,27 @@ def _span(numbers: Sequence[float | None], unit: str) -> str:
     return (f"{known[0]:,} to " if known[0] < known[-1] else "") + count(known[-1], unit)
 
 
-def _optimizer(runs: Sequence[Run]) -> list[str]:
-    """`AdamW`, `learning rate 0.004`, `not scaled with the batch size`, `schedule one_cycle`, as far as they are known."""
-    each, rate = partial(_texts, runs), metric("learning_rate").text
+def _optimizer(runs: Sequence[Run]) -> str:
+    """`AdamW (learning rate 0.004, not scaled with the batch size, schedule one_cycle)`, as far as it is known."""
+    each, rate = partial(_each, runs), metric("learning_rate").text
     asked = each(lambda run: rate(run.asked_rate) if run.asked_rate else "")
     values = sorted({run.values["learning_rate"] for run in runs if "learning_rate" in run.values})
-    used = [*dict.fromkeys(map(rate, values))]
-    scaling = ", ".join(each(_scaling))
-    parts = [
-        ", ".join(each(lambda run: str(at(run.record, "config.optimizer._target_") or "").rpartition(".")[2])),
-        _part("learning rate", ", ".join(asked or (used if len(used) <= _MOST else [_range(used)]))),
-        f"{scaling} to {_range(used)}" if scaling.startswith("scaled") and used and {*used} != {*asked} else scaling,
-        _part("schedule", ", ".join(each(lambda run: str(run.settings.get("optimizer.schedule") or "")))),
+    used = " to ".join(dict.fromkeys(map(rate, [*values[:1], *values[-1:]])))
+    scaling = each(_scaling)
+    if not scaling and len(values) == 1 and any(map(_has_own_rate, runs)):
+        scaling = "not scaled with the batch size"
+    schedule = each(lambda run: str(run.settings.get("optimizer.schedule") or ""))
+    facts = [
+        f"learning rate {asked or used}" if asked or used else "",
+        f"{scaling} to {used}" if scaling.startswith("scaled") and used not in ("", asked) else scaling,
+        f"schedule {schedule}" if schedule else "",
     ]
-    return [*filter(None, parts)]
+    return _with(each(lambda run: str(at(run.record, "config.optimizer._target_") or "").rpartition(".")[2]), facts)
 
 
-def _range(texts: Sequence[str]) -> str:
-    return " to ".join(dict.fromkeys([texts[0], texts[-1]]))
+def _has_own_rate(run: Run) -> bool:
+    """Whether its LightningModule or script decides on the rate, which no option scales."""
+    return at(run.record, "model.lightning_module") is True or "script" in table(run.record.get("config"))
 
 
 def _scaling(run: Run) -> str:
@@ -248,19 +215,11 @@ def _device(run: Run) -> str:
     return _with(str(run.settings.get("device_name") or ""), facts)
 
 
-def _system(run: Run) -> str:
-    """`Linux 6.18`, `macOS 14.5`: the first two parts of Python's name of the platform."""
-    return " ".join(str(at(run.record, "hardware.platform") or "").split("-")[:2])
-
-
 def _load(runs: Sequence[Run]) -> str:
     """`took 1 to 3 % of the processor`; empty where nobody counted them."""
     shares = sorted(s for run in runs if (s := number(at(run.record, "throughput.others_share"))) is not None)
-    if not shares:
-        return ""
-    low, high = percent(shares[0]), percent(shares[-1])
-    span = high if low == high else f"{low.removesuffix(' %')} to {high}"
-    return f"took {span} of the processor"
+    span = " to ".join(dict.fromkeys(percent(share) for share in [*shares[:1], *shares[-1:]]))
+    return f"took {span.replace(' % to', ' to')} of the processor" if span else ""
 
 
 def _passes(sweep: SweepResults) -> str:
@@ -268,8 +227,13 @@ def _passes(sweep: SweepResults) -> str:
     passes = [*dict.fromkeys(group.rates.passes for group in sweep.groups if group.rates.passes)]
     apart = any(group.rates.passes and not group.rates.is_side_by_side for group in sweep.groups)
     more = ", not all of them in the same ones" if apart else ""
-    return f"measured in {_and([*map(str, passes)])} passes over the batch sizes{more}" if passes else ""
+    return f"measured in {and_([*map(str, passes)])} passes over the batch sizes{more}" if passes else ""
 
 
 def _versions(run: Run) -> str:
     return ", ".join(f"{package} {version}" for package, version in table(run.record.get("versions")).items())
+
+
+def _software(run: Run) -> str:
+    versions = table(run.record.get("versions"))
+    return and_([f"{name} {versions[key]}" for key, name in _PACKAGES.items() if key in versions])

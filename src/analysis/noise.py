@@ -93,13 +93,6 @@ class _Spread(NamedTuple):
     freedom: float = 1.0
 
 
-class _Load(NamedTuple):
-    """By what the load of each run differed from the mean of all, and how well its slope is known."""
-
-    of_run: dict[int, float]
-    variance: float = 0.0  # of the slope
-
-
 class Rates:
     """The rates of settings that are compared with each other. A setting is a batch size, or a side of a comparison.
 
@@ -120,7 +113,6 @@ class Rates:
         at_equal_load: bool = False,
     ):
         self._processes = processes
-        self.assumed = between
         self.settings: list[int] = list(dict.fromkeys(windows["setting"]))
         used = _used(windows)
         self._component = _components(used)
@@ -134,20 +126,19 @@ class Rates:
         self._setting_of = runs["setting"].first()  # of each run
         self._center: dict[int, float] = runs["log_s"].mean().to_dict()  # of each run
         self._spread: dict[int, _Spread] = {}  # of a run beside others of its component
-        self._load: dict[int, float] = {}  # of a setting: what its load differed by, in standard errors of the slope
+        self._load: dict[int, float] = {}  # of a setting: what the error of the slope means for it
         blocks = 0  # beyond the first of each component
         for number in set(self._component.values()):
             members = used[used["setting"].map(self._component) == number]
             if members["setting"].nunique() > 1:
                 center, spread, more, load = _within_passes(members, at_equal_load)
                 for setting, of_setting in members.groupby("setting")["run"].unique().items():
-                    differs = float(np.mean([load.of_run[run] for run in of_setting]))
-                    self._load[int(str(setting))] = differs * math.sqrt(load.variance)
+                    self._load[int(str(setting))] = float(np.mean([load.get(run, 0.0) for run in of_setting]))
+                self._center |= center
+                blocks += more
             else:
-                center, spread, more = _alone(members)
-            self._center |= center
+                spread = _alone(members)
             self._spread |= spread
-            blocks += more
         self._repeats = _of_repeats(self._by_setting(self._center), blocks)
         apart = _pooled(self._repeats, None if between is None else _Spread(between**2, WORTH))
         self._between = max((one for one in (_of_halves(used), apart) if one), default=_Spread())
@@ -261,14 +252,14 @@ def _components(windows: pd.DataFrame) -> dict[int, int]:
 
 def _within_passes(
     windows: pd.DataFrame, at_equal_load: bool
-) -> tuple[dict[int, float], dict[int, _Spread], int, _Load]:
+) -> tuple[dict[int, float], dict[int, _Spread], int, dict[int, float]]:
     """Center and spread of each run by least squares, in each block a number for each run and each pass; more blocks; load."""
     cells = windows.groupby(["setting", "run", "pass_"], sort=False)[["log_s", "taken"]].mean().reset_index()
     runs, passes = pd.factorize(cells["run"])[0], pd.factorize(cells["pass_"])[0] + cells["run"].nunique()
     links = coo_array((np.ones(len(cells)), (runs, passes)), shape=(passes.max() + 1,) * 2)
     block = connected_components(links, directed=False)[1][runs]  # of each cell
     freedom = len(cells) - cells["run"].nunique() - cells["pass_"].nunique() + int(block.max()) + 1
-    load = _Load(dict.fromkeys(cells["run"].astype(int), 0.0))
+    load: dict[int, float] = {}
     if at_equal_load and freedom > WORTH and (found := _slope(cells, block, freedom - 1)):
         slope, load = found
         freedom -= 1
@@ -287,7 +278,7 @@ def _within_passes(
     return center, spread, int(block.max()), load
 
 
-def _slope(cells: pd.DataFrame, block: np.ndarray, freedom: int) -> tuple[float, _Load] | None:
+def _slope(cells: pd.DataFrame, block: np.ndarray, freedom: int) -> tuple[float, dict[int, float]] | None:
     """By how much the log time grows with what others take, within runs and passes; None of equal loads.
 
     The noise of a loaded window is larger than that of a quiet one, so the variance is at least the one that allows for that
@@ -297,13 +288,13 @@ def _slope(cells: pd.DataFrame, block: np.ndarray, freedom: int) -> tuple[float,
         np.concatenate([_two_way(of[name], of["run"], of["pass_"])[1] for _, of in cells.groupby(block)])
         for name in ("taken", "log_s")
     )
-    differs = (cells.groupby("run")["taken"].mean() - cells["taken"].mean()).to_dict()
+    differs = cells.groupby("run")["taken"].mean() - cells["taken"].mean()
     if (square := float((x**2).sum())) <= len(x) * _ROUNDING:
         return None
     slope = float((x * y).sum()) / square
     e = y - slope * x
     variance = max(float((e**2).sum()) / square, len(x) * float(((x * e) ** 2).sum()) / square**2) / freedom
-    return slope, _Load(differs, variance)
+    return slope, (differs * math.sqrt(variance)).to_dict()
 
 
 def _two_way(y: pd.Series, rows: pd.Series, columns: pd.Series) -> tuple[dict[int, float], pd.Series]:
@@ -325,10 +316,10 @@ def _two_way(y: pd.Series, rows: pd.Series, columns: pd.Series) -> tuple[dict[in
     return {int(name): float(value) for name, value in zip(of_rows, effects, strict=True)}, residuals
 
 
-def _alone(windows: pd.DataFrame) -> tuple[dict[int, float], dict[int, _Spread], int]:
-    """The same for runs of one setting, by their windows alone."""
+def _alone(windows: pd.DataFrame) -> dict[int, _Spread]:
+    """The spread of each run of one setting, by its windows alone."""
     residuals = {int(str(run)): (y - y.mean()).to_numpy() for run, y in windows.groupby("run", sort=False)["log_s"]}
-    return {}, _spreads(residuals, sum(len(e) - 1 for e in residuals.values())), 0
+    return _spreads(residuals, sum(len(e) - 1 for e in residuals.values()))
 
 
 def _spreads(residuals: dict[int, np.ndarray], freedom: int) -> dict[int, _Spread]:

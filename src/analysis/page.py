@@ -19,39 +19,42 @@ from .anonymous import anonymous, anonymous_command
 from .report import Picture, Report
 from .text import is_number_column
 
+_TYPES = {"png": "image/png", "svg": "image/svg+xml", "pdf": "application/pdf"}
+
 
 def page(report: Report) -> str:
     """The page."""
-    runs, settings = table.run_texts(report.sweep, report.frame), report.setting_texts
-    sizes = [_table(texts.reset_index(), group.label) for group, texts in report.size_texts]
+    runs, settings, done = table.run_texts(report.sweep, report.frame), report.setting_texts, report.methods
+    groups = zip(report.answers, report.size_texts, strict=True)
+    sizes = [_table(texts.reset_index(), of.group.label) for of, texts in groups if len(texts)]
     sizes += [_table(settings, "Settings")] if len(settings) else []
     notes = "".join(f"<li>{_shown(note, host=True)}</li>" for note in report.notes)
+    facts = (f"<tr><th>{_shown(n)}</th><td>{_shown(t, host=True)}</td></tr>" for n, t in done.facts.items())
+    quoted = f'<p class="hint">To quote:</p>\n{_copied("p", done.sentence)}' if done.sentence else ""
     return Template(Path(__file__).with_suffix(".html").read_text(encoding="utf-8")).substitute(
         title=_shown(report.title),
         answer=_answer(report),
         sizes="".join(sizes),
-        legend=_shown("; ".join(report.legends)),
+        legend=_shown(report.legend),
         counts=_shown(report.counts),
         plots="".join(starmap(_figure, report.pictures.items())),
         runs=_table(runs, "", of_runs=True),
         legend_of_runs=_shown(table.legend(runs)),
-        facts="".join(
-            f"<tr><th>{_shown(n)}</th><td>{_shown(t, host=True)}</td></tr>" for n, t in report.methods.facts.items()
-        ),
-        commands="".join(_copied("pre", command) for command in report.methods.commands)
-        + (f'<p class="hint">And {report.methods.more}.</p>' if report.methods.more else ""),
-        sentence=f'<p class="hint">To quote:</p>\n{_copied("p", sentence)}'
-        if (sentence := report.methods.sentence)
-        else "",
+        facts="".join(facts),
+        commands="".join(_copied("pre", command) for command in done.commands)
+        + (f'<p class="hint">And {done.more}.</p>' if done.more else ""),
+        sentence=quoted,
         notes=f"<h2>Notes</h2><ul>{notes}</ul>" if notes else "",
     )
 
 
 def _answer(report: Report) -> str:
-    several, parts = len(report.sweep.groups) > 1, []
-    for statement in report.statements:
-        parts += [f"<h2>{_shown(statement.group.label)}</h2>"] if several and statement.group else []
-        parts += [f"<p>{_shown(line)}</p>" for line in statement.lines]
+    parts = []
+    for of_group in report.answers:
+        has_heading = len(report.answers) > 1 and of_group.lines
+        parts += [f"<h2>{_shown(of_group.group.label)}</h2>"] if has_heading else []
+        parts += [f"<p>{_shown(line)}</p>" for line in of_group.lines]
+    parts += [f"<p>{_shown(line)}</p>" for line in report.remarks]
     if report.commands:
         parts += ["<p>Options of the command that would tell more:</p>", *(_copied("pre", c) for c in report.commands)]
     return "".join(parts)
@@ -64,20 +67,14 @@ def _copied(tag: str, text: str) -> str:
 
 
 def _figure(name: str, picture: Picture) -> str:
-    """A plot with its caption and its files."""
+    """A plot with its caption, and a link for each format with the file in it, so that the page can be sent alone."""
     caption = _shown(picture.caption)
-    element = _svg(picture.on_page, caption)
-    return f"<figure>{element}<figcaption>{caption}. {_downloads(name, picture)}</figcaption></figure>"
-
-
-def _downloads(name: str, picture: Picture) -> str:
-    """A link for each format, with the file in it, so that the page can be sent alone."""
-    types = {"png": "image/png", "svg": "image/svg+xml", "pdf": "application/pdf"}
-    data = {kind: base64.b64encode(content).decode() for kind, content in picture.files.items()}
-    return " ".join(
-        f'<a class="button" download="{name}.{kind}" href="data:{types[kind]};base64,{content}">{kind.upper()}</a>'
-        for kind, content in data.items()
+    links = " ".join(
+        f'<a class="button" download="{name}.{kind}" href="data:{_TYPES[kind]};base64,'
+        f'{base64.b64encode(content).decode()}">{kind.upper()}</a>'
+        for kind, content in picture.files.items()
     )
+    return f"<figure>{_svg(picture.on_page, caption)}<figcaption>{caption}. {links}</figcaption></figure>"
 
 
 def _table(cells: pd.DataFrame, caption: str, of_runs: bool = False) -> str:

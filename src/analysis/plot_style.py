@@ -20,6 +20,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _LONGEST = 60  # characters of a name in a legend
 _LETTERS = 14.5  # of a text of the usual size in an inch
 _LINE = 0.17  # inches
+_POINTS = 10.0  # of an accuracy in percent, that its axis spans at least
 _LEAST_RATIO = 8.0  # of the ends of an axis from which on a log scale shows more than one from zero
 RC = {  # matplotlib's settings while the plots are made
     "axes.axisbelow": True,
@@ -56,16 +57,11 @@ def title(figure: Figure, text: str) -> None:
 
 
 def note(figure: Figure, axes: Axes, text: str) -> None:
-    """What the marks of axes mean, above them, in as many lines as it needs, by which the figure grows."""
-    lines = _small_lines(figure, text)
+    """What the marks of axes mean, in small letters above them, in as many lines as it needs, by which the figure grows."""
+    letters = round(1.25 * _LETTERS * (figure.get_figwidth() - 0.8))
+    lines = wrapped([text], max(20, letters), indent=0)
     axes.set_title("\n".join(lines))
     _grow(figure, len(lines))
-
-
-def _small_lines(figure: Figure, text: str) -> list[str]:
-    """A text in small letters, wrapped to the width of the axes."""
-    letters = round(1.25 * _LETTERS * (figure.get_figwidth() - 0.8))
-    return wrapped([text], max(20, letters), indent=0)
 
 
 def _grow(figure: Figure, lines: int) -> None:
@@ -113,23 +109,21 @@ def ratio_axis(axes: Axes) -> None:
         from_zero(axes)
 
 
-def at_least_wide(axes: Axes, span: float, ends: tuple[float, float]) -> None:
-    """A scale of y so wide that small differences look small: of `span` at least, within `ends`."""
+def percent_axis(axes: Axes) -> None:
+    """A scale of y so wide that small differences look small: of ten points at least, within 0 and 100 %."""
     low, high = axes.dataLim.intervaly
-    room = max(0.08 * (high - low), (span - (high - low)) / 2)
-    top = min(ends[1] + 0.02 * span, max(high + room, low - room + span))
-    axes.set_ylim(max(ends[0], min(low - room, top - span)), top)
+    room = max(0.08 * (high - low), (_POINTS - (high - low)) / 2)
+    top = min(100 + 0.02 * _POINTS, max(high + room, low - room + _POINTS))
+    axes.set_ylim(max(0.0, min(low - room, top - _POINTS)), top)
     axes.yaxis.set_major_formatter("{x:,.10g}")
 
 
-def legend_below(figure: Figure, axes: Axes, heading: str = "") -> None:
-    """A legend below the axes where there are several names, by which the figure grows; every name once, below the heading, if there is one."""
+def legend_below(figure: Figure, axes: Axes) -> None:
+    """A legend below the axes where there are several names, by which the figure grows; every name once."""
     letters = _LETTERS * figure.get_figwidth()
     most = min(_LONGEST, max(8, int(letters) - 8))
     once = {cut(name, most): handle for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)}
     if len(once) > 1:
         columns = max(1, int(letters / (max(map(len, once)) + 7)))
-        lines = _small_lines(figure, heading) if heading else []
-        look = {"title": "\n".join(lines) or None, "title_fontsize": "small", "alignment": "left"}
-        figure.legend(once.values(), once.keys(), loc="outside lower left", ncols=columns, **look)
-        _grow(figure, math.ceil(len(once) / columns) + len(lines))
+        figure.legend(once.values(), once.keys(), loc="outside lower left", ncols=columns)
+        _grow(figure, math.ceil(len(once) / columns))

@@ -11,8 +11,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -27,6 +26,7 @@ from ..records.rates import RATE
 from ..records.step_parts import PARTS
 from . import plot_style as style
 from .anonymous import anonymous
+from .answer import Answer
 from .groups import Group
 from .report import Picture, Report
 from .run import Run
@@ -45,8 +45,7 @@ FORMATS = ("png", "svg", "pdf")
 _MOST_PANELS = 6
 _MOST_BARS_NAMED = 9
 _LONGEST = 45  # characters of a label in a title
-_POINTS = 10.0  # of an accuracy, in percent, that its axis spans at least
-_Sized = Sequence[tuple[Group, pd.DataFrame, int | None]]  # groups, their tables of sizes, and the chosen sizes
+_Sized = Sequence[tuple[Answer, pd.DataFrame]]  # the answers of groups, and their tables of sizes
 
 
 class Drawing(NamedTuple):
@@ -62,49 +61,48 @@ class _Panel:
 
     name: str  # of a column of the table of sizes
     label: str  # of the axis
-    bars: str  # what they are
+    bars: str = "90 % intervals"  # what they are
     scale: Callable[[Axes], None] = style.from_zero
     note: str = ""
 
 
+_OF_RUNS = "range of all runs"
+_PANELS = {
+    "throughput": [_Panel(RATE, "samples/s", scale=style.ratio_axis)],
+    "utilisation": [
+        _Panel("mfu", "MFU, %", note="MFU: model FLOPs utilization"),
+        _Panel(BUSY[0], "processor time, %", _OF_RUNS),
+        _Panel(BUSY[1], "kernel ran, % of the time", _OF_RUNS),
+    ],
+    "memory": [_Panel("memory_peak_gib", "peak memory, GiB", _OF_RUNS)],
+    "time_to_target": [_Panel("time_to_target_s", "s to target", "since the validation before", style.ratio_axis)],
+}
+
+
 def draw(report: Report, more: Mapping[str, Drawing] | None = None) -> dict[str, Picture]:
     """Every plot that has data, and others, by their names."""
-    large, small = figures(report), figures(report, style.ON_PAGE)
-    drawn = [(name, CAPTIONS[name], figure, small[name]) for name, figure in large.items()]
-    drawn += [
-        (name, caption, figure(style.TWO_COLUMNS), figure(style.ON_PAGE))
-        for name, (caption, figure) in (more or {}).items()
-    ]
+    small = figures(report, style.ON_PAGE)
+    drawn = {name: (CAPTIONS[name], figure, small[name]) for name, figure in figures(report).items()}
+    for name, (caption, figure) in (more or {}).items():
+        drawn[name] = caption, figure(style.TWO_COLUMNS), figure(style.ON_PAGE)
     return {
         name: Picture(
             caption, {kind: saved(wide, name, kind) for kind in FORMATS}, saved(narrow, name, "page").decode()
         )
-        for name, caption, wide, narrow in drawn
+        for name, (caption, wide, narrow) in drawn.items()
     }
 
 
 def figures(report: Report, width: float = style.TWO_COLUMNS) -> dict[str, Figure]:
     """The same before they are saved, so many inches wide."""
-    chosen = {id(answer.group): answer.size for answer in report.answers}
-    pairs = zip(report.sweep.groups, report.tables, strict=True)
-    groups = [(group, sizes, chosen.get(id(group))) for group, sizes in pairs if len(group.sizes) > 1]
-    key, interval = next(iter(report.metrics), ""), "90 % intervals"
-    is_share = metric(key).unit == FRACTION
-    quality = _Panel(key, f"{key}{', %' if is_share else ''}", interval)
-    if is_share:
-        quality = _Panel(key, quality.label, interval, partial(style.at_least_wide, span=_POINTS, ends=(0, 100)))
-    panels = {
-        "throughput": [_Panel(RATE, "samples/s", interval, style.ratio_axis)],
-        "utilisation": [
-            _Panel("mfu", "MFU, %", interval, note="MFU: model FLOPs utilization"),
-            _Panel(BUSY[0], "processor time, %", "range of all runs"),
-            _Panel(BUSY[1], "kernel ran, % of the time", "range of all runs"),
-        ],
-        "memory": [_Panel("memory_peak_gib", "peak memory, GiB", "range of all runs")],
-        "time_to_target": [_Panel("time_to_target_s", "s to target", "since the validation before", style.ratio_axis)],
-        "accuracy": [quality],
-    }
+    pairs = zip(report.answers, report.tables, strict=True)
+    groups = [(answer, sizes) for answer, sizes in pairs if len(answer.group.sizes) > 1]
+    key = next(iter(report.metrics), "")
+    quality = _Panel(key, key)
+    if metric(key).unit == FRACTION:
+        quality = _Panel(key, f"{key}, %", scale=style.percent_axis)
     with rc_context(style.RC):
+        panels = _PANELS | {"accuracy": [quality]}
         found = {name: _against_size(groups, of_figure, width) for name, of_figure in panels.items()}
         found["step_time"] = _step_time(groups, width)
     return {name: figure for name in CAPTIONS if (figure := found[name]) is not None}
@@ -138,13 +136,6 @@ def _subject(groups: Iterable[Group]) -> str:
     return " · ".join(filter(None, (what, device, each(lambda run: run.precision))))
 
 
-def _look(group: Group) -> dict[str, Any]:
-    """Colour and marker, which is smaller for later groups: markers of equal values do not hide each other."""
-    number = group.number
-    look = {"color": style.COLOURS[number % len(style.COLOURS)], "marker": style.MARKERS[number % len(style.MARKERS)]}
-    return look | {"ms": max(3.0, 8.0 - 2.0 * number)}
-
-
 def _gid(runs: Iterable[Run]) -> str:
     """The id of what is drawn of some runs."""
     return f"run-{'_'.join(str(run.number) for run in runs)}"
@@ -152,22 +143,29 @@ def _gid(runs: Iterable[Run]) -> str:
 
 def _against_size(groups: _Sized, panels: Sequence[_Panel], width: float) -> Figure | None:
     """Panels above each other, with a line for each group; None where no group has two sizes with the same number."""
-    found = [(panel, lines) for panel in panels if (lines := _lines(groups, panel))]
-    if not any(len(points) > 1 for _, lines in found for *_, points in lines):
+    found = []
+    for panel in panels:
+        points_of = ((answer, _points(answer.group, sizes, panel.name)) for answer, sizes in groups)
+        if lines := [(answer, points) for answer, points in points_of if len(points)]:
+            found.append((panel, lines))
+    if not any(len(points) > 1 for _, lines in found for _, points in lines):
         return None
     figure = style.new_figure(len(found) * (0.8 + 0.32 * width), width)
     rows = figure.subplots(len(found), 1, sharex=True, squeeze=False).ravel()
     for axes, (panel, lines) in zip(rows, found, strict=True):
         said = dict.fromkeys(filter(None, [panel.note]))
-        for group, chosen, points in lines:
-            look = _look(group)
-            axes.plot(points.index, points["value"], color=look["color"])
+        for answer, points in lines:
+            group, n = answer.group, answer.group.number
+            colour, marker = style.COLOURS[n % len(style.COLOURS)], style.MARKERS[n % len(style.MARKERS)]
+            ms = max(3.0, 8.0 - 2.0 * n)  # smaller for later groups: markers of equal values do not hide each other
+            axes.plot(points.index, points["value"], color=colour)
             for size, value, low, high, is_vague in points.itertuples():
                 gid = _gid(group.sizes[size])
-                axes.plot(size, value, ls="", label=anonymous(group.label), gid=gid, **look)
-                axes.vlines(size, low, high, color=look["color"], gid=gid)
+                look = {"color": colour, "marker": marker, "label": anonymous(group.label), "gid": gid}
+                axes.plot(size, value, ls="", ms=ms, **look)
+                axes.vlines(size, low, high, color=colour, gid=gid)
                 said |= {f"bars: {panel.bars}": None} if low < high else {}
-                if size == chosen:
+                if size == answer.size:
                     axes.plot(size, value, ls="", marker="o", ms=13, mfc="none", mec="black", gid=gid)
                     said["ring: the answer"] = None
                 if is_vague:
@@ -176,16 +174,10 @@ def _against_size(groups: _Sized, panels: Sequence[_Panel], width: float) -> Fig
         panel.scale(axes)
         axes.set_ylabel(panel.label)
         style.note(figure, axes, "; ".join(said))
-    style.size_axis(figure, rows[-1], {size for _, lines in found for *_, points in lines for size in points.index})
-    style.title(figure, _subject(group for _, lines in found for group, *_ in lines))
+    style.size_axis(figure, rows[-1], {size for _, lines in found for _, points in lines for size in points.index})
+    style.title(figure, _subject(answer.group for _, lines in found for answer, _ in lines))
     style.legend_below(figure, rows[0])
     return figure
-
-
-def _lines(groups: _Sized, panel: _Panel) -> list[tuple[Group, int | None, pd.DataFrame]]:
-    """Each group that has a number of a panel, its chosen size, and its points."""
-    lines = ((group, chosen, _points(group, sizes, panel.name)) for group, sizes, chosen in groups)
-    return [line for line in lines if len(line[-1])]
 
 
 def _points(group: Group, sizes: pd.DataFrame, name: str) -> pd.DataFrame:
@@ -210,7 +202,7 @@ def _points(group: Group, sizes: pd.DataFrame, name: str) -> pd.DataFrame:
 
 def _step_time(groups: _Sized, width: float) -> Figure | None:
     """A panel for each group, with a bar for each size: the shares of the parts, above the time of a step by the rate."""
-    tables = ((group, sizes, sizes[list(PART_MS)].dropna()) for group, sizes, _ in groups)
+    tables = ((answer.group, sizes, sizes[list(PART_MS)].dropna()) for answer, sizes in groups)
     shown = [(group, sizes, parts_ms) for group, sizes, parts_ms in tables if len(parts_ms) > 1][:_MOST_PANELS]
     if not shown:
         return None
@@ -226,7 +218,7 @@ def _step_time(groups: _Sized, width: float) -> Figure | None:
             for bar, size in zip(bars, parts_ms.index, strict=True):
                 bar.set_gid(_gid(group.sizes[size]))
             bottom += heights
-        known = sizes.assign(reach=reach_of(sizes).map(lambda value: reach_text(value) or "?")).loc[parts_ms.index]
+        known = sizes.assign(reach=reach_of(sizes).map(reach_text)).loc[parts_ms.index]
         times = known[STEP_MS].map(lambda ms: significant(ms) if ms > 0 else "?")
         names = [
             f"{size:,}\n{time}\n± {reach}" for size, time, reach in zip(known.index, times, known["reach"], strict=True)

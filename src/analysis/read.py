@@ -25,7 +25,9 @@ def find(folders: Iterable[str | os.PathLike[str]]) -> SweepResults:
     notes: list[str] = []
     for folder in paths:
         for run_dir in run_dirs(folder):
-            name = _name(run_dir, folder, len(paths) > 1)
+            inside = run_dir.relative_to(folder)
+            several = Path(folder.resolve().name) / inside if len(paths) > 1 else inside
+            name = run_dir.resolve().name if inside == Path(".") else str(several)
             try:
                 record = read(run_dir)
             except UserError as error:
@@ -49,13 +51,6 @@ def _in_fractions(runs: Collection[Run]) -> None:
     }:
         for run in runs:
             run.metrics.update({key: run.metrics[key] / 100} if key in run.metrics else {})
-
-
-def _name(run_dir: Path, folder: Path, several: bool) -> str:
-    inside = run_dir.relative_to(folder)
-    if inside == Path("."):
-        return run_dir.resolve().name
-    return str(Path(folder.resolve().name) / inside if several else inside)
 
 
 def read_runs(folder: str | os.PathLike[str]) -> pd.DataFrame:

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,21 +10,25 @@ from pathlib import Path
 import pandas as pd
 
 from .._system import relative
-from ..errors import printable
-from ..records.formatting import count
+from ..errors import cut, printable
+from ..records import values
+from ..records.course import course_words
+from ..records.formatting import count, significant
 from ..records.rates import RATE
 from ..records.terminal import wrapped
 from . import table
 from .anonymous import anonymous, anonymous_command
-from .answer import Answer, answer
-from .groups import Group, SweepResults
-from .methods import Methods, methods
+from .answer import answer
+from .between_groups import compare_settings, crossovers
+from .groups import SweepResults, rates_of
+from .methods import methods
 from .read import find
+from .run import BATCH_SIZE
 from .selection import ENOUGH
-from .statements import Statement, failures, notes, statements
 from .text import aligned, page_width, size_blocks
 
 PAGE = "report.html"  # its file for a browser
+_LONGEST = 60  # characters of a reason
 
 
 @dataclass(frozen=True)
@@ -36,30 +40,40 @@ class Picture:
     on_page: str  # SVG
 
 
-@dataclass(frozen=True)
 class Report:
-    """What the runs show."""
+    """What the runs show. What is enough and which margin a metric has is said by their configuration.
 
-    sweep: SweepResults
-    frame: pd.DataFrame  # a row for each run, see table.py
-    metrics: list[str]  # of quality that have a column, the most telling one first
-    tables: list[pd.DataFrame]  # the sizes of each group, see table.py
-    answers: list[Answer]  # one for each group with two batch sizes or more
-    enough: float  # the share of the best rate that a size is to reach
-    statements: list[Statement]  # the answers first
-    notes: list[str]  # what could not be read, compared or written
-    pictures: dict[str, Picture]  # that were drawn, by name
-    files: list[Path]  # everything that was written
+    Attributes:
+        frame: a row for each run, see table.py.
+        metrics: of quality, that have a column, the most telling one first.
+        enough: the share of the best rate that a size is to reach.
+        answers: one for each group.
+        tables: the sizes of each group, see table.py.
+        remarks: sentences on several groups, or on why nothing is compared.
+        notes: what could not be read, compared or written.
+        methods: what was done.
+        pictures: that were drawn, by name.
+        files: everything that was written.
+    """
+
+    def __init__(self, sweep: SweepResults):
+        self.sweep = sweep
+        self.frame = table.run_table(sweep)
+        self.metrics, quality = table.shown_metrics(sweep), table.quality_metrics(sweep)
+        self.enough = next((share for run in sweep.runs if (share := run.share("enough"))), ENOUGH)
+        margin = next((share for run in sweep.runs if (share := run.share("margin"))), None)
+        self.answers = [answer(group, quality, self.enough, margin) for group in sweep.groups]
+        self.tables = [table.size_table(of_group, quality) for of_group in self.answers]
+        self.remarks = self._remarks(margin)
+        self.notes = list(self._notes())
+        self.methods = methods(sweep)
+        self.pictures: dict[str, Picture] = {}
+        self.files: list[Path] = []
 
     @property
     def exit_code(self) -> int:
         """1 if not one run finished or was measured, else 0."""
         return 0 if any(run.status == "finished" or RATE in run.values for run in self.sweep.runs) else 1
-
-    @cached_property
-    def methods(self) -> Methods:
-        """What was done."""
-        return methods(self.sweep)
 
     @property
     def title(self) -> str:
@@ -82,58 +96,53 @@ class Report:
     @property
     def headlines(self) -> list[str]:
         """All sentences, the answers first, each with the label of its group where there are several groups."""
-        several = len(self.sweep.groups) > 1
-        return [
-            f"{s.group.label}: {line}" if several and s.group else line for s in self.statements for line in s.lines
-        ]
+        several = len(self.answers) > 1
+        said = [f"{of.group.label}: {line}" if several else line for of in self.answers for line in of.lines]
+        return [*said, *self.remarks]
 
     @property
     def commands(self) -> list[str]:
         """The options of commands that would tell more than these runs."""
-        return list(dict.fromkeys(statement.command for statement in self.statements if statement.command))
+        return list(dict.fromkeys(of_group.repeat for of_group in self.answers if of_group.repeat))
 
-    @property
-    def size_texts(self) -> list[tuple[Group, pd.DataFrame]]:
-        """The tables of the groups with several batch sizes, as texts."""
-        pairs = zip(self.sweep.groups, self.tables, strict=True)
+    @cached_property
+    def size_texts(self) -> list[pd.DataFrame]:
+        """The tables of the groups with several batch sizes as texts; empty ones of the others."""
         return [
-            (group, table.size_texts(sizes, self.metrics[:2]))
-            for group, sizes in pairs
-            if len(sizes) > 1 and group.sizes
+            table.size_texts(sizes, self.metrics[:2]) if len(sizes) > 1 and of_group.group.sizes else pd.DataFrame()
+            for of_group, sizes in zip(self.answers, self.tables, strict=True)
         ]
 
-    @property
+    @cached_property
     def setting_texts(self) -> pd.DataFrame:
         """A row of texts for each setting, where several ran, each at one batch size; else empty."""
         sizes = [{run.batch_size for run in group.runs} for group in self.sweep.groups]
-        is_shown = not self.size_texts and len(self.sweep.runs) > 1 and all(len(of_group) == 1 for of_group in sizes)
+        has_sizes = any(map(len, self.size_texts))
+        is_shown = not has_sizes and len(self.sweep.runs) > 1 and all(len(of_group) == 1 for of_group in sizes)
         return table.setting_texts(self.sweep, self.tables) if is_shown else pd.DataFrame()
 
     @property
-    def legends(self) -> list[str]:
-        """What the headings and marks of the tables mean, in one line; none where there is no table."""
-        texts = [*(texts for _, texts in self.size_texts), self.setting_texts]
-        words = table.legend(pd.concat(texts).fillna(""))
-        return [words] if words else []
+    def legend(self) -> str:
+        """What the headings and marks of the tables mean; empty where there is no table."""
+        return table.legend(pd.concat([*self.size_texts, self.setting_texts]).fillna(""))
 
     @property
     def text(self) -> str:
         """For the terminal, at most 80 columns wide; only commands are longer."""
-        width, rest = page_width(), self.statements
-        lines = [*wrapped([self.counts], width), ""]
-        legends = self.legends
-        for group, texts in self.size_texts:
-            said = [line for statement in rest if statement.group is group for line in statement.lines]
-            rest = [statement for statement in rest if statement.group is not group]
-            lines += [*size_blocks(group.label, texts), *wrapped(legends, width), *_lines(said, width), ""]
-            legends = []
+        width, several = page_width(), len(self.answers) > 1
+        lines, legend = [*wrapped([self.counts], width), ""], wrapped(filter(None, [self.legend]), width)
+        for of_group, texts in zip(self.answers, self.size_texts, strict=True):
+            if len(texts):
+                lines, legend = [*lines, *size_blocks(of_group.group.label, texts), *legend], []
+            label = f"{of_group.group.label}: " if several and not len(texts) else ""
+            lines += _lines(of_group.lines, width, label)
+            lines += [""] if len(texts) else []
         if len(settings := self.setting_texts):
-            lines += [*aligned([list(settings.columns), *settings.to_numpy().tolist()]), *wrapped(legends, width), ""]
-        for statement in rest:
-            label = f"{statement.group.label}: " if statement.group else ""
-            lines += _lines([f"{label}{statement.lines[0]}", *statement.lines[1:]], width)
+            lines += [*aligned([list(settings.columns), *settings.to_numpy().tolist()]), *legend, ""]
+        for line in self.remarks:
+            lines += _lines([line], width)
         lines += [f"  for more   {command}" for command in self.commands]
-        lines += wrapped([f"failed   {failed}"], width) if (failed := failures(self.sweep)) else []
+        lines += wrapped([f"failed   {failed}"], width) if (failed := self.failures) else []
         lines += wrapped([f"note: {note}" for note in self.notes], width)
         return printable("\n".join(lines).rstrip("\n"))
 
@@ -147,49 +156,78 @@ class Report:
     @property
     def markdown(self) -> str:
         """`report.md`, which names neither a home folder nor this host (anonymous.py)."""
+        done, legend, failed = self.methods, self.legend, self.failures
         lines = [f"# {self.title}", "", *(f"- {line}" for line in self.headlines), ""]
-        if self.commands:
-            commands = map(anonymous_command, self.commands)
-            lines += ["Options that would tell more:", "", *(f"    {command}" for command in commands), ""]
+        lines += ["Options that would tell more:", "", *_commands(self.commands)] if self.commands else []
         lines += [f"{self.counts}.", ""]
-        for group, texts in self.size_texts:
-            lines += [f"## {group.label}", "", table.to_markdown(texts.reset_index())]
-        if len(settings := self.setting_texts):
-            lines += [table.to_markdown(settings)]
-        lines += [f"{words}.\n" for words in self.legends]
-        lines += [f"Failed: {failed}.", ""] if (failed := failures(self.sweep)) else []
+        for of_group, texts in zip(self.answers, self.size_texts, strict=True):
+            lines += [f"## {of_group.group.label}", "", table.to_markdown(texts.reset_index())] if len(texts) else []
+        lines += [table.to_markdown(self.setting_texts)] if len(self.setting_texts) else []
+        lines += [f"{legend}.\n"] if legend else []
+        lines += [f"Failed: {failed}.", ""] if failed else []
         if self.pictures:
             lines += ["## Plots", "", *(f"![{of.caption}]({name}.png)\n" for name, of in self.pictures.items())]
-        lines += ["## What was done", ""]
-        commands = map(anonymous_command, self.methods.commands)
-        lines += [*(f"    {command}" for command in commands), ""] if self.methods.commands else []
-        lines += [f"And {self.methods.more}.", ""] if self.methods.more else []
-        lines += [*(f"- {name}: {anonymous(text, host=True)}" for name, text in self.methods.facts.items()), ""]
-        lines += ["To quote:", "", f"> {self.methods.sentence}", ""] if self.methods.sentence else []
+        lines += ["## What was done", "", *_commands(done.commands)]
+        lines += [f"And {done.more}.", ""] if done.more else []
+        lines += [*(f"- {name}: {anonymous(text, host=True)}" for name, text in done.facts.items()), ""]
+        lines += ["To quote:", "", f"> {done.sentence}", ""] if done.sentence else []
         if self.notes:
             lines += ["## Notes", "", *(f"- {anonymous(note, host=True)}" for note in self.notes), ""]
         text = anonymous(printable("\n".join(lines)))
         return text.replace("<", "&lt;")  # nothing that a record says of itself is HTML
 
+    @property
+    def failures(self) -> str:
+        """Which runs did not finish, and why: `1,024: out of memory`; empty if all did."""
+        reasons: dict[str, dict[str, None]] = {}
+        for group in self.sweep.groups:
+            for run in (run for run in group.runs if run.reason):
+                size = f"{run.batch_size:,}" if BATCH_SIZE in self.sweep.factors and run.batch_size else ""
+                label = group.label if len(self.answers) > 1 else ""
+                name = " · ".join(filter(None, (label, size))) or f"run {run.name}"
+                reasons.setdefault(cut(run.reason, _LONGEST), {})[name] = None
+        return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
 
-def _lines(said: Sequence[str], width: int) -> list[str]:
+    def _remarks(self, margin: float | None) -> list[str]:
+        """What the runs of several groups show; where no group has an answer, also why."""
+        sweep, runs = self.sweep, self.sweep.runs
+        if (lines := crossovers(sweep)) or any(of_group.compares_sizes for of_group in self.answers):
+            return lines
+        if self.exit_code:
+            [(reason, _)] = Counter(run.reason for run in runs).most_common(1)
+            return [f"No run finished, so there is nothing to recommend. Most often: {reason}."]
+        if len(runs) == 1:
+            rates, speed = rates_of({0: runs}), ""
+            if rates.settings:
+                speed = f": {significant(rates.rate(0))} samples/s at batch size {runs[0].batch_size:,}"
+            return [f"One run only{speed}. Several batch sizes are needed for a recommendation."]
+        if any(of_group.lines for of_group in self.answers):
+            return []
+        lines = compare_settings(sweep, self.metrics, margin) if len(sweep.groups) > 1 else []
+        why = "All runs repeat one setting" if len(sweep.groups) == 1 else "Fewer than two settings were measured"
+        return lines or [f"{why}, so there is nothing to compare."]
+
+    def _notes(self) -> Iterator[str]:
+        runs = self.sweep.runs
+        yield from self.sweep.notes
+        if without := [run.name for run in runs if run.status == "finished" and RATE not in run.values]:
+            yield f"finished without a rate: {', '.join(without)}"
+        yield from (f"{run.name}: {why}" for run in runs for why in (run.steps, run.correct) if isinstance(why, str))
+        for run in runs:
+            yield from (f"{run.name}: {words}" for words in course_words(values.table(run.record.get("throughput"))))
+            for option, why in values.table(run.record.get("unread")).items():
+                yield f"{run.name}: {' '.join(f'{option} had no effect: {why}'.split())}"
+
+
+def _commands(commands: Sequence[str]) -> list[str]:
+    return [*(f"    {anonymous_command(command)}" for command in commands), ""] if commands else []
+
+
+def _lines(said: Sequence[str], width: int, label: str = "") -> list[str]:
     """Sentences that belong together, for the terminal."""
-    return wrapped((f"{'  ' if number else '→ '}{line}" for number, line in enumerate(said)), width)
+    return wrapped((f"{'  ' if number else f'→ {label}'}{line}" for number, line in enumerate(said)), width)
 
 
 def analyse(folders: Iterable[str | os.PathLike[str]]) -> Report:
-    """What the runs below the folders show, with nothing written; UserError if there is not one readable record.
-
-    What is enough and which margin a metric has is said by the configuration of the runs, see selection.py and quality.py.
-    """
-    sweep = find(folders)
-    enough = next((share for run in sweep.runs if (share := run.share("enough"))), ENOUGH)
-    margin = next((share for run in sweep.runs if (share := run.share("margin"))), None)
-    metrics, quality = table.shown_metrics(sweep), table.quality_metrics(sweep)
-    known = [(group, answer(group, quality, enough, margin)) for group in sweep.groups]
-    answers = [of_group for _, of_group in known if of_group]
-    tables = [table.size_table(group, of_group, quality) for group, of_group in known]
-    said = statements(sweep, answers, metrics, margin)
-    return Report(
-        sweep, table.run_table(sweep), metrics, tables, answers, enough, said, list(notes(sweep)), pictures={}, files=[]
-    )
+    """What the runs below the folders show, with nothing written; UserError if there is not one readable record."""
+    return Report(find(folders))

@@ -27,12 +27,13 @@ BATCH_SIZE, SEED, LEARNING_RATE = "data.batch_size", "seed", "optimizer.lr"
 TEST_ACCURACY = "test/acc"
 CHOICES = ("model", "data", "task", "optimizer")  # groups of the configuration, as settings
 HARDWARE = ("device", "device_name", "threads")  # settings that come from the machine, not from the config
+OUT_OF_MEMORY = "out of memory"  # the reason of a run
 
 _SAID_ELSEWHERE = ("data.seed", "trainer.accelerator")  # as `seed` and as the hardware's device
 _OUR_CALLBACK = re.compile(rf"callbacks\.\w+\.{TARGET}=batchscope\.")  # whose other options say what matters
 _REASONS = {
     "finished": "",
-    "out_of_memory": "out of memory",
+    "out_of_memory": OUT_OF_MEMORY,
     "planned": "not run",
     "running": "still running, or killed",
 }
@@ -76,11 +77,14 @@ class Run:
         counted = {key: value for key, value in self.settings.items() if value is not None and counts(key)}
         return json.dumps(counted, sort_keys=True, default=str)
 
+    def is_of_speed(self, key: str) -> bool:
+        """Whether a setting may change the time of a step."""
+        return changes_speed(key, table(self.record.get("config")))
+
     @cached_property
     def speed_setting(self) -> str:
-        """The settings that may change the time of a step: runs with the same have the same speed."""
-        config = table(self.record.get("config"))
-        return self.signature(lambda key: changes_speed(key, config))
+        """Those settings: runs with the same have the same speed."""
+        return self.signature(self.is_of_speed)
 
     @property
     def model(self) -> str:

@@ -8,7 +8,7 @@ rate.
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -20,7 +20,7 @@ from ..records.rates import RATE
 from ..records.step_parts import PARTS
 from .answer import Answer
 from .between_groups import name_of
-from .groups import Group, SweepResults, rates_of, short_names
+from .groups import SweepResults, rates_of, short_names
 from .noise import Rates
 from .quality import interval_of
 from .run import BATCH_SIZE, Run
@@ -30,15 +30,15 @@ LOW, HIGH, STEP_MS = f"{RATE}_low", f"{RATE}_high", "step_ms_typical"
 BUSY = ("processor_time_pct", "utilization_pct")  # of a CPU, of an accelerator
 PART_MS = tuple(f"{part}_ms_mean" for part in PARTS)
 _LONGEST = 90  # characters of a reason
-_SIZES = ("batch_size", "global_batch_size")
-_SHOWN = (STEP_MS, "mfu", *BUSY, "memory_peak_gib", "joules_per_sample")
+_MARKED = (RATE, STEP_MS, "mfu")  # what is known as well as the rate is
+_OF_RUN = ("batch_size", "global_batch_size")
+_TO_TARGET = ("time_to_target_s", "samples_to_target")
+_SHOWN = (STEP_MS, "mfu", *BUSY, "memory_peak_gib", "joules_per_sample", "learning_rate", "seconds")
 _MEANINGS = {
     "±": "90 % interval in this sweep",
     "MFU": "model FLOPs utilization of measured peak",
     "busy": "time in which a kernel ran",
 }
-_MARKED = {"?": VAGUE}
-_TO_TARGET = ("samples_to_target", "time_to_target_s")
 
 
 def run_table(sweep: SweepResults) -> pd.DataFrame:
@@ -47,29 +47,19 @@ def run_table(sweep: SweepResults) -> pd.DataFrame:
     for group in sweep.groups:
         rates = rates_of(dict(enumerate([run] for run in group.runs)), at_equal_load=True)
         for number, run in enumerate(group.runs):
-            rows[run.number] = {
-                **{key: run.settings.get(key) for key in sweep.factors},
-                **run.values,
-                **(_of_rate(run, rates, number) if number in rates.settings else {}),
-                "run": run.name,
-                "group": group.label,
-                "status": run.status,
-                "reason": run.reason or None,
-            }
+            known: dict[str, Any] = {key: run.settings.get(key) for key in sweep.factors} | run.values
+            if number in rates.settings:  # the rate of a run, and what follows from it
+                known[RATE], (known[LOW], known[HIGH]) = rates.rate(number), _ends(rates, number)
+                known |= {STEP_MS: 1e3 * run.samples_a_step / known[RATE]} if run.samples_a_step else {}
+                known |= {"mfu": known[RATE] * (run.values["mfu"] / run.values[RATE])} if "mfu" in run.values else {}
+            rows[run.number] = known | {"run": run.name, "group": group.label, "status": run.status}
+            rows[run.number]["reason"] = run.reason or None
     settings = [key for key in sweep.factors if key != BATCH_SIZE]
     metrics = [name for stage in ("test/", "val/", "") for name in _of_stage(stage, sweep.runs)]
     measured = [name for name in RUN_METRICS if name != "seconds"]
     columns = dict.fromkeys(["run", "group", *settings, *measured, *metrics, "seconds", "status", "reason"])
     frame = pd.DataFrame([rows[run.number] for run in sweep.runs], columns=list(columns), dtype=object)
     return frame.dropna(axis="columns", how="all")
-
-
-def _of_rate(run: Run, rates: Rates, number: int) -> dict[str, float]:
-    """The rate of a run and what follows from it."""
-    rate, (low, high) = rates.rate(number), _ends(rates, number)
-    found = {RATE: rate, LOW: low, HIGH: high}
-    found |= {STEP_MS: 1e3 * run.samples_a_step / rate} if run.samples_a_step else {}
-    return found | ({"mfu": rate * (run.values["mfu"] / run.values[RATE])} if "mfu" in run.values else {})
 
 
 def _ends(rates: Rates, setting: int) -> tuple[float, float]:
@@ -99,37 +89,6 @@ def _of_stage(stage: str, runs: Sequence[Run]) -> list[str]:
     return best_first(name for run in runs for name in run.metrics if name.startswith(stage))
 
 
-def run_texts(sweep: SweepResults, frame: pd.DataFrame) -> pd.DataFrame:
-    """The columns of `run_table` that people compare, as texts under their headings; an unknown value is empty."""
-    factors = [key for key in sweep.factors if key not in (BATCH_SIZE, "device")]
-    if "device" in sweep.factors and "device_name" not in factors:
-        factors.insert(0, "device_name")  # it says more
-    texts, names = {"run": [run.name for run in sweep.runs]}, short_names(["run", *factors])
-    for key in factors:
-        texts[names[key]] = [option_value(run.settings.get(key, "")) for run in sweep.runs]
-    rate = ["learning_rate"] if scaled_rates(sweep.runs) else []
-    reach = reach_of(frame, HIGH)
-    for name in [*_SIZES, *shown_metrics(sweep), RATE, *_TO_TARGET, *_SHOWN, *rate, "seconds"]:
-        if name in frame:
-            shown = metric(name)
-            marks = [_mark(reaches) if name in (RATE, STEP_MS, "mfu") else "" for reaches in reach]
-            cells = zip(frame[name], marks, strict=True)
-            texts[shown.heading or name] = [
-                shown.cell(value) + mark if pd.notna(value) else "" for value, mark in cells
-            ]
-        if name == RATE and RATE in frame:
-            texts["±"] = [
-                (reach_text(r) or "?") if pd.notna(v) else "" for r, v in zip(reach, frame[RATE], strict=True)
-            ]
-    texts["why not finished"] = [cut(run.reason, _LONGEST) for run in sweep.runs]
-    return pd.DataFrame({heading: [*map(printable, cells)] for heading, cells in texts.items() if any(cells)})
-
-
-def reach_of(numbers: pd.DataFrame, high: str = "high") -> pd.Series:
-    """How far the interval of each rate reaches, as a part of it, by the column of the upper ends; NaN where that is not known."""
-    return numbers[high] / numbers[RATE] - 1 if high in numbers else pd.Series(math.nan, numbers.index)
-
-
 def scaled_rates(runs: Sequence[Run]) -> dict[int, float]:
     """The learning rates of runs by their numbers; empty where they are one, or those that were asked for."""
     rates = {run.number: run.values["learning_rate"] for run in runs if "learning_rate" in run.values}
@@ -138,25 +97,18 @@ def scaled_rates(runs: Sequence[Run]) -> dict[int, float]:
     return rates if is_scaled and len(set(rates.values())) > 1 else {}
 
 
-def to_markdown(cells: pd.DataFrame) -> str:
-    """A table of texts as Markdown; columns of numbers stand on the right."""
-    right = ["---:" if is_number_column(cells[heading]) else "---" for heading in cells]
-    lines = [list(map(str, cells.columns)), right, *cells.to_numpy().tolist()]
-    escaped = ([" ".join(cell.split()).replace("|", "\\|") for cell in line] for line in lines)
-    return "\n".join(f"| {' | '.join(line)} |" for line in escaped) + "\n"
-
-
 # --- the sizes of a group: one table, from which the terminal, Markdown, the page, JSON and the plots are written -----
 
 
-def size_table(group: Group, answer: Answer | None = None, metrics: Sequence[str] = ()) -> pd.DataFrame:
+def size_table(answer: Answer, metrics: Sequence[str] = ()) -> pd.DataFrame:
     """The numbers of a group, a row for each batch size, smallest first; of a size without a rate all are NaN.
 
     `low` and `high` are the ends of the 90 % interval of the rate, with what other programs may have lowered it by. The typical
     step is that of the rate. `gain` is over the next smaller size, and `gain_reach` how far its interval reaches. `share` is that
     of the best rate, `loss` and `sure_loss` are those of the metric that decides which sizes are candidates (quality.py).
     """
-    rates, known = group.rates, [size for size in group.sizes if size in group.rates.settings]
+    group, rates = answer.group, answer.rates
+    known = [size for size in group.sizes if size in rates.settings]
     gains = {size: rates.ratio(size, smaller) for smaller, size in itertools.pairwise(known)}
     columns: dict[str, Mapping[int, float]] = {
         "runs": {size: len(runs) for size, runs in group.sizes.items()},
@@ -167,94 +119,98 @@ def size_table(group: Group, answer: Answer | None = None, metrics: Sequence[str
         "gain": {size: ratio.value - 1 for size, ratio in gains.items()},
         "gain_reach": {size: ratio.reach for size, ratio in gains.items()},
     }
-    columns |= {name: group.medians(name) for name in ("mfu", BUSY[group.device != "cpu"], "memory_peak_gib", *PART_MS)}
+
+    def medians(name: str, per: str = "") -> dict[int, float]:
+        """Over repeated runs, at every size at which it is known."""
+        of = {size: [run.values for run in runs if name in run.values] for size, runs in group.timed.items()}
+        return {s: statistics.median(v[name] / v.get(per, 1) for v in values) for s, values in of.items() if values}
+
+    # MFU is that of the rate: by the share of the peak that a sample a second takes.
+    columns["mfu"] = {size: rates.rate(size) * share for size, share in medians("mfu", RATE).items()}
+    columns |= {name: medians(name) for name in (BUSY[group.device != "cpu"], "memory_peak_gib", *PART_MS)}
     scaled = scaled_rates(group.runs)
     of_sizes = {size: {scaled.get(run.number) for run in runs} for size, runs in group.sizes.items()}
     columns["learning_rate"] = {size: rate for size, (rate, *others) in of_sizes.items() if rate and not others}
-    for key in () if answer and answer.arrivals else metrics:  # runs to a target end at it, or early
+    for key in () if answer.arrivals else metrics:  # runs to a target end at it, or early
         tested = {size: [run for run in runs if key in run.metrics] for size, runs in group.sizes.items()}
         values = {size: [run.metrics[key] for run in runs] for size, runs in tested.items() if runs}
         columns[key] = {size: statistics.fmean(of_size) for size, of_size in values.items()}
         ends = {size: interval_of(tested[size], key) for size in values}
         columns |= {f"{key}_{end}": {size: of[n] for size, of in ends.items()} for n, end in enumerate(("low", "high"))}
         columns[f"{key}_sd"] = {size: statistics.stdev(of_size) for size, of_size in values.items() if len(of_size) > 1}
-    columns |= _of_answer(answer) if answer else {}
+    if answer.overall:  # also of an answer by quality or by times to a target
+        columns["share"] = {size: share.value for size, share in answer.overall.shares.items()}
+        columns["sure_share"] = answer.overall.sure
+    if quality := answer.quality:
+        columns |= {"loss": {size: quality.loss(size) for size in quality.values}, "sure_loss": quality.sure or {}}
+    if arrivals := answer.arrivals:
+        typical = arrivals.typical
+        after = {size: max(arrival.after for arrival in runs.values()) for size, runs in arrivals.sizes.items()}
+        columns["time_to_target_s"] = {size: arrival.seconds for size, arrival in typical.items()}
+        columns["samples_to_target"] = {size: arrival.samples for size, arrival in typical.items()}
+        columns["not_reached_after_s"] = after | {size: arrival.after for size, arrival in typical.items()}
     index = pd.Index(sorted({*group.sizes, *group.without_rate}), name="batch_size")
     return pd.DataFrame({name: pd.Series(column, index, dtype=float) for name, column in columns.items()}, index)
 
 
-def _of_answer(answer: Answer) -> dict[str, Mapping[int, float]]:
-    """What an answer says of the sizes: by their rates, their metric and the times to a target."""
-    found: dict[str, Mapping[int, float]] = {}
-    if answer.overall:  # also of an answer by quality or by times to a target
-        found["share"] = {size: share.value for size, share in answer.overall.shares.items()}
-        found["sure_share"] = answer.overall.sure
-    if quality := answer.quality:
-        found |= {"loss": {size: quality.loss(size) for size in quality.values}, "sure_loss": quality.sure or {}}
-    if arrivals := answer.arrivals:
-        typical = arrivals.typical
-        after = {size: max(arrival.after for arrival in runs.values()) for size, runs in arrivals.sizes.items()}
-        found["time_to_target_s"] = {size: arrival.seconds for size, arrival in typical.items()}
-        found["samples_to_target"] = {size: arrival.samples for size, arrival in typical.items()}
-        found["not_reached_after_s"] = after | {size: arrival.after for size, arrival in typical.items()}
-    return found
+# --- texts: `?` marks what has an interval wider than ± 10 % -----------------------------------------------------------
+
+
+def run_texts(sweep: SweepResults, frame: pd.DataFrame) -> pd.DataFrame:
+    """The columns of `run_table` that people compare, as texts under their headings; an unknown value is empty."""
+    factors = [key for key in sweep.factors if key not in (BATCH_SIZE, "device")]
+    if "device" in sweep.factors and "device_name" not in factors:
+        factors.insert(0, "device_name")  # it says more
+    texts, names = {"run": [run.name for run in sweep.runs]}, short_names(["run", *factors])
+    for key in factors:
+        texts[names[key]] = [option_value(run.settings.get(key, "")) for run in sweep.runs]
+    hidden = [] if scaled_rates(sweep.runs) else ["learning_rate"]
+    shown = [*_OF_RUN, *shown_metrics(sweep), RATE, *_TO_TARGET, *_SHOWN]
+    texts |= _texts(frame, [name for name in shown if name not in hidden], reach_of(frame, HIGH))
+    texts["why not finished"] = [cut(run.reason, _LONGEST) for run in sweep.runs]
+    return pd.DataFrame({heading: [*map(printable, cells)] for heading, cells in texts.items() if any(cells)})
 
 
 def size_texts(sizes: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
-    """The numbers of `size_table` as texts under their headings, with those of these metrics; `?` marks what has an
-    interval wider than ± 10 %.
-    """
-
-    def texts(name: str, text: Callable[[float], str] = significant) -> pd.Series:
-        return sizes[name].map(text, na_action="ignore") if name in sizes else pd.Series("", sizes.index)
-
-    def marked(name: str, reach: pd.Series, text: Callable[[float], str] = significant) -> list[str]:
-        pairs = zip(sizes[name], reach, strict=True)
-        return ["" if math.isnan(value) else text(value) + _mark(reaches) for value, reaches in pairs]
-
-    reach, rate = reach_of(sizes), metric("learning_rate")
-    found = {
-        "samples/s": marked(RATE, reach),
-        "±": reach[sizes[RATE].notna()].map(lambda value: reach_text(value) or "?"),
-    }
+    """The numbers of `size_table` as texts under their headings, with those of these metrics."""
+    reach = reach_of(sizes)
+    found = _texts(sizes, [RATE], reach)
     for key in [name for name in metrics if name in sizes]:
         means = sizes[[key, f"{key}_sd"]].to_numpy()
-        found[key] = pd.Series([mean_and_deviation(key, mean, deviation) for mean, deviation in means], sizes.index)
-    late = texts("not_reached_after_s", lambda value: f"not within {significant(value)} s")
-    found |= {
-        "s to target": texts("time_to_target_s").astype(object).fillna(late),
-        "samples": texts("samples_to_target"),
-        "gain": marked("gain", sizes["gain_reach"], _gain_text),
-        "MFU": marked("mfu", reach, _share_text),
-        "busy": texts(BUSY[1], "{:.0f}%".format),
-        "GiB": texts("memory_peak_gib"),
-        rate.heading: texts("learning_rate", rate.text),
-    }
-    cells = pd.DataFrame(found, sizes.index).astype(object).fillna("")
+        found[key] = [mean_and_deviation(key, mean, deviation) for mean, deviation in means]
+    found |= _texts(sizes, _TO_TARGET, reach)
+    if late := found.get(metric("time_to_target_s").heading):
+        after = [f"not within {significant(s)} s" if s >= 0 else "" for s in sizes["not_reached_after_s"]]
+        found[metric("time_to_target_s").heading] = [text or never for text, never in zip(late, after, strict=True)]
+    gains = [f"{gain:+.0%}".replace("+0%", "0%").replace("-0%", "0%") for gain in sizes["gain"]]
+    marked = zip(gains, sizes["gain_reach"], strict=True)
+    found["gain"] = ["" if math.isnan(reaches) else gain + _mark(reaches) for gain, reaches in marked]
+    found |= _texts(sizes, ["mfu", BUSY[1], "memory_peak_gib", "learning_rate"], reach)
+    cells = pd.DataFrame(found, sizes.index)
     return cells.loc[:, (cells != "").any()].rename(lambda size: f"{size:,}").rename_axis("batch size")
 
 
-def legend(texts: pd.DataFrame) -> str:
-    """What the headings and the marks of a table of texts mean: those that are in it."""
-    is_marked = any("?" in cell for cell in texts.to_numpy().ravel())
-    said = {heading: words for heading, words in _MEANINGS.items() if any(heading in str(name) for name in texts)}
-    if any("±" in cell for cell in texts.to_numpy().ravel()):
-        said["a±b"] = "mean and standard deviation of the seeds"
-    return "; ".join(f"{sign}: {words}" for sign, words in (said | (_MARKED if is_marked else {})).items())
+def _texts(frame: pd.DataFrame, names: Sequence[str], reach: pd.Series) -> dict[str, list[str]]:
+    """Columns as texts by their headings, and behind the rate how far its interval reaches."""
+    found = {}
+    for name in (name for name in names if name in frame):
+        of = metric(name)
+        marks = [_mark(reaches) if name in _MARKED else "" for reaches in reach]
+        cells = zip(frame[name], marks, strict=True)
+        found[of.heading or name] = [of.cell(value) + mark if pd.notna(value) else "" for value, mark in cells]
+        if name == RATE:
+            ends = zip(frame[RATE], reach, strict=True)
+            found["±"] = [reach_text(reaches) if pd.notna(value) else "" for value, reaches in ends]
+    return found
+
+
+def reach_of(numbers: pd.DataFrame, high: str = "high") -> pd.Series:
+    """How far the interval of each rate reaches, as a part of it, by the column of the upper ends; NaN where that is not known."""
+    return numbers[high] / numbers[RATE] - 1 if high in numbers else pd.Series(math.nan, numbers.index)
 
 
 def _mark(reach: float) -> str:
     return "" if reach <= KNOWN else "?"
-
-
-def _gain_text(value: float) -> str:
-    """`+19%`; a gain that rounds to nothing has no sign."""
-    text = f"{value:+.0%}"
-    return "0%" if text[1:] == "0%" else text
-
-
-def _share_text(value: float) -> str:
-    return f"{value:.1%}" if value < 0.0995 else f"{value:.0%}"
 
 
 def setting_texts(sweep: SweepResults, tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
@@ -270,3 +226,19 @@ def setting_texts(sweep: SweepResults, tables: Sequence[pd.DataFrame]) -> pd.Dat
     return texts.loc[
         :, [(column != "").any() and (name != "runs" or (column != "1").any()) for name, column in texts.items()]
     ]
+
+
+def legend(texts: pd.DataFrame) -> str:
+    """What the headings and the marks of a table of texts mean: those that are in it."""
+    cells = " ".join(texts.to_numpy().ravel())
+    said = {heading: words for heading, words in _MEANINGS.items() if any(heading in str(name) for name in texts)}
+    said |= {"a±b": "mean and standard deviation of the seeds"} if "±" in cells else {}
+    return "; ".join(f"{sign}: {words}" for sign, words in (said | ({"?": VAGUE} if "?" in cells else {})).items())
+
+
+def to_markdown(cells: pd.DataFrame) -> str:
+    """A table of texts as Markdown; columns of numbers stand on the right."""
+    right = ["---:" if is_number_column(cells[heading]) else "---" for heading in cells]
+    lines = [list(map(str, cells.columns)), right, *cells.to_numpy().tolist()]
+    escaped = ([" ".join(cell.split()).replace("|", "\\|") for cell in line] for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in escaped) + "\n"

@@ -8,7 +8,7 @@ smallest typical time is the best guess. The target is that of experiment=time_t
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -133,16 +133,13 @@ def arrivals_of(sizes: Mapping[int, Sequence[Run]]) -> Arrivals | None:
     bests = [best for _, run in runs if (best := number(at(run.record, "target.best"))) is not None]
     best = (min if declared.higher_is_better is False else max)(bests) if bests else None
     target = f"{declared.key} {declared.text(float(first['value']))}"
-    found = _first_of_seeds((size, _arrival(run)) for size, run in runs)
+    known = [(size, _arrival(run)) for size, run in runs]
+    found: dict[int, dict[str, Arrival]] = {size: {} for size in sorted(size for size, _ in runs)}
+    for size, arrival in sorted(
+        known, key=lambda pair: (pair[1].seconds, -pair[1].after)
+    ):  # the first one of each seed
+        found[size].setdefault(str(arrival.run.settings.get("seed")), arrival)
     return Arrivals(target, "" if best is None else declared.text(best), found)
-
-
-def _first_of_seeds(arrivals: Iterable[tuple[int, Arrival]]) -> dict[int, dict[str, Arrival]]:
-    """For each size, by seed, the run that arrived first, or was trained longest where none has arrived."""
-    found: dict[int, dict[str, Arrival]] = {}
-    for size, arrival in sorted(arrivals, key=lambda pair: (pair[1].seconds, -pair[1].after)):
-        found.setdefault(size, {}).setdefault(str(arrival.run.settings.get("seed")), arrival)
-    return dict(sorted(found.items()))
 
 
 def _arrival(run: Run) -> Arrival:

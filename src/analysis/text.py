@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
+from ..errors import cut
 from ..records.formatting import percent, significant
 from ..records.metrics import FRACTION, metric
 from ..records.rates import load_words
@@ -30,18 +31,16 @@ def is_number_column(cells: Iterable[str]) -> bool:
     return all(not cell or cell[0] in "0123456789.+-−?" or cell.startswith("not within ") for cell in cells)
 
 
-def aligned(cells: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
+def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
     """A table, its headings first: numbers on the right, texts on the left. The first column is cut where it is too wide."""
-    found = [list(column) for column in zip(*cells, strict=True)]
-    widths = [max(map(len, column)) for column in found]
-    excess = sum(widths) + _GAP * (len(widths) - 1) - (width or page_width())
+    found = [*zip(*cells, strict=True)]
+    widths, right = [max(map(len, column)) for column in found], [is_number_column(column[1:]) for column in found]
+    excess = sum(widths) + _GAP * (len(widths) - 1) - page_width()
     widths[0] = min(widths[0], max(_LEAST, widths[0] - excess))
-    right = [is_number_column(column[1:]) for column in found]
     lines = []
-    for line in cells:
-        texts = [_cut(line[0], widths[0]), *line[1:]]
-        padded = [t.rjust(w) if r else t.ljust(w) for t, w, r in zip(texts, widths, right, strict=True)]
-        lines.append((" " * _GAP).join(padded).rstrip())
+    for first, *others in cells:
+        texts = zip([cut(first, widths[0]), *others], widths, right, strict=True)
+        lines.append((" " * _GAP).join(t.rjust(w) if r else t.ljust(w) for t, w, r in texts).rstrip())
     return lines
 
 
@@ -53,7 +52,7 @@ def size_blocks(label: str, numbers: pd.DataFrame) -> list[str]:
         numbers: a row for each batch size, by its text, and a column of texts for each number.
     """
     room = max(10, *(len(str(name)) for name in numbers))
-    lines = [] if len(label) <= room + _LEAST else [_cut(label, page_width())]
+    lines = [] if len(label) <= room + _LEAST else [cut(label, page_width())]
     names = ["batch size" if lines else label, *numbers.columns]
     cells = numbers.reset_index().to_numpy().tolist()
     widest = _GAP + max(len(cell) for column in cells for cell in column)
@@ -63,14 +62,10 @@ def size_blocks(label: str, numbers: pd.DataFrame) -> list[str]:
     return lines
 
 
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
-
-
-def and_(names: Sequence[str | int], word: str = "and") -> str:
+def and_(names: Sequence[str | int], word: str = "and", most: int = _MOST_NAMED) -> str:
     """`64`, `64 and 512`, `8, 64 and 512`; of many the first ones, and how many more there are; of none nothing."""
-    words = [f"{name:,}" if isinstance(name, int) else name for name in names[:_MOST_NAMED]]
-    words += [f"{len(names) - _MOST_NAMED} more"] if len(names) > _MOST_NAMED else []
+    words = [f"{name:,}" if isinstance(name, int) else name for name in names[:most]]
+    words += [f"{len(names) - most} more"] if len(names) > most else []
     parts = [", ".join(words[:-1]), *words[-1:]]
     return f" {word} ".join(part for part in parts if part)
 
@@ -101,7 +96,7 @@ def choice_words(selection: Selection, of: str, of_those: str = "", load: float 
     if size is None:
         line = f"Undecided: {selection.best:,} was the fastest{of_those} in this {of}{beside}"
         return f"{line}, but of no size is it known that it reaches {percent(LEAST)} of the best rate."
-    share, sure = percent(selection.shares[size].value), at_least_percent(selection.sure[size])
+    share, sure = percent(selection.shares[size].value), f"at least {math.floor(100 * selection.sure[size] + 1e-9)} %"
     if size != selection.best:
         gives = f"{share} of the best measured rate{of_those} ({selection.best:,}), {sure}"
     elif selection.sure[size] >= 1:
@@ -114,20 +109,15 @@ def choice_words(selection: Selection, of: str, of_those: str = "", load: float 
     return f"{guess}{size:,}: {gives} in this {of}{beside}{why}."
 
 
-def at_least_percent(share: float) -> str:
-    """`at least 84 %`, rounded down."""
-    return f"at least {math.floor(100 * share + 1e-9)} %"
-
-
 def reach_text(reach: float) -> str:
-    """How far an interval reaches, as a part of the rate: `4%`; empty where nothing is known of the rate."""
-    return f"{significant(100 * reach)}%" if reach < 0.01 else f"{reach:.0%}" if reach < HARDLY else ""
+    """How far an interval reaches, as a part of the rate: `4%`; `?` where nothing is known of the rate."""
+    return f"{significant(100 * reach)}%" if reach < 0.01 else f"{reach:.0%}" if reach < HARDLY else "?"
 
 
 def mean_and_deviation(key: str, mean: float, deviation: float) -> str:
     """A metric of repeated runs, mean ± standard deviation: `98.42±0.11%`; the mean alone where that is NaN."""
     if math.isnan(deviation):
-        return "" if math.isnan(mean) else metric(key).text(mean).replace(" %", "%")
+        return "" if math.isnan(mean) else metric(key).cell(mean)
     if metric(key).unit == FRACTION:
         return f"{100 * mean:.2f}±{deviation:.2%}"
     return f"{significant(mean)}±{significant(deviation)}"

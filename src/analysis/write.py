@@ -1,7 +1,7 @@
 """write_report: the folders of a sweep → report.md, report.html, answer.json, sweep.csv, plots and TensorBoard's files."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ..errors import UserError
@@ -9,6 +9,8 @@ from ..files import refuse_links, why, write_bytes, write_text
 from . import answer_file, page, plots, tensorboard
 from .anonymous import anonymous
 from .report import PAGE, Report, analyse
+
+_WRITTEN = ("report.*", "answer.*", "sweep.*", "*.png", "*.svg", "*.pdf", "tensorboard")
 
 
 def write_report(
@@ -25,7 +27,11 @@ def write_report(
     """
     paths, out = [Path(folder) for folder in folders], Path(out_dir)
     report = analyse(paths)
-    _refuse_links(out, paths)
+    # Links by which the author of a folder could have files elsewhere written or deleted: the default place lies in a folder that
+    # may be anybody's. The user typed any other place.
+    here = Path(os.path.abspath(out))
+    root = next((folder for folder in paths if here == Path(os.path.abspath(folder)) / "report"), None)
+    refuse_links(out, "the report's folder", root, _WRITTEN)
     report.pictures.update(plots.draw(report, more))
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -34,11 +40,12 @@ def write_report(
                 write_bytes(out / f"{name}.{kind}", content)
                 report.files.append(out / f"{name}.{kind}")
         tensorboard.write(report.sweep.groups, report.tables, out / "tensorboard")
+        cells = report.frame.map(lambda cell: anonymous(cell, host=True) if isinstance(cell, str) else cell)
         texts = {
             "report.md": report.markdown,
             PAGE: page.page(report),
             answer_file.FILE: answer_file.text_of(report),
-            "sweep.csv": report.frame.map(_anonymous).to_csv(index=False, lineterminator="\n"),
+            "sweep.csv": cells.to_csv(index=False, lineterminator="\n"),
         }
         for name, text in texts.items():
             write_text(out / name, text)
@@ -46,17 +53,3 @@ def write_report(
     except OSError as error:
         raise UserError(f"{out}: cannot be written: {why(error)}") from error
     return report
-
-
-def _anonymous(cell: object) -> object:
-    return anonymous(cell, host=True) if isinstance(cell, str) else cell
-
-
-def _refuse_links(out: Path, folders: Sequence[Path]) -> None:
-    """Refuse links by which the author of a folder could have files elsewhere written or deleted."""
-    here = Path(os.path.abspath(out))
-    # The default place lies in a folder that may be anybody's. The user typed any other place.
-    root = next((folder for folder in folders if here == Path(os.path.abspath(folder)) / "report"), None)
-    refuse_links(
-        out, "the report's folder", root, ("report.*", "answer.*", "sweep.*", "*.png", "*.svg", "*.pdf", "tensorboard")
-    )

@@ -1,6 +1,6 @@
 """Two pictures of when a GPU pays: the time of products against n, and the use of a device against the batch size.
 
-What is measured is drawn filled, with a solid line; what is predicted hollow, dashed, with the band of its interval. The legend has
+What is measured is drawn filled, with a solid line; what is predicted hollow, dashed, with the band of its interval. Above them stands
 what the predictions do not know.
 """
 
@@ -29,7 +29,8 @@ _UNKNOWN = (
 
 def draw_products(lines: Sequence[ProductLine], width: float = style.TWO_COLUMNS) -> Figure:
     """The time of n×n products, where another device passes the first one, and what limits each."""
-    with _picture(lines, width, [12, len(lines)], "n") as (figure, above, below):
+    title = "time of a product of two n×n matrices in float32"
+    with _picture(lines, width, [12, len(lines)], "n", title) as (figure, above, below):
         for number, line in enumerate(lines):
             _draw(above, number, line, line.times)
             for n in line.times:
@@ -37,7 +38,6 @@ def draw_products(lines: Sequence[ProductLine], width: float = style.TWO_COLUMNS
                 below.barh(number, right - left, 0.8, left, color=_LIMITS[line.points[f"{n:,}"].limit])
         style.log_axis(above)
         above.yaxis.set_major_formatter(lambda value, _: with_prefix(value, "s"))
-        style.note(figure, above, "time of a product of two n×n matrices in float32")
         for limit, colour in _LIMITS.items():
             above.fill_between([], [], color=colour, label=f"limit: {limit}")
         below.set_yticks(range(len(lines)), [line.label for line in lines])
@@ -48,7 +48,7 @@ def draw_products(lines: Sequence[ProductLine], width: float = style.TWO_COLUMNS
 
 def draw_use(lines: Sequence[UseLine], width: float = style.TWO_COLUMNS, subject: str = "") -> Figure:
     """Samples/s and MFU by batch size, where another device passes the first one, and where memory ends."""
-    with _picture(lines, width, [1, 1], "batch size") as (figure, above, below):
+    with _picture(lines, width, [1, 1], "batch size", "samples/s") as (figure, above, below):
         for number, line in enumerate(lines):
             _draw(above, number, line, line.rates)
             _draw(below, number, line, {size: share * 100 for size, share in line.shares.items()})
@@ -56,20 +56,18 @@ def draw_use(lines: Sequence[UseLine], width: float = style.TWO_COLUMNS, subject
                 size, look = max(line.rates), {"color": "black", "marker": "|", "ms": 14, "mew": 2, "ls": ""}
                 above.plot(size, line.rates[size].middle, label="memory ends", **look)
         below.axhline(50, color="black", lw=0.8, ls=":")
-        for axes, title in (
-            (above, "samples/s"),
-            (below, "MFU (model FLOPs utilization), % of the measured peak, on cards of the datasheet's; dotted: half"),
-        ):
+        for axes in (above, below):
             style.log_axis(axes)
             axes.yaxis.set_major_formatter(lambda value, _: digits(value))
-            style.note(figure, axes, title)
+        peak = "% of the measured peak, on cards of the datasheet's; dotted: half"
+        style.note(figure, below, f"MFU (model FLOPs utilization), {peak}")
         style.title(figure, anonymous(subject))
     return figure
 
 
 @contextlib.contextmanager
 def _picture(
-    lines: Sequence[Line], width: float, heights: Sequence[int], x: str
+    lines: Sequence[Line], width: float, heights: Sequence[int], x: str, title: str
 ) -> Iterator[tuple[Figure, Axes, Axes]]:
     """Two axes above each other to draw in; the size from which on another device is the faster one is marked."""
     with rc_context(style.RC):
@@ -83,7 +81,8 @@ def _picture(
             above.axvline(at.middle, color="black", ls=":", label=f"first to pass the {lines[0].label}")
         style.size_axis(figure, below, {size for line in lines for size in line.times})
         below.set_xlabel(x)
-        style.legend_below(figure, above, "" if all(line.here for line in lines) else _UNKNOWN)
+        style.note(figure, above, title if all(line.here for line in lines) else f"{title}. {_UNKNOWN}")
+        style.legend_below(figure, above)
 
 
 def _draw(axes: Axes, number: int, line: Line, values: Mapping[int, Interval]) -> None:

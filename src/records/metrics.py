@@ -25,11 +25,11 @@ class Metric:
     meaning: str = ""
     higher_is_better: bool | None = None  # None where neither direction is better by itself
     text: Callable[[float], str] = significant  # shows a value
-    heading: str = ""  # of its column in a table, with the unit of the column; the key by default
+    heading: str = ""  # of its column in a table, with its unit if the cells have none; the key by default
 
     def cell(self, value: float) -> str:
-        """The value in a table, where the heading already has the percent sign."""
-        return self.text(value).removesuffix(" %") if self.heading.endswith("%") else self.text(value)
+        """The value in a table, where space is scarce: `13%`."""
+        return self.text(value).replace(" %", "%") + ("%" if self.unit == "%" else "")
 
 
 def _accuracy(value: float) -> str:
@@ -39,7 +39,7 @@ def _accuracy(value: float) -> str:
 
 _FORMATS: dict[str, Callable[[float], str]] = {
     "": significant,
-    "percent": percent,
+    "share": lambda value: percent(value, digits=0 if value >= 0.0995 else 1),
     "percent.1": partial(percent, digits=1),
     "accuracy": _accuracy,
     "whole": "{:,.0f}".format,
@@ -100,13 +100,13 @@ samples_per_sec_high | samples/s | up | | | the upper end of the rate's 90 % int
 samples_per_sec_mean | samples/s | up | | | all samples over the time of all steps
 step_ms_typical | ms | down | | step ms | the geometric mean of the mean steps of the windows
 {_MEAN_PARTS}
-utilization_pct | % | | whole | kernel ran % | GPU: share of the time in which a kernel ran, however small
-processor_time_pct | % | | whole | processor time % | CPU: processor time of the process and its children, of that of the usable cores
-mfu | {FRACTION} | up | percent.1 | MFU % | of the peak measured on this device
-memory_peak_gib | GiB | down | | peak GiB | of the device; on a CPU of the process
+utilization_pct | % | | whole | busy | GPU: share of the time in which a kernel ran, however small
+processor_time_pct | % | | whole | processor time | CPU: processor time of the process and its children, of that of the usable cores
+mfu | {FRACTION} | up | share | MFU | of the peak measured on this device
+memory_peak_gib | GiB | down | | GiB | of the device; on a CPU of the process
 joules_per_sample | J | down | milli | mJ/sample | energy of the device
 time_to_target_s | s | down | | s to target | of training, until the target was reached
-samples_to_target | samples | down | | samples to target | trained on until then
+samples_to_target | samples | down | | samples | trained on until then
 learning_rate | | | rate | scaled lr | as scaled to the batch size
 seconds | s | | whole | seconds | from the start of the run to its end, without waiting for other runs; of a resumed run, of the processes that recorded their end
 """)

@@ -37,10 +37,10 @@ def test_facts_that_agree_are_said_once_and_those_that_vary_are_listed(record):
         "date": "2026-01-02, 10:00 to 10:05 UTC",
         "model": "cnn (SimpleCNN, 421,642 parameters)",
         "data": "mnist (55,000 training, 5,000 validation and 10,000 test samples)",
-        "batch size": "32, 64",
+        "batch size": "32 and 64",
         "training": "2 epochs (1,718 to 3,437 updates)",
-        "optimizer": "AdamW, learning rate 0.004",
-        "seed": "0, 1",
+        "optimizer": "AdamW (learning rate 0.004)",
+        "seed": "0 and 1",
         "precision": "32-true",
         "device": "A CPU (cpu, 4 cores, 2 threads, 16 GiB)",
         "system": "Linux 6.18.4",
@@ -89,7 +89,7 @@ def test_the_scaling_of_the_learning_rate_is_said(scaling, said, tmp_path):
     options = {"optimizer.lr_scaling": "auto" if scaling else "none"}
     rate = 0.008 if scaling else 0.004
     write_rates(tmp_path, {512: 3000}, options=options, learning_rate=rate, lr_scaling=scaling)
-    assert analyse([tmp_path]).methods.facts["optimizer"] == f"AdamW, learning rate 0.004, {said}"
+    assert analyse([tmp_path]).methods.facts["optimizer"] == f"AdamW (learning rate 0.004, {said})"
 
 
 def test_runs_that_were_timed_alone_are_not_called_trained(tmp_path):
@@ -103,7 +103,7 @@ def test_runs_that_were_timed_alone_are_not_called_trained(tmp_path):
 def test_an_option_that_varies_is_a_fact(tmp_path):
     for number, pipeline in enumerate(("memory", "device")):
         write_rates(tmp_path, {32: 3000}, first=number, options={"data.pipeline": pipeline})
-    assert analyse([tmp_path]).methods.facts["data.pipeline"] == "memory, device"
+    assert analyse([tmp_path]).methods.facts["data.pipeline"] == "memory and device"
 
 
 def test_what_no_record_says_is_left_out(tmp_path):
@@ -136,4 +136,4 @@ def test_runs_of_several_versions_name_all_of_them(record):
 def test_a_rate_that_was_not_scaled_is_not_called_scaled(tmp_path):
     write_rates(tmp_path, {64: 3000}, options={"optimizer.lr_scaling": "auto"})
     change_record(tmp_path / "0", lr_scaling=None)
-    assert analyse([tmp_path]).methods.facts["optimizer"].endswith("not scaled with the batch size")
+    assert analyse([tmp_path]).methods.facts["optimizer"].endswith("not scaled with the batch size)")

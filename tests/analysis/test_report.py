@@ -101,8 +101,8 @@ def test_options_of_one_last_name_are_told_apart(tmp_path):
         options = {"model.encoder.layers": one, "model.decoder.layers": two}
         write_run(tmp_path / str(number), 8, 3.0, options=options)
     report = analyse([tmp_path])
-    assert {"encoder.layers", "decoder.layers"} <= {*run_texts(report.sweep, report.frame)}
-    assert report.sweep.groups[1].label == "cnn · encoder.layers 1 · decoder.layers 2"
+    assert {"model.encoder.layers", "model.decoder.layers"} <= {*run_texts(report.sweep, report.frame)}
+    assert report.sweep.groups[1].label == "cnn · model.encoder.layers 1 · model.decoder.layers 2"
 
 
 @pytest.mark.parametrize("sizes", [(100, 120), (96, 192, 200), tuple(2**n for n in range(12))])
@@ -290,7 +290,7 @@ def test_rates_that_follow_the_batch_size_have_a_row_and_a_column_and_a_note_has
     write_rates(tmp_path, {32: 3000, 128: 6000, 512: 7000}, metrics=ACCURACY, **FOLLOWS)
     found = write_report([tmp_path], tmp_path / "out")
     assert rows_of(found)["scaled lr"] == ["0.002", "0.004", "0.008"]
-    assert found.notes == ["the learning rate follows the batch size: optimizer.lr_scaling=sqrt"]
+    assert "scaled by sqrt from batch size 128 to 0.002 to 0.008" in found.methods.facts["optimizer"]
     for written in (found.markdown, page(found)):
         assert "scaled lr" in written and "0.008" in written
     (group,) = read_answer(tmp_path / "out")["groups"]
@@ -299,31 +299,33 @@ def test_rates_that_follow_the_batch_size_have_a_row_and_a_column_and_a_note_has
 
 BY_HAND = {"learning_rate": lambda size: size / 1e4, "options": lambda size: {"optimizer.lr": size / 1e4}}
 OF_MODULE = {**BY_HAND, "options": lambda size: {"model.lr": size / 1e4, "optimizer": None}}
-FIXED = "the learning rate of Tutorial does not follow the batch size"
-ASKED = {"options": {"optimizer.lr_scaling": "auto"}}  # of data without a batch size
 
 
 @pytest.mark.parametrize(
-    ("facts", "is_own", "has_column", "notes"),
+    ("facts", "is_own", "has_column", "is_fixed"),
     [
-        ({"learning_rate": 0.004, "metrics": ACCURACY}, False, False, []),
-        ({**BY_HAND, "metrics": ACCURACY}, False, False, []),  # optimizer.lr has a column
-        ({**OF_MODULE, "metrics": ACCURACY}, True, False, []),  # model.lr has one
-        ({**FOLLOWS}, False, True, []),  # timed, not trained
-        ({"learning_rate": 0.01, "metrics": ACCURACY}, True, False, [FIXED]),
-        ({"learning_rate": 0.01}, True, False, []),
-        ({"metrics": ACCURACY}, True, False, []),  # of several optimizers nobody knows
-        ({"learning_rate": lambda size: size / 1e3, "metrics": ACCURACY}, True, True, []),  # it has a rule of its own
-        ({"learning_rate": 0.004, "metrics": ACCURACY, **ASKED}, False, False, [FIXED]),
+        ({"learning_rate": 0.004, "metrics": ACCURACY}, False, False, False),
+        ({**BY_HAND, "metrics": ACCURACY}, False, False, False),  # optimizer.lr has a column
+        ({**OF_MODULE, "metrics": ACCURACY}, True, False, False),  # model.lr has one
+        ({**FOLLOWS}, False, True, False),  # timed, not trained
+        ({"learning_rate": 0.01, "metrics": ACCURACY}, True, False, True),
+        ({"learning_rate": 0.01}, True, False, True),
+        ({"metrics": ACCURACY}, True, False, False),  # of several optimizers nobody knows
+        (
+            {"learning_rate": lambda size: size / 1e3, "metrics": ACCURACY},
+            True,
+            True,
+            False,
+        ),  # it has a rule of its own
     ],
 )
-def test_what_is_said_of_rates_that_no_rule_has_scaled(facts, is_own, has_column, notes, tmp_path):
+def test_what_is_said_of_rates_that_no_rule_has_scaled(facts, is_own, has_column, is_fixed, tmp_path):
     write_rates(tmp_path, {32: 3000, 128: 6000}, **facts)
     for number in "01":
         change_record(tmp_path / number, model={"class": "Tutorial", "parameters": 5, "lightning_module": is_own})
     found = analyse([tmp_path])
     assert ("scaled lr" in rows_of(found), "scaled lr" in found.markdown) == (has_column, has_column)
-    assert found.notes == notes
+    assert ("not scaled with the batch size" in found.methods.facts["optimizer"]) == is_fixed
 
 
 def test_the_rate_that_a_search_names_is_the_one_to_type(tmp_path):

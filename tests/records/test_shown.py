@@ -47,9 +47,9 @@ def test_the_name_tells_of_a_metric_that_is_not_declared():
         assert (metric(key).higher_is_better, metric(key).text(0.9851)) == (better, "0.985")
 
 
-def test_a_percent_sign_in_a_heading_is_in_no_cell_and_an_accuracy_comes_first():
+def test_a_cell_has_no_space_and_an_accuracy_comes_first():
     assert metric("mfu").unit == FRACTION
-    assert (metric("mfu").cell(0.123), metric("test/acc").cell(0.98)) == ("12.3", "98.0 %")
+    assert (metric("mfu").cell(0.123), metric("test/acc").cell(0.98)) == ("12%", "98.0%")
     assert best_first(["val/f1", "val/loss", "val/acc", "val/loss"]) == ["val/acc", "val/loss", "val/f1"]
 
 
