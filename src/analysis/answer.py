@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from .._system import command_line
 from ..options.purpose import timed_experiment
 from ..records.formatting import percent
 from ..records.rates import load_words
@@ -101,18 +102,25 @@ def _repeat(group: Group, selection: Selection | None, quality: Quality | None) 
             return f"seed=0,1,2 {_sizes(quality.values)}"
     if selection and (selection.rule == "shown" or group.rates.is_side_by_side):
         return ""
-    return f"{_timed(group.runs[0])} {_sizes(group.sizes)}"
+    return command_line([*_timed(group.runs[0]), _sizes(group.sizes)])
 
 
-_SEARCHES = ("find_batch_size", "find_lr", "diagnose", "time_to_target")  # which choose what they run by themselves
+# Experiments that no timed one is put on top of.
+_ALONE = ("null", "throughput", "find_batch_size", "find_lr", "diagnose", "time_to_target")
+_ENDLESS = {"trainer.max_epochs": -1, "trainer.max_steps": 10**9, "trainer.max_time": "null"}
 
 
-def _timed(run: Run) -> str:
+def _timed(run: Run) -> Iterator[str]:
     """The options that time the steps of a run's training: experiment=throughput on top of the experiment that it had."""
     typed = next((word.partition("=")[2] for word in run.words if word.startswith("experiment=")), "")
-    names = [name for name in re.findall(r"[\w/-]+", typed) if name not in ("null", "throughput", *_SEARCHES)]
-    plainly = at(run.record, "config.timing") is False  # by which no run is visited
-    return timed_experiment(names) + " timing=auto" * plainly
+    names = [name for name in re.findall(r"[\w./-]+", typed) if name not in _ALONE]
+    chooses_runs = bool(at(run.record, "config.search"))  # by an experiment that finds or tries them by itself
+    yield timed_experiment([] if chooses_runs else names)
+    yield from (
+        f"{key}={end}" for key, end in _ENDLESS.items() if any(word.startswith(f"{key}=") for word in run.words)
+    )
+    if at(run.record, "config.timing") is False:  # by which no run is visited
+        yield "timing=auto"
 
 
 def _sizes(sizes: Iterable[int]) -> str:
@@ -128,12 +136,15 @@ def _sentences(group: Group, selection: Selection, overall: Selection, quality: 
     """All of them, the choice first."""
     unknown = sorted(group.sizes.keys() - overall.shares.keys())
     among = quality.candidate_words if quality else " whose rate is known"
+    among += " whose rate is known" if quality and {*unknown} & {*quality.candidates} else ""
     is_part = bool(unknown) or len(selection.shares) < len(overall.shares)
     yield _choice(group, selection, among, is_part)
     yield from _neighbours(group, selection, overall)
     if quality:
         yield from _price(group, selection, quality)
         yield (quality.best_words({size: f"{size:,}" for size in quality.values}),)
+    elif tested := sorted({key for run in group.runs for key in run.metrics if key.startswith(("test/", "val/"))}):
+        yield (f"Of {and_(tested)} it is not known whether more is better: the speed alone decides.",)
     else:
         yield ("Accuracy was not measured: train these sizes before you choose.",)
     if unknown:

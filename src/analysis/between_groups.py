@@ -81,8 +81,20 @@ def best_setting(sweep: SweepResults, metrics: Sequence[str]) -> dict[str, Any] 
     if quality is None:
         return None
     best = sweep.groups[quality.best].runs[0]
-    settings = {key: best.settings.get(key) for key in sweep.group_keys}
+    keys = [*sweep.group_keys, *(key for key in sweep.factors if key == BATCH_SIZE)]
+    settings = {key: best.settings.get(key) for key in keys}
     return {"metric": quality.metric.key, "value": quality.values[quality.best], "settings": settings}
+
+
+def best_of_sizes(sweep: SweepResults, metrics: Sequence[str], margin: float | None = None) -> list[str]:
+    """The best metric of groups of several sizes that differ in nothing that changes the speed, such as the learning rate."""
+    if "data" in sweep.factors or any(sweep.runs[0].is_of_speed(key) for key in sweep.group_keys):
+        return []
+    cells = [(group, size, runs) for group in sweep.groups for size, runs in group.sizes.items()]
+    names = {number: f"{group.label} · batch size {size:,}" for number, (group, size, _) in enumerate(cells)}
+    runs_of = {number: runs for number, (*_, runs) in enumerate(cells)}
+    quality = next((found for key in metrics if (found := quality_of(runs_of, key, margin))), None)
+    return [quality.best_words(names, at="with")] if quality else []
 
 
 def _quality_of_groups(sweep: SweepResults, metrics: Sequence[str], margin: float | None = None) -> Quality | None:

@@ -31,7 +31,7 @@ _SMALL = 0.02  # of the step: a smaller part is not compared
 _TELLS_NOTHING = 10  # 1,000 %, the least difference that two runs on a busy machine can show
 _A, _B = 0, 1  # the settings of the rates
 _SHOWN = _SLOWER, _FASTER = ("slower", "faster")  # verdicts
-_SAID = {"seed", "data.seed", "search", "resume", "run_dir"}  # a difference says nothing, or is said elsewhere
+_SAID = {"seed", "search", "resume", "run_dir"}  # a difference says nothing, or is said elsewhere
 _RECORDED = {"versions": "versions", "hardware": "hardware", "data": "dataset", "model": "model"}
 _MAY_DIFFER = (SEED, "device_name")  # between the repeats of a side
 _LONGEST = 60  # characters of a value

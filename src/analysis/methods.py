@@ -117,10 +117,13 @@ def _data(run: Run) -> str:
     validated, tested = (positive(at(run.record, f"evaluated.{stage}")) for stage in ("val", "test"))
     sizes = {"training": run.train_samples, "validation": validated, "test": tested}
     known = and_([f"{size:,.0f} {name}" for name, size in sizes.items() if size])
-    limit, size = at(run.record, "config.trainer.limit_train_batches"), run.global_batch_size or run.batch_size
-    whole = -(-int(run.train_samples) // size) if run.train_samples and size else 10**9
-    less = limited(whole, limit)
-    words = f"{less:,} batch{'es' if less > 1 else ''} an epoch" if less < whole else ""
+    limit, size = at(run.record, "config.trainer.limit_train_batches"), (run.batch_size or 0) * run.processes
+    batches = -(-run.train_samples // size) if run.train_samples and size else 10**9
+    words = ""
+    if limited(batches, limit) < batches:
+        words = (
+            f"{percent(limit)} of them" if isinstance(limit, float) else f"{count(limit, 'batch', 'batches')} an epoch"
+        )
     return _with(run.dataset or str(run.settings.get("data") or ""), [f"{known} samples" if known else "", words])
 
 
@@ -190,9 +193,10 @@ def _has_own_rate(run: Run) -> bool:
 
 def _scaling(run: Run) -> str:
     """How the learning rate followed the batch size; empty where the record does not say."""
-    if "lr_scaling" in run.record and run.record["lr_scaling"] is None:  # the samples of an update were not known
-        return "not scaled with the batch size"
-    rule = at(run.record, "lr_scaling.rule") or run.settings.get("optimizer.lr_scaling")
+    rule, is_trained = at(run.record, "lr_scaling.rule"), positive(run.record.get("learning_rate"))
+    if rule is None and is_trained and run.settings.get("optimizer.lr_scaling"):
+        return "not scaled with the batch size"  # the samples of an update were not known
+    rule = rule or run.settings.get("optimizer.lr_scaling")
     reference = at(run.record, "lr_scaling.reference_batch_size")
     if rule in (None, "none"):
         return "not scaled with the batch size" if rule else ""

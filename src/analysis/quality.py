@@ -10,6 +10,7 @@ With several seeds, the runs of a seed are a block (as a pass in noise.py), and 
 
 import itertools
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -113,9 +114,7 @@ def quality_of(sizes: Mapping[int, Sequence[Run]], key: str, margin: float | Non
     if len(found) < 2 or declared.higher_is_better is None:
         return None
     rows = [
-        (str(run.settings.get(SEED, f"run {number}")), size, run.metrics[key])
-        for size, runs in found.items()
-        for number, run in enumerate(runs)
+        (_seed(run, number), size, run.metrics[key]) for size, runs in found.items() for number, run in enumerate(runs)
     ]
     cells = pd.DataFrame(rows, columns=["seed", "size", "value"]).pivot_table("value", "seed", "size")
     values = cells.mean()
@@ -131,12 +130,24 @@ def quality_of(sizes: Mapping[int, Sequence[Run]], key: str, margin: float | Non
     return Quality(declared, values.to_dict(), most, sure, int(cells.count().max()), is_share)
 
 
-def interval_of(runs: Sequence[Run], key: str) -> tuple[float, float]:
-    """The ends of the 90 % interval of the mean of a metric over runs of one size; NaN where its noise is not known.
+def of_seeds(runs: Sequence[Run], key: str) -> list[float]:
+    """A metric by seed: the mean of the runs that repeat one."""
+    values: dict[str, list[float]] = {}
+    for number, run in enumerate(runs):
+        values.setdefault(_seed(run, number), []).append(run.metrics[key])
+    return [statistics.fmean(of_seed) for of_seed in values.values()]
 
-    One run has the noise of its tested samples. Several have that of their seeds, which that of the tests moderates.
+
+def _seed(run: Run, number: int) -> str:
+    return str(run.settings.get(SEED, f"run {number}"))
+
+
+def interval_of(runs: Sequence[Run], key: str) -> tuple[float, float]:
+    """The ends of the 90 % interval of the mean of a metric over the seeds of one size; NaN where its noise is not known.
+
+    One seed has the noise of its tested samples. Several have that of their seeds, which that of the tests moderates.
     """
-    values = np.array([run.metrics[key] for run in runs])
+    values = np.array(of_seeds(runs, key))
     mean, n, samples = float(values.mean()), len(values), _tested(runs, key)
     is_share = metric(key).unit == FRACTION and bool(((values >= 0) & (values <= 1)).all())
     of_tests = _of_share(mean, samples) if is_share and samples else None

@@ -19,7 +19,7 @@ from ..records.terminal import wrapped
 from . import table
 from .anonymous import anonymous, anonymous_command
 from .answer import answer
-from .between_groups import compare_settings, crossovers
+from .between_groups import best_of_sizes, compare_settings, crossovers
 from .groups import SweepResults, rates_of
 from .methods import methods
 from .read import find
@@ -192,7 +192,8 @@ class Report:
         """What the runs of several groups show; where no group has an answer, also why."""
         sweep, runs = self.sweep, self.sweep.runs
         if (lines := crossovers(sweep)) or any(of_group.compares_sizes for of_group in self.answers):
-            return lines
+            best = best_of_sizes(sweep, table.quality_metrics(sweep), margin) if len(sweep.groups) > 1 else []
+            return [*lines, *best]
         if self.exit_code:
             [(reason, _)] = Counter(run.reason for run in runs).most_common(1)
             return [f"No run finished, so there is nothing to recommend. Most often: {reason}."]

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import UserError, printable
+from ..errors import UserError, is_text, printable
 from ..files import lies_in
 from ..options.purpose import CHOOSES_NOTHING, OWN_RATE, changes_speed, purpose_of
 from ..options.tree import TARGET, flatten
@@ -29,7 +29,6 @@ CHOICES = ("model", "data", "task", "optimizer")  # groups of the configuration,
 HARDWARE = ("device", "device_name", "threads")  # settings that come from the machine, not from the config
 OUT_OF_MEMORY = "out of memory"  # the reason of a run
 
-_SAID_ELSEWHERE = ("data.seed", "trainer.accelerator")  # as `seed` and as the hardware's device
 _OUR_CALLBACK = re.compile(rf"callbacks\.\w+\.{TARGET}=batchscope\.")  # whose other options say what matters
 _REASONS = {
     "finished": "",
@@ -67,9 +66,12 @@ class Run:
         run_dir = config.get("run_dir")
         for key, value in flatten(config):
             derived = isinstance(value, str) and isinstance(run_dir, str) and run_dir and lies_in(value, run_dir)
-            skipped = derived or key in _SAID_ELSEWHERE or _OUR_CALLBACK.match(f"{key}={value}")
+            is_said = key == "trainer.accelerator" or (key == "data.seed" and value == config.get(SEED))
+            skipped = derived or is_said or _OUR_CALLBACK.match(f"{key}={value}")
             if not skipped and purpose_of(key, config) not in CHOOSES_NOTHING:
                 flat[key] = value
+        if "trainer.precision" in flat and is_text(computed := at(self.record, "throughput.precision")):
+            flat["trainer.precision"] = computed  # a CPU computes 16-mixed in bfloat16
         return {key: _one_line(value) if isinstance(value, str) else value for key, value in flat.items()}
 
     def signature(self, counts: Callable[[str], bool]) -> str:

@@ -22,7 +22,7 @@ from .answer import Answer
 from .between_groups import name_of
 from .groups import SweepResults, rates_of, short_names
 from .noise import Rates
-from .quality import interval_of
+from .quality import interval_of, of_seeds
 from .run import BATCH_SIZE, Run
 from .text import HARDLY, KNOWN, VAGUE, is_number_column, mean_and_deviation, reach_text
 
@@ -133,7 +133,7 @@ def size_table(answer: Answer, metrics: Sequence[str] = ()) -> pd.DataFrame:
     columns["learning_rate"] = {size: rate for size, (rate, *others) in of_sizes.items() if rate and not others}
     for key in () if answer.arrivals else metrics:  # runs to a target end at it, or early
         tested = {size: [run for run in runs if key in run.metrics] for size, runs in group.sizes.items()}
-        values = {size: [run.metrics[key] for run in runs] for size, runs in tested.items() if runs}
+        values = {size: of_seeds(runs, key) for size, runs in tested.items() if runs}
         columns[key] = {size: statistics.fmean(of_size) for size, of_size in values.items()}
         ends = {size: interval_of(tested[size], key) for size in values}
         columns |= {f"{key}_{end}": {size: of[n] for size, of in ends.items()} for n, end in enumerate(("low", "high"))}

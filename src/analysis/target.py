@@ -131,14 +131,15 @@ def arrivals_of(sizes: Mapping[int, Sequence[Run]]) -> Arrivals | None:
     first = runs[0][1].record["target"]
     declared = metric(str(first.get("metric")))
     bests = [best for _, run in runs if (best := number(at(run.record, "target.best"))) is not None]
-    best = (min if declared.higher_is_better is False else max)(bests) if bests else None
     target = f"{declared.key} {declared.text(float(first['value']))}"
     known = [(size, _arrival(run)) for size, run in runs]
     found: dict[int, dict[str, Arrival]] = {size: {} for size in sorted(size for size, _ in runs)}
-    for size, arrival in sorted(
-        known, key=lambda pair: (pair[1].seconds, -pair[1].after)
-    ):  # the first one of each seed
+    known.sort(key=lambda pair: (pair[1].seconds, -pair[1].after))  # the first one of each seed
+    for size, arrival in known:
         found[size].setdefault(str(arrival.run.settings.get("seed")), arrival)
+    best = min(
+        bests, key=lambda value: abs(value - float(first["value"])), default=None
+    )  # of no run that has reached it
     return Arrivals(target, "" if best is None else declared.text(best), found)
 
 

@@ -108,7 +108,7 @@ class Answer:
         training, question, size = self.training, self.question, self.rows[0].batch_size
         here = "; ".join(source.device.names[0] for source in training.sources)
         batches, all_of_them = training.batches(size), math.ceil(training.train_samples / size)
-        part = f"{batches:,} batch{'es' if batches > 1 else ''} of the " if batches < all_of_them else ""
+        part = f"{count(batches, 'batch', 'batches')} of the " if batches < all_of_them else ""
         work = f"{count(self.epochs, 'epoch')} of {part}{training.train_samples:,} samples at batch size {size:,}"
         return [
             f"{training.title}: {work}, training steps alone",

@@ -24,6 +24,7 @@ from ..analysis.selection import ENOUGH
 from ..hardware.host_memory import host_memory
 from ..options.update import ranks_asked
 from ..records.formatting import count, duration
+from ..records.values import at
 from .passes import Limits, WaitingRun, measure_in_passes
 from .plans import Job
 from .process import Process
@@ -94,7 +95,9 @@ def groups_of(jobs: Sequence[Job]) -> list[list[Job]]:
 
 def _planned(job: Job, number: int) -> Run:
     """The run as a report sees it, before it has begun."""
-    return Run(job.run_dir.name, job.run_dir, {"config": job.config, "choices": job.facts["choices"]}, number)
+    hardware = {"device": at(job.config, "trainer.accelerator")}
+    facts = {"config": job.config, "choices": job.facts["choices"], "hardware": hardware}
+    return Run(job.run_dir.name, job.run_dir, facts, number)
 
 
 class Together:

@@ -186,7 +186,7 @@ def log_hyperparameters(trainer: Trainer, record: Mapping[str, Any]) -> None:
     config = record["config"]
     chosen = {key: config[key] for key in (*SECTIONS, "compile", "channels_last") if key in config}
     named = [(key, value) for key, value in flatten(chosen) if purpose_of(key, config) not in CHOOSES_NOTHING]
-    named = [(key, value) for key, value in named if key != "data.seed"]
+    named = [(key, value) for key, value in named if key != "data.seed" or value != config["seed"]]
     row = {k: v if isinstance(v, int | float | str) else str(v) for k, v in named if v is not None}
     row |= {
         "model": record["choices"].get("model") or record["model"]["class"],

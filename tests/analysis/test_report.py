@@ -365,7 +365,7 @@ def test_the_options_that_would_tell_more_stand_below_the_answer(tmp_path):
     words, plain = ["experiment=[mnist_99,throughput]", "data.batch_size=8"], {"timing": False}
     facts |= {"overrides": ["experiment=mnist_99", *words[1:]]}
     said = analyse([write_rates(tmp_path / "plainly", {8: 1000, 64: 1010}, options=plain, **facts)]).text
-    assert said.splitlines()[-1] == f"  for more   {words[0]} timing=auto data.batch_size=8,64"
+    assert said.splitlines()[-1] == f"  for more   '{words[0]}' timing=auto data.batch_size=8,64"
     script = analyse([write_rates(tmp_path / "theirs", {8: 1000, 64: 1010}, options={"script": "theirs.py"}, **facts)])
     assert "→ Best guess " in script.text and "for more" not in script.text  # it takes no such options
 
