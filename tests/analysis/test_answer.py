@@ -282,6 +282,28 @@ def test_two_tests_of_the_same_samples_differ_by_those_that_one_of_them_answers_
         assert found.sure[64] == pytest.approx((2 + 1.645 * math.sqrt(2 * (3 - 4 / 400))) / 400, rel=1e-3)
 
 
+def test_runs_that_repeat_a_seed_are_one_seed(tmp_path):
+    sizes = {8: 0.985, 64: 0.984}
+    for first in (0, 2):
+        facts = ACCURACY | {"metrics": lambda size: {"test/acc": sizes[size]}}
+        write_rates(tmp_path, {8: 5e3, 64: 3e4}, first=first, **facts)
+    report = analyse([tmp_path])
+    (table,) = report.tables
+    assert table["runs"].tolist() == [2, 2] and "test/acc_sd" not in table.dropna(axis="columns")
+    once = analyse([write_rates(tmp_path / "once", {8: 5e3, 64: 3e4}, **facts)]).tables[0]
+    assert table["test/acc_low"].tolist() == pytest.approx(once["test/acc_low"].tolist())
+    assert "± " not in "".join(line for line in report.text.splitlines() if line.startswith("test/acc"))
+
+
+def test_a_candidate_without_a_known_rate_is_not_called_none(tmp_path):
+    values = {8: {"test/acc": 0.985}, 64: {"test/acc": 0.9849}}
+    facts = ACCURACY | {"metrics": values.get}
+    write_rates(tmp_path, {8: 1000}, **facts)
+    write_rates(tmp_path, {64: 2000}, first=1, **facts, windows=1)
+    line = answered(tmp_path).lines[0]
+    assert line.endswith("8: the only size within 0.50 points of the best test/acc whose rate is known.")
+
+
 def test_equal_answers_are_not_without_noise_and_a_damaged_file_is_a_note(tmp_path):
     for number, size in enumerate((8, 64)):
         write_tested(tmp_path, number, size, np.arange(400) < 380)

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from batchscope.analysis.between_groups import compare_settings, crossovers
+from batchscope.analysis.between_groups import best_setting, compare_settings, crossovers
 from batchscope.analysis.groups import short_names
 from batchscope.analysis.read import find
 from batchscope.analysis.report import analyse
@@ -130,6 +130,24 @@ def test_the_table_has_a_line_for_each_setting_with_the_mean_and_the_deviation_o
     rows = texts[["setting", "runs", "test/acc"]].to_numpy().tolist()
     assert texts.columns.tolist() == ["setting", "runs", "test/acc", "samples/s", "±", "MFU"]
     assert rows == [["cnn · memory", "3", "98.00±1.00%"], ["cnn · device", "1", ""]]
+
+
+def test_of_sizes_and_rates_the_best_is_named(tmp_path):
+    values = {(8, 0.1): 0.5, (64, 0.1): 0.4, (8, 0.01): 0.2, (64, 0.01): 0.3}
+    for number, ((size, rate), loss) in enumerate(values.items()):
+        facts = {"options": {"optimizer.lr": rate}, "metrics": {"test/loss": loss}}
+        write_measured(tmp_path, {size: 10.0}, first=number, **facts)
+    report = analyse([tmp_path])
+    assert [line for line in report.remarks if line.startswith("Best")] == [report.headlines[-1]]
+    assert report.headlines[-1].startswith("Best test/loss: 0.200 with cnn · lr 0.01 · batch size 8; ")
+
+
+def test_the_best_setting_has_its_batch_size(tmp_path):
+    for number, (size, rate) in enumerate({8: 0.1, 64: 0.01}.items()):
+        facts = {"options": {"optimizer.lr": rate, "model.width": number}, "metrics": {"val/loss": 1 / size}}
+        write_measured(tmp_path, {size: 10.0}, first=number, **facts)
+    best = best_setting(find([tmp_path]), ["val/loss"])
+    assert best["settings"] == {"optimizer.lr": 0.01, "model.width": 1, "data.batch_size": 64}
 
 
 def test_names_in_a_sentence():

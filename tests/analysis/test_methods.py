@@ -133,7 +133,23 @@ def test_runs_of_several_versions_name_all_of_them(record):
     )
 
 
+@pytest.mark.parametrize(
+    ("limit", "accumulated", "said"),
+    [
+        (300, 4, "300 batches an epoch"),
+        (1, 1, "1 batch an epoch"),
+        (0.1, 4, "10 % of them"),
+        (1.0, 1, ""),
+        (9000, 1, ""),
+    ],
+)
+def test_the_batches_of_an_epoch_are_said_where_they_are_some_of_them(limit, accumulated, said, tmp_path):
+    options = {"trainer.limit_train_batches": limit, "trainer.accumulate_grad_batches": accumulated}
+    write_rates(tmp_path, {128: 3000}, options=options)
+    known = "55,000 training samples"
+    assert analyse([tmp_path]).methods.facts["data"] == f"mnist ({f'{known}, {said}' if said else known})"
+
+
 def test_a_rate_that_was_not_scaled_is_not_called_scaled(tmp_path):
-    write_rates(tmp_path, {64: 3000}, options={"optimizer.lr_scaling": "auto"})
-    change_record(tmp_path / "0", lr_scaling=None)
+    write_rates(tmp_path, {64: 3000}, options={"optimizer.lr_scaling": "auto"}, learning_rate=0.004)
     assert analyse([tmp_path]).methods.facts["optimizer"].endswith("not scaled with the batch size)")

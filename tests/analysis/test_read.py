@@ -3,7 +3,7 @@
 import pytest
 
 from batchscope.analysis.read import find
-from tests.support.synthetic_runs import change_record, write_measured, write_run
+from tests.support.synthetic_runs import change_record, write_measured, write_rates, write_run
 
 
 def write(folder, sizes, first=0, **facts):
@@ -121,6 +121,21 @@ def test_a_learning_rate_that_grows_with_the_batch_divides_no_group(tmp_path):
     write(tmp_path, (32, 64, 128), options=lambda size: {LR: size / 1e4})
     sweep = find([tmp_path])
     assert (LR in sweep.factors, len(sweep.groups)) == (True, 1)
+
+
+def test_the_precision_is_the_one_that_was_computed_in(tmp_path):
+    for number, precision in enumerate(("bf16-mixed", "16-mixed")):
+        computed = {"throughput": {"precision": "bf16-mixed"}, "options": {"trainer.precision": precision}}
+        write_rates(tmp_path, {64: 3000}, first=number, **computed)
+    sweep = find([tmp_path])
+    assert (sweep.factors, [run.precision for run in sweep.runs]) == ([], ["bf16-mixed"] * 2)
+
+
+def test_a_seed_of_the_data_alone_is_a_setting(tmp_path):
+    for number in range(2):
+        write_rates(tmp_path, {64: 3000}, first=number, options={"data.seed": number})
+    write_rates(tmp_path, {64: 3000}, first=2, seed=2, options={"data.seed": 2})
+    assert find([tmp_path]).factors == ["data.seed", "seed"]
 
 
 def test_a_rule_for_the_learning_rate_does_not_grow_with_the_batch(tmp_path):

@@ -366,6 +366,10 @@ def test_the_options_that_would_tell_more_stand_below_the_answer(tmp_path):
     facts |= {"overrides": ["experiment=mnist_99", *words[1:]]}
     said = analyse([write_rates(tmp_path / "plainly", {8: 1000, 64: 1010}, options=plain, **facts)]).text
     assert said.splitlines()[-1] == f"  for more   '{words[0]}' timing=auto data.batch_size=8,64"
+    facts["overrides"] = ["experiment=mine", "trainer.max_epochs=1", *words[1:]]
+    searching = {"search": {"sizes": [8, 64]}}
+    said = analyse([write_rates(tmp_path / "searching", {8: 1000, 64: 1010}, options=searching, **facts)]).text
+    assert said.splitlines()[-1] == "  for more   experiment=throughput trainer.max_epochs=-1 data.batch_size=8,64"
     script = analyse([write_rates(tmp_path / "theirs", {8: 1000, 64: 1010}, options={"script": "theirs.py"}, **facts)])
     assert "→ Best guess " in script.text and "for more" not in script.text  # it takes no such options
 

@@ -178,6 +178,13 @@ def test_passes_compare_the_runs_that_a_report_compares(name, tmp_path):
     assert [reported[number] for number in range(4)] == groups.split()
 
 
+def test_runs_on_two_devices_share_no_passes(tmp_path):
+    jobs = settings_of(tmp_path, "a8 b8 a64 b64", model=lambda letter: "cnn")
+    for one in jobs[1::2]:
+        one.config["trainer"]["accelerator"] = "gpu"
+    assert [list(group) for group in visits.groups_of(jobs)[1:]] == [jobs[::2], jobs[1::2]]
+
+
 def test_runs_are_compared_as_those_of_the_whole_sweep_are_where_some_are_kept(loop, passes, tmp_path):
     """Of a8 and b64 alone, each learning rate would seem to belong to a size."""
     jobs = settings_of(tmp_path, "a8 b8 a64 b64", model=lambda letter: "cnn", lr=LEARNING_RATES["two at each size"][0])
