@@ -79,9 +79,7 @@ def rows(training: Training, question: Question, epochs: int) -> tuple[list[Row]
     sizes = {size for source in training.sources for size in source.sizes}
     check_measured(question, f"{training.title} was", sizes, training.precision)
     devices = [source.device for source in training.sources]
-    for card in question.cards:
-        if card not in devices:
-            devices.append(card)
+    devices += [card for card in question.cards if card not in devices]
     every, left_out = [], []
     for device in devices:
         try:

@@ -306,10 +306,6 @@ def test_a_device_that_is_here_has_one_row_and_the_narrower_prediction_is_taken(
     assert row(found, "t4").step.seconds == min(steps, key=lambda seconds: seconds.high / seconds.low)
 
 
-def test_a_card_that_is_asked_for_twice_has_one_row(heavy):
-    assert labels(answer(heavy, [*CARDS, find_card("h100")]).rows) == ["h100", "l4", "t4", "cpu"]
-
-
 def test_json_has_every_number(heavy):
     asked = answer(heavy, epochs=20, prices={"t4": 0.5})
     found = json.loads(json.dumps(asked.as_json(), allow_nan=False))
