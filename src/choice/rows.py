@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from ..analysis.selection import ENOUGH
 from ..errors import UserError
-from ..hardware.datasheet import Datasheet
+from ..hardware.datasheet import Datasheet, card_names
 from ..records.formatting import memory
 from .interval import Interval, exactly
 from .measured import Training
@@ -130,8 +130,8 @@ def check_prices(here: Sequence[Datasheet], question: Question) -> None:
 
 
 def priced_as(device: Datasheet) -> tuple[str, ...]:
-    """The names by which `--price` may mean a device that is here: its label, with and without a number, and its kind."""
-    return (*device.short, device.kind)
+    """The names by which `--price` may mean a device that is here: those of a known card, and its kind."""
+    return (*(name for name in device.short if name in card_names()), device.kind)
 
 
 def by_size(training: Training, device: Datasheet, question: Question, epochs: int) -> dict[int, Row]:

@@ -77,10 +77,7 @@ def main() -> None:
 
 
 def _label(name: str) -> str:
-    """The label that a price names: `cpu`, `t4`, or `cpu-2` of several that are here."""
-    base, _, number = name.rpartition("-")
-    if base and number.isdecimal():
-        return f"{_label(base)}-{number}"
+    """The label that a price names: `cpu`, `t4`."""
     return name if name in KINDS else find_card(name, "--price").short[0]
 
 

@@ -207,6 +207,16 @@ def test_a_price_that_no_device_has_is_refused(light, prices):
         check_prices([each.device for each in light.sources], Question(CARDS, prices=prices))
 
 
+def test_several_cpus_have_one_price(tmp_path):
+    for threads in (1, 2):
+        write_training(tmp_path / str(threads), threads=threads)
+    both, _ = read_training([tmp_path])
+    priced = Answer(both, Question(CARDS, prices={"cpu": 1.0}))
+    assert [bool(row(priced, label).cost) for label in ("cpu", "cpu-2", "t4")] == [True, True, False]
+    with pytest.raises(UserError, match="takes those of cpu, t4, l4, h100$"):
+        check_prices([source.device for source in both.sources], Question(CARDS, prices={"mps": 1.0}))
+
+
 def test_all_devices_are_compared_at_the_largest_batch_that_all_can_take(tmp_path, heavy):
     found = answer(heavy)
     assert {each.batch_size for each in found.rows} == {found.as_json()["batch_size"]} == {512}
