@@ -45,6 +45,7 @@ class Training:
     precision: str  # as Lightning takes it
     sources: Sequence[Source]
     doubts: Sequence[str] = ()  # why not to trust the answer
+    update: int = 0  # samples, as `global_batch_size`, which a batch size divides; 0 where a batch is an update
 
     def batches(self, batch_size: int) -> int:
         """The batches of an epoch at a batch size."""
@@ -255,4 +256,5 @@ def _training(runs: Sequence[_Run], sources: Sequence[Source]) -> Training:
     limit = limits[0] if len(of_type) == 1 and isinstance(limits[0], int | float) else None
     if len(of_type) > 1:
         doubts.append("The runs differ in trainer.limit_train_batches, and whole epochs are assumed.")
-    return Training(title, epochs, first.samples, limit, first.step.precision, sources, doubts)
+    update = round(positive(options.get("global_batch_size")) or 0)
+    return Training(title, epochs, first.samples, limit, first.step.precision, sources, doubts, update)
