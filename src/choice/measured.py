@@ -24,7 +24,7 @@ from ..hardware.datasheet import Datasheet, datasheet
 from ..options.purpose import changes_speed
 from ..records.formatting import count
 from ..records.operations import StepOperations, read_operations
-from ..records.rates import RATE
+from ..records.rates import RATE, why_no_rate
 from ..records.read import read, run_dirs
 from ..records.values import at, limited, positive, table
 from .interval import Interval, converted
@@ -146,8 +146,8 @@ def _read(path: Path) -> _Run:
     run = Run(path.name, path, record)
     middle = run.values.get("step_ms_median")
     if not middle:
-        why = record.get("error") or record.get("status") or "its record does not say why"
-        raise UserError(f"measured no step: {str(why).replace('_', ' ')}")
+        why = run.reason or why_no_rate(record) if record.get("status") else "its record does not say why"
+        raise UserError(f"measured no step: {why}")
     if run.processes > 1:
         raise UserError("was trained on several devices, and choose compares single ones")
     if run.train_samples is None:

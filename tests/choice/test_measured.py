@@ -146,6 +146,10 @@ def test_what_the_runs_cannot_tell_is_a_doubt(tmp_path, change, said):
         (lambda folder: None, None, "no runs in"),
         (lambda folder: write_run(folder, status="failed", error="ValueError"), None, "measured no step: ValueError"),
         (lambda folder: write_run(folder, status=None), None, "measured no step: its record does not say why"),
+        (
+            write_run, lambda record: record.update(throughput={"missing": {"bottleneck": "of 4 updates none counts"}}),
+            "measured no step: of 4 updates none counts",
+        ),
         (lambda folder: write_training(folder, sizes=(64,)), None, "one batch size, 64, and choose needs two at least"),
         (
             lambda folder: [path.unlink() for path in write_training(folder).rglob(FILE)], None,
