@@ -65,8 +65,8 @@ def main() -> None:
         document |= {"use": as_json(use, use_sentence(use, args.batch_size))} if use else {}
         print(json.dumps(document, indent=1, ensure_ascii=False), flush=True)
     else:
-        left_out = wrapped([f"left out: {line}" for line in left_out])
-        print("\n\n\n".join([answer.text(columns()), *left_out]), flush=True)
+        notes = "\n".join(wrapped([f"left out: {line}" for line in left_out]))
+        print("\n\n".join(filter(None, [answer.text(columns()), notes])), flush=True)
     if use:
         sentence = use_sentence(use, args.batch_size)
         draw("draw_use", use, args.plot, sentence, args.json, subject=training.subject)

@@ -189,6 +189,16 @@ def test_a_folder_of_two_models_is_refused_in_one_line(sweep):
     assert "the runs are of several trainings, which differ in model" in found.err
 
 
+def test_runs_that_are_left_out_are_one_block_below_the_answer(sweep):
+    write_run(sweep / "3", 4096, status="out_of_memory")
+    write_run(sweep / "4", 8192, status="failed", error="ValueError")
+    assert answer("choose", "sweep", "--devices", "t4").out.splitlines()[-3:] == [
+        "",
+        f"left out: {sweep / '3'}: measured no step: out of memory",
+        f"left out: {sweep / '4'}: measured no step: ValueError",
+    ]
+
+
 def test_options_are_measured_and_the_answer_says_where(sweep, monkeypatch):
     asked = []
 
