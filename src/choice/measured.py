@@ -241,7 +241,8 @@ def _pooled(runs: Sequence[_Run], rates: Rates, batch_size: int) -> Measured:
 
 def _training(runs: Sequence[_Run], sources: Sequence[Source]) -> Training:
     first, options = runs[0], runs[0].options
-    asked = {round(positive(at(run.run.record, "config.trainer.max_epochs")) or 0) for run in runs}
+    lengths = (run.run.record.get("asked_epochs", at(run.run.record, "config.trainer.max_epochs")) for run in runs)
+    asked = {round(positive(length) or 0) for length in lengths}
     doubts = []
     if options.get("data.pipeline") == "workers":
         doubts.append(

@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 from ..checkpointing.signals import exit_on_signals
@@ -50,13 +49,10 @@ def main() -> None:
     names = args.devices or ",".join([*USUAL, *(name for name in prices if name not in KINDS)])
     cards = find_cards(names, "--devices")
     question = Question(cards, args.epochs, args.batch_size, prices, args.start_up, args.precision)
-    epochs, places = (
-        _measured(overrides, question)
-        if overrides
-        else (None, [sweep_folder(name, "choose", MEASURED) for name in folders])
+    places = (
+        _measured(overrides, question) if overrides else [sweep_folder(name, "choose", MEASURED) for name in folders]
     )
     training, left_out = read_training(places)
-    question = replace(question, epochs=args.epochs or epochs)
     check_prices([source.device for source in training.sources], question)
     answer = Answer(training, question)
     use = use_lines(training, question) if args.plot else []
@@ -96,8 +92,8 @@ def _prices(words: list[str]) -> dict[str, float]:
     return prices
 
 
-def _measured(overrides: list[str], question: Question) -> tuple[int | None, list[Path]]:
-    """Measure the training that options describe: its epochs, and the folders of its runs.
+def _measured(overrides: list[str], question: Question) -> list[Path]:
+    """Measure the training that options describe: the folders of its runs.
 
     What is known before to have no answer is refused first.
     """
@@ -134,8 +130,7 @@ def _measured(overrides: list[str], question: Question) -> tuple[int | None, lis
     check_prices([device_here(kind, device_name(torch.device(kind))) for kind in kinds], question)
     exit_on_signals()
     with contextlib.redirect_stdout(sys.stderr):
-        places = measure(words, kinds, folder_of("choose"))
-    return epochs if isinstance(epochs, int) and epochs > 0 else None, places
+        return measure(words, kinds, folder_of("choose"), question.epochs or epochs)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -143,7 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     words = "of a sweep, or options as in batchscope train"
     parser.add_argument("words", nargs="*", metavar="folder or option=value", help=words)
     parser.add_argument("--devices", metavar="t4,l4,…", help="to compare with; `all` for every known one")
-    epochs = "to train; else the run's own trainer.max_epochs, or 1"
+    epochs = "to train; else as many as it was measured for, the run's own trainer.max_epochs, or 1"
     parser.add_argument("--epochs", type=count, metavar="N", help=epochs)
     size = "a measured one; else the largest that all devices can take"
     parser.add_argument("--batch-size", type=count, metavar="N", help=size)

@@ -54,6 +54,11 @@ def test_repeated_runs_are_one_size(tmp_path):
     assert sizes[8].seconds.ends() == [single[0].low, sum(each.middle for each in single) / 2, single[1].high]
 
 
+def test_the_epochs_are_those_that_a_timed_run_was_asked_for(tmp_path):
+    training, _ = only(write_training(tmp_path, options={"trainer.max_epochs": -1}, asked_epochs=15))
+    assert training.epochs == 15
+
+
 def test_what_makes_a_step_another_one_makes_another_training_and_is_refused(tmp_path):
     write_training(tmp_path / "a")
     alike = {"optimizer.lr": 1.0, "trainer.max_epochs": 9, "data.seed": 1}

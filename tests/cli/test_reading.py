@@ -202,15 +202,15 @@ def test_runs_that_are_left_out_are_one_block_below_the_answer(sweep):
 def test_options_are_measured_and_the_answer_says_where(sweep, monkeypatch):
     asked = []
 
-    def measure(words, kinds, folder):
+    def measure(words, kinds, folder, epochs):
         asked.extend([words, list(kinds)])
         print("what is measured")
-        return [write_training(folder / kind) for kind in kinds]
+        return [write_training(folder / kind, asked_epochs=epochs) for kind in kinds]
 
     monkeypatch.setattr(sizes, "measure", measure)
     rest = ["model=mlp", "trainer.accelerator=cpu", "trainer.max_epochs=9"]
     said = answer("choose", "data.batch_size=8,64", *rest)
     assert asked == [sizes.timed(["data.batch_size=8,64", *rest]), ["cpu"]]
-    assert "9 epochs of 55,000 samples" in said.out
+    assert "9 epochs of 55,000 samples" in said.out and "9 epochs of 55,000 samples" in answer("choose", "last").out
     assert said.out.splitlines()[-1].startswith("measured outputs/choose/")
     assert said.err == "what is measured\n"
