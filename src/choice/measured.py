@@ -193,7 +193,8 @@ def _options(run: Run) -> dict[str, Any]:
     """What makes a step another one, by dotted name."""
     config = table(run.record.get("config"))
     alike = {key: value for key, value in run.settings.items() if changes_speed(key, config)}
-    return {key: value for key, value in alike.items() if key not in (BATCH_SIZE, *HARDWARE)} | {"data": run.dataset}
+    apart = (BATCH_SIZE, "trainer.devices", *HARDWARE)  # one device: `1`, or `[1]` of several GPUs
+    return {key: value for key, value in alike.items() if key not in apart} | {"data": run.dataset}
 
 
 def device_here(kind: str, name: str, threads: str = "", memory_gib: float = 0.0) -> Datasheet:

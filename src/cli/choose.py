@@ -26,6 +26,7 @@ from ..choice.work import PRECISIONS
 from ..errors import UserError, warn
 from ..hardware.datasheet import find_card, find_cards
 from ..options.compose import check_command_line, compose
+from ..options.update import ranks_asked
 from ..records.read import sweep_folder
 from ..records.terminal import columns, wrapped
 from . import command_parser, folder_of, folders_and_options, number
@@ -111,8 +112,10 @@ def _measured(overrides: list[str], question: Question) -> list[Path]:
             "data.batch_size: choose needs several sizes of one training, to tell what a step costs from what a sample "
             "costs; write data.batch_size=32,128, or leave it out"
         )
-    if trainer.get("devices") not in (1, "auto") or trainer.get("num_nodes") not in (1, None):
-        raise UserError("trainer.devices: choose compares single devices; leave it at 1")
+    several = UserError("trainer.devices: choose compares single devices; leave it at 1")
+    is_auto = trainer.get("devices") == "auto" and trainer.get("num_nodes") in (1, None)
+    if not is_auto and ranks_asked(config) != 1:
+        raise several
     precision = str(trainer.get("precision"))
     half = precision in ("16", "16-mixed")
     precision = precision if "-" in precision else FULL  # `32`; what a short form stands for is known after the run
@@ -124,6 +127,8 @@ def _measured(overrides: list[str], question: Question) -> list[Path]:
     asked = trainer.get("accelerator", "auto")
     check_accelerator(config)
     kinds = [kind for kind in available() if asked in ("auto", kind) or (asked == "gpu" and kind != "cpu")]
+    if is_auto and "cuda" in kinds and torch.cuda.device_count() > 1:
+        raise several
     if half and len(kinds) > 1:
         kinds.remove("cpu")
         warn("trainer.precision: a CPU computes 16-mixed in bfloat16, which is another training: it is left out")

@@ -44,8 +44,8 @@ def measure(words: Sequence[str], kinds: Sequence[str], folder: Path, epochs: in
     with writing("choose", folder):
         folder = new_folder(folder)
     for kind in kinds:
-        device = f"trainer.accelerator={_ACCELERATORS[kind]}"
-        compositions = compose_command_line([*words, *_ENDLESS, device], True).compositions
+        device = [f"trainer.accelerator={_ACCELERATORS[kind]}", *(["trainer.devices=1"] if kind == "cpu" else [])]
+        compositions = compose_command_line([*words, *_ENDLESS, *device], True).compositions  # devices=[1] is a GPU
         jobs = []
         for number, composition in enumerate(compositions):
             place = folder / kind / str(number)

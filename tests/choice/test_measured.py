@@ -80,6 +80,13 @@ def test_a_training_has_each_device_that_it_ran_on(tmp_path):
     assert found == [("AMD EPYC, 2 threads", 16, None), ("L4", 22.5, 72), ("A card", 22, None)]
 
 
+def test_the_number_of_a_gpu_makes_no_other_training(tmp_path):
+    write_training(tmp_path / "cpu", options={"trainer.devices": 1})
+    write_training(tmp_path / "gpu", device="cuda", name="NVIDIA L4", options={"trainer.devices": [1]})
+    training, _ = read_training([tmp_path])
+    assert [source.device.kind for source in training.sources] == ["cpu", "cuda"]
+
+
 def test_devices_of_one_kind_have_labels_of_their_own(tmp_path):
     for threads in (1, 2):
         write_training(tmp_path / str(threads), threads=threads)

@@ -209,6 +209,7 @@ REFUSED = {
     "choose model=cnn global_batch_size=12": "global_batch_size: got 12, takes a multiple of 8 (data.batch_size=8)",
     "choose model=cnn,mlp": "model: got several values, takes one",
     "choose model=cnn trainer.devices=2": "trainer.devices: choose compares single devices",
+    "choose model=cnn trainer.devices=[0,1]": "trainer.devices: choose compares single devices",
     **{f"new {name}": f"new: got '{name.strip('␣')}', takes a name for a Python package: small letters" for name in ("my-net", "Mynet", "../net", "␣", "class")},
     **{f"new {name}": f"new: got '{name}', which is the name of another module" for name in ("torch", "json", "conf")},
     "new \udcff": r"new: got '\udcff', takes a name for a Python package",  # a byte that is no text

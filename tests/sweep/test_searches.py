@@ -220,7 +220,7 @@ def test_the_timed_run_keeps_the_users_experiment():
     assert sizes.timed(["data.batch_size=1,4"])[-1] == "data.batch_size=1,4"
 
 
-def measured(folder, monkeypatch, status=lambda size: "finished", typed=(), epochs=None):
+def measured(folder, monkeypatch, status=lambda size: "finished", typed=(), kinds=("cpu",), epochs=None):
     """The jobs that are asked for."""
     asked = []
 
@@ -229,7 +229,7 @@ def measured(folder, monkeypatch, status=lambda size: "finished", typed=(), epoc
         return [{"status": status(job.config["data"]["batch_size"])} for job in jobs]
 
     monkeypatch.setattr(sizes.Loop, "do", do)
-    sizes.measure(sizes.timed(["model=cnn", "data=digits", *typed]), ["cpu"], folder, epochs)
+    sizes.measure(sizes.timed(["model=cnn", "data=digits", *typed]), kinds, folder, epochs)
     return asked
 
 
@@ -248,6 +248,12 @@ def test_a_length_that_is_typed_ends_no_timed_run_and_the_record_notes_the_epoch
     one, *_ = measured(tmp_path / "new", monkeypatch, typed=typed, epochs=3)
     lengths = [one.config["trainer"][f"max_{of}"] for of in ("epochs", "steps", "time")]
     assert (lengths, one.facts["asked_epochs"]) == ([-1, 10**9, None], 3)
+
+
+def test_a_gpu_that_is_named_by_its_number_is_not_asked_of_the_cpu(tmp_path, monkeypatch):
+    jobs = measured(tmp_path / "new", monkeypatch, typed=["trainer.devices=[1]"], kinds=("cpu", "cuda"))
+    asked = [(job.config["trainer"]["accelerator"], job.config["trainer"]["devices"]) for job in jobs]
+    assert asked == [("cpu", 1)] * 4 + [("gpu", [1])] * 4
 
 
 def test_two_sizes_have_to_fit(tmp_path, monkeypatch):
