@@ -24,7 +24,7 @@ from ..hardware.datasheet import Datasheet, datasheet
 from ..options.purpose import changes_speed
 from ..records.formatting import count
 from ..records.operations import StepOperations, read_operations
-from ..records.rates import RATE
+from ..records.rates import RATE, why_no_rate
 from ..records.read import read, run_dirs
 from ..records.values import at, limited, positive, table
 from .interval import Interval, converted
@@ -45,6 +45,7 @@ class Training:
     precision: str  # as Lightning takes it
     sources: Sequence[Source]
     doubts: Sequence[str] = ()  # why not to trust the answer
+    update: int = 0  # samples, as `global_batch_size`, which a batch size divides; 0 where a batch is an update
 
     def batches(self, batch_size: int) -> int:
         """The batches of an epoch at a batch size."""
@@ -145,8 +146,8 @@ def _read(path: Path) -> _Run:
     run = Run(path.name, path, record)
     middle = run.values.get("step_ms_median")
     if not middle:
-        why = record.get("error") or record.get("status") or "its record does not say why"
-        raise UserError(f"measured no step: {str(why).replace('_', ' ')}")
+        why = run.reason or why_no_rate(record) if record.get("status") else "its record does not say why"
+        raise UserError(f"measured no step: {why}")
     if run.processes > 1:
         raise UserError("was trained on several devices, and choose compares single ones")
     if run.train_samples is None:
@@ -192,7 +193,8 @@ def _options(run: Run) -> dict[str, Any]:
     """What makes a step another one, by dotted name."""
     config = table(run.record.get("config"))
     alike = {key: value for key, value in run.settings.items() if changes_speed(key, config)}
-    return {key: value for key, value in alike.items() if key not in (BATCH_SIZE, *HARDWARE)} | {"data": run.dataset}
+    apart = (BATCH_SIZE, "trainer.devices", *HARDWARE)  # one device: `1`, or `[1]` of several GPUs
+    return {key: value for key, value in alike.items() if key not in apart} | {"data": run.dataset}
 
 
 def device_here(kind: str, name: str, threads: str = "", memory_gib: float = 0.0) -> Datasheet:
@@ -240,7 +242,8 @@ def _pooled(runs: Sequence[_Run], rates: Rates, batch_size: int) -> Measured:
 
 def _training(runs: Sequence[_Run], sources: Sequence[Source]) -> Training:
     first, options = runs[0], runs[0].options
-    asked = {round(positive(at(run.run.record, "config.trainer.max_epochs")) or 0) for run in runs}
+    lengths = (run.run.record.get("asked_epochs", at(run.run.record, "config.trainer.max_epochs")) for run in runs)
+    asked = {round(positive(length) or 0) for length in lengths}
     doubts = []
     if options.get("data.pipeline") == "workers":
         doubts.append(
@@ -255,4 +258,5 @@ def _training(runs: Sequence[_Run], sources: Sequence[Source]) -> Training:
     limit = limits[0] if len(of_type) == 1 and isinstance(limits[0], int | float) else None
     if len(of_type) > 1:
         doubts.append("The runs differ in trainer.limit_train_batches, and whole epochs are assumed.")
-    return Training(title, epochs, first.samples, limit, first.step.precision, sources, doubts)
+    update = round(positive(options.get("global_batch_size")) or 0)
+    return Training(title, epochs, first.samples, limit, first.step.precision, sources, doubts, update)

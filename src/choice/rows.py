@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from ..analysis.selection import ENOUGH
 from ..errors import UserError
-from ..hardware.datasheet import Datasheet
+from ..hardware.datasheet import Datasheet, card_names
 from ..records.formatting import memory
 from .interval import Interval, exactly
 from .measured import Training
@@ -79,9 +79,7 @@ def rows(training: Training, question: Question, epochs: int) -> tuple[list[Row]
     sizes = {size for source in training.sources for size in source.sizes}
     check_measured(question, f"{training.title} was", sizes, training.precision)
     devices = [source.device for source in training.sources]
-    for card in question.cards:
-        if card not in devices:
-            devices.append(card)
+    devices += [card for card in question.cards if card not in devices]
     every, left_out = [], []
     for device in devices:
         try:
@@ -132,8 +130,8 @@ def check_prices(here: Sequence[Datasheet], question: Question) -> None:
 
 
 def priced_as(device: Datasheet) -> tuple[str, ...]:
-    """The names by which `--price` may mean a device that is here: its label, with and without a number, and its kind."""
-    return (*device.short, device.kind)
+    """The names by which `--price` may mean a device that is here: those of a known card, and its kind."""
+    return (*(name for name in device.short if name in card_names()), device.kind)
 
 
 def by_size(training: Training, device: Datasheet, question: Question, epochs: int) -> dict[int, Row]:
@@ -144,7 +142,7 @@ def by_size(training: Training, device: Datasheet, question: Question, epochs: i
     else:
         sizes = sorted({size for source in training.sources for size in source.sizes})
         most = min(training.train_samples, MAX_EXTRAPOLATION * sizes[-1])
-        while 2 * sizes[-1] <= most:
+        while 2 * sizes[-1] <= most and training.update % (2 * sizes[-1]) == 0:
             sizes.append(2 * sizes[-1])
         precision = None if question.precision == training.precision else question.precision
         steps = {size: _best_known(training, device, size, precision) for size in sizes}

@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 from ..checkpointing.signals import exit_on_signals
@@ -27,6 +26,7 @@ from ..choice.work import PRECISIONS
 from ..errors import UserError, warn
 from ..hardware.datasheet import find_card, find_cards
 from ..options.compose import check_command_line, compose
+from ..options.update import ranks_asked
 from ..records.read import sweep_folder
 from ..records.terminal import columns, wrapped
 from . import command_parser, folder_of, folders_and_options, number
@@ -50,13 +50,10 @@ def main() -> None:
     names = args.devices or ",".join([*USUAL, *(name for name in prices if name not in KINDS)])
     cards = find_cards(names, "--devices")
     question = Question(cards, args.epochs, args.batch_size, prices, args.start_up, args.precision)
-    epochs, places = (
-        _measured(overrides, question)
-        if overrides
-        else (None, [sweep_folder(name, "choose", MEASURED) for name in folders])
+    places = (
+        _measured(overrides, question) if overrides else [sweep_folder(name, "choose", MEASURED) for name in folders]
     )
     training, left_out = read_training(places)
-    question = replace(question, epochs=args.epochs or epochs)
     check_prices([source.device for source in training.sources], question)
     answer = Answer(training, question)
     use = use_lines(training, question) if args.plot else []
@@ -65,8 +62,8 @@ def main() -> None:
         document |= {"use": as_json(use, use_sentence(use, args.batch_size))} if use else {}
         print(json.dumps(document, indent=1, ensure_ascii=False), flush=True)
     else:
-        left_out = wrapped([f"left out: {line}" for line in left_out])
-        print("\n\n\n".join([answer.text(columns()), *left_out]), flush=True)
+        notes = "\n".join(wrapped([f"left out: {line}" for line in left_out]))
+        print("\n\n".join(filter(None, [answer.text(columns()), notes])), flush=True)
     if use:
         sentence = use_sentence(use, args.batch_size)
         draw("draw_use", use, args.plot, sentence, args.json, subject=training.subject)
@@ -77,10 +74,7 @@ def main() -> None:
 
 
 def _label(name: str) -> str:
-    """The label that a price names: `cpu`, `t4`, or `cpu-2` of several that are here."""
-    base, _, number = name.rpartition("-")
-    if base and number.isdecimal():
-        return f"{_label(base)}-{number}"
+    """The label that a price names: `cpu`, `t4`."""
     return name if name in KINDS else find_card(name, "--price").short[0]
 
 
@@ -99,8 +93,8 @@ def _prices(words: list[str]) -> dict[str, float]:
     return prices
 
 
-def _measured(overrides: list[str], question: Question) -> tuple[int | None, list[Path]]:
-    """Measure the training that options describe: its epochs, and the folders of its runs.
+def _measured(overrides: list[str], question: Question) -> list[Path]:
+    """Measure the training that options describe: the folders of its runs.
 
     What is known before to have no answer is refused first.
     """
@@ -118,8 +112,10 @@ def _measured(overrides: list[str], question: Question) -> tuple[int | None, lis
             "data.batch_size: choose needs several sizes of one training, to tell what a step costs from what a sample "
             "costs; write data.batch_size=32,128, or leave it out"
         )
-    if trainer.get("devices") not in (1, "auto") or trainer.get("num_nodes") not in (1, None):
-        raise UserError("trainer.devices: choose compares single devices; leave it at 1")
+    several = UserError("trainer.devices: choose compares single devices; leave it at 1")
+    is_auto = trainer.get("devices") == "auto" and trainer.get("num_nodes") in (1, None)
+    if not is_auto and ranks_asked(config) != 1:
+        raise several
     precision = str(trainer.get("precision"))
     half = precision in ("16", "16-mixed")
     precision = precision if "-" in precision else FULL  # `32`; what a short form stands for is known after the run
@@ -131,14 +127,15 @@ def _measured(overrides: list[str], question: Question) -> tuple[int | None, lis
     asked = trainer.get("accelerator", "auto")
     check_accelerator(config)
     kinds = [kind for kind in available() if asked in ("auto", kind) or (asked == "gpu" and kind != "cpu")]
+    if is_auto and "cuda" in kinds and torch.cuda.device_count() > 1:
+        raise several
     if half and len(kinds) > 1:
         kinds.remove("cpu")
         warn("trainer.precision: a CPU computes 16-mixed in bfloat16, which is another training: it is left out")
     check_prices([device_here(kind, device_name(torch.device(kind))) for kind in kinds], question)
     exit_on_signals()
     with contextlib.redirect_stdout(sys.stderr):
-        places = measure(words, kinds, folder_of("choose"))
-    return epochs if isinstance(epochs, int) and epochs > 0 else None, places
+        return measure(words, kinds, folder_of("choose"), question.epochs or epochs)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -146,7 +143,7 @@ def _parser() -> argparse.ArgumentParser:
     words = "of a sweep, or options as in batchscope train"
     parser.add_argument("words", nargs="*", metavar="folder or option=value", help=words)
     parser.add_argument("--devices", metavar="t4,l4,…", help="to compare with; `all` for every known one")
-    epochs = "to train; else the run's own trainer.max_epochs, or 1"
+    epochs = "to train; else as many as it was measured for, the run's own trainer.max_epochs, or 1"
     parser.add_argument("--epochs", type=count, metavar="N", help=epochs)
     size = "a measured one; else the largest that all devices can take"
     parser.add_argument("--batch-size", type=count, metavar="N", help=size)

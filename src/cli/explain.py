@@ -114,6 +114,7 @@ def _explain(task: _Task) -> None:
     step, files = explain(task.config, task.choices, str(task.folder), task.names_data)
     said = table(at(task.record, "throughput.bottleneck"))
     is_here = at(task.record, "hardware.device_name") == step.device_name
+    is_here &= step.threads in (None, at(task.record, "hardware.torch_threads"))  # of a CPU
     if is_here and not said.get("busy") and all(is_text(said.get(key)) for key in ("kind", "certainty", "evidence")):
         step = replace(step, bottleneck=said)
     step, folder = replace(step, notes=[*task.notes, *step.notes]), None

@@ -31,7 +31,8 @@ def main() -> None:
     """The program: parse, measure, print."""
     parser = command_parser("hardware", __doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of lines")
-    parser.add_argument("--device", choices=("cpu", "cuda", "mps"), help="by default every device of this machine")
+    device = "by default the CPU and the first GPU; CUDA_VISIBLE_DEVICES=1 names another"
+    parser.add_argument("--device", choices=("cpu", "cuda", "mps"), help=device)
     parser.add_argument("--refresh", action="store_true", help="measure again, and replace what is in the cache")
     add_product_options(parser)
     options = parser.parse_args()

@@ -59,8 +59,9 @@ def card_names() -> list[str]:
 
 
 def find_cards(names: str, option: str) -> list[Datasheet]:
-    """The cards of these short names, `t4,h100`, or of `all`; UserError as `find_card`."""
-    return [find_card(name, option) for name in (card_names() if names == "all" else names.split(","))]
+    """The cards of these short names, `t4,h100`, or of `all`, each once; UserError as `find_card`."""
+    asked = card_names() if names == "all" else names.split(",")
+    return list({(card := find_card(name, option)).short[0]: card for name in asked}.values())
 
 
 def find_card(name: str, option: str = "--devices") -> Datasheet:

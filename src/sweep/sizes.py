@@ -9,6 +9,7 @@ from pathlib import Path
 from .._system import relative
 from ..errors import UserError
 from ..files import new_folder, writing
+from ..options.command_lines import NO_END
 from ..options.compose import choices_in, compose_command_line, config_in
 from ..options.overrides import parse, text_of
 from ..options.purpose import timed_experiment
@@ -17,6 +18,7 @@ from .plans import Job
 
 _SIZES = (8, 32, 128, 512)  # where the user lists none: those that divide global_batch_size
 _ACCELERATORS = {"cpu": "cpu", "cuda": "gpu", "mps": "mps"}
+_ENDLESS = ["trainer.max_epochs=-1", f"trainer.max_steps={NO_END}", "trainer.max_time=null"]  # whatever is typed
 
 
 def timed(overrides: Sequence[str]) -> list[str]:
@@ -33,20 +35,22 @@ def timed(overrides: Sequence[str]) -> list[str]:
     return [timed_experiment(names), "logger=none", "callbacks.progress=null", *kept, *usual]
 
 
-def measure(words: Sequence[str], kinds: Sequence[str], folder: Path) -> list[Path]:
+def measure(words: Sequence[str], kinds: Sequence[str], folder: Path, epochs: int | None = None) -> list[Path]:
     """Measure a training on each kind of device: `cpu`, `cuda`, `mps`; returns their folders of runs.
 
-    `words` are those of `timed`. UserError if fewer than two sizes can be measured on one.
+    `words` are those of `timed`, without the lengths in them. The records note for how many `epochs` the answer is asked.
+    UserError if fewer than two sizes can be measured on one.
     """
     with writing("choose", folder):
         folder = new_folder(folder)
     for kind in kinds:
-        compositions = compose_command_line([*words, f"trainer.accelerator={_ACCELERATORS[kind]}"], True).compositions
+        device = [f"trainer.accelerator={_ACCELERATORS[kind]}", *(["trainer.devices=1"] if kind == "cpu" else [])]
+        compositions = compose_command_line([*words, *_ENDLESS, *device], True).compositions  # devices=[1] is a GPU
         jobs = []
         for number, composition in enumerate(compositions):
             place = folder / kind / str(number)
             overrides = list(composition.hydra.overrides.task)
-            facts = {"choices": choices_in(composition.hydra), "overrides": overrides}
+            facts = {"choices": choices_in(composition.hydra), "overrides": overrides, "asked_epochs": epochs}
             size = next(word for word in overrides if word.startswith("data.batch_size="))
             title = f"{kind}, run {number + 1} of {len(compositions)}: {size}"
             jobs.append(Job(place, config_in(relative(place), composition), facts, title))

@@ -207,6 +207,16 @@ def test_a_price_that_no_device_has_is_refused(light, prices):
         check_prices([each.device for each in light.sources], Question(CARDS, prices=prices))
 
 
+def test_several_cpus_have_one_price(tmp_path):
+    for threads in (1, 2):
+        write_training(tmp_path / str(threads), threads=threads)
+    both, _ = read_training([tmp_path])
+    priced = Answer(both, Question(CARDS, prices={"cpu": 1.0}))
+    assert [bool(row(priced, label).cost) for label in ("cpu", "cpu-2", "t4")] == [True, True, False]
+    with pytest.raises(UserError, match="takes those of cpu, t4, l4, h100$"):
+        check_prices([source.device for source in both.sources], Question(CARDS, prices={"mps": 1.0}))
+
+
 def test_all_devices_are_compared_at_the_largest_batch_that_all_can_take(tmp_path, heavy):
     found = answer(heavy)
     assert {each.batch_size for each in found.rows} == {found.as_json()["batch_size"]} == {512}
@@ -304,10 +314,6 @@ def test_a_device_that_is_here_has_one_row_and_the_narrower_prediction_is_taken(
     assert sorted(labels(found.rows)) == ["cpu", "h100", "l4", "t4"]
     steps = [step_on(source, CARDS[0], 8).seconds for source in both.sources]
     assert row(found, "t4").step.seconds == min(steps, key=lambda seconds: seconds.high / seconds.low)
-
-
-def test_a_card_that_is_asked_for_twice_has_one_row(heavy):
-    assert labels(answer(heavy, [*CARDS, find_card("h100")]).rows) == ["h100", "l4", "t4", "cpu"]
 
 
 def test_json_has_every_number(heavy):

@@ -54,6 +54,11 @@ def test_repeated_runs_are_one_size(tmp_path):
     assert sizes[8].seconds.ends() == [single[0].low, sum(each.middle for each in single) / 2, single[1].high]
 
 
+def test_the_epochs_are_those_that_a_timed_run_was_asked_for(tmp_path):
+    training, _ = only(write_training(tmp_path, options={"trainer.max_epochs": -1}, asked_epochs=15))
+    assert training.epochs == 15
+
+
 def test_what_makes_a_step_another_one_makes_another_training_and_is_refused(tmp_path):
     write_training(tmp_path / "a")
     alike = {"optimizer.lr": 1.0, "trainer.max_epochs": 9, "data.seed": 1}
@@ -73,6 +78,13 @@ def test_a_training_has_each_device_that_it_ran_on(tmp_path):
     training, _ = read_training([tmp_path])
     found = [(each.device.names[0], each.device.memory_gib, each.device.tdp_w) for each in training.sources]
     assert found == [("AMD EPYC, 2 threads", 16, None), ("L4", 22.5, 72), ("A card", 22, None)]
+
+
+def test_the_number_of_a_gpu_makes_no_other_training(tmp_path):
+    write_training(tmp_path / "cpu", options={"trainer.devices": 1})
+    write_training(tmp_path / "gpu", device="cuda", name="NVIDIA L4", options={"trainer.devices": [1]})
+    training, _ = read_training([tmp_path])
+    assert [source.device.kind for source in training.sources] == ["cpu", "cuda"]
 
 
 def test_devices_of_one_kind_have_labels_of_their_own(tmp_path):
@@ -146,6 +158,10 @@ def test_what_the_runs_cannot_tell_is_a_doubt(tmp_path, change, said):
         (lambda folder: None, None, "no runs in"),
         (lambda folder: write_run(folder, status="failed", error="ValueError"), None, "measured no step: ValueError"),
         (lambda folder: write_run(folder, status=None), None, "measured no step: its record does not say why"),
+        (
+            write_run, lambda record: record.update(throughput={"missing": {"bottleneck": "of 4 updates none counts"}}),
+            "measured no step: of 4 updates none counts",
+        ),
         (lambda folder: write_training(folder, sizes=(64,)), None, "one batch size, 64, and choose needs two at least"),
         (
             lambda folder: [path.unlink() for path in write_training(folder).rglob(FILE)], None,

@@ -64,6 +64,11 @@ def test_a_card_has_the_doublings_too_and_ends_where_its_memory_may_not_hold_the
     assert [(max(each.times), each.memory_ends) for each in greedy] == [(512, False), (64, True), (512, True)]
 
 
+def test_a_larger_batch_than_the_measured_ones_divides_the_update(tmp_path):
+    lines = use_lines(training(tmp_path, options={"global_batch_size": 2048}), Question(CARDS))
+    assert list(lines[-1].times) == [8, 64, 512, 1024, 2048]
+
+
 def test_a_card_that_cannot_train_it_has_no_line_and_a_device_without_a_peak_no_mfu(tmp_path):
     known = training(tmp_path)
     assert [each.label for each in use_lines(known, Question(CARDS, precision="bf16-mixed"))] == ["cpu", "h100"]

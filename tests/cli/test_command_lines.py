@@ -192,6 +192,7 @@ REFUSED = {
     "choose sweep/0": "choose: sweep/0: one batch size, 8, and choose needs two at least",
     "choose sweep --devices h10": "--devices: got 'h10', which is no known card. Did you mean 'h100'?",
     "choose sweep --price h10=2": "--price: got 'h10', which is no known card. Did you mean 'h100'?",
+    "choose sweep --price cpu-2=2": "--price: got 'cpu-2', which is no known card.",
     "choose sweep --price h100=2/h": "--price: got 'h100=2/h', takes what an hour of a device costs",
     "choose sweep --price h100=2 --price h100=3": "--price: got 'h100=3', and h100 has a price already",
     "choose sweep --price t4=1 --price mps=1": "--price: got mps=1, the price of no device that is compared; takes those of cpu, t4, l4",
@@ -208,6 +209,7 @@ REFUSED = {
     "choose model=cnn global_batch_size=12": "global_batch_size: got 12, takes a multiple of 8 (data.batch_size=8)",
     "choose model=cnn,mlp": "model: got several values, takes one",
     "choose model=cnn trainer.devices=2": "trainer.devices: choose compares single devices",
+    "choose model=cnn trainer.devices=[0,1]": "trainer.devices: choose compares single devices",
     **{f"new {name}": f"new: got '{name.strip('␣')}', takes a name for a Python package: small letters" for name in ("my-net", "Mynet", "../net", "␣", "class")},
     **{f"new {name}": f"new: got '{name}', which is the name of another module" for name in ("torch", "json", "conf")},
     "new \udcff": r"new: got '\udcff', takes a name for a Python package",  # a byte that is no text

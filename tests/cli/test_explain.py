@@ -49,7 +49,8 @@ def test_the_verdict_is_that_of_the_runs_record_where_it_has_one_and_no_option_c
 ):
     new = {"kind": "compute", "share": 0.99, "certainty": "clear", "evidence": "these steps", "busy": False}
     known = record(run_dir)["throughput"]
-    step = replace(explanation(), bottleneck=new, device_name=record(run_dir)["hardware"]["device_name"])
+    here = record(run_dir)["hardware"]
+    step = replace(explanation(), bottleneck=new, device_name=here["device_name"], threads=here["torch_threads"])
     monkeypatch.setattr("batchscope.training.explain.explain", lambda *args: (step, {}))
     for said, options, evidence in (
         (new | {"evidence": "its record"}, [], "its record"),
@@ -60,8 +61,10 @@ def test_the_verdict_is_that_of_the_runs_record_where_it_has_one_and_no_option_c
         change_record(run_dir, throughput=known | {"bottleneck": said})
         assert f"limit: {evidence}" in answer("explain", run_dir, root, *options).out
     change_record(run_dir, throughput=known | {"bottleneck": new | {"evidence": "its record"}})
-    step = replace(step, device_name="another device")
-    assert "limit: these steps" in answer("explain", run_dir, root).out
+    same = step
+    for change in ({"device_name": "another device"}, {"threads": here["torch_threads"] + 1}):
+        step = replace(same, **change)
+        assert "limit: these steps" in answer("explain", run_dir, root).out
 
 
 def test_what_the_run_says_of_its_epochs_is_a_note(run_dir, root, monkeypatch):

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from batchscope.cli import fraction
+from batchscope.hardware import devices
 from batchscope.sweep import sizes
 from tests.choice.trainings import write_training
 from tests.support.command_lines import answer
@@ -189,18 +191,37 @@ def test_a_folder_of_two_models_is_refused_in_one_line(sweep):
     assert "the runs are of several trainings, which differ in model" in found.err
 
 
+def test_runs_that_are_left_out_are_one_block_below_the_answer(sweep):
+    write_run(sweep / "3", 4096, status="out_of_memory")
+    write_run(sweep / "4", 8192, status="failed", error="ValueError")
+    assert answer("choose", "sweep", "--devices", "t4").out.splitlines()[-3:] == [
+        "",
+        f"left out: {sweep / '3'}: measured no step: out of memory",
+        f"left out: {sweep / '4'}: measured no step: ValueError",
+    ]
+
+
 def test_options_are_measured_and_the_answer_says_where(sweep, monkeypatch):
     asked = []
 
-    def measure(words, kinds, folder):
+    def measure(words, kinds, folder, epochs):
         asked.extend([words, list(kinds)])
         print("what is measured")
-        return [write_training(folder / kind) for kind in kinds]
+        return [write_training(folder / kind, asked_epochs=epochs) for kind in kinds]
 
     monkeypatch.setattr(sizes, "measure", measure)
-    rest = ["model=mlp", "trainer.accelerator=cpu", "trainer.max_epochs=9"]
+    rest = ["model=mlp", "trainer.accelerator=cpu", "trainer.devices=[1]", "trainer.max_epochs=9"]
     said = answer("choose", "data.batch_size=8,64", *rest)
     assert asked == [sizes.timed(["data.batch_size=8,64", *rest]), ["cpu"]]
-    assert "9 epochs of 55,000 samples" in said.out
+    assert "9 epochs of 55,000 samples" in said.out and "9 epochs of 55,000 samples" in answer("choose", "last").out
     assert said.out.splitlines()[-1].startswith("measured outputs/choose/")
     assert said.err == "what is measured\n"
+
+
+def test_every_gpu_of_several_is_refused_before_anything_is_measured(monkeypatch):
+    monkeypatch.setattr(devices, "available", lambda: ["cpu", "cuda"])
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(sizes, "measure", None)
+    said = "error: trainer.devices: choose compares single devices; leave it at 1\n"
+    assert answer("choose", "model=mlp", "trainer.devices=auto") == (1, "", said)

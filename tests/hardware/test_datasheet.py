@@ -4,7 +4,7 @@ import pytest
 
 from batchscope.errors import UserError
 from batchscope.hardware.calibration import PRECISIONS
-from batchscope.hardware.datasheet import card_names, datasheet, datasheets, find_card
+from batchscope.hardware.datasheet import card_names, datasheet, datasheets, find_card, find_cards
 
 DENSE = (2, 4, 8, 14.5, 16, 30)  # fp16 ÷ fp32 of the generations: GeForce and P100, A10 to L40S, V100, H100, A100, B200
 DEVICES = datasheets()
@@ -38,6 +38,10 @@ def test_a_user_finds_a_card_by_its_short_name(name, found):
     assert find_card(name).names[0] == found
     with pytest.raises(UserError, match="--devices: got 'mi300x', which is no known card.* Predicted are NVIDIA's t4"):
         find_card("mi300x")
+
+
+def test_a_card_that_is_named_twice_is_found_once():
+    assert find_cards("t4,h100,T4", "--cards") == [find_card("t4"), find_card("h100")]
 
 
 def test_no_two_devices_have_the_same_name():

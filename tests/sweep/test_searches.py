@@ -220,7 +220,7 @@ def test_the_timed_run_keeps_the_users_experiment():
     assert sizes.timed(["data.batch_size=1,4"])[-1] == "data.batch_size=1,4"
 
 
-def measured(folder, monkeypatch, status=lambda size: "finished"):
+def measured(folder, monkeypatch, status=lambda size: "finished", typed=(), kinds=("cpu",), epochs=None):
     """The jobs that are asked for."""
     asked = []
 
@@ -229,7 +229,7 @@ def measured(folder, monkeypatch, status=lambda size: "finished"):
         return [{"status": status(job.config["data"]["batch_size"])} for job in jobs]
 
     monkeypatch.setattr(sizes.Loop, "do", do)
-    sizes.measure(sizes.timed(["model=cnn", "data=digits"]), ["cpu"], folder)
+    sizes.measure(sizes.timed(["model=cnn", "data=digits", *typed]), kinds, folder, epochs)
     return asked
 
 
@@ -241,6 +241,19 @@ def test_each_size_is_a_timed_run_on_the_device_with_a_folder_of_its_own(tmp_pat
     assert jobs[1].facts["choices"]["model"] == "cnn"
     assert {"model=cnn", "data=digits", "data.batch_size=32"} < {*jobs[1].facts["overrides"]}
     assert (jobs[1].config["trainer"]["accelerator"], jobs[1].title) == ("cpu", "cpu, run 2 of 4: data.batch_size=32")
+
+
+def test_a_length_that_is_typed_ends_no_timed_run_and_the_record_notes_the_epochs(tmp_path, monkeypatch):
+    typed = ["trainer.max_epochs=3", "trainer.max_steps=4", 'trainer.max_time="00:00:00:01"']
+    one, *_ = measured(tmp_path / "new", monkeypatch, typed=typed, epochs=3)
+    lengths = [one.config["trainer"][f"max_{of}"] for of in ("epochs", "steps", "time")]
+    assert (lengths, one.facts["asked_epochs"]) == ([-1, 10**9, None], 3)
+
+
+def test_a_gpu_that_is_named_by_its_number_is_not_asked_of_the_cpu(tmp_path, monkeypatch):
+    jobs = measured(tmp_path / "new", monkeypatch, typed=["trainer.devices=[1]"], kinds=("cpu", "cuda"))
+    asked = [(job.config["trainer"]["accelerator"], job.config["trainer"]["devices"]) for job in jobs]
+    assert asked == [("cpu", 1)] * 4 + [("gpu", [1])] * 4
 
 
 def test_two_sizes_have_to_fit(tmp_path, monkeypatch):
