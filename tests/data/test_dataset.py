@@ -320,6 +320,21 @@ def test_a_tuple_of_targets_is_a_tuple_where_lengths_vary_too() -> None:
     assert [part.tolist() for part in y] == [[3, 3, 3], [0.5, 0.5, 0.5]]
     _, y, _ = collate([(torch.ones(n, 2), torch.ones(n)) for n in (2, 4)], spec)
     assert y.tolist() == [[1, 1, 0, 0], [1, 1, 1, 1]]  # a tensor is padded
+    _, y, _ = collate([(torch.ones(n, 2), [tensor(3), tensor(0.5)]) for n in (2, 4)], spec)
+    assert [part.tolist() for part in y] == [[3, 3], [0.5, 0.5]]  # a list of tensors, too
+
+
+@pytest.mark.parametrize(
+    ("target", "numbers", "expected"),
+    [
+        ("class_per_step", [(1,), (0, 2)], [[1, PADDING], [0, 2]]),
+        ("vector", [(1.0, 2.0), (0.0, 0.5)], [[1, 2], [0, 0.5]]),
+    ],
+)
+def test_a_tuple_of_numbers_is_one_target_where_lengths_vary(target: Any, numbers: Any, expected: Any) -> None:
+    spec = DataSpec("sequence", (5, 2), target, 3 if target == "class_per_step" else 2, variable_length=True)
+    _, y, _ = collate([(torch.ones(n, 2), own) for n, own in enumerate(numbers, 1)], spec)
+    assert y.tolist() == expected
 
 
 def test_a_mistake_in_a_spec_is_one_line_and_no_missing_spec() -> None:
