@@ -136,6 +136,8 @@ def _faults(named: Mapping[str, Any], spec: DataSpec) -> Iterator[str]:
     for name, value in fields.items():
         if len(value) != samples:
             yield f"its '{name}' has the shape {tuple(value.shape)}, and its target is of {samples} samples"
+    if not samples:  # of which the mean loss is NaN
+        yield "it has no samples"
     shape, wanted = tuple(x.shape[1:]), spec.input_shape
     if spec.variable_length:
         yield from _wrong_lengths(x, named.get(LENGTHS), len(spec.inputs) > 1)
