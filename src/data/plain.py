@@ -105,17 +105,16 @@ def described(module: LightningDataModule) -> Data:
     return module
 
 
-def _spec_of(module: LightningDataModule) -> DataSpec | None:
-    """What a module says of its data; None where it does not. UserError where that of a DataModule fails."""
+def _spec_of(module: Any) -> DataSpec | None:
+    """What a module says of its data; None where it does not. UserError where it fails to."""
     try:
-        spec = getattr(module, "spec", None)
-        if spec is None and isinstance(module, DataModule) and isinstance(made := type(module).spec, property):
-            made.__get__(module)  # what it raises is no missing attribute
+        # A property that raises AttributeError would be a missing attribute to `getattr`.
+        spec = module.spec if hasattr(type(module), "spec") else getattr(module, "spec", None)
     except NotImplementedError:
         return None
+    except UserError:
+        raise
     except Exception as error:
-        if isinstance(error, UserError) or not isinstance(module, DataModule):
-            raise
         raise UserError(f"data: {type(module).__name__}.spec fails: {in_one_line(error)}") from error
     return spec if isinstance(spec, DataSpec) else None
 

@@ -3,6 +3,7 @@
 import os
 import random
 from collections import UserDict
+from functools import cached_property
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from lightning import LightningDataModule
 from torch import Tensor, nn, tensor
 from torch.utils._pytree import tree_leaves
 
@@ -337,13 +339,11 @@ def test_a_tuple_of_numbers_is_one_target_where_lengths_vary(target: Any, number
     assert y.tolist() == expected
 
 
-def test_a_mistake_in_a_spec_is_one_line_and_no_missing_spec() -> None:
-    class Broken(TensorDataModule):
-        @property
-        def spec(self) -> DataSpec:
-            return DataSpec("image", self.shape, "class", 2)
+@pytest.mark.parametrize("base", [TensorDataModule, LightningDataModule])
+@pytest.mark.parametrize("kind", [property, cached_property])
+def test_a_mistake_in_a_spec_is_one_line_and_no_missing_spec(base: Any, kind: Any) -> None:
+    class Broken(base):
+        spec = kind(lambda self: DataSpec("image", self.shape, "class", 2))
 
     said = refusal(described, Broken())
     assert said == "data: Broken.spec fails: AttributeError: 'Broken' object has no attribute 'shape'"
-    Broken.spec = TensorDataModule.spec
-    assert refusal(described, Broken()).startswith("data: Broken has no spec: a property that returns")
