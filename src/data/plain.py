@@ -92,12 +92,17 @@ Data = DataModule | PlainData
 
 
 def described(module: LightningDataModule) -> Data:
-    """What the training program has to know of any LightningDataModule; UserError if a DataModule has no `spec`."""
+    """What the training program has to know of any LightningDataModule.
+
+    UserError for a DataModule without a `spec`, or with a training loader of its own.
+    """
     if not isinstance(module, DataModule):
         return PlainData(module)
     name, spec = type(module).__name__, _spec_of(module)
     if spec is None:
         raise UserError(f"data: {name} has no spec: a property that returns a batchscope.data.DataSpec")
+    if type(module).train_dataloader is not DataModule.train_dataloader:  # ranks share the order of ours
+        raise UserError(f"data: {name} has a train_dataloader of its own: derive it from LightningDataModule")
     if module.name is None:  # as Lightning has it
         module.name = name
     if module.augment is not None and module.augment.is_on:

@@ -210,6 +210,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: described(type("Forgotten", (DataModule,), {"name": "forgotten"})()),
         "data: Forgotten has no spec: a property that returns a batchscope.data.DataSpec",
     ),
+    "a training loader of its own": (
+        lambda: described(type("Weighted", (Own,), {"train_dataloader": lambda self: []})([])),
+        "data: Weighted has a train_dataloader of its own: derive it from LightningDataModule",
+    ),
     # what changes images
     **{
         f"a {option} beyond the image": (
