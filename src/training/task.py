@@ -13,7 +13,7 @@ from torchmetrics import Metric
 from torchmetrics.aggregation import MeanMetric
 from typing_extensions import override
 
-from .._torch import lay_out_channels_last
+from .._torch import BATCH_NORM, lay_out_channels_last
 from ..callbacks._batches import samples_in
 from ..data.spec import CLASSES, LENGTHS, PADDING, DataSpec, arguments, computed_shape, takes
 from ..errors import UserError, did_you_mean
@@ -22,7 +22,6 @@ from .objective import accuracy, correct, for_loss, for_metrics, loss_function, 
 from .optimizer import Optimizer
 from .trial import first_answer
 
-_NORMS = nn.modules.batchnorm._BatchNorm  # of any package
 Batch = Any  # what a DataSpec takes apart: `(x, y)`, `(x, y, lengths)` or a dict
 
 
@@ -71,9 +70,6 @@ class Task(LightningModule):
         super().__init__()
         self.model = model
         self.spec = spec
-        self.min_samples = (
-            2 if any(isinstance(each, _NORMS) for each in model.modules()) else 1
-        )  # of a short last batch
         self.optimizer_recipe = optimizer
         # Of all ranks and accumulated batches; None where nobody knows, and the rate stays as it is.
         self.samples_per_update: int | None = None
@@ -321,7 +317,7 @@ class Task(LightningModule):
             parameter.requires_grad_(False)
         if frozen and not any(p.requires_grad for p in self.parameters()):
             raise UserError(f"task.freeze: got {list(patterns)}, which leaves no parameter to train")
-        norms = [module for module in self.modules() if isinstance(module, _NORMS)]
+        norms = [module for module in self.modules() if isinstance(module, BATCH_NORM)]
         return [norm for norm in norms if (own := {*norm.parameters()}) and own <= frozen]
 
 
