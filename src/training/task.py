@@ -85,6 +85,7 @@ class Task(LightningModule):
         self.has_named_loss = isinstance(loss, str) and type(self).loss is Task.loss
         self.has_accuracy = spec.target in CLASSES and "acc" not in (metrics or {})
         self.is_tried = False  # whether network, loss and metrics are known to fit the data
+        self.input_dtype = ""  # of the first input: `uint8`; empty until a batch was tried
         self.tested_right: list[Tensor] = []  # (B,) bool for each batch of the test, where a sample has one class
         self.is_of_zoo = type(model).__module__.startswith("batchscope.models.")  # whose activations are small
         self._takes_lengths = takes(model, LENGTHS)

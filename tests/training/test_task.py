@@ -164,6 +164,17 @@ def test_a_task_knows_the_shape_that_its_network_computes_on() -> None:
     assert [Task(network, spec, sgd()).input_shape for network in networks] == [(3, 64, 64), (3, 32, 32)]
 
 
+class OfBytes(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.float() / 255)
+
+
+def test_a_task_knows_of_which_type_its_inputs_are() -> None:
+    task, x = Task(OfBytes(5, 3), SPECS["class"], sgd()), torch.zeros(2, 5, dtype=torch.uint8)
+    train(task, data=DataLoader([(x, torch.tensor([0, 1]))], batch_size=None), max_steps=1)
+    assert task.input_dtype == "uint8"
+
+
 def test_an_epoch_whose_last_batch_would_be_one_sample_trains_with_batch_norm() -> None:
     data = Adding(sequence_length=2, num_train=9, num_val=1, batch_size=4)
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
