@@ -267,6 +267,7 @@ class _Run:
             "checkpoints": summary.checkpoint_paths(self.trainer, self.run_dir),
             "metrics": summary.last_metrics(self.trainer),
             "evaluated": summary.evaluated_samples(self.trainer, self.data),
+            "sample_means": self.module.sample_means if isinstance(self.module, Task) else None,
         }
         if self.dataset["train_samples"] is None and (samples := summary.train_samples(self.trainer)):
             facts["dataset"] = {**self.dataset, "train_samples": samples}

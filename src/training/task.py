@@ -98,6 +98,11 @@ class Task(LightningModule):
         """Of a sample as the network computes on it: that of the data, unless the model says that it resizes it."""
         return computed_shape(self.model, self.spec)
 
+    @property
+    def sample_means(self) -> list[str]:
+        """The names of the metrics that are means over samples, steps or pixels, and not over classes."""
+        return [name for name, one in self.measured["test"].items() if getattr(one, "average", "micro") == "micro"]
+
     def prepare(self, trainer: Trainer, batch_size: int | None, samples_per_update: int | None) -> None:
         """Prepare for a fit. This is no hook of Lightning, because a subclass may override those without `super()`.
 

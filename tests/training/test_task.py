@@ -164,6 +164,13 @@ def test_a_task_knows_the_shape_that_its_network_computes_on() -> None:
     assert [Task(network, spec, sgd()).input_shape for network in networks] == [(3, 64, 64), (3, 32, 32)]
 
 
+def test_a_task_knows_which_of_its_metrics_are_means_over_samples() -> None:
+    kind = torchmetrics.classification.MulticlassAccuracy
+    own = {"mean_acc": kind(3), "micro_acc": kind(3, average="micro"), "error": torchmetrics.MeanAbsoluteError()}
+    task = Task(network(SPECS["class"]), SPECS["class"], sgd(), metrics=own)
+    assert task.sample_means == ["loss", "acc", "micro_acc", "error"]
+
+
 class OfBytes(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.float() / 255)
