@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 # In what torch says of a file of shared memory, and of a worker that was killed for want of it.
 _OF_SHARED_MEMORY = ("</torch_", "workers are out of shared memory")
+BATCH_NORM = nn.modules.batchnorm._BatchNorm  # of any package
 
 
 def any_mode() -> bool:

@@ -210,6 +210,11 @@ def _of_disagreement(a: Run, b: Run) -> float | None:
 
 
 def _tested(runs: Sequence[Run], key: str) -> float | None:
-    """The number of samples that a size was tested on."""
-    counts = (positive(at(run.record, f"evaluated.{key.partition('/')[0]}")) for run in runs)
+    """The number of samples that a size was tested on; None for a metric of a Task that is no mean over them."""
+    stage, _, name = key.partition("/")
+    counts = (
+        positive(at(run.record, f"evaluated.{stage}"))
+        for run in runs
+        if not isinstance(means := run.record.get("sample_means"), list) or name in means
+    )
     return next(filter(None, counts), None)

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 from typing_extensions import override
 
 from .._lightning import profiler_of
+from .._torch import BATCH_NORM
 from ..errors import UserError
 from ..options.types import NonNegativeInt, PositiveInt, Purpose, Seed, Where
 from .augment import Augment, moved
@@ -146,10 +147,10 @@ class DataModule(LightningDataModule):
         With `trainer.overfit_batches` they are not shuffled, as in Lightning. A last batch that batch norm could not be
         trained on joins the one before.
         """
-        least = getattr(self._module, "min_samples", 1)
-        least = least if type(least) is int else 1  # any LightningModule may have a parameter of this name
+        modules = () if (module := self._module) is None else module.modules()
+        has_norm = any(isinstance(each, BATCH_NORM) for each in modules)
         shuffle = not getattr(self.trainer, "overfit_batches", 0)
-        start = {"seed": self.seed, "start": self._start, "min_samples": least}
+        start = {"seed": self.seed, "start": self._start, "min_samples": 2 if has_norm else 1}
         return self._loader("train", self.batch_size, shuffle=shuffle, **start)
 
     @override

@@ -33,7 +33,7 @@ def collate(samples: list[Any], spec: DataSpec) -> Any:
     fields = {name: cast(_stacked(columns[name], spec), name, spec) for name in spec.inputs}
     if spec.target != "input":
         target = spec.fields[-1]
-        y = _stacked(columns[target], spec, PADDING if spec.target == "class_per_step" else 0, is_target=True)
+        y = _stacked(columns[target], spec, PADDING if spec.target == "class_per_step" else 0, spec.target == "any")
         if spec.target != "any" and not isinstance(y, Tensor):
             raise TypeError(f"its target is a {type(columns[target][0]).__name__}, and has to be a number or a tensor")
         if spec.target in CLASSES and y.is_floating_point():
@@ -64,8 +64,11 @@ def cast(values: Any, field: str, spec: DataSpec) -> Any:
     return values.float()
 
 
-def _stacked(values: list[Any], spec: DataSpec, padding: int = 0, is_target: bool = False) -> Any:
-    if not spec.variable_length or isinstance(values[0], Mapping) or (is_target and isinstance(values[0], tuple)):
+def _stacked(values: list[Any], spec: DataSpec, padding: int = 0, may_be_several: bool = False) -> Any:
+    """A field of all samples: one tensor, or those of a dict and, if it `may_be_several`, of a tuple or a list of tensors."""
+    first = values[0]
+    are_several = isinstance(first, tuple) or (isinstance(first, list) and any(isinstance(y, Tensor) for y in first))
+    if not spec.variable_length or isinstance(first, Mapping) or (may_be_several and are_several):
         return default_collate(values)
     tensors = [torch.as_tensor(value) for value in values]
     return pad_sequence(tensors, True, padding) if tensors[0].dim() else torch.stack(tensors)
@@ -133,6 +136,8 @@ def _faults(named: Mapping[str, Any], spec: DataSpec) -> Iterator[str]:
     for name, value in fields.items():
         if len(value) != samples:
             yield f"its '{name}' has the shape {tuple(value.shape)}, and its target is of {samples} samples"
+    if not samples:  # of which the mean loss is NaN
+        yield "it has no samples"
     shape, wanted = tuple(x.shape[1:]), spec.input_shape
     if spec.variable_length:
         yield from _wrong_lengths(x, named.get(LENGTHS), len(spec.inputs) > 1)

@@ -92,12 +92,17 @@ Data = DataModule | PlainData
 
 
 def described(module: LightningDataModule) -> Data:
-    """What the training program has to know of any LightningDataModule; UserError if a DataModule has no `spec`."""
+    """What the training program has to know of any LightningDataModule.
+
+    UserError for a DataModule without a `spec`, or with a training loader of its own.
+    """
     if not isinstance(module, DataModule):
         return PlainData(module)
     name, spec = type(module).__name__, _spec_of(module)
     if spec is None:
         raise UserError(f"data: {name} has no spec: a property that returns a batchscope.data.DataSpec")
+    if type(module).train_dataloader is not DataModule.train_dataloader:  # ranks share the order of ours
+        raise UserError(f"data: {name} has a train_dataloader of its own: derive it from LightningDataModule")
     if module.name is None:  # as Lightning has it
         module.name = name
     if module.augment is not None and module.augment.is_on:
@@ -105,17 +110,16 @@ def described(module: LightningDataModule) -> Data:
     return module
 
 
-def _spec_of(module: LightningDataModule) -> DataSpec | None:
-    """What a module says of its data; None where it does not. UserError where that of a DataModule fails."""
+def _spec_of(module: Any) -> DataSpec | None:
+    """What a module says of its data; None where it does not. UserError where it fails to."""
     try:
-        spec = getattr(module, "spec", None)
-        if spec is None and isinstance(module, DataModule) and isinstance(made := type(module).spec, property):
-            made.__get__(module)  # what it raises is no missing attribute
+        # A property that raises AttributeError would be a missing attribute to `getattr`.
+        spec = module.spec if hasattr(type(module), "spec") else getattr(module, "spec", None)
     except NotImplementedError:
         return None
+    except UserError:
+        raise
     except Exception as error:
-        if isinstance(error, UserError) or not isinstance(module, DataModule):
-            raise
         raise UserError(f"data: {type(module).__name__}.spec fails: {in_one_line(error)}") from error
     return spec if isinstance(spec, DataSpec) else None
 

@@ -17,14 +17,15 @@ IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".t
 _MODES = {1: "L", 3: "RGB"}  # of Pillow, by the number of channels
 
 
-def read_inputs(source: Path, spec: DataSpec) -> tuple[Sequence[str], Dataset]:
+def read_inputs(source: Path, spec: DataSpec, dtype: torch.dtype | None = None) -> tuple[Sequence[str], Dataset]:
     """The names and samples of a file or folder, as a network of one input for `spec` reads them.
 
     An item is `(x,)`, or `(x, length)` where sequences vary in length.
 
     `source` is a folder with images at any depth, one image, or an `.npz` file with an array `x: (N, *input_shape)`. Images
-    and arrays of their bytes are scaled to [0, 1] and normalised as the training data; of other arrays integers become
-    int64, and floats float32. UserError if nothing is there, or a sample does not have the shape that the network reads.
+    and arrays of their bytes are scaled to [0, 1] and normalised as the training data, unless the network was trained on
+    bytes, a `dtype` of uint8; of other arrays integers become int64, and floats float32. UserError if nothing is there, or
+    a sample does not have the shape that the network reads.
     """
     refuse_input(source)
     if len(spec.inputs) > 1:
@@ -32,7 +33,7 @@ def read_inputs(source: Path, spec: DataSpec) -> tuple[Sequence[str], Dataset]:
             f"input: got '{source}', and the network reads {', '.join(spec.inputs)}: takes test, val or predict"
         )
     if source.suffix == ".npz":
-        return _of_array(source, spec)
+        return _of_array(source, spec, dtype)
     if spec.kind != "image":
         raise UserError(
             f"input: got '{source}', and the network reads {spec.kind} data: takes an .npz file with an array x"
@@ -44,7 +45,7 @@ def read_inputs(source: Path, spec: DataSpec) -> tuple[Sequence[str], Dataset]:
     if not files:
         raise UserError(f"input: no image below '{source}'; takes {', '.join(sorted(IMAGE_SUFFIXES))}")
     names = [str(file.relative_to(source)) if source.is_dir() else file.name for file in files]
-    return names, _Images(files, spec)
+    return names, _Images(files, spec, dtype)
 
 
 def refuse_input(source: Path) -> None:
@@ -58,8 +59,8 @@ def refuse_input(source: Path) -> None:
 class _Images(Dataset):
     """Image files, of which each is read when it is asked for."""
 
-    def __init__(self, files: Sequence[Path], spec: DataSpec):
-        self.files, self.spec = files, spec
+    def __init__(self, files: Sequence[Path], spec: DataSpec, dtype: torch.dtype | None):
+        self.files, self.spec, self.dtype = files, spec, dtype
         if spec.input_shape[0] not in _MODES:
             raise UserError(f"input: the network reads {spec.input_shape[0]} channels: takes an .npz file, not images")
 
@@ -80,11 +81,13 @@ class _Images(Dataset):
         if image.size != (width, height):
             image = image.resize((width, height), Image.Resampling.BILINEAR)
         pixels = torch.from_numpy(np.asarray(image).reshape(height, width, channels).copy())
-        return (normalised(pixels.permute(2, 0, 1), self.spec),)
+        return (_as_trained(pixels.permute(2, 0, 1), self.spec, self.dtype),)
 
 
-def normalised(pixels: Tensor, spec: DataSpec) -> Tensor:
-    """Bytes `(…, C, H, W)` as the float inputs of a network."""
+def _as_trained(pixels: Tensor, spec: DataSpec, dtype: torch.dtype | None) -> Tensor:
+    """Bytes `(…, C, H, W)` as the inputs of a network: floats, unless it was trained on bytes."""
+    if dtype == torch.uint8:
+        return pixels
     x = pixels.float() / 255
     if not spec.mean:
         return x
@@ -92,7 +95,7 @@ def normalised(pixels: Tensor, spec: DataSpec) -> Tensor:
     return (x - mean) / std
 
 
-def _of_array(source: Path, spec: DataSpec) -> tuple[Sequence[str], Dataset]:
+def _of_array(source: Path, spec: DataSpec, dtype: torch.dtype | None) -> tuple[Sequence[str], Dataset]:
     try:
         with np.load(source, allow_pickle=False) as arrays:
             found = {name: arrays[name] for name in ("x", LENGTHS) if name in arrays}
@@ -107,7 +110,7 @@ def _of_array(source: Path, spec: DataSpec) -> tuple[Sequence[str], Dataset]:
         takes = f"(N, {', '.join(map(str, spec.input_shape))})"
         raise UserError(f"input: x in '{source}' has values {x.dtype} of shape {x.shape}, takes numbers {takes}")
     if x.dtype == np.uint8 and spec.kind == "image":
-        tensor = normalised(torch.from_numpy(x), spec)
+        tensor = _as_trained(torch.from_numpy(x), spec, dtype)
     else:
         tensor = torch.from_numpy(x.astype(np.float32 if x.dtype.kind == "f" else np.int64))
     names = [str(i) for i in range(len(x))]

@@ -145,7 +145,7 @@ def measure_latency(
         return plugin.convert_input(images)
 
     with current(device), plugin.forward_context():
-        inputs = samples.repeated if samples else partial(inputs_like, network, trained.spec)
+        inputs = samples.repeated if samples else partial(inputs_like, network, trained.spec, trained.dtype)
         prepared = (_prepared(network, inputs, size, device, convert) for size in sizes)
         fitting = [one for one in prepared if one is not None]
         if not fitting:
@@ -159,10 +159,15 @@ def measure_latency(
     return Latencies(table, rates, select(rates), device_name(device), str(plugin.precision))
 
 
-def inputs_like(network: nn.Module, spec: DataSpec, size: int) -> Samples:
-    """Random inputs `(size, *input_shape)`, all 0 of tokens, and full lengths where they vary and are taken."""
+def inputs_like(network: nn.Module, spec: DataSpec, dtype: torch.dtype | None, size: int) -> Samples:
+    """Random inputs `(size, *input_shape)`, all 0 of whole numbers, and full lengths where they vary and are taken.
+
+    `dtype` is that of the training; where nobody knows it, tokens are whole numbers.
+    """
+    are_tokens = spec.kind == "sequence" and len(spec.input_shape) == 1
     x = torch.randn(size, *spec.input_shape, generator=torch.Generator().manual_seed(0))
-    x = torch.zeros_like(x, dtype=torch.int64) if spec.kind == "sequence" and len(spec.input_shape) == 1 else x
+    if are_tokens if dtype is None else not dtype.is_floating_point:
+        x = torch.zeros_like(x, dtype=dtype or torch.int64)
     takes_lengths = spec.variable_length and takes(network, LENGTHS)
     return Samples(x, torch.full((size,), spec.input_shape[0]) if takes_lengths else None, "random numbers")
 

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import LambdaCallback
 from torch import nn
@@ -47,6 +48,7 @@ class Trained:
     name: str  # of the run
     config: dict[str, Any]  # of the run, for its evaluation
     trained_on: str = ""  # the name of the data, as the checkpoint says it; empty where it does not
+    dtype: torch.dtype | None = None  # of the first input in training; None where the checkpoint does not say it
     load_weights: Callable[[], None] | None = None  # those of the checkpoint, into the module; None for initial weights
 
     @property
@@ -121,7 +123,9 @@ def restore(path: Path, overrides: list[str], with_data: bool) -> Trained:
     built = _built(config, name, build_data(config) if with_data else _known(saved, path, config["data"]))
     load_weights = partial(_load_weights, built.module, checkpoint["state_dict"], name, path)
     trained_on = saved["dataset"] if is_text(saved.get("dataset")) else ""
-    trained = replace(built, trained_on=trained_on, load_weights=load_weights)
+    found = getattr(torch, str(saved.get("dtype")), None)  # a file may hold anything
+    dtype = found if isinstance(found, torch.dtype) else None
+    trained = replace(built, trained_on=trained_on, dtype=dtype, load_weights=load_weights)
     make_layers(trained.module, checkpoint["state_dict"])
     load_weights()
     trained.module.eval()  # the layers made since, too

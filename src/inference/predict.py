@@ -114,7 +114,7 @@ def predict(trained: Trained, source: str) -> Predictions:
         served: dict[str, Any] = {"datamodule": _serving(trained, source, trainer)}
         samples = None if source == "predict" else trained.data.num_samples(cast(Split, source))
     else:
-        names, inputs = read_inputs(Path(source), trained.spec)
+        names, inputs = read_inputs(Path(source), trained.spec, trained.dtype)
         samples = len(names)
         served = {"dataloaders": DataLoader(inputs, batch_size=min(trained.known.batch_size or _BATCH, samples))}
     with blamed("input", _complaint(trained)):

@@ -11,7 +11,7 @@ from typing import Any
 
 import lightning
 import torch
-from lightning import LightningModule
+from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import FSDPStrategy
@@ -121,7 +121,7 @@ class _Run:
         callbacks, switches = build_callbacks(config)
         # What every checkpoint is of, by which it can be used by its path alone, in plain containers.
         self.provenance: dict[str, Any] = {}
-        keeps = LambdaCallback(on_save_checkpoint=lambda *saved: saved[-1].update(batchscope=self.provenance))
+        keeps = LambdaCallback(on_save_checkpoint=self._keep_provenance)
         ours = [*visits_of(callbacks, visitor), shutdown, keeps]
         callbacks = [Agreement(self.shared_facts), *callbacks, *ours]
         loading = loader_switches(config, self.data)
@@ -134,6 +134,10 @@ class _Run:
         if not config.get("resume"):
             self._start_from_weights()
         self.resume_point: ResumePoint | None = None
+
+    def _keep_provenance(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        known = {"dtype": module.input_dtype} if isinstance(module, Task) else {}
+        checkpoint["batchscope"] = self.provenance | known
 
     def _start_from_weights(self) -> None:
         """Load the weights that `init` names."""
@@ -263,6 +267,7 @@ class _Run:
             "checkpoints": summary.checkpoint_paths(self.trainer, self.run_dir),
             "metrics": summary.last_metrics(self.trainer),
             "evaluated": summary.evaluated_samples(self.trainer, self.data),
+            "sample_means": self.module.sample_means if isinstance(self.module, Task) else None,
         }
         if self.dataset["train_samples"] is None and (samples := summary.train_samples(self.trainer)):
             facts["dataset"] = {**self.dataset, "train_samples": samples}

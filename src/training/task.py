@@ -13,7 +13,7 @@ from torchmetrics import Metric
 from torchmetrics.aggregation import MeanMetric
 from typing_extensions import override
 
-from .._torch import lay_out_channels_last
+from .._torch import BATCH_NORM, lay_out_channels_last
 from ..callbacks._batches import samples_in
 from ..data.spec import CLASSES, LENGTHS, PADDING, DataSpec, arguments, computed_shape, takes
 from ..errors import UserError, did_you_mean
@@ -22,7 +22,6 @@ from .objective import accuracy, correct, for_loss, for_metrics, loss_function, 
 from .optimizer import Optimizer
 from .trial import first_answer
 
-_NORMS = nn.modules.batchnorm._BatchNorm  # of any package
 Batch = Any  # what a DataSpec takes apart: `(x, y)`, `(x, y, lengths)` or a dict
 
 
@@ -71,9 +70,6 @@ class Task(LightningModule):
         super().__init__()
         self.model = model
         self.spec = spec
-        self.min_samples = (
-            2 if any(isinstance(each, _NORMS) for each in model.modules()) else 1
-        )  # of a short last batch
         self.optimizer_recipe = optimizer
         # Of all ranks and accumulated batches; None where nobody knows, and the rate stays as it is.
         self.samples_per_update: int | None = None
@@ -89,6 +85,7 @@ class Task(LightningModule):
         self.has_named_loss = isinstance(loss, str) and type(self).loss is Task.loss
         self.has_accuracy = spec.target in CLASSES and "acc" not in (metrics or {})
         self.is_tried = False  # whether network, loss and metrics are known to fit the data
+        self.input_dtype = ""  # of the first input: `uint8`; empty until a batch was tried
         self.tested_right: list[Tensor] = []  # (B,) bool for each batch of the test, where a sample has one class
         self.is_of_zoo = type(model).__module__.startswith("batchscope.models.")  # whose activations are small
         self._takes_lengths = takes(model, LENGTHS)
@@ -100,6 +97,11 @@ class Task(LightningModule):
     def input_shape(self) -> tuple[int, ...]:
         """Of a sample as the network computes on it: that of the data, unless the model says that it resizes it."""
         return computed_shape(self.model, self.spec)
+
+    @property
+    def sample_means(self) -> list[str]:
+        """The names of the metrics that are means over samples, steps or pixels, and not over classes."""
+        return [name for name, one in self.measured["test"].items() if getattr(one, "average", "micro") == "micro"]
 
     def prepare(self, trainer: Trainer, batch_size: int | None, samples_per_update: int | None) -> None:
         """Prepare for a fit. This is no hook of Lightning, because a subclass may override those without `super()`.
@@ -321,7 +323,7 @@ class Task(LightningModule):
             parameter.requires_grad_(False)
         if frozen and not any(p.requires_grad for p in self.parameters()):
             raise UserError(f"task.freeze: got {list(patterns)}, which leaves no parameter to train")
-        norms = [module for module in self.modules() if isinstance(module, _NORMS)]
+        norms = [module for module in self.modules() if isinstance(module, BATCH_NORM)]
         return [norm for norm in norms if (own := {*norm.parameters()}) and own <= frozen]
 
 

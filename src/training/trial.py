@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .._torch import is_compilation_error
+from ..callbacks._batches import first_tensor
 from ..data.spec import DataSpec
 from ..errors import UnfitError, UserError, in_one_line, place_of
 from ..hardware.device_memory import is_out_of_memory
@@ -32,7 +33,8 @@ def first_answer(task: "Task", x: Any, y: Any, lengths: Tensor | None) -> Any:
             check_answer(task, tree_map_only(Tensor, torch.clone, output), y)
     except UserError as error:
         raise UnfitError(str(error)) from error
-    task.is_tried = True
+    first = first_tensor(x)
+    task.is_tried, task.input_dtype = True, "" if first is None else str(first.dtype).removeprefix("torch.")
     return output
 
 

@@ -242,6 +242,14 @@ def test_a_size_is_a_candidate_where_its_loss_is_small_and_surely_not_large(case
     assert (found.price(last) if last not in candidates else "") == price
 
 
+@pytest.mark.parametrize(("means", "is_known"), [(None, True), (["loss", "acc"], True), (["loss"], False)])
+def test_an_accuracy_that_is_a_mean_over_classes_has_no_noise_of_samples(means, is_known, tmp_path):
+    facts = {"evaluated": {"test": 1000}, "metrics": {8: {ACC: 0.9}, 64: {ACC: 0.8}}.get, "sample_means": means}
+    write_measured(tmp_path, {8: 10.0, 64: 10.0}, windows=1, **facts)
+    found = quality_of(find([tmp_path]).groups[0].sizes, ACC)
+    assert (found.sure is not None) == is_known
+
+
 def test_a_sweep_ends_where_it_is_three_points_surer_than_the_rule_asks():
     shares = {64: Ratio(0.92, 0.82, 1.03), 512: Ratio(1.0, 1.0, 1.0)}
     known = Selection(64, "shown", 512, 0.9, shares, {64: 0.82, 512: 1.0})

@@ -63,7 +63,9 @@ def loaded(data: Any, **module: Any) -> Any:
     """The data, set up; in a trainer of a module with some attributes, if there are any."""
     if module:
         strategy = SimpleNamespace(root_device=torch.device("cpu"))
-        data.trainer = SimpleNamespace(lightning_module=SimpleNamespace(**module), strategy=strategy)
+        data.trainer = SimpleNamespace(
+            lightning_module=SimpleNamespace(**{"modules": list, **module}), strategy=strategy
+        )
     data.setup("fit")
     return data
 

@@ -3,6 +3,7 @@
 import os
 import random
 from collections import UserDict
+from functools import cached_property
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from lightning import LightningDataModule
 from torch import Tensor, nn, tensor
 from torch.utils._pytree import tree_leaves
 
@@ -320,15 +322,28 @@ def test_a_tuple_of_targets_is_a_tuple_where_lengths_vary_too() -> None:
     assert [part.tolist() for part in y] == [[3, 3, 3], [0.5, 0.5, 0.5]]
     _, y, _ = collate([(torch.ones(n, 2), torch.ones(n)) for n in (2, 4)], spec)
     assert y.tolist() == [[1, 1, 0, 0], [1, 1, 1, 1]]  # a tensor is padded
+    _, y, _ = collate([(torch.ones(n, 2), [tensor(3), tensor(0.5)]) for n in (2, 4)], spec)
+    assert [part.tolist() for part in y] == [[3, 3], [0.5, 0.5]]  # a list of tensors, too
 
 
-def test_a_mistake_in_a_spec_is_one_line_and_no_missing_spec() -> None:
-    class Broken(TensorDataModule):
-        @property
-        def spec(self) -> DataSpec:
-            return DataSpec("image", self.shape, "class", 2)
+@pytest.mark.parametrize(
+    ("target", "numbers", "expected"),
+    [
+        ("class_per_step", [(1,), (0, 2)], [[1, PADDING], [0, 2]]),
+        ("vector", [(1.0, 2.0), (0.0, 0.5)], [[1, 2], [0, 0.5]]),
+    ],
+)
+def test_a_tuple_of_numbers_is_one_target_where_lengths_vary(target: Any, numbers: Any, expected: Any) -> None:
+    spec = DataSpec("sequence", (5, 2), target, 3 if target == "class_per_step" else 2, variable_length=True)
+    _, y, _ = collate([(torch.ones(n, 2), own) for n, own in enumerate(numbers, 1)], spec)
+    assert y.tolist() == expected
+
+
+@pytest.mark.parametrize("base", [TensorDataModule, LightningDataModule])
+@pytest.mark.parametrize("kind", [property, cached_property])
+def test_a_mistake_in_a_spec_is_one_line_and_no_missing_spec(base: Any, kind: Any) -> None:
+    class Broken(base):
+        spec = kind(lambda self: DataSpec("image", self.shape, "class", 2))
 
     said = refusal(described, Broken())
     assert said == "data: Broken.spec fails: AttributeError: 'Broken' object has no attribute 'shape'"
-    Broken.spec = TensorDataModule.spec
-    assert refusal(described, Broken()).startswith("data: Broken has no spec: a property that returns")

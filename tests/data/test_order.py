@@ -6,6 +6,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from torch import nn
 
 from batchscope.data.order import DeterministicBatchSampler, epoch_seed
 from tests.data.support import Recorder, loaded, numbers
@@ -73,7 +74,8 @@ def test_every_pipeline_serves_the_reference(pipeline, workers, case, as_rank) -
     data = numbers(pipeline=pipeline, num_workers=workers, **options)
     before = torch.get_rng_state()
     data.resume_at(asked["epoch"], done)
-    batches = loaded(data, min_samples=asked["least"]).train_dataloader()
+    norms = [nn.BatchNorm1d(1)] * (asked["least"] - 1)
+    batches = loaded(data, modules=lambda: norms).train_dataloader()
     next(iter(batches), None)  # an epoch that is broken off changes nothing
     for start in (done, 0):
         batches.batch_sampler.set_epoch(asked["epoch"])
@@ -114,9 +116,17 @@ def test_evaluation_takes_batches_that_fill_a_device_and_not_its_memory(shape, b
 
 
 def test_attributes_of_anybodys_module_that_mean_something_else_are_left_alone() -> None:
-    data = loaded(numbers(batch_size=8), input_shape=784, min_samples=torch.ones(1), is_of_zoo=True)
+    data = loaded(numbers(batch_size=8), input_shape=784, is_of_zoo=True)
     assert data.val_dataloader().batch_sampler.batch_size == 256
-    assert data.train_dataloader().batch_sampler.min_samples == 1
+
+
+class OfAnotherPackage(nn.modules.batchnorm._BatchNorm): ...
+
+
+@pytest.mark.parametrize(("layer", "least"), [(nn.Linear(3, 3), 1), (nn.BatchNorm1d(3), 2), (OfAnotherPackage(3), 2)])
+def test_no_batch_of_anybodys_module_with_batch_norm_is_one_sample(layer: nn.Module, least: int) -> None:
+    data = loaded(numbers(batch_size=8), modules=nn.Sequential(layer).modules)
+    assert data.train_dataloader().batch_sampler.min_samples == least
 
 
 def test_too_few_samples_for_the_ranks_are_one_line(as_rank) -> None:

@@ -177,6 +177,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         collated(lambda samples, batch: batch | {"attention_mask": torch.ones(99, 9)}),
         f"{COLLATED} its 'attention_mask' has the shape (99, 9), and its target is of 1 samples",
     ),
+    "a batch of none": (
+        collated(lambda samples, batch: {name: part[:0] for name, part in batch.items()}),
+        f"{COLLATED} it has no samples",
+    ),
     "a target of another shape": (
         collated(lambda samples, batch: batch | {"label": torch.zeros(len(samples), 3)}),
         f"{COLLATED} its targets have the shape (3,), and a target that is class has ()",
@@ -205,6 +209,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "no spec": (
         lambda: described(type("Forgotten", (DataModule,), {"name": "forgotten"})()),
         "data: Forgotten has no spec: a property that returns a batchscope.data.DataSpec",
+    ),
+    "a training loader of its own": (
+        lambda: described(type("Weighted", (Own,), {"train_dataloader": lambda self: []})([])),
+        "data: Weighted has a train_dataloader of its own: derive it from LightningDataModule",
     ),
     # what changes images
     **{

@@ -69,7 +69,13 @@ class _Words(torch.nn.Module):
 
 def test_random_inputs_of_a_network_that_reads_tokens_are_tokens(trained: Trained, limits: Limits) -> None:
     spec = DataSpec("sequence", (9,), "class", 3, variable_length=True)
-    reader = replace(trained, network=_Words(), known=KnownData(spec, "own"))
+    reader = replace(trained, network=_Words(), known=KnownData(spec, "own"), dtype=None)
+    assert (measure_latency(reader, [1, 40], limits).table["p50_ms"] > 0).all()
+
+
+def test_inputs_of_a_network_that_was_trained_on_whole_numbers_are_some(trained: Trained, limits: Limits) -> None:
+    known = KnownData(DataSpec("tensor", (12,), "class", 3), "own")
+    reader = replace(trained, network=_Words(), known=known, dtype=torch.int64)
     assert (measure_latency(reader, [1, 40], limits).table["p50_ms"] > 0).all()
 
 

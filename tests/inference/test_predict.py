@@ -139,6 +139,24 @@ def test_arrays_have_the_same_answers_as_the_split(are_bytes: bool, trained: Tra
     torch.testing.assert_close(found.arrays["output"], expected.arrays["output"], atol=tolerance, rtol=0)
 
 
+def test_a_checkpoint_tells_of_which_type_the_inputs_of_its_training_were(trained: Trained) -> None:
+    assert trained.dtype == torch.float32
+
+
+@pytest.mark.parametrize("source", ["photos", "photos.npz"])
+def test_a_network_that_was_trained_on_bytes_gets_them_as_they_are(
+    source: str, trained: Trained, tmp_path: Path, monkeypatch
+) -> None:
+    pixels = np.arange(2 * 28 * 28).astype(np.uint8).reshape(2, 1, 28, 28)
+    (tmp_path / "photos").mkdir()
+    for number, image in enumerate(pixels):
+        Image.fromarray(image[0]).save(tmp_path / "photos" / f"{number}.png")
+    np.savez(tmp_path / "photos.npz", x=pixels)
+    monkeypatch.setattr(Task, "predict_step", lambda self, batch, batch_idx: {"output": batch[0].flatten(1)})
+    found = predict(replace(trained, dtype=torch.uint8), str(tmp_path / source))
+    assert np.array_equal(found.arrays["output"], pixels.reshape(2, -1))
+
+
 def test_sequences_have_another_length_in_every_batch(reader: Trained) -> None:
     together = predict(reader, "test").arrays["output"]
     reader.data.batch_size = 1

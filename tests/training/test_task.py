@@ -158,17 +158,28 @@ def test_a_test_keeps_which_samples_were_right_where_each_has_one_class(
     assert [right.tolist() for right in task.tested_right] == expected
 
 
-def test_a_task_knows_the_least_batch_and_the_shape_that_its_network_computes_on() -> None:
+def test_a_task_knows_the_shape_that_its_network_computes_on() -> None:
     spec = DataSpec(kind="image", input_shape=(3, 32, 32), target="class", num_outputs=10)
     networks = [TorchvisionModel(spec, name="resnet18", image_size=64), SimpleCNN(spec)]
-    tasks = [Task(network, spec, sgd()) for network in networks]
-    assert [task.min_samples for task in tasks] == [2, 1]  # two for batch norm
+    assert [Task(network, spec, sgd()).input_shape for network in networks] == [(3, 64, 64), (3, 32, 32)]
 
-    class OfAnotherPackage(nn.modules.batchnorm._BatchNorm):
-        pass
 
-    assert Task(nn.Sequential(OfAnotherPackage(3)), spec, sgd()).min_samples == 2
-    assert [task.input_shape for task in tasks] == [(3, 64, 64), (3, 32, 32)]
+def test_a_task_knows_which_of_its_metrics_are_means_over_samples() -> None:
+    kind = torchmetrics.classification.MulticlassAccuracy
+    own = {"mean_acc": kind(3), "micro_acc": kind(3, average="micro"), "error": torchmetrics.MeanAbsoluteError()}
+    task = Task(network(SPECS["class"]), SPECS["class"], sgd(), metrics=own)
+    assert task.sample_means == ["loss", "acc", "micro_acc", "error"]
+
+
+class OfBytes(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.float() / 255)
+
+
+def test_a_task_knows_of_which_type_its_inputs_are() -> None:
+    task, x = Task(OfBytes(5, 3), SPECS["class"], sgd()), torch.zeros(2, 5, dtype=torch.uint8)
+    train(task, data=DataLoader([(x, torch.tensor([0, 1]))], batch_size=None), max_steps=1)
+    assert task.input_dtype == "uint8"
 
 
 def test_an_epoch_whose_last_batch_would_be_one_sample_trains_with_batch_norm() -> None:
