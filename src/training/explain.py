@@ -47,6 +47,7 @@ def explain(
         "trainer",
         callbacks=callbacks,
         logger=NoLogger(os.getcwd()),
+        enable_autolog_hparams=False,
         max_steps=profiler.updates(monitor),
     )
     fitted(trainer, config)

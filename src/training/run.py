@@ -202,6 +202,7 @@ class _Run:
         loggers: list[Logger] = [] if tries else build_loggers(self.config, self.name, run_id)
         if not loggers and (tries or "until_known" in (self.config["callbacks"] or {})):
             loggers = [NoLogger(self.trainer.default_root_dir)]  # a module of one's own may ask for its logger
+            self.trainer.enable_autolog_hparams = False
         self.trainer.loggers = loggers
         facts = {"config": self.config, "choices": self.choices, "name": self.name, "run": run_id}
         spec = None if self.data.spec is None else asdict(self.data.spec)

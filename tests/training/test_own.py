@@ -409,6 +409,20 @@ class Points(FixedBatches):
         self.batch_size = self.size = batch_size
 
 
+class Counted(Tutorial):
+    """Has a hyperparameter of the name of one of its data."""
+
+    def __init__(self, batch_size: int = 8) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+
+
+class CountedPoints(Points):
+    def __init__(self, batch_size: int = 8) -> None:
+        super().__init__(batch_size)
+        self.save_hyperparameters()
+
+
 class Hyper(lightning.LightningDataModule):
     """Has its batch size among its hyperparameters alone."""
 
@@ -481,6 +495,7 @@ YAML = {
     "data/untested": f"_target_: {HERE}.Untested\n",
     "data/askstrainer": f"defaults: [own, _self_]\n_target_: {HERE}.AsksTrainer\n",
     "data/points": f"_target_: {HERE}.Points\nbatch_size: 8\n",
+    "data/counted": f"_target_: {HERE}.CountedPoints\nbatch_size: 8\n",
     "data/hyper": f"_target_: {HERE}.Hyper\nbatch_size: 8\n",
     "data/fixedbatches": f"_target_: {HERE}.FixedBatches\n",
     "data/photos": f"defaults: [/_data@_here_, _self_]\n_target_: {HERE}.Photos\nroot: ???\nbatch_size: 8\n"
@@ -490,6 +505,7 @@ YAML = {
     "model/net": f"_target_: {HERE}.Net\nanswers: null\n",
     "model/stranger": "_target_: tests.support.third_party_modules.Stranger\n",
     "model/tutorial": f"_target_: {HERE}.Tutorial\nby_hand: false\n",
+    "model/counted": f"_target_: {HERE}.Counted\nbatch_size: 8\n",
     "model/rated": f"_target_: {HERE}.Rated\nlr: 0.01\n",
     "model/nowhere": f"_target_: {HERE}.Nowhere\nsince: 100\n",
     "model/keeps": f"_target_: {HERE}.Keeps\nsparse: false\nimage: false\nstrange: false\nsaves_path: false\n",
@@ -887,6 +903,18 @@ def test_a_module_may_use_its_logger_where_nothing_is_logged(folder: Path) -> No
     found = trained(folder, "model=planned", "data=points")
     assert evaluated(folder)[1]["test_loss"] == pytest.approx(found["metrics"]["test_loss"])
     trained(folder.with_name("fast"), "model=planned", "data=points", "trainer.fast_dev_run=true")
+
+
+def test_a_hyperparameter_that_module_and_data_share_may_differ_where_nothing_is_logged(folder: Path) -> None:
+    words, timed = ["model=counted", "data=counted"], folder.with_name("timed")
+    trained(folder, *words, "trainer.max_epochs=1")
+    words.append("data.batch_size=4")
+    assert "test_loss" in evaluated(folder, words[-1])[1]
+    assert explained(*words).steps == 10
+    words += ["experiment=throughput", "trainer.accelerator=cpu", "logger=none", "callbacks.progress=null"]
+    words.append("callbacks.until_known.seconds=0.1")
+    train(composed(*words, f"run_dir={timed}"), timed, {"model": "counted"}, words)
+    assert record(timed)["status"] == "finished"
 
 
 def test_a_batch_of_two_optimizers_is_one_step(folder: Path) -> None:
