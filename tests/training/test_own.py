@@ -889,6 +889,10 @@ def test_a_step_with_two_optimizers_is_explained_by_as_many_steps_as_any(folder:
     assert (found.steps, found.trace_steps > 0, found.notes) == (10, True, [])
 
 
+def test_a_run_of_a_gpu_that_is_not_here_is_explained_on_the_device_that_is(folder: Path) -> None:
+    assert explained("model=tutorial", "trainer.devices=[3]").steps == 10
+
+
 @pytest.mark.parametrize("plateau", [False, True])
 def test_a_schedule_for_the_whole_training_or_by_the_validation_is_one_of_timed_runs_too(plateau, folder: Path) -> None:
     words = ["model=planned", f"model.plateau={plateau}"]
