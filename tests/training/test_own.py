@@ -269,6 +269,22 @@ class Breaks(lightning.Callback):
         raise KeyError("of a callback")
 
 
+class Measures(lightning.Callback):
+    """Logs a metric of its own, which is no attribute of the module."""
+
+    log: Any  # Lightning sets it
+
+    def __init__(self) -> None:
+        self.mean = torchmetrics.MeanMetric()
+
+    def on_validation_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.mean.update(batch_idx)
+
+    def on_validation_epoch_end(self, trainer: Any, module: Any) -> None:
+        self.log("val/mean", self.mean.compute())
+        self.mean.reset()
+
+
 class Late(Tutorial):
     """Makes its layer after its constructor, or saves a part of its weights."""
 
@@ -510,6 +526,7 @@ YAML = {
     "model/nowhere": f"_target_: {HERE}.Nowhere\nsince: 100\n",
     "model/keeps": f"_target_: {HERE}.Keeps\nsparse: false\nimage: false\nstrange: false\nsaves_path: false\n",
     "model/unfit": f"_target_: {HERE}.Unfit\nhow: narrow\n",
+    "callbacks/measures": f"measures: {{_target_: {HERE}.Measures}}\n",
     "callbacks/breaks": f"breaks: {{_target_: {HERE}.Breaks}}\n",
     "model/late": f"_target_: {HERE}.Late\nhow: configure_model\n",
     "model/anew": f"_target_: {HERE}.Anew\nhow: configure_model\n",
@@ -613,6 +630,13 @@ def test_a_task_with_a_loss_of_its_own_needs_none_of_ours_for_several_targets(fo
 def test_null_takes_a_metric_away(folder: Path) -> None:
     found = trained(folder, "task=dice", "task.metrics.acc=null", "task.metrics.iou=null")["metrics"]
     assert {key for key in found if key.startswith(("val/", "test/"))} == {"val/loss", "test/loss"}
+
+
+def test_a_callback_logs_a_metric_of_its_own_as_the_page_says(folder: Path) -> None:
+    page = Path(__file__).parents[2] / "CONTRIBUTING.md"
+    assert '`self.log("val/f1", metric.compute())`' in page.read_text(encoding="utf-8")
+    found = trained(folder, "model=tutorial", "data=points", "callbacks=measures")
+    assert found["metrics"]["val/mean"] == 0.5  # of the numbers of two batches in each epoch
 
 
 def test_an_own_task_loss_and_metric_are_logged_and_belong_to_the_checkpoint(folder: Path) -> None:
