@@ -1073,6 +1073,7 @@ def test_what_does_not_fit_is_one_line_and_nothing_is_written(words: str, folder
     assert not [path for path in folder.rglob("*") if path.name != ".lock"]
 
 
+HEADS = "model: Heads answers {'shade': (8, 3), 'size': (8,)}, and"
 UNFIT_TASKS = {
     "model.answers=[2]": "model: Net answers (8, 2), and task.loss=cross_entropy and the accuracy for a target "
     "class_per_pixel (8, 6, 6) takes (8, 3, 6, 6)",
@@ -1087,6 +1088,10 @@ UNFIT_TASKS = {
     "class_per_pixel (8, 6, 6) takes (8, 2, 6, 6)",
     "model=heads data=both task.loss=mse": "model: Heads answers {'shade': (8, 3), 'size': (8,)}, and task.loss=mse for a target any "
     "{'shade': (8,), 'size': (8,)} takes {'shade': (8,), 'size': (8,)}; a loss of your own, task.loss={_target_: …}, takes",
+    "model=heads data.target=class": f"{HEADS} task.loss=cross_entropy and the accuracy for a target class (8,) takes (8, 3); a loss of your "
+    "own, task.loss={_target_: …}, takes several tensors; task.metrics.acc=null leaves the accuracy out",
+    f"model=heads data.target=class task.loss={{_target_:{HERE}.of_both,_partial_:true}}": f"{HEADS} the accuracy for a target class (8,) "
+    "takes (8, 3); task.metrics.acc=null leaves the accuracy out",
     "task.metrics={f1:{_target_:torchmetrics.classification.BinaryF1Score}}": f"task.metrics.f1: BinaryF1Score fails with {SHAPES}: "
     "RuntimeError: Predictions and targets are expected to have the same shape",
     "task.metrics={f1:{_target_:torchmetrics.classification.MulticlassF1Score,num_classes:3,average:null}}": "task.metrics.f1: "
