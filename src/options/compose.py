@@ -118,7 +118,7 @@ def apply_overrides(config: dict[str, Any], overrides: list[str]) -> DictConfig:
     _refuse_several_values(parsed, hint="")
     changed = OmegaConf.create(config)
     OmegaConf.set_struct(changed, True)
-    for one in sorted(parsed, key=lambda one: not _chooses(one)):  # a choice replaces the options of its section
+    for one in sorted(parsed, key=lambda one: not _chooses(one)):  # a choice replaces options of its section
         if re.split("[./]", one.key_or_group)[0] in (*OPTIONAL_GROUPS, "hydra"):
             raise UserError(
                 f"{one.key_or_group}: is for a new run; here, name the options to change: data.batch_size=8"
@@ -127,10 +127,19 @@ def apply_overrides(config: dict[str, Any], overrides: list[str]) -> DictConfig:
             _set_option(changed, one)
             continue
         chosen = None if one.is_delete() else compose([text_of(one)]).get(one.key_or_group)
+        if one.key_or_group == "trainer" and chosen and changed.trainer:
+            chosen = _on_devices_of(chosen, changed.trainer)
         with open_dict(changed):
             changed[one.key_or_group] = chosen
     _refuse_unread([overrides], [to_plain(changed)])
     return changed
+
+
+def _on_devices_of(chosen: DictConfig, trainer: DictConfig) -> dict[str, Any]:
+    """A trainer on the devices of a choice, with what else the choice has in place of the default one's options."""
+    default, names = to_plain(compose([]).trainer), ("accelerator", "devices", "num_nodes", "strategy")
+    differs = {k: v for k, v in to_plain(chosen).items() if k in names or (k, v) not in default.items()}
+    return to_plain(trainer) | differs
 
 
 def compose(overrides: list[str]) -> DictConfig:

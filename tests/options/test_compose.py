@@ -249,6 +249,15 @@ def test_what_is_wrong_with_an_option_is_said_as_for_a_new_run(text: str) -> Non
     assert refusal(changed, text) == refusal(composed, text)
 
 
+def test_a_choice_of_the_trainer_sets_the_devices_of_a_record_and_keeps_its_other_options(package: Write) -> None:
+    package({"trainer/mine": "defaults: [default, _self_]\naccelerator: cpu\nprecision: 64-true\n"})
+    use_config_dir("conf")
+    known = composed("trainer=ddp", "trainer.devices=4", "trainer.max_epochs=50", "trainer.precision=bf16-mixed")
+    one = {"accelerator": "cpu", "devices": 1, "strategy": "auto"}
+    for choice, differs in (("cpu", one), ("mine", one | {"precision": "64-true"})):
+        assert check_config(apply_overrides(known, [f"trainer={choice}"]))["trainer"] == known["trainer"] | differs
+
+
 def test_what_belongs_to_a_new_run_is_refused() -> None:
     assert refusal(changed, "seed=1,2") == "seed: got several values, takes one"
     for option in ("experiment=quickstart", "hydra.run.dir=x", "hydra/launcher=ray"):
