@@ -959,6 +959,7 @@ def test_loaders_of_a_module_that_a_run_does_not_read_are_refused_where_nobody_n
     assert said.startswith(
         "data: Loads has a train_dataloader of its own, and a run trains on data=…; move its loaders"
     )
+    assert said.endswith("or name the data to train on, such as data=mnist")
     _refuse_unread(Loads(), ours, ["data=mnist"], {"data": "mnist"})
     _refuse_unread(Loads(), ours, [], {"data": "theirs"})
     _refuse_unread(Tutorial(), ours, [], {"data": "mnist"})
