@@ -15,7 +15,14 @@ from omegaconf import OmegaConf
 from batchscope.errors import UserError
 from batchscope.options.check import check_config
 from batchscope.options.command_lines import for_evaluation, for_explanation, for_timing
-from batchscope.options.compose import apply_overrides, check_command_line, choices_in, compose, compose_command_line
+from batchscope.options.compose import (
+    apply_overrides,
+    check_command_line,
+    choices_after,
+    choices_in,
+    compose,
+    compose_command_line,
+)
 from batchscope.options.groups import CONFIGS, choices_of, known_nodes, use_config_dir
 from batchscope.options.habits import HABITS, answer_to
 from batchscope.options.signatures import is_installed
@@ -76,6 +83,11 @@ def test_a_choice_whose_class_an_option_replaces_names_it_no_more() -> None:
     found = choices_in(composition.hydra)
     assert (found["model"], found["data"]) == ("mlp", "mnist")
     assert "task" not in found
+
+
+def test_the_choices_of_a_record_are_those_after_the_options_that_change_it() -> None:
+    known = {"model": "cnn", "task": "default", "optimizer": None}
+    assert choices_after(known, ["model=mlp", "task._target_=mynet.Task", "data={num_train: 5}"]) == {"model": "mlp"}
 
 
 def test_a_folder_that_is_named_is_told_from_the_installed_default(package: Write) -> None:
