@@ -27,9 +27,9 @@ from ..files import refuse_links, why, write_folder
 from ..options import trust
 from ..options.check import check_config
 from ..options.command_lines import for_explanation
-from ..options.compose import apply_overrides, choices_in, compose_command_line
+from ..options.compose import apply_overrides, choices_after, choices_in, compose_command_line
 from ..options.groups import DEFAULT_DATA
-from ..options.overrides import parse
+from ..options.overrides import set_by
 from ..records.course import course_words
 from ..records.explanation import FILE, TRACE
 from ..records.read import FILE as RECORD
@@ -73,18 +73,16 @@ def _task(args: argparse.Namespace) -> _Task:
     folders, overrides = folders_and_options(args.words)
     if len(folders) > 1:
         raise UserError(f"explain: takes one run; got {' and '.join(folders)}", exit_code=2)
-    typed = {word.key_or_group: word.value() for word in parse(overrides) if word.key_or_group in ("model", "data")}
-    choices = {group: str(choice) for group, choice in typed.items() if isinstance(choice, str)}
     if folders:
-        return _of_run(resume.run_folder(folders[0], "explain"), overrides, choices, args.out)
+        return _of_run(resume.run_folder(folders[0], "explain"), overrides, args.out)
     line = compose_command_line(overrides, multirun=False)
-    composed = choices_in(line.compositions[0].hydra)
-    names_data = "data" in choices or composed.get("data") != DEFAULT_DATA
+    choices = choices_in(line.compositions[0].hydra)
+    names_data = "data" in set_by(overrides)[1] or choices.get("data") != DEFAULT_DATA
     config = check_config(for_explanation(line.configs[0]))
-    return _Task(config, composed | choices, args.out or folder_of(_NAME), [], {}, names_data)
+    return _Task(config, choices, args.out or folder_of(_NAME), [], {}, names_data)
 
 
-def _of_run(run_dir: Path, overrides: list[str], chosen: dict[str, str], out: Path | None) -> _Task:
+def _of_run(run_dir: Path, overrides: list[str], out: Path | None) -> _Task:
     """The task that a run's record describes, with the options that change it."""
     file = relative(run_dir / RECORD)
     record = read(run_dir)
@@ -93,7 +91,7 @@ def _of_run(run_dir: Path, overrides: list[str], chosen: dict[str, str], out: Pa
     trust.confirm(config, overrides, file, run_dir=None)
     if out is None:
         refuse_links(run_dir, written=(f"{_NAME}*", f".{_NAME}*"))
-    choices = {key: value for key, value in record.get("choices", {}).items() if value is not None} | chosen
+    choices = choices_after(record.get("choices", {}), overrides)
     notes, processes = [], record.get("processes")
     if isinstance(processes, int) and processes > 1:
         notes = [f"the run used {processes} processes; one of them is explained, without communication"]

@@ -143,6 +143,7 @@ def trainer_for(trained: Trained) -> Trainer:
     set_up_process(config)
     check_accelerator(config)
     alone: dict[str, Any] = {"logger": NoLogger(os.getcwd()), "callbacks": [], "enable_checkpointing": False}
+    alone["enable_autolog_hparams"] = False  # Lightning would merge those of module and data, which may differ
     if load_weights is not None and makes_layers(trained.module):  # anew, in hooks that Lightning calls once more
         hooks = ("on_test_start", "on_validation_start", "on_predict_start")
         alone["callbacks"] = [LambdaCallback(**dict.fromkeys(hooks, lambda trainer, module: load_weights()))]

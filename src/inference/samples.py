@@ -23,6 +23,12 @@ SPLITS = {
     "predict": ("predict", "predict_dataloader"),
 }
 _FEW = 8  # copies of a sample that is alone
+# Of a transfer to a device, in Lightning's order: each hook, and what it takes between the batch and the number of its loader.
+_TRANSFER = {
+    "on_before_batch_transfer": (),
+    "transfer_batch_to_device": (torch.device("cpu"),),
+    "on_after_batch_transfer": (),
+}
 _NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -98,11 +104,14 @@ def _first_batch(trained: Trained) -> tuple[Any, str]:
     stage, method = SPLITS.get(split, ("fit", "train_dataloader"))
     data.setup(stage)
     batch = next(iter(tree_leaves(getattr(module, method)())[0]))  # of several loaders the first
-    for hook in ("on_before_batch_transfer", "on_after_batch_transfer"):  # of the data, or else of the module
-        owner = module if is_overridden(hook, module) else trained.module
-        trained.module.trainer = module.trainer
-        batch = getattr(owner, hook)(batch, 0)
-    trained.module.trainer = None
+    trained.module.trainer = module.trainer
+    try:
+        for hook, device in _TRANSFER.items():
+            owner = module if is_overridden(hook, module) else trained.module  # as in Lightning
+            with blamed("data", f"{hook} of {type(owner).__name__} fails"):
+                batch = getattr(owner, hook)(batch, *device, 0)
+    finally:
+        trained.module.trainer = None
     return batch, f"{split} samples"
 
 

@@ -10,11 +10,12 @@ from ..errors import UserError
 from . import trust
 from .groups import COLLECTIONS, SECTIONS
 from .overrides import parse
+from .purpose import only_observes
 from .signatures import inherits
 from .tree import TARGET, flatten
 from .update import ranks_asked
 
-_PART_OF_A_STEP = ("batchscope.callbacks.nonfinite.StopOnNonFinite",)  # it checks every loss and gradient
+_PART_OF_A_STEP = ("batchscope.callbacks.nonfinite.StopOnNonFinite",)  # observes, and checks every loss and gradient
 
 _ONE_DEVICE = {"devices": 1, "num_nodes": 1, "strategy": "auto"}
 NO_END = 10**9  # training steps: a number, by which a schedule can plan
@@ -31,8 +32,11 @@ _LIGHTNING = "lightning.pytorch.callbacks"
 _NOT_TIMED_KINDS = (f"{_LIGHTNING}.early_stopping.EarlyStopping", f"{_LIGHTNING}.checkpoint.Checkpoint")
 _NOT_TIMED_KINDS += (f"{_LIGHTNING}.timer.Timer", f"{_LIGHTNING}.progress.progress_bar.ProgressBar")
 _NOT_TIMED_KINDS += (
+    f"{_LIGHTNING}.lr_finder.LearningRateFinder",
+    f"{_LIGHTNING}.stochastic_weight_avg.StochasticWeightAveraging",  # of the last epochs
     "batchscope.callbacks.target.StopAtTarget",
     "batchscope.callbacks.prediction_images.PredictionImages",
+    "batchscope.callbacks.until_known.StopWhenKnown",
 )
 # It ends by its seconds.
 _UNTIL = {"_target_": "batchscope.callbacks.until_known.StopWhenKnown", "precision": 0.001}
@@ -85,14 +89,16 @@ def refuse_not_evaluated(overrides: list[str], recorded: dict[str, Any]) -> None
 def for_explanation(config: dict[str, Any]) -> dict[str, Any]:
     """A run's configuration as its explanation takes it: some training steps on one device, nothing logged or kept.
 
-    Of the callbacks only those stay that have a part in a training step.
+    Of the callbacks of a timed run those stay that do more than observe: one that freezes layers makes it another step.
     """
     enabled = dict.fromkeys(("enable_progress_bar", "enable_checkpointing", "enable_model_summary"), False)
     trainer = {**_ONE_DEVICE, **_SOME_STEPS, **enabled}
     if isinstance(named := config["trainer"].get("devices"), list) and len(named) == 1:
         trainer["devices"] = named  # a GPU by its number
     callbacks = {
-        name: node for name, node in (config["callbacks"] or {}).items() if node and node["_target_"] in _PART_OF_A_STEP
+        name: node
+        for name, node in _in_steps(config).items()
+        if node[TARGET] in _PART_OF_A_STEP or not only_observes(node[TARGET])
     }
     parts = {"callbacks": callbacks, "logger": {}, "search": None, "resume": None, "run_dir": None, "init": None}
     if update := config.get("global_batch_size"):
@@ -103,15 +109,19 @@ def for_explanation(config: dict[str, Any]) -> dict[str, Any]:
 def for_timing(config: dict[str, Any], seconds: float) -> dict[str, Any]:
     """A run's configuration as a short timed run takes it, which ends after so many seconds of measured steps.
 
-    The callbacks stay, because they take time; those that only write files, print or end a run are left out. Nothing is
-    kept.
+    The callbacks stay, because they take time; those that write files, print, find a rate, wait for the last epochs or end
+    a run are left out. Nothing is kept.
     """
-    kept = {name: node for name, node in (config["callbacks"] or {}).items() if node and name not in _NOT_TIMED}
-    callbacks = {name: o for name, o in kept.items() if not any(inherits(o[TARGET], kind) for kind in _NOT_TIMED_KINDS)}
-    callbacks["until_known"] = {**_UNTIL, "seconds": seconds}
+    callbacks = {**_in_steps(config), "until_known": {**_UNTIL, "seconds": seconds}}
     parts = {"trainer": {**config["trainer"], **_SOME_STEPS}, "callbacks": callbacks}
     if "schedule" in config.get("optimizer", {}):  # a LightningModule has none
         parts["optimizer"] = {**config["optimizer"], "schedule": "constant"}
     once = {name: None for name in ("target", "target_metric") if name in config}
     once |= {"logger": {}, "test": False, "search": None, "resume": None, "timing": "auto"}
     return {**config, **parts, **once, "init": None}
+
+
+def _in_steps(config: dict[str, Any]) -> dict[str, Any]:
+    """The callbacks of a configuration, but for those that some steps without a result have no use for."""
+    kept = {name: node for name, node in (config["callbacks"] or {}).items() if node and name not in _NOT_TIMED}
+    return {name: o for name, o in kept.items() if not any(inherits(o[TARGET], kind) for kind in _NOT_TIMED_KINDS)}

@@ -23,7 +23,7 @@ from .. import _hydra
 from .._system import why_no_folder
 from ..errors import UserError
 from .check import check_config
-from .groups import CONFIGS, GROUPS, OPTIONAL_GROUPS, config_dir, load, refuse_unreadable, to_plain
+from .groups import CONFIGS, GROUPS, OPTIONAL_GROUPS, SECTIONS, config_dir, load, refuse_unreadable, to_plain
 from .hints import message_of, missing_choice, unknown_option
 from .overrides import combinations, parse, quoted, set_by, text_of
 from .purpose import lightning_module_of, own_rate, why_no_validation, why_unread
@@ -95,9 +95,17 @@ def check_command_line(overrides: list[str], multirun: bool, run_dir: str | None
 
 
 def choices_in(hydra: Any) -> dict[str, str]:
-    """The choice of each group, from Hydra's section of a composition; none where an option replaces the choice's class."""
-    typed = set_by(list(hydra.overrides.task))[0]
-    return {group: choice for group, choice in hydra.runtime.choices.items() if f"{group}.{TARGET}" not in typed}
+    """The choice of each group, from Hydra's section of a composition, as `choices_after`."""
+    return choices_after(hydra.runtime.choices, list(hydra.overrides.task))
+
+
+def choices_after(choices: Mapping[str, Any], overrides: list[str]) -> dict[str, str]:
+    """The choice of each group that has one, changed by a command line; none where an option replaces the choice's class."""
+    chosen = {
+        one.key_or_group: one.value() for one in parse(overrides) if _chooses(one) and one.key_or_group in SECTIONS
+    }
+    typed = set_by(overrides)[0]
+    return {k: v for k, v in {**choices, **chosen}.items() if v is not None and f"{k}.{TARGET}" not in typed}
 
 
 def config_in(run_dir: str | os.PathLike[str], composition: DictConfig) -> dict[str, Any]:
@@ -118,7 +126,7 @@ def apply_overrides(config: dict[str, Any], overrides: list[str]) -> DictConfig:
     _refuse_several_values(parsed, hint="")
     changed = OmegaConf.create(config)
     OmegaConf.set_struct(changed, True)
-    for one in sorted(parsed, key=lambda one: not _chooses(one)):  # a choice replaces the options of its section
+    for one in sorted(parsed, key=lambda one: not _chooses(one)):  # a choice replaces options of its section
         if re.split("[./]", one.key_or_group)[0] in (*OPTIONAL_GROUPS, "hydra"):
             raise UserError(
                 f"{one.key_or_group}: is for a new run; here, name the options to change: data.batch_size=8"
@@ -127,10 +135,19 @@ def apply_overrides(config: dict[str, Any], overrides: list[str]) -> DictConfig:
             _set_option(changed, one)
             continue
         chosen = None if one.is_delete() else compose([text_of(one)]).get(one.key_or_group)
+        if one.key_or_group == "trainer" and chosen and changed.trainer:
+            chosen = _on_devices_of(chosen, changed.trainer)
         with open_dict(changed):
             changed[one.key_or_group] = chosen
     _refuse_unread([overrides], [to_plain(changed)])
     return changed
+
+
+def _on_devices_of(chosen: DictConfig, trainer: DictConfig) -> dict[str, Any]:
+    """A trainer on the devices of a choice, with what else the choice has in place of the default one's options."""
+    default, names = to_plain(compose([]).trainer), ("accelerator", "devices", "num_nodes", "strategy")
+    differs = {k: v for k, v in to_plain(chosen).items() if k in names or (k, v) not in default.items()}
+    return to_plain(trainer) | differs
 
 
 def compose(overrides: list[str]) -> DictConfig:

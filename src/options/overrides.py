@@ -84,7 +84,7 @@ def text_of(override: Override) -> str:
 def set_by(overrides: Iterable[str]) -> tuple[set[str], set[str]]:
     """The full names of the options that a command line sets, and the groups that it chooses for.
 
-    A value in braces sets only the options that it names; a choice replaces the group's node.
+    A value in braces sets only the options that it names; a choice replaces the group's node, of the trainer a part.
     """
     options: set[str] = set()
     groups: set[str] = set()

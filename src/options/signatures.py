@@ -57,15 +57,18 @@ def signature_of(target: str) -> Signature | None:
         return _read(found[0], found[1].args, skip=0)
     passed_on: dict[str, Any] = {}
     defaults: dict[str, Any] = {}
+    decided: set[str | None] = set()  # by a class for its base classes, whose defaults do not hold
     for one in _ancestry(found):
         if one is None or one[1].decorator_list:  # a base class that cannot be read may take anything
             return Signature(passed_on, True, defaults)
         inits = [n for n in one[1].body if isinstance(n, ast.FunctionDef) and n.name == "__init__"]
         if inits:  # the last one is the definition; those above it are overloads
             own = _read(one[0], inits[-1].args, skip=1)
-            passed_on, defaults = {**own.parameters, **passed_on}, {**own.defaults, **defaults}
+            passed_on = {**own.parameters, **passed_on}
+            defaults = {**{name: own.defaults[name] for name in own.defaults.keys() - decided}, **defaults}
             if not own.open or _keeps_keywords(inits[-1]):
                 return Signature(passed_on, own.open, defaults)
+            decided |= {word.arg for call in _of_bases(inits[-1]) for word in call.keywords}
     return Signature(passed_on, True, defaults)
 
 
@@ -216,13 +219,16 @@ def _read(module: _Module, arguments: ast.arguments, skip: int) -> Signature:
     return Signature(found, arguments.kwarg is not None, literals)
 
 
+def _of_bases(init: ast.FunctionDef) -> list[ast.Call]:
+    """The calls of other constructors in one."""
+    calls = (node for node in ast.walk(init) if isinstance(node, ast.Call))
+    return [call for call in calls if ast.unparse(call.func).endswith(".__init__")]
+
+
 def _keeps_keywords(init: ast.FunctionDef) -> bool:
     """Whether a constructor with `**kwargs` does anything with them but pass them to that of a base class."""
     assert init.args.kwarg is not None
-    calls = [
-        node for node in ast.walk(init) if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".__init__")
-    ]
-    passed = [word.value for call in calls for word in call.keywords if word.arg is None]
+    passed = [word.value for call in _of_bases(init) for word in call.keywords if word.arg is None]
     uses = [node for node in ast.walk(init) if isinstance(node, ast.Name) and node.id == init.args.kwarg.arg]
     return any(use not in passed for use in uses)
 

@@ -78,6 +78,7 @@ def confirm(config: dict[str, Any], overrides: Iterable[str], where: str, run_di
     `config` is checked, with the overrides applied; `run_dir` is the folder that the run may write to, or None.
     """
     options, groups = set_by(overrides)
+    groups.discard("trainer")  # a choice keeps most options of the file's (compose.apply_overrides)
     outside = _outside_of_sections(config, run_dir)
     untyped = [one for one in outside if one[0] not in options and one[0].partition(".")[0] not in groups]
     if not untyped:

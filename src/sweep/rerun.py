@@ -21,7 +21,7 @@ from ..files import new_folder, writing
 from ..options import trust
 from ..options.check import check_config
 from ..options.command_lines import for_timing
-from ..options.compose import apply_overrides
+from ..options.compose import apply_overrides, choices_after
 from ..records.read import FILE, read
 from ..records.values import at, positive
 from .loop import Loop
@@ -105,8 +105,7 @@ def job_of(side: str, run: Run, python: str, overrides: list[str]) -> Job:
         raise UserError(f"{file}: cannot be run again: {error}") from error
     config = check_config(apply_overrides(recorded, overrides))
     trust.confirm(check_config(for_timing(config, 1.0)), overrides, file, run_dir=run.folder)
-    known = {key: value for key, value in record.get("choices", {}).items() if value is not None}
-    facts = {"choices": known, "overrides": record.get("overrides", [])}
+    facts = {"choices": choices_after(record.get("choices", {}), overrides), "overrides": record.get("overrides", [])}
     return Job(Path(side), config, facts, side.upper(), python=python)
 
 

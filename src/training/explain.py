@@ -4,6 +4,7 @@ import os
 from functools import partial
 from typing import Any
 
+import torch
 from lightning import Trainer
 from lightning.pytorch.callbacks import LambdaCallback
 
@@ -38,6 +39,8 @@ def explain(
     """
     set_up_process(config)
     check_accelerator(config)
+    named, kind = config["trainer"]["devices"], config["trainer"].get("accelerator", "auto")
+    gpus = [[number] for number in range(torch.cuda.device_count())] if kind in ("auto", "gpu", "cuda") else []
     data = build_data(config)
     monitor = ThroughputMonitor(warmup_steps=WARMUP, verbose=False)
     profiler = OperationProfiler(steps=STEPS, stop=True, verbose=False)
@@ -46,7 +49,9 @@ def explain(
         config["trainer"],
         "trainer",
         callbacks=callbacks,
+        devices=named if named in gpus else 1,  # a record may name a GPU that this machine does not have
         logger=NoLogger(os.getcwd()),
+        enable_autolog_hparams=False,
         max_steps=profiler.updates(monitor),
     )
     fitted(trainer, config)

@@ -27,7 +27,7 @@ def build_loggers(config: dict[str, Any], name: str, run_id: str) -> list[Logger
 
 
 class NoLogger(DummyLogger):
-    """Takes what a module gives its logger, and keeps nothing. `save_dir` is where a module may write by itself."""
+    """Takes what a module gives its logger, and keeps nothing. Its folders are where a module may write by itself."""
 
     def __init__(self, save_dir: str) -> None:
         super().__init__()
@@ -36,6 +36,16 @@ class NoLogger(DummyLogger):
     @property
     @override
     def save_dir(self) -> str:
+        return self._save_dir
+
+    @property
+    @override
+    def root_dir(self) -> str:
+        return self._save_dir
+
+    @property
+    @override
+    def log_dir(self) -> str:
         return self._save_dir
 
 

@@ -16,7 +16,7 @@ def refuse_own_loaders(model: nn.Module) -> None:
     if isinstance(model, LightningModule) and is_overridden("train_dataloader", model):
         raise UserError(
             f"data: {type(model).__name__} has a train_dataloader of its own, and a run trains on data=…; move its loaders "
-            "to a LightningDataModule, and write data=<its config>, or name the data to train on"
+            "to a LightningDataModule, and write data=<its config>, or name the data to train on, such as data=mnist"
         )
 
 

@@ -38,6 +38,7 @@ from ..options.command_lines import evaluate_command, program
 from ..options.groups import DEFAULT_DATA, SECTIONS
 from ..options.overrides import set_by
 from ..options.purpose import lightning_module_of, unread_by
+from ..records.formatting import count
 from ..records.read import optimized, read
 from ..records.run_record import RunRecord, close_open, versions
 from ..records.values import positive
@@ -192,7 +193,7 @@ class _Run:
         """Load the training data, and name the run, its loggers and its checkpoints after them."""
         lightning_of(self.data).trainer = self.trainer  # which a `setup` may ask, as in Lightning
         self.data.setup("fit")
-        _refuse_few_samples(self.data, self.trainer.world_size)
+        _refuse_few_samples(self.data, self.trainer)
         samples = self.data.num_samples("train")
         fingerprint = self.data.fingerprint
         several = isinstance(self.data, PlainData) and self.trainer.world_size > 1
@@ -206,6 +207,7 @@ class _Run:
         loggers: list[Logger] = [] if tries else build_loggers(self.config, self.name, run_id)
         if not loggers and (tries or "until_known" in (self.config["callbacks"] or {})):
             loggers = [NoLogger(self.trainer.default_root_dir)]  # a module of one's own may ask for its logger
+            self.trainer.enable_autolog_hparams = False
         self.trainer.loggers = loggers
         facts = {"config": self.config, "choices": self.choices, "name": self.name, "run": run_id}
         spec = None if self.data.spec is None else asdict(self.data.spec)
@@ -291,11 +293,16 @@ class _Run:
         if not has_test(self.data):
             warn(f"test: {self.data.name} has no test set, and nothing is tested")
             return
+        why, ranks = "", self.trainer.world_size
         if isinstance(self.trainer.strategy, FSDPStrategy):
+            why = "FSDP cannot test a module that it has sharded for training"
+        elif isinstance(self.data, DataModule) and (few := self.data.num_samples("test")) < ranks:
+            why = f"{ranks} processes cannot share {count(few, 'test sample')} of {self.data.name}"
+        if why:
             kept = summary.checkpoint_paths(self.trainer, self.run_dir)
             name = kept.get("best") or kept.get("last")
             then = f"; write {evaluate_command(self.config, str(self.run_dir / name))}" if name else ""
-            warn(f"test: FSDP cannot test a module that it has sharded for training{then}")
+            warn(f"test: {why}{then}")
             return
         forget_averages(self.trainer)
         best = "best" if "best" in summary.checkpoint_paths(self.trainer, self.run_dir) else None
@@ -315,14 +322,14 @@ class _Run:
             record.add(unread=unread)
 
 
-def _refuse_few_samples(data: Data, ranks: int) -> None:
+def _refuse_few_samples(data: Data, trainer: lightning.Trainer) -> None:
     """Raise UserError for a split of a fit that has fewer samples than there are processes."""
     if not isinstance(data, DataModule):
         return
-    splits: tuple[Split, ...] = ("train", "val")
+    splits: tuple[Split, ...] = ("train", "val") if trainer.limit_val_batches else ("train",)
     for split in splits:
         if data.num_samples(split):
-            data.check_ranks(split, ranks)
+            data.check_ranks(split, trainer.world_size)
 
 
 def _known_id(run_dir: Path) -> dict[str, str]:

@@ -89,7 +89,11 @@ def _check_shapes(task: "Task", output: Any, y: Any) -> None:
     may_omit_n = spec.target == "value" or (spec.is_one_logit and not spec.pads_steps)
     if isinstance(output, Tensor) and output.shape in ((wanted, y.shape) if may_omit_n else (wanted,)):
         return
-    hint = "" if isinstance(wanted, tuple) else "; a loss of your own, task.loss={_target_: …}, takes several tensors"
+    hint = ""
+    if not isinstance(output, Tensor) and task.has_named_loss:
+        hint = "; a loss of your own, task.loss={_target_: …}, takes several tensors"
+    if task.has_accuracy and (hint or not task.has_named_loss):
+        hint += "; task.metrics.acc=null leaves the accuracy out"
     raise UserError(
         f"model: {type(task.model).__name__} answers {_shape(output)}, and {' and '.join(asking)} for a target "
         f"{spec.target} {_shape(y)} takes {wanted}{hint}"

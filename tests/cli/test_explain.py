@@ -92,6 +92,15 @@ def test_options_change_what_is_explained_and_where_it_is_written(run_dir, root)
     assert not (run_dir / "explain").exists()
 
 
+def test_a_class_in_place_of_a_choice_is_not_called_by_it(run_dir, root, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        "batchscope.training.explain.explain", lambda config, choices, *_: seen.append(choices) or (explanation(), {})
+    )
+    answer("explain", run_dir, root, "model._target_=batchscope.models.cnn.SimpleCNN")
+    assert seen == [{"data": "digits"}]
+
+
 def test_without_a_run_options_are_enough_and_with_peaks_there_are_lower_bounds(run_dir, root, monkeypatch):
     monkeypatch.setattr(throughput, "find_calibration", lambda device, measure: CPU)
     found = answer("explain", "model=mlp", "data=digits", root, *SIZES, "trainer.accelerator=cpu")

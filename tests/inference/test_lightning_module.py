@@ -260,6 +260,18 @@ def test_inputs_are_what_the_hooks_of_a_transfer_make_of_a_batch(made, monkeypat
     assert torch.equal(samples_of(made_of, 5).inputs, 4 * X[:5])
 
 
+def test_a_hook_of_a_transfer_that_fails_is_one_line(made, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(one: Any, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        raise ValueError(f"no {device}")
+
+    monkeypatch.setattr(Points, "transfer_batch_to_device", fails)
+    module = made("plain")
+    assert refusal(samples_of, module, 5).startswith(
+        "data: transfer_batch_to_device of Points fails: ValueError: no cpu"
+    )
+    assert module.module._trainer is None
+
+
 @pytest.mark.parametrize("example", [torch.ones(1, 2), (torch.ones(1, 2),), {"noise": torch.ones(1, 2)}])
 def test_inputs_are_copies_of_the_example_of_a_module(example: Any, made) -> None:
     module = made("generator", "wrapped")

@@ -46,6 +46,12 @@ def test_a_timed_run_has_no_validation_and_nothing_that_follows_one() -> None:
     )
 
 
+def test_an_explanation_keeps_the_callbacks_that_change_a_step() -> None:
+    until = "+callbacks.until={_target_:batchscope.callbacks.until_known.StopWhenKnown}"
+    config = composed("callbacks=[weight_averaging,early_stopping,wait_until_quiet]", until)
+    assert check_config(for_explanation(config))["callbacks"].keys() == {"nonfinite", "weight_averaging"}
+
+
 @pytest.mark.parametrize(("devices", "explained"), [([3], [3]), ([1, 3], 1), (2, 1), ("auto", 1)])
 def test_a_run_is_explained_on_one_device_and_on_the_gpu_that_is_named(devices, explained) -> None:
     config = composed("trainer.devices=1")

@@ -15,7 +15,14 @@ from omegaconf import OmegaConf
 from batchscope.errors import UserError
 from batchscope.options.check import check_config
 from batchscope.options.command_lines import for_evaluation, for_explanation, for_timing
-from batchscope.options.compose import apply_overrides, check_command_line, choices_in, compose, compose_command_line
+from batchscope.options.compose import (
+    apply_overrides,
+    check_command_line,
+    choices_after,
+    choices_in,
+    compose,
+    compose_command_line,
+)
 from batchscope.options.groups import CONFIGS, choices_of, known_nodes, use_config_dir
 from batchscope.options.habits import HABITS, answer_to
 from batchscope.options.signatures import is_installed
@@ -76,6 +83,11 @@ def test_a_choice_whose_class_an_option_replaces_names_it_no_more() -> None:
     found = choices_in(composition.hydra)
     assert (found["model"], found["data"]) == ("mlp", "mnist")
     assert "task" not in found
+
+
+def test_the_choices_of_a_record_are_those_after_the_options_that_change_it() -> None:
+    known = {"model": "cnn", "task": "default", "optimizer": None}
+    assert choices_after(known, ["model=mlp", "task._target_=mynet.Task", "data={num_train: 5}"]) == {"model": "mlp"}
 
 
 def test_a_folder_that_is_named_is_told_from_the_installed_default(package: Write) -> None:
@@ -247,6 +259,15 @@ WRONG += " +trainer.profiler=foo model=foo model=null foo=1 ~data.batch_size ~mo
 @pytest.mark.parametrize("text", WRONG.split())
 def test_what_is_wrong_with_an_option_is_said_as_for_a_new_run(text: str) -> None:
     assert refusal(changed, text) == refusal(composed, text)
+
+
+def test_a_choice_of_the_trainer_sets_the_devices_of_a_record_and_keeps_its_other_options(package: Write) -> None:
+    package({"trainer/mine": "defaults: [default, _self_]\naccelerator: cpu\nprecision: 64-true\n"})
+    use_config_dir("conf")
+    known = composed("trainer=ddp", "trainer.devices=4", "trainer.max_epochs=50", "trainer.precision=bf16-mixed")
+    one = {"accelerator": "cpu", "devices": 1, "strategy": "auto"}
+    for choice, differs in (("cpu", one), ("mine", one | {"precision": "64-true"})):
+        assert check_config(apply_overrides(known, [f"trainer={choice}"]))["trainer"] == known["trainer"] | differs
 
 
 def test_what_belongs_to_a_new_run_is_refused() -> None:

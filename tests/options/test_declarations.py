@@ -86,6 +86,14 @@ def test_a_name_of_ours_that_a_module_has_from_elsewhere_says_nothing(package: W
     assert (found.parameters, found.defaults) == ({"a": None, "b": int}, {"a": "x", "b": 3})
 
 
+def test_a_default_in_whose_place_a_subclass_gives_a_value_holds_no_more(package: Write) -> None:
+    base = "class Base:\n    def __init__(self, size: int = 1, how: str = 'a'): pass"
+    package(base=base, one=f"{FROM_BASE} a=3, **rest):\n        super().__init__(how='b', **rest)")
+    found = signature_of(THING)
+    assert found is not None
+    assert (found.parameters, found.defaults) == ({"a": None, "size": int, "how": str}, {"a": 3, "size": 1})
+
+
 def test_what_cannot_be_found_has_no_signature_and_no_attributes(package: Write) -> None:
     package(one="class Thing: other = 1\ndef build(): pass")
     Path("alone.py").write_text("def build(size: int): pass")

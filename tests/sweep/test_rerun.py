@@ -95,6 +95,12 @@ def test_runs_that_cannot_wait_for_each_other_are_told_their_pair(monkeypatch):
     assert [job.facts["rerun"]["pair"] for job in jobs] == [0, 0, 1, 1]
 
 
+def test_a_side_is_called_by_the_choice_that_was_typed():
+    (run,) = find([finished("one")]).runs
+    side = rerun.job_of("a", run, sys.executable, ["model=mlp"])
+    assert side.facts["choices"] == {"model": "mlp", "data": "digits"}
+
+
 def test_a_run_that_does_not_finish_ends_it_with_one_line(monkeypatch):
     a = finished("one")
     pretended(monkeypatch, status="failed")

@@ -10,6 +10,7 @@ from batchscope.checkpointing.callback import Checkpoints
 from batchscope.options import check
 from batchscope.options.signatures import is_installed
 from batchscope.training.build import build_callbacks
+from batchscope.training.loggers import NoLogger
 from tests.checkpointing.support import OUT, STEP, terminate
 from tests.support.command_lines import composed, refusal
 from tests.support.runs import EVERY_4, SMALL, curves, record, run, table
@@ -47,6 +48,11 @@ def test_a_run_without_loggers_and_callbacks_is_tested(tmp_path: Path) -> None:
 def test_curves_have_the_trainers_interval_unless_they_have_their_own(words: list[str], expected: list[int]) -> None:
     found = {type(callback).__name__: callback for callback in build_callbacks(composed(*words))[0]}
     assert [found[name].every_n_steps for name in ("TrainCurves", "ThroughputMonitor")] == expected
+
+
+def test_where_nothing_is_logged_a_logger_has_the_folders_of_lightnings_own() -> None:
+    logger = NoLogger("here")
+    assert (logger.save_dir, logger.root_dir, logger.log_dir) == ("here", "here", "here")
 
 
 def test_two_callbacks_for_checkpoints_are_refused() -> None:

@@ -269,6 +269,22 @@ class Breaks(lightning.Callback):
         raise KeyError("of a callback")
 
 
+class Measures(lightning.Callback):
+    """Logs a metric of its own, which is no attribute of the module."""
+
+    log: Any  # Lightning sets it
+
+    def __init__(self) -> None:
+        self.mean = torchmetrics.MeanMetric()
+
+    def on_validation_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.mean.update(batch_idx)
+
+    def on_validation_epoch_end(self, trainer: Any, module: Any) -> None:
+        self.log("val/mean", self.mean.compute())
+        self.mean.reset()
+
+
 class Late(Tutorial):
     """Makes its layer after its constructor, or saves a part of its weights."""
 
@@ -409,6 +425,20 @@ class Points(FixedBatches):
         self.batch_size = self.size = batch_size
 
 
+class Counted(Tutorial):
+    """Has a hyperparameter of the name of one of its data."""
+
+    def __init__(self, batch_size: int = 8) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+
+
+class CountedPoints(Points):
+    def __init__(self, batch_size: int = 8) -> None:
+        super().__init__(batch_size)
+        self.save_hyperparameters()
+
+
 class Hyper(lightning.LightningDataModule):
     """Has its batch size among its hyperparameters alone."""
 
@@ -481,6 +511,7 @@ YAML = {
     "data/untested": f"_target_: {HERE}.Untested\n",
     "data/askstrainer": f"defaults: [own, _self_]\n_target_: {HERE}.AsksTrainer\n",
     "data/points": f"_target_: {HERE}.Points\nbatch_size: 8\n",
+    "data/counted": f"_target_: {HERE}.CountedPoints\nbatch_size: 8\n",
     "data/hyper": f"_target_: {HERE}.Hyper\nbatch_size: 8\n",
     "data/fixedbatches": f"_target_: {HERE}.FixedBatches\n",
     "data/photos": f"defaults: [/_data@_here_, _self_]\n_target_: {HERE}.Photos\nroot: ???\nbatch_size: 8\n"
@@ -490,10 +521,12 @@ YAML = {
     "model/net": f"_target_: {HERE}.Net\nanswers: null\n",
     "model/stranger": "_target_: tests.support.third_party_modules.Stranger\n",
     "model/tutorial": f"_target_: {HERE}.Tutorial\nby_hand: false\n",
+    "model/counted": f"_target_: {HERE}.Counted\nbatch_size: 8\n",
     "model/rated": f"_target_: {HERE}.Rated\nlr: 0.01\n",
     "model/nowhere": f"_target_: {HERE}.Nowhere\nsince: 100\n",
     "model/keeps": f"_target_: {HERE}.Keeps\nsparse: false\nimage: false\nstrange: false\nsaves_path: false\n",
     "model/unfit": f"_target_: {HERE}.Unfit\nhow: narrow\n",
+    "callbacks/measures": f"measures: {{_target_: {HERE}.Measures}}\n",
     "callbacks/breaks": f"breaks: {{_target_: {HERE}.Breaks}}\n",
     "model/late": f"_target_: {HERE}.Late\nhow: configure_model\n",
     "model/anew": f"_target_: {HERE}.Anew\nhow: configure_model\n",
@@ -597,6 +630,13 @@ def test_a_task_with_a_loss_of_its_own_needs_none_of_ours_for_several_targets(fo
 def test_null_takes_a_metric_away(folder: Path) -> None:
     found = trained(folder, "task=dice", "task.metrics.acc=null", "task.metrics.iou=null")["metrics"]
     assert {key for key in found if key.startswith(("val/", "test/"))} == {"val/loss", "test/loss"}
+
+
+def test_a_callback_logs_a_metric_of_its_own_as_the_page_says(folder: Path) -> None:
+    page = Path(__file__).parents[2] / "CONTRIBUTING.md"
+    assert '`self.log("val/f1", metric.compute())`' in page.read_text(encoding="utf-8")
+    found = trained(folder, "model=tutorial", "data=points", "callbacks=measures")
+    assert found["metrics"]["val/mean"] == 0.5  # of the numbers of two batches in each epoch
 
 
 def test_an_own_task_loss_and_metric_are_logged_and_belong_to_the_checkpoint(folder: Path) -> None:
@@ -873,6 +913,10 @@ def test_a_step_with_two_optimizers_is_explained_by_as_many_steps_as_any(folder:
     assert (found.steps, found.trace_steps > 0, found.notes) == (10, True, [])
 
 
+def test_a_run_of_a_gpu_that_is_not_here_is_explained_on_the_device_that_is(folder: Path) -> None:
+    assert explained("model=tutorial", "trainer.devices=[3]").steps == 10
+
+
 @pytest.mark.parametrize("plateau", [False, True])
 def test_a_schedule_for_the_whole_training_or_by_the_validation_is_one_of_timed_runs_too(plateau, folder: Path) -> None:
     words = ["model=planned", f"model.plateau={plateau}"]
@@ -889,6 +933,18 @@ def test_a_module_may_use_its_logger_where_nothing_is_logged(folder: Path) -> No
     trained(folder.with_name("fast"), "model=planned", "data=points", "trainer.fast_dev_run=true")
 
 
+def test_a_hyperparameter_that_module_and_data_share_may_differ_where_nothing_is_logged(folder: Path) -> None:
+    words, timed = ["model=counted", "data=counted"], folder.with_name("timed")
+    trained(folder, *words, "trainer.max_epochs=1")
+    words.append("data.batch_size=4")
+    assert "test_loss" in evaluated(folder, words[-1])[1]
+    assert explained(*words).steps == 10
+    words += ["experiment=throughput", "trainer.accelerator=cpu", "logger=none", "callbacks.progress=null"]
+    words.append("callbacks.until_known.seconds=0.1")
+    train(composed(*words, f"run_dir={timed}"), timed, {"model": "counted"}, words)
+    assert record(timed)["status"] == "finished"
+
+
 def test_a_batch_of_two_optimizers_is_one_step(folder: Path) -> None:
     assert trained(folder, "model=twice", "data=points", "trainer.limit_val_batches=0", "test=false")["steps"] == 20
 
@@ -903,6 +959,7 @@ def test_loaders_of_a_module_that_a_run_does_not_read_are_refused_where_nobody_n
     assert said.startswith(
         "data: Loads has a train_dataloader of its own, and a run trains on data=…; move its loaders"
     )
+    assert said.endswith("or name the data to train on, such as data=mnist")
     _refuse_unread(Loads(), ours, ["data=mnist"], {"data": "mnist"})
     _refuse_unread(Loads(), ours, [], {"data": "theirs"})
     _refuse_unread(Tutorial(), ours, [], {"data": "mnist"})
@@ -1017,6 +1074,7 @@ def test_what_does_not_fit_is_one_line_and_nothing_is_written(words: str, folder
     assert not [path for path in folder.rglob("*") if path.name != ".lock"]
 
 
+HEADS = "model: Heads answers {'shade': (8, 3), 'size': (8,)}, and"
 UNFIT_TASKS = {
     "model.answers=[2]": "model: Net answers (8, 2), and task.loss=cross_entropy and the accuracy for a target "
     "class_per_pixel (8, 6, 6) takes (8, 3, 6, 6)",
@@ -1031,6 +1089,10 @@ UNFIT_TASKS = {
     "class_per_pixel (8, 6, 6) takes (8, 2, 6, 6)",
     "model=heads data=both task.loss=mse": "model: Heads answers {'shade': (8, 3), 'size': (8,)}, and task.loss=mse for a target any "
     "{'shade': (8,), 'size': (8,)} takes {'shade': (8,), 'size': (8,)}; a loss of your own, task.loss={_target_: …}, takes",
+    "model=heads data.target=class": f"{HEADS} task.loss=cross_entropy and the accuracy for a target class (8,) takes (8, 3); a loss of your "
+    "own, task.loss={_target_: …}, takes several tensors; task.metrics.acc=null leaves the accuracy out",
+    f"model=heads data.target=class task.loss={{_target_:{HERE}.of_both,_partial_:true}}": f"{HEADS} the accuracy for a target class (8,) "
+    "takes (8, 3); task.metrics.acc=null leaves the accuracy out",
     "task.metrics={f1:{_target_:torchmetrics.classification.BinaryF1Score}}": f"task.metrics.f1: BinaryF1Score fails with {SHAPES}: "
     "RuntimeError: Predictions and targets are expected to have the same shape",
     "task.metrics={f1:{_target_:torchmetrics.classification.MulticlassF1Score,num_classes:3,average:null}}": "task.metrics.f1: "
