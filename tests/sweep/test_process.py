@@ -75,7 +75,7 @@ def test_a_run_that_is_going_on_elsewhere_is_not_closed(loop, tmp_path):
             program.run_planned(tmp_path / "a", {"config": {}, "choices": {}, "overrides": [], "visited": False})
         assert record(tmp_path / "a")["status"] == "planned"
         ended = process.Process(job(tmp_path, "a", timed=False, does="hang()"))
-        ended.kill()
+        ended.program.end_group()
         ended.wait()
         assert record(tmp_path / "a")["status"] in ("planned", "running")
 
@@ -97,7 +97,7 @@ def test_a_signal_while_the_first_process_is_started_leaves_none_behind(loop, tm
     started = []
     with pytest.raises(SystemExit) as stop, process.Processes() as processes:
         processes.add(start)
-    started[0].kill()
+    started[0].program.end_group()
     assert (stop.value.code, started[0].ended) == (143, True)
 
 
