@@ -134,8 +134,8 @@ def check_prices(here: Sequence[Datasheet], question: Question) -> None:
 
 
 def priced_as(device: Datasheet) -> tuple[str, ...]:
-    """The names by which `--price` may mean a device that is here: its label, with and without a number, and its kind."""
-    return (*device.short, device.kind)
+    """The names by which `--price` may mean a device that is here: its label without a number, and its kind."""
+    return (device.short[-1], device.kind)
 
 
 def by_size(training: Training, device: Datasheet, question: Question, epochs: int) -> dict[int, Row]:
