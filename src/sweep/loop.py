@@ -36,59 +36,45 @@ class Loop:
             records = self.do(jobs)
 
     def do(self, jobs: Sequence[Job]) -> list[Record]:
-        """Do runs, and return their records in the same order."""
-        records: dict[Job, Record] = {}
+        """Do runs, and return their records in the same order. All are planned before the first one begins."""
+        records = {job: record for job in jobs if (record := self.prepare(job)) is not None}
+        left = [job for job in jobs if job not in records]
         suited = [job for job in jobs if len(jobs) > 1 and can_wait(job.config)]
         groups = [group for group in groups_of(suited) if len(group) > 1]  # of kept runs, too, as in a report
         shared = {job for group in groups for job in group}
         if len(jobs) > 1 and any(job.config.get("timing") is True for job in jobs if job not in shared):
             warn("timing=true: not all runs can be timed side by side; docs/batch-size.md says which")
-        for job in jobs:
-            if folder.has_ended(job.run_dir):
-                records[job] = self._do_alone(job)
-        visited = to_visit([job for job in suited if job not in records])
+        visited = to_visit([job for job in suited if job in left])
         for group in groups if len(visited) > 1 else []:
             waiting = [job for job in group if job in visited]
             while len(waiting) > 1:
-                waiting = self._do_together(waiting, records)
-        for job in jobs:
+                with Processes() as processes:
+                    waiting = Together(self, processes, records).measure(waiting)
+        for job in left:
             if job not in records:  # it cannot wait, is compared with no other, or has the speed of a visited run
                 records[job] = self._do_alone(job)
         return [records[job] for job in jobs]
 
-    def _do_alone(self, job: Job) -> Record:
-        """Do a run while no other run trains."""
-        record = self._kept(job)
-        kept = record is not None
-        if record is None or record["status"] != "refused":
-            print(f"\n— {job.title}{' — kept' if kept else ''}", flush=True)
-        if record is None:
-            with Processes() as processes:
-                processes.add(lambda: Process(job, (2 if sys.stdout is sys.stderr else 1, 2)))
-            record = self.read(job)
-        self.say_end(job, record)
+    def prepare(self, job: Job) -> Record | None:
+        """None if the job's folder is ready for the run; otherwise the record that takes its place, whose end is said."""
+        try:
+            record = folder.keep_or_plan(job.run_dir, job.config, command=command_line(self.command), **job.facts)
+        except UserError as error:
+            record = self._refused(error)
+        if record is not None:
+            if record["status"] != "refused":
+                print(f"\n— {job.title} — kept", flush=True)
+            self.say_end(job, record)
         return record
 
-    def _do_together(self, jobs: Sequence[Job], records: dict[Job, Record]) -> list[Job]:
-        """Visit runs side by side, and note their records; the jobs that are left."""
-        ready = []
-        for job in jobs:
-            if (record := self._kept(job)) is None:
-                ready.append(job)
-            else:
-                records[job] = record
-                self.say_end(job, record)
-        if not ready:
-            return []
+    def _do_alone(self, job: Job) -> Record:
+        """Do a run while no other run trains."""
+        print(f"\n— {job.title}", flush=True)
         with Processes() as processes:
-            return Together(self, processes, records).measure(ready)
-
-    def _kept(self, job: Job) -> Record | None:
-        """None if the job's folder is ready for the run; otherwise the record that takes its place."""
-        try:
-            return folder.keep_or_plan(job.run_dir, job.config, command=command_line(self.command), **job.facts)
-        except UserError as error:
-            return self._refused(error)
+            processes.add(lambda: Process(job, (2 if sys.stdout is sys.stderr else 1, 2)))
+        record = self.read(job)
+        self.say_end(job, record)
+        return record
 
     def read(self, job: Job) -> Record:
         """The record of a run that has ended; if somebody has removed or damaged it, the other runs go on."""

@@ -216,6 +216,7 @@ class Together:
         beside_others = any(one.device for one in _living(self._started))  # which hold memory of the device
         if beside_others and record["status"] == "out_of_memory":  # it may fit alone, and is done so in the end
             folder.free_for_another_try(job.run_dir)
+            self._loop.prepare(job)
             print(f"{job.title} found no memory beside others, and is done again alone", flush=True)
             return
         self._records[job] = record

@@ -105,7 +105,7 @@ IN_A_VISIT = "[n for n in visits if len(record['taken']) == 1 and os.kill({0}, {
 TWICE = "signal.signal(15, signal.SIG_IGN); os.kill({0}, {1}); time.sleep(0.5); os.kill({0}, {1}); hang()"
 # The signal, what the first of three runs does, whether they are visited side by side → how they end.
 SIGNALS = {
-    "while one trains": ("SIGTERM", "os.kill({0}, {1}); hang()", False, "interrupted"),
+    "while one trains": ("SIGTERM", "os.kill({0}, {1}); hang()", False, "interrupted planned planned"),
     "while one is visited": (
         "SIGTERM" if SYSTEM == "windows" else "SIGHUP",
         IN_A_VISIT,
@@ -113,7 +113,7 @@ SIGNALS = {
         "interrupted interrupted interrupted",
     ),
     "while the first is set up": ("SIGTERM", "os.kill({0}, {1}); hang()", True, "interrupted planned planned"),
-    "twice, to one that does not end": ("SIGTERM", TWICE, False, "interrupted"),
+    "twice, to one that does not end": ("SIGTERM", TWICE, False, "interrupted planned planned"),
 }
 
 

@@ -69,7 +69,7 @@ def test_a_sweep_that_is_interrupted_reports_what_it_has_and_says_how_it_goes_on
     code, out, err = answer("train", "-m", *TINY, "seed=1,2,3")
     assert (code, err) == (130, "")
     assert record(here / "s/1")["error"] == "stopped by SIGINT"
-    assert "2 runs: 1 finished, 1 interrupted" in out
+    assert "3 runs: 1 finished, 1 interrupted, 1 planned" in out
     assert out.splitlines()[-1].endswith(" seed=1,2,3 hydra.sweep.dir=s")
 
 
