@@ -54,7 +54,7 @@ def main() -> None:
     elif options.json:
         print(json.dumps({"devices": {each.device: dataclasses.asdict(each) for each in found}}, indent=2))
     else:
-        print(as_text(found))
+        print("\n".join(line for each in found for line in lines_of(each)))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -90,12 +90,8 @@ def _calibration(kind: str, refresh: bool) -> "Calibration":
     return found
 
 
-def as_text(calibrations: Sequence["Calibration"]) -> str:
-    """What each device can do, a number a line, with its share of the datasheet's value where that is known."""
-    return "\n".join(line for known in calibrations for line in _lines(known))
-
-
-def _lines(known: "Calibration") -> Iterator[str]:
+def lines_of(known: "Calibration") -> Iterator[str]:
+    """What a device can do, a number a line, with its share of the datasheet's value where that is known."""
     threads = f"{known.threads} threads, " if known.threads else ""
     driver = f"{'' if known.device == 'cpu' else 'driver '}{known.driver}, " if known.driver else ""
     yield f"{known.device}: {known.device_name} ({threads}{driver}torch {known.torch})"
