@@ -27,7 +27,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from batchscope.analysis.compare import Comparison
 from batchscope.analysis.noise import Rates
 from batchscope.analysis.read import find
 from batchscope.analysis.windows import STEP, windows_of
+from batchscope.options.command_lines import for_timing
 from batchscope.options.compose import check_command_line
 from batchscope.records.read import read
 from batchscope.records.step_parts import PARTS
@@ -90,12 +91,13 @@ def slow_down(share: float) -> None:
     Task.training_step = training_step
 
 
-def side(name: str, root: str, share: float = 0.0) -> Job:
+def side(name: str, root: str, seconds: float, share: float = 0.0) -> Job:
     """Runs of the same thing, slower by a share."""
     line = [*OPTIONS, f"data.root={root}"]
     (config,) = check_command_line(line, multirun=False, run_dir="run")
     choices = {"model": "cnn", "data": "mnist", "slowed": str(share)}
-    return Job(Path(name), config, {"choices": choices, "overrides": line}, name.upper())
+    config, facts = for_timing(config, seconds), {"choices": choices, "overrides": line}
+    return Job(Path(name), config, facts, name.upper(), seconds=seconds)
 
 
 def measure(out: Path, args: argparse.Namespace) -> None:
@@ -104,13 +106,15 @@ def measure(out: Path, args: argparse.Namespace) -> None:
     os.environ["PYTHONPATH"], process.PROGRAM = str(Path(__file__).parent), "compare"
     process.PRELOADED.append(process.PROGRAM)
     shutil.rmtree(out, ignore_errors=True)
-    unchanged, loop = side("a", args.root), Loop()
-    together = [unchanged, side("again", args.root), side("slower", args.root, SIDE_BY_SIDE)]
-    slower = side("slower", args.root, SEPARATE)
+    sides = [("a", 0.0), ("again", 0.0), ("slower", SIDE_BY_SIDE)]
+    together = [side(name, args.root, seconds, share) for name, share in sides]
+    sides = [("x", 0.0), ("slower", SEPARATE), ("y", 0.0)]
+    alone = [side(name, args.root, separate_seconds, share) for name, share in sides]
+    loop = Loop()
     for number in range(comparisons):
-        loop.run(a_b(together, out / "together" / str(number), pairs, seconds))
-        for name, one in (("x", unchanged), ("slower", slower), ("y", unchanged)):
-            loop.run(a_b([replace(one, run_dir=Path(name))], out / "separate" / str(number), 1, separate_seconds))
+        loop.run(a_b(together, out / "together" / str(number), pairs))
+        for one in alone:
+            loop.run(a_b([one], out / "separate" / str(number), 1))
         print(f"{number + 1} of {comparisons}", flush=True)
 
 

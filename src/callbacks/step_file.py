@@ -1,6 +1,7 @@
 """StepFile: the logger of a run's step file, to which each row is appended as it comes."""
 
 import csv
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 from typing_extensions import override
 
-from ..records.step_file import read_rows, write_rows
+from ..files import write_bytes
 
 
 class StepFile(Logger):
@@ -88,3 +89,22 @@ def _text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.9g}"
     return str(value) if isinstance(value, int) else f'"{str(value).replace(chr(34), 2 * chr(34))}"'
+
+
+def read_rows(path: Path) -> tuple[list[str], list[dict[str, str]]]:
+    """The names of the columns, and the rows; a torn row is left out, and a missing file has neither."""
+    if not path.is_file():  # reading a pipe or a device may never end
+        return [], []
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        reader = csv.DictReader(file)
+        names = list(reader.fieldnames or [])
+        return names, [row for row in reader if None not in row and None not in row.values()]
+
+
+def write_rows(path: Path, names: list[str], rows: list[dict[str, str]]) -> None:
+    """Replace the file atomically. Raises OSError if it cannot be written."""
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, names)
+    writer.writeheader()
+    writer.writerows(rows)
+    write_bytes(path, text.getvalue().encode())

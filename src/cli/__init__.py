@@ -4,12 +4,16 @@ import argparse
 import contextlib
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from ..errors import refuse_in_one_line
+from ..files import write_bytes, writing
 from ..options import CONFIG_DIR
+from ..records.terminal import wrapped
 
 
 def command_parser(name: str, description: str | None, add_help: bool = True) -> argparse.ArgumentParser:
@@ -73,3 +77,22 @@ def fraction(text: str) -> float:
     if not 0 <= share <= (10 if match and match[2] else 1):
         raise argparse.ArgumentTypeError(f"takes a share such as 5% or 0.05, got {text!r}")
     return share
+
+
+def picture(text: str) -> Path:
+    """The type of an argument: a file that a picture can be written to."""
+    if Path(text).suffix not in (".png", ".svg", ".pdf"):
+        raise argparse.ArgumentTypeError(f"takes a file that ends with .png, .svg or .pdf, got {text!r}")
+    return Path(text)
+
+
+def draw(name: str, lines: Sequence[Any], path: Path, sentence: str, to_stderr: bool, **known: str) -> None:
+    """Draw one of the pictures with what else is known of it, and say in a sentence what it shows, and where it is. Raises WriteError."""
+    from ..analysis import plots  # matplotlib takes a second to import
+    from ..choice import pictures
+
+    with writing("--plot", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(path, plots.saved(getattr(pictures, name)(lines, **known), path.stem, path.suffix[1:]))
+    text = "\n".join(["", *wrapped(filter(None, [sentence])), f"picture  {path}"])
+    print(text, file=sys.stderr if to_stderr else sys.stdout, flush=True)

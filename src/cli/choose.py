@@ -29,8 +29,7 @@ from ..options.compose import check_command_line, compose
 from ..options.update import ranks_asked
 from ..records.read import sweep_folder
 from ..records.terminal import columns, wrapped
-from . import command_parser, folder_of, folders_and_options, number
-from .products import draw, picture
+from . import command_parser, draw, folder_of, folders_and_options, number, picture
 
 MEASURED = Path("outputs/choose")  # by this command, each in a folder of its own
 KINDS = ("cpu", "cuda", "mps")  # what a device that is here is called, unless it is a known card
@@ -73,17 +72,12 @@ def main() -> None:
         print(f"\nmeasured {places[0].parent}", file=sys.stderr if args.json else sys.stdout, flush=True)
 
 
-def _label(name: str) -> str:
-    """The label that a price names: `cpu`, `t4`."""
-    return name if name in KINDS else find_card(name, "--price").short[0]
-
-
 def _prices(words: list[str]) -> dict[str, float]:
     """What an hour costs, by the short name of the device."""
     prices = {}
     for word in words:
         name, _, price = word.partition("=")
-        name = _label(name)
+        name = name if name in KINDS else find_card(name, "--price").short[0]
         if name in prices:
             raise UserError(f"--price: got {word!r}, and {name} has a price already")
         try:

@@ -9,14 +9,11 @@ in the documentation).
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._imports import quick_imports
 from ..errors import UserError
 from .arguments import CKPT, parse_words
-
-if TYPE_CHECKING:
-    from ..inference.load import Trained
 
 
 def main() -> None:
@@ -28,7 +25,7 @@ def main() -> None:
         print(f"{key:12} {value:.6f}")
 
 
-def evaluate(path: Path, overrides: list[str]) -> tuple[str, dict[str, float]]:
+def evaluate(path: Path, overrides: list[str]) -> tuple[str, dict[str, Any]]:
     """Test a checkpoint on its own test set, or on that of another `data=`.
 
     Returns the run's name with the data evaluated on, and the test metrics.
@@ -37,17 +34,12 @@ def evaluate(path: Path, overrides: list[str]) -> tuple[str, dict[str, float]]:
         UserError: for a checkpoint that cannot be read or does not fit the model, and for a wrong option.
     """
     with quick_imports():
-        from ..inference.load import restore
+        from lightning.pytorch.utilities.model_helpers import is_overridden
 
-    return _test(restore(path, overrides, with_data=True))
+        from ..data.plain import has_test, lightning_of
+        from ..inference.load import restore, trainer_for
 
-
-def _test(trained: "Trained") -> tuple[str, Any]:
-    from lightning.pytorch.utilities.model_helpers import is_overridden
-
-    from ..data.plain import has_test, lightning_of
-    from ..inference.load import trainer_for
-
+    trained = restore(path, overrides, with_data=True)
     config, data = trained.config, trained.data
     if not is_overridden("test_step", trained.module):
         raise UserError(f"model: {type(trained.module).__name__} has no test_step, so there is nothing to evaluate")

@@ -10,20 +10,19 @@ folder `explain` in the run's folder gets explain.json and a trace for https://u
 What a record alone cannot decide has to be typed (security.md in the documentation).
 """
 
-import argparse
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from .._imports import quick_imports
 from .._system import relative
 from ..checkpointing import resume
 from ..checkpointing.signals import exit_on_signals
-from ..errors import UserError, is_text, warn
-from ..files import refuse_links, why, write_folder
+from ..errors import UserError, is_text
+from ..files import refuse_links, write_folder, writing
 from ..options import trust
 from ..options.check import check_config
 from ..options.command_lines import for_explanation
@@ -40,50 +39,29 @@ from . import command_parser, folder_of, folders_and_options
 _NAME = "explain"  # of the folder
 
 
-class _Task(NamedTuple):
-    """What is to be explained."""
-
-    config: dict[str, Any]  # checked
-    choices: dict[str, str]
-    folder: Path  # to write to
-    notes: list[str]
-    record: Mapping[str, Any]  # of the run, where this measures the same again; else empty
-    names_data: bool = True  # whether somebody has chosen the data
-
-
 def main() -> None:
-    """The program: parse, measure, write, print."""
+    """The program: parse, measure, print, write."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler reads it when torch is imported
-    args = _parser().parse_intermixed_args()
-    task = _task(args)
-    exit_on_signals()
-    _explain(task)
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = command_parser("explain", __doc__)
     words = "a run's folder, and options as in batchscope train"
     parser.add_argument("words", nargs="*", metavar="folder or option=value", help=words)
     parser.add_argument("--out", type=Path, metavar="DIR", help="write to this folder")
-    return parser
-
-
-def _task(args: argparse.Namespace) -> _Task:
-    """What the command line asks for. Raises UserError; nothing has been written by then, and torch is not imported."""
+    args = parser.parse_intermixed_args()
     folders, overrides = folders_and_options(args.words)
     if len(folders) > 1:
         raise UserError(f"explain: takes one run; got {' and '.join(folders)}", exit_code=2)
     if folders:
-        return _of_run(resume.run_folder(folders[0], "explain"), overrides, args.out)
+        _explain_run(resume.run_folder(folders[0], "explain"), overrides, args.out)
+        return
     line = compose_command_line(overrides, multirun=False)
     choices = choices_in(line.compositions[0].hydra)
     names_data = "data" in set_by(overrides)[1] or choices.get("data") != DEFAULT_DATA
     config = check_config(for_explanation(line.configs[0]))
-    return _Task(config, choices, args.out or folder_of(_NAME), [], {}, names_data)
+    _explain(config, choices, args.out or folder_of(_NAME), names_data=names_data)
 
 
-def _of_run(run_dir: Path, overrides: list[str], out: Path | None) -> _Task:
-    """The task that a run's record describes, with the options that change it."""
+def _explain_run(run_dir: Path, overrides: list[str], out: Path | None) -> None:
+    """Explain what a run's record describes, with the options that change it."""
     file = relative(run_dir / RECORD)
     record = read(run_dir)
     recorded = check_config(resume.recorded_config(record, run_dir))
@@ -100,28 +78,37 @@ def _of_run(run_dir: Path, overrides: list[str], out: Path | None) -> _Task:
     is_same = not notes and all(word.startswith("data.root=") for word in overrides)
     if notes or is_same:
         notes += [f"in the run, {words}" for words in course_words(table(record.get("throughput")))]
-    return _Task(config, choices, out or run_dir / _NAME, notes, record if is_same else {})
+    _explain(config, choices, out or run_dir / _NAME, notes, record if is_same else {})
 
 
-def _explain(task: _Task) -> None:
-    """Measure, write, print."""
+def _explain(
+    config: dict[str, Any],
+    choices: dict[str, str],
+    folder: Path,
+    notes: Sequence[str] = (),
+    record: Mapping[str, Any] | None = None,
+    names_data: bool = True,
+) -> None:
+    """Measure, print, write.
+
+    `record` is that of a run of which this measures the same again, and has the verdict; `names_data` says whether somebody
+    has chosen the data.
+    """
+    exit_on_signals()
     with quick_imports():
         from ..callbacks._explanation import explanation_text
         from ..training.explain import explain
 
-    step, files = explain(task.config, task.choices, str(task.folder), task.names_data)
-    said = table(at(task.record, "throughput.bottleneck"))
-    is_here = at(task.record, "hardware.device_name") == step.device_name
-    is_here &= step.threads in (None, at(task.record, "hardware.torch_threads"))  # of a CPU
+    step, files = explain(config, choices, str(folder), names_data)
+    said = table(at(record, "throughput.bottleneck"))
+    is_here = at(record, "hardware.device_name") == step.device_name
+    is_here &= step.threads in (None, at(record, "hardware.torch_threads"))  # of a CPU
     if is_here and not said.get("busy") and all(is_text(said.get(key)) for key in ("kind", "certainty", "evidence")):
         step = replace(step, bottleneck=said)
-    step, folder = replace(step, notes=[*task.notes, *step.notes]), None
-    try:
-        folder = write_folder(task.folder, {**files, FILE: json.dumps(step.to_dict(), indent=1).encode()})
-    except OSError as error:
-        warn(f"{task.folder} cannot be written whole ({why(error)}); all of it is printed here")
-    print(explanation_text(step))
-    if folder is not None:
-        print(f"\nexplain  {folder / FILE}")
-        if TRACE in files:
-            print(f"trace    {folder / TRACE} (for https://ui.perfetto.dev)")
+    step = replace(step, notes=[*notes, *step.notes])
+    print(explanation_text(step), flush=True)
+    with writing("--out", folder):
+        folder = write_folder(folder, {**files, FILE: json.dumps(step.to_dict(), indent=1).encode()})
+    print(f"\nexplain  {folder / FILE}")
+    if TRACE in files:
+        print(f"trace    {folder / TRACE} (for https://ui.perfetto.dev)")

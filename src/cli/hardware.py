@@ -12,31 +12,37 @@ With --products, products of n×n matrices and two loops are measured here and p
 In the documentation, choosing-a-device.md says how to read it.
 """
 
+import argparse
+import contextlib
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import UserError
+from ..files import writing
+from ..hardware.datasheet import Datasheet, datasheet, find_cards
 from ..records.formatting import memory, percent, with_prefix
-from . import command_parser
-from .products import add_product_options, check_product_options, show_products
+from ..records.rates import LOAD_SAID
+from ..records.terminal import LiveLine, wrapped
+from . import command_parser, draw, folder_of, number, picture
 
 if TYPE_CHECKING:
     from ..hardware.calibration import Calibration
 
+CARDS = "t4,l4,a100,h100"
+SCHEMA = 1  # of the JSON document of products
+_MEASURE_S = 36.0  # of products, shared by the devices: imports and calibration take about ten more
+
 
 def main() -> None:
     """The program: parse, measure, print."""
-    parser = command_parser("hardware", __doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead of lines")
-    device = "by default the CPU and the first GPU; CUDA_VISIBLE_DEVICES=1 names another"
-    parser.add_argument("--device", choices=("cpu", "cuda", "mps"), help=device)
-    parser.add_argument("--refresh", action="store_true", help="measure again, and replace what is in the cache")
-    add_product_options(parser)
-    options = parser.parse_args()
-    cards = check_product_options(options)
+    options = _parser().parse_args()
+    for name in ("sizes", "cards", "plot"):
+        if getattr(options, name) is not None and not options.products:
+            raise UserError(f"--{name}: belongs to --products", exit_code=2)
+    cards = find_cards(CARDS if options.cards is None else options.cards, "--cards")
     from ..hardware.devices import available  # torch takes seconds to import
 
     kinds = available()
@@ -44,11 +50,28 @@ def main() -> None:
         raise UserError(f"--device: got '{options.device}', and this machine has {' and '.join(kinds)}")
     found = [_calibration(kind, options.refresh) for kind in ([options.device] if options.device else kinds)]
     if options.products:
-        show_products(found, options, cards)
+        _show_products(found, options, cards)
     elif options.json:
         print(json.dumps({"devices": {each.device: dataclasses.asdict(each) for each in found}}, indent=2))
     else:
-        print(as_text(found))
+        print("\n".join(line for each in found for line in lines_of(each)))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = command_parser("hardware", __doc__)
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of lines")
+    device = "by default the CPU and the first GPU; CUDA_VISIBLE_DEVICES=1 names another"
+    parser.add_argument("--device", choices=("cpu", "cuda", "mps"), help=device)
+    parser.add_argument("--refresh", action="store_true", help="measure again, and replace what is in the cache")
+    parser.add_argument("--products", action="store_true", help="measure and predict products of matrices: a minute")
+    parser.add_argument("--sizes", type=_sizes, metavar="16,32,…", help="n of the n×n products; else 16 to 4,096")
+    parser.add_argument("--cards", metavar="t4,l4,…", help=f"to predict; else {CARDS}; `all` for every known one")
+    parser.add_argument("--plot", type=picture, metavar="FILE", help="the picture; else in outputs/hardware/<time>")
+    return parser
+
+
+def _sizes(text: str) -> list[int]:
+    return sorted({int(number(1, 10**6, int)(word)) for word in text.split(",")})
 
 
 def _calibration(kind: str, refresh: bool) -> "Calibration":
@@ -68,27 +91,77 @@ def _calibration(kind: str, refresh: bool) -> "Calibration":
     return found
 
 
-def as_text(calibrations: Sequence["Calibration"]) -> str:
-    """What each device can do, a number a line, with its share of the datasheet's value where that is known."""
-    from ..hardware.datasheet import datasheet
+def lines_of(known: "Calibration") -> Iterator[str]:
+    """What a device can do, a number a line, with its share of the datasheet's value where that is known."""
+    threads = f"{known.threads} threads, " if known.threads else ""
+    driver = f"{'' if known.device == 'cpu' else 'driver '}{known.driver}, " if known.driver else ""
+    yield f"{known.device}: {known.device_name} ({threads}{driver}torch {known.torch})"
+    sheet = datasheet(known.device_name)
+    stated = sheet.flops_per_sec if sheet else {}
+    numbers = [
+        (f"products in {precision}", known.matmul_flops_per_sec.get(precision), "FLOP/s", stated.get(precision))
+        for precision in ("fp32", "tf32", "bf16", "fp16", "fp64")
+    ]
+    of_memory = sheet.memory_bytes_per_sec if sheet else None
+    numbers.append(("main memory, read + write", known.memory_bytes_per_sec, "B/s", of_memory))
+    numbers.append(("one launch", known.launch_us and 1e-6 * known.launch_us, "s", None))
+    for label, value, unit, of_sheet in numbers:
+        if value:
+            share = f" ({percent(value / of_sheet)} of the datasheet)" if of_sheet else ""
+            yield f"  {label:26} {with_prefix(value, unit)}{share}"
+    if known.cache_bytes:
+        yield f"  {'caches':26} {memory(known.cache_bytes)}"
 
-    lines = []
-    for known in calibrations:
-        threads = f"{known.threads} threads, " if known.threads else ""
-        driver = f"{'' if known.device == 'cpu' else 'driver '}{known.driver}, " if known.driver else ""
-        lines.append(f"{known.device}: {known.device_name} ({threads}{driver}torch {known.torch})")
-        sheet = datasheet(known.device_name)
-        stated = sheet.flops_per_sec if sheet else {}
-        for precision in ("fp32", "tf32", "bf16", "fp16", "fp64"):
-            flops = known.matmul_flops_per_sec.get(precision)
-            lines += _line(f"products in {precision}", flops, "FLOP/s", stated.get(precision))
-        of_memory = sheet.memory_bytes_per_sec if sheet else None
-        lines += _line("main memory, read + write", known.memory_bytes_per_sec, "B/s", of_memory)
-        lines += _line("one launch", known.launch_us and 1e-6 * known.launch_us, "s")
-        lines += [f"  {'caches':26} {memory(known.cache_bytes)}"] if known.cache_bytes else []
-    return "\n".join(lines)
 
+def _show_products(known: Sequence["Calibration"], options: argparse.Namespace, cards: Sequence[Datasheet]) -> None:
+    """Measure products on the devices of these calibrations, predict them on cards, print and draw.
 
-def _line(label: str, value: float | None, unit: str, stated: float | None = None) -> list[str]:
-    share = f" ({percent(value / stated)} of the datasheet)" if value and stated else ""
-    return [f"  {label:26} {with_prefix(value, unit)}{share}"] if value else []
+    Raises:
+        UserError: for a size that does not fit in memory, and where none can be measured in the time.
+        WriteError: if the picture cannot be written.
+    """
+    import torch  # which takes seconds
+
+    from ..analysis.noise import CONFIDENCE
+    from ..choice.crossing import as_json
+    from ..choice.interval import SURE
+    from ..choice.products import measured_line, predicted_line, sentence, table
+    from ..hardware.host_memory import host_memory
+    from ..hardware.processor import NoiseMeter
+    from ..hardware.products import PASSES, SIZES, Product, measure, products
+
+    sizes, lines, notes, live = options.sizes or SIZES, [], [], LiveLine()
+    wanted, needs = products(sizes), Product(*[max(sizes)] * 3).bytes
+    for kind in (each.device for each in known):
+        if needs > (free := torch.cuda.mem_get_info()[0] if kind == "cuda" else host_memory().available):
+            does = f"its matrices take {memory(needs)} and do not fit in memory: {kind} has {memory(free)} free"
+            raise UserError(f"--sizes: got {max(sizes):,}; {does}")
+    place = options.plot or folder_of("hardware") / "products.png"
+    with writing("--plot", place):  # before a minute is spent
+        place.parent.mkdir(parents=True, exist_ok=True)
+    for each in known:
+        device, meter = torch.device(each.device), NoiseMeter()
+        with contextlib.redirect_stdout(sys.stderr):
+            found = measure(wanted, device, each.matmul_flops_per_sec["fp32"], _MEASURE_S / len(known), live)
+            live.clear()
+        others_share = meter.read().others_share
+        share = others_share if each.device == "cpu" and others_share >= LOAD_SAID else 0.0
+        if share:
+            notes.append(f"cpu: other programs took {percent(share)} of the processor: its times are too long")
+        for of in wanted:
+            if of not in found:
+                notes.append(f"{each.device}: {of}: not measured, for want of time or memory")
+            elif of.loop and found[of].calls < PASSES:
+                notes.append(f"{each.device}: {of}: {found[of].calls} passes measured, and scaled")
+        lines.append(measured_line(each, found, share))
+    if not all(line.times for line in lines):
+        raise UserError(f"--sizes: none can be measured in {_MEASURE_S / len(known):.0f} s; give smaller ones")
+    lines += [predicted_line(wanted, card, lines[0]) for card in cards]
+    if options.json:
+        document = {"schema": SCHEMA, **as_json(lines, sentence(lines)), "notes": notes}
+        print(json.dumps(document, indent=1, ensure_ascii=False))
+    else:
+        names = ", ".join(f"{each.device} ({each.device_name})" for each in known)
+        head = f"measured on {names}, predicted on cards; intervals of {percent(CONFIDENCE)}, of ratios {percent(SURE)}"
+        print("\n".join([*wrapped([head]), "", table(lines).to_string(), "", *wrapped(notes)]))
+    draw("draw_products", lines, place, sentence(lines), options.json)

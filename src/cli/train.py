@@ -26,7 +26,7 @@ from ..files import LOCK, new_folder, writing
 from ..options.compose import CommandLine, check_command_line, choices_in, compose_command_line, config_in
 from ..options.overrides import set_by
 from ..records.read import read, refuse_used
-from ..sweep.search import BatchSizeSearch, TimeToTarget, check_time_to_target, search_of
+from ..sweep.plans import search_of
 from .arguments import parse_arguments, refuse_missing, show
 
 _HERE = ("BasicLauncher", "JoblibLauncher", "LocalLauncher")  # a machine that submits jobs may have no GPU
@@ -57,7 +57,7 @@ def main() -> None:
 
 def _start(overrides: list[str], multirun: bool) -> None:
     """Check what new runs need that the configuration alone does not tell, and start them."""
-    line = compose_command_line(overrides, multirun)
+    line, typed = compose_command_line(overrides, multirun), set_by(overrides)[0]
     for path in {config["init"] for config in line.configs} - {None}:
         refuse_missing("init", Path(path))
     search = next(filter(None, map(search_of, line.configs)), None)
@@ -65,18 +65,16 @@ def _start(overrides: list[str], multirun: bool) -> None:
         raise UserError(
             "search: finds its runs by itself; write one command for each value, batchscope train … without -m"
         )
-    if isinstance(search, TimeToTarget):
-        if "data.batch_size" in set_by(overrides)[0]:
-            raise UserError("data.batch_size: experiment=time_to_target tries several; write search.sizes=[16,64,256]")
-        check_time_to_target(line.configs[0])
-    if isinstance(search, BatchSizeSearch) and "data.batch_size" in set_by(overrides)[0]:
-        raise UserError("data.batch_size: experiment=find_batch_size finds it; search.start=8 is the first size")
-    if search and "hydra.run.dir" in set_by(overrides)[0]:
-        raise UserError("hydra.run.dir: a search is a sweep; write hydra.sweep.dir=…")
-    if multirun:
+    if search:
+        search.check(line.configs[0], typed)
+        if "hydra.run.dir" in typed:
+            raise UserError("hydra.run.dir: a search is a sweep; write hydra.sweep.dir=…")
+        line = compose_command_line(overrides, True)  # a sweep of one job
+    if line.folder.name == "last":
+        option = "hydra.sweep.dir" if search or multirun else "hydra.run.dir"
+        raise UserError(f"{option}: got '{line.folder}', and 'last' stands for the newest folder; choose another name")
+    if search or multirun:
         _run_sweep(line)
-    elif search:
-        _run_sweep(compose_command_line(overrides, True))  # a sweep of one job
     else:
         _run_one(line)
 
@@ -100,18 +98,11 @@ def _run_one(line: CommandLine) -> None:
         raise UserError(f"{several[0]}: has several values in a config; write batchscope train -m …")
     if of_sweeps := [key for key in ("timing", "optimized_metric") if key in given]:
         raise UserError(f"{of_sweeps[0]}: has no effect on a single run; write batchscope train -m …")
-    _refuse_last("hydra.run.dir", line.folder)
     _check_devices(line.configs)
     choices, overrides = choices_in(hydra), list(hydra.overrides.task)
     with _run_folder(line) as run_dir, env_override(dict(hydra.job.env_set)):
         configure_log(hydra.job_logging, hydra.verbose)  # for `logging` in a user's own code
         _train(config_in(relative(run_dir), composition), run_dir, choices, overrides)
-
-
-def _refuse_last(option: str, folder: Path) -> None:
-    """Raise UserError for a folder that has the name of the newest one."""
-    if folder.name == "last":
-        raise UserError(f"{option}: got {str(folder)!r}, and 'last' stands for the newest folder; choose another name")
 
 
 def _train(config: dict[str, Any], run_dir: Path, choices: dict[str, str], overrides: list[str]) -> None:
@@ -129,43 +120,34 @@ def _run_folder(line: CommandLine) -> Iterator[Path]:
     A mistake that ends the run before it has begun, or in its first batch, leaves no folder behind that was not there
     before.
     """
+    run_dir = line.folder
     if ranks.current().rank:
-        yield line.folder
+        yield run_dir
         return
-    made = [folder for folder in (line.folder, *line.folder.parents) if not os.path.exists(folder)]
-    with writing("hydra.run.dir", line.folder):
+    is_new = not (line.folder_chosen and os.path.exists(run_dir))
+    made = [folder for folder in run_dir.parents if not os.path.exists(folder)]
+    with writing("hydra.run.dir", run_dir):
         if line.folder_chosen:
-            run_dir = line.folder
             run_dir.mkdir(parents=True, exist_ok=True)
         else:
-            run_dir = new_folder(line.folder)
-            made = [run_dir, *(folder for folder in made if folder != line.folder)]
+            run_dir = new_folder(run_dir)
     try:
         refuse_used(run_dir)
         yield run_dir
     except UserError as error:
-        _remove_unused(run_dir, made, isinstance(error, UnfitError))
+        with contextlib.suppress(OSError):  # not empty: other runs are beside it
+            is_unused = {*os.listdir(run_dir)} <= {LOCK}  # the run has not begun
+            if is_new and (is_unused or (isinstance(error, UnfitError) and not any(run_dir.rglob("*.ckpt")))):
+                shutil.rmtree(run_dir)
+                for folder in made:
+                    folder.rmdir()
+            elif is_unused:
+                (run_dir / LOCK).unlink(missing_ok=True)
         raise
-
-
-def _remove_unused(run_dir: Path, made: list[Path], is_unfit: bool) -> None:
-    """Remove the lock of a run that never began, and the folders that were made for it, innermost first.
-
-    With `is_unfit` the run has begun and trained nothing: its folder goes, with its record and the logs that it opened.
-    """
-    with contextlib.suppress(OSError):  # not empty: the run had begun, or other runs are beside it
-        if is_unfit and made[:1] == [run_dir] and not any(run_dir.rglob("*.ckpt")):
-            shutil.rmtree(run_dir)
-            made = made[1:]
-        elif os.listdir(run_dir) == [LOCK]:
-            (run_dir / LOCK).unlink()
-        for folder in made:
-            folder.rmdir()
 
 
 def _run_sweep(line: CommandLine) -> None:
     """Check what a sweep needs, and run it."""
-    _refuse_last("hydra.sweep.dir", line.folder)
     target = line.launcher["_target_"]
     _check_launcher(target)
     _check_devices(line.configs, multirun=True, here=target.rpartition(".")[2] in _HERE)

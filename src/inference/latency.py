@@ -23,7 +23,6 @@ from .._torch import lay_out_channels_last
 from ..analysis.noise import PROCESSES, Rates
 from ..analysis.selection import Selection, select
 from ..analysis.text import aligned, choice_words
-from ..analysis.windows import COLUMNS
 from ..data.spec import LENGTHS, DataSpec, arguments, takes
 from ..errors import UserError, in_one_line
 from ..hardware.device_memory import is_out_of_memory
@@ -31,7 +30,7 @@ from ..hardware.devices import current, device_name
 from ..hardware.microbenchmarks import clock
 from ..hardware.processor import NoiseMeter, is_disturbed
 from ..records.formatting import percent, significant
-from ..sweep.passes import Limits, WaitingRun, measure_in_passes
+from ..sweep.passes import Limits, WaitingRun, measure_in_passes, windows_of
 from ..training.task import Task
 from .load import Trained, trainer_for
 from .samples import Samples, samples_of
@@ -65,10 +64,6 @@ class _Size(WaitingRun):
         others = 0.0 if math.isnan(found.others_share) else found.others_share
         facts = {"mean_s": float(np.mean(times)), "samples": self.size}
         return facts | {"others_share": others, "disturbed": is_disturbed(found)}
-
-    @override
-    def stop(self, reason: str) -> None:
-        """Nothing waits."""
 
 
 @dataclass(frozen=True)
@@ -151,8 +146,7 @@ def measure_latency(
         if not fitting:
             raise UserError(f"data.batch_size: no batch of {', '.join(f'{s:,}' for s in sizes)} fits into memory")
         measure_in_passes(fitting, limits or Limits(), say=say)
-    windows = pd.DataFrame([row for one in fitting for row in one.windows], columns=list(COLUMNS))
-    rates = Rates(windows, processes=PROCESSES if device.type == "cpu" else 0.0, at_equal_load=True)
+    rates = Rates(windows_of(fitting), processes=PROCESSES if device.type == "cpu" else 0.0, at_equal_load=True)
     table = pd.DataFrame([_row(one, rates) for one in fitting], columns=list(_HEADINGS)).set_index("batch_size")
     table = table.reindex(sorted(sizes)).reset_index().astype(dict.fromkeys(list(_HEADINGS)[1:], float))
     table["of_best"] = table["samples_per_sec"] / table["samples_per_sec"].max()

@@ -72,7 +72,7 @@ def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
         plain.setdefault(collection, None)
         _check_collection(plain[collection] or {}, collection)
     if plain["search"] is not None:
-        plain["search"] = {TARGET: "batchscope.sweep.search.BatchSizeSearch", **plain["search"]}
+        plain["search"] = {TARGET: "batchscope.sweep.grow_batch.BatchSizeSearch", **plain["search"]}
         _check_search(plain["search"])
     for name, value in walk(plain):
         if isinstance(value, float) and not math.isfinite(value):

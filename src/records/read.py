@@ -71,6 +71,11 @@ def read(run_dir: Path) -> dict[str, Any]:
     return record
 
 
+def read_if_there(run_dir: Path) -> dict[str, Any]:
+    """The record of a run, as `read`; empty where there is none."""
+    return read(run_dir) if os.path.exists(run_dir / FILE) else {}
+
+
 def run_dirs(folder: Path) -> list[Path]:
     """The folders in and below a folder that hold a record, by their numbers. Raises UserError if it is no folder."""
     if not os.path.isdir(folder):  # also false for a name that no folder can have

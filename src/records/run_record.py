@@ -20,7 +20,7 @@ from typing import Any, Literal, Self
 
 from ..errors import NonFiniteError, PeerLostError, UserError, cut, warn
 from ..files import WriteError, remove_leftovers
-from .read import FILE, SCHEMA, read, refuse_used, replacing
+from .read import FILE, SCHEMA, read, read_if_there, refuse_used, replacing
 from .values import at, number
 
 # `not_finite`: a loss or a gradient was not.
@@ -69,7 +69,7 @@ class RunRecord:
         run_dir = self.path.parent
         if resumed is None:
             refuse_used(run_dir)
-        before = _read_if_there(run_dir)
+        before = read_if_there(run_dir)
         if resumed is not None:
             ended = {key: before.pop(key) for key in _OF_END if key in before}
             entry = {"at": self.facts["started"], **resumed, "before": {"status": before.get("status"), **ended}}
@@ -141,7 +141,7 @@ def plan(run_dir: Path, **facts: Any) -> None:
 
 def close(run_dir: Path, status: Status, reason: str) -> None:
     """Record the end of a run whose process could not record it. UserError if the record cannot be read or written."""
-    known = {"schema": SCHEMA, **_read_if_there(run_dir)}
+    known = {"schema": SCHEMA, **read_if_there(run_dir)}
     _replace(run_dir / FILE, {**known, "status": status, "error": cut(reason, 1000)})
 
 
@@ -191,10 +191,6 @@ def _replace(path: Path, facts: dict[str, Any]) -> None:
     text = json.dumps(_finite(facts), indent=2, ensure_ascii=False) + "\n"
     with replacing(path) as file:
         file.write(text.encode("utf-8", "backslashreplace"))  # a path that is not text becomes a JSON escape
-
-
-def _read_if_there(run_dir: Path) -> dict[str, Any]:
-    return read(run_dir) if (run_dir / FILE).exists() else {}
 
 
 def _end_reported_by_another_rank(run_dir: Path) -> dict[str, Any]:

@@ -5,63 +5,74 @@ sweep: in a process of its own, in a folder of its own, and kept when the diagno
 shared passes with. Hydra starts a diagnosis as a sweep of one job.
 """
 
-from collections.abc import Sequence
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
-from .._system import relative
+from typing_extensions import override
+
+from .._system import affinity
 from ..analysis.diagnose import Findings
 from ..analysis.run import Run
 from ..errors import UserError
-from ..records.rates import RATE, why_no_rate
+from ..options.check import check_config
+from ..options.compose import apply_overrides
+from ..options.overrides import as_override, set_by
+from ..options.signatures import class_attribute
+from ..options.types import PositiveInt
+from ..options.update import ranks_asked
+from ..records.formatting import option_value
 from ..records.values import at, positive
-from .changes import Change, changes_to_try, fixed_options, folder_of, this_machine, words_of
 from .folder import has_ended, set_run_aside
-from .plans import Job, Plan, RunFailed
-from .search import Diagnosis
+from .plans import Job, Plan, Search
 from .visits import can_wait
 
-
-def diagnose(job: Job, search: Diagnosis) -> Plan:
-    """The runs of a diagnosis, in folders below the job's own. UserError for a baseline that fails or has no rate."""
-    fixed = fixed_options(job.facts["overrides"])
-    changes, not_tried = changes_to_try(job.config, this_machine(job.config), fixed, search.batch_factors)
-    waits, number = can_wait(job.config), 0
-    most = 1 + len(changes) + 2 + (0 if waits else 1)
-    job = replace(job, seconds=positive(at(job.config, "callbacks.until_known.seconds")))
-
-    def run(name: str, change: Change) -> Job:
-        """The next run, in the folder `name`."""
-        nonlocal number
-        number += 1
-        title = f"run {number} of at most {most}: {' '.join(words_of(change)) or name.replace('_', ' ')}"
-        return job.below(name, change, title, diagnosis={"options": words_of(change), "not_tried": not_tried})
-
-    jobs = [run("baseline", {}), *(run(folder_of(change), change) for change in changes)]
-    if not waits:
-        jobs.append(run("baseline_2", {}))  # it shows drift
-    _alike(jobs)
-    runs: list[Run] = []
-    for part in [jobs] if waits else [jobs[:1], jobs[1:]]:
-        records = yield part  # a change that is refused is a result, and in the table
-        runs += [Run(one.run_dir.name, one.run_dir, record) for one, record in zip(part, records, strict=True)]
-        _check_baseline(jobs[0], runs[0])
-    best = [trial.options for trial in Findings(runs).best_pair]
-    pair = [change for change in changes if tuple(words_of(change)) in best]
-    if len(pair) == 2:
-        both = pair[0] | pair[1]
-        last = [run("baseline_3", {}), run(folder_of(both), both)]
-        yield _alike(last if waits else last[::-1])
+_MIXED = {"cpu": ("bf16-mixed",), "cuda": ("bf16-mixed", "16-mixed"), "mps": ("16-mixed",)}
+_PIPELINES = ("memory", "device", "workers")
+Change = dict[str, Any]  # the options that it sets, by their full names; the baseline sets none
 
 
-def _check_baseline(job: Job, run: Run) -> None:
-    """Raise RunFailed for a baseline that did not finish, and UserError for one without a rate."""
-    if run.status != "finished":
-        raise RunFailed.of(job, run.record)
-    if RATE not in run.values:
-        place = relative(job.run_dir)
-        raise UserError(
-            f"experiment=diagnose: needs the rate of a run, and {place} has none: {why_no_rate(run.record)}"
-        )
+class Diagnosis(Search):
+    """Changes of one run are tried beside it, each alone, and the two best together.
+
+    Args:
+        batch_factors: by which the batch is to grow, one run for each.
+    """
+
+    def __init__(self, batch_factors: tuple[PositiveInt, ...] = (2, 4)):
+        self.batch_factors = batch_factors
+
+    @override
+    def plan(self, job: Job) -> Plan:
+        """The runs of a diagnosis, in folders below the job's own. UserError for a baseline that fails or has no rate."""
+        changes, not_tried = changes_to_try(job.config, job.facts["overrides"], self.batch_factors)
+        waits, numbers = can_wait(job.config), itertools.count(1)
+        most = 1 + len(changes) + 2 + (0 if waits else 1)
+        job = replace(job, seconds=positive(at(job.config, "callbacks.until_known.seconds")))
+
+        def run(name: str, change: Change) -> Job:
+            """The next run, in the folder `name`."""
+            words = words_of(change)
+            title = f"run {next(numbers)} of at most {most}: {' '.join(words) or name.replace('_', ' ')}"
+            return job.below(name, change, title, diagnosis={"options": words, "not_tried": not_tried})
+
+        jobs = [run("baseline", {}), *(run(_folder_of(change), change) for change in changes)]
+        if not waits:
+            jobs.append(run("baseline_2", {}))  # it shows drift
+        _alike(jobs)
+        runs: list[Run] = []
+        for part in [jobs] if waits else [jobs[:1], jobs[1:]]:
+            records = yield part  # a change that is refused is a result, and in the table
+            runs += [Run(one.run_dir.name, one.run_dir, record) for one, record in zip(part, records, strict=True)]
+            jobs[0].rate(runs[0].record)  # there is nothing to compare with a baseline that has none
+        best = [trial.options for trial in Findings(runs).best_pair]
+        pair = [change for change in changes if tuple(words_of(change)) in best]
+        if len(pair) == 2:
+            both = pair[0] | pair[1]
+            last = [run("baseline_3", {}), run(_folder_of(both), both)]
+            yield _alike(last if waits else last[::-1])
 
 
 def _alike(jobs: Sequence[Job]) -> Sequence[Job]:
@@ -71,3 +82,80 @@ def _alike(jobs: Sequence[Job]) -> Sequence[Job]:
         for job in ended:
             set_run_aside(job.run_dir)
     return jobs
+
+
+def words_of(change: Change) -> list[str]:
+    """The options as a command line has them."""
+    return [as_override(*option) for option in change.items()]
+
+
+def _folder_of(change: Change) -> str:
+    """A name for the run's folder: `batch_size-256`."""
+    parts = (f"{name.rpartition('.')[2]}-{option_value(value)}" for name, value in change.items())
+    return re.sub(r"[^\w.+-]+", "_", "+".join(parts))
+
+
+def changes_to_try(
+    config: Mapping[str, Any], overrides: Sequence[str], batch_factors: Sequence[int]
+) -> tuple[list[Change], list[str]]:
+    """The changes to try beside a baseline, and a line on each that may help and is not tried.
+
+    `config` is the baseline's. What its `overrides` set stays as it is.
+    """
+    options, groups = set_by(overrides)
+    fixed = options | ({"trainer.accelerator", "trainer.devices"} if "trainer" in groups else set())
+    tried: list[Change] = []
+    not_tried: list[str] = []
+    for change in _candidates(config, batch_factors):
+        typed = " and ".join(option for option in change if option in fixed)
+        why_not = f"you have set {typed}" if typed else ""
+        try:
+            check_config(apply_overrides(dict(config), words_of(change)))
+        except UserError as error:  # it does not go together with the configuration, as with `global_batch_size`
+            why_not = str(error)
+        if why_not:
+            not_tried.append(f"not tried: {' '.join(words_of(change))}: {why_not}")
+        elif change not in tried:
+            tried.append(change)
+    return tried, not_tried
+
+
+def _candidates(config: Mapping[str, Any], factors: Sequence[int]) -> Iterator[Change]:
+    """Each change that can have an effect on this machine. Imports torch."""
+    import torch
+
+    from ..hardware.devices import available
+
+    data, model, trainer, kinds = config["data"], config["model"], config["trainer"], available()
+    device = "cpu" if trainer.get("accelerator") == "cpu" else kinds[-1]  # Lightning takes a GPU if it can
+    devices = torch.cuda.device_count() if device == "cuda" else 1
+    processes = ranks_asked(config) or devices
+    yield from _batches(config, processes, factors)
+    is_full = str(trainer.get("precision") or "32-true") in ("32", "32-true")
+    on_cpu = device == "cpu"
+    pipeline, workers = data.get("pipeline"), data.get("num_workers") or 0
+    pipeline = "memory" if on_cpu and pipeline == "device" else pipeline  # on a CPU they are the same
+    more_workers = min(max(2, 2 * workers), len(affinity()))
+    images_alone = class_attribute(model["_target_"], "accepts") in (("image",), ["image"])
+    table: list[tuple[str, Any, bool]] = [  # an option, its new value, whether that can have an effect
+        *(("trainer.precision", new, True) for new in (_MIXED[device] if is_full else ("32-true",))),
+        *(
+            ("data.pipeline", new, pipeline in _PIPELINES and new != pipeline and not (on_cpu and new == "device"))
+            for new in _PIPELINES
+        ),
+        ("data.num_workers", more_workers, "num_workers" in data and more_workers > workers and pipeline in (None, "workers")),
+        ("channels_last", not config.get("channels_last"), images_alone and device != "mps"),
+        ("model.backend", "fused", model.get("backend") == "reference"),
+        ("trainer.accelerator", "gpu", on_cpu and "cuda" in kinds),
+        ("trainer.accelerator", "mps", on_cpu and "mps" in kinds),
+        ("trainer.devices", devices, devices > processes and trainer.get("strategy", "auto") == "auto"),
+    ]  # fmt: skip
+    yield from ({option: value} for option, value, has_effect in table if has_effect)
+
+
+def _batches(config: Mapping[str, Any], processes: int, factors: Sequence[int]) -> Iterator[Change]:
+    size, update = config["data"].get("batch_size") or 1, config["global_batch_size"]
+    yield from ({"data.batch_size": size * factor} for factor in factors if factor > 1)
+    whole = update // processes if update else size * config["trainer"].get("accumulate_grad_batches", 1)
+    if whole > size:
+        yield {"data.batch_size": whole} | ({} if update else {"trainer.accumulate_grad_batches": 1})

@@ -8,79 +8,73 @@ from typing import Any
 from .._system import relative
 from ..checkpointing.resume import lock_run_dir
 from ..errors import UserError
-from ..files import LOCK, WriteError, lies_in, lock_folder, refuse_links, set_aside, why
+from ..files import LOCK, lies_in, lock_folder, refuse_links, set_aside, writing
 from ..options.purpose import DEFAULTS, OF_REPORTS, purpose_of
 from ..options.tree import flatten
 from ..options.types import Purpose
-from ..records.read import FILE, has_checkpoint, read, run_dirs
+from ..records.read import FILE, has_checkpoint, read, read_if_there, run_dirs
 from ..records.run_record import change_config, close, plan
 
 # A run that ended in one of these ways is not run again: that it did not fit is a result, too.
 KEPT = ("finished", "out_of_memory")
-_FAILED = ("failed", "not_finite")  # by itself: it would fail again
+_ENDED = (*KEPT, "failed", "not_finite")  # nor one that failed by itself: it would fail again
 # Ended from outside: such a run is resumed where it has a checkpoint.
 UNFINISHED = ("running", "interrupted", "killed")
 # What a sweep, Hydra and its plugins write directly in the sweep's folder.
 _WRITTEN = ("[0-9]*", "report", LOCK, ".submitit", "multirun.yaml", "optimization_results.yaml")
+_NAMED_BY = "hydra.sweep.dir"
 
 
 def lock_sweep_dir(sweep_dir: Path) -> AbstractContextManager[None]:
     """Hold a sweep's folder against a second process; UserError if one holds it, or a link in it leads elsewhere."""
     refuse_links(sweep_dir, "the sweep's folder", written=_WRITTEN)
-    return lock_folder(sweep_dir, "hydra.sweep.dir", f"a sweep is being run in {sweep_dir} right now")
+    return lock_folder(sweep_dir, _NAMED_BY, f"a sweep is being run in {sweep_dir} right now")
 
 
 def refuse_other(sweep_dir: Path, configs: list[dict[str, Any]]) -> None:
     """Raise UserError if the folder holds the runs of a sweep other than the one with these configurations."""
     if os.path.exists(sweep_dir / FILE):
-        raise UserError(f"hydra.sweep.dir: {sweep_dir} holds a single run; choose another folder")
+        raise UserError(f"{_NAMED_BY}: {sweep_dir} holds a single run; choose another folder")
     for job, config in enumerate(configs):
-        _refuse_different(sweep_dir / str(job), _read(sweep_dir / str(job)), config)
+        _refuse_different(sweep_dir / str(job), config)
 
 
 def keep_or_plan(run_dir: Path, config: dict[str, Any], **facts: Any) -> dict[str, Any] | None:
     """The record of a run that need not be run again; otherwise None, and the folder is ready for the run.
 
-    A run that was ended from outside and has left a checkpoint will be resumed from it. A run that failed by itself
-    would fail again, and is kept. What any other run has left is set aside. UserError if the folder holds a run with
-    another configuration, or one that is trained by another process.
+    A run that was ended from outside and has left a checkpoint will be resumed from it. What any other run that has not
+    ended by itself has left is set aside. UserError if the folder holds a run with another configuration, or one that is
+    trained by another process.
     """
-    if not os.path.exists(run_dir / FILE) and not has_checkpoint(run_dir):
-        plan(run_dir, config=config, **facts)
-        return None
-    record = _read(run_dir)
-    _refuse_different(run_dir, record, config)
-    if record.get("status") in KEPT:
-        return _kept(run_dir, record, config)
-    with lock_run_dir(run_dir, option="hydra.sweep.dir"):  # a run that a launcher started may outlive its sweep
-        record = _read(run_dir)
+    _refuse_different(run_dir, config)
+    with lock_run_dir(run_dir, option=_NAMED_BY):  # a run that a launcher started may outlive its sweep
+        record, may_resume = read_if_there(run_dir), has_checkpoint(run_dir)
         status = record.get("status")
-        if status in (*KEPT, *_FAILED):
-            return _kept(run_dir, record, config)
-        if status in UNFINISHED and has_checkpoint(run_dir):
+        if status in _ENDED:
+            # The options that a report takes from the records have new values.
+            asked = {key: config[key] for key in OF_REPORTS if key in config}
+            if not asked.items() <= record["config"].items():
+                change_config(run_dir, asked)
+            return read(run_dir)
+        if status in UNFINISHED and may_resume:
             if status == "running":
                 close(run_dir, "killed", "ended without a word")
             return None
-        if status != "planned":
-            aside = _set_aside(run_dir)
-            print(f"{relative(run_dir)} begins anew; what was in it is now in {aside}", flush=True)
+        if status != "planned" and (record or may_resume):
+            print(f"{relative(run_dir)} begins anew; what was in it is now in {_set_aside(run_dir)}", flush=True)
         plan(run_dir, config=config, **facts)
     return None
 
 
-def _kept(run_dir: Path, record: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
-    """The record of a run that has ended, with the new values of options that a report takes from the records."""
-    asked = {key: config[key] for key in OF_REPORTS if key in config}
-    if asked.items() <= record["config"].items():
-        return record
-    change_config(run_dir, asked)
-    return _read(run_dir)
+def set_run_aside(run_dir: Path) -> None:
+    """Rename the folder of a run that has ended, so that it can be run again."""
+    with lock_run_dir(run_dir, option=_NAMED_BY):
+        _set_aside(run_dir)
 
 
-def set_run_aside(run_dir: Path) -> str:
-    """Rename the folder of a run that has ended, so that it can be run again; where it is now."""
-    with lock_run_dir(run_dir, option="hydra.sweep.dir"):
-        return _set_aside(run_dir)
+def _set_aside(run_dir: Path) -> str:
+    with writing(_NAMED_BY, run_dir):
+        return relative(set_aside(run_dir))
 
 
 def free_for_another_try(run_dir: Path) -> None:
@@ -103,25 +97,12 @@ def statuses(folder: Path) -> list[str]:
 def has_ended(run_dir: Path) -> bool:
     """Whether a run, or every run of a search, has ended in a way in which it is kept."""
     ends = statuses(run_dir)
-    return bool(ends) and all(status in (*KEPT, *_FAILED) for status in ends)
+    return bool(ends) and all(status in _ENDED for status in ends)
 
 
-def _read(run_dir: Path) -> dict[str, Any]:
-    return read(run_dir) if os.path.exists(run_dir / FILE) else {}
-
-
-def _set_aside(run_dir: Path) -> str:
-    try:
-        return relative(set_aside(run_dir))
-    except OSError as error:
-        raise WriteError(f"hydra.sweep.dir: {run_dir} cannot be renamed: {why(error)}") from error
-
-
-def _refuse_different(run_dir: Path, record: dict[str, Any], config: dict[str, Any]) -> None:
-    """Raise UserError if a folder's record has another configuration; an empty record has none.
-
-    A path in the recorded folder equals any other.
-    """
+def _refuse_different(run_dir: Path, config: dict[str, Any]) -> None:
+    """Raise UserError if a folder holds a record with another configuration. A path in the recorded folder equals any other."""
+    record = read_if_there(run_dir)
     recorded = record.get("config")
     difference = "" if isinstance(recorded, dict) or not record else "cannot be compared"
     if isinstance(recorded, dict):
@@ -136,5 +117,5 @@ def _refuse_different(run_dir: Path, record: dict[str, Any], config: dict[str, A
                 break
     if difference:
         raise UserError(
-            f"hydra.sweep.dir: {relative(run_dir)} holds a run of another sweep ({difference}); choose another folder"
+            f"{_NAMED_BY}: {relative(run_dir)} holds a run of another sweep ({difference}); choose another folder"
         )

@@ -6,7 +6,6 @@ decides how long runs are visited; visits.py has the processes.
 
 import math
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -25,7 +24,7 @@ AT_ONCE = 6  # runs that bring time of their own: so eight sizes take no longer 
 SETTLED = "the sweep had its answer"  # why a run has ended
 
 
-class WaitingRun(ABC):
+class WaitingRun:
     """A run that waits to be visited.
 
     Args:
@@ -37,11 +36,10 @@ class WaitingRun(ABC):
         self.size, self.goes_on = size, goes_on
         self.windows: list[tuple[Any, ...]] = []  # what its visits have measured, as COLUMNS
 
-    @abstractmethod
     def visit(self, number: int, seconds: float) -> Mapping[str, Any] | None:
         """Train for so many seconds in this pass, and say what was measured; None if the run has ended, and is waited for."""
+        raise NotImplementedError
 
-    @abstractmethod
     def stop(self, reason: str) -> None:
         """End the visits of the run, and the run if it is timed: wait for that end. No run trains meanwhile."""
 

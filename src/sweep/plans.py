@@ -13,15 +13,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from .._system import relative
 from ..checkpointing.resume import with_run_dir
 from ..errors import UserError
-from ..options.compose import config_in
+from ..options.compose import choices_in, config_in
 from ..options.groups import to_plain
 from ..options.overrides import as_override
+from ..records.rates import RATE, why_no_rate
+from ..records.values import at
 
 LOG = "log.txt"  # in a run's folder
+Record = dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +54,12 @@ class Job:
     seconds: float | None = None
     composition: DictConfig | None = None
 
+    @classmethod
+    def composed(cls, run_dir: Path, composition: DictConfig, hydra: Any, title: str) -> Self:
+        """A run as Hydra has composed it; `hydra` is Hydra's section, which may be elsewhere than in the composition."""
+        facts = {"choices": choices_in(hydra), "overrides": list(hydra.overrides.task)}
+        return cls(run_dir, config_in(relative(run_dir), composition), facts, title, composition=composition)
+
     def below(self, name: str, options: Mapping[str, Any], title: str, **facts: Any) -> "Job":
         """The same run with other options, by their full names, in a folder below; `facts` are added to its record."""
         here = os.path.join(self.config["run_dir"], name)
@@ -68,19 +79,41 @@ class Job:
             title=title,
         )
 
+    def rate(self, record: Record) -> float:
+        """The rate in samples/s that the run's record has. UserError without one: RunFailed where the run did not finish."""
+        if record["status"] != "finished":
+            raise RunFailed.of(self, record)
+        if not (rate := at(record, f"throughput.{RATE}")):
+            place = relative(self.run_dir)
+            raise UserError(f"search: needs the rate of a run, and {place} has none: {why_no_rate(record)}")
+        return rate
 
-Record = dict[str, Any]
+
 Plan = Generator[Sequence[Job], list[Record], None]
+
+
+class Search:
+    """What `search` may be in a configuration, one file each: it decides which runs there are. Hydra starts it as one job."""
+
+    def check(self, config: Mapping[str, Any], typed: set[str]) -> None:
+        """Raise UserError, before any run is begun, for a checked configuration and typed options that it cannot work with."""
+
+    def plan(self, job: Job) -> Plan:
+        """The runs, in folders below the job's own."""
+        raise NotImplementedError
+
+
+def search_of(config: Mapping[str, Any]) -> Search | None:
+    """The search that a checked configuration asks for; None if it asks for none."""
+    return instantiate(config["search"], _convert_="all")
 
 
 class RunFailed(UserError):
     """A run has ended without a result, and has said why."""
 
-    def __init__(self, message: str, exit_code: int = 1):
-        super().__init__(message, exit_code)
-        self.reported = True
-
     @classmethod
     def of(cls, job: Job, record: Record) -> Self:
         """That of a run with such a record."""
-        return cls(f"{job.run_dir}: {record.get('error') or record['status']}")
+        error = cls(f"{job.run_dir}: {record.get('error') or record['status']}")
+        error.reported = True
+        return error

@@ -44,7 +44,7 @@ class Process:
 
     Attributes:
         job: the run.
-        pid: of the process and of its group.
+        program: its process, which leads a group.
         ended: whether it was waited for.
     """
 
@@ -52,9 +52,8 @@ class Process:
         self.job = job
         self.ended = False
         self._stopped_by: int | None = None
-        self._program = _forked(job, output) or _new_python(job, output)
-        self.pid, self._connection = self._program.pid, self._program.connection
-        self._answers = self._connection.makefile("rb")
+        self.program = _forked(job, output) or _new_python(job, output)
+        self._answers = self.program.connection.makefile("rb")
         asked = {"config": job.config, "choices": job.facts["choices"], "overrides": job.facts["overrides"]}
         self.tell(json.dumps({**asked, "visited": visited}))
 
@@ -65,7 +64,7 @@ class Process:
     def answer(self) -> Mapping[str, Any] | None:
         """Wait for the run's next line; None if it ends instead."""
         with contextlib.suppress(OSError):
-            self._program.await_word()
+            self.program.await_word()
             if (line := self._answers.readline()).endswith(b"\n"):
                 return json.loads(line)
         return None
@@ -73,7 +72,7 @@ class Process:
     def tell(self, line: str) -> bool:
         """Write a line to the run; whether it could be written."""
         try:
-            self._connection.sendall(line.encode() + b"\n")
+            self.program.connection.sendall(line.encode() + b"\n")
         except OSError:  # the run has ended
             return False
         return True
@@ -82,7 +81,7 @@ class Process:
         """Send a signal that asks the run to end, once, and let it wait for no more visits."""
         if not self.ended and self._stopped_by is None:
             self._stopped_by = number
-            if not self._program.send_signal(number):
+            if not self.program.send_signal(number):
                 self.tell(f"signal {number}")
         self.tell("end")
 
@@ -91,24 +90,15 @@ class Process:
         if self.ended:
             return
         try:
-            code = self._program.wait()
+            code = self.program.wait()
         finally:
-            self._program.end_group(_GROUP_TIMEOUT_S)
+            self.program.end_group(_GROUP_TIMEOUT_S)
         self.ended = True
         self._answers.close()
-        self._connection.close()
+        self.program.connection.close()
         # Where another process holds the folder, that process does the run.
         with contextlib.suppress(UserError), lock_run_dir(self.job.run_dir):
             close_open(self.job.run_dir, *_how_it_ended(self._stopped_by, code))
-
-    def kill(self) -> None:
-        """End the group at once, unless it has ended."""
-        if not self.ended:
-            self._program.end_group()
-
-    def await_end(self) -> None:
-        """Wait for the end of the process itself, also while a signal is handled."""
-        self._program.await_end()
 
 
 class Processes:
@@ -178,7 +168,8 @@ class Processes:
             self._interrupt(number)
         elif forces_exit(number, time.monotonic() - self._stopped_at):
             for process in self._running:
-                process.kill()
+                if not process.ended:
+                    process.program.end_group()
 
     def _stop_before(
         self, handler: Callable[[int, FrameType | None], Any], number: int, frame: FrameType | None
@@ -188,7 +179,7 @@ class Processes:
         self._interrupt(signal.SIGTERM)
         for process in self._running:
             if not process.ended:
-                process.await_end()
+                process.program.await_end()
         handler(number, frame)
 
 

@@ -22,10 +22,10 @@ from ..options import trust
 from ..options.check import check_config
 from ..options.command_lines import for_timing
 from ..options.compose import apply_overrides, choices_after
-from ..records.read import FILE, read
+from ..records.read import FILE
 from ..records.values import at, positive
 from .loop import Loop
-from .plans import Job, Plan, Record
+from .plans import Job, Plan
 from .visits import can_wait
 
 # Pairs, after which it is asked whether it is decided. With normal noise of 2 to 10 % a pair and questions after 5 to 15 of
@@ -48,42 +48,40 @@ def rerun(
     a record alone cannot decide (trust.py). UserError if a record cannot be run again, before anything is run, and if a
     run fails.
     """
-    runs = {side: measured(side.upper(), find([folder]))[0] for side, folder in zip("ab", folders, strict=True)}
-    jobs = [job_of(side, of[0], python, overrides) for (side, of), python in zip(runs.items(), pythons, strict=True)]
+    jobs = []
+    for side, folder, python in zip("ab", folders, pythons, strict=True):
+        runs, _ = measured(side.upper(), find([folder]))
+        jobs.append(job_of(side, runs[0], python, overrides, seconds))
     with writing("--out", out):
         out = new_folder(out)
     sides = [out / "a", out / "b"]
-    Loop("compare").run(a_b(jobs, out, most, seconds, lambda: decided(sides, max_slowdown)))
+    Loop("compare").run(a_b(jobs, out, most, lambda: decided(sides, max_slowdown)))
     return sides
 
 
-def a_b(
-    sides: Sequence[Job],
-    out: Path,
-    most: int,
-    seconds: float,
-    decided: Callable[[], bool] = lambda: False,
-) -> Plan:
+def a_b(sides: Sequence[Job], out: Path, most: int, decided: Callable[[], bool] = lambda: False) -> Plan:
     """Run the sides so many times at most, as `out/<side>/<time>`. The folder of a side is its name.
 
     From the fifth time on it ends as soon as `decided` says so. UserError if a run does not finish.
     """
     identity = secrets.token_hex(4)
+    forks = all(side.python == sys.executable for side in sides)  # all start alike
+    shared = all(can_wait(side.config) for side in sides)  # their passes have numbers of their own
+    placed = [_placed(replace(side, forks=forks), out) for side in sides]
     for number in range(most):
-        order = sides if number % 2 == 0 else sides[::-1]
-        forks = all(side.python == sys.executable for side in sides)  # all start alike
         title = f"pair {number + 1} of at most {most}"
-        jobs = [_placed(side, out / side.run_dir.name / str(number), title, seconds, forks) for side in order]
-        shared = all(can_wait(job.config) for job in jobs)  # their passes have numbers of their own
-        for job in jobs:
-            job.facts["rerun"] = {"of": identity} if shared else {"of": identity, "pair": number}
+        facts = {"of": identity} if shared else {"of": identity, "pair": number}
+        order = placed if number % 2 == 0 else placed[::-1]
+        jobs = [side.below(str(number), {}, f"{title}: {side.title}", rerun=facts) for side in order]
         records = yield jobs
-        medians = {}
+        times = []
         for job, record in zip(jobs, records, strict=True):
-            side = job.run_dir.parent.name.upper()
-            medians[side] = _median_step(record, side)
-        times = ", ".join(f"{side} {1e3 * medians[side]:.3g} ms" for side in sorted(medians))
-        print(f"{title}: {times}", flush=True)
+            side, ms = job.run_dir.parent.name.upper(), positive(at(record, "throughput.step_ms_median"))
+            if record["status"] != "finished" or ms is None:
+                why = record.get("error") or "no step was measured"
+                raise UserError(f"compare: a run of {side} did not finish: {why}")
+            times.append(f"{side} {ms:.3g} ms")
+        print(f"{title}: {', '.join(sorted(times))}", flush=True)
         if number + 1 >= FEWEST and decided():
             return
 
@@ -95,32 +93,23 @@ def decided(sides: Sequence[Path], max_slowdown: float) -> bool:
     return bool(found.slowdown.span) and (is_slower or found.slowdown.high <= 1 + max_slowdown)
 
 
-def job_of(side: str, run: Run, python: str, overrides: list[str]) -> Job:
-    """A run, ready to be run again as a side. Raises UserError for a record that cannot be."""
+def job_of(side: str, run: Run, python: str, overrides: list[str], seconds: float) -> Job:
+    """A short timed run of what a run's record has, as a side. Raises UserError for a record that cannot be run again."""
     file = relative(run.folder / FILE)
-    record = read(run.folder)
     try:
-        recorded = check_config(recorded_config(record, run.folder))
+        recorded = check_config(recorded_config(run.record, run.folder))
     except UserError as error:
         raise UserError(f"{file}: cannot be run again: {error}") from error
-    config = check_config(apply_overrides(recorded, overrides))
-    trust.confirm(check_config(for_timing(config, 1.0)), overrides, file, run_dir=run.folder)
-    facts = {"choices": choices_after(record.get("choices", {}), overrides), "overrides": record.get("overrides", [])}
-    return Job(Path(side), config, facts, side.upper(), python=python)
+    config = check_config(for_timing(check_config(apply_overrides(recorded, overrides)), seconds))
+    trust.confirm(config, overrides, file, run_dir=run.folder)
+    choices = choices_after(run.record.get("choices", {}), overrides)
+    facts = {"choices": choices, "overrides": run.record.get("overrides", [])}
+    return Job(Path(side), config, facts, side.upper(), python=python, seconds=seconds)
 
 
-def _placed(side: Job, run_dir: Path, title: str, seconds: float, forks: bool) -> Job:
-    """A short timed run of a side, in its folder."""
+def _placed(side: Job, out: Path) -> Job:
+    """A side in its folder."""
+    run_dir = out / side.run_dir.name
     here = relative(run_dir)
-    config = check_config(for_timing(side.config, seconds))
-    config = {**with_run_dir(config, str(config["run_dir"]), here), "run_dir": here}
-    title, facts = f"{title}: {side.title}", dict(side.facts)
-    return replace(side, run_dir=run_dir, config=config, facts=facts, title=title, forks=forks, seconds=seconds)
-
-
-def _median_step(record: Record, side: str) -> float:
-    """The median step of a run in seconds. Raises UserError unless it has one."""
-    median = positive(at(record, "throughput.step_ms_median"))
-    if record["status"] != "finished" or median is None:
-        raise UserError(f"compare: a run of {side} did not finish: {record.get('error') or 'no step was measured'}")
-    return median / 1e3
+    config = {**with_run_dir(side.config, str(side.config["run_dir"]), here), "run_dir": here}
+    return replace(side, run_dir=run_dir, config=config)

@@ -5,6 +5,7 @@ import importlib
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +18,15 @@ from .._system import command_line, relative
 from ..checkpointing.signals import exit_on_signals
 from ..errors import UserError, in_one_line, report
 from ..files import WriteError
-from ..options.compose import CommandLine, choices_in, config_in, search_path
+from ..options.compose import CommandLine, search_path
 from ..options.groups import CONFIGS
 from ..options.overrides import as_override, parse, text_of
 from ..options.update import ranks_asked
 from ..records.read import optimized
 from . import folder
-from .grow_batch import grow_batch
 from .loop import Loop
-from .plans import Job, Plan, RunFailed
+from .plans import Job, Record, RunFailed, Search, search_of
 from .process import start_server
-from .search import Diagnosis, TimeToTarget, search_of
-from .time_to_target import time_to_target
 
 
 def run_sweep(line: CommandLine, sweep_dir: Path) -> None:
@@ -82,7 +80,7 @@ class Sweep:
     process starts all runs: some launchers call for them in other processes, and not in order. A `search` is one job.
     """
 
-    def __init__(self, sweep_dir: Path, labels: list[str], here: bool = False, search: Any = None):
+    def __init__(self, sweep_dir: Path, labels: list[str], here: bool = False, search: Search | None = None):
         self.sweep_dir, self.labels = sweep_dir, labels
         self.loop = Loop()
         self._here, self._search, self._failed = here, search, False
@@ -93,12 +91,10 @@ class Sweep:
         for number, composition in enumerate(compositions):
             with env_override(dict(composition.hydra.job.env_set)):
                 job = self._job(number, (self.sweep_dir / str(number)).absolute(), composition, composition.hydra)
-                if self._search:
-                    self._do_search(job)
-                elif job.forks:
+                if job.forks and self._search is None:
                     jobs.append(job)
                 else:
-                    self.loop.do([job])
+                    self._do(job)
         self.loop.do(jobs)
 
     def run_job(self, config: DictConfig) -> float | None:
@@ -108,10 +104,9 @@ class Sweep:
         """
         hydra = HydraConfig.get()
         job = self._job(int(hydra.job.num), Path(hydra.runtime.output_dir), config, hydra)
-        if self._search:
-            self._do_search(job)
+        record = self._do(job)
+        if record is None:  # of a search
             return None
-        (record,) = self.loop.do([job])
         value = optimized(record) if record["status"] == "finished" else None
         if value is None and not self.labels:  # a searching sweeper needs a value of each run
             if record["status"] == "finished":
@@ -123,22 +118,22 @@ class Sweep:
 
     def _job(self, number: int, run_dir: Path, config: DictConfig, hydra: Any) -> Job:
         """A run with its number in the sweep; `hydra` is Hydra's section of its composition."""
-        overrides = list(hydra.overrides.task)
         known = number < len(self.labels)
         title = f"{number + 1} of {len(self.labels)}" if known else f"{number + 1}"
-        label = self.labels[number] if known else " ".join(overrides)
-        facts = {"choices": choices_in(hydra), "overrides": overrides}
+        label = self.labels[number] if known else " ".join(hydra.overrides.task)
         forks = self._here and not hydra.job.env_set  # libraries read their variables when they are imported
-        checked, title = config_in(relative(run_dir), config), f"run {title}: {label}"
-        return Job(run_dir, checked, facts, title, forks=forks, composition=config)
+        return replace(Job.composed(run_dir, config, hydra, f"run {title}: {label}"), forks=forks)
 
-    def _do_search(self, job: Job) -> None:
-        """Do the runs of a search, which an error ends."""
+    def _do(self, job: Job) -> Record | None:
+        """Do one run, and return its record; or the runs of a search, which an error ends."""
+        if self._search is None:
+            return self.loop.do([job])[0]
         try:
-            self.loop.run(_plan_of(job, self._search))
+            self.loop.run(self._search.plan(job))
         except UserError as error:
             report(error)
             self._failed = True
+        return None
 
     def report(self) -> None:
         """Write and print the table and the recommendation; they can be made again from the sweep's folder."""
@@ -146,6 +141,7 @@ class Sweep:
             return
         from ..analysis.diagnose import find_findings
         from ..analysis.write import write_report  # matplotlib takes a second to import
+        from .diagnose import Diagnosis
 
         if isinstance(self._search, Diagnosis):
             text = find_findings(self.sweep_dir).text
@@ -173,13 +169,3 @@ class Sweep:
             return 1
         ends = folder.statuses(self.sweep_dir)
         return int("finished" not in ends if self._search else any(end not in folder.KEPT for end in ends))
-
-
-def _plan_of(job: Job, search: Any) -> Plan:
-    if isinstance(search, TimeToTarget):
-        return time_to_target(job, search)
-    if not isinstance(search, Diagnosis):
-        return grow_batch(job, search)
-    from .diagnose import diagnose  # brings matplotlib, which takes a second to import
-
-    return diagnose(job, search)

@@ -4,13 +4,13 @@ Each size is a timed run as of experiment=throughput.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from .._system import relative
 from ..errors import UserError
 from ..files import new_folder, writing
 from ..options.command_lines import NO_END
-from ..options.compose import choices_in, compose_command_line, config_in
+from ..options.compose import compose_command_line
 from ..options.overrides import parse, text_of
 from ..options.purpose import timed_experiment
 from .loop import Loop
@@ -48,12 +48,9 @@ def measure(words: Sequence[str], kinds: Sequence[str], folder: Path, epochs: in
         compositions = compose_command_line([*words, *_ENDLESS, *device], True).compositions  # devices=[1] is a GPU
         jobs = []
         for number, composition in enumerate(compositions):
-            place = folder / kind / str(number)
-            overrides = list(composition.hydra.overrides.task)
-            facts = {"choices": choices_in(composition.hydra), "overrides": overrides, "asked_epochs": epochs}
-            size = next(word for word in overrides if word.startswith("data.batch_size="))
-            title = f"{kind}, run {number + 1} of {len(compositions)}: {size}"
-            jobs.append(Job(place, config_in(relative(place), composition), facts, title))
+            title = f"{kind}, run {number + 1} of {len(compositions)}: data.batch_size={composition.data.batch_size}"
+            job = Job.composed(folder / kind / str(number), composition, composition.hydra, title)
+            jobs.append(replace(job, facts=job.facts | {"asked_epochs": epochs}))
         if sum(record["status"] == "finished" for record in Loop("choose").do(jobs)) < 2:
             raise UserError(
                 f"choose: fewer than two batch sizes were measured on {kind}; where they do not fit, write smaller "

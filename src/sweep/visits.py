@@ -10,9 +10,10 @@ set up until the runs before it have ended.
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 from typing_extensions import override
@@ -21,13 +22,21 @@ from .._system import may_have_accelerator
 from ..analysis.groups import group_runs
 from ..analysis.run import Run
 from ..analysis.selection import ENOUGH
+from ..files import writing
 from ..hardware.host_memory import host_memory
+from ..hardware.programs import ProgramWatch
 from ..options.update import ranks_asked
 from ..records.formatting import count, duration
+from ..records.rates import LOAD_SAID
+from ..records.terminal import LiveLine, is_verbose
 from ..records.values import at
+from . import folder
 from .passes import Limits, WaitingRun, measure_in_passes
-from .plans import Job
-from .process import Process
+from .plans import LOG, Job, Record
+from .process import Process, Processes
+
+if TYPE_CHECKING:
+    from .loop import Loop
 
 MOST_AT_ONCE = 16  # a larger sweep is measured 16 runs at a time
 _SET_UP_AT_ONCE = min(4, os.cpu_count() or 1)  # reading and checking is the work of one core
@@ -100,18 +109,63 @@ def _planned(job: Job, number: int) -> Run:
     return Run(job.run_dir.name, job.run_dir, facts, number)
 
 
+class Visited(WaitingRun):
+    """A run in its process, which prints into the run's log. Raises WriteError where that cannot be written.
+
+    `on_end` is told that the run ends, and waits for that.
+    """
+
+    def __init__(self, job: Job, processes: Processes, on_end: Callable[["Visited"], None]):
+        super().__init__(int(job.config["data"].get("batch_size") or 1), not is_timed(job.config))
+        self.job, self._on_end = job, on_end
+        self.device: Mapping[str, int] = {}  # its memory, as the run saw it
+        self.is_warm = False
+        self.fit_s: float | None = None  # about how long a run that is warm has to train; None if unknown
+        with writing("hydra.sweep.dir", job.run_dir / LOG):
+            log = (job.run_dir / LOG).open("ab")
+        with log:  # the run has it open, and this process has not: the folder may be renamed
+            self.process = processes.add(lambda: Process(job, (log.fileno(), log.fileno()), visited=True))
+
+    def note(self, facts: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        """Note what the run has answered; None says that it ends."""
+        if facts is None:
+            self._on_end(self)
+        else:
+            self.device = facts.get("device") or self.device
+        return facts
+
+    def warm_up(self) -> bool:
+        """Train what is not measured, unless that was done; whether the run goes on."""
+        if not self.is_warm and (facts := self.note(self.process.ask("warm up"))):
+            self.is_warm, self.fit_s = True, facts.get("fit_s")
+        return self.is_warm
+
+    @override
+    def visit(self, number: int, seconds: float) -> Mapping[str, Any] | None:
+        return self.note(self.process.ask(f"go {number} {seconds}"))
+
+    @override
+    def stop(self, reason: str) -> None:
+        if not self.goes_on:  # a training waits then
+            self.end(f"stop {reason}")
+
+    def end(self, order: str) -> None:
+        """Have the run go on to its end, by this order, and wait for it."""
+        self.process.tell(order)
+        self._on_end(self)
+
+
 class Together:
     """Runs that are compared, and are visited side by side.
 
-    `end` waits for the end of a run, and notes how it ended; it is told whether others held memory of the device then. `say` is
-    told what happens; with `stays` it is a line that remains to be read.
+    Their ends are in `records`, and are said as the loop says them.
     """
 
-    def __init__(self, start: Callable[[Job], Process], end: Callable[[Process, bool], None], say: Callable[..., None]):
-        self._start, self._on_end, self._say = start, end, say
-        self._started: list[Process] = []
-        self._fit_s: dict[Process, float | None] = {}  # about how long a run that is warm has to train; None if unknown
-        self._device: dict[Process, Mapping[str, int]] = {}  # its memory, as each run saw it; the last one saw it last
+    def __init__(self, loop: "Loop", processes: Processes, records: dict[Job, Record]):
+        self._loop, self._processes, self._records = loop, processes, records
+        self._line, self._warned = LiveLine(), set[str]()
+        self._programs = ProgramWatch([os.getpid()])
+        self._started: list[Visited] = []
 
     def measure(self, jobs: Sequence[Job]) -> list[Job]:
         """Visit as many runs as there is memory for, all with the same limits, and have trainings go on to their ends.
@@ -120,115 +174,122 @@ class Together:
         """
         chosen = [job for job in jobs if _limits_of(job) == _limits_of(jobs[0])][:MOST_AT_ONCE]
         self._say(f"preparing {count(len(chosen), 'setting')}")
-        started = self._started = []
-        while len(started) < len(chosen):
-            is_first = not _living(started)
-            part = chosen[len(started) :][: 1 if is_first else _SET_UP_AT_ONCE]
-            if not is_first and not self._has_memory_for(len(part), started):
-                break
-            setting_up = [self._start(job) for job in part]
-            started += setting_up
-            for process in setting_up:
-                self._note(process, process.answer())
-            if len(alone := _living(started)) == 1 and self._warm(alone[0]) and self._is_long(alone[0]):
-                self._train_to_end(alone)  # the others are not set up meanwhile
-                break
-        waiting = _living(started)
-        while waiting:
-            warm: list[Process] = []
-            while waiting and (not _living(warm) or self._has_memory_for(1, warm)):
-                warm.append(waiting.pop(0))
-                self._warm(warm[-1])
-            long = [process for process in _living(warm) if self._is_long(process)]
-            together = [process for process in _living(warm) if process not in long]
-            self._visit(together)
-            self._train_to_end([*_living(together), *long])
-        begun = {process.job for process in started}
+        try:
+            self._set_up(chosen)
+            waiting = _living(self._started)
+            while waiting:
+                warm: list[Visited] = []
+                while waiting and (not _living(warm) or self._has_memory_for(1, warm)):
+                    warm.append(waiting.pop(0))
+                    warm[-1].warm_up()
+                long = [run for run in _living(warm) if self._is_long(run)]
+                together = [run for run in _living(warm) if run not in long]
+                if len(together) > 1 or any(not run.goes_on for run in together):
+                    first_pass = int(_PASSES_PER_S * time.time())
+                    measure_in_passes(together, _limits_of(together[0].job), say=self._say, first_pass=first_pass)
+                self._train_to_end([*_living(together), *long])
+            if sum(share for _, share in self._programs.top()) >= LOAD_SAID:
+                self._say(f"beside these runs: {self._programs.words()} of the processor", stays=True)  # in no file
+        finally:
+            self._line.clear()
+        begun = {run.job for run in self._started}
         return [job for job in jobs if job not in begun]
 
-    def _warm(self, process: Process) -> bool:
-        """Train what is not measured of a run, unless that was done; whether the run goes on."""
-        if process not in self._fit_s:
-            facts = self._note(process, process.ask("warm up"))
-            if facts is None:
-                return False
-            self._fit_s[process] = facts.get("fit_s")
-        return True
+    def _set_up(self, jobs: Sequence[Job]) -> None:
+        """Start runs, as many as there is memory for; none beside a first one that trains for long."""
+        started = self._started
+        while len(started) < len(jobs):
+            is_first = not _living(started)
+            part = jobs[len(started) :][: 1 if is_first else _SET_UP_AT_ONCE]
+            if not is_first and not self._has_memory_for(len(part), started):
+                return
+            setting_up = [Visited(job, self._processes, self._end) for job in part]
+            started += setting_up
+            for run in setting_up:
+                run.note(run.process.answer())
+            if len(alone := _living(started)) == 1 and alone[0].warm_up() and self._is_long(alone[0]):
+                self._train_to_end(alone)
+                return
 
-    def _note(self, process: Process, facts: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-        """Note what a run says of its device; None says that it ends."""
-        if facts is None:
-            self._end(process)
-        elif device := facts.get("device"):
-            self._device.pop(process, None)
-            self._device[process] = device
-        return facts
+    def _end(self, run: Visited) -> None:
+        """Wait for the end of a run, note it, and say it: of a timed run that has finished only where details are wanted."""
+        run.process.wait()
+        self._line.clear()
+        job, record = run.job, self._loop.read(run.job)
+        beside_others = any(one.device for one in _living(self._started))  # which hold memory of the device
+        if beside_others and record["status"] == "out_of_memory":  # it may fit alone, and is done so in the end
+            folder.free_for_another_try(job.run_dir)
+            self._loop.prepare(job)
+            print(f"{job.title} found no memory beside others, and is done again alone", flush=True)
+            return
+        self._records[job] = record
+        if self._processes.stopped_by is not None and record["status"] == "interrupted":
+            return
+        if run.goes_on or is_verbose():
+            print(f"\n— {job.title}", flush=True)
+        if is_verbose():
+            print(_log_of(job), end="", flush=True)
+        self._show_warnings([run])
+        if run.goes_on or record["status"] != "finished":
+            self._loop.say_end(job, record)
 
-    def _end(self, process: Process) -> None:
-        others = [one for one in _living(self._started) if one is not process and one in self._device]
-        self._on_end(process, bool(others))
-        self._device.pop(process, None)
+    def _say(self, text: str, stays: bool = False, now: bool = False) -> None:
+        """Say what happens; with `stays` it is a line that remains to be read."""
+        self._programs.sample()
+        if stays or now:  # not between passes: a log may be long
+            self._show_warnings(self._started)
+        if stays:
+            self._line.clear()
+            print(text, flush=True)
+        else:
+            self._line(text, now)
 
-    def _has_memory_for(self, more: int, processes: Sequence[Process]) -> bool:
+    def _show_warnings(self, runs: Sequence[Visited]) -> None:
+        """Print the warnings of runs that no run has had before, unless all that they write is shown."""
+        for text in "".join(_log_of(run.job) for run in runs if not is_verbose()).splitlines():
+            if text.startswith("warning: ") and text not in self._warned:
+                self._warned.add(text)
+                self._line.clear()
+                print(text, file=sys.stderr, flush=True)
+
+    def _has_memory_for(self, more: int, runs: Sequence[Visited]) -> bool:
         """Whether a quarter of the memory is available, and for each run more, and one, what the largest run has taken."""
         memory, largest = host_memory(), 0
-        for process in processes:
+        for run in runs:
             with contextlib.suppress(psutil.Error):  # it has ended
-                largest = max(largest, psutil.Process(process.pid).memory_info().rss)
+                largest = max(largest, psutil.Process(run.process.program.pid).memory_info().rss)
         fits = memory.available >= max(_SHARE_LEFT * memory.total, (more + 1) * largest)
-        if device := list(self._device.values()):
+        if device := [run.device for run in _living(self._started) if run.device]:
             largest = _CONTEXT + max(each["taken"] for each in device)
-            fits &= device[-1]["free"] >= max(_SHARE_LEFT * device[-1]["total"], (more + 1) * largest)
+            free = min(each["free"] for each in device)  # as the last one of them saw it
+            fits &= free >= max(_SHARE_LEFT * device[0]["total"], (more + 1) * largest)
         return fits
 
-    def _is_long(self, process: Process) -> bool:
+    def _is_long(self, run: Visited) -> bool:
         """Whether a training is too long for others to wait for it, and say so; `timing=true` takes any."""
-        config, fit_s = process.job.config, self._fit_s[process]
-        if is_timed(config) or config.get("timing") is True or (fit_s is not None and fit_s <= _LONG_S):
+        if not run.goes_on or run.job.config.get("timing") is True or (run.fit_s is not None and run.fit_s <= _LONG_S):
             return False
-        length = "is of unknown length" if fit_s is None else f"takes about {duration(fit_s)}"
-        said = f"{process.job.title} {length}: no other run waits for it, to be timed; timing=true has them wait"
+        length = "is of unknown length" if run.fit_s is None else f"takes about {duration(run.fit_s)}"
+        said = f"{run.job.title} {length}: no other run waits for it, to be timed; timing=true has them wait"
         self._say(said, stays=True)
         return True
 
-    def _visit(self, processes: Sequence[Process]) -> None:
-        """Visit timed runs, and trainings where there are several."""
-        runs = [Visited(process, self._end) for process in processes]
-        if len(runs) > 1 or any(not run.goes_on for run in runs):
-            first_pass = int(_PASSES_PER_S * time.time())
-            measure_in_passes(runs, _limits_of(processes[0].job), say=self._say, first_pass=first_pass)
-
-    def _train_to_end(self, processes: Sequence[Process]) -> None:
+    def _train_to_end(self, runs: Sequence[Visited]) -> None:
         """Let trainings go on, one after the other."""
-        for process in processes:
-            self._say(f"{process.job.title} trains", now=True)
-            process.tell("train")
-            self._end(process)
+        for run in runs:
+            self._say(f"{run.job.title} trains", now=True)
+            run.end("train")
 
 
-class Visited(WaitingRun):
-    """A run with its process."""
-
-    def __init__(self, process: Process, on_end: Callable[[Process], None]):
-        super().__init__(int(process.job.config["data"].get("batch_size") or 1), not is_timed(process.job.config))
-        self.process, self._on_end = process, on_end
-
-    @override
-    def visit(self, number: int, seconds: float) -> Mapping[str, Any] | None:
-        facts = self.process.ask(f"go {number} {seconds}")
-        if facts is None:
-            self._on_end(self.process)
-        return facts
-
-    @override
-    def stop(self, reason: str) -> None:
-        if not self.goes_on:  # a training waits then
-            self.process.tell(f"stop {reason}")
-            self._on_end(self.process)
+def _living(runs: Sequence[Visited]) -> list[Visited]:
+    return [run for run in runs if not run.process.ended]
 
 
-def _living(processes: Sequence[Process]) -> list[Process]:
-    return [process for process in processes if not process.ended]
+def _log_of(job: Job) -> str:
+    """What a run has printed so far."""
+    with contextlib.suppress(OSError):
+        return (job.run_dir / LOG).read_text(errors="replace")
+    return ""
 
 
 def _limits_of(job: Job) -> Limits:

@@ -7,9 +7,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from batchscope.callbacks.step_file import StepFile
+from batchscope.callbacks.step_file import StepFile, read_rows
 from batchscope.checkpointing.callback import Checkpoints
-from batchscope.records.step_file import read_rows
 from tests.checkpointing.support import OUT, STEP, refused, terminate
 from tests.support.runs import SMALL, curves, run, table
 from tests.support.third_party_modules import Stranger, train

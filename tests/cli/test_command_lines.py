@@ -146,7 +146,7 @@ REFUSED = {
     "train callbacks.checkpoint.dirpath=null +trainer.default_root_dir=x": "trainer.default_root_dir: got x, takes a folder in that of the run",
     "train callbacks.checkpoint.dirpath=${run_dir}/../x": "callbacks.checkpoint.dirpath: … takes a folder in that of the run",
     "train compile=reduce-overhead trainer.accumulate_grad_batches=2": "compile: reduce-overhead uses CUDA graphs",
-    "train search={_target_:batchscope.sweep.search.TimeToTarget}": "target: needs a value of target_metric",
+    "train search={_target_:batchscope.sweep.time_to_target.TimeToTarget}": "target: needs a value of target_metric",
     **{f"train -m experiment={name}": "search: finds its runs by itself; write one command for each value, batchscope train … without -m" for name in ("find_batch_size", "diagnose data.batch_size=8,16")},
     "train trainer=ddp trainer.accelerator=cpu trainer.num_nodes=2": "trainer.num_nodes: got 2, and nothing has started this on 2 machines",
     **{f"train experiment=time_to_target {words}": said for words, said in TARGETS.items()},

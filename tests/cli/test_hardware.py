@@ -28,7 +28,7 @@ def measured(tmp_path, monkeypatch):
 
 
 def test_the_text_is_a_number_a_line_with_the_share_of_a_known_datasheet():
-    assert hardware.as_text([HOST, GPU]).splitlines() == [
+    assert [line for each in (HOST, GPU) for line in hardware.lines_of(each)] == [
         "cpu: AMD EPYC (2 threads, AVX512, torch 2.15.0)",
         "  products in fp32           450 GFLOP/s",
         "  products in bf16           900 GFLOP/s",

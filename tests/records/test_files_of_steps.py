@@ -9,11 +9,11 @@ from unittest.mock import Mock
 import numpy
 import pytest
 
+from batchscope.callbacks.step_file import read_rows, write_rows
 from batchscope.errors import UserError
 from batchscope.files import WriteError
 from batchscope.records.correct import read_correct, write_correct
 from batchscope.records.operations import SCHEMA, OperationRow, StepOperations, read_operations, write_operations
-from batchscope.records.step_file import read_rows, write_rows
 from batchscope.records.step_times import read_step_times, thinned, with_visits, write_step_times
 from tests.support.synthetic_runs import SHARES, write_steps
 

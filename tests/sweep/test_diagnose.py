@@ -2,7 +2,7 @@
 
 import re
 import zlib
-from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -12,46 +12,67 @@ from batchscope.errors import UserError
 from batchscope.records.read import read
 from batchscope.records.run_record import plan
 from batchscope.sweep import diagnose
-from batchscope.sweep.changes import Machine, changes_to_try, fixed_options, words_of
+from batchscope.sweep.diagnose import changes_to_try, words_of
 from batchscope.sweep.folder import has_ended
 from batchscope.sweep.loop import Loop
-from batchscope.sweep.plans import Job, RunFailed
-from batchscope.sweep.search import search_of
+from batchscope.sweep.plans import Job, RunFailed, search_of
 from batchscope.sweep.visits import can_wait
 from tests.support.command_lines import composed
 from tests.sweep.conftest import ended
 
 # --- which changes ---------------------------------------------------------------------------------------------------
 
-ON_CPU, BESIDE_A_GPU = Machine(cores=4), Machine(accelerators=("cpu", "cuda"), cores=4)
+
+class Machine(NamedTuple):
+    """What this machine is pretended to have."""
+
+    cores: int = 4
+    kinds: tuple[str, ...] = ("cpu",)
+    gpus: int = 1
+
+
+ON_CPU, BESIDE_A_GPU = Machine(), Machine(kinds=("cpu", "cuda"))
 
 
 @pytest.fixture(autouse=True)
-def this_machine(monkeypatch):
-    monkeypatch.setattr(diagnose, "this_machine", lambda config: Machine(cores=2))
+def pretend(monkeypatch):
+    """Pretend a machine; at first one of two cores."""
+
+    def pretend(machine):
+        monkeypatch.setattr("batchscope.hardware.devices.available", lambda: machine.kinds)
+        monkeypatch.setattr("torch.cuda.device_count", lambda: machine.gpus)
+        monkeypatch.setattr(diagnose, "affinity", lambda: {*range(machine.cores)})
+
+    pretend(Machine(cores=2))
     monkeypatch.setattr("sys.platform", "linux")
+    return pretend
 
 
-def tried(words="", machine=ON_CPU, factors=(2, 4), fixed=None):
-    """The options that are tried, and the lines on what is left out."""
-    config = composed("experiment=diagnose", *words.split(), run_dir="x")
-    fixed = fixed_options(words.split()) if fixed is None else fixed
-    changes, left_out = changes_to_try(config, machine, fixed, factors)
-    return [" ".join(words_of(change)) for change in changes], left_out
+@pytest.fixture
+def tried(pretend):
+    """The options that are tried, and the lines on what is left out; `typed` are those that stay."""
+
+    def tried(words="", machine=ON_CPU, factors=(2, 4), typed=None):
+        pretend(machine)
+        config = composed("experiment=diagnose", *words.split(), run_dir="x")
+        changes, left_out = changes_to_try(config, words.split() if typed is None else typed, factors)
+        return [" ".join(words_of(change)) for change in changes], left_out
+
+    return tried
 
 
-def test_on_a_cpu_and_on_gpus():
+def test_on_a_cpu_and_on_gpus(tried):
     batches = ["data.batch_size=256", "data.batch_size=512"]
     others = "trainer.precision=bf16-mixed data.pipeline=workers channels_last=false"
     assert tried() == ([*batches, *others.split()], [])
     others = "trainer.precision=bf16-mixed trainer.precision=16-mixed data.pipeline=device data.pipeline=workers"
     others += " channels_last=false trainer.devices=4"
-    gpus = replace(BESIDE_A_GPU, device="cuda", devices=4, cores=16)
+    gpus = Machine(16, ("cpu", "cuda"), 4)
     assert tried("", gpus)[0] == [*batches, *others.split()]
 
 
 @pytest.mark.parametrize("line", ["trainer.accelerator=cpu", "trainer=cpu"])
-def test_what_the_user_has_set_stays_and_is_said(line):
+def test_what_the_user_has_set_stays_and_is_said(line, tried):
     found, left_out = tried(f"{line} data.batch_size=64", machine=BESIDE_A_GPU)
     assert not any("batch_size" in one or "accelerator" in one for one in found)
     assert left_out == [
@@ -65,7 +86,7 @@ SEQUENCE, WORKERS = "model=stacked_lstm data=adding", "data.pipeline=workers"
 OFFERED = [
     ("", {"factors": ()}, "-data.batch_size"),
     ("global_batch_size=384", {"factors": (2, 3)}, "data.batch_size=384 -data.batch_size=256"),
-    ("trainer.precision=32-true", {"machine": BESIDE_A_GPU}, "trainer.accelerator=gpu"),
+    ("trainer.accelerator=cpu", {"machine": BESIDE_A_GPU}, "trainer.accelerator=gpu"),
     ("trainer.accumulate_grad_batches=3", {}, "data.batch_size=384 trainer.accumulate_grad_batches=1"),
     ("trainer.precision=bf16-mixed", {}, "trainer.precision=32-true"),
     (WORKERS, {}, "data.num_workers=4 data.pipeline=memory"),
@@ -76,8 +97,8 @@ OFFERED = [
 
 
 @pytest.mark.parametrize(("words", "how", "changes"), OFFERED)
-def test_a_change_is_tried_where_it_can_have_an_effect(words, how, changes):
-    found = [option for change in tried(words, fixed=set(), **how)[0] for option in change.split()]
+def test_a_change_is_tried_where_it_can_have_an_effect(words, how, changes, tried):
+    found = [option for change in tried(words, typed=[], **how)[0] for option in change.split()]
     for change in changes.split():
         assert any(one.startswith(change.lstrip("-")) for one in found) is not change.startswith("-")
 
@@ -119,7 +140,7 @@ def diagnosed(folder, rate, *words):
     job, end = Job(folder / "0", config, {"choices": {"model": "mlp"}, "overrides": [*WORDS, *words]}, "run 1"), None
     loop.do = do_all
     try:
-        loop.run(diagnose.diagnose(job, search_of(config)))
+        loop.run(search_of(config).plan(job))
     except (UserError, SystemExit) as error:
         end = error
     return yields, find_findings(folder).text, end

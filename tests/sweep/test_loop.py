@@ -116,10 +116,9 @@ def passes(monkeypatch):
     found = []
 
     def noted(runs, *_, **__):
-        found.append(" ".join(run.process.job.run_dir.name for run in runs))
+        found.append(" ".join(run.job.run_dir.name for run in runs))
         for run in runs:
-            run.process.tell("stop ")
-            run._on_end(run.process)
+            run.end("stop ")
 
     monkeypatch.setattr(visits, "measure_in_passes", noted)
     return found

@@ -75,7 +75,7 @@ def test_a_run_that_is_going_on_elsewhere_is_not_closed(loop, tmp_path):
             program.run_planned(tmp_path / "a", {"config": {}, "choices": {}, "overrides": [], "visited": False})
         assert record(tmp_path / "a")["status"] == "planned"
         ended = process.Process(job(tmp_path, "a", timed=False, does="hang()"))
-        ended.kill()
+        ended.program.end_group()
         ended.wait()
         assert record(tmp_path / "a")["status"] in ("planned", "running")
 
@@ -97,7 +97,7 @@ def test_a_signal_while_the_first_process_is_started_leaves_none_behind(loop, tm
     started = []
     with pytest.raises(SystemExit) as stop, process.Processes() as processes:
         processes.add(start)
-    started[0].kill()
+    started[0].program.end_group()
     assert (stop.value.code, started[0].ended) == (143, True)
 
 
@@ -105,7 +105,7 @@ IN_A_VISIT = "[n for n in visits if len(record['taken']) == 1 and os.kill({0}, {
 TWICE = "signal.signal(15, signal.SIG_IGN); os.kill({0}, {1}); time.sleep(0.5); os.kill({0}, {1}); hang()"
 # The signal, what the first of three runs does, whether they are visited side by side → how they end.
 SIGNALS = {
-    "while one trains": ("SIGTERM", "os.kill({0}, {1}); hang()", False, "interrupted"),
+    "while one trains": ("SIGTERM", "os.kill({0}, {1}); hang()", False, "interrupted planned planned"),
     "while one is visited": (
         "SIGTERM" if SYSTEM == "windows" else "SIGHUP",
         IN_A_VISIT,
@@ -113,7 +113,7 @@ SIGNALS = {
         "interrupted interrupted interrupted",
     ),
     "while the first is set up": ("SIGTERM", "os.kill({0}, {1}); hang()", True, "interrupted planned planned"),
-    "twice, to one that does not end": ("SIGTERM", TWICE, False, "interrupted"),
+    "twice, to one that does not end": ("SIGTERM", TWICE, False, "interrupted planned planned"),
 }
 
 

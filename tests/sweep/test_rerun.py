@@ -52,10 +52,10 @@ def run_again(*folders, most=8, options=(), **how):
     return rerun.rerun(list(folders), Path("out"), most, 1.5, [sys.executable] * 2, list(options), **how)
 
 
-def pair_of(folder):
+def pair_of(folder, seconds=1.0):
     """A run against itself."""
     (run,) = find([folder]).runs
-    return [rerun.job_of(side, run, sys.executable, []) for side in "ab"]
+    return [rerun.job_of(side, run, sys.executable, [], seconds) for side in "ab"]
 
 
 def test_short_timed_pairs_change_their_order_and_end_once_it_is_decided_that_b_is_slower(monkeypatch, capsys):
@@ -91,7 +91,7 @@ def test_pairs_go_on_until_it_is_decided_or_there_are_enough(noise, b, max_slowd
 
 def test_runs_that_cannot_wait_for_each_other_are_told_their_pair(monkeypatch):
     jobs = pretended(monkeypatch)
-    rerun.Loop().run(rerun.a_b(pair_of(finished("one", "trainer.devices=2")), Path("out"), 2, 1.0))
+    rerun.Loop().run(rerun.a_b(pair_of(finished("one", "trainer.devices=2")), Path("out"), 2))
     assert [job.facts["rerun"]["pair"] for job in jobs] == [0, 0, 1, 1]
 
 
@@ -118,7 +118,7 @@ def test_what_a_record_alone_cannot_decide_or_hold_is_refused_before_anything_ru
 
 
 def test_on_a_cpu_the_two_of_a_pair_are_visited_side_by_side(loop):
-    loop.run(rerun.a_b(pair_of(finished("one")), Path("out"), 2, 0.1))
+    loop.run(rerun.a_b(pair_of(finished("one"), seconds=0.1), Path("out"), 2))
     found = [[read(Path(f"out/{side}/{n}")) for side in "ab"] for n in range(2)]
     taken = [[record["taken"] for record in pair] for pair in found]
     assert taken[0][0] == taken[0][1] and taken[1][0] == taken[1][1]

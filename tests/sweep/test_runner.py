@@ -6,6 +6,7 @@ import re
 import signal
 import sys
 from collections import Counter
+from pathlib import Path
 
 import psutil
 import pytest
@@ -23,6 +24,7 @@ from tests.support.marks import LINUX
 from tests.support.runs import assert_alike, record, results
 from tests.support.spawned import TRAIN, end, spawn
 from tests.support.waiting import wait_until
+from tests.sweep.conftest import job
 
 TINY = [
     *("model=rnn_cell", "data=adding", "data.num_train=64", "data.num_val=16", "data.num_test=16"),
@@ -67,7 +69,7 @@ def test_a_sweep_that_is_interrupted_reports_what_it_has_and_says_how_it_goes_on
     code, out, err = answer("train", "-m", *TINY, "seed=1,2,3")
     assert (code, err) == (130, "")
     assert record(here / "s/1")["error"] == "stopped by SIGINT"
-    assert "2 runs: 1 finished, 1 interrupted" in out
+    assert "3 runs: 1 finished, 1 interrupted, 1 planned" in out
     assert out.splitlines()[-1].endswith(" seed=1,2,3 hydra.sweep.dir=s")
 
 
@@ -119,7 +121,8 @@ def test_a_search_without_a_seed_has_no_line_that_resumes_it(tmp_path, monkeypat
 
 def test_a_failure_comes_back_from_another_process():
     """As a launcher brings it to a searching sweeper."""
-    came = pickle.loads(pickle.dumps(RunFailed("s/0: a bug")))
+    failed = RunFailed.of(job(Path("s"), "0"), {"status": "failed", "error": "a bug"})
+    came = pickle.loads(pickle.dumps(failed))
     assert (str(came), came.exit_code, came.reported) == ("s/0: a bug", 1, True)
 
 
