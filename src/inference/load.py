@@ -22,10 +22,8 @@ from ..options.check import check_config
 from ..options.command_lines import for_evaluation, refuse_not_evaluated
 from ..options.compose import apply_overrides
 from ..records.terminal import can_redraw
-from ..training.build import build, build_data, build_model, loader_switches
+from ..training.build import NoLogger, build, build_data, build_model, lightning_module, loader_switches
 from ..training.initial import make_layers
-from ..training.loggers import NoLogger
-from ..training.module import lightning_module
 from ..training.run import set_up_process
 
 

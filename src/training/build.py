@@ -19,7 +19,11 @@ from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers.logger import DummyLogger
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
+from torch.nn.parameter import is_lazy
+from typing_extensions import override
 
 from ..checkpointing.callback import Checkpoints
 from ..checkpointing.checkpoint_file import AtomicCheckpointIO
@@ -110,6 +114,42 @@ def build_model(config: dict[str, Any], data: Any) -> nn.Module:
     return model
 
 
+def refuse_own_loaders(model: nn.Module) -> None:
+    """Raise UserError for a LightningModule with loaders of its own, which a run does not read."""
+    if isinstance(model, LightningModule) and is_overridden("train_dataloader", model):
+        raise UserError(
+            f"data: {type(model).__name__} has a train_dataloader of its own, and a run trains on data=…; move its loaders "
+            "to a LightningDataModule, and write data=<its config>, or name the data to train on"
+        )
+
+
+def lightning_module(model: nn.Module, data: Any, config: dict[str, Any], facts: dict[str, Any]) -> LightningModule:
+    """What a Trainer trains: the model if it is a LightningModule, else a Task around it for data with a `spec`.
+
+    `facts` has the run's `choices` and the name of the `dataset`, for its title. UserError for a network without an
+    optimizer or with lazy layers, and a LightningModule that is to be compiled.
+    """
+    mode = "default" if config["compile"] is True else config["compile"] or None
+    if isinstance(model, LightningModule):
+        module = model
+        if mode:
+            raise UserError(f"compile: {type(model).__name__} is a LightningModule, which compiles itself")
+    else:
+        assert data.spec is not None, "build_model has refused it"
+        if "optimizer" not in config:
+            raise UserError(f"optimizer: is missing, and {type(model).__name__} is no LightningModule that has its own")
+        if any(map(is_lazy, [*model.parameters(), *model.buffers()])):
+            raise UserError(f"model: {type(model).__name__} has lazy layers; give them their sizes, by the data's spec")
+        how = {"channels_last": config["channels_last"], "compile_mode": mode}
+        optimizer = build_optimizer(config["optimizer"])
+        module = build(config["task"], "task", model=model, spec=data.spec, optimizer=optimizer, **how)
+    marked: Any = module
+    name = facts["choices"].get("model", type(model).__name__)
+    marked.batchscope_title = f"{name} · {facts['dataset']}"
+    marked.batchscope_config = config  # by which callbacks know that advice can name options
+    return module
+
+
 def build_optimizer(node: dict[str, Any]) -> Optimizer:
     """The optimizer of a configuration: a class of torch's kind, with the options of a schedule beside its own."""
     import_target(node[TARGET], f"optimizer.{TARGET}")
@@ -143,6 +183,34 @@ def build_callbacks(config: dict[str, Any]) -> tuple[list[Callback], dict[str, b
     return callbacks, switches
 
 
+def build_loggers(config: dict[str, Any], name: str, run_id: str) -> list[Logger]:
+    """The loggers; TensorBoard's folder and the run at W&B have the run's name or that of an option.
+
+    A resumed run continues the run at W&B that has its id.
+    """
+    nodes = {key: dict(node) for key, node in (config["logger"] or {}).items() if node}
+    for node in nodes.values():
+        if node["_target_"].endswith((".TensorBoard", ".TensorBoardLogger")):
+            node.setdefault("name", name)
+        elif node["_target_"].endswith(".WandbLogger"):
+            node.update({"name": node.get("name") or name, "id": node.get("id") or run_id})
+            node.setdefault("tags", config["tags"])
+    return build_all(nodes, "logger")
+
+
+class NoLogger(DummyLogger):
+    """Takes what a module gives its logger, and keeps nothing. `save_dir` is where a module may write by itself."""
+
+    def __init__(self, save_dir: str) -> None:
+        super().__init__()
+        self._save_dir = save_dir
+
+    @property
+    @override
+    def save_dir(self) -> str:
+        return self._save_dir
+
+
 def option_of(callback: Callback) -> str:
     """The option that a callback was built from, by the name that the user gave: `callbacks.stop`; else its class."""
     return getattr(callback, "batchscope_option", type(callback).__name__)
@@ -170,12 +238,6 @@ def fitted(trainer: Trainer, config: dict[str, Any]) -> Trainer:
     """The trainer, which accumulates as many batches as `global_batch_size` takes on its ranks."""
     trainer.accumulate_grad_batches = batches_of_update(config, trainer.world_size)
     return trainer
-
-
-def compile_mode(config: dict[str, Any]) -> str | None:
-    """The mode of torch.compile that a configuration asks for; None for a network that runs as it is."""
-    asked = config.get("compile")
-    return "default" if asked is True else asked or None
 
 
 def run_name(config: dict[str, Any], choices: Mapping[str, str], dataset: str, batch_size: int | None) -> str:

@@ -16,10 +16,17 @@ from ..errors import UserError, in_one_line
 from ..hardware.devices import check_accelerator
 from ..options.command_lines import NO_END
 from ..records.explanation import Explanation
-from .build import build, build_all, build_data, build_model, fitted
+from .build import (
+    NoLogger,
+    build,
+    build_all,
+    build_data,
+    build_model,
+    fitted,
+    lightning_module,
+    refuse_own_loaders,
+)
 from .failures import explain_failures
-from .loggers import NoLogger
-from .module import lightning_module, refuse_own_loaders
 from .run import limit_batch_size, set_up_process
 from .task import Task
 

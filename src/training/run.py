@@ -13,12 +13,12 @@ import lightning
 import torch
 from lightning import LightningModule
 from lightning.pytorch.callbacks import LambdaCallback
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
-from .._lightning import callbacks_of, forget_averages, is_fast_dev_run, logged_step
+from .._lightning import callbacks_of, forget_averages, has_begun, is_fast_dev_run, logged_step
 from .._system import command_line, keep_freed_memory, relative
 from ..callbacks._visits import Visitor, seconds_waited, visits_of
 from ..checkpointing.callback import Checkpoints
@@ -42,11 +42,20 @@ from ..records.read import optimized, read
 from ..records.run_record import RunRecord, close_open, versions
 from ..records.values import positive
 from . import summary
-from .build import build_callbacks, build_data, build_model, build_trainer, loader_switches, run_name
+from .build import (
+    NoLogger,
+    build_callbacks,
+    build_data,
+    build_loggers,
+    build_model,
+    build_trainer,
+    lightning_module,
+    loader_switches,
+    refuse_own_loaders,
+    run_name,
+)
 from .failures import explain_failures
 from .initial import start_from
-from .loggers import NoLogger, build_loggers, close_loggers
-from .module import lightning_module, refuse_own_loaders
 from .quiet import quiet_libraries
 from .task import Task
 
@@ -181,8 +190,10 @@ class _Run:
                 if not self.config.get("resume") and not isinstance(error, UserError):
                     record.begin_unless_begun()  # a new run that ended while its data were loaded
                 raise
-            finally:
-                close_loggers(loggers_of_rank(self.trainer), failed)
+            finally:  # a forked process exits without W&B's exit handler, which would lose its last points
+                for logger in loggers_of_rank(self.trainer):
+                    if isinstance(logger, WandbLogger) and has_begun(logger):
+                        logger.experiment.finish(exit_code=int(failed))
 
     def load_data(self, run_id: str) -> None:
         """Load the training data, and name the run, its loggers and its checkpoints after them."""
