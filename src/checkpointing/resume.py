@@ -85,9 +85,7 @@ def configuration(
     config = check_config(apply_overrides(before, overrides))
     refuse_links(run_dir)
     if known is None or not is_same(known, before):
-        kept = record.get("checkpoints")
-        has_weights = isinstance(kept, dict) and (kept.get("last") or kept.get("best"))
-        trust.confirm({**config, "init": None} if has_weights else config, overrides, file, run_dir)
+        trust.confirm({**config, "init": None} if recorded_checkpoint(record) else config, overrides, file, run_dir)
     old, new = dict(flatten(before)), dict(flatten(config))
     # A LightningModule has a schedule of its own.
     planned = () if at(record, "model.lightning_module") is True else _PLANNED_FOR
@@ -118,6 +116,12 @@ def recorded_config(record: dict[str, Any], run_dir: Path) -> dict[str, Any]:
             raise UserError(f"{file}: cannot be read: its {key} are not those of a run")
     config = trust.plain(record.get("config"), file)
     return {**with_run_dir(config, str(config.get("run_dir") or here), here), "run_dir": here}
+
+
+def recorded_checkpoint(record: dict[str, Any]) -> str:
+    """The checkpoint that a run has written last, as its record says; empty where it has none."""
+    kept = record.get("checkpoints")
+    return str(kept.get("last") or kept.get("best") or "") if isinstance(kept, dict) else ""
 
 
 def continues_training(config: dict[str, Any], record: dict[str, Any]) -> bool:

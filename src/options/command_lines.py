@@ -21,7 +21,7 @@ NO_END = 10**9  # training steps: a number, by which a schedule can plan
 # Of a trainer that takes training steps until a callback ends it, and keeps nothing.
 _SOME_STEPS: dict[str, Any] = {"min_epochs": 0, "max_epochs": -1, "max_steps": NO_END, "fast_dev_run": False}
 _SOME_STEPS |= {"limit_val_batches": 0, "num_sanity_val_steps": 0}
-_SOME_STEPS |= dict.fromkeys(("min_steps", "max_time", "val_check_interval", "profiler", "default_root_dir"))
+_SOME_STEPS |= dict.fromkeys(("min_steps", "max_time", "val_check_interval", "profiler"))
 # Sections and options that an evaluation does not read.
 _NOT_EVALUATED = ("optimizer", "callbacks", "logger", "search", "target", "target_metric", "global_batch_size")
 _NOT_EVALUATED += ("test", "timing", "enough", "margin", "optimized_metric", "tags", "resume")
@@ -60,7 +60,7 @@ def evaluate_command(config: dict[str, Any], checkpoint: str) -> str:
 
 def for_evaluation(config: dict[str, Any]) -> dict[str, Any]:
     """A run's configuration as an evaluation takes it: on a device of this machine, nothing watched, logged or kept."""
-    trainer = {"accelerator": "auto", **_ONE_DEVICE, "profiler": None, "default_root_dir": None}
+    trainer = {"accelerator": "auto", **_ONE_DEVICE, "profiler": None}
     parts = {"callbacks": {}, "logger": {}, "search": None, "run_dir": None, "compile": False}
     parts |= {"global_batch_size": None, "init": None}
     return {**config, "trainer": {**config["trainer"], **trainer}, **parts}

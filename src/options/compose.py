@@ -79,8 +79,6 @@ def compose_command_line(overrides: list[str], multirun: bool) -> CommandLine:
     hydra, kind = base.hydra, "sweep" if multirun else "run"
     by_time = load(CONFIGS / "hydra" / "default.yaml")[kind]["dir"]  # of a folder that no option names
     folder, chosen = Path(hydra[kind].dir), to_plain(hydra[kind])["dir"] != by_time
-    if chosen and not multirun:
-        base.run_dir = str(folder)
     configs = [check_config(without_hydra(composition)) for composition in composed]
     _refuse_unread(runs if len(runs) > 1 else [words], configs)
     labels = _labels(runs) if is_list else []

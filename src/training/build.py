@@ -7,6 +7,7 @@ before anything of it comes here.
 import functools
 import importlib
 import inspect
+import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -230,7 +231,8 @@ def build_trainer(
     plugins = node.get("plugins") or []
     ours = {TARGET: f"{AtomicCheckpointIO.__module__}.AtomicCheckpointIO"}
     node = {**node, "plugins": [*(plugins if isinstance(plugins, list) else [plugins]), ours]}
-    parts = {"callbacks": callbacks, "default_root_dir": node.get("default_root_dir") or run_dir, "logger": False}
+    here = os.path.join(os.curdir, run_dir)  # Lightning takes a `~` at its start for a home folder
+    parts = {"callbacks": callbacks, "default_root_dir": here, "logger": False}
     return fitted(build(node, "trainer", **parts, **switches), config)
 
 

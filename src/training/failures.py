@@ -17,7 +17,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch.utils.data import DataLoader
 
 from .._torch import is_compilation_error, is_shared_memory_error
-from ..checkpointing.resume_point import checkpoint_folder
+from ..checkpointing.callback import CHECKPOINTS
 from ..data.workers import check_sendable
 from ..errors import DataError, Interrupted, PeerLostError, UserError, cut, package_of, place_of
 from ..files import LOCK, NO_SPACE, WriteError, is_inside, why
@@ -49,36 +49,39 @@ def explain_failures(config: dict[str, Any], trainer: Trainer) -> Iterator[None]
     Other exceptions, and Interrupted, are passed on, with what was kept and how to resume it; where another rank was
     lost, the same is printed.
     """
-    first = trainer.is_global_zero
     try:
         yield
     except Interrupted as stop:
-        if first:
-            print("\n".join(["", str(stop), *_how_to_resume(config, trainer)]), flush=True)
+        _tell(trainer, [str(stop), *_how_to_resume(config)])
         raise
-    except DataError:
-        if first and trainer.global_step and (lines := _how_to_resume(config, trainer)):
-            print("\n".join(["", *lines]), flush=True)
-        raise
-    except UserError:
+    except UserError as error:
+        if isinstance(error, DataError) and trainer.global_step:
+            _tell(trainer, _how_to_resume(config))
         raise
     except Exception as error:
-        if in_one_line := explained(error, config, trainer) or _of_lightning(error, trainer):
-            if first and isinstance(in_one_line, PeerLostError) and (lines := _how_to_resume(config, trainer)):
-                print("\n".join(["", *lines]), flush=True)
-            raise in_one_line from error
-        if first and (lines := _how_to_resume(config, trainer)):
-            error.add_note("\n".join(["", *lines]))
-        raise
+        said = explained(error, config, trainer) or _of_lightning(error, trainer)
+        if said is None:
+            if trainer.is_global_zero and (lines := _how_to_resume(config)):
+                error.add_note("\n".join(["", *lines]))
+            raise
+        if isinstance(said, PeerLostError):
+            _tell(trainer, _how_to_resume(config))
+        raise said from error
 
 
-def _how_to_resume(config: dict[str, Any], trainer: Trainer) -> list[str]:
+def _tell(trainer: Trainer, lines: list[str]) -> None:
+    """Print lines below an empty one, in the first rank."""
+    if trainer.is_global_zero and lines:
+        print("\n".join(["", *lines]), flush=True)
+
+
+def _how_to_resume(config: dict[str, Any]) -> list[str]:
     """What was kept, and the command that resumes the run, or starts it again; nothing for a run that has not begun."""
     run_dir = Path(config["run_dir"])
     if not (run_dir / FILE).exists():
         return []
     command = resume_command(config, run_dir)
-    last = checkpoint_folder(trainer, run_dir) / "last.ckpt"
+    last = run_dir / CHECKPOINTS / "last.ckpt"
     if last.exists():
         return [f"kept     {last}", f"resume   {command}"]
     return ["kept     no checkpoint", f"restart  {command}"]  # from its first step

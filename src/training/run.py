@@ -18,16 +18,21 @@ from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
-from .._lightning import callbacks_of, forget_averages, has_begun, is_fast_dev_run, logged_step
-from .._system import command_line, keep_freed_memory, relative
+from .._lightning import (
+    callbacks_of,
+    forget_averages,
+    has_begun,
+    is_fast_dev_run,
+    logged_step,
+    loggers_of_rank,
+)
+from .._system import command_line, keep_freed_memory
 from ..callbacks._visits import Visitor, seconds_waited, visits_of
-from ..checkpointing.callback import Checkpoints
+from ..checkpointing.callback import CHECKPOINTS, Checkpoints
 from ..checkpointing.checkpoint_file import makes_layers
 from ..checkpointing.graceful_shutdown import GracefulShutdown
-from ..checkpointing.log_files import loggers_of_rank
-from ..checkpointing.restore import prepare_resume
 from ..checkpointing.resume import lock_run_dir
-from ..checkpointing.resume_point import ResumePoint, checkpoint_folder, find_resume_point
+from ..checkpointing.resume_point import ResumePoint, find_resume_point
 from ..data.base import DataModule, Split
 from ..data.plain import Data, PlainData, has_test, lightning_of
 from ..distributed.agreement import Agreement, end_together
@@ -232,9 +237,8 @@ class _Run:
 
     def begin(self, record: RunRecord) -> None:
         """Begin the record, once it is known that the run can start or be resumed: until then no file is changed."""
-        folder = checkpoint_folder(self.trainer, self.run_dir)
         if self.config.get("resume"):
-            self.resume_point = find_resume_point(folder, self.module, self.run_dir)
+            self.resume_point = find_resume_point(self.module, self.run_dir)
             self.resume_point.check(self.trainer, self.dataset["fingerprint"])
             if not self.resume_point.path:
                 self._start_from_weights()
@@ -245,14 +249,13 @@ class _Run:
         record.begin(self.resume_point.facts(self.run_dir) if self.resume_point else None)
         for callback in self.trainer.checkpoint_callbacks:
             if isinstance(callback, Checkpoints):  # without one in the record, a run may start anew
-                last = relative(callback.folder_of(self.trainer) / "last.ckpt", self.run_dir)
-                callback.on_first_save = partial(record.add, checkpoints={"last": last})
+                callback.on_first_save = partial(record.add, checkpoints={"last": f"{CHECKPOINTS}/last.ckpt"})
 
     def fit(self, record: RunRecord) -> None:
         """Train, and record what came of it."""
         checkpoint = None
         if self.resume_point is not None:
-            prepare_resume(self.trainer, self.data, self.resume_point)
+            self.resume_point.prepare(self.trainer, self.data)
             if isinstance(self.data, PlainData) and self.resume_point.is_within_epoch:
                 self.data.warn_of_lost_batches()
             checkpoint = self.resume_point.path

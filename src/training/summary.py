@@ -25,14 +25,13 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
-from .._lightning import callback_of, callbacks_of
+from .._lightning import callback_of, callbacks_of, loggers_of_rank
 from .._system import command_line, relative
 from ..callbacks._measured import write_measured
 from ..callbacks._run_words import details, headline
 from ..callbacks._setting import samples_of_epoch
 from ..callbacks.tensorboard import TensorBoard
 from ..callbacks.throughput import ThroughputMonitor
-from ..checkpointing.log_files import loggers_of_rank
 from ..data.base import Split
 from ..data.order import DeterministicBatchSampler
 from ..data.plain import Data

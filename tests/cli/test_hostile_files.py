@@ -126,8 +126,9 @@ def test_what_is_no_checkpoint_is_one_line_and_nothing_of_it_runs(kind, reader, 
     how(Path("a.ckpt"))
     Path("a.png").touch()
     if reader == "resume":
-        Path("a.ckpt").rename("last.ckpt")
-        assert "last.ckpt" in refusal(find_resume_point, tmp_path, LightningModule(), tmp_path)
+        Path("checkpoints").mkdir()
+        Path("a.ckpt").rename("checkpoints/last.ckpt")
+        assert "last.ckpt" in refusal(find_resume_point, LightningModule(), tmp_path)
     else:
         found = answer(*reader.split())
         assert (found.code, found.out, found.err.count("\n")) == (1, "", 1), found

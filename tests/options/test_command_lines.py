@@ -55,7 +55,7 @@ def test_a_run_is_explained_on_one_device_and_on_the_gpu_that_is_named(devices, 
 
 def test_an_interrupted_run_is_resumed_and_a_finished_one_evaluated_by_the_lines_that_they_print(tmp_path) -> None:
     by_the_clock = ["+trainer.val_check_interval='00:00:00:00'", "+trainer.check_val_every_n_epoch=null"]
-    places = [*elsewhere(tmp_path), "+trainer.default_root_dir=there", "hydra.run.dir=a run"]
+    places = [*elsewhere(tmp_path), "hydra.run.dir=a run"]
     stopped = run(tmp_path, *DIGITS, *by_the_clock, *places, faults=[(STEP, 3, interrupt)])
     done = started(tmp_path, [*printed(stopped.said, "resume ", "train 'resume=a run'"), "-v"])
     assert record(tmp_path / "a run")["status"] == "finished"

@@ -12,7 +12,6 @@ import pytest
 from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 
-from batchscope.errors import UserError
 from batchscope.options.check import check_config
 from batchscope.options.command_lines import for_evaluation, for_explanation, for_timing
 from batchscope.options.compose import apply_overrides, check_command_line, choices_in, compose, compose_command_line
@@ -192,14 +191,6 @@ def test_what_a_model_does_not_read_is_refused_beside_its_record_too(word: str, 
     assert refusal(lambda: check_config(apply_overrides(known, [word]))) == refusal(composed, "model=lit", word)
 
 
-def test_checkpoints_of_a_class_of_ones_own_stay_in_the_run_too(package: Write) -> None:
-    kept = "from batchscope.checkpointing.callback import Checkpoints\n\n\nclass Kept(Checkpoints):\n    pass\n"
-    package({"callbacks/kept": "kept: {_target_: mynet.kept.Kept, dirpath: /elsewhere}"}, kept=kept)
-    use_config_dir("conf")
-    said = refusal(composed, "callbacks=kept")
-    assert said.startswith("callbacks.kept.dirpath: got /elsewhere, takes a folder in that of the run")
-
-
 # --- a configuration that was composed earlier -----------------------------------------------------------------------
 
 
@@ -224,15 +215,6 @@ def test_a_class_in_place_of_a_text_needs_no_plus_in_any_order() -> None:
     (one,), (other,) = (check_command_line(words, False) for words in ([target, option], [option, target]))
     assert one == other
     assert one["trainer"]["strategy"]["find_unused_parameters"] is True
-
-
-def test_checkpoints_may_be_in_the_folder_that_the_command_line_names() -> None:
-    assert composed(run_dir=".")["callbacks"]["checkpoint"]["dirpath"] == "./checkpoints"
-    folder = "callbacks.checkpoint.dirpath=out/mine/kept"
-    (config,) = check_command_line([folder, "hydra.run.dir=out/mine"], False)
-    assert (config["run_dir"], config["callbacks"]["checkpoint"]["dirpath"]) == ("out/mine", "out/mine/kept")
-    with pytest.raises(UserError, match="takes a folder in that of the run"):
-        check_command_line([folder, "hydra.run.dir=out/other"], False)
 
 
 @pytest.mark.parametrize("line", CHANGES)

@@ -225,8 +225,7 @@ PURPOSES = {
     Purpose.SPEED: "trainer.accelerator trainer.profiler trainer.profiler.dirpath data.pipeline data.num_workers"
     " compile",
     Purpose.READ_FROM: "data.root data.offline resume",
-    Purpose.WRITTEN_TO: "run_dir callbacks.checkpoint.dirpath callbacks.mine.dirpath logger.csv.save_dir"
-    " trainer.default_root_dir",
+    Purpose.WRITTEN_TO: "run_dir callbacks.mine.dirpath logger.csv.save_dir trainer.default_root_dir",
     Purpose.SEARCH: "search search.start search.minutes",
     Purpose.OBSERVATION: "test optimized_metric logger logger.csv logger.tensorboard.name"
     " logger.csv._target_ trainer.enable_progress_bar callbacks.checkpoint.every_minutes"

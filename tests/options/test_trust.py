@@ -99,7 +99,7 @@ REPEATED = [
     "model=torchvision model.name=vgg11 trainer.precision=bf16-mixed trainer=ddp",
     "data=sequential_mnist model=lstm_cell data.steps=pixels callbacks.checkpoint.monitor=val/acc",
     "+trainer.val_check_interval='00:00:10:00' +trainer.check_val_every_n_epoch=null task.loss=mse",
-    "data.root=out/data 'callbacks.checkpoint.dirpath=${run_dir}/x' +trainer.default_root_dir=out trainer.devices=[0,1]",
+    "data.root=out/data 'logger.csv.save_dir=${run_dir}/x' trainer.devices=[0,1]",
     "task=dice task.freeze=[encoder.*] optimizer=torchs +optimizer.schedule=cosine",
     "experiment=diagnose search.batch_factors=[8] hydra.sweep.dir=x trainer.profiler=simple",
 ]
@@ -111,7 +111,7 @@ def test_a_file_may_repeat_the_configs_set_numbers_choose_and_name_own_places(ow
         assert resumed(config) == {**config, "resume": "out"}, words
 
 
-DIRPATH, SAVE_DIR = "callbacks.checkpoint.dirpath", "logger.tensorboard.save_dir"
+SAVE_DIR = "logger.tensorboard.save_dir"
 AWAY = [
     *("/elsewhere", "outside", "out/../elsewhere", "out/a/..", "out/~/x", "out/$HOME", "s3://out/x", "out/file://x"),
     *("~/../{here}/out/x", "$PWD/../{here}/out"),
@@ -148,7 +148,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     *((f"{place}._args_", [HUB], "") for place in ("task", "optimizer", "data", "callbacks.curves", "logger.csv")),
     ("data.root", "/a", "is '/a' in out/run.json; repeat data.root=/a: places are not taken from records"),
     *((f"logger.{name}.save_dir", path, "") for name in ("csv", "tensorboard") for path in AWAY),
-    *((name, "/elsewhere", "") for name in ("trainer.default_root_dir", "logger.tensorboard.version")),
+    ("logger.tensorboard.version", "/elsewhere", ""),
     ("logger.tensorboard.filename_suffix", "out/x", ""),
 ]
 
@@ -234,9 +234,9 @@ def test_a_run_keeps_its_places_wherever_it_is_reached_from(recorded: str, reach
     os.chdir(here)
     config = composed(*SMALL, run_dir=recorded)
     found = resume.configuration({"config": config}, Path(reached), [])
-    assert found["callbacks"]["checkpoint"]["dirpath"] == os.path.relpath(f"{reached}/checkpoints")
+    assert found["logger"]["csv"]["save_dir"] == os.path.relpath(reached)
     differ = {key for key, value in flatten(found) if value != dict(flatten(config)).get(key)}
-    assert differ <= {"run_dir", "resume", DIRPATH, SAVE_DIR, "logger.csv.save_dir"}
+    assert differ <= {"run_dir", "resume", SAVE_DIR, "logger.csv.save_dir"}
 
 
 @pytest.mark.parametrize("recorded", ["", "/", ".", "..", None, 5])

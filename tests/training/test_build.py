@@ -85,9 +85,9 @@ def test_nodes_within_nodes_are_built_wherever_they_stand() -> None:
 def test_an_argument_is_passed_as_it_is_and_takes_the_place_of_an_option() -> None:
     node = {"_target_": "batchscope.models.mlp.MLP", "hidden_sizes": [3]}
     assert isinstance(build(node, "model", spec=SPEC), mlp.MLP)
-    checkpoints = {"_target_": "batchscope.checkpointing.callback.Checkpoints", "dirpath": "a"}
-    first = build(checkpoints, "callbacks.checkpoint", dirpath="b")
-    assert first.dirpath == "b"
+    checkpoints = {"_target_": "batchscope.checkpointing.callback.Checkpoints", "monitor": "a"}
+    first = build(checkpoints, "callbacks.checkpoint", monitor="b")
+    assert first.monitor == "b"
     assert first in build(TRAINER, "trainer", callbacks=[first]).callbacks
 
 

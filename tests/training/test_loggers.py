@@ -78,10 +78,11 @@ class Uploads(Memory):
 def test_loggers_hear_of_the_last_and_the_best_checkpoint(tmp_path: Path) -> None:
     train(
         Stranger(),
-        Checkpoints(str(tmp_path)),
+        Checkpoints(),
         data=(loader(), loader()),
         logger=(logger := Uploads()),
         enable_checkpointing=True,
+        default_root_dir=tmp_path,
     )
     found = {Path(path).name: score for _, path, score, _ in _scan_checkpoints(logger.callback, {})}
     assert found == {"last.ckpt": logger.callback.metrics["val/loss"], "best.ckpt": logger.callback.best_model_score}
