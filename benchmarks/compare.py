@@ -93,7 +93,7 @@ def slow_down(share: float) -> None:
 def side(name: str, root: str, share: float = 0.0) -> Job:
     """Runs of the same thing, slower by a share."""
     line = [*OPTIONS, f"data.root={root}"]
-    (config,) = check_command_line(line, multirun=False, run_dir="run")
+    (config,) = check_command_line(line, multirun=False)
     choices = {"model": "cnn", "data": "mnist", "slowed": str(share)}
     return Job(Path(name), config, {"choices": choices, "overrides": line}, name.upper())
 

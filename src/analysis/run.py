@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UserError, printable
-from ..files import lies_in
 from ..options.purpose import CHOOSES_NOTHING, OWN_RATE, changes_speed, purpose_of
 from ..options.tree import TARGET, flatten
 from ..records.correct import read_correct
@@ -28,7 +27,8 @@ TEST_ACCURACY = "test/acc"
 CHOICES = ("model", "data", "task", "optimizer")  # groups of the configuration, as settings
 HARDWARE = ("device", "device_name", "threads")  # settings that come from the machine, not from the config
 
-_SAID_ELSEWHERE = ("data.seed", "trainer.accelerator")  # as `seed` and as the hardware's device
+# As `seed`, as the hardware's device, and as the place of the record.
+_SAID_ELSEWHERE = ("data.seed", "trainer.accelerator", "run_dir")
 _OUR_CALLBACK = re.compile(rf"callbacks\.\w+\.{TARGET}=batchscope\.")  # whose other options say what matters
 _REASONS = {
     "finished": "",
@@ -63,10 +63,8 @@ class Run:
         flat |= {"device": "gpu" if device == "cuda" else device, "device_name": hardware.get("device_name")}
         flat |= {"threads": hardware.get("torch_threads")} if device == "cpu" else {}
         flat = {key: value for key, value in flat.items() if isinstance(value, str | int) and value}
-        run_dir = config.get("run_dir")
         for key, value in flatten(config):
-            derived = isinstance(value, str) and isinstance(run_dir, str) and run_dir and lies_in(value, run_dir)
-            skipped = derived or key in _SAID_ELSEWHERE or _OUR_CALLBACK.match(f"{key}={value}")
+            skipped = key in _SAID_ELSEWHERE or _OUR_CALLBACK.match(f"{key}={value}")
             if not skipped and purpose_of(key, config) not in CHOOSES_NOTHING:
                 flat[key] = value
         return {key: _one_line(value) if isinstance(value, str) else value for key, value in flat.items()}

@@ -90,7 +90,7 @@ def _of_run(run_dir: Path, overrides: list[str], chosen: dict[str, str], out: Pa
     record = read(run_dir)
     recorded = check_config(resume.recorded_config(record, run_dir))
     config = check_config(for_explanation(check_config(apply_overrides(recorded, overrides))))
-    trust.confirm(config, overrides, file, run_dir=None)
+    trust.confirm(config, overrides, file)
     if out is None:
         refuse_links(run_dir, written=(f"{_NAME}*", f".{_NAME}*"))
     choices = {key: value for key, value in record.get("choices", {}).items() if value is not None} | chosen
@@ -111,7 +111,7 @@ def _explain(task: _Task) -> None:
         from ..callbacks._explanation import explanation_text
         from ..training.explain import explain
 
-    step, files = explain(task.config, task.choices, str(task.folder), task.names_data)
+    step, files = explain(task.config, task.choices, task.folder, task.names_data)
     said = table(at(task.record, "throughput.bottleneck"))
     is_here = at(task.record, "hardware.device_name") == step.device_name
     if is_here and not said.get("busy") and all(is_text(said.get(key)) for key in ("kind", "certainty", "evidence")):

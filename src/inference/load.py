@@ -160,7 +160,7 @@ def _configuration(saved: dict[str, Any], path: Path, overrides: list[str], with
     if config["compile"]:
         raise UserError("compile: only training steps are compiled; an evaluation runs the network as it is")
     built = config if with_data else {**config, "data": {}}
-    trust.confirm(built, overrides, str(path), run_dir=None)
+    trust.confirm(built, overrides, str(path))
     return config
 
 

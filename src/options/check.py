@@ -5,13 +5,14 @@ Nothing is imported: what a node's target takes is read from its source text.
 
 import copy
 import math
-from typing import Any, cast
+import re
+from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from ..errors import UserError
-from .groups import COLLECTIONS, SECTIONS, choices_of, known_nodes, to_plain, top_level_names
+from .groups import COLLECTIONS, GROUPS, SECTIONS, choices_of, known_nodes, to_plain
 from .habits import answer_to
 from .hints import message_of, no_such_option
 from .purpose import DEFAULTS, OF_EXPERIMENTS, OF_TASK, TOP_LEVEL, annotation_of, lightning_module_of, signature_at
@@ -20,7 +21,8 @@ from .tree import HYDRA_KEYS, TARGET, flatten, walk
 from .update import batches_of_update, ranks_asked
 from .values import check_value
 
-_OUTPUT_DIR = "${hydra:runtime.output_dir}"  # what Hydra calls the run's folder, in YAML files of other projects
+# The run's folder, as YAML files of other projects name it.
+_RUN_DIR = re.compile(r"\$\{(run_dir|hydra:runtime\.output_dir)\}")
 # Options of the Trainer that the program gives, with what to write instead.
 _GIVEN = {
     "logger": "logger=… takes the loggers, and logger=none leaves them out",
@@ -46,8 +48,12 @@ def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
     if missing := sorted(name for name, value in flatten(plain) if value == "???"):
         asks = f", for which experiment={OF_EXPERIMENTS[missing[0]]} asks" if missing[0] in OF_EXPERIMENTS else ""
         raise UserError(f"{missing[0]}: has no value; write {missing[0]}=…{asks}")
-    if isinstance(config, DictConfig) and any(_OUTPUT_DIR in str(value) for _, value in flatten(plain)):
-        config = cast(DictConfig, OmegaConf.create(OmegaConf.to_yaml(config).replace(_OUTPUT_DIR, "${run_dir}")))
+    for name, value in walk(plain):
+        if isinstance(value, str) and _RUN_DIR.search(value):
+            raise UserError(
+                f"{name}: got {value!r}, and the run's folder is no option; a logger is given it as its save_dir where none "
+                "stands, and a callback reads trainer.default_root_dir"
+            )
     try:
         plain = to_plain(config, resolve=True) if isinstance(config, DictConfig) else plain
     except OmegaConfBaseException as error:
@@ -95,7 +101,7 @@ def _check_top_level(plain: dict[str, Any]) -> None:
         if key in TOP_LEVEL:
             check_value(key, value, TOP_LEVEL[key])
         elif key not in SECTIONS + COLLECTIONS:
-            raise no_such_option(key, value, top_level_names(), "", plain)
+            raise no_such_option(key, value, [*GROUPS, *TOP_LEVEL], "", plain)
 
 
 def _check_search(node: dict[str, Any]) -> None:

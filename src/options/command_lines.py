@@ -48,20 +48,18 @@ def resume_command(config: dict[str, Any], run_dir: Path) -> str:
     place = "./last" if str(run_dir) == "last" else str(run_dir)  # resume=last is the newest run
     if any(run_dir.glob("checkpoints/*.ckpt")):
         config = {**config, "init": None}  # the checkpoint has the weights
-    return command_line([*program(), f"resume={place}"]) + trust.words(config, run_dir)
+    return command_line([*program(), f"resume={place}"]) + trust.words(config)
 
 
 def evaluate_command(config: dict[str, Any], checkpoint: str) -> str:
     """The line that evaluates a checkpoint, given by its path, of a run with this configuration; for a shell."""
-    return command_line([*program("evaluate"), f"ckpt={checkpoint}"]) + trust.words(
-        for_evaluation(config), run_dir=None
-    )
+    return command_line([*program("evaluate"), f"ckpt={checkpoint}"]) + trust.words(for_evaluation(config))
 
 
 def for_evaluation(config: dict[str, Any]) -> dict[str, Any]:
     """A run's configuration as an evaluation takes it: on a device of this machine, nothing watched, logged or kept."""
     trainer = {"accelerator": "auto", **_ONE_DEVICE, "profiler": None}
-    parts = {"callbacks": {}, "logger": {}, "search": None, "run_dir": None, "compile": False}
+    parts = {"callbacks": {}, "logger": {}, "search": None, "compile": False}
     parts |= {"global_batch_size": None, "init": None}
     return {**config, "trainer": {**config["trainer"], **trainer}, **parts}
 
@@ -94,7 +92,7 @@ def for_explanation(config: dict[str, Any]) -> dict[str, Any]:
     callbacks = {
         name: node for name, node in (config["callbacks"] or {}).items() if node and node["_target_"] in _PART_OF_A_STEP
     }
-    parts = {"callbacks": callbacks, "logger": {}, "search": None, "resume": None, "run_dir": None, "init": None}
+    parts = {"callbacks": callbacks, "logger": {}, "search": None, "resume": None, "init": None}
     if update := config.get("global_batch_size"):
         parts["global_batch_size"] = update // (ranks_asked(config) or 1)  # the share of the one device
     return {**config, "trainer": {**config["trainer"], **trainer}, **parts}

@@ -38,7 +38,6 @@ TOP_LEVEL: dict[str, Any] = {
     "target_metric": Annotated[Choice | None, Purpose.LENGTH],
     "init": str | None,
     "resume": Annotated[str | None, Purpose.READ_FROM],
-    "run_dir": Annotated[str | None, Purpose.WRITTEN_TO],
 }
 # Without influence on the time of a step, as the learning rate's schedule and all lengths are.
 OWN_RATE = r"model\.(.+\.)?(lr|learning_rate)"  # as a pattern: the learning rate of a LightningModule

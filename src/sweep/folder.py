@@ -8,7 +8,7 @@ from typing import Any
 from .._system import relative
 from ..checkpointing.resume import lock_run_dir
 from ..errors import UserError
-from ..files import LOCK, WriteError, lies_in, lock_folder, refuse_links, set_aside, why
+from ..files import LOCK, WriteError, lock_folder, refuse_links, set_aside, why
 from ..options.purpose import DEFAULTS, OF_REPORTS, purpose_of
 from ..options.tree import flatten
 from ..options.types import Purpose
@@ -118,20 +118,15 @@ def _set_aside(run_dir: Path) -> str:
 
 
 def _refuse_different(run_dir: Path, record: dict[str, Any], config: dict[str, Any]) -> None:
-    """Raise UserError if a folder's record has another configuration; an empty record has none.
-
-    A path in the recorded folder equals any other.
-    """
+    """Raise UserError if a folder's record has another configuration; an empty record has none."""
     recorded = record.get("config")
     difference = "" if isinstance(recorded, dict) or not record else "cannot be compared"
     if isinstance(recorded, dict):
         theirs, ours = (dict(flatten({**DEFAULTS, **of})) for of in (recorded, config))
-        folder = str(recorded.get("run_dir") or "")
         for option in dict.fromkeys([*theirs, *ours]):
             there, here = theirs.get(option), ours.get(option)
-            in_folder = isinstance(there, str) and folder and lies_in(there, folder)
-            is_of_run = option not in ("run_dir", "resume", *OF_REPORTS)
-            if there != here and not in_folder and is_of_run and purpose_of(option, config) is not Purpose.SEARCH:
+            is_of_run = option not in ("resume", *OF_REPORTS)
+            if there != here and is_of_run and purpose_of(option, config) is not Purpose.SEARCH:
                 difference = f"{option} is {there!r} there and {here!r} here"
                 break
     if difference:

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Generator, Mapping, Sequence
 
+from .._system import relative
 from ..analysis.selection import ENOUGH, INDIFFERENCE
 from ..errors import UserError
 from ..options.update import largest_part, ranks_asked
@@ -52,8 +53,9 @@ def grow_batch(job: Job, search: BatchSizeSearch) -> Plan:
             if rates:
                 print(f"  data.batch_size={size} has no rate: {why_no_rate(record)}", file=sys.stderr, flush=True)
                 return False
-            place = record["config"]["run_dir"]
-            raise UserError(f"search: needs the rate of a run, and {place} has none: {why_no_rate(record)}")
+            raise UserError(
+                f"search: needs the rate of a run, and {relative(trial.run_dir)} has none: {why_no_rate(record)}"
+            )
         samples = record["dataset"]["train_samples"]  # None of a stream that is not counted
         limit = min(limit, max(1, samples // record.get("processes", 1))) if samples else limit
         is_faster = not rates or rate > (1 + NEAR_BEST) * max(rates.values())

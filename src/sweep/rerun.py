@@ -15,7 +15,7 @@ from .._system import relative
 from ..analysis.compare import Comparison, measured
 from ..analysis.read import find
 from ..analysis.run import Run
-from ..checkpointing.resume import recorded_config, with_run_dir
+from ..checkpointing.resume import recorded_config
 from ..errors import UserError
 from ..files import new_folder, writing
 from ..options import trust
@@ -104,7 +104,7 @@ def job_of(side: str, run: Run, python: str, overrides: list[str]) -> Job:
     except UserError as error:
         raise UserError(f"{file}: cannot be run again: {error}") from error
     config = check_config(apply_overrides(recorded, overrides))
-    trust.confirm(check_config(for_timing(config, 1.0)), overrides, file, run_dir=run.folder)
+    trust.confirm(check_config(for_timing(config, 1.0)), overrides, file)
     known = {key: value for key, value in record.get("choices", {}).items() if value is not None}
     facts = {"choices": known, "overrides": record.get("overrides", [])}
     return Job(Path(side), config, facts, side.upper(), python=python)
@@ -112,9 +112,7 @@ def job_of(side: str, run: Run, python: str, overrides: list[str]) -> Job:
 
 def _placed(side: Job, run_dir: Path, title: str, seconds: float, forks: bool) -> Job:
     """A short timed run of a side, in its folder."""
-    here = relative(run_dir)
     config = check_config(for_timing(side.config, seconds))
-    config = {**with_run_dir(config, str(config["run_dir"]), here), "run_dir": here}
     title, facts = f"{title}: {side.title}", dict(side.facts)
     return replace(side, run_dir=run_dir, config=config, facts=facts, title=title, forks=forks, seconds=seconds)
 

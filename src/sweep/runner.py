@@ -17,7 +17,8 @@ from .._system import command_line, relative
 from ..checkpointing.signals import exit_on_signals
 from ..errors import UserError, in_one_line, report
 from ..files import WriteError
-from ..options.compose import CommandLine, choices_in, config_in, search_path
+from ..options.check import check_config
+from ..options.compose import CommandLine, choices_in, search_path, without_hydra
 from ..options.groups import CONFIGS
 from ..options.overrides import as_override, parse, text_of
 from ..options.update import ranks_asked
@@ -52,7 +53,7 @@ def run_sweep(line: CommandLine, sweep_dir: Path) -> None:
                 with contextlib.suppress(ImportError):  # for the report: it takes seconds, and disturbs no run now
                     importlib.import_module("..analysis.write", __package__)
             if line.labels and here:
-                sweep.run_list(line.compositions)
+                sweep.run_list(line.configs, line.compositions)
             else:
                 words = [*map(text_of, parse(line.words)), *search_path()]
                 words.append(as_override("hydra.sweep.dir", str(sweep_dir)))
@@ -87,12 +88,14 @@ class Sweep:
         self.loop = Loop()
         self._here, self._search, self._failed = here, search, False
 
-    def run_list(self, compositions: Sequence[DictConfig]) -> None:
+    def run_list(self, configs: Sequence[dict[str, Any]], compositions: Sequence[DictConfig]) -> None:
         """Do runs that are known beforehand, as Hydra composed them; those that set variables come first."""
         jobs = []
-        for number, composition in enumerate(compositions):
+        for number, (config, composition) in enumerate(zip(configs, compositions, strict=True)):
             with env_override(dict(composition.hydra.job.env_set)):
-                job = self._job(number, (self.sweep_dir / str(number)).absolute(), composition, composition.hydra)
+                job = self._job(
+                    number, (self.sweep_dir / str(number)).absolute(), config, composition, composition.hydra
+                )
                 if self._search:
                     self._do_search(job)
                 elif job.forks:
@@ -107,7 +110,8 @@ class Sweep:
         A failure raises RunFailed for a searching sweeper. A list of runs continues with the next.
         """
         hydra = HydraConfig.get()
-        job = self._job(int(hydra.job.num), Path(hydra.runtime.output_dir), config, hydra)
+        checked = check_config(without_hydra(config))
+        job = self._job(int(hydra.job.num), Path(hydra.runtime.output_dir), checked, config, hydra)
         if self._search:
             self._do_search(job)
             return None
@@ -121,7 +125,7 @@ class Sweep:
             raise RunFailed.of(job, record)
         return value
 
-    def _job(self, number: int, run_dir: Path, config: DictConfig, hydra: Any) -> Job:
+    def _job(self, number: int, run_dir: Path, config: dict[str, Any], composition: DictConfig, hydra: Any) -> Job:
         """A run with its number in the sweep; `hydra` is Hydra's section of its composition."""
         overrides = list(hydra.overrides.task)
         known = number < len(self.labels)
@@ -129,8 +133,7 @@ class Sweep:
         label = self.labels[number] if known else " ".join(overrides)
         facts = {"choices": choices_in(hydra), "overrides": overrides}
         forks = self._here and not hydra.job.env_set  # libraries read their variables when they are imported
-        checked, title = config_in(relative(run_dir), config), f"run {title}: {label}"
-        return Job(run_dir, checked, facts, title, forks=forks, composition=config)
+        return Job(run_dir, config, facts, f"run {title}: {label}", forks=forks, composition=composition)
 
     def _do_search(self, job: Job) -> None:
         """Do the runs of a search, which an error ends."""

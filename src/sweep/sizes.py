@@ -6,10 +6,9 @@ Each size is a timed run as of experiment=throughput.
 from collections.abc import Sequence
 from pathlib import Path
 
-from .._system import relative
 from ..errors import UserError
 from ..files import new_folder, writing
-from ..options.compose import choices_in, compose_command_line, config_in
+from ..options.compose import choices_in, compose_command_line
 from ..options.overrides import parse, text_of
 from ..options.purpose import timed_experiment
 from .loop import Loop
@@ -41,15 +40,15 @@ def measure(words: Sequence[str], kinds: Sequence[str], folder: Path) -> list[Pa
     with writing("choose", folder):
         folder = new_folder(folder)
     for kind in kinds:
-        compositions = compose_command_line([*words, f"trainer.accelerator={_ACCELERATORS[kind]}"], True).compositions
+        line = compose_command_line([*words, f"trainer.accelerator={_ACCELERATORS[kind]}"], True)
         jobs = []
-        for number, composition in enumerate(compositions):
+        for number, (config, composition) in enumerate(zip(line.configs, line.compositions, strict=True)):
             place = folder / kind / str(number)
             overrides = list(composition.hydra.overrides.task)
             facts = {"choices": choices_in(composition.hydra), "overrides": overrides}
             size = next(word for word in overrides if word.startswith("data.batch_size="))
-            title = f"{kind}, run {number + 1} of {len(compositions)}: {size}"
-            jobs.append(Job(place, config_in(relative(place), composition), facts, title))
+            title = f"{kind}, run {number + 1} of {len(line.configs)}: {size}"
+            jobs.append(Job(place, config, facts, title))
         if sum(record["status"] == "finished" for record in Loop("choose").do(jobs)) < 2:
             raise UserError(
                 f"choose: fewer than two batch sizes were measured on {kind}; where they do not fit, write smaller "

@@ -26,6 +26,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from typing_extensions import override
 
+from .._system import relative
 from ..checkpointing.callback import Checkpoints
 from ..checkpointing.checkpoint_file import AtomicCheckpointIO
 from ..data.plain import Data, PlainData, described
@@ -98,14 +99,14 @@ def build_model(config: dict[str, Any], data: Any) -> nn.Module:
     node, spec = config["model"], data.spec
     target = import_target(node[TARGET], f"model.{TARGET}")
     if spec is None:
-        model = build(node, "model") if not _takes_spec(target) else None
+        model = build(node, "model") if not _parameter(target, "spec") else None
         if isinstance(model, LightningModule):
             return model
         raise UserError(
             f"data: {data.name} has no spec: a property that returns a batchscope.data.DataSpec, which every model but "
             "a LightningModule is trained by"
         )
-    model = build(node, "model", **({"spec": spec} if _takes_spec(target) else {}))
+    model = build(node, "model", **({"spec": spec} if _parameter(target, "spec") else {}))
     needs_lengths = spec.variable_length and len(spec.inputs) == 1  # several inputs have a mask among them
     if needs_lengths and not isinstance(model, LightningModule) and not takes(model, LENGTHS):
         raise UserError(
@@ -184,16 +185,20 @@ def build_callbacks(config: dict[str, Any]) -> tuple[list[Callback], dict[str, b
     return callbacks, switches
 
 
-def build_loggers(config: dict[str, Any], name: str, run_id: str) -> list[Logger]:
-    """The loggers; TensorBoard's folder and the run at W&B have the run's name or that of an option.
+def build_loggers(config: dict[str, Any], run_dir: Path, name: str, run_id: str) -> list[Logger]:
+    """The loggers, which write to the run's folder unless an option names another one.
 
-    A resumed run continues the run at W&B that has its id.
+    TensorBoard's folder and the run at W&B have the run's name or that of an option. A resumed run continues the run at
+    W&B that has its id.
     """
     nodes = {key: dict(node) for key, node in (config["logger"] or {}).items() if node}
-    for node in nodes.values():
-        if node["_target_"].endswith((".TensorBoard", ".TensorBoardLogger")):
+    for key, node in nodes.items():
+        place = _parameter(import_target(node[TARGET], f"logger.{key}.{TARGET}"), "save_dir")
+        if (place and place.default is place.empty) or node[TARGET].endswith(".WandbLogger"):
+            node.setdefault("save_dir", relative(run_dir))
+        if node[TARGET].endswith((".TensorBoard", ".TensorBoardLogger")):
             node.setdefault("name", name)
-        elif node["_target_"].endswith(".WandbLogger"):
+        elif node[TARGET].endswith(".WandbLogger"):
             node.update({"name": node.get("name") or name, "id": node.get("id") or run_id})
             node.setdefault("tags", config["tags"])
     return build_all(nodes, "logger")
@@ -279,12 +284,12 @@ def _object(target: str) -> Any:
     raise ImportError("it has no module")
 
 
-def _takes_spec(target: Any) -> bool:
-    """Whether a constructor has a parameter `spec`."""
+def _parameter(target: Any, name: str) -> inspect.Parameter | None:
+    """The parameter of this name that a constructor has."""
     try:
-        return "spec" in inspect.signature(target).parameters
+        return inspect.signature(target).parameters.get(name)
     except (TypeError, ValueError):  # of a class in C
-        return False
+        return None
 
 
 def _raise_in_one_line(error: BaseException, path: str, targets: Iterable[str]) -> NoReturn:

@@ -2,6 +2,7 @@
 
 import os
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from lightning import Trainer
@@ -35,7 +36,7 @@ _PATIENCE = 20  # times as many batches as are needed
 
 
 def explain(
-    config: dict[str, Any], choices: dict[str, str], place: str, names_data: bool = True
+    config: dict[str, Any], choices: dict[str, str], place: Path, names_data: bool = True
 ) -> tuple[Explanation, dict[str, bytes]]:
     """Train some updates: the explanation, and the files that hold it.
 
@@ -77,7 +78,7 @@ def explain(
         )
     )
     try:
-        with explain_failures({**config, "run_dir": place}, trainer):
+        with explain_failures(config, place, trainer):
             trainer.fit(module, datamodule=lightning_of(data))
     except UserError:
         raise

@@ -92,7 +92,7 @@ def train(
             run.tell_unread(record)
             summary.log_hyperparameters(run.trainer, record.facts)
     if run.trainer.is_global_zero:
-        summary.print_summary(run.trainer, record.facts)
+        summary.print_summary(run.trainer, record.facts, run_dir)
     return optimized(record.facts)
 
 
@@ -184,7 +184,7 @@ class _Run:
                 **(_known_id(self.run_dir) if first else {}),
             ) as record,
             end_together(self.trainer),
-            explain_failures(self.config, self.trainer),
+            explain_failures(self.config, self.run_dir, self.trainer),
         ):
             failed = True
             try:
@@ -215,7 +215,7 @@ class _Run:
         self.batch = limit_batch_size(self.data, samples, self.trainer.world_size, batches)
         self.name = run_name(self.config, self.choices, self.data.name, self.data.batch_size)
         tries = is_fast_dev_run(self.trainer)
-        loggers: list[Logger] = [] if tries else build_loggers(self.config, self.name, run_id)
+        loggers: list[Logger] = [] if tries else build_loggers(self.config, self.run_dir, self.name, run_id)
         if not loggers and (tries or "until_known" in (self.config["callbacks"] or {})):
             loggers = [NoLogger(self.trainer.default_root_dir)]  # a module of one's own may ask for its logger
         self.trainer.loggers = loggers

@@ -164,7 +164,6 @@ REFUSED = {
     "train hydra.run.dir=last": "hydra.run.dir: got 'last', and 'last' stands for the newest folder; choose another name",
     "train -m hydra.sweep.dir=a seed=0,1": "hydra.sweep.dir: a holds a single run; choose another folder",
     "train -m hydra.sweep.dir=../x": "hydra.sweep.dir: got '../x'",
-    "train ~run_dir": "run_dir: is set by the run; write hydra.run.dir=… to choose its folder",
     "train run_dir=mine": "run_dir: is set by the run; write hydra.run.dir=mine to choose its folder",
     # which run is resumed
     "train resume=x -m": "resume: takes a single run; a sweep is resumed by its own command",

@@ -108,7 +108,7 @@ def test_of_an_array_of_jobs_the_one_that_usr1_has_ended_is_requeued_alone(array
 
 def resumed(run_dir: Path, started_with: list[str], *words: str) -> Any:
     """Configuration and recorded options of a run that is resumed, or why not; `words` stand beside `resume=`."""
-    config, trained = composed(*started_with, run_dir=run_dir), []
+    config, trained = composed(*started_with), []
     facts = {"schema": 3, "status": "interrupted", "config": config, "choices": {}, "overrides": ["as recorded"]}
     (run_dir / "run.json").write_text(json.dumps(facts))
     with pytest.MonkeyPatch.context() as patched:

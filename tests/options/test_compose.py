@@ -244,7 +244,7 @@ LINES = [
     "data=copy_memory model=lstm_cell model.hidden_size=8 data.delay=3 seed=7",
     "experiment=mnist_99 +trainer.max_time={hours:1} ~trainer.precision model.hidden_size=5 model={hidden_size:3}",
     "logger=none ~callbacks.device callbacks.progress=null callbacks=[early_stopping,weight_averaging]",
-    "++trainer.limit_val_batches=2 optimizer.lr=${model.hidden_size} run_dir='a\tb'",
+    "++trainer.limit_val_batches=2 optimizer.lr=${model.hidden_size} tags=['a\tb']",
     "hydra.run.dir=out/${hydra.job.override_dirname} seed=3 data.batch_size=4 hydra/launcher=basic",
     "hydra.job.config.override_dirname.exclude_keys=[seed] seed=3 hydra.sweep.subdir=${hydra.job.num}",
 ]
@@ -342,11 +342,12 @@ def test_a_file_of_the_users_is_merged_over_the_default_callbacks_and_loggers(pa
 
 
 @pytest.mark.parametrize("place", ["${run_dir}", "${hydra:runtime.output_dir}"])
-def test_a_file_of_the_users_names_the_runs_folder_by_our_name_or_hydras(place: str, package: Write) -> None:
+def test_a_file_of_the_users_that_names_the_runs_folder_is_told_where_it_is(place: str, package: Write) -> None:
     package({"logger/own": OWN_LOGGER.replace("here", f"'{place}/logs'")})
     use_config_dir("conf")
-    assert composed("logger=own", run_dir="out")["logger"]["mine"]["save_dir"] == "out/logs"
-    assert len(check_command_line(["logger=own", "seed=0,1"], multirun=True)) == 2
+    said = refusal(composed, "logger=own")
+    assert said.startswith(f"logger.mine.save_dir: got '{place}/logs', and the run's folder is no option; ")
+    assert "a logger is given it as its save_dir" in said and "trainer.default_root_dir" in said
 
 
 def test_none_leaves_out_all_default_ones_and_a_choice_beside_it_is_alone() -> None:
@@ -406,9 +407,7 @@ def test_one_device_explains_its_share_an_evaluation_has_none_and_the_largest_pa
 PAGE = (CONFIGS.parent / "docs" / "commands.md").read_text(encoding="utf-8").partition("## Coming from")[2]
 SAME = PAGE.partition("work as there:")[2].partition("\n\n")[0]
 ANSWERS = {
-    word if "=" in word else f"{word}=7": text.replace("*", "7").replace("`", "")
-    for word, text in HABITS.items()
-    if word != "run_dir"
+    word if "=" in word else f"{word}=7": text.replace("*", "7").replace("`", "") for word, text in HABITS.items()
 }
 ANSWERS |= {
     "model.optimizer.lr=0.1": "write optimizer=adam",

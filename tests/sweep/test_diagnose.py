@@ -34,7 +34,7 @@ def this_machine(monkeypatch):
 
 def tried(words="", machine=ON_CPU, factors=(2, 4), fixed=None):
     """The options that are tried, and the lines on what is left out."""
-    config = composed("experiment=diagnose", *words.split(), run_dir="x")
+    config = composed("experiment=diagnose", *words.split())
     fixed = fixed_options(words.split()) if fixed is None else fixed
     changes, left_out = changes_to_try(config, machine, fixed, factors)
     return [" ".join(words_of(change)) for change in changes], left_out
@@ -98,7 +98,7 @@ def diagnosed(folder, rate, *words):
     def do(job, passes):
         if has_ended(job.run_dir):
             return read(job.run_dir)
-        found = rate(job.config)
+        found = rate({**job.config, "run_dir": str(job.run_dir)})
         if found == "signal":
             plan(job.run_dir, config=job.config, **job.facts)
             raise SystemExit(143)
@@ -115,7 +115,7 @@ def diagnosed(folder, rate, *words):
         shared = range(first, first + 8)
         return [do(job, shared if len(jobs) > 1 and can_wait(job.config) else None) for job in jobs]
 
-    config = composed(*WORDS, *words, run_dir=folder / "0")
+    config = composed(*WORDS, *words)
     job, end = Job(folder / "0", config, {"choices": {"model": "mlp"}, "overrides": [*WORDS, *words]}, "run 1"), None
     loop.do = do_all
     try:

@@ -9,7 +9,7 @@ from lightning.pytorch.loggers.utilities import _scan_checkpoints
 from batchscope.checkpointing.callback import Checkpoints
 from batchscope.options import check
 from batchscope.options.signatures import is_installed
-from batchscope.training.build import build_callbacks
+from batchscope.training.build import build_callbacks, build_loggers
 from tests.checkpointing.support import OUT, STEP, terminate
 from tests.support.command_lines import composed, refusal
 from tests.support.runs import EVERY_4, SMALL, curves, record, run, table
@@ -60,6 +60,14 @@ def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.M
     monkeypatch.setattr(check, "is_installed", lambda package: False)
     said = "logger.wandb: wandb is not installed; pip install 'batchscope[wandb]'"
     assert refusal(composed, "logger=wandb") == said
+
+
+def test_a_logger_that_has_to_be_given_a_folder_gets_that_of_the_run(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    kind = "_target_: lightning.pytorch.loggers.CSVLogger"
+    words = ["logger=none", f"+logger.mine={{{kind}}}", f"+logger.theirs={{{kind}, save_dir: there}}"]
+    loggers = build_loggers(composed(*words), tmp_path / "out", "cnn", "1")
+    assert [logger.save_dir for logger in loggers] == ["out", "there"]
 
 
 class Uploads(Memory):
