@@ -19,7 +19,7 @@ from .._system import command_line, relative
 from ..errors import UserError, is_text
 from .groups import COLLECTIONS, SECTIONS, config_dir, known_nodes
 from .overrides import as_override, set_by
-from .purpose import PLACES, annotation_of, is_ours, marks
+from .purpose import annotation_of, is_ours, marks
 from .tree import HYDRA_KEYS, TARGET
 from .types import INT64, Text
 from .values import choices_in
@@ -73,18 +73,18 @@ def confirm(config: dict[str, Any], overrides: Iterable[str], where: str) -> Non
     `config` is checked, with the overrides applied.
     """
     options, groups = set_by(overrides)
-    outside = _outside_of_sections(config)
-    untyped = [one for one in outside if one[0] not in options and one[0].partition(".")[0] not in groups]
+    outside = _outside(config)
+    untyped = {key: held for key, held in outside if key not in options and key.partition(".")[0] not in groups}
     if not untyped:
         return
-    key, value, is_place = untyped[0]
-    said, typed = f"{key}: is {value!r} in {where}", " ".join(as_words(name, held) for name, held, _ in untyped)
-    if is_place:
-        raise UserError(f"{said}; repeat {typed}: places are not taken from records")
+    key, value = next(iter(untyped.items()))
     is_of_yaml = key.endswith(TARGET) and not key.startswith("logger.")
     of_yaml = "add the --config-dir (in Python `config_dir=`) that has its YAML, or " if is_of_yaml else ""
-    said += ", which a file alone cannot decide; if you want it, "
-    raise UserError(f"{said}{of_yaml}write (in Python `overrides=[…]`) {typed}")
+    typed = " ".join(as_words(*one) for one in untyped.items())
+    raise UserError(
+        f"{key}: is {value!r} in {where}, which a file alone cannot decide; if you want it, {of_yaml}write (in Python "
+        f"`overrides=[…]`) {typed}"
+    )
 
 
 def as_words(key: str, value: Any) -> str:
@@ -96,39 +96,40 @@ def words(config: dict[str, Any]) -> str:
     """What a command line has to hold beside the file's name, each after a space; empty for an ordinary run."""
     folder = config_dir()
     flag = "" if folder is None else f" {command_line([f'--config-dir={relative(folder)}'])}"
-    return flag + "".join(f" {as_words(key, value)}" for key, value, _ in _outside_of_sections(config))
+    return flag + "".join(f" {as_words(key, value)}" for key, value in _outside(config))
 
 
-_Outside = Iterator[tuple[str, Any, bool]]
-
-
-def _outside_of_sections(config: dict[str, Any]) -> _Outside:
-    """What only the command line may decide: the option, its value, and whether it is a place."""
+def _outside(config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """What only the command line may decide: the options with their values."""
     for section in (*SECTIONS, *COLLECTIONS, "search"):
-        yield from _outside(config.get(section), section, None)
+        yield from _outside_at(config.get(section), section, None)
     if config.get("init"):
-        yield "init", config["init"], True
+        yield "init", config["init"]
 
 
-def _outside(value: Any, option: str, target: Any, ours: bool = True) -> _Outside:
+def _outside_at(value: Any, option: str, target: Any, ours: bool = True) -> Iterator[tuple[str, Any]]:
     """The same at and below an option of a node that builds `target`; `ours` is whether this package declares it."""
-    place, _, key = option.rpartition(".")
-    if isinstance(value, dict) and key not in HYDRA_KEYS:
+    if isinstance(value, dict) and option.rpartition(".")[2] not in HYDRA_KEYS:
         for name, child in value.items():
             full = f"{option}.{name}"
             declared = is_ours(full, value[TARGET]) if TARGET in value else ours
-            yield from _outside(child, full, value.get(TARGET), declared)
-    elif key == TARGET and place.startswith("logger.") and value not in _LOCAL_LOGGERS:
-        yield option, value, False
-    elif key not in HYDRA_KEYS and _is_number(value):
-        if not (ours or _stands_for_held(value, place, key)):
-            yield option, value, False
-    elif not _is_held(value, place, key, target):
-        takes = annotation_of(option, target)
-        is_place = not marks(takes).isdisjoint(PLACES)
-        texts = value if isinstance(value, list) else [value]
-        if key in HYDRA_KEYS or not all(_is_harmless(text, takes) for text in texts):
-            yield option, value, is_place
+            yield from _outside_at(child, full, value.get(TARGET), declared)
+    elif not _may_say(value, option, target, ours):
+        yield option, value
+
+
+def _may_say(value: Any, option: str, target: Any, ours: bool) -> bool:
+    """Whether a file may give an option this value."""
+    place, _, key = option.rpartition(".")
+    if key in HYDRA_KEYS:
+        is_away = key == TARGET and place.startswith("logger.") and value not in _LOCAL_LOGGERS
+        return not is_away and _is_held(value, place, key, target)
+    if _is_number(value):
+        return ours or _stands_for_held(value, place, key)
+    takes, texts = annotation_of(option, target), value if isinstance(value, list) else [value]
+    is_choice = Text.CHOICE in marks(takes)
+    is_chosen = all(isinstance(text, str) and (is_choice or text in choices_in(takes)) for text in texts)
+    return is_chosen or _is_held(value, place, key, target)
 
 
 def _is_number(value: Any) -> bool:
@@ -160,8 +161,3 @@ def _is_held(value: Any, place: str, key: str, target: Any) -> bool:
     """Whether the configs give an option this value, in a node here that builds the same, or leave it out."""
     nodes = known_nodes().get(place, ())
     return any(key in node and node[key] == value and node.get(TARGET, target) == target for node in nodes)
-
-
-def _is_harmless(text: Any, takes: Any) -> bool:
-    """Whether a text can only choose among what is installed."""
-    return isinstance(text, str) and (Text.CHOICE in marks(takes) or text in choices_in(takes))

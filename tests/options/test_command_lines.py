@@ -141,4 +141,4 @@ def test_other_options_are_changes_to_the_run_and_confirm_nothing(run_dir: Path)
     said = resumed(run_dir, options, *options, "optimizer.lr=7.0")
     assert said.startswith("resume: optimizer.lr is ") and "and 7.0 would change the result" in said
     said = resumed(run_dir, options, "seed=0")
-    assert said.startswith("data.root: is '/elsewhere' in out/run.json; repeat data.root=")
+    assert said.startswith("data.root: is '/elsewhere' in out/run.json, which a file alone cannot decide; ")
