@@ -15,7 +15,7 @@ from ..errors import UserError
 from .groups import COLLECTIONS, GROUPS, SECTIONS, choices_of, known_nodes, to_plain
 from .habits import answer_to
 from .hints import message_of, no_such_option
-from .purpose import DEFAULTS, OF_EXPERIMENTS, OF_TASK, TOP_LEVEL, annotation_of, lightning_module_of, signature_at
+from .purpose import OF_EXPERIMENTS, OF_TASK, TOP_LEVEL, annotation_of, lightning_module_of, signature_at
 from .signatures import class_attribute, is_installed, signature_of
 from .tree import HYDRA_KEYS, TARGET, flatten, walk
 from .update import batches_of_update, ranks_asked
@@ -66,7 +66,7 @@ def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
     if lightning_module_of(plain):
         plain = {key: value for key, value in plain.items() if key not in OF_TASK}
     for section in SECTIONS:
-        if section in OF_TASK and section not in plain:  # a network without one is refused when it is built
+        if section in OF_TASK and section not in plain:
             continue
         if not isinstance(plain.get(section), dict):
             shown = "null" if plain.get(section) is None else repr(plain[section])
@@ -92,10 +92,8 @@ def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_top_level(plain: dict[str, Any]) -> None:
-    for key, value in DEFAULTS.items():
-        plain.setdefault(key, value)
     for key in TOP_LEVEL:
-        if key not in plain and key not in OF_EXPERIMENTS:
+        if key not in (*plain, *OF_EXPERIMENTS, *OF_TASK):  # a network without its options is refused when it is built
             raise UserError(f"{key}: is missing")
     for key, value in plain.items():
         if key in TOP_LEVEL:

@@ -25,12 +25,12 @@ _SOME_STEPS |= dict.fromkeys(("min_steps", "max_time", "val_check_interval", "pr
 # Sections and options that an evaluation does not read.
 _NOT_EVALUATED = ("optimizer", "callbacks", "logger", "search", "target", "target_metric", "global_batch_size")
 _NOT_EVALUATED += ("test", "timing", "enough", "margin", "optimized_metric", "tags", "resume")
-# Callbacks, by their names and their classes.
-_NOT_TIMED = ("checkpoint", "progress", "prediction_images", "stop_at_target", "early_stopping")
-_LIGHTNING = "lightning.pytorch.callbacks"
-_NOT_TIMED_KINDS = (f"{_LIGHTNING}.early_stopping.EarlyStopping", f"{_LIGHTNING}.checkpoint.Checkpoint")
-_NOT_TIMED_KINDS += (f"{_LIGHTNING}.timer.Timer", f"{_LIGHTNING}.progress.progress_bar.ProgressBar")
-_NOT_TIMED_KINDS += (
+# Callbacks that only write files, print or end a run.
+_NOT_TIMED = (
+    "lightning.pytorch.callbacks.early_stopping.EarlyStopping",
+    "lightning.pytorch.callbacks.checkpoint.Checkpoint",
+    "lightning.pytorch.callbacks.timer.Timer",
+    "lightning.pytorch.callbacks.progress.progress_bar.ProgressBar",
     "batchscope.callbacks.target.StopAtTarget",
     "batchscope.callbacks.prediction_images.PredictionImages",
 )
@@ -104,8 +104,11 @@ def for_timing(config: dict[str, Any], seconds: float) -> dict[str, Any]:
     The callbacks stay, because they take time; those that only write files, print or end a run are left out. Nothing is
     kept.
     """
-    kept = {name: node for name, node in (config["callbacks"] or {}).items() if node and name not in _NOT_TIMED}
-    callbacks = {name: o for name, o in kept.items() if not any(inherits(o[TARGET], kind) for kind in _NOT_TIMED_KINDS)}
+    callbacks = {
+        name: node
+        for name, node in (config["callbacks"] or {}).items()
+        if node and not any(inherits(node[TARGET], kind) for kind in _NOT_TIMED)
+    }
     callbacks["until_known"] = {**_UNTIL, "seconds": seconds}
     parts = {"trainer": {**config["trainer"], **_SOME_STEPS}, "callbacks": callbacks}
     if "schedule" in config.get("optimizer", {}):  # a LightningModule has none

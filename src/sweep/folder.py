@@ -9,7 +9,7 @@ from .._system import relative
 from ..checkpointing.resume import lock_run_dir
 from ..errors import UserError
 from ..files import LOCK, WriteError, lock_folder, refuse_links, set_aside, why
-from ..options.purpose import DEFAULTS, OF_REPORTS, purpose_of
+from ..options.purpose import OF_REPORTS, purpose_of
 from ..options.tree import flatten
 from ..options.types import Purpose
 from ..records.read import FILE, has_checkpoint, read, run_dirs
@@ -122,7 +122,7 @@ def _refuse_different(run_dir: Path, record: dict[str, Any], config: dict[str, A
     recorded = record.get("config")
     difference = "" if isinstance(recorded, dict) or not record else "cannot be compared"
     if isinstance(recorded, dict):
-        theirs, ours = (dict(flatten({**DEFAULTS, **of})) for of in (recorded, config))
+        theirs, ours = (dict(flatten(of)) for of in (recorded, config))
         for option in dict.fromkeys([*theirs, *ours]):
             there, here = theirs.get(option), ours.get(option)
             is_of_run = option not in ("resume", *OF_REPORTS)

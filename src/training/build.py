@@ -32,7 +32,7 @@ from ..checkpointing.checkpoint_file import AtomicCheckpointIO
 from ..data.plain import Data, PlainData, described
 from ..data.spec import LENGTHS, takes
 from ..errors import UserError, place_of
-from ..options.purpose import only_observes
+from ..options.purpose import OF_TASK, only_observes
 from ..options.tree import TARGET, walk
 from ..options.update import batches_of_update
 from .optimizer import Optimizer
@@ -138,8 +138,11 @@ def lightning_module(model: nn.Module, data: Any, config: dict[str, Any], facts:
             raise UserError(f"compile: {type(model).__name__} is a LightningModule, which compiles itself")
     else:
         assert data.spec is not None, "build_model has refused it"
-        if "optimizer" not in config:
-            raise UserError(f"optimizer: is missing, and {type(model).__name__} is no LightningModule that has its own")
+        if missing := [option for option in OF_TASK if option not in config]:
+            name = type(model).__name__
+            raise UserError(
+                f"{missing[0]}: is missing, and {name} is no LightningModule, which has {OF_TASK[missing[0]]}"
+            )
         if any(map(is_lazy, [*model.parameters(), *model.buffers()])):
             raise UserError(f"model: {type(model).__name__} has lazy layers; give them their sizes, by the data's spec")
         how = {"channels_last": config["channels_last"], "compile_mode": mode}
@@ -228,21 +231,18 @@ def loader_switches(config: dict[str, Any], data: object) -> dict[str, bool]:
     return {"use_distributed_sampler": isinstance(data, PlainData) if asked is None else asked}
 
 
-def build_trainer(
-    config: dict[str, Any], run_dir: Path, callbacks: list[Callback], switches: dict[str, bool]
-) -> Trainer:
-    """The trainer of a run in its folder, with a plugin for checkpoints; its loggers are set once the run has a name."""
+def build_trainer(config: dict[str, Any], run_dir: Path, callbacks: list[Callback], **switches: Any) -> Trainer:
+    """The trainer of a run in its folder, with a plugin for checkpoints; its loggers are set once the run has a name.
+
+    It accumulates as many batches as `global_batch_size` takes on its ranks.
+    """
     node = config["trainer"]
     plugins = node.get("plugins") or []
     ours = {TARGET: f"{AtomicCheckpointIO.__module__}.AtomicCheckpointIO"}
     node = {**node, "plugins": [*(plugins if isinstance(plugins, list) else [plugins]), ours]}
     here = os.path.join(os.curdir, run_dir)  # Lightning takes a `~` at its start for a home folder
     parts = {"callbacks": callbacks, "default_root_dir": here, "logger": False}
-    return fitted(build(node, "trainer", **parts, **switches), config)
-
-
-def fitted(trainer: Trainer, config: dict[str, Any]) -> Trainer:
-    """The trainer, which accumulates as many batches as `global_batch_size` takes on its ranks."""
+    trainer = build(node, "trainer", **parts, **switches)
     trainer.accumulate_grad_batches = batches_of_update(config, trainer.world_size)
     return trainer
 

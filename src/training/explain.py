@@ -1,6 +1,5 @@
 """Some training steps of a configuration, taken apart: no validation, no test, nothing logged and nothing kept."""
 
-import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,16 +16,7 @@ from ..errors import UserError, in_one_line
 from ..hardware.devices import check_accelerator
 from ..options.command_lines import NO_END
 from ..records.explanation import Explanation
-from .build import (
-    NoLogger,
-    build,
-    build_all,
-    build_data,
-    build_model,
-    fitted,
-    lightning_module,
-    refuse_own_loaders,
-)
+from .build import NoLogger, build_all, build_data, build_model, build_trainer, lightning_module, refuse_own_loaders
 from .failures import explain_failures
 from .run import limit_batch_size, set_up_process
 from .task import Task
@@ -50,14 +40,9 @@ def explain(
     monitor = ThroughputMonitor(warmup_steps=WARMUP, verbose=False)
     profiler = OperationProfiler(steps=STEPS, stop=True, verbose=False)
     callbacks = [monitor, profiler, *build_all(config["callbacks"], "callbacks")]
-    trainer = build(
-        config["trainer"],
-        "trainer",
-        callbacks=callbacks,
-        logger=NoLogger(os.getcwd()),
-        max_steps=profiler.updates(monitor),
-    )
-    fitted(trainer, config)
+    here = Path.cwd()  # where a module may write by itself
+    trainer = build_trainer(config, here, callbacks, max_steps=profiler.updates(monitor))
+    trainer.loggers = [NoLogger(str(here))]
     model = build_model(config, data)
     if not names_data:
         refuse_own_loaders(model)

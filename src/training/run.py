@@ -11,7 +11,7 @@ from typing import Any
 
 import lightning
 import torch
-from lightning import LightningModule
+from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.strategies import FSDPStrategy
@@ -35,7 +35,7 @@ from ..checkpointing.resume import lock_run_dir
 from ..checkpointing.resume_point import ResumePoint, find_resume_point
 from ..data.base import DataModule, Split
 from ..data.plain import Data, PlainData, has_test, lightning_of
-from ..distributed.agreement import Agreement, end_together
+from ..distributed.agreement import abort_waiting, check_agreement, end_together
 from ..distributed.rendezvous import once_for_all
 from ..errors import UserError, show_tracebacks, warn
 from ..hardware.devices import describe
@@ -137,10 +137,10 @@ class _Run:
         self.provenance: dict[str, Any] = {}
         keeps = LambdaCallback(on_save_checkpoint=lambda *saved: saved[-1].update(batchscope=self.provenance))
         ours = [*visits_of(callbacks, visitor), shutdown, keeps]
-        callbacks = [Agreement(self.shared_facts), *callbacks, *ours]
+        callbacks = [LambdaCallback(setup=self._check_agreement, on_exception=abort_waiting), *callbacks, *ours]
         loading = loader_switches(config, self.data)
         self._has_distributed_sampler = loading["use_distributed_sampler"]
-        self.trainer = build_trainer(config, run_dir, callbacks, switches | loading)
+        self.trainer = build_trainer(config, run_dir, callbacks, **switches, **loading)
         self.model: nn.Module = build_model(config, self.data)
         self.config = config
         named = (group for group in SECTIONS if group in self.config)
@@ -229,11 +229,12 @@ class _Run:
             if isinstance(callback, Checkpoints):
                 callback.check(self.module)
 
-    def shared_facts(self) -> dict[str, Any]:
-        """What has to be the same in every rank."""
-        steps = self.resume_point.steps if self.resume_point else 0
-        data = {f"dataset.{key}": self.dataset[key] for key in ("fingerprint", "train_samples")}
-        return {"steps": steps, **data, **versions()}
+    def _check_agreement(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
+        """Compare what has to be the same in every rank, in the first hook after the process group has been set up."""
+        if stage == "fit":
+            steps = self.resume_point.steps if self.resume_point else 0
+            data = {f"dataset.{key}": self.dataset[key] for key in ("fingerprint", "train_samples")}
+            check_agreement({"steps": steps, **data, **versions()}, trainer)
 
     def begin(self, record: RunRecord) -> None:
         """Begin the record, once it is known that the run can start or be resumed: until then no file is changed."""

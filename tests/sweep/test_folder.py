@@ -98,7 +98,6 @@ CONFIGS = {
         {**CONFIG, "search": {"_target_": "x", "minutes": 5, "sizes": [4, 8, 16]}},
         "",
     ),
-    "a default that a record does not name": (CONFIG, {**CONFIG, "compile": False}, ""),
     "how long a search lets a run go on": (
         limited(seconds=2.0, wall_seconds=9.0),
         limited(seconds=1.0, wall_seconds=90.0),

@@ -100,7 +100,7 @@ def test_the_current_folder_shadows_nothing_that_is_installed() -> None:
 
 def test_the_plugins_of_a_trainer_stand_beside_the_one_for_checkpoints() -> None:
     def built(plugins: Any) -> Any:
-        return build_trainer({"trainer": TRAINER | {"plugins": plugins}, "data": {}}, Path("out"), [], {}).strategy
+        return build_trainer({"trainer": TRAINER | {"plugins": plugins}, "data": {}}, Path("out"), []).strategy
 
     environment, io = f"{PLUGINS}.environments.LightningEnvironment", f"{PLUGINS}.io.TorchCheckpointIO"
     for plugins in (None, {"_target_": environment}, [{"_target_": environment}]):
