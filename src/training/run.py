@@ -150,14 +150,13 @@ class _Run:
         self.resume_point: ResumePoint | None = None
 
     def _start_from_weights(self) -> None:
-        """Load the weights that `init` names."""
+        """Load the weights that `init` names; into layers that a module makes in a hook, once Lightning has called it."""
         if path := self.config["init"]:
             start = partial(start_from, self.model, Path(path))
-            if isinstance(self.model, LightningModule) and makes_layers(self.model):  # which Lightning has it do again
-                callbacks_of(self.trainer).insert(
-                    0, LambdaCallback(on_fit_start=lambda trainer, module: start(makes=False))
-                )
-            start()
+            if isinstance(self.model, LightningModule) and makes_layers(self.model):
+                callbacks_of(self.trainer).insert(0, LambdaCallback(on_fit_start=lambda trainer, module: start()))
+            else:
+                start()
 
     @contextlib.contextmanager
     def recorded(self, overrides: list[str]) -> Iterator[RunRecord]:
@@ -243,7 +242,6 @@ class _Run:
             self.resume_point.check(self.trainer, self.dataset["fingerprint"])
             if not self.resume_point.path:
                 self._start_from_weights()
-        record.facts["model"]["parameters"] = summary.parameters(self.model)  # with the layers that `init` has made
         if self.trainer.is_global_zero:
             summary.print_start(record.facts, self.data.name)
         record.facts |= {"name": self.name, "dataset": self.dataset, **self.batch}
