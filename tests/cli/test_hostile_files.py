@@ -133,7 +133,7 @@ def test_what_is_no_checkpoint_is_one_line_and_nothing_of_it_runs(kind, reader, 
         found = answer(*reader.split())
         assert (found.code, found.out, found.err.count("\n")) == (1, "", 1), found
         assert said in found.err
-    assert {path.name for path in tmp_path.iterdir()} <= {"a.ckpt", "last.ckpt", "a.png"}
+    assert {path.name for path in tmp_path.iterdir()} <= {"a.ckpt", "checkpoints", "last.ckpt", "a.png"}
 
 
 # --- hostile nodes, planted where real configurations have others ----------------------------------------------------
