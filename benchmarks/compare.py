@@ -94,7 +94,7 @@ def slow_down(share: float) -> None:
 def side(name: str, root: str, seconds: float, share: float = 0.0) -> Job:
     """Runs of the same thing, slower by a share."""
     line = [*OPTIONS, f"data.root={root}"]
-    (config,) = check_command_line(line, multirun=False, run_dir="run")
+    (config,) = check_command_line(line, multirun=False)
     choices = {"model": "cnn", "data": "mnist", "slowed": str(share)}
     config, facts = for_timing(config, seconds), {"choices": choices, "overrides": line}
     return Job(Path(name), config, facts, name.upper(), seconds=seconds)

@@ -43,7 +43,7 @@ def jobs_of(folder: Path, args: argparse.Namespace) -> list[Job]:
     """The runs of a group, in a random order."""
     _, diagnoses, nothings = SMALLEST if args.smallest else FULL
     line = ["experiment=diagnose", *OPTIONS[1:], f"data.root={args.root}"]
-    (config,) = check_command_line(line, multirun=False, run_dir=str(folder))
+    (config,) = check_command_line(line, multirun=False)
     seconds = SHORT_S if args.smallest else config["callbacks"]["until_known"]["seconds"]
     names = [f"{kind}-{number}" for kind in (BASELINE, FASTER) for number in range(diagnoses)]
     names += [f"{NOTHING}-{number}" for number in range(nothings)]

@@ -15,6 +15,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import lightning
@@ -37,7 +38,7 @@ from batchscope.data.loader import Loader, TensorBatches
 from batchscope.data.order import DeterministicBatchSampler
 from batchscope.hardware.microbenchmarks import clock
 from batchscope.options.compose import check_command_line
-from batchscope.training.build import build_all, build_callbacks
+from batchscope.training.build import build_callbacks, build_loggers
 from batchscope.training.quiet import quiet_libraries
 
 ROUNDS, WARM_UP = 9, 20  # the latter in steps
@@ -97,10 +98,11 @@ def default_trainer(
     folder: str, accelerator: str, more: Sequence[Callback] = (), precision: Any = "32-true"
 ) -> lightning.Trainer:
     """A trainer with the callbacks and loggers that train.py has by default; `more` come after them."""
-    (config,) = check_command_line(["callbacks.throughput.calibrate=false"], multirun=False, run_dir=folder)
+    (config,) = check_command_line(["callbacks.throughput.calibrate=false"], multirun=False)
     callbacks, flags = build_callbacks(config)
     return lightning.Trainer(
-        accelerator=accelerator, devices=1, precision=precision, max_epochs=1, logger=build_all(config["logger"], "logger"),
+        accelerator=accelerator, devices=1, precision=precision, max_epochs=1, default_root_dir=folder,
+        logger=build_loggers(config, Path(folder), "default", "default"),
         callbacks=[*callbacks, *more], enable_model_summary=False, use_distributed_sampler=False, **flags,
     )  # fmt: skip
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, WeightAveraging
-from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.profilers import Profiler
@@ -27,6 +27,11 @@ def callbacks_of(trainer: Trainer) -> list[Callback]:
 def callback_of(trainer: Trainer, kind: type[_C]) -> _C | None:
     """The trainer's first callback of a class; None without one."""
     return next((one for one in callbacks_of(trainer) if isinstance(one, kind)), None)
+
+
+def loggers_of_rank(trainer: Trainer) -> list[Logger]:
+    """The loggers that write in this process: all of them on rank 0, none on the others."""
+    return trainer.loggers if trainer.is_global_zero else []
 
 
 def profiler_of(trainer: Trainer) -> Profiler:

@@ -150,11 +150,6 @@ def lock_folder(folder: Path, option: str, busy: str) -> Iterator[None]:
         yield
 
 
-def lies_in(path: str, folder: str) -> bool:
-    """Whether a path is a folder or lies in it, by their texts: a configuration has `/` in its paths on any system."""
-    return path == folder or (path.startswith(folder) and path[len(folder) :][:1] in ("/", os.sep))
-
-
 def refuse_existing(option: str, path: Path) -> None:
     """Raise UserError if there is anything at a path that an option names: it is not replaced."""
     if os.path.lexists(path):  # which raises nothing, also for a name that no file can have

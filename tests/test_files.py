@@ -167,13 +167,3 @@ def test_a_file_is_written_into_a_folder_that_cannot_be_listed(tmp_path, monkeyp
     monkeypatch.setattr(os, "open", refuse)
     files.write_bytes(tmp_path / "a", b"new")
     assert (opened, (tmp_path / "a").read_bytes()) == ([tmp_path], b"new")
-
-
-@pytest.mark.parametrize("separator", ["/", "\\"])
-def test_a_path_of_a_configuration_lies_in_a_folder_of_any_system(
-    separator: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(files.os, "sep", separator)
-    folder = separator.join(("s", "0"))
-    inside = [folder, f"{folder}/checkpoints", f"{folder}{separator}a"]
-    assert [path for path in [*inside, "s", f"{folder}1", ""] if files.lies_in(path, folder)] == inside

@@ -194,13 +194,10 @@ def differences(a: Run, b: Run) -> dict[str, list[str]]:
 def _facts(run: Run) -> dict[str, dict[str, Any]]:
     """All options but folders, also those of callbacks and loggers, which take time; and what else a record has."""
     config = table(run.record.get("config"))
-    here = str(config.get("run_dir") or run.folder)
     options = {
         key: value
         for key, value in flatten(config)
-        if not {key, key.partition(".")[0]} & _SAID
-        and purpose_of(key, config) not in PLACES
-        and not (isinstance(value, str) and here in value)
+        if not {key, key.partition(".")[0]} & _SAID and purpose_of(key, config) not in PLACES
     }
     return {"configuration": options} | {place: table(run.record.get(key)) for place, key in _RECORDED.items()}
 

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UserError, is_text, printable
-from ..files import lies_in
 from ..options.purpose import CHOOSES_NOTHING, OWN_RATE, changes_speed, purpose_of
 from ..options.tree import TARGET, flatten
 from ..records.correct import read_correct
@@ -29,6 +28,7 @@ CHOICES = ("model", "data", "task", "optimizer")  # groups of the configuration,
 HARDWARE = ("device", "device_name", "threads")  # settings that come from the machine, not from the config
 OUT_OF_MEMORY = "out of memory"  # the reason of a run
 
+_SAID_ELSEWHERE = ("trainer.accelerator", "run_dir")  # as the hardware's device, and as the place of the record
 _OUR_CALLBACK = re.compile(rf"callbacks\.\w+\.{TARGET}=batchscope\.")  # whose other options say what matters
 _REASONS = {
     "finished": "",
@@ -63,11 +63,9 @@ class Run:
         flat |= {"device": "gpu" if device == "cuda" else device, "device_name": hardware.get("device_name")}
         flat |= {"threads": hardware.get("torch_threads")} if device == "cpu" else {}
         flat = {key: value for key, value in flat.items() if isinstance(value, str | int) and value}
-        run_dir = config.get("run_dir")
         for key, value in flatten(config):
-            derived = isinstance(value, str) and isinstance(run_dir, str) and run_dir and lies_in(value, run_dir)
-            is_said = key == "trainer.accelerator" or (key == "data.seed" and value == config.get(SEED))
-            skipped = derived or is_said or _OUR_CALLBACK.match(f"{key}={value}")
+            is_said = key in _SAID_ELSEWHERE or (key == "data.seed" and value == config.get(SEED))
+            skipped = is_said or _OUR_CALLBACK.match(f"{key}={value}")
             if not skipped and purpose_of(key, config) not in CHOOSES_NOTHING:
                 flat[key] = value
         if "trainer.precision" in flat and is_text(computed := at(self.record, "throughput.precision")):

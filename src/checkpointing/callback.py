@@ -10,7 +10,15 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from typing_extensions import override
 
-from .._lightning import after_batch, at_skipped_end, is_accumulating, is_fast_dev_run, is_stopping, validates_next
+from .._lightning import (
+    after_batch,
+    at_skipped_end,
+    is_accumulating,
+    is_fast_dev_run,
+    is_stopping,
+    loggers_of_rank,
+    validates_next,
+)
 from ..callbacks._timer import pause
 from ..callbacks._updates import Updates
 from ..callbacks.target import rises
@@ -21,10 +29,10 @@ from ..files import remove_leftovers
 from ..options.types import PositiveFloat, PositiveInt, Purpose
 from ..random_state import random_state
 from .checkpoint_file import check_weights, copy_checkpoint
-from .log_files import loggers_of_rank
 
 _TOPIC = "checkpoint"
 DEFAULT_MONITOR = "val/loss"  # of a Task
+CHECKPOINTS = "checkpoints"  # the folder for both, in the trainer's `default_root_dir`: the folder of a run
 
 
 class Checkpoints(SyncsRanks, Checkpoint):
@@ -37,7 +45,6 @@ class Checkpoints(SyncsRanks, Checkpoint):
     that was written before the best validation.
 
     Args:
-        dirpath: the folder for both; by default `checkpoints` in the trainer's `default_root_dir`.
         monitor: the metric that decides which checkpoint is the best.
         mode: whether the lowest (`min`) or the highest (`max`) value is the best; null for the better direction of the metric.
         every_minutes: how many minutes of training a killed run loses at most; null for no such limit.
@@ -46,13 +53,11 @@ class Checkpoints(SyncsRanks, Checkpoint):
 
     def __init__(
         self,
-        dirpath: str | None = None,
         monitor: str = DEFAULT_MONITOR,
         mode: Literal["min", "max"] | None = None,
         every_minutes: Annotated[PositiveFloat | None, Purpose.OBSERVATION] = 5.0,
         every_n_steps: Annotated[PositiveInt | None, Purpose.OBSERVATION] = None,
     ):
-        self.dirpath = dirpath
         self.monitor = monitor
         self.mode = mode
         self.every_minutes = every_minutes
@@ -71,10 +76,6 @@ class Checkpoints(SyncsRanks, Checkpoint):
         self._saved_batch: int | None = None
         self._updates = Updates()
         self._saved_at = 0.0  # by time.monotonic()
-
-    def folder_of(self, trainer: Trainer) -> Path:
-        """Where the checkpoints of a trainer are kept."""
-        return Path(self.dirpath or Path(trainer.default_root_dir) / "checkpoints")
 
     def check(self, module: LightningModule) -> None:
         """Raise UserError for what would fail later: weights that could not be read back, a metric without a direction."""
@@ -121,7 +122,7 @@ class Checkpoints(SyncsRanks, Checkpoint):
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._is_fitting = stage == "fit"
-        self.folder = self.folder_of(trainer)
+        self.folder = Path(trainer.default_root_dir) / CHECKPOINTS
         if self._is_fitting:
             if not self._is_checked:  # as the program does before the run begins
                 self.check(pl_module)

@@ -9,7 +9,7 @@ from typing import Any
 from .._system import relative
 from ..distributed.rendezvous import of_first
 from ..errors import UserError, is_text, warn
-from ..files import lies_in, lock_folder, refuse_links
+from ..files import lock_folder, refuse_links
 from ..options import trust
 from ..options.check import check_config
 from ..options.compose import apply_overrides
@@ -85,9 +85,7 @@ def configuration(
     config = check_config(apply_overrides(before, overrides))
     refuse_links(run_dir)
     if known is None or not is_same(known, before):
-        kept = record.get("checkpoints")
-        has_weights = isinstance(kept, dict) and (kept.get("last") or kept.get("best"))
-        trust.confirm({**config, "init": None} if has_weights else config, overrides, file, run_dir)
+        trust.confirm({**config, "init": None} if recorded_checkpoint(record) else config, overrides, file)
     old, new = dict(flatten(before)), dict(flatten(config))
     # A LightningModule has a schedule of its own.
     planned = () if at(record, "model.lightning_module") is True else _PLANNED_FOR
@@ -106,18 +104,23 @@ def is_same(known: dict[str, Any], config: dict[str, Any]) -> bool:
 
 
 def recorded_config(record: dict[str, Any], run_dir: Path) -> dict[str, Any]:
-    """The configuration of a record, in plain containers, with its paths below the run's present folder.
+    """The configuration of a record, in plain containers.
 
     UserError if it is none, or `choices`, `overrides` or `resumed` are not what a run writes.
     """
-    file, here = relative(run_dir / FILE), relative(run_dir)
+    file = relative(run_dir / FILE)
     for key, kind in (("choices", dict), ("overrides", list), ("resumed", list)):
         found = record.get(key, kind())
         texts = [*found, *found.values()] if isinstance(found, dict) else [] if key == "resumed" else found
         if not isinstance(found, kind) or not all(text is None or is_text(text) for text in texts):
             raise UserError(f"{file}: cannot be read: its {key} are not those of a run")
-    config = trust.plain(record.get("config"), file)
-    return {**with_run_dir(config, str(config.get("run_dir") or here), here), "run_dir": here}
+    return trust.plain(record.get("config"), file)
+
+
+def recorded_checkpoint(record: dict[str, Any]) -> str:
+    """The checkpoint that a run has written last, as its record says; empty where it has none."""
+    kept = record.get("checkpoints")
+    return str(kept.get("last") or kept.get("best") or "") if isinstance(kept, dict) else ""
 
 
 def continues_training(config: dict[str, Any], record: dict[str, Any]) -> bool:
@@ -141,20 +144,3 @@ def _refuse(key: str, old: Any, new: Any, config: dict[str, Any]) -> None:
             return
         why = f"would change the learning rate: optimizer.schedule={schedule} ends with the run"
     raise UserError(f"resume: {key} is {old} in the run, and {new} {why}; start another run for it")
-
-
-def with_run_dir(config: dict[str, Any], old: str, new: str) -> dict[str, Any]:
-    """A configuration whose paths below the run's old folder lie below its present one."""
-
-    def moved(node: Any, key: str) -> Any:
-        if isinstance(node, dict):
-            return {name: moved(value, f"{key}.{name}".lstrip(".")) for name, value in node.items()}
-        if isinstance(node, list):
-            return [moved(value, key) for value in node]
-        if not isinstance(node, str):
-            return node
-        # The folder's name alone may be the value of another option, too: `cpu`.
-        inside = lies_in(node, old) and (node != old or purpose_of(key, config) is Purpose.WRITTEN_TO)
-        return new + node.removeprefix(old) if inside else node
-
-    return moved(config, "")

@@ -1,7 +1,11 @@
-"""ResumePoint: which checkpoint a run is resumed from, and whether the run may continue there.
+"""ResumePoint: from which checkpoint a run is resumed, whether it may continue there, and how it does.
 
-What is checked here is found before anything of the run is changed, so that an earlier checkpoint can take its place.
-The states of optimizers, callbacks, loops and precision are checked where they are loaded (restore.py).
+What is checked before the fit is found before anything of the run is changed, so that an earlier checkpoint can take
+the place of a damaged one. The states of optimizers, callbacks, loops and precision are checked where they are loaded.
+
+Lightning alone does not resume exactly. In the middle of an epoch it loses the random states and the position in the
+data. From a checkpoint of an epoch's last batch it skips the validation that follows. Here every checkpoint is taken
+between a batch and what follows it (callback.py), and training continues from exactly there.
 """
 
 import os
@@ -9,16 +13,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import LambdaCallback, LearningRateFinder
+from lightning.pytorch.loggers import TensorBoardLogger
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from .._lightning import callbacks_of, logged_step, loggers_of_rank, on_restore_error, resume_after_last_batch
 from .._system import relative
+from ..callbacks.step_file import StepFile
 from ..errors import UserError, cut, warn
-from ..files import why
+from ..random_state import restore_random_state
 from ..records.read import read
-from .callback import Checkpoints
+from .callback import CHECKPOINTS, Checkpoints
 from .checkpoint_file import load_checkpoint, makes_layers
+from .resume import recorded_checkpoint
 
 _LAZY = "not made yet"
 _MAX_COUNT = 2**53  # TensorBoard's steps are in 64 bits
@@ -40,10 +51,6 @@ class ResumePoint:
         """What the run's record says about it."""
         return {"step": self.steps, "checkpoint": self.path and relative(self.path, run_dir)}
 
-    def cannot_be_restored(self, error: Exception) -> UserError:
-        """What to raise for a value in the checkpoint that nothing can be restored from."""
-        return UserError(f"resume: {self.path} cannot be resumed from: {type(error).__name__}: {cut(str(error), 200)}")
-
     def check(self, trainer: Trainer, fingerprint: str) -> None:
         """UserError if the data or the number of ranks differ from the run's, or it has trained more than is asked."""
         before = self.provenance.get("fingerprint", fingerprint)
@@ -62,16 +69,68 @@ class ResumePoint:
         if self.path is None:
             warn("resume: the run had ended before it wrote a checkpoint; it starts again from its first step")
 
+    def prepare(self, trainer: Trainer, data: Any) -> None:
+        """Have `trainer.fit(…, ckpt_path=self.path)` continue here; the trainer is not yet used.
 
-def find_resume_point(folder: Path, module: LightningModule, run_dir: Path) -> ResumePoint:
+        The data can begin in the middle of an epoch: `resume_at(epoch, batches)`.
+        A value in the checkpoint that cannot be restored is a UserError of the fit; the log files are cut after that.
+        """
+        callbacks = callbacks_of(trainer)
+        # The first hook after everything has been restored; nothing has been logged by then.
+        callbacks.insert(0, LambdaCallback(on_train_start=self._cut_logs))
+        if self.path is not None:
+            # A search for a rate drops the checkpoint that is to be restored, whose optimizer has the rate that was found.
+            callbacks[:] = [one for one in callbacks if type(one).on_fit_start is not LearningRateFinder.on_fit_start]
+            data.resume_at(self.epoch, self.batches)
+            on_restore_error(trainer, self._cannot_be_restored)
+            resume_after_last_batch(trainer, lambda: self._restore_and_save(trainer))
+
+    def _cut_logs(self, trainer: Trainer, module: LightningModule) -> None:
+        """Leave out what a killed run logged after its checkpoint; the resumed run logs it again, with the same numbers.
+
+        TensorBoard purges later steps when it reads. Its validation at the checkpoint is there twice, with equal numbers.
+        """
+        for logger in loggers_of_rank(trainer):
+            if isinstance(logger, TensorBoardLogger):
+                start: Any = Event(session_log=SessionLog(status=SessionLog.START))
+                logger.experiment.file_writer.add_event(start, self.steps + 1)
+            elif isinstance(logger, StepFile):
+                logger.cut(self.steps, logged_step(trainer))
+        kept = getattr(trainer.checkpoint_callback, "metrics", {})  # a schedule or callback may follow one of them
+        trainer.callback_metrics.update({key: torch.tensor(kept[key], dtype=torch.float64) for key in kept})
+
+    def _restore_and_save(self, trainer: Trainer) -> None:
+        module: Any = trainer.lightning_module
+        parameters, rank = dict(module.named_parameters()), trainer.global_rank
+        try:
+            frozen = {*self.loop_state["frozen"]}  # a callback may have frozen or unfrozen a part in an earlier epoch
+            for name, parameter in parameters.items():
+                parameter.requires_grad_(name not in frozen)
+            for name, part in module.named_modules():
+                if getattr(part, "track_running_stats", None) is (name in frozen):  # else it is as it was, or has none
+                    part.track_running_stats = name not in frozen
+            for name, gradient in self.loop_state["gradients"][rank].items():
+                parameters[name].grad = gradient.to(parameters[name])
+            restore_random_state(self.loop_state["random"][rank])
+        except Exception as error:
+            raise self._cannot_be_restored(error) from error
+        for callback in trainer.checkpoint_callbacks:
+            if isinstance(callback, Checkpoints):  # a validation may follow, whose checkpoint has the states before it
+                callback.save_if_due(trainer)
+
+    def _cannot_be_restored(self, error: Exception) -> UserError:
+        """What to raise for a value in the checkpoint that nothing can be restored from."""
+        return UserError(f"resume: {self.path} cannot be resumed from: {type(error).__name__}: {cut(str(error), 200)}")
+
+
+def find_resume_point(module: LightningModule, run_dir: Path) -> ResumePoint:
     """The last checkpoint of a run or, where that is missing or not valid, the best one, with a warning that says why.
 
-    UserError if none is valid, if one that was written is gone, or if the folder cannot be read.
+    UserError if none is valid, or if one that was written is gone.
     """
-    found = _checkpoints_in(folder)
-    last = folder / "last.ckpt"  # written before any other
-    refused = [f"{last} is missing"] if found and last not in found else []
-    for path in found:
+    last, best = (run_dir / CHECKPOINTS / name for name in ("last.ckpt", "best.ckpt"))  # last is written before best
+    refused = [f"{last} is missing"] if os.path.lexists(best) and not os.path.lexists(last) else []
+    for path in filter(os.path.lexists, (last, best)):
         try:
             point = check_resumable(load_checkpoint(path), path, module)
         except UserError as error:
@@ -82,7 +141,7 @@ def find_resume_point(folder: Path, module: LightningModule, run_dir: Path) -> R
         return point
     if refused:
         raise UserError(f"resume: no checkpoint is valid, and nothing was changed: {'; '.join(refused)}")
-    if kept := _recorded_checkpoint(run_dir):
+    if kept := recorded_checkpoint(read(run_dir)):
         raise UserError(f"resume: the run has written {kept}, and it is gone; put it back, or start another run")
     return ResumePoint()
 
@@ -124,28 +183,3 @@ def _shape(value: Any) -> tuple[int, ...] | str:
     if not isinstance(value, Tensor):
         return "extra state"
     return _LAZY if is_lazy(value) else tuple(value.shape)
-
-
-def checkpoint_folder(trainer: Trainer, run_dir: Path) -> Path:
-    """Where a run keeps its checkpoints: `checkpoints` in its folder, unless its callback has another `dirpath`."""
-    callbacks = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, Checkpoints)]
-    return callbacks[0].folder_of(trainer) if callbacks else run_dir / "checkpoints"
-
-
-def _checkpoints_in(folder: Path) -> list[Path]:
-    """The last checkpoint and the best one, if they are there."""
-    last, best = folder / "last.ckpt", folder / "best.ckpt"
-    try:
-        there = {path.name for path in folder.iterdir()} if os.path.lexists(folder) else set()
-        return [path for path in (last, best) if path.name in there]
-    except OSError as error:
-        raise UserError(f"resume: {folder} cannot be read, and nothing was changed: {why(error)}") from error
-
-
-def _recorded_checkpoint(run_dir: Path) -> str | None:
-    """The checkpoint that the run has written last, as its record says."""
-    try:
-        kept = read(run_dir).get("checkpoints")
-    except UserError:
-        return None
-    return str(kept.get("last") or kept.get("best") or "") if isinstance(kept, dict) else None

@@ -15,7 +15,6 @@ from ..checkpointing.resume import newest
 from ..errors import UserError, did_you_mean
 from ..options.compose import compose, compose_command_line, without_hydra
 from ..options.groups import GROUPS, choices_of, to_plain
-from ..options.habits import answer_to
 from ..options.hints import message_of
 from ..options.purpose import TOP_LEVEL
 from ..options.tree import flatten
@@ -54,10 +53,6 @@ def parse_arguments() -> argparse.Namespace:
     if args.cfg and args.multirun:
         raise UserError("--multirun and --cfg: only one of them at a time", exit_code=2)
     args.overrides = [re.sub(r"^\+{1,2}resume=", "resume=", word) for word in args.overrides]
-    for word in args.overrides:
-        name, _, value = word.lstrip("+~").partition("=")
-        if name == "run_dir":  # the run sets it, whatever is typed
-            raise UserError(f"{name}: {answer_to(name, value)}")
     if args.verbose:
         be_verbose()
     return args

@@ -66,7 +66,7 @@ def _explain_run(run_dir: Path, overrides: list[str], out: Path | None) -> None:
     record = read(run_dir)
     recorded = check_config(resume.recorded_config(record, run_dir))
     config = check_config(for_explanation(check_config(apply_overrides(recorded, overrides))))
-    trust.confirm(config, overrides, file, run_dir=None)
+    trust.confirm(config, overrides, file)
     if out is None:
         refuse_links(run_dir, written=(f"{_NAME}*", f".{_NAME}*"))
     choices = choices_after(record.get("choices", {}), overrides)
@@ -99,7 +99,7 @@ def _explain(
         from ..callbacks._explanation import explanation_text
         from ..training.explain import explain
 
-    step, files = explain(config, choices, str(folder), names_data)
+    step, files = explain(config, choices, folder, names_data)
     said = table(at(record, "throughput.bottleneck"))
     is_here = at(record, "hardware.device_name") == step.device_name
     is_here &= step.threads in (None, at(record, "hardware.torch_threads"))  # of a CPU

@@ -1,7 +1,5 @@
 """`batchscope train`: the command line is composed and checked, then one run or a sweep of runs starts.
 
-A run's configuration is checked again when its folder is known.
-
 Torch takes seconds to import, and is imported after the command line has been checked.
 """
 
@@ -23,7 +21,7 @@ from ..checkpointing import resume
 from ..distributed import launch, rendezvous
 from ..errors import UnfitError, UserError
 from ..files import LOCK, new_folder, writing
-from ..options.compose import CommandLine, check_command_line, choices_in, compose_command_line, config_in
+from ..options.compose import CommandLine, check_command_line, choices_in, compose_command_line
 from ..options.overrides import set_by
 from ..records.read import read, refuse_used
 from ..sweep.plans import search_of
@@ -102,7 +100,7 @@ def _run_one(line: CommandLine) -> None:
     choices, overrides = choices_in(hydra), list(hydra.overrides.task)
     with _run_folder(line) as run_dir, env_override(dict(hydra.job.env_set)):
         configure_log(hydra.job_logging, hydra.verbose)  # for `logging` in a user's own code
-        _train(config_in(relative(run_dir), composition), run_dir, choices, overrides)
+        _train(line.configs[0], run_dir, choices, overrides)
 
 
 def _train(config: dict[str, Any], run_dir: Path, choices: dict[str, str], overrides: list[str]) -> None:
@@ -186,7 +184,7 @@ def _resume(overrides: list[str]) -> None:
     known: dict[str, Any] | None = None
     if others:
         with contextlib.suppress(UserError):  # they would start no run
-            (known,) = check_command_line(others, False, run_dir=relative(run_dir))
+            (known,) = check_command_line(others, False)
     if known is not None and resume.is_same(known, resume.recorded_config(record, run_dir)):
         others = []  # they are those that the run was started with, which a requeued job repeats
     config = resume.configuration(record, run_dir, others, known)

@@ -3,13 +3,11 @@
 import contextlib
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch.distributed
 from lightning import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback
-from typing_extensions import override
 
 from .._lightning import child_processes, unwatched_processes
 from ..errors import Interrupted, PeerLostError, UserError
@@ -19,39 +17,25 @@ _GRACE_S = 10  # for what a process does after its last step
 _LAST_WORDS_S = 2  # for the record of a rank that fails; it waits longer before it prints (errors.report)
 
 
-class Agreement(Callback):
-    """Compares facts between all ranks before training starts; a difference is a UserError on all ranks.
+def check_agreement(facts: dict[str, Any], trainer: Trainer) -> None:
+    """Compare facts between all ranks, once the process group is there; a difference is a UserError on all ranks."""
+    first, *others = gather(facts, trainer.world_size)
+    for rank, other in enumerate(others, 1):
+        for key in first:
+            if other.get(key) != first[key]:
+                error = UserError(f"{key}: is {other.get(key)!r} in process {rank}, and {first[key]!r} in process 0")
+                error.reported = not trainer.is_global_zero  # rank 0 alone prints it
+                raise error
 
-    `facts` is called when training starts.
-    """
 
-    def __init__(self, facts: Callable[[], dict[str, Any]]):
-        self.facts = facts
-
-    @override
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        # The first hook after the process group has been set up.
-        if stage != "fit" or trainer.world_size == 1:
-            return
-        first, *others = gather(self.facts(), trainer.world_size)
-        for rank, other in enumerate(others, 1):
-            for key in first:
-                if other.get(key) != first[key]:
-                    error = UserError(
-                        f"{key}: is {other.get(key)!r} in process {rank}, and {first[key]!r} in process 0"
-                    )
-                    error.reported = not trainer.is_global_zero  # rank 0 alone prints it
-                    raise error
-
-    @override
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Abort NCCL's operations after an error of torch: they may wait for a lost rank, and Lightning waits for them."""
-        if not isinstance(exception, RuntimeError) or trainer.world_size == 1:
-            return
-        unwatched_processes(trainer)  # this process has something to record
-        if torch.distributed.is_initialized() and torch.distributed.get_backend() == "nccl":
-            with contextlib.suppress(Exception):  # a function that torch does not promise
-                torch.distributed.distributed_c10d._abort_process_group()
+def abort_waiting(trainer: Trainer, module: LightningModule, exception: BaseException) -> None:
+    """Abort NCCL's operations after an error of torch: they may wait for a lost rank, and Lightning waits for them."""
+    if not isinstance(exception, RuntimeError) or trainer.world_size == 1:
+        return
+    unwatched_processes(trainer)  # this process has something to record
+    if torch.distributed.is_initialized() and torch.distributed.get_backend() == "nccl":
+        with contextlib.suppress(Exception):  # a function that torch does not promise
+            torch.distributed.distributed_c10d._abort_process_group()
 
 
 @contextlib.contextmanager

@@ -23,10 +23,8 @@ from ..options.check import check_config
 from ..options.command_lines import for_evaluation, refuse_not_evaluated
 from ..options.compose import apply_overrides
 from ..records.terminal import can_redraw
-from ..training.build import build, build_data, build_model, loader_switches
+from ..training.build import NoLogger, build, build_data, build_model, lightning_module, loader_switches
 from ..training.initial import make_layers
-from ..training.loggers import NoLogger
-from ..training.module import lightning_module
 from ..training.run import set_up_process
 
 
@@ -167,7 +165,7 @@ def _configuration(saved: dict[str, Any], path: Path, overrides: list[str], with
     if config["compile"]:
         raise UserError("compile: only training steps are compiled; an evaluation runs the network as it is")
     built = config if with_data else {**config, "data": {}}
-    trust.confirm(built, overrides, str(path), run_dir=None)
+    trust.confirm(built, overrides, str(path))
     return config
 
 

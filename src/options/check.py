@@ -5,25 +5,30 @@ Nothing is imported: what a node's target takes is read from its source text.
 
 import copy
 import math
-import os
-from pathlib import Path
-from typing import Any, cast
+import re
+from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from ..errors import UserError
-from .groups import COLLECTIONS, SECTIONS, choices_of, known_nodes, to_plain, top_level_names
+from .groups import COLLECTIONS, GROUPS, SECTIONS, choices_of, known_nodes, to_plain
 from .habits import answer_to
 from .hints import message_of, no_such_option
-from .purpose import DEFAULTS, OF_EXPERIMENTS, OF_TASK, TOP_LEVEL, annotation_of, lightning_module_of, signature_at
-from .signatures import class_attribute, inherits, is_installed, signature_of
+from .purpose import OF_EXPERIMENTS, OF_TASK, TOP_LEVEL, annotation_of, lightning_module_of, signature_at
+from .signatures import class_attribute, is_installed, signature_of
 from .tree import HYDRA_KEYS, TARGET, flatten, walk
 from .update import batches_of_update, ranks_asked
 from .values import check_value
 
-_OUTPUT_DIR = "${hydra:runtime.output_dir}"  # what Hydra calls the run's folder, in YAML files of other projects
-_CHECKPOINTS = "batchscope.checkpointing.callback.Checkpoints"
+# The run's folder, as YAML files of other projects name it.
+_RUN_DIR = re.compile(r"\$\{(run_dir|hydra:runtime\.output_dir)\}")
+# Options of the Trainer that the program gives, with what to write instead.
+_GIVEN = {
+    "logger": "logger=… takes the loggers, and logger=none leaves them out",
+    "callbacks": "+callbacks.NAME={_target_: …} adds one",
+    "default_root_dir": "hydra.run.dir=… moves the whole run",
+}
 # Callbacks of Lightning that a run does not take, with what to write instead.
 _NOT_TAKEN = {
     "BatchSizeFinder": "takes its trial steps from the learning-rate schedule; write batchscope train "
@@ -43,8 +48,12 @@ def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
     if missing := sorted(name for name, value in flatten(plain) if value == "???"):
         asks = f", for which experiment={OF_EXPERIMENTS[missing[0]]} asks" if missing[0] in OF_EXPERIMENTS else ""
         raise UserError(f"{missing[0]}: has no value; write {missing[0]}=…{asks}")
-    if isinstance(config, DictConfig) and any(_OUTPUT_DIR in str(value) for _, value in flatten(plain)):
-        config = cast(DictConfig, OmegaConf.create(OmegaConf.to_yaml(config).replace(_OUTPUT_DIR, "${run_dir}")))
+    for name, value in walk(plain):
+        if isinstance(value, str) and _RUN_DIR.search(value):
+            raise UserError(
+                f"{name}: got {value!r}, and the run's folder is no option; a logger is given it as its save_dir where none "
+                "stands, and a callback reads trainer.default_root_dir"
+            )
     try:
         plain = to_plain(config, resolve=True) if isinstance(config, DictConfig) else plain
     except OmegaConfBaseException as error:
@@ -57,7 +66,7 @@ def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
     if lightning_module_of(plain):
         plain = {key: value for key, value in plain.items() if key not in OF_TASK}
     for section in SECTIONS:
-        if section in OF_TASK and section not in plain:  # a network without one is refused when it is built
+        if section in OF_TASK and section not in plain:
             continue
         if not isinstance(plain.get(section), dict):
             shown = "null" if plain.get(section) is None else repr(plain[section])
@@ -83,16 +92,14 @@ def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_top_level(plain: dict[str, Any]) -> None:
-    for key, value in DEFAULTS.items():
-        plain.setdefault(key, value)
     for key in TOP_LEVEL:
-        if key not in plain and key not in OF_EXPERIMENTS:
+        if key not in (*plain, *OF_EXPERIMENTS, *OF_TASK):  # a network without its options is refused when it is built
             raise UserError(f"{key}: is missing")
     for key, value in plain.items():
         if key in TOP_LEVEL:
             check_value(key, value, TOP_LEVEL[key])
         elif key not in SECTIONS + COLLECTIONS:
-            raise no_such_option(key, value, top_level_names(), "", plain)
+            raise no_such_option(key, value, [*GROUPS, *TOP_LEVEL], "", plain)
 
 
 def _check_search(node: dict[str, Any]) -> None:
@@ -105,37 +112,20 @@ def _check_search(node: dict[str, Any]) -> None:
 
 def _check_pairs(config: dict[str, Any]) -> None:
     """Refuse options that do not go together."""
-    compile, trainer, callbacks = config["compile"], config["trainer"], config["callbacks"] or {}
-    module = lightning_module_of(config)
+    compile, trainer, module = config["compile"], config["trainer"], lightning_module_of(config)
     finds_size = (config["search"] or {}).get(TARGET, "").endswith((".BatchSizeSearch", ".TimeToTarget"))
     # Checked again by the ranks that there are; of a search by each of its sizes.
     batches = batches_of_update(config, ranks_asked(config) or 1, finds_size)
-    nodes = {name: node for name, node in callbacks.items() if node}
-    for name, node in nodes.items():
-        if inherits(node[TARGET], _CHECKPOINTS):
-            _check_folder_of_checkpoints(f"callbacks.{name}.dirpath", node.get("dirpath"), config)
     graphs = compile in ("reduce-overhead", "max-autotune") and batches > 1
-    conflicts = {
-        "trainer.logger: takes null; logger=… takes the loggers, and logger=none leaves them out": trainer.get("logger")
-        is not None,
-        "trainer.callbacks: takes null; +callbacks.NAME={_target_: …} adds one": trainer.get("callbacks") is not None,
-        f"compile: {module} is a LightningModule, which compiles itself": compile and module,
-        f"compile: {compile} uses CUDA graphs, which overwrite accumulated gradients; write compile=default": graphs,
-    }
-    if said := next((said for said, is_wrong in conflicts.items() if is_wrong), None):
-        raise UserError(said)
-
-
-def _check_folder_of_checkpoints(option: str, dirpath: str | None, config: dict[str, Any]) -> None:
-    """Refuse a folder outside that of the run, by the option that names it."""
-    run_dir, root = str(config.get("run_dir")), config["trainer"].get("default_root_dir")
-    if not dirpath:
-        option, dirpath = "trainer.default_root_dir", f"{root or run_dir}/checkpoints"
-    place, folder = Path(os.path.abspath(dirpath)), Path(os.path.abspath(run_dir))
-    if place == folder or not place.is_relative_to(folder):
-        got = root if option == "trainer.default_root_dir" else dirpath
-        where = "takes a folder in that of the run, ${run_dir}/…; hydra.run.dir=… moves the whole run"
-        raise UserError(f"{option}: got {got}, {where}")
+    for option, instead in _GIVEN.items():
+        if trainer.get(option) is not None:
+            raise UserError(f"trainer.{option}: takes null; {instead}")
+    if compile and module:
+        raise UserError(f"compile: {module} is a LightningModule, which compiles itself")
+    if graphs:
+        raise UserError(
+            f"compile: {compile} uses CUDA graphs, which overwrite accumulated gradients; write compile=default"
+        )
 
 
 def _check_collection(nodes: Any, name: str) -> None:

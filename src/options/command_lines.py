@@ -22,18 +22,18 @@ NO_END = 10**9  # training steps: a number, by which a schedule can plan
 # Of a trainer that takes training steps until a callback ends it, and keeps nothing.
 _SOME_STEPS: dict[str, Any] = {"min_epochs": 0, "max_epochs": -1, "max_steps": NO_END, "fast_dev_run": False}
 _SOME_STEPS |= {"limit_val_batches": 0, "num_sanity_val_steps": 0}
-_SOME_STEPS |= dict.fromkeys(("min_steps", "max_time", "val_check_interval", "profiler", "default_root_dir"))
+_SOME_STEPS |= dict.fromkeys(("min_steps", "max_time", "val_check_interval", "profiler"))
 # Sections and options that an evaluation does not read.
 _NOT_EVALUATED = ("optimizer", "callbacks", "logger", "search", "target", "target_metric", "global_batch_size")
 _NOT_EVALUATED += ("test", "timing", "enough", "margin", "optimized_metric", "tags", "resume")
-# Callbacks, by their names and their classes.
-_NOT_TIMED = ("checkpoint", "progress", "prediction_images", "stop_at_target", "early_stopping")
-_LIGHTNING = "lightning.pytorch.callbacks"
-_NOT_TIMED_KINDS = (f"{_LIGHTNING}.early_stopping.EarlyStopping", f"{_LIGHTNING}.checkpoint.Checkpoint")
-_NOT_TIMED_KINDS += (f"{_LIGHTNING}.timer.Timer", f"{_LIGHTNING}.progress.progress_bar.ProgressBar")
-_NOT_TIMED_KINDS += (
-    f"{_LIGHTNING}.lr_finder.LearningRateFinder",
-    f"{_LIGHTNING}.stochastic_weight_avg.StochasticWeightAveraging",  # of the last epochs
+# Callbacks that some steps without a result have no use for: they write files, print, search, average or end a run.
+_NOT_TIMED = (
+    "lightning.pytorch.callbacks.early_stopping.EarlyStopping",
+    "lightning.pytorch.callbacks.checkpoint.Checkpoint",
+    "lightning.pytorch.callbacks.timer.Timer",
+    "lightning.pytorch.callbacks.progress.progress_bar.ProgressBar",
+    "lightning.pytorch.callbacks.lr_finder.LearningRateFinder",
+    "lightning.pytorch.callbacks.stochastic_weight_avg.StochasticWeightAveraging",
     "batchscope.callbacks.target.StopAtTarget",
     "batchscope.callbacks.prediction_images.PredictionImages",
     "batchscope.callbacks.until_known.StopWhenKnown",
@@ -52,20 +52,18 @@ def resume_command(config: dict[str, Any], run_dir: Path) -> str:
     place = "./last" if str(run_dir) == "last" else str(run_dir)  # resume=last is the newest run
     if any(run_dir.glob("checkpoints/*.ckpt")):
         config = {**config, "init": None}  # the checkpoint has the weights
-    return command_line([*program(), f"resume={place}"]) + trust.words(config, run_dir)
+    return command_line([*program(), f"resume={place}"]) + trust.words(config)
 
 
 def evaluate_command(config: dict[str, Any], checkpoint: str) -> str:
     """The line that evaluates a checkpoint, given by its path, of a run with this configuration; for a shell."""
-    return command_line([*program("evaluate"), f"ckpt={checkpoint}"]) + trust.words(
-        for_evaluation(config), run_dir=None
-    )
+    return command_line([*program("evaluate"), f"ckpt={checkpoint}"]) + trust.words(for_evaluation(config))
 
 
 def for_evaluation(config: dict[str, Any]) -> dict[str, Any]:
     """A run's configuration as an evaluation takes it: on a device of this machine, nothing watched, logged or kept."""
-    trainer = {"accelerator": "auto", **_ONE_DEVICE, "profiler": None, "default_root_dir": None}
-    parts = {"callbacks": {}, "logger": {}, "search": None, "run_dir": None, "compile": False}
+    trainer = {"accelerator": "auto", **_ONE_DEVICE, "profiler": None}
+    parts = {"callbacks": {}, "logger": {}, "search": None, "compile": False}
     parts |= {"global_batch_size": None, "init": None}
     return {**config, "trainer": {**config["trainer"], **trainer}, **parts}
 
@@ -100,7 +98,7 @@ def for_explanation(config: dict[str, Any]) -> dict[str, Any]:
         for name, node in _in_steps(config).items()
         if node[TARGET] in _PART_OF_A_STEP or not only_observes(node[TARGET])
     }
-    parts = {"callbacks": callbacks, "logger": {}, "search": None, "resume": None, "run_dir": None, "init": None}
+    parts = {"callbacks": callbacks, "logger": {}, "search": None, "resume": None, "init": None}
     if update := config.get("global_batch_size"):
         parts["global_batch_size"] = update // (ranks_asked(config) or 1)  # the share of the one device
     return {**config, "trainer": {**config["trainer"], **trainer}, **parts}
@@ -122,6 +120,6 @@ def for_timing(config: dict[str, Any], seconds: float) -> dict[str, Any]:
 
 
 def _in_steps(config: dict[str, Any]) -> dict[str, Any]:
-    """The callbacks of a configuration, but for those that some steps without a result have no use for."""
-    kept = {name: node for name, node in (config["callbacks"] or {}).items() if node and name not in _NOT_TIMED}
-    return {name: o for name, o in kept.items() if not any(inherits(o[TARGET], kind) for kind in _NOT_TIMED_KINDS)}
+    """The callbacks of a configuration, but for those of `_NOT_TIMED`."""
+    kept = {name: node for name, node in (config["callbacks"] or {}).items() if node}
+    return {name: o for name, o in kept.items() if not any(inherits(o[TARGET], kind) for kind in _NOT_TIMED)}

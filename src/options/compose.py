@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import os
 import pickle
 import re
 import warnings
@@ -14,6 +13,7 @@ from typing import Any
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.override_parser.types import Override
+from hydra.core.utils import env_override
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import GrammarParseError, OmegaConfBaseException
@@ -79,19 +79,19 @@ def compose_command_line(overrides: list[str], multirun: bool) -> CommandLine:
     hydra, kind = base.hydra, "sweep" if multirun else "run"
     by_time = load(CONFIGS / "hydra" / "default.yaml")[kind]["dir"]  # of a folder that no option names
     folder, chosen = Path(hydra[kind].dir), to_plain(hydra[kind])["dir"] != by_time
-    if chosen and not multirun:
-        base.run_dir = str(folder)
-    configs = [check_config(without_hydra(composition)) for composition in composed]
+    configs = []
+    for composition in composed:
+        with env_override(dict(composition.hydra.job.env_set)):  # which an option may name: ${oc.env:…}
+            configs.append(check_config(without_hydra(composition)))
     _refuse_unread(runs if len(runs) > 1 else [words], configs)
     labels = _labels(runs) if is_list else []
     launcher = to_plain(hydra.launcher, resolve=True) if multirun else {}
     return CommandLine(configs, composed, folder, chosen, overrides, labels, launcher)
 
 
-def check_command_line(overrides: list[str], multirun: bool, run_dir: str | None = None) -> list[dict[str, Any]]:
-    """The checked configurations alone of `compose_command_line`, those of runs in `run_dir` where it is given."""
-    line = compose_command_line(overrides, multirun)
-    return line.configs if run_dir is None else [config_in(run_dir, one) for one in line.compositions]
+def check_command_line(overrides: list[str], multirun: bool) -> list[dict[str, Any]]:
+    """The checked configurations alone of `compose_command_line`."""
+    return compose_command_line(overrides, multirun).configs
 
 
 def choices_in(hydra: Any) -> dict[str, str]:
@@ -106,13 +106,6 @@ def choices_after(choices: Mapping[str, Any], overrides: list[str]) -> dict[str,
     }
     typed = set_by(overrides)[0]
     return {k: v for k, v in {**choices, **chosen}.items() if v is not None and f"{k}.{TARGET}" not in typed}
-
-
-def config_in(run_dir: str | os.PathLike[str], composition: DictConfig) -> dict[str, Any]:
-    """The checked configuration of a run whose folder is known."""
-    config = without_hydra(composition)
-    config.run_dir = os.fspath(run_dir)
-    return check_config(config)
 
 
 def without_hydra(composition: DictConfig) -> DictConfig:

@@ -14,7 +14,6 @@ from yaml import MarkedYAMLError, YAMLError
 from .._system import relative
 from ..errors import UserError
 from . import CONFIG_DIR
-from .purpose import TOP_LEVEL
 from .tree import walk
 
 _HERE = Path(__file__).resolve().parents[1]
@@ -68,11 +67,6 @@ def choices_of(group: str) -> list[str]:
 def _folders() -> list[Path]:
     own = config_dir()
     return [CONFIGS] if own is None else [CONFIGS, own]
-
-
-def top_level_names() -> list[str]:
-    """What a command line may set at the top: groups and options."""
-    return [*GROUPS, *(option for option in TOP_LEVEL if option != "run_dir")]
 
 
 def to_plain(config: DictConfig, resolve: bool = False) -> dict[str, Any]:

@@ -32,6 +32,7 @@ HABITS = {
     "callbacks.model_checkpoint.monitor": "write `callbacks.checkpoint.monitor=*`",
     "callbacks.model_checkpoint.mode": "write `callbacks.checkpoint.mode=*`",
     "callbacks.model_checkpoint.dirpath": "write `hydra.run.dir=*`, which moves the whole run",
+    "callbacks.checkpoint.dirpath": "write `hydra.run.dir=*`, which moves the whole run",
     "callbacks.model_checkpoint": "write `callbacks.checkpoint` with monitor, mode, every_minutes or "
     "every_n_steps; the best and the last checkpoint are kept in any case",
     "callbacks.early_stopping": "write `callbacks=early_stopping` beside it",

@@ -6,9 +6,18 @@ from typing import Any
 from hydra.errors import MissingConfigException
 
 from ..errors import UserError, did_you_mean
-from .groups import GROUPS, choices_of, top_level_names
+from .groups import GROUPS, choices_of
 from .habits import answer_to
-from .purpose import OF_EXPERIMENTS, OF_TASK, annotation_of, lightning_module_of, marks, signature_at, why_unread
+from .purpose import (
+    OF_EXPERIMENTS,
+    OF_TASK,
+    TOP_LEVEL,
+    annotation_of,
+    lightning_module_of,
+    marks,
+    signature_at,
+    why_unread,
+)
 from .tree import flatten
 from .types import Purpose
 from .values import choices_in
@@ -40,7 +49,7 @@ def unknown_option(config: Mapping[str, Any], option: str, value: str) -> UserEr
         return UserError(f"{option}: {why}")
     if option.partition(".")[0] in config and not _answer(option, value, config):
         return UserError(f"{option}: no such option. {option.rpartition('.')[0]} is no section.")
-    return no_such_option(option, value, top_level_names(), "", config)
+    return no_such_option(option, value, [*GROUPS, *TOP_LEVEL], "", config)
 
 
 def no_such_option(

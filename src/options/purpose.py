@@ -38,7 +38,6 @@ TOP_LEVEL: dict[str, Any] = {
     "target_metric": Annotated[Choice | None, Purpose.LENGTH],
     "init": str | None,
     "resume": Annotated[str | None, Purpose.READ_FROM],
-    "run_dir": Annotated[str | None, Purpose.WRITTEN_TO],
 }
 # Without influence on the time of a step, as the learning rate's schedule and all lengths are.
 OWN_RATE = r"model\.(.+\.)?(lr|learning_rate)"  # as a pattern: the learning rate of a LightningModule
@@ -46,16 +45,6 @@ _SAME_SPEED = ("seed", "init", "optimizer.lr")
 # What a report does with runs: that it differs makes no other run.
 OF_REPORTS = ("timing", "enough", "margin")
 OF_EXPERIMENTS = {"target": "time_to_target", "target_metric": "time_to_target"}  # that only these experiments have
-# Of options that an older record, or that of a LightningModule, does not have.
-DEFAULTS: dict[str, Any] = {
-    "channels_last": True,
-    "compile": False,
-    "enough": 0.9,
-    "tags": [],
-    "timing": "auto",
-    "task": {"_target_": "batchscope.training.task.Task"},
-}
-DEFAULTS |= dict.fromkeys(("global_batch_size", "init", "margin"))
 # Parameters that the program gives, so that they are no options.
 _GIVEN = {
     "model": ("spec",),

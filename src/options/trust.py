@@ -5,8 +5,7 @@ The command line, the installed configs, and the `--config-dir` that it names de
 - repeat what those configs hold at the same place: classes and functions (`_target_`), Hydra's other keys, texts,
   lists, but no logger that sends what it logs somewhere;
 - set numbers and switches of this package's own options, and choose among the values that an option lists; of any other
-  class set only numbers in the place of numbers that those configs hold;
-- name places inside the run's own folder.
+  class set only numbers in the place of numbers that those configs hold.
 
 Anything more has to be typed on the command line, and the error has the words for it. `plain` reads, and `confirm`
 decides.
@@ -14,15 +13,13 @@ decides.
 
 import re
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 from .._system import command_line, relative
 from ..errors import UserError, is_text
-from ..files import is_inside
 from .groups import COLLECTIONS, SECTIONS, config_dir, known_nodes
 from .overrides import as_override, set_by
-from .purpose import PLACES, annotation_of, is_ours, marks
+from .purpose import annotation_of, is_ours, marks
 from .tree import HYDRA_KEYS, TARGET
 from .types import INT64, Text
 from .values import choices_in
@@ -36,8 +33,6 @@ _LOCAL_LOGGERS = (
     "lightning.pytorch.loggers.TensorBoardLogger",
 )  # files alone
 _KEY = re.compile(r"\w[\w-]{0,99}", re.ASCII)
-# Folders by plain names: no variable, home folder, URL or parent, which a reader of a path may replace.
-_BELOW = re.compile(r"(/(?!\.{1,2}(/|$))[\w. -]+)*")
 
 
 def plain(node: Any, where: str) -> dict[str, Any]:
@@ -72,25 +67,25 @@ def plain(node: Any, where: str) -> dict[str, Any]:
     return copied
 
 
-def confirm(config: dict[str, Any], overrides: Iterable[str], where: str, run_dir: Path | None) -> None:
+def confirm(config: dict[str, Any], overrides: Iterable[str], where: str) -> None:
     """Raise UserError, with all words to type, for what the file `where` must not decide, unless they are typed.
 
-    `config` is checked, with the overrides applied; `run_dir` is the folder that the run may write to, or None.
+    `config` is checked, with the overrides applied.
     """
     options, groups = set_by(overrides)
     groups.discard("trainer")  # a choice keeps most options of the file's (compose.apply_overrides)
-    outside = _outside_of_sections(config, run_dir)
-    untyped = [one for one in outside if one[0] not in options and one[0].partition(".")[0] not in groups]
+    outside = _outside(config)
+    untyped = {key: held for key, held in outside if key not in options and key.partition(".")[0] not in groups}
     if not untyped:
         return
-    key, value, is_place = untyped[0]
-    said, typed = f"{key}: is {value!r} in {where}", " ".join(as_words(name, held) for name, held, _ in untyped)
-    if is_place:
-        raise UserError(f"{said}; repeat {typed}: places are not taken from records")
+    key, value = next(iter(untyped.items()))
     is_of_yaml = key.endswith(TARGET) and not key.startswith("logger.")
     of_yaml = "add the --config-dir (in Python `config_dir=`) that has its YAML, or " if is_of_yaml else ""
-    said += ", which a file alone cannot decide; if you want it, "
-    raise UserError(f"{said}{of_yaml}write (in Python `overrides=[…]`) {typed}")
+    typed = " ".join(as_words(*one) for one in untyped.items())
+    raise UserError(
+        f"{key}: is {value!r} in {where}, which a file alone cannot decide; if you want it, {of_yaml}write (in Python "
+        f"`overrides=[…]`) {typed}"
+    )
 
 
 def as_words(key: str, value: Any) -> str:
@@ -98,43 +93,44 @@ def as_words(key: str, value: Any) -> str:
     return command_line([as_override(key, value)])
 
 
-def words(config: dict[str, Any], run_dir: Path | None) -> str:
+def words(config: dict[str, Any]) -> str:
     """What a command line has to hold beside the file's name, each after a space; empty for an ordinary run."""
     folder = config_dir()
     flag = "" if folder is None else f" {command_line([f'--config-dir={relative(folder)}'])}"
-    return flag + "".join(f" {as_words(key, value)}" for key, value, _ in _outside_of_sections(config, run_dir))
+    return flag + "".join(f" {as_words(key, value)}" for key, value in _outside(config))
 
 
-_Outside = Iterator[tuple[str, Any, bool]]
-
-
-def _outside_of_sections(config: dict[str, Any], run_dir: Path | None) -> _Outside:
-    """What only the command line may decide: the option, its value, and whether it is a place."""
+def _outside(config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """What only the command line may decide: the options with their values."""
     for section in (*SECTIONS, *COLLECTIONS, "search"):
-        yield from _outside(config.get(section), section, None, run_dir)
+        yield from _outside_at(config.get(section), section, None)
     if config.get("init"):
-        yield "init", config["init"], True
+        yield "init", config["init"]
 
 
-def _outside(value: Any, option: str, target: Any, run_dir: Path | None, ours: bool = True) -> _Outside:
+def _outside_at(value: Any, option: str, target: Any, ours: bool = True) -> Iterator[tuple[str, Any]]:
     """The same at and below an option of a node that builds `target`; `ours` is whether this package declares it."""
-    place, _, key = option.rpartition(".")
-    if isinstance(value, dict) and key not in HYDRA_KEYS:
+    if isinstance(value, dict) and option.rpartition(".")[2] not in HYDRA_KEYS:
         for name, child in value.items():
             full = f"{option}.{name}"
             declared = is_ours(full, value[TARGET]) if TARGET in value else ours
-            yield from _outside(child, full, value.get(TARGET), run_dir, declared)
-    elif key == TARGET and place.startswith("logger.") and value not in _LOCAL_LOGGERS:
-        yield option, value, False
-    elif key not in HYDRA_KEYS and _is_number(value):
-        if not (ours or _stands_for_held(value, place, key)):
-            yield option, value, False
-    elif not _is_held(value, place, key, target):
-        takes = annotation_of(option, target)
-        is_place = not marks(takes).isdisjoint(PLACES)
-        texts = value if isinstance(value, list) else [value]
-        if key in HYDRA_KEYS or not all(_is_harmless(text, takes, is_place, run_dir) for text in texts):
-            yield option, value, is_place
+            yield from _outside_at(child, full, value.get(TARGET), declared)
+    elif not _may_say(value, option, target, ours):
+        yield option, value
+
+
+def _may_say(value: Any, option: str, target: Any, ours: bool) -> bool:
+    """Whether a file may give an option this value."""
+    place, _, key = option.rpartition(".")
+    if key in HYDRA_KEYS:
+        is_away = key == TARGET and place.startswith("logger.") and value not in _LOCAL_LOGGERS
+        return not is_away and _is_held(value, place, key, target)
+    if _is_number(value):
+        return ours or _stands_for_held(value, place, key)
+    takes, texts = annotation_of(option, target), value if isinstance(value, list) else [value]
+    is_choice = Text.CHOICE in marks(takes)
+    is_chosen = all(isinstance(text, str) and (is_choice or text in choices_in(takes)) for text in texts)
+    return is_chosen or _is_held(value, place, key, target)
 
 
 def _is_number(value: Any) -> bool:
@@ -166,19 +162,3 @@ def _is_held(value: Any, place: str, key: str, target: Any) -> bool:
     """Whether the configs give an option this value, in a node here that builds the same, or leave it out."""
     nodes = known_nodes().get(place, ())
     return any(key in node and node[key] == value and node.get(TARGET, target) == target for node in nodes)
-
-
-def _is_harmless(text: Any, takes: Any, is_place: bool, run_dir: Path | None) -> bool:
-    """Whether a text can only choose among what is installed, or lies inside the run's folder."""
-    if not isinstance(text, str):
-        return False
-    if Text.CHOICE in marks(takes) or text in choices_in(takes):
-        return True
-    return run_dir is not None and is_place and _is_own_folder(text, run_dir)
-
-
-def _is_own_folder(text: str, run_dir: Path) -> bool:
-    """Whether every reader of a text (as a path, a pattern with variables, a URL) finds a run's folder or one in it."""
-    here = relative(run_dir)  # from the command line; it may hold `..`
-    below = text.removeprefix(here)
-    return text.startswith(here) and bool(_BELOW.fullmatch(below)) and is_inside(Path(text), run_dir)

@@ -8,8 +8,8 @@ from typing import Any
 from .._system import relative
 from ..checkpointing.resume import lock_run_dir
 from ..errors import UserError
-from ..files import LOCK, lies_in, lock_folder, refuse_links, set_aside, writing
-from ..options.purpose import DEFAULTS, OF_REPORTS, purpose_of
+from ..files import LOCK, lock_folder, refuse_links, set_aside, writing
+from ..options.purpose import OF_REPORTS, purpose_of
 from ..options.tree import flatten
 from ..options.types import Purpose
 from ..records.read import FILE, has_checkpoint, read, read_if_there, run_dirs
@@ -101,18 +101,16 @@ def has_ended(run_dir: Path) -> bool:
 
 
 def _refuse_different(run_dir: Path, config: dict[str, Any]) -> None:
-    """Raise UserError if a folder holds a record with another configuration. A path in the recorded folder equals any other."""
+    """Raise UserError if a folder holds a record with another configuration."""
     record = read_if_there(run_dir)
     recorded = record.get("config")
     difference = "" if isinstance(recorded, dict) or not record else "cannot be compared"
     if isinstance(recorded, dict):
-        theirs, ours = (dict(flatten({**DEFAULTS, **of})) for of in (recorded, config))
-        folder = str(recorded.get("run_dir") or "")
+        theirs, ours = (dict(flatten(of)) for of in (recorded, config))
         for option in dict.fromkeys([*theirs, *ours]):
             there, here = theirs.get(option), ours.get(option)
-            in_folder = isinstance(there, str) and folder and lies_in(there, folder)
-            is_of_run = option not in ("run_dir", "resume", *OF_REPORTS)
-            if there != here and not in_folder and is_of_run and purpose_of(option, config) is not Purpose.SEARCH:
+            is_of_run = option not in ("resume", *OF_REPORTS)
+            if there != here and is_of_run and purpose_of(option, config) is not Purpose.SEARCH:
                 difference = f"{option} is {there!r} there and {here!r} here"
                 break
     if difference:

@@ -6,7 +6,6 @@ wait are visited side by side; others follow each other.
 """
 
 import copy
-import os
 import sys
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,9 +16,9 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from .._system import relative
-from ..checkpointing.resume import with_run_dir
 from ..errors import UserError
-from ..options.compose import choices_in, config_in
+from ..options.check import check_config
+from ..options.compose import choices_in, without_hydra
 from ..options.groups import to_plain
 from ..options.overrides import as_override
 from ..records.rates import RATE, why_no_rate
@@ -55,25 +54,27 @@ class Job:
     composition: DictConfig | None = None
 
     @classmethod
-    def composed(cls, run_dir: Path, composition: DictConfig, hydra: Any, title: str) -> Self:
-        """A run as Hydra has composed it; `hydra` is Hydra's section, which may be elsewhere than in the composition."""
+    def composed(
+        cls, run_dir: Path, composition: DictConfig, hydra: Any, title: str, config: dict[str, Any] | None = None
+    ) -> Self:
+        """A run as Hydra has composed it; `hydra` is Hydra's section, which may be elsewhere than in the composition.
+
+        `config` is its configuration, where that is checked already.
+        """
         facts = {"choices": choices_in(hydra), "overrides": list(hydra.overrides.task)}
-        return cls(run_dir, config_in(relative(run_dir), composition), facts, title, composition=composition)
+        checked = config or check_config(without_hydra(composition))
+        return cls(run_dir, checked, facts, title, composition=composition)
 
     def below(self, name: str, options: Mapping[str, Any], title: str, **facts: Any) -> "Job":
         """The same run with other options, by their full names, in a folder below; `facts` are added to its record."""
-        here = os.path.join(self.config["run_dir"], name)
-        if self.composition is None:
-            changed = OmegaConf.create(with_run_dir(self.config, self.config["run_dir"], here))
-        else:
-            changed = copy.deepcopy(self.composition)
+        changed = OmegaConf.create(self.config) if self.composition is None else copy.deepcopy(self.composition)
         for option, value in options.items():
             OmegaConf.update(changed, option, value, force_add=True)
         words = [*self.facts["overrides"], *(as_override(*option) for option in options.items())]
         return replace(
             self,
             run_dir=self.run_dir / name,
-            config=config_in(here, changed) if self.composition else to_plain(changed),
+            config=check_config(without_hydra(changed)) if self.composition else to_plain(changed),
             composition=self.composition and changed,
             facts={**self.facts, "overrides": words, **facts},
             title=title,

@@ -15,7 +15,7 @@ from .._system import relative
 from ..analysis.compare import Comparison, measured
 from ..analysis.read import find
 from ..analysis.run import Run
-from ..checkpointing.resume import recorded_config, with_run_dir
+from ..checkpointing.resume import recorded_config
 from ..errors import UserError
 from ..files import new_folder, writing
 from ..options import trust
@@ -101,7 +101,7 @@ def job_of(side: str, run: Run, python: str, overrides: list[str], seconds: floa
     except UserError as error:
         raise UserError(f"{file}: cannot be run again: {error}") from error
     config = check_config(for_timing(check_config(apply_overrides(recorded, overrides)), seconds))
-    trust.confirm(config, overrides, file, run_dir=run.folder)
+    trust.confirm(config, overrides, file)
     choices = choices_after(run.record.get("choices", {}), overrides)
     facts = {"choices": choices, "overrides": run.record.get("overrides", [])}
     return Job(Path(side), config, facts, side.upper(), python=python, seconds=seconds)
@@ -109,7 +109,4 @@ def job_of(side: str, run: Run, python: str, overrides: list[str], seconds: floa
 
 def _placed(side: Job, out: Path) -> Job:
     """A side in its folder."""
-    run_dir = out / side.run_dir.name
-    here = relative(run_dir)
-    config = {**with_run_dir(side.config, str(side.config["run_dir"]), here), "run_dir": here}
-    return replace(side, run_dir=run_dir, config=config)
+    return replace(side, run_dir=out / side.run_dir.name)

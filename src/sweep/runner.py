@@ -50,7 +50,7 @@ def run_sweep(line: CommandLine, sweep_dir: Path) -> None:
                 with contextlib.suppress(ImportError):  # for the report: it takes seconds, and disturbs no run now
                     importlib.import_module("..analysis.write", __package__)
             if line.labels and here:
-                sweep.run_list(line.compositions)
+                sweep.run_list(line.configs, line.compositions)
             else:
                 words = [*map(text_of, parse(line.words)), *search_path()]
                 words.append(as_override("hydra.sweep.dir", str(sweep_dir)))
@@ -85,12 +85,13 @@ class Sweep:
         self.loop = Loop()
         self._here, self._search, self._failed = here, search, False
 
-    def run_list(self, compositions: Sequence[DictConfig]) -> None:
+    def run_list(self, configs: Sequence[dict[str, Any]], compositions: Sequence[DictConfig]) -> None:
         """Do runs that are known beforehand, as Hydra composed them; those that set variables come first."""
         jobs = []
-        for number, composition in enumerate(compositions):
+        for number, (config, composition) in enumerate(zip(configs, compositions, strict=True)):
             with env_override(dict(composition.hydra.job.env_set)):
-                job = self._job(number, (self.sweep_dir / str(number)).absolute(), composition, composition.hydra)
+                place = (self.sweep_dir / str(number)).absolute()
+                job = self._job(number, place, composition, composition.hydra, config)
                 if job.forks and self._search is None:
                     jobs.append(job)
                 else:
@@ -116,13 +117,15 @@ class Sweep:
             raise RunFailed.of(job, record)
         return value
 
-    def _job(self, number: int, run_dir: Path, config: DictConfig, hydra: Any) -> Job:
-        """A run with its number in the sweep; `hydra` is Hydra's section of its composition."""
+    def _job(
+        self, number: int, run_dir: Path, composition: DictConfig, hydra: Any, config: dict[str, Any] | None = None
+    ) -> Job:
+        """A run with its number in the sweep; `hydra` is Hydra's section of its composition, `config` is checked."""
         known = number < len(self.labels)
         title = f"{number + 1} of {len(self.labels)}" if known else f"{number + 1}"
         label = self.labels[number] if known else " ".join(hydra.overrides.task)
         forks = self._here and not hydra.job.env_set  # libraries read their variables when they are imported
-        return replace(Job.composed(run_dir, config, hydra, f"run {title}: {label}"), forks=forks)
+        return replace(Job.composed(run_dir, composition, hydra, f"run {title}: {label}", config), forks=forks)
 
     def _do(self, job: Job) -> Record | None:
         """Do one run, and return its record; or the runs of a search, which an error ends."""

@@ -45,11 +45,11 @@ def measure(words: Sequence[str], kinds: Sequence[str], folder: Path, epochs: in
         folder = new_folder(folder)
     for kind in kinds:
         device = [f"trainer.accelerator={_ACCELERATORS[kind]}", *(["trainer.devices=1"] if kind == "cpu" else [])]
-        compositions = compose_command_line([*words, *_ENDLESS, *device], True).compositions  # devices=[1] is a GPU
+        line = compose_command_line([*words, *_ENDLESS, *device], True)  # devices=[1] is a GPU
         jobs = []
-        for number, composition in enumerate(compositions):
-            title = f"{kind}, run {number + 1} of {len(compositions)}: data.batch_size={composition.data.batch_size}"
-            job = Job.composed(folder / kind / str(number), composition, composition.hydra, title)
+        for number, (config, composition) in enumerate(zip(line.configs, line.compositions, strict=True)):
+            title = f"{kind}, run {number + 1} of {len(line.configs)}: data.batch_size={composition.data.batch_size}"
+            job = Job.composed(folder / kind / str(number), composition, composition.hydra, title, config)
             jobs.append(replace(job, facts=job.facts | {"asked_epochs": epochs}))
         if sum(record["status"] == "finished" for record in Loop("choose").do(jobs)) < 2:
             raise UserError(

@@ -7,6 +7,7 @@ before anything of it comes here.
 import functools
 import importlib
 import inspect
+import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -19,14 +20,19 @@ from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers.logger import DummyLogger
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
+from torch.nn.parameter import is_lazy
+from typing_extensions import override
 
+from .._system import relative
 from ..checkpointing.callback import Checkpoints
 from ..checkpointing.checkpoint_file import AtomicCheckpointIO
 from ..data.plain import Data, PlainData, described
 from ..data.spec import LENGTHS, takes
 from ..errors import UserError, place_of
-from ..options.purpose import only_observes
+from ..options.purpose import OF_TASK, only_observes
 from ..options.tree import TARGET, walk
 from ..options.update import batches_of_update
 from .optimizer import Optimizer
@@ -93,14 +99,14 @@ def build_model(config: dict[str, Any], data: Any) -> nn.Module:
     node, spec = config["model"], data.spec
     target = import_target(node[TARGET], f"model.{TARGET}")
     if spec is None:
-        model = build(node, "model") if not _takes_spec(target) else None
+        model = build(node, "model") if not _parameter(target, "spec") else None
         if isinstance(model, LightningModule):
             return model
         raise UserError(
             f"data: {data.name} has no spec: a property that returns a batchscope.data.DataSpec, which every model but "
             "a LightningModule is trained by"
         )
-    model = build(node, "model", **({"spec": spec} if _takes_spec(target) else {}))
+    model = build(node, "model", **({"spec": spec} if _parameter(target, "spec") else {}))
     needs_lengths = spec.variable_length and len(spec.inputs) == 1  # several inputs have a mask among them
     if needs_lengths and not isinstance(model, LightningModule) and not takes(model, LENGTHS):
         raise UserError(
@@ -108,6 +114,45 @@ def build_model(config: dict[str, Any], data: Any) -> nn.Module:
             f"of {data.name} vary"
         )
     return model
+
+
+def refuse_own_loaders(model: nn.Module) -> None:
+    """Raise UserError for a LightningModule with loaders of its own, which a run does not read."""
+    if isinstance(model, LightningModule) and is_overridden("train_dataloader", model):
+        raise UserError(
+            f"data: {type(model).__name__} has a train_dataloader of its own, and a run trains on data=…; move its loaders "
+            "to a LightningDataModule, and write data=<its config>, or name the data to train on, such as data=mnist"
+        )
+
+
+def lightning_module(model: nn.Module, data: Any, config: dict[str, Any], facts: dict[str, Any]) -> LightningModule:
+    """What a Trainer trains: the model if it is a LightningModule, else a Task around it for data with a `spec`.
+
+    `facts` has the run's `choices` and the name of the `dataset`, for its title. UserError for a network without an
+    optimizer or with lazy layers, and a LightningModule that is to be compiled.
+    """
+    mode = "default" if config["compile"] is True else config["compile"] or None
+    if isinstance(model, LightningModule):
+        module = model
+        if mode:
+            raise UserError(f"compile: {type(model).__name__} is a LightningModule, which compiles itself")
+    else:
+        assert data.spec is not None, "build_model has refused it"
+        if missing := [option for option in OF_TASK if option not in config]:
+            name = type(model).__name__
+            raise UserError(
+                f"{missing[0]}: is missing, and {name} is no LightningModule, which has {OF_TASK[missing[0]]}"
+            )
+        if any(map(is_lazy, [*model.parameters(), *model.buffers()])):
+            raise UserError(f"model: {type(model).__name__} has lazy layers; give them their sizes, by the data's spec")
+        how = {"channels_last": config["channels_last"], "compile_mode": mode}
+        optimizer = build_optimizer(config["optimizer"])
+        module = build(config["task"], "task", model=model, spec=data.spec, optimizer=optimizer, **how)
+    marked: Any = module
+    name = facts["choices"].get("model", type(model).__name__)
+    marked.batchscope_title = f"{name} · {facts['dataset']}"
+    marked.batchscope_config = config  # by which callbacks know that advice can name options
+    return module
 
 
 def build_optimizer(node: dict[str, Any]) -> Optimizer:
@@ -143,6 +188,48 @@ def build_callbacks(config: dict[str, Any]) -> tuple[list[Callback], dict[str, b
     return callbacks, switches
 
 
+def build_loggers(config: dict[str, Any], run_dir: Path, name: str, run_id: str) -> list[Logger]:
+    """The loggers, which write to the run's folder unless an option names another one.
+
+    TensorBoard's folder and the run at W&B have the run's name or that of an option. A resumed run continues the run at
+    W&B that has its id.
+    """
+    nodes = {key: dict(node) for key, node in (config["logger"] or {}).items() if node}
+    for key, node in nodes.items():
+        place = _parameter(import_target(node[TARGET], f"logger.{key}.{TARGET}"), "save_dir")
+        if (place and place.default is place.empty) or node[TARGET].endswith(".WandbLogger"):
+            node.setdefault("save_dir", relative(run_dir))
+        if node[TARGET].endswith((".TensorBoard", ".TensorBoardLogger")):
+            node.setdefault("name", name)
+        elif node[TARGET].endswith(".WandbLogger"):
+            node.update({"name": node.get("name") or name, "id": node.get("id") or run_id})
+            node.setdefault("tags", config["tags"])
+    return build_all(nodes, "logger")
+
+
+class NoLogger(DummyLogger):
+    """Takes what a module gives its logger, and keeps nothing. Its folders are where a module may write by itself."""
+
+    def __init__(self, save_dir: str) -> None:
+        super().__init__()
+        self._save_dir = save_dir
+
+    @property
+    @override
+    def save_dir(self) -> str:
+        return self._save_dir
+
+    @property
+    @override
+    def root_dir(self) -> str:
+        return self._save_dir
+
+    @property
+    @override
+    def log_dir(self) -> str:
+        return self._save_dir
+
+
 def option_of(callback: Callback) -> str:
     """The option that a callback was built from, by the name that the user gave: `callbacks.stop`; else its class."""
     return getattr(callback, "batchscope_option", type(callback).__name__)
@@ -154,28 +241,20 @@ def loader_switches(config: dict[str, Any], data: object) -> dict[str, bool]:
     return {"use_distributed_sampler": isinstance(data, PlainData) if asked is None else asked}
 
 
-def build_trainer(
-    config: dict[str, Any], run_dir: Path, callbacks: list[Callback], switches: dict[str, bool]
-) -> Trainer:
-    """The trainer of a run in its folder, with a plugin for checkpoints; its loggers are set once the run has a name."""
+def build_trainer(config: dict[str, Any], run_dir: Path, callbacks: list[Callback], **switches: Any) -> Trainer:
+    """The trainer of a run in its folder, with a plugin for checkpoints; its loggers are set once the run has a name.
+
+    It accumulates as many batches as `global_batch_size` takes on its ranks.
+    """
     node = config["trainer"]
     plugins = node.get("plugins") or []
     ours = {TARGET: f"{AtomicCheckpointIO.__module__}.AtomicCheckpointIO"}
     node = {**node, "plugins": [*(plugins if isinstance(plugins, list) else [plugins]), ours]}
-    parts = {"callbacks": callbacks, "default_root_dir": node.get("default_root_dir") or run_dir, "logger": False}
-    return fitted(build(node, "trainer", **parts, **switches), config)
-
-
-def fitted(trainer: Trainer, config: dict[str, Any]) -> Trainer:
-    """The trainer, which accumulates as many batches as `global_batch_size` takes on its ranks."""
+    here = os.path.join(os.curdir, run_dir)  # Lightning takes a `~` at its start for a home folder
+    parts = {"callbacks": callbacks, "default_root_dir": here, "logger": False}
+    trainer = build(node, "trainer", **parts, **switches)
     trainer.accumulate_grad_batches = batches_of_update(config, trainer.world_size)
     return trainer
-
-
-def compile_mode(config: dict[str, Any]) -> str | None:
-    """The mode of torch.compile that a configuration asks for; None for a network that runs as it is."""
-    asked = config.get("compile")
-    return "default" if asked is True else asked or None
 
 
 def run_name(config: dict[str, Any], choices: Mapping[str, str], dataset: str, batch_size: int | None) -> str:
@@ -215,12 +294,12 @@ def _object(target: str) -> Any:
     raise ImportError("it has no module")
 
 
-def _takes_spec(target: Any) -> bool:
-    """Whether a constructor has a parameter `spec`."""
+def _parameter(target: Any, name: str) -> inspect.Parameter | None:
+    """The parameter of this name that a constructor has."""
     try:
-        return "spec" in inspect.signature(target).parameters
+        return inspect.signature(target).parameters.get(name)
     except (TypeError, ValueError):  # of a class in C
-        return False
+        return None
 
 
 def _raise_in_one_line(error: BaseException, path: str, targets: Iterable[str]) -> NoReturn:

@@ -1,7 +1,7 @@
 """Some training steps of a configuration, taken apart: no validation, no test, nothing logged and nothing kept."""
 
-import os
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,10 +17,8 @@ from ..errors import UserError, in_one_line
 from ..hardware.devices import check_accelerator
 from ..options.command_lines import NO_END
 from ..records.explanation import Explanation
-from .build import build, build_all, build_data, build_model, fitted
+from .build import NoLogger, build_all, build_data, build_model, build_trainer, lightning_module, refuse_own_loaders
 from .failures import explain_failures
-from .loggers import NoLogger
-from .module import lightning_module, refuse_own_loaders
 from .run import limit_batch_size, set_up_process
 from .task import Task
 
@@ -29,7 +27,7 @@ _PATIENCE = 20  # times as many batches as are needed
 
 
 def explain(
-    config: dict[str, Any], choices: dict[str, str], place: str, names_data: bool = True
+    config: dict[str, Any], choices: dict[str, str], place: Path, names_data: bool = True
 ) -> tuple[Explanation, dict[str, bytes]]:
     """Train some updates: the explanation, and the files that hold it.
 
@@ -45,16 +43,12 @@ def explain(
     monitor = ThroughputMonitor(warmup_steps=WARMUP, verbose=False)
     profiler = OperationProfiler(steps=STEPS, stop=True, verbose=False)
     callbacks = [monitor, profiler, *build_all(config["callbacks"], "callbacks")]
-    trainer = build(
-        config["trainer"],
-        "trainer",
-        callbacks=callbacks,
-        devices=named if named in gpus else 1,  # a record may name a GPU that this machine does not have
-        logger=NoLogger(os.getcwd()),
-        enable_autolog_hparams=False,
-        max_steps=profiler.updates(monitor),
-    )
-    fitted(trainer, config)
+    here = Path.cwd()  # where a module may write by itself
+    # A record may name a GPU that this machine does not have.
+    config = {**config, "trainer": config["trainer"] | {"devices": named if named in gpus else 1}}
+    switches = {"enable_autolog_hparams": False, "max_steps": profiler.updates(monitor)}
+    trainer = build_trainer(config, here, callbacks, **switches)
+    trainer.loggers = [NoLogger(str(here))]
     model = build_model(config, data)
     if not names_data:
         refuse_own_loaders(model)
@@ -75,7 +69,7 @@ def explain(
         )
     )
     try:
-        with explain_failures({**config, "run_dir": place}, trainer):
+        with explain_failures(config, place, trainer):
             trainer.fit(module, datamodule=lightning_of(data))
     except UserError:
         raise

@@ -16,8 +16,9 @@ from lightning import Trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch.utils.data import DataLoader
 
+from .._system import relative
 from .._torch import is_compilation_error, is_shared_memory_error
-from ..checkpointing.resume_point import checkpoint_folder
+from ..checkpointing.callback import CHECKPOINTS
 from ..data.workers import check_sendable
 from ..errors import DataError, Interrupted, PeerLostError, UserError, cut, package_of, place_of
 from ..files import LOCK, NO_SPACE, WriteError, is_inside, why
@@ -43,48 +44,51 @@ class RunOutOfMemoryError(UserError):
 
 
 @contextlib.contextmanager
-def explain_failures(config: dict[str, Any], trainer: Trainer) -> Iterator[None]:
+def explain_failures(config: dict[str, Any], run_dir: Path, trainer: Trainer) -> Iterator[None]:
     """Turn expected failures of a trainer's run into one-line messages (UserError); the first rank prints for all.
 
     Other exceptions, and Interrupted, are passed on, with what was kept and how to resume it; where another rank was
     lost, the same is printed.
     """
-    first = trainer.is_global_zero
     try:
         yield
     except Interrupted as stop:
-        if first:
-            print("\n".join(["", str(stop), *_how_to_resume(config, trainer)]), flush=True)
+        _tell(trainer, [str(stop), *_how_to_resume(config, run_dir)])
         raise
-    except DataError:
-        if first and trainer.global_step and (lines := _how_to_resume(config, trainer)):
-            print("\n".join(["", *lines]), flush=True)
-        raise
-    except UserError:
+    except UserError as error:
+        if isinstance(error, DataError) and trainer.global_step:
+            _tell(trainer, _how_to_resume(config, run_dir))
         raise
     except Exception as error:
-        if in_one_line := explained(error, config, trainer) or _of_lightning(error, trainer):
-            if first and isinstance(in_one_line, PeerLostError) and (lines := _how_to_resume(config, trainer)):
-                print("\n".join(["", *lines]), flush=True)
-            raise in_one_line from error
-        if first and (lines := _how_to_resume(config, trainer)):
-            error.add_note("\n".join(["", *lines]))
-        raise
+        said = explained(error, config, run_dir, trainer) or _of_lightning(error, trainer)
+        if said is None:
+            if trainer.is_global_zero and (lines := _how_to_resume(config, run_dir)):
+                error.add_note("\n".join(["", *lines]))
+            raise
+        if isinstance(said, PeerLostError):
+            _tell(trainer, _how_to_resume(config, run_dir))
+        raise said from error
 
 
-def _how_to_resume(config: dict[str, Any], trainer: Trainer) -> list[str]:
+def _tell(trainer: Trainer, lines: list[str]) -> None:
+    """Print lines below an empty one, in the first rank."""
+    if trainer.is_global_zero and lines:
+        print("\n".join(["", *lines]), flush=True)
+
+
+def _how_to_resume(config: dict[str, Any], run_dir: Path) -> list[str]:
     """What was kept, and the command that resumes the run, or starts it again; nothing for a run that has not begun."""
-    run_dir = Path(config["run_dir"])
+    run_dir = Path(relative(run_dir))
     if not (run_dir / FILE).exists():
         return []
     command = resume_command(config, run_dir)
-    last = checkpoint_folder(trainer, run_dir) / "last.ckpt"
+    last = run_dir / CHECKPOINTS / "last.ckpt"
     if last.exists():
         return [f"kept     {last}", f"resume   {command}"]
     return ["kept     no checkpoint", f"restart  {command}"]  # from its first step
 
 
-def explained(error: Exception, config: dict[str, Any], trainer: Trainer) -> UserError | None:
+def explained(error: Exception, config: dict[str, Any], run_dir: Path, trainer: Trainer) -> UserError | None:
     """The one line for an exception in a trainer's run; None for one that is nobody's failure but the code's."""
     if is_shared_memory_error(error):
         return WriteError(f"data: {_NO_SHARED_MEMORY.format(str(error).strip().splitlines()[-1])}")
@@ -106,8 +110,8 @@ def explained(error: Exception, config: dict[str, Any], trainer: Trainer) -> Use
         return PeerLostError(_PEER_LOST)
     if config.get("compile") and is_compilation_error(error):
         return UserError(_cannot_compile(config, error))
-    if refused := _refused_file(error, config["run_dir"]):
-        return WriteError(f"{os.fsdecode(refused.filename or config['run_dir'])} cannot be written: {why(refused)}")
+    if refused := _refused_file(error, run_dir):
+        return WriteError(f"{os.fsdecode(refused.filename or relative(run_dir))} cannot be written: {why(refused)}")
     return None
 
 
@@ -158,7 +162,7 @@ def _cannot_compile(config: dict[str, Any], error: Exception) -> str:
     return f"compile: {asked} fails for {model}: {first}; write compile=false"
 
 
-def _refused_file(failed: BaseException | None, run_dir: str) -> OSError | None:
+def _refused_file(failed: BaseException | None, run_dir: Path) -> OSError | None:
     """The OSError that caused an exception, if it concerns the disk or a file in the run's folder.
 
     Lightning wraps the errors of its loggers, so causes are followed. An error that was being handled when another one
@@ -168,9 +172,9 @@ def _refused_file(failed: BaseException | None, run_dir: str) -> OSError | None:
     for error in _chain(failed):
         if isinstance(error, OSError):
             # Nobody has written the file; without the lock file, somebody has removed the run's folder.
-            is_bug = isinstance(error, FileNotFoundError) and os.path.lexists(Path(run_dir, LOCK))
+            is_bug = isinstance(error, FileNotFoundError) and os.path.lexists(run_dir / LOCK)
             name = error.filename
-            is_inside_run = isinstance(name, str | bytes) and is_inside(Path(os.fsdecode(name)), Path(run_dir))
+            is_inside_run = isinstance(name, str | bytes) and is_inside(Path(os.fsdecode(name)), run_dir)
             is_read = name is not None and not is_inside_run and error.errno in _OF_READING_TOO  # such as a data file
             if (is_inside_run and is_cause and not is_bug) or (error.errno in _UNUSABLE and not is_read):
                 return error

@@ -1,6 +1,5 @@
 """The option `init`: weights to start from, out of a checkpoint or a state_dict. No code from the file runs."""
 
-import contextlib
 import re
 import zipfile
 from collections.abc import Collection, Iterable, Mapping
@@ -19,18 +18,14 @@ _COMPILED = "_orig_mod."  # of torch.compile, before any name
 _STATES = ("state_dict", "model_state_dict", "model")  # where a checkpoint keeps its weights
 
 
-def start_from(model: nn.Module, path: Path, makes: bool = True) -> None:
+def start_from(model: nn.Module, path: Path) -> None:
     """Load the weights of a checkpoint or a state_dict into a model.
 
     All names and shapes have to match, or it is a UserError; the wrappers `model.`, `module.` and `_orig_mod.` count on
-    neither side. `makes` has the hooks of a LightningModule make the layers that it lacks, as Lightning does before a fit.
+    neither side.
     """
     found, names = _weights_in(path, model), _plain(model.state_dict())
     held = {plain: found[name] for plain, name in _plain(found).items()}
-    if makes and isinstance(model, LightningModule) and not {*held} <= {*names}:
-        with contextlib.suppress(UserError):  # what does not fit is told below
-            make_layers(model, [*found])
-        names = _plain(model.state_dict())
     weights = {names.get(plain, plain): tensor for plain, tensor in held.items()}
     try:
         model.load_state_dict(weights, strict=getattr(model, "strict_loading", True))

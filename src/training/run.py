@@ -13,24 +13,29 @@ import lightning
 import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import LambdaCallback
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
-from .._lightning import callbacks_of, forget_averages, is_fast_dev_run, logged_step
-from .._system import command_line, keep_freed_memory, relative
+from .._lightning import (
+    callbacks_of,
+    forget_averages,
+    has_begun,
+    is_fast_dev_run,
+    logged_step,
+    loggers_of_rank,
+)
+from .._system import command_line, keep_freed_memory
 from ..callbacks._visits import Visitor, seconds_waited, visits_of
-from ..checkpointing.callback import Checkpoints
+from ..checkpointing.callback import CHECKPOINTS, Checkpoints
 from ..checkpointing.checkpoint_file import makes_layers
 from ..checkpointing.graceful_shutdown import GracefulShutdown
-from ..checkpointing.log_files import loggers_of_rank
-from ..checkpointing.restore import prepare_resume
 from ..checkpointing.resume import lock_run_dir
-from ..checkpointing.resume_point import ResumePoint, checkpoint_folder, find_resume_point
+from ..checkpointing.resume_point import ResumePoint, find_resume_point
 from ..data.base import DataModule, Split
 from ..data.plain import Data, PlainData, has_test, lightning_of
-from ..distributed.agreement import Agreement, end_together
+from ..distributed.agreement import abort_waiting, check_agreement, end_together
 from ..distributed.rendezvous import once_for_all
 from ..errors import UserError, show_tracebacks, warn
 from ..hardware.devices import describe
@@ -43,11 +48,20 @@ from ..records.read import optimized, read
 from ..records.run_record import RunRecord, close_open, versions
 from ..records.values import positive
 from . import summary
-from .build import build_callbacks, build_data, build_model, build_trainer, loader_switches, run_name
+from .build import (
+    NoLogger,
+    build_callbacks,
+    build_data,
+    build_loggers,
+    build_model,
+    build_trainer,
+    lightning_module,
+    loader_switches,
+    refuse_own_loaders,
+    run_name,
+)
 from .failures import explain_failures
 from .initial import start_from
-from .loggers import NoLogger, build_loggers, close_loggers
-from .module import lightning_module, refuse_own_loaders
 from .quiet import quiet_libraries
 from .task import Task
 
@@ -79,7 +93,7 @@ def train(
             run.tell_unread(record)
             summary.log_hyperparameters(run.trainer, record.facts)
     if run.trainer.is_global_zero:
-        summary.print_summary(run.trainer, record.facts)
+        summary.print_summary(run.trainer, record.facts, run_dir)
     return optimized(record.facts)
 
 
@@ -124,10 +138,10 @@ class _Run:
         self.provenance: dict[str, Any] = {}
         keeps = LambdaCallback(on_save_checkpoint=self._keep_provenance)
         ours = [*visits_of(callbacks, visitor), shutdown, keeps]
-        callbacks = [Agreement(self.shared_facts), *callbacks, *ours]
+        callbacks = [LambdaCallback(setup=self._check_agreement, on_exception=abort_waiting), *callbacks, *ours]
         loading = loader_switches(config, self.data)
         self._has_distributed_sampler = loading["use_distributed_sampler"]
-        self.trainer = build_trainer(config, run_dir, callbacks, switches | loading)
+        self.trainer = build_trainer(config, run_dir, callbacks, **switches, **loading)
         self.model: nn.Module = build_model(config, self.data)
         self.config = config
         named = (group for group in SECTIONS if group in self.config)
@@ -141,14 +155,13 @@ class _Run:
         checkpoint["batchscope"] = self.provenance | known
 
     def _start_from_weights(self) -> None:
-        """Load the weights that `init` names."""
+        """Load the weights that `init` names; into layers that a module makes in a hook, once Lightning has called it."""
         if path := self.config["init"]:
             start = partial(start_from, self.model, Path(path))
-            if isinstance(self.model, LightningModule) and makes_layers(self.model):  # which Lightning has it do again
-                callbacks_of(self.trainer).insert(
-                    0, LambdaCallback(on_fit_start=lambda trainer, module: start(makes=False))
-                )
-            start()
+            if isinstance(self.model, LightningModule) and makes_layers(self.model):
+                callbacks_of(self.trainer).insert(0, LambdaCallback(on_fit_start=lambda trainer, module: start()))
+            else:
+                start()
 
     @contextlib.contextmanager
     def recorded(self, overrides: list[str]) -> Iterator[RunRecord]:
@@ -175,7 +188,7 @@ class _Run:
                 **(_known_id(self.run_dir) if first else {}),
             ) as record,
             end_together(self.trainer),
-            explain_failures(self.config, self.trainer),
+            explain_failures(self.config, self.run_dir, self.trainer),
         ):
             failed = True
             try:
@@ -186,8 +199,10 @@ class _Run:
                 if not self.config.get("resume") and not isinstance(error, UserError):
                     record.begin_unless_begun()  # a new run that ended while its data were loaded
                 raise
-            finally:
-                close_loggers(loggers_of_rank(self.trainer), failed)
+            finally:  # a forked process exits without W&B's exit handler, which would lose its last points
+                for logger in loggers_of_rank(self.trainer):
+                    if isinstance(logger, WandbLogger) and has_begun(logger):
+                        logger.experiment.finish(exit_code=int(failed))
 
     def load_data(self, run_id: str) -> None:
         """Load the training data, and name the run, its loggers and its checkpoints after them."""
@@ -204,7 +219,7 @@ class _Run:
         self.batch = limit_batch_size(self.data, samples, self.trainer.world_size, batches)
         self.name = run_name(self.config, self.choices, self.data.name, self.data.batch_size)
         tries = is_fast_dev_run(self.trainer)
-        loggers: list[Logger] = [] if tries else build_loggers(self.config, self.name, run_id)
+        loggers: list[Logger] = [] if tries else build_loggers(self.config, self.run_dir, self.name, run_id)
         if not loggers and (tries or "until_known" in (self.config["callbacks"] or {})):
             loggers = [NoLogger(self.trainer.default_root_dir)]  # a module of one's own may ask for its logger
             self.trainer.enable_autolog_hparams = False
@@ -219,35 +234,33 @@ class _Run:
             if isinstance(callback, Checkpoints):
                 callback.check(self.module)
 
-    def shared_facts(self) -> dict[str, Any]:
-        """What has to be the same in every rank."""
-        steps = self.resume_point.steps if self.resume_point else 0
-        data = {f"dataset.{key}": self.dataset[key] for key in ("fingerprint", "train_samples")}
-        return {"steps": steps, **data, **versions()}
+    def _check_agreement(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
+        """Compare what has to be the same in every rank, in the first hook after the process group has been set up."""
+        if stage == "fit":
+            steps = self.resume_point.steps if self.resume_point else 0
+            data = {f"dataset.{key}": self.dataset[key] for key in ("fingerprint", "train_samples")}
+            check_agreement({"steps": steps, **data, **versions()}, trainer)
 
     def begin(self, record: RunRecord) -> None:
         """Begin the record, once it is known that the run can start or be resumed: until then no file is changed."""
-        folder = checkpoint_folder(self.trainer, self.run_dir)
         if self.config.get("resume"):
-            self.resume_point = find_resume_point(folder, self.module, self.run_dir)
+            self.resume_point = find_resume_point(self.module, self.run_dir)
             self.resume_point.check(self.trainer, self.dataset["fingerprint"])
             if not self.resume_point.path:
                 self._start_from_weights()
-        record.facts["model"]["parameters"] = summary.parameters(self.model)  # with the layers that `init` has made
         if self.trainer.is_global_zero:
             summary.print_start(record.facts, self.data.name)
         record.facts |= {"name": self.name, "dataset": self.dataset, **self.batch}
         record.begin(self.resume_point.facts(self.run_dir) if self.resume_point else None)
         for callback in self.trainer.checkpoint_callbacks:
             if isinstance(callback, Checkpoints):  # without one in the record, a run may start anew
-                last = relative(callback.folder_of(self.trainer) / "last.ckpt", self.run_dir)
-                callback.on_first_save = partial(record.add, checkpoints={"last": last})
+                callback.on_first_save = partial(record.add, checkpoints={"last": f"{CHECKPOINTS}/last.ckpt"})
 
     def fit(self, record: RunRecord) -> None:
         """Train, and record what came of it."""
         checkpoint = None
         if self.resume_point is not None:
-            prepare_resume(self.trainer, self.data, self.resume_point)
+            self.resume_point.prepare(self.trainer, self.data)
             if isinstance(self.data, PlainData) and self.resume_point.is_within_epoch:
                 self.data.warn_of_lost_batches()
             checkpoint = self.resume_point.path

@@ -69,7 +69,6 @@ class ScriptRecord(Callback):
             "overrides": sys.argv[1:],
             "choices": {"model": type(pl_module).__name__},
             "config": {
-                "run_dir": str(self.folder),
                 "script": script,
                 "data": {"arguments": arguments(sys.argv[1:])},
                 "trainer": {

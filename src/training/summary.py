@@ -25,14 +25,13 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
-from .._lightning import callback_of, callbacks_of
+from .._lightning import callback_of, callbacks_of, loggers_of_rank
 from .._system import command_line, relative
 from ..callbacks._measured import write_measured
 from ..callbacks._run_words import details, headline
 from ..callbacks._setting import samples_of_epoch
 from ..callbacks.tensorboard import TensorBoard
 from ..callbacks.throughput import ThroughputMonitor
-from ..checkpointing.log_files import loggers_of_rank
 from ..data.base import Split
 from ..data.order import DeterministicBatchSampler
 from ..data.plain import Data
@@ -245,14 +244,14 @@ def print_start(record: Mapping[str, Any], dataset: str) -> None:
     say(f"{model['class']} ({model['parameters']:,} parameters) on {dataset}, {device}")
 
 
-def print_summary(trainer: Trainer, record: Mapping[str, Any]) -> None:
+def print_summary(trainer: Trainer, record: Mapping[str, Any], run_dir: Path) -> None:
     """What every run ends with: what it cost, how well it went, and where it is; with `-v` the details, too."""
     if not has_words():
         return
     rows = _lines_of(trainer, "summary_lines", headline, record)
     if "title" not in record["throughput"]:
         rows.insert(0, record["name"])
-    run_dir = Path(record["config"]["run_dir"])
+    run_dir = Path(relative(run_dir))
     rows += [row("rate", words)] if (words := rate_words(record)) else []
     rows += [row("result", _result(record)), row("files", str(run_dir))]
     say(f"\n{block(rows)}")

@@ -169,11 +169,3 @@ def test_the_slow_rank_of_a_run_is_said_once_for_all_runs_that_have_one(tmp_path
     assert find([tmp_path]).notes == ["1: rank 1 is slow"]
     write_run(tmp_path / "2", 128, 10.0, **slow)
     assert find([tmp_path]).notes == ["a rank was slow in 2 of 3 runs, as in 1: rank 1 is slow"]
-
-
-def test_a_value_is_left_out_that_lies_in_the_runs_folder_and_no_other(tmp_path):
-    write_run(tmp_path / "a", 64, run_dir="a")
-    change_record(tmp_path / "a", config={"run_dir": "a", "trainer": {"strategy": "auto", "root": "a/x", "place": "a"}})
-    (run,) = find([tmp_path]).runs
-    assert run.settings["trainer.strategy"] == "auto"
-    assert not {"trainer.root", "trainer.place"} & {*run.settings}

@@ -148,7 +148,7 @@ def test_the_advice_knows_a_run_or_a_dataloader_and_guesses_no_other(data, words
     if isinstance(data, dict):
         module.training_step = lambda batch, batch_idx: Stranger.training_step(module, batch["a"], batch_idx)
     if words is not None:
-        (module.batchscope_config,) = check_command_line(words, multirun=False, run_dir="x")
+        (module.batchscope_config,) = check_command_line(words, multirun=False)
     train(module, data=data)
     assert (found[0].own, found[0].cores) == (words is not None, 1)
     assert {key: getattr(found[0], key) for key in known} == known

@@ -89,7 +89,7 @@ def test_without_a_monitor_it_is_refused() -> None:
 
 @pytest.mark.parametrize("experiment", ["throughput", "diagnose"])
 def test_what_ends_a_run_by_its_steps_stands_behind_the_monitor(experiment: str) -> None:
-    (config,) = check_command_line([f"experiment={experiment}"], multirun=False, run_dir="x")
+    (config,) = check_command_line([f"experiment={experiment}"], multirun=False)
     names = [name for name, node in config["callbacks"].items() if node]
     assert names.index("throughput") < names.index("until_known")
     assert [type(one).__name__ for one in visits_of([monitoring()], SimpleNamespace())] == ["Visits"]

@@ -111,14 +111,14 @@ class Confusion(Callback):
 
 
 def test_a_state_that_becomes_unreadable_ends_the_run_and_leaves_the_checkpoint_before_it(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(str(tmp_path))
+    checkpoints = Checkpoints()
     options = {"plugins": [AtomicCheckpointIO()], "enable_checkpointing": True, "data": (loader(), loader())}
-    options["num_sanity_val_steps"] = 0
+    options |= {"num_sanity_val_steps": 0, "default_root_dir": tmp_path}
     said = refusal(train, Stranger(), Confusion(numpy.eye(2)), checkpoints, **options)
     assert (
         said == "checkpoint: its entry 'callbacks' could not be read back: it holds more than tensors and plain values"
     )
-    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["epoch"] == 0
+    assert torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)["epoch"] == 0
 
 
 # From now on the system limits the size of the process's files.

@@ -248,7 +248,7 @@ class ByHand(Stranger):
 def test_a_checkpoint_is_due_after_a_step_and_after_no_batch_that_waits_for_it(tmp_path: Path, monkeypatch) -> None:
     saved: list[int] = []
     monkeypatch.setattr(Checkpoints, "save", lambda self, trainer: saved.append(trainer.fit_loop.total_batch_idx + 1))
-    train(ByHand(), Checkpoints(str(tmp_path), every_n_steps=1), max_epochs=1, enable_checkpointing=True)
+    train(ByHand(), Checkpoints(every_n_steps=1), default_root_dir=tmp_path, max_epochs=1, enable_checkpointing=True)
     assert saved == [2, 4, 5]  # the last one at the end of the epoch
 
 
@@ -263,7 +263,7 @@ class Stops(Callback):
 def test_a_stop_is_kept_where_the_training_may_stop(least: Any, kept: list[int], tmp_path: Path, monkeypatch) -> None:
     saved: list[int] = []
     monkeypatch.setattr(Checkpoints, "save", lambda self, trainer: saved.append(trainer.fit_loop.total_batch_idx + 1))
-    train(Stranger(), Stops(), Checkpoints(str(tmp_path)), enable_checkpointing=True, **least)
+    train(Stranger(), Stops(), Checkpoints(), default_root_dir=tmp_path, enable_checkpointing=True, **least)
     assert saved == kept
 
 
@@ -298,7 +298,7 @@ class SavesFirst(Callback):
 @pytest.mark.parametrize("module", [ByHand(), TwoByHand()])
 def test_gradients_that_a_module_accumulates_by_hand_are_kept(module: Stranger, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="the training broke"):
-        train(module, SavesFirst(), Checkpoints(str(tmp_path)), enable_checkpointing=True)
-    (kept,) = torch.load(tmp_path / "last.ckpt", weights_only=True)["loop_state"]["gradients"]
+        train(module, SavesFirst(), Checkpoints(), default_root_dir=tmp_path, enable_checkpointing=True)
+    (kept,) = torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)["loop_state"]["gradients"]
     assert_alike(kept, {name: p.grad for name, p in module.named_parameters() if p.grad is not None})
     assert kept

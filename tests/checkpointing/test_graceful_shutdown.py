@@ -68,7 +68,6 @@ EACH = "callbacks.checkpoint.every_minutes=1e-9"
         (2, "no checkpoint", []),
         (6, "no checkpoint", ["callbacks.checkpoint=null"]),
         (6, "no checkpoint", ["+trainer.enable_checkpointing=false"]),
-        pytest.param(6, "out/x/last.ckpt", ["callbacks.checkpoint.dirpath=${run_dir}/x"], marks=pytest.mark.slow),
     ],
 )
 def test_below_the_traceback_of_an_exception_stands_what_was_kept(step, kept, options, tmp_path) -> None:
@@ -101,8 +100,8 @@ class Counting(Stranger):
 def test_what_a_module_does_after_its_step_is_kept_with_the_step(tmp_path: Path) -> None:
     module = Counting()
     with GracefulShutdown() as shutdown, pytest.raises(Interrupted, match="SIGTERM"):
-        train(module, shutdown, Checkpoints(str(tmp_path)), enable_checkpointing=True)
-    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"]["ended"] == 2
+        train(module, shutdown, Checkpoints(), enable_checkpointing=True, default_root_dir=tmp_path)
+    assert torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)["state_dict"]["ended"] == 2
 
 
 @POSIX
@@ -159,8 +158,13 @@ def test_a_validation_ends_at_once_and_keeps_the_checkpoint_before_it(hook: str,
     """A signal as it starts waits for the checkpoint that is due."""
     begun = Mock(side_effect=lambda *_: begun.call_count == number and terminate())
     with GracefulShutdown() as shutdown, pytest.raises(Interrupted, match="SIGTERM"):
-        how = {"val_check_interval": 2, "num_sanity_val_steps": 0, "enable_checkpointing": True}
-        callbacks = (LambdaCallback(**{hook: begun}), shutdown, Checkpoints(str(tmp_path)))
+        how = {
+            "val_check_interval": 2,
+            "num_sanity_val_steps": 0,
+            "enable_checkpointing": True,
+            "default_root_dir": tmp_path,
+        }
+        callbacks = (LambdaCallback(**{hook: begun}), shutdown, Checkpoints())
         train(Stranger(), *callbacks, data=(loader(), loader()), **how)
     assert begun.call_count == number
-    assert (tmp_path / "last.ckpt").exists()
+    assert (tmp_path / "checkpoints/last.ckpt").exists()

@@ -14,7 +14,7 @@ def finished(tmp_path_factory):
     """The run's folder."""
     folder = tmp_path_factory.mktemp("finished")
     line = ["data=digits", f"data.root={folder}", *SIZES, "trainer.max_epochs=1", "trainer.accelerator=cpu", *QUIET]
-    config = composed(*line, run_dir=folder / "run")
+    config = composed(*line)
     train(config, folder / "run", {"model": "cnn", "data": "digits"}, line)
     return folder / "run"
 

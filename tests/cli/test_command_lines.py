@@ -142,9 +142,7 @@ REFUSED = {
     "train callbacks=null callbacks.throughput.calibrate=false": "callbacks.throughput.calibrate: no such option. callbacks.throughput is no section.",
     f"train {SEARCHER}": "callbacks.bsf: … experiment=find_batch_size",
     "train +callbacks.more._target_=lightning.pytorch.callbacks.GradientAccumulationScheduler": "callbacks.more: … write trainer.accumulate_grad_batches=…",
-    "train callbacks.checkpoint.dirpath=/elsewhere": "callbacks.checkpoint.dirpath: got /elsewhere, takes a folder in that of the run, ${run_dir}/…",
-    "train callbacks.checkpoint.dirpath=null +trainer.default_root_dir=x": "trainer.default_root_dir: got x, takes a folder in that of the run",
-    "train callbacks.checkpoint.dirpath=${run_dir}/../x": "callbacks.checkpoint.dirpath: … takes a folder in that of the run",
+    "train +trainer.default_root_dir=x": "trainer.default_root_dir: takes null; hydra.run.dir=… moves the whole run",
     "train compile=reduce-overhead trainer.accumulate_grad_batches=2": "compile: reduce-overhead uses CUDA graphs",
     "train search={_target_:batchscope.sweep.time_to_target.TimeToTarget}": "target: needs a value of target_metric",
     **{f"train -m experiment={name}": "search: finds its runs by itself; write one command for each value, batchscope train … without -m" for name in ("find_batch_size", "diagnose data.batch_size=8,16")},
@@ -166,7 +164,6 @@ REFUSED = {
     "train hydra.run.dir=last": "hydra.run.dir: got 'last', and 'last' stands for the newest folder; choose another name",
     "train -m hydra.sweep.dir=a seed=0,1": "hydra.sweep.dir: a holds a single run; choose another folder",
     "train -m hydra.sweep.dir=../x": "hydra.sweep.dir: got '../x'",
-    "train ~run_dir": "run_dir: is set by the run; write hydra.run.dir=… to choose its folder",
     "train run_dir=mine": "run_dir: is set by the run; write hydra.run.dir=mine to choose its folder",
     # which run is resumed
     "train resume=x -m": "resume: takes a single run; a sweep is resumed by its own command",

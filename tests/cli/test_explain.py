@@ -135,7 +135,9 @@ def test_what_cannot_be_explained_is_refused_in_one_line(run_dir, root, monkeypa
     with_root = dict(record(run_dir)["config"]["data"], root="nowhere")
     before = record(run_dir)["config"]
     change_record(run_dir, config=before | {"data": with_root})
-    assert refused().startswith("error: data.root: is 'nowhere' in outputs/runs/one/run.json; repeat data.root=nowhere")
+    assert refused().startswith(
+        "error: data.root: is 'nowhere' in outputs/runs/one/run.json, which a file alone cannot decide"
+    )
     change_record(run_dir, config=before)
     monkeypatch.setattr(STEP, lambda self, *args: 1 / 0)
     said = "a training step of cnn · rendered-digits fails: ZeroDivisionError: division by zero"

@@ -61,7 +61,7 @@ def test_what_is_no_record_is_one_line(kind, reader, tmp_path, monkeypatch):
 # --- checkpoints -----------------------------------------------------------------------------------------------------
 
 FEW = [f"data.num_{split}=4" for split in ("train", "val", "test")]
-CONFIG = composed("data=adding", "model=rnn_cell", *FEW, run_dir="out")
+CONFIG = composed("data=adding", "model=rnn_cell", *FEW)
 GOOD = {"state_dict": {"weight": torch.arange(1000.0)}, "batchscope": {"name": "a", "config": CONFIG}}
 NOT_WHOLE, MORE = "a.ckpt is not a whole checkpoint", "a.ckpt holds more than tensors and plain values"
 NOT_OURS, CONFIRM = "a.ckpt is not a checkpoint that batchscope wrote", "in a.ckpt"
@@ -126,13 +126,14 @@ def test_what_is_no_checkpoint_is_one_line_and_nothing_of_it_runs(kind, reader, 
     how(Path("a.ckpt"))
     Path("a.png").touch()
     if reader == "resume":
-        Path("a.ckpt").rename("last.ckpt")
-        assert "last.ckpt" in refusal(find_resume_point, tmp_path, LightningModule(), tmp_path)
+        Path("checkpoints").mkdir()
+        Path("a.ckpt").rename("checkpoints/last.ckpt")
+        assert "last.ckpt" in refusal(find_resume_point, LightningModule(), tmp_path)
     else:
         found = answer(*reader.split())
         assert (found.code, found.out, found.err.count("\n")) == (1, "", 1), found
         assert said in found.err
-    assert {path.name for path in tmp_path.iterdir()} <= {"a.ckpt", "last.ckpt", "a.png"}
+    assert {path.name for path in tmp_path.iterdir()} <= {"a.ckpt", "checkpoints", "last.ckpt", "a.png"}
 
 
 # --- hostile nodes, planted where real configurations have others ----------------------------------------------------
@@ -158,7 +159,7 @@ def nodes(node, path=""):
 def test_hostile_nodes_in_records_and_checkpoints_are_refused_and_nothing_of_them_runs(tmp_path, monkeypatch):
     """Here "fine" is no answer."""
     monkeypatch.chdir(tmp_path)
-    configs = [composed(*line, run_dir="out") for line in LINES]
+    configs = [composed(*line) for line in LINES]
     Path("out").mkdir()
     for dice in budget("hostile configuration"):
         config = copy.deepcopy(dice.choice(configs))

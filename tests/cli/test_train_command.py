@@ -93,7 +93,7 @@ def test_a_run_is_the_same_whether_hydra_calls_for_it_or_not(by_hydra, started, 
     def do(jobs):
         for job in jobs:
             config, facts = job.config, job.facts
-            known = (str(job.run_dir), config["run_dir"], job.title, facts["choices"]["model"], facts["overrides"][:2])
+            known = (str(job.run_dir), job.title, facts["choices"]["model"], facts["overrides"][:2])
             seen.append((*known, config["data"]["batch_size"], os.environ.get("MARK"), job.forks))
         return [{"status": "finished", "config": job.config} for job in jobs]
 
@@ -104,9 +104,9 @@ def test_a_run_is_the_same_whether_hydra_calls_for_it_or_not(by_hydra, started, 
     if by_hydra:
         multirun(CONFIGS, started[0][0].words, sweep.run_job)
     else:
-        sweep.run_list(started[0][0].compositions)
+        sweep.run_list(started[0][0].configs, started[0][0].compositions)
     assert seen == [
-        (str(tmp_path / place), place, title, "mlp", ["model=mlp", f"data.batch_size={size}"], size, "set", False)
+        (str(tmp_path / place), title, "mlp", ["model=mlp", f"data.batch_size={size}"], size, "set", False)
         for place, title, size in (("s/0", "run 1 of 2: one", 4), ("s/1", "run 2 of 2: two", 8))
     ]
     assert "MARK" not in os.environ

@@ -116,9 +116,9 @@ class Theirs(LightningDataModule):
 
 
 def test_a_dataloader_of_ones_own_ends_in_the_same_line(tmp_path) -> None:
-    config = {"run_dir": str(tmp_path), "trainer": {}, "callbacks": None, "data": {}}
+    config = {"trainer": {}, "callbacks": None, "data": {}}
     trainer = Trainer(max_steps=1, logger=False, enable_checkpointing=False, default_root_dir=tmp_path, accelerator="cpu",
                       enable_progress_bar=False, enable_model_summary=False)  # fmt: skip
     said = r"cannot be sent the data: .*<lambda>.*or write num_workers=0 for its DataLoader"
-    with pytest.raises(UserError, match=said), explain_failures(config, trainer):
+    with pytest.raises(UserError, match=said), explain_failures(config, tmp_path, trainer):
         trainer.fit(Stranger(), datamodule=Theirs())

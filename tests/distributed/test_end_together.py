@@ -59,7 +59,7 @@ def test_what_nccl_waits_for_is_aborted_before_lightning_ends(backend, error, ab
     of_two = trainer(watched)
     of_two.world_size = 2
     with pytest.raises(type(error)), agreement.end_together(of_two):
-        agreement.Agreement(dict).on_exception(of_two, Mock(), error)
+        agreement.abort_waiting(of_two, Mock(), error)
         (lost,) = of_two.strategy.launcher.procs
         assert bool(watched) == isinstance(error, UserError)  # by this list Lightning's watcher kills this process
         raise error

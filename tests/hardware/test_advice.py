@@ -34,7 +34,7 @@ ALTERNATIVES = {
 @cache
 def is_accepted(change: str) -> bool:
     data = ["data.pipeline=workers"] if "num_workers" in change else []  # as of data that are always loaded by workers
-    return bool(check_command_line(["model=stacked_lstm", *data, *change.split()], multirun=False, run_dir="x"))
+    return bool(check_command_line(["model=stacked_lstm", *data, *change.split()], multirun=False))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from tests.support.own_data import write_config
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("inference")
     sizes = ["data.num_train=320", "data.num_val=32", "data.num_test=100", "data.batch_size=16"]
-    line = ["data=digits", f"data.root={folder}", *sizes, "trainer.max_epochs=1", f"run_dir={folder / 'run'}"]
+    line = ["data=digits", f"data.root={folder}", *sizes, "trainer.max_epochs=1"]
     line += ["trainer.accelerator=cpu", *(f"callbacks.{name}=null" for name in ("progress", "throughput", "memory"))]
     train(composed(*line), folder / "run", {"model": "cnn", "data": "digits"}, line)
     return folder / "run"

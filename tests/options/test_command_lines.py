@@ -61,7 +61,7 @@ def test_a_run_is_explained_on_one_device_and_on_the_gpu_that_is_named(devices, 
 
 def test_an_interrupted_run_is_resumed_and_a_finished_one_evaluated_by_the_lines_that_they_print(tmp_path) -> None:
     by_the_clock = ["+trainer.val_check_interval='00:00:00:00'", "+trainer.check_val_every_n_epoch=null"]
-    places = [*elsewhere(tmp_path), "+trainer.default_root_dir=there", "hydra.run.dir=a run"]
+    places = [*elsewhere(tmp_path), "hydra.run.dir=a run"]
     stopped = run(tmp_path, *DIGITS, *by_the_clock, *places, faults=[(STEP, 3, interrupt)])
     done = started(tmp_path, [*printed(stopped.said, "resume ", "train 'resume=a run'"), "-v"])
     assert record(tmp_path / "a run")["status"] == "finished"
@@ -114,7 +114,7 @@ def test_of_an_array_of_jobs_the_one_that_usr1_has_ended_is_requeued_alone(array
 
 def resumed(run_dir: Path, started_with: list[str], *words: str) -> Any:
     """Configuration and recorded options of a run that is resumed, or why not; `words` stand beside `resume=`."""
-    config, trained = composed(*started_with, run_dir=run_dir), []
+    config, trained = composed(*started_with), []
     facts = {"schema": 3, "status": "interrupted", "config": config, "choices": {}, "overrides": ["as recorded"]}
     (run_dir / "run.json").write_text(json.dumps(facts))
     with pytest.MonkeyPatch.context() as patched:
@@ -147,4 +147,4 @@ def test_other_options_are_changes_to_the_run_and_confirm_nothing(run_dir: Path)
     said = resumed(run_dir, options, *options, "optimizer.lr=7.0")
     assert said.startswith("resume: optimizer.lr is ") and "and 7.0 would change the result" in said
     said = resumed(run_dir, options, "seed=0")
-    assert said.startswith("data.root: is '/elsewhere' in out/run.json; repeat data.root=")
+    assert said.startswith("data.root: is '/elsewhere' in out/run.json, which a file alone cannot decide; ")

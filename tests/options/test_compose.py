@@ -12,7 +12,6 @@ import pytest
 from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 
-from batchscope.errors import UserError
 from batchscope.options.check import check_config
 from batchscope.options.command_lines import for_evaluation, for_explanation, for_timing
 from batchscope.options.compose import (
@@ -204,14 +203,6 @@ def test_what_a_model_does_not_read_is_refused_beside_its_record_too(word: str, 
     assert refusal(lambda: check_config(apply_overrides(known, [word]))) == refusal(composed, "model=lit", word)
 
 
-def test_checkpoints_of_a_class_of_ones_own_stay_in_the_run_too(package: Write) -> None:
-    kept = "from batchscope.checkpointing.callback import Checkpoints\n\n\nclass Kept(Checkpoints):\n    pass\n"
-    package({"callbacks/kept": "kept: {_target_: mynet.kept.Kept, dirpath: /elsewhere}"}, kept=kept)
-    use_config_dir("conf")
-    said = refusal(composed, "callbacks=kept")
-    assert said.startswith("callbacks.kept.dirpath: got /elsewhere, takes a folder in that of the run")
-
-
 # --- a configuration that was composed earlier -----------------------------------------------------------------------
 
 
@@ -236,15 +227,6 @@ def test_a_class_in_place_of_a_text_needs_no_plus_in_any_order() -> None:
     (one,), (other,) = (check_command_line(words, False) for words in ([target, option], [option, target]))
     assert one == other
     assert one["trainer"]["strategy"]["find_unused_parameters"] is True
-
-
-def test_checkpoints_may_be_in_the_folder_that_the_command_line_names() -> None:
-    assert composed(run_dir=".")["callbacks"]["checkpoint"]["dirpath"] == "./checkpoints"
-    folder = "callbacks.checkpoint.dirpath=out/mine/kept"
-    (config,) = check_command_line([folder, "hydra.run.dir=out/mine"], False)
-    assert (config["run_dir"], config["callbacks"]["checkpoint"]["dirpath"]) == ("out/mine", "out/mine/kept")
-    with pytest.raises(UserError, match="takes a folder in that of the run"):
-        check_command_line([folder, "hydra.run.dir=out/other"], False)
 
 
 @pytest.mark.parametrize("line", CHANGES)
@@ -283,7 +265,7 @@ LINES = [
     "data=copy_memory model=lstm_cell model.hidden_size=8 data.delay=3 seed=7",
     "experiment=mnist_99 +trainer.max_time={hours:1} ~trainer.precision model.hidden_size=5 model={hidden_size:3}",
     "logger=none ~callbacks.device callbacks.progress=null callbacks=[early_stopping,weight_averaging]",
-    "++trainer.limit_val_batches=2 optimizer.lr=${model.hidden_size} run_dir='a\tb'",
+    "++trainer.limit_val_batches=2 optimizer.lr=${model.hidden_size} tags=['a\tb']",
     "hydra.run.dir=out/${hydra.job.override_dirname} seed=3 data.batch_size=4 hydra/launcher=basic",
     "hydra.job.config.override_dirname.exclude_keys=[seed] seed=3 hydra.sweep.subdir=${hydra.job.num}",
 ]
@@ -381,11 +363,12 @@ def test_a_file_of_the_users_is_merged_over_the_default_callbacks_and_loggers(pa
 
 
 @pytest.mark.parametrize("place", ["${run_dir}", "${hydra:runtime.output_dir}"])
-def test_a_file_of_the_users_names_the_runs_folder_by_our_name_or_hydras(place: str, package: Write) -> None:
+def test_a_file_of_the_users_that_names_the_runs_folder_is_told_where_it_is(place: str, package: Write) -> None:
     package({"logger/own": OWN_LOGGER.replace("here", f"'{place}/logs'")})
     use_config_dir("conf")
-    assert composed("logger=own", run_dir="out")["logger"]["mine"]["save_dir"] == "out/logs"
-    assert len(check_command_line(["logger=own", "seed=0,1"], multirun=True)) == 2
+    said = refusal(composed, "logger=own")
+    assert said.startswith(f"logger.mine.save_dir: got '{place}/logs', and the run's folder is no option; ")
+    assert "a logger is given it as its save_dir" in said and "trainer.default_root_dir" in said
 
 
 def test_none_leaves_out_all_default_ones_and_a_choice_beside_it_is_alone() -> None:
@@ -445,9 +428,7 @@ def test_one_device_explains_its_share_an_evaluation_has_none_and_the_largest_pa
 PAGE = (CONFIGS.parent / "docs" / "commands.md").read_text(encoding="utf-8").partition("## Coming from")[2]
 SAME = PAGE.partition("work as there:")[2].partition("\n\n")[0]
 ANSWERS = {
-    word if "=" in word else f"{word}=7": text.replace("*", "7").replace("`", "")
-    for word, text in HABITS.items()
-    if word != "run_dir"
+    word if "=" in word else f"{word}=7": text.replace("*", "7").replace("`", "") for word, text in HABITS.items()
 }
 ANSWERS |= {
     "model.optimizer.lr=0.1": "write optimizer=adam",

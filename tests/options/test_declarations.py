@@ -220,7 +220,7 @@ def test_a_node_has_the_options_that_its_target_takes(node: dict[str, Any], said
 @pytest.fixture(scope="module")
 def config() -> dict[str, Any]:
     own = "+callbacks.mine={_target_: lightning.pytorch.callbacks.EarlyStopping, monitor: val/loss}"
-    return composed("+trainer.max_time={hours: 1}", own, run_dir="out")
+    return composed("+trainer.max_time={hours: 1}", own)
 
 
 PURPOSES = {
@@ -233,8 +233,7 @@ PURPOSES = {
     Purpose.SPEED: "trainer.accelerator trainer.profiler trainer.profiler.dirpath data.pipeline data.num_workers"
     " compile",
     Purpose.READ_FROM: "data.root data.offline resume",
-    Purpose.WRITTEN_TO: "run_dir callbacks.checkpoint.dirpath callbacks.mine.dirpath logger.csv.save_dir"
-    " trainer.default_root_dir",
+    Purpose.WRITTEN_TO: "callbacks.mine.dirpath logger.csv.save_dir trainer.default_root_dir",
     Purpose.SEARCH: "search search.start search.minutes",
     Purpose.OBSERVATION: "test optimized_metric logger logger.csv logger.tensorboard.name"
     " logger.csv._target_ trainer.enable_progress_bar callbacks.checkpoint.every_minutes"

@@ -18,8 +18,7 @@ from batchscope.errors import UserError
 from batchscope.options.groups import CONFIGS, choices_of, load
 from batchscope.options.purpose import annotation_of
 from batchscope.options.values import choices_in
-from batchscope.training.build import build_all, build_data, build_model, build_optimizer
-from batchscope.training.module import lightning_module
+from batchscope.training.build import build_all, build_data, build_model, build_optimizer, lightning_module
 from tests.support.command_lines import composed
 
 SPEC = DataSpec("image", (1, 28, 28), "class", 10)

@@ -1,8 +1,6 @@
 """A file sets numbers and switches; what is built, where is written and what is downloaded the command line says."""
 
 import copy
-import os
-import re
 import shlex
 from collections.abc import Callable
 from functools import reduce
@@ -19,10 +17,8 @@ from batchscope.options.check import check_config
 from batchscope.options.command_lines import evaluate_command, resume_command
 from batchscope.options.compose import apply_overrides
 from batchscope.options.groups import use_config_dir
-from batchscope.options.tree import flatten
 from tests.support.command_lines import composed, refusal
 from tests.support.own_package import Write
-from tests.support.runs import SMALL
 
 Own = Callable[..., dict[str, Any]]
 
@@ -82,13 +78,12 @@ YAML = {
 
 @pytest.fixture
 def own(package: Write) -> Own:
-    """The configuration of a run of the user's own model in the folder `out`, as its command line gives it."""
+    """The configuration of a run of the user's own model, as its command line gives it; beside it the folder `out`."""
     classes = ("Net", "Other", "Encoder", "Head", "Mine", "Dice")
     package(YAML, net="".join(f"class {name}:\n    def __init__(self, **options): pass\n" for name in classes))
     use_config_dir("conf")
-    Path("out/a/b").mkdir(parents=True)
-    Path("out/deep").symlink_to("a/b")
-    return lambda *words: composed(*words, run_dir="out")
+    Path("out").mkdir()
+    return composed
 
 
 REPEATED = [
@@ -99,21 +94,22 @@ REPEATED = [
     "model=torchvision model.name=vgg11 trainer.precision=bf16-mixed trainer=ddp",
     "data=sequential_mnist model=lstm_cell data.steps=pixels callbacks.checkpoint.monitor=val/acc",
     "+trainer.val_check_interval='00:00:10:00' +trainer.check_val_every_n_epoch=null task.loss=mse",
-    "data.root=out/data 'callbacks.checkpoint.dirpath=${run_dir}/x' +trainer.default_root_dir=out trainer.devices=[0,1]",
+    "trainer.devices=[0,1]",
     "task=dice task.freeze=[encoder.*] optimizer=torchs +optimizer.schedule=cosine",
     "experiment=diagnose search.batch_factors=[8] hydra.sweep.dir=x trainer.profiler=simple",
 ]
 
 
-def test_a_file_may_repeat_the_configs_set_numbers_choose_and_name_own_places(own: Own) -> None:
+def test_a_file_may_repeat_the_configs_set_numbers_and_choose(own: Own) -> None:
     for words in REPEATED:
         config = own(*shlex.split(words))
         assert resumed(config) == {**config, "resume": "out"}, words
 
 
-DIRPATH, SAVE_DIR = "callbacks.checkpoint.dirpath", "logger.tensorboard.save_dir"
+SAVE_DIR = "logger.tensorboard.save_dir"
 AWAY = [
-    *("/elsewhere", "outside", "out/../elsewhere", "out/a/..", "out/~/x", "out/$HOME", "s3://out/x", "out/file://x"),
+    *("/elsewhere", "outside", "out/x", "out/../elsewhere", "out/a/.."),
+    *("out/~/x", "out/$HOME", "s3://out/x", "out/file://x"),
     *("~/../{here}/out/x", "$PWD/../{here}/out"),
 ]
 ELSEWHERE = {"task.loss": "mynet.net.Mine", "callbacks.mine": "mynet.net.Net", "trainer.strategy": "mynet.net.Net"}
@@ -146,9 +142,9 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("trainer.plugins", ["it's", "a, b", None, True, 1.5], ""),
     *((place, {"_target_": target}, f"{place}._target_: is ") for place, target in ELSEWHERE.items()),
     *((f"{place}._args_", [HUB], "") for place in ("task", "optimizer", "data", "callbacks.curves", "logger.csv")),
-    ("data.root", "/a", "is '/a' in out/run.json; repeat data.root=/a: places are not taken from records"),
+    ("data.root", "/a", f"is '/a' {ALONE}{WRITE} data.root=/a"),
     *((f"logger.{name}.save_dir", path, "") for name in ("csv", "tensorboard") for path in AWAY),
-    *((name, "/elsewhere", "") for name in ("trainer.default_root_dir", "logger.tensorboard.version")),
+    ("logger.tensorboard.version", "/elsewhere", ""),
     ("logger.tensorboard.filename_suffix", "out/x", ""),
 ]
 
@@ -163,9 +159,7 @@ def test_a_file_alone_decides_nothing_else_and_typing_it_confirms_it(own: Own) -
         hostile = changed(config, key, value)
         message = refusal(resumed, hostile)
         assert message.startswith(begins), (key, value, message)
-        word = re.split(rf"; repeat |{re.escape(WRITE)} ", message)[-1].removesuffix(
-            ": places are not taken from records"
-        )
+        word = message.partition(f"{WRITE} ")[2]
         try:
             assert resumed(hostile, *shlex.split(word)) == {**hostile, "resume": "out"}
         except UserError as error:  # more has to be said
@@ -202,11 +196,11 @@ CONFIRMS_NOT += ["logger={tensorboard: {version: 1}}", "data=mnist", "data.root=
 
 @pytest.mark.parametrize("word", [*CONFIRMS, *CONFIRMS_NOT])
 def test_an_option_confirms_what_it_spells_out_or_replaces_alone(word: str, run_dir: Path) -> None:
-    config = check_config(apply_overrides(changed(composed(run_dir=run_dir), SAVE_DIR, "/elsewhere"), [word]))
+    config = check_config(apply_overrides(changed(composed(), SAVE_DIR, "/elsewhere"), [word]))
     if word in CONFIRMS:
-        trust.confirm(config, [word], "f", run_dir)
+        trust.confirm(config, [word], "f")
     else:
-        assert refusal(trust.confirm, config, [word], "f", run_dir).startswith(f"{SAVE_DIR}: is '/elsewhere'")
+        assert refusal(trust.confirm, config, [word], "f").startswith(f"{SAVE_DIR}: is '/elsewhere'")
 
 
 def test_a_choice_of_the_trainer_confirms_no_option_that_it_keeps(run_dir: Path) -> None:
@@ -220,39 +214,14 @@ TEXTS = ["/a b", " a", "it's", 'say "so"', "x,y", "a=b", "[1]", "{a}", "", "x\\"
 @pytest.mark.parametrize("value", TEXTS)
 def test_a_typed_value_takes_the_place_of_the_files_as_a_shell_and_hydra_read_it(value: str, run_dir: Path) -> None:
     (word,) = shlex.split(trust.as_words("data.root", value))
-    assert resumed(changed(composed(run_dir=run_dir), "data.root", "/a"), word)["data"]["root"] == value
+    assert resumed(changed(composed(), "data.root", "/a"), word)["data"]["root"] == value
 
 
 # --- the run's folder -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("recorded", "reached"),
-    [
-        *(("before/it/moved", "out"), ("../there/out", "../there/out"), ("./out", "./out")),
-        *((name, f"../there/{name}") for name in ("cpu", "min")),  # as a value of another option
-    ],
-)
-def test_a_run_keeps_its_places_wherever_it_is_reached_from(recorded: str, reached: str, run_dir: Path) -> None:
-    here = Path("there").absolute()
-    (here / reached).mkdir(parents=True)
-    os.chdir(here)
-    config = composed(*SMALL, run_dir=recorded)
-    found = resume.configuration({"config": config}, Path(reached), [])
-    assert found["callbacks"]["checkpoint"]["dirpath"] == os.path.relpath(f"{reached}/checkpoints")
-    differ = {key for key, value in flatten(found) if value != dict(flatten(config)).get(key)}
-    assert differ <= {"run_dir", "resume", DIRPATH, SAVE_DIR, "logger.csv.save_dir"}
-
-
-@pytest.mark.parametrize("recorded", ["", "/", ".", "..", None, 5])
-def test_the_folder_that_a_record_names_is_not_the_runs(recorded: Any, run_dir: Path) -> None:
-    config = changed(composed(run_dir=run_dir), "run_dir", recorded)
-    assert resumed(config)["run_dir"] == "out"
-    assert "is '/etc" in refusal(resumed, changed(config, "data.root", "/etc")) or recorded == "/"
-
-
 def test_a_link_out_of_the_folder_is_refused(run_dir: Path) -> None:
-    config, name = composed(run_dir=run_dir), "csv/metrics.csv"
+    config, name = composed(), "csv/metrics.csv"
     (run_dir / "csv").mkdir()
     (run_dir / "inside").symlink_to("run.json")
     (run_dir / "loop").symlink_to("loop")
@@ -267,5 +236,5 @@ ODD = [*({"choices": one} for one in CHOICES), *({"overrides": one} for one in (
 
 @pytest.mark.parametrize("facts", [*ODD, {"resumed": 5}, {"config": None}, {"config": {}}], ids=str)
 def test_a_record_of_another_shape_is_refused(facts: dict, run_dir: Path) -> None:
-    whole = {"status": "interrupted", "config": composed(run_dir=run_dir), **facts}
+    whole = {"status": "interrupted", "config": composed(), **facts}
     assert refusal(resume.configuration, whole, run_dir, [])

@@ -175,5 +175,3 @@ def test_a_run_whose_folder_another_one_has_taken_in_the_same_second_has_one_of_
     assert done.end() == 0, done.complained
     (path,) = (tmp_path / "outputs" / "runs").glob("*/run.json")
     assert path.parent.name.removesuffix("-2") in names - {path.parent.name}
-    place = read(path.parent)["config"]["callbacks"]["checkpoint"]["dirpath"]
-    assert place == f"{path.parent.relative_to(tmp_path)}/checkpoints"

@@ -5,7 +5,6 @@ import io
 import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -15,9 +14,9 @@ from batchscope.errors import UserError
 from batchscope.options.compose import check_command_line
 
 
-def composed(*words: str, run_dir: str | Path | None = None) -> dict[str, Any]:
+def composed(*words: str) -> dict[str, Any]:
     """The checked configuration of one run."""
-    return check_command_line([*words], multirun=False, run_dir=run_dir and str(run_dir))[0]
+    return check_command_line([*words], multirun=False)[0]
 
 
 def refusal(call: Callable[..., Any], *arguments: Any, **named: Any) -> str:

@@ -22,12 +22,11 @@ def write_run(
     options, hardware, throughput = (facts.pop(name, None) or {} for name in ("options", "hardware", "throughput"))
     config = {
         "seed": seed,
-        "run_dir": str(folder),
         "model": {"_target_": f"batchscope.models.{model}", "hidden_size": 128},
         "data": {"_target_": "batchscope.data.mnist.MNIST", "batch_size": batch_size, "pipeline": "memory"},
         "optimizer": {"_target_": "torch.optim.AdamW", "lr": 0.004},
         "trainer": {"accelerator": "auto", "precision": "32-true", "max_epochs": 2, "accumulate_grad_batches": 1},
-        "callbacks": {"checkpoint": {"dirpath": f"{folder}/checkpoints"}},
+        "callbacks": {"checkpoint": {"monitor": "val/loss"}},
     }
     for name, value in {"data.seed": seed, **options}.items():
         group, _, key = name.partition(".")

@@ -47,7 +47,6 @@ def job(folder, name, size=8, timed=True, does=None, **config):
     run_dir = folder / name
     trainer = {"devices": 1, "accelerator": "cpu"}
     plain = {
-        "run_dir": str(run_dir),
         "data": {"batch_size": size},
         "trainer": trainer,
         "search": None,

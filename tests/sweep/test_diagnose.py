@@ -54,7 +54,7 @@ def tried(pretend):
 
     def tried(words="", machine=ON_CPU, factors=(2, 4), typed=None):
         pretend(machine)
-        config = composed("experiment=diagnose", *words.split(), run_dir="x")
+        config = composed("experiment=diagnose", *words.split())
         changes, left_out = changes_to_try(config, words.split() if typed is None else typed, factors)
         return [" ".join(words_of(change)) for change in changes], left_out
 
@@ -119,7 +119,7 @@ def diagnosed(folder, rate, *words):
     def do(job, passes):
         if has_ended(job.run_dir):
             return read(job.run_dir)
-        found = rate(job.config)
+        found = rate({**job.config, "run_dir": str(job.run_dir)})
         if found == "signal":
             plan(job.run_dir, config=job.config, **job.facts)
             raise SystemExit(143)
@@ -136,7 +136,7 @@ def diagnosed(folder, rate, *words):
         shared = range(first, first + 8)
         return [do(job, shared if len(jobs) > 1 and can_wait(job.config) else None) for job in jobs]
 
-    config = composed(*WORDS, *words, run_dir=folder / "0")
+    config = composed(*WORDS, *words)
     job, end = Job(folder / "0", config, {"choices": {"model": "mlp"}, "overrides": [*WORDS, *words]}, "run 1"), None
     loop.do = do_all
     try:

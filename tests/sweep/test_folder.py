@@ -12,7 +12,7 @@ from tests.support.command_lines import refusal
 from tests.support.locks import RUN_DIR, held
 from tests.support.synthetic_runs import change_record
 
-CONFIG = {"seed": 0, "data": {"batch_size": 4}, "run_dir": "s/0", "logger": {"save_dir": "s/0", "name": None}}
+CONFIG = {"seed": 0, "data": {"batch_size": 4}, "logger": {"name": None}}
 KEPT, RESUMED, PLANNED, ASIDE = "kept", "resumed", "planned again", "set aside"
 
 
@@ -88,9 +88,9 @@ ROOT = "data.root is '/theirs' there and 'mine' here"
 # The configuration in the folder, that of the sweep → the difference.
 CONFIGS = {
     "an option": (CONFIG, {**CONFIG, "data": {"batch_size": 8}}, BATCH_SIZE),
-    "where it lies, and that it was resumed": (
+    "that it was resumed": (
         {**CONFIG, "resume": "s/0"},
-        {**CONFIG, "resume": None, "run_dir": "../s/0", "logger": {"save_dir": "../s/0", "name": None}},
+        {**CONFIG, "resume": None},
         "",
     ),
     "which runs a search does": (
@@ -98,7 +98,6 @@ CONFIGS = {
         {**CONFIG, "search": {"_target_": "x", "minutes": 5, "sizes": [4, 8, 16]}},
         "",
     ),
-    "a default that a record does not name": (CONFIG, {**CONFIG, "compile": False}, ""),
     "how long a search lets a run go on": (
         limited(seconds=2.0, wall_seconds=9.0),
         limited(seconds=1.0, wall_seconds=90.0),
@@ -106,8 +105,7 @@ CONFIGS = {
     ),
     "the target": (limited(value=0.9), limited(value=0.8), f"{STOP}.value is 0.9 there and 0.8 here"),
     "no configuration": (7, CONFIG, "cannot be compared"),
-    "every path is its own": ({"run_dir": "/", "data": {"root": "/theirs"}}, {"data": {"root": "mine"}}, ROOT),
-    "no path is its own": ({"run_dir": "", "data": {"root": "/theirs"}}, {"data": {"root": "mine"}}, ROOT),
+    "a path": ({"data": {"root": "/theirs"}}, {"data": {"root": "mine"}}, ROOT),
 }
 
 

@@ -43,7 +43,7 @@ def pretended(monkeypatch, noise=0.0, status="finished", b=10.0):
 def finished(name, *options):
     """The record of a finished run on rendered digits."""
     line = ["data=digits", *SIZES, *options]
-    config = composed(*line, run_dir=name)
+    config = composed(*line)
     ended(Job(Path(name), config, {"choices": {"model": "cnn", "data": "digits"}, "overrides": line}, name), 10.0)
     return Path(name)
 
@@ -70,7 +70,7 @@ def test_short_timed_pairs_change_their_order_and_end_once_it_is_decided_that_b_
     assert (found.passes, found.verdict, len(places)) == (rerun.FEWEST, "slower", 2 * rerun.FEWEST)
     config = jobs[2].config
     assert config["model"]["_target_"] == "batchscope.models.mlp.MLP"
-    assert (config["data"]["seed"], config["data"]["batch_size"], config["run_dir"]) == (5, 8, "out/b/1")
+    assert (config["data"]["seed"], config["data"]["batch_size"]) == (5, 8)
     assert (config["trainer"]["max_time"], config["trainer"]["max_epochs"]) == (None, -1)
     assert (config["callbacks"]["until_known"]["seconds"], jobs[2].seconds) == (1.5, 1.5)
     assert config["optimizer"]["schedule"] == "constant"
@@ -110,7 +110,7 @@ def test_a_run_that_does_not_finish_ends_it_with_one_line(monkeypatch):
 
 def test_what_a_record_alone_cannot_decide_or_hold_is_refused_before_anything_runs():
     a, synthetic = finished("one", f"data.root={Path.cwd()}/elsewhere"), write_run(Path("synthetic"), 16, 10.0)
-    with pytest.raises(UserError, match="data.root: is .* repeat data.root="):
+    with pytest.raises(UserError, match="data.root: is .* write .* data.root="):
         run_again(a, a)
     with pytest.raises(UserError, match=r"^synthetic/run.json: cannot be run again: test: is missing$"):
         run_again(synthetic, synthetic)

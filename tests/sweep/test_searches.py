@@ -4,7 +4,8 @@ import pytest
 
 from batchscope.analysis.target import apart
 from batchscope.errors import UserError
-from batchscope.options.compose import compose, config_in
+from batchscope.options.check import check_config
+from batchscope.options.compose import compose, without_hydra
 from batchscope.sweep import sizes
 from batchscope.sweep.grow_batch import BatchSizeSearch
 from batchscope.sweep.plans import Job, RunFailed, search_of
@@ -131,7 +132,7 @@ def searched(folder, end, *words):
         limits.append((stop["seconds"], stop["wall_seconds"]))
         return {"dataset": {"train_samples": 55_000}, "status": "finished", "seconds": 10.0, **end(size, lr)}
 
-    config = composed(*WORDS, "optimizer.lr=0.01", *words, run_dir=folder)
+    config = composed(*WORDS, "optimizer.lr=0.01", *words)
     job = Job(folder, config, {"choices": {}, "overrides": WORDS}, "run 1")
     play(search_of(config).plan(job), do)
     return ran, limits
@@ -182,10 +183,10 @@ def test_options_that_follow_the_one_that_is_tried_follow_it_in_each_run(tmp_pat
     words = ["model=mlp", "data=digits", "optimizer.weight_decay=${optimizer.lr}"]
     composition = compose(words)
     facts = {"choices": {}, "overrides": words}
-    job = Job(tmp_path, config_in(tmp_path, composition), facts, "run 1", composition=composition)
+    job = Job(tmp_path, check_config(without_hydra(composition)), facts, "run 1", composition=composition)
     trial = job.below("a", {"optimizer.lr": 0.5}, "a").below("b", {"data.batch_size": 8}, "b")
     assert (trial.config["optimizer"]["lr"], trial.config["optimizer"]["weight_decay"]) == (0.5, 0.5)
-    assert (trial.config["data"]["batch_size"], trial.config["run_dir"]) == (8, str(tmp_path / "a" / "b"))
+    assert (trial.config["data"]["batch_size"], trial.run_dir) == (8, tmp_path / "a" / "b")
     assert job.config["optimizer"]["weight_decay"] == job.config["optimizer"]["lr"] != 0.5
 
 

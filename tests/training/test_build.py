@@ -85,9 +85,9 @@ def test_nodes_within_nodes_are_built_wherever_they_stand() -> None:
 def test_an_argument_is_passed_as_it_is_and_takes_the_place_of_an_option() -> None:
     node = {"_target_": "batchscope.models.mlp.MLP", "hidden_sizes": [3]}
     assert isinstance(build(node, "model", spec=SPEC), mlp.MLP)
-    checkpoints = {"_target_": "batchscope.checkpointing.callback.Checkpoints", "dirpath": "a"}
-    first = build(checkpoints, "callbacks.checkpoint", dirpath="b")
-    assert first.dirpath == "b"
+    checkpoints = {"_target_": "batchscope.checkpointing.callback.Checkpoints", "monitor": "a"}
+    first = build(checkpoints, "callbacks.checkpoint", monitor="b")
+    assert first.monitor == "b"
     assert first in build(TRAINER, "trainer", callbacks=[first]).callbacks
 
 
@@ -100,7 +100,7 @@ def test_the_current_folder_shadows_nothing_that_is_installed() -> None:
 
 def test_the_plugins_of_a_trainer_stand_beside_the_one_for_checkpoints() -> None:
     def built(plugins: Any) -> Any:
-        return build_trainer({"trainer": TRAINER | {"plugins": plugins}, "data": {}}, Path("out"), [], {}).strategy
+        return build_trainer({"trainer": TRAINER | {"plugins": plugins}, "data": {}}, Path("out"), []).strategy
 
     environment, io = f"{PLUGINS}.environments.LightningEnvironment", f"{PLUGINS}.io.TorchCheckpointIO"
     for plugins in (None, {"_target_": environment}, [{"_target_": environment}]):

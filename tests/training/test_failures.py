@@ -76,13 +76,13 @@ def test_out_of_memory_is_told_with_the_batch_size_and_what_to_try(tmp_path: Pat
 
 # --- which exceptions are translated ----------------------------------------------------------------------------------
 
-CONFIG = {"run_dir": "out", "compile": True, "model": {"_target_": "batchscope.models.mlp.MLP"}}
+CONFIG = {"compile": True, "model": {"_target_": "batchscope.models.mlp.MLP"}}
 
 
 def end(error: BaseException, config: dict[str, Any] = CONFIG, ranks: int = 2, steps: int = 0) -> None:
     strategy = SimpleNamespace(root_device=torch.device("cpu"))
     trainer: Any = SimpleNamespace(strategy=strategy, is_global_zero=True, world_size=ranks, global_step=steps)
-    with explain_failures(config, trainer):
+    with explain_failures(config, Path("out"), trainer):
         raise error
 
 

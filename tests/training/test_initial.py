@@ -114,7 +114,7 @@ def test_a_resumed_run_reads_the_file_only_where_it_starts_again(whole: Path, st
     else:
         refused = run(tmp_path, "resume=out")
         assert refused.end() == 1
-        assert "init: is 'w.ckpt' in out/run.json; repeat init=w.ckpt: places are not taken" in refused.complained
+        assert "init: is 'w.ckpt' in out/run.json, which a file alone cannot decide" in refused.complained
         completed(tmp_path, "resume=out", "init=w.ckpt")
     assert_alike(results(tmp_path / "out"), results(whole / "out"))
 

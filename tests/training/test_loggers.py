@@ -9,8 +9,7 @@ from lightning.pytorch.loggers.utilities import _scan_checkpoints
 from batchscope.checkpointing.callback import Checkpoints
 from batchscope.options import check
 from batchscope.options.signatures import is_installed
-from batchscope.training.build import build_callbacks
-from batchscope.training.loggers import NoLogger
+from batchscope.training.build import NoLogger, build_callbacks, build_loggers
 from tests.checkpointing.support import OUT, STEP, terminate
 from tests.support.command_lines import composed, refusal
 from tests.support.runs import EVERY_4, SMALL, curves, record, run, table
@@ -68,6 +67,14 @@ def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.M
     assert refusal(composed, "logger=wandb") == said
 
 
+def test_a_logger_that_has_to_be_given_a_folder_gets_that_of_the_run(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    kind = "_target_: lightning.pytorch.loggers.CSVLogger"
+    words = ["logger=none", f"+logger.mine={{{kind}}}", f"+logger.theirs={{{kind}, save_dir: there}}"]
+    loggers = build_loggers(composed(*words), tmp_path / "out", "cnn", "1")
+    assert [logger.save_dir for logger in loggers] == ["out", "there"]
+
+
 class Uploads(Memory):
     """Uploads checkpoints at its end, as W&B's logger with `log_model=true`."""
 
@@ -84,10 +91,11 @@ class Uploads(Memory):
 def test_loggers_hear_of_the_last_and_the_best_checkpoint(tmp_path: Path) -> None:
     train(
         Stranger(),
-        Checkpoints(str(tmp_path)),
+        Checkpoints(),
         data=(loader(), loader()),
         logger=(logger := Uploads()),
         enable_checkpointing=True,
+        default_root_dir=tmp_path,
     )
     found = {Path(path).name: score for _, path, score, _ in _scan_checkpoints(logger.callback, {})}
     assert found == {"last.ckpt": logger.callback.metrics["val/loss"], "best.ckpt": logger.callback.best_model_score}

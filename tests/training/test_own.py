@@ -565,7 +565,7 @@ def trained(folder: Path, *words: str) -> dict[str, Any]:
     lines = ["model=net", "data=own", "trainer.max_epochs=2", "trainer.accelerator=cpu", *quiet, *words]
     chosen = dict(word.split("=", 1) for word in lines)
     choices = {key: chosen[key] for key in ("model", "data")}
-    train(composed(*lines, f"run_dir={folder}"), folder, choices, [*words])
+    train(composed(*lines), folder, choices, [*words])
     return record(folder)
 
 
@@ -905,7 +905,7 @@ def test_a_failure_of_prepare_data_is_recorded(folder: Path, monkeypatch: pytest
 
 def explained(*words: str) -> Any:
     config = for_explanation(composed("data=points", "trainer.accelerator=cpu", *words))
-    return explain(config, {"model": "twice"}, "out")[0]
+    return explain(config, {"model": "twice"}, Path("out"))[0]
 
 
 def test_a_step_with_two_optimizers_is_explained_by_as_many_steps_as_any(folder: Path) -> None:
@@ -923,7 +923,7 @@ def test_a_schedule_for_the_whole_training_or_by_the_validation_is_one_of_timed_
     assert explained(*words).steps == 10
     timed = [*words, "data=points", "experiment=throughput", "trainer.accelerator=cpu", "logger=none"]
     timed += ["callbacks.progress=null", "callbacks.until_known.seconds=0.1"]
-    train(composed(*timed, f"run_dir={folder}"), folder, {"model": "planned"}, timed)
+    train(composed(*timed), folder, {"model": "planned"}, timed)
     assert record(folder)["steps"] > 20
 
 

@@ -39,7 +39,7 @@ def in_process(tmp_path: Path, *overrides: str) -> tuple[float | None, dict]:
     run_dir = tmp_path / "run"
     # To count FLOPs and memory takes longer than to train.
     quick = ["callbacks.progress=null", "+callbacks.throughput.flops_per_sample=1"]
-    lines = [*SHORT, *quick, *overrides, f"run_dir={run_dir}"]
+    lines = [*SHORT, *quick, *overrides]
     metric = train(composed(*lines), run_dir, {"model": "cnn", "data": "mnist"}, lines)
     return metric, record(run_dir)
 

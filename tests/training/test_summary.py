@@ -155,11 +155,11 @@ def test_a_batch_of_data_that_cannot_be_changed_is_lowered_in_words_alone() -> N
     assert data.module.batch_size == 512
 
 
-def summary_of(facts: dict[str, Any], *callbacks: Any) -> str:
+def summary_of(facts: dict[str, Any], *callbacks: Any, place: str = "out") -> str:
     """What a run of these callbacks ends with."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
-        print_summary(SimpleNamespace(callbacks=callbacks), facts)
+        print_summary(SimpleNamespace(callbacks=callbacks), facts, Path(place))
     return said.getvalue()
 
 
@@ -233,8 +233,7 @@ def test_the_details_name_the_checkpoint_that_was_kept(kept: str, place: str, ov
     monkeypatch.chdir(oversize if place == "out" else oversize / "out")
     facts = record(oversize / "out")
     facts["checkpoints"] = {one: f"checkpoints/{one}.ckpt" for one in dict.fromkeys((kept, "last"))}
-    facts["config"]["run_dir"] = place
-    said, path = summary_of(facts), os.path.join(place, "checkpoints", f"{kept}.ckpt")
+    said, path = summary_of(facts, place=place), os.path.join(place, "checkpoints", f"{kept}.ckpt")
     assert f"\nkept    {path}\n" in said
     assert f" ckpt={path}" in said
 
