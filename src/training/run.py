@@ -263,6 +263,8 @@ class _Run:
             "checkpoints": summary.checkpoint_paths(self.trainer, self.run_dir),
             "metrics": summary.last_metrics(self.trainer),
             "evaluated": summary.evaluated_samples(self.trainer, self.data),
+            # Lightning has given each of several ranks its part of the cores.
+            "hardware": record.facts["hardware"] | {"torch_threads": torch.get_num_threads()},
         }
         if self.dataset["train_samples"] is None and (samples := summary.train_samples(self.trainer)):
             facts["dataset"] = {**self.dataset, "train_samples": samples}
