@@ -1,7 +1,7 @@
-"""Everything private in Lightning that batchscope touches, as read in lightning 2.6.6, and typed accessors.
+"""What is private in Lightning and no other file owns, as read in lightning 2.6.6, and typed accessors.
 
 Lightning sets some attributes of a Trainer at run time, so that type checkers do not see them. The accessors below name
-their types. A new release of Lightning has to be compared with this file alone.
+the types of most of them. A new release of Lightning has to be compared with this file first.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,7 +50,7 @@ def is_fast_dev_run(trainer: Trainer) -> bool:
 
 
 def child_processes(trainer: Trainer) -> list[Popen[bytes]]:
-    """The processes that Lightning has started for the other ranks; the list that its launcher watches."""
+    """The processes that Lightning has started for the other ranks; the list that its launcher has."""
     return getattr(trainer.strategy.launcher, "procs", [])
 
 

@@ -54,13 +54,13 @@ class LoopEvents(Callback):
     """
 
     is_measuring = False
-    _fit: FitTimer
     _is_training = False
     _has_begun = False  # whether a batch has begun that has not ended
     _asked = 0  # how many batches its step has asked for
 
     def __init__(self) -> None:
         self._timer = StepTimer(HostClock())
+        self._fit = FitTimer()  # of a callback that is added after `on_fit_start`
 
     def begin_batch(self) -> None:
         """A batch is asked for; begins it on the timer."""

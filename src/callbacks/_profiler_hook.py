@@ -51,7 +51,7 @@ class ProfilerHook:
         self._stop(action_name)
 
     def _context(self, action_name: str) -> Any:
-        is_alone = type(self._profiler) is PassThroughProfiler
+        is_alone = type(self._profiler) is PassThroughProfiler and not self._before
         is_heard = action_name.rpartition(".")[2] in self._actions
         return _Action(self, action_name) if is_heard or not is_alone else contextlib.nullcontext(action_name)
 

@@ -150,7 +150,7 @@ class DeviceMonitor(Callback):
                 and own_config(trainer.lightning_module) is None
                 and (lines := self.summary_lines())
             ):
-                say(block(lines))  # a run of this package prints them itself
+                say(f"\n{block(lines)}")  # a run of this package prints them itself
 
     on_exception = on_train_end
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 from .._system import CPUS, affinity, processor_name
@@ -119,6 +118,6 @@ def describe(device: torch.device) -> dict[str, Any]:
         "cpu": processor_name(),
         "cpu_cores": os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
-        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "memory_gib": round(total_memory(torch.device("cpu")) / 2**30, 1),
         "platform": platform.platform(),
     }

@@ -14,14 +14,14 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 
-from .._system import affinity
+from .._system import affinity, user_and_group
 from ..files import write_text
 from ..records.formatting import percent
 from ..records.terminal import say
@@ -131,18 +131,17 @@ def cached_calibration(device: torch.device) -> Calibration | None:
     """
     known = identity(device)
     for folder in _folders():
-        with contextlib.suppress(OSError):
-            file = folder / _file_name(known)
-            text, age = file.read_bytes(), time.time() - file.stat().st_mtime
-            break
-    else:
-        return None
-    try:
-        found = Calibration(**json.loads(text))
-    except Exception:  # noqa: BLE001 - whatever a damaged file makes of JSON and of the calibration's values
-        warnings.warn(f"{file} is damaged, and is ignored", stacklevel=2)
-        return None
-    return found if not found.disturbed or 0 <= age < DISTURBED_S else None
+        file = folder / _file_name(known)
+        try:
+            found, age = Calibration(**json.loads(file.read_bytes())), time.time() - file.stat().st_mtime
+        except OSError:
+            continue
+        except Exception:  # noqa: BLE001 - whatever a damaged file makes of JSON and of the calibration's values
+            warnings.warn(f"{file} is damaged, and is ignored", stacklevel=2)
+            continue
+        if not found.disturbed or 0 <= age < DISTURBED_S:
+            return found
+    return None
 
 
 def store(calibration: Calibration) -> None:
@@ -178,13 +177,19 @@ def identity(device: torch.device) -> dict[str, Any]:
     return known
 
 
-def _folders() -> list[Path]:
-    """The user's cache folder, and one of temporary files, for a home folder that is not there or cannot be written."""
-    user = psutil.Process().username().rpartition("\\")[2]  # its number where it has no name; a domain stands before it
-    found = [Path(tempfile.gettempdir()) / f"batchscope-{user}"]
+def _folders() -> Iterator[Path]:
+    """The user's cache folder, and one of temporary files, for a home folder that is not there or cannot be written.
+
+    The latter is not used where another user has made it.
+    """
     with contextlib.suppress(RuntimeError):  # the system knows no home folder
-        found.insert(0, Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "batchscope")
-    return found
+        yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "batchscope"
+    with contextlib.suppress(OSError, psutil.Error):  # nowhere can a temporary file be made, or nobody tells the user
+        user, _ = user_and_group(psutil.Process())  # a number; on Windows a name, before which a domain may stand
+        name = str(user).rpartition("\\")[2]
+        folder = Path(tempfile.gettempdir()) / f"batchscope-{name}"
+        if isinstance(user, str) or not folder.exists() or folder.lstat().st_uid == user:
+            yield folder
 
 
 def _file_name(known: Mapping[str, Any]) -> str:

@@ -43,9 +43,11 @@ _FEWEST_FOR_P99 = 100  # of fewer times, the 99th percentile is a maximum
 class _Size(WaitingRun):
     """The forward passes of one batch size, visited as a run of a sweep is. Between visits no inputs are on the device."""
 
-    def __init__(self, size: int, network: nn.Module, inputs: Callable[[], Any], memory_gib: float | None):
+    def __init__(
+        self, size: int, network: nn.Module, inputs: Callable[[], Any], memory_gib: float | None, on_cpu: bool
+    ):
         super().__init__(size)
-        self.network, self.inputs, self.memory_gib = network, inputs, memory_gib
+        self.network, self.inputs, self.memory_gib, self.on_cpu = network, inputs, memory_gib, on_cpu
         self.times_s: list[float] = []
 
     @override
@@ -61,9 +63,11 @@ class _Size(WaitingRun):
                 times.append(clock() - began)
         self.times_s += times
         found = noise.read()
-        others = 0.0 if math.isnan(found.others_share) else found.others_share
+        disturbed = is_disturbed(found)
+        counts = disturbed or self.on_cpu  # an accelerator's host has free cores for other programs
+        others = found.others_share if counts and not math.isnan(found.others_share) else 0.0
         facts = {"mean_s": float(np.mean(times)), "samples": self.size}
-        return facts | {"others_share": others, "disturbed": is_disturbed(found)}
+        return facts | {"others_share": others, "disturbed": disturbed}
 
 
 @dataclass(frozen=True)
@@ -186,7 +190,7 @@ def _prepared(
         if is_out_of_memory(error):
             return None
         raise UserError(f"model: {type(network).__name__} does not take {shape}: {in_one_line(error)}") from error
-    return _Size(size, network, inputs, memory)
+    return _Size(size, network, inputs, memory, device.type == "cpu")
 
 
 def _row(one: _Size, rates: Rates) -> dict[str, Any]:

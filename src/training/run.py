@@ -283,6 +283,8 @@ class _Run:
             "metrics": summary.last_metrics(self.trainer),
             "evaluated": summary.evaluated_samples(self.trainer, self.data),
             "sample_means": self.module.sample_means if isinstance(self.module, Task) else None,
+            # Lightning has given each of several ranks its part of the cores.
+            "hardware": record.facts["hardware"] | {"torch_threads": torch.get_num_threads()},
         }
         if self.dataset["train_samples"] is None and (samples := summary.train_samples(self.trainer)):
             facts["dataset"] = {**self.dataset, "train_samples": samples}

@@ -66,7 +66,7 @@ def test_what_was_sampled_is_logged_also_where_the_device_fails_with_the_fit(wor
     assert logger.steps(RSS) == list(range(1, 11))
 
 
-def test_memory_that_grows_all_through_a_training_is_said_and_recorded(world, monkeypatch) -> None:
+def test_memory_that_grows_all_through_a_training_is_said_and_recorded(world, monkeypatch, capsys) -> None:
     def sample(read, interval_s: float) -> Telemetry:
         world.telemetry = Telemetry(lambda: {RSS: 2 + 1e-3 * world.now}, 60, lambda: world.now)
         return world.telemetry
@@ -79,5 +79,6 @@ def test_memory_that_grows_all_through_a_training_is_said_and_recorded(world, mo
     assert grown["bytes_per_update"] == pytest.approx(1e-3 * 2**30, rel=0.01)
     (line,) = monitor.summary_lines()
     assert "the host's grows by 1 GiB in 1,000 updates, at which rate it is full in 2.8 h; usual causes: " in line
+    assert capsys.readouterr().out.startswith("\nmemory  the host's grows by 1 GiB")  # not beside a progress bar
     train(module, monitor, data=loader(40, 1), max_epochs=1)
     assert (monitor.record_facts(), monitor.summary_lines()) == ({"memory_growth": None}, [])

@@ -4,6 +4,7 @@ from torch.utils.data import DataLoader
 
 from batchscope.callbacks._events import LoopEvents
 from batchscope.callbacks._timer import HostClock, StepTimer
+from tests.callbacks.support import stranger
 from tests.support.third_party_modules import Asking, Stranger, loader, train
 
 
@@ -92,3 +93,10 @@ def test_a_batch_that_is_none_is_not_counted() -> None:
     batches = DataLoader([one, None, one], batch_size=None, collate_fn=lambda batch: batch)
     events = told(Stranger(), data=batches).split()
     assert (events.count("4"), events.count("disabled")) == (2, 0)
+
+
+def test_a_callback_that_a_module_adds_when_the_fit_begins_is_told_of_its_batches() -> None:
+    callback = Told()
+    module = stranger(on_fit_start=lambda module: module.trainer.callbacks.append(callback))
+    train(module, max_epochs=1, num_sanity_val_steps=0, data=loader(4, 4))
+    assert " ".join(map(str, callback.events)) == f"{BATCH} interrupted"

@@ -107,3 +107,13 @@ def test_two_hooks_end_in_any_order_and_leave_the_trainers_own_profiler(order: t
     assert [len(heard) for _, heard in hooks] == [0 if index == order[0] else 4 for index in range(2)]
     hooks[order[1]][0].detach()
     assert not {"start", "stop", "profile"} & vars(own).keys()
+
+
+def test_a_second_hook_leaves_the_first_one_its_actions() -> None:
+    trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    actions = ("training_step", "backward")
+    hooks = [hearing(trainer, action) for action in actions]
+    for action in actions:
+        with profiler_of(trainer).profile(f"[Strategy]Any.{action}"):
+            pass
+    assert [heard for _, heard in hooks] == [[f"+{action}", f"-{action}"] for action in actions]

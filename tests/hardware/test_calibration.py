@@ -163,6 +163,7 @@ def test_a_gpu_on_which_others_compute_is_disturbed(nvml, monkeypatch):
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     return tmp_path / "batchscope"
 
 
@@ -236,7 +237,6 @@ def test_a_damaged_cache_is_ignored_with_one_warning_and_measured_again(measured
 
 def test_where_the_cache_cannot_be_written_a_temporary_folder_of_the_user_is_it(measured, cache, tmp_path, monkeypatch):
     cache.write_text("a file where the folder should be")
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     assert load_or_measure(CPU) == load_or_measure(CPU)
     assert measured.call_count == 1
     (folder,) = (tmp_path / "temporary").iterdir()
@@ -244,6 +244,32 @@ def test_where_the_cache_cannot_be_written_a_temporary_folder_of_the_user_is_it(
     monkeypatch.setattr(tempfile, "tempdir", str(cache))  # where nothing can be written either, nothing is kept
     assert load_or_measure(CPU).matmul_flops_per_sec == {"fp32": 1e11}
     assert measured.call_count == 2
+
+
+def test_without_a_folder_of_temporary_files_either_nothing_is_kept(measured, cache, monkeypatch):
+    cache.write_text("a file where the folder should be")
+    monkeypatch.setattr(tempfile, "gettempdir", Mock(side_effect=FileNotFoundError("no usable temporary directory")))
+    assert load_or_measure(CPU) == load_or_measure(CPU)
+    assert measured.call_count == 2
+
+
+def test_a_temporary_folder_that_another_user_has_made_is_not_used(measured, cache, tmp_path, monkeypatch):
+    cache.write_text("a file where the folder should be")
+    monkeypatch.setattr(measure, "user_and_group", lambda process: (-1, 0))  # whom no folder belongs to
+    (tmp_path / "temporary" / "batchscope--1").mkdir(parents=True)
+    assert load_or_measure(CPU) == load_or_measure(CPU)
+    assert measured.call_count == 2
+
+
+def test_a_damaged_file_in_a_home_that_cannot_be_written_hides_no_temporary_one(measured, cache, tmp_path):
+    cache.write_text("a file where the folder should be")
+    found = load_or_measure(CPU)
+    (file,) = (tmp_path / "temporary").glob("*/*")
+    cache.unlink()
+    cache.mkdir()
+    (cache / file.name).write_bytes(b"")
+    with pytest.warns(UserWarning, match="is damaged, and is ignored"):
+        assert cached_calibration(CPU) == found
 
 
 def test_what_was_measured_while_others_computed_is_used_for_some_minutes(cache):

@@ -1,9 +1,12 @@
 """The devices of a machine: what a configuration may ask of them before a run begins."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from batchscope.errors import UserError
+from batchscope.hardware import device_memory
 from batchscope.hardware.device_memory import total_memory
 from batchscope.hardware.devices import check_accelerator, describe
 from tests.support.mps import Mps
@@ -55,6 +58,11 @@ def test_the_memory_of_an_apple_gpu_is_what_metal_recommends_at_most(monkeypatch
     assert total_memory(torch.device("mps")) == 12 * 2**30
     assert describe(torch.device("mps"))["device_memory_gib"] == 12.0
     assert "device_memory_gib" not in describe(torch.device("cpu"))
+
+
+def test_the_memory_of_the_host_is_what_its_container_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_memory, "host_memory", lambda: SimpleNamespace(total=8 * 2**30))
+    assert describe(torch.device("cpu"))["memory_gib"] == 8.0
 
 
 def test_several_gpus_without_nccl_as_on_windows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,15 @@
 
 import contextlib
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from batchscope.data.spec import DataSpec
 from batchscope.hardware.devices import current
+from batchscope.hardware.processor import Noise
+from batchscope.inference import latency
 from batchscope.inference.latency import measure_latency
 from batchscope.inference.load import KnownData, Trained
 from batchscope.sweep.passes import Limits
@@ -34,6 +37,21 @@ def test_the_gpu_that_is_measured_is_the_one_that_is_waited_for(monkeypatch: pyt
         with current(torch.device(name)):
             pass
     assert entered == [torch.device("cuda:3")]
+
+
+@pytest.mark.parametrize(
+    ("on_cpu", "noise", "taken"),
+    [
+        (True, Noise(0.2, 0.5), 0.2),
+        (False, Noise(0.2, 0.5), 0.0),  # the host of an accelerator has free cores
+        (False, Noise(0.9, 0.05), 0.9),
+        (True, Noise(), 0.0),
+    ],
+)
+def test_what_other_programs_take_counts_where_it_can_slow_the_device(on_cpu, noise, taken, monkeypatch) -> None:
+    monkeypatch.setattr(latency, "NoiseMeter", lambda: SimpleNamespace(read=lambda: noise))
+    size = latency._Size(2, torch.nn.Identity(), lambda: ((torch.ones(2),), {}), None, on_cpu)
+    assert size.visit(0, 0.0)["others_share"] == taken
 
 
 def test_the_device_of_a_model_is_the_one_that_was_typed() -> None:

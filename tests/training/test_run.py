@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning import Trainer
 from omegaconf import OmegaConf
 
 from batchscope.analysis.report import analyse
@@ -175,6 +176,18 @@ def test_a_seed_gives_the_same_run_and_the_metric_that_a_sweeper_asks_for(tmp_pa
     (first, one), (other, two), (_, three) = runs
     assert one["metrics"] == two["metrics"] != three["metrics"]
     assert (first, other) == (one["metrics"]["val/loss"], one["metrics"]["test/loss"])
+
+
+def test_the_recorded_threads_are_those_that_a_fit_has_had(tmp_path: Path, monkeypatch) -> None:
+    def divided(*arguments: Any, **options: Any) -> None:  # as Lightning divides the cores among ranks
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+        fit(*arguments, **options)
+
+    fit = Trainer.fit
+    monkeypatch.setattr(Trainer, "fit", divided)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
+    small = ["data=copy_memory", "model=lstm_cell", "data.num_train=16", "data.num_val=8", "data.num_test=8"]
+    assert in_process(tmp_path, *small)[1]["hardware"]["torch_threads"] == 8
 
 
 def test_what_was_typed_and_has_changed_nothing_is_said_and_recorded(tmp_path: Path, capsys) -> None:
