@@ -69,8 +69,8 @@ class Diagnosis(Search):
             jobs[0].rate(runs[0].record)  # there is nothing to compare with a baseline that has none
         best = [trial.options for trial in Findings(runs).best_pair]
         pair = [change for change in changes if tuple(words_of(change)) in best]
-        if len(pair) == 2:
-            both = pair[0] | pair[1]
+        both = dict(option for change in pair for option in change.items())
+        if len(pair) == 2 and not _refusal(job.config, both):
             last = [run("baseline_3", {}), run(_folder_of(both), both)]
             yield _alike(last if waits else last[::-1])
 
@@ -108,16 +108,21 @@ def changes_to_try(
     not_tried: list[str] = []
     for change in _candidates(config, batch_factors):
         typed = " and ".join(option for option in change if option in fixed)
-        why_not = f"you have set {typed}" if typed else ""
-        try:
-            check_config(apply_overrides(dict(config), words_of(change)))
-        except UserError as error:  # it does not go together with the configuration, as with `global_batch_size`
-            why_not = str(error)
+        why_not = _refusal(config, change) or (f"you have set {typed}" if typed else "")
         if why_not:
             not_tried.append(f"not tried: {' '.join(words_of(change))}: {why_not}")
         elif change not in tried:
             tried.append(change)
     return tried, not_tried
+
+
+def _refusal(config: Mapping[str, Any], change: Change) -> str:
+    """Why a change does not go together with a configuration, as with `global_batch_size`; empty where it does."""
+    try:
+        check_config(apply_overrides(dict(config), words_of(change)))
+    except UserError as error:
+        return str(error)
+    return ""
 
 
 def _candidates(config: Mapping[str, Any], factors: Sequence[int]) -> Iterator[Change]:

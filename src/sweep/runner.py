@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -41,7 +40,9 @@ def run_sweep(line: CommandLine, sweep_dir: Path) -> None:
     """
     folder.refuse_other(sweep_dir, line.configs if line.labels else [])
     here = line.launcher["_target_"].endswith(".BasicLauncher")
-    sweep = Sweep(sweep_dir, line.labels, here, search_of(line.configs[0]))
+    sampler = line.compositions[0].hydra.sweeper.get("sampler") or {}  # of Optuna
+    draws_anew = "seed" in sampler and sampler["seed"] is None
+    sweep = Sweep(sweep_dir, line.labels, here, search_of(line.configs[0]), draws_anew)
     exit_on_signals()
     with folder.lock_sweep_dir(sweep_dir):
         try:
@@ -78,10 +79,18 @@ class Sweep:
 
     Each has a label; there are no labels where it is not known beforehand what will be run. `here` says whether this
     process starts all runs: some launchers call for them in other processes, and not in order. A `search` is one job.
+    `draws_anew` says that the same command line would draw other values.
     """
 
-    def __init__(self, sweep_dir: Path, labels: list[str], here: bool = False, search: Search | None = None):
-        self.sweep_dir, self.labels = sweep_dir, labels
+    def __init__(
+        self,
+        sweep_dir: Path,
+        labels: list[str],
+        here: bool = False,
+        search: Search | None = None,
+        draws_anew: bool = False,
+    ):
+        self.sweep_dir, self.labels, self._draws_anew = sweep_dir, labels, draws_anew
         self.loop = Loop()
         self._here, self._search, self._failed = here, search, False
 
@@ -109,7 +118,7 @@ class Sweep:
         if record is None:  # of a search
             return None
         value = optimized(record) if record["status"] == "finished" else None
-        if value is None and not self.labels:  # a searching sweeper needs a value of each run
+        if value is None and "direction" in hydra.sweeper:  # a searching sweeper needs a value of each run
             if record["status"] == "finished":
                 name, has = job.config["optimized_metric"], ", ".join(record.get("metrics", {})) or "no metric"
                 report(UserError(f"optimized_metric: got '{name}', and {relative(job.run_dir)} has {has}"))
@@ -153,13 +162,10 @@ class Sweep:
         print(f"\n{text}", flush=True)
 
     def print_resume(self) -> None:
-        """After an interruption: the command that resumes the sweep. A search without a seed would draw other values."""
-        seeded = any(re.search(r"sampler\.seed=\d", word) for word in self.loop.command)
-        if not self.labels and not self._search and not seeded:
-            print(
-                f"\nkept     {self.sweep_dir}; a search can be resumed if it has hydra.sweeper.sampler.seed=0",
-                flush=True,
-            )
+        """After an interruption: the command that resumes the sweep."""
+        if self._draws_anew:
+            has_seed = "a search can be resumed if it has hydra.sweeper.sampler.seed=0"
+            print(f"\nkept     {self.sweep_dir}; {has_seed}", flush=True)
             return
         line = [word for word in self.loop.command if not word.lstrip("+").startswith("hydra.sweep.dir=")]
         line.append(as_override("hydra.sweep.dir", str(self.sweep_dir)))

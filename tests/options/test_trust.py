@@ -204,7 +204,7 @@ def test_an_option_confirms_what_it_spells_out_or_replaces_alone(word: str, run_
 
 
 def test_a_choice_of_the_trainer_confirms_no_option_that_it_keeps(run_dir: Path) -> None:
-    config = changed(composed(run_dir=run_dir), "trainer.default_root_dir", "/elsewhere")
+    config = changed(composed(), "trainer.default_root_dir", "/elsewhere")
     assert refusal(resumed, config, "trainer=cpu").startswith("trainer.default_root_dir: is '/elsewhere'")
 
 

@@ -941,7 +941,7 @@ def test_a_hyperparameter_that_module_and_data_share_may_differ_where_nothing_is
     assert explained(*words).steps == 10
     words += ["experiment=throughput", "trainer.accelerator=cpu", "logger=none", "callbacks.progress=null"]
     words.append("callbacks.until_known.seconds=0.1")
-    train(composed(*words, f"run_dir={timed}"), timed, {"model": "counted"}, words)
+    train(composed(*words), timed, {"model": "counted"}, words)
     assert record(timed)["status"] == "finished"
 
 
