@@ -74,6 +74,7 @@ def answer(group: Group, metrics: Sequence[str] = (), enough: float = ENOUGH, ma
         return Answer(group, arrivals.lines, size, rule, None, overall, arrivals=arrivals)
     if len(sizes) < 2:
         is_alone = len({*sizes, *group.without_rate}) < 2 or any(run.is_to_target for run in group.runs)
+        is_alone |= not (sizes or any(run.status == "finished" for run in group.runs))  # which is said of all runs
         only = f"Only {next(iter(sizes)):,}" if sizes else "No batch size"
         return Answer(group, [] if is_alone else [f"{only} was measured, so there is nothing to compare."])
     quality = next((known for key in metrics if (known := quality_of(sizes, key, margin))), None) if overall else None

@@ -54,13 +54,13 @@ class LoopEvents(Callback):
     """
 
     is_measuring = False
+    _fit: FitTimer
     _is_training = False
     _has_begun = False  # whether a batch has begun that has not ended
     _asked = 0  # how many batches its step has asked for
 
     def __init__(self) -> None:
         self._timer = StepTimer(HostClock())
-        self._fit = FitTimer()  # of a callback that is added after `on_fit_start`
 
     def begin_batch(self) -> None:
         """A batch is asked for; begins it on the timer."""
@@ -92,6 +92,8 @@ class LoopEvents(Callback):
     def listen(self, trainer: Trainer, timer: StepTimer) -> Callable[[], None]:
         """Begin to mark the parts of a fit; returns a function that ends this."""
         self._timer = timer
+        if not hasattr(self, "_fit"):  # of a callback that is added after `on_fit_start`
+            self._fit = FitTimer()
         add_timer(trainer, timer)
         self.is_measuring, self._is_training, self._has_begun = True, False, False
         heard = {*_PARTS, _TRAINING, _EPOCH}

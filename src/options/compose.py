@@ -101,11 +101,10 @@ def choices_in(hydra: Any) -> dict[str, str]:
 
 def choices_after(choices: Mapping[str, Any], overrides: list[str]) -> dict[str, str]:
     """The choice of each group that has one, changed by a command line; none where an option replaces the choice's class."""
-    chosen = {
-        one.key_or_group: one.value() for one in parse(overrides) if _chooses(one) and one.key_or_group in SECTIONS
-    }
+    chosen = {one.key_or_group: one.value() for one in parse(overrides) if _chooses(one)}
+    chosen = {group: choice for group, choice in chosen.items() if group in SECTIONS}
     typed = set_by(overrides)[0]
-    return {k: v for k, v in {**choices, **chosen}.items() if v is not None and f"{k}.{TARGET}" not in typed}
+    return {k: str(v) for k, v in {**choices, **chosen}.items() if v is not None and f"{k}.{TARGET}" not in typed}
 
 
 def without_hydra(composition: DictConfig) -> DictConfig:

@@ -82,7 +82,7 @@ def own(package: Write) -> Own:
     classes = ("Net", "Other", "Encoder", "Head", "Mine", "Dice")
     package(YAML, net="".join(f"class {name}:\n    def __init__(self, **options): pass\n" for name in classes))
     use_config_dir("conf")
-    Path("out").mkdir()
+    Path("out").mkdir(exist_ok=True)
     return composed
 
 
@@ -204,8 +204,9 @@ def test_an_option_confirms_what_it_spells_out_or_replaces_alone(word: str, run_
 
 
 def test_a_choice_of_the_trainer_confirms_no_option_that_it_keeps(run_dir: Path) -> None:
-    config = changed(composed(), "trainer.default_root_dir", "/elsewhere")
-    assert refusal(resumed, config, "trainer=cpu").startswith("trainer.default_root_dir: is '/elsewhere'")
+    plugin = "lightning.pytorch.plugins.AsyncCheckpointIO"
+    config = changed(composed(), "trainer.plugins._target_", plugin)
+    assert refusal(resumed, config, "trainer=cpu").startswith(f"trainer.plugins._target_: is '{plugin}'")
 
 
 TEXTS = ["/a b", " a", "it's", 'say "so"', "x,y", "a=b", "[1]", "{a}", "", "x\\", "é", "#", "null", "true", "1e3"]

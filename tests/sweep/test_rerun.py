@@ -97,7 +97,7 @@ def test_runs_that_cannot_wait_for_each_other_are_told_their_pair(monkeypatch):
 
 def test_a_side_is_called_by_the_choice_that_was_typed():
     (run,) = find([finished("one")]).runs
-    side = rerun.job_of("a", run, sys.executable, ["model=mlp"])
+    side = rerun.job_of("a", run, sys.executable, ["model=mlp"], 1.0)
     assert side.facts["choices"] == {"model": "mlp", "data": "digits"}
 
 
