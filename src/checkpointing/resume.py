@@ -20,13 +20,7 @@ from ..records.read import FILE, read
 from ..records.values import at
 
 RUNS = Path("outputs/runs")  # where hydra.run.dir puts them
-_LENGTH = (
-    "max_epochs",
-    "max_steps",
-    "max_time",
-    "min_epochs",
-    "min_steps",
-)  # the trainer's options that end a training
+_LENGTH = ("max_epochs", "max_steps", "max_time")  # the trainer's options that end a training
 _PLANNED_FOR = ("trainer.max_epochs", "trainer.max_steps")  # a schedule of the learning rate ends with them
 
 

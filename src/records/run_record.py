@@ -46,7 +46,6 @@ class RunRecord:
         self.enabled = enabled
         self.facts: dict[str, Any] = {"schema": SCHEMA, "status": "running", "id": secrets.token_hex(8), **facts}
         self.facts["versions"] = versions()
-        self.before: dict[str, Any] = {}  # the record that an earlier process, or a sweep, has left
         self._begun = False
         self._before_s = 0.0  # that a resumed run has taken before
 
@@ -71,7 +70,6 @@ class RunRecord:
         if resumed is None:
             refuse_used(run_dir)
         before = read_if_there(run_dir)
-        self.before = dict(before)
         if resumed is not None:
             ended = {key: before.pop(key) for key in _OF_END if key in before}
             entry = {"at": self.facts["started"], **resumed, "before": {"status": before.get("status"), **ended}}

@@ -110,10 +110,7 @@ def _refuse_different(run_dir: Path, config: dict[str, Any]) -> None:
         for option in dict.fromkeys([*theirs, *ours]):
             there, here = theirs.get(option), ours.get(option)
             is_of_run = option not in ("resume", *OF_REPORTS)
-            purpose = purpose_of(option, config)
-            if record.get("resumed") and purpose not in (Purpose.RESULT, Purpose.LENGTH):
-                continue  # a run that was resumed alone may have another one
-            if there != here and is_of_run and purpose is not Purpose.SEARCH:
+            if there != here and is_of_run and purpose_of(option, config) is not Purpose.SEARCH:
                 difference = f"{option} is {there!r} there and {here!r} here"
                 break
     if difference:

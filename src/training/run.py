@@ -269,7 +269,7 @@ class _Run:
         try:
             self.trainer.fit(self.module, datamodule=lightning_of(self.data), ckpt_path=checkpoint, weights_only=True)
         except BaseException:
-            summary.write_steps(self.trainer, record, visited=True)
+            summary.write_steps(self.trainer, self.run_dir, visited=True)
             waited_s = seconds_waited(callbacks_of(self.trainer))
             record.facts["fit_seconds"] = round(before_s + time.perf_counter() - started - waited_s, 3)
             record.facts["waiting_seconds"] = round(waited_s, 3)
@@ -283,6 +283,8 @@ class _Run:
             "metrics": summary.last_metrics(self.trainer),
             "evaluated": summary.evaluated_samples(self.trainer, self.data),
             "sample_means": self.module.sample_means if isinstance(self.module, Task) else None,
+            # Lightning has given each of several ranks its part of the cores.
+            "hardware": record.facts["hardware"] | {"torch_threads": torch.get_num_threads()},
         }
         if self.dataset["train_samples"] is None and (samples := summary.train_samples(self.trainer)):
             facts["dataset"] = {**self.dataset, "train_samples": samples}
@@ -291,17 +293,13 @@ class _Run:
             waited_s = seconds_waited(callbacks_of(self.trainer))
             facts = {
                 **summary.callback_facts(self.trainer),
-                # Lightning has given each of several ranks its part of the cores.
-                "hardware": record.facts["hardware"] | {"torch_threads": torch.get_num_threads()},
                 "lr_scaling": self.module.lr_scaling if isinstance(self.module, Task) else None,
                 "fit_seconds": round(fit_s - waited_s, 3),
                 "waiting_seconds": round(waited_s, 3) or None,  # for visits, and a quiet machine
                 **facts,
             }
-        else:  # the rates are of the machine that has measured them
-            facts |= {key: record.before[key] for key in ("hardware", "versions") if key in record.before}
         record.add(**facts)
-        summary.write_steps(self.trainer, record)
+        summary.write_steps(self.trainer, self.run_dir)
 
     def test(self, record: RunRecord) -> None:
         """Test the best checkpoint; the last weights where no checkpoint is the best."""
@@ -333,10 +331,10 @@ class _Run:
 
     def tell_unread(self, record: RunRecord) -> None:
         """Say which options of the command line have changed nothing, where only the run could find out."""
-        unread = summary.unread_options(self.trainer, record.facts)
-        for option, why in unread.items():
-            warn(f"{option}: had no effect: {why}")
-        record.add(unread=unread or None)  # what was unread before may have been read now
+        if unread := summary.unread_options(self.trainer, record.facts):
+            for option, why in unread.items():
+                warn(f"{option}: had no effect: {why}")
+            record.add(unread=unread)
 
 
 def _refuse_few_samples(data: Data, trainer: lightning.Trainer) -> None:

@@ -40,17 +40,15 @@ from ..errors import UserError, warn
 from ..files import WriteError
 from ..options.command_lines import evaluate_command
 from ..options.groups import SECTIONS
-from ..options.purpose import CHOOSES_NOTHING, changes_speed, purpose_of
+from ..options.purpose import CHOOSES_NOTHING, purpose_of
 from ..options.tree import flatten
 from ..records.correct import write_correct
 from ..records.formatting import count, duration
 from ..records.learning_rate import rate_words
 from ..records.metrics import card, metric, staged
 from ..records.operations import write_operations
-from ..records.run_record import RunRecord
 from ..records.step_times import read_step_times, with_visits, write_step_times
 from ..records.terminal import block, has_words, is_verbose, row, say
-from ..records.values import at, table
 from .build import option_of
 
 
@@ -132,24 +130,12 @@ def parameters(model: nn.Module) -> int:
     return sum(each.numel() for each in model.parameters() if not is_lazy(each))
 
 
-def has_same_speed(record: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether the steps of two records were computed by the same machine, with the same options that change their time."""
-    config, of_other = (dict(flatten(table(one.get("config")))) for one in (record, other))
-    differ = [key for key in {*config, *of_other} if config.get(key) != of_other.get(key)]
-    known = table(record.get("config"))
-    is_alike = not any(changes_speed(key, known) and purpose_of(key, known) not in CHOOSES_NOTHING for key in differ)
-    return is_alike and all(
-        at(record, f"hardware.{key}") == at(other, f"hardware.{key}") for key in ("device_name", "torch_threads")
-    )
-
-
-def write_steps(trainer: Trainer, record: RunRecord, visited: bool = False) -> None:
+def write_steps(trainer: Trainer, run_dir: Path, visited: bool = False) -> None:
     """Write a run's step times, what was measured, and the operations beside its record; a warning where that fails.
 
-    With `visited` only where a sweep has visited the run: what its visits measured stays known where it is resumed at the
-    same speed.
+    With `visited` only where a sweep has visited the run: what its visits measured stays known where it is resumed.
     """
-    run_dir, monitor = record.path.parent, callback_of(trainer, ThroughputMonitor)
+    monitor = callback_of(trainer, ThroughputMonitor)
     if monitor is None or not trainer.is_global_zero:
         return
     times, measured, operations = monitor.step_times(), monitor.measured, monitor.operations
@@ -158,9 +144,8 @@ def write_steps(trainer: Trainer, record: RunRecord, visited: bool = False) -> N
     try:
         if times is not None:
             before = None
-            if has_same_speed(record.before, record.facts):
-                with contextlib.suppress(UserError):  # a damaged file is replaced
-                    before = read_step_times(run_dir)  # of an earlier process, where the run is resumed
+            with contextlib.suppress(UserError):  # a damaged file is replaced
+                before = read_step_times(run_dir)  # of an earlier process, where the run is resumed
             write_step_times(run_dir, with_visits(times, before))
         if measured is not None:
             write_measured(run_dir, measured, monitor.calibration)
