@@ -20,11 +20,13 @@ from batchscope.training.task import Task
 from tests.checkpointing.support import OUT, STEP, TEST, change, of_another_model, other_data, refused, terminate
 from tests.support.command_lines import refusal
 from tests.support.runs import EVERY_4, SMALL, Fault, kill_9, record, run
-from tests.support.synthetic_runs import write_run
+from tests.support.synthetic_runs import change_record, write_run
 
 
 def test_a_run_that_was_stopped_in_its_test_keeps_what_its_training_has_measured(tmp_path: Path) -> None:
     run(tmp_path, *SMALL, OUT, faults=[(TEST, 1, terminate)], code=143)
+    known = record(tmp_path / "out")
+    change_record(tmp_path / "out", hardware=known["hardware"] | {"device_name": "A GPU"}, versions={"torch": "0"})
     before = record(tmp_path / "out")
     assert before["throughput"]["step_ms_median"] > 0
     with resume.lock_run_dir(tmp_path / "out"):
@@ -32,7 +34,7 @@ def test_a_run_that_was_stopped_in_its_test_keeps_what_its_training_has_measured
     resumed = run(tmp_path, "resume=out", code=0)
     after = record(tmp_path / "out")
     assert "test/loss" in after["metrics"] and "unknown" not in resumed.said
-    assert all(after[key] == before[key] for key in ("throughput", "fit_seconds"))
+    assert all(after[key] == before[key] for key in ("throughput", "fit_seconds", "hardware", "versions"))
 
 
 OVER = "there is nothing to resume"
