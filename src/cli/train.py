@@ -209,7 +209,7 @@ def _resume(overrides: list[str]) -> None:
         others = []  # they are those that the run was started with, which a requeued job repeats
     config = resume.configuration(record, run_dir, others, known)
     if record.get("status") == "finished" and not resume.continues_training(config, record):
-        print(resume.nothing_to_resume(run_dir, record), flush=True)
+        print(resume.nothing_to_resume(run_dir, record, config), flush=True)
         return
     _check_devices([config])
     _train(config, run_dir, record.get("choices", {}), [*record.get("overrides", []), *others])

@@ -81,6 +81,15 @@ def test_last_is_the_newest_run_whose_record_can_be_read(tmp_path: Path, monkeyp
     assert resume.newest("resume") == Path("outputs/runs/older")
 
 
+def test_a_finished_run_goes_on_to_a_longer_least_and_its_test_has_a_command_of_its_own(unstopped: Path) -> None:
+    facts = record(unstopped)
+    for key, trains in {"min_epochs": True, "min_steps": True, "limit_test_batches": False}.items():
+        config = {**facts["config"], "trainer": {**facts["config"]["trainer"], key: 30}}
+        assert resume.continues_training(config, facts) is trains
+    said = resume.nothing_to_resume(Path("out"), facts, config)
+    assert said == f"out has finished; {OVER}; to test it, write batchscope evaluate ckpt=out/checkpoints/best.ckpt"
+
+
 MAY_CHANGE = [
     *("trainer.accelerator=auto", "data.pipeline=device", "callbacks.curves.every_n_steps=2", "callbacks.device=null"),
     *("test=false", "callbacks.checkpoint.every_minutes=1", "callbacks.nonfinite=null", "compile=true"),
@@ -111,6 +120,13 @@ def test_a_lightning_module_whose_schedule_is_its_own_may_train_longer(interrupt
     facts = record(interrupted / "out")
     facts["model"]["lightning_module"] = True
     assert resume.configuration(facts, Path("out"), ["trainer.max_epochs=3"])["trainer"]["max_epochs"] == 3
+
+
+def test_a_target_that_callbacks_have_taken_over_may_not_change(interrupted: Path) -> None:
+    facts = record(interrupted / "out")
+    facts["config"]["target"] = 0.9
+    said = refusal(resume.configuration, facts, interrupted / "out", ["target=0.8"])
+    assert said.startswith("resume: target is 0.9 in the run, and 0.8 would change the result")
 
 
 # --- the last valid checkpoint ---------------------------------------------------------------------------------------
