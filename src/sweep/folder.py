@@ -9,7 +9,7 @@ from .._system import relative
 from ..checkpointing.resume import lock_run_dir
 from ..errors import UserError
 from ..files import LOCK, WriteError, lies_in, lock_folder, refuse_links, set_aside, why
-from ..options.purpose import DEFAULTS, OF_REPORTS, purpose_of
+from ..options.purpose import CHOOSES_NOTHING, DEFAULTS, OF_REPORTS, purpose_of
 from ..options.tree import flatten
 from ..options.types import Purpose
 from ..records.read import FILE, has_checkpoint, read, run_dirs
@@ -126,12 +126,15 @@ def _refuse_different(run_dir: Path, record: dict[str, Any], config: dict[str, A
     difference = "" if isinstance(recorded, dict) or not record else "cannot be compared"
     if isinstance(recorded, dict):
         theirs, ours = (dict(flatten({**DEFAULTS, **of})) for of in (recorded, config))
+        # A run that was resumed alone may have taken what changes neither its result nor its length (resume.py).
+        free = (*CHOOSES_NOTHING, Purpose.SPEED) if record.get("resumed") else (Purpose.SEARCH,)
         folder = str(recorded.get("run_dir") or "")
         for option in dict.fromkeys([*theirs, *ours]):
             there, here = theirs.get(option), ours.get(option)
             in_folder = isinstance(there, str) and folder and lies_in(there, folder)
             is_of_run = option not in ("run_dir", "resume", *OF_REPORTS)
-            if there != here and not in_folder and is_of_run and purpose_of(option, config) is not Purpose.SEARCH:
+            purpose = purpose_of(option, config if option in ours else recorded)
+            if there != here and not in_folder and is_of_run and purpose not in free:
                 difference = f"{option} is {there!r} there and {here!r} here"
                 break
     if difference:
