@@ -21,9 +21,9 @@ from .._imports import quick_imports
 from .._system import may_have_mps, relative, signals_named
 from ..checkpointing import resume
 from ..distributed import launch, rendezvous
-from ..errors import UnfitError, UserError
+from ..errors import UnfitError, UserError, warn
 from ..files import LOCK, new_folder, writing
-from ..options.compose import CommandLine, check_command_line, choices_in, compose_command_line, config_in
+from ..options.compose import CommandLine, check_command_line, choices_in, compose, compose_command_line, config_in
 from ..options.overrides import set_by
 from ..records.read import read, refuse_used
 from ..sweep.search import BatchSizeSearch, TimeToTarget, check_time_to_target, search_of
@@ -212,4 +212,8 @@ def _resume(overrides: list[str]) -> None:
         print(resume.nothing_to_resume(run_dir, record, config), flush=True)
         return
     _check_devices([config])
+    if "hydra.job.env_set" in str(record.get("command")):
+        warn("resume: hydra.job.env_set is not set again; set its variables in the environment")
+    hydra = compose([]).hydra
+    configure_log(hydra.job_logging, hydra.verbose)
     _train(config, run_dir, record.get("choices", {}), [*record.get("overrides", []), *others])
