@@ -307,10 +307,10 @@ class _Run:
 
     def tell_unread(self, record: RunRecord) -> None:
         """Say which options of the command line have changed nothing, where only the run could find out."""
-        if unread := summary.unread_options(self.trainer, record.facts):
-            for option, why in unread.items():
-                warn(f"{option}: had no effect: {why}")
-            record.add(unread=unread)
+        unread = summary.unread_options(self.trainer, record.facts)
+        for option, why in unread.items():
+            warn(f"{option}: had no effect: {why}")
+        record.add(unread=unread or None)  # not those of an earlier process
 
 
 def _refuse_few_samples(data: Data, ranks: int) -> None:
