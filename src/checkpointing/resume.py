@@ -12,16 +12,18 @@ from ..errors import UserError, is_text, warn
 from ..files import lock_folder, refuse_links
 from ..options import trust
 from ..options.check import check_config
+from ..options.command_lines import evaluate_command
 from ..options.compose import apply_overrides
-from ..options.purpose import purpose_of
+from ..options.purpose import OF_EXPERIMENTS, purpose_of
 from ..options.tree import flatten
 from ..options.types import Purpose
 from ..records.read import FILE, read
 from ..records.values import at
 
 RUNS = Path("outputs/runs")  # where hydra.run.dir puts them
-_LENGTH = ("max_epochs", "max_steps", "max_time")  # the trainer's options that end a training
+_LENGTH = ("max_epochs", "min_epochs", "max_steps", "min_steps", "max_time")  # what ends a training
 _PLANNED_FOR = ("trainer.max_epochs", "trainer.max_steps")  # a schedule of the learning rate ends with them
+_OF_TEST = ("test", "trainer.limit_test_batches")
 
 
 def lock_run_dir(
@@ -91,7 +93,8 @@ def configuration(
     planned = () if at(record, "model.lightning_module") is True else _PLANNED_FOR
     for key in dict.fromkeys([*old, *new]):
         purposes = {purpose_of(key, one) for one, options in ((before, old), (config, new)) if key in options}
-        if old.get(key) != new.get(key) and (Purpose.RESULT in purposes or key in planned):
+        is_fixed = Purpose.RESULT in purposes or key in (*planned, *OF_EXPERIMENTS)  # callbacks hold a target
+        if old.get(key) != new.get(key) and is_fixed:
             _refuse(key, old.get(key), new.get(key), config)
     return {**config, "resume": str(run_dir)}
 
@@ -129,10 +132,13 @@ def continues_training(config: dict[str, Any], record: dict[str, Any]) -> bool:
     return any(config["trainer"].get(key) != before.get(key) for key in _LENGTH)
 
 
-def nothing_to_resume(run_dir: Path, record: dict[str, Any]) -> str:
-    """What to say to a user who resumes a finished run as it was."""
+def nothing_to_resume(run_dir: Path, record: dict[str, Any], config: dict[str, Any]) -> str:
+    """What to say to a user who resumes a finished run as it was, or with a configuration that tests it otherwise."""
     is_limited = record["config"]["trainer"].get("max_time") is not None
     longer = "; a longer trainer.max_time, or trainer.max_time=null, may continue it" if is_limited else ""
+    kept = at(record, "checkpoints.best") or at(record, "checkpoints.last")
+    if is_text(kept) and any(at(config, key) != at(record["config"], key) for key in _OF_TEST):
+        longer += f"; to test it, write {evaluate_command(config, str(run_dir / kept))}"
     return f"{run_dir} has finished; there is nothing to resume{longer}"
 
 

@@ -33,6 +33,7 @@ from .resume import recorded_checkpoint
 
 _LAZY = "not made yet"
 _MAX_COUNT = 2**53  # TensorBoard's steps are in 64 bits
+_OF_OTHERS = "is ModelCheckpoint's, which lacks the random states; init={} starts another run from its weights"
 
 
 @dataclass
@@ -142,6 +143,8 @@ def find_resume_point(module: LightningModule, run_dir: Path) -> ResumePoint:
     if refused:
         raise UserError(f"resume: no checkpoint is valid, and nothing was changed: {'; '.join(refused)}")
     if kept := recorded_checkpoint(read(run_dir)):
+        if os.path.isfile(path := run_dir / kept):
+            raise UserError(f"resume: {path} {_OF_OTHERS.format(path)}")
         raise UserError(f"resume: the run has written {kept}, and it is gone; put it back, or start another run")
     return ResumePoint()
 
@@ -149,6 +152,8 @@ def find_resume_point(module: LightningModule, run_dir: Path) -> ResumePoint:
 def check_resumable(checkpoint: dict[str, Any], path: Path, module: LightningModule | None = None) -> ResumePoint:
     """The point that a loaded checkpoint holds; UserError if it is none, or does not fit the run's unused module."""
     try:
+        if "loop_state" not in checkpoint:
+            raise ValueError(f"it {_OF_OTHERS.format(path)}")
         state, batches = checkpoint["loop_state"], checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
         counts = checkpoint["epoch"], batches["current"]["ready"], checkpoint["global_step"]
         for count in counts:

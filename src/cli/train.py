@@ -19,9 +19,9 @@ from .._imports import quick_imports
 from .._system import may_have_mps, relative, signals_named
 from ..checkpointing import resume
 from ..distributed import launch, rendezvous
-from ..errors import UnfitError, UserError
+from ..errors import UnfitError, UserError, warn
 from ..files import LOCK, new_folder, writing
-from ..options.compose import CommandLine, check_command_line, choices_in, compose_command_line
+from ..options.compose import CommandLine, check_command_line, choices_in, compose, compose_command_line
 from ..options.overrides import set_by
 from ..records.read import read, refuse_used
 from ..sweep.plans import search_of
@@ -189,7 +189,11 @@ def _resume(overrides: list[str]) -> None:
         others = []  # they are those that the run was started with, which a requeued job repeats
     config = resume.configuration(record, run_dir, others, known)
     if record.get("status") == "finished" and not resume.continues_training(config, record):
-        print(resume.nothing_to_resume(run_dir, record), flush=True)
+        print(resume.nothing_to_resume(run_dir, record, config), flush=True)
         return
     _check_devices([config])
+    if "hydra.job.env_set" in str(record.get("command")):
+        warn("resume: hydra.job.env_set is not set again; set its variables in the environment")
+    hydra = compose([]).hydra
+    configure_log(hydra.job_logging, hydra.verbose)
     _train(config, run_dir, record.get("choices", {}), [*record.get("overrides", []), *others])

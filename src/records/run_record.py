@@ -46,6 +46,7 @@ class RunRecord:
         self.enabled = enabled
         self.facts: dict[str, Any] = {"schema": SCHEMA, "status": "running", "id": secrets.token_hex(8), **facts}
         self.facts["versions"] = versions()
+        self.before: dict[str, Any] = {}  # the record that a resumed run has found
         self._begun = False
         self._before_s = 0.0  # that a resumed run has taken before
 
@@ -71,6 +72,7 @@ class RunRecord:
             refuse_used(run_dir)
         before = read_if_there(run_dir)
         if resumed is not None:
+            self.before = dict(before)
             ended = {key: before.pop(key) for key in _OF_END if key in before}
             entry = {"at": self.facts["started"], **resumed, "before": {"status": before.get("status"), **ended}}
             self.facts["resumed"] = [*before.get("resumed", []), entry]

@@ -9,7 +9,7 @@ from .._system import relative
 from ..checkpointing.resume import lock_run_dir
 from ..errors import UserError
 from ..files import LOCK, lock_folder, refuse_links, set_aside, writing
-from ..options.purpose import OF_REPORTS, purpose_of
+from ..options.purpose import CHOOSES_NOTHING, OF_REPORTS, purpose_of
 from ..options.tree import flatten
 from ..options.types import Purpose
 from ..records.read import FILE, has_checkpoint, read, read_if_there, run_dirs
@@ -107,10 +107,13 @@ def _refuse_different(run_dir: Path, config: dict[str, Any]) -> None:
     difference = "" if isinstance(recorded, dict) or not record else "cannot be compared"
     if isinstance(recorded, dict):
         theirs, ours = (dict(flatten(of)) for of in (recorded, config))
+        # A run that was resumed alone may have taken what changes neither its result nor its length (resume.py).
+        free = (*CHOOSES_NOTHING, Purpose.SPEED) if record.get("resumed") else (Purpose.SEARCH,)
         for option in dict.fromkeys([*theirs, *ours]):
             there, here = theirs.get(option), ours.get(option)
             is_of_run = option not in ("resume", *OF_REPORTS)
-            if there != here and is_of_run and purpose_of(option, config) is not Purpose.SEARCH:
+            purpose = purpose_of(option, config if option in ours else recorded)
+            if there != here and is_of_run and purpose not in free:
                 difference = f"{option} is {there!r} there and {here!r} here"
                 break
     if difference:

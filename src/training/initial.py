@@ -1,5 +1,6 @@
 """The option `init`: weights to start from, out of a checkpoint or a state_dict. No code from the file runs."""
 
+import os
 import re
 import zipfile
 from collections.abc import Collection, Iterable, Mapping
@@ -59,6 +60,8 @@ def _weights_in(path: Path, model: nn.Module) -> dict[str, Any]:
 
     A checkpoint of a Task has the weights of a loss, too: for a network those below `model.` are taken.
     """
+    if not os.path.isfile(path):
+        raise UserError(f"init: got '{path}', which is not a file")
     try:
         with path.open("rb") as file:
             if zipfile.is_zipfile(file):

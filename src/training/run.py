@@ -42,11 +42,11 @@ from ..hardware.devices import describe
 from ..options.command_lines import evaluate_command, program
 from ..options.groups import DEFAULT_DATA, SECTIONS
 from ..options.overrides import set_by
-from ..options.purpose import lightning_module_of, unread_by
+from ..options.purpose import lightning_module_of, unread_by, with_speed_of
 from ..records.formatting import count
 from ..records.read import optimized, read
 from ..records.run_record import RunRecord, close_open, versions
-from ..records.values import positive
+from ..records.values import positive, table
 from . import summary
 from .build import (
     NoLogger,
@@ -269,7 +269,7 @@ class _Run:
         try:
             self.trainer.fit(self.module, datamodule=lightning_of(self.data), ckpt_path=checkpoint, weights_only=True)
         except BaseException:
-            summary.write_steps(self.trainer, self.run_dir, visited=True)
+            summary.write_steps(self.trainer, self.run_dir, record, visited=True)
             waited_s = seconds_waited(callbacks_of(self.trainer))
             record.facts["fit_seconds"] = round(before_s + time.perf_counter() - started - waited_s, 3)
             record.facts["waiting_seconds"] = round(waited_s, 3)
@@ -298,8 +298,11 @@ class _Run:
                 "waiting_seconds": round(waited_s, 3) or None,  # for visits, and a quiet machine
                 **facts,
             }
+        elif before := record.before:  # what stays known was measured there, and so
+            facts |= {key: before[key] for key in ("hardware", "versions") if key in before}
+            facts["config"] = with_speed_of(self.config, table(before.get("config")))
         record.add(**facts)
-        summary.write_steps(self.trainer, self.run_dir)
+        summary.write_steps(self.trainer, self.run_dir, record)
 
     def test(self, record: RunRecord) -> None:
         """Test the best checkpoint; the last weights where no checkpoint is the best."""
@@ -331,10 +334,10 @@ class _Run:
 
     def tell_unread(self, record: RunRecord) -> None:
         """Say which options of the command line have changed nothing, where only the run could find out."""
-        if unread := summary.unread_options(self.trainer, record.facts):
-            for option, why in unread.items():
-                warn(f"{option}: had no effect: {why}")
-            record.add(unread=unread)
+        unread = summary.unread_options(self.trainer, record.facts)
+        for option, why in unread.items():
+            warn(f"{option}: had no effect: {why}")
+        record.add(unread=unread or None)  # not those of an earlier process
 
 
 def _refuse_few_samples(data: Data, trainer: lightning.Trainer) -> None:

@@ -20,11 +20,13 @@ from batchscope.training.task import Task
 from tests.checkpointing.support import OUT, STEP, TEST, change, of_another_model, other_data, refused, terminate
 from tests.support.command_lines import refusal
 from tests.support.runs import EVERY_4, SMALL, Fault, kill_9, record, run
-from tests.support.synthetic_runs import write_run
+from tests.support.synthetic_runs import change_record, write_run
 
 
 def test_a_run_that_was_stopped_in_its_test_keeps_what_its_training_has_measured(tmp_path: Path) -> None:
     run(tmp_path, *SMALL, OUT, faults=[(TEST, 1, terminate)], code=143)
+    known = record(tmp_path / "out")
+    change_record(tmp_path / "out", hardware=known["hardware"] | {"device_name": "A GPU"}, versions={"torch": "0"})
     before = record(tmp_path / "out")
     assert before["throughput"]["step_ms_median"] > 0
     with resume.lock_run_dir(tmp_path / "out"):
@@ -32,7 +34,7 @@ def test_a_run_that_was_stopped_in_its_test_keeps_what_its_training_has_measured
     resumed = run(tmp_path, "resume=out", code=0)
     after = record(tmp_path / "out")
     assert "test/loss" in after["metrics"] and "unknown" not in resumed.said
-    assert all(after[key] == before[key] for key in ("throughput", "fit_seconds"))
+    assert all(after[key] == before[key] for key in ("throughput", "fit_seconds", "hardware", "versions"))
 
 
 OVER = "there is nothing to resume"
@@ -79,6 +81,15 @@ def test_last_is_the_newest_run_whose_record_can_be_read(tmp_path: Path, monkeyp
     assert resume.newest("resume") == Path("outputs/runs/older")
 
 
+def test_a_finished_run_goes_on_to_a_longer_least_and_its_test_has_a_command_of_its_own(unstopped: Path) -> None:
+    facts = record(unstopped)
+    for key, trains in {"min_epochs": True, "min_steps": True, "limit_test_batches": False}.items():
+        config = {**facts["config"], "trainer": {**facts["config"]["trainer"], key: 30}}
+        assert resume.continues_training(config, facts) is trains
+    said = resume.nothing_to_resume(Path("out"), facts, config)
+    assert said == f"out has finished; {OVER}; to test it, write batchscope evaluate ckpt=out/checkpoints/best.ckpt"
+
+
 MAY_CHANGE = [
     *("trainer.accelerator=auto", "data.pipeline=device", "callbacks.curves.every_n_steps=2", "callbacks.device=null"),
     *("test=false", "callbacks.checkpoint.every_minutes=1", "callbacks.nonfinite=null", "compile=true"),
@@ -109,6 +120,13 @@ def test_a_lightning_module_whose_schedule_is_its_own_may_train_longer(interrupt
     facts = record(interrupted / "out")
     facts["model"]["lightning_module"] = True
     assert resume.configuration(facts, Path("out"), ["trainer.max_epochs=3"])["trainer"]["max_epochs"] == 3
+
+
+def test_a_target_that_callbacks_have_taken_over_may_not_change(interrupted: Path) -> None:
+    facts = record(interrupted / "out")
+    facts["config"]["target"] = 0.9
+    said = refusal(resume.configuration, facts, interrupted / "out", ["target=0.8"])
+    assert said.startswith("resume: target is 0.9 in the run, and 0.8 would change the result")
 
 
 # --- the last valid checkpoint ---------------------------------------------------------------------------------------
@@ -159,6 +177,14 @@ def test_where_the_last_checkpoint_is_missing_a_warning_names_the_one_in_its_pla
     assert capsys.readouterr().err == f"warning: {killed / LAST} is missing; resuming from best.ckpt instead\n"
 
 
+def test_a_checkpoint_of_lightning_that_lies_there_is_not_said_to_be_gone(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "out", checkpoints={"best": "checkpoints/epoch=0-step=4.ckpt"})
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "epoch=0-step=4.ckpt").touch()
+    said = refusal(find_resume_point, folder / "checkpoints", ANY, folder)
+    assert said.startswith(f"resume: {folder}/checkpoints/epoch=0-step=4.ckpt is ModelCheckpoint's, which lacks")
+
+
 def test_a_finished_run_is_made_longer_not_shorter_and_its_best_checkpoint_stays_in_its_record(tmp_path: Path) -> None:
     run(tmp_path, *SMALL, EVERY_4, OUT, "optimizer.schedule=constant", code=0)
     for shorter in ("trainer.max_epochs=1", "trainer.max_steps=15"):
@@ -190,7 +216,7 @@ def setting(value: object, *path: str | int) -> Callable[[dict], None]:
 BATCHES = ("loops", "fit_loop", "epoch_loop.batch_progress", "current", "ready")
 MISFITS: list[tuple[Callable[[dict], object], str]] = [
     (of_another_model, "its weights are of another model: model.head.bias is (7,) there and (9,) here"),
-    (lambda checkpoint: checkpoint.pop("loop_state"), "KeyError: 'loop_state'"),
+    (lambda checkpoint: checkpoint.pop("loop_state"), "it is ModelCheckpoint's, which lacks the random states; init="),
     (setting([], "loop_state"), "TypeError: "),
     (setting([], "loop_state", "random"), "loop_state.random and loop_state.gradients are not those of all"),
     (lambda checkpoint: checkpoint["loop_state"].pop("frozen"), "KeyError: 'frozen'"),

@@ -13,6 +13,7 @@ from batchscope._hydra import multirun
 from batchscope.cli import train
 from batchscope.errors import UnfitError, UserError
 from batchscope.options.groups import CONFIGS
+from batchscope.records.run_record import plan
 from batchscope.records.terminal import is_verbose
 from batchscope.sweep.runner import Sweep
 from tests.support.command_lines import answer, refusal
@@ -86,6 +87,18 @@ def test_null_leaves_a_group_out(word, started):
 def test_a_run_is_resumed_whatever_the_order(word):
     found = answer("train", "trainer.accelerator=cpu", "-v", word)
     assert found.err.startswith("error: resume: got 'x', which does not exist")
+
+
+def test_a_resumed_run_logs_as_a_new_one_and_says_which_variables_it_does_not_set(started, monkeypatch):
+    logged = []
+    monkeypatch.setattr(train, "configure_log", lambda *how: logged.append(how))
+    words = ["model=mlp", "+hydra.job.env_set.MARK=set", "hydra.run.dir=out"]
+    assert answer("train", *words) == (0, "", "")
+    ((config, run_dir, choices, overrides),) = started
+    plan(run_dir, config=config, choices=choices, overrides=overrides, command=f"batchscope train {' '.join(words)}")
+    said = "warning: resume: hydra.job.env_set is not set again; set its variables in the environment\n"
+    assert answer("train", "resume=out") == (0, "", said)
+    assert len(started) == len(logged) == 2 and logged[0] == logged[1]
 
 
 @pytest.mark.parametrize("by_hydra", [False, True])

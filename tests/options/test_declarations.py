@@ -9,7 +9,7 @@ from lightning.fabric.plugins.precision import precision
 
 from batchscope.options.check import check_node
 from batchscope.options.groups import CONFIGS, known_nodes, load
-from batchscope.options.purpose import only_observes, purpose_of
+from batchscope.options.purpose import only_observes, purpose_of, with_speed_of
 from batchscope.options.signatures import Signature, class_attribute, signature_of
 from batchscope.options.trainer import OBSERVERS, TRAINER
 from batchscope.options.types import Choice, Fraction, NonNegativeInt, PositiveFloat, PositiveInt, Purpose, Seed
@@ -245,6 +245,13 @@ PURPOSES = {
 def test_an_option_is_for_what_its_declaration_says(purpose: Purpose, config: dict[str, Any]) -> None:
     options = PURPOSES[purpose].split()
     assert {option: purpose_of(option, config) for option in options} == dict.fromkeys(options, purpose)
+
+
+def test_a_configuration_takes_the_options_of_another_one_that_change_the_speed_alone() -> None:
+    data = {"_target_": "batchscope.data.copy_memory.CopyMemory", "num_workers": 4, "batch_size": 8}
+    one = {"data": data, "compile": True, "tags": ["again"]}
+    other = {"data": {**data, "num_workers": 0, "batch_size": 9}, "compile": False, "tags": []}
+    assert with_speed_of(one, other) == {"data": {**data, "num_workers": 0}, "compile": False, "tags": ["again"]}
 
 
 def test_what_is_only_observed_is_declared_by_every_installed_callback_but_the_checkpoints() -> None:

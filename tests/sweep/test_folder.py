@@ -135,6 +135,16 @@ def test_a_run_of_another_sweep_is_refused_with_the_option_that_differs(name, tm
     assert {name: text for name, text in everything(tmp_path).items() if name != "0/.lock"} == before
 
 
+def test_a_run_that_was_resumed_alone_stays_in_its_sweep_unless_its_result_or_length_differs(tmp_path):
+    leave(tmp_path / "0", "finished", {**CONFIG, "compile": True, "test": False, "callbacks": None})
+    asked = {**CONFIG, "compile": False, "test": True, "callbacks": None}
+    assert "(compile is True there and False here)" in refusal(folder.refuse_other, tmp_path, [asked])
+    change_record(tmp_path / "0", resumed=[{"step": 3}])
+    folder.refuse_other(tmp_path, [asked])
+    for option in ({"seed": 1}, {"target": 0.9}):
+        assert "holds a run of another sweep" in refusal(folder.refuse_other, tmp_path, [{**asked, **option}])
+
+
 def test_a_folder_is_held_by_one_sweep_at_a_time(tmp_path):
     with folder.lock_sweep_dir(tmp_path / "s"):
         assert "is being run in" in refusal(folder.lock_sweep_dir(tmp_path / "s").__enter__)

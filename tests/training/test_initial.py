@@ -79,6 +79,10 @@ def test_what_does_not_match_is_one_line(held: Any, said: str, tmp_path: Path, m
     assert refusal(start_from, net(2), Path("w.pt")).startswith(said)
 
 
+def test_a_file_that_is_gone_is_said_to_be_none(tmp_path: Path) -> None:
+    assert refusal(start_from, net(2), tmp_path / "w.pt") == f"init: got '{tmp_path}/w.pt', which is not a file"
+
+
 def test_a_file_of_safetensors_is_answered_with_how_to_convert_it(tmp_path: Path) -> None:
     (tmp_path / "w.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
     said = refusal(start_from, net(2), tmp_path / "w.safetensors")

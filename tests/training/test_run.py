@@ -20,8 +20,9 @@ from batchscope.data.order import DeterministicBatchSampler
 from batchscope.options.groups import CONFIGS, choices_of
 from batchscope.options.signatures import class_attribute
 from batchscope.records.correct import read_correct
+from batchscope.records.run_record import RunRecord
 from batchscope.training import summary
-from batchscope.training.run import train
+from batchscope.training.run import _Run, train
 from tests.checkpointing.support import LOAD, OUT, STEP, interrupt
 from tests.checkpointing.test_exact_resume import AVERAGES, STOPS
 from tests.support.command_lines import composed
@@ -201,6 +202,15 @@ def test_what_was_typed_and_has_changed_nothing_is_said_and_recorded(tmp_path: P
     assert f"run: {said}" in analyse([tmp_path / "0"]).notes
     _, found = in_process(tmp_path / "1", "data=digits", "model=cnn", f"data.root={tmp_path}", *small, words[0])
     assert "unread" not in found
+
+
+def test_what_an_earlier_process_has_not_read_is_forgotten_once_all_is_read(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(summary, "unread_options", lambda *of: {})
+    tested: Any = SimpleNamespace(trainer=None)
+    with RunRecord(tmp_path, unread={"callbacks.checkpoint.monitor": "no validation was measured"}) as facts:
+        facts.begin()
+        _Run.tell_unread(tested, facts)
+    assert "unread" not in record(tmp_path)
 
 
 def test_a_whole_test_leaves_which_samples_were_right_and_an_evaluation_leaves_them_alone(tmp_path: Path) -> None:
