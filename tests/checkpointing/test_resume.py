@@ -181,7 +181,7 @@ def test_a_checkpoint_of_lightning_that_lies_there_is_not_said_to_be_gone(tmp_pa
     folder = write_run(tmp_path / "out", checkpoints={"best": "checkpoints/epoch=0-step=4.ckpt"})
     (folder / "checkpoints").mkdir()
     (folder / "checkpoints" / "epoch=0-step=4.ckpt").touch()
-    said = refusal(find_resume_point, folder / "checkpoints", ANY, folder)
+    said = refusal(find_resume_point, ANY, folder)
     assert said.startswith(f"resume: {folder}/checkpoints/epoch=0-step=4.ckpt is ModelCheckpoint's, which lacks")
 
 
