@@ -54,19 +54,24 @@ SETUP = "batchscope.data.datamodule.TensorDataModule.setup"
 
 # An option, at which call of its set-up the data of rank 1 change, how the one line of those that complain begins.
 @pytest.mark.parametrize(
-    ("option", "changed_at", "said"),
+    ("option", "changed_at", "said", "is_recorded"),
     [
-        ("seed=0", 1, "dataset.fingerprint: is '0123456789abcdef' in process 1, and "),
-        pytest.param("data.num_train=1", 0, FEW, marks=pytest.mark.slow),
+        ("seed=0", 1, "dataset.fingerprint: is '0123456789abcdef' in process 1, and ", True),
+        pytest.param("data.num_train=1", 0, FEW, False, marks=pytest.mark.slow),
     ],
 )
-def test_what_ranks_cannot_train_or_do_not_agree_on_is_one_line(option, changed_at, said, tmp_path) -> None:
+def test_what_ranks_cannot_train_or_do_not_agree_on_is_one_line(
+    option, changed_at, said, is_recorded, tmp_path
+) -> None:
     both = ranks(tmp_path, *SHORT, option, faults={1: [(SETUP, changed_at, other_data)]})
     assert all(end(both))
     lines = [line for one in both for line in one.complained.splitlines()]
     (line,) = {line.replace("error: process 1: ", "error: ") for line in lines if "error: " in line}
     assert line.startswith(f"error: {said}")
-    assert record(tmp_path / "out")["status"] == "failed"
+    if is_recorded:
+        assert record(tmp_path / "out")["status"] == "failed"
+    else:
+        assert not (tmp_path / "out" / "run.json").exists()
 
 
 def test_a_run_whose_test_samples_ranks_cannot_share_is_trained_and_says_so(tmp_path: Path) -> None:
