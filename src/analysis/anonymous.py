@@ -24,7 +24,8 @@ def anonymous_command(command: str) -> str:
     """The command with `"$HOME"` for home folders, which a shell replaces behind `=`, too; it replaces nothing within single quotes."""
     text, *parts = re.split(_homes(), command)
     for part in parts:
-        text += ("'\"$HOME\"'" if text.count("'") % 2 else '"$HOME"') + part
+        within = text.replace("'\"'\"'", "").count("'") % 2  # an apostrophe within single quotes is written as that
+        text += ("'\"$HOME\"'" if within else '"$HOME"') + part
     return text
 
 

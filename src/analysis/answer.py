@@ -114,9 +114,10 @@ _ENDLESS = {"trainer.max_epochs": -1, "trainer.max_steps": 10**9, "trainer.max_t
 def _timed(run: Run) -> Iterator[str]:
     """The options that time the steps of a run's training: experiment=throughput on top of the experiment that it had."""
     typed = next((word.partition("=")[2] for word in run.words if word.startswith("experiment=")), "")
-    names = [name for name in re.findall(r"[\w./-]+", typed) if name not in _ALONE]
-    chooses_runs = bool(at(run.record, "config.search"))  # by an experiment that finds or tries them by itself
-    yield timed_experiment([] if chooses_runs else names)
+    every = re.findall(r"[\w./-]+", typed)
+    names = [name for name in every if name not in _ALONE]
+    searches = bool(at(run.record, "config.search")) and names == every  # by an experiment of the user's own
+    yield timed_experiment([] if searches else names)
     yield from (
         f"{key}={end}" for key, end in _ENDLESS.items() if any(word.startswith(f"{key}=") for word in run.words)
     )

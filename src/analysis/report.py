@@ -192,8 +192,9 @@ class Report:
         """What the runs of several groups show; where no group has an answer, also why."""
         sweep, runs = self.sweep, self.sweep.runs
         if (lines := crossovers(sweep)) or any(of_group.compares_sizes for of_group in self.answers):
-            best = best_of_sizes(sweep, table.quality_metrics(sweep), margin) if len(sweep.groups) > 1 else []
-            return [*lines, *best]
+            if len(sweep.groups) > 1 and not any(of_group.arrivals for of_group in self.answers):
+                lines = [*lines, *best_of_sizes(sweep, table.quality_metrics(sweep), margin)]
+            return lines
         if self.exit_code:
             [(reason, _)] = Counter(run.reason for run in runs).most_common(1)
             return [f"No run finished, so there is nothing to recommend. Most often: {reason}."]

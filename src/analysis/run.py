@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import UserError, is_text, printable
+from ..errors import UserError, printable
 from ..options.purpose import CHOOSES_NOTHING, OWN_RATE, changes_speed, purpose_of
 from ..options.tree import TARGET, flatten
 from ..records.correct import read_correct
@@ -30,6 +30,8 @@ OUT_OF_MEMORY = "out of memory"  # the reason of a run
 
 _SAID_ELSEWHERE = ("trainer.accelerator", "run_dir")  # as the hardware's device, and as the place of the record
 _OUR_CALLBACK = re.compile(rf"callbacks\.\w+\.{TARGET}=batchscope\.")  # whose other options say what matters
+# What Lightning computes in by a short word.
+_PRECISIONS = {"16": "16-mixed", "bf16": "bf16-mixed", "32": "32-true", "64": "64-true", "None": "32-true"}
 _REASONS = {
     "finished": "",
     "out_of_memory": OUT_OF_MEMORY,
@@ -68,8 +70,10 @@ class Run:
             skipped = is_said or _OUR_CALLBACK.match(f"{key}={value}")
             if not skipped and purpose_of(key, config) not in CHOOSES_NOTHING:
                 flat[key] = value
-        if "trainer.precision" in flat and is_text(computed := at(self.record, "throughput.precision")):
-            flat["trainer.precision"] = computed  # a CPU computes 16-mixed in bfloat16
+        if "trainer.precision" in flat:
+            computed = _PRECISIONS.get(str(flat["trainer.precision"]), flat["trainer.precision"])
+            on_cpu = "cpu" in (device, at(config, "trainer.accelerator"))
+            flat["trainer.precision"] = "bf16-mixed" if on_cpu and computed == "16-mixed" else computed
         return {key: _one_line(value) if isinstance(value, str) else value for key, value in flat.items()}
 
     def signature(self, counts: Callable[[str], bool]) -> str:

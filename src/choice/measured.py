@@ -254,7 +254,9 @@ def _training(runs: Sequence[_Run], sources: Sequence[Source]) -> Training:
     epochs = asked.pop() or None if len(asked) == 1 else None
     title = printable(f"{first.run.model} · {options['data']}")
     limits = [at(run.run.record, "config.trainer.limit_train_batches") for run in runs]
-    of_type = {(type(limit), limit) for limit in limits if isinstance(limit, int | float)}  # 1 batch, or all: 1.0
+    of_type = {
+        f"{type(limit).__name__} {limit}" for limit in limits if isinstance(limit, int | float | None)
+    }  # 1 is not 1.0
     limit = limits[0] if len(of_type) == 1 and isinstance(limits[0], int | float) else None
     if len(of_type) > 1:
         doubts.append("The runs differ in trainer.limit_train_batches, and whole epochs are assumed.")

@@ -1,6 +1,7 @@
 """A sweep's folder: which sweep it holds, and which of its runs are kept when the sweep is started again."""
 
 import os
+from collections.abc import Collection
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,10 @@ def refuse_other(sweep_dir: Path, configs: list[dict[str, Any]]) -> None:
     """Raise UserError if the folder holds the runs of a sweep other than the one with these configurations."""
     if os.path.exists(sweep_dir / FILE):
         raise UserError(f"{_NAMED_BY}: {sweep_dir} holds a single run; choose another folder")
+    options = [{name: repr(value) for name, value in flatten(config)} for config in configs]
+    varied = {name for of_run in options for name in of_run if len({each.get(name) for each in options}) > 1}
     for job, config in enumerate(configs):
-        _refuse_different(sweep_dir / str(job), config)
+        _refuse_different(sweep_dir / str(job), config, varied)
 
 
 def keep_or_plan(run_dir: Path, config: dict[str, Any], **facts: Any) -> dict[str, Any] | None:
@@ -100,8 +103,8 @@ def has_ended(run_dir: Path) -> bool:
     return bool(ends) and all(status in _ENDED for status in ends)
 
 
-def _refuse_different(run_dir: Path, config: dict[str, Any]) -> None:
-    """Raise UserError if a folder holds a record with another configuration."""
+def _refuse_different(run_dir: Path, config: dict[str, Any], varied: Collection[str] = ()) -> None:
+    """Raise UserError if a folder holds a record with another configuration; `varied` are options that tell runs apart."""
     record = read_if_there(run_dir)
     recorded = record.get("config")
     difference = "" if isinstance(recorded, dict) or not record else "cannot be compared"
@@ -113,7 +116,8 @@ def _refuse_different(run_dir: Path, config: dict[str, Any]) -> None:
             there, here = theirs.get(option), ours.get(option)
             is_of_run = option not in ("resume", *OF_REPORTS)
             purpose = purpose_of(option, config if option in ours else recorded)
-            if there != here and is_of_run and purpose not in free:
+            may_differ = purpose in free and (option not in varied or purpose is Purpose.SEARCH)
+            if there != here and is_of_run and not may_differ:
                 difference = f"{option} is {there!r} there and {here!r} here"
                 break
     if difference:

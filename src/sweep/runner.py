@@ -18,8 +18,9 @@ from ..checkpointing.signals import exit_on_signals
 from ..errors import UserError, in_one_line, report
 from ..files import WriteError
 from ..options.compose import CommandLine, search_path
-from ..options.groups import CONFIGS
+from ..options.groups import CONFIGS, to_plain
 from ..options.overrides import as_override, parse, text_of
+from ..options.tree import flatten
 from ..options.update import ranks_asked
 from ..records.read import optimized
 from . import folder
@@ -40,8 +41,8 @@ def run_sweep(line: CommandLine, sweep_dir: Path) -> None:
     """
     folder.refuse_other(sweep_dir, line.configs if line.labels else [])
     here = line.launcher["_target_"].endswith(".BasicLauncher")
-    sampler = line.compositions[0].hydra.sweeper.get("sampler") or {}  # of Optuna
-    draws_anew = "seed" in sampler and sampler["seed"] is None
+    options = flatten(to_plain(line.compositions[0].hydra.sweeper))
+    draws_anew = any(name.rpartition(".")[2] == "seed" and value is None for name, value in options)
     sweep = Sweep(sweep_dir, line.labels, here, search_of(line.configs[0]), draws_anew)
     exit_on_signals()
     with folder.lock_sweep_dir(sweep_dir):
@@ -118,7 +119,7 @@ class Sweep:
         if record is None:  # of a search
             return None
         value = optimized(record) if record["status"] == "finished" else None
-        if value is None and "direction" in hydra.sweeper:  # a searching sweeper needs a value of each run
+        if value is None and not self.labels:  # a searching sweeper needs a value of each run
             if record["status"] == "finished":
                 name, has = job.config["optimized_metric"], ", ".join(record.get("metrics", {})) or "no metric"
                 report(UserError(f"optimized_metric: got '{name}', and {relative(job.run_dir)} has {has}"))

@@ -119,6 +119,7 @@ class Visited(WaitingRun):
         super().__init__(int(job.config["data"].get("batch_size") or 1), not is_timed(job.config))
         self.job, self._on_end = job, on_end
         self.device: Mapping[str, int] = {}  # its memory, as the run saw it
+        self.noted = 0.0  # when that was
         self.is_warm = False
         self.fit_s: float | None = None  # about how long a run that is warm has to train; None if unknown
         with writing("hydra.sweep.dir", job.run_dir / LOG):
@@ -131,7 +132,7 @@ class Visited(WaitingRun):
         if facts is None:
             self._on_end(self)
         else:
-            self.device = facts.get("device") or self.device
+            self.device, self.noted = facts.get("device") or self.device, time.monotonic()
         return facts
 
     def warm_up(self) -> bool:
@@ -219,7 +220,9 @@ class Together:
         beside_others = any(one.device for one in _living(self._started))  # which hold memory of the device
         if beside_others and record["status"] == "out_of_memory":  # it may fit alone, and is done so in the end
             folder.free_for_another_try(job.run_dir)
-            self._loop.prepare(job)
+            if (refused := self._loop.prepare(job)) is not None:
+                self._records[job] = refused
+                return
             print(f"{job.title} found no memory beside others, and is done again alone", flush=True)
             return
         self._records[job] = record
@@ -259,10 +262,10 @@ class Together:
             with contextlib.suppress(psutil.Error):  # it has ended
                 largest = max(largest, psutil.Process(run.process.program.pid).memory_info().rss)
         fits = memory.available >= max(_SHARE_LEFT * memory.total, (more + 1) * largest)
-        if device := [run.device for run in _living(self._started) if run.device]:
-            largest = _CONTEXT + max(each["taken"] for each in device)
-            free = min(each["free"] for each in device)  # as the last one of them saw it
-            fits &= free >= max(_SHARE_LEFT * device[0]["total"], (more + 1) * largest)
+        if living := [run for run in _living(self._started) if run.device]:
+            largest = _CONTEXT + max(run.device["taken"] for run in living)
+            seen = max(living, key=lambda run: run.noted).device
+            fits &= seen["free"] >= max(_SHARE_LEFT * seen["total"], (more + 1) * largest)
         return fits
 
     def _is_long(self, run: Visited) -> bool:

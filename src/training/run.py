@@ -273,6 +273,7 @@ class _Run:
             waited_s = seconds_waited(callbacks_of(self.trainer))
             record.facts["fit_seconds"] = round(before_s + time.perf_counter() - started - waited_s, 3)
             record.facts["waiting_seconds"] = round(waited_s, 3)
+            record.facts["hardware"] |= {"torch_threads": torch.get_num_threads()}
             raise
         fit_s = before_s + time.perf_counter() - started
         facts: dict[str, Any] = {

@@ -124,11 +124,11 @@ def test_a_learning_rate_that_grows_with_the_batch_divides_no_group(tmp_path):
 
 
 def test_the_precision_is_the_one_that_was_computed_in(tmp_path):
-    for number, precision in enumerate(("bf16-mixed", "16-mixed")):
-        computed = {"throughput": {"precision": "bf16-mixed"}, "options": {"trainer.precision": precision}}
-        write_rates(tmp_path, {64: 3000}, first=number, **computed)
+    for number, precision in enumerate(("bf16-mixed", "16-mixed", "bf16", "16")):
+        facts = {"options": {"trainer.precision": precision}, "status": "failed" if number == 2 else "finished"}
+        write_rates(tmp_path, {64: 3000}, first=number, **facts)
     sweep = find([tmp_path])
-    assert (sweep.factors, [run.precision for run in sweep.runs]) == ([], ["bf16-mixed"] * 2)
+    assert (sweep.factors, [run.precision for run in sweep.runs]) == ([], ["bf16-mixed"] * 4)
 
 
 def test_a_seed_of_the_data_alone_is_a_setting(tmp_path):

@@ -141,6 +141,8 @@ def test_a_run_that_was_resumed_alone_stays_in_its_sweep_unless_its_result_or_le
     assert "(compile is True there and False here)" in refusal(folder.refuse_other, tmp_path, [asked])
     change_record(tmp_path / "0", resumed=[{"step": 3}])
     folder.refuse_other(tmp_path, [asked])
+    others = {**asked, "compile": "max-autotune"}  # which tells the runs of this sweep apart
+    assert "(compile is True there and False here)" in refusal(folder.refuse_other, tmp_path, [asked, others])
     for option in ({"seed": 1}, {"target": 0.9}):
         assert "holds a run of another sweep" in refusal(folder.refuse_other, tmp_path, [{**asked, **option}])
 

@@ -100,7 +100,7 @@ def test_a_launcher_that_fails_leaves_a_report_and_one_line(here, monkeypatch):
 def test_a_search_by_a_metric_that_no_run_has_ends_with_the_metrics_that_there_are(tmp_path, monkeypatch, capsys):
     found = {"status": "finished", "config": {"optimized_metric": "val/accuracy"}, "metrics": {"val/acc": 0.9}}
     hydra = {"job": {"num": 0, "env_set": {}}, "runtime": {"output_dir": str(tmp_path), "choices": {}}}
-    hydra |= {"overrides": {"task": []}, "sweeper": {"direction": "minimize"}}
+    hydra |= {"overrides": {"task": []}}
     monkeypatch.setattr(runner.HydraConfig, "get", lambda: OmegaConf.create(hydra))
     sweep = runner.Sweep(tmp_path, [])
     monkeypatch.setattr(sweep.loop, "do", lambda jobs: [found])
@@ -110,9 +110,6 @@ def test_a_search_by_a_metric_that_no_run_has_ends_with_the_metrics_that_there_a
     assert said.endswith(" has val/acc\n") and sweep.exit_code == 1
     found["config"]["optimized_metric"] = "val/acc"
     assert sweep.run_job(compose(["optimized_metric=val/acc"])) == 0.9
-    hydra["sweeper"] = {}  # of a plugin that lists its runs
-    found["config"]["optimized_metric"] = "val/accuracy"
-    assert sweep.run_job(compose(["optimized_metric=val/accuracy"])) is None
 
 
 def test_a_search_without_a_seed_has_no_line_that_resumes_it(tmp_path, monkeypatch, capsys):
