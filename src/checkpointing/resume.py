@@ -137,8 +137,10 @@ def nothing_to_resume(run_dir: Path, record: dict[str, Any], config: dict[str, A
     is_limited = record["config"]["trainer"].get("max_time") is not None
     longer = "; a longer trainer.max_time, or trainer.max_time=null, may continue it" if is_limited else ""
     kept = at(record, "checkpoints.best") or at(record, "checkpoints.last")
-    if is_text(kept) and any(at(config, key) != at(record["config"], key) for key in _OF_TEST):
-        longer += f"; to test it, write {evaluate_command(config, str(run_dir / kept))}"
+    differing = {key: at(config, key) for key in _OF_TEST if at(config, key) != at(record["config"], key)}
+    if is_text(kept) and differing and config["test"]:
+        typed = [trust.as_words(key, value) for key, value in differing.items() if key != "test"]
+        longer += f"; to test it, write {' '.join([evaluate_command(config, str(run_dir / kept)), *typed])}"
     return f"{run_dir} has finished; there is nothing to resume{longer}"
 
 

@@ -25,6 +25,7 @@ from .._lightning import callbacks_of, logged_step, loggers_of_rank, on_restore_
 from .._system import relative
 from ..callbacks.step_file import StepFile
 from ..errors import UserError, cut, warn
+from ..files import why
 from ..random_state import restore_random_state
 from ..records.read import read
 from .callback import CHECKPOINTS, Checkpoints
@@ -124,14 +125,26 @@ class ResumePoint:
         return UserError(f"resume: {self.path} cannot be resumed from: {type(error).__name__}: {cut(str(error), 200)}")
 
 
+def _is_there(path: Path) -> bool:
+    """Whether a checkpoint is there, or a link; UserError for a folder that cannot be searched."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise UserError(f"resume: {path} cannot be read, and nothing was changed: {why(error)}") from error
+    return True
+
+
 def find_resume_point(module: LightningModule, run_dir: Path) -> ResumePoint:
     """The last checkpoint of a run or, where that is missing or not valid, the best one, with a warning that says why.
 
     UserError if none is valid, or if one that was written is gone.
     """
     last, best = (run_dir / CHECKPOINTS / name for name in ("last.ckpt", "best.ckpt"))  # last is written before best
-    refused = [f"{last} is missing"] if os.path.lexists(best) and not os.path.lexists(last) else []
-    for path in filter(os.path.lexists, (last, best)):
+    there = [path for path in (last, best) if _is_there(path)]
+    refused = [f"{last} is missing"] if there == [best] else []
+    for path in there:
         try:
             point = check_resumable(load_checkpoint(path), path, module)
         except UserError as error:

@@ -51,8 +51,8 @@ def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
     for name, value in walk(plain):
         if isinstance(value, str) and _RUN_DIR.search(value):
             raise UserError(
-                f"{name}: got {value!r}, and the run's folder is no option; a logger is given it as its save_dir where none "
-                "stands, and a callback reads trainer.default_root_dir"
+                f"{name}: got {value!r}, and the run's folder is no option; leave it out of TensorBoard, CSV and W&B, which get "
+                "it, and read trainer.default_root_dir in a callback"
             )
     try:
         plain = to_plain(config, resolve=True) if isinstance(config, DictConfig) else plain

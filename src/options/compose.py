@@ -74,15 +74,15 @@ def compose_command_line(overrides: list[str], multirun: bool) -> CommandLine:
     is_list = multirun and base.hydra.sweeper._target_.endswith(".BasicSweeper")
     runs = _runs_of_sweep(words, is_list) if multirun else [words]
     composed = [compose(run) for run in runs] if multirun else [base]
-    for composition in composed:
-        _check_folder(composition.hydra, "sweep.dir" if multirun else "run.dir")
     hydra, kind = base.hydra, "sweep" if multirun else "run"
     by_time = load(CONFIGS / "hydra" / "default.yaml")[kind]["dir"]  # of a folder that no option names
-    folder, chosen = Path(hydra[kind].dir), to_plain(hydra[kind])["dir"] != by_time
     configs = []
     for composition in composed:
         with env_override(dict(composition.hydra.job.env_set)):  # which an option may name: ${oc.env:…}
+            _check_folder(composition.hydra, f"{kind}.dir")
             configs.append(check_config(without_hydra(composition)))
+    with env_override(dict(hydra.job.env_set)):
+        folder, chosen = Path(hydra[kind].dir), to_plain(hydra[kind])["dir"] != by_time
     _refuse_unread(runs if len(runs) > 1 else [words], configs)
     labels = _labels(runs) if is_list else []
     launcher = to_plain(hydra.launcher, resolve=True) if multirun else {}

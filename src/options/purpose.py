@@ -147,14 +147,15 @@ def speed_options(config: dict[str, Any]) -> dict[str, Any]:
 
 def with_speed_of(config: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     """A configuration with those options of another one that change the speed alone."""
-    held = dict(flatten(other))
 
-    def taken(node: Any, path: str) -> Any:
-        if isinstance(node, dict):
-            return {key: taken(value, f"{path}.{key}".lstrip(".")) for key, value in node.items()}
-        return held.get(path, node) if purpose_of(path, config) is Purpose.SPEED else node
+    def taken(node: Any, theirs: Any, path: str) -> Any:
+        if path and purpose_of(path, config) is Purpose.SPEED:
+            return theirs
+        if not isinstance(node, dict) or not isinstance(theirs, dict):
+            return node
+        return {key: taken(value, theirs.get(key, value), f"{path}.{key}".lstrip(".")) for key, value in node.items()}
 
-    return taken(config, "")
+    return taken(config, other, "")
 
 
 def only_observes(target: Any) -> bool:

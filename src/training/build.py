@@ -19,7 +19,7 @@ from hydra.utils import instantiate
 from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
@@ -196,15 +196,27 @@ def build_loggers(config: dict[str, Any], run_dir: Path, name: str, run_id: str)
     """
     nodes = {key: dict(node) for key, node in (config["logger"] or {}).items() if node}
     for key, node in nodes.items():
-        place = _parameter(import_target(node[TARGET], f"logger.{key}.{TARGET}"), "save_dir")
-        if (place and place.default is place.empty) or node[TARGET].endswith(".WandbLogger"):
-            node.setdefault("save_dir", relative(run_dir))
+        if _takes_folder(import_target(node[TARGET], f"logger.{key}.{TARGET}")):
+            # TensorBoardLogger takes a `~` at its start for a home folder.
+            node.setdefault("save_dir", os.path.join(os.curdir, relative(run_dir)))
         if node[TARGET].endswith((".TensorBoard", ".TensorBoardLogger")):
             node.setdefault("name", name)
         elif node[TARGET].endswith(".WandbLogger"):
             node.update({"name": node.get("name") or name, "id": node.get("id") or run_id})
             node.setdefault("tags", config["tags"])
     return build_all(nodes, "logger")
+
+
+def _takes_folder(logger: Any) -> bool:
+    """Whether a logger needs a `save_dir`, or is one of a kind that writes files below it and takes it."""
+    try:
+        parameters = inspect.signature(logger).parameters
+    except (TypeError, ValueError):  # of a class in C
+        return False
+    place, is_open = parameters.get("save_dir"), any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    if isinstance(logger, type) and issubclass(logger, TensorBoardLogger | CSVLogger | WandbLogger):
+        return place is not None or is_open
+    return place is not None and place.default is place.empty
 
 
 class NoLogger(DummyLogger):

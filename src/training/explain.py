@@ -1,5 +1,6 @@
 """Some training steps of a configuration, taken apart: no validation, no test, nothing logged and nothing kept."""
 
+import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,15 @@ def explain(
     for errors; `names_data` says whether somebody has chosen the data. UserError for a step that fails, and for steps that
     cannot be measured.
     """
+    with tempfile.TemporaryDirectory(
+        ignore_cleanup_errors=True
+    ) as here:  # for what a module or a callback writes by itself
+        return _explain(config, choices, place, names_data, Path(here))
+
+
+def _explain(
+    config: dict[str, Any], choices: dict[str, str], place: Path, names_data: bool, here: Path
+) -> tuple[Explanation, dict[str, bytes]]:
     set_up_process(config)
     check_accelerator(config)
     named, kind = config["trainer"]["devices"], config["trainer"].get("accelerator", "auto")
@@ -43,7 +53,6 @@ def explain(
     monitor = ThroughputMonitor(warmup_steps=WARMUP, verbose=False)
     profiler = OperationProfiler(steps=STEPS, stop=True, verbose=False)
     callbacks = [monitor, profiler, *build_all(config["callbacks"], "callbacks")]
-    here = Path.cwd()  # where a module may write by itself
     # A record may name a GPU that this machine does not have.
     config = {**config, "trainer": config["trainer"] | {"devices": named if named in gpus else 1}}
     switches = {"enable_autolog_hparams": False, "max_steps": profiler.updates(monitor)}

@@ -25,7 +25,7 @@ def start_from(model: nn.Module, path: Path) -> None:
     All names and shapes have to match, or it is a UserError; the wrappers `model.`, `module.` and `_orig_mod.` count on
     neither side.
     """
-    found, names = _weights_in(path, model), _plain(model.state_dict())
+    found, names = weights_in(path, model), _plain(model.state_dict())
     held = {plain: found[name] for plain, name in _plain(found).items()}
     weights = {names.get(plain, plain): tensor for plain, tensor in held.items()}
     try:
@@ -55,7 +55,7 @@ def make_layers(module: LightningModule, weights: Collection[str]) -> None:
         ) from failed
 
 
-def _weights_in(path: Path, model: nn.Module) -> dict[str, Any]:
+def weights_in(path: Path, model: nn.Module) -> dict[str, Any]:
     """The dense tensors and extra states of a file by name; UserError where it has none, is damaged, or would run code.
 
     A checkpoint of a Task has the weights of a loss, too: for a network those below `model.` are taken.

@@ -61,7 +61,7 @@ from .build import (
     run_name,
 )
 from .failures import explain_failures
-from .initial import start_from
+from .initial import start_from, weights_in
 from .quiet import quiet_libraries
 from .task import Task
 
@@ -159,6 +159,7 @@ class _Run:
         if path := self.config["init"]:
             start = partial(start_from, self.model, Path(path))
             if isinstance(self.model, LightningModule) and makes_layers(self.model):
+                weights_in(Path(path), self.model)  # a file that holds none is refused before the run begins
                 callbacks_of(self.trainer).insert(0, LambdaCallback(on_fit_start=lambda trainer, module: start()))
             else:
                 start()
@@ -309,13 +310,14 @@ class _Run:
         """Test the best checkpoint; the last weights where no checkpoint is the best."""
         if not (self.config["test"] and is_overridden("test_step", self.module)):
             return
-        if not has_test(self.data):
+        few = self.data.num_samples("test") if isinstance(self.data, DataModule) and has_test(self.data) else None
+        if few == 0 or not has_test(self.data):
             warn(f"test: {self.data.name} has no test set, and nothing is tested")
             return
         why, ranks = "", self.trainer.world_size
         if isinstance(self.trainer.strategy, FSDPStrategy):
             why = "FSDP cannot test a module that it has sharded for training"
-        elif isinstance(self.data, DataModule) and (few := self.data.num_samples("test")) < ranks:
+        elif few is not None and few < ranks:
             why = f"{ranks} processes cannot share {count(few, 'test sample')} of {self.data.name}"
         if why:
             kept = summary.checkpoint_paths(self.trainer, self.run_dir)

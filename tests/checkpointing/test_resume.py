@@ -87,7 +87,9 @@ def test_a_finished_run_goes_on_to_a_longer_least_and_its_test_has_a_command_of_
         config = {**facts["config"], "trainer": {**facts["config"]["trainer"], key: 30}}
         assert resume.continues_training(config, facts) is trains
     said = resume.nothing_to_resume(Path("out"), facts, config)
-    assert said == f"out has finished; {OVER}; to test it, write batchscope evaluate ckpt=out/checkpoints/best.ckpt"
+    line = "batchscope evaluate ckpt=out/checkpoints/best.ckpt trainer.limit_test_batches=30"
+    assert said == f"out has finished; {OVER}; to test it, write {line}"
+    assert resume.nothing_to_resume(Path("out"), facts, {**config, "test": False}) == f"out has finished; {OVER}"
 
 
 MAY_CHANGE = [

@@ -368,7 +368,7 @@ def test_a_file_of_the_users_that_names_the_runs_folder_is_told_where_it_is(plac
     use_config_dir("conf")
     said = refusal(composed, "logger=own")
     assert said.startswith(f"logger.mine.save_dir: got '{place}/logs', and the run's folder is no option; ")
-    assert "a logger is given it as its save_dir" in said and "trainer.default_root_dir" in said
+    assert "leave it out of TensorBoard, CSV and W&B" in said and "trainer.default_root_dir" in said
 
 
 def test_none_leaves_out_all_default_ones_and_a_choice_beside_it_is_alone() -> None:

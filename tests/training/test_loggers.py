@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.utilities import _scan_checkpoints
 
 from batchscope.checkpointing.callback import Checkpoints
@@ -72,7 +73,29 @@ def test_a_logger_that_has_to_be_given_a_folder_gets_that_of_the_run(tmp_path: P
     kind = "_target_: lightning.pytorch.loggers.CSVLogger"
     words = ["logger=none", f"+logger.mine={{{kind}}}", f"+logger.theirs={{{kind}, save_dir: there}}"]
     loggers = build_loggers(composed(*words), tmp_path / "out", "cnn", "1")
-    assert [logger.save_dir for logger in loggers] == ["out", "there"]
+    assert [Path(logger.save_dir) for logger in loggers] == [Path("out"), Path("there")]
+
+
+class Open(TensorBoardLogger):
+    """Passes on what it is given."""
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+
+
+class Closed(CSVLogger):
+    """Has a folder of its own."""
+
+    def __init__(self) -> None:
+        super().__init__("mine")
+
+
+def test_a_logger_of_ones_own_gets_the_runs_folder_where_it_takes_one(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [f"+logger.{name.lower()}={{_target_: {__name__}.{name}}}" for name in ("Open", "Closed")]
+    loggers = build_loggers(composed("logger=none", *words), Path("~/out"), "cnn", "1")
+    assert [Path(logger.save_dir) for logger in loggers] == [Path("~/out"), Path("mine")]
+    assert Path(loggers[0].log_dir).resolve().is_relative_to(tmp_path)
 
 
 class Uploads(Memory):
