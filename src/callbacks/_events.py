@@ -55,6 +55,7 @@ class LoopEvents(Callback):
 
     is_measuring = False
     _fit: FitTimer
+    _begun: FitTimer | None = None  # when the fit began
     _is_training = False
     _has_begun = False  # whether a batch has begun that has not ended
     _asked = 0  # how many batches its step has asked for
@@ -87,13 +88,13 @@ class LoopEvents(Callback):
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._fit = FitTimer()
+        self._begun = FitTimer()
 
     def listen(self, trainer: Trainer, timer: StepTimer) -> Callable[[], None]:
         """Begin to mark the parts of a fit; returns a function that ends this."""
         self._timer = timer
-        if not hasattr(self, "_fit"):  # of a callback that is added after `on_fit_start`
-            self._fit = FitTimer()
+        self._fit = self._begun or FitTimer()  # a callback may be added after `on_fit_start`
+        self._begun = None
         add_timer(trainer, timer)
         self.is_measuring, self._is_training, self._has_begun = True, False, False
         heard = {*_PARTS, _TRAINING, _EPOCH}

@@ -42,7 +42,7 @@ class Measured:
     not_recorded: str | None = None  # why there are none
     batch_bytes: int = 0  # of a recorded one
     flops: Flops = field(default_factory=Flops)
-    changed: float = 1.0  # the median step ÷ those right after the recorded ones
+    changed: float = 1.0  # a batch of the median step ÷ one right after the recorded ones
     others_share: float = 0.0  # of the processor, over all windows; on an accelerator only where they disturbed
     median_parts_ms: Mapping[str, float] = field(default_factory=dict)  # of the update of median length
     median_steps: int = 0  # of which that is the median

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from functools import partial
+from numbers import Real
 from typing import Any
 
 import torch
@@ -52,7 +53,7 @@ class TrainCurves(Callback):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._steps, self._reads, self._updates, self._averaged = [], [], Updates(trainer.global_step), None
-        self._writer = StepWriter(trainer)
+        self._writer, self._device = StepWriter(trainer), trainer.strategy.root_device
 
     @override
     def on_train_batch_end(
@@ -110,7 +111,7 @@ class TrainCurves(Callback):
         if places := [*averaged, *own]:
             values = [torch.zeros(()) if value is None else value for *_, value in places]
             has = [value is not None for *_, value in averaged]
-            self._reads.append((places, DeferredScalars(values, partial(_mean_of_ranks, has=has))))
+            self._reads.append((places, DeferredScalars(values, partial(_mean_of_ranks, has=has, device=self._device))))
         self._steps = []
 
     def _write(self, only_ready: bool) -> None:
@@ -127,7 +128,7 @@ class TrainCurves(Callback):
 
 def _is_number(value: Any) -> bool:
     """Whether a value is a real number, or a tensor of one."""
-    if isinstance(value, int | float):
+    if isinstance(value, Real):  # NumPy's scalars are
         return not isinstance(value, bool)
     return (
         isinstance(value, Tensor)
@@ -138,13 +139,14 @@ def _is_number(value: Any) -> bool:
     )
 
 
-def _mean_of_ranks(values: Tensor, has: Sequence[bool]) -> Tensor:
-    """The first values as the means of the ranks that have them, the others as they are.
+def _mean_of_ranks(values: Tensor, has: Sequence[bool], device: torch.device) -> Tensor:
+    """The first values as the means of the ranks that have them, the others as they are; on the device of the ranks.
 
     They are computed behind the device's other work. Lightning's `reduce` has a barrier that the host waits for.
     """
     if not has:
         return values
+    values = values.to(device, non_blocking=True)  # NCCL has no way to those of the host
     counts = torch.tensor(has, dtype=values.dtype).to(values.device, non_blocking=True)
     sums = torch.cat([values[: len(has)], counts])
     torch.distributed.all_reduce(sums)

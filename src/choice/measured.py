@@ -155,7 +155,7 @@ def _read(path: Path) -> _Run:
     step = read_operations(path)
     if step is None or not step.rows:
         raise UserError(
-            "has no operations.json: its step cannot be recorded (compiled, sharded, record_operations=false)"
+            "has no operations.json: its step cannot be recorded (compiled, sharded, record_operations=false, or a schedule of accumulation)"
         )
     if RATE not in run.values:
         raise UserError("does not say how many samples a step has")

@@ -94,6 +94,8 @@ def batch_of(samples: list[Any], sources: list[str], spec: DataSpec, own: Collat
     if wrong:
         _check_alone(samples, sources, spec, own)
         raise UserError(f"data: {what} is not what the spec says: {wrong}")
+    if len(samples) > 1 and not len(spec.named(batch)[spec.inputs[0]]):  # the mean loss of none is NaN
+        raise UserError(f"data: {what} has no samples")
     return batch
 
 
@@ -136,8 +138,6 @@ def _faults(named: Mapping[str, Any], spec: DataSpec) -> Iterator[str]:
     for name, value in fields.items():
         if len(value) != samples:
             yield f"its '{name}' has the shape {tuple(value.shape)}, and its target is of {samples} samples"
-    if not samples:  # of which the mean loss is NaN
-        yield "it has no samples"
     shape, wanted = tuple(x.shape[1:]), spec.input_shape
     if spec.variable_length:
         yield from _wrong_lengths(x, named.get(LENGTHS), len(spec.inputs) > 1)

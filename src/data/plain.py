@@ -25,7 +25,12 @@ class PlainData:
 
     def __init__(self, module: LightningDataModule):
         self.module: Any = module
-        self.spec: DataSpec | None = _spec_of(module)
+        self.spec: DataSpec | None = None
+        self.why_no_spec = ""  # where it has one that fails: its name may mean anything
+        try:
+            self.spec = _spec_of(module)
+        except UserError as error:
+            self.why_no_spec = str(error)
         name = getattr(module, "name", None)
         self.name = name if isinstance(name, str) and name else type(module).__name__
         self.prepare_data, self.setup = module.prepare_data, module.setup

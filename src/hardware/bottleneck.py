@@ -66,7 +66,7 @@ class Step:
     communication_ms: float | None = 0.0  # of `forward` and `backward`, waiting for other ranks; None if not measured
     busy: float | None = None  # share of the step in which a kernel runs; None where it is not known
     mfu: float | None = None  # of the median step; asked only where the operations are not known
-    changed: float = 1.0  # the median step ÷ those right after the steps whose operations were recorded
+    changed: float = 1.0  # a batch of the median step ÷ one right after the recorded steps
     others_share: float = 0.0  # of the processor, that other programs took
 
 
@@ -156,7 +156,7 @@ def _why_unknown(step: Step, timed: Mapping[str, Sequence[Timed]], work: float) 
     if not step.operations:
         return "no step's operations were recorded" + (f" ({step.not_recorded})" if step.not_recorded else "")
     if not 1 / CHANGED <= step.changed <= CHANGED:
-        longer = f"the median step takes {step.changed:.2g} times as long as those whose operations were recorded"
+        longer = f"a batch takes {step.changed:.2g} times as long as those whose operations were recorded"
         return f"the steps changed: {longer}"
     recorded = sum(_milliseconds(timed).values())
     if step.device == "cpu" and 0 < CHANGED * work < recorded:

@@ -102,10 +102,9 @@ def build_model(config: dict[str, Any], data: Any) -> nn.Module:
         model = build(node, "model") if not _parameter(target, "spec") else None
         if isinstance(model, LightningModule):
             return model
-        raise UserError(
-            f"data: {data.name} has no spec: a property that returns a batchscope.data.DataSpec, which every model but "
-            "a LightningModule is trained by"
-        )
+        no_spec = f"data: {data.name} has no spec: a property that returns a batchscope.data.DataSpec"
+        why = getattr(data, "why_no_spec", "") or no_spec
+        raise UserError(f"{why}, which every model but a LightningModule is trained by")
     model = build(node, "model", **({"spec": spec} if _parameter(target, "spec") else {}))
     needs_lengths = spec.variable_length and len(spec.inputs) == 1  # several inputs have a mask among them
     if needs_lengths and not isinstance(model, LightningModule) and not takes(model, LENGTHS):

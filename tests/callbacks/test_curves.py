@@ -64,8 +64,16 @@ def test_the_mean_of_all_ranks_is_taken_without_a_barrier(monkeypatch: pytest.Mo
     others = torch.tensor([6.0, 4.0, 3.0, 1.0])  # the sums of three, of whom one has the second number
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda values: values.add_(others))
     monkeypatch.setattr(torch.distributed, "barrier", lambda *args, **kwargs: pytest.fail("a barrier"))
-    means = curves._mean_of_ranks(torch.tensor([2.0, 0.0, 7.0]), has=[True, False])
+    means = curves._mean_of_ranks(torch.tensor([2.0, 0.0, 7.0]), [True, False], torch.device("cpu"))
     assert means.tolist() == [2.0, 4.0, 7.0]
+
+
+def test_numbers_of_the_host_are_averaged_on_the_device_of_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As NCCL alone can."""
+    seen = []
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda values: seen.append(str(values.device)))
+    curves._mean_of_ranks(torch.tensor([2.0, 7.0]), [True], torch.device("meta"))
+    assert seen == ["meta"]
 
 
 def test_an_average_that_each_step_updates_in_place_is_written_as_each_step_left_it() -> None:

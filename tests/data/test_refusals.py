@@ -179,7 +179,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a batch of none": (
         collated(lambda samples, batch: {name: part[:0] for name, part in batch.items()}),
-        f"{COLLATED} it has no samples",
+        f"{COLLATED.partition(' is not')[0]} has no samples",
     ),
     "a target of another shape": (
         collated(lambda samples, batch: batch | {"label": torch.zeros(len(samples), 3)}),
