@@ -331,12 +331,14 @@ def _be_forked(connection: socket.socket, run: Callable[..., None], arguments: t
     """Be as a new Python, with the socket as standard input."""
     import multiprocessing
 
-    lead_session()
-    multiprocessing.set_start_method(None, force=True)  # its own processes are started as those of any other program
     try:
+        lead_session()
+        multiprocessing.set_start_method(
+            None, force=True
+        )  # its own processes are started as those of any other program
         _, output, *_ = socket.recv_fds(connection, 1, 2)
         connection.sendall(b"\n")
-    except OSError:  # the starter has ended
+    except (OSError, KeyboardInterrupt):  # the starter has ended, or passes its interruption on
         return
     for number, stream in enumerate((connection.detach(), *output)):
         os.dup2(stream, number)

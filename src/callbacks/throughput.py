@@ -361,6 +361,8 @@ class ThroughputMonitor(LoopEvents):
 
     def _why_nothing_is_known(self) -> str:
         updates = self._timer.updates.count
+        if not updates and self._timer.updates.step:
+            return "all steps were trained before the run was resumed"
         if not updates:
             return (
                 "Lightning has counted no optimizer step: no batch was trained, or a module that optimises by hand does "

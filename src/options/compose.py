@@ -252,7 +252,7 @@ def _check_folder(hydra: DictConfig, name: str) -> None:
         folder = OmegaConf.select(hydra, name)
     except OmegaConfBaseException as error:
         raise UserError(f"hydra.{name}: {message_of(error)}") from error
-    if folder is None or ".." in Path(str(folder)).parts or "\0" in str(folder):
+    if folder in (None, "") or ".." in Path(str(folder)).parts or "\0" in str(folder):
         takes = "a folder below this one, or an absolute path, without '..'"
         raise UserError(f"hydra.{name}: got {str(folder)[:100]!r}, takes {takes}")
     if why := why_no_folder(str(folder)):

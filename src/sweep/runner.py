@@ -65,12 +65,12 @@ def run_sweep(line: CommandLine, sweep_dir: Path) -> None:
                         raise
                     lost = f"hydra/launcher: {in_one_line(error)}"  # such as a job that it has lost
                     raise WriteError(lost) from error
+            sweep.report()
         except (SystemExit, WriteError):
             with contextlib.suppress(UserError):
                 sweep.report()
             sweep.print_resume()
             raise
-        sweep.report()
     if sweep.exit_code:
         sys.exit(sweep.exit_code)
 

@@ -3,7 +3,7 @@
 import contextlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -46,7 +46,7 @@ from ..options.purpose import lightning_module_of, unread_by, with_speed_of
 from ..records.formatting import count
 from ..records.read import optimized, read
 from ..records.run_record import RunRecord, close_open, versions
-from ..records.values import positive, table
+from ..records.values import at, positive, table
 from . import summary
 from .build import (
     NoLogger,
@@ -285,24 +285,23 @@ class _Run:
             "metrics": summary.last_metrics(self.trainer),
             "evaluated": summary.evaluated_samples(self.trainer, self.data),
             "sample_means": self.module.sample_means if isinstance(self.module, Task) else None,
-            # Lightning has given each of several ranks its part of the cores.
-            "hardware": record.facts["hardware"] | {"torch_threads": torch.get_num_threads()},
         }
         if self.dataset["train_samples"] is None and (samples := summary.train_samples(self.trainer)):
             facts["dataset"] = {**self.dataset, "train_samples": samples}
-        is_measured = self.resume_point is None or self.trainer.global_step > self.resume_point.steps
-        if is_measured or "throughput" not in record.facts:  # else all steps were trained and measured before
+        has_trained = self.resume_point is None or self.trainer.global_step > self.resume_point.steps
+        if has_trained or "throughput" not in record.facts:
             waited_s = seconds_waited(callbacks_of(self.trainer))
-            facts = {
-                **summary.callback_facts(self.trainer),
-                "lr_scaling": self.module.lr_scaling if isinstance(self.module, Task) else None,
-                "fit_seconds": round(fit_s - waited_s, 3),
-                "waiting_seconds": round(waited_s, 3) or None,  # for visits, and a quiet machine
-                **facts,
-            }
-        elif before := record.before:  # what stays known was measured there, and so
+            facts["lr_scaling"] = self.module.lr_scaling if isinstance(self.module, Task) else None
+            facts["fit_seconds"] = round(fit_s - waited_s, 3)
+            facts["waiting_seconds"] = round(waited_s, 3) or None  # for visits, and a quiet machine
+        measured, before = summary.callback_facts(self.trainer), record.before
+        if _has_rate(before) and not (has_trained and _has_rate(measured)):  # as of an end with few steps
             facts |= {key: before[key] for key in ("hardware", "versions") if key in before}
             facts["config"] = with_speed_of(self.config, table(before.get("config")))
+        else:
+            # Lightning has given each of several ranks its part of the cores.
+            threads = {"torch_threads": torch.get_num_threads()}
+            facts = {**measured, "hardware": record.facts["hardware"] | threads, **facts}
         record.add(**facts)
         summary.write_steps(self.trainer, self.run_dir, record)
 
@@ -341,6 +340,10 @@ class _Run:
         for option, why in unread.items():
             warn(f"{option}: had no effect: {why}")
         record.add(unread=unread or None)  # not those of an earlier process
+
+
+def _has_rate(facts: Mapping[str, Any]) -> bool:
+    return at(facts, "throughput.step_ms_median") is not None
 
 
 def _refuse_few_samples(data: Data, trainer: lightning.Trainer) -> None:

@@ -92,6 +92,16 @@ def test_a_finished_run_goes_on_to_a_longer_least_and_its_test_has_a_command_of_
     assert resume.nothing_to_resume(Path("out"), facts, {**config, "test": False}) == f"out has finished; {OVER}"
 
 
+def test_a_rate_stays_where_the_few_steps_that_follow_tell_none(tmp_path: Path) -> None:
+    run(tmp_path, *SMALL, OUT, "optimizer.schedule=constant", code=0)
+    before = record(tmp_path / "out")
+    run(tmp_path, "resume=out", "trainer.max_epochs=3", "trainer.max_steps=22", code=0)
+    after = record(tmp_path / "out")
+    assert (before["steps"], after["steps"]) == (20, 22)
+    assert after["throughput"] == before["throughput"] and "step_ms_median" in before["throughput"]
+    assert after["fit_seconds"] > before["fit_seconds"]
+
+
 MAY_CHANGE = [
     *("trainer.accelerator=auto", "data.pipeline=device", "callbacks.curves.every_n_steps=2", "callbacks.device=null"),
     *("test=false", "callbacks.checkpoint.every_minutes=1", "callbacks.nonfinite=null", "compile=true"),
