@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .._system import command_line
-from ..options.purpose import timed_experiment
+from ..options.purpose import ENDLESS, timed_experiment
 from ..records.formatting import percent
 from ..records.rates import load_words
 from ..records.values import at, table
@@ -108,7 +108,6 @@ def _repeat(group: Group, selection: Selection | None, quality: Quality | None) 
 
 # Experiments that no timed one is put on top of.
 _ALONE = ("null", "throughput", "find_batch_size", "find_lr", "diagnose", "time_to_target")
-_ENDLESS = {"trainer.max_epochs": -1, "trainer.max_steps": 10**9, "trainer.max_time": "null"}
 
 
 def _timed(run: Run) -> Iterator[str]:
@@ -118,9 +117,7 @@ def _timed(run: Run) -> Iterator[str]:
     names = [name for name in every if name not in _ALONE]
     searches = bool(at(run.record, "config.search")) and names == every  # by an experiment of the user's own
     yield timed_experiment([] if searches else names)
-    yield from (
-        f"{key}={end}" for key, end in _ENDLESS.items() if any(word.startswith(f"{key}=") for word in run.words)
-    )
+    yield from (f"{key}={end}" for key, end in ENDLESS.items() if any(word.startswith(f"{key}=") for word in run.words))
     if at(run.record, "config.timing") is False:  # by which no run is visited
         yield "timing=auto"
 

@@ -179,7 +179,8 @@ class UpdateTable:
         """
         flags, batches = self.rows["flags"], numpy.maximum(self.rows["batches"], 1)
         steps_ms = self.step_ms() / batches
-        step_ms /= float(batches[self.in_median()].mean()) if self.in_median().any() else 1.0
+        of_median = batches[self.in_median()]
+        step_ms /= float(of_median.mean()) if len(of_median) else 1.0
         recorded = numpy.flatnonzero(flags & RECORDED)
         later = numpy.flatnonzero((flags & (RECORDED | INVALID)) == 0)
         later = later[later > recorded[0]] if len(recorded) else later[:0]

@@ -10,7 +10,7 @@ from ..errors import UserError
 from . import trust
 from .groups import COLLECTIONS, SECTIONS
 from .overrides import parse
-from .purpose import only_observes
+from .purpose import NO_END, only_observes
 from .signatures import inherits
 from .tree import TARGET, flatten
 from .update import ranks_asked
@@ -18,7 +18,6 @@ from .update import ranks_asked
 _PART_OF_A_STEP = ("batchscope.callbacks.nonfinite.StopOnNonFinite",)  # observes, and checks every loss and gradient
 
 _ONE_DEVICE = {"devices": 1, "num_nodes": 1, "strategy": "auto"}
-NO_END = 10**9  # training steps: a number, by which a schedule can plan
 # Of a trainer that takes training steps until a callback ends it, and keeps nothing.
 _SOME_STEPS: dict[str, Any] = {"min_epochs": 0, "max_epochs": -1, "max_steps": NO_END, "fast_dev_run": False}
 _SOME_STEPS |= {"limit_val_batches": 0, "num_sanity_val_steps": 0}

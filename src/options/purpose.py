@@ -59,6 +59,11 @@ _FREEZES = "whose layers no Task freezes; write callbacks=my_finetuning, a BaseF
 _LIGHTNING_MODULE = "lightning.pytorch.core.module.LightningModule"
 
 
+NO_END = 10**9  # training steps: a number, by which a schedule can plan
+# The lengths of a timed run, as words: behind those that were typed they let it go on until its speed is known.
+ENDLESS = {"trainer.max_epochs": "-1", "trainer.max_steps": str(NO_END), "trainer.max_time": "null"}
+
+
 def timed_experiment(names: Sequence[str]) -> str:
     """The word by which runs are timed: experiment=throughput on top of the experiments of these names."""
     return f"experiment=[{','.join([*names, 'throughput'])}]" if names else "experiment=throughput"

@@ -9,16 +9,14 @@ from pathlib import Path
 
 from ..errors import UserError
 from ..files import new_folder, writing
-from ..options.command_lines import NO_END
 from ..options.compose import compose_command_line
 from ..options.overrides import parse, text_of
-from ..options.purpose import timed_experiment
+from ..options.purpose import ENDLESS, timed_experiment
 from .loop import Loop
 from .plans import Job
 
 _SIZES = (8, 32, 128, 512)  # where the user lists none: those that divide global_batch_size
 _ACCELERATORS = {"cpu": "cpu", "cuda": "gpu", "mps": "mps"}
-_ENDLESS = ["trainer.max_epochs=-1", f"trainer.max_steps={NO_END}", "trainer.max_time=null"]  # whatever is typed
 
 
 def timed(overrides: Sequence[str]) -> list[str]:
@@ -45,7 +43,7 @@ def measure(words: Sequence[str], kinds: Sequence[str], folder: Path, epochs: in
         folder = new_folder(folder)
     for kind in kinds:
         device = [f"trainer.accelerator={_ACCELERATORS[kind]}", *(["trainer.devices=1"] if kind == "cpu" else [])]
-        line = compose_command_line([*words, *_ENDLESS, *device], True)  # devices=[1] is a GPU
+        line = compose_command_line([*words, *map("=".join, ENDLESS.items()), *device], True)  # devices=[1] is a GPU
         jobs = []
         for number, (config, composition) in enumerate(zip(line.configs, line.compositions, strict=True)):
             title = f"{kind}, run {number + 1} of {len(line.configs)}: data.batch_size={composition.data.batch_size}"

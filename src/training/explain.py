@@ -16,7 +16,7 @@ from ..callbacks.throughput import ThroughputMonitor
 from ..data.plain import lightning_of
 from ..errors import UserError, in_one_line
 from ..hardware.devices import check_accelerator
-from ..options.command_lines import NO_END
+from ..options.purpose import NO_END
 from ..records.explanation import Explanation
 from .build import NoLogger, build_all, build_data, build_model, build_trainer, lightning_module, refuse_own_loaders
 from .failures import explain_failures
