@@ -8,7 +8,8 @@
 Each case is a plain LightningModule (or a model of the zoo) with a plain Trainer and ThroughputMonitor, in a process of its
 own; the first one of each number of threads calibrates. The same process then checks the cause without batchscope: the step
 with one size changed takes another time, by the factor that the cause gives. Without its sleep it is short, tiny layers take
-as long for four times the samples, and products twice as long for twice the samples. A case whose check fails on a machine is
+as long for four times the samples, and products twice as long for twice the samples. What is to be bound by memory is larger
+than the caches, so these cases take minutes where the caches hold hundreds of MiB. A case whose check fails on a machine is
 marked, because its cause may be another one there, and counts as the others do. A slow rank is one of two processes under DDP; its
 verdict is the rank and its part.
 """
@@ -47,11 +48,17 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from batchscope import ThroughputMonitor
+from batchscope.hardware.devices import cache_bytes
 from batchscope.hardware.microbenchmarks import clock
 
 MI, MANY = 2**20, 1_000_000  # MANY batches: a run ends by its steps or its time
 DEVICE = "cpu"  # of this process
 PATIENCE_S, RUN_S, TURN_S = 600, 10.0, 1.5  # of a process; of the run with the verdict; of a turn of a check
+CACHE_MIB = (cache_bytes(torch.device("cpu")) or 0) / MI
+LARGE_MIB = max(64, round(1.5 * CACHE_MIB))  # of a tensor that no cache holds
+SLOWER = LARGE_MIB / 64  # are the steps with such tensors than where the caches hold 40 MiB
+ROWS = max(MI, 8192 * round(CACHE_MIB))  # of 512 bytes, of a table four times as large as the caches
+WIDTH = math.isqrt(LARGE_MIB * MI // 16)  # of four layers whose weights are as large together
 FULL, SMALLEST = (100, 3), (12, 1)  # steps of the run with the verdict, rounds of the check
 Parts = tuple[Any, Any, dict[str, Any]]  # module, loader, the Trainer's options
 sgd = partial(torch.optim.SGD, lr=1e-4)
@@ -172,11 +179,11 @@ def products(width: int, batch: int, **how: Any) -> Callable[..., Parts]:
     return of(lambda: linears(*[width] * 4, act=None), batch, width, **how)
 
 
-def activations(function: Callable, mib: int, *sample: int) -> Callable[..., Parts]:
-    """A function of so many MiB; an update takes them in so many `pieces`, which the cache holds."""
+def activations(function: Callable, *sample: int) -> Callable[..., Parts]:
+    """A function of what no cache holds; an update takes it in so many `pieces`, which the cache holds."""
 
     def make(pieces: int = 1) -> Parts:
-        x = torch.randn(mib * MI // 4 // math.prod(sample) // pieces, *sample, device=DEVICE)
+        x = torch.randn(LARGE_MIB * MI // 4 // math.prod(sample) // pieces, *sample, device=DEVICE)
         return Plain(Apply(function)), same(x), {"accumulate_grad_batches": pieces}
 
     return make
@@ -248,17 +255,17 @@ CASES: dict[str, Case] = {
         instead(repeated(lambda x: torch.lgamma(x).abs() + 0.5, 3), 256, 1024), cheap=True),
     "sequences that grow to 100": Case("compute", "the steps that are recorded first are not those that are measured",
         of(lambda: LSTM(256, grows=True), 64, 200, 256), most=0.8, batch=16),
-    "MLP of 64 MB, batch 4": Case("memory", "each weight is read for 8 FLOPs, in each of three passes",
-        of(lambda: linears(*[2048] * 5, act=None), 4, 2048), most=1.5, batch=8),
-    "elementwise chain, 64 MB": Case("memory", "64 MB are read and written for 16 M FLOPs",
-        activations(repeated(lambda x: torch.relu(x * 0.99 + 0.01), 4), 64, 1024), **PIECES),
-    "batch norm and pooling, 64 MB": Case("memory", "a few FLOPs a value",
-        activations(nn.Sequential(nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2)), 64, 32, 64, 64), **PIECES),
-    "embedding, 512 MB": Case("memory", "rows at random places of a table that no cache holds",
-        lambda rows=MI: table(rows, 128, 200_000), most=0.8, rows=8192),
+    "MLP of large weights, batch 4": Case("memory", "each weight is read for 8 FLOPs, in each of three passes",
+        of(lambda: linears(*[WIDTH] * 5, act=None), 4, WIDTH), most=1.5, batch=8),
+    "elementwise chain": Case("memory", "4 bytes are read and written for a FLOP",
+        activations(repeated(lambda x: torch.relu(x * 0.99 + 0.01), 4 if SLOWER < 4 else 1), 1024), **PIECES),
+    "batch norm and pooling": Case("memory", "a few FLOPs a value",
+        activations(nn.Sequential(nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2)), 32, 64, 64), **PIECES),
+    "embedding of a large table": Case("memory", "rows at random places",
+        lambda rows=ROWS: table(rows, 128, 200_000), most=0.8, rows=8192),
     "Adam, 61 M weights, fused": Case("memory", "32 bytes a weight for 15 FLOPs", adam(120_000), **FEWER, part=0.1),
-    "cumsum across the rows, 64 MB": Case("memory", "each step goes to a row that is 16 KiB further",
-        instead(lambda x: x.cumsum(0), 4096, 4096, cheaper=lambda x: x.cumsum(1)), most=0.7, cheap=True),
+    "cumsum across the rows": Case("memory", "each step goes to a row that is 16 KiB further",
+        instead(lambda x: x.cumsum(0), LARGE_MIB * 64, 4096, cheaper=lambda x: x.cumsum(1)), most=0.7, cheap=True),
     "60 tiny layers": Case("host", "120 operations of 8×32 values", of(lambda: linears(*[32] * 61), 8, 32), 2.0, batch=32),
     "zoo: lstm_cell, reference, batch 4": Case("host", "the readable cell, unrolled for 28 steps",
         zoo("lstm_cell", 4, "model.backend=reference"), 2.0, samples=16),
@@ -300,7 +307,7 @@ class Clock(Callback):
         if trainer.global_step != self.step:
             self.step = trainer.global_step
             self.ends.append(clock())  # waits for a GPU, which runs behind the host
-            is_long = len(self.ends) > 5 and self.ends[-1] - self.ends[0] > TURN_S
+            is_long = len(self.ends) > 3 and self.ends[-1] - self.ends[0] > TURN_S
             trainer.should_stop |= is_long and trainer.world_size == 1  # ranks stop after the same step
 
     @property
@@ -310,7 +317,7 @@ class Clock(Callback):
 
 def fit(parts: Parts, callback: Callback, steps: int) -> None:
     module, loader, options = parts
-    callbacks, limit = [callback, *options.get("callbacks", [])], timedelta(seconds=RUN_S)
+    callbacks, limit = [callback, *options.get("callbacks", [])], timedelta(seconds=RUN_S * max(1.0, SLOWER / 2))
     bare_trainer(DEVICE, **options | {"callbacks": callbacks, "max_steps": steps, "max_time": limit}).fit(
         module, loader
     )

@@ -46,7 +46,7 @@ class Cache:
 
     That is a cache of whole tensors, first in, first out. Whether the tensors of a single call fit into the cache would
     be simpler, and calls the step of a network of many layers `compute` whose weights are larger than the cache together
-    ("MLP of 64 MB, batch 4" in `benchmarks/causes.py`), and that of an optimizer that takes one tensor after the other.
+    ("MLP of large weights, batch 4" in `benchmarks/causes.py`), and that of an optimizer that takes one tensor after the other.
 
     Args:
         capacity: bytes of the cache; None is a cache that holds nothing.
