@@ -3,15 +3,20 @@
 The run says that it is ready before its first batch. Then the sweep says what it may do: `warm up`, `go <pass> <seconds>`
 for a visit, `stop <reason>`, or `train` to the end. The run answers a visit with what it has measured. Where the sweep says
 anything else, or has ended, the run waits no more: a signal that ends it is on its way (sweep/job.py).
+
+While a run waits, the workers of its loaders are stopped. Otherwise each visit would begin with full buffers, and a training that
+its loader limits would seem to be faster than it is.
 """
 
 import contextlib
 import math
+import multiprocessing
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
+import psutil
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
@@ -132,7 +137,7 @@ class Visits(Callback):
     def _tell_and_wait(self, trainer: Trainer, facts: Mapping[str, Any]) -> str:
         """Answer, with the memory of the device, and wait for what the run may do; the time is in no step and no rate."""
         began = time.perf_counter()
-        with pause(trainer):
+        with pause(trainer), workers_stopped():
             if device := callback_of(trainer, DeviceMonitor):
                 device.pause()
             with contextlib.suppress(OSError):  # the sweep has ended, and nobody answers
@@ -143,6 +148,23 @@ class Visits(Callback):
             if isinstance(logger, TensorBoard):
                 logger.waited_s = self.waited_s
         return order
+
+
+@contextlib.contextmanager
+def workers_stopped() -> Iterator[None]:
+    """Stop the processes that Python has started for this one, as loaders do, and have them go on afterwards."""
+    stopped: list[psutil.Process] = []
+    for child in multiprocessing.active_children():
+        with contextlib.suppress(psutil.Error):  # it has ended
+            worker = psutil.Process(child.pid)
+            worker.suspend()
+            stopped.append(worker)
+    try:
+        yield
+    finally:
+        for worker in stopped:
+            with contextlib.suppress(psutil.Error):
+                worker.resume()
 
 
 def seconds_waited(callbacks: Iterable[Any]) -> float:

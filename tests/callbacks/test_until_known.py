@@ -1,11 +1,15 @@
 """A timed run ends when its median step is known, when its time is up, or when a sweep that visits it says so."""
 
 import math
+import multiprocessing
 import time
 from types import SimpleNamespace
 
 import numpy
+import psutil
 import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 from batchscope.callbacks import _visits, _windows, until_known
 from batchscope.callbacks._timer import HostClock
@@ -128,6 +132,19 @@ def test_a_run_trains_while_it_is_visited_and_waits_in_between() -> None:
     assert times.pass_.tolist() == [4, 5]
     assert times.step_s.max() < 0.25  # waiting is in no step
     assert 1.0 <= seconds_waited(trainer.callbacks) < 2.0
+
+
+def test_the_workers_of_a_loader_are_stopped_while_a_run_waits_so_that_no_visit_begins_with_full_buffers() -> None:
+    def hear() -> str:
+        time.sleep(0.05)
+        seen.append({psutil.Process(worker.pid).status() for worker in multiprocessing.active_children()})
+        return left.pop(0)
+
+    seen, left, monitor = [], ["warm up", "go 4 0.05", "go 5 0.05", "stop known"], monitoring(warmup_steps=2)
+    data = DataLoader(TensorDataset(torch.zeros(10_000, 4), torch.zeros(10_000, 1)), batch_size=4, num_workers=1)
+    trainer = fit(monitor, *visits_of([monitor], SimpleNamespace(tell=lambda facts: None, hear=hear)), data=data)
+    assert seen == [{psutil.STATUS_STOPPED}] * 4
+    assert trainer.global_step > 8  # more than the worker had loaded before the first wait: it has gone on
 
 
 class Lagging(HostClock):
