@@ -6,7 +6,7 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from ..records.step_parts import PARTS
+from ..records.step_parts import PARTS, StepPart
 from ..records.step_times import StepTimes, thinned
 from ._recording import FIRST_RECORDED, LAST_RECORDED
 from ._timer import TIMED, Batch, HostClock, parts_ms
@@ -160,12 +160,16 @@ class UpdateTable:
         return self.windows.of_updates(numpy.arange(len(self)))
 
     def window_facts(self, window: Window) -> dict[str, Any]:
-        """Of an ended window: `steps` of a whole batch, their mean `mean_s`, the `others_share` and whether it is `disturbed`."""
+        """Of an ended window: `steps` of a whole batch, their mean `mean_s`, the `wait_share` of it that waits for data, the
+        `others_share` and whether it is `disturbed`.
+        """
         rows = slice(window.first, window.end)
         step_ms = self.step_ms()[rows][self.whole_batches()[rows]]
         facts: dict[str, Any] = {"steps": len(step_ms), "disturbed": window.disturbed}
         if len(step_ms):
             facts["mean_s"] = float(step_ms.mean()) / 1e3  # a hiccup counts, however long the steps are
+            waits_ms = self.rows["parts_ms"][rows, PARTS.index(StepPart.DATA_WAIT)][self.whole_batches()[rows]]
+            facts["wait_share"] = float(waits_ms.sum() / max(step_ms.sum(), 1e-9))
         if not numpy.isnan(window.others_share):
             facts["others_share"] = window.others_share
         return facts

@@ -32,6 +32,8 @@ from .wait_until_quiet import WaitUntilQuiet
 
 _WARM = 3  # updates by which the length of a training is told
 SHORT_S = 0.1  # the first one of such steps is left out: what others trained meanwhile is in the caches
+# Of the time of steps, for data. Then a visit has a batch of each worker: those that began together are ready together.
+WAITS = 0.1
 
 
 class Visitor(Protocol):
@@ -88,7 +90,7 @@ class Visits(Callback):
 
     def _visited(self, trainer: Trainer) -> Iterator[None]:
         """The course of a run from its first batch on; each `yield` is until the end of the next update."""
-        monitor, lags, mean_s = self._monitor, self._clock.lags, 0.0
+        monitor, lags, mean_s, fewest = self._monitor, self._clock.lags, 0.0, _workers()
         order = self._tell_and_wait(trainer, {"ready": True})
         if order == "warm up":
             while not monitor.is_warm or (lags and len(self._warm_up) < _WARM):
@@ -101,12 +103,13 @@ class Visits(Callback):
             if mean_s < SHORT_S:
                 yield
             monitor.begin_window(int(number))
-            until = time.perf_counter() + float(seconds)
-            yield
-            while time.perf_counter() < until:
+            until, updates = time.perf_counter() + float(seconds), 0
+            while updates < max(1, fewest) or time.perf_counter() < until:
                 yield
+                updates += 1
             facts = monitor.end_window(trainer)
             mean_s = facts.get("mean_s", 0.0)
+            fewest = _workers() if facts.get("wait_share", 0.0) > WAITS else 1
             order = self._tell_and_wait(trainer, facts)
         action, _, reason = order.partition(" ")
         if action == "stop":
@@ -165,6 +168,11 @@ def workers_stopped() -> Iterator[None]:
         for worker in stopped:
             with contextlib.suppress(psutil.Error):
                 worker.resume()
+
+
+def _workers() -> int:
+    """How many processes load batches; of those of a validation, which may be among them, a visit is only longer."""
+    return len(multiprocessing.active_children())
 
 
 def seconds_waited(callbacks: Iterable[Any]) -> float:

@@ -116,7 +116,7 @@ def test_disturbed_steps_leave_the_median_and_stay_in_the_mean_where_enough_are_
     table = table_of([10] * 6 + [30] * 10, disturbed_from=6)
     found = cost_of(table)
     assert table.flags()[-1] == DISTURBED
-    facts = {"steps": 10, "mean_s": pytest.approx(0.03), "disturbed": True}
+    facts = {"steps": 10, "mean_s": pytest.approx(0.03), "wait_share": 0.0, "disturbed": True}
     assert table.window_facts(table.windows.all[1]) == facts
     assert_has(found, {"step_ms_median": 10, "work_ms_median": 10, "step_ms_p99": 10, "step_ms_interval": [10, 10]})
     assert_has(found, {"undisturbed_steps": 6, "updates": 16, "step_ms": 360 / 16})
