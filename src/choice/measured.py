@@ -245,9 +245,9 @@ def _training(runs: Sequence[_Run], sources: Sequence[Source]) -> Training:
     lengths = (run.run.record.get("asked_epochs", at(run.run.record, "config.trainer.max_epochs")) for run in runs)
     asked = {round(positive(length) or 0) for length in lengths}
     doubts = []
-    if options.get("data.pipeline") == "workers":
+    if options.get("data.pipeline") in (None, "workers") and options.get("data.num_workers") != 0:  # or nobody knows
         doubts.append(
-            "data.pipeline=workers hides how long the workers take to load a batch: a faster device may wait."
+            "Where workers load the samples, they hide how long they take: a faster device may wait for them."
         )
     if any(math.isnan(run.measured.counted) for run in runs):
         doubts.append("Not every run has counted its memory, so whether a batch fits is not known.")

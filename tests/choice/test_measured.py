@@ -143,13 +143,24 @@ def test_too_few_windows_beside_other_programs_are_wider_by_what_these_took(tmp_
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda record: record["config"]["data"].update(pipeline="workers"), "data.pipeline=workers hides how long"),
+        (
+            lambda record: record["config"]["data"].update(pipeline="workers", num_workers=2),
+            "Where workers load the samples",
+        ),
+        (lambda record: record["config"]["data"].pop("pipeline"), "Where workers load the samples"),  # of any data
         (lambda record: record.pop("memory"), "Not every run has counted its memory"),
     ],
 )
 def test_what_the_runs_cannot_tell_is_a_doubt(tmp_path, change, said):
     training, _ = only(write_training(tmp_path), change)
     assert training.doubts[0].startswith(said)
+
+
+def test_data_that_no_worker_loads_hide_nothing(tmp_path):
+    training, _ = only(
+        write_training(tmp_path), lambda record: record["config"]["data"].update(pipeline="workers", num_workers=0)
+    )
+    assert training.doubts == []
 
 
 @pytest.mark.parametrize(
