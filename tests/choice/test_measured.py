@@ -59,6 +59,11 @@ def test_the_epochs_are_those_that_a_timed_run_was_asked_for(tmp_path):
     assert training.epochs == 15
 
 
+def test_runs_that_ended_by_their_steps_were_to_train_no_number_of_epochs(tmp_path):
+    training, _ = only(write_training(tmp_path, options={"trainer.max_steps": 1000}))
+    assert training.epochs is None
+
+
 def test_what_makes_a_step_another_one_makes_another_training_and_is_refused(tmp_path):
     write_training(tmp_path / "a")
     alike = {"optimizer.lr": 1.0, "trainer.max_epochs": 9, "data.seed": 1}
