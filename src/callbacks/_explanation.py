@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..hardware.calibration import Calibration, least_seconds
+from ..hardware.calibration import Calibration, least_seconds, undisturbed
 from ..hardware.trace import Event, device_seconds, step_starts
 from ..records import explanation as records
 from ..records.explanation import Cost, Explanation
@@ -53,6 +53,10 @@ def explain(
     notes += remarks
     if machine is None:
         notes.append("the device was not measured: no lower bounds (batchscope hardware measures it)")
+    elif machine.disturbed:
+        notes.append(
+            f"the device's peak is not known: {machine.disturbed}; no lower bounds (batchscope hardware --refresh)"
+        )
     return Explanation(
         title=measured.title,
         device=device,
@@ -65,7 +69,7 @@ def explain(
         steps=measured.median_steps,
         is_timed=any(row.seconds for row in operations),
         operations=records.add_up(
-            (_cost(row, machine) for row in operations),
+            (_cost(row, undisturbed(machine)) for row in operations),
             lambda cost: (cost.name, cost.module, cost.part, cost.dtype),
         ),
         threads=torch.get_num_threads() if device == "cpu" else None,
@@ -96,7 +100,7 @@ def _timed(
 
 
 def _cost(operation: OperationRow, calibration: Calibration | None) -> Cost:
-    """An operation with its lower bound, 0 for a device that was not measured."""
+    """An operation with its lower bound, 0 for a device whose peaks are not known."""
     same = ("module", "part", "name", "dtype", "calls", "flops", "bytes", "cold_bytes", "seconds")
     bound = least_seconds(operation, calibration) if calibration else 0.0
     return Cost(**{key: getattr(operation, key) for key in same}, floor_seconds=bound)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..hardware.advice import advise
 from ..hardware.bottleneck import CHANGED, Bottleneck, Step, find_bottleneck
-from ..hardware.calibration import Calibration, faster_precision, peak_flops_per_sec
+from ..hardware.calibration import Calibration, faster_precision, peak_flops_per_sec, undisturbed
 from ..hardware.slow_rank import find_slow_rank, part_means
 from ..hardware.telemetry import PEAK, named
 from ..records.step_parts import PARTS
@@ -53,9 +53,8 @@ def report(measured: Measured, machine: Calibration | None) -> dict[str, Any]:
 
 def peak_of(flops: Flops, precision: str, machine: Calibration | None) -> float | None:
     """The FLOP/s that a device was measured to reach in a step; None where that is not known."""
-    if machine is None or machine.disturbed:
-        return None
-    return peak_flops_per_sec(machine, precision, flops.shares)
+    machine = undisturbed(machine)
+    return peak_flops_per_sec(machine, precision, flops.shares) if machine else None
 
 
 def _rank_facts(measured: Measured) -> dict[str, Any]:

@@ -12,16 +12,19 @@ from .._lightning import callbacks_of
 from ..hardware.advice import Setting
 from ..hardware.devices import available
 from ..hardware.processor import usable_cores
+from ..ranks import current
 
 
 def setting_of(trainer: Trainer, batch_size: int) -> Setting:
     """What a trainer's run has set, of batches of so many samples; 0 where nobody knows how many."""
     device = trainer.strategy.root_device.type
+    # The ranks of a machine share its cores, but those that srun has bound to cores of their own.
+    sharing = 1 if current().launcher == "srun" else trainer.world_size / trainer.num_nodes
     config = own_config(trainer.lightning_module)
     common: dict[str, Any] = {
         "device": device,
         "batch_size": batch_size or None,
-        "cores": max(1, int(usable_cores())),
+        "cores": max(1, int(usable_cores() / sharing)),
         "devices": trainer.world_size,
         "has_gpu": device == "cpu" and len(available()) > 1,
         "profiled": any(type(callback).__name__ == "OperationProfiler" for callback in callbacks_of(trainer)),

@@ -240,18 +240,24 @@ def _pooled(runs: Sequence[_Run], rates: Rates, batch_size: int) -> Measured:
     )
 
 
+def _epochs(record: Mapping[str, Any]) -> int | None:
+    """The epochs that a run was to train; None where another length decides, or nobody knows."""
+    ends_by_steps = positive(at(record, "config.trainer.max_steps"))
+    length = None if ends_by_steps else at(record, "config.trainer.max_epochs")
+    return round(positive(record.get("asked_epochs", length)) or 0) or None
+
+
 def _training(runs: Sequence[_Run], sources: Sequence[Source]) -> Training:
     first, options = runs[0], runs[0].options
-    lengths = (run.run.record.get("asked_epochs", at(run.run.record, "config.trainer.max_epochs")) for run in runs)
-    asked = {round(positive(length) or 0) for length in lengths}
+    asked = {_epochs(run.run.record) for run in runs}
     doubts = []
-    if options.get("data.pipeline") == "workers":
+    if options.get("data.pipeline") in (None, "workers") and options.get("data.num_workers") != 0:  # or nobody knows
         doubts.append(
-            "data.pipeline=workers hides how long the workers take to load a batch: a faster device may wait."
+            "Where workers load the samples, they hide how long they take: a faster device may wait for them."
         )
     if any(math.isnan(run.measured.counted) for run in runs):
         doubts.append("Not every run has counted its memory, so whether a batch fits is not known.")
-    epochs = asked.pop() or None if len(asked) == 1 else None
+    epochs = asked.pop() if len(asked) == 1 else None
     title = printable(f"{first.run.model} · {options['data']}")
     limits = [at(run.run.record, "config.trainer.limit_train_batches") for run in runs]
     of_type = {

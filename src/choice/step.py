@@ -40,6 +40,11 @@ class Measured:
     step: StepOperations
     is_peak: bool = False  # whether `counted` is the peak of a GPU's allocator
 
+    @property
+    def working(self) -> float:
+        """Seconds without the wait for data."""
+        return max(0.0, self.seconds.middle - self.waiting)
+
 
 @dataclass(frozen=True, eq=False)
 class Source:
@@ -51,8 +56,8 @@ class Source:
 
     @property
     def shortest(self) -> float:
-        """Seconds of the shortest step."""
-        return min(measured.seconds.middle for measured in self.sizes.values())
+        """Seconds of the shortest step, without the wait for data."""
+        return min(measured.working for measured in self.sizes.values())
 
 
 @dataclass(frozen=True)
@@ -160,9 +165,11 @@ def _correction(source: Source) -> float:
         return 1.0
     largest = list(source.sizes.values())[-1]
     try:
-        expected, step = _kernels(largest.step.rows, source.device, None)[0].middle, largest.seconds.middle
+        expected = _kernels(largest.step.rows, source.device, None)[0].middle
     except UserError:  # torch emulates a precision that the card here has not
         return 1.0
+    step = largest.working
     if not expected or (step < 1.5 * source.shortest and expected < step):  # launches may have limited every size
         return 1.0
-    return min(max(step / expected, 1 / _LARGEST_CORRECTION), _LARGEST_CORRECTION)
+    taken = min(max(step, expected), largest.seconds.middle)  # kernels may have run in the wait for data, too
+    return min(max(taken / expected, 1 / _LARGEST_CORRECTION), _LARGEST_CORRECTION)

@@ -46,7 +46,8 @@ def _line(training: Training, device: Datasheet, question: Question) -> UseLine:
     steps = {size: measured.step for size, measured in (source or training.sources[0]).sizes.items()}
     precision = None if source or question.precision == training.precision else question.precision
     calibration = next(iter(steps.values())).calibration
-    peaks = table(calibration.get("matmul_flops_per_sec")) if source else device.flops_per_sec
+    here = {} if calibration.get("disturbed") else table(calibration.get("matmul_flops_per_sec"))  # others lowered them
+    peaks = here if source else device.flops_per_sec
     shares = {}
     with contextlib.suppress(KeyError, UserError):  # a peak that is not known
         for size, seconds in times.items():

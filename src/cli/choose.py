@@ -26,6 +26,8 @@ from ..choice.work import PRECISIONS
 from ..errors import UserError, warn
 from ..hardware.datasheet import find_card, find_cards
 from ..options.compose import check_command_line, compose
+from ..options.overrides import set_by
+from ..options.purpose import ENDLESS
 from ..options.update import ranks_asked
 from ..records.read import sweep_folder
 from ..records.terminal import columns, wrapped
@@ -99,6 +101,12 @@ def _measured(overrides: list[str], question: Question) -> list[Path]:
     configs = check_command_line(words, multirun=True)
     epochs = one.trainer.get("max_epochs")  # which a timed run does not have
     config, given = configs[0], [config["data"].get("batch_size") for config in configs]
+    if typed := set_by(overrides)[0] & ENDLESS.keys() - {"trainer.max_epochs"}:
+        raise UserError(
+            f"{min(typed)}: choose measures until a step's time is known, and takes whole epochs; write --epochs"
+        )
+    if config["compile"]:
+        raise UserError("compile: choose predicts by the operations of a step, and a compiled one does not show them")
     sizes = sorted({size for size in given if isinstance(size, int)})  # a DataModule of your own may take null
     trainer = config["trainer"]
     if len(sizes) < 2 or len(sizes) < len(configs):

@@ -65,14 +65,16 @@ def _explain_run(run_dir: Path, overrides: list[str], out: Path | None) -> None:
     file = relative(run_dir / RECORD)
     record = read(run_dir)
     recorded = check_config(resume.recorded_config(record, run_dir))
-    config = check_config(for_explanation(check_config(apply_overrides(recorded, overrides))))
+    processes = record.get("processes")
+    ranks = processes if isinstance(processes, int) and processes > 1 else 1
+    config = check_config(for_explanation(check_config(apply_overrides(recorded, overrides)), ranks))
     trust.confirm(config, overrides, file)
     if out is None:
         refuse_links(run_dir, written=(f"{_NAME}*", f".{_NAME}*"))
     choices = choices_after(record.get("choices", {}), overrides)
-    notes, processes = [], record.get("processes")
-    if isinstance(processes, int) and processes > 1:
-        notes = [f"the run used {processes} processes; one of them is explained, without communication"]
+    notes = []
+    if ranks > 1:
+        notes = [f"the run used {ranks} processes; one of them is explained, without communication"]
         slow = at(record, "throughput.slow_rank.evidence")
         notes += [f"in the run {slow}"] if is_text(slow) else []
     is_same = not notes and all(word.startswith("data.root=") for word in overrides)

@@ -21,7 +21,7 @@ class Setting:
     batch_size: int | None = None  # of one device; None where another option decides it
     num_workers: int | None = None  # of the training set's DataLoader, where more could share its work
     pin_memory: bool | None = None  # of the same
-    cores: int | None = None  # that the process may use
+    cores: int | None = None  # that each rank may use
     devices: int = 1  # that train together
     has_gpu: bool = False  # whether `trainer.accelerator` could be `gpu`, and is not
     train_samples: int | None = None
@@ -76,8 +76,8 @@ def _changes(s: Setting) -> Iterator[tuple[str, str, str]]:
         yield "host compute elementwise", "model.backend=fused", "runs a whole sequence in one call"
     if larger := _larger_batch(s):
         larger = written("data.batch_size", larger)
-        yield "host", larger, "launches as many operations for more samples"
-        yield "communication", larger, "exchanges gradients less often for the same samples"
+        yield "host", larger, "launches as many operations for more samples, if it fits in memory"
+        yield "communication", larger, "exchanges gradients less often for the same samples, if it fits in memory"
     if s.device in ("cpu", "cuda") and s.channels_last is False:
         yield "memory compute", "channels_last=true", "is the faster layout for convolutions"
     if s.faster_precision:

@@ -31,7 +31,7 @@ from typing import Literal
 from ..records.formatting import count, duration, percent
 from ..records.operations import OperationRow
 from ..records.step_parts import PARTS
-from .calibration import Calibration, compute_seconds, launch_seconds, memory_seconds
+from .calibration import Calibration, compute_seconds, launch_seconds, memory_seconds, undisturbed
 from .evidence import NAMES, Timed, evidence_of_work, shares_in_words
 
 Certainty = Literal["clear", "probable", "unclear"]
@@ -213,7 +213,7 @@ def _evidence(step: Step, kind: str, share: float, step_s: float, timed: Sequenc
     of_step = f"{percent(share)} of the step is"
     if timed:
         seconds = sum(each.seconds for each, _ in timed) if step.device == "cpu" else share * step_s
-        return f"{of_step} {evidence_of_work(kind, timed, seconds, step.calibration)}"
+        return f"{of_step} {evidence_of_work(kind, timed, seconds, undisturbed(step.calibration))}"
     if kind == "compute":  # its operations are not known
         return f"{of_step} arithmetic, at {percent(step.mfu or 0.0)} of the peak measured here"
     calls = sum(each.calls for each in step.operations) if kind == "host" else 0
@@ -229,7 +229,7 @@ def _doubts(step: Step, first_two: Mapping[str, float], unknown: float) -> list[
         f"{second} is nearly as much ({percent(second_share)})": share - second_share < MARGIN,
         f"{percent(unknown)} is not known": share - second_share < unknown,
         f"only {count(step.steps, 'step')} measured": step.steps < FEW_STEPS,
-        "the device is not calibrated": step.calibration is None and bool(is_work),
+        "the device's peaks are not known": undisturbed(step.calibration) is None and bool(is_work),
         "the device may compute while the host waits": step.device == "mps" and "input" in first_two,
         "waiting for other ranks is not measured here": step.communication_ms is None,
         _others(others): others > SHARED,

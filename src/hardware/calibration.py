@@ -48,6 +48,11 @@ class Calibration:
             raise ValueError("a calibration has a rate that is no positive number")
 
 
+def undisturbed(machine: Calibration | None) -> Calibration | None:
+    """A calibration whose rates are peaks; None for one that other processes have lowered, and without one."""
+    return None if machine is None or machine.disturbed else machine
+
+
 def peak_flops_per_sec(
     calibration: Calibration, precision: str | int | None = None, shares: Mapping[str, float] | None = None
 ) -> float | None:

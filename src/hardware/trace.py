@@ -91,7 +91,8 @@ def device_seconds(events: Sequence[Event], names: Sequence[str]) -> tuple[list[
     """The time of the device in each operation of a step, the mean over the steps of a trace.
 
     The trace and the recorder see a step's operations in the same order, so the n-th `aten.mm` of one is that of the
-    other. Where their numbers differ, all calls of that name get the same share of its time.
+    other. Where their numbers differ, all calls of that name get the same share of its time. Copies from the
+    host are left out, with the operations that do nothing else: a batch is copied outside of the recorded step.
 
     Args:
         events: of the trace.
@@ -103,6 +104,9 @@ def device_seconds(events: Sequence[Event], names: Sequence[str]) -> tuple[list[
     if not starts:
         return [0.0] * len(names), 0.0
     operations, works = _frames(events, names)
+    is_load = works["name"].str.startswith("Memcpy HtoD")
+    loads, works = works[is_load], works[~is_load]
+    operations = operations.drop([*{*loads["operation"]} - {*works["operation"]}], errors="ignore")
     operations["seconds"] = works.groupby("operation")["dur"].sum().reindex(operations.index, fill_value=0.0) / 1e6
     operations["step"] = numpy.searchsorted(starts, operations["ts"], "right")
     seconds = numpy.zeros(len(names))

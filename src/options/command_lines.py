@@ -83,10 +83,11 @@ def refuse_not_evaluated(overrides: list[str], recorded: dict[str, Any]) -> None
             raise UserError(f"{key}: has no effect on an evaluation{reason}")
 
 
-def for_explanation(config: dict[str, Any]) -> dict[str, Any]:
+def for_explanation(config: dict[str, Any], ranks: int = 1) -> dict[str, Any]:
     """A run's configuration as its explanation takes it: some training steps on one device, nothing logged or kept.
 
     Of the callbacks of a timed run those stay that do more than observe: one that freezes layers makes it another step.
+    `ranks` is how many the run had, where its configuration leaves that to the machine.
     """
     enabled = dict.fromkeys(("enable_progress_bar", "enable_checkpointing", "enable_model_summary"), False)
     trainer = {**_ONE_DEVICE, **_SOME_STEPS, **enabled}
@@ -99,7 +100,7 @@ def for_explanation(config: dict[str, Any]) -> dict[str, Any]:
     }
     parts = {"callbacks": callbacks, "logger": {}, "search": None, "resume": None, "init": None}
     if update := config.get("global_batch_size"):
-        parts["global_batch_size"] = update // (ranks_asked(config) or 1)  # the share of the one device
+        parts["global_batch_size"] = update // (ranks_asked(config) or ranks)  # the share of the one device
     return {**config, "trainer": {**config["trainer"], **trainer}, **parts}
 
 

@@ -59,7 +59,7 @@ class BatchSizeSearch(Search):
 
         def measure(size: int) -> Generator[Sequence[Job], list[Record], bool]:
             """Run a size; whether it fits, is measured, and is faster than all before it."""
-            nonlocal limit
+            nonlocal limit, ranks
             tried.append(size)
             trial = run(size, f"run {len(tried)} of at most {self.max_runs}")
             (record,) = yield [trial]
@@ -70,7 +70,8 @@ class BatchSizeSearch(Search):
                 return False
             rate = trial.rate(record)
             samples = record["dataset"]["train_samples"]  # None of a stream that is not counted
-            limit = min(limit, max(1, samples // record.get("processes", 1))) if samples else limit
+            ranks = record.get("processes", ranks)  # trainer.devices=auto is known now
+            limit = min(limit, update // ranks if update else limit, max(1, samples // ranks) if samples else limit)
             is_faster = not rates or rate > (1 + NEAR_BEST) * max(rates.values())
             rates[min(size, limit)] = rate
             return is_faster

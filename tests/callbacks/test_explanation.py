@@ -36,7 +36,7 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
 
 
-def explained(device: str, *steps, others=math.nan, events=None, operations=STEP, bottleneck=None):
+def explained(device: str, *steps, others=math.nan, events=None, operations=STEP, bottleneck=None, machine=None):
     """Twenty steps of 1 ms, or these, with the operations above; on a GPU they were traced, too."""
     timed = clock_for(torch.device(device)).parts
     table, made = UpdateTable(1, Windows(1), parts=timed), list(steps) or [PLAIN] * 20
@@ -57,7 +57,8 @@ def explained(device: str, *steps, others=math.nan, events=None, operations=STEP
         median_steps=int(table.in_median().sum()),
         kernel_s=450e-6 if has_kernels else None,
     )
-    return explain(measured, CPU if device == "cpu" else GPU, bottleneck, operations, events)
+    machine = machine or (CPU if device == "cpu" else GPU)
+    return explain(measured, machine, bottleneck, operations, events)
 
 
 def test_on_a_gpu_an_operation_has_the_time_of_its_kernels_and_a_step_is_idle_in_between() -> None:
@@ -90,6 +91,12 @@ def test_operations_without_times_are_counted_and_a_note_says_why(device, how, f
     text = explanation_text(step)
     assert text.startswith("net, batches of 8") and "costliest" not in text
     assert ("\nlayer " in text) == bool(flops)
+
+
+def test_peaks_that_others_have_lowered_bound_nothing() -> None:
+    step = explained("cpu", machine=replace(CPU, disturbed="others used 43 % of the CPU"))
+    assert step.total.floor_seconds == 0
+    assert step.notes[0].startswith("the device's peak is not known: others used 43 % of the CPU; no lower bounds")
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -4,8 +4,10 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from torch.utils.data import DataLoader
 
 from batchscope.callbacks import _setting
@@ -152,3 +154,18 @@ def test_the_advice_knows_a_run_or_a_dataloader_and_guesses_no_other(data, words
     train(module, data=data)
     assert (found[0].own, found[0].cores) == (words is not None, 1)
     assert {key: getattr(found[0], key) for key in known} == known
+
+
+@pytest.mark.parametrize(
+    ("variables", "cores"), [({}, 8), ({"SLURM_NTASKS": "8"}, 32)], ids=["shared", "bound by srun"]
+)
+def test_the_ranks_of_a_machine_share_its_cores(variables, cores, monkeypatch) -> None:
+    for name in ("TORCHELASTIC_RUN_ID", "SLURM_NTASKS", "SLURM_JOB_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(_setting, "usable_cores", lambda: 32)
+    device = SimpleNamespace(root_device=torch.device("cpu"))
+    trainer = SimpleNamespace(strategy=device, world_size=8, num_nodes=2, callbacks=[])
+    trainer.lightning_module = trainer.train_dataloader = None
+    assert setting_of(trainer, 100).cores == cores

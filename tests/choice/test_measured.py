@@ -59,6 +59,11 @@ def test_the_epochs_are_those_that_a_timed_run_was_asked_for(tmp_path):
     assert training.epochs == 15
 
 
+def test_runs_that_ended_by_their_steps_were_to_train_no_number_of_epochs(tmp_path):
+    training, _ = only(write_training(tmp_path, options={"trainer.max_steps": 1000}))
+    assert training.epochs is None
+
+
 def test_what_makes_a_step_another_one_makes_another_training_and_is_refused(tmp_path):
     write_training(tmp_path / "a")
     alike = {"optimizer.lr": 1.0, "trainer.max_epochs": 9, "data.seed": 1}
@@ -143,13 +148,24 @@ def test_too_few_windows_beside_other_programs_are_wider_by_what_these_took(tmp_
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda record: record["config"]["data"].update(pipeline="workers"), "data.pipeline=workers hides how long"),
+        (
+            lambda record: record["config"]["data"].update(pipeline="workers", num_workers=2),
+            "Where workers load the samples",
+        ),
+        (lambda record: record["config"]["data"].pop("pipeline"), "Where workers load the samples"),  # of any data
         (lambda record: record.pop("memory"), "Not every run has counted its memory"),
     ],
 )
 def test_what_the_runs_cannot_tell_is_a_doubt(tmp_path, change, said):
     training, _ = only(write_training(tmp_path), change)
     assert training.doubts[0].startswith(said)
+
+
+def test_data_that_no_worker_loads_hide_nothing(tmp_path):
+    training, _ = only(
+        write_training(tmp_path), lambda record: record["config"]["data"].update(pipeline="workers", num_workers=0)
+    )
+    assert training.doubts == []
 
 
 @pytest.mark.parametrize(

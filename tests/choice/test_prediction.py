@@ -224,6 +224,16 @@ def test_the_copy_of_a_batch_is_of_its_recorded_bytes_and_may_be_the_limit(sourc
     assert step.seconds.middle > 4096e6 / 12e9 > 10 * step_on(source, card, 4096).seconds.middle
 
 
+def test_what_a_gpu_waits_for_data_is_not_taken_for_the_time_of_its_kernels(sources):
+    source = sources["wide on an L4"]
+    times = {8: (6e-3, 2e-3), 64: (16e-3, 12e-3), 512: (85e-3, 80e-3)}  # seconds of a step, and of its wait
+    sizes = {
+        size: replace(source.sizes[size], seconds=exactly(step), waiting=waiting)
+        for size, (step, waiting) in times.items()
+    }
+    assert step_on(replace(source, sizes=sizes), find_card("t4"), 512).limit == "data"
+
+
 def test_a_precision_holds_for_every_operation_with_flops():
     (work,) = works_of(
         OperationRow("aten._scaled_dot_product_flash_attention", "m", "forward", "fp32", (), 1, 8e9, 1e6)
@@ -249,9 +259,9 @@ PREDICTED = {  # a training, a card, a batch size, a precision → the limit, an
     ("lstm", "h100", 8, None): ("launches", (0.46532, 1.1658, 5.0676)),
     ("convolution", "h100", 300, None): ("data", (2.3492, 7.6049, 18.353)),
     ("starved", "h100", 512, None): ("data", (12.804, 25.605, 51.219)),
-    ("on an L4", "h100", 8, None): ("launches", (0.15903, 0.29471, 1.764)),
+    ("on an L4", "h100", 8, None): ("launches", (0.15903, 0.29471, 1.7338)),
     ("wide on an L4", "h100", 512, None): ("arithmetic", (7.6415, 10.735, 36.935)),
-    ("emulated on a T4", "h100", 512, None): ("data", (0.46146, 0.875, 2.923)),
+    ("emulated on a T4", "h100", 512, None): ("data", (0.46146, 0.875, 2.8900)),
 }
 
 

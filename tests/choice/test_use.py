@@ -16,7 +16,7 @@ from batchscope.choice.rows import Question
 from batchscope.choice.use import UseLine, use_lines, use_sentence
 from batchscope.hardware.datasheet import find_card
 from batchscope.hardware.products import Timed, products
-from tests.choice.trainings import GFLOPS, mlp, write_training
+from tests.choice.trainings import CALIBRATION, GFLOPS, mlp, write_training
 from tests.support.devices import CPU
 
 CARDS = [find_card(name) for name in ("t4", "h100")]
@@ -69,12 +69,14 @@ def test_a_larger_batch_than_the_measured_ones_divides_the_update(tmp_path):
     assert list(lines[-1].times) == [8, 64, 512, 1024, 2048]
 
 
-def test_a_card_that_cannot_train_it_has_no_line_and_a_device_without_a_peak_no_mfu(tmp_path):
+@pytest.mark.parametrize("calibration", [{}, CALIBRATION | {"disturbed": "others were busy"}], ids=["none", "too low"])
+def test_a_card_that_cannot_train_it_has_no_line_and_a_device_without_a_peak_no_mfu(calibration, tmp_path):
     known = training(tmp_path)
     assert [each.label for each in use_lines(known, Question(CARDS, precision="bf16-mixed"))] == ["cpu", "h100"]
     sources = [
         replace(
-            source, sizes={size: replace(m, step=replace(m.step, calibration={})) for size, m in source.sizes.items()}
+            source,
+            sizes={size: replace(m, step=replace(m.step, calibration=calibration)) for size, m in source.sizes.items()},
         )
         for source in known.sources
     ]

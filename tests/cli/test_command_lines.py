@@ -205,6 +205,8 @@ REFUSED = {
     **{f"choose model=cnn data.batch_size={wrong}": "data.batch_size" for wrong in ("64,0", "64,x", "null", "interval(1,64)")},
     "choose model=cnn global_batch_size=12": "global_batch_size: got 12, takes a multiple of 8 (data.batch_size=8)",
     "choose model=cnn,mlp": "model: got several values, takes one",
+    "choose model=cnn compile=true": "compile: choose predicts by the operations of a step, and a compiled one does not show them",
+    "choose model=cnn trainer.max_steps=1000": "trainer.max_steps: choose measures until a step's time is known, and takes whole epochs; write --epochs",
     "choose model=cnn trainer.devices=2": "trainer.devices: choose compares single devices",
     "choose model=cnn trainer.devices=[0,1]": "trainer.devices: choose compares single devices",
     **{f"new {name}": f"new: got '{name.strip('␣')}', takes a name for a Python package: small letters" for name in ("my-net", "Mynet", "../net", "␣", "class")},

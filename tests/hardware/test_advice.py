@@ -91,3 +91,9 @@ def test_the_change_that_helps_best(name):
     kind, setting, change = CHANGES[name]
     found = advise(kind, setting)
     assert (found and found[0]) == change
+
+
+@pytest.mark.parametrize("kind", ["host", "communication"])
+def test_a_larger_batch_is_advised_if_it_fits(kind):
+    change, effect = advise(kind, Setting("cuda", 128, devices=4))
+    assert change == "data.batch_size=512" and effect.endswith("if it fits in memory")

@@ -105,7 +105,7 @@ DOUBTS = {
     "the device may compute while the host waits": on_gpu(product(0.1, 250), data_wait=2, other=8, device="mps"),
     "only 3 steps measured": on_cpu(*MOST, steps=3),
     "other programs took 15 % of the processor": on_cpu(*MOST, others_share=0.15),
-    "the device is not calibrated": on_cpu(*MOST, calibration=None),
+    "the device's peaks are not known": on_cpu(*MOST, calibration=None),
     "waiting for other ranks is not measured here": on_cpu(*MOST, communication_ms=None),
     "memory is nearly as much (48 %)": on_cpu(product(5.2, 0.3), mul(4.8, cold_mb=80)),
 }
@@ -116,6 +116,12 @@ def test_thin_evidence_makes_the_verdict_probable_and_says_why(doubt):
     found = find_bottleneck(DOUBTS[doubt])
     assert (found.kind, found.certainty) == ("compute", "probable")
     assert found.evidence.endswith(f"; {doubt}")
+
+
+def test_the_evidence_holds_nothing_against_peaks_that_others_have_lowered():
+    found = find_bottleneck(on_cpu(*MOST, calibration=replace(CPU, disturbed="others were busy")))
+    assert (found.kind, found.certainty) == ("compute", "probable")
+    assert "measured here" not in found.evidence
 
 
 EVIDENCE = {

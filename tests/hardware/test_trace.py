@@ -53,6 +53,17 @@ def test_operations_get_the_time_of_their_kernels():
     assert device_seconds([], ["aten.mm"]) == ([0.0], 0.0)
 
 
+def test_the_copy_of_a_batch_is_no_time_of_an_operation():
+    events = two_steps()
+    for n, at in enumerate((0, 1000)):
+        call, work = kernel(10 * n + 5, at + 4, at + 5, at + 95, cat="gpu_memcpy")
+        batch = [operation("aten::mm", at + 3, at + 6), call, work | {"name": "Memcpy HtoD (Pinned -> Device)"}]
+        alone = kernel(10 * n + 6, at + 7, at + 95, at + 99, cat="gpu_memcpy")
+        events += [*batch, alone[0], alone[1] | {"name": "Memcpy HtoD (Pageable -> Device)"}]
+    names = ["aten.addmm", "aten.mm", "aten.mm", "aten._fused_adamw_"]
+    assert device_seconds(events, names) == device_seconds(two_steps(), names)
+
+
 def test_the_device_is_busy_while_a_kernel_runs():
     assert busy_us([operation("aten::mm", 0, 10)]) is None
     assert busy_us(two_steps()) == 900

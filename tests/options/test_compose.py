@@ -418,6 +418,8 @@ def test_what_does_not_divide_is_one_line_also_for_each_run_of_a_sweep() -> None
 def test_one_device_explains_its_share_an_evaluation_has_none_and_the_largest_part_divides_it() -> None:
     trained = composed("global_batch_size=256", "trainer.devices=2")
     assert batches_of_update(for_explanation(trained), ranks=1) == batches_of_update(trained, ranks=2) == 1
+    left_to_the_machine = composed("global_batch_size=256", "trainer.devices=auto")
+    assert for_explanation(left_to_the_machine, ranks=2)["global_batch_size"] == 128
     assert for_evaluation(trained)["global_batch_size"] is None
     for most, found in ((32, 32), (100, 64), (7, 4), (4096, 128)):
         assert (largest_part(trained, 2, most), largest_part(composed(), 2, most)) == (found, most)

@@ -54,6 +54,7 @@ def search(folder, end, samples=None, update=None, timed=False, **options):
         (device(1.0), {"samples": 50, "start": 64}, [64]),  # what the first batch held
         (device(1.0), {"update": 1000}, [8, 25, 100, 250, 1000, 500]),  # of a constant update each is a part
         (lambda size: {**rate(size), "processes": 4}, {"samples": 4000}, [8, 32, 128, 512, 1000]),  # a share each
+        (lambda size: {**rate(size), "processes": 4}, {"update": 1024}, [8, 32, 128, 256]),  # of an update, too
     ],
 )
 def test_batches_grow_by_four_until_they_are_no_faster_or_do_not_fit(end, options, tried, tmp_path):
