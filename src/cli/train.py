@@ -55,7 +55,7 @@ def main() -> None:
 
 def _start(overrides: list[str], multirun: bool) -> None:
     """Check what new runs need that the configuration alone does not tell, and start them."""
-    line, typed = compose_command_line(overrides, multirun), set_by(overrides)[0]
+    line, (typed, groups) = compose_command_line(overrides, multirun), set_by(overrides)
     for path in {config["init"] for config in line.configs} - {None}:
         refuse_missing("init", Path(path))
     search = next(filter(None, map(search_of, line.configs)), None)
@@ -63,6 +63,10 @@ def _start(overrides: list[str], multirun: bool) -> None:
         raise UserError(
             "search: finds its runs by itself; write one command for each value, batchscope train … without -m"
         )
+    params = () if multirun else line.compositions[0].hydra.sweeper.get("params") or ()
+    if several := [key for key in params if key not in typed | groups]:
+        instead = "hydra.sweeper.params=null" if search else "batchscope train -m …"
+        raise UserError(f"{several[0]}: has several values in a config; write {instead}")
     if search:
         search.check(line.configs[0], typed)
         if "hydra.run.dir" in typed:
@@ -92,8 +96,6 @@ def _run_one(line: CommandLine) -> None:
     (composition,) = line.compositions
     hydra = composition.hydra
     given = set.union(*set_by(hydra.overrides.task))
-    if several := [key for key in hydra.sweeper.get("params") or () if key not in given]:
-        raise UserError(f"{several[0]}: has several values in a config; write batchscope train -m …")
     if of_sweeps := [key for key in ("timing", "optimized_metric") if key in given]:
         raise UserError(f"{of_sweeps[0]}: has no effect on a single run; write batchscope train -m …")
     _check_devices(line.configs)

@@ -125,6 +125,17 @@ def test_a_run_is_the_same_whether_hydra_calls_for_it_or_not(by_hydra, started, 
     assert "MARK" not in os.environ
 
 
+def test_a_search_is_of_one_training_also_where_a_config_has_several(started):
+    Path("conf/experiment").mkdir(parents=True)
+    params = "# @package _global_\nhydra: {sweeper: {params: {model: 'cnn,mlp'}}}\n"
+    Path("conf/experiment/mine.yaml").write_text(params)
+    words = ["train", "--config-dir=conf", "experiment=[mine,diagnose]"]
+    said = "error: model: has several values in a config; write hydra.sweeper.params=null\n"
+    assert answer(*words) == (1, "", said)
+    assert answer(*words, "hydra.sweeper.params=null") == (0, "", "")
+    assert [len(line.configs) for line, _ in started] == [1]
+
+
 SHOWN = {
     "--help": ["batchscope train model=cnn data.batch_size=512", "--multirun", "model: cnn, lstm_cell, mlp"],
     "model=mlp --help": ["hidden_sizes:"],
