@@ -12,6 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from batchscope._hydra import multirun
 from batchscope.cli import train
 from batchscope.errors import UnfitError, UserError
+from batchscope.options.compose import words_for_hydra
 from batchscope.options.groups import CONFIGS
 from batchscope.records.run_record import plan
 from batchscope.records.terminal import is_verbose
@@ -112,10 +113,11 @@ def test_a_run_is_the_same_whether_hydra_calls_for_it_or_not(by_hydra, started, 
 
     seen, sweep = [], Sweep(Path("s"), ["one", "two"], here=True)
     sweep.loop.do = do
-    words = ["model=mlp", "data.batch_size=4,8", "+hydra.job.env_set.MARK=set", "hydra.sweep.dir=s"]
+    words = ["model=mlp", "data.batch_size=4,8", "trainer.min_epochs=2"]  # which no YAML file lists
+    words += ["+hydra.job.env_set.MARK=set", "hydra.sweep.dir=s"]
     answer("train", "-m", *words)
     if by_hydra:
-        multirun(CONFIGS, started[0][0].words, sweep.run_job)
+        multirun(CONFIGS, words_for_hydra(started[0][0].words), sweep.run_job)
     else:
         sweep.run_list(started[0][0].configs, started[0][0].compositions)
     assert seen == [

@@ -472,7 +472,9 @@ SEARCH = "# @package _global_\nhydra:\n  mode: MULTIRUN\n  sweeper:\n    params:
 def test_a_search_of_the_users_own_is_used(package: Write) -> None:
     package({"hparams_search/mine": SEARCH})
     use_config_dir("conf")
-    assert compose_command_line(["hparams_search=mine"], multirun=True).labels == ["seed=1", "seed=2"]
+    line = compose_command_line(["hparams_search=mine"], multirun=True)
+    assert line.labels == ["seed=1", "seed=2"]
+    assert line.words == ["seed=1,2", "hparams_search=mine", "hydra.sweeper.params=null"]  # for another launcher
     assert refusal(composed, "hparams_search=other") == "hparams_search: got 'other', takes mine."
 
 
