@@ -84,6 +84,15 @@ def test_null_leaves_a_group_out(word, started):
     assert started[0][3] == [word]
 
 
+def test_what_is_no_flag_and_no_option_is_not_said_to_be_one():
+    assert answer("train", "--cfg", "job", "--resolve").err == "error: --resolve: no such flag.\n"
+
+
+def test_a_run_that_resumes_nothing_is_a_new_one(started):
+    assert answer("train", "resume=null") == (0, "", "")
+    assert started[0][3] == []
+
+
 @pytest.mark.parametrize("word", ["resume=x", "+resume=x", "++resume=x"])
 def test_a_run_is_resumed_whatever_the_order(word):
     found = answer("train", "trainer.accelerator=cpu", "-v", word)
