@@ -19,7 +19,7 @@ from .._imports import quick_imports
 from .._system import may_have_mps, relative, signals_named
 from ..checkpointing import resume
 from ..distributed import launch, rendezvous
-from ..errors import UnfitError, UserError, warn
+from ..errors import UnfitError, UserError, in_one_line, warn
 from ..files import LOCK, new_folder, writing
 from ..options.compose import CommandLine, check_command_line, choices_in, compose, compose_command_line
 from ..options.overrides import set_by
@@ -101,7 +101,10 @@ def _run_one(line: CommandLine) -> None:
     _check_devices(line.configs)
     choices, overrides = choices_in(hydra), list(hydra.overrides.task)
     with _run_folder(line) as run_dir, env_override(dict(hydra.job.env_set)):
-        configure_log(hydra.job_logging, hydra.verbose)  # for `logging` in a user's own code
+        try:
+            configure_log(hydra.job_logging, hydra.verbose)  # for `logging` in a user's own code
+        except Exception as error:  # of OmegaConf, of logging.config or of a class that is named
+            raise UserError(f"hydra.job_logging, hydra.verbose: {in_one_line(error)}; leave them out") from error
         _train(line.configs[0], run_dir, choices, overrides)
 
 

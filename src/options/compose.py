@@ -92,6 +92,8 @@ def compose_command_line(overrides: list[str], multirun: bool) -> CommandLine:
         with env_override(dict(composition.hydra.job.env_set)):  # which an option may name: ${oc.env:…}
             _check_folder(composition.hydra, f"{kind}.dir")
             configs.append(check_config(without_hydra(composition)))
+    if any(config["resume"] for config in configs):
+        raise UserError("resume: is for the command line of one run alone: batchscope train resume=<run folder>")
     with env_override(dict(hydra.job.env_set)):
         folder, chosen = Path(hydra[kind].dir), to_plain(hydra[kind])["dir"] != by_time
     _refuse_unread(runs if len(runs) > 1 else [words], configs)
@@ -132,7 +134,7 @@ def apply_overrides(config: dict[str, Any], overrides: list[str]) -> DictConfig:
     changed = OmegaConf.create(config)
     OmegaConf.set_struct(changed, True)
     for one in sorted(parsed, key=lambda one: not _chooses(one)):  # a choice replaces options of its section
-        if re.split("[./]", one.key_or_group)[0] in (*OPTIONAL_GROUPS, "hydra"):
+        if "/" in one.key_or_group or one.key_or_group.partition(".")[0] in (*OPTIONAL_GROUPS, "hydra"):
             raise UserError(
                 f"{one.key_or_group}: is for a new run; here, name the options to change: data.batch_size=8"
             )
@@ -213,7 +215,7 @@ def _chooses(one: Override) -> bool:
     key = one.get_key_element().lstrip("+~")
     if re.split("[@/]", key)[0] in GROUPS:
         return one.is_delete() or not isinstance(one.value(), dict)
-    return key == "hydra.searchpath" or ("." not in key and (one.is_add() or one.is_force_add()))
+    return "." not in key and (one.is_add() or one.is_force_add())
 
 
 def _set_option(config: DictConfig, one: Override) -> None:

@@ -63,6 +63,7 @@ REFUSED = {
     "train -m data=mnist,nan": "data: got 'nan', takes adding, cifar10, copy_memory",
     "train data=MNIST": "data: got 'MNIST', … Did you mean 'mnist'?",
     "train callbacks=[early_stopping,5]": "callbacks: got '[early_stopping,5]', takes default, early_stopping",
+    "train callbacks=[{_target_:mine.Own}]": "callbacks: got '[{_target_:mine.Own}]', takes default, early_stopping",
     "train model=null": "model: got null, takes cnn",
     "train ~model": "model: got null, takes cnn",
     "train model=[cnn,mlp]": f"model=[cnn,mlp]: model {ONE_CHOICE}",
@@ -127,6 +128,7 @@ REFUSED = {
     # a sweep of no run, and of a choice that asks for more
     "train -m model=glob(*)": "model=glob(*): takes names, such as model=a,b, and no glob",
     "train -m seed=range(5,5)": "seed=range(5,5): has no value, so there is no run",
+    "train -m seed=shuffle(0,1)": "seed=shuffle(0,1): draws another order each time, so that no sweep could go on; write",
     "train -m experiment=throughput,time_to_target": "target: has no value; write target=…, for which experiment=time_to_target asks",
     # what no run reads
     "train optimizer.factor=0.5": "optimizer.factor: has no effect with optimizer.schedule=one_cycle, only with step",
@@ -150,6 +152,14 @@ REFUSED = {
     "train trainer=ddp trainer.accelerator=cpu trainer.num_nodes=2": "trainer.num_nodes: got 2, and nothing has started this on 2 machines",
     **{f"train experiment=time_to_target {words}": said for words, said in TARGETS.items()},
     "train target=0.9": "target: is an option of experiment=time_to_target; write both",
+    # of Hydra
+    "train hydra/job_logging=default": "hydra.job_logging, hydra.verbose: …; leave them out",
+    "train hydra.searchpath=[file:///there]": "hydra.searchpath: write --config-dir=<folder> in its place",
+    "train +hydra.job.env_set.A=${oc.env:NOWHERE}": "hydra.job.env_set.A: …Environment variable 'NOWHERE' not found",
+    "train -m seed=0,1 hydra.launcher._target_=${oc.env:NOWHERE}": "hydra.launcher._target_: …Environment variable 'NOWHERE' not found",
+    "train tags=[${hydra:runtime.cwd}]": "tags.0: got '${hydra:runtime.cwd}', which is known to Hydra alone; write the value itself",
+    **{f"train {plus}own@model.part=a": f"{plus}own@model.part=a: a group of your own lies below another, as model/own/" for plus in ("", "+")},
+    **{f"{command} model=cnn hydra.run.dir=x": "hydra.run.dir: is for batchscope train; set variables in the environment" for command in ("choose", "explain", "latency")},
     # folders
     "train hydra.run.dir=../x": "hydra.run.dir: got '../x', … a folder below this one, or an absolute path",
     "train data.root=../../x hydra.run.dir=outputs/${data.root}": "hydra.run.dir: got 'outputs/../../x'",
