@@ -17,7 +17,7 @@ from ..options.compose import apply_overrides
 from ..options.purpose import OF_EXPERIMENTS, purpose_of
 from ..options.tree import flatten
 from ..options.types import Purpose
-from ..records.read import FILE, read
+from ..records.read import FILE, read, run_dirs
 from ..records.values import at
 
 RUNS = Path("outputs/runs")  # where hydra.run.dir puts them
@@ -64,9 +64,10 @@ def run_folder(name: str, option: str) -> Path:
 def newest(option: str) -> Path:
     """The folder of the run that was started last; UserError without one. A record that cannot be read is passed with a warning."""
     runs: list[tuple[str, Path]] = []
-    for path in RUNS.glob(f"*/{FILE}"):
+    places = {path.parent for path in RUNS.glob(f"*/{FILE}")}  # also through links, which a walk does not follow
+    for place in sorted(places.union(run_dirs(RUNS) if RUNS.is_dir() else ())):
         try:
-            runs.append((str(read(path.parent).get("started", "")), path.parent))
+            runs.append((str(read(place).get("started", "")), place))
         except UserError as error:
             warn(f"{option}: got 'last', and a run is passed: {error}")
     if not runs:

@@ -52,7 +52,8 @@ def parse_arguments() -> argparse.Namespace:
         raise UserError(_unknown_flag(unknown[0], flags.format_help()), exit_code=2)
     if args.cfg and args.multirun:
         raise UserError("--multirun and --cfg: only one of them at a time", exit_code=2)
-    args.overrides = [re.sub(r"^\+{1,2}resume=", "resume=", word) for word in args.overrides]
+    words = (re.sub(r"^\+{1,2}resume=", "resume=", word) for word in args.overrides)
+    args.overrides = [word for word in words if word != "resume=null"]  # the default
     if args.verbose:
         be_verbose()
     return args
@@ -68,13 +69,15 @@ def _unknown_flag(word: str, known: str) -> str:
     if name not in (*GROUPS, *TOP_LEVEL):  # batch_size is data.batch_size
         options = (option for option, _ in flatten(to_plain(without_hydra(compose([])))))
         name = next((option for option in options if option.endswith(f".{name}")), name)
+        if "." not in name:
+            return f"{word}: no such flag."
     return f"{word}: no such flag. Options are written without dashes: {name}={value or '<value>'}"
 
 
 def show(args: argparse.Namespace) -> None:
     """Print the help or the configuration of a command line. Raises UserError for one that cannot be composed."""
     if not args.help and not args.multirun:
-        if any(word.startswith("resume=") and word != "resume=null" for word in args.overrides):
+        if any(word.startswith("resume=") for word in args.overrides):
             raise UserError("--cfg: the configuration of a run that is resumed is in its run.json")
         compose_command_line(args.overrides, False)
     config = without_hydra(compose(args.overrides))
@@ -110,8 +113,8 @@ def parse_words(name: str, description: str | None, own: Mapping[str, str | None
     given: dict[str, str] = {}
     overrides = []
     for word in parser.parse_intermixed_args().words:
-        key, is_option, value = word.partition("=")
-        if not is_option:
+        key, is_option, value = word.lstrip("+").partition("=")
+        if not is_option and not word.startswith("~"):
             instead = f"; write ckpt={word}" if "ckpt" in own and os.path.exists(word) else ""
             raise UserError(f"{word}: takes option=value{instead}")
         if key in own and (key in given or not value):

@@ -25,8 +25,9 @@ from ..choice.use import use_lines, use_sentence
 from ..choice.work import PRECISIONS
 from ..errors import UserError, warn
 from ..hardware.datasheet import find_card, find_cards
+from ..options.command_lines import refuse_of_hydra
 from ..options.compose import check_command_line, compose
-from ..options.overrides import set_by
+from ..options.overrides import parse, set_by, text_of
 from ..options.purpose import ENDLESS
 from ..options.update import ranks_asked
 from ..records.read import sweep_folder
@@ -94,7 +95,9 @@ def _measured(overrides: list[str], question: Question) -> list[Path]:
 
     What is known before to have no answer is refused first.
     """
-    one = compose([word for word in overrides if not word.startswith("data.batch_size=")])  # names, before slow imports
+    refuse_of_hydra(overrides)
+    others = [text_of(word) for word in parse(overrides) if word.key_or_group != "data.batch_size"]
+    one = compose(others)  # names, before slow imports
     from ..sweep.sizes import measure, timed
 
     words = timed(overrides)

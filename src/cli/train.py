@@ -19,7 +19,7 @@ from .._imports import quick_imports
 from .._system import may_have_mps, relative, signals_named
 from ..checkpointing import resume
 from ..distributed import launch, rendezvous
-from ..errors import UnfitError, UserError, warn
+from ..errors import UnfitError, UserError, in_one_line, warn
 from ..files import LOCK, new_folder, writing
 from ..options.compose import CommandLine, check_command_line, choices_in, compose, compose_command_line
 from ..options.overrides import set_by
@@ -55,7 +55,7 @@ def main() -> None:
 
 def _start(overrides: list[str], multirun: bool) -> None:
     """Check what new runs need that the configuration alone does not tell, and start them."""
-    line, typed = compose_command_line(overrides, multirun), set_by(overrides)[0]
+    line, (typed, groups) = compose_command_line(overrides, multirun), set_by(overrides)
     for path in {config["init"] for config in line.configs} - {None}:
         refuse_missing("init", Path(path))
     search = next(filter(None, map(search_of, line.configs)), None)
@@ -63,6 +63,10 @@ def _start(overrides: list[str], multirun: bool) -> None:
         raise UserError(
             "search: finds its runs by itself; write one command for each value, batchscope train … without -m"
         )
+    params = () if multirun else line.compositions[0].hydra.sweeper.get("params") or ()
+    if several := [key for key in params if key not in typed | groups]:
+        instead = "hydra.sweeper.params=null" if search else "batchscope train -m …"
+        raise UserError(f"{several[0]}: has several values in a config; write {instead}")
     if search:
         search.check(line.configs[0], typed)
         if "hydra.run.dir" in typed:
@@ -92,14 +96,15 @@ def _run_one(line: CommandLine) -> None:
     (composition,) = line.compositions
     hydra = composition.hydra
     given = set.union(*set_by(hydra.overrides.task))
-    if several := [key for key in hydra.sweeper.get("params") or () if key not in given]:
-        raise UserError(f"{several[0]}: has several values in a config; write batchscope train -m …")
     if of_sweeps := [key for key in ("timing", "optimized_metric") if key in given]:
         raise UserError(f"{of_sweeps[0]}: has no effect on a single run; write batchscope train -m …")
     _check_devices(line.configs)
     choices, overrides = choices_in(hydra), list(hydra.overrides.task)
     with _run_folder(line) as run_dir, env_override(dict(hydra.job.env_set)):
-        configure_log(hydra.job_logging, hydra.verbose)  # for `logging` in a user's own code
+        try:
+            configure_log(hydra.job_logging, hydra.verbose)  # for `logging` in a user's own code
+        except Exception as error:  # of OmegaConf, of logging.config or of a class that is named
+            raise UserError(f"hydra.job_logging, hydra.verbose: {in_one_line(error)}; leave them out") from error
         _train(line.configs[0], run_dir, choices, overrides)
 
 

@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from ..errors import UserError
-from .groups import COLLECTIONS, GROUPS, SECTIONS, choices_of, known_nodes, to_plain
+from .groups import COLLECTIONS, GROUPS, OPTIONAL_GROUPS, SECTIONS, choices_of, known_nodes, to_plain
 from .habits import answer_to
 from .hints import message_of, no_such_option
 from .purpose import OF_EXPERIMENTS, OF_TASK, TOP_LEVEL, annotation_of, lightning_module_of, signature_at
@@ -54,6 +54,8 @@ def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
                 f"{name}: got {value!r}, and the run's folder is no option; leave it out of TensorBoard, CSV and W&B, which get "
                 "it, and read trainer.default_root_dir in a callback"
             )
+        if isinstance(value, str) and "${hydra:" in value:
+            raise UserError(f"{name}: got {value!r}, which is known to Hydra alone; write the value itself")
     try:
         plain = to_plain(config, resolve=True) if isinstance(config, DictConfig) else plain
     except OmegaConfBaseException as error:
@@ -98,6 +100,8 @@ def _check_top_level(plain: dict[str, Any]) -> None:
     for key, value in plain.items():
         if key in TOP_LEVEL:
             check_value(key, value, TOP_LEVEL[key])
+        elif key in OPTIONAL_GROUPS:
+            raise UserError(f"{key}: is no section; its YAML file begins with the line `# @package _global_`")
         elif key not in SECTIONS + COLLECTIONS:
             raise no_such_option(key, value, [*GROUPS, *TOP_LEVEL], "", plain)
 

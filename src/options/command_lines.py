@@ -83,6 +83,13 @@ def refuse_not_evaluated(overrides: list[str], recorded: dict[str, Any]) -> None
             raise UserError(f"{key}: has no effect on an evaluation{reason}")
 
 
+def refuse_of_hydra(overrides: list[str]) -> None:
+    """Raise UserError for a word of Hydra's own section, which the commands that measure do not read."""
+    for one in parse(overrides):
+        if one.is_hydra_override():
+            raise UserError(f"{one.key_or_group}: is for batchscope train; set variables in the environment")
+
+
 def for_explanation(config: dict[str, Any], ranks: int = 1) -> dict[str, Any]:
     """A run's configuration as its explanation takes it: some training steps on one device, nothing logged or kept.
 

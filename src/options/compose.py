@@ -1,11 +1,12 @@
 """From a command line to the runs that it asks for: Hydra composes each of them once, and each is checked."""
 
+import contextlib
 import functools
 import itertools
 import pickle
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from .groups import CONFIGS, GROUPS, OPTIONAL_GROUPS, SECTIONS, config_dir, load
 from .hints import message_of, missing_choice, unknown_option
 from .overrides import combinations, parse, quoted, set_by, text_of
 from .purpose import lightning_module_of, own_rate, why_no_validation, why_unread
-from .tree import TARGET
+from .tree import TARGET, walk
 
 # The launchers of configs/hydra/launcher describe every option of their plugins and are validated by their names.
 warnings.filterwarnings("ignore", r"\s*'hydra/launcher/\w+' is validated against ConfigStore schema")
@@ -47,12 +48,22 @@ class CommandLine:
     compositions: list[DictConfig]  # the same as Hydra composed them, with its own section
     folder: Path  # of the run, or of the sweep
     folder_chosen: bool  # whether a command line or a config names the folder; otherwise it is named by the time
-    words: list[str]  # by which Hydra composes the same
+    words: list[str]  # of the command line, and of what a config sweeps over
     # For each run of a sweep, the overrides that set it apart; empty if a sweeper that searches decides them.
     labels: list[str]
     launcher: dict[str, Any]  # the options of Hydra's launcher, which starts a sweep's runs; empty of a single run
 
 
+@contextlib.contextmanager
+def _resolving() -> Iterator[None]:
+    """Within, options of Hydra's own section are read: a UserError for an interpolation that cannot be resolved."""
+    try:
+        yield
+    except OmegaConfBaseException as error:
+        raise UserError(f"{error.full_key or 'hydra'}: {message_of(error)}") from error
+
+
+@_resolving()
 def compose_command_line(overrides: list[str], multirun: bool) -> CommandLine:
     """Compose and check every run that the words of `batchscope train`, without flags, ask for.
 
@@ -81,12 +92,16 @@ def compose_command_line(overrides: list[str], multirun: bool) -> CommandLine:
         with env_override(dict(composition.hydra.job.env_set)):  # which an option may name: ${oc.env:…}
             _check_folder(composition.hydra, f"{kind}.dir")
             configs.append(check_config(without_hydra(composition)))
+    if any(config["resume"] for config in configs):
+        raise UserError("resume: is for the command line of one run alone: batchscope train resume=<run folder>")
     with env_override(dict(hydra.job.env_set)):
         folder, chosen = Path(hydra[kind].dir), to_plain(hydra[kind])["dir"] != by_time
     _refuse_unread(runs if len(runs) > 1 else [words], configs)
     labels = _labels(runs) if is_list else []
     launcher = to_plain(hydra.launcher, resolve=True) if multirun else {}
-    return CommandLine(configs, composed, folder, chosen, overrides, labels, launcher)
+    to_plain(hydra.sweeper, resolve=multirun)  # as Hydra will
+    words = [*words, *(["hydra.sweeper.params=null"] if params else [])]  # they are words now
+    return CommandLine(configs, composed, folder, chosen, words, labels, launcher)
 
 
 def check_command_line(overrides: list[str], multirun: bool) -> list[dict[str, Any]]:
@@ -119,7 +134,7 @@ def apply_overrides(config: dict[str, Any], overrides: list[str]) -> DictConfig:
     changed = OmegaConf.create(config)
     OmegaConf.set_struct(changed, True)
     for one in sorted(parsed, key=lambda one: not _chooses(one)):  # a choice replaces options of its section
-        if re.split("[./]", one.key_or_group)[0] in (*OPTIONAL_GROUPS, "hydra"):
+        if "/" in one.key_or_group or one.key_or_group.partition(".")[0] in (*OPTIONAL_GROUPS, "hydra"):
             raise UserError(
                 f"{one.key_or_group}: is for a new run; here, name the options to change: data.batch_size=8"
             )
@@ -169,6 +184,19 @@ def compose(overrides: list[str]) -> DictConfig:
     return config
 
 
+def words_for_hydra(words: list[str]) -> list[str]:
+    """Words of a sweep as Hydra takes them: `++` stands before an option that no YAML file lists, as in `_set_option`."""
+    parsed = parse(words)
+    choices = [text_of(one) for one in parsed if _chooses(one) and not one.is_sweep_override()]
+    listed = {name for name, _ in walk(to_plain(compose(choices)))}
+
+    def is_plain(one: Override) -> bool:
+        is_known = one.key_or_group in listed or one.is_hydra_override() or _chooses(one)
+        return is_known or one.get_key_element()[0] in "+~"
+
+    return [text_of(one) if is_plain(one) else f"++{text_of(one)}" for one in parsed]
+
+
 def search_path() -> list[str]:
     """The override by which Hydra finds the YAML files of `--config-dir`; none without that flag."""
     folder = config_dir()
@@ -187,7 +215,7 @@ def _chooses(one: Override) -> bool:
     key = one.get_key_element().lstrip("+~")
     if re.split("[@/]", key)[0] in GROUPS:
         return one.is_delete() or not isinstance(one.value(), dict)
-    return key == "hydra.searchpath" or ("." not in key and (one.is_add() or one.is_force_add()))
+    return "." not in key and (one.is_add() or one.is_force_add())
 
 
 def _set_option(config: DictConfig, one: Override) -> None:

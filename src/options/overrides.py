@@ -38,6 +38,11 @@ def parse(overrides: list[str]) -> list[Override]:
             raise UserError(f"{one.input_line}: cannot be parsed: no option before '='", exit_code=2)
         if isinstance(one.value(), Glob):
             raise UserError(f"{one.input_line}: takes names, such as {one.key_or_group}=a,b, and no glob")
+        if one.key_or_group == "hydra.searchpath":
+            raise UserError("hydra.searchpath: write --config-dir=<folder> in its place")
+        if one.package is not None and one.key_or_group.partition("/")[0] not in GROUPS:
+            own = f"model/{one.key_or_group}"
+            raise UserError(f"{text_of(one)}: a group of your own lies below another, as {own}/, and {own}=… chooses")
     return [_choice(one) if one.key_or_group in GROUPS else one for one in parsed]
 
 
@@ -56,8 +61,8 @@ def _choice(one: Override) -> Override:
         raise UserError(f"{group}: is chosen already; write {group}=… without the plus")
     if isinstance(value, list) and group in SECTIONS:  # Hydra merges them
         raise UserError(f"{text_of(one)}: {group} takes one choice; write -m {group}=a,b for a run each")
-    names = value if isinstance(value, list) else [value]
-    if not one.is_sweep_override() and not all(isinstance(name, str | dict) for name in names):
+    texts = value if isinstance(value, list) else [] if isinstance(value, dict) else [value]
+    if not one.is_sweep_override() and not all(isinstance(name, str) for name in texts):
         typed, known = text_of(one).partition("=")[2], choices_of(group)  # null, or a text that reads as a number
         shown = typed if value is None else repr(typed)
         raise UserError(f"{group}: got {shown}, takes {', '.join(known)}.{did_you_mean(typed, known)}")
@@ -69,6 +74,10 @@ def combinations(overrides: list[str]) -> list[list[str]]:
     values: dict[str, list[str]] = {}  # a later word for the same option takes the place of an earlier one
     for one in OverridesParser.create().parse_overrides(overrides):
         key = one.get_key_element()
+        if getattr(one.value(), "shuffle", False):
+            raise UserError(
+                f"{text_of(one)}: draws another order each time, so that no sweep could go on; write the values in order"
+            )
         swept = one.sweep_string_iterator() if one.is_sweep_override() else [one.get_value_element_as_str()]
         values[key] = [f"{key}={_SPELLED.get(value, value)}" for value in swept]
         if not values[key]:

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 from .._system import relative
 from ..errors import UserError, cut, is_text
-from ..files import WriteError, atomic_write, is_set_aside, why
+from ..files import LOCK, WriteError, atomic_write, is_set_aside, why
 from .metrics import staged
 from .values import table
 
@@ -98,13 +98,15 @@ def sweep_folder(name: str | Path, option: str, *more: Path) -> Path:
     """
     if str(name) != "last" or os.path.exists(name):
         return Path(name)
-    written: list[tuple[float, Path]] = []
+    written: list[tuple[float, Path, Path]] = []
     for sweep in (sweep for folder in (SWEEPS, *more) for sweep in folder.glob("*")):
         with contextlib.suppress(OSError, UserError):  # a file, or it was removed meanwhile
-            written += [((place / FILE).stat().st_mtime, sweep) for place in run_dirs(sweep)]
+            written += [((place / FILE).stat().st_mtime, place, sweep) for place in run_dirs(sweep)]
     if not written:
         raise UserError(f"{option}: got 'last', and there is no sweep in {SWEEPS}")
-    return max(written)[1]
+    _, place, sweep = max(written)
+    above = place.parents[: len(place.parts) - len(sweep.parts)]  # where a sweep has locked its own folder
+    return next((folder for folder in above if (folder / LOCK).exists()), sweep)
 
 
 def refuse_used(run_dir: Path) -> None:

@@ -17,9 +17,9 @@ from .._system import command_line, relative
 from ..checkpointing.signals import exit_on_signals
 from ..errors import UserError, in_one_line, report
 from ..files import WriteError
-from ..options.compose import CommandLine, search_path
+from ..options.compose import CommandLine, search_path, words_for_hydra
 from ..options.groups import CONFIGS, to_plain
-from ..options.overrides import as_override, parse, text_of
+from ..options.overrides import as_override
 from ..options.tree import flatten
 from ..options.update import ranks_asked
 from ..records.read import optimized
@@ -54,7 +54,7 @@ def run_sweep(line: CommandLine, sweep_dir: Path) -> None:
             if line.labels and here:
                 sweep.run_list(line.configs, line.compositions)
             else:
-                words = [*map(text_of, parse(line.words)), *search_path()]
+                words = [*words_for_hydra(line.words), *search_path()]
                 words.append(as_override("hydra.sweep.dir", str(sweep_dir)))
                 try:
                     _hydra.multirun(CONFIGS, words, sweep.run_job)

@@ -30,7 +30,8 @@ def timed(overrides: Sequence[str]) -> list[str]:
     whole = [size for size in _SIZES if not isinstance(update, int) or update % size == 0]
     sizes = whole if len(whole) > 1 else _SIZES  # which are refused
     usual = [] if "data.batch_size" in given else [f"data.batch_size={','.join(map(str, sizes))}"]
-    return [timed_experiment(names), "logger=none", "callbacks.progress=null", *kept, *usual]
+    fixed = ["logger=none", "callbacks.progress=null", "hydra.sweeper.params=null"]  # of a config that is a sweep
+    return [timed_experiment(names), *fixed, *kept, *usual]
 
 
 def measure(words: Sequence[str], kinds: Sequence[str], folder: Path, epochs: int | None = None) -> list[Path]:

@@ -81,6 +81,13 @@ def test_last_is_the_newest_run_whose_record_can_be_read(tmp_path: Path, monkeyp
     assert resume.newest("resume") == Path("outputs/runs/older")
 
 
+def test_last_is_the_newest_run_however_deep_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, day in (("older", 1), ("day/newest", 3), ("day/other", 2)):
+        write_run(Path("outputs/runs", name), started=f"2026-01-0{day}T00:00:00+00:00")
+    assert resume.newest("resume") == Path("outputs/runs/day/newest")
+
+
 def test_a_finished_run_goes_on_to_a_longer_least_and_its_test_has_a_command_of_its_own(unstopped: Path) -> None:
     facts = record(unstopped)
     for key, trains in {"min_epochs": True, "min_steps": True, "limit_test_batches": False}.items():

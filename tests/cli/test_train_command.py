@@ -12,6 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from batchscope._hydra import multirun
 from batchscope.cli import train
 from batchscope.errors import UnfitError, UserError
+from batchscope.options.compose import words_for_hydra
 from batchscope.options.groups import CONFIGS
 from batchscope.records.run_record import plan
 from batchscope.records.terminal import is_verbose
@@ -83,6 +84,15 @@ def test_null_leaves_a_group_out(word, started):
     assert started[0][3] == [word]
 
 
+def test_what_is_no_flag_and_no_option_is_not_said_to_be_one():
+    assert answer("train", "--cfg", "job", "--resolve").err == "error: --resolve: no such flag.\n"
+
+
+def test_a_run_that_resumes_nothing_is_a_new_one(started):
+    assert answer("train", "resume=null") == (0, "", "")
+    assert started[0][3] == []
+
+
 @pytest.mark.parametrize("word", ["resume=x", "+resume=x", "++resume=x"])
 def test_a_run_is_resumed_whatever_the_order(word):
     found = answer("train", "trainer.accelerator=cpu", "-v", word)
@@ -112,10 +122,11 @@ def test_a_run_is_the_same_whether_hydra_calls_for_it_or_not(by_hydra, started, 
 
     seen, sweep = [], Sweep(Path("s"), ["one", "two"], here=True)
     sweep.loop.do = do
-    words = ["model=mlp", "data.batch_size=4,8", "+hydra.job.env_set.MARK=set", "hydra.sweep.dir=s"]
+    words = ["model=mlp", "data.batch_size=4,8", "trainer.min_epochs=2"]  # which no YAML file lists
+    words += ["+hydra.job.env_set.MARK=set", "hydra.sweep.dir=s"]
     answer("train", "-m", *words)
     if by_hydra:
-        multirun(CONFIGS, started[0][0].words, sweep.run_job)
+        multirun(CONFIGS, words_for_hydra(started[0][0].words), sweep.run_job)
     else:
         sweep.run_list(started[0][0].configs, started[0][0].compositions)
     assert seen == [
@@ -123,6 +134,17 @@ def test_a_run_is_the_same_whether_hydra_calls_for_it_or_not(by_hydra, started, 
         for place, title, size in (("s/0", "run 1 of 2: one", 4), ("s/1", "run 2 of 2: two", 8))
     ]
     assert "MARK" not in os.environ
+
+
+def test_a_search_is_of_one_training_also_where_a_config_has_several(started):
+    Path("conf/experiment").mkdir(parents=True)
+    params = "# @package _global_\nhydra: {sweeper: {params: {model: 'cnn,mlp'}}}\n"
+    Path("conf/experiment/mine.yaml").write_text(params)
+    words = ["train", "--config-dir=conf", "experiment=[mine,diagnose]"]
+    said = "error: model: has several values in a config; write hydra.sweeper.params=null\n"
+    assert answer(*words) == (1, "", said)
+    assert answer(*words, "hydra.sweeper.params=null") == (0, "", "")
+    assert [len(line.configs) for line, _ in started] == [1]
 
 
 SHOWN = {

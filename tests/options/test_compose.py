@@ -254,7 +254,7 @@ def test_a_choice_of_the_trainer_sets_the_devices_of_a_record_and_keeps_its_othe
 
 def test_what_belongs_to_a_new_run_is_refused() -> None:
     assert refusal(changed, "seed=1,2") == "seed: got several values, takes one"
-    for option in ("experiment=quickstart", "hydra.run.dir=x", "hydra/launcher=ray"):
+    for option in ("experiment=quickstart", "hydra.run.dir=x", "hydra/launcher=ray", "model/part=a"):
         assert refusal(changed, option).startswith(f"{option.partition('=')[0]}: is for a new run")
 
 
@@ -305,6 +305,20 @@ def test_the_users_own_choices_and_options_are_answered_and_nothing_is_imported(
         assert said in refusal(composed, *line.split()), line
     assert composed("model=mynet", "data=adding")["model"]["flavour"] == "salty"
     assert not Path("ran").exists()
+
+
+OF_A_FILE = {
+    "# @package _global_\nhydra: {sweeper: {params: {seed: '${oc.env:NOWHERE}'}}}": "hydra.sweeper.params.seed: ",
+    "trainer: {max_epochs: 3}": "experiment: is no section; its YAML file begins with the line `# @package _global_`",
+    "# @package _global_\nresume: there": "resume: is for the command line of one run alone: batchscope train resume=",
+}
+
+
+@pytest.mark.parametrize("text", OF_A_FILE)
+def test_an_experiment_that_cannot_have_what_it_says_is_refused(text: str, package: Write) -> None:
+    package({"experiment/own": text})
+    use_config_dir("conf")
+    assert refusal(composed, "experiment=own").startswith(OF_A_FILE[text])
 
 
 @pytest.mark.parametrize(
@@ -474,7 +488,9 @@ SEARCH = "# @package _global_\nhydra:\n  mode: MULTIRUN\n  sweeper:\n    params:
 def test_a_search_of_the_users_own_is_used(package: Write) -> None:
     package({"hparams_search/mine": SEARCH})
     use_config_dir("conf")
-    assert compose_command_line(["hparams_search=mine"], multirun=True).labels == ["seed=1", "seed=2"]
+    line = compose_command_line(["hparams_search=mine"], multirun=True)
+    assert line.labels == ["seed=1", "seed=2"]
+    assert line.words == ["seed=1,2", "hparams_search=mine", "hydra.sweeper.params=null"]  # for another launcher
     assert refusal(composed, "hparams_search=other") == "hparams_search: got 'other', takes mine."
 
 

@@ -217,6 +217,7 @@ def test_the_timed_run_keeps_the_users_experiment():
     assert words[0] == "experiment=[mnist_rows,throughput]"
     assert words[-2:] == ["model=lstm_cell", "data.batch_size=8,32,128,512"]
     assert sizes.timed(["data.batch_size=1,4"])[-1] == "data.batch_size=1,4"
+    assert "hydra.sweeper.params=null" in words  # of an experiment that is a sweep
 
 
 def measured(folder, monkeypatch, status=lambda size: "finished", typed=(), kinds=("cpu",), epochs=None):
