@@ -51,25 +51,37 @@ def _of_options(config: Mapping[str, Any], trainer: Trainer) -> dict[str, Any]:
         isinstance(each, nn.Conv2d | nn.ConvTranspose2d) for each in trainer.lightning_module.modules()
     )
     sampler = getattr(trainer.train_dataloader, "batch_sampler", None)
-    decided = {"batch_size": None} if config.get("global_batch_size") else {}
+    of_loader = _of_loader(trainer).get("train_samples")
+    has_workers = pipeline in (None, "workers") and not _is_stream(trainer.train_dataloader)
+    decided = {"batch_size": None} if config.get("global_batch_size") or "batch_size" not in data else {}
     return decided | {
         "own": True,
         "pipeline": pipeline,
-        "num_workers": data.get("num_workers") if pipeline in (None, "workers") else None,
+        "num_workers": data.get("num_workers") if has_workers else None,
         "backend": model.get("backend"),
         "channels_last": config.get("channels_last") if has_convolutions else None,
-        "train_samples": getattr(sampler, "num_samples", None),
+        "train_samples": getattr(sampler, "num_samples", of_loader),
         "experiment": "diagnose" if "batch_factors" in (config.get("search") or {}) else None,
     }
 
 
 def samples_of_epoch(loader: DataLoader, ranks: int) -> int | None:
-    """The samples that all ranks take from a DataLoader in an epoch: a sampler may take fewer or more than there are."""
+    """The samples that all ranks take from a DataLoader in an epoch: a sampler may take fewer or more than there are.
+
+    None where nobody knows, as where the dataset or its sampler makes the batches: a length counts those.
+    """
+    if loader.batch_sampler is None:
+        return None
     sampler = loader.sampler
     if isinstance(sampler, DistributedSampler):  # Lightning's is over the samples of another sampler
         return sized_len(sampler.dataset)
-    takes_part = ranks > 1 or isinstance(loader.dataset, IterableDataset)  # nobody knows which part of the set
+    takes_part = ranks > 1 or _is_stream(loader)  # nobody knows which part of the set
     return sized_len(loader.dataset if takes_part else sampler)
+
+
+def _is_stream(loader: object) -> bool:
+    """Whether a loader reads a stream, of which each worker would read the whole."""
+    return isinstance(getattr(loader, "dataset", None), IterableDataset)
 
 
 def _of_loader(trainer: Trainer) -> dict[str, Any]:
@@ -80,8 +92,7 @@ def _of_loader(trainer: Trainer) -> dict[str, Any]:
     return {
         "own": False,
         "batch_size": loader.batch_size,  # None where its sampler, or its dataset, makes the batches
-        # Of a stream each worker would read the whole.
-        "num_workers": None if isinstance(loader.dataset, IterableDataset) else loader.num_workers,
+        "num_workers": None if _is_stream(loader) else loader.num_workers,
         "pin_memory": loader.pin_memory,
         "train_samples": samples_of_epoch(loader, trainer.world_size),
     }

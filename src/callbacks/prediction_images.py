@@ -179,13 +179,14 @@ def _draw_confusion(metric: MulticlassConfusionMatrix, spec: Any) -> Figure:
 
 def _as_image(x: Tensor, spec: Any) -> Tensor:
     """An image `(C, H, W)`, a sequence `(T, F)` or numbers of any other shape as something that imshow takes."""
-    x = x.float()  # numpy has no bfloat16
+    are_bytes = x.dtype == torch.uint8
+    x = x.float() / 255 if are_bytes else x.float()  # numpy has no bfloat16
     if x.dim() not in (2, 3):
         return x.reshape(1, -1)
     if x.dim() == 2:
         side = int(x.numel() ** 0.5)
         return x.view(side, side) if x.shape[1] == 1 and side * side == x.numel() else x
-    if getattr(spec, "mean", ()):
+    if getattr(spec, "mean", ()) and not are_bytes:
         x = x * torch.tensor(spec.std).view(-1, 1, 1) + torch.tensor(spec.mean).view(-1, 1, 1)
     return x.permute(1, 2, 0).clamp(0, 1) if x.shape[0] == 3 else x[0]
 

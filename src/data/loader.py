@@ -137,7 +137,9 @@ class Loader:
         self._stream: torch.cuda.Stream | None = None
         if isinstance(batches, TensorBatches):
             batches = replace(batches, pinned=self._copies)
-        kept = {"persistent_workers": num_workers > 0, "pin_memory": self._copies and stored is None}
+        pins = self._copies and stored is None
+        self._pins = pins and not num_workers  # else a thread of torch's does, which takes no tensors in GPU memory
+        kept = {"persistent_workers": num_workers > 0, "pin_memory": pins and num_workers > 0}
         self._loader = _data_loader(batches, self.batch_sampler, num_workers, order.seed, **kept)
         # Garbage in one cycle with torch's iterator, its queues would close before it tells the workers to end, and it
         # would wait 5 s for each. Held here, it is freed after this loader, and the queues after it.
@@ -166,12 +168,17 @@ class Loader:
         ahead: list[tuple[Any, Any, int | None]] = []
         for batch in raised(self._loader):
             with torch.cuda.stream(stream):
-                sent = tree_map_only(Tensor, lambda tensor: tensor.to(self.device, non_blocking=True), batch)
+                sent = tree_map_only(Tensor, self._sent, batch)
                 ahead.append((sent, stream.record_event(), self._timesteps_of(batch)))
             if len(ahead) > 1:
                 yield self._received(*ahead.pop(0))
         for last in ahead:
             yield self._received(*last)
+
+    def _sent(self, tensor: Tensor) -> Tensor:
+        if self._pins and tensor.device.type == "cpu":  # samples may lie in GPU memory
+            tensor = tensor.pin_memory()
+        return tensor.to(self.device, non_blocking=True)
 
     def _received(self, sent: Any, copied: Any, timesteps: int | None) -> Any:
         training = torch.cuda.current_stream(self.device)

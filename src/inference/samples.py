@@ -2,10 +2,12 @@
 
 import inspect
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
 from lightning import LightningModule
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -100,10 +102,9 @@ def _first_batch(trained: Trained) -> tuple[Any, str]:
     data, module = trained.data, lightning_of(trained.data)
     data.prepare_data()
     module.trainer = trainer_for(trained)  # which a `setup` may ask, as in Lightning
-    split = next((split for split in ("test", "val") if serves(data, split)), "train")
-    stage, method = SPLITS.get(split, ("fit", "train_dataloader"))
-    data.setup(stage)
-    batch = next(iter(tree_leaves(getattr(module, method)())[0]))  # of several loaders the first
+    found = ((_loaders(data, *SPLITS[split]), split) for split in ("test", "val") if serves(data, split))
+    loaders, split = next(filter(itemgetter(0), found), None) or (_loaders(data, "fit", "train_dataloader"), "train")
+    batch = next(iter(loaders[0]))
     trained.module.trainer = module.trainer
     try:
         for hook, device in _TRANSFER.items():
@@ -113,6 +114,13 @@ def _first_batch(trained: Trained) -> tuple[Any, str]:
     finally:
         trained.module.trainer = None
     return batch, f"{split} samples"
+
+
+def _loaders(data: Data, stage: str, method: str) -> list[Any]:
+    """Those of a split, each by itself; a module may serve several, or none."""
+    data.setup(stage)
+    found = getattr(lightning_of(data), method)()
+    return found.flattened if isinstance(found, CombinedLoader) else tree_leaves(found)
 
 
 def _arguments_in(given: Any, module: LightningModule, is_batch: bool = True) -> Any:

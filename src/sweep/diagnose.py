@@ -159,7 +159,9 @@ def _candidates(config: Mapping[str, Any], factors: Sequence[int]) -> Iterator[C
 
 
 def _batches(config: Mapping[str, Any], processes: int, factors: Sequence[int]) -> Iterator[Change]:
-    size, update = config["data"].get("batch_size") or 1, config["global_batch_size"]
+    size, update = config["data"].get("batch_size"), config["global_batch_size"]
+    if not size:  # no option of the data
+        return
     yield from ({"data.batch_size": size * factor} for factor in factors if factor > 1)
     whole = update // processes if update else size * config["trainer"].get("accumulate_grad_batches", 1)
     if whole > size:

@@ -63,7 +63,8 @@ def _cross_entropy(output: Tensor, y: Tensor) -> Tensor:
 def for_loss(spec: DataSpec, output: Any, y: Any) -> tuple[Any, Any]:
     """What a loss is called with: classes of steps as `(B·T, N)` and `(B·T,)`, values as `(B,)`, labels as numbers.
 
-    One logit of two classes has no N, and its classes are numbers, too.
+    One logit of two classes has no N, and its classes are numbers, too. Values of float64 or whole numbers, and inputs that
+    are bytes, are float32 where the output is no more exact: the losses of torch take others forward, and not backward.
     """
     if not isinstance(output, Tensor) or spec.target == "any":
         return output, y
@@ -71,6 +72,10 @@ def for_loss(spec: DataSpec, output: Any, y: Any) -> tuple[Any, Any]:
         output = spec.without_n(output)
     if spec.target == "class_per_step":
         output, y = output.flatten(0, y.dim() - 1), y.flatten()
+    is_value = spec.target in ("value", "vector")
+    are_whole = y.dtype == torch.uint8 or (is_value and not y.is_floating_point())
+    if (is_value or spec.target == "input") and (are_whole or y.dtype == torch.float64):
+        y = y.to(torch.promote_types(output.dtype, torch.float32))
     return output, y.to(output.dtype) if _are_numbers(spec) else y
 
 

@@ -37,7 +37,7 @@ from ..data.base import DataModule, Split
 from ..data.plain import Data, PlainData, has_test, lightning_of
 from ..distributed.agreement import abort_waiting, check_agreement, end_together
 from ..distributed.rendezvous import once_for_all
-from ..errors import UserError, show_tracebacks, warn
+from ..errors import UnfitError, UserError, show_tracebacks, warn
 from ..hardware.devices import describe
 from ..options.command_lines import evaluate_command, program
 from ..options.groups import DEFAULT_DATA, SECTIONS
@@ -276,6 +276,9 @@ class _Run:
             record.facts["waiting_seconds"] = round(waited_s, 3)
             record.facts["hardware"] |= {"torch_threads": torch.get_num_threads()}
             raise
+        if self.trainer.fit_loop.max_batches == 0 and not self.trainer.global_step:
+            why = "drop_last=True leaves out a batch that the samples do not fill"
+            raise UnfitError(f"data: the training loader of {self.data.name} has no batch to train on; {why}")
         fit_s = before_s + time.perf_counter() - started
         facts: dict[str, Any] = {
             "model": record.facts["model"] | {"parameters": summary.parameters(self.model)},

@@ -1,6 +1,7 @@
 """PredictionImages draws the classes that test steps return, and is silent about all other steps."""
 
 import warnings
+from types import SimpleNamespace
 
 import lightning
 import pytest
@@ -9,7 +10,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DataLoader
 
-from batchscope.callbacks.prediction_images import PredictionImages
+from batchscope.callbacks.prediction_images import PredictionImages, _as_image
 from tests.support.third_party_modules import Stranger
 
 N, LONG, NONE = 4, torch.long, set()
@@ -62,6 +63,12 @@ ROWS = {
 @pytest.mark.parametrize(("batch", "outputs", "images"), ROWS.values(), ids=ROWS)
 def test_an_answer_is_drawn_by_its_shape_or_not_at_all(batch, outputs, images, tmp_path) -> None:
     assert drawn(tmp_path, batch, outputs)[0] == images
+
+
+@pytest.mark.parametrize("spec", [None, SimpleNamespace(mean=(0.5,) * 3, std=(0.2,) * 3)])
+def test_an_image_of_bytes_keeps_its_colours(spec) -> None:
+    pixels = torch.tensor([0, 51, 255], dtype=torch.uint8)
+    assert _as_image(pixels.view(3, 1, 1), spec).flatten().tolist() == pytest.approx([0, 0.2, 1])
 
 
 def test_classes_of_pixels_are_drawn_as_masks(tmp_path) -> None:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from batchscope.callbacks import _setting
 from batchscope.callbacks._measured import FILE, Flops, Measured, read_measured, write_measured
@@ -130,16 +130,29 @@ def test_a_kernel_that_runs_all_the_time_leaves_nothing_to_the_host() -> None:
     assert found["shares"].get("host", 0.0) == 0.0
 
 
+class Stream(IterableDataset):
+    """The samples of a loader, without a length."""
+
+    def __iter__(self):
+        samples = loader().dataset
+        return (samples[number] for number in range(20))
+
+
+WORKERS = "data.pipeline=workers"
+
+
 @pytest.mark.parametrize(
     ("data", "words", "known"),
     [
         (loader(), None, {"batch_size": 4, "num_workers": 0, "train_samples": 20}),
         (DataLoader(list(loader()), batch_size=None), None, {"batch_size": None, "num_workers": 0}),
         ({"a": loader(), "b": loader()}, None, {"batch_size": None, "num_workers": None}),
-        (loader(), [], {"batch_size": 100, "experiment": None}),
+        (loader(), [], {"batch_size": 100, "train_samples": 20, "experiment": None}),
         (loader(), ["experiment=diagnose"], {"batch_size": 100, "experiment": "diagnose"}),
+        (loader(), [WORKERS], {"num_workers": 2}),
+        (DataLoader(Stream(), 4), [WORKERS], {"num_workers": None, "train_samples": None}),
     ],
-    ids=["loader", "own batches", "several loaders", "a run's options", "a run of a diagnosis"],
+    ids=["loader", "own batches", "several loaders", "a run's options", "a run of a diagnosis", "workers", "a stream"],
 )
 def test_the_advice_knows_a_run_or_a_dataloader_and_guesses_no_other(data, words, known, monkeypatch) -> None:
     def ask(module) -> None:
@@ -169,3 +182,11 @@ def test_the_ranks_of_a_machine_share_its_cores(variables, cores, monkeypatch) -
     trainer = SimpleNamespace(strategy=device, world_size=8, num_nodes=2, callbacks=[])
     trainer.lightning_module = trainer.train_dataloader = None
     assert setting_of(trainer, 100).cores == cores
+
+
+def test_no_batch_size_is_advised_where_it_is_no_option_of_the_data() -> None:
+    module, found = stranger(on_train_end=lambda module: found.append(setting_of(module.trainer, 100))), []
+    (module.batchscope_config,) = check_command_line([], multirun=False)
+    del module.batchscope_config["data"]["batch_size"]
+    train(module)
+    assert found[0].batch_size is None

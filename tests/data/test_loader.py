@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
 
 from batchscope.callbacks.throughput import ThroughputMonitor
-from batchscope.data.loader import Loader, TensorBatches
+from batchscope.data.loader import Loader, SampleBatches, TensorBatches
 from batchscope.data.order import DeterministicBatchSampler
 from batchscope.data.spec import DataSpec
 from batchscope.data.workers import raised
@@ -78,7 +78,6 @@ def waiting() -> Iterator[None]:
     LOG.append("waited")
 
 
-@pytest.mark.filterwarnings("ignore:.*pin_memory.*")
 @pytest.mark.parametrize("num", [1, 2, 4])
 def test_a_batch_is_copied_while_the_one_before_is_trained_on(gpu: torch.device, num: int) -> None:
     order = DeterministicBatchSampler(num, 1, shuffle=False)
@@ -98,6 +97,22 @@ def test_a_batch_is_copied_while_the_one_before_is_trained_on(gpu: torch.device,
             expected += [*copies[number + 1], ("stream", "training"), *waits, *used, ("train", x, y, "a", number)]
         assert expected == LOG
         LOG.clear()
+
+
+class Placed(Dataset):
+    """Batches of a tensor on the CPU, and one that lies on another device."""
+
+    def __getitems__(self, key: Any) -> Any:
+        return [torch.zeros(2), torch.zeros(2, device="meta")]
+
+
+def test_what_lies_on_a_device_already_is_not_pinned(gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned: list[str] = []
+    monkeypatch.setattr(Tensor, "pin_memory", lambda tensor, device=None: pinned.append(tensor.device.type) or tensor)
+    monkeypatch.setattr(Tensor, "to", lambda tensor, device, non_blocking: tensor)
+    monkeypatch.setattr(Tensor, "record_stream", lambda tensor, stream: None)
+    list(Loader(Placed(), DeterministicBatchSampler(2, 1, shuffle=False), gpu))
+    assert pinned == ["cpu", "cpu"]
 
 
 def test_the_wait_for_a_copy_is_measured_as_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,3 +184,12 @@ def test_a_real_gpu_gets_the_same_batches_while_it_is_busy_with_the_last() -> No
     for (x, y), (expected_x, expected_y) in zip(received, expected, strict=True):
         assert torch.equal(x.cpu(), expected_x)
         assert torch.equal(y.cpu(), expected_y)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_samples_in_the_memory_of_a_real_gpu_are_served_to_it() -> None:
+    x = torch.randn(8, 4, device="cuda")
+    samples = SampleBatches(TensorDataset(x, x), DataSpec("tensor", (4,), "vector", 4), "own")
+    batches = Loader(samples, DeterministicBatchSampler(8, 4, shuffle=False), x.device)
+    assert torch.equal(torch.cat([inputs for inputs, _ in batches]), x)

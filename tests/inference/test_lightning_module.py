@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -245,6 +246,19 @@ def test_inputs_are_what_forward_takes_of_a_batch(data: str, of: str, made) -> N
     samples = samples_of(made(data=data), 5)
     assert torch.equal(samples.inputs, X[:5])
     assert (len(samples), samples.of) == (5, of)
+
+
+SEVERAL = CombinedLoader([loader(24, 8), loader(16, 8)], "sequential")
+
+
+@pytest.mark.parametrize(("served", "points", "of"), [(SEVERAL, X, "test samples"), ([], VALIDATED, "val samples")])
+def test_inputs_are_those_of_the_first_loader_that_there_is(
+    served: Any, points: Tensor, of: str, made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Points, "test_dataloader", lambda self: served)
+    samples = samples_of(made("plain"), 5)
+    assert torch.equal(samples.inputs, points[:5])
+    assert samples.of == of
 
 
 def test_inputs_are_what_the_hooks_of_a_transfer_make_of_a_batch(made, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,6 +81,14 @@ def test_what_the_user_has_set_stays_and_is_said(line, tried):
     ]
 
 
+def test_a_batch_size_that_is_no_option_of_the_data_is_not_tried_and_not_named():
+    config = composed("experiment=diagnose")
+    del config["data"]["batch_size"]
+    changes, left_out = changes_to_try(config, [], (2, 4))
+    assert not any("data.batch_size" in change for change in changes)
+    assert not any(line.startswith("not tried: data.batch_size") for line in left_out)
+
+
 SEQUENCE, WORKERS = "model=stacked_lstm data=adding", "data.pipeline=workers"
 # What the configuration has, and how it was measured → changes that are tried, and those that are not (-).
 OFFERED = [

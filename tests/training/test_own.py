@@ -1127,6 +1127,12 @@ def test_what_is_found_in_the_fit_is_one_line_of_a_failed_run(words: str, folder
     assert record(folder)["status"] == "failed"
 
 
+def test_a_loader_without_a_batch_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Points, "train_dataloader", lambda data: DataLoader(range(4), 8, drop_last=True))
+    with pytest.raises(UnfitError, match="^data: the training loader of Points has no batch to train on; drop_last="):
+        trained(folder, *OWN.split())
+
+
 def test_what_a_module_logs_wrongly_is_one_line_with_the_place(folder: Path) -> None:
     said = refusal(trained, folder, "model=unfit", "data=points", "model.how=logs")
     assert re.fullmatch(r"trainer: `self.log\(two, .* \(tests/training/test_own.py, line \d+\)", said), said

@@ -16,7 +16,7 @@ import torch
 from lightning import LightningDataModule
 from lightning.pytorch.loggers import WandbLogger
 from torch import nn
-from torch.utils.data import DataLoader, DistributedSampler, SubsetRandomSampler
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, SubsetRandomSampler
 
 from batchscope.analysis import write_report
 from batchscope.callbacks import _recording
@@ -277,6 +277,11 @@ def test_a_peak_is_that_of_the_first_group_and_not_a_default_that_none_has() -> 
 )
 def test_the_samples_of_an_epoch_are_those_that_the_sampler_takes(sampler: Any, samples: int) -> None:
     assert samples_of_epoch(DataLoader(range(20), sampler=sampler), ranks=1) == samples
+
+
+@pytest.mark.parametrize("sampler", [None, BatchSampler(range(20), 4, False)], ids=["the set", "its sampler"])
+def test_batches_that_the_set_or_its_sampler_makes_are_no_samples(sampler: Any) -> None:
+    assert samples_of_epoch(DataLoader(range(20), batch_size=None, sampler=sampler), ranks=1) is None
 
 
 # --- what Lightning has to say --------------------------------------------------------------------------------------

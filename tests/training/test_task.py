@@ -103,6 +103,21 @@ def test_pixels_without_any_class_have_the_loss_0() -> None:
     assert not gradient.any()
 
 
+@pytest.mark.parametrize(("name", "dtype"), [("value", torch.float64), ("vector", torch.int64), ("input", torch.uint8)])
+def test_a_number_of_another_type_than_the_output_is_trained_on(name: str, dtype: torch.dtype) -> None:
+    spec = SPECS[name]
+    x, y, _ = spec.parts(batch(spec, 7))
+    output, y = network(spec)(x), (9 * y.abs()).to(dtype)
+    loss = loss_function("auto", spec)[1](*for_loss(spec, output, y))
+    loss.backward()
+    assert loss.item() == pytest.approx(nn.functional.mse_loss(output.view(y.shape), y.float()).item())
+
+
+def test_a_target_of_float64_stays_what_it_is_for_an_output_of_float64() -> None:
+    _, y = for_loss(SPECS["value"], torch.ones(2, 1).double(), torch.ones(2).double())
+    assert y.dtype == torch.float64
+
+
 @pytest.mark.parametrize("shape", [(1, 1), (1,)])
 def test_the_value_of_one_sample_keeps_its_batch(shape: tuple[int, ...]) -> None:
     output, y = for_loss(SPECS["value"], torch.ones(shape), torch.ones(1))
