@@ -48,6 +48,15 @@ def test_values_of_the_wrong_kind_are_unknown_and_the_metrics_of_any_module_are_
     assert other.metrics == {"test/acc": 0.5, "val/loss": 1.0, "train/loss_epoch": 2.0, "f1": 3.0}
 
 
+def test_accuracies_are_in_percent_in_the_runs_of_the_class_that_logs_them_so(tmp_path):
+    logged = [("SimpleCNN", 0.987), ("Lit", 97.1), ("Lit", 0.9)]
+    for number, (module, accuracy) in enumerate(logged):
+        folder = write_run(tmp_path / str(number), 64, 10.0, metrics={"test/acc": accuracy})
+        change_record(folder, model={"class": module})
+    found = [run.metrics["test/acc"] for run in find([tmp_path]).runs]
+    assert found == pytest.approx([0.987, 0.971, 0.009])
+
+
 @pytest.mark.parametrize(
     ("facts", "rate", "update"),
     [
