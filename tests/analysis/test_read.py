@@ -154,6 +154,17 @@ def test_a_rule_for_the_learning_rate_does_not_grow_with_the_batch(tmp_path):
     assert [len(group.sizes) for group in find([tmp_path]).groups] == [2, 2]
 
 
+@pytest.mark.parametrize(("asked", "size"), [(64, 64), (None, 61)])
+def test_seeds_whose_batches_vary_have_one_size_and_it_is_the_one_that_was_asked_for(tmp_path, asked, size):
+    for seed, mean in enumerate((61, 62, 60)):
+        held = {"batch_size": mean, "batch_size_varies": True}
+        options = {"data.batch_size": asked}
+        write_run(tmp_path / str(seed), 64, 10.0, seed=seed, throughput=held, options=options)
+    sweep = find([tmp_path])
+    (group,) = sweep.groups
+    assert ({size: len(runs) for size, runs in group.sizes.items()}, sweep.notes) == ({size: 3}, [])
+
+
 def test_repeated_runs_of_a_size_give_their_median(tmp_path):
     for number, ms in enumerate((10.0, 11.0, 50.0)):
         write_run(tmp_path / str(number), 100, ms, seed=number)
