@@ -396,6 +396,16 @@ def test_the_size_that_reached_the_target_first_is_the_answer(runs, facts, size,
     assert found.repeat == ""
 
 
+def test_of_a_size_that_few_seeds_have_reached_the_table_says_how_many(tmp_path):
+    for seed, times in enumerate([{16: None, 64: 2.0}, {16: None, 64: None}]):
+        write_trained(tmp_path, times, first=2 * seed, seed=seed)
+    report = analyse([tmp_path])
+    rows = [line.split() for line in report.text.splitlines()]
+    assert ["s", "to", "target", "not", "within", "5.00", "s", "1", "of", "2", "seeds"] in rows
+    columns = ["seeds", "arrived", "not_reached_after_s"]
+    assert report.tables[0][columns].to_numpy().tolist() == [[2, 0, 5.0], [2, 1, 5.0]]
+
+
 def test_the_report_has_a_table_a_plot_and_columns(tmp_path):
     write_trained(tmp_path, {16: 4.0, 64: 2.0, 256: None})
     report = write_report([tmp_path], tmp_path / "report")
