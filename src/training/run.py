@@ -289,6 +289,8 @@ class _Run:
         if self.dataset["train_samples"] is None and (samples := summary.train_samples(self.trainer)):
             facts["dataset"] = {**self.dataset, "train_samples": samples}
         has_trained = self.resume_point is None or self.trainer.global_step > self.resume_point.steps
+        if has_trained:
+            record.facts |= {"metrics": {}, "evaluated": {}}  # what was known is of other weights
         if has_trained or "throughput" not in record.facts:
             waited_s = seconds_waited(callbacks_of(self.trainer))
             facts["lr_scaling"] = self.module.lr_scaling if isinstance(self.module, Task) else None
