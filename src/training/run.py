@@ -27,7 +27,7 @@ from .._lightning import (
     loggers_of_rank,
 )
 from .._system import command_line, keep_freed_memory
-from ..callbacks._visits import Visitor, seconds_waited, visits_of
+from ..callbacks._visits import Visitor, seconds_beside, seconds_waited, visits_of
 from ..checkpointing.callback import CHECKPOINTS, Checkpoints
 from ..checkpointing.checkpoint_file import makes_layers
 from ..checkpointing.graceful_shutdown import GracefulShutdown
@@ -271,9 +271,9 @@ class _Run:
             self.trainer.fit(self.module, datamodule=lightning_of(self.data), ckpt_path=checkpoint, weights_only=True)
         except BaseException:
             summary.write_steps(self.trainer, self.run_dir, record, visited=True)
-            waited_s = seconds_waited(callbacks_of(self.trainer))
-            record.facts["fit_seconds"] = round(before_s + time.perf_counter() - started - waited_s, 3)
-            record.facts["waiting_seconds"] = round(waited_s, 3)
+            fit_s = before_s + time.perf_counter() - started
+            record.facts["fit_seconds"] = round(fit_s - seconds_beside(callbacks_of(self.trainer)), 3)
+            record.facts["waiting_seconds"] = round(seconds_waited(callbacks_of(self.trainer)), 3)
             record.facts["hardware"] |= {"torch_threads": torch.get_num_threads()}
             raise
         fit_s = before_s + time.perf_counter() - started
@@ -294,7 +294,7 @@ class _Run:
         if has_trained or "throughput" not in record.facts:
             waited_s = seconds_waited(callbacks_of(self.trainer))
             facts["lr_scaling"] = self.module.lr_scaling if isinstance(self.module, Task) else None
-            facts["fit_seconds"] = round(fit_s - waited_s, 3)
+            facts["fit_seconds"] = round(fit_s - seconds_beside(callbacks_of(self.trainer)), 3)
             facts["waiting_seconds"] = round(waited_s, 3) or None  # for visits, and a quiet machine
         measured, before = summary.callback_facts(self.trainer), record.before
         if _has_rate(before) and not (has_trained and _has_rate(measured)):  # as of an end with few steps
