@@ -66,8 +66,8 @@ def _declared(lines: str) -> dict[str, Metric]:
 
 
 METRICS = _declared(f"""
-train/loss | | down | | | the task's loss on the batch of this step, the mean of all processes
-train/acc | {FRACTION} | up | accuracy | | {_ACCURACY} on the batch of this step
+train/loss | | down | | | the task's loss on the batch of this step, the mean of all processes; of accumulated batches the last one
+train/acc | {FRACTION} | up | accuracy | | {_ACCURACY} on the batch of this step; of accumulated batches the last one
 val/loss | | down | | | the task's loss on the validation set; of a run, in the last validation
 val/acc | {FRACTION} | up | accuracy | | {_ACCURACY} on the validation set; of a run, in the last validation
 test/loss | | down | | | the task's loss on the test set, by the best checkpoint
