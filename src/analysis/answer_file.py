@@ -63,7 +63,7 @@ def _rows(sizes: pd.DataFrame, group: Group) -> list[dict[str, Any]]:
     rows = []
     for size, row in sizes.iterrows():
         known: dict[str, Any] = {str(name): float(value) for name, value in row.items() if math.isfinite(value)}
-        known |= {"runs": int(known["runs"])} if "runs" in known else {}
+        known |= {name: int(known[name]) for name in ("runs", "seeds", "arrived") if name in known}
         known |= {} if RATE in known else {"reason": group.without_rate.get(int(str(size)), "")}
         rows.append({"batch_size": int(str(size)), **known})
     return rows

@@ -2,6 +2,7 @@
 
 import json
 import re
+import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -109,8 +110,18 @@ def group_runs(runs: list[Run], notes: Sequence[str] = ()) -> SweepResults:
     for run, own in zip(runs, of_target, strict=True):
         of_run = [key for key in keys if not own or key != LEARNING_RATE]
         members.setdefault(run.signature(of_run.__contains__), (label(run, of_run), []))[1].append(run)
+    for _, of_group in members.values():
+        _share_size(of_group)
     groups = [Group(words, of_group, n, runs) for n, (words, of_group) in enumerate(members.values())]
     return SweepResults(runs, _factors(rows), keys, groups, [*notes, *_doubts(runs)])
+
+
+def _share_size(runs: Sequence[Run]) -> None:
+    """Give those runs of a group one size, the median, whose batches vary and for which no size was asked."""
+    varying = [run for run in runs if run.varies and run.asked is None]
+    means = [run.batch_size for run in varying if run.batch_size]
+    for run in varying if means else []:
+        vars(run)["batch_size"] = statistics.median_low(means)  # in place of the cached one
 
 
 def label(run: Run, keys: Collection[str]) -> str:

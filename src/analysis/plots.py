@@ -189,7 +189,7 @@ def _points(group: Group, sizes: pd.DataFrame, name: str) -> pd.DataFrame:
     if name in (RATE, "mfu"):  # the share of the peak that a sample a second takes is known
         low, high, is_vague = value / (1 + reach), value * (1 + reach), ~(reach <= KNOWN)
     elif name == "time_to_target_s":  # a run that is at the target in its first validation was never seen below it
-        low = sizes["not_reached_after_s"].clip(lower=value / 2)
+        low = sizes["not_reached_after_s"].replace(0.0, math.nan)
     elif f"{name}_low" in sizes:
         low, high = sizes[f"{name}_low"], sizes[f"{name}_high"]
     else:

@@ -210,7 +210,10 @@ def _of_disagreement(a: Run, b: Run) -> float | None:
 
 
 def _tested(runs: Sequence[Run], key: str) -> float | None:
-    """The number of samples that a size was tested on; None for a metric of a Task that is no mean over them."""
+    """The number of samples that a size was tested on; None for a metric of a Task that is no mean over them.
+
+    Of a LightningModule nobody knows what is one: its accuracies are taken for shares of the samples.
+    """
     stage, _, name = key.partition("/")
     counts = (
         positive(at(run.record, f"evaluated.{stage}"))

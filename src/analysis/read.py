@@ -9,6 +9,7 @@ import pandas as pd
 from ..errors import UserError
 from ..records.metrics import FRACTION, metric
 from ..records.read import read, run_dirs
+from ..records.values import at
 from .groups import SweepResults, group_runs
 from .run import Run
 from .table import run_table
@@ -45,12 +46,12 @@ def find(folders: Iterable[str | os.PathLike[str]]) -> SweepResults:
 
 
 def _in_fractions(runs: Collection[Run]) -> None:
-    """Divide accuracies by 100 that modules have logged in percent: those of which one is above 1."""
-    for key in {
-        key for run in runs for key, value in run.metrics.items() if metric(key).unit == FRACTION and value > 1
-    }:
-        for run in runs:
-            run.metrics.update({key: run.metrics[key] / 100} if key in run.metrics else {})
+    """Divide accuracies by 100 that modules have logged in percent: those of a class of which one run has one above 1."""
+    logged = [(run, str(at(run.record, "model.class")), key) for run in runs for key in run.metrics]
+    shares = [(run, module, key) for run, module, key in logged if metric(key).unit == FRACTION]
+    in_percent = {(module, key) for run, module, key in shares if run.metrics[key] > 1}
+    for run, module, key in shares:
+        run.metrics[key] /= 100 if (module, key) in in_percent else 1
 
 
 def read_runs(folder: str | os.PathLike[str]) -> pd.DataFrame:

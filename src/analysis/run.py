@@ -122,9 +122,15 @@ class Run:
 
     @cached_property
     def batch_size(self) -> int | None:
-        """Samples of a whole batch of one device: what the batch held, or what was asked for if that is unknown."""
-        held = (_size(at(self.record, path)) for path in ("throughput.batch_size", "batch_size"))
-        return next(filter(None, held), self.asked)
+        """Samples of a whole batch of one device: what the batch held, or what was asked for if that is unknown or varies."""
+        mean, lowered = (_size(at(self.record, path)) for path in ("throughput.batch_size", "batch_size"))
+        known = (lowered, self.asked, mean) if self.varies else (mean, lowered, self.asked)
+        return next(filter(None, known), None)
+
+    @property
+    def varies(self) -> bool:
+        """Whether its batches are of many sizes by design: then what they held is a mean, which each seed has of its own."""
+        return at(self.record, "throughput.batch_size_varies") is True
 
     @property
     def asked(self) -> int | None:

@@ -145,7 +145,10 @@ def size_table(answer: Answer, metrics: Sequence[str] = ()) -> pd.DataFrame:
         columns |= {"loss": {size: quality.loss(size) for size in quality.values}, "sure_loss": quality.sure or {}}
     if arrivals := answer.arrivals:
         typical = arrivals.typical
-        after = {size: max(arrival.after for arrival in runs.values()) for size, runs in arrivals.sizes.items()}
+        late = {s: [one.after for one in of.values() if math.isinf(one.seconds)] for s, of in arrivals.sizes.items()}
+        after = {size: max(seconds) for size, seconds in late.items() if seconds}
+        columns["seeds"] = {size: len(runs) for size, runs in arrivals.sizes.items()}
+        columns["arrived"] = arrivals.arrived
         columns["time_to_target_s"] = {size: arrival.seconds for size, arrival in typical.items()}
         columns["samples_to_target"] = {size: arrival.samples for size, arrival in typical.items()}
         columns["not_reached_after_s"] = after | {size: arrival.after for size, arrival in typical.items()}
@@ -180,7 +183,10 @@ def size_texts(sizes: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
         found[key] = [mean_and_deviation(key, mean, deviation) for mean, deviation in means]
     found |= _texts(sizes, _TO_TARGET, reach)
     if late := found.get(metric("time_to_target_s").heading):
-        after = [f"not within {significant(s)} s" if s >= 0 else "" for s in sizes["not_reached_after_s"]]
+        after = [
+            f"{n:.0f} of {of:.0f} seeds" if n > 0 else f"not within {significant(s)} s" if s >= 0 else ""
+            for n, of, s in sizes[["arrived", "seeds", "not_reached_after_s"]].to_numpy()
+        ]
         found[metric("time_to_target_s").heading] = [text or never for text, never in zip(late, after, strict=True)]
     gains = [f"{gain:+.0%}".replace("+0%", "0%").replace("-0%", "0%") for gain in sizes["gain"]]
     marked = zip(gains, sizes["gain_reach"], strict=True)

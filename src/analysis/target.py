@@ -49,6 +49,11 @@ class Arrivals:
         middle = {size: arrivals[len(arrivals) // 2] for size, arrivals in ordered.items()}
         return {size: arrival for size, arrival in middle.items() if math.isfinite(arrival.seconds)}
 
+    @cached_property
+    def arrived(self) -> dict[int, int]:
+        """How many seeds of each size have arrived, smallest size first."""
+        return {size: sum(math.isfinite(one.seconds) for one in of.values()) for size, of in sorted(self.sizes.items())}
+
     @property
     def best_guess(self) -> int | None:
         """The size with the smallest typical time; of sizes that arrived with a few seeds alone the one that arrived first."""
@@ -83,14 +88,15 @@ class Arrivals:
     @property
     def lines(self) -> list[str]:
         """What the runs show: the size that was first, or the best guess; and the sizes that did not reach the target."""
-        guess, seeds = self.best_guess, len({seed for of in self.sizes.values() for seed in of})
+        guess = self.best_guess
         if guess is None:
             best = f": the best was {self.best}" if self.best else ""
             return [f"No run reached {self.target}{best}. Take an easier target, or more time (search.minutes)."]
-        words = f"({seeds} seeds)" if seeds > 1 else "(one seed)"
+        arrived, seeds = self.arrived[guess], len(self.sizes[guess])
+        words = f"{arrived} of {seeds} seeds" if arrived < seeds else f"{seeds} seeds" if seeds > 1 else "one seed"
         first, begin = (" first", "" if self.winner else "Best guess: ") if len(self.sizes) > 1 else ("", "")
-        lines = [f"{begin}{guess:,} reached {self.target}{first} {words}{self._after(guess)}."]
-        never = sorted(size for size, of in self.sizes.items() if all(run.seconds == math.inf for run in of.values()))
+        lines = [f"{begin}{guess:,} reached {self.target}{first} ({words}){self._after(guess)}."]
+        never = [size for size, arrived in self.arrived.items() if not arrived]
         return [*lines, f"{and_(never)} did not reach it."] if never else lines
 
     def _after(self, size: int) -> str:

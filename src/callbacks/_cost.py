@@ -50,6 +50,7 @@ def cost_of(table: UpdateTable, replicas: int = 1) -> dict[str, Any]:
         "samples": int(samples),
         "seconds": seconds,
         "batch_size": table.batch_size(),
+        "batch_size_varies": table.varies() or None,
         "batches_per_sec": rate(batches, median),
         "step_ms": 1e3 * seconds / len(rows),
         "step_ms_median": median,

@@ -121,6 +121,10 @@ class UpdateTable:
         batches = self.rows["batches"][self.in_median()]
         return round(self.whole_batch() / float(batches.mean())) if len(batches) else 0
 
+    def varies(self) -> bool:
+        """Whether sizes vary by design, so that `batch_size` is a mean."""
+        return self._usual_size() is None
+
     def _usual_size(self) -> float | None:
         """The size with which at least half of the samples were trained; None where sizes vary, 0 without a row."""
         samples = self.rows["samples"][self.after_warmup()].astype(float)

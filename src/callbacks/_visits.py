@@ -13,7 +13,7 @@ import math
 import multiprocessing
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import psutil
@@ -178,6 +178,12 @@ def _workers() -> int:
 def seconds_waited(callbacks: Iterable[Any]) -> float:
     """How long a run has waited: for its visits, and for a quiet machine."""
     return sum(callback.waited_s for callback in callbacks if isinstance(callback, Visits | WaitUntilQuiet))
+
+
+def seconds_beside(callbacks: Sequence[Any]) -> float:
+    """How much of the time of a fit is no training: what it has waited, and what finding the peak of the device has taken."""
+    monitors = (callback for callback in callbacks if isinstance(callback, ThroughputMonitor))
+    return seconds_waited(callbacks) + sum(monitor.calibration_s for monitor in monitors)
 
 
 def visits_of(callbacks: Iterable[Callback], visitor: Visitor | None) -> list[Callback]:

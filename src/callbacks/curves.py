@@ -29,7 +29,7 @@ class TrainCurves(Callback):
 
     | Key | Unit | Meaning |
     | --- | --- | --- |
-    | `train/loss` | the loss's own | `loss`, of this step's batch; the mean of all ranks |
+    | `train/loss` | the loss's own | `loss`, of this step's batch, of accumulated ones the last; the mean of all ranks |
     | `train/acc` | fraction | `acc`, of this step's batch; other keys likewise |
 
     `self.log(..., on_step=True)` reads the device at every step. This callback copies the numbers of 100 steps at once,

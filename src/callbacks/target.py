@@ -16,10 +16,11 @@ from ..records.intervals import TIME_LIMIT
 from ..records.metrics import metric as declared
 from ..records.metrics import staged
 from ..records.terminal import row
+from ._table import MIN_UNDISTURBED
 from ._updates import Updates
 from .throughput import ThroughputMonitor
 
-FIRST = 5  # updates before the first validation; the clock of the limit starts after them
+FIRST = 5  # updates before the clock of the limit starts, and before any validation
 RESOLUTION = 0.1  # of the updates so far, between two validations
 _TOPIC = "target"
 _VALIDATE, _STOP = 1, 2
@@ -43,7 +44,8 @@ class StopAtTarget(SyncsRanks):
     A validation follows a tenth of the updates so far, and no sooner than after as much time as a validation takes. So
     the time is known to about 10 %, and validations take at most half of a run. They take the place of those that the
     trainer plans. Training time is that of all updates at the mean step of the ThroughputMonitor, without validation; it is
-    not known where that knows no step. Rank 0 decides, and all ranks validate and end after the same step.
+    not known where that knows no step, and the first validation follows six that count. Rank 0 decides, and all ranks
+    validate and end after the same step.
 
     Args:
         metric: of the validation, such as `val/acc`.
@@ -108,8 +110,9 @@ class StopAtTarget(SyncsRanks):
         if self.ended:
             return _STOP
         since, done = self._updates.step - self._last, self._updates.step - self._start
+        timed = self._monitor.first_counted + MIN_UNDISTURBED if self._monitor else 0  # by several steps
         is_due = (
-            self._updates.count >= FIRST
+            self._updates.count >= max(FIRST, timed)
             and since >= max(1, RESOLUTION * done)
             and now - self._validated >= self._validation_s
         )

@@ -125,6 +125,7 @@ class ThroughputMonitor(LoopEvents):
         self.summary: dict[str, Any] = {}
         self.measured: Measured | None = None
         self.calibration: Calibration | None = None
+        self.calibration_s = 0.0  # that finding it has taken
         self.failure: str | None = None
         self._is_visited = False
         self._windows = Windows(0)
@@ -227,7 +228,9 @@ class ThroughputMonitor(LoopEvents):
             self.summary, self._cost, self._is_fitting = _nothing("no batch was trained"), {}, True
             self.measured, self.failure, self._is_visited, self._recorded = None, None, False, None
             device = trainer.strategy.root_device
+            began = time.perf_counter()
             self.calibration = find_calibration(device, self.calibrate and trainer.is_global_zero)
+            self.calibration_s = time.perf_counter() - began
 
     @override
     @never_raise

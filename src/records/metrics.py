@@ -66,12 +66,12 @@ def _declared(lines: str) -> dict[str, Metric]:
 
 
 METRICS = _declared(f"""
-train/loss | | down | | | the task's loss on the batch of this step, the mean of all processes
-train/acc | {FRACTION} | up | accuracy | | {_ACCURACY} on the batch of this step
-val/loss | | down | | | the task's loss on the validation set
-val/acc | {FRACTION} | up | accuracy | | {_ACCURACY} on the validation set
-test/loss | | down | | | the task's loss on the test set
-test/acc | {FRACTION} | up | accuracy | | {_ACCURACY} on the test set
+train/loss | | down | | | the task's loss on the batch of this step, the mean of all processes; of accumulated batches the last one
+train/acc | {FRACTION} | up | accuracy | | {_ACCURACY} on the batch of this step; of accumulated batches the last one
+val/loss | | down | | | the task's loss on the validation set; of a run, in the last validation
+val/acc | {FRACTION} | up | accuracy | | {_ACCURACY} on the validation set; of a run, in the last validation
+test/loss | | down | | | the task's loss on the test set, by the best checkpoint
+test/acc | {FRACTION} | up | accuracy | | {_ACCURACY} on the test set, by the best checkpoint
 throughput/samples_per_sec | samples/s | up | | | samples of all processes over the time of the step
 throughput/batches_per_sec | batches/s | up | | | batches of one process over the time of the step
 throughput/timesteps_per_sec | time steps/s | up | | | for sequences: samples × time steps of a sample

@@ -112,5 +112,6 @@ def _outcome(record: Mapping[str, Any]) -> str:
     if target := table(record.get("target")):
         seconds = positive(record.get("time_to_target_s"))
         ended = f"not reached: {target['ended']}" if target.get("ended") else "not reached"
-        words.append(f"target after {duration(seconds)} of training" if seconds else f"target {ended}")
+        reached = f"after {duration(seconds)} of training" if seconds else "reached"
+        words.append(f"target {reached if target.get('reached') else ended}")
     return " · ".join([*words, duration(record.get("seconds", 0))])

@@ -27,7 +27,7 @@ from .._lightning import (
     loggers_of_rank,
 )
 from .._system import command_line, keep_freed_memory
-from ..callbacks._visits import Visitor, seconds_waited, visits_of
+from ..callbacks._visits import Visitor, seconds_beside, seconds_waited, visits_of
 from ..checkpointing.callback import CHECKPOINTS, Checkpoints
 from ..checkpointing.checkpoint_file import makes_layers
 from ..checkpointing.graceful_shutdown import GracefulShutdown
@@ -271,9 +271,9 @@ class _Run:
             self.trainer.fit(self.module, datamodule=lightning_of(self.data), ckpt_path=checkpoint, weights_only=True)
         except BaseException:
             summary.write_steps(self.trainer, self.run_dir, record, visited=True)
-            waited_s = seconds_waited(callbacks_of(self.trainer))
-            record.facts["fit_seconds"] = round(before_s + time.perf_counter() - started - waited_s, 3)
-            record.facts["waiting_seconds"] = round(waited_s, 3)
+            fit_s = before_s + time.perf_counter() - started
+            record.facts["fit_seconds"] = round(fit_s - seconds_beside(callbacks_of(self.trainer)), 3)
+            record.facts["waiting_seconds"] = round(seconds_waited(callbacks_of(self.trainer)), 3)
             record.facts["hardware"] |= {"torch_threads": torch.get_num_threads()}
             raise
         if self.trainer.fit_loop.max_batches == 0 and not self.trainer.global_step:
@@ -292,10 +292,12 @@ class _Run:
         if self.dataset["train_samples"] is None and (samples := summary.train_samples(self.trainer)):
             facts["dataset"] = {**self.dataset, "train_samples": samples}
         has_trained = self.resume_point is None or self.trainer.global_step > self.resume_point.steps
+        if has_trained:
+            record.facts |= {"metrics": {}, "evaluated": {}}  # what was known is of other weights
         if has_trained or "throughput" not in record.facts:
             waited_s = seconds_waited(callbacks_of(self.trainer))
             facts["lr_scaling"] = self.module.lr_scaling if isinstance(self.module, Task) else None
-            facts["fit_seconds"] = round(fit_s - waited_s, 3)
+            facts["fit_seconds"] = round(fit_s - seconds_beside(callbacks_of(self.trainer)), 3)
             facts["waiting_seconds"] = round(waited_s, 3) or None  # for visits, and a quiet machine
         measured, before = summary.callback_facts(self.trainer), record.before
         if _has_rate(before) and not (has_trained and _has_rate(measured)):  # as of an end with few steps

@@ -93,8 +93,9 @@ class ScriptRecord(Callback):
         if record is None:
             return
         found = summary.callback_facts(trainer)
-        size = found.get("throughput", {}).get("batch_size")
-        if size:
+        measured = found.get("throughput", {})
+        size = measured.get("batch_size")
+        if size and not measured.get("batch_size_varies"):  # a mean is no option
             config = record.facts["config"]
             given = config["data"]["arguments"]
             given = {k: v for k, v in given.items() if not (v == str(size) and _names_batch_size(k))}

@@ -288,7 +288,7 @@ def _lines_of(
 
 
 def _result(record: Mapping[str, Any]) -> str:
-    """The last metrics, `test acc 98.9 % in 47 s`: of the test or the validation, and accuracies if there are any."""
+    """The last metrics, `test acc 98.9 % in 47 s`: of the test or the last validation, and accuracies if there are any."""
     metrics = record["metrics"]
     stages = (("test/", "test_"), ("val/", "val_"))  # a LightningModule of one's own may log `val_loss`
     stage = next((one for one in stages if any(key.startswith(one) for key in metrics)), None)

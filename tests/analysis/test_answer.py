@@ -332,13 +332,16 @@ SCALED = {"rule": "sqrt", "batch_size": 64, "reference_batch_size": 256}
 FIRST, TIME_OVER = "reached val/acc 90.0 % first", "the time limit"
 
 
-def write_trained(folder, times, ended="", **facts):
-    """Runs that were trained to val/acc 0.9: seconds, known to a tenth, or None for one that was ended after 5 s."""
+def write_trained(folder, times, ended="", below=None, **facts):
+    """Runs that were trained to val/acc 0.9: seconds, known to a tenth, or None for one that was ended after 5 s.
+
+    `below`: by size, the last validation below the target, as a part of the seconds.
+    """
 
     def target(size):
         seconds = times[size] or 5.0
         found = {"metric": "val/acc", "value": 0.9, "best": 0.8, "steps": round(100 * seconds), "seconds": seconds}
-        return found | {"after_seconds": 0.9 * seconds, "ended": ended}
+        return found | {"after_seconds": (below or {}).get(size, 0.9) * seconds, "ended": ended}
 
     facts |= {"steps": 500, "target": target, "time_to_target_s": times.get}
     write_measured(folder, dict.fromkeys(times, 10.0), **facts)
@@ -396,6 +399,16 @@ def test_the_size_that_reached_the_target_first_is_the_answer(runs, facts, size,
     assert found.repeat == ""
 
 
+def test_of_a_size_that_few_seeds_have_reached_the_table_says_how_many(tmp_path):
+    for seed, times in enumerate([{16: None, 64: 2.0}, {16: None, 64: None}]):
+        write_trained(tmp_path, times, first=2 * seed, seed=seed)
+    report = analyse([tmp_path])
+    rows = [line.split() for line in report.text.splitlines()]
+    assert ["s", "to", "target", "not", "within", "5.00", "s", "1", "of", "2", "seeds"] in rows
+    columns = ["seeds", "arrived", "not_reached_after_s"]
+    assert report.tables[0][columns].to_numpy().tolist() == [[2, 0, 5.0], [2, 1, 5.0]]
+
+
 def test_the_report_has_a_table_a_plot_and_columns(tmp_path):
     write_trained(tmp_path, {16: 4.0, 64: 2.0, 256: None})
     report = write_report([tmp_path], tmp_path / "report")
@@ -406,3 +419,9 @@ def test_the_report_has_a_table_a_plot_and_columns(tmp_path):
     bars = plots.figures(report)["time_to_target"].axes[0].collections  # since the last validation below the target
     assert [tuple(bar.get_segments()[0][:, 1]) for bar in bars] == [pytest.approx((3.6, 4)), pytest.approx((1.8, 2))]
     assert {"time_to_target_s", "samples_to_target"} <= set(report.frame.columns)
+
+
+def test_a_bar_begins_at_the_last_validation_below_the_target_and_without_one_there_is_none(tmp_path):
+    write_trained(tmp_path, {16: 4.0, 64: 2.0}, below={16: 0.1, 64: 0.0})
+    bars = plots.figures(analyse([tmp_path]))["time_to_target"].axes[0].collections
+    assert [tuple(bar.get_segments()[0][:, 1]) for bar in bars] == [pytest.approx((0.4, 4)), pytest.approx((2, 2))]

@@ -48,6 +48,15 @@ def test_values_of_the_wrong_kind_are_unknown_and_the_metrics_of_any_module_are_
     assert other.metrics == {"test/acc": 0.5, "val/loss": 1.0, "train/loss_epoch": 2.0, "f1": 3.0}
 
 
+def test_accuracies_are_in_percent_in_the_runs_of_the_class_that_logs_them_so(tmp_path):
+    logged = [("SimpleCNN", 0.987), ("Lit", 97.1), ("Lit", 0.9)]
+    for number, (module, accuracy) in enumerate(logged):
+        folder = write_run(tmp_path / str(number), 64, 10.0, metrics={"test/acc": accuracy})
+        change_record(folder, model={"class": module})
+    found = [run.metrics["test/acc"] for run in find([tmp_path]).runs]
+    assert found == pytest.approx([0.987, 0.971, 0.009])
+
+
 @pytest.mark.parametrize(
     ("facts", "rate", "update"),
     [
@@ -143,6 +152,17 @@ def test_a_rule_for_the_learning_rate_does_not_grow_with_the_batch(tmp_path):
     write(tmp_path, (32, 64), options={RULE: "none"})
     write(tmp_path, (128, 256), first=2, options={RULE: "auto"})
     assert [len(group.sizes) for group in find([tmp_path]).groups] == [2, 2]
+
+
+@pytest.mark.parametrize(("asked", "size"), [(64, 64), (None, 61)])
+def test_seeds_whose_batches_vary_have_one_size_and_it_is_the_one_that_was_asked_for(tmp_path, asked, size):
+    for seed, mean in enumerate((61, 62, 60)):
+        held = {"batch_size": mean, "batch_size_varies": True}
+        options = {"data.batch_size": asked}
+        write_run(tmp_path / str(seed), 64, 10.0, seed=seed, throughput=held, options=options)
+    sweep = find([tmp_path])
+    (group,) = sweep.groups
+    assert ({size: len(runs) for size, runs in group.sizes.items()}, sweep.notes) == ({size: 3}, [])
 
 
 def test_repeated_runs_of_a_size_give_their_median(tmp_path):

@@ -81,6 +81,12 @@ def test_a_guess_is_said_with_its_time_and_with_the_sizes_that_did_not_reach_the
     ]
 
 
+def test_of_a_guess_that_not_all_seeds_have_reached_it_is_said_how_many():
+    of = arrivals({16: -9.0, 64: 5.0}, {16: -9.0, 64: -9.0}, {16: -9.0, 64: -9.0})
+    assert of.arrived == {16: 0, 64: 1}
+    assert of.lines == ["64 reached val/acc 90.0 % first (1 of 3 seeds).", "16 did not reach it."]
+
+
 def test_one_size_alone_is_no_winner():
     assert found({256: 2.0}) == (None, 256, [256])
     assert arrivals({256: 2.0}).lines == [

@@ -61,7 +61,11 @@ STEPS = {
     "the mean of all steps": ([10, 30, 5], [9, 9, 2], {"samples_per_sec_mean": 20 / 0.045, "step_ms": 15}),
     "a last batch with a sample more": ([10, 10, 10], [32, 32, 33], {"batch_size": 32}),
     "short batches and whole ones": ([100, 20, 20], [1000, 200, 200], {"batch_size": 1000, "step_ms_median": 100}),
-    "sizes that vary": ([10, 20, 30], [8, 10, 12], {"batch_size": 10, "step_ms_median": 20, "samples_per_sec": 500}),
+    "sizes that vary": (
+        [10, 20, 30],
+        [8, 10, 12],
+        {"batch_size": 10, "batch_size_varies": True, "step_ms_median": 20, "samples_per_sec": 500},
+    ),
     "a step that a clock has broken": ([10, math.nan, -3, math.inf, 12, 11], 4, {"step_ms_median": 11, "updates": 3}),
     "the p99 is of whole batches": ([*range(1, 102), 500], [9] * 101 + [7], {"step_ms_p99": 100}),
 }
@@ -126,7 +130,7 @@ def test_disturbed_steps_leave_the_median_and_stay_in_the_mean_where_enough_are_
 
 def test_what_a_fit_does_not_have_is_no_fact_of_its_cost() -> None:
     known = cost_of(table_of([10]))
-    absent = {"excluded_ms", "step_ms_interval", "undisturbed_steps"}
+    absent = {"batch_size_varies", "excluded_ms", "step_ms_interval", "undisturbed_steps"}
     assert not (absent | {"timesteps_per_sec"}) & known.keys()
     for updates in (0, 1, 5):  # no more than the warm-up
         assert cost_of(table_with(*(batch(n, forward=10) for n in range(1, updates + 1)), warmup=5)) == {}

@@ -5,10 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from batchscope.callbacks.target import FIRST, StopAtTarget
+from batchscope.callbacks.target import StopAtTarget
 from batchscope.errors import UserError
 from tests.callbacks.support import monitoring
 from tests.support.third_party_modules import Stranger, loader, train
+
+FIRST = 11  # updates before the first validation: five of the warm-up, and six that count
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +67,11 @@ def test_a_run_ends_at_the_first_validation_that_reaches_the_target(metric, cloc
     assert "ended" not in target
 
 
+def test_a_run_that_is_at_the_target_at_once_goes_on_until_its_time_is_known(clock) -> None:
+    facts, trainer = fit("val/acc", 0.01, Learner(clock))
+    assert trainer.global_step == FIRST and facts["time_to_target_s"] > 0
+
+
 def test_validations_follow_a_tenth_of_the_training_and_take_at_most_as_long_as_it(clock, tmp_path) -> None:
     module = Learner(clock)
     _, trainer = fit("val/acc", 3.0, module, max_steps=200)
@@ -73,20 +80,20 @@ def test_validations_follow_a_tenth_of_the_training_and_take_at_most_as_long_as_
     assert late and all(1.09 < ratio < 1.13 for ratio in late)
     trainer.save_checkpoint(path := tmp_path / "200.ckpt")  # a fit that goes on is validated as soon as a new one
     fit("val/acc", 9.0, module, max_steps=250, ckpt_path=path)
-    assert module.validated[-5:] == [200 + FIRST + 5 * n for n in range(5, 10)]
+    assert module.validated[-5:] == [200 + FIRST + 5 * n for n in range(3, 8)]
 
 
 @pytest.mark.parametrize("planned", [{"check_val_every_n_epoch": 5}, {"val_check_interval": {"hours": 1}}])
 def test_validations_take_the_place_of_those_that_the_trainer_plans(planned, clock) -> None:
-    fit("val/acc", 3.0, module := Learner(clock), max_steps=30, **planned)
+    fit("val/acc", 3.0, module := Learner(clock), max_steps=40, **planned)
     assert module.validated[:5] == [FIRST + 5 * n for n in range(5)]
 
 
 @pytest.mark.parametrize(
     ("limit", "updates", "why"),
     [
-        ({"seconds": 30.0}, FIRST + 30, "other runs were faster"),
-        ({"wall_seconds": 30.0}, 16, "the time limit"),
+        ({"seconds": 30.0}, 5 + 30, "other runs were faster"),
+        ({"wall_seconds": 30.0}, 20, "the time limit"),
     ],
 )
 def test_a_run_ends_without_the_target_when_a_limit_is_over(limit, updates, why, clock) -> None:

@@ -109,6 +109,15 @@ def test_a_rate_stays_where_the_few_steps_that_follow_tell_none(tmp_path: Path) 
     assert after["fit_seconds"] > before["fit_seconds"]
 
 
+def test_a_run_that_is_made_longer_has_no_metric_of_its_shorter_self(tmp_path: Path) -> None:
+    run(tmp_path, *SMALL, OUT, "optimizer.schedule=constant", "trainer.limit_val_batches=0", code=0)
+    assert "test/loss" in record(tmp_path / "out")["metrics"]
+    run(tmp_path, "resume=out", "trainer.max_epochs=3", "test=false", code=0)
+    after = record(tmp_path / "out")
+    assert after["steps"] == 30
+    assert "test/loss" not in after["metrics"] and "test" not in after["evaluated"]
+
+
 MAY_CHANGE = [
     *("trainer.accelerator=auto", "data.pipeline=device", "callbacks.curves.every_n_steps=2", "callbacks.device=null"),
     *("test=false", "callbacks.checkpoint.every_minutes=1", "callbacks.nonfinite=null", "compile=true"),

@@ -92,6 +92,11 @@ def test_a_run_that_has_ended_is_told_by_its_test(do, capfd):
     assert capfd.readouterr().out == "\n— run a\n  test acc 98.0 % · 0 s\n"
 
 
+def test_a_target_that_was_reached_in_an_unknown_time_is_said_to_be_reached(do, capfd):
+    do("record['target'] = {'reached': True}")
+    assert capfd.readouterr().out == "\n— run a\n  target reached · 0 s\n"
+
+
 def test_a_python_that_there_is_not_is_one_line(do):
     with pytest.raises(UserError, match=r"^no-python cannot be started: No such file"):
         do("", python="no-python", forks=False)

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -189,6 +190,13 @@ def test_the_recorded_threads_are_those_that_a_fit_has_had(tmp_path: Path, monke
     monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
     small = ["data=copy_memory", "model=lstm_cell", "data.num_train=16", "data.num_val=8", "data.num_test=8"]
     assert in_process(tmp_path, *small)[1]["hardware"]["torch_threads"] == 8
+
+
+def test_what_measuring_the_device_takes_is_no_time_of_the_fit(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("batchscope.callbacks.throughput.find_calibration", lambda device, measure: time.sleep(1))
+    small = ["data=copy_memory", "model=lstm_cell", "data.num_train=16", "data.num_val=8", "data.num_test=8"]
+    _, found = in_process(tmp_path, *small, "test=false")
+    assert found["fit_seconds"] + 1 < found["seconds"]
 
 
 def test_what_was_typed_and_has_changed_nothing_is_said_and_recorded(tmp_path: Path, capsys) -> None:

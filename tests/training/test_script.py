@@ -1,5 +1,6 @@
 """A Trainer of anybody's script is measured and leaves a record; where nothing is asked for, nothing is added."""
 
+import itertools
 import re
 import subprocess
 import sys
@@ -42,6 +43,16 @@ def test_the_flag_of_the_batch_size_is_told_by_its_name_and_its_value(tmp_path, 
     train(Stranger(), ScriptRecord(tmp_path / "run"), own, data=loader(80), max_epochs=1)
     settings = {"workers": "4", "log_batches": "8"}
     assert record(tmp_path / "run")["config"]["data"] == {"batch_size": 4, "arguments": settings}
+
+
+def test_a_mean_of_sizes_that_vary_is_no_option(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["their.py", "--batch-size=4"])
+    sizes = itertools.cycle((2, 3, 4, 5, 6))
+    own = ThroughputMonitor(calibrate=False, batch_size_fn=lambda batch: next(sizes))
+    train(Stranger(), ScriptRecord(tmp_path / "run"), own, data=loader(80), max_epochs=1)
+    found = record(tmp_path / "run")
+    assert found["throughput"]["batch_size_varies"]
+    assert found["config"]["data"] == {"arguments": {"batch_size": "4"}}
 
 
 def test_each_fit_is_recorded_and_a_trainer_without_one_takes_no_folder(tmp_path: Path, monkeypatch) -> None:
