@@ -90,12 +90,13 @@ class ResumePoint:
     def _cut_logs(self, trainer: Trainer, module: LightningModule) -> None:
         """Leave out what a killed run logged after its checkpoint; the resumed run logs it again, with the same numbers.
 
-        TensorBoard purges later steps when it reads. Its validation at the checkpoint is there twice, with equal numbers.
+        TensorBoard purges later steps when it reads, by one number: the larger one where an optimizer steps less often than
+        Lightning logs. What it keeps, such as the validation at the checkpoint, is there twice, with equal numbers.
         """
         for logger in loggers_of_rank(trainer):
             if isinstance(logger, TensorBoardLogger):
                 start: Any = Event(session_log=SessionLog(status=SessionLog.START))
-                logger.experiment.file_writer.add_event(start, self.steps + 1)
+                logger.experiment.file_writer.add_event(start, max(self.steps, logged_step(trainer)) + 1)
             elif isinstance(logger, StepFile):
                 logger.cut(self.steps, logged_step(trainer))
         kept = getattr(trainer.checkpoint_callback, "metrics", {})  # a schedule or callback may follow one of them
