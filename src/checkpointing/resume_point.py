@@ -28,6 +28,7 @@ from ..errors import UserError, cut, warn
 from ..files import why
 from ..random_state import restore_random_state
 from ..records.read import read
+from ..records.values import positive
 from .callback import CHECKPOINTS, Checkpoints
 from .checkpoint_file import load_checkpoint, makes_layers
 from .resume import recorded_checkpoint
@@ -49,9 +50,15 @@ class ResumePoint:
     steps: int = 0  # that were trained
     is_within_epoch: bool = False  # whether batches of that epoch are left
 
+    @property
+    def fit_seconds(self) -> float:
+        """How long the run had trained at the checkpoint, in all its processes."""
+        return positive(self.provenance.get("fit_seconds")) or 0.0
+
     def facts(self, run_dir: Path) -> dict[str, Any]:
         """What the run's record says about it."""
-        return {"step": self.steps, "checkpoint": self.path and relative(self.path, run_dir)}
+        place = self.path and relative(self.path, run_dir)
+        return {"step": self.steps, "checkpoint": place, "fit_seconds": self.fit_seconds}
 
     def check(self, trainer: Trainer, fingerprint: str) -> None:
         """UserError if the data or the number of ranks differ from the run's, or it has trained more than is asked."""

@@ -149,10 +149,16 @@ class _Run:
         if not config.get("resume"):
             self._start_from_weights()
         self.resume_point: ResumePoint | None = None
+        self._fit_started, self._before_s = time.perf_counter(), 0.0
 
     def _keep_provenance(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
         known = {"dtype": module.input_dtype} if isinstance(module, Task) else {}
-        checkpoint["batchscope"] = self.provenance | known
+        checkpoint["batchscope"] = self.provenance | known | {"fit_seconds": self._fit_seconds()}
+
+    def _fit_seconds(self) -> float:
+        """How long the run has trained, in all its processes, without what it has waited for."""
+        here_s = time.perf_counter() - self._fit_started - seconds_waited(callbacks_of(self.trainer))
+        return round(self._before_s + here_s, 3)
 
     def _start_from_weights(self) -> None:
         """Load the weights that `init` names; into layers that a module makes in a hook, once Lightning has called it."""
@@ -265,18 +271,19 @@ class _Run:
             if isinstance(self.data, PlainData) and self.resume_point.is_within_epoch:
                 self.data.warn_of_lost_batches()
             checkpoint = self.resume_point.path
-        goes_on = self.resume_point is not None and self.resume_point.path  # else its steps are trained again
-        started, before_s = time.perf_counter(), (positive(record.facts.get("fit_seconds")) or 0.0) if goes_on else 0.0
+            if checkpoint:  # else its steps are trained again
+                recorded_s = positive(record.facts.get("fit_seconds")) or 0.0  # a killed process has recorded none
+                self._before_s = max(recorded_s, self.resume_point.fit_seconds)
+        self._fit_started = time.perf_counter()
         try:
             self.trainer.fit(self.module, datamodule=lightning_of(self.data), ckpt_path=checkpoint, weights_only=True)
         except BaseException:
             summary.write_steps(self.trainer, self.run_dir, record, visited=True)
-            waited_s = seconds_waited(callbacks_of(self.trainer))
-            record.facts["fit_seconds"] = round(before_s + time.perf_counter() - started - waited_s, 3)
-            record.facts["waiting_seconds"] = round(waited_s, 3)
+            record.facts["fit_seconds"] = self._fit_seconds()
+            record.facts["waiting_seconds"] = round(seconds_waited(callbacks_of(self.trainer)), 3)
             record.facts["hardware"] |= {"torch_threads": torch.get_num_threads()}
             raise
-        fit_s = before_s + time.perf_counter() - started
+        fit_s = self._fit_seconds()
         facts: dict[str, Any] = {
             "model": record.facts["model"] | {"parameters": summary.parameters(self.model)},
             "epochs": summary.whole_epochs(self.trainer),
@@ -289,11 +296,11 @@ class _Run:
         if self.dataset["train_samples"] is None and (samples := summary.train_samples(self.trainer)):
             facts["dataset"] = {**self.dataset, "train_samples": samples}
         has_trained = self.resume_point is None or self.trainer.global_step > self.resume_point.steps
-        if has_trained or "throughput" not in record.facts:
+        if measures := has_trained or "throughput" not in record.facts:
             waited_s = seconds_waited(callbacks_of(self.trainer))
             facts["lr_scaling"] = self.module.lr_scaling if isinstance(self.module, Task) else None
-            facts["fit_seconds"] = round(fit_s - waited_s, 3)
             facts["waiting_seconds"] = round(waited_s, 3) or None  # for visits, and a quiet machine
+        facts["fit_seconds"] = fit_s if measures else self._before_s
         measured, before = summary.callback_facts(self.trainer), record.before
         if _has_rate(before) and not (has_trained and _has_rate(measured)):  # as of an end with few steps
             facts |= {key: before[key] for key in ("hardware", "versions") if key in before}

@@ -209,6 +209,14 @@ def test_a_finished_run_is_made_longer_not_shorter_and_its_best_checkpoint_stays
     assert record(tmp_path / "out")["checkpoints"] == kept
 
 
+def test_the_time_of_a_process_that_was_killed_counts_up_to_the_checkpoint_that_is_resumed(killed: Path) -> None:
+    assert load_checkpoint(killed / LAST)["batchscope"]["fit_seconds"] > 0
+    change(killed / LAST, setting(1000.0, "batchscope", "fit_seconds"))
+    run(killed, "resume=out", code=0)
+    after = record(killed / "out")
+    assert after["seconds"] > after["fit_seconds"] > 1000
+
+
 # --- a checkpoint whose bytes are intact ------------------------------------------------------------------------------
 
 
