@@ -297,10 +297,10 @@ class _Run:
             facts["dataset"] = {**self.dataset, "train_samples": samples}
         has_trained = self.resume_point is None or self.trainer.global_step > self.resume_point.steps
         if measures := has_trained or "throughput" not in record.facts:
-            waited_s = seconds_waited(callbacks_of(self.trainer))
             facts["lr_scaling"] = self.module.lr_scaling if isinstance(self.module, Task) else None
-            facts["waiting_seconds"] = round(waited_s, 3) or None  # for visits, and a quiet machine
         facts["fit_seconds"] = fit_s if measures else self._before_s
+        waited_s = seconds_waited(callbacks_of(self.trainer))  # for visits, and a quiet machine
+        facts["waiting_seconds"] = round(waited_s, 3) or None
         measured, before = summary.callback_facts(self.trainer), record.before
         if _has_rate(before) and not (has_trained and _has_rate(measured)):  # as of an end with few steps
             facts |= {key: before[key] for key in ("hardware", "versions") if key in before}

@@ -37,6 +37,13 @@ def test_a_run_that_was_stopped_in_its_test_keeps_what_its_training_has_measured
     assert all(after[key] == before[key] for key in ("throughput", "fit_seconds", "hardware", "versions"))
 
 
+def test_a_wait_is_recorded_also_where_nothing_is_left_to_train(tmp_path: Path) -> None:
+    waits = ["callbacks=wait_until_quiet", "callbacks.wait_until_quiet.minutes=0.01"]
+    run(tmp_path, *SMALL, OUT, *waits, faults=[(TEST, 1, terminate)], code=143)
+    run(tmp_path, "resume=out", code=0)
+    assert record(tmp_path / "out")["waiting_seconds"] >= 0.6
+
+
 OVER = "there is nothing to resume"
 RANK_1 = {"LOCAL_RANK": "1", "BATCHSCOPE_FIRST_last": "outputs/runs/mine"}
 
