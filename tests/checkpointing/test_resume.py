@@ -88,6 +88,15 @@ def test_last_is_the_newest_run_whose_record_can_be_read(tmp_path: Path, monkeyp
     assert resume.newest("resume") == Path("outputs/runs/older")
 
 
+def test_a_checkpoint_in_the_place_of_a_run_is_answered_with_its_run(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "mine")
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "last.ckpt").touch()
+    for name in ("checkpoints", "checkpoints/last.ckpt"):
+        said = refusal(resume.run_folder, str(folder / name), "resume")
+        assert said.endswith(f"(no run.json in it); the run is {folder}")
+
+
 def test_a_finished_run_goes_on_to_a_longer_least_and_its_test_has_a_command_of_its_own(unstopped: Path) -> None:
     facts = record(unstopped)
     for key, trains in {"min_epochs": True, "min_steps": True, "limit_test_batches": False}.items():
