@@ -43,6 +43,7 @@ from ..options.command_lines import evaluate_command, program
 from ..options.groups import DEFAULT_DATA, SECTIONS
 from ..options.overrides import set_by
 from ..options.purpose import lightning_module_of, unread_by, with_speed_of
+from ..records import correct
 from ..records.formatting import count
 from ..records.read import optimized, read
 from ..records.run_record import RunRecord, close_open, versions
@@ -331,6 +332,9 @@ class _Run:
             then = f"; write {evaluate_command(self.config, str(self.run_dir / name))}" if name else ""
             warn(f"test: {why}{then}")
             return
+        if self.trainer.is_global_zero:
+            with contextlib.suppress(OSError):  # of an earlier test, which may have had more samples
+                (self.run_dir / correct.FILE).unlink()
         forget_averages(self.trainer)
         best = "best" if "best" in summary.checkpoint_paths(self.trainer, self.run_dir) else None
         self.trainer.test(
