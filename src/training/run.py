@@ -297,6 +297,9 @@ class _Run:
         if self.dataset["train_samples"] is None and (samples := summary.train_samples(self.trainer)):
             facts["dataset"] = {**self.dataset, "train_samples": samples}
         has_trained = self.resume_point is None or self.trainer.global_step > self.resume_point.steps
+        if not has_trained and record.before.get("status") == "finished":  # and another length was asked for
+            ends = "trainer.max_epochs, max_steps, max_time or a callback, such as early stopping"
+            warn(f"resume: nothing was trained: what had ended the run ends it still: {ends}")
         if measures := has_trained or "throughput" not in record.facts:
             facts["lr_scaling"] = self.module.lr_scaling if isinstance(self.module, Task) else None
         facts["fit_seconds"] = fit_s if measures else self._before_s

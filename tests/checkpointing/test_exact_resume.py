@@ -285,6 +285,14 @@ def test_a_stop_that_waits_for_the_least_length_still_waits_in_a_resumed_run_unl
     assert record(tmp_path / "out")["epochs"] == epochs
 
 
+def test_a_longer_training_that_ends_at_once_by_what_had_ended_it_is_a_warning(tmp_path: Path) -> None:
+    words = [CONSTANT, "+trainer.max_time={hours:1}"]
+    run(tmp_path, *SMALL, OUT, *words, faults=[(STEP, 7, run_out_of_time)], code=0)
+    resumed = run(tmp_path, "resume=out", "trainer.max_epochs=3", code=0)
+    assert "warning: resume: nothing was trained: what had ended the run ends it still: " in resumed.complained
+    assert record(tmp_path / "out")["steps"] == 7
+
+
 class TwoByHand(Stranger):
     """One of its optimizers steps in every batch, and the other in none."""
 
