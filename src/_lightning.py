@@ -9,7 +9,7 @@ from subprocess import Popen
 from typing import Any, TypeVar, cast
 
 from lightning import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback, WeightAveraging
+from lightning.pytorch.callbacks import Callback, Timer, WeightAveraging
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
@@ -100,6 +100,16 @@ def is_accumulating(trainer: Trainer) -> bool:
 def is_stopping(trainer: Trainer) -> bool:
     """Whether the fit ends with this batch because something has asked for it, and `min_epochs` and `min_steps` allow it."""
     return trainer.should_stop and trainer.fit_loop._can_stop_early
+
+
+def waits_to_stop(trainer: Trainer) -> bool:
+    """Whether something has asked for the end, and `min_epochs` or `min_steps` holds it back.
+
+    Not where a Timer asks: it does so again in a resumed run, unless that has more time.
+    """
+    timers = (one for one in callbacks_of(trainer) if isinstance(one, Timer))
+    is_over = any((one.time_remaining() or 1) <= 0 for one in timers)
+    return trainer.should_stop and not is_stopping(trainer) and not is_over
 
 
 def validates_next(trainer: Trainer) -> bool:

@@ -38,16 +38,20 @@ class WaitUntilQuiet(Callback):
         if stage != "fit" or not trainer.is_global_zero:
             return
         began, quiet_s, meter, line = time.monotonic(), 0, NoiseMeter(), LiveLine()
-        while quiet_s < _QUIET_S:
-            if time.monotonic() - began >= 60 * self.minutes:
-                line.clear()
-                warn(f"other programs still take the processor after {duration(60 * self.minutes)}: training begins")
-                break
-            time.sleep(1)
-            share = meter.read().others_share  # NaN where no load can be read: nothing is waited for
-            is_loud = share >= LOAD_SAID
-            quiet_s = 0 if is_loud else quiet_s + 1
-            if is_loud:
-                line(f"waiting for a quiet machine: other programs take {percent(share)} of the processor")
-        line.clear()
-        self.waited_s = time.monotonic() - began
+        try:
+            while quiet_s < _QUIET_S:
+                if time.monotonic() - began >= 60 * self.minutes:
+                    line.clear()
+                    warn(
+                        f"other programs still take the processor after {duration(60 * self.minutes)}: training begins"
+                    )
+                    break
+                time.sleep(1)
+                share = meter.read().others_share  # NaN where no load can be read: nothing is waited for
+                is_loud = share >= LOAD_SAID
+                quiet_s = 0 if is_loud else quiet_s + 1
+                if is_loud:
+                    line(f"waiting for a quiet machine: other programs take {percent(share)} of the processor")
+        finally:
+            line.clear()
+            self.waited_s = time.monotonic() - began

@@ -57,8 +57,10 @@ def run_folder(name: str, option: str) -> Path:
         return run_dir
     if not os.path.exists(path):
         raise UserError(f"{option}: got '{name}', which does not exist; it takes a run's folder, or 'last'")
-    sweep = "; a sweep is resumed by its own command and hydra.sweep.dir=…" if option == "resume" else ""
-    raise UserError(f"{option}: got '{name}', which is not the folder of a run (no {FILE} in it){sweep}")
+    hint = "; a sweep is resumed by its own command and hydra.sweep.dir=…" if option == "resume" else ""
+    if around := [folder for folder in path.parents[:2] if os.path.isfile(folder / FILE)]:  # of a checkpoint
+        hint = f"; the run is {around[0]}"
+    raise UserError(f"{option}: got '{name}', which is not the folder of a run (no {FILE} in it){hint}")
 
 
 def newest(option: str) -> Path:

@@ -28,6 +28,7 @@ from ..errors import UserError, cut, warn
 from ..files import why
 from ..random_state import restore_random_state
 from ..records.read import read
+from ..records.values import positive
 from .callback import CHECKPOINTS, Checkpoints
 from .checkpoint_file import load_checkpoint, makes_layers
 from .resume import recorded_checkpoint
@@ -49,9 +50,15 @@ class ResumePoint:
     steps: int = 0  # that were trained
     is_within_epoch: bool = False  # whether batches of that epoch are left
 
+    @property
+    def fit_seconds(self) -> float:
+        """How long the run had trained at the checkpoint, in all its processes."""
+        return positive(self.provenance.get("fit_seconds")) or 0.0
+
     def facts(self, run_dir: Path) -> dict[str, Any]:
         """What the run's record says about it."""
-        return {"step": self.steps, "checkpoint": self.path and relative(self.path, run_dir)}
+        place = self.path and relative(self.path, run_dir)
+        return {"step": self.steps, "checkpoint": place, "fit_seconds": self.fit_seconds}
 
     def check(self, trainer: Trainer, fingerprint: str) -> None:
         """UserError if the data or the number of ranks differ from the run's, or it has trained more than is asked."""
@@ -90,12 +97,13 @@ class ResumePoint:
     def _cut_logs(self, trainer: Trainer, module: LightningModule) -> None:
         """Leave out what a killed run logged after its checkpoint; the resumed run logs it again, with the same numbers.
 
-        TensorBoard purges later steps when it reads. Its validation at the checkpoint is there twice, with equal numbers.
+        TensorBoard purges later steps when it reads, by one number: the larger one where an optimizer steps less often than
+        Lightning logs. What it keeps, such as the validation at the checkpoint, is there twice, with equal numbers.
         """
         for logger in loggers_of_rank(trainer):
             if isinstance(logger, TensorBoardLogger):
                 start: Any = Event(session_log=SessionLog(status=SessionLog.START))
-                logger.experiment.file_writer.add_event(start, self.steps + 1)
+                logger.experiment.file_writer.add_event(start, max(self.steps, logged_step(trainer)) + 1)
             elif isinstance(logger, StepFile):
                 logger.cut(self.steps, logged_step(trainer))
         kept = getattr(trainer.checkpoint_callback, "metrics", {})  # a schedule or callback may follow one of them
@@ -113,6 +121,7 @@ class ResumePoint:
                     part.track_running_stats = name not in frozen
             for name, gradient in self.loop_state["gradients"][rank].items():
                 parameters[name].grad = gradient.to(parameters[name])
+            trainer.should_stop |= bool(self.loop_state.get("waits_to_stop"))
             restore_random_state(self.loop_state["random"][rank])
         except Exception as error:
             raise self._cannot_be_restored(error) from error

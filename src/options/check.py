@@ -35,6 +35,8 @@ _NOT_TAKEN = {
     "experiment=find_batch_size …",
     "GradientAccumulationScheduler": "changes how many batches an update takes, and the run is planned for one number; "
     "write trainer.accumulate_grad_batches=…",
+    "StochasticWeightAveraging": "hands its average over after the last checkpoint, so that none has it; write "
+    "callbacks=weight_averaging",
 }
 
 

@@ -76,7 +76,8 @@ class RunRecord:
             ended = {key: before.pop(key) for key in _OF_END if key in before}
             entry = {"at": self.facts["started"], **resumed, "before": {"status": before.get("status"), **ended}}
             self.facts["resumed"] = [*before.get("resumed", []), entry]
-            taken = (at(each, "before.seconds") for each in self.facts["resumed"])  # of each, with those before it
+            # Of each process, with those before it; of one that was killed, until its checkpoint.
+            taken = (at(each, key) for each in self.facts["resumed"] for key in ("before.seconds", "fit_seconds"))
             self._before_s = max((number(seconds) or 0.0 for seconds in taken), default=0.0)
             before.pop("waiting_seconds", None)
         # `command` stays that of the sweep that planned the run, or of the first start.

@@ -43,6 +43,7 @@ from ..options.command_lines import evaluate_command, program
 from ..options.groups import DEFAULT_DATA, SECTIONS
 from ..options.overrides import set_by
 from ..options.purpose import lightning_module_of, unread_by, with_speed_of
+from ..records import correct
 from ..records.formatting import count
 from ..records.read import optimized, read
 from ..records.run_record import RunRecord, close_open, versions
@@ -149,10 +150,16 @@ class _Run:
         if not config.get("resume"):
             self._start_from_weights()
         self.resume_point: ResumePoint | None = None
+        self._fit_started, self._before_s = time.perf_counter(), 0.0
 
     def _keep_provenance(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
         known = {"dtype": module.input_dtype} if isinstance(module, Task) else {}
-        checkpoint["batchscope"] = self.provenance | known
+        checkpoint["batchscope"] = self.provenance | known | {"fit_seconds": self._fit_seconds()}
+
+    def _fit_seconds(self) -> float:
+        """How long the run has trained, in all its processes, without what it has waited for."""
+        here_s = time.perf_counter() - self._fit_started - seconds_beside(callbacks_of(self.trainer))
+        return round(self._before_s + here_s, 3)
 
     def _start_from_weights(self) -> None:
         """Load the weights that `init` names; into layers that a module makes in a hook, once Lightning has called it."""
@@ -265,21 +272,22 @@ class _Run:
             if isinstance(self.data, PlainData) and self.resume_point.is_within_epoch:
                 self.data.warn_of_lost_batches()
             checkpoint = self.resume_point.path
-        goes_on = self.resume_point is not None and self.resume_point.path  # else its steps are trained again
-        started, before_s = time.perf_counter(), (positive(record.facts.get("fit_seconds")) or 0.0) if goes_on else 0.0
+            if checkpoint:  # else its steps are trained again
+                recorded_s = positive(record.facts.get("fit_seconds")) or 0.0  # a killed process has recorded none
+                self._before_s = max(recorded_s, self.resume_point.fit_seconds)
+        self._fit_started = time.perf_counter()
         try:
             self.trainer.fit(self.module, datamodule=lightning_of(self.data), ckpt_path=checkpoint, weights_only=True)
         except BaseException:
             summary.write_steps(self.trainer, self.run_dir, record, visited=True)
-            fit_s = before_s + time.perf_counter() - started
-            record.facts["fit_seconds"] = round(fit_s - seconds_beside(callbacks_of(self.trainer)), 3)
+            record.facts["fit_seconds"] = self._fit_seconds()
             record.facts["waiting_seconds"] = round(seconds_waited(callbacks_of(self.trainer)), 3)
             record.facts["hardware"] |= {"torch_threads": torch.get_num_threads()}
             raise
+        fit_s = self._fit_seconds()
         if self.trainer.fit_loop.max_batches == 0 and not self.trainer.global_step:
             why = "drop_last=True leaves out a batch that the samples do not fill"
             raise UnfitError(f"data: the training loader of {self.data.name} has no batch to train on; {why}")
-        fit_s = before_s + time.perf_counter() - started
         facts: dict[str, Any] = {
             "model": record.facts["model"] | {"parameters": summary.parameters(self.model)},
             "epochs": summary.whole_epochs(self.trainer),
@@ -294,11 +302,14 @@ class _Run:
         has_trained = self.resume_point is None or self.trainer.global_step > self.resume_point.steps
         if has_trained:
             record.facts |= {"metrics": {}, "evaluated": {}}  # what was known is of other weights
-        if has_trained or "throughput" not in record.facts:
-            waited_s = seconds_waited(callbacks_of(self.trainer))
+        if not has_trained and record.before.get("status") == "finished":  # and another length was asked for
+            ends = "trainer.max_epochs, max_steps, max_time or a callback, such as early stopping"
+            warn(f"resume: nothing was trained: what had ended the run ends it still: {ends}")
+        if measures := has_trained or "throughput" not in record.facts:
             facts["lr_scaling"] = self.module.lr_scaling if isinstance(self.module, Task) else None
-            facts["fit_seconds"] = round(fit_s - seconds_beside(callbacks_of(self.trainer)), 3)
-            facts["waiting_seconds"] = round(waited_s, 3) or None  # for visits, and a quiet machine
+        facts["fit_seconds"] = fit_s if measures else self._before_s
+        waited_s = seconds_waited(callbacks_of(self.trainer))  # for visits, and a quiet machine
+        facts["waiting_seconds"] = round(waited_s, 3) or None
         measured, before = summary.callback_facts(self.trainer), record.before
         if _has_rate(before) and not (has_trained and _has_rate(measured)):  # as of an end with few steps
             facts |= {key: before[key] for key in ("hardware", "versions") if key in before}
@@ -329,6 +340,9 @@ class _Run:
             then = f"; write {evaluate_command(self.config, str(self.run_dir / name))}" if name else ""
             warn(f"test: {why}{then}")
             return
+        if self.trainer.is_global_zero:
+            with contextlib.suppress(OSError):  # of an earlier test, which may have had more samples
+                (self.run_dir / correct.FILE).unlink()
         forget_averages(self.trainer)
         best = "best" if "best" in summary.checkpoint_paths(self.trainer, self.run_dir) else None
         self.trainer.test(

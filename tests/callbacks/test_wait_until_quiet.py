@@ -1,5 +1,6 @@
 """WaitUntilQuiet: a training begins once the machine has been quiet for some seconds, or the time to wait is up."""
 
+import contextlib
 import math
 import time
 from types import SimpleNamespace
@@ -23,7 +24,8 @@ def wait(monkeypatch):
         meter = SimpleNamespace(read=lambda: SimpleNamespace(others_share=next(readings)))
         monkeypatch.setattr(wait_until_quiet, "NoiseMeter", lambda: meter)
         callback = WaitUntilQuiet(minutes)
-        callback.setup(Mock(is_global_zero=rank == 0), Mock(), stage)
+        with contextlib.suppress(KeyboardInterrupt):
+            callback.setup(Mock(is_global_zero=rank == 0), Mock(), stage)
         return seconds_waited([callback])
 
     return waited
@@ -37,6 +39,14 @@ def test_three_quiet_seconds_in_a_row_are_waited_for(wait, capsys):
 def test_after_the_time_the_training_begins_with_a_warning(wait, capsys):
     assert wait([0.5] * 90, minutes=1.0) == 60
     assert capsys.readouterr().err == ("warning: other programs still take the processor after 60 s: training begins\n")
+
+
+def test_a_wait_that_a_signal_ends_is_known_too(wait):
+    def interrupted():
+        yield from [0.5, 0.5]
+        raise KeyboardInterrupt
+
+    assert wait(interrupted()) == 3
 
 
 @pytest.mark.parametrize("facts", [{"rank": 1}, {"stage": "test"}])

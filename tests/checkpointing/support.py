@@ -4,8 +4,10 @@ import signal
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
+from lightning.pytorch.callbacks import Callback
 
 from batchscope.checkpointing.checkpoint_file import load_checkpoint, write_checkpoint
 from batchscope.data.copy_memory import CopyMemory
@@ -56,3 +58,10 @@ def flip_a_bit(path: Path) -> None:
 def other_data() -> None:
     """A fault: the options are the same, and the dataset is another one."""
     CopyMemory.fingerprint = "0123456789abcdef"
+
+
+class AsksOnce(Callback):
+    """Asks for the end of the training after its first step."""
+
+    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+        trainer.should_stop |= trainer.global_step == 1

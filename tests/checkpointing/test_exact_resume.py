@@ -267,6 +267,32 @@ def test_a_stop_is_kept_where_the_training_may_stop(least: Any, kept: list[int],
     assert saved == kept
 
 
+ASKS = "callbacks.asks._target_=tests.checkpointing.support.AsksOnce"
+NO_TIME = ["trainer.max_time=null"]
+
+
+@pytest.mark.parametrize(
+    ("words", "faults", "resumed_with", "epochs"),
+    [([f"+{ASKS}"], [], [ASKS], 3), (["+trainer.max_time={hours:1}"], [(STEP, 7, run_out_of_time)], NO_TIME, 4)],
+    ids=["asked for once", "out of time"],
+)
+def test_a_stop_that_waits_for_the_least_length_still_waits_in_a_resumed_run_unless_it_has_more_time(
+    words: list[str], faults: list[Fault], resumed_with: list[str], epochs: int, tmp_path: Path
+) -> None:
+    least = ["trainer.min_epochs=3", "trainer.max_epochs=4", CONSTANT, EVERY_4]
+    run(tmp_path, *SMALL, OUT, *least, *words, faults=[*faults, (STEP, 25, kill_9)], code=-9)
+    run(tmp_path, "resume=out", *resumed_with, code=0)
+    assert record(tmp_path / "out")["epochs"] == epochs
+
+
+def test_a_longer_training_that_ends_at_once_by_what_had_ended_it_is_a_warning(tmp_path: Path) -> None:
+    words = [CONSTANT, "+trainer.max_time={hours:1}"]
+    run(tmp_path, *SMALL, OUT, *words, faults=[(STEP, 7, run_out_of_time)], code=0)
+    resumed = run(tmp_path, "resume=out", "trainer.max_epochs=3", code=0)
+    assert "warning: resume: nothing was trained: what had ended the run ends it still: " in resumed.complained
+    assert record(tmp_path / "out")["steps"] == 7
+
+
 class TwoByHand(Stranger):
     """One of its optimizers steps in every batch, and the other in none."""
 

@@ -2,13 +2,16 @@
 
 import contextlib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from lightning.pytorch.loggers import TensorBoardLogger
 
 from batchscope.callbacks.step_file import StepFile, read_rows
 from batchscope.checkpointing.callback import Checkpoints
+from batchscope.checkpointing.resume_point import ResumePoint
 from tests.checkpointing.support import OUT, STEP, refused, terminate
 from tests.support.runs import SMALL, curves, run, table
 from tests.support.third_party_modules import Stranger, train
@@ -68,6 +71,19 @@ def test_what_a_module_logs_of_a_step_is_in_the_file_at_the_checkpoint_of_the_st
     how = {"logger": StepFile(str(tmp_path)), "log_every_n_steps": 1, "max_epochs": 1, "enable_checkpointing": True}
     train(Logs(), Checkpoints(), **how)
     assert found == [5]
+
+
+def test_tensorboard_keeps_what_a_module_logs_where_its_optimizer_steps_in_every_fourth_batch(tmp_path: Path) -> None:
+    logger = TensorBoardLogger(tmp_path, name="board", version="")
+    for batch in range(10):  # two of them after the checkpoint
+        logger.log_metrics({"train/own": float(batch)}, batch)
+    at_checkpoint: Any = SimpleNamespace(
+        is_global_zero=True, loggers=[logger], checkpoint_callback=None, callback_metrics={}
+    )
+    at_checkpoint.fit_loop = SimpleNamespace(epoch_loop=SimpleNamespace(_batches_that_stepped=7))
+    ResumePoint(steps=2)._cut_logs(at_checkpoint, Mock())
+    logger.save()
+    assert curves(tmp_path)["train/own"] == [(batch, batch) for batch in range(8)]
 
 
 def test_curves_are_kept_while_their_logger_is_off(unstopped: Path, tmp_path: Path) -> None:

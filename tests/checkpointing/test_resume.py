@@ -37,6 +37,13 @@ def test_a_run_that_was_stopped_in_its_test_keeps_what_its_training_has_measured
     assert all(after[key] == before[key] for key in ("throughput", "fit_seconds", "hardware", "versions"))
 
 
+def test_a_wait_is_recorded_also_where_nothing_is_left_to_train(tmp_path: Path) -> None:
+    waits = ["callbacks=wait_until_quiet", "callbacks.wait_until_quiet.minutes=0.01"]
+    run(tmp_path, *SMALL, OUT, *waits, faults=[(TEST, 1, terminate)], code=143)
+    run(tmp_path, "resume=out", code=0)
+    assert record(tmp_path / "out")["waiting_seconds"] >= 0.6
+
+
 OVER = "there is nothing to resume"
 RANK_1 = {"LOCAL_RANK": "1", "BATCHSCOPE_FIRST_last": "outputs/runs/mine"}
 
@@ -86,6 +93,15 @@ def test_last_is_the_newest_run_however_deep_it_lies(tmp_path: Path, monkeypatch
     for name, day in (("older", 1), ("day/newest", 3), ("day/other", 2)):
         write_run(Path("outputs/runs", name), started=f"2026-01-0{day}T00:00:00+00:00")
     assert resume.newest("resume") == Path("outputs/runs/day/newest")
+
+
+def test_a_checkpoint_in_the_place_of_a_run_is_answered_with_its_run(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "mine")
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "last.ckpt").touch()
+    for name in ("checkpoints", "checkpoints/last.ckpt"):
+        said = refusal(resume.run_folder, str(folder / name), "resume")
+        assert said.endswith(f"(no run.json in it); the run is {folder}")
 
 
 def test_a_finished_run_goes_on_to_a_longer_least_and_its_test_has_a_command_of_its_own(unstopped: Path) -> None:
@@ -223,6 +239,14 @@ def test_a_finished_run_is_made_longer_not_shorter_and_its_best_checkpoint_stays
     (tmp_path / BEST).unlink()  # the best of what follows is kept
     run(tmp_path, "resume=out", "trainer.max_epochs=3", code=0)
     assert record(tmp_path / "out")["checkpoints"] == kept
+
+
+def test_the_time_of_a_process_that_was_killed_counts_up_to_the_checkpoint_that_is_resumed(killed: Path) -> None:
+    assert load_checkpoint(killed / LAST)["batchscope"]["fit_seconds"] > 0
+    change(killed / LAST, setting(1000.0, "batchscope", "fit_seconds"))
+    run(killed, "resume=out", code=0)
+    after = record(killed / "out")
+    assert after["seconds"] > after["fit_seconds"] > 1000
 
 
 # --- a checkpoint whose bytes are intact ------------------------------------------------------------------------------

@@ -145,6 +145,7 @@ REFUSED = {
     "train callbacks=null callbacks.throughput.calibrate=false": "callbacks.throughput.calibrate: no such option. callbacks.throughput is no section.",
     f"train {SEARCHER}": "callbacks.bsf: … experiment=find_batch_size",
     "train +callbacks.more._target_=lightning.pytorch.callbacks.GradientAccumulationScheduler": "callbacks.more: … write trainer.accumulate_grad_batches=…",
+    "train +callbacks.more._target_=lightning.pytorch.callbacks.StochasticWeightAveraging": "callbacks.more: … write callbacks=weight_averaging",
     "train +trainer.default_root_dir=x": "trainer.default_root_dir: takes null; hydra.run.dir=… moves the whole run",
     "train compile=reduce-overhead trainer.accumulate_grad_batches=2": "compile: reduce-overhead uses CUDA graphs",
     "train search={_target_:batchscope.sweep.time_to_target.TimeToTarget}": "target: needs a value of target_metric",

@@ -27,7 +27,7 @@ from batchscope.training.run import _Run, train
 from tests.checkpointing.support import LOAD, OUT, STEP, interrupt
 from tests.checkpointing.test_exact_resume import AVERAGES, STOPS
 from tests.support.command_lines import composed
-from tests.support.runs import EVERY_4, SMALL, last, record, run
+from tests.support.runs import EVERY_4, QUIET, SMALL, last, record, run
 from tests.training.support import completed, hparams, tensorboard
 from tests.training.test_failures import break_one_loss
 
@@ -229,6 +229,21 @@ def test_a_whole_test_leaves_which_samples_were_right_and_an_evaluation_leaves_t
     assert right is not None and right.shape == (300,)
     evaluate(run_dir / "checkpoints/best.ckpt", ["trainer.accelerator=cpu", "trainer.limit_test_batches=1"])
     assert (read_correct(run_dir, 300, found["metrics"]["test/acc"]) == right).all()
+
+
+def test_a_test_of_fewer_samples_leaves_no_file_of_the_test_before(tmp_path: Path) -> None:
+    small = ["data=digits", "model=mlp", "data.num_train=64", "data.num_val=8", "data.num_test=300", *QUIET]
+    words = [
+        "data.batch_size=16",
+        "trainer.accelerator=cpu",
+        "trainer.max_epochs=1",
+        "optimizer.schedule=constant",
+        OUT,
+    ]
+    run(tmp_path, *small, *words, code=0)
+    assert (tmp_path / "out" / "correct.npy").exists()
+    run(tmp_path, "resume=out", "trainer.max_epochs=2", "trainer.limit_test_batches=1", code=0)
+    assert not (tmp_path / "out" / "correct.npy").exists()
 
 
 def test_the_answers_of_two_ranks_come_in_the_order_of_the_test_set(tmp_path: Path, monkeypatch) -> None:
