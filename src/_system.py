@@ -157,6 +157,8 @@ def end_at_sigterm_of(sender: int) -> None:
 
 # macOS can fork, too, and its own libraries do not survive it.
 CAN_FORK = sys.platform.startswith("linux")
+# Whether a parent has the processor time of its children that have ended.
+PARENTS_KEEP_TIMES = sys.platform != "win32"
 _POLL_S = 0.1 if sys.platform == "win32" else None  # there no handler of a signal is called in a wait without an end
 SERVER_LOST = 255  # the exit code of all programs of a fork server that was killed
 _STARTER = "BATCHSCOPE_STARTER"  # in the environment of a started program, where it cannot inherit a socket
