@@ -86,6 +86,8 @@ _NO_NAME = re.compile(
     r'.*[<>:"|?*\x00-\x1f].*|.*[. ]|(con|prn|aux|nul|com\d|lpt\d)(\..*)?', re.IGNORECASE
 )  # of Windows
 _LONGEST, _LONGEST_BELOW = 259, 110  # characters of a path of Windows, and of those that a run writes below its folder
+_FILE_SYSTEM = r"SYSTEM\CurrentControlSet\Control\FileSystem"  # in the registry
+_FIRST_CORE = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0"
 
 
 def why_no_folder(folder: str | Path) -> str | None:
@@ -96,22 +98,22 @@ def why_no_folder(folder: str | Path) -> str | None:
     if wrong := next((part for part in path.parts if part != path.anchor and _NO_NAME.fullmatch(part)), None):
         return f"Windows takes no folder '{wrong}'"
     length = len(os.path.abspath(path))
-    if length + _LONGEST_BELOW > _LONGEST and not _has_long_paths():
+    if length + _LONGEST_BELOW > _LONGEST and not _registered(_FILE_SYSTEM, "LongPathsEnabled"):
         most = _LONGEST - _LONGEST_BELOW
         return f"its whole path has {length} characters, and Windows takes {most}, unless LongPathsEnabled is set"
     return None
 
 
-def _has_long_paths() -> bool:
-    """Whether this Windows was told to take longer paths."""
+def _registered(place: str, name: str) -> Any:
+    """A value in the registry of this Windows; None where there is none."""
     try:
         import winreg
 
-        place: Any = winreg  # which a type checker on another system does not know
-        with place.OpenKey(place.HKEY_LOCAL_MACHINE, r"SYSTEM\CurrentControlSet\Control\FileSystem") as key:
-            return bool(place.QueryValueEx(key, "LongPathsEnabled")[0])
+        registry: Any = winreg  # which a type checker on another system does not know
+        with registry.OpenKey(registry.HKEY_LOCAL_MACHINE, place) as key:
+            return registry.QueryValueEx(key, name)[0]
     except (ImportError, OSError):
-        return False
+        return None
 
 
 # --- signals ---------------------------------------------------------------------------------------------------------
@@ -456,7 +458,7 @@ def keep_freed_memory() -> bool:
 
 @functools.cache
 def processor_name() -> str:
-    """The processor's name as the system gives it, or its architecture."""
+    """The processor's name as the system gives it; of an ARM one under Linux, which gives none, the numbers of its kind."""
     names: list[str] = []
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         if sys.platform == "darwin":
@@ -464,9 +466,13 @@ def processor_name() -> str:
                 ["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, check=True
             )  # fmt: skip
             names = asked.stdout.split("\n")
+        elif sys.platform == "win32":
+            names = [str(_registered(_FIRST_CORE, "ProcessorNameString") or "").strip()]
         else:
-            lines = (PROC / "cpuinfo").read_text().splitlines()
-            names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+            lines = [line.partition(":") for line in reversed((PROC / "cpuinfo").read_text().splitlines())]
+            facts = {key.strip(): value.strip() for key, _, value in lines}  # of the first core
+            kind = [facts[key] for key in ("CPU implementer", "CPU part") if key in facts]
+            names = [facts.get("model name", ""), " ".join([platform.machine(), *kind]) if kind else ""]
     return next(filter(None, names), None) or platform.processor() or platform.machine()
 
 

@@ -171,3 +171,20 @@ def test_a_wait_for_a_programs_word_lets_handlers_of_signals_run(monkeypatch) ->
 
 def test_signals_that_a_system_lacks_are_absent() -> None:
     assert _system.signals_named("SIGTERM", "SIGNONE") == (signal.SIGTERM,)
+
+
+@pytest.mark.parametrize(
+    ("platform", "cpuinfo", "name"),
+    [
+        ("linux", "model name\t: AMD EPYC\nmodel name\t: AMD EPYC\n", "AMD EPYC"),
+        ("linux", "CPU implementer\t: 0x41\nCPU part\t: 0xd40\n\nCPU part\t: 0xd46\n", "aarch64 0x41 0xd40"),
+        ("win32", "", "Intel(R) Core(TM) i9-13900K"),
+    ],
+)
+def test_another_processor_has_another_name(platform, cpuinfo, name, tmp_path, monkeypatch) -> None:
+    (tmp_path / "cpuinfo").write_text(cpuinfo)
+    monkeypatch.setattr(_system, "PROC", tmp_path)
+    monkeypatch.setattr(_system, "sys", SimpleNamespace(platform=platform))
+    monkeypatch.setattr(_system, "platform", SimpleNamespace(machine=lambda: "aarch64"))
+    monkeypatch.setattr(_system, "_registered", lambda *place: "Intel(R) Core(TM) i9-13900K ")
+    assert _system.processor_name.__wrapped__() == name
