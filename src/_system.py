@@ -510,8 +510,8 @@ def has_no_reader(error: OSError) -> bool:
     if not isinstance(error, BrokenPipeError):
         return False
     poll = select.poll()
-    poll.register(1, 0)
-    return any(event & select.POLLERR for _, event in poll.poll(0))
+    poll.register(1, select.POLLOUT)  # macOS looks at nothing that is registered for nothing, and says POLLHUP
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 _BARE = re.compile(r"[\w@+=:,./\\~\[\]-]+")  # of cmd: nothing in it has a meaning there

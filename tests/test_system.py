@@ -188,3 +188,19 @@ def test_another_processor_has_another_name(platform, cpuinfo, name, tmp_path, m
     monkeypatch.setattr(_system, "platform", SimpleNamespace(machine=lambda: "aarch64"))
     monkeypatch.setattr(_system, "_registered", lambda *place: "Intel(R) Core(TM) i9-13900K ")
     assert _system.processor_name.__wrapped__() == name
+
+
+def test_on_macos_too_it_is_known_that_nobody_reads_standard_output(monkeypatch) -> None:
+    class Poll:
+        """As in xnu: what is registered for nothing has no event, and a pipe without a reader hangs up."""
+
+        def register(self, descriptor: int, events: int) -> None:
+            self.events = [(descriptor, kernel.POLLHUP)] if events else []
+
+        def poll(self, timeout: float) -> list[tuple[int, int]]:
+            return self.events
+
+    kernel = SimpleNamespace(poll=Poll, POLLOUT=4, POLLERR=8, POLLHUP=16)
+    monkeypatch.setattr(_system, "select", kernel)
+    monkeypatch.setattr(_system, "sys", SimpleNamespace(platform="darwin"))
+    assert _system.has_no_reader(BrokenPipeError())
