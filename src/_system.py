@@ -41,6 +41,8 @@ _ACCELERATORS = ("nvidia[0-9]*", "kfd", "dxg", "davinci[0-9]*")  # in DEV
 
 # Whether a folder can be renamed while a file in it is open.
 RENAMES_OPEN = sys.platform != "win32"
+# Whether a path may begin with `\\`, as that of a folder in the network does.
+NETWORK_PATHS = sys.platform == "win32"
 _PATIENCE_S = 2.0  # a virus scanner and an index of the files hold a new file for less
 
 
