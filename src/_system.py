@@ -41,6 +41,8 @@ _ACCELERATORS = ("nvidia[0-9]*", "kfd", "dxg", "davinci[0-9]*")  # in DEV
 
 # Whether a folder can be renamed while a file in it is open.
 RENAMES_OPEN = sys.platform != "win32"
+# Whether a path may begin with `\\`, as that of a folder in the network does.
+NETWORK_PATHS = sys.platform == "win32"
 _PATIENCE_S = 2.0  # a virus scanner and an index of the files hold a new file for less
 
 
@@ -86,6 +88,8 @@ _NO_NAME = re.compile(
     r'.*[<>:"|?*\x00-\x1f].*|.*[. ]|(con|prn|aux|nul|com\d|lpt\d)(\..*)?', re.IGNORECASE
 )  # of Windows
 _LONGEST, _LONGEST_BELOW = 259, 110  # characters of a path of Windows, and of those that a run writes below its folder
+_FILE_SYSTEM = r"SYSTEM\CurrentControlSet\Control\FileSystem"  # in the registry
+_FIRST_CORE = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0"
 
 
 def why_no_folder(folder: str | Path) -> str | None:
@@ -96,22 +100,22 @@ def why_no_folder(folder: str | Path) -> str | None:
     if wrong := next((part for part in path.parts if part != path.anchor and _NO_NAME.fullmatch(part)), None):
         return f"Windows takes no folder '{wrong}'"
     length = len(os.path.abspath(path))
-    if length + _LONGEST_BELOW > _LONGEST and not _has_long_paths():
+    if length + _LONGEST_BELOW > _LONGEST and not _registered(_FILE_SYSTEM, "LongPathsEnabled"):
         most = _LONGEST - _LONGEST_BELOW
         return f"its whole path has {length} characters, and Windows takes {most}, unless LongPathsEnabled is set"
     return None
 
 
-def _has_long_paths() -> bool:
-    """Whether this Windows was told to take longer paths."""
+def _registered(place: str, name: str) -> Any:
+    """A value in the registry of this Windows; None where there is none."""
     try:
         import winreg
 
-        place: Any = winreg  # which a type checker on another system does not know
-        with place.OpenKey(place.HKEY_LOCAL_MACHINE, r"SYSTEM\CurrentControlSet\Control\FileSystem") as key:
-            return bool(place.QueryValueEx(key, "LongPathsEnabled")[0])
+        registry: Any = winreg  # which a type checker on another system does not know
+        with registry.OpenKey(registry.HKEY_LOCAL_MACHINE, place) as key:
+            return registry.QueryValueEx(key, name)[0]
     except (ImportError, OSError):
-        return False
+        return None
 
 
 # --- signals ---------------------------------------------------------------------------------------------------------
@@ -157,6 +161,8 @@ def end_at_sigterm_of(sender: int) -> None:
 
 # macOS can fork, too, and its own libraries do not survive it.
 CAN_FORK = sys.platform.startswith("linux")
+# Whether a parent has the processor time of its children that have ended.
+PARENTS_KEEP_TIMES = sys.platform != "win32"
 _POLL_S = 0.1 if sys.platform == "win32" else None  # there no handler of a signal is called in a wait without an end
 SERVER_LOST = 255  # the exit code of all programs of a fork server that was killed
 _STARTER = "BATCHSCOPE_STARTER"  # in the environment of a started program, where it cannot inherit a socket
@@ -454,7 +460,7 @@ def keep_freed_memory() -> bool:
 
 @functools.cache
 def processor_name() -> str:
-    """The processor's name as the system gives it, or its architecture."""
+    """The processor's name as the system gives it; of an ARM one under Linux, which gives none, the numbers of its kind."""
     names: list[str] = []
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         if sys.platform == "darwin":
@@ -462,9 +468,13 @@ def processor_name() -> str:
                 ["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, check=True
             )  # fmt: skip
             names = asked.stdout.split("\n")
+        elif sys.platform == "win32":
+            names = [str(_registered(_FIRST_CORE, "ProcessorNameString") or "").strip()]
         else:
-            lines = (PROC / "cpuinfo").read_text().splitlines()
-            names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+            lines = [line.partition(":") for line in reversed((PROC / "cpuinfo").read_text().splitlines())]
+            facts = {key.strip(): value.strip() for key, _, value in lines}  # of the first core
+            kind = [facts[key] for key in ("CPU implementer", "CPU part") if key in facts]
+            names = [facts.get("model name", ""), " ".join([platform.machine(), *kind]) if kind else ""]
     return next(filter(None, names), None) or platform.processor() or platform.machine()
 
 
@@ -502,8 +512,8 @@ def has_no_reader(error: OSError) -> bool:
     if not isinstance(error, BrokenPipeError):
         return False
     poll = select.poll()
-    poll.register(1, 0)
-    return any(event & select.POLLERR for _, event in poll.poll(0))
+    poll.register(1, select.POLLOUT)  # macOS looks at nothing that is registered for nothing, and says POLLHUP
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 _BARE = re.compile(r"[\w@+=:,./\\~\[\]-]+")  # of cmd: nothing in it has a meaning there

@@ -171,3 +171,36 @@ def test_a_wait_for_a_programs_word_lets_handlers_of_signals_run(monkeypatch) ->
 
 def test_signals_that_a_system_lacks_are_absent() -> None:
     assert _system.signals_named("SIGTERM", "SIGNONE") == (signal.SIGTERM,)
+
+
+@pytest.mark.parametrize(
+    ("platform", "cpuinfo", "name"),
+    [
+        ("linux", "model name\t: AMD EPYC\nmodel name\t: AMD EPYC\n", "AMD EPYC"),
+        ("linux", "CPU implementer\t: 0x41\nCPU part\t: 0xd40\n\nCPU part\t: 0xd46\n", "aarch64 0x41 0xd40"),
+        ("win32", "", "Intel(R) Core(TM) i9-13900K"),
+    ],
+)
+def test_another_processor_has_another_name(platform, cpuinfo, name, tmp_path, monkeypatch) -> None:
+    (tmp_path / "cpuinfo").write_text(cpuinfo)
+    monkeypatch.setattr(_system, "PROC", tmp_path)
+    monkeypatch.setattr(_system, "sys", SimpleNamespace(platform=platform))
+    monkeypatch.setattr(_system, "platform", SimpleNamespace(machine=lambda: "aarch64"))
+    monkeypatch.setattr(_system, "_registered", lambda *place: "Intel(R) Core(TM) i9-13900K ")
+    assert _system.processor_name.__wrapped__() == name
+
+
+def test_on_macos_too_it_is_known_that_nobody_reads_standard_output(monkeypatch) -> None:
+    class Poll:
+        """As in xnu: what is registered for nothing has no event, and a pipe without a reader hangs up."""
+
+        def register(self, descriptor: int, events: int) -> None:
+            self.events = [(descriptor, kernel.POLLHUP)] if events else []
+
+        def poll(self, timeout: float) -> list[tuple[int, int]]:
+            return self.events
+
+    kernel = SimpleNamespace(poll=Poll, POLLOUT=4, POLLERR=8, POLLHUP=16)
+    monkeypatch.setattr(_system, "select", kernel)
+    monkeypatch.setattr(_system, "sys", SimpleNamespace(platform="darwin"))
+    assert _system.has_no_reader(BrokenPipeError())

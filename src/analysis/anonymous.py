@@ -21,7 +21,12 @@ def anonymous(text: str, host: bool = False) -> str:
 
 
 def anonymous_command(command: str) -> str:
-    """The command with `"$HOME"` for home folders, which a shell replaces behind `=`, too; it replaces nothing within single quotes."""
+    """The command with `"$HOME"` for home folders, which a shell replaces behind `=`, too; it replaces nothing within single quotes.
+
+    Of a home of Windows it is `%USERPROFILE%`, which cmd replaces anywhere.
+    """
+    if "\\" in _HOME:
+        return re.sub(_homes(), "%USERPROFILE%", command)
     text, *parts = re.split(_homes(), command)
     for part in parts:
         within = text.replace("'\"'\"'", "").count("'") % 2  # an apostrophe within single quotes is written as that
@@ -30,6 +35,6 @@ def anonymous_command(command: str) -> str:
 
 
 def _homes() -> str:
-    own = (home for home in (_HOME, os.path.realpath(_HOME)) if len(Path(home).parts) > 2)
+    own = (home for home in (_HOME, os.path.realpath(_HOME), Path(_HOME).as_posix()) if len(Path(home).parts) > 2)
     homes = "|".join([*(re.escape(home) + r"(?![\w-])" for home in own), _ANY_HOME])
     return f"{_PATH_BEGINS}(?:{homes})"

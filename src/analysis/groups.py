@@ -140,8 +140,8 @@ def short_names(options: Collection[str]) -> dict[str, str]:
 
 def setting_words(key: str, value: Any, name: str = "") -> str:
     """A word speaks for itself, but for a few; a number needs the name of its option, which may be a short one."""
-    if key == "threads" and isinstance(value, int):
-        return count(value, "thread")
+    if key in ("threads", "cores") and isinstance(value, int | float):
+        return count(value, key.removesuffix("s"))
     if isinstance(value, str) and value not in _SAYS_NOTHING:
         return value
     return f"{name or key} {option_value(value)}"

@@ -211,7 +211,7 @@ def _device(run: Run) -> str:
     facts = [
         run.device,
         f"{run.processes} processes" if run.processes > 1 else "",
-        count(round(cores), "core") if cores else "",
+        f"{cores:g} {'core' if cores == 1 else 'cores'}" if cores else "",
         setting_words("threads", threads) if isinstance(threads, int) else "",
         f"{memory:.3g} GiB" if memory else "",
         f"host {hardware['cpu']}" if run.device != "cpu" and hardware.get("cpu") else "",

@@ -25,7 +25,7 @@ from ..records.values import at, number, positive, table
 BATCH_SIZE, SEED, LEARNING_RATE = "data.batch_size", "seed", "optimizer.lr"
 TEST_ACCURACY = "test/acc"
 CHOICES = ("model", "data", "task", "optimizer")  # groups of the configuration, as settings
-HARDWARE = ("device", "device_name", "threads")  # settings that come from the machine, not from the config
+HARDWARE = ("device", "device_name", "threads", "cores")  # settings that come from the machine, not from the config
 OUT_OF_MEMORY = "out of memory"  # the reason of a run
 
 _SAID_ELSEWHERE = ("trainer.accelerator", "run_dir")  # as the hardware's device, and as the place of the record
@@ -63,8 +63,9 @@ class Run:
             flat["model"] = str(at(config, "model.name") or "torchvision")
         device = hardware.get("device")
         flat |= {"device": "gpu" if device == "cuda" else device, "device_name": hardware.get("device_name")}
-        flat |= {"threads": hardware.get("torch_threads")} if device == "cpu" else {}
-        flat = {key: value for key, value in flat.items() if isinstance(value, str | int) and value}
+        of_cpu = {"threads": hardware.get("torch_threads"), "cores": hardware.get("cpu_cores")}
+        flat |= of_cpu if device == "cpu" else {}
+        flat = {key: value for key, value in flat.items() if isinstance(value, str | int | float) and value}
         for key, value in flatten(config):
             is_said = key in _SAID_ELSEWHERE or (key == "data.seed" and value == config.get(SEED))
             skipped = is_said or _OUR_CALLBACK.match(f"{key}={value}")

@@ -112,7 +112,7 @@ def _measured(folders: Iterable[Path]) -> tuple[list[_Run], dict[str, list[Path]
 def _sources(measured: Iterable[_Run], reasons: dict[str, list[Path]]) -> list[Source]:
     """Each device on which runs of a training have measured two sizes or more; runs with one are added to the reasons."""
     sources = []
-    for runs in _grouped(measured, lambda run: (run.step.device, run.step.device_name, run.step.threads)).values():
+    for runs in _grouped(measured, _device).values():
         sizes = _grouped(runs, lambda run: run.step.batch_size)
         if len(sizes) > 1:
             sources.append(_source(dict(sorted(sizes.items()))))
@@ -120,6 +120,10 @@ def _sources(measured: Iterable[_Run], reasons: dict[str, list[Path]]) -> list[S
         reason = f"one batch size, {min(sizes):,}, and choose needs two at least"
         reasons.setdefault(reason, []).extend(run.run.folder for run in runs)
     return _told_apart(sources)
+
+
+def _device(run: _Run) -> tuple[Any, ...]:
+    return run.step.device, run.step.device_name, run.step.threads, run.run.settings.get("cores")
 
 
 def _told_apart(sources: Sequence[Source]) -> list[Source]:

@@ -1,7 +1,6 @@
 """Any LightningDataModule that says its `spec`: what the training program has to know of it, and what it cannot know."""
 
 import contextlib
-import inspect
 import numbers
 import operator
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ from lightning import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from ..errors import UserError, in_one_line, warn
+from ..options.signatures import live_signature
 from .augment import Augment
 from .base import DataModule, Split
 from .spec import DataSpec
@@ -87,7 +87,7 @@ class PlainData:
         """The call of a method with these arguments; None for what takes others, or is none: its name may mean anything."""
         found: Any = getattr(self.module, name, None)
         try:
-            inspect.signature(found).bind(*arguments)
+            live_signature(found).bind(*arguments)
         except (TypeError, ValueError):  # the second: nobody knows what it takes
             return None
         return partial(found, *arguments)

@@ -1,6 +1,5 @@
 """DataSpec: all that a model has to know of a dataset, and how it is called with a batch."""
 
-import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from unicodedata import category
 from torch import Tensor
 
 from ..errors import UserError, did_you_mean
+from ..options.signatures import live_signature
 
 Kind = Literal["image", "sequence", "tensor"]
 Target = Literal[
@@ -242,7 +242,7 @@ def computed_shape(module: Any, spec: DataSpec) -> tuple[int, ...]:
 def takes(network: Any, name: str) -> bool:
     """Whether the `forward` of a network has a parameter of this name, or takes any; True where Python cannot tell."""
     try:
-        parameters = inspect.signature(network.forward).parameters
+        parameters = live_signature(network.forward).parameters
     except (TypeError, ValueError):  # of a scripted network
         return True
     return name in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())

@@ -1,7 +1,6 @@
 """The devices of this machine and their names."""
 
 import contextlib
-import os
 import platform
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from .._system import CPUS, affinity, processor_name
 from ..errors import UserError
 from ..records import formatting
 from .device_memory import total_memory
+from .processor import usable_cores
 
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 _ALIASES = {"gpu": ("cuda", "mps"), "cuda": ("cuda",), "mps": ("mps",), "cpu": ("cpu",)}
@@ -108,7 +108,7 @@ def cache_bytes(device: torch.device, cpus: Path = CPUS) -> int | None:
 
 def describe(device: torch.device) -> dict[str, Any]:
     """The machine, as a run record has it."""
-    own_memory = {}
+    own_memory, cores = {}, usable_cores()
     if device.type != "cpu":
         own_memory = {"device_memory_gib": round(total_memory(device) / 2**30, 1)}
     return {
@@ -116,7 +116,7 @@ def describe(device: torch.device) -> dict[str, Any]:
         "device_name": device_name(device),
         **own_memory,
         "cpu": processor_name(),
-        "cpu_cores": os.cpu_count(),
+        "cpu_cores": round(cores) if cores % 1 == 0 else cores,
         "torch_threads": torch.get_num_threads(),
         "memory_gib": round(total_memory(torch.device("cpu")) / 2**30, 1),
         "platform": platform.platform(),

@@ -11,6 +11,7 @@ import contextlib
 import math
 import os
 import time
+from collections import defaultdict
 from typing import NamedTuple
 
 import psutil
@@ -19,6 +20,8 @@ from .. import _system, ranks
 from .._system import affinity, control_groups
 
 MAX_SHARE = 0.1  # an idle virtual machine has 2 to 3 % of steal
+# Of each root: what its processes had used when they were last read, where no parent has the time of those that have ended.
+_spent = defaultdict[int, dict[psutil.Process, float]](dict)
 
 
 class Noise(NamedTuple):
@@ -70,14 +73,18 @@ def cpu_seconds() -> tuple[float, float, float]:
 
 
 def own_seconds(root: int | None = None) -> float:
-    """Processor time of a process (this one by default) and of its descendants, those that have ended included."""
+    """Processor time of a process (this one by default) and of its descendants, those that have ended included.
+
+    On Windows what a descendant has used between the last call and its end is not known.
+    """
     ended = os.times()
-    seconds = time.process_time() + ended.children_user + ended.children_system
     root = os.getpid() if root is None else root
+    spent: dict[psutil.Process, float] = {} if _system.PARENTS_KEEP_TIMES else _spent[root]
     for pid in {root, *_system.descendants(root)} - {os.getpid()}:
         with contextlib.suppress(psutil.Error):  # it has just ended, and its parent's time holds its own
-            seconds += sum(psutil.Process(pid).cpu_times()[:4])  # with that of its own ended children
-    return seconds
+            process = psutil.Process(pid)
+            spent[process] = sum(process.cpu_times()[:4])  # with that of its own ended children
+    return time.process_time() + ended.children_user + ended.children_system + sum(spent.values())
 
 
 def usable_cores() -> float:

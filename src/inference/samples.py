@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from ..data.plain import Data, has_test, lightning_of
 from ..data.spec import LENGTHS, DataSpec, arguments, takes
 from ..errors import UserError
+from ..options.signatures import live_signature
 from ..training.trial import blamed
 from .load import Trained, trainer_for
 
@@ -128,7 +129,7 @@ def _arguments_in(given: Any, module: LightningModule, is_batch: bool = True) ->
 
     Of a batch it takes as many parts as it requires. One argument stands alone, several are by their names.
     """
-    parameters = [one for one in inspect.signature(module.forward).parameters.values() if one.kind in _NAMED]
+    parameters = [one for one in live_signature(module.forward).parameters.values() if one.kind in _NAMED]
     if isinstance(given, Mapping):
         found = {one.name: given[one.name] for one in parameters if one.name in given}
     else:

@@ -1,5 +1,6 @@
 """The grammar of a command line: `option=value`, `+option=value`, `~option`, `group=choice`, parsed and written."""
 
+import contextlib
 import itertools
 from collections.abc import Iterable
 from typing import Any
@@ -8,15 +9,18 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override, Quote, QuotedString
 from hydra.errors import HydraException, OverrideParseException
 
+from .. import _system
 from ..errors import UserError, did_you_mean
 from .groups import COLLECTIONS, GROUPS, OPTIONAL_GROUPS, SEARCHES, SECTIONS, choices_of
 from .habits import answer_to
 from .tree import flatten
 
 _SYNTAX = (
-    "write option=value without spaces around the =; a value with a comma, a quote or a bracket in double quotes of its "
-    "own: 'option=\"a, b\"'"
+    "write option=value without spaces around the =; a value with a comma, a quote, a bracket, or in a list a letter such as ö, "
+    "in double quotes of its own: 'option=\"a, b\"'"
 )
+_HOME = "a shell replaces ~ at the beginning of a word alone; write the whole path"
+_OF_GRAMMAR = {*"\"',=()[]{}"}  # signs by which a value is more than a text
 _SPELLED = {"True": "true", "False": "false"}  # as Hydra writes a switch, and as people do
 
 
@@ -27,12 +31,7 @@ def parse(overrides: list[str]) -> list[Override]:
     which are added to the default ones, `logger=null` becomes `logger=none`, and so do `logger=[]` and `~logger`.
     """
     parser = OverridesParser.create()
-    try:
-        parsed = parser.parse_overrides(overrides)
-    except OverrideParseException as error:
-        text = error.override
-        reason = _SYNTAX if "=" in text or text.startswith("~") else _bare_word(text)
-        raise UserError(f"{text or repr(text)}: cannot be parsed: {reason}", exit_code=2) from error
+    parsed = [_parsed(text, parser) for text in overrides]
     for one in parsed:
         if not one.key_or_group:
             raise UserError(f"{one.input_line}: cannot be parsed: no option before '='", exit_code=2)
@@ -44,6 +43,21 @@ def parse(overrides: list[str]) -> list[Override]:
             own = f"model/{one.key_or_group}"
             raise UserError(f"{text_of(one)}: a group of your own lies below another, as {own}/, and {own}=… chooses")
     return [_choice(one) if one.key_or_group in GROUPS else one for one in parsed]
+
+
+def _parsed(text: str, parser: OverridesParser) -> Override:
+    """A word in Hydra's terms: its value quoted, if it is a text of which Hydra would refuse a sign, as in a folder with an umlaut."""
+    key, _, value = text.partition("=")
+    words = [text]
+    if value.isprintable() and value[:1] not in ("", "~") and not _OF_GRAMMAR & {*value}:
+        words.append(f"{key}={quoted(value.strip())}")
+        if _system.NETWORK_PATHS and value.startswith("\\\\"):  # of which Hydra would leave one backslash
+            words.remove(text)
+    for word in words:
+        with contextlib.suppress(OverrideParseException):
+            return parser.parse_overrides([word])[0]
+    reason = _SYNTAX if "=" in text or text.startswith("~") else _bare_word(text)
+    raise UserError(f"{text or repr(text)}: cannot be parsed: {_HOME if value[:1] == '~' else reason}", exit_code=2)
 
 
 def _choice(one: Override) -> Override:

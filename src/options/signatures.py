@@ -2,11 +2,14 @@
 
 They serve early error messages, and tell what a class is: a LightningModule, a callback that only observes. What cannot be read here is not checked here: a decorated
 class or function, a base class that cannot be found, an annotation of other names than those of `_NAMES`. Of
-annotations, only names of `_NAMES` are evaluated: no name with an underscore, and no call of anything but a name.
+annotations, only names of `_NAMES` are evaluated: no name with an underscore, and no call of anything but a name. `live_signature`
+alone asks an object.
 """
 
 import ast
 import importlib.util
+import inspect
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -70,6 +73,17 @@ def signature_of(target: str) -> Signature | None:
                 return Signature(passed_on, own.open, defaults)
             decided |= {word.arg for call in _of_bases(inits[-1]) for word in call.keywords}
     return Signature(passed_on, True, defaults)
+
+
+def live_signature(of: Any) -> inspect.Signature:
+    """The signature of a callable, as `inspect` has it. Python 3.14 would look for what annotations name, which may be imported
+    for a type checker alone.
+    """
+    if sys.version_info >= (3, 14):
+        from annotationlib import Format
+
+        return inspect.signature(of, annotation_format=Format.FORWARDREF)
+    return inspect.signature(of)
 
 
 @cache

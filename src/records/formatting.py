@@ -44,7 +44,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def count(number: int, noun: str, plural: str = "") -> str:
+def count(number: float, noun: str, plural: str = "") -> str:
     """A number and its noun: `1 step`, `1,200 steps`."""
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 

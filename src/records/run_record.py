@@ -51,8 +51,8 @@ class RunRecord:
         self._before_s = 0.0  # that a resumed run has taken before
 
     def __enter__(self) -> Self:
-        self._started = time.time()
-        self.facts["started"] = _iso(self._started)
+        self._start_s = time.monotonic()  # of a clock that nobody sets
+        self.facts["started"] = _iso(time.time())
         return self
 
     def begin(self, resumed: dict[str, Any] | None = None) -> None:
@@ -118,7 +118,7 @@ class RunRecord:
                 close_open(self.path.parent, ended_as(error), reason(error))
             return
         self.facts["finished"] = _iso(time.time())
-        here_s = time.time() - self._started - self.facts.get("waiting_seconds", 0.0)
+        here_s = time.monotonic() - self._start_s - self.facts.get("waiting_seconds", 0.0)
         self.facts["seconds"] = round(self._before_s + here_s, 3)
         self.facts["status"] = ended_as(error)
         if error is not None:

@@ -183,17 +183,19 @@ class Processes:
         handler(number, frame)
 
 
-def start_server() -> None:
-    """Have the server that runs are forked from import, where there can be one. It ends with this process."""
-    _system.start_fork_server(PRELOADED, IS_SERVER)
+def start_server() -> bool:
+    """Have the server that runs are forked from import; whether there can be one. It ends with this process."""
+    with contextlib.suppress(OSError, EOFError):  # it has ended, or TMPDIR is too long for a socket or takes none
+        _system.start_fork_server(PRELOADED, IS_SERVER)
+        return _system.CAN_FORK
+    return False
 
 
 def _forked(job: Job, output: tuple[int, int]) -> _system.Program | None:
     """A run that is forked from the server; None where it is to be a new Python."""
-    if not (job.forks and _system.CAN_FORK and ranks_asked(job.config) == 1):
+    if not (job.forks and ranks_asked(job.config) == 1 and start_server()):
         return None
     try:
-        start_server()
         return _system.fork(_run_forked, (PROGRAM, str(job.run_dir)), output)
     except (OSError, EOFError):  # the server has ended
         return None

@@ -33,6 +33,7 @@ from ..data.plain import Data, PlainData, described
 from ..data.spec import LENGTHS, takes
 from ..errors import UserError, place_of
 from ..options.purpose import OF_TASK, only_observes
+from ..options.signatures import live_signature
 from ..options.tree import TARGET, walk
 from ..options.update import batches_of_update
 from .optimizer import Optimizer
@@ -209,7 +210,7 @@ def build_loggers(config: dict[str, Any], run_dir: Path, name: str, run_id: str)
 def _takes_folder(logger: Any) -> bool:
     """Whether a logger needs a `save_dir`, or is one of a kind that writes files below it and takes it."""
     try:
-        parameters = inspect.signature(logger).parameters
+        parameters = live_signature(logger).parameters
     except (TypeError, ValueError):  # of a class in C
         return False
     place, is_open = parameters.get("save_dir"), any(one.kind is one.VAR_KEYWORD for one in parameters.values())
@@ -308,7 +309,7 @@ def _object(target: str) -> Any:
 def _parameter(target: Any, name: str) -> inspect.Parameter | None:
     """The parameter of this name that a constructor has."""
     try:
-        return inspect.signature(target).parameters.get(name)
+        return live_signature(target).parameters.get(name)
     except (TypeError, ValueError):  # of a class in C
         return None
 

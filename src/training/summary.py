@@ -160,8 +160,8 @@ def write_steps(trainer: Trainer, run_dir: Path, record: RunRecord, visited: boo
 
 
 def _speed_setting(record: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What the speed of a run depends on, as its record says: the device, its threads, and the options."""
-    known = (at(record, f"hardware.{key}") for key in ("device_name", "torch_threads"))
+    """What the speed of a run depends on, as its record says: the device, its threads and cores, and the options."""
+    known = (at(record, f"hardware.{key}") for key in ("device_name", "torch_threads", "cpu_cores"))
     return *known, speed_options(table(record.get("config")))
 
 

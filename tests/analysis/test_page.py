@@ -3,6 +3,7 @@
 import base64
 import re
 from dataclasses import replace
+from pathlib import PureWindowsPath
 
 import pytest
 
@@ -45,6 +46,20 @@ def test_a_home_folder_is_replaced_where_a_path_begins(text, shown):
     ],
 )
 def test_a_command_for_the_clipboard_has_a_home_folder_that_a_shell_replaces(command, shown):
+    assert anonymous.anonymous_command(command) == shown
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        (r"train data.root=C:\Users\max\mnist", r"train data.root=%USERPROFILE%\mnist"),
+        (r"train data.root=C:/Users/max/mnist", r"train data.root=%USERPROFILE%/mnist"),
+        ("train \"data.root='C:\\Users\\max\\my data'\"", "train \"data.root='%USERPROFILE%\\my data'\""),
+    ],
+)
+def test_of_windows_it_is_one_that_cmd_replaces(command, shown, monkeypatch):
+    monkeypatch.setattr(anonymous, "_HOME", r"C:\Users\max")
+    monkeypatch.setattr(anonymous, "Path", PureWindowsPath)
     assert anonymous.anonymous_command(command) == shown
 
 

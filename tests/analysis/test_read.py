@@ -189,3 +189,9 @@ def test_the_slow_rank_of_a_run_is_said_once_for_all_runs_that_have_one(tmp_path
     assert find([tmp_path]).notes == ["1: rank 1 is slow"]
     write_run(tmp_path / "2", 128, 10.0, **slow)
     assert find([tmp_path]).notes == ["a rank was slow in 2 of 3 runs, as in 1: rank 1 is slow"]
+
+
+def test_runs_with_another_quota_of_the_processor_are_no_repeats(tmp_path):
+    for number, cores in enumerate((2, 2.5)):
+        write(tmp_path, [32], first=number, hardware={"cpu_cores": cores})
+    assert [group.label for group in find([tmp_path]).groups] == ["cnn · 2 cores", "cnn · 2.5 cores"]

@@ -99,6 +99,13 @@ def test_devices_of_one_kind_have_labels_of_their_own(tmp_path):
     assert [source.device.short[0] for source in training.sources] == ["cpu", "cpu-2"]
 
 
+def test_another_quota_of_the_processor_makes_another_device(tmp_path):
+    for cores in (2, 8):
+        write_training(tmp_path / str(cores), hardware={"cpu_cores": cores})
+    training, _ = read_training([tmp_path])
+    assert [source.device.short[0] for source in training.sources] == ["cpu", "cpu-2"]
+
+
 def test_accumulated_gradients_are_divided_into_batches(tmp_path):
     for number, size in enumerate((8, 64)):
         place = write_run(tmp_path / str(number), size, 10.0, options={"trainer.accumulate_grad_batches": 4})

@@ -246,6 +246,8 @@ UNPARSED = {
     "train -m data.batch_size=16,": SYNTAX,
     "train data.batch_size=,16": SYNTAX,
     "train data.batch_size=[1": SYNTAX,
+    "train tags=[größe]": SYNTAX,
+    "train data.root=~/data": "data.root=~/data: cannot be parsed: a shell replaces ~ at the beginning of a word alone",
     "train =3": "…cannot be parsed",
     "train --cfg": "argument --cfg: expected one argument",
     "train --cfg foo": "argument --cfg: invalid choice: 'foo' (choose from 'job')",

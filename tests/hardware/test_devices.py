@@ -65,6 +65,12 @@ def test_the_memory_of_the_host_is_what_its_container_allows(monkeypatch: pytest
     assert describe(torch.device("cpu"))["memory_gib"] == 8.0
 
 
+@pytest.mark.parametrize(("usable", "cores"), [(2.0, "2"), (2.5, "2.5")])
+def test_the_cores_of_a_record_are_those_that_a_quota_leaves(usable: float, cores: str, monkeypatch) -> None:
+    monkeypatch.setattr("batchscope.hardware.devices.usable_cores", lambda: usable)
+    assert str(describe(torch.device("cpu"))["cpu_cores"]) == cores
+
+
 def test_several_gpus_without_nccl_as_on_windows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

@@ -50,6 +50,19 @@ def test_the_least_limit_of_the_control_groups_counts(membership, groups_mib, me
         assert (found.total, found.available) == tuple(mib * MIB for mib in memory_mib)
 
 
+def test_a_limit_of_version_1_counts(tmp_path, monkeypatch):
+    monkeypatch.setattr(_system, "GROUPS", tmp_path)
+    monkeypatch.setattr(_system, "PROC", tmp_path / "proc")
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    (tmp_path / "proc" / "self" / "cgroup").write_text("4:memory:/job\n0::/\n")
+    (tmp_path / "memory" / "job").mkdir(parents=True)
+    files = {"limit_in_bytes": 100 * MIB, "usage_in_bytes": 95 * MIB, "stat": f"total_inactive_file {60 * MIB}"}
+    for name, content in files.items():
+        (tmp_path / "memory" / "job" / f"memory.{name}").write_text(f"{content}\n")
+    found = host_memory.host_memory()
+    assert (found.total, found.available) == (100 * MIB, 65 * MIB)
+
+
 @LINUX
 def test_private_memory_has_tensors_and_no_mapped_files(tmp_path):
     file, process = tmp_path / "library", psutil.Process()

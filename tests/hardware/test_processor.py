@@ -46,6 +46,13 @@ def two_of_three_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_system, "GROUPS", tmp_path)
 
 
+class Used:
+    """A process of psutil's that has used so much time."""
+
+    def __init__(self, *seconds: float):
+        self.cpu_times = lambda: seconds
+
+
 TIME, HALF = (TOTAL_S, BUSY_S), (0.5 * 100.0, 6.0 + STEAL_S)
 V1 = {"cpu.cfs_quota_us": "50000", "cpu.cfs_period_us": "100000"}
 USED = {"cpuacct.usage": "6000000000"}
@@ -116,8 +123,8 @@ def test_other_ranks_of_a_run_are_its_own(launched, counts, tmp_path, monkeypatc
         tasks = tmp_path / str(pid) / "task" / str(pid)
         tasks.mkdir(parents=True)
         (tasks / "children").write_text(children)
-    used = {launcher: (0.0,) * 4, sibling: (30.0, 10.0, 2.0, 1.0)}
-    monkeypatch.setattr(psutil, "Process", lambda pid: SimpleNamespace(cpu_times=lambda: used[pid]))
+    used = {launcher: Used(0.0), sibling: Used(30.0, 10.0, 2.0, 1.0)}
+    monkeypatch.setattr(psutil, "Process", used.__getitem__)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
     monkeypatch.setattr(_system, "PROC", tmp_path)
     alone = time.process_time() + sum(os.times()[2:4])
@@ -133,6 +140,18 @@ def test_the_time_of_a_running_child_is_this_processs_own(place, monkeypatch):
             pass
         child.kill()
     assert time.perf_counter() < deadline
+
+
+def test_where_no_parent_has_the_time_of_an_ended_child_it_is_what_was_read_last(monkeypatch):
+    """As on Windows, where a loader may start its workers in each epoch."""
+    used, alive = {1: Used(30.0, 10.0), 2: Used(5.0)}, [1, 2]
+    monkeypatch.setattr(_system, "PARENTS_KEEP_TIMES", False)
+    monkeypatch.setattr(_system, "descendants", lambda root: alive)
+    monkeypatch.setattr(psutil, "Process", used.__getitem__)
+    before = own_seconds()
+    alive.remove(1)
+    used[2].cpu_times = lambda: (9.0,)
+    assert own_seconds() - before == pytest.approx(4.0, abs=1.0)
 
 
 MIB = 2**20

@@ -12,6 +12,7 @@ import pytest
 from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 
+from batchscope import _system
 from batchscope.options.check import check_config
 from batchscope.options.command_lines import for_evaluation, for_explanation, for_timing
 from batchscope.options.compose import (
@@ -87,6 +88,18 @@ def test_a_choice_whose_class_an_option_replaces_names_it_no_more() -> None:
 def test_the_choices_of_a_record_are_those_after_the_options_that_change_it() -> None:
     known = {"model": "cnn", "task": "default", "optimizer": None}
     assert choices_after(known, ["model=mlp", "task._target_=mynet.Task", "data={num_train: 5}"]) == {"model": "mlp"}
+
+
+@pytest.mark.parametrize("folder", ["/home/jörg/my data", r"C:\Users\JRGMLL~1\größe", "/a&b;c"])
+def test_a_folder_needs_no_quotes_for_a_sign_that_hydra_does_not_take(folder: str) -> None:
+    for word in (f"data.root={folder}", f"++data.root={folder}"):
+        sweep = compose_command_line([word, "seed=1,2"], multirun=True)
+        assert [config["data"]["root"] for config in sweep.configs] == [folder, folder]
+
+
+def test_a_folder_of_the_network_keeps_both_backslashes(monkeypatch) -> None:
+    monkeypatch.setattr(_system, "NETWORK_PATHS", True)
+    assert composed(r"data.root=\\nas\mnist")["data"]["root"] == r"\\nas\mnist"
 
 
 def test_a_folder_that_is_named_is_told_from_the_installed_default(package: Write) -> None:

@@ -1,5 +1,6 @@
 """An option is declared in the signature that takes it: read from source text, checked, and asked what it is for."""
 
+import sys
 from math import inf, nan
 from pathlib import Path
 from typing import Annotated, Any, Literal, Optional, Union, get_args
@@ -10,7 +11,7 @@ from lightning.fabric.plugins.precision import precision
 from batchscope.options.check import check_node
 from batchscope.options.groups import CONFIGS, known_nodes, load
 from batchscope.options.purpose import only_observes, purpose_of, with_speed_of
-from batchscope.options.signatures import Signature, class_attribute, signature_of
+from batchscope.options.signatures import Signature, class_attribute, live_signature, signature_of
 from batchscope.options.trainer import OBSERVERS, TRAINER
 from batchscope.options.types import Choice, Fraction, NonNegativeInt, PositiveFloat, PositiveInt, Purpose, Seed
 from batchscope.options.values import check_value, choices_in
@@ -212,6 +213,13 @@ def test_a_node_has_the_options_that_its_target_takes(node: dict[str, Any], said
         assert refusal(check_node, {"_target_": THING, **node}, "data").startswith(f"data.{said}")
     else:
         check_node({"_target_": THING, **node}, "data")
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="this Python evaluates annotations where they stand")
+def test_a_parameter_is_known_whose_annotation_only_a_type_checker_imports() -> None:
+    names: dict[str, Any] = {}
+    exec("class Net:\n    def __init__(self, spec: DataSpec, width: int = 32): ...", names)  # noqa: S102 - any other Python would refuse the file
+    assert [*live_signature(names["Net"]).parameters] == ["spec", "width"]
 
 
 # --- what an option is for -------------------------------------------------------------------------------------------

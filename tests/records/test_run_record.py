@@ -4,12 +4,14 @@ import errno
 import json
 import os
 from datetime import datetime, timedelta
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 
 from batchscope.errors import Interrupted, NonFiniteError, PeerLostError, UserError
 from batchscope.files import WriteError
+from batchscope.records import run_record
 from batchscope.records.read import optimized, read, refuse_used
 from batchscope.records.run_record import RunRecord, close, close_open, plan
 from batchscope.training.failures import RunOutOfMemoryError
@@ -75,10 +77,11 @@ def test_a_loss_that_is_not_finite_is_a_status_of_its_own_also_of_another_rank(t
     assert read(tmp_path / "ranks")["status"] == "not_finite"
 
 
-def test_the_time_of_a_resumed_run_is_that_of_all_its_processes(tmp_path, monkeypatch):
+def test_the_time_of_a_resumed_run_is_that_of_all_its_processes_whatever_the_clock_is_set_to(tmp_path, monkeypatch):
     for waited, seconds in ((5.0, 10.0), (None, 30.0), (None, 50.0)):
-        times = iter([100.0, 100.0, 100.0 + (15.0 if waited else 20.0)])
-        monkeypatch.setattr("time.time", lambda times=times: next(times, 120.0))
+        monotonic = iter([100.0, 115.0 if waited else 120.0]).__next__
+        set_back = iter([7200.0, 0.0]).__next__
+        monkeypatch.setattr(run_record, "time", SimpleNamespace(monotonic=monotonic, time=set_back))
         after = lived(tmp_path, resumed=None if waited else RESUMED, waiting_seconds=waited)
         assert after["seconds"] == seconds
 

@@ -4,9 +4,11 @@ import json
 import os
 import signal
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
+from batchscope import _system
 from batchscope.errors import UserError
 from batchscope.records.run_record import plan
 from batchscope.sweep import folder, process
@@ -52,6 +54,13 @@ sys.exit(7)"""
     assert forked["facts"] == new["facts"]
     assert new["facts"][:3] == [True, str(tmp_path), {"config": one.config, **one.facts, "visited": False}]
     assert (left, forked["error"], new["error"]) == (True, *["ended with exit code 7 and said no more"] * 2)
+
+
+def test_where_no_server_can_be_started_a_run_is_a_new_python(do, monkeypatch):
+    monkeypatch.setattr(_system, "start_fork_server", Mock(side_effect=OSError("AF_UNIX path too long")))
+    assert not process.start_server()
+    (found,) = do("pass")
+    assert found["status"] == "finished"
 
 
 @pytest.mark.parametrize("status", ["planned", "killed"])

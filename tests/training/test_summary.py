@@ -219,6 +219,7 @@ OTHERS: list[tuple[dict[str, Any], bool]] = [
     ({"config": {"compile": True, "seed": 0, "tags": []}}, False),
     ({"hardware": {"device_name": "A GPU", "torch_threads": 2}}, False),
     ({"hardware": {"device_name": "A CPU", "torch_threads": 1}}, False),
+    ({"hardware": {"device_name": "A CPU", "torch_threads": 2, "cpu_cores": 8}}, False),
 ]
 
 
