@@ -3,7 +3,6 @@
 import contextlib
 import re
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +16,7 @@ from ..callbacks._never_raise import never_raise
 from ..callbacks.device import DeviceMonitor
 from ..callbacks.throughput import ThroughputMonitor
 from ..errors import warn
+from ..files import new_folder
 from ..hardware.devices import describe
 from ..records.run_record import RunRecord
 from ..records.values import is_limit
@@ -24,14 +24,13 @@ from . import summary
 
 _FLAG = re.compile(r"--?([A-Za-z][\w.-]*)")
 _OPTION = re.compile(r"[+~]*([A-Za-z_][\w./@-]*)")  # as Hydra's
-_fits: Counter[Path] = Counter()  # of this process, in each folder
 
 
 class ScriptRecord(Callback):
     """Adds the monitors that a Trainer does not have, and records each of its fits.
 
     Args:
-        folder: of the first fit in this process; the second one has the folder `<folder>-2`.
+        folder: of the first fit of the script, in whichever process; the second one has the folder `<folder>-2`.
     """
 
     def __init__(self, folder: Path):
@@ -58,10 +57,11 @@ class ScriptRecord(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.barebones:
             return
-        _fits[self.first_folder] += 1
-        number = _fits[self.first_folder]
-        self.folder = Path(f"{self.first_folder}-{number}") if number > 1 else self.first_folder
         first = trainer.is_global_zero
+        place = trainer.strategy.broadcast(_claimed(self.first_folder) if first else self.first_folder)
+        if isinstance(place, OSError):
+            raise place
+        self.folder = place
         script, datamodule = Path(sys.argv[0]).name, cast(Any, trainer).datamodule
         facts: dict[str, Any] = {
             "name": script,
@@ -123,6 +123,14 @@ class ScriptRecord(Callback):
         if record is not None:
             with contextlib.suppress(Exception):
                 record.__exit__(*sys.exc_info())
+
+
+def _claimed(folder: Path) -> Path | OSError:
+    """A new folder, or why there is none, which every rank has to know."""
+    try:
+        return new_folder(folder)
+    except OSError as error:
+        return error
 
 
 def _names_batch_size(flag: str) -> bool:

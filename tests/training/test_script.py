@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 
 from batchscope import ThroughputMonitor, attached
 from batchscope.analysis.read import find
+from batchscope.files import new_folder
 from batchscope.options.check import check_config
 from batchscope.training import summary
 from batchscope.training.script import ScriptRecord, arguments
@@ -54,6 +55,12 @@ def test_each_fit_is_recorded_and_a_trainer_without_one_takes_no_folder(tmp_path
     found = {folder.name: record(folder) for folder in tmp_path.iterdir()}
     ends = {name: (one["steps"], one["epochs"]) for name, one in found.items()}
     assert ends == {"run": (5, 1), "run-2": (8, 1)}  # an epoch that has not ended does not count
+
+
+def test_a_fit_takes_a_folder_that_no_other_process_of_the_script_has_taken(tmp_path: Path) -> None:
+    new_folder(tmp_path / "run")
+    train(Stranger(), ScriptRecord(tmp_path / "run"), max_epochs=1)
+    assert record(tmp_path / "run-2")["status"] == "finished"
 
 
 def test_a_fit_that_raises_is_recorded_as_failed(tmp_path: Path) -> None:
