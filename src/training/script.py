@@ -3,6 +3,7 @@
 import contextlib
 import re
 import sys
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,15 +11,15 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
-from .._lightning import callbacks_of, logged_step
+from .._lightning import callbacks_of, fits_in_children, logged_step
 from .._system import command_line
 from ..callbacks._never_raise import never_raise
 from ..callbacks.device import DeviceMonitor
 from ..callbacks.throughput import ThroughputMonitor
 from ..errors import warn
-from ..files import new_folder
+from ..files import new_folder, numbered
 from ..hardware.devices import describe
-from ..records.run_record import RunRecord
+from ..records.run_record import RunRecord, close_open, ended_as, reason
 from ..records.values import is_limit
 from . import summary
 
@@ -116,6 +117,10 @@ class ScriptRecord(Callback):
         if self._record is not None:
             self._record.__exit__(type(exception), exception, exception.__traceback__)
             self._record = None
+        elif fits_in_children(trainer):  # the record has begun there, where no callback hears of the exception
+            said = str(exception).strip().rpartition("\n")[2]  # of a traceback the last line
+            for folder in takewhile(Path.is_dir, numbered(self.first_folder)):
+                close_open(folder, ended_as(exception), said or reason(exception))
 
     def disable(self) -> None:
         """Record nothing more; a run that has begun is recorded as failed by the exception that is being handled."""

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 from lightning import Trainer
 from lightning.pytorch.callbacks import LambdaCallback
+from torch.multiprocessing import ProcessRaisedException
 
 from batchscope import ThroughputMonitor, attached
 from batchscope.analysis.read import find
 from batchscope.files import new_folder
 from batchscope.options.check import check_config
+from batchscope.records.run_record import RunRecord
 from batchscope.training import summary
 from batchscope.training.script import ScriptRecord, arguments
 from tests.support.command_lines import refusal
@@ -68,6 +70,16 @@ def test_a_fit_that_raises_is_recorded_as_failed(tmp_path: Path) -> None:
         train(Stranger(), ScriptRecord(tmp_path / "run"), LambdaCallback(on_train_batch_end=lambda *_: 1 / 0))
     assert record(tmp_path / "run")["status"] == "failed"
     assert "division by zero" in record(tmp_path / "run")["error"]
+
+
+def test_a_fit_that_fails_in_processes_that_lightning_started_is_recorded_as_failed(tmp_path: Path) -> None:
+    with RunRecord(tmp_path / "run") as begun:  # as the first of them has
+        begun.begin()
+        trainer = Trainer(accelerator="cpu", devices=2, strategy="ddp_spawn", logger=False, enable_checkpointing=False)
+        error = ProcessRaisedException("Process 0 …\nTraceback …\nZeroDivisionError: division by zero\n", 0, 1)
+        ScriptRecord(tmp_path / "run").on_exception(trainer, Stranger(), error)
+        assert record(tmp_path / "run")["status"] == "failed"
+        assert record(tmp_path / "run")["error"] == "ZeroDivisionError: division by zero"
 
 
 def test_a_record_that_cannot_be_completed_ends_as_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
