@@ -94,6 +94,8 @@ class ScriptRecord(Callback):
         if record is None:
             return
         found = summary.callback_facts(trainer)
+        # A schedule of accumulation sets it once an epoch begins.
+        record.facts["config"]["trainer"]["accumulate_grad_batches"] = trainer.accumulate_grad_batches
         size = found.get("throughput", {}).get("batch_size")
         if size:
             config = record.facts["config"]

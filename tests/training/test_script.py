@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from lightning import Trainer
-from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, LambdaCallback
 from torch.multiprocessing import ProcessRaisedException
 
 from batchscope import ThroughputMonitor, attached
@@ -63,6 +63,11 @@ def test_a_fit_takes_a_folder_that_no_other_process_of_the_script_has_taken(tmp_
     new_folder(tmp_path / "run")
     train(Stranger(), ScriptRecord(tmp_path / "run"), max_epochs=1)
     assert record(tmp_path / "run-2")["status"] == "finished"
+
+
+def test_the_batches_of_an_update_are_those_that_a_schedule_has_set(tmp_path: Path) -> None:
+    train(Stranger(), ScriptRecord(tmp_path / "run"), GradientAccumulationScheduler({0: 2}))
+    assert record(tmp_path / "run")["config"]["trainer"]["accumulate_grad_batches"] == 2
 
 
 def test_a_fit_that_raises_is_recorded_as_failed(tmp_path: Path) -> None:
