@@ -14,6 +14,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.profilers import Profiler
+from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from typing_extensions import override
 
 _C = TypeVar("_C", bound=Callback)
@@ -52,6 +53,11 @@ def is_fast_dev_run(trainer: Trainer) -> bool:
 def child_processes(trainer: Trainer) -> list[Popen[bytes]]:
     """The processes that Lightning has started for the other ranks; the list that its launcher has."""
     return getattr(trainer.strategy.launcher, "procs", [])
+
+
+def fits_in_children(trainer: Trainer) -> bool:
+    """Whether a fit runs in processes that Lightning spawns or forks, which call no `on_exception`."""
+    return isinstance(trainer.strategy.launcher, _MultiProcessingLauncher)
 
 
 def unwatched_processes(trainer: Trainer) -> list[Popen[bytes]]:

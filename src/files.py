@@ -177,7 +177,7 @@ def new_folder(folder: Path) -> Path:
 
     The folder is created if it is missing. It belongs to the process that creates its lock file. OSErrors pass.
     """
-    places = _numbered(folder)
+    places = numbered(folder)
     while True:
         place = next(places)
         place.mkdir(parents=True, exist_ok=True)
@@ -189,7 +189,7 @@ def new_folder(folder: Path) -> Path:
 def write_folder(folder: Path, files: Mapping[str, bytes]) -> Path:
     """Write files into a new folder: the given one, or one with `-2`, … at its end; returns it. OSErrors pass."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    places = _numbered(folder)
+    places = numbered(folder)
     while True:
         place = next(places)
         with contextlib.suppress(FileExistsError):
@@ -201,7 +201,7 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> Path:
     return place
 
 
-def _numbered(path: Path) -> Iterator[Path]:
+def numbered(path: Path) -> Iterator[Path]:
     """The path, and then the path with `-2`, `-3`, … at its end."""
     yield path
     yield from (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
@@ -213,7 +213,7 @@ def set_aside(path: Path) -> Path:
     Where the system renames no folder in which a file is open, this lets go of the folder's lock. A process that takes
     the lock meanwhile has the renaming refused.
     """
-    places = _numbered(path.with_name(f"{path.name}.aside"))
+    places = numbered(path.with_name(f"{path.name}.aside"))
     if not _system.RENAMES_OPEN and (file := _held.pop(str((path / LOCK).resolve()), None)):
         file.close()
     return _system.patiently(path.rename, next(place for place in places if not os.path.lexists(place)))

@@ -14,7 +14,7 @@ from ..records.formatting import count, option_value
 from ..records.rates import RATE
 from ..records.values import at
 from .noise import BETWEEN, PROCESSES, Rates, load_of
-from .run import BATCH_SIZE, HARDWARE, LEARNING_RATE, OWN_RATE, SEED, Run
+from .run import BATCH_SIZE, HARDWARE, LEARNING_RATE, OWN_RATE, PARAMETERS, SEED, Run
 from .windows import windows_of
 
 # What people change together with the batch size. The rule by which the learning rate follows it is no such value.
@@ -106,6 +106,8 @@ def group_runs(runs: list[Run], notes: Sequence[str] = ()) -> SweepResults:
     along = [key for key in keys if _SCALES_ALONG.match(key)] if _varies(dividing, BATCH_SIZE) else []
     rest = [key for key in keys if key not in along]
     keys = [key for key in keys if key in rest or _varies(dividing, key, [*rest, BATCH_SIZE])]
+    others = [key for key in keys if key != PARAMETERS]  # which may tell networks apart
+    keys = keys if _varies(dividing, PARAMETERS, others) else others
     members: dict[str, tuple[str, list[Run]]] = {}  # with their labels
     for run, own in zip(runs, of_target, strict=True):
         of_run = [key for key in keys if not own or key != LEARNING_RATE]

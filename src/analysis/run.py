@@ -27,6 +27,7 @@ TEST_ACCURACY = "test/acc"
 CHOICES = ("model", "data", "task", "optimizer")  # groups of the configuration, as settings
 HARDWARE = ("device", "device_name", "threads", "cores")  # settings that come from the machine, not from the config
 OUT_OF_MEMORY = "out of memory"  # the reason of a run
+PARAMETERS = "model.parameters"  # in the record, and a setting of the runs of a script
 
 _SAID_ELSEWHERE = ("trainer.accelerator", "run_dir")  # as the hardware's device, and as the place of the record
 _OUR_CALLBACK = re.compile(rf"callbacks\.\w+\.{TARGET}=batchscope\.")  # whose other options say what matters
@@ -75,6 +76,8 @@ class Run:
             computed = _PRECISIONS.get(str(flat["trainer.precision"]), flat["trainer.precision"])
             on_cpu = "cpu" in (device, at(config, "trainer.accelerator"))
             flat["trainer.precision"] = "bf16-mixed" if on_cpu and computed == "16-mixed" else computed
+        size = positive(at(self.record, PARAMETERS)) if "script" in config else None
+        flat |= {PARAMETERS: round(size)} if size else {}  # the arguments of a script are those of all its fits
         return {key: _one_line(value) if isinstance(value, str) else value for key, value in flat.items()}
 
     def signature(self, counts: Callable[[str], bool]) -> str:

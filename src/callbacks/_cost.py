@@ -21,7 +21,7 @@ def cost_of(table: UpdateTable, replicas: int = 1) -> dict[str, Any]:
     """The cost of this rank's counted updates; empty where none is known.
 
     `samples_per_sec_mean` is all samples ÷ all of their time. `samples_per_sec` is the run's rate (records/rates.py): the
-    samples of a whole batch ÷ the median step. `step_ms_median`, `_p10`, `_p90` and `_p99` are of `UpdateTable.in_median`.
+    samples of a whole batch ÷ its time. `step_ms_median`, `_p10`, `_p90` and `_p99` are of `UpdateTable.in_median`.
     `step_ms` and the parts are means, which add up. Samples/s and time steps/s are those of all ranks.
 
     Args:
@@ -40,7 +40,7 @@ def cost_of(table: UpdateTable, replicas: int = 1) -> dict[str, Any]:
     batches, waits = float(table.rows["batches"][in_median].mean()), rows["waits_ms"][rows["waits_ms"] > 0]
     interval, undisturbed = median_interval(step_ms), int(table.undisturbed().sum())
     # Without samples the batch has no tensors, and nobody knows.
-    samples_per_sec = rate(table.whole_batch() * replicas, median) if samples else None
+    samples_per_sec = rate(table.whole_batch() * replicas, table.whole_batch_ms()) if samples else None
     if samples_per_sec is None:
         timesteps_per_sec = rate(float(table.rows["timesteps"][in_median].mean(dtype=float)) * replicas, median)
     else:

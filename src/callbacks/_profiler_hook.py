@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from lightning import Trainer
-from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.profilers import PassThroughProfiler, Profiler
 
 from .._lightning import profiler_of
 
@@ -15,7 +15,7 @@ _METHODS = ("start", "stop", "profile")
 
 
 class ProfilerHook:
-    """Takes the place of three methods of a trainer's profiler, which it calls, until `detach`.
+    """Takes the place of `start` and `stop` of a trainer's profiler, which it calls, and of Lightning's `profile`, until `detach`.
 
     The listeners get the last part of the name of an action: `training_step` of `[Strategy]….training_step`.
     """
@@ -25,9 +25,10 @@ class ProfilerHook:
         self._actions, self._started, self._stopped = actions, started, stopped
         self._start, self._stop, own = profiler.start, profiler.stop, vars(profiler)
         self._before = {name: own[name] for name in _METHODS if name in own}  # of another hook
-        # Lightning announces some 130 actions a step, of which about ten are heard; a user may count in names of theirs.
-        hooked = (self._hear_start, self._hear_stop, lru_cache(1000)(self._context))
-        own.update(zip(_METHODS, hooked, strict=True))
+        own.update(start=self._hear_start, stop=self._hear_stop)
+        if type(profiler).profile is Profiler.profile:  # one of its own is heard by what it calls
+            # Lightning announces some 130 actions a step, of which about ten are heard; a user may count in names of theirs.
+            own["profile"] = lru_cache(1000)(self._context)
 
     def detach(self) -> None:
         """Hear no more, and give the profiler its own methods back."""
@@ -35,7 +36,7 @@ class ProfilerHook:
         # A hook below this one may have ended first.
         while isinstance(hook := getattr(own.get("start"), "__self__", None), ProfilerHook) and not hook._actions:
             for name in _METHODS:
-                del own[name]
+                own.pop(name, None)
             own.update(hook._before)
 
     def _hear_start(self, action_name: str) -> None:

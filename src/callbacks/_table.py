@@ -111,10 +111,15 @@ class UpdateTable:
     def whole_batch(self) -> float:
         """The samples of a whole batch: the size with which most of the samples were trained; 0 without a row.
 
-        If that is less than half of them, sizes vary by design: then it is the mean size.
+        If that is less than half of them, sizes vary by design: then it is the mean size of the updates of the median.
         """
         size = self._usual_size()
-        return float(self.rows["samples"][self.after_warmup()].mean(dtype=float)) if size is None else size
+        return float(self.rows["samples"][self.in_median()].mean(dtype=float)) if size is None else size
+
+    def whole_batch_ms(self) -> float:
+        """The time of a whole batch: the median step, or the mean one where sizes vary by design, as the size is then."""
+        step_ms = self.step_ms(self.in_median())
+        return float(step_ms.mean() if self._usual_size() is None else numpy.median(step_ms))
 
     def batch_size(self) -> int:
         """The samples of one batch, of which an update may have several; 0 where they are not known."""
@@ -188,7 +193,7 @@ class UpdateTable:
         flags, batches = self.rows["flags"], numpy.maximum(self.rows["batches"], 1)
         steps_ms = self.step_ms() / batches
         of_median = batches[self.in_median()]
-        step_ms /= float(of_median.mean()) if len(of_median) else 1.0
+        step_ms /= float(numpy.median(of_median)) if len(of_median) else 1.0
         recorded = numpy.flatnonzero(flags & RECORDED)
         later = numpy.flatnonzero((flags & (RECORDED | INVALID)) == 0)
         later = later[later > recorded[0]] if len(recorded) else later[:0]
@@ -206,15 +211,19 @@ class UpdateTable:
         return bool(len(first) and len(later) and first[:_RECORDED_AT_MOST].max() != later.max())
 
     def times(self) -> StepTimes | None:
-        """For the run's folder: the steps of a whole batch in their windows; None without one."""
+        """For the run's folder: the steps of a whole batch in their windows; None without one.
+
+        Where sizes vary by design each step is made that of one size, so that windows of other sizes compare.
+        """
         of, windows = self._window_of_rows(), self.windows.all
         whole = numpy.flatnonzero(self.whole_batches() & (of >= 0))
         if not len(whole):
             return None
-        parts, every = thinned(self.rows["parts_ms"][whole] / 1e3)
+        factors = self._to_one_size(whole, of[whole]) / 1e3
+        parts, every = thinned(self.rows["parts_ms"][whole] * factors[:, None])
         parts[:, [part not in self.parts for part in PARTS]] = numpy.nan
         return StepTimes(
-            step_s=(self.step_ms()[whole] / 1e3).astype(numpy.float32),
+            step_s=(self.step_ms()[whole] * factors).astype(numpy.float32),
             window=numpy.searchsorted(of[whole], numpy.arange(len(windows))),
             pass_=numpy.array([window.pass_ for window in windows]),
             start_unix=numpy.array([window.start_unix for window in windows]),
@@ -223,3 +232,11 @@ class UpdateTable:
             parts_s=parts,
             parts_every=every,
         )
+
+    def _to_one_size(self, rows: NDArray[numpy.int64], windows: NDArray[numpy.int64]) -> Floats:
+        """The factors that make the steps of some rows, by their windows, those of the size that takes the median step, (N,)."""
+        if self._usual_size() is not None:
+            return numpy.ones(len(rows))
+        sizes = numpy.bincount(windows, self.rows["samples"][rows]) / numpy.maximum(numpy.bincount(windows), 1)
+        median_ms = float(numpy.median(self.step_ms(self.in_median())))
+        return self.whole_batch() * median_ms / self.whole_batch_ms() / sizes[windows]

@@ -53,6 +53,11 @@ class DeviceMonitor(Callback):
         self._updates = Updates()
         self.grows: dict[str, dict[str, float]] = {}  # memory that has grown: bytes an update, seconds until it is full
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Of a copy, also in another process: parameters and results, and nothing that measures a fit."""
+        known = {name: value for name, value in vars(self).items() if name != "_writer"}
+        return known | {"_telemetry": None, "_sampled": None}
+
     def result(self, since: float = -math.inf) -> dict[str, float]:
         """What was sampled of the training in this fit, or in the last one, also before its end: see `Telemetry.summary`.
 

@@ -48,7 +48,7 @@ from ._report import peak_of, report
 from ._run_words import details, headline
 from ._setting import own_config, setting_of, title_of
 from ._table import FIRST, INVALID, RECORDED, UpdateTable
-from ._timer import Batch, StepTimer, clock_for, pause
+from ._timer import Batch, HostClock, StepTimer, clock_for, pause
 from ._updates import passes
 from ._windows import Windows
 from ._writer import StepWriter
@@ -140,6 +140,13 @@ class ThroughputMonitor(LoopEvents):
         self._traced_s: float | None = None  # of kernels in a step, by a trace
         self._watch: ProgramWatch | None = None  # what other programs take
         self._programs = ""  # that took most of the processor; nothing but the terminal has their names
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Of a copy, also in another process: parameters and results, and nothing that measures a fit."""
+        of_fit = ("_writer", "_exchanges", "_kernel_time")
+        known = {name: value for name, value in vars(self).items() if name not in of_fit}
+        known |= {"_timer": StepTimer(HostClock()), "_attached": contextlib.ExitStack()}
+        return known | {"_recorded": None, "_watch": None, "is_measuring": False, "_is_fitting": False}
 
     @property
     def operations(self) -> StepOperations | None:

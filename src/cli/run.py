@@ -4,8 +4,8 @@
     batchscope run --out outputs/sizes/16 train_theirs.py --batch-size=16
 
 The options of batchscope stand before the script. The first fit leaves a run folder with run.json, which batchscope
-report, compare and choose read; a second fit of the same process has a folder of its own. A script that runs no fit is
-said to be unmeasured. The exit code is that of the script.
+report, compare and choose read; a second fit, also in another process of the script, has a folder of its own. A script
+that runs no fit is said to be unmeasured. The exit code is that of the script.
 """
 
 import argparse

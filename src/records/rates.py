@@ -1,7 +1,8 @@
 """The rate of a run: what `samples_per_sec` in the `throughput` of a record means.
 
 A run has one rate: the samples of a whole batch of all devices over the median time of a step. A few slow steps do not
-change it; the short last batch of an epoch does not either. Time steps/s, FLOP/s and MFU are derived from it.
+change it; the short last batch of an epoch does not either. Where sizes vary by design, as no size
+has half of the samples, it is samples over time of the steps that count in the median. Time steps/s, FLOP/s and MFU are derived from it.
 `samples_per_sec_mean` is another number: all samples over the time of all steps. The parts of a step are means as well,
 because only means add up, to the mean step `step_ms`.
 """

@@ -27,7 +27,7 @@ _DTYPES = {"step_s": "f4", **_OF_WINDOW, "parts_s": "f4", "parts_every": "i8"}
 class StepTimes:
     """The columns of the file. N steps, W windows, M steps with parts. NaN stands for what is unknown."""
 
-    step_s: NDArray[numpy.float32]  # (N,) seconds of each measured whole-batch step
+    step_s: NDArray[numpy.float32]  # (N,) seconds of each whole-batch step; where sizes vary, as of one
     window: NDArray[numpy.int64]  # (W,) index in `step_s` of each window's first step; a window may have none
     pass_: NDArray[numpy.int64]  # (W,) of a sweep; -1 outside of one
     start_unix: _FLOATS  # (W,) seconds since 1970 at which the window began

@@ -3,7 +3,7 @@
 import contextlib
 import re
 import sys
-from collections import Counter
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,27 +11,27 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
-from .._lightning import callbacks_of, logged_step
+from .._lightning import callbacks_of, fits_in_children, logged_step
 from .._system import command_line
 from ..callbacks._never_raise import never_raise
 from ..callbacks.device import DeviceMonitor
 from ..callbacks.throughput import ThroughputMonitor
 from ..errors import warn
+from ..files import new_folder, numbered
 from ..hardware.devices import describe
-from ..records.run_record import RunRecord
+from ..records.run_record import RunRecord, close_open, ended_as, reason
 from ..records.values import is_limit
 from . import summary
 
 _FLAG = re.compile(r"--?([A-Za-z][\w.-]*)")
 _OPTION = re.compile(r"[+~]*([A-Za-z_][\w./@-]*)")  # as Hydra's
-_fits: Counter[Path] = Counter()  # of this process, in each folder
 
 
 class ScriptRecord(Callback):
     """Adds the monitors that a Trainer does not have, and records each of its fits.
 
     Args:
-        folder: of the first fit in this process; the second one has the folder `<folder>-2`.
+        folder: of the first fit of the script, in whichever process; the second one has the folder `<folder>-2`.
     """
 
     def __init__(self, folder: Path):
@@ -58,10 +58,11 @@ class ScriptRecord(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.barebones:
             return
-        _fits[self.first_folder] += 1
-        number = _fits[self.first_folder]
-        self.folder = Path(f"{self.first_folder}-{number}") if number > 1 else self.first_folder
         first = trainer.is_global_zero
+        place = trainer.strategy.broadcast(_claimed(self.first_folder) if first else self.first_folder)
+        if isinstance(place, OSError):
+            raise place
+        self.folder = place
         script, datamodule = Path(sys.argv[0]).name, cast(Any, trainer).datamodule
         facts: dict[str, Any] = {
             "name": script,
@@ -93,6 +94,8 @@ class ScriptRecord(Callback):
         if record is None:
             return
         found = summary.callback_facts(trainer)
+        # A schedule of accumulation sets it once an epoch begins.
+        record.facts["config"]["trainer"]["accumulate_grad_batches"] = trainer.accumulate_grad_batches
         measured = found.get("throughput", {})
         size = measured.get("batch_size")
         if size and not measured.get("batch_size_varies"):  # a mean is no option
@@ -117,6 +120,10 @@ class ScriptRecord(Callback):
         if self._record is not None:
             self._record.__exit__(type(exception), exception, exception.__traceback__)
             self._record = None
+        elif fits_in_children(trainer):  # the record has begun there, where no callback hears of the exception
+            said = str(exception).strip().rpartition("\n")[2]  # of a traceback the last line
+            for folder in takewhile(Path.is_dir, numbered(self.first_folder)):
+                close_open(folder, ended_as(exception), said or reason(exception))
 
     def disable(self) -> None:
         """Record nothing more; a run that has begun is recorded as failed by the exception that is being handled."""
@@ -124,6 +131,14 @@ class ScriptRecord(Callback):
         if record is not None:
             with contextlib.suppress(Exception):
                 record.__exit__(*sys.exc_info())
+
+
+def _claimed(folder: Path) -> Path | OSError:
+    """A new folder, or why there is none, which every rank has to know."""
+    try:
+        return new_folder(folder)
+    except OSError as error:
+        return error
 
 
 def _names_batch_size(flag: str) -> bool:

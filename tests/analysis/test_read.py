@@ -126,6 +126,15 @@ def test_groups(tmp_path, kind):
     assert sum(len(group.runs) for group in sweep.groups) == 2 * len(runs)
 
 
+@pytest.mark.parametrize(("widths", "name"), [((8, 8), "parameters"), ((100, 101), "hidden_size")])
+def test_the_networks_of_a_script_are_told_apart_by_an_option_or_else_by_their_parameters(tmp_path, widths, name):
+    for number, width in enumerate(widths):
+        write(tmp_path, [32, 64], first=2 * number, options={"script": "theirs.py", "model.hidden_size": width})
+        for folder in (2 * number, 2 * number + 1):
+            change_record(tmp_path / str(folder), model={"parameters": 100 + number})
+    assert [group.label for group in find([tmp_path]).groups] == [f"cnn · {name} {size}" for size in (100, 101)]
+
+
 def test_a_learning_rate_that_grows_with_the_batch_divides_no_group(tmp_path):
     write(tmp_path, (32, 64, 128), options=lambda size: {LR: size / 1e4})
     sweep = find([tmp_path])

@@ -1,5 +1,6 @@
 """What holds for every callback that measures: it changes no bit, ends no training, and leaves nothing behind."""
 
+import copy
 import pickle
 import threading
 from typing import NamedTuple
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from lightning import LightningModule
+from lightning.pytorch.callbacks import LambdaCallback
 from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import _get_current_dispatch_mode
@@ -154,6 +156,17 @@ def assert_all_known(seen: Observers) -> None:
     assert "communication_ms" not in seen.monitor.summary  # nobody to wait for
     assert seen.device.summary["seconds"] > 0
     assert seen.profiler.explanation is not None and seen.profiler.explanation.trace_steps == 3
+
+
+def test_a_monitor_is_copied_and_pickled_with_what_it_has_found_also_during_a_fit() -> None:
+    monitors, during = (monitoring(record_operations=True), DeviceMonitor()), []
+    keep = LambdaCallback(on_train_batch_end=lambda *_: during.append(pickle.dumps(monitors)))
+    train(Stranger(), *monitors, keep, max_epochs=3)
+    for copied in (copy.deepcopy(monitors), pickle.loads(pickle.dumps(monitors))):
+        assert [one.summary for one in copied] == [one.summary for one in monitors]
+    monitor, device = pickle.loads(during[-1])
+    train(Stranger(), monitor, device, max_epochs=3)
+    assert monitor.summary["updates"] == 15 - 5 and device.summary["seconds"] > 0
 
 
 def test_each_fit_starts_anew_and_each_callback_can_be_sent_to_a_process_and_torn_down_twice() -> None:

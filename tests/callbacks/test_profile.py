@@ -1,6 +1,7 @@
 """OperationProfiler in strangers' projects, what it says of a step; and hooks on a trainer's own profiler."""
 
 import json
+from contextlib import contextmanager
 
 import lightning
 import pytest
@@ -93,6 +94,33 @@ def test_a_hook_hears_its_actions_until_it_is_removed_and_the_trainers_own_profi
     assert heard == ["+training_step", "-training_step"]
     if isinstance(own, SimpleProfiler):
         assert len(own.recorded_durations[ACTION]) == 2
+
+
+class Ranges(SimpleProfiler):
+    """Has a `profile` of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.actions: list[str] = []
+
+    @contextmanager
+    def profile(self, action_name: str):
+        self.actions.append(action_name)
+        with super().profile(action_name):
+            yield action_name
+
+
+def test_a_profilers_own_profile_is_called_and_heard_once() -> None:
+    own = Ranges()
+    trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, profiler=own)
+    hooks = [hearing(trainer, "training_step") for _ in range(2)]
+    with own.profile(ACTION):
+        pass
+    assert own.actions == [ACTION] and len(own.recorded_durations[ACTION]) == 1
+    assert [heard for _, heard in hooks] == [["+training_step", "-training_step"]] * 2
+    for hook, _ in hooks:
+        hook.detach()
+    assert not {"start", "stop", "profile"} & vars(own).keys()
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])

@@ -51,6 +51,8 @@ def test_no_update_is_partial_where_sizes_vary_though_one_of_them_is_the_mean() 
 
 # --- the cost ---------------------------------------------------------------------------------------------------------
 
+# As under a schedule of accumulation: 3,200 samples/s in each phase, and no size has half of the samples.
+GROWING_MS, GROWING = [10] * 4 + [20] * 2 + [40], [32] * 4 + [64] * 2 + [128]
 # Steps in ms and their samples → facts.
 STEPS = {
     "a whole batch over the median step": (
@@ -65,6 +67,11 @@ STEPS = {
         [10, 20, 30],
         [8, 10, 12],
         {"batch_size": 10, "batch_size_varies": True, "step_ms_median": 20, "samples_per_sec": 500},
+    ),
+    "sizes that vary, with the time": (
+        GROWING_MS,
+        GROWING,
+        {"batch_size": 55, "batch_size_varies": True, "step_ms_median": 10, "samples_per_sec": 3200},
     ),
     "a step that a clock has broken": ([10, math.nan, -3, math.inf, 12, 11], 4, {"step_ms_median": 11, "updates": 3}),
     "the p99 is of whole batches": ([*range(1, 102), 500], [9] * 101 + [7], {"step_ms_p99": 100}),
@@ -161,6 +168,9 @@ def test_updates_of_another_number_of_batches_are_no_change_of_the_step_and_not_
     twice = table_with(*recorded, *(one for number in range(4, 10) for one in update(number, 2)))
     assert [table.has_other_batches() for table in (once, twice)] == [False, True]
     assert [table.changed(ms) for table, ms in ((once, 10.0), (twice, 20.0), (twice, 60.0))] == pytest.approx([1, 1, 3])
+    counts = zip(range(4, 11), (1, 1, 1, 1, 2, 2, 4), strict=True)
+    growing = table_with(*recorded, *(one for number, count in counts for one in update(number, count)))
+    assert growing.changed(10.0) == pytest.approx(1)
 
 
 def test_the_step_file_has_the_steps_of_a_whole_batch_in_their_windows() -> None:
@@ -170,6 +180,14 @@ def test_the_step_file_has_the_steps_of_a_whole_batch_in_their_windows() -> None
     assert times.parts_s.sum(1) == pytest.approx(times.step_s)
     assert table_with(batch(1, forward=5), batch(2, forward=10)).times() is None
     assert UpdateTable(0, Windows(0)).times() is None
+
+
+def test_the_steps_of_the_step_file_are_of_one_size_where_sizes_vary() -> None:
+    table = table_of(GROWING_MS, GROWING, disturbed_from=4)
+    times, found = table.times(), cost_of(table)
+    samples = found["samples_per_sec"] * found["step_ms_median"] / 1e3
+    assert samples / times.means() == pytest.approx([3200, 3200])
+    assert times.parts_s.sum(1) == pytest.approx(times.step_s)
 
 
 def test_the_curves_have_every_metric_that_a_step_has_and_no_other() -> None:

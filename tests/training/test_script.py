@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 from lightning import Trainer
-from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, LambdaCallback
+from torch.multiprocessing import ProcessRaisedException
 
 from batchscope import ThroughputMonitor, attached
 from batchscope.analysis.read import find
+from batchscope.files import new_folder
 from batchscope.options.check import check_config
+from batchscope.records.run_record import RunRecord
 from batchscope.training import summary
 from batchscope.training.script import ScriptRecord, arguments
 from tests.support.command_lines import refusal
@@ -67,11 +70,32 @@ def test_each_fit_is_recorded_and_a_trainer_without_one_takes_no_folder(tmp_path
     assert ends == {"run": (5, 1), "run-2": (8, 1)}  # an epoch that has not ended does not count
 
 
+def test_a_fit_takes_a_folder_that_no_other_process_of_the_script_has_taken(tmp_path: Path) -> None:
+    new_folder(tmp_path / "run")
+    train(Stranger(), ScriptRecord(tmp_path / "run"), max_epochs=1)
+    assert record(tmp_path / "run-2")["status"] == "finished"
+
+
+def test_the_batches_of_an_update_are_those_that_a_schedule_has_set(tmp_path: Path) -> None:
+    train(Stranger(), ScriptRecord(tmp_path / "run"), GradientAccumulationScheduler({0: 2}))
+    assert record(tmp_path / "run")["config"]["trainer"]["accumulate_grad_batches"] == 2
+
+
 def test_a_fit_that_raises_is_recorded_as_failed(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         train(Stranger(), ScriptRecord(tmp_path / "run"), LambdaCallback(on_train_batch_end=lambda *_: 1 / 0))
     assert record(tmp_path / "run")["status"] == "failed"
     assert "division by zero" in record(tmp_path / "run")["error"]
+
+
+def test_a_fit_that_fails_in_processes_that_lightning_started_is_recorded_as_failed(tmp_path: Path) -> None:
+    with RunRecord(tmp_path / "run") as begun:  # as the first of them has
+        begun.begin()
+        trainer = Trainer(accelerator="cpu", devices=2, strategy="ddp_spawn", logger=False, enable_checkpointing=False)
+        error = ProcessRaisedException("Process 0 …\nTraceback …\nZeroDivisionError: division by zero\n", 0, 1)
+        ScriptRecord(tmp_path / "run").on_exception(trainer, Stranger(), error)
+        assert record(tmp_path / "run")["status"] == "failed"
+        assert record(tmp_path / "run")["error"] == "ZeroDivisionError: division by zero"
 
 
 def test_a_record_that_cannot_be_completed_ends_as_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
