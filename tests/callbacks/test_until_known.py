@@ -19,7 +19,7 @@ from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.callbacks.until_known import StopWhenKnown, reason_to_end
 from batchscope.errors import UserError
 from batchscope.options.compose import check_command_line
-from tests.callbacks.support import monitoring, slow, stranger
+from tests.callbacks.support import monitoring, slow
 from tests.support.tables import table_of
 from tests.support.third_party_modules import train
 
@@ -147,19 +147,15 @@ def test_the_workers_of_a_loader_are_stopped_while_a_run_waits_so_that_no_visit_
     assert trainer.global_step > 8  # more than the worker had loaded before the first wait: it has gone on
 
 
-@pytest.mark.parametrize(("loads_s", "steps"), [(0.05, 3), (0.0, 1)])
-def test_a_visit_has_a_batch_of_each_worker_where_the_loader_is_waited_for(loads_s: float, steps: int) -> None:
+@pytest.mark.parametrize(("limit", "steps"), [(-1.0, 3), (1.0, 1)])
+def test_a_visit_has_a_batch_of_each_worker_where_steps_wait_for_more_than_a_limit(
+    limit: float, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Workers that have begun together are ready together: of three steps one waits for all three."""
-
-    class Slow(TensorDataset):
-        def __getitem__(self, index: int):
-            time.sleep(loads_s)
-            return super().__getitem__(index)
-
+    monkeypatch.setattr(_visits, "WAITS", limit)
     orders = ("warm up", "go 0 0", "go 1 0", "stop known")
-    data = DataLoader(Slow(torch.zeros(10_000, 4), torch.zeros(10_000, 1)), batch_size=8, num_workers=3)
-    module = stranger(training_step=lambda module: time.sleep(0.05))
-    (_, _, first, second), *_ = visited(*orders, data=data, module=module)
+    data = DataLoader(TensorDataset(torch.zeros(10_000, 4), torch.zeros(10_000, 1)), batch_size=8, num_workers=3)
+    (_, _, first, second), *_ = visited(*orders, data=data)
     assert (first["steps"], second["steps"]) == (3, steps)
 
 
