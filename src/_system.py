@@ -285,12 +285,14 @@ def _start_and_accept(command: Sequence[str], streams: dict[str, Any], started: 
 
 
 def connection_to_starter() -> socket.socket | None:
-    """In a program that was started: its end of the connection, which no program that it starts inherits.
+    """In a program that was started: its end of the connection, which no process that it starts or forks inherits.
 
     On Windows there is none in the other ranks of a run, which the first one starts and ends.
     """
     if sys.platform != "win32":
-        return socket.socket(fileno=os.dup(0))
+        end = socket.socket(fileno=os.dup(0))
+        os.register_at_fork(after_in_child=lambda: os.close(end.detach()) if end.fileno() >= 0 else None)
+        return end
     if not (starter := os.environ.pop(_STARTER, "")):
         return None
     port, word = starter.split()

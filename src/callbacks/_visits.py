@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import psutil
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
+from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
 from .._lightning import callback_of, logged_step
@@ -32,8 +33,9 @@ from .wait_until_quiet import WaitUntilQuiet
 
 _WARM = 3  # updates by which the length of a training is told
 SHORT_S = 0.1  # the first one of such steps is left out: what others trained meanwhile is in the caches
-# Of the time of steps, for data. Then a visit has a batch of each worker: those that began together are ready together.
-WAITS = 0.1
+# Of the time of steps, for data. Then a visit has a batch of each worker: those that began together are ready together. It is
+# no longer than a few seconds, where one step is not.
+WAITS, LONG_S = 0.1, 3.0
 
 
 class Visitor(Protocol):
@@ -90,7 +92,7 @@ class Visits(Callback):
 
     def _visited(self, trainer: Trainer) -> Iterator[None]:
         """The course of a run from its first batch on; each `yield` is until the end of the next update."""
-        monitor, lags, mean_s, fewest = self._monitor, self._clock.lags, 0.0, _workers()
+        monitor, lags, mean_s, fewest = self._monitor, self._clock.lags, 0.0, 1
         order = self._tell_and_wait(trainer, {"ready": True})
         if order == "warm up":
             while not monitor.is_warm or (lags and len(self._warm_up) < _WARM):
@@ -103,13 +105,15 @@ class Visits(Callback):
             if mean_s < SHORT_S:
                 yield
             monitor.begin_window(int(number))
-            until, updates = time.perf_counter() + float(seconds), 0
-            while updates < max(1, fewest) or time.perf_counter() < until:
+            began, updates = time.perf_counter(), 0
+            while (taken := time.perf_counter() - began) < float(seconds) or updates < (
+                fewest if taken < LONG_S else 1
+            ):
                 yield
                 updates += 1
             facts = monitor.end_window(trainer)
             mean_s = facts.get("mean_s", 0.0)
-            fewest = _workers() if facts.get("wait_share", 0.0) > WAITS else 1
+            fewest = workers_of(trainer) if facts.get("wait_share", 0.0) > WAITS else 1
             order = self._tell_and_wait(trainer, facts)
         action, _, reason = order.partition(" ")
         if action == "stop":
@@ -170,9 +174,9 @@ def workers_stopped() -> Iterator[None]:
                 worker.resume()
 
 
-def _workers() -> int:
-    """How many processes load batches; of those of a validation, which may be among them, a visit is only longer."""
-    return len(multiprocessing.active_children())
+def workers_of(trainer: Trainer) -> int:
+    """How many processes load the batches of the training, 1 at least."""
+    return max(1, *(getattr(loader, "num_workers", 0) for loader in tree_leaves(trainer.train_dataloader)))
 
 
 def seconds_waited(callbacks: Iterable[Any]) -> float:

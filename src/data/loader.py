@@ -128,6 +128,7 @@ class Loader:
         timesteps: Callable[[Any], int | None] = lambda batch: None,
     ):
         self.timesteps: int | None = None
+        self.num_workers = num_workers
         self._timesteps_of = timesteps
         self.device = device
         self.wait_context = wait_context

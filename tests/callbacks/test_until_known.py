@@ -147,16 +147,21 @@ def test_the_workers_of_a_loader_are_stopped_while_a_run_waits_so_that_no_visit_
     assert trainer.global_step > 8  # more than the worker had loaded before the first wait: it has gone on
 
 
-@pytest.mark.parametrize(("limit", "steps"), [(-1.0, 3), (1.0, 1)])
-def test_a_visit_has_a_batch_of_each_worker_where_steps_wait_for_more_than_a_limit(
-    limit: float, steps: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("limit", "long_s", "steps"),
+    [(-1.0, 60.0, 3), (1.0, 60.0, 1), (-1.0, 0.0, 1)],
+    ids=["waits", "does not", "is long"],
+)
+def test_a_visit_has_a_batch_of_each_worker_where_steps_wait_for_data_and_it_is_not_long(
+    limit: float, long_s: float, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Workers that have begun together are ready together: of three steps one waits for all three."""
     monkeypatch.setattr(_visits, "WAITS", limit)
+    monkeypatch.setattr(_visits, "LONG_S", long_s)
     orders = ("warm up", "go 0 0", "go 1 0", "stop known")
     data = DataLoader(TensorDataset(torch.zeros(10_000, 4), torch.zeros(10_000, 1)), batch_size=8, num_workers=3)
     (_, _, first, second), *_ = visited(*orders, data=data)
-    assert (first["steps"], second["steps"]) == (3, steps)
+    assert (first["steps"], second["steps"]) == (1, steps)
 
 
 class Lagging(HostClock):

@@ -41,11 +41,14 @@ KILL_A = f"[os.kill({PID_OF_A}, 9) for n in visits if len(record['taken']) == 1]
 WARM_UP_AND_DIE = "sweep.tell({'ready': True}); sweep.hear(); os.kill(os.getpid(), 9)"
 EMPTY = "file.write_text('{}'); os._exit(0)"
 NO_MEMORY = "record['status'] = 'out_of_memory'"
+# A loader's worker, which is stopped while its run waits, and does not notice that it is killed.
+WORKER = "sweep.keep_for_itself(); os.fork() or os.kill(os.getpid(), signal.SIGSTOP); "
 # What the runs do, whether they are visited side by side → how they end, and what is said.
 OTHERS_GO_ON = {
     "one raises": ([WAIT, "[1 / 0 for n in visits]"], True, "finished failed", "  failed: "),
     "one is killed": ([WAIT, KILL_SELF], True, "finished killed", "  killed: "),
     "one is killed while it waits": ([WAIT, KILL_A], True, "killed finished", "  killed: "),
+    "one with a worker is killed while it waits": ([WORKER + WAIT, KILL_A], True, "killed finished", "  killed: "),
     "a folder is removed": ([REMOVE, WAIT, WAIT], True, "refused finished finished", "error: "),
     "a folder is removed before the next begins": ([REMOVE, WAIT, WAIT], False, "refused finished finished", "error: "),
     "one is killed as it is set up": (
@@ -61,7 +64,9 @@ OTHERS_GO_ON = {
 }
 
 
-@pytest.mark.parametrize("name", [*OTHERS_GO_ON][:-1] + [pytest.param("the server is killed", marks=LINUX)])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[LINUX] * ("server" in name or "worker" in name)) for name in OTHERS_GO_ON]
+)
 def test_what_happens_to_a_run_ends_no_other(do, loop, name, capfd):
     lines, timed, ends, said = OTHERS_GO_ON[name]
     assert " ".join(record["status"] for record in do(*lines, timed=timed)) == ends
