@@ -119,8 +119,11 @@ def group_runs(runs: list[Run], notes: Sequence[str] = ()) -> SweepResults:
 
 
 def _share_size(runs: Sequence[Run]) -> None:
-    """Give those runs of a group one size, the median, whose batches vary and for which no size was asked."""
-    varying = [run for run in runs if run.varies and run.asked is None]
+    """Give those runs of a group one size, the median, whose batches vary and for which no size was asked.
+
+    Without a seed in their records, as of a script, they may differ in what no record has, and in their batches by that.
+    """
+    varying = [run for run in runs if run.varies and run.asked is None and SEED in run.settings]
     means = [run.batch_size for run in varying if run.batch_size]
     for run in varying if means else []:
         vars(run)["batch_size"] = statistics.median_low(means)  # in place of the cached one

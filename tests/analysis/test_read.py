@@ -174,6 +174,13 @@ def test_seeds_whose_batches_vary_have_one_size_and_it_is_the_one_that_was_asked
     assert ({size: len(runs) for size, runs in group.sizes.items()}, sweep.notes) == ({size: 3}, [])
 
 
+def test_the_fits_of_a_script_whose_batches_vary_have_each_a_size_of_its_own(tmp_path):
+    for number, mean in enumerate((31, 62, 125)):
+        held = {"batch_size": mean, "batch_size_varies": True}
+        change_record(write_run(tmp_path / str(number), 64, 10.0, throughput=held), config={"script": "theirs.py"})
+    assert [list(group.sizes) for group in find([tmp_path]).groups] == [[31, 62, 125]]
+
+
 def test_repeated_runs_of_a_size_give_their_median(tmp_path):
     for number, ms in enumerate((10.0, 11.0, 50.0)):
         write_run(tmp_path / str(number), 100, ms, seed=number)
