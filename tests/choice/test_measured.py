@@ -59,9 +59,13 @@ def test_the_epochs_are_those_that_a_timed_run_was_asked_for(tmp_path):
     assert training.epochs == 15
 
 
-def test_runs_that_ended_by_their_steps_were_to_train_no_number_of_epochs(tmp_path):
-    training, _ = only(write_training(tmp_path, options={"trainer.max_steps": 1000}))
-    assert training.epochs is None
+@pytest.mark.parametrize("length", [{"trainer.max_steps": 1000}, {"trainer.max_time": "00:00:10:00"}])
+@pytest.mark.parametrize(("trained", "epochs"), [(None, None), (1, None), (2, 2)])
+def test_runs_that_ended_before_their_epochs_by_another_length_were_to_train_no_number_of_them(
+    tmp_path, length, trained, epochs
+):
+    training, _ = only(write_training(tmp_path, options=length, epochs=trained))
+    assert training.epochs == epochs
 
 
 def test_what_makes_a_step_another_one_makes_another_training_and_is_refused(tmp_path):
