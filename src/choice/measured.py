@@ -16,7 +16,7 @@ from typing import Any
 
 import pandas as pd
 
-from ..analysis.groups import rates_of
+from ..analysis.groups import rates_of, setting_words
 from ..analysis.noise import BETWEEN, Rates
 from ..analysis.run import BATCH_SIZE, HARDWARE, Run
 from ..errors import UserError, printable
@@ -213,7 +213,9 @@ def _source(sizes: Mapping[int, Sequence[_Run]]) -> Source:
     first = next(iter(sizes.values()))[0]
     step, hardware = first.step, table(first.run.record.get("hardware"))
     memory = hardware.get("device_memory_gib") or (None if step.device == "cuda" else hardware.get("memory_gib"))
-    threads = f", {count(step.threads, 'thread')}" if step.threads else ""
+    threads, cores = f", {count(step.threads, 'thread')}" if step.threads else "", first.run.settings.get("cores")
+    if threads and cores not in (None, step.threads):
+        threads += f" on {setting_words('cores', cores)}"
     rates = rates_of({size: [run.run for run in runs] for size, runs in sizes.items()}, at_equal_load=True)
     return Source(
         device_here(step.device, step.device_name, threads, positive(memory) or 0.0),

@@ -107,7 +107,8 @@ def test_another_quota_of_the_processor_makes_another_device(tmp_path):
     for cores in (2, 8):
         write_training(tmp_path / str(cores), hardware={"cpu_cores": cores})
     training, _ = read_training([tmp_path])
-    assert [source.device.short[0] for source in training.sources] == ["cpu", "cpu-2"]
+    named = [(source.device.short[0], source.device.names[0]) for source in training.sources]
+    assert named == [("cpu", "AMD EPYC, 2 threads"), ("cpu-2", "AMD EPYC, 2 threads on 8 cores")]
 
 
 def test_accumulated_gradients_are_divided_into_batches(tmp_path):
