@@ -79,6 +79,13 @@ def test_the_samples_of_an_update_and_of_a_second(tmp_path, facts, rate, update)
     assert (run.samples_after(whole), run.samples_after(whole + 1)) == (55_000, 55_000 + update)
 
 
+def test_the_samples_of_batches_that_vary_are_those_that_they_have_held(tmp_path):
+    write_run(tmp_path / "0", 64, 10.0, train_samples=6000, throughput={"batch_size": 40, "batch_size_varies": True})
+    (run,) = find([tmp_path]).runs
+    assert (run.batch_size, run.samples_after(300)) == (64, 12_000)
+    assert "global_batch_size" not in run.values
+
+
 LR, RULE, SIZE = "optimizer.lr", "optimizer.lr_scaling", "data.batch_size"
 TARGET = {"target": {"metric": "val/acc", "value": 0.9}}
 SEARCHED = [{"options": {LR: rate, "target": 0.9}, **TARGET} for rate in (0.1, 0.2)]
