@@ -98,7 +98,8 @@ class SweepResults:
 def group_runs(runs: list[Run], notes: Sequence[str] = ()) -> SweepResults:
     """What varied between the runs, and their groups."""
     rows = [{key: json.dumps(value, sort_keys=True, default=str) for key, value in r.settings.items()} for r in runs]
-    unset = dict.fromkeys((key for row in rows for key in row if key not in HARDWARE), "null")
+    facts = (*HARDWARE, PARAMETERS)  # by which a run that does not say them is not told apart
+    unset = dict.fromkeys((key for row in rows for key in row if key not in facts), "null")
     rows = [unset | row for row in rows]
     of_target = [run.is_to_target for run in runs]  # of these, each size has its own best learning rate
     dividing = [row | ({LEARNING_RATE: ""} if own else {}) for row, own in zip(rows, of_target, strict=True)]

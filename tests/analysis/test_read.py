@@ -142,6 +142,13 @@ def test_the_networks_of_a_script_are_told_apart_by_an_option_or_else_by_their_p
     assert [group.label for group in find([tmp_path]).groups] == [f"cnn · {name} {size}" for size in (100, 101)]
 
 
+def test_a_fit_that_failed_before_its_lazy_layers_had_parameters_is_among_the_others_of_its_script(tmp_path):
+    for number, (status, parameters) in enumerate((("finished", 5100), ("finished", 5100), ("failed", 0))):
+        run = write_run(tmp_path / str(number), 32 * 2**number, status=status, options={"script": "theirs.py"})
+        change_record(run, model={"parameters": parameters})
+    assert [(group.label, len(group.runs)) for group in find([tmp_path]).groups] == [("cnn", 3)]
+
+
 def test_a_learning_rate_that_grows_with_the_batch_divides_no_group(tmp_path):
     write(tmp_path, (32, 64, 128), options=lambda size: {LR: size / 1e4})
     sweep = find([tmp_path])
