@@ -7,7 +7,8 @@ from pathlib import Path
 
 _HOME = os.path.expanduser("~")  # "/" or "~" where a user has none
 _PATH_BEGINS = r"(?:(?<![\w.~/-])|(?<=://))"
-_ANY_HOME = r"/(?:home|Users)/[^/\s\"'<>:;,()\[\]{}\\]+|/root(?![\w.-])"
+_NAME = r"[^/\s\"'<>:;,()\[\]{}\\]+"
+_ANY_HOME = rf"[A-Za-z]:[\\/]+[Uu]sers[\\/]+{_NAME}|/(?:home|Users)/{_NAME}|/root(?![\w.-])"
 
 
 def anonymous(text: str, host: bool = False) -> str:
@@ -37,4 +38,5 @@ def anonymous_command(command: str) -> str:
 def _homes() -> str:
     own = (home for home in (_HOME, os.path.realpath(_HOME), Path(_HOME).as_posix()) if len(Path(home).parts) > 2)
     homes = "|".join([*(re.escape(home) + r"(?![\w-])" for home in own), _ANY_HOME])
-    return f"{_PATH_BEGINS}(?:{homes})"
+    case = "(?i)" if "\\" in _HOME else ""  # which paths of Windows do not have
+    return f"{case}{_PATH_BEGINS}(?:{homes})"

@@ -33,7 +33,7 @@ _A, _B = 0, 1  # the settings of the rates
 _SHOWN = _SLOWER, _FASTER = ("slower", "faster")  # verdicts
 _SAID = {"seed", "search", "resume", "run_dir"}  # a difference says nothing, or is said elsewhere
 _RECORDED = {"versions": "versions", "hardware": "hardware", "data": "dataset", "model": "model"}
-_MAY_DIFFER = (SEED, "device_name")  # between the repeats of a side
+_MAY_DIFFER = (SEED, "device_name", "cores")  # between the repeats of a side
 _LONGEST = 60  # characters of a value
 
 

@@ -98,7 +98,8 @@ class SweepResults:
 def group_runs(runs: list[Run], notes: Sequence[str] = ()) -> SweepResults:
     """What varied between the runs, and their groups."""
     rows = [{key: json.dumps(value, sort_keys=True, default=str) for key, value in r.settings.items()} for r in runs]
-    unset = dict.fromkeys((key for row in rows for key in row if key not in HARDWARE), "null")
+    facts = (*HARDWARE, PARAMETERS)  # by which a run that does not say them is not told apart
+    unset = dict.fromkeys((key for row in rows for key in row if key not in facts), "null")
     rows = [unset | row for row in rows]
     of_target = [run.is_to_target for run in runs]  # of these, each size has its own best learning rate
     dividing = [row | ({LEARNING_RATE: ""} if own else {}) for row, own in zip(rows, of_target, strict=True)]
@@ -119,8 +120,11 @@ def group_runs(runs: list[Run], notes: Sequence[str] = ()) -> SweepResults:
 
 
 def _share_size(runs: Sequence[Run]) -> None:
-    """Give those runs of a group one size, the median, whose batches vary and for which no size was asked."""
-    varying = [run for run in runs if run.varies and run.asked is None]
+    """Give those runs of a group one size, the median, whose batches vary and for which no size was asked.
+
+    Without a seed in their records, as of a script, they may differ in what no record has, and in their batches by that.
+    """
+    varying = [run for run in runs if run.varies and run.asked is None and SEED in run.settings]
     means = [run.batch_size for run in varying if run.batch_size]
     for run in varying if means else []:
         vars(run)["batch_size"] = statistics.median_low(means)  # in place of the cached one

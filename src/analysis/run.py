@@ -137,6 +137,11 @@ class Run:
         return at(self.record, "throughput.batch_size_varies") is True
 
     @property
+    def _held(self) -> int | None:
+        """`batch_size`, or the mean of its own batches where these vary."""
+        return (_size(at(self.record, "throughput.batch_size")) if self.varies else None) or self.batch_size
+
+    @property
     def asked(self) -> int | None:
         """The batch size that was asked for; None if it is not known."""
         return _size(self.settings.get(BATCH_SIZE))
@@ -177,10 +182,10 @@ class Run:
     @property
     def global_batch_size(self) -> int | None:
         """Samples of an update over all devices, of which the last one of an epoch may hold fewer."""
-        if self.batch_size is None:
+        if self._held is None:
             return None
         batches = positive(self.settings.get("trainer.accumulate_grad_batches")) or 1
-        update = positive(self.settings.get("global_batch_size")) or self.batch_size * self.processes * batches
+        update = positive(self.settings.get("global_batch_size")) or self._held * self.processes * batches
         return round(min(update, self.train_samples or math.inf))
 
     def samples_after(self, steps: float) -> float | None:
@@ -237,7 +242,7 @@ class Run:
             RATE: positive(throughput.get(RATE)) if size else None,
             "batch_size": size,
             "processes": self.processes if self.processes > 1 else None,
-            "global_batch_size": update if update != size else None,
+            "global_batch_size": update if update != self._held else None,
             "samples_to_target": self.samples_after(to_target) if to_target and known["time_to_target_s"] else None,
         }
         parts = {f"{part}_ms_mean": number(at(throughput, f"parts_ms.{part}")) for part in PARTS}

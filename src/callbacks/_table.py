@@ -122,22 +122,25 @@ class UpdateTable:
         return float(step_ms.mean() if self._usual_size() is None else numpy.median(step_ms))
 
     def batch_size(self) -> int:
-        """The samples of one batch, of which an update may have several; 0 where they are not known."""
-        batches = self.rows["batches"][self.in_median()]
-        return round(self.whole_batch() / float(batches.mean())) if len(batches) else 0
+        """The samples of a batch, of which an update may have several, or their mean where they vary; 0 where not known."""
+        size, rows = self._usual_size(of_batches=True), self.rows[self.in_median()]
+        return round(rows["samples"].sum(dtype=float) / rows["batches"].sum(dtype=float) if size is None else size)
 
     def varies(self) -> bool:
-        """Whether sizes vary by design, so that `batch_size` is a mean."""
-        return self._usual_size() is None
+        """Whether batches vary by design, and not only how many of them an update has, so that `batch_size` is a mean."""
+        return self._usual_size(of_batches=True) is None
 
-    def _usual_size(self) -> float | None:
-        """The size with which at least half of the samples were trained; None where sizes vary, 0 without a row."""
-        samples = self.rows["samples"][self.after_warmup()].astype(float)
+    def _usual_size(self, of_batches: bool = False) -> float | None:
+        """The size of an update, or of its batches, with which at least half of the samples were trained; None where sizes
+        vary, 0 without a row.
+        """
+        rows = self.rows[self.after_warmup()]
+        samples = rows["samples"].astype(float)
         if not len(samples):
             return 0.0
-        sizes, counts = numpy.unique(samples, return_counts=True)
-        most = float(sizes[numpy.argmax(sizes * counts)])
-        return most if 2 * most * (samples == most).sum() >= samples.sum() else None
+        sizes, of_row = numpy.unique(samples / rows["batches"] if of_batches else samples, return_inverse=True)
+        trained = numpy.bincount(of_row, samples)
+        return float(sizes[trained.argmax()]) if 2 * trained.max() >= samples.sum() else None
 
     def after_warmup(self) -> Mask:
         """The updates that count for sums and means: all after the warm-up that were not recorded."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import pandas as pd
 
-from ..analysis.groups import rates_of
+from ..analysis.groups import rates_of, setting_words
 from ..analysis.noise import BETWEEN, Rates
 from ..analysis.run import BATCH_SIZE, HARDWARE, Run
 from ..errors import UserError, printable
@@ -26,7 +26,7 @@ from ..records.formatting import count
 from ..records.operations import StepOperations, read_operations
 from ..records.rates import RATE, why_no_rate
 from ..records.read import read, run_dirs
-from ..records.values import at, limited, positive, table
+from ..records.values import at, limited, number, positive, table
 from .interval import Interval, converted
 from .scale import NUMBERS
 from .step import Measured, Source
@@ -213,7 +213,9 @@ def _source(sizes: Mapping[int, Sequence[_Run]]) -> Source:
     first = next(iter(sizes.values()))[0]
     step, hardware = first.step, table(first.run.record.get("hardware"))
     memory = hardware.get("device_memory_gib") or (None if step.device == "cuda" else hardware.get("memory_gib"))
-    threads = f", {count(step.threads, 'thread')}" if step.threads else ""
+    threads, cores = f", {count(step.threads, 'thread')}" if step.threads else "", first.run.settings.get("cores")
+    if threads and cores not in (None, step.threads):
+        threads += f" on {setting_words('cores', cores)}"
     rates = rates_of({size: [run.run for run in runs] for size, runs in sizes.items()}, at_equal_load=True)
     return Source(
         device_here(step.device, step.device_name, threads, positive(memory) or 0.0),
@@ -245,10 +247,12 @@ def _pooled(runs: Sequence[_Run], rates: Rates, batch_size: int) -> Measured:
 
 
 def _epochs(record: Mapping[str, Any]) -> int | None:
-    """The epochs that a run was to train; None where another length decides, or nobody knows."""
-    ends_by_steps = positive(at(record, "config.trainer.max_steps"))
-    length = None if ends_by_steps else at(record, "config.trainer.max_epochs")
-    return round(positive(record.get("asked_epochs", length)) or 0) or None
+    """The epochs that a run was to train; None where another length may have ended it before, or nobody knows."""
+    trainer = table(at(record, "config.trainer"))
+    length, trained = positive(trainer.get("max_epochs")) or 0, number(record.get("epochs")) or 0
+    has_another = positive(trainer.get("max_steps")) or trainer.get("max_time")
+    asked = record.get("asked_epochs", 0 if has_another and trained < length else length)
+    return round(positive(asked) or 0) or None
 
 
 def _training(runs: Sequence[_Run], sources: Sequence[Source]) -> Training:

@@ -45,8 +45,9 @@ def _line(training: Training, device: Datasheet, question: Question) -> UseLine:
     source = next((source for source in training.sources if source.device is device), None)
     steps = {size: measured.step for size, measured in (source or training.sources[0]).sizes.items()}
     precision = None if source or question.precision == training.precision else question.precision
-    calibration = next(iter(steps.values())).calibration
-    here = {} if calibration.get("disturbed") else table(calibration.get("matmul_flops_per_sec"))  # others lowered them
+    found = [step.calibration for step in steps.values()]
+    known = (each.get("matmul_flops_per_sec") for each in found if not each.get("disturbed"))  # which lowers them
+    here = table(next(known, None))
     peaks = here if source else device.flops_per_sec
     shares = {}
     with contextlib.suppress(KeyError, UserError):  # a peak that is not known

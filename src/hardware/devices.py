@@ -108,7 +108,7 @@ def cache_bytes(device: torch.device, cpus: Path = CPUS) -> int | None:
 
 def describe(device: torch.device) -> dict[str, Any]:
     """The machine, as a run record has it."""
-    own_memory, cores = {}, usable_cores()
+    own_memory = {}
     if device.type != "cpu":
         own_memory = {"device_memory_gib": round(total_memory(device) / 2**30, 1)}
     return {
@@ -116,8 +116,17 @@ def describe(device: torch.device) -> dict[str, Any]:
         "device_name": device_name(device),
         **own_memory,
         "cpu": processor_name(),
-        "cpu_cores": round(cores) if cores % 1 == 0 else cores,
-        "torch_threads": torch.get_num_threads(),
+        **cores_and_threads(),
         "memory_gib": round(total_memory(torch.device("cpu")) / 2**30, 1),
         "platform": platform.platform(),
     }
+
+
+def cores_and_threads() -> dict[str, float]:
+    """What of the machine a fit settles, and is to be read behind it.
+
+    Lightning gives each of several ranks its part of the threads, and under OMP_PROC_BIND the process has the cores of
+    OpenMP's threads, which begin with the first step.
+    """
+    cores = usable_cores()
+    return {"cpu_cores": round(cores) if cores % 1 == 0 else cores, "torch_threads": torch.get_num_threads()}

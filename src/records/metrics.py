@@ -108,7 +108,7 @@ joules_per_sample | J | down | milli | mJ/sample | energy of the device
 time_to_target_s | s | down | | s to target | of training, until the target was reached
 samples_to_target | samples | down | | samples | trained on until then
 learning_rate | | | rate | scaled lr | as scaled to the batch size
-seconds | s | | whole | seconds | from the start of the run to its end, without waiting for other runs; of a resumed run, of the processes that recorded their end
+seconds | s | | whole | seconds | from the start of the run to its end, without waiting for other runs; of a resumed run, of all its processes, and of one that was killed until its checkpoint
 """)
 
 

@@ -91,7 +91,7 @@ def run_dirs(folder: Path) -> list[Path]:
 
 
 def sweep_folder(name: str | Path, option: str, *more: Path) -> Path:
-    """The folder of a sweep that is named by its path, or as `last`: the sweep of which a record was written last, among `more`, too.
+    """The folder of a sweep that is named by its path, or as `last`: the innermost sweep with the newest record, among `more`, too.
 
     Raises:
         UserError: if there is no sweep; a path is returned as it is.

@@ -38,7 +38,7 @@ from ..data.plain import Data, PlainData, has_test, lightning_of
 from ..distributed.agreement import abort_waiting, check_agreement, end_together
 from ..distributed.rendezvous import once_for_all
 from ..errors import UnfitError, UserError, show_tracebacks, warn
-from ..hardware.devices import describe
+from ..hardware.devices import cores_and_threads, describe
 from ..options.command_lines import evaluate_command, program
 from ..options.groups import DEFAULT_DATA, SECTIONS
 from ..options.overrides import set_by
@@ -279,10 +279,10 @@ class _Run:
         try:
             self.trainer.fit(self.module, datamodule=lightning_of(self.data), ckpt_path=checkpoint, weights_only=True)
         except BaseException:
+            record.facts["hardware"] |= cores_and_threads()
             summary.write_steps(self.trainer, self.run_dir, record, visited=True)
             record.facts["fit_seconds"] = self._fit_seconds()
             record.facts["waiting_seconds"] = round(seconds_waited(callbacks_of(self.trainer)), 3)
-            record.facts["hardware"] |= {"torch_threads": torch.get_num_threads()}
             raise
         fit_s = self._fit_seconds()
         if self.trainer.fit_loop.max_batches == 0 and not self.trainer.global_step:
@@ -315,9 +315,7 @@ class _Run:
             facts |= {key: before[key] for key in ("hardware", "versions") if key in before}
             facts["config"] = with_speed_of(self.config, table(before.get("config")))
         else:
-            # Lightning has given each of several ranks its part of the cores.
-            threads = {"torch_threads": torch.get_num_threads()}
-            facts = {**measured, "hardware": record.facts["hardware"] | threads, **facts}
+            facts = {**measured, "hardware": record.facts["hardware"] | cores_and_threads(), **facts}
         record.add(**facts)
         summary.write_steps(self.trainer, self.run_dir, record)
 

@@ -18,7 +18,7 @@ from ..callbacks.device import DeviceMonitor
 from ..callbacks.throughput import ThroughputMonitor
 from ..errors import warn
 from ..files import new_folder, numbered
-from ..hardware.devices import describe
+from ..hardware.devices import cores_and_threads, describe
 from ..records.run_record import RunRecord, close_open, ended_as, reason
 from ..records.values import is_limit
 from . import summary
@@ -105,6 +105,7 @@ class ScriptRecord(Callback):
             record.facts["config"] = {**config, "data": {"batch_size": size, "arguments": given}}
         fit = {"epochs": summary.whole_epochs(trainer), "steps": logged_step(trainer)}
         fit |= {"model": record.facts["model"] | {"parameters": summary.parameters(pl_module)}}
+        fit |= {"hardware": record.facts["hardware"] | cores_and_threads()}
         samples = summary.train_samples(trainer)
         dataset = record.facts["dataset"] | ({"train_samples": samples} if samples else {})
         record.add(**found, **fit, metrics=summary.last_metrics(trainer), dataset=dataset)

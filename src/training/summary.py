@@ -128,8 +128,9 @@ def _learning_rate(optimizer: Optimizer, is_scheduled: bool) -> float | None:
 
 
 def parameters(model: nn.Module) -> int:
-    """How many numbers a model has to train, or has frozen; a lazy layer has none before its first batch."""
-    return sum(each.numel() for each in model.parameters() if not is_lazy(each))
+    """How many numbers a model has to train, or has frozen; 0 before its first batch where it has lazy layers."""
+    found = list(model.parameters())
+    return 0 if any(map(is_lazy, found)) else sum(each.numel() for each in found)
 
 
 def write_steps(trainer: Trainer, run_dir: Path, record: RunRecord, visited: bool = False) -> None:

@@ -192,6 +192,13 @@ def test_each_side_is_one_run_or_its_repeats_and_anything_else_is_one_line(tmp_p
             compare(tmp_path / a, tmp_path / b)
 
 
+def test_repeats_on_machines_with_other_cores_are_compared(tmp_path):
+    for seed, cores in enumerate((32, 64)):
+        measured(tmp_path / "a" / str(seed), 10.0, seed=seed, hardware={"cpu_cores": cores})
+    measured(tmp_path / "b", 16.0)
+    assert compare(tmp_path / "a", tmp_path / "b").slowdown.value == pytest.approx(1.6, rel=0.01)
+
+
 def test_what_differs_in_configuration_versions_and_hardware_is_said(tmp_path):
     weights = [f"/data/{'x' * 80}/{name}.ckpt" for name in ("best", "last")]
     a = {"hardware": {"cpu_cores": 2}, "options": {"model.weights": weights[0]}}

@@ -24,6 +24,7 @@ def home(monkeypatch):
         ("data.root=/data/users/me, (/home/alice/x) and '/Users/bob'", "data.root=~, (~/x) and '~'"),
         ("file:///home/alice/x [/root/y]", "file://~/x [~/y]"),
         ("/data/users/me.", "~."),
+        (r"'C:\\Users\\bob\\x' and c:/users/max", r"'~\\x' and ~"),  # of a record of Windows
         # Another path that holds the same names.
         ("/mnt/home/user/x", "/mnt/home/user/x"),
         ("/mnt/data/users/me/x", "/mnt/data/users/me/x"),
@@ -54,6 +55,8 @@ def test_a_command_for_the_clipboard_has_a_home_folder_that_a_shell_replaces(com
     [
         (r"train data.root=C:\Users\max\mnist", r"train data.root=%USERPROFILE%\mnist"),
         (r"train data.root=C:/Users/max/mnist", r"train data.root=%USERPROFILE%/mnist"),
+        (r"train data.root=c:\users\MAX\mnist", r"train data.root=%USERPROFILE%\mnist"),
+        (r"train data.root=C:/Users/bob/mnist", r"train data.root=%USERPROFILE%/mnist"),
         ("train \"data.root='C:\\Users\\max\\my data'\"", "train \"data.root='%USERPROFILE%\\my data'\""),
     ],
 )

@@ -79,6 +79,13 @@ def test_the_samples_of_an_update_and_of_a_second(tmp_path, facts, rate, update)
     assert (run.samples_after(whole), run.samples_after(whole + 1)) == (55_000, 55_000 + update)
 
 
+def test_the_samples_of_batches_that_vary_are_those_that_they_have_held(tmp_path):
+    write_run(tmp_path / "0", 64, 10.0, train_samples=6000, throughput={"batch_size": 40, "batch_size_varies": True})
+    (run,) = find([tmp_path]).runs
+    assert (run.batch_size, run.samples_after(300)) == (64, 12_000)
+    assert "global_batch_size" not in run.values
+
+
 LR, RULE, SIZE = "optimizer.lr", "optimizer.lr_scaling", "data.batch_size"
 TARGET = {"target": {"metric": "val/acc", "value": 0.9}}
 SEARCHED = [{"options": {LR: rate, "target": 0.9}, **TARGET} for rate in (0.1, 0.2)]
@@ -135,6 +142,13 @@ def test_the_networks_of_a_script_are_told_apart_by_an_option_or_else_by_their_p
     assert [group.label for group in find([tmp_path]).groups] == [f"cnn · {name} {size}" for size in (100, 101)]
 
 
+def test_a_fit_that_failed_before_its_lazy_layers_had_parameters_is_among_the_others_of_its_script(tmp_path):
+    for number, (status, parameters) in enumerate((("finished", 5100), ("finished", 5100), ("failed", 0))):
+        run = write_run(tmp_path / str(number), 32 * 2**number, status=status, options={"script": "theirs.py"})
+        change_record(run, model={"parameters": parameters})
+    assert [(group.label, len(group.runs)) for group in find([tmp_path]).groups] == [("cnn", 3)]
+
+
 def test_a_learning_rate_that_grows_with_the_batch_divides_no_group(tmp_path):
     write(tmp_path, (32, 64, 128), options=lambda size: {LR: size / 1e4})
     sweep = find([tmp_path])
@@ -172,6 +186,13 @@ def test_seeds_whose_batches_vary_have_one_size_and_it_is_the_one_that_was_asked
     sweep = find([tmp_path])
     (group,) = sweep.groups
     assert ({size: len(runs) for size, runs in group.sizes.items()}, sweep.notes) == ({size: 3}, [])
+
+
+def test_the_fits_of_a_script_whose_batches_vary_have_each_a_size_of_its_own(tmp_path):
+    for number, mean in enumerate((31, 62, 125)):
+        held = {"batch_size": mean, "batch_size_varies": True}
+        change_record(write_run(tmp_path / str(number), 64, 10.0, throughput=held), config={"script": "theirs.py"})
+    assert [list(group.sizes) for group in find([tmp_path]).groups] == [[31, 62, 125]]
 
 
 def test_repeated_runs_of_a_size_give_their_median(tmp_path):

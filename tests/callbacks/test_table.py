@@ -143,6 +143,14 @@ def test_what_a_fit_does_not_have_is_no_fact_of_its_cost() -> None:
         assert cost_of(table_with(*(batch(n, forward=10) for n in range(1, updates + 1)), warmup=5)) == {}
 
 
+def test_a_schedule_of_accumulation_makes_updates_of_many_sizes_and_not_batches() -> None:
+    counts = (1, 1, 1, 1, 2, 2, 4)
+    updates = [(number, n < count) for number, count in enumerate(counts, start=1) for n in range(1, count + 1)]
+    batches = [batch(number - waits, 64, forward=10) for number, waits in updates]
+    found = cost_of(table_with(*batches, batch(8, 16, forward=10)))
+    assert (found["batch_size"], found.get("batch_size_varies")) == (64, None)
+
+
 # --- other views ------------------------------------------------------------------------------------------------------
 
 

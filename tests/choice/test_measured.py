@@ -59,9 +59,13 @@ def test_the_epochs_are_those_that_a_timed_run_was_asked_for(tmp_path):
     assert training.epochs == 15
 
 
-def test_runs_that_ended_by_their_steps_were_to_train_no_number_of_epochs(tmp_path):
-    training, _ = only(write_training(tmp_path, options={"trainer.max_steps": 1000}))
-    assert training.epochs is None
+@pytest.mark.parametrize("length", [{"trainer.max_steps": 1000}, {"trainer.max_time": "00:00:10:00"}])
+@pytest.mark.parametrize(("trained", "epochs"), [(None, None), (1, None), (2, 2)])
+def test_runs_that_ended_before_their_epochs_by_another_length_were_to_train_no_number_of_them(
+    tmp_path, length, trained, epochs
+):
+    training, _ = only(write_training(tmp_path, options=length, epochs=trained))
+    assert training.epochs == epochs
 
 
 def test_what_makes_a_step_another_one_makes_another_training_and_is_refused(tmp_path):
@@ -103,7 +107,8 @@ def test_another_quota_of_the_processor_makes_another_device(tmp_path):
     for cores in (2, 8):
         write_training(tmp_path / str(cores), hardware={"cpu_cores": cores})
     training, _ = read_training([tmp_path])
-    assert [source.device.short[0] for source in training.sources] == ["cpu", "cpu-2"]
+    named = [(source.device.short[0], source.device.names[0]) for source in training.sources]
+    assert named == [("cpu", "AMD EPYC, 2 threads"), ("cpu-2", "AMD EPYC, 2 threads on 8 cores")]
 
 
 def test_accumulated_gradients_are_divided_into_batches(tmp_path):

@@ -85,6 +85,15 @@ def test_a_card_that_cannot_train_it_has_no_line_and_a_device_without_a_peak_no_
     assert all(card.shares for card in cards)
 
 
+def test_a_peak_that_others_lowered_in_one_run_is_that_of_another(tmp_path):
+    known = training(tmp_path)
+    (source,) = known.sources
+    lowered = replace(source.sizes[8].step, calibration=CALIBRATION | {"disturbed": "others were busy"})
+    sizes = {**source.sizes, 8: replace(source.sizes[8], step=lowered)}
+    cpu, *_ = use_lines(replace(known, sources=[replace(source, sizes=sizes)]), Question(CARDS))
+    assert list(cpu.shares) == [8, 64, 512]
+
+
 @pytest.mark.parametrize(
     ("cpu", "h100", "said"),
     [

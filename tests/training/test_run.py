@@ -180,16 +180,19 @@ def test_a_seed_gives_the_same_run_and_the_metric_that_a_sweeper_asks_for(tmp_pa
     assert (first, other) == (one["metrics"]["val/loss"], one["metrics"]["test/loss"])
 
 
-def test_the_recorded_threads_are_those_that_a_fit_has_had(tmp_path: Path, monkeypatch) -> None:
-    def divided(*arguments: Any, **options: Any) -> None:  # as Lightning divides the cores among ranks
+def test_the_recorded_threads_and_cores_are_those_that_a_fit_has_had(tmp_path: Path, monkeypatch) -> None:
+    def divided(*arguments: Any, **options: Any) -> None:  # the cores: among ranks, and among threads that are bound
         monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+        monkeypatch.setattr(usable, lambda: 8.0)
         fit(*arguments, **options)
 
-    fit = Trainer.fit
+    fit, usable = Trainer.fit, "batchscope.hardware.devices.usable_cores"
     monkeypatch.setattr(Trainer, "fit", divided)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
+    monkeypatch.setattr(usable, lambda: 1.0)
     small = ["data=copy_memory", "model=lstm_cell", "data.num_train=16", "data.num_val=8", "data.num_test=8"]
-    assert in_process(tmp_path, *small)[1]["hardware"]["torch_threads"] == 8
+    found = in_process(tmp_path, *small)[1]["hardware"]
+    assert (found["torch_threads"], found["cpu_cores"]) == (8, 8)
 
 
 def test_what_measuring_the_device_takes_is_no_time_of_the_fit(tmp_path: Path, monkeypatch) -> None:

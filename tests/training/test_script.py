@@ -81,6 +81,21 @@ def test_the_batches_of_an_update_are_those_that_a_schedule_has_set(tmp_path: Pa
     assert record(tmp_path / "run")["config"]["trainer"]["accumulate_grad_batches"] == 2
 
 
+def test_the_batch_size_under_a_schedule_is_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["their.py", "--batch-size=4"])
+    own, schedule = ThroughputMonitor(calibrate=False), GradientAccumulationScheduler({0: 1, 1: 2, 2: 4})
+    train(Stranger(), ScriptRecord(tmp_path / "run"), own, schedule, data=loader(80), max_epochs=3)
+    assert record(tmp_path / "run")["config"]["data"] == {"batch_size": 4, "arguments": {}}
+
+
+def test_the_recorded_cores_are_those_that_a_fit_has_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usable = "batchscope.hardware.devices.usable_cores"
+    monkeypatch.setattr(usable, lambda: 1.0)
+    binds = LambdaCallback(on_train_start=lambda *_: monkeypatch.setattr(usable, lambda: 8.0))  # as OMP_PROC_BIND does
+    train(Stranger(), ScriptRecord(tmp_path / "run"), binds)
+    assert record(tmp_path / "run")["hardware"]["cpu_cores"] == 8
+
+
 def test_a_fit_that_raises_is_recorded_as_failed(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         train(Stranger(), ScriptRecord(tmp_path / "run"), LambdaCallback(on_train_batch_end=lambda *_: 1 / 0))

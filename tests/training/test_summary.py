@@ -33,6 +33,7 @@ from batchscope.training.summary import (
     callback_facts,
     evaluated_samples,
     log_hyperparameters,
+    parameters,
     print_summary,
     whole_epochs,
     write_steps,
@@ -205,6 +206,11 @@ def test_a_limited_validation_counts_the_samples_of_its_batches(limit: float, sa
     data = (loader(), [validated] if as_list else validated)
     trainer = train(Stranger(), data=data, limit_val_batches=limit, max_epochs=1)
     assert evaluated_samples(trainer, SimpleNamespace(num_samples=lambda split: 10)) == {"val": samples}
+
+
+def test_the_parameters_of_a_network_are_none_until_each_layer_has_its_own() -> None:
+    networks = [nn.Sequential(nn.Linear(4, 8), last) for last in (nn.LazyLinear(2), nn.Linear(8, 2))]
+    assert [parameters(network) for network in networks] == [0, 58]
 
 
 def test_the_samples_of_several_loaders_are_not_known() -> None:
