@@ -205,8 +205,7 @@ class ThroughputMonitor(LoopEvents):
         self._timer.end_step()
         window = self._windows.end(self._timer.updates.count)
         self.flush(trainer)
-        facts = self.table.window_facts(window) if window else {}
-        return facts | {"samples": self.table.whole_batch() or None}
+        return self.table.window_facts(window) if window else {}
 
     def end(self, reason: str) -> None:
         """The fit is ended for this reason, which the summary says."""

@@ -127,7 +127,7 @@ def test_disturbed_steps_leave_the_median_and_stay_in_the_mean_where_enough_are_
     table = table_of([10] * 6 + [30] * 10, disturbed_from=6)
     found = cost_of(table)
     assert table.flags()[-1] == DISTURBED
-    facts = {"steps": 10, "mean_s": pytest.approx(0.03), "wait_share": 0.0, "disturbed": True}
+    facts = {"steps": 10, "mean_s": pytest.approx(0.03), "samples": 4.0, "wait_share": 0.0, "disturbed": True}
     assert table.window_facts(table.windows.all[1]) == facts
     assert_has(found, {"step_ms_median": 10, "work_ms_median": 10, "step_ms_p99": 10, "step_ms_interval": [10, 10]})
     assert_has(found, {"undisturbed_steps": 6, "updates": 16, "step_ms": 360 / 16})
@@ -188,6 +188,12 @@ def test_the_steps_of_the_step_file_are_of_one_size_where_sizes_vary() -> None:
     samples = found["samples_per_sec"] * found["step_ms_median"] / 1e3
     assert samples / times.means() == pytest.approx([3200, 3200])
     assert times.parts_s.sum(1) == pytest.approx(times.step_s)
+
+
+def test_a_window_has_the_samples_of_its_own_steps_where_sizes_vary() -> None:
+    table = table_of(GROWING_MS, GROWING, disturbed_from=4)
+    facts = [table.window_facts(window) for window in table.windows.all]
+    assert [each["samples"] / each["mean_s"] for each in facts] == pytest.approx([3200, 3200])
 
 
 def test_the_curves_have_every_metric_that_a_step_has_and_no_other() -> None:
