@@ -71,7 +71,7 @@ STEPS = {
     "sizes that vary, with the time": (
         GROWING_MS,
         GROWING,
-        {"batch_size": 55, "batch_size_varies": True, "step_ms_median": 10, "samples_per_sec": 3200},
+        {"batch_size": 55, "step_ms_median": 10, "samples_per_sec": 3200, "batches_per_sec": 7 / 0.12},
     ),
     "a step that a clock has broken": ([10, math.nan, -3, math.inf, 12, 11], 4, {"step_ms_median": 11, "updates": 3}),
     "the p99 is of whole batches": ([*range(1, 102), 500], [9] * 101 + [7], {"step_ms_p99": 100}),
@@ -86,7 +86,7 @@ BATCHES = {
     "accumulated batches are one step": (
         [batch(n, 16, forward=10) for n in (1, 1, 1, 2, 2, 2, 3, 3, 3)],
         {},
-        {"batch_size": 16, "samples_per_sec": 1600, "batches_per_sec": 100},
+        {"batch_size": 16, "batches": 3, "samples_per_sec": 1600, "batches_per_sec": 100},
     ),
     "time steps follow the rate": (
         [batch(n, 4, timesteps=28, forward=ms) for n, ms in enumerate((1, 10, 10, 100), start=1)],
@@ -137,7 +137,7 @@ def test_disturbed_steps_leave_the_median_and_stay_in_the_mean_where_enough_are_
 
 def test_what_a_fit_does_not_have_is_no_fact_of_its_cost() -> None:
     known = cost_of(table_of([10]))
-    absent = {"batch_size_varies", "excluded_ms", "step_ms_interval", "undisturbed_steps"}
+    absent = {"batch_size_varies", "batches", "excluded_ms", "step_ms_interval", "undisturbed_steps"}
     assert not (absent | {"timesteps_per_sec"}) & known.keys()
     for updates in (0, 1, 5):  # no more than the warm-up
         assert cost_of(table_with(*(batch(n, forward=10) for n in range(1, updates + 1)), warmup=5)) == {}
