@@ -235,8 +235,10 @@ class ThroughputMonitor(LoopEvents):
             self.measured, self.failure, self._is_visited, self._recorded = None, None, False, None
             device = trainer.strategy.root_device
             began = time.perf_counter()
-            self.calibration = find_calibration(device, self.calibrate and trainer.is_global_zero)
-            self.calibration_s = time.perf_counter() - began
+            try:
+                self.calibration = find_calibration(device, self.calibrate and trainer.is_global_zero)
+            finally:  # a signal may end it
+                self.calibration_s = time.perf_counter() - began
 
     @override
     @never_raise
