@@ -37,7 +37,7 @@ def cost_of(table: UpdateTable, replicas: int = 1) -> dict[str, Any]:
     if median <= 0:
         return {}
     samples, timesteps = (float(rows[name].sum(dtype=float)) for name in ("samples", "timesteps"))
-    batches, waits = float(table.rows["batches"][in_median].mean()), rows["waits_ms"][rows["waits_ms"] > 0]
+    batches, waits = float(table.rows["batches"][in_median].mean(dtype=float)), rows["waits_ms"][rows["waits_ms"] > 0]
     interval, undisturbed = median_interval(step_ms), int(table.undisturbed().sum())
     # Without samples the batch has no tensors, and nobody knows.
     samples_per_sec = rate(table.whole_batch() * replicas, table.whole_batch_ms()) if samples else None
@@ -51,7 +51,8 @@ def cost_of(table: UpdateTable, replicas: int = 1) -> dict[str, Any]:
         "seconds": seconds,
         "batch_size": table.batch_size(),
         "batch_size_varies": table.varies() or None,
-        "batches_per_sec": rate(batches, median),
+        "batches": batches if batches != 1 else None,
+        "batches_per_sec": rate(batches, table.whole_batch_ms()),
         "step_ms": 1e3 * seconds / len(rows),
         "step_ms_median": median,
         "step_ms_p10": low,

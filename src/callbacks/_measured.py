@@ -107,7 +107,7 @@ def step_operations(measured: Measured, machine: Calibration | None) -> StepOper
     ).values()
     return StepOperations(
         batch_size=cost["batch_size"],
-        batches=max(1.0, round(cost["batches_per_sec"] * cost["step_ms_median"] / 1e3, 6)),
+        batches=cost.get("batches", 1.0),
         device=measured.device,
         device_name=measured.device_name,
         precision=measured.precision,

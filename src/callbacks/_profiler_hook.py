@@ -1,7 +1,7 @@
 """Hear through a trainer's profiler when the parts of a step begin and end, in any Lightning project."""
 
 import contextlib
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -15,7 +15,7 @@ _METHODS = ("start", "stop", "profile")
 
 
 class ProfilerHook:
-    """Takes the place of `start` and `stop` of a trainer's profiler, which it calls, and of Lightning's `profile`, until `detach`.
+    """Takes the place of three methods of a trainer's profiler, which it calls, until `detach`.
 
     The listeners get the last part of the name of an action: `training_step` of `[Strategy]….training_step`.
     """
@@ -23,12 +23,13 @@ class ProfilerHook:
     def __init__(self, trainer: Trainer, actions: Container[str], started: Listener, stopped: Listener):
         self._profiler = profiler = profiler_of(trainer)
         self._actions, self._started, self._stopped = actions, started, stopped
-        self._start, self._stop, own = profiler.start, profiler.stop, vars(profiler)
+        self._start, self._stop, self._profile, own = profiler.start, profiler.stop, profiler.profile, vars(profiler)
         self._before = {name: own[name] for name in _METHODS if name in own}  # of another hook
-        own.update(start=self._hear_start, stop=self._hear_stop)
-        if type(profiler).profile is Profiler.profile:  # one of its own is heard by what it calls
-            # Lightning announces some 130 actions a step, of which about ten are heard; a user may count in names of theirs.
-            own["profile"] = lru_cache(1000)(self._context)
+        self._last = ""  # the action of the last `start`
+        # Lightning announces some 130 actions a step, of which about ten are heard; a user may count in names of theirs.
+        is_lightnings = type(profiler).profile is Profiler.profile
+        hooked = (self._hear_start, self._hear_stop, lru_cache(1000)(self._context) if is_lightnings else self._around)
+        own.update(zip(_METHODS, hooked, strict=True))
 
     def detach(self) -> None:
         """Hear no more, and give the profiler its own methods back."""
@@ -36,20 +37,36 @@ class ProfilerHook:
         # A hook below this one may have ended first.
         while isinstance(hook := getattr(own.get("start"), "__self__", None), ProfilerHook) and not hook._actions:
             for name in _METHODS:
-                own.pop(name, None)
+                del own[name]
             own.update(hook._before)
 
     def _hear_start(self, action_name: str) -> None:
         self._start(action_name)
-        name = action_name.rpartition(".")[2]
-        if name in self._actions:
-            self._started(name)
+        self._last = action_name
+        self._tell(self._started, action_name)
 
     def _hear_stop(self, action_name: str) -> None:
+        self._tell(self._stopped, action_name)
+        self._stop(action_name)
+
+    def _tell(self, listener: Listener, action_name: str) -> None:
         name = action_name.rpartition(".")[2]
         if name in self._actions:
-            self._stopped(name)
-        self._stop(action_name)
+            listener(name)
+
+    @contextlib.contextmanager
+    def _around(self, action_name: str) -> Iterator[Any]:
+        """A `profile` of the profiler's own, which may call `start` and `stop`, as Lightning's does, or not."""
+        self._last = ""
+        with self._profile(action_name) as given:
+            is_told = self._last == action_name
+            if not is_told:
+                self._tell(self._started, action_name)
+            try:
+                yield given
+            finally:
+                if not is_told:
+                    self._tell(self._stopped, action_name)
 
     def _context(self, action_name: str) -> Any:
         is_alone = type(self._profiler) is PassThroughProfiler and not self._before

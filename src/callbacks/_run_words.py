@@ -48,7 +48,7 @@ def headline(summary: Mapping[str, Any], programs: str = "") -> list[str]:
 def _heading(summary: Mapping[str, Any]) -> str:
     ranks = f"{summary['processes']} × " if summary.get("processes", 1) > 1 else ""
     name = f" ({summary['device_name']})" if summary["device"] != "cpu" and summary.get("device_name") else ""
-    accumulated = round(summary["batches_per_sec"] * summary["step_ms_median"] / 1e3)
+    accumulated = round(summary.get("batches", 1.0))
     batches = f"{accumulated} × " if accumulated > 1 else ""
     held = [f"batch {ranks}{batches}{summary['batch_size']:,}"] if summary["batch_size"] else []
     words = [summary["title"], *held, summary["device"] + name]
@@ -56,7 +56,7 @@ def _heading(summary: Mapping[str, Any]) -> str:
 
 
 def _speed(summary: Mapping[str, Any], programs: str) -> str:
-    """The mean rate, the load beside it, and the rate of the median step where it differs."""
+    """The mean rate, the load beside it, and the rate that others have not lowered where it differs."""
     if "samples_per_sec" not in summary:
         return f"unknown: {summary['missing']['samples_per_sec']}"
     mean, at_median = summary["samples_per_sec_mean"], summary["samples_per_sec"]
@@ -66,7 +66,8 @@ def _speed(summary: Mapping[str, Any], programs: str) -> str:
         words += f" beside {load_words(load)}" + (f", mostly {programs}" if programs else "")
     if abs(at_median - mean) <= _NOISE * mean:
         return words
-    return f"{words} ({significant(at_median)} at the median step)"
+    where = "in undisturbed steps" if summary.get("batch_size_varies") else "at the median step"
+    return f"{words} ({significant(at_median)} {where})"
 
 
 def _mean_step(summary: Mapping[str, Any]) -> str:

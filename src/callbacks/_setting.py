@@ -1,35 +1,43 @@
 """What a run has set, for the advice: from its options, or from the Trainer and the DataLoader of any other project."""
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
+import psutil
 from lightning import LightningModule, Trainer
 from lightning.fabric.utilities.data import sized_len
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from .._lightning import callbacks_of
+from .._system import affinity
 from ..hardware.advice import Setting
 from ..hardware.devices import available
-from ..hardware.processor import usable_cores
-from ..ranks import current
+from ..hardware.processor import root_of_run, usable_cores
 
 
 def setting_of(trainer: Trainer, batch_size: int) -> Setting:
     """What a trainer's run has set, of batches of so many samples; 0 where nobody knows how many."""
     device = trainer.strategy.root_device.type
-    # The ranks of a machine share its cores, but those that srun has bound to cores of their own.
-    sharing = 1 if current().launcher == "srun" else trainer.world_size / trainer.num_nodes
     config = own_config(trainer.lightning_module)
     common: dict[str, Any] = {
         "device": device,
         "batch_size": batch_size or None,
-        "cores": max(1, int(usable_cores() / sharing)),
+        "cores": max(1, int(usable_cores() / _sharing(trainer))),
         "devices": trainer.world_size,
         "has_gpu": device == "cpu" and len(available()) > 1,
         "profiled": any(type(callback).__name__ == "OperationProfiler" for callback in callbacks_of(trainer)),
     }
     return Setting(**(common | (_of_options(config, trainer) if config else _of_loader(trainer))))
+
+
+def _sharing(trainer: Trainer) -> float:
+    """How many ranks share the cores that this one may use: those of a machine, unless each is bound to cores of its own."""
+    with contextlib.suppress(psutil.Error, AttributeError):  # what has started it has ended; on macOS nobody tells
+        if len(affinity()) < len(psutil.Process(root_of_run()).cpu_affinity()):
+            return 1
+    return trainer.world_size / trainer.num_nodes
 
 
 def own_config(module: LightningModule) -> Mapping[str, Any] | None:

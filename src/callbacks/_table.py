@@ -172,15 +172,16 @@ class UpdateTable:
         return self.windows.of_updates(numpy.arange(len(self)))
 
     def window_facts(self, window: Window) -> dict[str, Any]:
-        """Of an ended window: `steps` of a whole batch, their mean `mean_s`, the `wait_share` of it that waits for data, the
+        """Of an ended window: `steps` of a whole batch, their means `mean_s` and `samples`, the `wait_share` that waits for data, the
         `others_share` and whether it is `disturbed`.
         """
-        rows = slice(window.first, window.end)
-        step_ms = self.step_ms()[rows][self.whole_batches()[rows]]
+        rows, whole = slice(window.first, window.end), self.whole_batches()[window.first : window.end]
+        step_ms = self.step_ms()[rows][whole]
         facts: dict[str, Any] = {"steps": len(step_ms), "disturbed": window.disturbed}
         if len(step_ms):
             facts["mean_s"] = float(step_ms.mean()) / 1e3  # a hiccup counts, however long the steps are
-            waits_ms = self.rows["parts_ms"][rows, PARTS.index(StepPart.DATA_WAIT)][self.whole_batches()[rows]]
+            facts["samples"] = float(self.rows["samples"][rows][whole].mean(dtype=float))
+            waits_ms = self.rows["parts_ms"][rows, PARTS.index(StepPart.DATA_WAIT)][whole]
             facts["wait_share"] = float(waits_ms.sum() / max(step_ms.sum(), 1e-9))
         if not numpy.isnan(window.others_share):
             facts["others_share"] = window.others_share

@@ -20,7 +20,7 @@ from ._table import MIN_UNDISTURBED
 from ._updates import Updates
 from .throughput import ThroughputMonitor
 
-FIRST = 5  # updates before the clock of the limit starts, and before any validation
+FIRST = 5  # updates before the clock of the limit starts, and before any validation but that of a shorter fit
 RESOLUTION = 0.1  # of the updates so far, between two validations
 _TOPIC = "target"
 _VALIDATE, _STOP = 1, 2
@@ -44,7 +44,7 @@ class StopAtTarget(SyncsRanks):
     A validation follows a tenth of the updates so far, and no sooner than after as much time as a validation takes. So
     the time is known to about 10 %, and validations take at most half of a run. They take the place of those that the
     trainer plans. Training time is that of all updates at the mean step of the ThroughputMonitor, without validation; it is
-    not known where that knows no step, and the first validation follows six that count. Rank 0 decides, and all ranks
+    not known where that knows no step, and the first validation follows six that count, or the last update. Rank 0 decides, and all ranks
     validate and end after the same step.
 
     Args:
@@ -127,6 +127,9 @@ class StopAtTarget(SyncsRanks):
             self._limit = self._validated + self.seconds
         wish = RankSync.of(trainer).agreed(_TOPIC) or self._wish  # ranks agree at some batches of an update alone
         self._wish, wish = (wish, 0) if is_accumulating(trainer) else (0, wish)
+        ends = trainer.is_last_batch and trainer.current_epoch + 1 == trainer.max_epochs
+        if self._best is None and (ends or trainer.global_step == trainer.max_steps):
+            wish = wish or _VALIDATE
         trainer.val_check_batch = 1 if wish else _NEVER  # Lightning reads it after this hook
         if wish == _STOP:
             trainer.should_stop = True

@@ -205,8 +205,7 @@ class ThroughputMonitor(LoopEvents):
         self._timer.end_step()
         window = self._windows.end(self._timer.updates.count)
         self.flush(trainer)
-        facts = self.table.window_facts(window) if window else {}
-        return facts | {"samples": self.table.whole_batch() or None}
+        return self.table.window_facts(window) if window else {}
 
     def end(self, reason: str) -> None:
         """The fit is ended for this reason, which the summary says."""
@@ -236,8 +235,10 @@ class ThroughputMonitor(LoopEvents):
             self.measured, self.failure, self._is_visited, self._recorded = None, None, False, None
             device = trainer.strategy.root_device
             began = time.perf_counter()
-            self.calibration = find_calibration(device, self.calibrate and trainer.is_global_zero)
-            self.calibration_s = time.perf_counter() - began
+            try:
+                self.calibration = find_calibration(device, self.calibrate and trainer.is_global_zero)
+            finally:  # a signal may end it
+                self.calibration_s = time.perf_counter() - began
 
     @override
     @never_raise

@@ -165,7 +165,7 @@ def _read(path: Path) -> _Run:
         raise UserError("does not say how many samples a step has")
     mean = run.values.get("step_ms", middle)
     waiting = (positive(at(record, "throughput.parts_ms.data_wait")) or 0.0) * min(1.0, middle / mean)
-    per_batch = 1e-3 / step.batches
+    per_batch = step.batch_size / (run.values[RATE] * middle)  # seconds, of a ms of the median step
     rows = [replace(row, **{name: getattr(row, name) / step.batches for name in NUMBERS}) for row in step.rows]
     measured = Measured(
         _recorded(record, middle) * per_batch,

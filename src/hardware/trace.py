@@ -91,8 +91,8 @@ def device_seconds(events: Sequence[Event], names: Sequence[str]) -> tuple[list[
     """The time of the device in each operation of a step, the mean over the steps of a trace.
 
     The trace and the recorder see a step's operations in the same order, so the n-th `aten.mm` of one is that of the
-    other. Where their numbers differ, all calls of that name get the same share of its time. Copies from the
-    host are left out, with the operations that do nothing else: a batch is copied outside of the recorded step.
+    other. Where their numbers differ, all calls of that name get the same share of its time. The copy of a batch is left
+    out, as it comes before the recorded step: a copy from the host by no operation, or by the first of too many calls.
 
     Args:
         events: of the trace.
@@ -105,16 +105,19 @@ def device_seconds(events: Sequence[Event], names: Sequence[str]) -> tuple[list[
         return [0.0] * len(names), 0.0
     operations, works = _frames(events, names)
     is_load = works["name"].str.startswith("Memcpy HtoD")
-    loads, works = works[is_load], works[~is_load]
-    operations = operations.drop([*{*loads["operation"]} - {*works["operation"]}], errors="ignore")
+    loads = {*works["operation"][is_load]} - {*works["operation"][~is_load]}
+    works = works[~is_load | (works["operation"] >= 0)]
     operations["seconds"] = works.groupby("operation")["dur"].sum().reindex(operations.index, fill_value=0.0) / 1e6
     operations["step"] = numpy.searchsorted(starts, operations["ts"], "right")
     seconds = numpy.zeros(len(names))
+    left_out: list[int] = []  # rows
     for (step, name), calls in operations.groupby(["step", "name"]):
         places = [place for place, each in enumerate(names) if each == name]
+        of_batch = calls.index[calls.index.isin(loads)][: max(0, len(calls) - len(places))]
+        left_out, calls = [*left_out, *of_batch], calls.drop(of_batch)
         times = calls["seconds"] if len(calls) == len(places) else calls["seconds"].sum() / len(places)
         seconds[places] += times / len(starts) if step else 0.0  # 0: before the first step
-    total = works["dur"].sum() / 1e6 / len(starts)
+    total = works["dur"][~works["operation"].isin(left_out)].sum() / 1e6 / len(starts)
     return seconds.tolist(), max(0.0, float(total - seconds.sum()))
 
 

@@ -32,5 +32,5 @@ def why_no_rate(record: Mapping[str, Any]) -> str:
 
 
 def rate(samples: float, step_ms: float) -> float:
-    """Samples/s, from the samples of a step over all devices and the median time of such a step."""
+    """Samples/s, from the samples of a step over all devices and the time of such a step."""
     return 1e3 * samples / step_ms

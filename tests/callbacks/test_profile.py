@@ -110,13 +110,23 @@ class Ranges(SimpleProfiler):
             yield action_name
 
 
-def test_a_profilers_own_profile_is_called_and_heard_once() -> None:
-    own = Ranges()
+class Alone(Ranges):
+    """Its `profile` calls neither `start` nor `stop`."""
+
+    @contextmanager
+    def profile(self, action_name: str):
+        self.actions.append(action_name)
+        yield action_name
+
+
+@pytest.mark.parametrize(("kind", "durations"), [(Ranges, 1), (Alone, 0)])
+def test_a_profilers_own_profile_is_called_and_heard_once(kind: type[Ranges], durations: int) -> None:
+    own = kind()
     trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, profiler=own)
     hooks = [hearing(trainer, "training_step") for _ in range(2)]
     with own.profile(ACTION):
         pass
-    assert own.actions == [ACTION] and len(own.recorded_durations[ACTION]) == 1
+    assert own.actions == [ACTION] and len(own.recorded_durations[ACTION]) == durations
     assert [heard for _, heard in hooks] == [["+training_step", "-training_step"]] * 2
     for hook, _ in hooks:
         hook.detach()

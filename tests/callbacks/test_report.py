@@ -169,15 +169,12 @@ def test_the_advice_knows_a_run_or_a_dataloader_and_guesses_no_other(data, words
     assert {key: getattr(found[0], key) for key in known} == known
 
 
-@pytest.mark.parametrize(
-    ("variables", "cores"), [({}, 8), ({"SLURM_NTASKS": "8"}, 32)], ids=["shared", "bound by srun"]
-)
-def test_the_ranks_of_a_machine_share_its_cores(variables, cores, monkeypatch) -> None:
-    for name in ("TORCHELASTIC_RUN_ID", "SLURM_NTASKS", "SLURM_JOB_NAME"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(_setting, "usable_cores", lambda: 32)
+@pytest.mark.parametrize(("own", "cores"), [(32, 8), (4, 4)], ids=["shared", "bound"])
+def test_the_ranks_of_a_machine_share_its_cores_unless_each_is_bound_to_its_own(own, cores, monkeypatch) -> None:
+    monkeypatch.setattr(_setting, "usable_cores", lambda: own)
+    monkeypatch.setattr(_setting, "affinity", lambda: set(range(own)))
+    launcher = SimpleNamespace(cpu_affinity=lambda: list(range(32)))
+    monkeypatch.setattr(_setting.psutil, "Process", lambda pid: launcher)
     device = SimpleNamespace(root_device=torch.device("cpu"))
     trainer = SimpleNamespace(strategy=device, world_size=8, num_nodes=2, callbacks=[])
     trainer.lightning_module = trainer.train_dataloader = None

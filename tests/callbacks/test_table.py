@@ -71,7 +71,7 @@ STEPS = {
     "sizes that vary, with the time": (
         GROWING_MS,
         GROWING,
-        {"batch_size": 55, "batch_size_varies": True, "step_ms_median": 10, "samples_per_sec": 3200},
+        {"batch_size": 55, "step_ms_median": 10, "samples_per_sec": 3200, "batches_per_sec": 7 / 0.12},
     ),
     "a step that a clock has broken": ([10, math.nan, -3, math.inf, 12, 11], 4, {"step_ms_median": 11, "updates": 3}),
     "the p99 is of whole batches": ([*range(1, 102), 500], [9] * 101 + [7], {"step_ms_p99": 100}),
@@ -86,7 +86,7 @@ BATCHES = {
     "accumulated batches are one step": (
         [batch(n, 16, forward=10) for n in (1, 1, 1, 2, 2, 2, 3, 3, 3)],
         {},
-        {"batch_size": 16, "samples_per_sec": 1600, "batches_per_sec": 100},
+        {"batch_size": 16, "batches": 3, "samples_per_sec": 1600, "batches_per_sec": 100},
     ),
     "time steps follow the rate": (
         [batch(n, 4, timesteps=28, forward=ms) for n, ms in enumerate((1, 10, 10, 100), start=1)],
@@ -127,7 +127,7 @@ def test_disturbed_steps_leave_the_median_and_stay_in_the_mean_where_enough_are_
     table = table_of([10] * 6 + [30] * 10, disturbed_from=6)
     found = cost_of(table)
     assert table.flags()[-1] == DISTURBED
-    facts = {"steps": 10, "mean_s": pytest.approx(0.03), "wait_share": 0.0, "disturbed": True}
+    facts = {"steps": 10, "mean_s": pytest.approx(0.03), "samples": 4.0, "wait_share": 0.0, "disturbed": True}
     assert table.window_facts(table.windows.all[1]) == facts
     assert_has(found, {"step_ms_median": 10, "work_ms_median": 10, "step_ms_p99": 10, "step_ms_interval": [10, 10]})
     assert_has(found, {"undisturbed_steps": 6, "updates": 16, "step_ms": 360 / 16})
@@ -137,7 +137,7 @@ def test_disturbed_steps_leave_the_median_and_stay_in_the_mean_where_enough_are_
 
 def test_what_a_fit_does_not_have_is_no_fact_of_its_cost() -> None:
     known = cost_of(table_of([10]))
-    absent = {"batch_size_varies", "excluded_ms", "step_ms_interval", "undisturbed_steps"}
+    absent = {"batch_size_varies", "batches", "excluded_ms", "step_ms_interval", "undisturbed_steps"}
     assert not (absent | {"timesteps_per_sec"}) & known.keys()
     for updates in (0, 1, 5):  # no more than the warm-up
         assert cost_of(table_with(*(batch(n, forward=10) for n in range(1, updates + 1)), warmup=5)) == {}
@@ -196,6 +196,12 @@ def test_the_steps_of_the_step_file_are_of_one_size_where_sizes_vary() -> None:
     samples = found["samples_per_sec"] * found["step_ms_median"] / 1e3
     assert samples / times.means() == pytest.approx([3200, 3200])
     assert times.parts_s.sum(1) == pytest.approx(times.step_s)
+
+
+def test_a_window_has_the_samples_of_its_own_steps_where_sizes_vary() -> None:
+    table = table_of(GROWING_MS, GROWING, disturbed_from=4)
+    facts = [table.window_facts(window) for window in table.windows.all]
+    assert [each["samples"] / each["mean_s"] for each in facts] == pytest.approx([3200, 3200])
 
 
 def test_the_curves_have_every_metric_that_a_step_has_and_no_other() -> None:

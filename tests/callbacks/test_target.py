@@ -72,6 +72,12 @@ def test_a_run_that_is_at_the_target_at_once_goes_on_until_its_time_is_known(clo
     assert trainer.global_step == FIRST and facts["time_to_target_s"] > 0
 
 
+@pytest.mark.parametrize(("length", "updates"), [({"max_steps": 8}, 8), ({"max_steps": -1, "max_epochs": 2}, 10)])
+def test_a_training_that_ends_before_the_first_validation_is_validated_at_its_end(length, updates, clock) -> None:
+    facts, _ = fit("val/acc", 9.0, module := Learner(clock), **length)
+    assert module.validated == [updates] and facts["target"]["best"] == pytest.approx(updates / 100)
+
+
 def test_validations_follow_a_tenth_of_the_training_and_take_at_most_as_long_as_it(clock, tmp_path) -> None:
     module = Learner(clock)
     _, trainer = fit("val/acc", 3.0, module, max_steps=200)

@@ -54,6 +54,17 @@ def test_such_a_function_ends_the_run_where_the_step_asks_for_its_batch_too() ->
     assert module.trainer.global_step == 1
 
 
+def test_how_long_the_peak_was_measured_is_known_where_a_signal_has_ended_it(monkeypatch) -> None:
+    def interrupted(device, measure):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(throughput, "find_calibration", interrupted)
+    monitor, strategy = monitoring(), SimpleNamespace(root_device=torch.device("cpu"))
+    with pytest.raises(KeyboardInterrupt):
+        monitor.setup(SimpleNamespace(strategy=strategy, is_global_zero=True), Stranger(), "fit")
+    assert monitor.calibration_s > 0
+
+
 def test_the_epoch_that_only_updates_batch_norms_is_not_training() -> None:
     averaging = StochasticWeightAveraging(swa_lrs=0.01, swa_epoch_start=1)
     monitor = monitoring()

@@ -120,6 +120,14 @@ def test_accumulated_gradients_are_divided_into_batches(tmp_path):
     assert sizes[8].step.rows[0].calls == 0.25 and sizes[8].step.batches == 1
 
 
+def test_a_batch_of_a_mean_size_has_the_time_of_its_rate_and_not_that_of_the_median_step(tmp_path):
+    for number, size in enumerate((8, 64)):
+        place = write_run(tmp_path / str(number), size, 10.0, throughput={"samples_per_sec": size / 0.017})
+        write_operations(place, StepOperations(size, 1.0, "cpu", "A CPU", "32-true", mlp(size), 2))
+    _, sizes = only(tmp_path)
+    assert [sizes[size].seconds.middle for size in (8, 64)] == pytest.approx([0.017, 0.017])
+
+
 def stall(record):
     record["throughput"]["step_ms"] = 2 * record["throughput"]["step_ms_median"]
 

@@ -124,6 +124,12 @@ def test_the_evidence_holds_nothing_against_peaks_that_others_have_lowered():
     assert "measured here" not in found.evidence
 
 
+@pytest.mark.parametrize(("busy", "kind"), [(None, "unclear"), (0.95, "compute")])
+def test_peaks_that_others_have_lowered_tell_no_time_and_divide_one_that_is_known(busy, kind):
+    lowered = replace(GPU, disturbed="others were busy")
+    assert find_bottleneck(on_gpu(product(0.1, 250), calibration=lowered, busy=busy)).kind == kind
+
+
 EVIDENCE = {
     "80 % of the step is waiting for data: 8 ms of 10 ms": on_cpu(data_wait=8, forward=2),
     "unknown 100 %, because no step's operations were recorded": on_cpu(),

@@ -64,6 +64,19 @@ def test_the_copy_of_a_batch_is_no_time_of_an_operation():
     assert device_seconds(events, names) == device_seconds(two_steps(), names)
 
 
+@pytest.mark.parametrize("batches", [0, 1])
+def test_a_copy_from_the_host_that_was_recorded_is_the_time_of_its_operation(batches: int) -> None:
+    events = two_steps()
+    for n, at in enumerate((0, 1000)):
+        for each in range(batches + 1):  # first those of the batch
+            call, work = kernel(10 * n + 5 + each, at + 4 + 4 * each, at + 910, at + 930 + each, cat="gpu_memcpy")
+            copy = operation("aten::_to_copy", at + 3 + 4 * each, at + 6 + 4 * each)
+            events += [copy, call, work | {"name": "Memcpy HtoD (Pageable -> Device)"}]
+        events += [operation("aten::_to_copy", at + 62, at + 66), *kernel(10 * n + 9, at + 63, at + 960, at + 970)]
+    seconds, others = device_seconds(events, ["aten.addmm", "aten._to_copy", "aten._to_copy"])
+    assert [*seconds, others] == pytest.approx([200e-6, (20 + batches) * 1e-6, 10e-6, 250e-6])
+
+
 def test_the_device_is_busy_while_a_kernel_runs():
     assert busy_us([operation("aten::mm", 0, 10)]) is None
     assert busy_us(two_steps()) == 900
