@@ -64,7 +64,7 @@ class LoopEvents(Callback):
         self._timer = StepTimer(HostClock())
 
     def begin_batch(self) -> None:
-        """A batch is asked for; begins it on the timer."""
+        """A batch is asked for; begins it on the timer, where the one before ends."""
         self._timer.begin_batch()
 
     def count_batch(self, trainer: Trainer, module: LightningModule, batch: Any) -> None:
@@ -77,7 +77,10 @@ class LoopEvents(Callback):
         """Its backward pass is over."""
 
     def end_batch(self, trainer: Trainer) -> None:
-        """It was trained, and Lightning has counted its update, if it ended one; ends it on the timer."""
+        """It was trained, and Lightning has counted its update, if it ended one; says so to the timer.
+
+        Its time goes on until the next batch begins, a validation or a checkpoint comes, or the epoch ends.
+        """
         self._timer.end_batch(trainer.global_step)
 
     def stop_recording(self) -> None:

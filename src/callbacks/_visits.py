@@ -51,7 +51,7 @@ class Visitor(Protocol):
 
 
 class Visits(Callback):
-    """Trains while it is visited. It stands behind the ThroughputMonitor that measures, and before what ends the run.
+    """Trains while it is visited. It stands behind the configuration's callbacks, and before what ends a run at a signal.
 
     Args:
         monitor: that measures the steps of each visit as a window.

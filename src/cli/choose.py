@@ -98,7 +98,7 @@ def _measured(overrides: list[str], question: Question) -> list[Path]:
     refuse_of_hydra(overrides)
     others = [text_of(word) for word in parse(overrides) if word.key_or_group != "data.batch_size"]
     one = compose(others)  # names, before slow imports
-    from ..sweep.sizes import measure, timed
+    from ..sweep.choose_sweep import measure, timed
 
     words = timed(overrides)
     configs = check_command_line(words, multirun=True)

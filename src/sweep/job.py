@@ -36,13 +36,13 @@ def main() -> None:
     hide_slurm()  # before Lightning is imported
     exit_on_signals()  # until the run has its own way to stop
     leave_words_to_sweep()
-    sweep = Sweep()
+    sweep = SweepConnection()
     exit_on_user_error(
         lambda: run_planned(Path(sys.argv[1]), json.loads(os.environ.get(_ASKED) or sweep.hear()), sweep)
     )
 
 
-class Sweep:
+class SweepConnection:
     """The connection to the sweep, as a `Visitor`."""
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class Sweep:
         os.close(null)
 
 
-def run_planned(run_dir: Path, asked: dict[str, Any] | None, sweep: Sweep | None = None) -> None:
+def run_planned(run_dir: Path, asked: dict[str, Any] | None, sweep: SweepConnection | None = None) -> None:
     """Train, or resume a run that was killed or interrupted; an exception that ends the run is also in its record.
 
     The sweep has `asked` for a `config`, `choices`, `overrides`, and whether the run is `visited`; None if it is gone.

@@ -10,7 +10,7 @@ import torch
 
 from batchscope.cli import fraction
 from batchscope.hardware import devices
-from batchscope.sweep import sizes
+from batchscope.sweep import choose_sweep
 from tests.choice.trainings import write_training
 from tests.support.command_lines import answer
 from tests.support.runs import record
@@ -217,10 +217,10 @@ def test_options_are_measured_and_the_answer_says_where(sweep, monkeypatch):
         print("what is measured")
         return [write_training(folder / kind, asked_epochs=epochs) for kind in kinds]
 
-    monkeypatch.setattr(sizes, "measure", measure)
+    monkeypatch.setattr(choose_sweep, "measure", measure)
     rest = ["model=mlp", "trainer.accelerator=cpu", "trainer.devices=[1]", "trainer.max_epochs=9"]
     said = answer("choose", "data.batch_size=8,64", *rest)
-    assert asked == [sizes.timed(["data.batch_size=8,64", *rest]), ["cpu"]]
+    assert asked == [choose_sweep.timed(["data.batch_size=8,64", *rest]), ["cpu"]]
     assert "9 epochs of 55,000 samples" in said.out and "9 epochs of 55,000 samples" in answer("choose", "last").out
     assert said.out.splitlines()[-1].startswith("measured outputs/choose/")
     assert said.err == "what is measured\n"
@@ -230,6 +230,6 @@ def test_every_gpu_of_several_is_refused_before_anything_is_measured(monkeypatch
     monkeypatch.setattr(devices, "available", lambda: ["cpu", "cuda"])
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
-    monkeypatch.setattr(sizes, "measure", None)
+    monkeypatch.setattr(choose_sweep, "measure", None)
     said = "error: trainer.devices: choose compares single devices; leave it at 1\n"
     assert answer("choose", "model=mlp", "trainer.devices=auto") == (1, "", said)

@@ -23,7 +23,7 @@ FIT_S = 60.0  # that a training says it takes
 DEVICE: dict[str, int] = {}  # the memory of its device that a run sees
 
 
-def visited(sweep: job.Sweep, size: int, record: dict[str, Any]) -> Iterator[int]:
+def visited(sweep: job.SweepConnection, size: int, record: dict[str, Any]) -> Iterator[int]:
     """Answer each visit after it was dealt with."""
     sweep.tell({"ready": True, "device": DEVICE})
     while (order := sweep.hear().split(" ", 2))[0] not in ("stop", "train", "end", "null"):
@@ -43,7 +43,7 @@ def hang() -> None:
 def main() -> None:
     """Do as told, and write the record and the steps."""
     exit_on_signals()
-    folder, sweep = Path(sys.argv[1]), job.Sweep()
+    folder, sweep = Path(sys.argv[1]), job.SweepConnection()
     asked = json.loads(sweep.hear())
     file = folder / "run.json"
     record = json.loads(file.read_text()) | {"status": "running", "taken": [], "pid": os.getpid()}

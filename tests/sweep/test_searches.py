@@ -6,7 +6,7 @@ from batchscope.analysis.target import apart
 from batchscope.errors import UserError
 from batchscope.options.check import check_config
 from batchscope.options.compose import compose, without_hydra
-from batchscope.sweep import sizes
+from batchscope.sweep import choose_sweep
 from batchscope.sweep.grow_batch import BatchSizeSearch
 from batchscope.sweep.plans import Job, RunFailed, search_of
 from tests.support.command_lines import composed, refusal
@@ -213,10 +213,10 @@ def test_any_other_failure_ends_it(tmp_path):
 
 
 def test_the_timed_run_keeps_the_users_experiment():
-    words = sizes.timed(["experiment=mnist_rows", "model=lstm_cell"])
+    words = choose_sweep.timed(["experiment=mnist_rows", "model=lstm_cell"])
     assert words[0] == "experiment=[mnist_rows,throughput]"
     assert words[-2:] == ["model=lstm_cell", "data.batch_size=8,32,128,512"]
-    assert sizes.timed(["data.batch_size=1,4"])[-1] == "data.batch_size=1,4"
+    assert choose_sweep.timed(["data.batch_size=1,4"])[-1] == "data.batch_size=1,4"
     assert "hydra.sweeper.params=null" in words  # of an experiment that is a sweep
 
 
@@ -228,8 +228,8 @@ def measured(folder, monkeypatch, status=lambda size: "finished", typed=(), kind
         asked.extend(jobs)
         return [{"status": status(job.config["data"]["batch_size"])} for job in jobs]
 
-    monkeypatch.setattr(sizes.Loop, "do", do)
-    sizes.measure(sizes.timed(["model=cnn", "data=digits", *typed]), kinds, folder, epochs)
+    monkeypatch.setattr(choose_sweep.Loop, "do", do)
+    choose_sweep.measure(choose_sweep.timed(["model=cnn", "data=digits", *typed]), kinds, folder, epochs)
     return asked
 
 
@@ -264,6 +264,6 @@ def test_two_sizes_have_to_fit(tmp_path, monkeypatch):
 
 
 def test_two_measurements_at_once_have_a_folder_each(tmp_path):
-    found = [sizes.measure([], [], tmp_path / "new") for _ in range(2)]
+    found = [choose_sweep.measure([], [], tmp_path / "new") for _ in range(2)]
     assert found == [[], []]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "new-2"]
