@@ -300,8 +300,9 @@ class _Run:
         if self.dataset["train_samples"] is None and (samples := summary.train_samples(self.trainer)):
             facts["dataset"] = {**self.dataset, "train_samples": samples}
         has_trained = self.resume_point is None or self.trainer.global_step > self.resume_point.steps
-        if has_trained:
-            record.facts |= {"metrics": {}, "evaluated": {}}  # what was known is of other weights
+        if has_trained:  # what was known is of other weights, but for a validation that none has followed
+            known = table(record.facts.get("evaluated"))
+            record.facts |= {"metrics": {}, "evaluated": {split: n for split, n in known.items() if split == "val"}}
         if not has_trained and record.before.get("status") == "finished":  # and another length was asked for
             ends = "trainer.max_epochs, max_steps, max_time or a callback, such as early stopping"
             warn(f"resume: nothing was trained: what had ended the run ends it still: {ends}")
