@@ -285,9 +285,11 @@ class _Run:
             record.facts["hardware"] |= {"torch_threads": torch.get_num_threads()}
             raise
         fit_s = self._fit_seconds()
-        if self.trainer.fit_loop.max_batches == 0 and not self.trainer.global_step:
-            why = "drop_last=True leaves out a batch that the samples do not fill"
-            raise UnfitError(f"data: the training loader of {self.data.name} has no batch to train on; {why}")
+        loop = self.trainer.fit_loop
+        asked = loop.max_batches == 0 or loop.epoch_progress.total.ready  # of a stream nobody knows the length before
+        if asked and not loop.epoch_loop.batch_progress.total.ready:
+            why = "it has no samples, or drop_last=True leaves out a batch that they do not fill"
+            raise UnfitError(f"data: the training loader of {self.data.name} has no batch to train on: {why}")
         facts: dict[str, Any] = {
             "model": record.facts["model"] | {"parameters": summary.parameters(self.model)},
             "epochs": summary.whole_epochs(self.trainer),
