@@ -98,7 +98,7 @@ class ResumePoint:
         """Leave out what a killed run logged after its checkpoint; the resumed run logs it again, with the same numbers.
 
         TensorBoard purges later steps when it reads, by one number: the larger one where an optimizer steps less often than
-        Lightning logs. What it keeps, such as the validation at the checkpoint, is there twice, with equal numbers.
+        Lightning logs. What it keeps, such as the validation at the checkpoint, is there twice, with equal numbers but of the speed.
         """
         for logger in loggers_of_rank(trainer):
             if isinstance(logger, TensorBoardLogger):

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning import LightningModule
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
@@ -118,10 +119,11 @@ def _first_batch(trained: Trained) -> tuple[Any, str]:
 
 
 def _loaders(data: Data, stage: str, method: str) -> list[Any]:
-    """Those of a split, each by itself; a module may serve several, or none."""
+    """Those of a split that have a batch, each by itself; a module may serve several, or none."""
     data.setup(stage)
     found = getattr(lightning_of(data), method)()
-    return found.flattened if isinstance(found, CombinedLoader) else tree_leaves(found)
+    loaders = found.flattened if isinstance(found, CombinedLoader) else tree_leaves(found)
+    return [loader for loader in loaders if loader is not None and sized_len(loader) != 0]
 
 
 def _arguments_in(given: Any, module: LightningModule, is_batch: bool = True) -> Any:

@@ -74,11 +74,14 @@ class RunRecord:
         if resumed is not None:
             self.before = dict(before)
             ended = {key: before.pop(key) for key in _OF_END if key in before}
+            entries = before.get("resumed", [])
+            fit_s = max(number(at(each, "fit_seconds")) or 0.0 for each in (before, resumed))
+            last_s, last_fit_s = (number(at([None, *entries][-1], key)) or 0.0 for key in ("seconds", "fit_seconds"))
+            # With all before them: of a process that was killed counts the fit, until its checkpoint.
+            self._before_s = number(ended.get("seconds")) or round(last_s + max(0.0, fit_s - last_fit_s), 3)
+            resumed = {**resumed, "seconds": self._before_s, "fit_seconds": fit_s}
             entry = {"at": self.facts["started"], **resumed, "before": {"status": before.get("status"), **ended}}
-            self.facts["resumed"] = [*before.get("resumed", []), entry]
-            # Of each process, with those before it; of one that was killed, until its checkpoint.
-            taken = (at(each, key) for each in self.facts["resumed"] for key in ("before.seconds", "fit_seconds"))
-            self._before_s = max((number(seconds) or 0.0 for seconds in taken), default=0.0)
+            self.facts["resumed"] = [*entries, entry]
             before.pop("waiting_seconds", None)
         # `command` stays that of the sweep that planned the run, or of the first start.
         kept = {key: before[key] for key in ("id", "started", "command") if key in before}

@@ -26,14 +26,24 @@ def _binary_cross_entropy(output: Tensor, y: Tensor) -> Tensor:
     return each.where(counts, 0.0).sum() / counts.sum().clamp(min=1)
 
 
+def _of_numbers(function: LossFunction, output: Tensor, y: Tensor) -> Tensor:
+    """A loss of torch, of targets in the type of the output, under autocast at least float32.
+
+    Of others, such as whole numbers, it has no gradient.
+    """
+    least = torch.float32 if torch.is_autocast_enabled(output.device.type) else output.dtype
+    return function(output, y.to(torch.promote_types(output.dtype, least)))
+
+
 _OF_ONE_LOGIT: dict[str, LossFunction] = {"bce": _binary_cross_entropy}
 _OF_CLASSES: dict[str, LossFunction] = {"cross_entropy": partial(F.cross_entropy, ignore_index=PADDING)}
-_OF_NUMBERS: dict[str, LossFunction] = {
+_NUMBERS: dict[str, LossFunction] = {
     "bce": F.binary_cross_entropy_with_logits,
     "mse": F.mse_loss,
     "l1": F.l1_loss,
     "smooth_l1": F.smooth_l1_loss,
 }
+_OF_NUMBERS: dict[str, LossFunction] = {name: partial(_of_numbers, function) for name, function in _NUMBERS.items()}
 
 
 def loss_function(loss: Any, spec: DataSpec) -> tuple[str, LossFunction]:
@@ -63,8 +73,7 @@ def _cross_entropy(output: Tensor, y: Tensor) -> Tensor:
 def for_loss(spec: DataSpec, output: Any, y: Any) -> tuple[Any, Any]:
     """What a loss is called with: classes of steps as `(B·T, N)` and `(B·T,)`, values as `(B,)`, labels as numbers.
 
-    One logit of two classes has no N, and its classes are numbers, too. Values of float64 or whole numbers, and inputs that
-    are bytes, are float32 where the output is no more exact: the losses of torch take others forward, and not backward.
+    One logit of two classes has no N, and its classes are numbers, too.
     """
     if not isinstance(output, Tensor) or spec.target == "any":
         return output, y
@@ -72,10 +81,6 @@ def for_loss(spec: DataSpec, output: Any, y: Any) -> tuple[Any, Any]:
         output = spec.without_n(output)
     if spec.target == "class_per_step":
         output, y = output.flatten(0, y.dim() - 1), y.flatten()
-    is_value = spec.target in ("value", "vector")
-    are_whole = y.dtype == torch.uint8 or (is_value and not y.is_floating_point())
-    if (is_value or spec.target == "input") and (are_whole or y.dtype == torch.float64):
-        y = y.to(torch.promote_types(output.dtype, torch.float32))
     return output, y.to(output.dtype) if _are_numbers(spec) else y
 
 

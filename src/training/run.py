@@ -285,9 +285,11 @@ class _Run:
             record.facts["waiting_seconds"] = round(seconds_waited(callbacks_of(self.trainer)), 3)
             raise
         fit_s = self._fit_seconds()
-        if self.trainer.fit_loop.max_batches == 0 and not self.trainer.global_step:
-            why = "drop_last=True leaves out a batch that the samples do not fill"
-            raise UnfitError(f"data: the training loader of {self.data.name} has no batch to train on; {why}")
+        loop = self.trainer.fit_loop
+        asked = loop.max_batches == 0 or loop.epoch_progress.total.ready  # of a stream nobody knows the length before
+        if asked and not loop.epoch_loop.batch_progress.total.ready:
+            why = "it has no samples, or drop_last=True leaves out a batch that they do not fill"
+            raise UnfitError(f"data: the training loader of {self.data.name} has no batch to train on: {why}")
         facts: dict[str, Any] = {
             "model": record.facts["model"] | {"parameters": summary.parameters(self.model)},
             "epochs": summary.whole_epochs(self.trainer),
@@ -300,8 +302,9 @@ class _Run:
         if self.dataset["train_samples"] is None and (samples := summary.train_samples(self.trainer)):
             facts["dataset"] = {**self.dataset, "train_samples": samples}
         has_trained = self.resume_point is None or self.trainer.global_step > self.resume_point.steps
-        if has_trained:
-            record.facts |= {"metrics": {}, "evaluated": {}}  # what was known is of other weights
+        if has_trained:  # what was known is of other weights, but for a validation that none has followed
+            known = table(record.facts.get("evaluated"))
+            record.facts |= {"metrics": {}, "evaluated": {split: n for split, n in known.items() if split == "val"}}
         if not has_trained and record.before.get("status") == "finished":  # and another length was asked for
             ends = "trainer.max_epochs, max_steps, max_time or a callback, such as early stopping"
             warn(f"resume: nothing was trained: what had ended the run ends it still: {ends}")

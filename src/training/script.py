@@ -1,14 +1,17 @@
 """ScriptRecord: measures a Trainer of anybody's script, and leaves the record of its run (`batchscope run`)."""
 
 import contextlib
+import os
 import re
 import sys
 from itertools import takewhile
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any, cast
 
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
+from torch.multiprocessing import ProcessExitedException
 from typing_extensions import override
 
 from .._lightning import callbacks_of, fits_in_children, logged_step
@@ -19,8 +22,9 @@ from ..callbacks.throughput import ThroughputMonitor
 from ..errors import warn
 from ..files import new_folder, numbered
 from ..hardware.devices import cores_and_threads, describe
-from ..records.run_record import RunRecord, close_open, ended_as, reason
-from ..records.values import is_limit
+from ..records.read import read_if_there
+from ..records.run_record import RunRecord, Status, close_open, ended_as, reason
+from ..records.values import at, is_limit
 from . import summary
 
 _FLAG = re.compile(r"--?([A-Za-z][\w.-]*)")
@@ -82,6 +86,7 @@ class ScriptRecord(Callback):
             "processes": trainer.world_size,
             "model": {"class": type(pl_module).__name__, "parameters": summary.parameters(pl_module)},
             "dataset": {"name": "a script's data" if datamodule is None else type(datamodule).__name__},
+            **({"started_by": parent.pid} if (parent := parent_process()) else {}),
         }
         self._record = RunRecord(self.folder, enabled=first, **facts)
         self._record.__enter__()
@@ -123,8 +128,11 @@ class ScriptRecord(Callback):
             self._record = None
         elif fits_in_children(trainer):  # the record has begun there, where no callback hears of the exception
             said = str(exception).strip().rpartition("\n")[2]  # of a traceback the last line
+            ended: Status = "killed" if isinstance(exception, ProcessExitedException) else ended_as(exception)
+            ended = "out_of_memory" if said.partition(":")[0].endswith("MemoryError") else ended
             for folder in takewhile(Path.is_dir, numbered(self.first_folder)):
-                close_open(folder, ended_as(exception), said or reason(exception))
+                if at(read_if_there(folder), "started_by") == os.getpid():  # others may still run
+                    close_open(folder, ended, said or reason(exception))
 
     def disable(self) -> None:
         """Record nothing more; a run that has begun is recorded as failed by the exception that is being handled."""

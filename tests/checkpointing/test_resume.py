@@ -134,6 +134,14 @@ def test_a_run_that_is_made_longer_has_no_metric_of_its_shorter_self(tmp_path: P
     assert "test/loss" not in after["metrics"] and "test" not in after["evaluated"]
 
 
+def test_a_run_that_is_made_longer_by_epochs_without_a_validation_says_what_its_last_one_was_of(tmp_path: Path) -> None:
+    every_2 = "+trainer.check_val_every_n_epoch=2"
+    run(tmp_path, *SMALL, OUT, "optimizer.schedule=constant", every_2, "test=false", code=0)
+    run(tmp_path, "resume=out", "trainer.max_epochs=3", code=0)
+    after = record(tmp_path / "out")
+    assert "val/loss" in after["metrics"] and after["evaluated"]["val"] == 16
+
+
 MAY_CHANGE = [
     *("trainer.accelerator=auto", "data.pipeline=device", "callbacks.curves.every_n_steps=2", "callbacks.device=null"),
     *("test=false", "callbacks.checkpoint.every_minutes=1", "callbacks.nonfinite=null", "compile=true"),

@@ -248,10 +248,15 @@ def test_inputs_are_what_forward_takes_of_a_batch(data: str, of: str, made) -> N
     assert (len(samples), samples.of) == (5, of)
 
 
-SEVERAL = CombinedLoader([loader(24, 8), loader(16, 8)], "sequential")
+SERVED = {
+    "several": (CombinedLoader([loader(24, 8), loader(16, 8)], "sequential"), X, "test samples"),
+    "an empty list": ([], VALIDATED, "val samples"),
+    "nothing": (None, VALIDATED, "val samples"),
+    "no batch": (DataLoader([], 8), VALIDATED, "val samples"),
+}
 
 
-@pytest.mark.parametrize(("served", "points", "of"), [(SEVERAL, X, "test samples"), ([], VALIDATED, "val samples")])
+@pytest.mark.parametrize(("served", "points", "of"), SERVED.values(), ids=SERVED)
 def test_inputs_are_those_of_the_first_loader_that_there_is(
     served: Any, points: Tensor, of: str, made, monkeypatch: pytest.MonkeyPatch
 ) -> None:

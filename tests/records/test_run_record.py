@@ -86,6 +86,15 @@ def test_the_time_of_a_resumed_run_is_that_of_all_its_processes_whatever_the_clo
         assert after["seconds"] == seconds
 
 
+def test_of_a_process_that_was_killed_the_fit_counts_beside_all_of_those_before_it(tmp_path, monkeypatch):
+    monotonic = iter([0.0, 130.0, 0.0, 0.0, 20.0]).__next__  # the second process has no end
+    monkeypatch.setattr(run_record, "time", SimpleNamespace(monotonic=monotonic, time=lambda: 0.0))
+    lived(tmp_path, fit_seconds=100.0)
+    RunRecord(tmp_path).__enter__().begin(RESUMED | {"fit_seconds": 100.0})
+    after = lived(tmp_path, resumed=RESUMED | {"fit_seconds": 125.0})
+    assert after["seconds"] == 130 + 25 + 20
+
+
 def test_a_run_resumed_after_its_last_step_keeps_what_was_measured_and_drops_what_is_none(tmp_path):
     lived(tmp_path, note=1, **MEASURED)
     after = lived(tmp_path, resumed=RESUMED, throughput={}, metrics={"val/loss": 0.4}, note=None)

@@ -13,7 +13,7 @@ import torchmetrics
 from lightning.pytorch.callbacks import BaseFinetuning
 from PIL import Image
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torchvision import datasets, transforms, tv_tensors
 
 from batchscope.checkpointing.callback import Checkpoints
@@ -1127,10 +1127,17 @@ def test_what_is_found_in_the_fit_is_one_line_of_a_failed_run(words: str, folder
     assert record(folder)["status"] == "failed"
 
 
-def test_a_loader_without_a_batch_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Points, "train_dataloader", lambda data: DataLoader(range(4), 8, drop_last=True))
-    with pytest.raises(UnfitError, match="^data: the training loader of Points has no batch to train on; drop_last="):
+class Four(IterableDataset):
+    def __iter__(self) -> Any:
+        return iter(range(4))
+
+
+@pytest.mark.parametrize("samples", [range(4), Four()], ids=["sized", "a stream"])
+def test_a_loader_without_a_batch_is_one_line(samples: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Points, "train_dataloader", lambda data: DataLoader(samples, 8, drop_last=True))
+    with pytest.raises(UnfitError, match="^data: the training loader of Points has no batch to train on: it has no "):
         trained(folder, *OWN.split())
+    assert record(folder)["status"] == "failed"
 
 
 def test_what_a_module_logs_wrongly_is_one_line_with_the_place(folder: Path) -> None:

@@ -1,15 +1,17 @@
 """A Trainer of anybody's script is measured and leaves a record; where nothing is asked for, nothing is added."""
 
 import itertools
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from lightning import Trainer
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, LambdaCallback
-from torch.multiprocessing import ProcessRaisedException
+from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 from batchscope import ThroughputMonitor, attached
 from batchscope.analysis.read import find
@@ -103,14 +105,37 @@ def test_a_fit_that_raises_is_recorded_as_failed(tmp_path: Path) -> None:
     assert "division by zero" in record(tmp_path / "run")["error"]
 
 
-def test_a_fit_that_fails_in_processes_that_lightning_started_is_recorded_as_failed(tmp_path: Path) -> None:
-    with RunRecord(tmp_path / "run") as begun:  # as the first of them has
+ENDS = {
+    "failed": ProcessRaisedException("Process 0 …\nTraceback …\nZeroDivisionError: division by zero\n", 0, 1),
+    "out_of_memory": ProcessRaisedException("Process 0 …\nTraceback …\ntorch.OutOfMemoryError: CUDA …\n", 0, 1),
+    "killed": ProcessExitedException("process 0 terminated with signal SIGKILL", 0, 1, -9, "SIGKILL"),
+}
+
+
+def fail_in_children(folder: Path, error: Exception) -> None:
+    trainer = Trainer(accelerator="cpu", devices=2, strategy="ddp_spawn", logger=False, enable_checkpointing=False)
+    ScriptRecord(folder).on_exception(trainer, Stranger(), error)
+
+
+@pytest.mark.parametrize("status", ENDS)
+def test_a_fit_that_fails_in_processes_that_lightning_started_has_its_end(status: str, tmp_path: Path) -> None:
+    with RunRecord(tmp_path / "run", started_by=os.getpid()) as begun:  # as the first of them has
         begun.begin()
-        trainer = Trainer(accelerator="cpu", devices=2, strategy="ddp_spawn", logger=False, enable_checkpointing=False)
-        error = ProcessRaisedException("Process 0 …\nTraceback …\nZeroDivisionError: division by zero\n", 0, 1)
-        ScriptRecord(tmp_path / "run").on_exception(trainer, Stranger(), error)
-        assert record(tmp_path / "run")["status"] == "failed"
-        assert record(tmp_path / "run")["error"] == "ZeroDivisionError: division by zero"
+        fail_in_children(tmp_path / "run", ENDS[status])
+        found = record(tmp_path / "run")
+        assert (found["status"], found["error"]) == (status, str(ENDS[status]).strip().splitlines()[-1])
+
+
+def test_such_a_fit_leaves_a_run_open_that_another_process_has_started(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("batchscope.training.script.parent_process", lambda: SimpleNamespace(pid=os.getpid() + 1))
+    seen = []
+
+    def fail(*_: object) -> None:
+        fail_in_children(tmp_path / "run", ENDS["failed"])
+        seen.append(record(tmp_path / "run"))
+
+    train(Stranger(), ScriptRecord(tmp_path / "run"), LambdaCallback(on_train_end=fail), max_epochs=1)
+    assert [(one["status"], one["started_by"]) for one in seen] == [("running", os.getpid() + 1)]
 
 
 def test_a_record_that_cannot_be_completed_ends_as_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

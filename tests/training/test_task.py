@@ -103,19 +103,35 @@ def test_pixels_without_any_class_have_the_loss_0() -> None:
     assert not gradient.any()
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("value", torch.float64), ("vector", torch.int64), ("input", torch.uint8)])
-def test_a_number_of_another_type_than_the_output_is_trained_on(name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("name", "dtype", "of_output"),
+    [
+        ("value", torch.float64, torch.float32),
+        ("value", torch.float32, torch.float64),
+        ("vector", torch.int64, torch.bfloat16),  # of trainer.precision=bf16-true, which leaves whole numbers
+        ("input", torch.uint8, torch.float32),
+        ("input", torch.int16, torch.float32),
+    ],
+)
+def test_a_number_of_another_type_than_the_output_is_trained_on(name: str, dtype: Any, of_output: Any) -> None:
     spec = SPECS[name]
     x, y, _ = spec.parts(batch(spec, 7))
-    output, y = network(spec)(x), (9 * y.abs()).to(dtype)
+    output, y = network(spec)(x).to(of_output), (9 * y.abs()).to(dtype)
     loss = loss_function("auto", spec)[1](*for_loss(spec, output, y))
     loss.backward()
-    assert loss.item() == pytest.approx(nn.functional.mse_loss(output.view(y.shape), y.float()).item())
+    expected = nn.functional.mse_loss(output.view(y.shape).float(), y.float())
+    assert loss.dtype == of_output and loss.item() == pytest.approx(expected.item(), rel=1e-2)
 
 
-def test_a_target_of_float64_stays_what_it_is_for_an_output_of_float64() -> None:
-    _, y = for_loss(SPECS["value"], torch.ones(2, 1).double(), torch.ones(2).double())
-    assert y.dtype == torch.float64
+def test_under_autocast_a_loss_by_name_has_its_target_in_float32() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = loss_function("mse", SPECS["value"])[1](torch.ones(1, dtype=torch.bfloat16), torch.tensor([1.001]))
+    assert loss.item() == pytest.approx(1e-6, rel=1e-2)
+
+
+def test_whole_numbers_are_those_of_the_data_for_a_loss_of_ones_own() -> None:
+    _, y = for_loss(SPECS["vector"], torch.ones(2, 3), torch.ones(2, 3).long())
+    assert y.dtype == torch.int64
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1,)])
