@@ -290,6 +290,10 @@ class _Run:
         if asked and not loop.epoch_loop.batch_progress.total.ready:
             why = "it has no samples, or drop_last=True leaves out a batch that they do not fill"
             raise UnfitError(f"data: the training loader of {self.data.name} has no batch to train on: {why}")
+        self._record_fit(record, fit_s)
+
+    def _record_fit(self, record: RunRecord, fit_s: float) -> None:
+        """Record what a fit has come to, which has taken so many seconds in all processes of the run."""
         facts: dict[str, Any] = {
             "model": record.facts["model"] | {"parameters": summary.parameters(self.model)},
             "epochs": summary.whole_epochs(self.trainer),
