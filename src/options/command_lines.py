@@ -25,13 +25,14 @@ _SOME_STEPS |= dict.fromkeys(("min_steps", "max_time", "val_check_interval", "pr
 # Sections and options that an evaluation does not read.
 _NOT_EVALUATED = ("optimizer", "callbacks", "logger", "search", "target", "target_metric", "global_batch_size")
 _NOT_EVALUATED += ("test", "timing", "enough", "margin", "optimized_metric", "tags", "resume")
-# Callbacks that some steps without a result have no use for: they write files, print, search or end a run.
+# Callbacks that some steps without a result have no use for: they write files, print, search, average or end a run.
 _NOT_TIMED = (
     "lightning.pytorch.callbacks.early_stopping.EarlyStopping",
     "lightning.pytorch.callbacks.checkpoint.Checkpoint",
     "lightning.pytorch.callbacks.timer.Timer",
     "lightning.pytorch.callbacks.progress.progress_bar.ProgressBar",
     "lightning.pytorch.callbacks.lr_finder.LearningRateFinder",
+    "lightning.pytorch.callbacks.stochastic_weight_avg.StochasticWeightAveraging",
     "batchscope.callbacks.target.StopAtTarget",
     "batchscope.callbacks.prediction_images.PredictionImages",
     "batchscope.callbacks.until_known.StopWhenKnown",
@@ -113,8 +114,8 @@ def for_explanation(config: dict[str, Any], ranks: int = 1) -> dict[str, Any]:
 def for_timing(config: dict[str, Any], seconds: float) -> dict[str, Any]:
     """A run's configuration as a short timed run takes it, which ends after so many seconds of measured steps.
 
-    The callbacks stay, because they take time; those that write files, print, find a rate or end a run are left
-    out. Nothing is kept.
+    The callbacks stay, because they take time; those that write files, print, find a rate, wait for the last epochs or end
+    a run are left out. Nothing is kept.
     """
     callbacks = {**_in_steps(config), "until_known": {**_UNTIL, "seconds": seconds}}
     parts = {"trainer": {**config["trainer"], **_SOME_STEPS}, "callbacks": callbacks}

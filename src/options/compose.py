@@ -23,7 +23,7 @@ from yaml import YAMLError
 from .. import _hydra
 from .._system import why_no_folder
 from ..errors import UserError
-from .check import check_config
+from .check import check_config, refuse_callbacks
 from .groups import CONFIGS, GROUPS, OPTIONAL_GROUPS, SECTIONS, config_dir, load, refuse_unreadable, to_plain
 from .hints import message_of, missing_choice, unknown_option
 from .overrides import combinations, parse, quoted, set_by, text_of
@@ -92,6 +92,7 @@ def compose_command_line(overrides: list[str], multirun: bool) -> CommandLine:
         with env_override(dict(composition.hydra.job.env_set)):  # which an option may name: ${oc.env:…}
             _check_folder(composition.hydra, f"{kind}.dir")
             configs.append(check_config(without_hydra(composition)))
+        refuse_callbacks(configs[-1])
     if any(config["resume"] for config in configs):
         raise UserError("resume: is for the command line of one run alone: batchscope train resume=<run folder>")
     with env_override(dict(hydra.job.env_set)):

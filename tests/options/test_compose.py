@@ -320,6 +320,24 @@ def test_the_users_own_choices_and_options_are_answered_and_nothing_is_imported(
     assert not Path("ran").exists()
 
 
+SWA = """
+from lightning.pytorch import callbacks
+
+class Mine(callbacks.StochasticWeightAveraging):
+    pass
+
+class StochasticWeightAveraging(callbacks.Callback):
+    pass
+"""
+
+
+def test_a_callback_is_refused_for_the_class_that_it_comes_from_and_not_for_its_name(package: Write) -> None:
+    package(swa=SWA)
+    said = refusal(composed, "+callbacks.mine._target_=mynet.swa.Mine")
+    assert said.startswith("callbacks.mine: StochasticWeightAveraging hands its average over")
+    assert composed("+callbacks.mine._target_=mynet.swa.StochasticWeightAveraging")["callbacks"]["mine"]
+
+
 OF_A_FILE = {
     "# @package _global_\nhydra: {sweeper: {params: {seed: '${oc.env:NOWHERE}'}}}": "hydra.sweeper.params.seed: ",
     "trainer: {max_epochs: 3}": "experiment: is no section; its YAML file begins with the line `# @package _global_`",
