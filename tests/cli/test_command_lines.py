@@ -221,6 +221,8 @@ REFUSED = {
     "choose model=cnn,mlp": "model: got several values, takes one",
     "choose model=cnn compile=true": "compile: choose predicts by the operations of a step, and a compiled one does not show them",
     "choose model=cnn trainer.max_steps=1000": "trainer.max_steps: choose measures until a step's time is known, and takes whole epochs; write --epochs",
+    "choose --config-dir conf experiment=steps": "trainer.max_steps: choose measures until a step's time is known, and takes whole epochs; write --epochs",
+    **{f"choose model=cnn trainer.devices=2 {others}": "trainer.devices: choose compares single devices" for others in ("trainer.max_steps=1000 --epochs 3", "trainer.max_steps=-1 trainer.max_time=null")},
     "choose model=cnn trainer.devices=2": "trainer.devices: choose compares single devices",
     "choose model=cnn trainer.devices=[0,1]": "trainer.devices: choose compares single devices",
     **{f"new {name}": f"new: got '{name.strip('␣')}', takes a name for a Python package: small letters" for name in ("my-net", "Mynet", "../net", "␣", "class")},
@@ -281,6 +283,8 @@ def world(tmp_path_factory):
     for name in ("file", "conf/model/mine.yaml", "clash/model/cnn.yaml", "sweep/0/checkpoints/last.ckpt"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
+    (folder / "conf/experiment").mkdir()
+    (folder / "conf/experiment/steps.yaml").write_text("# @package _global_\ntrainer: {max_steps: 1000}\n")
     (folder / "taken").symlink_to("nowhere")
     return folder
 
