@@ -186,10 +186,11 @@ def compose(overrides: list[str]) -> DictConfig:
 
 
 def words_for_hydra(words: list[str]) -> list[str]:
-    """Words of a sweep as Hydra takes them: `++` stands before an option that no YAML file lists, as in `_set_option`."""
+    """Words of a sweep as Hydra takes them: `++` stands before an option that not every run has listed, as in `_set_option`."""
     parsed = parse(words)
-    choices = [text_of(one) for one in parsed if _chooses(one) and not one.is_sweep_override()]
-    listed = {name for name, _ in walk(to_plain(compose(choices)))}
+    runs = combinations([text_of(one) for one in parsed if _chooses(one) and not one.is_interval_sweep()])
+    nodes = ([*walk(to_plain(compose(run)))] for run in runs)
+    listed = set.intersection(*({name for name, value in every if not isinstance(value, dict)} for every in nodes))
 
     def is_plain(one: Override) -> bool:
         is_known = one.key_or_group in listed or one.is_hydra_override() or _chooses(one)

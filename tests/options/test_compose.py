@@ -22,6 +22,7 @@ from batchscope.options.compose import (
     choices_in,
     compose,
     compose_command_line,
+    words_for_hydra,
 )
 from batchscope.options.groups import CONFIGS, choices_of, known_nodes, use_config_dir
 from batchscope.options.habits import HABITS, answer_to
@@ -63,6 +64,12 @@ def test_a_sweep_has_a_run_for_each_combination_as_people_write_it(line: str, fi
     assert [sorted(one.hydra.overrides.task) for one in sweep.compositions] == [*map(sorted, runs)]
     assert sweep.configs == [composed(*run) for run in runs]
     assert all(config["data"]["seed"] == config["seed"] for config in sweep.configs)
+
+
+def test_hydra_adds_an_option_that_not_every_run_of_a_sweep_has_listed() -> None:
+    words = ["optimizer=adamw,sgd", "optimizer.lr=1", "tags=[a]", "seed=1,2"]
+    added = ["optimizer.fused=false", "trainer={min_epochs: 2}"]
+    assert words_for_hydra([*words, *added]) == [*words, *(f"++{word}" for word in added)]
 
 
 FOLDERS = {
