@@ -214,10 +214,10 @@ def _composed(choices: tuple[str, ...], folder: Path | None) -> bytes:
 
 def _chooses(one: Override) -> bool:
     """Whether an override may decide which files are composed; `data={batch_size: 8}` sets options."""
-    key = one.get_key_element().lstrip("+~")
-    if re.split("[@/]", key)[0] in GROUPS:
+    group = one.key_or_group
+    if group.partition("/")[0] in GROUPS:
         return one.is_delete() or not isinstance(one.value(), dict)
-    return "." not in key and (one.is_add() or one.is_force_add())
+    return one.package is not None or ("." not in group and (one.is_add() or one.is_force_add()))
 
 
 def _set_option(config: DictConfig, one: Override) -> None:

@@ -159,7 +159,7 @@ REFUSED = {
     "train +hydra.job.env_set.A=${oc.env:NOWHERE}": "hydra.job.env_set.A: …Environment variable 'NOWHERE' not found",
     "train -m seed=0,1 hydra.launcher._target_=${oc.env:NOWHERE}": "hydra.launcher._target_: …Environment variable 'NOWHERE' not found",
     "train tags=[${hydra:runtime.cwd}]": "tags.0: got '${hydra:runtime.cwd}', which is known to Hydra alone; write the value itself",
-    **{f"train {plus}own@model.part=a": f"{plus}own@model.part=a: a group of your own lies below another, as model/own/" for plus in ("", "+")},
+    "train own@model.part=a": "Override own@model.part=a looks like a config group override, but config group 'own' does not exist.",
     **{f"{command} model=cnn hydra.run.dir=x": "hydra.run.dir: is for batchscope train; set variables in the environment" for command in ("choose", "explain", "latency")},
     # folders
     "train hydra.run.dir=../x": "hydra.run.dir: got '../x', … a folder below this one, or an absolute path",

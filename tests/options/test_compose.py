@@ -327,6 +327,14 @@ def test_the_users_own_choices_and_options_are_answered_and_nothing_is_imported(
     assert not Path("ran").exists()
 
 
+def test_a_group_of_the_users_own_has_any_package(package: Write) -> None:
+    node = {"_target_": "lightning.pytorch.callbacks.LearningRateMonitor"}
+    package({"own/a": f"mine: {node}\n", "own/b": f"{node}\n"})
+    use_config_dir("conf")
+    for word in ("+own@callbacks=a", "+own@callbacks.mine=b"):
+        assert composed(word)["callbacks"]["mine"] == node, word
+
+
 SWA = """
 from lightning.pytorch import callbacks
 
