@@ -87,7 +87,9 @@ def refuse_of_hydra(overrides: list[str]) -> None:
     """Raise UserError for a word of Hydra's own section, which the commands that measure do not read."""
     for one in parse(overrides):
         if one.is_hydra_override():
-            raise UserError(f"{one.key_or_group}: is for batchscope train; set variables in the environment")
+            sets_variables = one.key_or_group.startswith("hydra.job.env_set")
+            instead = "; set variables in the environment" if sets_variables else " alone"
+            raise UserError(f"{one.key_or_group}: is for batchscope train{instead}")
 
 
 def for_explanation(config: dict[str, Any], ranks: int = 1) -> dict[str, Any]:

@@ -160,7 +160,8 @@ REFUSED = {
     "train -m seed=0,1 hydra.launcher._target_=${oc.env:NOWHERE}": "hydra.launcher._target_: …Environment variable 'NOWHERE' not found",
     "train tags=[${hydra:runtime.cwd}]": "tags.0: got '${hydra:runtime.cwd}', which is known to Hydra alone; write the value itself",
     "train own@model.part=a": "Override own@model.part=a looks like a config group override, but config group 'own' does not exist.",
-    **{f"{command} model=cnn hydra.run.dir=x": "hydra.run.dir: is for batchscope train; set variables in the environment" for command in ("choose", "explain", "latency")},
+    "choose model=cnn +hydra.job.env_set.A=1": "hydra.job.env_set.A: is for batchscope train; set variables in the environment",
+    **{f"{command} model=cnn hydra.run.dir=x": "hydra.run.dir: is for batchscope train alone" for command in ("choose", "explain", "latency")},
     # folders
     "train hydra.run.dir=../x": "hydra.run.dir: got '../x', … a folder below this one, or an absolute path",
     "train data.root=../../x hydra.run.dir=outputs/${data.root}": "hydra.run.dir: got 'outputs/../../x'",
