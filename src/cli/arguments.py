@@ -15,8 +15,10 @@ from ..checkpointing.resume import newest
 from ..errors import UserError, did_you_mean
 from ..options.compose import compose, compose_command_line, without_hydra
 from ..options.groups import GROUPS, choices_of, to_plain
+from ..options.habits import answer_to
 from ..options.hints import message_of
 from ..options.purpose import TOP_LEVEL
+from ..options.trainer import TRAINER
 from ..options.tree import flatten
 from ..records.terminal import be_verbose
 from . import command_parser
@@ -67,10 +69,12 @@ def _unknown_flag(word: str, known: str) -> str:
         return f"{word}: no such flag.{near}"
     name = name.replace("-", "_")
     if name not in (*GROUPS, *TOP_LEVEL):  # batch_size is data.batch_size
-        options = (option for option, _ in flatten(to_plain(without_hydra(compose([])))))
+        options = [option for option, _ in flatten(to_plain(without_hydra(compose([]))))]
+        options += [f"trainer.{option}" for option in TRAINER]  # which no YAML file lists
         name = next((option for option in options if option.endswith(f".{name}")), name)
         if "." not in name:
-            return f"{word}: no such flag."
+            instead = answer_to(name, value) or answer_to(f"trainer.{name}", value)
+            return f"{word}: no such flag." + (f" {name}: {instead}" if instead else "")
     return f"{word}: no such flag. Options are written without dashes: {name}={value or '<value>'}"
 
 

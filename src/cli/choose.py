@@ -27,8 +27,8 @@ from ..errors import UserError, warn
 from ..hardware.datasheet import find_card, find_cards
 from ..options.command_lines import refuse_of_hydra
 from ..options.compose import check_command_line, compose
-from ..options.overrides import parse, set_by, text_of
-from ..options.purpose import ENDLESS
+from ..options.overrides import parse, text_of
+from ..options.purpose import NO_END
 from ..options.update import ranks_asked
 from ..records.read import sweep_folder
 from ..records.terminal import columns, wrapped
@@ -104,9 +104,10 @@ def _measured(overrides: list[str], question: Question) -> list[Path]:
     configs = check_command_line(words, multirun=True)
     epochs = one.trainer.get("max_epochs")  # which a timed run does not have
     config, given = configs[0], [config["data"].get("batch_size") for config in configs]
-    if typed := set_by(overrides)[0] & ENDLESS.keys() - {"trainer.max_epochs"}:
+    ends = [key for key in ("max_steps", "max_time") if one.trainer.get(key) not in (None, -1, NO_END)]
+    if ends and not question.epochs:
         raise UserError(
-            f"{min(typed)}: choose measures until a step's time is known, and takes whole epochs; write --epochs"
+            f"trainer.{ends[0]}: choose measures until a step's time is known, and takes whole epochs; write --epochs"
         )
     if config["compile"]:
         raise UserError("compile: choose predicts by the operations of a step, and a compiled one does not show them")

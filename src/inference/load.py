@@ -157,7 +157,8 @@ def _built(config: dict[str, Any], name: str, data: Data | KnownData) -> Trained
 
 def _configuration(saved: dict[str, Any], path: Path, overrides: list[str], with_data: bool) -> dict[str, Any]:
     """The configuration of the run that wrote a checkpoint, for an evaluation, with the overrides."""
-    recorded = for_evaluation(check_config(trust.plain(saved.get("config"), f"ckpt: {path}")))
+    plain = trust.plain(saved.get("config"), f"ckpt: {path}")
+    recorded = for_evaluation(check_config({**plain, "callbacks": {}, "logger": {}}))  # which it has no use for
     refuse_not_evaluated(overrides, recorded)
     config = check_config(apply_overrides(recorded, overrides))
     if config["init"]:

@@ -16,7 +16,7 @@ from .groups import COLLECTIONS, GROUPS, OPTIONAL_GROUPS, SECTIONS, choices_of, 
 from .habits import answer_to
 from .hints import message_of, no_such_option
 from .purpose import OF_EXPERIMENTS, OF_TASK, TOP_LEVEL, annotation_of, lightning_module_of, signature_at
-from .signatures import class_attribute, is_installed, signature_of
+from .signatures import class_attribute, inherits, is_installed, signature_of
 from .tree import HYDRA_KEYS, TARGET, flatten, walk
 from .update import batches_of_update, ranks_asked
 from .values import check_value
@@ -29,14 +29,14 @@ _GIVEN = {
     "callbacks": "+callbacks.NAME={_target_: …} adds one",
     "default_root_dir": "hydra.run.dir=… moves the whole run",
 }
-# Callbacks of Lightning that a run does not take, with what to write instead.
+# Callbacks of Lightning that no new run takes, with what to write instead.
 _NOT_TAKEN = {
-    "BatchSizeFinder": "takes its trial steps from the learning-rate schedule; write batchscope train "
-    "experiment=find_batch_size …",
-    "GradientAccumulationScheduler": "changes how many batches an update takes, and the run is planned for one number; "
-    "write trainer.accumulate_grad_batches=…",
-    "StochasticWeightAveraging": "hands its average over after the last checkpoint, so that none has it; write "
-    "callbacks=weight_averaging",
+    "lightning.pytorch.callbacks.batch_size_finder.BatchSizeFinder": "takes its trial steps from the learning-rate "
+    "schedule; write batchscope train experiment=find_batch_size …",
+    "lightning.pytorch.callbacks.gradient_accumulation_scheduler.GradientAccumulationScheduler": "changes how many batches "
+    "an update takes, and the run is planned for one number; write trainer.accumulate_grad_batches=…",
+    "lightning.pytorch.callbacks.stochastic_weight_avg.StochasticWeightAveraging": "hands its average over after the last "
+    "checkpoint, so that none has it; write callbacks=weight_averaging",
 }
 
 
@@ -95,6 +95,14 @@ def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
     return plain
 
 
+def refuse_callbacks(config: dict[str, Any]) -> None:
+    """Raise UserError for a callback of a checked configuration that no new run takes; a run that has one can be read and go on."""
+    for name, node in (config["callbacks"] or {}).items():
+        for kind, instead in _NOT_TAKEN.items():
+            if node and inherits(node[TARGET], kind):
+                raise UserError(f"callbacks.{name}: {kind.rpartition('.')[2]} {instead}")
+
+
 def _check_top_level(plain: dict[str, Any]) -> None:
     for key in TOP_LEVEL:
         if key not in (*plain, *OF_EXPERIMENTS, *OF_TASK):  # a network without its options is refused when it is built
@@ -143,10 +151,7 @@ def _check_collection(nodes: Any, name: str) -> None:
             continue
         if not isinstance(node, dict) or TARGET not in node:
             raise UserError(f"{option}: {answer_to(option) or f'got {node!r}, takes null or a node with a _target_'}")
-        kind = str(node[TARGET]).rpartition(".")[2]
-        if kind in _NOT_TAKEN:
-            raise UserError(f"{option}: {kind} {_NOT_TAKEN[kind]}")
-        if kind == "WandbLogger" and not is_installed("wandb"):
+        if str(node[TARGET]).endswith(".WandbLogger") and not is_installed("wandb"):
             raise UserError(f"{option}: wandb is not installed; pip install 'batchscope[wandb]'")
     check_node(nodes, name)
 

@@ -25,13 +25,14 @@ _SOME_STEPS |= dict.fromkeys(("min_steps", "max_time", "val_check_interval", "pr
 # Sections and options that an evaluation does not read.
 _NOT_EVALUATED = ("optimizer", "callbacks", "logger", "search", "target", "target_metric", "global_batch_size")
 _NOT_EVALUATED += ("test", "timing", "enough", "margin", "optimized_metric", "tags", "resume")
-# Callbacks that some steps without a result have no use for: they write files, print, search or end a run.
+# Callbacks that some steps without a result have no use for: they write files, print, search, average or end a run.
 _NOT_TIMED = (
     "lightning.pytorch.callbacks.early_stopping.EarlyStopping",
     "lightning.pytorch.callbacks.checkpoint.Checkpoint",
     "lightning.pytorch.callbacks.timer.Timer",
     "lightning.pytorch.callbacks.progress.progress_bar.ProgressBar",
     "lightning.pytorch.callbacks.lr_finder.LearningRateFinder",
+    "lightning.pytorch.callbacks.stochastic_weight_avg.StochasticWeightAveraging",
     "batchscope.callbacks.target.StopAtTarget",
     "batchscope.callbacks.prediction_images.PredictionImages",
     "batchscope.callbacks.until_known.StopWhenKnown",
@@ -86,7 +87,9 @@ def refuse_of_hydra(overrides: list[str]) -> None:
     """Raise UserError for a word of Hydra's own section, which the commands that measure do not read."""
     for one in parse(overrides):
         if one.is_hydra_override():
-            raise UserError(f"{one.key_or_group}: is for batchscope train; set variables in the environment")
+            sets_variables = one.key_or_group.startswith("hydra.job.env_set")
+            instead = "; set variables in the environment" if sets_variables else " alone"
+            raise UserError(f"{one.key_or_group}: is for batchscope train{instead}")
 
 
 def for_explanation(config: dict[str, Any], ranks: int = 1) -> dict[str, Any]:
@@ -113,8 +116,8 @@ def for_explanation(config: dict[str, Any], ranks: int = 1) -> dict[str, Any]:
 def for_timing(config: dict[str, Any], seconds: float) -> dict[str, Any]:
     """A run's configuration as a short timed run takes it, which ends after so many seconds of measured steps.
 
-    The callbacks stay, because they take time; those that write files, print, find a rate or end a run are left
-    out. Nothing is kept.
+    The callbacks stay, because they take time; those that write files, print, find a rate, wait for the last epochs or end
+    a run are left out. Nothing is kept.
     """
     callbacks = {**_in_steps(config), "until_known": {**_UNTIL, "seconds": seconds}}
     parts = {"trainer": {**config["trainer"], **_SOME_STEPS}, "callbacks": callbacks}

@@ -23,7 +23,7 @@ from yaml import YAMLError
 from .. import _hydra
 from .._system import why_no_folder
 from ..errors import UserError
-from .check import check_config
+from .check import check_config, refuse_callbacks
 from .groups import CONFIGS, GROUPS, OPTIONAL_GROUPS, SECTIONS, config_dir, load, refuse_unreadable, to_plain
 from .hints import message_of, missing_choice, unknown_option
 from .overrides import combinations, parse, quoted, set_by, text_of
@@ -92,6 +92,7 @@ def compose_command_line(overrides: list[str], multirun: bool) -> CommandLine:
         with env_override(dict(composition.hydra.job.env_set)):  # which an option may name: ${oc.env:…}
             _check_folder(composition.hydra, f"{kind}.dir")
             configs.append(check_config(without_hydra(composition)))
+        refuse_callbacks(configs[-1])
     if any(config["resume"] for config in configs):
         raise UserError("resume: is for the command line of one run alone: batchscope train resume=<run folder>")
     with env_override(dict(hydra.job.env_set)):
@@ -185,10 +186,11 @@ def compose(overrides: list[str]) -> DictConfig:
 
 
 def words_for_hydra(words: list[str]) -> list[str]:
-    """Words of a sweep as Hydra takes them: `++` stands before an option that no YAML file lists, as in `_set_option`."""
+    """Words of a sweep as Hydra takes them: `++` stands before an option that not every run has listed, as in `_set_option`."""
     parsed = parse(words)
-    choices = [text_of(one) for one in parsed if _chooses(one) and not one.is_sweep_override()]
-    listed = {name for name, _ in walk(to_plain(compose(choices)))}
+    runs = combinations([text_of(one) for one in parsed if _chooses(one) and not one.is_interval_sweep()])
+    nodes = ([*walk(to_plain(compose(run)))] for run in runs)
+    listed = set.intersection(*({name for name, value in every if not isinstance(value, dict)} for every in nodes))
 
     def is_plain(one: Override) -> bool:
         is_known = one.key_or_group in listed or one.is_hydra_override() or _chooses(one)
@@ -212,10 +214,10 @@ def _composed(choices: tuple[str, ...], folder: Path | None) -> bytes:
 
 def _chooses(one: Override) -> bool:
     """Whether an override may decide which files are composed; `data={batch_size: 8}` sets options."""
-    key = one.get_key_element().lstrip("+~")
-    if re.split("[@/]", key)[0] in GROUPS:
+    group = one.key_or_group
+    if group.partition("/")[0] in GROUPS:
         return one.is_delete() or not isinstance(one.value(), dict)
-    return "." not in key and (one.is_add() or one.is_force_add())
+    return one.package is not None or ("." not in group and (one.is_add() or one.is_force_add()))
 
 
 def _set_option(config: DictConfig, one: Override) -> None:

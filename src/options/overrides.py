@@ -39,9 +39,6 @@ def parse(overrides: list[str]) -> list[Override]:
             raise UserError(f"{one.input_line}: takes names, such as {one.key_or_group}=a,b, and no glob")
         if one.key_or_group == "hydra.searchpath":
             raise UserError("hydra.searchpath: write --config-dir=<folder> in its place")
-        if one.package is not None and one.key_or_group.partition("/")[0] not in GROUPS:
-            own = f"model/{one.key_or_group}"
-            raise UserError(f"{text_of(one)}: a group of your own lies below another, as {own}/, and {own}=… chooses")
     return [_choice(one) if one.key_or_group in GROUPS else one for one in parsed]
 
 

@@ -50,7 +50,7 @@ class BatchSizeSearch(Search):
         rates: dict[int, float] = {}  # samples/s of each size that fits
         tried: list[int] = []
         enough = job.config.get("enough", ENOUGH)
-        update, ranks = job.config.get("global_batch_size"), ranks_asked(job.config) or 1
+        update, ranks = job.config.get("global_batch_size"), ranks_asked(job.config) or _devices(job.config["trainer"])
         limit = update // ranks if update else sys.maxsize
 
         def run(size: int, number: str, folder: str = "") -> Job:
@@ -70,7 +70,7 @@ class BatchSizeSearch(Search):
                 return False
             rate = trial.rate(record)
             samples = record["dataset"]["train_samples"]  # None of a stream that is not counted
-            ranks = record.get("processes", ranks)  # trainer.devices=auto is known now
+            ranks = record.get("processes", ranks)
             limit = min(limit, update // ranks if update else limit, max(1, samples // ranks) if samples else limit)
             is_faster = not rates or rate > (1 + NEAR_BEST) * max(rates.values())
             rates[min(size, limit)] = rate
@@ -93,3 +93,12 @@ class BatchSizeSearch(Search):
         if len(again) > 1 and can_wait(job.config):
             print(f"\n— measured again side by side: data.batch_size={','.join(map(str, again))}", flush=True)
             yield [run(size, "again", "again") for size in again]
+
+
+def _devices(trainer: Mapping[str, Any]) -> int:
+    """The devices of this machine that a trainer takes where that is left to the machine: all GPUs, or one of another kind."""
+    import torch
+
+    from ..hardware.devices import available
+
+    return torch.cuda.device_count() if trainer.get("accelerator") != "cpu" and available()[-1] == "cuda" else 1

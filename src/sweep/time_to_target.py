@@ -104,7 +104,7 @@ class TimeToTarget(Search):
                 elif record["status"] not in ("finished", "not_finite"):
                     raise RunFailed.of(trial, record)
                 if samples := at(record, "dataset.train_samples"):
-                    most = min(most, samples)
+                    most = min(most, samples // record.get("processes", 1))
                 if taken := positive(record.get("time_to_target_s")):
                     times[size] = min(taken, times.get(size, math.inf))
 

@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
 from .._lightning import callback_of, callbacks_of, loggers_of_rank
-from .._system import command_line, relative
+from .._system import relative
 from ..callbacks._measured import write_measured
 from ..callbacks._run_words import details, headline
 from ..callbacks._setting import samples_of_epoch
@@ -228,6 +228,7 @@ def log_hyperparameters(trainer: Trainer, record: Mapping[str, Any]) -> None:
 
 
 _ALWAYS = ("model", "data.batch_size", "learning_rate")  # columns of HPARAMS
+_SPELLING = str.maketrans("", "", "'\"\\+")  # by which a word of a record differs from what was typed in a shell
 
 
 def _told_apart(row: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
@@ -237,9 +238,9 @@ def _told_apart(row: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, 
     metrics. A word of a run that its sweep's command does not have is one of several values, or was typed at a resume.
     """
     typed = {word.lstrip("+~").partition("=")[0]: word for word in record["overrides"]}
-    command = f" {record['command']} "
+    command = f" {record['command']} ".translate(_SPELLING)
     is_resumed = record.get("resumed") and not {"-m", "--multirun"} & {*command.split()}
-    varied = {o for o, word in typed.items() if not is_resumed and f" {command_line([word])} " not in command}
+    varied = {o for o, word in typed.items() if not is_resumed and f" {word} ".translate(_SPELLING) not in command}
     shown = {*_ALWAYS, *(varied or typed)}
     if "data" in shown or row["dataset"].replace("-", "_") != record["choices"].get("data"):  # data=copy_memory
         shown.add("dataset")

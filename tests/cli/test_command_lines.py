@@ -159,8 +159,9 @@ REFUSED = {
     "train +hydra.job.env_set.A=${oc.env:NOWHERE}": "hydra.job.env_set.A: …Environment variable 'NOWHERE' not found",
     "train -m seed=0,1 hydra.launcher._target_=${oc.env:NOWHERE}": "hydra.launcher._target_: …Environment variable 'NOWHERE' not found",
     "train tags=[${hydra:runtime.cwd}]": "tags.0: got '${hydra:runtime.cwd}', which is known to Hydra alone; write the value itself",
-    **{f"train {plus}own@model.part=a": f"{plus}own@model.part=a: a group of your own lies below another, as model/own/" for plus in ("", "+")},
-    **{f"{command} model=cnn hydra.run.dir=x": "hydra.run.dir: is for batchscope train; set variables in the environment" for command in ("choose", "explain", "latency")},
+    "train own@model.part=a": "Override own@model.part=a looks like a config group override, but config group 'own' does not exist.",
+    "choose model=cnn +hydra.job.env_set.A=1": "hydra.job.env_set.A: is for batchscope train; set variables in the environment",
+    **{f"{command} model=cnn hydra.run.dir=x": "hydra.run.dir: is for batchscope train alone" for command in ("choose", "explain", "latency")},
     # folders
     "train hydra.run.dir=../x": "hydra.run.dir: got '../x', … a folder below this one, or an absolute path",
     "train data.root=../../x hydra.run.dir=outputs/${data.root}": "hydra.run.dir: got 'outputs/../../x'",
@@ -221,6 +222,8 @@ REFUSED = {
     "choose model=cnn,mlp": "model: got several values, takes one",
     "choose model=cnn compile=true": "compile: choose predicts by the operations of a step, and a compiled one does not show them",
     "choose model=cnn trainer.max_steps=1000": "trainer.max_steps: choose measures until a step's time is known, and takes whole epochs; write --epochs",
+    "choose --config-dir conf experiment=steps": "trainer.max_steps: choose measures until a step's time is known, and takes whole epochs; write --epochs",
+    **{f"choose model=cnn trainer.devices=2 {others}": "trainer.devices: choose compares single devices" for others in ("trainer.max_steps=1000 --epochs 3", "trainer.max_steps=-1 trainer.max_time=null")},
     "choose model=cnn trainer.devices=2": "trainer.devices: choose compares single devices",
     "choose model=cnn trainer.devices=[0,1]": "trainer.devices: choose compares single devices",
     **{f"new {name}": f"new: got '{name.strip('␣')}', takes a name for a Python package: small letters" for name in ("my-net", "Mynet", "../net", "␣", "class")},
@@ -241,6 +244,9 @@ UNPARSED = {
     "train --model cnn": "--model: no such flag. Options are written without dashes: model=<value>",
     "train --data.batch_size=64": "--data.batch_size=64: … Options are written without dashes: data.batch_size=64",
     "train --batch_size 512": "--batch_size: no such flag. Options are written without dashes: data.batch_size=<value>",
+    "train --min_epochs=2": "--min_epochs=2: no such flag. Options are written without dashes: trainer.min_epochs=2",
+    "train --epochs=3": "--epochs=3: no such flag. epochs: write trainer.max_epochs=3",
+    "train --gpus=2": "--gpus=2: no such flag. gpus: write trainer.accelerator=gpu trainer.devices=2",
     "train cnn": "cnn: cannot be parsed: options are written as option=value; did you mean 'model=cnn'?",
     "train data.batch_size␣=␣8": SYNTAX,
     "train -m data.batch_size=16,": SYNTAX,
@@ -281,6 +287,8 @@ def world(tmp_path_factory):
     for name in ("file", "conf/model/mine.yaml", "clash/model/cnn.yaml", "sweep/0/checkpoints/last.ckpt"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
+    (folder / "conf/experiment").mkdir()
+    (folder / "conf/experiment/steps.yaml").write_text("# @package _global_\ntrainer: {max_steps: 1000}\n")
     (folder / "taken").symlink_to("nowhere")
     return folder
 

@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
 import batchscope
+from batchscope.checkpointing.checkpoint_file import load_checkpoint, write_checkpoint
 from batchscope.cli.evaluate import evaluate
 from batchscope.data.spec import PADDING, DataSpec
 from batchscope.errors import UserError
@@ -334,6 +335,13 @@ def test_a_loaded_model_is_a_network_in_evaluation_mode_and_the_process_is_as_it
 def test_a_loaded_model_may_have_a_property_called_spec(checkpoint: Path, trained: Trained, monkeypatch) -> None:
     monkeypatch.setattr(type(trained.network), "spec", property(lambda network: "its own"), raising=False)
     assert batchscope.load_model(checkpoint).spec == "its own"
+
+
+def test_callbacks_and_loggers_of_the_run_are_not_looked_at(checkpoint: Path, tmp_path: Path) -> None:
+    file = load_checkpoint(checkpoint)
+    file["batchscope"]["config"]["logger"]["mine"] = {"_target_": "nowhere"}
+    write_checkpoint(file, tmp_path / "a.ckpt")
+    assert batchscope.load_model(tmp_path / "a.ckpt")
 
 
 SPEC = {"kind": "image", "input_shape": (1, 2, 3), "target": "class", "num_outputs": 2}

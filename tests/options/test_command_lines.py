@@ -46,6 +46,14 @@ def test_a_timed_run_has_no_validation_and_nothing_that_follows_one() -> None:
     )
 
 
+def test_a_record_keeps_a_callback_that_no_new_run_takes_and_no_timed_step_has_it() -> None:
+    config = composed("model=mlp")
+    averaging = {"_target_": "lightning.pytorch.callbacks.StochasticWeightAveraging", "swa_lrs": 0.01}
+    config["callbacks"]["mine"] = averaging
+    assert check_config(config)["callbacks"]["mine"] == averaging
+    assert "mine" not in for_timing(config, 1.0)["callbacks"]
+
+
 def test_an_explanation_keeps_the_callbacks_that_change_a_step() -> None:
     until = "+callbacks.until={_target_:batchscope.callbacks.until_known.StopWhenKnown}"
     config = composed("callbacks=[weight_averaging,early_stopping,wait_until_quiet]", until)

@@ -22,6 +22,7 @@ from batchscope.options.compose import (
     choices_in,
     compose,
     compose_command_line,
+    words_for_hydra,
 )
 from batchscope.options.groups import CONFIGS, choices_of, known_nodes, use_config_dir
 from batchscope.options.habits import HABITS, answer_to
@@ -63,6 +64,12 @@ def test_a_sweep_has_a_run_for_each_combination_as_people_write_it(line: str, fi
     assert [sorted(one.hydra.overrides.task) for one in sweep.compositions] == [*map(sorted, runs)]
     assert sweep.configs == [composed(*run) for run in runs]
     assert all(config["data"]["seed"] == config["seed"] for config in sweep.configs)
+
+
+def test_hydra_adds_an_option_that_not_every_run_of_a_sweep_has_listed() -> None:
+    words = ["optimizer=adamw,sgd", "optimizer.lr=1", "tags=[a]", "seed=1,2"]
+    added = ["optimizer.fused=false", "trainer={min_epochs: 2}"]
+    assert words_for_hydra([*words, *added]) == [*words, *(f"++{word}" for word in added)]
 
 
 FOLDERS = {
@@ -318,6 +325,32 @@ def test_the_users_own_choices_and_options_are_answered_and_nothing_is_imported(
         assert said in refusal(composed, *line.split()), line
     assert composed("model=mynet", "data=adding")["model"]["flavour"] == "salty"
     assert not Path("ran").exists()
+
+
+def test_a_group_of_the_users_own_has_any_package(package: Write) -> None:
+    node = {"_target_": "lightning.pytorch.callbacks.LearningRateMonitor"}
+    package({"own/a": f"mine: {node}\n", "own/b": f"{node}\n"})
+    use_config_dir("conf")
+    for word in ("+own@callbacks=a", "+own@callbacks.mine=b"):
+        assert composed(word)["callbacks"]["mine"] == node, word
+
+
+SWA = """
+from lightning.pytorch import callbacks
+
+class Mine(callbacks.StochasticWeightAveraging):
+    pass
+
+class StochasticWeightAveraging(callbacks.Callback):
+    pass
+"""
+
+
+def test_a_callback_is_refused_for_the_class_that_it_comes_from_and_not_for_its_name(package: Write) -> None:
+    package(swa=SWA)
+    said = refusal(composed, "+callbacks.mine._target_=mynet.swa.Mine")
+    assert said.startswith("callbacks.mine: StochasticWeightAveraging hands its average over")
+    assert composed("+callbacks.mine._target_=mynet.swa.StochasticWeightAveraging")["callbacks"]["mine"]
 
 
 OF_A_FILE = {

@@ -24,7 +24,7 @@ def device(floor, slope=1e-6, memory=2**40):
     return lambda size: rate(size / (floor + slope * size)) if size <= memory else {"status": "out_of_memory"}
 
 
-def search(folder, end, samples=None, update=None, timed=False, **options):
+def search(folder, end, samples=None, update=None, timed=False, trainer=None, **options):
     """The folders of the runs; `end` says of a size how its run ends."""
     ran = []
 
@@ -35,7 +35,7 @@ def search(folder, end, samples=None, update=None, timed=False, **options):
         record = {"status": "finished", "dataset": {"train_samples": samples}, "throughput": {}, "config": one.config}
         return {**record, **end(size)}
 
-    one = job(folder, ".", timed=timed, global_batch_size=update)
+    one = job(folder, ".", timed=timed, global_batch_size=update, **({"trainer": trainer} if trainer else {}))
     play(BatchSizeSearch(**options).plan(one), do)
     return ran
 
@@ -59,6 +59,14 @@ def search(folder, end, samples=None, update=None, timed=False, **options):
 )
 def test_batches_grow_by_four_until_they_are_no_faster_or_do_not_fit(end, options, tried, tmp_path):
     assert search(tmp_path, end, **options) == [str(size) for size in tried]
+
+
+def test_the_first_size_is_a_part_of_an_update_of_all_gpus_of_the_machine(tmp_path, monkeypatch):
+    monkeypatch.setattr("batchscope.hardware.devices.available", lambda: ["cpu", "cuda"])
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    trainer = {"devices": "auto", "accelerator": "auto"}
+    found = search(tmp_path, lambda size: {**rate(size), "processes": 4}, update=1000, trainer=trainer)
+    assert found == ["5", "10", "25", "50", "125", "250"]
 
 
 @pytest.mark.parametrize("status", ["failed", "killed", "refused"])
@@ -168,6 +176,7 @@ NO_MEMORY, NAN = (
         (NO_MEMORY, "search.rates=[1,2]", [(64, 0.01), (16, 0.01), (16, 0.02)]),  # nor anything larger
         (NAN, "search.rates=[1]", [(64, 0.01), (16, 0.01), (256, 0.01)]),  # a result
         ({"dataset": {"train_samples": 70}}, "search.rates=[1]", [(64, 0.01), (16, 0.01)]),  # no batch is larger
+        ({"dataset": {"train_samples": 280}, "processes": 2}, "search.rates=[1]", [(64, 0.01), (16, 0.01)]),  # a share each
         ({"seconds": 115.0}, "search.minutes=2", [(64, 0.01), (16, 0.01)]),  # which are over
     ],
 )  # fmt: skip

@@ -18,6 +18,7 @@ from lightning.pytorch.loggers import WandbLogger
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, SubsetRandomSampler
 
+from batchscope._system import command_line
 from batchscope.analysis import write_report
 from batchscope.callbacks import _recording
 from batchscope.callbacks._setting import samples_of_epoch
@@ -139,6 +140,15 @@ def test_hparams_has_the_options_that_vary_in_a_sweep_and_those_that_were_typed_
     record["resumed"] = [{"step": 3}] if "-m" in command or "lr" not in command else []
     assert _told_apart(row, record).keys() == shown
     assert _told_apart(row | {"dataset": "rendered-digits"}, record).keys() == shown | {"dataset"}
+
+
+def test_hparams_has_the_same_options_however_a_record_spells_what_was_typed() -> None:
+    row = {"model": "cnn", "dataset": "mnist", "data.batch_size": 8, "optimizer.lr": 0.1, "seed": 1}
+    typed = ["seed=1", "optimizer.lr=0.1", "data.root=/home/jörg/my data", 'tags=["it\'s"]']
+    recorded = ["++seed=1", "optimizer.lr=0.1", 'data.root="/home/jörg/my data"', 'tags=["it\'s"]']
+    record = {"command": command_line(["batchscope", "train", *typed]), "overrides": recorded}
+    record["choices"] = {"model": "cnn", "data": "mnist"}
+    assert _told_apart(row, record).keys() == {"model", "data.batch_size", "optimizer.lr", "seed"}
 
 
 # --- callbacks ------------------------------------------------------------------------------------------------------
