@@ -9,6 +9,7 @@ set up until the runs before it have ended.
 """
 
 import contextlib
+import math
 import os
 import sys
 import time
@@ -31,7 +32,7 @@ from ..records.rates import LOAD_SAID
 from ..records.terminal import LiveLine, is_verbose
 from ..records.values import at
 from . import folder
-from .passes import Limits, WaitingRun, measure_in_passes
+from .passes import FEWEST, Limits, WaitingRun, measure_in_passes
 from .plans import LOG, Job, Record
 from .process import Process, Processes
 
@@ -44,6 +45,7 @@ _SHARE_LEFT = 0.25  # of the memory
 _CONTEXT = 2**30  # bytes of a device that a process takes beside its tensors: CUDA's context, the libraries' workspaces
 _PASSES_PER_S = 1000  # more than there can be: passes of another time in the same folder have other numbers
 _FEWEST = 8  # passes of runs that have so many seconds
+_SHARES = 2 * FEWEST  # of a training, one of them for each visit at most: its first update is measured in none
 _LONG_S = 3600.0  # of a training: longer ones do not hold the memory of others that wait, unless they are asked to
 
 
@@ -143,6 +145,8 @@ class Visited(WaitingRun):
 
     @override
     def visit(self, number: int, seconds: float) -> Mapping[str, Any] | None:
+        """A training of a few seconds has shorter visits, so that it is in as many passes as a verdict needs."""
+        seconds = min(seconds, (self.fit_s or math.inf) / _SHARES)
         return self.note(self.process.ask(f"go {number} {seconds}"))
 
     @override

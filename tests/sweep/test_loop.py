@@ -396,3 +396,11 @@ def test_runs_wait_on_a_cpu_and_on_a_cuda_device_that_takes_several_processes(
     monkeypatch.setattr("batchscope.hardware.devices.available", lambda: devices)
     monkeypatch.setattr("batchscope.hardware.nvml_readings.takes_one_process", lambda: one_process)
     assert visits.can_wait(SUITED | {"trainer": {"devices": 1, "accelerator": accelerator}}) is suited
+
+
+@pytest.mark.parametrize(("fit_s", "seconds"), [(None, 0.2), (60.0, 0.2), (1.0, 0.05)])
+def test_a_training_of_a_few_seconds_has_shorter_visits_and_so_as_many_as_others(fit_s, seconds):
+    run, asked = object.__new__(visits.Visited), []
+    run.fit_s, run.process, run.note = fit_s, SimpleNamespace(ask=asked.append), lambda facts: facts
+    run.visit(3, 0.2)
+    assert asked == [f"go 3 {seconds}"]
