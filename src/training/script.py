@@ -11,7 +11,6 @@ from typing import Any, cast
 
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
-from torch.multiprocessing import ProcessExitedException
 from typing_extensions import override
 
 from .._lightning import callbacks_of, fits_in_children, logged_step
@@ -128,7 +127,8 @@ class ScriptRecord(Callback):
             self._record = None
         elif fits_in_children(trainer):  # the record has begun there, where no callback hears of the exception
             said = str(exception).strip().rpartition("\n")[2]  # of a traceback the last line
-            ended: Status = "killed" if isinstance(exception, ProcessExitedException) else ended_as(exception)
+            is_killed = getattr(exception, "signal_name", None) in ("SIGKILL", "SIGTERM", "SIGINT")
+            ended: Status = "killed" if is_killed else ended_as(exception)
             ended = "out_of_memory" if said.partition(":")[0].endswith("MemoryError") else ended
             for folder in takewhile(Path.is_dir, numbered(self.first_folder)):
                 if at(read_if_there(folder), "started_by") == os.getpid():  # others may still run

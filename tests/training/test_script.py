@@ -109,6 +109,7 @@ ENDS = {
     "failed": ProcessRaisedException("Process 0 …\nTraceback …\nZeroDivisionError: division by zero\n", 0, 1),
     "out_of_memory": ProcessRaisedException("Process 0 …\nTraceback …\ntorch.OutOfMemoryError: CUDA …\n", 0, 1),
     "killed": ProcessExitedException("process 0 terminated with signal SIGKILL", 0, 1, -9, "SIGKILL"),
+    "failed by itself": ProcessExitedException("process 0 terminated with exit code 2", 0, 1, 2),
 }
 
 
@@ -117,13 +118,13 @@ def fail_in_children(folder: Path, error: Exception) -> None:
     ScriptRecord(folder).on_exception(trainer, Stranger(), error)
 
 
-@pytest.mark.parametrize("status", ENDS)
-def test_a_fit_that_fails_in_processes_that_lightning_started_has_its_end(status: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", ENDS)
+def test_a_fit_that_fails_in_processes_that_lightning_started_has_its_end(end: str, tmp_path: Path) -> None:
     with RunRecord(tmp_path / "run", started_by=os.getpid()) as begun:  # as the first of them has
         begun.begin()
-        fail_in_children(tmp_path / "run", ENDS[status])
+        fail_in_children(tmp_path / "run", ENDS[end])
         found = record(tmp_path / "run")
-        assert (found["status"], found["error"]) == (status, str(ENDS[status]).strip().splitlines()[-1])
+        assert (found["status"], found["error"]) == (end.split()[0], str(ENDS[end]).strip().splitlines()[-1])
 
 
 def test_such_a_fit_leaves_a_run_open_that_another_process_has_started(tmp_path: Path, monkeypatch) -> None:
