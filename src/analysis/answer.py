@@ -215,4 +215,4 @@ def _price(group: Group, selection: Selection, quality: Quality) -> Iterator[_Sa
         claims += [_claim("worse", fast, metric=quality.metric.key)] if quality.is_worse(fast) else []
         rates = {run.values.get("learning_rate") for run in group.runs}
         beside = " at the same learning rate" if len(rates) == 1 and None not in rates else ""
-        yield (f"{fast:,} is {times_as_fast(ratio)} as {chosen:,} and {quality.price(fast)}{beside}.", *claims)
+        yield (f"{fast:,} is {times_as_fast(ratio)} {chosen:,} and {quality.price(fast)}{beside}.", *claims)

@@ -71,11 +71,11 @@ def and_(names: Sequence[str | int], word: str = "and", most: int = _MOST_NAMED)
 
 
 def times_as_fast(ratio: Ratio) -> str:
-    """How much faster something is that is shown to be faster: `1.88 times as fast`, `at least 1.3 times as fast`."""
+    """How much faster something is that is shown to be faster: `1.88 times as fast as`, `at least 1.3 times as fast as`."""
     if ratio.reach <= KNOWN:
-        return f"{significant(ratio.value)} times as fast"
+        return f"{significant(ratio.value)} times as fast as"
     factor = at_least(ratio)
-    return f"at least {factor:.1f} times as fast" if factor > 1 else "faster"
+    return f"at least {factor:.1f} times as fast as" if factor > 1 else "faster than"
 
 
 def at_least(ratio: Ratio) -> float:

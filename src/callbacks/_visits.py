@@ -33,8 +33,8 @@ from .wait_until_quiet import WaitUntilQuiet
 
 _WARM = 3  # updates by which the length of a training is told
 SHORT_S = 0.1  # the first one of such steps is left out: what others trained meanwhile is in the caches
-# Of the time of steps, for data. Then a visit has a batch of each worker: those that began together are ready together. It is
-# no longer than a few seconds, where one step is not.
+# Of the time of steps, for data. Then a visit has whole bursts, a batch of each worker: those that began together are ready
+# together. It is no longer than a few seconds, where one step is not.
 WAITS, LONG_S = 0.1, 3.0
 
 
@@ -92,7 +92,7 @@ class Visits(Callback):
 
     def _visited(self, trainer: Trainer) -> Iterator[None]:
         """The course of a run from its first batch on; each `yield` is until the end of the next update."""
-        monitor, lags, mean_s, fewest = self._monitor, self._clock.lags, 0.0, 1
+        monitor, lags, mean_s, burst = self._monitor, self._clock.lags, 0.0, 1
         order = self._tell_and_wait(trainer, {"ready": True})
         if order == "warm up":
             while not monitor.is_warm or (lags and len(self._warm_up) < _WARM):
@@ -105,15 +105,13 @@ class Visits(Callback):
             if mean_s < SHORT_S:
                 yield
             monitor.begin_window(int(number))
-            began, updates = time.perf_counter(), 0
-            while (taken := time.perf_counter() - began) < float(seconds) or updates < (
-                fewest if taken < LONG_S else 1
-            ):
+            began, taken, updates = time.perf_counter(), 0.0, 0
+            while not updates or taken < float(seconds) or (updates % burst and taken < LONG_S):
                 yield
-                updates += 1
+                taken, updates = time.perf_counter() - began, updates + 1
             facts = monitor.end_window(trainer)
             mean_s = facts.get("mean_s", 0.0)
-            fewest = workers_of(trainer) if facts.get("wait_share", 0.0) > WAITS else 1
+            burst = workers_of(trainer) if facts.get("wait_share", 0.0) > WAITS else 1
             order = self._tell_and_wait(trainer, facts)
         action, _, reason = order.partition(" ")
         if action == "stop":

@@ -95,7 +95,12 @@ def explained(error: Exception, config: dict[str, Any], run_dir: Path, trainer: 
     if unsendable := _unsendable(error):
         return unsendable
     if isinstance(error, RuntimeError) and "DataLoader worker (pid" in str(error):
-        return UserError(f"data: {error}; where memory is short, take fewer data.num_workers")
+        is_killed = "by signal: Killed" in str(
+            error
+        )  # as the system does where memory is short: a process as the run's ranks
+        said = str(error).rstrip(". ")
+        kind = PeerLostError if is_killed else UserError
+        return kind(f"data: {said}; where memory is short, take fewer data.num_workers")
     if is_out_of_memory(error):
         return RunOutOfMemoryError(_out_of_memory(config, trainer.strategy.root_device))
     if isinstance(error, torch.distributed.DistNetworkError) and "EADDRINUSE" in str(error):

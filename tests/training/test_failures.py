@@ -136,6 +136,7 @@ def of_semaphore() -> OSError:
         (MisconfigurationException("You requested it.\nHint"), UserError, "trainer: You requested it. (tests/training/test_failures.py, line "),
         (RuntimeError(f"Caught it in worker 0.\n{SHARED}"), WriteError, f"data: {NO_ROOM}: {SHARED}; give a container more by docker run --shm-size=8g, or write data.num_workers=0"),
         (RuntimeError(f"DataLoader worker (pid 7) is killed by signal: Bus error. {BUS}"), WriteError, f"data: {NO_ROOM}: DataLoader worker"),
+        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "), PeerLostError, "data: DataLoader worker (pid 7) is killed by signal: Killed; where"),
         (of_semaphore(), WriteError, f"data: {NO_ROOM}: [Errno 30] Read-only file system; "),
         (CppCompileError(["g++"], "internal error"), UserError, "compile: true fails for MLP: C++ compile error; write "),
     ],
