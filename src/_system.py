@@ -341,9 +341,8 @@ def _be_forked(connection: socket.socket, run: Callable[..., None], arguments: t
 
     try:
         lead_session()
-        multiprocessing.set_start_method(
-            None, force=True
-        )  # its own processes are started as those of any other program
+        # Its own processes are started as those of any other program.
+        multiprocessing.set_start_method(None, force=True)
         _, output, *_ = socket.recv_fds(connection, 1, 2)
         connection.sendall(b"\n")
     except (OSError, KeyboardInterrupt):  # the starter has ended, or passes its interruption on

@@ -174,7 +174,8 @@ def workers_stopped() -> Iterator[None]:
 
 def workers_of(trainer: Trainer) -> int:
     """How many processes load the batches of the training, 1 at least."""
-    return max(1, *(getattr(loader, "num_workers", 0) for loader in tree_leaves(trainer.train_dataloader)))
+    loaders = tree_leaves(trainer.train_dataloader)
+    return max([1, *(getattr(loader, "num_workers", 0) for loader in loaders)])
 
 
 def seconds_waited(callbacks: Iterable[Any]) -> float:

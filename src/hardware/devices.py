@@ -29,6 +29,12 @@ def available() -> list[str]:
     return [kind for kind, is_there in offered.items() if is_there]
 
 
+def taken(accelerator: str | None) -> tuple[str, int]:
+    """The kind of device that Lightning takes here for a `trainer.accelerator`, a GPU where it can, and how many there are of it."""
+    kind = "cpu" if accelerator == "cpu" else available()[-1]
+    return kind, torch.cuda.device_count() if kind == "cuda" else 1
+
+
 def check_accelerator(config: Mapping[str, Any]) -> None:
     """Raise UserError if a configuration names a device that this machine does not have, or what its device cannot do."""
     trainer = config["trainer"]

@@ -127,13 +127,10 @@ def _refusal(config: Mapping[str, Any], change: Change) -> str:
 
 def _candidates(config: Mapping[str, Any], factors: Sequence[int]) -> Iterator[Change]:
     """Each change that can have an effect on this machine. Imports torch."""
-    import torch
-
-    from ..hardware.devices import available
+    from ..hardware.devices import available, taken
 
     data, model, trainer, kinds = config["data"], config["model"], config["trainer"], available()
-    device = "cpu" if trainer.get("accelerator") == "cpu" else kinds[-1]  # Lightning takes a GPU if it can
-    devices = torch.cuda.device_count() if device == "cuda" else 1
+    device, devices = taken(trainer.get("accelerator"))
     processes = ranks_asked(config) or devices
     yield from _batches(config, processes, factors)
     is_full = str(trainer.get("precision") or "32-true") in ("32", "32-true")

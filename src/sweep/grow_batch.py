@@ -50,7 +50,7 @@ class BatchSizeSearch(Search):
         rates: dict[int, float] = {}  # samples/s of each size that fits
         tried: list[int] = []
         enough = job.config.get("enough", ENOUGH)
-        update, ranks = job.config.get("global_batch_size"), ranks_asked(job.config) or _devices(job.config["trainer"])
+        update, ranks = job.config.get("global_batch_size"), ranks_asked(job.config) or _devices(job.config)
         limit = update // ranks if update else sys.maxsize
 
         def run(size: int, number: str, folder: str = "") -> Job:
@@ -95,10 +95,8 @@ class BatchSizeSearch(Search):
             yield [run(size, "again", "again") for size in again]
 
 
-def _devices(trainer: Mapping[str, Any]) -> int:
-    """The devices of this machine that a trainer takes where that is left to the machine: all GPUs, or one of another kind."""
-    import torch
+def _devices(config: Mapping[str, Any]) -> int:
+    """The devices of this machine that a run takes where that is left to the machine."""
+    from ..hardware.devices import taken  # imports torch
 
-    from ..hardware.devices import available
-
-    return torch.cuda.device_count() if trainer.get("accelerator") != "cpu" and available()[-1] == "cuda" else 1
+    return taken(config["trainer"].get("accelerator"))[1]

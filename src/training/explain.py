@@ -36,9 +36,8 @@ def explain(
     for errors; `names_data` says whether somebody has chosen the data. UserError for a step that fails, and for steps that
     cannot be measured.
     """
-    with tempfile.TemporaryDirectory(
-        ignore_cleanup_errors=True
-    ) as here:  # for what a module or a callback writes by itself
+    # For what a module or a callback writes by itself.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as here:
         return _explain(config, choices, place, names_data, Path(here))
 
 

@@ -94,12 +94,9 @@ def explained(error: Exception, config: dict[str, Any], run_dir: Path, trainer: 
         return WriteError(f"data: {_NO_SHARED_MEMORY.format(str(error).strip().splitlines()[-1])}")
     if unsendable := _unsendable(error):
         return unsendable
-    if isinstance(error, RuntimeError) and "DataLoader worker (pid" in str(error):
-        is_killed = "by signal: Killed" in str(
-            error
-        )  # as the system does where memory is short: a process as the run's ranks
-        said = str(error).rstrip(". ")
-        kind = PeerLostError if is_killed else UserError
+    if isinstance(error, RuntimeError) and "DataLoader worker (pid" in (said := str(error).rstrip(". ")):
+        # The system kills a process where memory is short. Then the run is killed, as by a rank that was, and not failed.
+        kind = PeerLostError if "by signal: Killed" in said else UserError
         return kind(f"data: {said}; where memory is short, take fewer data.num_workers")
     if is_out_of_memory(error):
         return RunOutOfMemoryError(_out_of_memory(config, trainer.strategy.root_device))
