@@ -8,7 +8,8 @@
 Each case is a plain LightningModule (or a model of the zoo) with a plain Trainer and ThroughputMonitor, in a process of its
 own; the first one of each number of threads calibrates. The same process then checks the cause without batchscope: the step
 with one size changed takes another time, by the factor that the cause gives. Without its sleep it is short, tiny layers take
-as long for four times the samples, and products twice as long for twice the samples. What is to be bound by memory is larger
+as long for four times the samples, and products twice as long for twice the samples. Where other programs took so much that the
+verdict is to run again, a case runs again, up to three times in all. What is to be bound by memory is larger
 than the caches, so these cases take minutes where the caches hold hundreds of MiB. A case whose check fails on a machine is
 marked, because its cause may be another one there, and counts as the others do. A slow rank is one of two processes under DDP; its
 verdict is the rank and its part.
@@ -54,6 +55,7 @@ from batchscope.hardware.microbenchmarks import clock
 MI, MANY = 2**20, 1_000_000  # MANY batches: a run ends by its steps or its time
 DEVICE = "cpu"  # of this process
 PATIENCE_S, RUN_S, TURN_S = 600, 10.0, 1.5  # of a process; of the run with the verdict; of a turn of a check
+RUN_AGAIN, MOST_RUNS = "run again", 3  # of a verdict beside other programs; of a case with such a verdict
 CACHE_MIB = (cache_bytes(torch.device("cpu")) or 0) / MI
 LARGE_MIB = max(64, round(1.5 * CACHE_MIB))  # of a tensor that no cache holds
 SLOWER = LARGE_MIB / 64  # are the steps with such tensors than where the caches hold 40 MiB
@@ -357,19 +359,23 @@ def judged(name: str, threads: int, args: argparse.Namespace, folder: str) -> di
     """What a process of its own finds of a case, and whether its verdict and its check are right."""
     one, number = ALL[args.device][name], str(threads)
     environment = {"XDG_CACHE_HOME": folder, "OMP_NUM_THREADS": number, "MKL_NUM_THREADS": number}
-    try:
-        found = in_a_process(run, name, args.device, threads, args.smallest, seconds=PATIENCE_S, **environment)
-    except (subprocess.SubprocessError, ValueError) as error:  # a case that fails is a result
-        found = {"verdict": None, "ratio": math.nan, "error": str(error)}
-    verdict = found["verdict"] or {"kind": "no verdict"}
+    verdict, runs = {"evidence": RUN_AGAIN}, 0
+    while runs < MOST_RUNS and RUN_AGAIN in verdict.get("evidence", ""):
+        runs += 1
+        try:
+            found = in_a_process(run, name, args.device, threads, args.smallest, seconds=PATIENCE_S, **environment)
+        except (subprocess.SubprocessError, ValueError) as error:  # a case that fails is a result
+            found = {"verdict": None, "ratio": math.nan, "error": str(error)}
+        verdict = found["verdict"] or {"kind": "no verdict"}
     kind = verdict["kind"].replace("elementwise", "compute")  # in both the cores are busy with it
     fails = not one.least <= found["ratio"] <= one.most
     changed = ", ".join(f"{key}={value}" for key, value in one.changed.items())
     check = f"{changed}: × {found['ratio']:.2f}{' (**fails**)' if fails else ''}"
-    said = f"{verdict['kind']} {verdict.get('share') or 0:.0%}, {verdict.get('certainty', '')}"
+    said = f"{verdict['kind']} {verdict.get('share') or 0:.0%}, {verdict.get('certainty', '')}{f' (run {runs})' if runs > 1 else ''}"
     evidence = str(found.get("error") or verdict.get("evidence", "")).replace("|", "/")
     row = [name, threads, one.expected, said, "yes" if kind == one.expected else "**no**", evidence, check]
-    return {"case": name, "threads": threads, "right": kind == one.expected, "fails": fails, "row": row, **found}
+    marks = {"right": kind == one.expected, "fails": fails}
+    return {"case": name, "threads": threads, "runs": runs, "row": row, **marks, **found}
 
 
 def main() -> None:
