@@ -24,7 +24,7 @@ KILLED = [
     *("data=copy_memory", "data.delay=10", "data.num_train=4000", "data.num_val=200", "data.num_test=200"),
     *("data.batch_size=32", "model=stacked_lstm", "model.hidden_size=16", "trainer.max_epochs=3"),
     *("trainer.val_check_interval=50", "trainer.accelerator=cpu", "callbacks.throughput.calibrate=false"),
-    *("callbacks.progress=null", "callbacks.prediction_images=null", "callbacks.checkpoint.every_minutes=0.01"),
+    *("callbacks.progress=null", "callbacks.checkpoint.every_minutes=0.01"),
 ]
 
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from .callbacks.curves import TrainCurves as TrainCurves
     from .callbacks.device import DeviceMonitor as DeviceMonitor
     from .callbacks.nonfinite import StopOnNonFinite as StopOnNonFinite
-    from .callbacks.prediction_images import PredictionImages as PredictionImages
     from .callbacks.profile import OperationProfiler as OperationProfiler
     from .callbacks.progress import ProgressBar as ProgressBar
     from .callbacks.throughput import ThroughputMonitor as ThroughputMonitor

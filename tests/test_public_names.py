@@ -14,7 +14,7 @@ import batchscope
 from batchscope.callbacks.throughput import ThroughputMonitor
 
 PAGE = (Path(__file__).parents[1] / "docs" / "api.md").read_text(encoding="utf-8")
-CALLBACKS = "DeviceMonitor OperationProfiler PredictionImages ProgressBar"
+CALLBACKS = "DeviceMonitor OperationProfiler ProgressBar"
 CALLBACKS += " StopOnNonFinite StopWhenKnown ThroughputMonitor TrainCurves WaitUntilQuiet"
 PUBLIC = {
     "batchscope": f"{CALLBACKS} load_model read_answer read_runs",

@@ -86,8 +86,6 @@ def own_times(table: UpdateTable) -> RankTimes:
         input_ms=block_means(parts[StepPart.DATA_WAIT]),
         transfer_ms=block_means(parts[StepPart.TRANSFER]),
         compute_ms=block_means(compute) if knows_waits else [],
-        samples=float(rows["samples"].mean(dtype=float)),
-        timesteps=float(rows["timesteps"].mean(dtype=float)),
     )
 
 

@@ -43,11 +43,10 @@ _PARTS = {
 class LoopEvents(Callback):
     """Marks the parts of each batch, from `listen` on, while it measures, and calls a subclass's methods below.
 
-    An exception in one of them disables it; one in `count_batch` ends the run.
+    An exception in one of them disables it.
 
     A batch is `begin_batch`, `count_batch`, `begin_training`, `end_backward`, `end_batch`. A step that asks for its batch
-    itself begins with its training, and is counted before its end; one that asks for several, or a batch that is None, is
-    not counted.
+    itself begins with its training, and is not counted; nor is a batch that is None.
 
     Attributes:
         is_measuring: whether the steps of a fit are being measured.
@@ -58,7 +57,6 @@ class LoopEvents(Callback):
     _begun: FitTimer | None = None  # when the fit began
     _is_training = False
     _has_begun = False  # whether a batch has begun that has not ended
-    _asked = 0  # how many batches its step has asked for
 
     def __init__(self) -> None:
         self._timer = StepTimer(HostClock())
@@ -106,7 +104,7 @@ class LoopEvents(Callback):
     def _begin_batch(self) -> None:
         self._fit.ask()
         self.begin_batch()
-        self._has_begun, self._asked = True, 0
+        self._has_begun = True
 
     @never_raise
     def _on_action_start(self, action: str) -> None:
@@ -120,9 +118,7 @@ class LoopEvents(Callback):
             self._is_training = True
             self.begin_training()
         else:
-            if action == _REQUEST and self._is_training:
-                self._asked += 1
-            elif action == _REQUEST:
+            if action == _REQUEST and not self._is_training:
                 self._begin_batch()
             self._enter(_PARTS[action])
 
@@ -142,6 +138,7 @@ class LoopEvents(Callback):
                 self._fit.receive()
 
     @override
+    @never_raise
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if self.is_measuring and self._has_begun:  # else its step asks for it
             self.count_batch(trainer, pl_module, batch)
@@ -160,15 +157,10 @@ class LoopEvents(Callback):
             self.end_backward()
 
     @override
+    @never_raise
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self.is_measuring and self._asked == 1:  # of several nobody has the others
-            self.count_batch(trainer, pl_module, batch)
-        self._end_batch(trainer)
-
-    @never_raise
-    def _end_batch(self, trainer: Trainer) -> None:
         if self.is_measuring:
             self._has_begun = False
             self.end_batch(trainer)

@@ -1,6 +1,6 @@
 """From what a fit has measured and a trace to an Explanation: operations with times and bounds, the verdict; and its tables."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,9 +19,6 @@ from ._measured import Measured
 MOST_MODULES = 24  # rows; with more, modules are shown with what they contain
 _BETWEEN = (StepPart.DATA_WAIT, StepPart.TRANSFER, StepPart.OTHER)  # the parts between two batches
 _LONGEST = 60  # characters of a name; it is cut from the left
-_BOUND = 1.005  # of a time, above which it is shown as more than 100 %
-_SLOWER = 1.05  # of the median step: shares that add up to more are worth a word
-_FASTER = "bound/time above 100 %: faster than the peaks measured here, as where data stay in a cache"
 _HEADINGS = ("share", "time", "calls", "FLOPs", "bytes", "bound/time")
 _SHORT = dict(zip(PARTS, SHORT_NAMES, strict=True))
 
@@ -114,7 +111,7 @@ def explanation_text(step: Explanation) -> str:
         blocks.append(_modules(step, width))
     if step.is_timed and _shown_costs(step):
         blocks.append(_costliest(step, width))
-    blocks.append(wrapped([f"note     {note}" for note in [*_remarks(step), *step.notes]], width, indent=9))
+    blocks.append(wrapped([f"note     {note}" for note in step.notes], width, indent=9))
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
@@ -130,15 +127,6 @@ def _heading(step: Explanation) -> list[str]:
     if step.idle_share is not None:
         lines.append(f"no kernel runs in {percent(step.idle_share)} of a step")
     return lines
-
-
-def _remarks(step: Explanation) -> Iterator[str]:
-    """What makes numbers of the tables look wrong."""
-    if any((cost.of_floor or 0) > _BOUND for cost in _shown_costs(step)):
-        yield _FASTER
-    recorded = (step.total.seconds + step.between_seconds) / step.step_seconds
-    if step.is_timed and recorded > _SLOWER:
-        yield f"the recorded step took {recorded:.2f} × the median one, as beside other programs: shares are too large"
 
 
 def _modules(step: Explanation, width: int) -> list[str]:

@@ -4,7 +4,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 from lightning import Trainer
@@ -17,24 +17,6 @@ from ._setting import own_config
 Read = Callable[[], float]
 _WHOLE = 0.9  # of the most batches of an epoch: the last epoch of a fit may have fewer
 _NOTICEABLE = 0.05  # of an epoch
-
-
-@dataclass(frozen=True)
-class FitTime:
-    """Where the wall time of a fit has gone on one rank, in seconds. Epochs are whole ones after the first."""
-
-    # By the names in records/course.py; they add up to the fit.
-    parts_s: Mapping[str, float] = field(default_factory=dict)
-    epoch_s: float | None = None  # of the median epoch, with its validation; None without one
-    first_batch_s: float | None = None  # with which it begins
-    starting_s: float = 0.0  # of these, at least, in which it starts workers that another option would keep
-    keep_workers: str = ""  # that option
-    of_data_wait: float = 0.0  # the share of all waits for data that is for these first batches
-
-    @property
-    def starts_workers(self) -> bool:
-        """Whether a noticeable part of an epoch is starting workers."""
-        return bool(self.epoch_s and self.keep_workers and self.starting_s >= _NOTICEABLE * self.epoch_s)
 
 
 @dataclass(slots=True)
@@ -123,8 +105,13 @@ class FitTimer:
     def _validation_s(self) -> float:
         return sum(seconds for _, seconds in self.validations)
 
-    def result(self, trainer: Trainer, steps_s: float, data_wait_s: float) -> FitTime:
-        """At the end of the fit, given the seconds of all steps, and of the waits for data in those that count."""
+    def result(self, trainer: Trainer, steps_s: float) -> dict[str, Any]:
+        """For the run's summary, at the end of the fit, given the seconds of all steps.
+
+        `fit_parts_s` are the seconds of rank 0 by the names in records/course.py, which add up to the fit. `epoch` has medians of the
+        whole epochs after the first, if there are any: their `seconds`, validation included, the `first_batch_s` with which they
+        begin and, where a noticeable part of them is starting workers, `starting_workers_s` and the `advice` that keeps these.
+        """
         now = self._clock()
         if self._epochs:
             self._epochs[-1].seconds = now - self._epochs[-1].began
@@ -140,16 +127,14 @@ class FitTimer:
         most = max((epoch.batches for epoch in self._epochs), default=0)
         whole = [epoch for epoch in later if epoch.batches >= _WHOLE * most]
         if not whole:
-            return FitTime(parts)
+            return {"fit_parts_s": parts}
         workers, option = started_workers(trainer)
-        return FitTime(
-            parts,
-            epoch_s=statistics.median(epoch.seconds for epoch in whole),
-            first_batch_s=statistics.median(epoch.first_batch_s for epoch in whole),
-            starting_s=statistics.median(epoch.starting_s(workers) for epoch in whole),
-            keep_workers=option,
-            of_data_wait=min(1.0, sum(epoch.in_step_s for epoch in later) / data_wait_s) if data_wait_s > 0 else 0.0,
-        )
+        epoch: dict[str, Any] = {"seconds": statistics.median(each.seconds for each in whole)}
+        epoch["first_batch_s"] = statistics.median(each.first_batch_s for each in whole)
+        starting_s = statistics.median(each.starting_s(workers) for each in whole)
+        if option and starting_s >= _NOTICEABLE * epoch["seconds"]:
+            epoch |= {"starting_workers_s": starting_s, "advice": option}
+        return {"fit_parts_s": parts, "epoch": epoch}
 
 
 def started_workers(trainer: Trainer) -> tuple[int, str]:

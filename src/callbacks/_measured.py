@@ -15,13 +15,12 @@ from ..hardware.flops import kind_of_product
 from ..hardware.slow_rank import RankTimes
 from ..records.operations import OperationRow, StepOperations, merge
 from ..records.read import reading, replacing
-from ._fit_time import FitTime
 from ._level import Spans
 from ._recording import Flops
 
 FILE = "measured.json"
-SCHEMA = 2
-_NESTED = {"setting": Setting, "flops": Flops, "fit_time": FitTime, "spans": Spans}
+SCHEMA = 3
+_NESTED = {"setting": Setting, "flops": Flops, "spans": Spans}
 # Of a calibration: what says which machine and not what it can do.
 _IDENTITY = ("device", "device_name", "driver", "torch")
 
@@ -43,12 +42,10 @@ class Measured:
     batch_bytes: int = 0  # of a recorded one
     flops: Flops = field(default_factory=Flops)
     changed: float = 1.0  # a batch of the median step ÷ one right after the recorded ones
-    others_share: float = 0.0  # of the processor, over all windows; on an accelerator only where they disturbed
     median_parts_ms: Mapping[str, float] = field(default_factory=dict)  # of the update of median length
     median_steps: int = 0  # of which that is the median
     kernel_s: float | None = None  # seconds of a step in which a kernel ran, with the device held or by a trace
-    may_calibrate: bool = True
-    fit_time: FitTime | None = None  # None of a run that a sweep has visited
+    fit_time: dict[str, Any] = field(default_factory=dict)  # `FitTimer.result`; of a run that a sweep visits empty
     spans: Spans | None = None  # of equal time; None of a short fit
 
     @property

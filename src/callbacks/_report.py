@@ -14,13 +14,12 @@ from ..hardware.slow_rank import find_slow_rank, part_means
 from ..hardware.telemetry import PEAK, named
 from ..records.step_parts import PARTS
 from ._batches import NO_TENSORS
-from ._fit_time import FitTime
 from ._level import slower_facts
 from ._measured import Measured
 from ._recording import Flops
 from .device import LOGGED
 
-_MOST = 0.5  # of the waits for data, or for other ranks
+_MOST = 0.5  # of the waits for other ranks, or of the FLOPs
 _MEANS = [key for key in LOGGED if not key.endswith("_gib")]
 # What DeviceMonitor sums up → its name in the run's summary. Of the memory the highest reading counts.
 _DEVICE_FACTS = {PEAK: "memory_peak_gib"} | {
@@ -38,7 +37,7 @@ def report(measured: Measured, machine: Calibration | None) -> dict[str, Any]:
     summary: dict[str, Any] = {**measured.cost, "title": measured.title, "device": measured.device}
     summary |= {"device_name": measured.device_name, "precision": measured.precision}
     flops, missing = _flops_facts(measured, machine)
-    summary |= _rank_facts(measured) | flops | _device_facts(measured) | _fit_facts(measured.fit_time)
+    summary |= _rank_facts(measured) | flops | _device_facts(measured) | measured.fit_time
     summary |= {"slower": slower} if (slower := slower_facts(measured.spans, measured.device)) else {}
     if measured.device == "mps":
         untimed = ", ".join(part for part in PARTS if part not in summary["parts_ms"])
@@ -76,19 +75,11 @@ def _flops_facts(measured: Measured, machine: Calibration | None) -> tuple[dict[
         why_not = why_not if flops.per_sample else flops.why_not
         return {}, missing | dict.fromkeys(("flops_per_sec", "mfu"), why_not)
     if not peak:
-        missing["mfu"] = _no_peak(measured, machine)
+        disturbed = machine.disturbed if machine else None
+        missing["mfu"] = disturbed or f"the device's peak at precision {measured.precision} was not measured"
     rate = flops.per_sample * measured.cost["samples_per_sec"] / max(1, len(measured.ranks))
     facts = {"flops_per_sample": flops.per_sample, "flops_per_sec": rate}
     return facts | ({"peak_flops_per_sec": peak, "mfu": rate / peak} if peak else {}), missing
-
-
-def _no_peak(measured: Measured, machine: Calibration | None) -> str:
-    if machine is None:
-        forbidden = "" if measured.may_calibrate else ", and calibrate=False"
-        return f"this device's peak was not measured before{forbidden}"
-    if machine.disturbed:
-        return f"the device's peak is not known: {machine.disturbed}"
-    return f"the peak at precision {measured.precision} was not measured here"
 
 
 def _device_facts(measured: Measured) -> dict[str, Any]:
@@ -107,16 +98,6 @@ def _device_facts(measured: Measured) -> dict[str, Any]:
     return facts
 
 
-def _fit_facts(fit: FitTime | None) -> dict[str, Any]:
-    """Where the wall time of the fit went, and with what an epoch begins."""
-    if fit is None:
-        return {}
-    epoch: dict[str, Any] = {"seconds": fit.epoch_s, "first_batch_s": fit.first_batch_s}
-    if fit.starts_workers:
-        epoch |= {"starting_workers_s": fit.starting_s, "advice": fit.keep_workers}
-    return {"fit_parts_s": dict(fit.parts_s)} | ({"epoch": epoch} if fit.epoch_s is not None else {})
-
-
 def _step(measured: Measured, summary: dict[str, Any], machine: Calibration | None) -> Step:
     """What the rule of the bottleneck asks of a run."""
     busy = summary.get("utilization_pct")
@@ -132,7 +113,7 @@ def _step(measured: Measured, summary: dict[str, Any], machine: Calibration | No
         busy=None if busy is None else busy / 100,
         mfu=summary.get("mfu"),
         changed=measured.changed,
-        others_share=measured.others_share,
+        others_share=measured.cost.get("others_share", 0.0),
     )
 
 
@@ -151,7 +132,5 @@ def _verdict(
     slow = summary.get("slow_rank", {"share": 0.0})
     if found.kind == "communication" and slow["share"] >= _MOST * found.share > 0:  # that rank is what is waited for
         return facts
-    advice, fit = advise(found.kind, setting), measured.fit_time
-    if found.kind == "input" and fit is not None and fit.starts_workers and fit.of_data_wait >= _MOST:
-        advice = fit.keep_workers, "keeps the workers, whose start is most of the wait for data"
+    advice = advise(found.kind, setting)
     return facts | (dict(zip(("advice", "advice_effect"), advice, strict=True)) if advice else {})

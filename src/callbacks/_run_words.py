@@ -96,10 +96,6 @@ def details(summary: Mapping[str, Any]) -> list[str]:
     """Each number of a summary as `key value`, the evidence for the bottleneck, and why one of them is missing."""
     told = {key: value for key, value in summary.items() if key not in ("bottleneck", "missing", "slow_rank", "slower")}
     lines = [f"{key} {_text(key, value)}" for key, value in flatten(told) if value not in ("", None)]
-    if slower := summary.get("slower"):
-        lines.append(
-            f"slower: steps take {significant(slower['ratio'])} times as long ({_text('ratio_interval', slower['interval'])})"
-        )
     if found := summary.get("bottleneck"):
         lines.append(f"limit: {found['evidence']}")
         lines += [f"{found['advice']}: {found['advice_effect']}"] if "advice" in found else []

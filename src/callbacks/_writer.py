@@ -54,14 +54,14 @@ class StepWriter:
                     self._attempt(logger, rows, shown)
 
     def _attempt(self, logger: Logger, rows: Sequence[Row], shown: Sequence[Row]) -> None:
+        log = getattr(type(logger), "log_metrics", None)  # one of its own gets every step
         try:
             if isinstance(logger, StepFile):
                 logger.append(rows)
-            elif (file := _event_file(logger)) is not None:
-                _write_events(logger, file, shown)
+            elif log in (TensorBoard.log_metrics, TensorBoardLogger.log_metrics):
+                _write_events(logger, shown)
             else:  # of MLflow each step is a request to its server
-                is_slow = getattr(type(logger), "log_metrics", None) is MLFlowLogger.log_metrics
-                for step, values in shown if is_slow else rows:
+                for step, values in shown if log is MLFlowLogger.log_metrics else rows:
                     logger.log_metrics(dict(values), step)
         except Exception as error:  # noqa: BLE001 - anybody's logger
             self._failed.append(logger)
@@ -75,17 +75,9 @@ class StepWriter:
         return self._last_cell != before
 
 
-def _event_file(logger: Any) -> Any:
-    """The open file of a TensorBoard logger; None of any other, and of one with its own `log_metrics`, which gets every step.
-
-    A writer that an earlier fit has closed has no file; Lightning's own `log_metrics` opens a new one.
-    """
-    is_plain = getattr(type(logger), "log_metrics", None) in (TensorBoard.log_metrics, TensorBoardLogger.log_metrics)
-    return logger.experiment.file_writer if is_plain else None
-
-
-def _write_events(logger: Any, file_writer: Any, rows: Sequence[Row]) -> None:
+def _write_events(logger: Any, rows: Sequence[Row]) -> None:
     """One event a step that holds all values: several times cheaper than an `add_scalar` for each, and shown the same."""
+    file_writer = logger.experiment._get_file_writer()  # a new one, where an earlier fit has closed it
     for step, values in rows:
         keys = prefixed(logger, [card(key) for key in values] if isinstance(logger, TensorBoard) else [*values])
         pairs = zip(keys, values.values(), strict=True)

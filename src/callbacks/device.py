@@ -171,9 +171,9 @@ class DeviceMonitor(Callback):
         found = {}
         for place, key in (("host", RSS), ("device", ALLOCATED))[: 1 + (device.type == "cuda")]:
             seconds, gib = (each.tolist() for each in telemetry.readings(key))
-            grown = growth(seconds, gib)
-            if grown and updates:
-                rate = grown.rate * 2**30
+            gib_per_s = growth(seconds, gib)
+            if gib_per_s and updates:
+                rate = gib_per_s * 2**30
                 left = host_memory().available if place == "host" else torch.cuda.mem_get_info(device)[0]
                 found[place] = {
                     "bytes_per_update": rate * (seconds[-1] - seconds[0]) / updates,

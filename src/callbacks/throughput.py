@@ -13,13 +13,11 @@ from typing import Any
 import numpy
 from lightning import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
-from torch import Tensor
 from typing_extensions import override
 
 from .._lightning import callback_of, skips_backward
 from .._torch import any_mode, is_profiler_active, watch_compilation
 from ..distributed.gather import gather, replicas
-from ..errors import UserError
 from ..hardware.bottleneck import CHANGED
 from ..hardware.calibration import Calibration
 from ..hardware.devices import device_name
@@ -32,7 +30,6 @@ from ..hardware.telemetry import named
 from ..options.types import NonNegativeInt
 from ..records.operations import OperationRow, StepOperations
 from ..records.rates import LOAD_SAID
-from ..records.step_parts import StepPart
 from ..records.step_times import StepTimes
 from ..records.terminal import block, is_in_sweep, is_verbose, say
 from ._batches import samples_in, timesteps_in
@@ -48,7 +45,7 @@ from ._report import peak_of, report
 from ._run_words import details, headline
 from ._setting import own_config, setting_of, title_of
 from ._table import FIRST, INVALID, RECORDED, UpdateTable
-from ._timer import Batch, HostClock, StepTimer, clock_for, pause
+from ._timer import HostClock, StepTimer, clock_for, pause
 from ._updates import passes
 from ._windows import Windows
 from ._writer import StepWriter
@@ -111,9 +108,6 @@ class ThroughputMonitor(LoopEvents):
         verbose: bool = True,
     ):
         super().__init__()
-        for name, function in (("batch_size_fn", batch_size_fn), ("timesteps_fn", timesteps_fn)):
-            if function is not None and not callable(function):
-                raise TypeError(f"{name}: got {function!r}, takes {{_target_: …, _partial_: true}} of a function")
         self.every_n_steps = 1 if every_n_steps is None else every_n_steps
         self.warmup_steps = warmup_steps
         self.batch_size_fn = batch_size_fn
@@ -334,7 +328,6 @@ class ThroughputMonitor(LoopEvents):
         sampled = monitor.result(self._counted_since)
         if self._windows.in_passes:  # the driver's means are of a time in which other runs were visited
             sampled = {key: value for key, value in sampled.items() if key not in _OF_ALL_RUNS}
-        waits_s = cost["updates"] * cost["parts_ms"][StepPart.DATA_WAIT] / 1e3  # for data, in the counted steps
         self.measured = Measured(
             title=title_of(module),
             device=device.type,
@@ -349,13 +342,11 @@ class ThroughputMonitor(LoopEvents):
             batch_bytes=recorded.batch_bytes,
             flops=self._flops or Flops(),
             changed=changed,
-            others_share=cost.get("others_share", 0.0),
             median_parts_ms=median_step(self.table),
             median_steps=int(self.table.in_median().sum()),
             kernel_s=kernel_s,
-            may_calibrate=self.calibrate,
             spans=spans_of(self.table, monitor.readings, self._fit.validations),
-            fit_time=None if self._is_visited else self._fit.result(trainer, self.table.total_s(), waits_s),
+            fit_time={} if self._is_visited else self._fit.result(trainer, self.table.total_s()),
         )
         self.summary = report(self.measured, self.calibration)
 
@@ -372,12 +363,10 @@ class ThroughputMonitor(LoopEvents):
 
     def _why_nothing_is_known(self) -> str:
         updates = self._timer.updates.count
-        if not updates and self._timer.updates.step:
-            return "all steps were trained before the run was resumed"
         if not updates:
             return (
-                "Lightning has counted no optimizer step: no batch was trained, or a module that optimises by hand does "
-                "not step the optimizers of self.optimizers()"
+                "Lightning has counted no optimizer step: no batch was trained in this fit, or a module that optimises by "
+                "hand does not step the optimizers of self.optimizers()"
             )
         if updates <= self.first_counted:
             return f"of {updates} updates none came after the warm-up of {self.first_counted}"
@@ -402,16 +391,9 @@ class ThroughputMonitor(LoopEvents):
     @override
     def count_batch(self, trainer: Trainer, module: LightningModule, batch: Any) -> None:
         timed = self._timer.current
-        if timed is not None and self._recorded is not None:
-            self._count(timed, trainer, module, batch)
-            self._recorded.expect(batch)
-            for name, counted in (("batch_size_fn", timed.samples), ("timesteps_fn", timed.timesteps)):
-                if isinstance(counted, Tensor):  # to read it would wait for the device
-                    raise UserError(f"{name}: returned a Tensor, takes a function that returns a number the host knows")
-
-    @never_raise
-    def _count(self, timed: Batch, trainer: Trainer, module: LightningModule, batch: Any) -> None:
-        """What a batch holds, and whether it trains."""
+        if timed is None or self._recorded is None:
+            return
+        self._recorded.expect(batch)
         timed.recorded |= skips_backward(trainer)
         timed.samples = (self.batch_size_fn or samples_in)(batch)
         if self.timesteps_fn is not None:

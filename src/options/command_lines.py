@@ -34,7 +34,6 @@ _NOT_TIMED = (
     "lightning.pytorch.callbacks.lr_finder.LearningRateFinder",
     "lightning.pytorch.callbacks.stochastic_weight_avg.StochasticWeightAveraging",
     "batchscope.callbacks.target.StopAtTarget",
-    "batchscope.callbacks.prediction_images.PredictionImages",
     "batchscope.callbacks.until_known.StopWhenKnown",
 )
 # It ends by its seconds.

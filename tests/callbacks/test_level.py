@@ -10,7 +10,7 @@ import pytest
 from batchscope.callbacks._level import OTHERS, VALIDATION, Spans, slower_facts, spans_of
 from batchscope.callbacks._measured import read_measured, write_measured
 from batchscope.callbacks._report import report
-from batchscope.callbacks._run_words import details, headline
+from batchscope.callbacks._run_words import headline
 from batchscope.callbacks._table import PARTIAL, RECORDED, ROW, WARMUP, UpdateTable
 from batchscope.callbacks._windows import Window, Windows
 from batchscope.callbacks.device import DeviceMonitor
@@ -123,12 +123,6 @@ def test_a_slower_level_is_said_with_the_clock_time_and_with_what_changed() -> N
     assert slower_words({"slower": facts}) == words
     assert course_words({"slower": facts}) == [f"steps are slower {words}"]
     assert slower_words({"slower": facts | {"beside": {}}}) == words.partition(";")[0]
-
-
-def test_the_details_have_the_ratio_with_its_interval_in_place_of_seconds_since_1970() -> None:
-    lines = details(report(replace(WAITING, spans=slow_run()), None))
-    assert "slower: steps take 1.30 times as long (1.30 to 1.30)" in lines
-    assert not any("unix" in line for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,8 @@ def no_flops(reason: str) -> dict[str, str]:
 
 
 UNSEEN = (
-    "Lightning has counted no optimizer step: no batch was trained, or a module that optimises by hand does not step the "
-    "optimizers of self.optimizers()"
+    "Lightning has counted no optimizer step: no batch was trained in this fit, or a module that optimises by hand does not "
+    "step the optimizers of self.optimizers()"
 )
 ODD = "no step counts: each was profiled or recorded, the clock has jumped, or another rank has stopped measuring"
 NO_TENSORS = (
@@ -77,14 +77,14 @@ ROWS = {
     "a clock that stands still": Row({"bottleneck": ODD}, clock=World()),
     "steps that the user profiles": Row({"bottleneck": ODD}, profiled()),
     "a peak that was not measured": Row(
-        {"mfu": "this device's peak was not measured before, and calibrate=False"}, calibration=None
+        {"mfu": "the device's peak at precision 32-true was not measured"}, calibration=None
     ),
     "a peak at another precision": Row(
-        {"mfu": "the peak at precision 64-true was not measured here"},
+        {"mfu": "the device's peak at precision 64-true was not measured"},
         Doing(lambda module, batch, _: module.layer(batch[0].double()).mean()),
         fit={"precision": "64-true"},
     ),
-    "a disturbed peak": Row({"mfu": "the device's peak is not known: others were busy"}, calibration=DISTURBED),
+    "a disturbed peak": Row({"mfu": "others were busy"}, calibration=DISTURBED),
     "an operation without a formula": Row(
         no_flops("the FLOPs of aten._fft_r2c.default are not known"),
         Doing(lambda module, batch, _: torch.fft.rfft(module.layer(batch[0])).abs().mean()),

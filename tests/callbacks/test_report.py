@@ -95,7 +95,7 @@ def test_a_file_whose_calibration_is_none_is_refused(change, tmp_path: Path) -> 
         read_measured(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"schema": 0}', '{"schema": 2, "measured": {"operations": [[]]}}'])
+@pytest.mark.parametrize("content", ["", "[]", '{"schema": 0}', '{"schema": 3, "measured": {"operations": [[]]}}'])
 def test_a_file_that_is_damaged_or_of_another_schema_is_refused_in_one_line(content: str, tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(content)
     with pytest.raises(UserError, match=f"{FILE}: cannot be read: "):
@@ -117,7 +117,7 @@ def test_the_record_of_a_run_on_a_busy_machine_has_no_verdict_and_no_advice() ->
     assert (found["kind"], found["advice"]) == ("input", "data.pipeline=memory")
     assert found["advice_effect"] == "takes each batch from tensors in memory at once"
     assert "busy" not in found
-    found = report(replace(WAITING, others_share=0.43), None)["bottleneck"]
+    found = report(replace(WAITING, cost=COST | {"others_share": 0.43}), None)["bottleneck"]
     assert (found["kind"], found["certainty"], found["busy"]) == ("unclear", "unclear", True)
     assert found["evidence"] == "other programs took 43 % of the processor: close them and run again"
     assert "advice" not in found

@@ -139,7 +139,6 @@ REFUSED = {
     "train data.num_workers=4": "data.num_workers: has no effect with data.pipeline=memory, only with workers",
     "train timing=true": "timing: has no effect on a single run; write batchscope train -m …",
     "train optimized_metric=val/acc": "optimized_metric: has no effect on a single run; write batchscope train -m …",
-    "train test=false callbacks.prediction_images.num_samples=4": "callbacks.prediction_images.num_samples: has no effect with test=false, only with true",
     # what does not go together
     "train model=cnn data=adding": "model: SimpleCNN reads image data, and data=Adding serves sequence data",
     "train callbacks=null callbacks.throughput.calibrate=false": "callbacks.throughput.calibrate: no such option. callbacks.throughput is no section.",

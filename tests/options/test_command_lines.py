@@ -126,7 +126,7 @@ def resumed(run_dir: Path, started_with: list[str], *words: str) -> Any:
     [
         ["experiment=mnist_rows", "model=rnn_cell", "data.root=/elsewhere"],
         ["++data.root=/elsewhere", "logger={csv: {save_dir: /elsewhere}}", "hydra.job.name=x"],
-        ["logger=null", "~callbacks.prediction_images", "model=torchvision", "model.weights=DEFAULT"],
+        ["logger=null", "~callbacks.progress", "model=torchvision", "model.weights=DEFAULT"],
         ["+callbacks.stop={_target_: lightning.pytorch.callbacks.EarlyStopping}", "+trainer.model_registry=a/b"],
     ],
     ids=" ".join,

@@ -28,7 +28,7 @@ from tests.support.waiting import PATIENCE_S
 # Callbacks that take time and have no part in what a run learns.
 QUIET = [
     *("callbacks.throughput.calibrate=false", "+callbacks.throughput.flops_per_sample=1", "callbacks.progress=null"),
-    *("callbacks.device=null", "callbacks.prediction_images=null"),
+    "callbacks.device=null",
 ]
 # 20 steps in 2 epochs, the last batch of each a short one; shuffled, with dropout, under one-cycle.
 SMALL = [
