@@ -31,9 +31,8 @@ def check_processes(
         )
     if rank.launcher and isinstance(devices, int) and devices > 0 and devices * nodes != rank.world_size:
         raise UserError(
-            f"trainer.devices: {devices} on each of {nodes} machine{'s'[: nodes > 1]} make {devices * nodes} "
-            f"process{'es' if devices * nodes > 1 else ''}, and {rank.launcher} has started {rank.world_size}; write "
-            f"trainer=ddp trainer.devices=<processes per machine> trainer.num_nodes=<machines>"
+            f"trainer.devices: got {devices} with trainer.num_nodes={nodes}, and {rank.launcher} has started "
+            f"{rank.world_size} processes; write trainer=ddp trainer.devices=<of a machine> trainer.num_nodes=<machines>"
         )
     if not rank.launcher and nodes > 1:
         raise UserError(

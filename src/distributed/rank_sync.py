@@ -1,6 +1,6 @@
 """RankSync: all ranks learn at the same batch what any rank contributes, without waiting for an accelerator."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any, ClassVar, cast
 from weakref import WeakKeyDictionary
 
@@ -24,8 +24,8 @@ class RankSync:
     repeated at every exchange until somebody acts on it. Batches are counted instead of timed, because clocks differ
     between ranks, and one batch may take much longer than another.
 
-    A single process reads its own contributions at once. Several ranks have to create the object, call `start` and
-    `restart`, and read results at the same places. A UserError says that they cannot connect.
+    A single process reads its own contributions at once. Several ranks have to create the object, call `start`, and read
+    results at the same places. A UserError says that they cannot connect.
     """
 
     _of: ClassVar[WeakKeyDictionary[Trainer, "RankSync"]] = WeakKeyDictionary()
@@ -33,10 +33,9 @@ class RankSync:
     def __init__(self, world_size: int):
         self._topics: dict[str, Callable[[], int]] = {}
         self._agreed: dict[str, int] = {}
-        self._batch: Hashable = None
+        self._batch: int | None = None
         self._work: torch.distributed.Work | None = None
         self._group = _gloo_group() if world_size > 1 else None
-        self.restart()
 
     @classmethod
     def of(cls, trainer: Trainer) -> "RankSync":
@@ -56,20 +55,14 @@ class RankSync:
         """Contribute `number()` to every exchange from now on; 0 means nothing."""
         self._topics[topic] = number
 
-    def restart(self) -> None:
-        """Restart the count of batches, so that the next one has an exchange."""
-        self._finish()
-        self._batches = 0
-
-    def start(self, batch: Hashable) -> None:
-        """Begin a batch; several callbacks may call this for the same batch."""
+    def start(self, batch: int) -> None:
+        """Begin the batch of this number; several callbacks may call this for the same batch."""
         if self._group is None or batch == self._batch:
             return
         self._finish()
         self._batch, self._agreed = batch, {}
-        if self._batches % EVERY == 0:
+        if batch % EVERY == 0:
             self._work = self._exchange([self._topics[topic]() for topic in sorted(self._topics)])
-        self._batches += 1
 
     def agreed(self, topic: str) -> int:
         """After a batch: the maximum of all ranks' contributions to its exchange; 0 if the batch had none."""

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from ..records.formatting import option_value
 
 _BATCH_FACTOR = 4  # between the present batch and the suggested one
-_ALL = "input transfer communication host memory compute elementwise unclear"
 
 
 @dataclass(frozen=True)
@@ -21,7 +20,7 @@ class Setting:
     batch_size: int | None = None  # of one device; None where another option decides it
     num_workers: int | None = None  # of the training set's DataLoader, where more could share its work
     pin_memory: bool | None = None  # of the same
-    cores: int | None = None  # that each rank may use
+    cores: int = 1  # that each rank may use
     devices: int = 1  # that train together
     has_gpu: bool = False  # whether `trainer.accelerator` could be `gpu`, and is not
     train_samples: int | None = None
@@ -41,14 +40,12 @@ def advise(kind: str, setting: Setting) -> tuple[str, str] | None:
     """
     if change := change_for(kind, setting):
         return change
-    if kind in _ALL.split() and not setting.own:
-        if setting.profiled or kind == "input":  # no table of operations shows a loader
-            return None
-        change = "Trainer(callbacks=[ThroughputMonitor(), OperationProfiler()])"
-        return change, "shows the operations and modules that take the time"
-    if kind in _ALL.split() and setting.experiment != "diagnose":
-        return "experiment=diagnose", "tries the changes that may help, one at a time"
-    return None
+    if setting.own:
+        finds = "experiment=diagnose", "tries the changes that may help, one at a time"
+        return finds if setting.experiment != "diagnose" else None
+    change = "Trainer(callbacks=[ThroughputMonitor(), OperationProfiler()])"
+    finds = change, "shows the operations and modules that take the time"
+    return finds if not setting.profiled and kind != "input" else None  # no table of operations shows a loader
 
 
 def change_for(kind: str, setting: Setting) -> tuple[str, str] | None:
@@ -68,14 +65,16 @@ def _changes(s: Setting) -> Iterator[tuple[str, str, str]]:
         yield "input", "data.pipeline=memory", "takes each batch from tensors in memory at once"
     if s.pipeline in ("memory", "workers") and s.device != "cpu":
         yield "input transfer", "data.pipeline=device", "keeps the whole set on the device"
-    if workers := _more_workers(s):
-        yield "input", written("data.num_workers", workers), "prepares more batches at the same time"
+    if s.num_workers is not None and s.pipeline in (None, "workers"):
+        workers = min(max(2, 2 * s.num_workers), s.cores)  # without free cores they take time from the training
+        if workers > max(1, s.num_workers):
+            yield "input", written("data.num_workers", workers), "prepares more batches at the same time"
     if s.device == "cuda" and s.pin_memory is False:
         yield "transfer", "DataLoader(pin_memory=True)", "copies batches from page-locked memory"
     if s.backend == "reference":
         yield "host compute elementwise", "model.backend=fused", "runs a whole sequence in one call"
-    if larger := _larger_batch(s):
-        larger = written("data.batch_size", larger)
+    if s.batch_size and (s.train_samples is None or _BATCH_FACTOR * s.batch_size * s.devices <= s.train_samples):
+        larger = written("data.batch_size", _BATCH_FACTOR * s.batch_size)
         yield "host", larger, "launches as many operations for more samples, if it fits in memory"
         yield "communication", larger, "exchanges gradients less often for the same samples, if it fits in memory"
     if s.device in ("cpu", "cuda") and s.channels_last is False:
@@ -90,21 +89,3 @@ def _changes(s: Setting) -> Iterator[tuple[str, str, str]]:
             written("trainer.accelerator", "gpu"),
             "computes faster, with more bandwidth",
         )
-
-
-def _more_workers(setting: Setting) -> int | None:
-    """Without free cores they take time from the training."""
-    now, cores = setting.num_workers, setting.cores
-    if now is None or cores == 1 or (cores is None and now) or setting.pipeline not in (None, "workers"):
-        return None
-    more = min(max(2, 2 * now), cores or 2)
-    return more if more > now else None
-
-
-def _larger_batch(setting: Setting) -> int | None:
-    """No larger than what the training set gives one device."""
-    if setting.batch_size is None:
-        return None
-    most = float("inf") if setting.train_samples is None else -(-setting.train_samples // setting.devices)
-    larger = int(min(_BATCH_FACTOR * setting.batch_size, most))
-    return larger if larger > setting.batch_size else None

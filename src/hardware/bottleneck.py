@@ -3,8 +3,8 @@
 The step's wall time is divided into shares, and the largest one names the bottleneck.
 
 Waits are measured: `input` (for the loader), `transfer` (of batches to the device), and `communication` (the exchange of
-gradients that is not hidden behind the backward pass, and the wait for rank 0's buffers). The first two count up to the
-device's idle time: overlapped work is free. An exchange has kernels of its own, so a device that waits for other ranks is busy.
+gradients that is not hidden behind the backward pass). The first two count up to the device's idle time: overlapped
+work is free. An exchange has kernels of its own, so a device that waits for other ranks is busy.
 
 The rest is the work of the step, and its operations divide it:
 
@@ -91,7 +91,7 @@ def find_bottleneck(step: Step) -> Bottleneck | None:
     if step.others_share > BUSY:
         return Bottleneck(UNCLEAR, 0.0, "unclear", f"{_others(step.others_share)}: close them and run again", busy=True)
     # The waits for data and copies count as far as the device idles; beside them, the waits for other ranks.
-    spent, idle = {}, total if step.busy is None or step.device == "cpu" else total * (1 - min(step.busy, 1.0))
+    spent, idle = {}, total * (1 - min(step.busy or 0.0, 1.0))
     for kind, part in (("input", "data_wait"), ("transfer", "transfer")):
         spent[kind] = min(parts[part], idle)
         idle -= spent[kind]
@@ -167,17 +167,15 @@ def _why_unknown(step: Step, timed: Mapping[str, Sequence[Timed]], work: float) 
 
 
 def _work_by_parts(step: Step, parts: Mapping[str, float], work: float) -> dict[str, float]:
-    """What the parts alone tell of the work: the busy share, or the framework's own part and a well-used peak."""
-    busy = None if step.device == "cpu" else _busy_ms(step, sum(parts.values()), work)
+    """What the parts alone tell of the work: the busy share, or the framework's own part; and a well-used peak."""
+    busy = _busy_ms(step, sum(parts.values()), work)
     if busy is not None:
-        is_arithmetic = step.mfu is not None and step.mfu >= WELL_FED
-        return {"host": work - busy} | ({"compute": busy} if is_arithmetic else {})
-    known = {} if step.device == "mps" else {"host": parts["other"]}  # on MPS it has all but the wait for data
-    computing = max(parts["forward"] + parts["backward"] - (step.communication_ms or 0.0), 0.0)
-    computing = work if step.device == "mps" else computing
-    if step.mfu is not None and step.mfu >= WELL_FED and computing > 0:
-        known["compute"] = computing
-    return known
+        host, computing = work - busy, busy
+    elif step.device == "mps":  # where `other` has all but the wait for data
+        host, computing = 0.0, work
+    else:
+        host, computing = parts["other"], parts["forward"] + parts["backward"] - (step.communication_ms or 0.0)
+    return {"host": host} | ({"compute": computing} if (step.mfu or 0.0) >= WELL_FED else {})
 
 
 def _work_of_cpu(timed: Mapping[str, Sequence[Timed]], work: float) -> dict[str, float]:

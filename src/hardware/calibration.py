@@ -13,6 +13,7 @@ from .flops import kind_of_product
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp64")
 # What a measurement is of. The cache holds one file for each combination.
 IDENTITY = ("device", "device_name", "driver", "torch", "threads", "cores", "on_battery", "power_limit_w")
+_FORMATS = {"64": "fp64", "16": "fp16", "bf16": "bf16"}  # of Lightning's precisions but 32
 _CLEARLY_FASTER = 1.2  # a smaller gain is not worth another precision
 
 
@@ -73,16 +74,11 @@ def peak_flops_per_sec(
         None for a precision that was not measured or is unknown.
     """
     bits, _, mode = str(precision or "32-true").partition("-")
-    peaks = calibration.matmul_flops_per_sec
     if bits == "32":
         return _single_peak(calibration, shares)
-    of_kinds: dict[str, float] = {}  # in whatever format they ran
-    for name, share in (shares or {}).items():
-        of_kinds[name.split()[0]] = of_kinds.get(name.split()[0], 0.0) + share
-    single = _single_peak(calibration, of_kinds or None)
-    peak = peaks.get({"64": "fp64", "16": "fp16", "bf16": "bf16"}.get(bits, ""))
+    peak = calibration.matmul_flops_per_sec.get(_FORMATS.get(bits, ""))
     is_mixed = bits != "64" and mode != "true"
-    return max(peak, single or 0) if peak is not None and is_mixed else peak
+    return max(peak, _single_peak(calibration) or 0.0) if peak and is_mixed else peak
 
 
 def faster_precision(
@@ -105,35 +101,29 @@ def faster_precision(
     return None
 
 
-def float32_peaks(calibration: Calibration) -> dict[str, float]:
-    """The FLOP/s of float32 tensors by kind of product, in the formats that torch computes them in; needs `fp32`."""
-    measured, formats = calibration.matmul_flops_per_sec, float32_formats(calibration.device)
-    return {kind: measured.get(form, measured["fp32"]) for kind, form in formats.items()}
-
-
-def _single_peak(calibration: Calibration, shares: Mapping[str, float] | None) -> float | None:
+def _single_peak(calibration: Calibration, shares: Mapping[str, float] | None = None) -> float | None:
     """The peak of a step in 32 bits, but for products whose tensors are of another format; the highest one without shares."""
     if "fp32" not in calibration.matmul_flops_per_sec:
         return None
-    peaks = float32_peaks(calibration)
     if shares is None:
-        return max(peaks.values())
-    seconds = 0.0  # of a FLOP
-    for name, share in shares.items():
-        kind, _, dtype = name.partition(" ")
-        highest = max(calibration.matmul_flops_per_sec.values())  # for a format that was not measured
-        seconds += share / (calibration.matmul_flops_per_sec.get(dtype, highest) if dtype else peaks[kind])
-    return 1 / seconds
+        return max(_product_peak(calibration, kind, "fp32") for kind in float32_formats(calibration.device))
+    products = ((name.partition(" "), share) for name, share in shares.items())
+    return 1 / sum(share / _product_peak(calibration, kind, dtype or "fp32") for (kind, _, dtype), share in products)
+
+
+def _product_peak(calibration: Calibration, kind: str, dtype: str) -> float:
+    """The FLOP/s of a kind of product: of float32 in what torch computes it in, and of a type without a peak the highest."""
+    measured = calibration.matmul_flops_per_sec
+    if dtype == "fp32" and dtype in measured:
+        return measured.get(float32_formats(calibration.device)[kind], measured[dtype])
+    return measured.get(dtype, max(measured.values()))
 
 
 def compute_seconds(operation: OperationRow, device: Calibration) -> float:
-    """The least time of its arithmetic; 0 where no peak is known. A type without a peak is held against the highest."""
-    peaks = device.matmul_flops_per_sec
-    if not operation.flops or not peaks:
+    """The least time of its arithmetic; 0 where no peak is known."""
+    if not operation.flops or not device.matmul_flops_per_sec:
         return 0.0
-    if operation.dtype == "fp32" and "fp32" in peaks:
-        return operation.flops / float32_peaks(device)[kind_of_product(operation.name)]
-    return operation.flops / peaks.get(operation.dtype, max(peaks.values()))
+    return operation.flops / _product_peak(device, kind_of_product(operation.name), operation.dtype)
 
 
 def memory_seconds(operation: OperationRow, device: Calibration) -> float:

@@ -98,25 +98,18 @@ class SavedTensors:
         """
         self._others = {storage._cdata for each in others for storage in storages(each)}
         graph = torch.autograd.graph
-        hooks, disable, depth = (
-            graph.saved_tensors_hooks(self._pack, lambda saved: saved),
-            graph.disable_saved_tensors_hooks,
-            0,
-        )
+        hooks, disable = graph.saved_tensors_hooks(self._pack, lambda saved: saved), graph.disable_saved_tensors_hooks
 
         @contextmanager
         def without_hooks(error_message: str) -> Iterator[None]:
-            nonlocal depth
-            if not depth:
-                hooks.__exit__()
-            depth += 1
+            hooks.__exit__()
+            graph.disable_saved_tensors_hooks = disable
             try:
                 with disable(error_message):
                     yield
             finally:
-                depth -= 1
-                if not depth:
-                    hooks.__enter__()
+                graph.disable_saved_tensors_hooks = without_hooks
+                hooks.__enter__()
 
         with hooks:
             graph.disable_saved_tensors_hooks = without_hooks

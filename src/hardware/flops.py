@@ -10,7 +10,7 @@ wrongly and adds what it does not know. A step with an operation whose work is u
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 from ..records.operations import OperationRow
 
-_VARIES = 1.01  # between updates of as many samples: larger factors are sequences of other lengths, or another network
+_VARIES = 1.01  # between updates: larger factors are sequences of other lengths, or another network
 Inputs = Mapping[str, Any]  # the arguments of an operation, by the names in its schema
 _aten = torch.ops.aten
 _SINGLE = ("fp32", "tf32")
@@ -105,34 +105,30 @@ _POINTWISE = "thnn flatten vector cross diagonal"
 _HARMLESS = ("aten", "prim", "prims", "profiler", "c10d", "_c10d_functional")  # namespaces whose operations are known
 
 
-Formula = Callable[[Any, Mapping[str, Any], Inputs, Any], int | None]
+def flops_of(func: Any, args: Any, kwargs: Mapping[str, Any], inputs: Inputs, result: Any) -> int | None:
+    """The FLOPs of a call, given its arguments, the same by name, and its result; 0 of an operation that multiplies nothing.
 
-
-def formula_of(func: Any) -> Formula | None:
-    """The formula of an operation: from its arguments, the same by name, and its result, to FLOPs, or to None if unknown.
-
-    Unknown are a custom operation, one of torch's products without a formula, and products of sparse or nested tensors,
-    whose shapes do not say how much is multiplied. An operation that multiplies nothing has no formula.
+    None where they are not known: of a custom operation, of one of torch's products without a formula, and of products of
+    sparse or nested tensors, whose shapes do not say how much is multiplied.
     """
     packet = func.overloadpacket
-    name = packet.__name__
-    if name.endswith("_"):  # in place: as the operation that returns a new tensor
-        packet = getattr(_aten, name[:-1], packet) if func.namespace == "aten" else packet
-    if packet in OURS or packet in _TORCHS:
-        return partial(_counted, packet)
-    words = set(name.split("_"))
-    is_pointwise = words.isdisjoint(_MULTIPLIES.split()) or not words.isdisjoint(_POINTWISE.split())
-    return None if is_pointwise and func.namespace in _HARMLESS else lambda *_: None
-
-
-def _counted(packet: Any, args: Any, kwargs: Mapping[str, Any], inputs: Inputs, result: Any) -> int | None:
-    tensors = (value for value in inputs.values() if isinstance(value, Tensor))
-    if any(tensor.layout != torch.strided or tensor.is_nested for tensor in tensors):
+    if func.namespace == "aten":  # in place: as the operation that returns a new tensor
+        packet = getattr(_aten, packet.__name__.removesuffix("_"), packet)
+    if packet not in OURS and packet not in _TORCHS:
+        return None if func.namespace not in _HARMLESS or _multiplies(packet.__name__) else 0
+    given = (value for value in inputs.values() if isinstance(value, Tensor))
+    if any(tensor.layout != torch.strided or tensor.is_nested for tensor in given):
         return None
     try:
         return OURS[packet](inputs) if packet in OURS else _TORCHS[packet](*args, **kwargs, out_val=result)
     except Exception:  # noqa: BLE001 - arguments that the formula does not know
         return None
+
+
+@cache
+def _multiplies(name: str) -> bool:
+    words = {*name.split("_")}
+    return not words.isdisjoint(_MULTIPLIES.split()) and words.isdisjoint(_POINTWISE.split())
 
 
 def kind_of_product(name: str) -> str:
@@ -142,21 +138,16 @@ def kind_of_product(name: str) -> str:
     return "convolution" if "conv" in name else "matmul"
 
 
-def flops_per_sample(steps: Sequence[tuple[Iterable[OperationRow], float]]) -> tuple[float, dict[str, float]]:
+def flops_per_sample(steps: Iterable[tuple[Iterable[OperationRow], float]]) -> tuple[float, dict[str, float]]:
     """The FLOPs of a sample, forward and backward, and the share of each kind of product in them: `matmul`, of float32 tensors;
-    `matmul bf16` of others.
-
-    Given recorded updates, each with its samples. Those with the most count, which leaves out a short last batch; where they
-    all differ, those of at least half as many do, too.
+    `matmul bf16` of others. Given recorded updates, each with its samples.
 
     Raises:
         UncountableError: for an update without a product, and where the updates differ, so that three of them say nothing
             about the others.
     """
-    counts = [samples for _, samples in steps]
-    most, found = max(counts), []
-    least = most if counts.count(most) > 1 else most / 2
-    for operations, samples in ((operations, samples) for operations, samples in steps if samples >= least):
+    found = []
+    for operations, samples in steps:
         kinds: defaultdict[str, float] = defaultdict(float)
         for each in operations:
             if each.flops and each.part in ("forward", "backward"):

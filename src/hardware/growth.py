@@ -11,7 +11,6 @@ minima of equal blocks of time are looked at, without the first fifth of the tim
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy
 from scipy.special import stdtrit
@@ -24,16 +23,8 @@ _STILL = 0.5  # of the rate of all, by the last third
 _LEAST_GIB, _LEAST_SHARE = 16 / 1024, 0.01
 
 
-class Growth(NamedTuple):
-    """GiB a second, with the ends of an interval of 99.8 %."""
-
-    rate: float
-    low: float
-    high: float
-
-
-def growth(seconds: Sequence[float], gib: Sequence[float]) -> Growth | None:
-    """The growth of N readings of memory, given their increasing times; None where none is shown."""
+def growth(seconds: Sequence[float], gib: Sequence[float]) -> float | None:
+    """The GiB a second by which N readings of memory grow, given their increasing times; None where no growth is shown."""
     times, values = numpy.asarray(seconds, float), numpy.asarray(gib, float)
     if not len(times):
         return None
@@ -49,7 +40,7 @@ def growth(seconds: Sequence[float], gib: Sequence[float]) -> Growth | None:
     minima = numpy.minimum.reduceat(values, first)
     rises = numpy.diff(minima) / length
     rate, error = float(rises.mean()), float(rises.std(ddof=1)) / math.sqrt(len(rises))
-    half = float(stdtrit(len(rises) - 1, _CONFIDENCE)) * error
+    is_shown = rate > float(stdtrit(len(rises) - 1, _CONFIDENCE)) * error
     is_large = rate * length * len(rises) > max(_LEAST_GIB, _LEAST_SHARE * minima[0])
     goes_on = rises[-(len(rises) // 3) :].mean() >= _STILL * rate
-    return Growth(rate, rate - half, rate + half) if rate > half and is_large and goes_on else None
+    return rate if is_shown and is_large and goes_on else None

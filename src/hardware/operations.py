@@ -12,10 +12,9 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache
 from statistics import median
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +23,7 @@ from typing_extensions import override
 
 from ..records.operations import OperationRow, merge
 from .dims import dims_of
-from .flops import Formula, formula_of
+from .flops import flops_of
 from .traffic import IN_ROWS, Cache, address, tensors, touched_bytes
 
 _COMPILED = re.compile(r"\b_orig_mod\.?|\._orig_mod\b")  # what torch.compile adds to the path of a module
@@ -32,19 +31,6 @@ _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16",
 # In-place operations that do not read what they overwrite.
 _OVERWRITES = ("copy", "zero", "fill", "normal", "uniform", "bernoulli", "random", "exponential")
 _OVERWRITES += ("_foreach_zero", "_foreach_copy")
-
-
-class _Kind(NamedTuple):
-    """What is known of an operation before it is called."""
-
-    name: str
-    base: str  # the name without namespace and ending, of an operation in place too
-    arguments: tuple[str, ...]  # their names, in order
-    written: frozenset[str]  # the arguments that it writes
-    overwrites: bool  # whether it leaves their old values unread
-    in_rows: bool  # whether it touches some rows of its first argument only
-    writes_results: bool  # whether new tensors that it returns hold values
-    formula: Formula | None  # of its FLOPs; None if it has none
 
 
 class OperationRecorder(TorchDispatchMode):
@@ -133,10 +119,8 @@ class OperationRecorder(TorchDispatchMode):
         if not isinstance(func, torch._ops.OpOverload):  # a function of functions such as `torch.cond`
             self._leave_uncounted(func)
             return func(*args, **kwargs)
-        if any(
-            map(is_traceable_wrapper_subclass_type, types)
-        ):  # the operations on the plain tensors in it are seen next
-            return NotImplemented
+        if any(map(is_traceable_wrapper_subclass_type, types)):
+            return NotImplemented  # the operations on the plain tensors in it are seen next
         start = time.perf_counter()
         result = func(*args, **kwargs)
         seconds = time.perf_counter() - start
@@ -148,38 +132,45 @@ class OperationRecorder(TorchDispatchMode):
         return result
 
     def _note(self, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any, seconds: float) -> None:
-        kind, module = _kind_of(func), self._module()
-        inputs = dict(zip(kind.arguments, args, strict=False)) | dict(kwargs)
+        module, given = self._module(), func._schema.arguments
+        base = func.overloadpacket.__name__.removesuffix("_")  # of an operation in place, too
+        inputs = dict(zip((each.name for each in given), args, strict=False)) | dict(kwargs)
+        written = {each.name for each in given if each.alias_info and each.alias_info.is_write}
+        if base.startswith("_fused_"):
+            written -= {"grads"}  # an optimizer's, which it only unscales, and only under a gradient scaler
         outputs = list(tensors(result))
-        flops = kind.formula(args, kwargs, inputs, result) if kind.formula else 0
+        flops = flops_of(func, args, kwargs, inputs, result)
         if flops is None:
             self._leave_uncounted(func)
-        moved, cold = self._traffic(kind, inputs, outputs)
+        moved, cold = self._traffic(base, inputs, written, outputs)
         if not moved:  # a view, or memory that is reserved and not written
             return
         dtypes = (_DTYPES.get(tensor.dtype) for tensor in (*outputs, *tensors(list(inputs.values()))))
         dtype = next(filter(None, dtypes), "other")
-        dims = dims_of(kind.base, inputs, outputs) if kind.name.startswith("aten.") else ()
-        self.steps[-1].append(
-            OperationRow(kind.name, module, self._part(), dtype, dims, 1, flops or 0, moved, cold, seconds)
-        )
+        dims = dims_of(base, inputs, outputs) if func.namespace == "aten" else ()
+        name = f"{func.namespace}.{func.overloadpacket.__name__}"
+        row = OperationRow(name, module, self._part(), dtype, dims, 1, flops or 0, moved, cold, seconds)
+        self.steps[-1].append(row)
 
     def _leave_uncounted(self, func: Any) -> None:
         if self.uncounted is None and self._part() in ("forward", "backward"):
             self.uncounted = str(func)
 
-    def _traffic(self, kind: _Kind, inputs: Mapping[str, Any], outputs: list[Tensor]) -> tuple[int, float]:
-        """The bytes that a call reads and writes, and those of them through main memory."""
+    def _traffic(
+        self, base: str, inputs: Mapping[str, Any], written: set[str], outputs: list[Tensor]
+    ) -> tuple[int, float]:
+        """The bytes that a call reads and writes, and those of them through main memory; `written` are the arguments it writes."""
         given = {name: list(tensors(value)) for name, value in inputs.items()}
         places = {address(tensor.untyped_storage()) for each in given.values() for tensor in each}
         results = [tensor for tensor in outputs if address(tensor.untyped_storage()) not in places]
-        results = results if kind.writes_results else []
-        if not results and not kind.written:
+        if base.removeprefix("new_").startswith(("empty", "_empty")):  # which hold no values yet
+            results = []
+        if not results and not written:
             return 0, 0
         total, cold = 0, 0.0
         for position, (name, each) in enumerate(given.items()):
-            times = 2 if name in kind.written and not kind.overwrites else 1  # read and written
-            if position == 0 and kind.in_rows:
+            times = 2 if name in written and base not in _OVERWRITES and written != {"out"} else 1  # read and written
+            if position == 0 and base in IN_ROWS:
                 touched = sum(map(touched_bytes, results or [one for other in list(given)[1:] for one in given[other]]))
                 for table in each:
                     size = times * min(touched_bytes(table), touched)
@@ -198,32 +189,11 @@ class OperationRecorder(TorchDispatchMode):
         node = torch._C._current_autograd_node()
         if node is not None:
             return self._made_in.get(node._sequence_nr(), "")
-        self._made_in.setdefault(
-            torch._C._autograd._get_sequence_nr() - 1, self._running[-1]
-        )  # that of the one that runs
+        number = torch._C._autograd._get_sequence_nr() - 1  # of the operation that runs
+        self._made_in.setdefault(number, self._running[-1])
         return self._running[-1]
 
 
 def _alike(operation: OperationRow) -> tuple[Any, ...]:
     where = operation.name, operation.part, operation.module, operation.dtype
     return *where, operation.flops, operation.bytes, operation.dims
-
-
-@cache
-def _kind_of(func: Any) -> _Kind:
-    schema, packet = func._schema, func.overloadpacket
-    name = packet.__name__
-    written = frozenset(each.name for each in schema.arguments if each.alias_info and each.alias_info.is_write)
-    if name.startswith("_fused_"):
-        written -= {"grads"}  # an optimizer's, which it only unscales, and only under a gradient scaler
-    base = name.removesuffix("_")
-    return _Kind(
-        name=f"{func.namespace}.{name}",
-        base=base,
-        arguments=tuple(each.name for each in schema.arguments),
-        written=written,
-        overwrites=base in _OVERWRITES or written == {"out"},
-        in_rows=base in IN_ROWS,
-        writes_results=not name.removeprefix("new_").startswith(("empty", "_empty")),
-        formula=formula_of(func),
-    )

@@ -101,15 +101,11 @@ def root_of_run() -> int:
 
 
 def _quota() -> tuple[float, float] | None:
-    """The lowest quota of this process's control groups, in cores, and what that group has used, in seconds, if any."""
+    """The lowest quota of this process's control groups (of version 2), in cores, and what that group has used, in seconds."""
     quotas = []
     for group in control_groups("cpu"):
         with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
             quota, period = map(int, (group / "cpu.max").read_text().split())
             used = dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())
             quotas.append((quota / period, int(used["usage_usec"]) / 1e6))
-        with contextlib.suppress(OSError, ValueError):  # of version 1, in which -1 is no quota
-            quota, period = (int((group / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
-            usage = _system.GROUPS / "cpuacct" / group.relative_to(_system.GROUPS / "cpu") / "cpuacct.usage"
-            quotas += [(quota / period, int(usage.read_text()) / 1e9)] if quota > 0 else []
     return min(quotas, default=None)

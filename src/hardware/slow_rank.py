@@ -28,7 +28,6 @@ from .advice import Setting, change_for
 BLOCKS = 10  # a loader's workers make a step in n long: a block averages over it
 LEAST = 0.05  # of the step: a smaller gain is not worth a word
 CONFIDENCE = 0.99  # that no rank is named among ranks that differ by noise
-_UNEQUAL = 0.1  # of the samples: more of them take longer
 _TAKES = {"input": "loader takes", "transfer": "copy to the device takes", "compute": "computing takes"}
 _HIDDEN = (
     "the others compute for longer, as where training_step itself waits for other ranks (sync_dist, SyncBatchNorm)"
@@ -36,7 +35,7 @@ _HIDDEN = (
 _DIFFERS = {
     "input": "the size of its samples, its disk, other programs",
     "transfer": "the size of its batches, its link to the device",
-    "compute": "the clock and temperature of its device, other programs, code that runs on this rank alone",
+    "compute": "its samples and their lengths, the clock of its device, other programs, code that runs on this rank alone",
 }
 
 
@@ -47,8 +46,6 @@ class RankTimes:
     input_ms: Sequence[float]
     transfer_ms: Sequence[float]
     compute_ms: Sequence[float]  # forward, backward and optimizer, without waits for others
-    samples: float = 0.0  # of a mean step; 0 where nobody counts them
-    timesteps: float = 0.0
 
 
 def block_means(values: ArrayLike) -> list[float]:
@@ -73,8 +70,7 @@ def find_slow_rank(ranks: Sequence[RankTimes], step_ms: float, setting: Setting)
 
     It has the `rank` and the `part` (`input`, `transfer` or `compute`) in which any is slowest, the `ms` that it spends there in a
     mean step, `excess_ms` beyond the median of the other ranks, the `share` of the step that this is, `certainty` (`clear` or
-    `probable`), `also`: other ranks that are slow in this part, `evidence`: one line with these numbers, and `advice`: what to
-    look at, or to change.
+    `probable`), `evidence`: one line with these numbers, and `advice`: what to look at, or to change.
 
     Args:
         ranks: all that train together.
@@ -97,12 +93,9 @@ def find_slow_rank(ranks: Sequence[RankTimes], step_ms: float, setting: Setting)
         return None
     excess_ms, part, rank = max(slow)
     ms, is_hidden = float(parts[part][rank].mean()), float(in_all[rank].mean()) < excess_ms / 2
-    also = [other for _, of_part, other in slow if of_part == part and other != rank]
     others = f"rank {1 - rank}, which waits for it" if len(ranks) == 2 else "the median of the others, which wait"
-    words = [f"rank {rank} is {'probably ' if is_hidden else ''}slow: its {_TAKES[part]} {duration(ms / 1e3)} a step"]
-    words[0] += f", {duration(excess_ms / 1e3)} more than {others}"
-    words += [f"also slow: {', '.join(map(str, also))}"] if also else []
-    words += [_HIDDEN] if is_hidden else []
+    words = f"rank {rank} is {'probably ' if is_hidden else ''}slow: its {_TAKES[part]} {duration(ms / 1e3)} a step"
+    words += f", {duration(excess_ms / 1e3)} more than {others}" + (f"; {_HIDDEN}" if is_hidden else "")
     return {
         "rank": rank,
         "part": part,
@@ -110,19 +103,12 @@ def find_slow_rank(ranks: Sequence[RankTimes], step_ms: float, setting: Setting)
         "excess_ms": excess_ms,
         "share": excess_ms / step_ms,
         "certainty": "probable" if is_hidden else "clear",
-        "also": also,
-        "evidence": "; ".join(words),
-        "advice": _advice(ranks, rank, part, setting),
+        "evidence": words,
+        "advice": _advice(part, setting),
     }
 
 
-def _advice(ranks: Sequence[RankTimes], rank: int, part: str, setting: Setting) -> str:
-    for noun in ("timesteps", "samples"):  # a step has the same samples more often than the same time steps
-        own, *others = (getattr(each, noun) for each in (ranks[rank], *ranks[:rank], *ranks[rank + 1 :]))
-        usual = float(numpy.median(others))
-        if usual and own > (1 + _UNEQUAL) * usual:
-            counted = {"timesteps": "time steps"}.get(noun, noun)
-            return f"it trains on {own / usual:.2f} times as many {counted} as the others: give each rank as many"
+def _advice(part: str, setting: Setting) -> str:
     change = change_for(part, setting) if part != "compute" else None
     words = f"see what differs there: {_DIFFERS[part]}"
     return f"{words}; {' '.join(change)}" if change else words

@@ -9,8 +9,8 @@ import math
 import threading
 import time
 import warnings
-from array import array
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import numpy
 import psutil
@@ -33,34 +33,41 @@ MIN_SPAN_S = 0.05  # CPU times of other processes tick at 10 ms: a rate over les
 SETTLE_S = 2.1  # NVML's utilisation is of the last complete window, which took 1/6 to 1 s and began up to 2 s ago
 PATIENCE_S = 1.0  # a driver that hangs must not hang the run
 _GIB = 2**30
-_MOST = 2**17  # rows that are kept, 14 MiB; when there are so many, older ones are merged
-_JOULES = "joules"  # the column of a row's energy in training; NaN where it is not known
-_HIGHEST = ("_max_gib", "_peak_gib")  # of the training in a row
+_SHARE = 2**-13  # of the time so far, which an interval lasts at least: 55,000 samples in a week
+
+
+class Sample(NamedTuple):
+    """What was read at a time, and what of the time since the sample before is training."""
+
+    time: float
+    trained_s: float
+    trained_j: float  # the device's energy meanwhile; NaN where it is not known
+    readings: Mapping[str, float]
 
 
 class Telemetry:
     """Reads in a daemon thread, every `interval_s` seconds (at least 0.1 s) and where a sample is asked for, until `stop`.
 
-    A sample stands for the time since the one before, which is training or is not. Memory is bounded: where
-    there are 2**17 samples, the newest quarter is kept, and of the others one is made for each span of time.
+    A sample stands for the time since the one before, which is training or is not. In a long run the interval grows with
+    the time so far, so that there are not too many samples.
 
     Attributes:
         is_training: whether the time since the last sample is training.
-        samples: how many were taken.
     """
 
     def __init__(self, read: Callable[[], dict[str, float]], interval_s: float, clock: Clock = time.perf_counter):
         self.is_training = False
-        self.samples = 0
         self._read, self._clock, self._interval_s = read, clock, max(interval_s, MIN_INTERVAL_S)
-        self._lock = threading.Lock()  # for the rows: the last of `samples`, and those that were merged
-        self._columns: dict[str, array[float]] = {}  # the readings by key, NaN where there is none
-        self._times, self._trained_s = array("d"), array("d")  # of a row: its end, and its seconds of training
-        self._counter = math.nan  # of energy, at the last sample
+        self._samples: list[Sample] = []
         self._due, self._taken, self._ended = threading.Event(), threading.Event(), False
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
         self._thread.start()
         self._taken.wait(PATIENCE_S)
+
+    @property
+    def samples(self) -> int:
+        """How many were taken."""
+        return len(self._samples)
 
     def sample(self, is_training: bool | None = None) -> None:
         """Have the thread take a sample now; the time after it is training, or is not, or what it was before."""
@@ -77,17 +84,10 @@ class Telemetry:
         self._thread.join(timeout=PATIENCE_S)
 
     def readings(self, key: str, first: int = 0) -> tuple[NDArray[numpy.float64], NDArray[numpy.float64]]:
-        """The times of the samples from a first one on that have a reading, and their readings, shape (N,) each.
-
-        Merged samples have the last time, and the lowest reading of memory, which is what growth.py looks at.
-        """
-        with self._lock:
-            row = max(0, first - (self.samples - len(self._times)))
-            times, values = numpy.array(self._times[row:]), numpy.array(self._columns.get(key, array("d"))[row:])
-        if not len(values):
-            return values, values
-        known = ~numpy.isnan(values)
-        return times[known], values[known]
+        """The times of the samples from a first one on that have a reading, and their readings, shape (N,) each."""
+        known = [(each.time, each.readings[key]) for each in self._samples[first:] if key in each.readings]
+        times, values = numpy.array(known, float).reshape(-1, 2).T
+        return times, values
 
     def summary(self, since: float = -math.inf) -> dict[str, float]:
         """Sum up the samples of training after a time; empty where there are none.
@@ -97,82 +97,34 @@ class Telemetry:
         `seconds` are those of the samples. `energy_j`, in joules, is that of the device's own counter, where it was read all
         the time.
         """
-        with self._lock:
-            times, seconds = numpy.array(self._times), numpy.array(self._trained_s)
-            columns = {key: numpy.array(column) for key, column in self._columns.items()}
-        used = (times > since) & (seconds > 0)
-        if not used.any():
+        later = [each for each in self._samples if each.time > since]
+        trained = [each for each in later if each.trained_s > 0]
+        if not trained:
             return {}
-        found = {"seconds": float(seconds[used].sum())}
-        for key, values in columns.items():
-            known = used & ~numpy.isnan(values)
-            if key == _JOULES:
-                joules = values[used]
-                found |= {"energy_j": float(joules.sum())} if (joules >= 0).all() else {}  # not reset by a new driver
-            elif key == PEAK and (of_fit := (times > since) & ~numpy.isnan(values)).any():
-                found[key] = float(values[of_fit].max())  # of validations, too
-            elif known.any() and key.endswith(_HIGHEST):
-                found[key] = float(values[known].max())
-            elif known.any() and not key.endswith("_gib"):
-                found[named(key, "mean")] = float(numpy.average(values[known], weights=seconds[known]))
+        found: dict[str, float] = {"seconds": sum(each.trained_s for each in trained)}
+        if all(each.trained_j >= 0 for each in trained):  # nor was it reset by a new driver
+            found["energy_j"] = sum(each.trained_j for each in trained)
+        for key in dict.fromkeys(key for each in later for key in each.readings if key != ENERGY):
+            known = [each for each in (later if key == PEAK else trained) if key in each.readings]
+            values = [each.readings[key] for each in known]
+            if known and key.endswith("_gib"):
+                found[key if key == PEAK else named(key, "max")] = max(values)
+            elif known:
+                found[named(key, "mean")] = float(numpy.average(values, weights=[each.trained_s for each in known]))
         return found
 
     def _run(self) -> None:
         is_last = False
         while not is_last:
-            is_last, readings = self._ended, self._read()
-            with self._lock:
-                self._append(readings, self._clock())
-                if len(self._times) >= _MOST:
-                    self._merge()
+            is_last, readings, now = self._ended, self._read(), self._clock()
+            before = self._samples[-1] if self._samples else Sample(now, 0.0, 0.0, {})
+            joules = readings.get(ENERGY, math.nan) - before.readings.get(ENERGY, math.nan)
+            trained = (now - before.time, joules) if self.is_training else (0.0, 0.0)
+            self._samples.append(Sample(now, *trained, readings))
             self._taken.set()
             if not is_last:
-                self._due.wait(self._interval_s)
+                self._due.wait(max(self._interval_s, _SHARE * (now - self._samples[0].time)))
                 self._due.clear()
-
-    def _append(self, readings: Mapping[str, float], now: float) -> None:
-        joules, self._counter = readings.get(ENERGY, math.nan) - self._counter, readings.get(ENERGY, math.nan)
-        row = {key: value for key, value in readings.items() if key != ENERGY}
-        row |= {named(key, "max"): value for key, value in row.items() if key.endswith("_gib") and key != PEAK}
-        row[_JOULES] = joules if self.is_training else 0.0
-        for key in row.keys() - self._columns.keys():
-            self._columns[key] = array("d", [math.nan]) * len(self._times)
-        for key, column in self._columns.items():
-            column.append(row.get(key, math.nan))
-        self._trained_s.append(now - self._times[-1] if self.is_training and self._times else 0.0)
-        self._times.append(now)
-        self.samples += 1
-
-    def _merge(self) -> None:
-        """Make one row of the older ones of each span of time: sums, means and maxima of the training stay what they are.
-
-        Spans are equal, and a longer one consists of whole shorter ones, so the rows of all older times are alike.
-        """
-        old = 3 * _MOST // 4
-        times, seconds = numpy.array(self._times[:old]), numpy.array(self._trained_s[:old])
-        span = 2.0 ** math.ceil(math.log2((times[-1] - times[0]) / (_MOST // 2)))
-        first = numpy.flatnonzero(numpy.diff(times // span, prepend=-math.inf))
-        for key, column in self._columns.items():
-            column[:old] = array("d", _merged(key, numpy.array(column[:old]), seconds, first).tobytes())
-        self._trained_s[:old] = array("d", numpy.add.reduceat(seconds, first).tobytes())
-        self._times[:old] = array("d", times[numpy.append(first[1:], old) - 1].tobytes())
-
-
-def _merged(
-    key: str, values: NDArray[numpy.float64], seconds: NDArray[numpy.float64], first: NDArray[numpy.intp]
-) -> NDArray[numpy.float64]:
-    """The readings of groups of rows, given the seconds of training of each row and the first row of each group."""
-    if key == _JOULES:
-        return numpy.add.reduceat(numpy.where(values >= 0, values, math.nan), first)
-    if key == PEAK:
-        return numpy.fmax.reduceat(values, first)
-    if key.endswith(_HIGHEST):
-        return numpy.fmax.reduceat(numpy.where(seconds > 0, values, math.nan), first)
-    if key.endswith("_gib"):
-        return numpy.fmin.reduceat(values, first)
-    weights = numpy.where(numpy.isnan(values), 0.0, seconds)
-    with numpy.errstate(invalid="ignore"):  # NaN where nothing was read of the training
-        return numpy.add.reduceat(weights * numpy.nan_to_num(values), first) / numpy.add.reduceat(weights, first)
 
 
 def named(key: str, word: str) -> str:

@@ -44,8 +44,8 @@ TRAINERS: list[tuple[dict, dict[str, str], str]] = [
     ({"strategy": {"_target_": DDP, "start_method": "popen"}}, {}, ""),
     *(({"devices": 2, "num_nodes": 2, "strategy": "ddp"}, launcher, "") for launcher in (TORCHRUN, SRUN)),
     ({"num_nodes": 2}, {}, "trainer.num_nodes: got 2, and nothing has started this on 2 machines"),
-    ({"devices": 1}, TORCHRUN, "1 on each of 1 machine make 1 process, and torchrun has started 4"),
-    ({"devices": 2}, SRUN, "2 on each of 1 machine make 2 processes, and srun has started 4"),
+    ({"devices": 1}, TORCHRUN, "got 1 with trainer.num_nodes=1, and torchrun has started 4 processes"),
+    ({"devices": 2}, SRUN, "got 2 with trainer.num_nodes=1, and srun has started 4 processes"),
 ]
 
 

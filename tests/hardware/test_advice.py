@@ -21,7 +21,7 @@ ALTERNATIVES = {
     "faster_precision": (None, "bf16-mixed"),
     "has_gpu": (False, True),
     "devices": (1, 4),
-    "cores": (None, 1, 4),
+    "cores": (1, 4),
     "pipeline": (None, "memory", "device", "workers"),
     "num_workers": (None, 0, 2, 4, 8),
     "pin_memory": (None, True, False),
@@ -78,11 +78,10 @@ CHANGES = {
     "transfer: the data are on the device": ("transfer", Setting("cuda", pipeline="device"), DIAGNOSE),
     "host: a larger batch": ("host", Setting("cpu", 8, train_samples=50_000), "data.batch_size=32"),
     "memory: activations move with every sample": ("memory", Setting("cuda", 64), DIAGNOSE),
-    "host: the set bounds the batch": ("host", Setting("cuda", 64, train_samples=128), "data.batch_size=128"),
+    "host: the set bounds the batch": ("host", Setting("cuda", 64, train_samples=128), DIAGNOSE),
     "elementwise: no precision was measured for it": ("elementwise", Setting(faster_precision="bf16-mixed"), DIAGNOSE),
     "host: OperationProfiler is set": ("host", Setting(own=False, profiled=True), None),
     "input: no table of operations shows a loader": ("input", Setting(own=False), None),
-    "a bottleneck that is not known": ("magic", Setting(), None),
 }  # fmt: skip
 
 

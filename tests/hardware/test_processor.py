@@ -54,8 +54,6 @@ class Used:
 
 
 TIME, HALF = (TOTAL_S, BUSY_S), (0.5 * 100.0, 6.0 + STEAL_S)
-V1 = {"cpu.cfs_quota_us": "50000", "cpu.cfs_period_us": "100000"}
-USED = {"cpuacct.usage": "6000000000"}
 
 
 def v2(quota: str, usage: int = 6_000_000) -> dict[str, str]:
@@ -68,9 +66,6 @@ QUOTAS = {  # the process's groups, files by group → seconds of the cores in a
     "no quota": ("0::/", {"": v2("max 100000")}, TIME, 2),
     "a quota above the cores": ("0::/", {"": v2("400000 100000")}, TIME, 2),
     "of a slice above": ("0::/a/job", {"a/job": v2("90000 100000", 1), "a": v2("50000 100000")}, HALF, 0.5),
-    "version 1": ("3:cpuset:/\n4:cpu,cpuacct:/a", {"cpu/a": V1, "cpuacct/a": USED}, HALF, 0.5),
-    "version 1, in a container": ("4:cpu:/docker/1", {"cpu": V1, "cpuacct": USED}, HALF, 0.5),
-    "version 1, no quota": ("4:cpu:/", {"cpu": V1 | {"cpu.cfs_quota_us": "-1"}}, TIME, 2),
 }
 
 
@@ -155,7 +150,7 @@ def test_where_no_parent_has_the_time_of_an_ended_child_it_is_what_was_read_last
 
 
 MIB = 2**20
-CHIPLETS = (2, "1M", 1), (3, "32M", 8)  # caches: the level, the size, and how many cores share one
+CHIPLETS = (2, "1024K", 1), (3, "32768K", 8)  # caches: the level, the size, and how many cores share one
 
 
 @pytest.mark.parametrize(
