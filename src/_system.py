@@ -284,18 +284,13 @@ def _start_and_accept(command: Sequence[str], streams: dict[str, Any], started: 
     return Program(process, ours, started)
 
 
-def connection_to_starter() -> socket.socket | None:
-    """In a program that was started: its end of the connection, which no process that it starts or forks inherits.
-
-    On Windows there is none in the other ranks of a run, which the first one starts and ends.
-    """
+def connection_to_starter() -> socket.socket:
+    """In a program that was started: its end of the connection, which no process that it starts or forks inherits."""
     if sys.platform != "win32":
         end = socket.socket(fileno=os.dup(0))
         os.register_at_fork(after_in_child=lambda: os.close(end.detach()) if end.fileno() >= 0 else None)
         return end
-    if not (starter := os.environ.pop(_STARTER, "")):
-        return None
-    port, word = starter.split()
+    port, word = os.environ.pop(_STARTER).split()
     connection = socket.create_connection(("127.0.0.1", int(port)))
     connection.sendall(word.encode())
     return connection

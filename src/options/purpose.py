@@ -141,15 +141,6 @@ def changes_speed(option: str, config: Mapping[str, Any]) -> bool:
     return not (option in _SAME_SPEED or sets_rate or own_rate or purpose_of(option, config) is Purpose.LENGTH)
 
 
-def speed_options(config: dict[str, Any]) -> dict[str, Any]:
-    """The options of a configuration with which a step may take another time, by dotted name."""
-
-    def counts(option: str) -> bool:
-        return purpose_of(option, config) not in CHOOSES_NOTHING and changes_speed(option, config)
-
-    return {option: value for option, value in flatten(config) if counts(option)}
-
-
 def with_speed_of(config: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     """A configuration with those options of another one that change the speed alone."""
 

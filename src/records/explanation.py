@@ -5,14 +5,14 @@ Times are seconds and traffic is bytes, of one step (one update of the weights).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
 from operator import attrgetter
 from typing import Any
 
 from .operations import OperationRow, merge
 
-SCHEMA = 4
+SCHEMA = 5
 FILE = "explain.json"
 TRACE = "trace.json.gz"
 
@@ -36,11 +36,6 @@ class Cost(OperationRow):
     def of_floor(self) -> float | None:
         """Floor ÷ measured time; None without either."""
         return self.floor_seconds / self.seconds if self.seconds > 0 and self.floor_seconds > 0 else None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain containers."""
-        known = {column.name: getattr(self, column.name) for column in fields(self) if column.name != "dims"}
-        return {**known, "of_floor": self.of_floor}
 
 
 def add_up(costs: Iterable[Cost], key: Callable[[Cost], Any]) -> list[Cost]:
@@ -100,5 +95,4 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain containers."""
-        operations = [cost.to_dict() for cost in self.operations]
-        return {"schema": SCHEMA, **asdict(self), "operations": operations, "outside_seconds": self.outside_seconds}
+        return {"schema": SCHEMA, **asdict(self), "outside_seconds": self.outside_seconds}

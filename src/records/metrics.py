@@ -47,7 +47,7 @@ _FORMATS: dict[str, Callable[[float], str]] = {
     "milli": lambda value: significant(1e3 * value),
 }
 _FIRST_CARDS = ("throughput/samples_per_sec", "throughput/mfu", "sweep/samples_per_sec", "sweep/mfu")
-_DETAILS = ("device/", "host/", "time/", "summary/", "throughput/", "sweep/", "test/samples", "test/confusion")
+_DETAILS = ("device/", "host/", "time/", "summary/", "throughput/", "sweep/")
 _ACCURACY = "fraction of correct answers"
 _PARTS = "\n".join(f"time/{part}_ms | ms | down | | | a part of the step" for part in PARTS)
 _MEAN_PARTS = "\n".join(f"{part}_ms_mean | ms | down | | | a part of the mean step" for part in PARTS)

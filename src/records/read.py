@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from .._system import relative
-from ..errors import UserError, cut, is_text
-from ..files import LOCK, WriteError, atomic_write, is_set_aside, why
+from ..errors import UserError, cut
+from ..files import WriteError, atomic_write, is_set_aside, why
 from .metrics import staged
-from .values import table
 
 FILE = "run.json"
 SCHEMA = 3  # of the records that this version writes and reads
@@ -32,13 +31,10 @@ def reading(path: Path) -> Iterator[None]:
             if path.stat().st_size > _MAX_BYTES:
                 raise OSError("it is too large")
         yield
-    except (OSError, MemoryError) as error:
-        reason = why(error) if isinstance(error, OSError) else "there is not enough memory"
-        raise UserError(f"{path}: cannot be read: {reason}") from error
     # zipfile raises NotImplementedError and RuntimeError for what it does not support, and zlib has its own error.
     except Exception as error:
-        reason = cut(" ".join(str(error).split()), 200) or type(error).__name__
-        raise UserError(f"{path}: cannot be read: {reason}") from error
+        said = why(error) if isinstance(error, OSError) else " ".join(str(error).split())
+        raise UserError(f"{path}: cannot be read: {cut(said, 200) or type(error).__name__}") from error
 
 
 @contextlib.contextmanager
@@ -91,22 +87,20 @@ def run_dirs(folder: Path) -> list[Path]:
 
 
 def sweep_folder(name: str | Path, option: str, *more: Path) -> Path:
-    """The folder of a sweep that is named by its path, or as `last`: the innermost sweep with the newest record, among `more`, too.
+    """The folder of a sweep that is named by its path, or as `last`: the one with the newest record, in `more` folders, too.
 
     Raises:
         UserError: if there is no sweep; a path is returned as it is.
     """
     if str(name) != "last" or os.path.exists(name):
         return Path(name)
-    written: list[tuple[float, Path, Path]] = []
+    written: list[tuple[float, Path]] = []
     for sweep in (sweep for folder in (SWEEPS, *more) for sweep in folder.glob("*")):
         with contextlib.suppress(OSError, UserError):  # a file, or it was removed meanwhile
-            written += [((place / FILE).stat().st_mtime, place, sweep) for place in run_dirs(sweep)]
+            written += [((place / FILE).stat().st_mtime, sweep) for place in run_dirs(sweep)]
     if not written:
         raise UserError(f"{option}: got 'last', and there is no sweep in {SWEEPS}")
-    _, place, sweep = max(written)
-    above = place.parents[: len(place.parts) - len(sweep.parts)]  # where a sweep has locked its own folder
-    return next((folder for folder in above if (folder / LOCK).exists()), sweep)
+    return max(written)[1]
 
 
 def refuse_used(run_dir: Path) -> None:
@@ -120,11 +114,8 @@ def refuse_used(run_dir: Path) -> None:
 
 
 def has_checkpoint(run_dir: Path) -> bool:
-    """Whether a run has left a checkpoint: in the usual folder, or where its record says."""
-    named: list[Any] = []
-    with contextlib.suppress(UserError):
-        named = [*table(read(run_dir).get("checkpoints")).values()]
-    return any(run_dir.glob("checkpoints/*.ckpt")) or any(is_text(name) and (run_dir / name).exists() for name in named)
+    """Whether a run has left a checkpoint."""
+    return any(run_dir.glob("checkpoints/*.ckpt"))
 
 
 def optimized(record: dict[str, Any]) -> float | None:

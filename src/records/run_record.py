@@ -12,7 +12,6 @@ import math
 import platform
 import secrets
 import time
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -145,16 +144,14 @@ def plan(run_dir: Path, **facts: Any) -> None:
     _replace(run_dir / FILE, {"schema": SCHEMA, "status": "planned", **facts})
 
 
+def change(run_dir: Path, **facts: Any) -> None:
+    """Change facts of a run that is not going on. UserError if the record cannot be read or written."""
+    _replace(run_dir / FILE, {"schema": SCHEMA, **read_if_there(run_dir), **facts})
+
+
 def close(run_dir: Path, status: Status, reason: str) -> None:
     """Record the end of a run whose process could not record it. UserError if the record cannot be read or written."""
-    known = {"schema": SCHEMA, **read_if_there(run_dir)}
-    _replace(run_dir / FILE, {**known, "status": status, "error": cut(reason, 1000)})
-
-
-def change_config(run_dir: Path, options: Mapping[str, Any]) -> None:
-    """Record other values of options that a run itself does not read. UserError if the record cannot be read or written."""
-    known = read(run_dir)
-    _replace(run_dir / FILE, {**known, "config": {**known["config"], **options}})
+    change(run_dir, status=status, error=cut(reason, 1000))
 
 
 def close_open(run_dir: Path, status: Status, reason: str) -> None:

@@ -5,7 +5,7 @@ A window is a short bout of successive steps, with what others took of the proce
 
 import math
 import zipfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,22 +50,6 @@ def thinned(parts_s: NDArray[Any]) -> tuple[NDArray[numpy.float32], int]:
     """Every k-th row, and k: as few as make at most 20,000 rows."""
     every = max(1, -(-len(parts_s) // MAX_PARTS_ROWS))
     return parts_s[::every].astype(numpy.float32), every
-
-
-def with_visits(times: StepTimes, before: StepTimes | None) -> StepTimes:
-    """The step times of a resumed run with the visits that an earlier process of it has left, which have no parts.
-
-    They stand last, because the parts of steps are counted from the first one.
-    """
-    kept = [] if before is None else [number for number, of_pass in enumerate(before.pass_) if of_pass >= 0]
-    if before is None or not kept:
-        return times
-    windows = before.of_windows()
-    steps = [times.step_s, *(windows[number] for number in kept)]
-    firsts = numpy.cumsum([len(part) for part in steps])[:-1]
-    added = {name: getattr(before, name)[kept] for name in list(_OF_WINDOW)[1:]}
-    own: dict[str, Any] = {name: numpy.concatenate([getattr(times, name), column]) for name, column in added.items()}
-    return replace(times, step_s=numpy.concatenate(steps), window=numpy.concatenate([times.window, firsts]), **own)
 
 
 def write_step_times(folder: Path, times: StepTimes) -> None:

@@ -1,11 +1,10 @@
-"""`experiment=diagnose`: a baseline and each change that may help beside it, then the two best together, beside the baseline again.
+"""`experiment=diagnose`: a baseline, and each change that may help beside it.
 
 What can wait is visited side by side; other runs follow each other, and the baseline follows them. Every run is a run of a
-sweep: in a process of its own, in a folder of its own, and kept when the diagnosis is started again, with those that it
-shared passes with. Hydra starts a diagnosis as a sweep of one job.
+sweep: in a process of its own, in a folder of its own, and kept when the diagnosis is started again. Hydra starts a diagnosis
+as a sweep of one job.
 """
 
-import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -14,8 +13,6 @@ from typing import Any
 from typing_extensions import override
 
 from .._system import affinity
-from ..analysis.diagnose import Findings
-from ..analysis.run import Run
 from ..errors import UserError
 from ..options.check import check_config
 from ..options.compose import apply_overrides
@@ -25,7 +22,6 @@ from ..options.types import PositiveInt
 from ..options.update import ranks_asked
 from ..records.formatting import option_value
 from ..records.values import at, positive
-from .folder import has_ended, set_run_aside
 from .plans import Job, Plan, Search
 from .visits import can_wait
 
@@ -35,7 +31,7 @@ Change = dict[str, Any]  # the options that it sets, by their full names; the ba
 
 
 class Diagnosis(Search):
-    """Changes of one run are tried beside it, each alone, and the two best together.
+    """Changes of one run are tried beside it, each alone.
 
     Args:
         batch_factors: by which the batch is to grow, one run for each.
@@ -47,41 +43,18 @@ class Diagnosis(Search):
     @override
     def plan(self, job: Job) -> Plan:
         """The runs of a diagnosis, in folders below the job's own. UserError for a baseline that fails or has no rate."""
-        changes, not_tried = changes_to_try(job.config, job.facts["overrides"], self.batch_factors)
-        waits, numbers = can_wait(job.config), itertools.count(1)
-        most = 1 + len(changes) + 2 + (0 if waits else 1)
+        changes = changes_to_try(job.config, job.facts["overrides"], self.batch_factors)
+        named: dict[str, Change] = {"baseline": {}, **{_folder_of(change): change for change in changes}}
+        if not can_wait(job.config):
+            named["baseline_2"] = {}  # it shows drift
         job = replace(job, seconds=positive(at(job.config, "callbacks.until_known.seconds")))
-
-        def run(name: str, change: Change) -> Job:
-            """The next run, in the folder `name`."""
+        jobs = []
+        for number, (name, change) in enumerate(named.items(), 1):
             words = words_of(change)
-            title = f"run {next(numbers)} of at most {most}: {' '.join(words) or name.replace('_', ' ')}"
-            return job.below(name, change, title, diagnosis={"options": words, "not_tried": not_tried})
-
-        jobs = [run("baseline", {}), *(run(_folder_of(change), change) for change in changes)]
-        if not waits:
-            jobs.append(run("baseline_2", {}))  # it shows drift
-        _alike(jobs)
-        runs: list[Run] = []
-        for part in [jobs] if waits else [jobs[:1], jobs[1:]]:
-            records = yield part  # a change that is refused is a result, and in the table
-            runs += [Run(one.run_dir.name, one.run_dir, record) for one, record in zip(part, records, strict=True)]
-            jobs[0].rate(runs[0].record)  # there is nothing to compare with a baseline that has none
-        best = [trial.options for trial in Findings(runs).best_pair]
-        pair = [change for change in changes if tuple(words_of(change)) in best]
-        both = dict(option for change in pair for option in change.items())
-        if len(pair) == 2 and not _refusal(job.config, both):
-            last = [run("baseline_3", {}), run(_folder_of(both), both)]
-            yield _alike(last if waits else last[::-1])
-
-
-def _alike(jobs: Sequence[Job]) -> Sequence[Job]:
-    """The jobs: all of them are kept, or none, because passes do not go on."""
-    ended = [job for job in jobs if has_ended(job.run_dir)]
-    if len(ended) < len(jobs):
-        for job in ended:
-            set_run_aside(job.run_dir)
-    return jobs
+            title = f"run {number} of {len(named)}: {' '.join(words) or name.replace('_', ' ')}"
+            jobs.append(job.below(name, change, title, diagnosis={"options": words}))
+        baseline, *_ = yield jobs  # a change that is refused is a result, and in the table
+        jobs[0].rate(baseline)  # there is nothing to compare with a baseline that has none
 
 
 def words_of(change: Change) -> list[str]:
@@ -95,34 +68,24 @@ def _folder_of(change: Change) -> str:
     return re.sub(r"[^\w.+-]+", "_", "+".join(parts))
 
 
-def changes_to_try(
-    config: Mapping[str, Any], overrides: Sequence[str], batch_factors: Sequence[int]
-) -> tuple[list[Change], list[str]]:
-    """The changes to try beside a baseline, and a line on each that may help and is not tried.
-
-    `config` is the baseline's. What its `overrides` set stays as it is.
-    """
+def changes_to_try(config: Mapping[str, Any], overrides: Sequence[str], batch_factors: Sequence[int]) -> list[Change]:
+    """The changes to try beside a baseline. `config` is the baseline's; what its `overrides` set stays as it is."""
     options, groups = set_by(overrides)
     fixed = options | ({"trainer.accelerator", "trainer.devices"} if "trainer" in groups else set())
     tried: list[Change] = []
-    not_tried: list[str] = []
     for change in _candidates(config, batch_factors):
-        typed = " and ".join(option for option in change if option in fixed)
-        why_not = _refusal(config, change) or (f"you have set {typed}" if typed else "")
-        if why_not:
-            not_tried.append(f"not tried: {' '.join(words_of(change))}: {why_not}")
-        elif change not in tried:
+        if not fixed & change.keys() and change not in tried and _goes_with(config, change):
             tried.append(change)
-    return tried, not_tried
+    return tried
 
 
-def _refusal(config: Mapping[str, Any], change: Change) -> str:
-    """Why a change does not go together with a configuration, as with `global_batch_size`; empty where it does."""
+def _goes_with(config: Mapping[str, Any], change: Change) -> bool:
+    """Whether a change goes together with a configuration, such as a batch size with `global_batch_size`."""
     try:
         check_config(apply_overrides(dict(config), words_of(change)))
-    except UserError as error:
-        return str(error)
-    return ""
+    except UserError:
+        return False
+    return True
 
 
 def _candidates(config: Mapping[str, Any], factors: Sequence[int]) -> Iterator[Change]:

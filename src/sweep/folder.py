@@ -1,7 +1,6 @@
 """A sweep's folder: which sweep it holds, and which of its runs are kept when the sweep is started again."""
 
 import os
-from collections.abc import Collection
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,11 @@ from .._system import relative
 from ..checkpointing.resume import lock_run_dir
 from ..errors import UserError
 from ..files import LOCK, lock_folder, refuse_links, set_aside, writing
-from ..options.purpose import CHOOSES_NOTHING, OF_REPORTS, purpose_of
+from ..options.purpose import OF_REPORTS, purpose_of
 from ..options.tree import flatten
 from ..options.types import Purpose
 from ..records.read import FILE, has_checkpoint, read, read_if_there, run_dirs
-from ..records.run_record import change_config, close, plan
+from ..records.run_record import change, close, plan
 
 # A run that ended in one of these ways is not run again: that it did not fit is a result, too.
 KEPT = ("finished", "out_of_memory")
@@ -36,10 +35,8 @@ def refuse_other(sweep_dir: Path, configs: list[dict[str, Any]]) -> None:
     """Raise UserError if the folder holds the runs of a sweep other than the one with these configurations."""
     if os.path.exists(sweep_dir / FILE):
         raise UserError(f"{_NAMED_BY}: {sweep_dir} holds a single run; choose another folder")
-    options = [{name: repr(value) for name, value in flatten(config)} for config in configs]
-    varied = {name for of_run in options for name in of_run if len({each.get(name) for each in options}) > 1}
     for job, config in enumerate(configs):
-        _refuse_different(sweep_dir / str(job), config, varied)
+        _refuse_different(sweep_dir / str(job), config)
 
 
 def keep_or_plan(run_dir: Path, config: dict[str, Any], **facts: Any) -> dict[str, Any] | None:
@@ -57,35 +54,23 @@ def keep_or_plan(run_dir: Path, config: dict[str, Any], **facts: Any) -> dict[st
             # The options that a report takes from the records have new values.
             asked = {key: config[key] for key in OF_REPORTS if key in config}
             if not asked.items() <= record["config"].items():
-                change_config(run_dir, asked)
+                change(run_dir, config={**record["config"], **asked})
             return read(run_dir)
         if status in UNFINISHED and may_resume:
             if status == "running":
                 close(run_dir, "killed", "ended without a word")
             return None
         if status != "planned" and (record or may_resume):
-            print(f"{relative(run_dir)} begins anew; what was in it is now in {_set_aside(run_dir)}", flush=True)
+            with writing(_NAMED_BY, run_dir):
+                aside = relative(set_aside(run_dir))
+            print(f"{relative(run_dir)} begins anew; what was in it is now in {aside}", flush=True)
         plan(run_dir, config=config, **facts)
     return None
 
 
-def set_run_aside(run_dir: Path) -> None:
-    """Rename the folder of a run that has ended, so that it can be run again."""
-    with lock_run_dir(run_dir, option=_NAMED_BY):
-        _set_aside(run_dir)
-
-
-def _set_aside(run_dir: Path) -> str:
-    with writing(_NAMED_BY, run_dir):
-        return relative(set_aside(run_dir))
-
-
 def free_for_another_try(run_dir: Path) -> None:
-    """Have a run that ended by itself resumed from its checkpoint where it has one, and otherwise set it aside."""
-    if has_checkpoint(run_dir):
-        close(run_dir, "interrupted", "out of memory beside other runs")
-    else:
-        set_run_aside(run_dir)
+    """Have `keep_or_plan` take a run that lacked memory beside others for one that was ended from outside."""
+    close(run_dir, "interrupted", "out of memory beside other runs")
 
 
 def statuses(folder: Path) -> list[str]:
@@ -97,30 +82,21 @@ def statuses(folder: Path) -> list[str]:
     return ends
 
 
-def has_ended(run_dir: Path) -> bool:
-    """Whether a run, or every run of a search, has ended in a way in which it is kept."""
-    ends = statuses(run_dir)
-    return bool(ends) and all(status in _ENDED for status in ends)
-
-
-def _refuse_different(run_dir: Path, config: dict[str, Any], varied: Collection[str] = ()) -> None:
-    """Raise UserError if a folder holds a record with another configuration; `varied` are options that tell runs apart."""
-    record = read_if_there(run_dir)
-    recorded = record.get("config")
-    difference = "" if isinstance(recorded, dict) or not record else "cannot be compared"
+def _refuse_different(run_dir: Path, config: dict[str, Any]) -> None:
+    """Raise UserError if a folder holds a record with another configuration."""
+    if not (record := read_if_there(run_dir)):
+        return
+    recorded, differences = record.get("config"), ["cannot be compared"]
     if isinstance(recorded, dict):
         theirs, ours = (dict(flatten(of)) for of in (recorded, config))
-        # A run that was resumed alone may have taken what changes neither its result nor its length (resume.py).
-        free = (*CHOOSES_NOTHING, Purpose.SPEED) if record.get("resumed") else (Purpose.SEARCH,)
-        for option in dict.fromkeys([*theirs, *ours]):
-            there, here = theirs.get(option), ours.get(option)
-            is_of_run = option not in ("resume", *OF_REPORTS)
-            purpose = purpose_of(option, config if option in ours else recorded)
-            may_differ = purpose in free and (option not in varied or purpose is Purpose.SEARCH)
-            if there != here and is_of_run and not may_differ:
-                difference = f"{option} is {there!r} there and {here!r} here"
-                break
-    if difference:
+        differing = [option for option in {**theirs, **ours} if theirs.get(option) != ours.get(option)]
+        differences = [
+            f"{option} is {theirs.get(option)!r} there and {ours.get(option)!r} here"
+            for option in differing
+            if option not in ("resume", *OF_REPORTS)
+            and purpose_of(option, config if option in ours else recorded) is not Purpose.SEARCH
+        ]
+    if differences:
         raise UserError(
-            f"{_NAMED_BY}: {relative(run_dir)} holds a run of another sweep ({difference}); choose another folder"
+            f"{_NAMED_BY}: {relative(run_dir)} holds a run of another sweep ({differences[0]}); choose another folder"
         )

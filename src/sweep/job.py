@@ -10,7 +10,6 @@ import json
 import os
 import queue
 import signal
-import socket
 import sys
 import threading
 import warnings
@@ -36,24 +35,34 @@ def main() -> None:
     hide_slurm()  # before Lightning is imported
     exit_on_signals()  # until the run has its own way to stop
     leave_words_to_sweep()
-    sweep = SweepConnection()
-    exit_on_user_error(
-        lambda: run_planned(Path(sys.argv[1]), json.loads(os.environ.get(_ASKED) or sweep.hear()), sweep)
-    )
+    exit_on_user_error(_run)
+
+
+def _run() -> None:
+    run_dir = Path(sys.argv[1])
+    if asked := os.environ.get(_ASKED):  # the first rank hears the sweep, and ends the others
+        run_planned(run_dir, json.loads(asked))
+    else:
+        sweep = SweepConnection()
+        run_planned(run_dir, json.loads(sweep.hear()), sweep)
 
 
 class SweepConnection:
-    """The connection to the sweep, as a `Visitor`."""
+    """The connection to the sweep, as a `Visitor`.
+
+    No standard input is left to programs that the run starts: they would take the sweep's words, or outlive the run.
+    """
 
     def __init__(self) -> None:
-        self._connection = connection_to_starter()
-        self._lines = queue.SimpleQueue[bytes]()
-        if self._connection:
-            threading.Thread(target=self._listen, args=(self._connection,), daemon=True).start()
+        self._connection, self._lines = connection_to_starter(), queue.SimpleQueue[bytes]()
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
+        threading.Thread(target=self._listen, daemon=True).start()
 
-    def _listen(self, connection: socket.socket) -> None:
+    def _listen(self) -> None:
         """Keep what the sweep writes, and stop the run with the sweep."""
-        with contextlib.suppress(OSError), connection.makefile("rb") as lines:
+        with contextlib.suppress(OSError), self._connection.makefile("rb") as lines:
             for line in lines:
                 if line.startswith(b"signal "):  # where the system has none between processes
                     signal_self(int(line.split()[1]))
@@ -68,14 +77,7 @@ class SweepConnection:
 
     def tell(self, facts: Mapping[str, Any]) -> None:
         """See Visitor."""
-        if self._connection:
-            self._connection.sendall(json.dumps(facts).encode() + b"\n")
-
-    def keep_for_itself(self) -> None:
-        """Leave no standard input to programs that the run starts: they would take the sweep's words, or outlive the run."""
-        null = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(null, 0)
-        os.close(null)
+        self._connection.sendall(json.dumps(facts).encode() + b"\n")
 
 
 def run_planned(run_dir: Path, asked: dict[str, Any] | None, sweep: SweepConnection | None = None) -> None:
@@ -89,10 +91,7 @@ def run_planned(run_dir: Path, asked: dict[str, Any] | None, sweep: SweepConnect
         config = check_config(asked["config"])  # again: the Python that started this one may be another version's
         if "resume" not in asked:
             asked["resume"] = None if read(run_dir).get("status") == "planned" else str(run_dir)
-        if ranks_asked(config) == 1:
-            if sweep is not None:
-                sweep.keep_for_itself()
-        else:  # its other ranks inherit standard input, and end with the sweep
+        if ranks_asked(config) != 1:
             os.environ |= {_ASKED: json.dumps(asked), "PYTHONSAFEPATH": "1"}  # as this process was started
         from ..training.run import train  # torch takes seconds to import; signals are handled by now
 

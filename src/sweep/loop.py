@@ -69,6 +69,8 @@ class Loop:
 
     def _do_alone(self, job: Job) -> Record:
         """Do a run while no other run trains."""
+        if (kept := self.prepare(job)) is not None:
+            return kept
         print(f"\n— {job.title}", flush=True)
         with Processes() as processes:
             processes.add(lambda: Process(job, (2 if sys.stdout is sys.stderr else 1, 2)))

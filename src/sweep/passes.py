@@ -15,7 +15,7 @@ from ..analysis.noise import PROCESSES, Rates
 from ..analysis.selection import ENOUGH, select
 from ..analysis.windows import COLUMNS
 from ..records.formatting import count
-from ..records.intervals import TIME_LIMIT, known_to
+from ..records.intervals import TIME_LIMIT
 
 VISIT_S = 0.2  # many short passes say more than few long ones: what disturbs a machine often lasts for a second
 FEWEST = 10  # passes, also where they take longer than the time: with fewer, too little is known (benchmarks/log.md)
@@ -50,14 +50,12 @@ class Limits(NamedTuple):
     Attributes:
         seconds: of visits for each run, six of them at most where the answer may end the visits.
         min_passes: that there are in any case.
-        precision: of a rate, where the runs have one size and are compared with no other.
         enough: of the best rate, see selection.py.
         settles: whether the answer ends the visits; otherwise the time alone does.
     """
 
     seconds: float = 10.0
     min_passes: int = FEWEST
-    precision: float = 0.05
     enough: float = ENOUGH
     settles: bool = True
 
@@ -69,17 +67,12 @@ class Limits(NamedTuple):
         """Why the visits end after so many passes; None if they go on."""
         if passes < self.min_passes:
             return None
-        if self.settles and (passes - self.min_passes) % EVERY == 0:
-            if (sizes := len({run.size for run in runs})) > 1:
-                rates = Rates(windows_of(runs), processes=PROCESSES, at_equal_load=True)
-                selection = select(rates, enough=self.enough)
-                if selection is not None and selection.is_settled(sizes):
-                    return SETTLED
-            else:
-                rates = Rates(windows_of(runs))
-                reach = max((rates.reach(size, others=False) for size in rates.settings), default=math.inf)
-                if reach <= self.precision:
-                    return known_to(self.precision)
+        sizes = len({run.size for run in runs})
+        if self.settles and sizes > 1 and (passes - self.min_passes) % EVERY == 0:
+            rates = Rates(windows_of(runs), processes=PROCESSES, at_equal_load=True)
+            selection = select(rates, enough=self.enough)
+            if selection is not None and selection.is_settled(sizes):
+                return SETTLED
         return TIME_LIMIT if is_over else None
 
 

@@ -8,7 +8,7 @@ wait are visited side by side; others follow each other.
 import copy
 import sys
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -39,6 +39,7 @@ class Job:
         title: what is printed on it.
         forks: whether it may be forked from the server; otherwise it is a new Python.
         python: that runs it.
+        environ: variables for its process.
         seconds: of visits, where it is visited beside others; None for as long as its configuration and the answer ask.
         composition: what Hydra has composed, in which options may follow others (`${data.batch_size}`); None where only `config`
             is known.
@@ -50,6 +51,7 @@ class Job:
     title: str
     forks: bool = True
     python: str = sys.executable
+    environ: Mapping[str, str] = field(default_factory=dict)
     seconds: float | None = None
     composition: DictConfig | None = None
 

@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any, Self
 
+from hydra.core.utils import env_override
+
 from .. import _system
 from .._system import STOPPING
 from ..checkpointing.resume import lock_run_dir
@@ -52,7 +54,8 @@ class Process:
         self.job = job
         self.ended = False
         self._stopped_by: int | None = None
-        self.program = _forked(job, output) or _new_python(job, output)
+        with env_override(dict(job.environ)):
+            self.program = _forked(job, output) or _new_python(job, output)
         self._answers = self.program.connection.makefile("rb")
         asked = {"config": job.config, "choices": job.facts["choices"], "overrides": job.facts["overrides"]}
         self.tell(json.dumps({**asked, "visited": visited}))

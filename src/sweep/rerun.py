@@ -67,7 +67,7 @@ def a_b(sides: Sequence[Job], out: Path, most: int, decided: Callable[[], bool] 
     identity = secrets.token_hex(4)
     forks = all(side.python == sys.executable for side in sides)  # all start alike
     shared = all(can_wait(side.config) for side in sides)  # their passes have numbers of their own
-    placed = [_placed(replace(side, forks=forks), out) for side in sides]
+    placed = [replace(side, forks=forks, run_dir=out / side.run_dir.name) for side in sides]
     for number in range(most):
         title = f"pair {number + 1} of at most {most}"
         facts = {"of": identity} if shared else {"of": identity, "pair": number}
@@ -105,8 +105,3 @@ def job_of(side: str, run: Run, python: str, overrides: list[str], seconds: floa
     choices = choices_after(run.record.get("choices", {}), overrides)
     facts = {"choices": choices, "overrides": run.record.get("overrides", [])}
     return Job(Path(side), config, facts, side.upper(), python=python, seconds=seconds)
-
-
-def _placed(side: Job, out: Path) -> Job:
-    """A side in its folder."""
-    return replace(side, run_dir=out / side.run_dir.name)

@@ -96,17 +96,16 @@ class Sweep:
         self._here, self._search, self._failed = here, search, False
 
     def run_list(self, configs: Sequence[dict[str, Any]], compositions: Sequence[DictConfig]) -> None:
-        """Do runs that are known beforehand, as Hydra composed them; those that set variables come first."""
+        """Do runs that are known beforehand, as Hydra composed them."""
         jobs = []
         for number, (config, composition) in enumerate(zip(configs, compositions, strict=True)):
-            with env_override(dict(composition.hydra.job.env_set)):
-                place = (self.sweep_dir / str(number)).absolute()
-                job = self._job(number, place, composition, composition.hydra, config)
-                if job.forks and self._search is None:
-                    jobs.append(job)
-                else:
-                    self._do(job)
-        self.loop.do(jobs)
+            place = (self.sweep_dir / str(number)).absolute()
+            jobs.append(self._job(number, place, composition, composition.hydra, config))
+        if self._search:
+            with env_override(dict(jobs[0].environ)):  # which say what devices there are
+                self._do(jobs[0])
+        else:
+            self.loop.do(jobs)
 
     def run_job(self, config: DictConfig) -> float | None:
         """What Hydra calls for each run; returns the metric that `optimized_metric` names.
@@ -134,8 +133,10 @@ class Sweep:
         known = number < len(self.labels)
         title = f"{number + 1} of {len(self.labels)}" if known else f"{number + 1}"
         label = self.labels[number] if known else " ".join(hydra.overrides.task)
-        forks = self._here and not hydra.job.env_set  # libraries read their variables when they are imported
-        return replace(Job.composed(run_dir, composition, hydra, f"run {title}: {label}", config), forks=forks)
+        environ = dict(hydra.job.env_set)
+        forks = self._here and not environ  # libraries read their variables when they are imported
+        job = Job.composed(run_dir, composition, hydra, f"run {title}: {label}", config)
+        return replace(job, forks=forks, environ=environ)
 
     def _do(self, job: Job) -> Record | None:
         """Do one run, and return its record; or the runs of a search, which an error ends."""

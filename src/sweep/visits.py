@@ -72,13 +72,11 @@ def _can_share_device(accelerator: str) -> bool:
     """
     if accelerator == "cpu" or (accelerator == "auto" and not may_have_accelerator()):
         return True
-    from ..hardware.devices import available
+    from ..hardware.devices import taken
     from ..hardware.nvml_readings import takes_one_process
 
-    found = available()
-    if accelerator == "auto" and found == ["cpu"]:
-        return True
-    return accelerator in ("auto", "gpu", "cuda") and "cuda" in found and not takes_one_process()
+    kind, _ = taken(accelerator)
+    return (kind == "cpu" and accelerator == "auto") or (kind == "cuda" and not takes_one_process())
 
 
 def is_timed(config: Mapping[str, Any]) -> bool:
@@ -95,13 +93,11 @@ def to_visit(jobs: Sequence[Job]) -> list[Job]:
 
 
 def groups_of(jobs: Sequence[Job]) -> list[list[Job]]:
-    """The runs that share passes: those that differ in batch size and seed alone. All that have `seconds` do."""
-    compared = [job for job in jobs if job.seconds is None]
-    groups = group_runs([_planned(job, number) for number, job in enumerate(compared)]).groups
-    return [
-        [job for job in jobs if job.seconds is not None],
-        *([compared[run.number] for run in group.runs] for group in groups),
-    ]
+    """The runs that share passes: of several batch sizes, and with no other difference but the seed. All that have `seconds` do."""
+    if any(job.seconds is not None for job in jobs):
+        return [[*jobs]]
+    groups = group_runs([_planned(job, number) for number, job in enumerate(jobs)]).groups
+    return [[jobs[run.number] for run in group.runs] for group in groups if len({run.asked for run in group.runs}) > 1]
 
 
 def _planned(job: Job, number: int) -> Run:
@@ -194,7 +190,8 @@ class Together:
                     measure_in_passes(together, _limits_of(together[0].job), say=self._say, first_pass=first_pass)
                 self._train_to_end([*_living(together), *long])
             if sum(share for _, share in self._programs.top()) >= LOAD_SAID:
-                self._say(f"beside these runs: {self._programs.words()} of the processor", stays=True)  # in no file
+                self._line.clear()
+                print(f"beside these runs: {self._programs.words()} of the processor", flush=True)  # in no file
         finally:
             self._line.clear()
         begun = {run.job for run in self._started}
@@ -224,9 +221,6 @@ class Together:
         beside_others = any(one.device for one in _living(self._started))  # which hold memory of the device
         if beside_others and record["status"] == "out_of_memory":  # it may fit alone, and is done so in the end
             folder.free_for_another_try(job.run_dir)
-            if (refused := self._loop.prepare(job)) is not None:
-                self._records[job] = refused
-                return
             print(f"{job.title} found no memory beside others, and is done again alone", flush=True)
             return
         self._records[job] = record
@@ -240,16 +234,12 @@ class Together:
         if run.goes_on or record["status"] != "finished":
             self._loop.say_end(job, record)
 
-    def _say(self, text: str, stays: bool = False, now: bool = False) -> None:
-        """Say what happens; with `stays` it is a line that remains to be read."""
+    def _say(self, text: str, now: bool = False) -> None:
+        """Say what happens, `now` also soon after something else was said."""
         self._programs.sample()
-        if stays or now:  # not between passes: a log may be long
+        if now:  # not between passes: a log may be long
             self._show_warnings(self._started)
-        if stays:
-            self._line.clear()
-            print(text, flush=True)
-        else:
-            self._line(text, now)
+        self._line(text, now)
 
     def _show_warnings(self, runs: Sequence[Visited]) -> None:
         """Print the warnings of runs that no run has had before, unless all that they write is shown."""
@@ -277,8 +267,10 @@ class Together:
         if not run.goes_on or run.job.config.get("timing") is True or (run.fit_s is not None and run.fit_s <= _LONG_S):
             return False
         length = "is of unknown length" if run.fit_s is None else f"takes about {duration(run.fit_s)}"
-        said = f"{run.job.title} {length}: no other run waits for it, to be timed; timing=true has them wait"
-        self._say(said, stays=True)
+        self._line.clear()
+        print(
+            f"{run.job.title} {length}: no other run waits for it, to be timed; timing=true has them wait", flush=True
+        )
         return True
 
     def _train_to_end(self, runs: Sequence[Visited]) -> None:
@@ -304,5 +296,5 @@ def _limits_of(job: Job) -> Limits:
     if job.seconds is not None:
         return Limits(seconds=job.seconds, min_passes=_FEWEST, settles=False)
     options = (job.config["callbacks"] or {}).get("until_known") or {}
-    known = {key: options[key] for key in ("precision", "seconds", "min_passes") if key in options}
+    known = {key: options[key] for key in ("seconds", "min_passes") if key in options}
     return Limits(**known, enough=job.config.get("enough", ENOUGH))

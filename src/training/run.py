@@ -280,7 +280,6 @@ class _Run:
             self.trainer.fit(self.module, datamodule=lightning_of(self.data), ckpt_path=checkpoint, weights_only=True)
         except BaseException:
             record.facts["hardware"] |= cores_and_threads()
-            summary.write_steps(self.trainer, self.run_dir, record, visited=True)
             record.facts["fit_seconds"] = self._fit_seconds()
             record.facts["waiting_seconds"] = round(seconds_waited(callbacks_of(self.trainer)), 3)
             raise
@@ -318,13 +317,15 @@ class _Run:
         waited_s = seconds_waited(callbacks_of(self.trainer))  # for visits, and a quiet machine
         facts["waiting_seconds"] = round(waited_s, 3) or None
         measured, before = summary.callback_facts(self.trainer), record.before
-        if _has_rate(before) and not (has_trained and _has_rate(measured)):  # as of an end with few steps
+        keeps_rates = _has_rate(before) and not (has_trained and _has_rate(measured))  # as of an end with few steps
+        if keeps_rates:
             facts |= {key: before[key] for key in ("hardware", "versions") if key in before}
             facts["config"] = with_speed_of(self.config, table(before.get("config")))
         else:
             facts = {**measured, "hardware": record.facts["hardware"] | cores_and_threads(), **facts}
         record.add(**facts)
-        summary.write_steps(self.trainer, self.run_dir, record)
+        if not keeps_rates:
+            summary.write_steps(self.trainer, self.run_dir)
 
     def test(self, record: RunRecord) -> None:
         """Test the best checkpoint; the last weights where no checkpoint is the best."""

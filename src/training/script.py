@@ -113,7 +113,7 @@ class ScriptRecord(Callback):
         samples = summary.train_samples(trainer)
         dataset = record.facts["dataset"] | ({"train_samples": samples} if samples else {})
         record.add(**found, **fit, metrics=summary.last_metrics(trainer), dataset=dataset)
-        summary.write_steps(trainer, self.folder, record)
+        summary.write_steps(trainer, self.folder)
         record.__exit__(None, None, None)
         self._record = None
         if trainer.is_global_zero:

@@ -9,7 +9,6 @@ A callback adds to these by methods:
 - `detail_lines() -> list[str]` is printed after them where details are wanted (`-v`).
 """
 
-import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -36,21 +35,19 @@ from ..data.base import Split
 from ..data.order import DeterministicBatchSampler
 from ..data.plain import Data
 from ..distributed.gather import gather
-from ..errors import UserError, warn
+from ..errors import warn
 from ..files import WriteError
 from ..options.command_lines import evaluate_command
 from ..options.groups import SECTIONS
-from ..options.purpose import CHOOSES_NOTHING, purpose_of, speed_options
+from ..options.purpose import CHOOSES_NOTHING, purpose_of
 from ..options.tree import flatten
 from ..records.correct import write_correct
 from ..records.formatting import count, duration
 from ..records.learning_rate import rate_words
 from ..records.metrics import card, metric, staged
 from ..records.operations import write_operations
-from ..records.run_record import RunRecord
-from ..records.step_times import read_step_times, with_visits, write_step_times
+from ..records.step_times import write_step_times
 from ..records.terminal import block, has_words, is_verbose, row, say
-from ..records.values import at, table
 from .build import option_of
 
 
@@ -133,37 +130,21 @@ def parameters(model: nn.Module) -> int:
     return 0 if any(map(is_lazy, found)) else sum(each.numel() for each in found)
 
 
-def write_steps(trainer: Trainer, run_dir: Path, record: RunRecord, visited: bool = False) -> None:
-    """Write a run's step times, what was measured, and the operations beside its record; a warning where that fails.
-
-    With `visited` only where a sweep has visited the run: what its visits measured stays known where it is resumed on
-    the same device with the same options.
-    """
+def write_steps(trainer: Trainer, run_dir: Path) -> None:
+    """Write a run's step times, what was measured, and the operations beside its record; a warning where that fails."""
     monitor = callback_of(trainer, ThroughputMonitor)
     if monitor is None or not trainer.is_global_zero:
         return
     times, measured, operations = monitor.step_times(), monitor.measured, monitor.operations
-    if visited and (times is None or not (times.pass_ >= 0).any()):
-        return
     try:
         if times is not None:
-            before = None
-            if _speed_setting(record.before) == _speed_setting(record.facts):  # where the run is resumed
-                with contextlib.suppress(UserError):  # a damaged file is replaced
-                    before = read_step_times(run_dir)
-            write_step_times(run_dir, with_visits(times, before))
+            write_step_times(run_dir, times)
         if measured is not None:
             write_measured(run_dir, measured, monitor.calibration)
         if operations is not None:
             write_operations(run_dir, operations)
     except WriteError as error:
         warn(str(error))
-
-
-def _speed_setting(record: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What the speed of a run depends on, as its record says: the device, its threads and cores, and the options."""
-    known = (at(record, f"hardware.{key}") for key in ("device_name", "torch_threads", "cpu_cores"))
-    return *known, speed_options(table(record.get("config")))
 
 
 def write_tested(trainer: Trainer, right: Sequence[Tensor], run_dir: Path) -> None:

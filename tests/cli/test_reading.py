@@ -70,14 +70,6 @@ def test_last_is_the_sweep_that_was_written_last(monkeypatch, tmp_path):
     assert answer("report", "last").out.splitlines()[-1] == "report   last/report/report.html"
 
 
-def test_last_is_a_sweep_alone_however_deep_it_lies(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    for name in ("a", "b"):
-        sweep = write_rates(Path("outputs/sweeps/day", name), {8: 1000, 64: 3800})
-        (sweep / ".lock").touch()
-    assert answer("report", "last").out.splitlines()[-1] == "report   outputs/sweeps/day/b/report/report.html"
-
-
 @pytest.mark.parametrize(("kind", "begin"), [("pdf", b"%PDF"), ("png", b"\x89PNG"), ("svg", b"<?xml")])
 def test_one_plot_is_written_as_wide_as_it_is_asked_for(kind, begin, tmp_path):
     write_rates(tmp_path, {8: 1000, 64: 3800, 512: 4000})

@@ -117,7 +117,7 @@ def test_a_run_is_the_same_whether_hydra_calls_for_it_or_not(by_hydra, started, 
         for job in jobs:
             config, facts = job.config, job.facts
             known = (str(job.run_dir), job.title, facts["choices"]["model"], facts["overrides"][:2])
-            seen.append((*known, config["data"]["batch_size"], os.environ.get("MARK"), job.forks))
+            seen.append((*known, config["data"]["batch_size"], job.environ["MARK"], job.forks))
         return [{"status": "finished", "config": job.config} for job in jobs]
 
     seen, sweep = [], Sweep(Path("s"), ["one", "two"], here=True)

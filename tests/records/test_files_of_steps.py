@@ -14,7 +14,7 @@ from batchscope.errors import UserError
 from batchscope.files import WriteError
 from batchscope.records.correct import read_correct, write_correct
 from batchscope.records.operations import SCHEMA, OperationRow, StepOperations, read_operations, write_operations
-from batchscope.records.step_times import read_step_times, thinned, with_visits, write_step_times
+from batchscope.records.step_times import read_step_times, thinned
 from tests.support.synthetic_runs import SHARES, write_steps
 
 ROWS = [
@@ -38,20 +38,6 @@ def test_step_times_are_read_and_many_are_kept_with_the_parts_of_every_fifth(tmp
     assert found.means() == pytest.approx([0.0025, numpy.nan, 0.0075], nan_ok=True)
     parts, every = thinned(numpy.arange(100_000.0)[:, None])
     assert (len(parts), every, parts[1, 0]) == (20_000, 5, 5)
-
-
-def test_a_resumed_run_keeps_the_visits_of_an_earlier_process_without_their_parts(tmp_path):
-    write_steps(tmp_path, [[1, 2], [3], [4, 5]], rounds=(7, -1, 8), others=0.5)
-    before = read_step_times(tmp_path)
-    write_steps(tmp_path, [[6], [7, 8]], others=0.1)
-    now = read_step_times(tmp_path)
-    write_step_times(tmp_path, with_visits(now, before))
-    found = read_step_times(tmp_path)
-    assert found.step_s == pytest.approx(numpy.array([6, 7, 8, 1, 2, 4, 5]) / 1e3)
-    assert [len(steps) for steps in found.of_windows()] == [1, 2, 2, 2]
-    assert (list(found.pass_), list(found.others_share)) == ([-1, -1, 7, 8], [0.1, 0.1, 0.5, 0.5])
-    assert found.parts_s.tolist() == now.parts_s.tolist()
-    assert with_visits(now, None) is now
 
 
 def test_operations_are_read(tmp_path):

@@ -9,11 +9,10 @@ import pytest
 
 from batchscope.analysis.diagnose import find_findings
 from batchscope.errors import UserError
-from batchscope.records.read import read
+from batchscope.records.read import read, read_if_there
 from batchscope.records.run_record import plan
 from batchscope.sweep import diagnose
 from batchscope.sweep.diagnose import changes_to_try, words_of
-from batchscope.sweep.folder import has_ended
 from batchscope.sweep.loop import Loop
 from batchscope.sweep.plans import Job, RunFailed, search_of
 from batchscope.sweep.visits import can_wait
@@ -50,13 +49,13 @@ def pretend(monkeypatch):
 
 @pytest.fixture
 def tried(pretend):
-    """The options that are tried, and the lines on what is left out; `typed` are those that stay."""
+    """The options that are tried; `typed` are those that stay."""
 
     def tried(words="", machine=ON_CPU, factors=(2, 4), typed=None):
         pretend(machine)
         config = composed("experiment=diagnose", *words.split())
-        changes, left_out = changes_to_try(config, words.split() if typed is None else typed, factors)
-        return [" ".join(words_of(change)) for change in changes], left_out
+        changes = changes_to_try(config, words.split() if typed is None else typed, factors)
+        return [" ".join(words_of(change)) for change in changes]
 
     return tried
 
@@ -64,29 +63,24 @@ def tried(pretend):
 def test_on_a_cpu_and_on_gpus(tried):
     batches = ["data.batch_size=256", "data.batch_size=512"]
     others = "trainer.precision=bf16-mixed data.pipeline=workers channels_last=false"
-    assert tried() == ([*batches, *others.split()], [])
+    assert tried() == [*batches, *others.split()]
     others = "trainer.precision=bf16-mixed trainer.precision=16-mixed data.pipeline=device data.pipeline=workers"
     others += " channels_last=false trainer.devices=4"
     gpus = Machine(16, ("cpu", "cuda"), 4)
-    assert tried("", gpus)[0] == [*batches, *others.split()]
+    assert tried("", gpus) == [*batches, *others.split()]
 
 
 @pytest.mark.parametrize("line", ["trainer.accelerator=cpu", "trainer=cpu"])
-def test_what_the_user_has_set_stays_and_is_said(line, tried):
-    found, left_out = tried(f"{line} data.batch_size=64", machine=BESIDE_A_GPU)
+def test_what_the_user_has_set_stays(line, tried):
+    found = tried(f"{line} data.batch_size=64", machine=BESIDE_A_GPU)
     assert not any("batch_size" in one or "accelerator" in one for one in found)
-    assert left_out == [
-        f"not tried: {change}: you have set {change.partition('=')[0]}"
-        for change in ("data.batch_size=128", "data.batch_size=256", "trainer.accelerator=gpu")
-    ]
 
 
-def test_a_batch_size_that_is_no_option_of_the_data_is_not_tried_and_not_named():
+def test_a_batch_size_that_is_no_option_of_the_data_is_not_tried():
     config = composed("experiment=diagnose")
     del config["data"]["batch_size"]
-    changes, left_out = changes_to_try(config, [], (2, 4))
+    changes = changes_to_try(config, [], (2, 4))
     assert not any("data.batch_size" in change for change in changes)
-    assert not any(line.startswith("not tried: data.batch_size") for line in left_out)
 
 
 SEQUENCE, WORKERS = "model=stacked_lstm data=adding", "data.pipeline=workers"
@@ -106,7 +100,7 @@ OFFERED = [
 
 @pytest.mark.parametrize(("words", "how", "changes"), OFFERED)
 def test_a_change_is_tried_where_it_can_have_an_effect(words, how, changes, tried):
-    found = [option for change in tried(words, typed=[], **how)[0] for option in change.split()]
+    found = [option for change in tried(words, typed=[], **how) for option in change.split()]
     for change in changes.split():
         assert any(one.startswith(change.lstrip("-")) for one in found) is not change.startswith("-")
 
@@ -125,7 +119,7 @@ def diagnosed(folder, rate, *words):
     yields, loop = [], Loop()
 
     def do(job, passes):
-        if has_ended(job.run_dir):
+        if read_if_there(job.run_dir):
             return read(job.run_dir)
         found = rate({**job.config, "run_dir": str(job.run_dir)})
         if found == "signal":
@@ -168,56 +162,35 @@ CHANGES = [
     *("batch_size-256", "batch_size-512", "precision-bf16-mixed", "pipeline-workers"),
     "channels_last-false",
 ]
-TOGETHER = "batch_size-512+precision-bf16-mixed"
 
 
-def test_a_baseline_and_all_changes_beside_it_then_the_two_best_together_beside_it(tmp_path):
-    yields, said, _ = diagnosed(tmp_path, faster_with_a_larger_batch, "trainer.accelerator=cpu")
-    assert names(yields) == [["baseline", *CHANGES], ["baseline_3", TOGETHER]]
-    assert [job.title for job in (yields[0][1], yields[1][0])] == [
-        "run 2 of at most 8: data.batch_size=256",
-        "run 7 of at most 8: baseline 3",
-    ]
-    assert {job.seconds for job in yields[0]} == {yields[0][0].config["callbacks"]["until_known"]["seconds"]}
-    assert re.match(r"Recommended: data.batch_size=512 trainer.precision=bf16-mixed, (6\.0|5\.9)\d ", said)
-    assert any(line.endswith(" … data.batch_size=512 trainer.precision=bf16-mixed") for line in said.splitlines())
+def test_a_baseline_and_all_changes_beside_it(tmp_path):
+    ((baseline, *changes),), said, _ = diagnosed(tmp_path, faster_with_a_larger_batch, "trainer.accelerator=cpu")
+    assert names([[baseline, *changes]]) == [["baseline", *CHANGES]]
+    assert (baseline.title, changes[0].title) == ("run 1 of 6: baseline", "run 2 of 6: data.batch_size=256")
+    seconds = baseline.config["callbacks"]["until_known"]["seconds"]
+    assert {job.seconds for job in [baseline, *changes]} == {seconds}
+    assert re.match(r"Recommended: data.batch_size=512, (4\.0|3\.9)\d ", said)
+    assert any(line.endswith(" … data.batch_size=512") for line in said.splitlines())
 
 
 def test_where_runs_cannot_wait_the_baseline_follows_the_changes(tmp_path, monkeypatch):
     monkeypatch.setattr("tests.sweep.test_diagnose.can_wait", lambda config: False)
     monkeypatch.setattr(diagnose, "can_wait", lambda config: False)
     yields, said, _ = diagnosed(tmp_path, faster_with_a_larger_batch)
-    assert names(yields) == [["baseline"], [*CHANGES, "baseline_2"], [TOGETHER, "baseline_3"]]
+    assert names(yields) == [["baseline", *CHANGES, "baseline_2"]]
     assert said.startswith("Recommended: data.batch_size=512")
 
 
 @pytest.mark.parametrize("status", ["out_of_memory", "finished"])
-def test_where_runs_cannot_wait_a_baseline_without_a_rate_ends_the_diagnosis(status, tmp_path, monkeypatch):
-    monkeypatch.setattr("tests.sweep.test_diagnose.can_wait", lambda config: False)
-    monkeypatch.setattr(diagnose, "can_wait", lambda config: False)
-    yields, _, end = diagnosed(tmp_path, lambda config: status)
-    assert names(yields) == [["baseline"]]
+def test_a_baseline_without_a_rate_ends_the_diagnosis_with_the_reason(status, tmp_path):
+    _, _, end = diagnosed(tmp_path, lambda config: status)
     assert isinstance(end, RunFailed if status == "out_of_memory" else UserError)
 
 
 def test_started_again_it_has_the_same_runs(tmp_path):
-    """Although the last baseline alone is so fast that no two changes help."""
-
-    def rate(config):
-        return 1e5 if config["run_dir"].endswith("baseline_3") else faster_with_a_larger_batch(config)
-
-    ran = [names(diagnosed(tmp_path, rate)[0]) for _ in range(2)]
-    assert ran[0] == ran[1] and TOGETHER in ran[0][-1]
-
-
-def test_where_a_run_is_not_kept_those_that_it_shares_passes_with_are_measured_again(tmp_path):
-    diagnosed(tmp_path, faster_with_a_larger_batch)
-    (tmp_path / "0/batch_size-512").rename(tmp_path / "elsewhere")
-    yields, said, _ = diagnosed(tmp_path, faster_with_a_larger_batch)
-    assert names(yields) == [["baseline", *CHANGES], ["baseline_3", TOGETHER]]
-    aside = {path.name for path in (tmp_path / "0").glob("*.aside")}
-    assert aside == {f"{name}.aside" for name in ("baseline", *CHANGES) if name != "batch_size-512"}
-    assert re.search(r"^batch_size=512 +5,\d+ +(4\.0|3\.9)\d +3\.", said, re.MULTILINE)
+    ran = [names(diagnosed(tmp_path, faster_with_a_larger_batch)[0]) for _ in range(2)]
+    assert ran[0] == ran[1]
 
 
 INTERRUPTED = "No change can be compared with the baseline: not run."
@@ -239,8 +212,3 @@ def test_whatever_happens_the_report_says_it(name, tmp_path):
     is_failure = isinstance(end, RunFailed)
     assert sum(map(len, yields)) == runs
     assert is_failure == (how == "out_of_memory")
-
-
-def test_what_the_user_has_set_is_said_below_the_table(tmp_path):
-    _, said, _ = diagnosed(tmp_path, lambda config: 100.0, "data.pipeline=memory")
-    assert "not tried: data.pipeline=workers: you have set data.pipeline" in " ".join(said.split())

@@ -6,11 +6,10 @@ import pytest
 
 from batchscope.analysis.read import find
 from batchscope.errors import UserError
-from batchscope.records.read import has_checkpoint, read
+from batchscope.records.read import read
 from batchscope.sweep import folder
 from tests.support.command_lines import refusal
 from tests.support.locks import RUN_DIR, held
-from tests.support.synthetic_runs import change_record
 
 CONFIG = {"seed": 0, "data": {"batch_size": 4}, "logger": {"name": None}}
 KEPT, RESUMED, PLANNED, ASIDE = "kept", "resumed", "planned again", "set aside"
@@ -54,16 +53,6 @@ def test_how_a_run_ended_decides_what_becomes_of_it(tmp_path, status, checkpoint
         assert [run.name for run in find([tmp_path]).runs] == ["0"]
     else:
         assert [path.name for path in tmp_path.iterdir()] == ["0"]
-
-
-def test_a_checkpoint_is_found_where_the_record_says_that_it_is(tmp_path):
-    leave(tmp_path / "0", "interrupted")
-    change_record(tmp_path / "0", checkpoints={"last": "mine/last.ckpt", "odd": 3})
-    assert not has_checkpoint(tmp_path / "0")
-    (tmp_path / "0/mine").mkdir()
-    (tmp_path / "0/mine/last.ckpt").write_text("weights")
-    assert folder.keep_or_plan(tmp_path / "0", CONFIG, overrides=[]) is None
-    assert [path.name for path in tmp_path.iterdir()] == ["0"]
 
 
 def test_a_run_that_is_going_on_in_another_process_is_left_as_it_is(tmp_path):
@@ -133,18 +122,6 @@ def test_a_run_of_another_sweep_is_refused_with_the_option_that_differs(name, tm
         else:
             look()
     assert {name: text for name, text in everything(tmp_path).items() if name != "0/.lock"} == before
-
-
-def test_a_run_that_was_resumed_alone_stays_in_its_sweep_unless_its_result_or_length_differs(tmp_path):
-    leave(tmp_path / "0", "finished", {**CONFIG, "compile": True, "test": False, "callbacks": None})
-    asked = {**CONFIG, "compile": False, "test": True, "callbacks": None}
-    assert "(compile is True there and False here)" in refusal(folder.refuse_other, tmp_path, [asked])
-    change_record(tmp_path / "0", resumed=[{"step": 3}])
-    folder.refuse_other(tmp_path, [asked])
-    others = {**asked, "compile": "max-autotune"}  # which tells the runs of this sweep apart
-    assert "(compile is True there and False here)" in refusal(folder.refuse_other, tmp_path, [asked, others])
-    for option in ({"seed": 1}, {"target": 0.9}):
-        assert "holds a run of another sweep" in refusal(folder.refuse_other, tmp_path, [{**asked, **option}])
 
 
 def test_a_folder_is_held_by_one_sweep_at_a_time(tmp_path):

@@ -42,7 +42,7 @@ WARM_UP_AND_DIE = "sweep.tell({'ready': True}); sweep.hear(); os.kill(os.getpid(
 EMPTY = "file.write_text('{}'); os._exit(0)"
 NO_MEMORY = "record['status'] = 'out_of_memory'"
 # A loader's worker, which is stopped while its run waits, and does not notice that it is killed.
-WORKER = "sweep.keep_for_itself(); os.fork() or os.kill(os.getpid(), signal.SIGSTOP); "
+WORKER = "os.fork() or os.kill(os.getpid(), signal.SIGSTOP); "
 # What the runs do, whether they are visited side by side → how they end, and what is said.
 OTHERS_GO_ON = {
     "one raises": ([WAIT, "[1 / 0 for n in visits]"], True, "finished failed", "  failed: "),
@@ -180,7 +180,7 @@ LEARNING_RATES = {
 def test_passes_compare_the_runs_that_a_report_compares(name, tmp_path):
     lr, groups = LEARNING_RATES[name]
     jobs = settings_of(tmp_path, "a8 b8 a64 b64'", model=lambda letter: "cnn", lr=lr)
-    numbers = {job: str(number) for number, group in enumerate(visits.groups_of(jobs)[1:]) for job in group}
+    numbers = {job: str(number) for number, group in enumerate(visits.groups_of(jobs)) for job in group}
     assert " ".join(numbers[job] for job in jobs) == groups
     runs = [Run(one.run_dir.name, one.run_dir, ended(one, 10.0), number) for number, one in enumerate(jobs)]
     reported = {run.number: str(group.number) for group in group_runs(runs).groups for run in group.runs}
@@ -191,7 +191,7 @@ def test_runs_on_two_devices_share_no_passes(tmp_path):
     jobs = settings_of(tmp_path, "a8 b8 a64 b64", model=lambda letter: "cnn")
     for one in jobs[1::2]:
         one.config["trainer"]["accelerator"] = "gpu"
-    assert [list(group) for group in visits.groups_of(jobs)[1:]] == [jobs[::2], jobs[1::2]]
+    assert [list(group) for group in visits.groups_of(jobs)] == [jobs[::2], jobs[1::2]]
 
 
 def test_runs_are_compared_as_those_of_the_whole_sweep_are_where_some_are_kept(loop, passes, tmp_path):
@@ -302,7 +302,7 @@ READER = "import subprocess; subprocess.Popen(['cat'], stdout=subprocess.DEVNULL
 def test_what_a_run_starts_neither_takes_the_sweeps_words_nor_outlives_the_run_for_it(starts, loop, tmp_path):
     jobs = trainings(tmp_path, size=[8, 64])
     for one in jobs:
-        one.config["tags"] = f"sweep.keep_for_itself(); {starts}; {TURNS}"
+        one.config["tags"] = f"{starts}; {TURNS}"
     records = loop.do(jobs)
     assert [record["told"] for record in records] == ["train"] * 2
     for pid in (record["orphan"] for record in records if starts == ORPHAN):

@@ -74,7 +74,7 @@ def test_short_timed_pairs_change_their_order_and_end_once_it_is_decided_that_b_
     assert (config["trainer"]["max_time"], config["trainer"]["max_epochs"]) == (None, -1)
     assert (config["callbacks"]["until_known"]["seconds"], jobs[2].seconds) == (1.5, 1.5)
     assert config["optimizer"]["schedule"] == "constant"
-    assert not {"checkpoint", "prediction_images", "progress"} & {*config["callbacks"]}
+    assert not {"checkpoint", "progress"} & {*config["callbacks"]}
     assert (config["test"], config["logger"]) == (False, {})
 
 

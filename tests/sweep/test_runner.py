@@ -29,7 +29,7 @@ from tests.sweep.conftest import job
 TINY = [
     *("model=rnn_cell", "data=adding", "data.num_train=64", "data.num_val=16", "data.num_test=16"),
     *("data.sequence_length=5", "trainer.max_epochs=1", "test=false", "callbacks.throughput.calibrate=false"),
-    *("callbacks.progress=null", "callbacks.prediction_images=null", "hydra.sweep.dir=s"),
+    *("callbacks.progress=null", "hydra.sweep.dir=s"),
 ]
 
 
@@ -214,12 +214,10 @@ def test_a_sweep_of_trainings_that_is_stopped_goes_on_to_the_same_results(when, 
         wait_until(lambda: record(tmp_path / "s/0")["status"] == "finished", "the first run does not end")
     stopped.send_signal(number)
     stopped.communicate()
-    first = {*read_step_times(tmp_path / "s/0").pass_} if number == signal.SIGINT else set()
     wait_until(lambda: not any(process_of(tmp_path, run) for run in "01"), "a run outlives its sweep")
     code, _, err = end(start(tmp_path, *long))
     assert code == 0, err
     assert any(record(tmp_path / f"s/{n}").get("resumed") for n in range(2))
-    assert first - {-1} <= {*read_step_times(tmp_path / "s/0").pass_}  # what the visits have measured is kept
     assert end(start(tmp_path, *long, "timing=false", "hydra.sweep.dir=alone")).code == 0
     for n in range(2):
         assert_alike(results(tmp_path / f"s/{n}"), results(tmp_path / f"alone/{n}"))

@@ -93,7 +93,6 @@ def test_tensorboard_shows_every_step_the_options_that_were_set_and_what_came_of
     assert [event.step for event in events.Scalars("throughput/samples_per_sec")] == [2, 3, 4]
     assert {event.step for event in events.Scalars("val/loss")} <= {3, 4}
     assert {"val/loss", "val/acc", "test/loss", "test/acc"} <= set(events.Tags()["scalars"])
-    assert {"· test/samples", "· test/confusion"} <= set(events.Tags()["images"])
     options = hparams(events).hparams
     assert options["data.batch_size"].number_value == 8
     assert "dataset" not in options  # the one that is in the run's name; a stand-in for it would be a column
@@ -203,10 +202,10 @@ def test_what_measuring_the_device_takes_is_no_time_of_the_fit(tmp_path: Path, m
 
 
 def test_what_was_typed_and_has_changed_nothing_is_said_and_recorded(tmp_path: Path, capsys) -> None:
-    small = ["data.num_train=16", "data.num_val=8", "data.num_test=8", "callbacks.prediction_images.num_samples=4"]
+    small = ["data.num_train=16", "data.num_val=8", "data.num_test=8"]
     words = ["channels_last=false", "callbacks.checkpoint.monitor=val/acc", "trainer.limit_val_batches=0"]
     _, found = in_process(tmp_path / "0", "data=copy_memory", "model=lstm_cell", *small, *words)
-    unread = {"channels_last", "callbacks.checkpoint.monitor", "callbacks.prediction_images.num_samples"}
+    unread = {"channels_last", "callbacks.checkpoint.monitor"}
     assert found["unread"].keys() == unread
     said = "channels_last had no effect: LSTMCellModel has no 2-D convolution"
     assert f"warning: {said.replace(' ', ': ', 1)}\n" in capsys.readouterr().err

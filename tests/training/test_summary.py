@@ -22,10 +22,8 @@ from batchscope._system import command_line
 from batchscope.analysis import write_report
 from batchscope.callbacks import _recording
 from batchscope.callbacks._setting import samples_of_epoch
-from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.data.adding import Adding
 from batchscope.data.plain import described
-from batchscope.records.step_times import read_step_times
 from batchscope.training.quiet import is_shown, quiet_libraries
 from batchscope.training.run import limit_batch_size
 from batchscope.training.summary import (
@@ -37,11 +35,9 @@ from batchscope.training.summary import (
     parameters,
     print_summary,
     whole_epochs,
-    write_steps,
 )
 from tests.checkpointing.support import OUT
 from tests.support.runs import SMALL, record, table
-from tests.support.synthetic_runs import write_steps as write_synthetic
 from tests.support.third_party_modules import Stranger, loader, train
 from tests.training.support import completed, hparams, tensorboard
 
@@ -227,28 +223,6 @@ def test_the_samples_of_several_loaders_are_not_known() -> None:
     trainer = SimpleNamespace(val_dataloaders=[loader(), loader()], num_val_batches=[5, 5], world_size=1)
     trainer.test_dataloaders, trainer.num_test_batches = None, []
     assert evaluated_samples(trainer, SimpleNamespace(num_samples=lambda split: 20)) == {}
-
-
-HERE = {"hardware": {"device_name": "A CPU", "torch_threads": 2}, "config": {"compile": False, "seed": 0, "tags": []}}
-OTHERS: list[tuple[dict[str, Any], bool]] = [
-    ({"config": {"compile": False, "seed": 1, "tags": ["again"]}}, True),
-    ({"config": {"compile": True, "seed": 0, "tags": []}}, False),
-    ({"hardware": {"device_name": "A GPU", "torch_threads": 2}}, False),
-    ({"hardware": {"device_name": "A CPU", "torch_threads": 1}}, False),
-    ({"hardware": {"device_name": "A CPU", "torch_threads": 2, "cpu_cores": 8}}, False),
-]
-
-
-@pytest.mark.parametrize(("other", "kept"), OTHERS)
-def test_visits_are_kept_of_the_same_device_and_the_same_options_of_speed(other, kept, tmp_path: Path) -> None:
-    monitor = Mock(spec=ThroughputMonitor, measured=None, operations=None)
-    monitor.step_times.return_value = read_step_times(write_synthetic(tmp_path, [[3.0]], rounds=(2,)))
-    write_synthetic(tmp_path, [[1.0], [2.0]], rounds=(0, 1))
-    trainer: Any = SimpleNamespace(callbacks=[monitor], is_global_zero=True)
-    resumed: Any = SimpleNamespace(before=HERE | other, facts=HERE)
-    write_steps(trainer, tmp_path, resumed)
-    found = read_step_times(tmp_path)
-    assert found is not None and list(found.pass_) == ([2, 0, 1] if kept else [2])
 
 
 RESULTS = {
