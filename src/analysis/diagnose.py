@@ -1,27 +1,25 @@
 """The table of a diagnosis: what each change really gave, against the baseline.
 
 A change that was visited side by side with the baseline is compared within their passes: what slowed one slowed the other.
-One that ran at another time is compared only where the machine was quiet, and the baseline, run again, was as fast as before.
-The lower ends of the intervals of all changes hold together with 95 % confidence (Šidák). A change helps where its
+Of one that ran at another time, the interval is that of separate runs (noise.py). The lower ends of the intervals of all changes hold together with 95 % confidence (Šidák). A change helps where its
 interval lies above 1, and the fastest one that helps is recommended.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from .._system import command_line
 from ..errors import UserError, cut, printable
-from ..records.formatting import count, percent, significant
-from ..records.rates import NEAR_BEST, RATE, load_words
+from ..records.formatting import count, significant
+from ..records.rates import RATE, load_words
 from ..records.terminal import wrapped
 from ..records.values import at, table
-from .groups import loads_of, rates_of
+from .groups import rates_of
 from .noise import Ratio, simultaneous
 from .read import find
 from .run import Run
-from .text import aligned, and_, page_width
+from .text import aligned, page_width
 
 _LONGEST = 24  # characters of a bottleneck's kind, which a record may give as anything
 _LONGEST_REASON = 200  # characters of an error, likewise
@@ -34,8 +32,6 @@ class Trial:
     options: tuple[str, ...]  # that it changes, as on a command line; none for the baseline
     runs: list[Run]
     rate: float = 0.0  # samples/s; 0 unless a run finished
-    load: float | None = None  # the share of the processor that other programs took beside it, if worth a word
-    is_beside: bool = False  # whether it shared passes with the baseline
     ratio: Ratio | None = None  # of its rate to the baseline's, each end alone sure; None where they cannot be compared
     why_not: str = ""  # why it cannot be compared with the baseline; empty if it can
 
@@ -63,54 +59,33 @@ class Trial:
 
 
 class Findings:
-    """What the runs of a diagnosis say; other runs are left out."""
+    """What the runs of a diagnosis say; other runs are left out. `load`: the share of the processor that others took, if worth a word."""
 
     def __init__(self, runs: Iterable[Run]):
         runs_of: dict[tuple[str, ...], list[Run]] = {(): []}
-        self.not_tried: list[str] = []  # lines on changes that were not tried, with the reason
         for run in sorted(runs, key=lambda run: str(run.record.get("started") or "~")):
             if (options := _options(run)) is not None:
                 runs_of.setdefault(options, []).append(run)
-                self.not_tried += _texts(at(run.record, "diagnosis.not_tried"))
         self.baseline, *changes = trials = [Trial(*of) for of in runs_of.items()]
         measured = {number: trial.measured for number, trial in enumerate(trials) if trial.measured}
         rates, confidence = rates_of(measured), simultaneous(len(measured.keys() - {0}))
-        loads = loads_of(rates)
+        self.load = rates.load
         for number, trial in enumerate(trials):  # the baseline first
             if number not in measured:
                 trial.why_not = _why_not_measured(trial)
                 continue
-            trial.rate, trial.load = rates.rate(number), loads.get(number)
-            if not self.baseline.rate:
-                trial.why_not = "the baseline has no rate"
-                continue
-            ratio, trial.is_beside = rates.ratio(number, 0, confidence), rates.together(number, 0)
-            few = "" if ratio.span else "too few steps were measured to know their noise"
-            trial.why_not = ("" if trial.is_beside else self._why_not_apart(trial)) or few
-            trial.ratio = None if trial.why_not else ratio
+            trial.rate = rates.rate(number)
+            ratio = rates.ratio(number, 0, confidence) if self.baseline.rate else None
+            if ratio and ratio.span:
+                trial.ratio = ratio
+            else:
+                trial.why_not = (
+                    "too few steps were measured to know their noise" if ratio else "the baseline has no rate"
+                )
         self.changes = sorted(changes, key=lambda trial: -trial.rate)
         self.trials = [self.baseline] * bool(self.baseline.runs) + self.changes
-        self._helping = [trial for trial in self.changes if trial.ratio and trial.ratio.low > 1]  # the fastest first
-        self.best = next(iter(self._helping), None)  # the change to recommend; None if none helps
-
-    def _why_not_apart(self, trial: Trial) -> str:
-        """Why a change that ran at another time than the baseline cannot be compared with it; empty if it can."""
-        if load := max(trial.load or 0.0, self.baseline.load or 0.0):
-            return f"other programs took {percent(load)} of the processor, and the baseline ran at another time"
-        runs = sorted(self.baseline.measured, key=lambda run: run.values[RATE])
-        if len(runs) < 2:
-            return "the baseline was not measured again after it"
-        ratio = rates_of({0: runs[:1], 1: runs[-1:]}).ratio(1, 0)
-        if ratio.low <= 1 or ratio.value <= 1 + NEAR_BEST:
-            return ""
-        rates = and_([significant(run.values[RATE]) for run in (runs[0], runs[-1])])
-        return f"the machine changed: the baseline ran at {rates}"
-
-    @property
-    def best_pair(self) -> list[Trial]:
-        """The fastest change that helps, and the next that sets other options; fewer if there are no two."""
-        first, rest = self._helping[:1], self._helping[1:]
-        return first + [trial for trial in rest if not _names(first[0]) & _names(trial)][:1]
+        helping = (trial for trial in self.changes if trial.ratio and trial.ratio.low > 1)  # the fastest first
+        self.best = next(helping, None)  # the change to recommend; None if none helps
 
     @property
     def headline(self) -> str:
@@ -123,7 +98,7 @@ class Findings:
         if not compared:
             return f"No change can be compared with the baseline: {self.changes[0].why_not.rstrip('.')}."
         trial, ratio = next((pair for pair in compared if pair[0] is self.best), compared[0])
-        beside = "" if trial.load is None else f", beside {load_words(trial.load)}"
+        beside = "" if self.load is None else f", beside {load_words(self.load)}"
         if self.best:
             least = ratio.span.partition(" to ")[0]
             times = f"{ratio.value:.2f} times the baseline's rate, at least {least} in this diagnosis"
@@ -134,13 +109,7 @@ class Findings:
     @property
     def remarks(self) -> list[str]:
         """What to know before the table is believed."""
-        reasons: dict[str, list[str]] = {}
-        for trial in self.trials:
-            apart = "" if trial.why_not or trial.is_beside else "ran at another time than the baseline"
-            if reason := trial.why_not or apart:
-                reasons.setdefault(reason, []).append(trial.name)
-        lines = [f"{and_(names)}: {reason}" for reason, names in reasons.items()]
-        lines += dict.fromkeys(self.not_tried)
+        lines = [f"{trial.name}: {trial.why_not}" for trial in self.trials if trial.why_not]
         if len(self.changes) > 1 and not all(trial.why_not for trial in self.changes):
             lines.append("the lower ends of all intervals hold together with 95 % confidence")
         if self.best and any(word.startswith("data.batch_size=") for word in self.best.options):
@@ -182,12 +151,4 @@ def _why_not_measured(trial: Trial) -> str:
 def _options(run: Run) -> tuple[str, ...] | None:
     """The options that a run of a diagnosis changes, none for the baseline; None for any other run."""
     options = table(run.record.get("diagnosis")).get("options")
-    return _texts(options) if isinstance(options, list) else None
-
-
-def _names(trial: Trial) -> set[str]:
-    return {text.partition("=")[0] for text in trial.options}
-
-
-def _texts(value: Any) -> tuple[str, ...]:
-    return tuple(map(str, value)) if isinstance(value, list) else ()
+    return tuple(map(str, options)) if isinstance(options, list) else None

@@ -10,10 +10,10 @@ from datetime import datetime
 from functools import partial
 
 from ..errors import printable
-from ..records.formatting import count, option_value, percent
+from ..records.formatting import count, option_value
 from ..records.metrics import metric
 from ..records.rates import RATE
-from ..records.values import at, limited, number, positive, table
+from ..records.values import at, number, positive, table
 from .groups import SweepResults, setting_words
 from .run import BATCH_SIZE, HARDWARE, LEARNING_RATE, SEED, Run
 from .text import and_
@@ -30,8 +30,7 @@ class Methods:
     """What was done."""
 
     facts: dict[str, str]  # by their names, in the order in which they are shown
-    commands: list[str]  # that started the runs, as they were typed; the first ones
-    more: str  # how many more there are: `3 more commands`; empty where all are listed
+    commands: list[str]  # that started the runs, as they were typed
     sentence: str  # to quote; empty where nothing was measured
 
 
@@ -46,34 +45,25 @@ def methods(sweep: SweepResults) -> Methods:
         "data": each(_data),
         "batch size": each(_batch_size),
         "training": _training(runs),
-        "target": each(_target),
         "optimizer": _optimizer(runs),
         "seed": each(lambda run: option_value(run.settings[SEED]) if SEED in run.settings else ""),
         "precision": each(lambda run: run.precision),
     }
     for key in (key for key in sweep.factors if key not in _HAVE_ROWS):
         facts[key] = each(lambda run, key=key: option_value(run.settings.get(key)))
-    facts |= {
-        "device": each(_device),
-        # `Linux 6.18`, `macOS 14.5`: the first two parts of Python's name of the platform
-        "system": each(lambda run: " ".join(str(at(run.record, "hardware.platform") or "").split("-")[:2])),
-        "other programs": _load(runs),
-        "rates": _passes(sweep),
-        "versions": "; ".join(_once(runs, _versions)),
-    }
+    facts |= {"device": each(_device), "versions": "; ".join(_once(runs, _versions))}
     commands = _once(sweep.runs, lambda run: str(run.record.get("command") or ""))
-    more = count(len(commands) - _MOST, "more command") if len(commands) > _MOST else ""
     sentence = _sentence(facts | {"software": "; ".join(_once(runs, _software))}, runs) if measured else ""
-    return Methods({name: text for name, text in facts.items() if text}, commands[:_MOST], more, sentence)
+    return Methods({name: text for name, text in facts.items() if text}, commands, sentence)
 
 
 def _sentence(facts: dict[str, str], runs: Sequence[Run]) -> str:
     """What a paper says: `We trained mlp (535,818 parameters) on mnist (…) for 2 epochs with AdamW …`."""
     is_trained = any(map(_is_trained, runs))
     said = f"We {'trained' if is_trained else 'timed training steps of'} {facts['model']}"
-    words = {"data": " on", "training": " for", "target": " towards", "optimizer": " with"}
-    words |= {"batch size": ", at batch size", "seed": ", seed", "precision": ", precision"}
-    for name, word in (words | {"device": ", on", "software": ", with"}).items():
+    words = {"data": " on", "training": " for", "optimizer": " with", "batch size": ", at batch size"}
+    words |= {"seed": ", seed", "precision": ", precision", "device": ", on", "software": ", with"}
+    for name, word in words.items():
         plural = "s" if name in ("batch size", "seed") and " and " in facts[name] else ""
         said += f"{word}{plural} {facts[name]}" if facts[name] and (is_trained or name != "training") else ""
     has_rates = any(RATE in run.values for run in runs)
@@ -91,18 +81,13 @@ def _once(runs: Sequence[Run], text: Callable[[Run], str]) -> list[str]:
 
 
 def _date(runs: Sequence[Run]) -> str:
-    """`2026-11-28, 06:58 to 06:59 UTC`."""
+    """`2026-11-28 06:58 to 2026-11-28 06:59 UTC`."""
     moments = [str(run.record[key]) for run in runs for key in ("started", "finished") if run.record.get(key)]
     try:
         times = sorted(datetime.fromisoformat(moment) for moment in moments)
     except (ValueError, TypeError):  # a damaged record; one with and one without a zone
         return ""
-    if not times:
-        return ""
-    first, last = times[0], times[-1]
-    end = f"{last:%H:%M}" if last.date() == first.date() else f"{last:%Y-%m-%d, %H:%M}"
-    span = f"{first:%H:%M} to {end}" if end != f"{first:%H:%M}" else end
-    return f"{first:%Y-%m-%d}, {span} {first:%Z}".strip()
+    return f"{times[0]:%Y-%m-%d %H:%M} to {times[-1]:%Y-%m-%d %H:%M %Z}".strip() if times else ""
 
 
 def _model(run: Run) -> str:
@@ -117,14 +102,7 @@ def _data(run: Run) -> str:
     validated, tested = (positive(at(run.record, f"evaluated.{stage}")) for stage in ("val", "test"))
     sizes = {"training": run.train_samples, "validation": validated, "test": tested}
     known = and_([f"{size:,.0f} {name}" for name, size in sizes.items() if size])
-    limit, size = at(run.record, "config.trainer.limit_train_batches"), (run.batch_size or 0) * run.processes
-    batches = -(-run.train_samples // size) if run.train_samples and size else 10**9
-    words = ""
-    if limited(batches, limit) < batches:
-        words = (
-            f"{percent(limit)} of them" if isinstance(limit, float) else f"{count(limit, 'batch', 'batches')} an epoch"
-        )
-    return _with(run.dataset or str(run.settings.get("data") or ""), [f"{known} samples" if known else "", words])
+    return _with(run.dataset or str(run.settings.get("data") or ""), [f"{known} samples" if known else ""])
 
 
 def _with(name: str, facts: Sequence[str]) -> str:
@@ -145,24 +123,15 @@ def _is_trained(run: Run) -> bool:
 
 def _training(runs: Sequence[Run]) -> str:
     """How long was trained: `2 epochs (860 updates)`, or `timed alone, for 120 to 1,430 steps`."""
-    trained = [run for run in runs if _is_trained(run)]
-    whole = [number(run.record.get("epochs")) for run in trained]
-    epochs = "" if 0 in whole else _span(whole, "epoch")
-    # An epoch may be of a part of the data.
-    of_trained = _with(epochs, [_span([number(run.record.get("steps")) for run in trained], "update")])
-    timed = _span([number(at(run.record, "throughput.updates")) for run in runs if not _is_trained(run)], "step")
-    return ", ".join(filter(None, [of_trained, f"timed alone, for {timed}" if timed else ""]))
+    if trained := [run for run in runs if _is_trained(run)]:
+        return _with(_span(trained, "epochs", "epoch"), [_span(trained, "steps", "update")])
+    timed = _span(runs, "throughput.updates", "step")
+    return f"timed alone, for {timed}" if timed else ""
 
 
-def _target(run: Run) -> str:
-    """`val/acc 95.0 %`, of a training that ends at it."""
-    key, value = at(run.record, "target.metric"), number(at(run.record, "target.value"))
-    return "" if key is None or value is None else f"{key} {metric(str(key)).text(value)}"
-
-
-def _span(numbers: Sequence[float | None], unit: str) -> str:
-    """`2 epochs`, `120 to 1,430 steps`."""
-    known = sorted(round(value) for value in numbers if value is not None)
+def _span(runs: Sequence[Run], path: str, unit: str) -> str:
+    """The numbers at a path of the records: `2 epochs`, `120 to 1,430 steps`; empty where all are 0 or unknown."""
+    known = sorted(round(value) for run in runs if (value := number(at(run.record, path))) is not None)
     if not known or not known[-1]:
         return ""
     return (f"{known[0]:,} to " if known[0] < known[-1] else "") + count(known[-1], unit)
@@ -174,64 +143,34 @@ def _optimizer(runs: Sequence[Run]) -> str:
     asked = each(lambda run: rate(run.asked_rate) if run.asked_rate else "")
     values = sorted({run.values["learning_rate"] for run in runs if "learning_rate" in run.values})
     used = " to ".join(dict.fromkeys(map(rate, [*values[:1], *values[-1:]])))
-    scaling = each(_scaling)
-    if not scaling and len(values) == 1 and any(map(_has_own_rate, runs)):
-        scaling = "not scaled with the batch size"
-    schedule = each(lambda run: str(run.settings.get("optimizer.schedule") or ""))
+    scaling, schedule = each(_scaling), each(lambda run: str(run.settings.get("optimizer.schedule") or ""))
     facts = [
         f"learning rate {asked or used}" if asked or used else "",
-        f"{scaling} to {used}" if scaling.startswith("scaled") and used not in ("", asked) else scaling,
+        f"{scaling} to {used}" if scaling else "not scaled with the batch size" if len(values) == 1 else "",
         f"schedule {schedule}" if schedule else "",
     ]
     return _with(each(lambda run: str(at(run.record, "config.optimizer._target_") or "").rpartition(".")[2]), facts)
 
 
-def _has_own_rate(run: Run) -> bool:
-    """Whether its LightningModule or script decides on the rate, which no option scales."""
-    return at(run.record, "model.lightning_module") is True or "script" in table(run.record.get("config"))
-
-
 def _scaling(run: Run) -> str:
-    """How the learning rate followed the batch size; empty where the record does not say."""
-    rule, is_trained = at(run.record, "lr_scaling.rule"), positive(run.record.get("learning_rate"))
-    if rule is None and is_trained and run.settings.get("optimizer.lr_scaling"):
-        return "not scaled with the batch size"  # the samples of an update were not known
-    rule = rule or run.settings.get("optimizer.lr_scaling")
-    reference = at(run.record, "lr_scaling.reference_batch_size")
-    if rule in (None, "none"):
-        return "not scaled with the batch size" if rule else ""
-    return f"scaled by {rule} from batch size {reference}" if reference else f"scaled by {rule}"
+    """The rule by which the learning rate followed the batch size; empty where none did."""
+    rule, reference = (at(run.record, f"lr_scaling.{key}") for key in ("rule", "reference_batch_size"))
+    return f"scaled by {rule} from batch size {reference}" if rule in ("sqrt", "linear") else ""
 
 
 def _device(run: Run) -> str:
     """`Intel(R) Xeon(R) Processor (cpu, 2 cores, 2 threads, 23.5 GiB)`."""
     hardware, threads = table(run.record.get("hardware")), run.settings.get("threads")
-    cores = positive(hardware.get("cpu_cores"))
-    memory = positive(hardware.get("memory_gib" if run.device == "cpu" else "device_memory_gib"))
+    cores, memory = hardware.get("cpu_cores"), "memory_gib" if run.device == "cpu" else "device_memory_gib"
     facts = [
         run.device,
         f"{run.processes} processes" if run.processes > 1 else "",
-        f"{cores:g} {'core' if cores == 1 else 'cores'}" if cores else "",
-        setting_words("threads", threads) if isinstance(threads, int) else "",
-        f"{memory:.3g} GiB" if memory else "",
+        setting_words("cores", cores) if positive(cores) else "",
+        setting_words("threads", threads) if positive(threads) else "",
+        f"{size:.3g} GiB" if (size := positive(hardware.get(memory))) else "",
         f"host {hardware['cpu']}" if run.device != "cpu" and hardware.get("cpu") else "",
     ]
     return _with(str(run.settings.get("device_name") or ""), facts)
-
-
-def _load(runs: Sequence[Run]) -> str:
-    """`took 1 to 3 % of the processor`; empty where nobody counted them."""
-    shares = sorted(s for run in runs if (s := number(at(run.record, "throughput.others_share"))) is not None)
-    span = " to ".join(dict.fromkeys(percent(share) for share in [*shares[:1], *shares[-1:]]))
-    return f"took {span.replace(' % to', ' to')} of the processor" if span else ""
-
-
-def _passes(sweep: SweepResults) -> str:
-    """`in 10 passes over the batch sizes`, where runs were visited."""
-    passes = [*dict.fromkeys(group.rates.passes for group in sweep.groups if group.rates.passes)]
-    apart = any(group.rates.passes and not group.rates.is_side_by_side for group in sweep.groups)
-    more = ", not all of them in the same ones" if apart else ""
-    return f"measured in {and_([*map(str, passes)])} passes over the batch sizes{more}" if passes else ""
 
 
 def _versions(run: Run) -> str:

@@ -35,6 +35,7 @@ import numpy as np
 import pandas as pd
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
+from scipy.sparse.linalg import lsqr
 from scipy.special import stdtrit
 
 from ..records.rates import LOAD_SAID
@@ -51,6 +52,7 @@ _LARGEST = 700  # whose exponential is a number
 WORTH = 10.0  # degrees of freedom of what is not estimated
 _TYPICAL = 4.0  # degrees of freedom by which the typical run moderates a run's variance (benchmarks/simulated.py)
 _ROUNDING = 1e-20  # smaller squares of log times are not noise
+_EXACT = 1e-12  # the relative error of least squares
 _MOST_ALIKE = 0.8  # autocorrelation of neighbours: of few values, more cannot be told from drift
 
 
@@ -115,7 +117,7 @@ class Rates:
         self._processes = processes
         self.settings: list[int] = list(dict.fromkeys(windows["setting"]))
         used = _used(windows)
-        self._component = _components(used)
+        self._component = _connected(used["setting"], used["pass_"], FEWEST)
         # A setting with passes is not compared by runs that share none, nor by what runs did after them.
         is_shared = used.groupby("pass_")["setting"].transform("nunique") > 1
         is_alone = ~used["setting"].map(self._shares_passes).astype(bool)
@@ -239,15 +241,12 @@ def _used(windows: pd.DataFrame) -> pd.DataFrame:
     return windows[(quiet & ~is_lost) | is_lost.groupby(windows["setting"]).transform("all")]
 
 
-def _components(windows: pd.DataFrame) -> dict[int, int]:
-    """A number for each setting: those that share at least three passes, directly or by others, have the same."""
-    settings = list(dict.fromkeys(windows["setting"]))
-    shared = windows[windows["pass_"].notna()]
-    of_pass, passes = pd.factorize(shared["pass_"])
-    present = np.zeros((len(settings), len(passes)), dtype=int)
-    present[pd.Index(settings).get_indexer(pd.Index(shared["setting"])), of_pass] = 1
+def _connected(members: pd.Series, passes: pd.Series, fewest: int) -> dict[int, int]:
+    """A number for each member: those that share so many passes, directly or by others, have the same."""
+    names = list(dict.fromkeys(members))
+    present = pd.crosstab(members, passes).reindex(names, fill_value=0).clip(upper=1).to_numpy(dtype=int)
     common = present @ present.T
-    return dict(zip(settings, connected_components(common >= FEWEST)[1].tolist(), strict=True))
+    return dict(zip(names, connected_components(common >= fewest)[1].tolist(), strict=True))
 
 
 def _within_passes(
@@ -255,9 +254,7 @@ def _within_passes(
 ) -> tuple[dict[int, float], dict[int, _Spread], int, dict[int, float]]:
     """Center and spread of each run by least squares, in each block a number for each run and each pass; more blocks; load."""
     cells = windows.groupby(["setting", "run", "pass_"], sort=False)[["log_s", "taken"]].mean().reset_index()
-    runs, passes = pd.factorize(cells["run"])[0], pd.factorize(cells["pass_"])[0] + cells["run"].nunique()
-    links = coo_array((np.ones(len(cells)), (runs, passes)), shape=(passes.max() + 1,) * 2)
-    block = connected_components(links, directed=False)[1][runs]  # of each cell
+    block = cells["run"].map(_connected(cells["run"], cells["pass_"], 1)).to_numpy()
     freedom = len(cells) - cells["run"].nunique() - cells["pass_"].nunique() + int(block.max()) + 1
     load: dict[int, float] = {}
     if at_equal_load and freedom > WORTH and (found := _slope(cells, block, freedom - 1)):
@@ -298,22 +295,16 @@ def _slope(cells: pd.DataFrame, block: np.ndarray, freedom: int) -> tuple[float,
 
 
 def _two_way(y: pd.Series, rows: pd.Series, columns: pd.Series) -> tuple[dict[int, float], pd.Series]:
-    """The effect of each row by least squares on rows and columns, whose effects add up to 0; and the residuals.
-
-    The column effects are eliminated from the normal equations, so that many passes cost little.
-    """
+    """The effect of each row by least squares on rows and columns, whose effects add up to 0; and the residuals."""
     row, of_rows = pd.factorize(rows)
-    column, of_columns = pd.factorize(columns)
-    values, shape = y.to_numpy(dtype=float), (len(of_rows), len(of_columns))
-    present = coo_array((np.ones(len(values)), (row, column)), shape=shape).tocsr()
-    in_row, in_column = np.bincount(row), np.bincount(column)
-    of_row, of_column = np.bincount(row, values), np.bincount(column, values)
-    left = np.diag(in_row.astype(float)) - (present / in_column[None, :] @ present.T).toarray()
-    effects = np.linalg.lstsq(left, of_row - present @ (of_column / in_column), rcond=None)[0]
-    of_passes = (of_column - present.T @ effects) / in_column
-    effects = effects + of_passes.mean()
-    residuals = y - effects[row] - (of_passes - of_passes.mean())[column]
-    return {int(name): float(value) for name, value in zip(of_rows, effects, strict=True)}, residuals
+    column = pd.factorize(columns)[0]
+    cells = np.tile(np.arange(len(y)), 2)
+    design = coo_array((np.ones(2 * len(y)), (cells, np.concatenate([row, len(of_rows) + column]))))
+    effects = lsqr(design.tocsr(), y.to_numpy(dtype=float), atol=_EXACT, btol=_EXACT, conlim=0)[0]
+    level = effects[len(of_rows) :].mean()
+    return {
+        int(name): float(value + level) for name, value in zip(of_rows, effects, strict=False)
+    }, y - design @ effects
 
 
 def _alone(windows: pd.DataFrame) -> dict[int, _Spread]:

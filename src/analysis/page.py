@@ -41,8 +41,7 @@ def page(report: Report) -> str:
         runs=_table(runs, "", of_runs=True),
         legend_of_runs=_shown(table.legend(runs)),
         facts="".join(facts),
-        commands="".join(_copied("pre", command) for command in done.commands)
-        + (f'<p class="hint">And {done.more}.</p>' if done.more else ""),
+        commands="".join(_copied("pre", command) for command in done.commands),
         sentence=quoted,
         notes=f"<h2>Notes</h2><ul>{notes}</ul>" if notes else "",
     )

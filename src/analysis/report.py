@@ -168,7 +168,6 @@ class Report:
         if self.pictures:
             lines += ["## Plots", "", *(f"![{of.caption}]({name}.png)\n" for name, of in self.pictures.items())]
         lines += ["## What was done", "", *_commands(done.commands)]
-        lines += [f"And {done.more}.", ""] if done.more else []
         lines += [*(f"- {name}: {anonymous(text, host=True)}" for name, text in done.facts.items()), ""]
         lines += ["To quote:", "", f"> {done.sentence}", ""] if done.sentence else []
         if self.notes:
@@ -207,6 +206,8 @@ class Report:
             return []
         lines = compare_settings(sweep, self.metrics, margin) if len(sweep.groups) > 1 else []
         why = "All runs repeat one setting" if len(sweep.groups) == 1 else "Fewer than two settings were measured"
+        if len(sweep.groups) > 1 and sum(RATE in run.values for run in runs) > 1:
+            why = "The settings differ in nothing that changes the time of a step, and no metric is known"
         return lines or [f"{why}, so there is nothing to compare."]
 
     def _notes(self) -> Iterator[str]:

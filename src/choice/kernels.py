@@ -8,7 +8,7 @@ error; and an error that is assumed for what was never measured (backward passes
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -16,15 +16,7 @@ import numpy as np
 
 from ..hardware.datasheet import Datasheet
 from .interval import CONFIDENCE, deviations
-from .roofs import (
-    WINOGRAD,
-    Array,
-    convolution_seconds,
-    filled,
-    memory_seconds,
-    product_seconds,
-    shapeless_product_seconds,
-)
+from .roofs import LEAST_K, Array, filled, memory_seconds, product_seconds
 from .work import Work
 
 FILE = Path(__file__).with_name("kernels.json")
@@ -35,13 +27,17 @@ GROUPS = {"linear": "products", "bmm": "products", "softmax": "memory", "layer_n
 _LIKE = {**{name: (name, 0.0) for name in GROUPS}, "copy": ("elementwise", 0.1)}
 _LIKE |= {"convolution": ("linear", 0.35), "recurrent": ("linear", 0.5), "other": ("linear", 0.7)}
 # How much longer a product of few tiles may take, which depends on the tile that the library chooses, and how it splits K: this
-# standard deviation if it fills no multiprocessor.
+# standard deviation of the logarithm if it fills no multiprocessor.
 _FEW_TILES = 1.2
 _BACKWARD = {"products": 0.15, "memory": 0.1}
 _OTHER_PRECISION = {"products": 0.3, "memory": 0.05}
 # A tensor core's joules, relative to the lanes' at their own peak. Assumed.
 _TENSOR_POWER = 0.6
 _ABOVE_BOOST = 0.9  # cards run a little above the clock that their datasheet states
+_WINOGRAD = 2.25  # times fewer multiplications for 2 × 2 pixels of a convolution with kernels of 3 × 3
+# By how much its transforms lengthen this, how often the weights are moved, and the seconds of the kernels that do it: chosen
+# by convolutions of five cards, of which any four choose nearly the same (benchmarks/log.md).
+_TRANSFORMS, _WEIGHT_PASSES, _LEAST_CONVOLUTION_S = 1.2, 12.0, 35e-6
 _BEYOND = 0.3  # by how much a factor of two outside of the fitted cards widens a card's effect
 
 
@@ -73,25 +69,24 @@ def predict(works: Sequence[Work], device: Datasheet, of: Coefficients | None = 
         Three rows (low, middle and high end), a column for each work.
     """
     of = of or coefficients()
-    middle, forms = np.zeros(len(works)), np.array([_form(work) for work in works])
-    for form in ("memory", "product", "convolution", "shapeless"):
-        if (own := forms == form).any():
-            chosen = [work for work, is_own in zip(works, own, strict=True) if is_own]
-            middle[own] = _middles(form, chosen, device, of)
+    shapes = np.array([_product(work) for work in works], float).reshape(-1, 4).T
+    tiles = np.array([_winograd_tiles(work) for work in works])
+    middle = _middles(works, shapes, tiles, device, of)
     wider = _widening(device, of)
     spread = np.array([_spread(work, wider, of) for work in works])
-    slower = np.hypot(spread, [_few_tiles(work, device) for work in works])
-    below, above = np.exp(deviations(CONFIDENCE) * np.array([spread, slower]))
+    few_tiles = np.nan_to_num(_FEW_TILES / (1 + filled(tuple(shapes), device)))  # the middle is that of the best tile
+    below, above = np.exp(deviations(CONFIDENCE) * np.array([spread, np.hypot(spread, few_tiles)]))
     # No kernel falls below a little less than the roof, unless the L2 holds its tensors.
     in_cache = [work.bytes < (device.l2_mib or 0.0) * 2**20 for work in works]
-    fewest = [replace(work, flops=work.flops / WINOGRAD) if _winograd_tiles(work) else work for work in works]
-    floor = np.where(in_cache, 0.0, [_ABOVE_BOOST * roof_seconds(work, device) for work in fewest])
+    fewest = np.where(tiles > 0, _WINOGRAD, 1.0)
+    roofs = [roof_seconds(work, device, fewer) for work, fewer in zip(works, fewest, strict=True)]
+    floor = np.where(in_cache, 0.0, _ABOVE_BOOST * np.array(roofs))
     return np.stack([np.maximum(middle / below, np.minimum(middle, floor)), middle, middle * above])
 
 
-def roof_seconds(work: Work, device: Datasheet) -> float:
-    """The least that the datasheet allows: its arithmetic at this precision, or its memory."""
-    return max(work.flops / _peak(work, device), work.bytes / device.memory_bytes_per_sec)
+def roof_seconds(work: Work, device: Datasheet, fewer: float = 1.0) -> float:
+    """The least that the datasheet allows: its arithmetic at this precision, in `fewer` times less FLOPs, or its memory."""
+    return max(work.flops / fewer / _peak(work, device), work.bytes / device.memory_bytes_per_sec)
 
 
 def is_compute(work: Work, device: Datasheet) -> bool:
@@ -103,14 +98,6 @@ def _family(work: Work) -> str:
     return GROUPS[_LIKE[work.kind][0]]
 
 
-def _form(work: Work) -> str:
-    """The roofs that a work is predicted with: `memory`, `product`, `convolution`, or a product whose shape is not known."""
-    if _family(work) == "memory":
-        return "memory"
-    forms = {"linear": "product", "bmm": "product", "convolution": "convolution"}
-    return forms.get(work.kind, "shapeless") if work.dims else "shapeless"
-
-
 def _winograd_tiles(work: Work) -> int:
     """The tiles of 2 × 2 pixels of a convolution that Winograd's algorithm may compute; else 0. Tensor cores do without."""
     if work.kind != "convolution" or work.precision != "fp32" or len(work.dims) != 7 or work.dims[-2:] != (3, 3):
@@ -120,32 +107,43 @@ def _winograd_tiles(work: Work) -> int:
 
 
 def _product(work: Work) -> tuple[float, ...]:
-    """(B, M, N, K) of a product. A convolution is one of (pixels, patch) @ (patch, channels), and its backward pass two."""
+    """(B, M, N, K) of a product; NaN where there is none, or nobody knows them.
+
+    A convolution is one of (pixels, patch) @ (patch, channels), and its backward pass two.
+    """
+    if not work.dims or work.kind not in ("linear", "bmm", "convolution"):
+        return (math.nan,) * 4
     if work.kind != "convolution":
-        return (1, *work.dims)[-4:]
+        return tuple(map(float, (1, *work.dims)[-4:]))
     samples, channels, *sizes = (max(1, size) for size in work.dims)
     spatial = (len(sizes) - 1) // 2
     m, k = samples * math.prod(sizes[:spatial]), math.prod(sizes[spatial:])
     return max(work.flops / (2.0 * m * channels * k), 1e-9), m, channels, k
 
 
-def _middles(form: str, works: Sequence[Work], device: Datasheet, of: Coefficients) -> Array:
-    """The middles of works of one form."""
+def _middles(works: Sequence[Work], shapes: Array, tiles: Array, device: Datasheet, of: Coefficients) -> Array:
+    """The middles of works, with the shapes of their products and the tiles of Winograd's algorithm.
+
+    A convolution takes as long as the product of its patches, or less by Winograd's algorithm: 16 products with a row for
+    2 × 2 pixels and a ninth of the patch. Its weights are moved several times, to be transformed or laid out anew, which
+    takes most of the time where there are few pixels.
+    """
     peaks = np.array([_peak(work, device) for work in works])
-    moved, flops = np.array([(work.bytes, work.flops) for work in works], float).T
-    if form == "memory":
-        kinds = np.array([work.kind if work.dims else "elementwise" for work in works])
-        lengths = np.array([float(work.dims[-1] if work.dims else 0) for work in works])
-        return memory_seconds(kinds, lengths, moved, device, of.memory)
+    moved, flops = np.array([(work.bytes, work.flops) for work in works], float).reshape(-1, 2).T
     on_tensor_cores = np.array([work.precision in ("tf32", "bf16", "fp16") for work in works])
     power = device.flops_per_sec["fp32"] / peaks * np.where(on_tensor_cores, _TENSOR_POWER, 1.0)  # a FLOP's energy
-    if form == "shapeless":
-        return shapeless_product_seconds(flops, moved, device, peaks, of.products, power)
-    b, m, n, k = np.array([_product(work) for work in works], float).T
-    if form == "convolution":
-        tiles = np.array([_winograd_tiles(work) for work in works], float)
-        return convolution_seconds((b, m, n, k), tiles, moved, device, peaks, of.products, power)
-    return product_seconds((b, m, n, k), moved, device, peaks, of.products, power)
+    is_convolution = np.array([work.kind == "convolution" and bool(work.dims) for work in works])
+    b, _, n, k = shapes
+    same = (moved, device, peaks, of.products, power)
+    products = product_seconds(tuple(shapes), *same, np.where(is_convolution, np.inf, LEAST_K), flops)
+    by_winograd = product_seconds((16 * b, np.maximum(tiles, 1), n, k / 9), *same, np.inf)
+    products = np.where(tiles > 0, np.minimum(products, _TRANSFORMS * by_winograd), products)
+    weights_s = _WEIGHT_PASSES * 4 * b * n * k / device.memory_bytes_per_sec + _LEAST_CONVOLUTION_S
+    products = products + np.where(is_convolution, weights_s, 0.0)
+    kinds = np.array([work.kind if work.dims else "elementwise" for work in works])
+    lengths = np.array([float(work.dims[-1] if work.dims else 0) for work in works])
+    in_memory = np.array([_family(work) == "memory" for work in works])
+    return np.where(in_memory, memory_seconds(kinds, lengths, moved, device, of.memory), products)
 
 
 def _peak(work: Work, device: Datasheet) -> float:
@@ -161,14 +159,6 @@ def _spread(work: Work, wider: float, of: Coefficients) -> float:
     backward = _BACKWARD[GROUPS[group]] if work.part == "backward" else 0.0
     other = _OTHER_PRECISION[GROUPS[group]] if work.precision != "fp32" else 0.0
     return math.hypot(of.device_spread[group] * wider, own, backward, other, of.kernel_spread[group])
-
-
-def _few_tiles(work: Work, device: Datasheet) -> float:
-    """By how much more the logarithm of a time may be above its middle, which is that of the best tile."""
-    if _form(work) not in ("product", "convolution"):
-        return 0.0
-    b, m, n, _ = _product(work)
-    return _FEW_TILES / (1 + filled(b, m, n, device))
 
 
 def facts(device: Datasheet) -> dict[str, float]:

@@ -6,13 +6,10 @@ Every function works on arrays: one element an operation on a device. Seconds, b
     H            the length of a row that a softmax or a layer norm reduces
 """
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-
-from ..hardware.datasheet import Datasheet
 
 Array = np.ndarray
 Values = Mapping[str, float]  # coefficients of kernels.json
@@ -22,24 +19,21 @@ Card = Any
 _TILES = ((256, 128, -0.02), (128, 128, 0.0), (128, 64, 0.08), (64, 64, 0.16), (64, 32, 0.35), (32, 32, 0.5))
 _BLOCKS_OF_SMALL_TILES = 2  # on one multiprocessor at a time; one block of a larger tile
 _SMALL_TILE = 128 * 64
-_LEAST_K = 256  # the least part of K that a block of a split product sums up
-WINOGRAD = 2.25  # times fewer multiplications for 2 × 2 pixels of a convolution with kernels of 3 × 3
-# By how much its transforms lengthen this, how often the weights are moved, and the seconds of the kernels that do it: chosen
-# by convolutions of five cards, of which any four choose nearly the same (benchmarks/log.md).
-_TRANSFORMS, _WEIGHT_PASSES, _LEAST_CONVOLUTION_S = 1.2, 12.0, 35e-6
+LEAST_K = 256  # the least part of K that a block of a split product sums up
 _REFERENCE_L2_PER_SM = 0.08 * 2**20  # bytes, of the cards until 2019
 _REFERENCE_LANES = 64  # fp32 lanes of a multiprocessor
 _ONE_PASS_SOFTMAX = 1024  # the longest row that PyTorch's softmax keeps in registers
 
 
 def product_seconds(
-    shape: tuple[Array, Array, Array, Array],
+    shape: Sequence[Array],
     bytes_: Array,
     card: Card,
     peaks: Array,
     of: Values,
     power: Array | float = 1.0,
-    least_k: float = _LEAST_K,
+    least_k: Array | float = LEAST_K,
+    flops: Array | float = 0.0,
 ) -> Array:
     """Seconds of matrix products.
 
@@ -47,57 +41,17 @@ def product_seconds(
     board's limit, which is what bounds T4 and L4.
 
     Args:
-        shape: B, M, N, K.
+        shape: B, M, N, K; NaN where they are not known: such arithmetic is that of a product that fills the device.
         peaks: FLOP/s at the precision of each.
         of: the coefficients, `products` of kernels.json.
         power: the energy of a FLOP, relative to fp32.
         least_k: the least part of K that a block of a split product sums up; infinity where none is split.
+        flops: of products without a shape.
     """
     b, m, n, k = shape
-    arithmetic = _tiled_seconds(shape, card, peaks, of, least_k)
-    return _under_roofs(arithmetic, 2 * b * m * n * k, bytes_, card, of, power)
-
-
-def convolution_seconds(
-    shape: tuple[Array, Array, Array, Array],
-    tiles: Array,
-    bytes_: Array,
-    card: Card,
-    peaks: Array,
-    of: Values,
-    power: Array | float,
-) -> Array:
-    """Seconds of convolutions: as products of their patches, (pixels, patch) @ (patch, channels), or by Winograd's algorithm.
-
-    The latter takes 16 products with a row for 2 × 2 pixels and a ninth of the patch. Weights are moved several times, to be
-    transformed or laid out anew, which takes most of the time where there are few pixels.
-
-    Args:
-        shape: B, M, N, K of the products of patches.
-        tiles: of 2 × 2 pixels, for Winograd's algorithm; 0 where it does not apply.
-    """
-    b, _, n, k = shape
-    direct = product_seconds(shape, bytes_, card, peaks, of, power, least_k=np.inf)
-    fewer = product_seconds((16 * b, np.maximum(tiles, 1), n, k / 9), bytes_, card, peaks, of, power, least_k=np.inf)
-    fastest = np.where(tiles > 0, np.minimum(direct, _TRANSFORMS * fewer), direct)
-    return fastest + _WEIGHT_PASSES * 4 * b * n * k / card.memory_bytes_per_sec + _LEAST_CONVOLUTION_S
-
-
-def filled(b: float, m: float, n: float, device: Datasheet) -> float:
-    """How many of the larger tiles a product has for each multiprocessor."""
-    rows, columns, _ = _TILES[1]
-    return b * math.ceil(m / rows) * math.ceil(n / columns) / (device.sms or 1)
-
-
-def shapeless_product_seconds(
-    flops: Array, bytes_: Array, card: Card, peaks: Array, of: Values, power: Array | float
-) -> Array:
-    """Seconds of arithmetic whose shape is not known, such as a convolution without dimensions: as a product that fills the device."""
-    arithmetic = flops / (peaks * of["compute_share"])
-    return _under_roofs(arithmetic, flops, bytes_, card, of, power)
-
-
-def _under_roofs(arithmetic: Array, flops: Array, bytes_: Array, card: Card, of: Values, power: Array | float) -> Array:
+    flops = np.where(np.isnan(b), flops, 2 * b * m * n * k)
+    tiled = _tiled_seconds(shape, card, peaks, of, least_k)
+    arithmetic = np.where(np.isnan(b), flops / (peaks * of["compute_share"]), tiled)
     memory = bytes_ / (card.memory_bytes_per_sec * of["memory_share"])
     newer = (card.l2_mib * 2**20 / card.sms / _REFERENCE_L2_PER_SM) ** of["l2_exponent"]
     newer *= (card.cores_per_sm / _REFERENCE_LANES) ** of["lanes_exponent"]
@@ -106,9 +60,13 @@ def _under_roofs(arithmetic: Array, flops: Array, bytes_: Array, card: Card, of:
     return norm(both, joules / card.tdp_w, of["power_norm"]) + of["least_seconds"]
 
 
-def _tiled_seconds(
-    shape: tuple[Array, Array, Array, Array], card: Card, peaks: Array, of: Values, least_k: float
-) -> Array:
+def filled(shape: Sequence[Array], card: Card) -> Array:
+    """How many of the larger tiles a product has for each multiprocessor."""
+    (b, m, n, _), (rows, columns, _) = shape, _TILES[1]
+    return b * np.ceil(m / rows) * np.ceil(n / columns) / card.sms
+
+
+def _tiled_seconds(shape: Sequence[Array], card: Card, peaks: Array, of: Values, least_k: Array | float) -> Array:
     """Arithmetic alone, with the best tile: whole tiles, partly whole waves over the multiprocessors, K split if few tiles."""
     b, m, n, k = shape
     best = np.full(np.shape(m * card.sms), np.inf)

@@ -1,13 +1,14 @@
 """A step's operations at a batch size that was not measured: each number on the line through two that were."""
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from typing import Any
 
 from ..records.operations import OperationRow, StepOperations
 
 NUMBERS = tuple(field.name for field in fields(OperationRow) if field.type is float)
-_Key = tuple[str, str, str, str]
 
 
 def rows_at(steps: Mapping[int, StepOperations], batch_size: int) -> list[OperationRow]:
@@ -24,10 +25,12 @@ def rows_at(steps: Mapping[int, StepOperations], batch_size: int) -> list[Operat
         return list(steps[batch_size].rows)
     below, above = nearest(list(steps), batch_size)
     share = (batch_size - below) / (above - below)
-    first, second = _by_key(steps[below].rows), _by_key(steps[above].rows)
+    found: dict[Any, tuple[list[OperationRow], list[OperationRow]]] = defaultdict(lambda: ([], []))
+    for number, size in enumerate((below, above)):
+        for row in steps[size].rows:
+            found[row.name, row.module, row.part, row.dtype][number].append(row)
     at_size: list[OperationRow] = []
-    for key in dict.fromkeys((*first, *second)):
-        low, high = first.get(key, []), second.get(key, [])
+    for low, high in found.values():
         if len(low) == len(high):
             at_size += [_between(a, b, share) for a, b in zip(low, high, strict=True)]
         else:
@@ -50,13 +53,6 @@ def line(values: Mapping[int, float], batch_size: int) -> float:
     below, above = nearest(list(values), batch_size)
     share = (batch_size - below) / (above - below)
     return float(max(values[below] + share * (values[above] - values[below]), 0.0))  # in this order NaN stays NaN
-
-
-def _by_key(rows: Sequence[OperationRow]) -> dict[_Key, list[OperationRow]]:
-    found: dict[_Key, list[OperationRow]] = {}
-    for row in rows:
-        found.setdefault((row.name, row.module, row.part, row.dtype), []).append(row)
-    return found
 
 
 def _between(low: OperationRow, high: OperationRow, share: float) -> OperationRow:

@@ -12,7 +12,7 @@ What a record alone cannot decide has to be typed (security.md in the documentat
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -73,41 +73,24 @@ def _explain_run(run_dir: Path, overrides: list[str], out: Path | None) -> None:
     if out is None:
         refuse_links(run_dir, written=(f"{_NAME}*", f".{_NAME}*"))
     choices = choices_after(record.get("choices", {}), overrides)
-    notes = []
+    measured = table(record.get("throughput"))
+    said = filter(is_text, [at(measured, f"{part}.evidence") for part in ("bottleneck", "slow_rank")])
+    notes = [f"in the run, {words}" for words in (*said, *course_words(measured))]
     if ranks > 1:
-        notes = [f"the run used {ranks} processes; one of them is explained, without communication"]
-        slow = at(record, "throughput.slow_rank.evidence")
-        notes += [f"in the run {slow}"] if is_text(slow) else []
-    is_same = not notes and all(word.startswith("data.root=") for word in overrides)
-    if notes or is_same:
-        notes += [f"in the run, {words}" for words in course_words(table(record.get("throughput")))]
-    _explain(config, choices, out or run_dir / _NAME, notes, record if is_same else {})
+        notes.insert(0, f"the run used {ranks} processes; one of them is explained, without communication")
+    _explain(config, choices, out or run_dir / _NAME, notes)
 
 
 def _explain(
-    config: dict[str, Any],
-    choices: dict[str, str],
-    folder: Path,
-    notes: Sequence[str] = (),
-    record: Mapping[str, Any] | None = None,
-    names_data: bool = True,
+    config: dict[str, Any], choices: dict[str, str], folder: Path, notes: Sequence[str] = (), names_data: bool = True
 ) -> None:
-    """Measure, print, write.
-
-    `record` is that of a run of which this measures the same again, and has the verdict; `names_data` says whether somebody
-    has chosen the data.
-    """
+    """Measure, print with the notes, write; `names_data` says whether somebody has chosen the data."""
     exit_on_signals()
     with quick_imports():
         from ..callbacks._explanation import explanation_text
         from ..training.explain import explain
 
     step, files = explain(config, choices, folder, names_data)
-    said = table(at(record, "throughput.bottleneck"))
-    is_here = at(record, "hardware.device_name") == step.device_name
-    is_here &= step.threads in (None, at(record, "hardware.torch_threads"))  # of a CPU
-    if is_here and not said.get("busy") and all(is_text(said.get(key)) for key in ("kind", "certainty", "evidence")):
-        step = replace(step, bottleneck=said)
     step = replace(step, notes=[*notes, *step.notes])
     print(explanation_text(step), flush=True)
     with writing("--out", folder):

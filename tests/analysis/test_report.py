@@ -304,7 +304,7 @@ OF_MODULE = {**BY_HAND, "options": lambda size: {"model.lr": size / 1e4, "optimi
 @pytest.mark.parametrize(
     ("facts", "is_own", "has_column", "is_fixed"),
     [
-        ({"learning_rate": 0.004, "metrics": ACCURACY}, False, False, False),
+        ({"learning_rate": 0.004, "metrics": ACCURACY}, False, False, True),
         ({**BY_HAND, "metrics": ACCURACY}, False, False, False),  # optimizer.lr has a column
         ({**OF_MODULE, "metrics": ACCURACY}, True, False, False),  # model.lr has one
         ({**FOLLOWS}, False, True, False),  # timed, not trained
