@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from harness import MNIST as SPEC
 from harness import ROOT, arguments, compare_variants, in_a_process, rows, train, write_result
+from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Subset
 from torchvision import datasets, transforms
@@ -125,7 +126,12 @@ def memory_here(size: int, way: str) -> dict[str, float]:
     return found | {"peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
 
 
-LOOPS = ("a tutorial's loop", "a tuned loop", "a tuned loop that keeps freed memory")
+LOOPS = (
+    "a tutorial's loop",
+    "a tuned loop",
+    "a tuned loop that keeps freed memory",
+    "the same that pools before its ReLUs",
+)
 
 
 def epoch(args: argparse.Namespace, rounds: int) -> tuple[str, Any]:
@@ -133,7 +139,8 @@ def epoch(args: argparse.Namespace, rounds: int) -> tuple[str, Any]:
 
     All train the same network on 55,000 images in batches of 128, train.py with AdamW and the loops with Adam, and validate it on
     5,000. The tutorial's loop reads and normalizes each image in a DataLoader. A tuned one has all images in memory, normalized,
-    channels last, and a fused Adam.
+    channels last, and a fused Adam. These loops pool after the ReLU, as tutorials do. The last one pools before it as SimpleCNN does, which
+    computes the same with less work.
     """
     turns: dict[str, Callable[[], float]] = {"train.py": partial(epoch_of_train, args)}
     turns |= {loop: partial(in_a_process, epoch_of_loop, loop, args.root, args.smallest) for loop in LOOPS}
@@ -157,6 +164,9 @@ def epoch_of_loop(loop: str, root: str, smallest: bool) -> float:
     if tuned := loop != LOOPS[0]:
         assert loop == LOOPS[1] or keep_freed_memory()
     model = SimpleCNN(SPEC)
+    if loop != LOOPS[3]:
+        first, pool, relu, second, *_ = model.features
+        model.features = nn.Sequential(first, relu, pool, second, relu, pool)
     model = model.to(memory_format=torch.channels_last) if tuned else model
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=tuned)
     transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize((0.1307,), (0.3081,))])
