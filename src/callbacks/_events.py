@@ -43,7 +43,7 @@ _PARTS = {
 class LoopEvents(Callback):
     """Marks the parts of each batch, from `listen` on, while it measures, and calls a subclass's methods below.
 
-    An exception in one of them disables it.
+    An exception in one of them disables it; one in `count_batch` ends the run.
 
     A batch is `begin_batch`, `count_batch`, `begin_training`, `end_backward`, `end_batch`. A step that asks for its batch
     itself begins with its training, and is not counted; nor is a batch that is None.
@@ -138,7 +138,6 @@ class LoopEvents(Callback):
                 self._fit.receive()
 
     @override
-    @never_raise
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if self.is_measuring and self._has_begun:  # else its step asks for it
             self.count_batch(trainer, pl_module, batch)

@@ -13,11 +13,13 @@ from typing import Any
 import numpy
 from lightning import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
 from typing_extensions import override
 
 from .._lightning import callback_of, skips_backward
 from .._torch import any_mode, is_profiler_active, watch_compilation
 from ..distributed.gather import gather, replicas
+from ..errors import UserError
 from ..hardware.bottleneck import CHANGED
 from ..hardware.calibration import Calibration
 from ..hardware.devices import device_name
@@ -45,7 +47,7 @@ from ._report import peak_of, report
 from ._run_words import details, headline
 from ._setting import own_config, setting_of, title_of
 from ._table import FIRST, INVALID, RECORDED, UpdateTable
-from ._timer import HostClock, StepTimer, clock_for, pause
+from ._timer import Batch, HostClock, StepTimer, clock_for, pause
 from ._updates import passes
 from ._windows import Windows
 from ._writer import StepWriter
@@ -108,6 +110,9 @@ class ThroughputMonitor(LoopEvents):
         verbose: bool = True,
     ):
         super().__init__()
+        for name, function in (("batch_size_fn", batch_size_fn), ("timesteps_fn", timesteps_fn)):
+            if function is not None and not callable(function):
+                raise TypeError(f"{name}: got {function!r}, takes {{_target_: …, _partial_: true}} of a function")
         self.every_n_steps = 1 if every_n_steps is None else every_n_steps
         self.warmup_steps = warmup_steps
         self.batch_size_fn = batch_size_fn
@@ -363,10 +368,12 @@ class ThroughputMonitor(LoopEvents):
 
     def _why_nothing_is_known(self) -> str:
         updates = self._timer.updates.count
+        if not updates and self._timer.updates.step:
+            return "all steps were trained before the run was resumed"
         if not updates:
             return (
-                "Lightning has counted no optimizer step: no batch was trained in this fit, or a module that optimises by "
-                "hand does not step the optimizers of self.optimizers()"
+                "Lightning has counted no optimizer step: no batch was trained, or a module that optimises by hand does "
+                "not step the optimizers of self.optimizers()"
             )
         if updates <= self.first_counted:
             return f"of {updates} updates none came after the warm-up of {self.first_counted}"
@@ -391,9 +398,16 @@ class ThroughputMonitor(LoopEvents):
     @override
     def count_batch(self, trainer: Trainer, module: LightningModule, batch: Any) -> None:
         timed = self._timer.current
-        if timed is None or self._recorded is None:
-            return
-        self._recorded.expect(batch)
+        if timed is not None and self._recorded is not None:
+            self._count(timed, trainer, module, batch)
+            self._recorded.expect(batch)
+            for name, counted in (("batch_size_fn", timed.samples), ("timesteps_fn", timed.timesteps)):
+                if isinstance(counted, Tensor):  # to read it would wait for the device
+                    raise UserError(f"{name}: returned a Tensor, takes a function that returns a number the host knows")
+
+    @never_raise
+    def _count(self, timed: Batch, trainer: Trainer, module: LightningModule, batch: Any) -> None:
+        """What a batch holds, and whether it trains."""
         timed.recorded |= skips_backward(trainer)
         timed.samples = (self.batch_size_fn or samples_in)(batch)
         if self.timesteps_fn is not None:

@@ -54,8 +54,8 @@ def no_flops(reason: str) -> dict[str, str]:
 
 
 UNSEEN = (
-    "Lightning has counted no optimizer step: no batch was trained in this fit, or a module that optimises by hand does not "
-    "step the optimizers of self.optimizers()"
+    "Lightning has counted no optimizer step: no batch was trained, or a module that optimises by hand does not step the "
+    "optimizers of self.optimizers()"
 )
 ODD = "no step counts: each was profiled or recorded, the clock has jumped, or another rank has stopped measuring"
 NO_TENSORS = (

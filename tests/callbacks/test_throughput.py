@@ -16,6 +16,7 @@ from batchscope.callbacks._batches import samples_in
 from batchscope.callbacks.curves import TrainCurves
 from batchscope.callbacks.device import LOGGED, DeviceMonitor
 from batchscope.callbacks.throughput import ThroughputMonitor
+from batchscope.errors import UserError
 from batchscope.hardware import calibration
 from batchscope.hardware.calibration import Calibration
 from batchscope.hardware.processor import Noise
@@ -30,6 +31,20 @@ def fit(monitor: ThroughputMonitor, module=None, *callbacks, **options) -> Memor
     memory = Memory()
     train(module or Stranger(), monitor, *callbacks, **{"logger": memory, **options})
     return memory
+
+
+def test_a_name_in_place_of_a_function_is_refused() -> None:
+    said = "^timesteps_fn: got 'mine.tokens', takes {_target_: …, _partial_: true} of a func"
+    with pytest.raises(TypeError, match=said):
+        ThroughputMonitor(timesteps_fn="mine.tokens")
+
+
+@pytest.mark.parametrize("name", ["batch_size_fn", "timesteps_fn"])
+def test_a_function_that_returns_a_tensor_ends_the_run_at_its_first_batch(name: str) -> None:
+    module = Stranger()
+    with pytest.raises(UserError, match=f"^{name}: returned a Tensor, takes a function that returns a number "):
+        fit(monitoring(**{name: lambda batch: batch[0].sum()}), module)
+    assert module.trainer.global_step == 0
 
 
 def test_how_long_the_peak_was_measured_is_known_where_a_signal_has_ended_it(monkeypatch) -> None:
