@@ -12,6 +12,7 @@ from ..errors import UserError
 from ..options.types import PositiveInt
 from ..options.update import largest_part, ranks_asked
 from ..records.rates import NEAR_BEST, RATE, why_no_rate
+from .folder import KEPT
 from .plans import Job, Plan, RunFailed, Search
 from .visits import can_wait
 
@@ -61,7 +62,7 @@ class BatchSizeSearch(Search):
                 break
             if rates and record["status"] == "finished" and not record["throughput"].get(RATE):
                 print(f"  data.batch_size={size} has no rate: {why_no_rate(record)}", file=sys.stderr, flush=True)
-                fits = False  # into the training set, with a step after the warm-up
+                fits = False  # so few of its batches make an epoch that all are warm-up
                 break
             rate = trial.rate(record)
             samples = record["dataset"]["train_samples"]  # None of a stream that is not counted
@@ -87,7 +88,7 @@ class BatchSizeSearch(Search):
         if len(again) > 1 or left_out:
             trials = [_trial(job, size, "again", "again") for size in again]
             for size, trial, record in zip(again, trials, (yield trials), strict=True):
-                if size in left_out and record["status"] not in ("finished", "out_of_memory"):
+                if size in left_out and record["status"] not in KEPT:
                     raise RunFailed.of(trial, record)
 
 

@@ -190,8 +190,7 @@ class Together:
                     measure_in_passes(together, _limits_of(together[0].job), say=self._say, first_pass=first_pass)
                 self._train_to_end([*_living(together), *long])
             if sum(share for _, share in self._programs.top()) >= LOAD_SAID:
-                self._line.clear()
-                print(f"beside these runs: {self._programs.words()} of the processor", flush=True)  # in no file
+                self._print(f"beside these runs: {self._programs.words()} of the processor")  # in no file
         finally:
             self._line.clear()
         begun = {run.job for run in self._started}
@@ -241,6 +240,11 @@ class Together:
             self._show_warnings(self._started)
         self._line(text, now)
 
+    def _print(self, text: str) -> None:
+        """Print a line that stays, in place of the one that says what happens."""
+        self._line.clear()
+        print(text, flush=True)
+
     def _show_warnings(self, runs: Sequence[Visited]) -> None:
         """Print the warnings of runs that no run has had before, unless all that they write is shown."""
         for text in "".join(_log_of(run.job) for run in runs if not is_verbose()).splitlines():
@@ -267,10 +271,7 @@ class Together:
         if not run.goes_on or run.job.config.get("timing") is True or (run.fit_s is not None and run.fit_s <= _LONG_S):
             return False
         length = "is of unknown length" if run.fit_s is None else f"takes about {duration(run.fit_s)}"
-        self._line.clear()
-        print(
-            f"{run.job.title} {length}: no other run waits for it, to be timed; timing=true has them wait", flush=True
-        )
+        self._print(f"{run.job.title} {length}: no other run waits for it, to be timed; timing=true has them wait")
         return True
 
     def _train_to_end(self, runs: Sequence[Visited]) -> None:
