@@ -1,9 +1,9 @@
 """What the models of the zoo learn: train lists of commands, and make a table of their run records.
 
-    python benchmarks/zoo.py zoo --root ../shared/data          # docs/zoo.md: every model on every dataset, 20 minutes
+    python benchmarks/zoo.py zoo --root ../shared/data          # docs/zoo.md: every model on every dataset, an hour
     python benchmarks/zoo.py sequences --root ../shared/data    # what recurrent models learn, 5 hours
     python benchmarks/zoo.py accuracy --root ../shared/data     # what each option of mnist_99 brings, three seeds, 40 minutes
-    python benchmarks/zoo.py best --root ../shared/data         # what mnist_best and rows of MNIST reach, five seeds, two hours
+    python benchmarks/zoo.py best --root ../shared/data         # what mnist_best and rows of MNIST reach, five seeds, three hours
     python benchmarks/zoo.py sequences --list
 
 Finished runs are kept below outputs/; a second start trains only the missing ones. A run of adding or copy memory ends when
