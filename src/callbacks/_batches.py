@@ -1,6 +1,6 @@
 """What a batch of any type holds, and the loss that it had."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +13,9 @@ NO_TENSORS = (
 )
 
 
+_SEQUENCES = (tuple, list)
+
+
 def samples_in(batch: Any) -> int:
     """The length of the first tensor in a batch, depth first; 0 for a batch without tensors.
 
@@ -21,7 +24,7 @@ def samples_in(batch: Any) -> int:
     first = first_tensor(batch)
     if first is None:
         return 0
-    return first.shape[0] if first.dim() else 1
+    return first.shape[0] if first.ndim else 1
 
 
 def bytes_in(batch: Any) -> int:
@@ -29,15 +32,15 @@ def bytes_in(batch: Any) -> int:
     return sum(tensor.nbytes for tensor in _tensors(batch) if tensor.layout == torch.strided)
 
 
-def timesteps_in(module: object, samples: int) -> int:
-    """The time steps of all samples: of a module with a `spec` of kind `sequence` and shape `(T, …)`, T a sample.
+def timesteps_of(module: object) -> int:
+    """The time steps of a sample: T of a module with a `spec` of kind `sequence` and shape `(T, …)`; 0 for any other.
 
     0 for sequences of different lengths, whose sum only the device knows.
     """
     spec: Any = getattr(module, "spec", None)
     if varies(module):
         return 0
-    return samples * spec.input_shape[0] if getattr(spec, "kind", None) == "sequence" else 0
+    return spec.input_shape[0] if getattr(spec, "kind", None) == "sequence" else 0
 
 
 def own_loss(trainer: Trainer, module: LightningModule, loss: Any) -> Any:
@@ -53,12 +56,22 @@ def varies(module: object) -> bool:
 
 def first_tensor(batch: Any) -> Tensor | None:
     """The first tensor in a batch, depth first."""
-    return next(_tensors(batch), None)
+    if isinstance(batch, Tensor):
+        return batch
+    for child in _children(batch):
+        if (first := first_tensor(child)) is not None:
+            return first
+    return None
 
 
 def _tensors(batch: Any) -> Iterator[Tensor]:
     if isinstance(batch, Tensor):
         yield batch
-    children = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple | list) else ()
-    for child in children:
+    for child in _children(batch):
         yield from _tensors(child)
+
+
+def _children(batch: Any) -> Iterable[Any]:
+    if isinstance(batch, _SEQUENCES):
+        return batch
+    return batch.values() if isinstance(batch, Mapping) else ()

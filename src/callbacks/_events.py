@@ -8,6 +8,7 @@ The innermost part has the time. Those of an epoch are within run_training_epoch
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from lightning import LightningModule, Trainer
@@ -28,7 +29,6 @@ _EPOCH = "run_training_epoch"
 _VALIDATION = "on_validation_model_zero_grad"
 # Lightning's profiler actions, by the last part of their names → the part of the step that the action is.
 _PARTS = {
-    _REQUEST: "data_wait",
     "on_before_batch_transfer": "data_wait",  # a user's hooks around the copy prepare the batch, as a loader does
     "on_after_batch_transfer": "data_wait",
     "batch_to_device": "transfer",
@@ -36,7 +36,6 @@ _PARTS = {
     "optimizer_step": "optimizer",
     "lr_scheduler_step": "optimizer",
     "save_checkpoint": PAUSE,
-    _VALIDATION: PAUSE,
 }
 
 
@@ -46,7 +45,7 @@ class LoopEvents(Callback):
     An exception in one of them disables it; one in `count_batch` ends the run.
 
     A batch is `begin_batch`, `count_batch`, `begin_training`, `end_backward`, `end_batch`. A step that asks for its batch
-    itself begins with its training, and is not counted; nor is a batch that is None.
+    itself begins with its training, and its batch is counted before `end_batch`; one that is None is not counted.
 
     Attributes:
         is_measuring: whether the steps of a fit are being measured.
@@ -97,9 +96,20 @@ class LoopEvents(Callback):
         self._fit = self._begun or FitTimer()  # a callback may be added after `on_fit_start`
         self._begun = None
         add_timer(trainer, timer)
-        self.is_measuring, self._is_training, self._has_begun = True, False, False
-        heard = {*_PARTS, _TRAINING, _EPOCH}
-        return ProfilerHook(trainer, heard, self._on_action_start, self._on_action_end).detach
+        self.is_measuring, self._is_training, self._has_begun, self._is_counted = True, False, False, False
+        actions = {name: (partial(self._enter, part), partial(self._leave, part)) for name, part in _PARTS.items()}
+        actions |= {
+            _REQUEST: (self._request, partial(self._leave, "data_wait")),
+            _TRAINING: (self._begin_training, self._end_training),
+            _VALIDATION: (partial(self._enter, PAUSE), _nothing),
+            _EPOCH: (self._begin_epoch, _nothing),
+        }
+        return ProfilerHook(trainer, actions).detach
+
+    @never_raise
+    def _begin_epoch(self) -> None:
+        if self.is_measuring:
+            self._fit.begin_epoch()
 
     def _begin_batch(self) -> None:
         self._fit.ask()
@@ -107,40 +117,44 @@ class LoopEvents(Callback):
         self._has_begun = True
 
     @never_raise
-    def _on_action_start(self, action: str) -> None:
-        if not self.is_measuring:
-            return
-        if action == _EPOCH:
-            self._fit.begin_epoch()
-        elif action == _TRAINING:
+    def _request(self) -> None:
+        if self.is_measuring:
+            if not self._is_training:
+                self._begin_batch()
+            self._timer.enter("data_wait")
+
+    @never_raise
+    def _begin_training(self) -> None:
+        if self.is_measuring:
             if not self._has_begun:
                 self._begin_batch()
             self._is_training = True
             self.begin_training()
-        else:
-            if action == _REQUEST and not self._is_training:
-                self._begin_batch()
-            self._enter(_PARTS[action])
-
-    def _enter(self, part: str) -> None:
-        if part == PAUSE:
-            self.stop_recording()
-            self._timer.settle()
-        self._timer.enter(part)
 
     @never_raise
-    def _on_action_end(self, action: str) -> None:
-        if action == _TRAINING:
-            self._is_training = False
-        elif self.is_measuring and action not in (_VALIDATION, _EPOCH):
-            self._timer.leave(_PARTS[action])
-            if _PARTS[action] == "data_wait" and self._fit.is_waiting:
+    def _end_training(self) -> None:
+        self._is_training = False
+
+    @never_raise
+    def _enter(self, part: str) -> None:
+        if self.is_measuring:
+            if part == PAUSE:
+                self.stop_recording()
+                self._timer.settle()
+            self._timer.enter(part)
+
+    @never_raise
+    def _leave(self, part: str) -> None:
+        if self.is_measuring:
+            self._timer.leave(part)
+            if part == "data_wait" and self._fit.is_waiting:
                 self._fit.receive()
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if self.is_measuring and self._has_begun:  # else its step asks for it
             self.count_batch(trainer, pl_module, batch)
+            self._is_counted = True
 
     @override
     @never_raise
@@ -156,12 +170,17 @@ class LoopEvents(Callback):
             self.end_backward()
 
     @override
-    @never_raise
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        if self.is_measuring and not self._is_counted and batch is not None:  # its step has asked for it
+            self.count_batch(trainer, pl_module, batch)
+        self._end_batch(trainer)
+
+    @never_raise
+    def _end_batch(self, trainer: Trainer) -> None:
         if self.is_measuring:
-            self._has_begun = False
+            self._has_begun = self._is_counted = False
             self.end_batch(trainer)
             self._fit.end_batch()
 
@@ -199,3 +218,7 @@ class LoopEvents(Callback):
             self.stop_recording()
             self._timer.end_step()  # the time between two epochs is in no step
             self.flush(trainer)
+
+
+def _nothing() -> None:
+    """What ends a validation or an epoch is told by a hook."""

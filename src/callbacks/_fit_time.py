@@ -54,12 +54,8 @@ class FitTimer:
         self._began = self._asked = clock()
         self._start_up_s = math.nan  # before the first batch has come
         self._epochs: list[_Epoch] = []
+        self.is_waiting = False  # for the first batch of an epoch
         self.validations: list[tuple[float, float]] = []  # the beginning and the length of each
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether the first batch of an epoch has not come yet."""
-        return bool(self._epochs) and math.isnan(self._epochs[-1].first_batch_s)
 
     def begin_epoch(self) -> None:
         """The loader is asked for its batches."""
@@ -67,6 +63,7 @@ class FitTimer:
         if self._epochs:
             self._epochs[-1].seconds = now - self._epochs[-1].began
         self._epochs.append(_Epoch(now, self._cpu()))
+        self.is_waiting = True
 
     def ask(self) -> None:
         """A batch is asked for, with which a step begins."""
@@ -78,7 +75,7 @@ class FitTimer:
 
     def receive(self) -> None:
         """The first batch has come."""
-        now, epoch = self._clock(), self._epochs[-1]
+        now, epoch, self.is_waiting = self._clock(), self._epochs[-1], False
         waited_s = now - epoch.began - epoch.validation_s  # a resumed epoch may begin with a validation
         epoch.first_batch_s, epoch.in_step_s = waited_s, min(now - self._asked, waited_s)
         epoch.idle_s = waited_s - (self._cpu() - epoch.began_cpu)

@@ -70,7 +70,7 @@ class UpdateTable:
 
     def add(self, batches: Sequence[Batch], clock: HostClock) -> NDArray[Any]:
         """Add the updates whose last batch is among these. Returns their rows, a view of shape (N,)."""
-        facts = [(b.samples, b.timesteps, 1, b.recorded, b.waits_ms(clock)) for b in batches]
+        facts = [(b.samples, b.timesteps, 1, b.recorded, b.waits_ms(clock) if b.waits else 0.0) for b in batches]
         values = numpy.hstack([parts_ms(batches, clock), numpy.array(facts, float).reshape(-1, len(_FACTS))])
         steps = numpy.array([batch.global_step for batch in batches], int)
         last = numpy.flatnonzero(numpy.diff(steps, prepend=self.last_step))  # batches that ended with an update

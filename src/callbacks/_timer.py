@@ -55,6 +55,10 @@ class HostClock:
         """Milliseconds between two moments that have passed."""
         return (end - start) * 1e3
 
+    def spans_ms(self, moments: Sequence[Any]) -> list[float]:
+        """Milliseconds between each of some moments that have passed and the next one."""
+        return [(end - start) * 1e3 for start, end in itertools.pairwise(moments)]
+
     def reuse(self, marks: Iterable[Any]) -> None:
         """Take back marks that are no longer needed."""
 
@@ -95,6 +99,10 @@ class CudaClock(HostClock):
     @override
     def elapsed_ms(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
         return start.elapsed_time(end)  # at a resolution of about 0.5 µs
+
+    @override
+    def spans_ms(self, moments: Sequence[torch.cuda.Event]) -> list[float]:
+        return [self.elapsed_ms(start, end) for start, end in itertools.pairwise(moments)]
 
     @override
     def reuse(self, marks: Iterable[torch.cuda.Event]) -> None:
@@ -162,7 +170,7 @@ def parts_ms(batches: Sequence[Batch], clock: HostClock) -> NDArray[numpy.float6
     places, ms = [], []
     for row, batch in enumerate(batches):
         places += [row * len(TIMED) + _COLUMN[part] for part in batch.parts[:-1]]  # the last one is the batch's end
-        ms += [clock.elapsed_ms(start, end) for start, end in itertools.pairwise(batch.moments)]
+        ms += clock.spans_ms(batch.moments)
     sums: NDArray = numpy.bincount(numpy.array(places, int), ms, len(batches) * len(TIMED))
     return sums.reshape(len(batches), len(TIMED))
 
@@ -178,6 +186,7 @@ class StepTimer:
 
     def __init__(self, clock: HostClock, last_step: int = 0):
         self.clock = clock
+        self._timed = {*clock.parts, PAUSE}
         self.finished: deque[Batch] = deque()
         self.current: Batch | None = None
         self.updates = Updates(last_step)
@@ -232,10 +241,14 @@ class StepTimer:
             self.leave(PAUSE)
 
     def _mark(self) -> None:
-        batch, part = self.current, self.part
-        if part not in self.clock.parts and part != PAUSE:  # nobody can time it
+        batch = self.current
+        if batch is None:
+            return
+        stack = self._stack
+        part = PAUSE if PAUSE in stack else stack[-1] if stack else OTHER
+        if part not in self._timed:  # nobody can time it
             part = OTHER
-        if batch is None or batch.parts[-1] == part:
+        if batch.parts[-1] == part:
             return
         batch.parts.append(part)
         batch.moments.append(self.clock.mark())

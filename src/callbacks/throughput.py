@@ -34,7 +34,7 @@ from ..records.operations import OperationRow, StepOperations
 from ..records.rates import LOAD_SAID
 from ..records.step_times import StepTimes
 from ..records.terminal import block, is_in_sweep, is_verbose, say
-from ._batches import samples_in, timesteps_in
+from ._batches import samples_in, timesteps_of
 from ._communication import Exchanges
 from ._cost import cost_of, median_step, metrics_of, own_times
 from ._events import LoopEvents
@@ -267,6 +267,7 @@ class ThroughputMonitor(LoopEvents):
         if is_compiled_module(pl_module):  # what torch.compile takes is in no step, also where it compiles again
             self._attached.callback(watch_compilation(lambda: pause(trainer)))
         self._attached.callback(self.listen(trainer, timer))
+        self._timesteps = timesteps_of(pl_module)  # asked for once: a network has to look for it in all its parts
         self._counted_since = time.perf_counter()
 
     @override
@@ -399,14 +400,14 @@ class ThroughputMonitor(LoopEvents):
     def count_batch(self, trainer: Trainer, module: LightningModule, batch: Any) -> None:
         timed = self._timer.current
         if timed is not None and self._recorded is not None:
-            self._count(timed, trainer, module, batch)
+            self._count(timed, trainer, batch)
             self._recorded.expect(batch)
             for name, counted in (("batch_size_fn", timed.samples), ("timesteps_fn", timed.timesteps)):
                 if isinstance(counted, Tensor):  # to read it would wait for the device
                     raise UserError(f"{name}: returned a Tensor, takes a function that returns a number the host knows")
 
     @never_raise
-    def _count(self, timed: Batch, trainer: Trainer, module: LightningModule, batch: Any) -> None:
+    def _count(self, timed: Batch, trainer: Trainer, batch: Any) -> None:
         """What a batch holds, and whether it trains."""
         timed.recorded |= skips_backward(trainer)
         timed.samples = (self.batch_size_fn or samples_in)(batch)
@@ -414,7 +415,7 @@ class ThroughputMonitor(LoopEvents):
             timed.timesteps = self.timesteps_fn(batch)
         else:
             counted = getattr(trainer.train_dataloader, "timesteps", None)  # by our loader, without padding
-            timed.timesteps = counted if isinstance(counted, int) else timesteps_in(module, timed.samples)
+            timed.timesteps = counted if isinstance(counted, int) else timed.samples * self._timesteps
 
     @override
     def begin_training(self) -> None:
@@ -464,7 +465,7 @@ class ThroughputMonitor(LoopEvents):
             steps = numpy.concatenate([[before], rows["step"]])
             is_due = passes(steps[:-1], steps[1:], self.every_n_steps) if self.every_n_steps else False
             rows = rows[is_written & is_due]
-            if len(rows):
+            if len(rows) and trainer.loggers:
                 together, flops = replicas(trainer), self._flops or Flops()
                 per_device = flops.per_sample and flops.per_sample * together / trainer.world_size
                 peak = peak_of(flops, str(trainer.precision), self.calibration)

@@ -75,8 +75,8 @@ def test_a_batch_is_asked_for_copied_counted_and_trained() -> None:
     assert told(Stranger(), data=loader(8, 4)) == f"{BATCH} {BATCH} interrupted"
 
 
-def test_a_step_that_asks_for_its_batch_begins_with_its_training() -> None:
-    step = STEP.replace("+forward", "+forward +data_wait -data_wait")
+def test_a_step_that_asks_for_its_batch_begins_with_its_training_and_counts_it_when_it_is_over() -> None:
+    step = STEP.replace("+forward", "+forward +data_wait -data_wait").replace("end", "4 end")
     assert told(Asking()) == f"begin {step} interrupted"
 
 

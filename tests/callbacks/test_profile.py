@@ -2,6 +2,7 @@
 
 import json
 from contextlib import contextmanager
+from functools import partial
 
 import lightning
 import pytest
@@ -78,8 +79,8 @@ ACTION = "[Strategy]Any.training_step"
 def hearing(trainer: lightning.Trainer, *actions: str):
     """A hook on a trainer, and what it hears."""
     heard = []
-    begins, ends = (lambda action: heard.append("+" + action)), (lambda action: heard.append("-" + action))
-    return ProfilerHook(trainer, frozenset(actions), begins, ends), heard
+    told = {name: (partial(heard.append, f"+{name}"), partial(heard.append, f"-{name}")) for name in actions}
+    return ProfilerHook(trainer, told), heard
 
 
 @pytest.mark.parametrize("kind", [PassThroughProfiler, SimpleProfiler])
