@@ -61,7 +61,7 @@ def fits_in_children(trainer: Trainer) -> bool:
 
 
 def unwatched_processes(trainer: Trainer) -> list[Popen[bytes]]:
-    """The same, which Lightning's watcher has lost: it kills this process when one of its list fails."""
+    """Those of `child_processes`, which Lightning's watcher has lost: it kills this process when one of its list fails."""
     watched = child_processes(trainer)
     processes = [*watched]
     watched.clear()
@@ -141,7 +141,7 @@ def after_batch(trainer: Trainer, act: Callable[[], None]) -> None:
 
 
 def at_skipped_end(trainer: Trainer, act: Callable[[], None]) -> None:
-    """Act also where an epoch ends because `on_train_batch_start` of the module or a callback returned -1.
+    """Act also where an epoch ends because `on_train_batch_start` of the module returned -1.
 
     Lightning then calls nothing of a batch's end. To be called in `on_train_start`.
     """

@@ -30,8 +30,7 @@ class DeferredScalars:
 
     def values(self) -> list[float]:
         """The numbers, in the order given."""
-        if not self.ready():
-            assert self._event is not None
+        if self._event is not None:
             self._event.synchronize()
         return self._values.tolist()
 
@@ -39,7 +38,8 @@ class DeferredScalars:
 @torch.no_grad()
 def _stack(scalars: Sequence[Tensor]) -> Tensor:
     device = max((scalar.device for scalar in scalars), key=lambda each: each.type != "cpu")
-    scalars = [scalar.to(device, non_blocking=True) for scalar in scalars]
+    # Cast first: MPS has no float64.
+    scalars = [s if s.device == device else s.float().to(device, non_blocking=True) for s in scalars]
     if len({(scalar.dtype, scalar.dim()) for scalar in scalars}) == 1:  # a tenth of the operations
         return torch.stack(scalars).reshape(-1).float()
     return torch.stack([scalar.reshape(()).float() for scalar in scalars])

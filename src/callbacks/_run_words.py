@@ -76,6 +76,8 @@ def _mean_step(summary: Mapping[str, Any]) -> str:
     large = [part for part in PARTS if part != StepPart.OTHER and parts.get(part, 0.0) >= _MIN_PART * total > 0]
     shown = {part: round(100 * parts[part] / total) for part in large}
     rest = 100 - sum(shown.values())
+    if rest < 0:  # of rounding
+        shown[max(shown, key=lambda part: shown[part])] += rest
     words = [f"{part.removesuffix('_wait')} {share}" for part, share in shown.items()]
     words += [f"rest {rest}"] if rest > 0 else []
     return f"{significant(summary['step_ms'])} ms: {', '.join(words)} %"

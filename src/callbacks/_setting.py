@@ -76,7 +76,8 @@ def _of_options(config: Mapping[str, Any], trainer: Trainer) -> dict[str, Any]:
 def samples_of_epoch(loader: DataLoader, ranks: int) -> int | None:
     """The samples that all ranks take from a DataLoader in an epoch: a sampler may take fewer or more than there are.
 
-    None where nobody knows, as where the dataset or its sampler makes the batches: a length counts those.
+    Those that `drop_last` leaves out count, since they depend on the batch size. None where nobody knows, as where the
+    dataset or its sampler makes the batches: a length counts those.
     """
     if loader.batch_sampler is None:
         return None

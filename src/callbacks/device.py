@@ -100,8 +100,7 @@ class DeviceMonitor(Callback):
     @override
     @never_raise
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.disable()
-        self.summary, self.grows, self._rows = {}, {}, []
+        self._rows = []
         self._updates = Updates(trainer.global_step)
         self._writer = StepWriter(trainer)
         queries = queries_for(trainer.strategy.root_device)

@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from .._torch import non_finite_check, without_modes
 from ..errors import NonFiniteError
+from ._batches import own_loss
 from ._deferred_scalars import DeferredScalars
 
 READ_EVERY = {"cuda": 20, "mps": 512}  # steps whose flags are read together; on MPS reading waits for the device
@@ -51,7 +52,8 @@ class StopOnNonFinite(Callback):
     @override
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         # With several ranks only gradients are checked: a rank that stops for its own bad loss would stop alone.
-        self._loss = loss.detach() if trainer.world_size == 1 else None
+        # A loss may have been computed on the host, as of an operation that a device lacks.
+        self._loss = loss.detach().to(self._one.device, non_blocking=True) if trainer.world_size == 1 else None
 
     @override
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
@@ -65,7 +67,7 @@ class StopOnNonFinite(Callback):
             non_finite_check(numbers, flag, self._one)
             is_bad = not self._is_late and bool(flag)
         if is_bad:
-            what = f"{_name(trainer, optimizer)}: {_what_is_bad(pl_module, self._loss)}"
+            what = f"{_name(trainer, optimizer)}: {_what_is_bad(pl_module, own_loss(trainer, pl_module, self._loss))}"
             raise NonFiniteError(f"{what}. The weights were left as they were")
         if self._is_late:
             self._flags.append((_name(trainer, optimizer), flag))

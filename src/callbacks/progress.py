@@ -11,12 +11,14 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
 from typing_extensions import override
 
+from .._lightning import callback_of
 from ..distributed.gather import replicas
 from ..options.types import PositiveFloat
 from ..records.formatting import significant
 from ..records.terminal import can_redraw, say
 from ._batches import own_loss, samples_in
 from ._deferred_scalars import DeferredScalars
+from .throughput import ThroughputMonitor
 
 PLAIN_INTERVAL_S = 30.0
 
@@ -40,6 +42,7 @@ class ProgressBar(TQDMProgressBar):
         self._last: Any = None  # what the last step has returned
         self._shown: dict[str, Any] = {}  # the newest loss and rate
         self._read: DeferredScalars | None = None
+        self._monitor: ThroughputMonitor | None = None
         self._plain = False  # whether plain lines are printed
         self._next = 0.0  # when the next redraw or line is due
         self._start_interval()
@@ -54,6 +57,7 @@ class ProgressBar(TQDMProgressBar):
             self._plain, self.interval_s = True, PLAIN_INTERVAL_S
             self.disable()  # Lightning's bars print nothing then
         self._next = time.perf_counter() + self.interval_s
+        self._monitor = callback_of(trainer, ThroughputMonitor)
 
     @override
     def enable(self) -> None:
@@ -69,12 +73,13 @@ class ProgressBar(TQDMProgressBar):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._samples += samples_in(batch)
+        self._samples += self._samples_in(batch)
         self._last = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if not self._plain:
             super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
         elif self._is_due():
-            batches = f" of {self.total_train_batches:,}" if math.isfinite(self.total_train_batches) else ""
+            total = trainer.num_training_batches
+            batches = f" of {total:,}" if math.isfinite(total) else ""
             values = self.get_metrics(trainer, pl_module).items()
             words = (f"{name} {significant(value) if isinstance(value, float) else value}" for name, value in values)
             say(f"epoch {trainer.current_epoch + 1}, batch {batch_idx + 1:,}{batches}: {', '.join(words)}")
@@ -83,6 +88,11 @@ class ProgressBar(TQDMProgressBar):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._start_interval()  # a validation in mid-epoch is not training time
         super().on_validation_end(trainer, pl_module)
+
+    def _samples_in(self, batch: Any) -> int:
+        """As the monitor counts them, while it measures."""
+        count = self._monitor.batch_size_fn if self._monitor is not None and self._monitor.is_measuring else None
+        return 0 if batch is None else (count or samples_in)(batch)
 
     def _should_update(self, current: int, total: float) -> bool:  # of Lightning's bars
         return self.is_enabled and (current == total or self._is_due())

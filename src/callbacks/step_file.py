@@ -1,5 +1,6 @@
 """StepFile: the logger of a run's step file, to which each row is appended as it comes."""
 
+import contextlib
 import csv
 import io
 from collections.abc import Mapping, Sequence
@@ -92,13 +93,16 @@ def _text(value: Any) -> str:
 
 
 def read_rows(path: Path) -> tuple[list[str], list[dict[str, str]]]:
-    """The names of the columns, and the rows; a torn row is left out, and a missing file has neither."""
+    """The names of the columns, and the rows: without a torn one, and up to a damaged one. A missing file has neither."""
     if not path.is_file():  # reading a pipe or a device may never end
         return [], []
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
-        reader = csv.DictReader(file)
-        names = list(reader.fieldnames or [])
-        return names, [row for row in reader if None not in row and None not in row.values()]
+        reader, names, rows = csv.DictReader(file), list[str](), list[dict[str, str]]()
+        with contextlib.suppress(csv.Error):
+            names += reader.fieldnames or []
+            for row in reader:
+                rows += [row] if None not in row and None not in row.values() else []
+        return names, rows
 
 
 def write_rows(path: Path, names: list[str], rows: list[dict[str, str]]) -> None:

@@ -18,6 +18,7 @@ from .throughput import ThroughputMonitor
 
 SLOW_STEP_S = 0.3  # of longer steps, fewer than `min_steps` are enough
 LEAST_S = 1.0  # of undisturbed steps: a shorter time would miss what comes once a second
+MOST_WAITED = 100  # updates' worth of batches; where Lightning has counted no update by then, it never will
 _TOPIC = "known"
 
 
@@ -26,8 +27,9 @@ class StopWhenKnown(SyncsRanks):
 
     The steps are those of a ThroughputMonitor, which stands before it among the callbacks. The median is known when the
     95 % interval of the undisturbed steps lies within `precision` of it. Warm-up, validation and waiting do not count as
-    time. Rank 0 decides, and all ranks end after the same step. Where measuring has failed, the run ends after so many
-    seconds by the clock. Runs that a sweep visits in passes are ended by the sweep (sweep/passes.py).
+    time. Rank 0 decides, and all ranks end after the same step. Where measuring has failed, or Lightning counts no
+    update, the run ends after so many seconds by the clock. Runs that a sweep visits in passes are ended by the sweep
+    (sweep/passes.py).
 
     Args:
         precision: a fraction of the median.
@@ -61,12 +63,14 @@ class StopWhenKnown(SyncsRanks):
         self._monitor = monitor
         self._ended: str | None = None
         self._windows_seen, self._began = 0, time.perf_counter()
+        self._batches, self._first_step = 0, trainer.global_step
         RankSync.of(trainer).contribute(_TOPIC, lambda: int(self._ended is not None and trainer.is_global_zero))
 
     @override
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        self._batches += 1
         if self._ended is None and trainer.is_global_zero:
             self._ended = self._reason(trainer)
             if self._ended:
@@ -76,7 +80,8 @@ class StopWhenKnown(SyncsRanks):
 
     def _reason(self, trainer: Trainer) -> str | None:
         monitor = self._monitor
-        if not monitor.is_measuring:
+        has_waited = self._batches > MOST_WAITED * trainer.accumulate_grad_batches
+        if not monitor.is_measuring or (has_waited and trainer.global_step == self._first_step):
             return TIME_LIMIT if time.perf_counter() - self._began >= self.seconds else None
         windows = monitor.table.windows
         if windows.in_passes or len(windows.all) == self._windows_seen:

@@ -7,13 +7,14 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
-from ..errors import warn
+from ..errors import UserError, warn
 from ..hardware.processor import NoiseMeter
 from ..options.types import PositiveFloat, Purpose
 from ..records.formatting import duration, percent
 from ..records.rates import LOAD_SAID
 from ..records.terminal import LiveLine
 
+_RANKS_WAIT_MIN = 30  # of DDPStrategy's `timeout`, by default
 _QUIET_S = 3  # in a row, in each of which others take less than a tenth of the processor
 
 
@@ -24,7 +25,11 @@ class WaitUntilQuiet(Callback):
     The wait is in no time of the run but `waiting_seconds` of its record.
 
     Args:
-        minutes: to wait at most; then the training begins beside the other programs, with a warning.
+        minutes: to wait at most; then the training begins beside the other programs, with a warning. Of several ranks
+            less than 30: then Lightning's ranks wait for each other no longer.
+
+    Raises:
+        UserError: when a fit of several ranks begins that may wait for so long.
     """
 
     observes_only = True
@@ -35,6 +40,9 @@ class WaitUntilQuiet(Callback):
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit" and trainer.world_size > 1 and self.minutes >= _RANKS_WAIT_MIN:
+            takes = f"takes less than {_RANKS_WAIT_MIN} with several ranks, which wait for rank 0 no longer"
+            raise UserError(f"callbacks.wait_until_quiet.minutes: got {self.minutes:g}, {takes}")
         if stage != "fit" or not trainer.is_global_zero:
             return
         began, quiet_s, meter, line = time.monotonic(), 0, NoiseMeter(), LiveLine()

@@ -43,7 +43,8 @@ class Breaking(Stranger):
     def training_step(self, batch, batch_idx: int):
         self.weights.append(self.layer.weight.detach().clone())
         loss = super().training_step(batch, batch_idx) * (float("nan") if self._breaks("loss") else 1)
-        return loss if self.other is None else loss + self.other() / (1 - self._breaks("other"))
+        self.loss = loss if self.other is None else loss + self.other() / (1 - self._breaks("other"))
+        return self.loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.01)
@@ -100,9 +101,10 @@ def test_the_check_is_in_no_recorded_step() -> None:
     assert recorded[0] == recorded[1] != []
 
 
-def test_accumulated_gradients_are_checked_once_an_update() -> None:
-    with pytest.raises(NonFiniteError, match=r"^step 2 \(batch 3 of epoch 0"):
-        train(Breaking(4, where="gradient"), StopOnNonFinite(), accumulate_grad_batches=2)
+def test_accumulated_gradients_are_checked_once_an_update_and_the_loss_is_that_of_its_last_batch() -> None:
+    with pytest.raises(NonFiniteError, match=r"^step 2 \(batch 3 of epoch 0") as caught:
+        train(module := Breaking(4, where="gradient"), StopOnNonFinite(), accumulate_grad_batches=2)
+    assert f": the loss is {module.loss.item():.4g}, the gradient of" in str(caught.value)
 
 
 def test_a_step_that_is_heard_of_late_is_named_as_itself() -> None:

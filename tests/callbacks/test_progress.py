@@ -4,15 +4,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch.utils.data import DataLoader
 
 from batchscope.callbacks import progress
 from batchscope.callbacks.progress import ProgressBar
-from tests.callbacks.support import stranger
+from tests.callbacks.support import monitoring, stranger
 from tests.support.devices import Clock
 from tests.support.third_party_modules import loader, train
 
 
-def fit(seconds: float, is_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def fit(seconds: float, is_terminal: bool, monkeypatch: pytest.MonkeyPatch, *callbacks: Any, **options: Any) -> None:
     """An epoch of five batches of 4 samples, each of which takes some seconds of the bar's clock, 5 s after the start."""
     clock = Clock()
     monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=clock))
@@ -25,23 +26,39 @@ def fit(seconds: float, is_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> N
     module = stranger(
         on_fit_start=lambda _: bar.enable(), on_train_start=passes(5.0), on_train_batch_start=passes(seconds)
     )
-    options = {"data": (loader(), loader()), "max_epochs": 1, "enable_progress_bar": True}
-    train(module, bar, **options)
+    options = {"data": (loader(), loader()), "max_epochs": 1, "enable_progress_bar": True, **options}
+    train(module, *callbacks, bar, **options)
 
 
-def test_a_terminal_shows_the_loss_and_the_rate_since_the_last_redraw(monkeypatch, capsys) -> None:
-    fit(0.5, True, monkeypatch)
+@pytest.mark.filterwarnings("ignore:ThroughputMonitor stopped measuring")
+@pytest.mark.parametrize(("callbacks", "rate"), [
+    ([], "8.00"), ([monitoring(batch_size_fn=lambda batch: 8)], "16.0"),
+    ([monitoring(batch_size_fn=lambda batch: 1 / 0)], "8.00"),
+], ids=["no monitor", "a monitor that counts samples in its own way", "one that fails"])  # fmt: skip
+def test_a_terminal_shows_the_loss_and_the_rate_since_the_last_redraw(callbacks, rate, monkeypatch, capsys) -> None:
+    fit(0.5, True, monkeypatch, *callbacks)
     said = capsys.readouterr().out
     shown = [line for line in said.replace("\r", "\n").splitlines() if "loss=" in line]
-    assert shown and all("samples/s=8.0" in line.replace("8.00", "8.0") for line in shown)
+    assert shown and all(f"samples/s={rate}" in line for line in shown)
     assert "v_num" not in said
 
 
-@pytest.mark.parametrize(("seconds", "batches"), [(12.0, [3]), (40.0, [1, 2, 3, 4, 5]), (0.1, [])])
-def test_without_a_terminal_there_is_a_plain_line_every_thirty_seconds(seconds, batches, monkeypatch, capsys) -> None:
-    fit(seconds, False, monkeypatch)
+@pytest.mark.parametrize(("seconds", "batches", "length"), [
+    (12.0, [3], {}), (40.0, [1, 2, 3, 4, 5], {}), (0.1, [], {}),
+    (40.0, [1, 2, 3, 4, 5], {"max_epochs": -1, "max_steps": 5}),
+])  # fmt: skip
+def test_without_a_terminal_there_is_a_plain_line_every_thirty_seconds(
+    seconds, batches, length, monkeypatch, capsys
+) -> None:
+    fit(seconds, False, monkeypatch, **length)
     said = capsys.readouterr()
     assert "\r" not in said.out + said.err
     lines = said.out.splitlines()
     assert [line.split(":")[0] for line in lines] == [f"epoch 1, batch {n} of 5" for n in batches]
     assert all("loss " in line and "samples/s " in line for line in lines)
+
+
+def test_a_batch_that_is_none_has_no_samples(monkeypatch, capsys) -> None:
+    batches = DataLoader([next(iter(loader())), None], batch_size=None, collate_fn=lambda batch: batch)
+    fit(0.5, True, monkeypatch, monitoring(batch_size_fn=lambda batch: len(batch[0])), data=batches)
+    assert "samples/s=8.00" in capsys.readouterr().out

@@ -56,6 +56,7 @@ FAST = {"samples_per_sec_mean": 3330.0, "samples_per_sec": 3900.0}
 LOADED = "3,330 samples/s beside other programs that took 38 % of the processor"
 BUSY = "other programs took 43 % of the processor: close them and run again"
 UNCLEAR = {"kind": "unclear", "certainty": "unclear", "share": 0.0, "shares": {}, "evidence": BUSY, "busy": True}
+SIXTHS = {"data_wait": 1, "forward": 4, "backward": 1}
 ROWS = [
     (FAST | {"samples_per_sec": 3480.0}, "speed", "3,330 samples/s"),  # no more than the noise
     (FAST, "speed", "3,330 samples/s (3,900 at the median step)"),
@@ -68,6 +69,7 @@ ROWS = [
     ({"parts_ms": {"forward": 96, "optimizer": 4}}, "step", "1.24 ms: forward 96, rest 4 %"),
     ({"parts_ms": {"forward": 50, "backward": 50}, "step_ms": 38.0}, "step", "38.0 ms: forward 50, backward 50 %"),
     ({"parts_ms": {"data_wait": 99.9, "forward": 0.1}}, "step", "1.24 ms: data 100 %"),
+    ({"parts_ms": SIXTHS}, "step", "1.24 ms: data 17, forward 66, backward 17 %"),
     ({"missing": {"bottleneck": "the clock has jumped"}}, "limit", "unknown: the clock has jumped"),
     ({"bottleneck": UNCLEAR}, "load", BUSY),
     ({"bottleneck": UNCLEAR}, "limit", None),

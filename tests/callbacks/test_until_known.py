@@ -19,9 +19,9 @@ from batchscope.callbacks.throughput import ThroughputMonitor
 from batchscope.callbacks.until_known import StopWhenKnown, reason_to_end
 from batchscope.errors import UserError
 from batchscope.options.compose import check_command_line
-from tests.callbacks.support import monitoring, slow
+from tests.callbacks.support import Unseen, monitoring, slow
 from tests.support.tables import table_of
-from tests.support.third_party_modules import train
+from tests.support.third_party_modules import Stranger, train
 
 
 def known(undisturbed: int, ms: float, disturbed: int = 0, spread: float = 0.0):
@@ -84,6 +84,15 @@ def test_where_nothing_is_measured_the_clock_ends_the_fit() -> None:
     failed = monitoring()
     failed.on_train_batch_start = lambda *_: failed.disable()
     assert fit(failed, StopWhenKnown(seconds=0.1, min_steps=5)).global_step > 0
+
+
+@pytest.mark.parametrize(("module", "options", "most_waited", "batches"), [
+    (Unseen(), {}, 6, 7), (Stranger(), {"accumulate_grad_batches": 4}, 1, 15),
+], ids=["never", "later"])  # fmt: skip
+def test_where_lightning_counts_no_update_the_clock_ends_the_fit(module, options, most_waited, batches, monkeypatch):
+    monkeypatch.setattr(until_known, "MOST_WAITED", most_waited)
+    trainer = fit(monitoring(), StopWhenKnown(seconds=1e-6), module=module, max_epochs=3, **options)
+    assert trainer.fit_loop.total_batch_idx + 1 == batches
 
 
 def test_without_a_monitor_it_is_refused() -> None:

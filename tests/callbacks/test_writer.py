@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from batchscope.callbacks._timer import StepTimer, add_timer
 from batchscope.callbacks._writer import POINTS, StepWriter
-from batchscope.callbacks.step_file import StepFile
+from batchscope.callbacks.step_file import StepFile, read_rows
 from batchscope.callbacks.tensorboard import TensorBoard
 from batchscope.records.step_parts import PARTS
 
@@ -179,3 +179,9 @@ def test_a_logger_that_hands_everything_on_gets_the_curves(tmp_path: Path) -> No
     logger = StepFile(str(tmp_path))
     writer(Handing(logger)).write([(1, {"a": 0.5})])
     assert read(logger) == [{"step": "1", "a": "0.5"}]
+
+
+@pytest.mark.parametrize(("head", "read"), [("a\n1\n", (["a"], [{"a": "1"}])), ("", ([], []))])
+def test_of_a_damaged_file_the_rows_before_are_read(head: str, read, tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text(f'{head}"{"x" * csv.field_size_limit()}\n3\n')
+    assert read_rows(tmp_path / "metrics.csv") == read
