@@ -519,4 +519,8 @@ def command_line(words: Iterable[str]) -> str:
     """The words as they are typed in the system's shell; on Windows cmd still reads `%NAME%` in them."""
     if sys.platform != "win32":
         return shlex.join(words)
-    return " ".join(word if _BARE.fullmatch(word) else '"' + word.replace('"', '\\"') + '"' for word in words)
+
+    def quoted(word: str) -> str:  # programs read backslashes as such unless a quote follows
+        return '"' + re.sub(r'(\\*)("|$)', lambda m: 2 * m[1] + ('\\"' if m[2] else ""), word) + '"'
+
+    return " ".join(word if _BARE.fullmatch(word) else quoted(word) for word in words)

@@ -125,6 +125,20 @@ def test_a_command_line_is_quoted_for_the_shell_of_the_system(monkeypatch) -> No
         assert _system.command_line(words) == line
 
 
+@pytest.mark.parametrize(
+    ("word", "typed"),
+    [
+        (r"C:\my runs\a", r'"C:\my runs\a"'),
+        ("C:\\my runs\\", r'"C:\my runs\\"'),
+        ('say "hi"', r'"say \"hi\""'),
+        (r"a \"b", r'"a \\\"b"'),
+    ],
+)
+def test_on_windows_a_word_is_quoted_as_programs_read_it(word: str, typed: str, monkeypatch) -> None:
+    monkeypatch.setattr(_system, "sys", SimpleNamespace(platform="win32"))
+    assert _system.command_line([word]) == typed == subprocess.list2cmdline([word])
+
+
 def test_a_path_on_another_drive_of_windows_is_said_whole(monkeypatch) -> None:
     assert _system.relative(Path.cwd() / "a") == "a"
     monkeypatch.setattr(os.path, "relpath", Mock(side_effect=ValueError("path is on mount 'D:', start on mount 'C:'")))

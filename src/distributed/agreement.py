@@ -49,8 +49,8 @@ def end_together(trainer: Trainer) -> Iterator[None]:
     try:
         yield
         grace_s = _GRACE_S
-    except Interrupted:  # all ranks have agreed on it, and end by themselves
-        grace_s = _GRACE_S
+    except Interrupted as stop:  # where all ranks have agreed on it, they end by themselves
+        grace_s = _GRACE_S if stop.agreed else _LAST_WORDS_S
         raise
     except PeerLostError:
         grace_s = _LAST_WORDS_S

@@ -24,15 +24,16 @@ def check_processes(
             f"trainer.strategy: {strategy} trains in processes whose results do not come back to this one; write ddp"
         )
     devices, nodes, rank = trainer.get("devices", "auto"), trainer.get("num_nodes", 1), current(environ)
+    started, alone = f"{rank.launcher} has started {rank.world_size} processes", "write batchscope train -m … alone"
+    if rank.launcher == "srun":  # or sbatch alone, which says the same of a process that srun has not started
+        started, alone = f"this job of SLURM has {rank.world_size} tasks", "take a job of one task (--ntasks=1)"
     if rank.launcher and multirun and rank.world_size > 1:
-        raise UserError(
-            f"a sweep starts the processes of its runs itself, and {rank.launcher} has started {rank.world_size}; write "
-            "batchscope train -m … alone"
-        )
+        raise UserError(f"a sweep starts the processes of its runs itself, and {started}; {alone}")
     if rank.launcher and isinstance(devices, int) and devices > 0 and devices * nodes != rank.world_size:
         raise UserError(
-            f"trainer.devices: got {devices} with trainer.num_nodes={nodes}, and {rank.launcher} has started "
-            f"{rank.world_size} processes; write trainer=ddp trainer.devices=<of a machine> trainer.num_nodes=<machines>"
+            f"trainer.devices: got {devices} with trainer.num_nodes={nodes}, and {started}; "
+            "write trainer=ddp trainer.devices=<of a machine> trainer.num_nodes=<machines>"
+            + (", started by srun, or take a job of one task (--ntasks=1)" if rank.launcher == "srun" else "")
         )
     if not rank.launcher and nodes > 1:
         raise UserError(

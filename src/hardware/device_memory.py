@@ -40,9 +40,11 @@ def memory_of(device: torch.device) -> tuple[int, int] | None:
     that. CPU: the process's memory in RAM without the libraries' files, which keeps no peak. Asking waits for nothing.
     """
     if device.type == "cuda":
-        # One call of the allocator: `torch.cuda.memory_stats` flattens and sorts its hundred numbers.
-        stats = torch.cuda.memory_stats_as_nested_dict(device)
-        return (stats["allocated_bytes"]["all"]["current"], stats["allocated_bytes"]["all"]["peak"]) if stats else None
+        with suppress(RuntimeError):  # of another allocator than torch's
+            # One call of the allocator: `torch.cuda.memory_stats` flattens and sorts its hundred numbers.
+            if stats := torch.cuda.memory_stats_as_nested_dict(device):
+                return stats["allocated_bytes"]["all"]["current"], stats["allocated_bytes"]["all"]["peak"]
+        return None
     if device.type == "mps":
         return torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory()
     if device.type == "cpu":

@@ -97,8 +97,11 @@ class ProgramWatch:
 
 
 def read_processes() -> Iterator[Process]:
-    """The user's processes; one that ends meanwhile or is refused is left out."""
-    user, _ = user_and_group(psutil.Process(os.getpid()))
+    """The user's processes; one that ends meanwhile or is refused is left out, and all where nobody tells the user."""
+    try:
+        user, _ = user_and_group(psutil.Process(os.getpid()))
+    except (OSError, psutil.Error):
+        return
     for pid in psutil.pids():
         with contextlib.suppress(OSError, psutil.Error), (process := psutil.Process(pid)).oneshot():
             owner, group = user_and_group(process)

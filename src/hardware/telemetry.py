@@ -177,7 +177,8 @@ def _memory(device: torch.device) -> Query:
     """The memory that training holds, and its peak since now; on CUDA the allocator's own, else of the readings."""
     peak = 0
     if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+        with contextlib.suppress(RuntimeError):  # of another allocator than torch's
+            torch.cuda.reset_peak_memory_stats(device)
 
     def query() -> dict[str, float]:
         nonlocal peak

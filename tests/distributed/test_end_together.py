@@ -1,5 +1,6 @@
 """Ranks that meet, and that end together: the processes that this one has started never outlive it."""
 
+import signal
 import subprocess
 import sys
 import time
@@ -11,7 +12,7 @@ import pytest
 import torch.distributed
 
 from batchscope.distributed import agreement, rendezvous
-from batchscope.errors import UserError
+from batchscope.errors import Interrupted, UserError
 
 
 def sleepers(count: int) -> list[subprocess.Popen]:
@@ -30,6 +31,16 @@ def test_all_ranks_share_one_time_to_end(monkeypatch: pytest.MonkeyPatch) -> Non
         pass
     assert time.monotonic() - started < 1.4
     assert [process.returncode for process in others] == [-9] * 3
+
+
+@pytest.mark.parametrize("agreed", [True, False])
+def test_ranks_that_have_not_agreed_on_a_signal_get_no_time_to_end_by_themselves(agreed, monkeypatch) -> None:
+    monkeypatch.setattr(agreement, "_GRACE_S", 0.5)
+    monkeypatch.setattr(agreement, "_LAST_WORDS_S", 0.0)
+    others, started = sleepers(1), time.monotonic()
+    with pytest.raises(Interrupted), agreement.end_together(trainer([*others])):
+        raise Interrupted(signal.SIGTERM, agreed)
+    assert (others[0].returncode, time.monotonic() - started >= 0.5) == (-9, agreed)
 
 
 def test_a_signal_while_it_waits_leaves_no_rank_behind(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,8 @@ TRAINERS: list[tuple[dict, dict[str, str], str]] = [
     *(({"devices": 2, "num_nodes": 2, "strategy": "ddp"}, launcher, "") for launcher in (TORCHRUN, SRUN)),
     ({"num_nodes": 2}, {}, "trainer.num_nodes: got 2, and nothing has started this on 2 machines"),
     ({"devices": 1}, TORCHRUN, "got 1 with trainer.num_nodes=1, and torchrun has started 4 processes"),
-    ({"devices": 2}, SRUN, "got 2 with trainer.num_nodes=1, and srun has started 4 processes"),
+    ({"devices": 2}, SRUN, "got 2 with trainer.num_nodes=1, and this job of SLURM has 4 tasks; write trainer=ddp"),
+    ({"devices": 2}, SRUN, "started by srun, or take a job of one task (--ntasks=1)"),
 ]
 
 
@@ -74,9 +75,16 @@ def test_a_strategy_that_trains_in_other_processes_than_this_is_refused(strategy
         check_processes({"devices": 2, "strategy": taken}, environ={})
 
 
-def test_a_sweep_by_torchrun_and_more_gpus_than_there_are_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = refusal(check_processes, {"devices": 4}, multirun=True, environ=TORCHRUN)
-    assert "a sweep starts the processes of its runs itself" in said
+@pytest.mark.parametrize(("environ", "said"), [
+    (TORCHRUN, "torchrun has started 4 processes; write batchscope train -m … alone"),
+    (SRUN, "this job of SLURM has 4 tasks; take a job of one task (--ntasks=1)"),
+])  # fmt: skip
+def test_a_sweep_in_processes_that_others_have_started_is_refused(environ: dict[str, str], said: str) -> None:
+    told = refusal(check_processes, {"devices": 4}, multirun=True, environ=environ)
+    assert told == f"a sweep starts the processes of its runs itself, and {said}"
+
+
+def test_more_gpus_than_there_are_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     check_accelerator({"trainer": {"accelerator": "gpu", "devices": 1}})

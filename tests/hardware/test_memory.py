@@ -2,6 +2,7 @@
 
 import mmap
 from contextlib import nullcontext
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -105,6 +106,12 @@ def test_the_memory_of_each_kind_of_device(monkeypatch):
     assert memory_of(torch.device("mps")) == (MIB, 3 * MIB)  # Metal's driver keeps what was freed
     assert memory_of(torch.device("cpu"))[0] > 32 * MIB
     assert memory_of(torch.device("meta")) is None
+
+
+def test_an_allocator_that_tells_nothing_is_no_error(monkeypatch):
+    refuses = Mock(side_effect=RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats"))
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", refuses)
+    assert memory_of(torch.device("cuda")) is None
 
 
 FLOAT, BATCH, WIDE = 4, 8, 512

@@ -80,13 +80,18 @@ def runs(device: Clock, amount: float, *seconds: float) -> Microbenchmark:
     return Microbenchmark(amount, lambda: run)
 
 
-def test_runs_are_timed_from_an_idle_accelerator_to_an_idle_one(monkeypatch):
+@pytest.mark.parametrize(("has_cuda", "is_used", "waits"), [
+    (True, True, ["wait"]), (True, False, []), (False, False, ["wait"]),
+], ids=["a GPU", "a GPU that nothing here uses", "another accelerator"])  # fmt: skip
+def test_runs_are_timed_from_an_idle_accelerator_to_an_idle_one(has_cuda, is_used, waits, monkeypatch):
     calls: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: is_used)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda: calls.append("wait"))
     monkeypatch.setattr(bench.time, "perf_counter", lambda: calls.append("read") or len(calls))
-    assert time_runs(lambda: calls.append("run"), 2) == 6 - 2
-    assert calls == ["wait", "read", "run", "run", "wait", "read"]
+    assert time_runs(lambda: calls.append("run"), 2) == 3 + len(waits)
+    assert calls == [*waits, "read", "run", "run", *waits, "read"]
 
 
 @pytest.mark.parametrize(

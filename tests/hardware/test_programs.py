@@ -138,3 +138,9 @@ def test_a_process_that_ends_or_is_refused_while_it_is_read_is_left_out(error, m
     monkeypatch.setattr(psutil, "pids", lambda: [2, me])
     monkeypatch.setattr(psutil, "Process", {2: ended, me: own}.__getitem__)
     assert [(found.pid, found.seconds) for found in programs.read_processes()] == [(me, 3.0)]
+
+
+@pytest.mark.parametrize("error", [psutil.AccessDenied(2), OSError("no mapping between account names and IDs")])
+def test_where_nobody_tells_the_user_no_program_is_known(error, monkeypatch):
+    monkeypatch.setattr(programs, "user_and_group", Mock(side_effect=error))
+    assert [*programs.read_processes()] == []

@@ -4,6 +4,7 @@ import itertools
 import threading
 import time
 import warnings
+from unittest.mock import Mock
 
 import psutil
 import pynvml
@@ -110,6 +111,13 @@ def test_amd_readings_are_torchs_and_what_is_not_available_is_left_out(monkeypat
     monkeypatch.setattr(torch.cuda, "utilization", lambda device: "N/A")
     with pytest.warns(RuntimeWarning, match="device/utilization_pct"):
         assert UTILIZATION not in read(settled(CUDA))
+
+
+@pytest.mark.usefixtures("nvml")
+def test_where_an_allocator_tells_nothing_the_gpu_is_read_all_the_same(monkeypatch):
+    for name in ("reset_peak_memory_stats", "memory_stats_as_nested_dict"):
+        monkeypatch.setattr(torch.cuda, name, Mock(side_effect=RuntimeError("it keeps no statistics")))
+    assert read_of(CUDA) == OFFERED
 
 
 def test_a_process_has_its_time_of_one_core_and_a_processor_of_all_usable_ones(monkeypatch):
