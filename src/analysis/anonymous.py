@@ -8,7 +8,7 @@ from pathlib import Path
 _HOME = os.path.expanduser("~")  # "/" or "~" where a user has none
 _PATH_BEGINS = r"(?:(?<![\w.~/-])|(?<=://))"
 _NAME = r"[^/\s\"'<>:;,()\[\]{}\\]+"
-_ANY_HOME = rf"[A-Za-z]:[\\/]+[Uu]sers[\\/]+{_NAME}|/(?:home|Users)/{_NAME}|/root(?![\w.-])"
+_ANY_HOME = rf"[A-Za-z]:[\\/]+[Uu]sers[\\/]+{_NAME}|/(?:home|Users|mnt/[a-z]/Users)/{_NAME}|/root(?![\w.-])"
 
 
 def anonymous(text: str, host: bool = False) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 from .._system import command_line
 from ..options.purpose import ENDLESS, timed_experiment
 from ..records.formatting import percent
+from ..records.metrics import metric
 from ..records.rates import load_words
 from ..records.values import at, table
 from .groups import Group, loads_of
@@ -86,7 +87,7 @@ def answer(group: Group, metrics: Sequence[str] = (), enough: float = ENOUGH, ma
         return Answer(group, [line], overall=overall, repeat=_repeat(group, None, quality), quality=quality)
     if quality and selection.size is not None and not quality.is_shown(selection.size):
         selection = replace(selection, rule="best_guess")
-    said = list(_sentences(group, selection, overall, quality))
+    said = list(_sentences(group, selection, overall, quality, metrics))
     lines, claims = [line for line, *_ in said], [claim for _, *of_line in said for claim in of_line]
     repeat = _repeat(group, selection, quality)
     return Answer(group, lines, selection.size, selection.rule, selection, overall, claims, repeat, quality)
@@ -131,8 +132,10 @@ def _sizes(sizes: Iterable[int]) -> str:
 _Said = tuple[Any, ...]  # a line, then its claims
 
 
-def _sentences(group: Group, selection: Selection, overall: Selection, quality: Quality | None) -> Iterator[_Said]:
-    """All of them, the choice first."""
+def _sentences(
+    group: Group, selection: Selection, overall: Selection, quality: Quality | None, metrics: Sequence[str]
+) -> Iterator[_Said]:
+    """All of them, the choice first; without `quality` none of the metrics decides."""
     unknown = sorted(group.sizes.keys() - overall.shares.keys())
     among = quality.candidate_words if quality else " whose rate is known"
     among += " whose rate is known" if quality and {*unknown} & {*quality.candidates} else ""
@@ -142,8 +145,10 @@ def _sentences(group: Group, selection: Selection, overall: Selection, quality: 
     if quality:
         yield from _price(group, selection, quality)
         yield (quality.best_words({size: f"{size:,}" for size in quality.values}),)
-    elif tested := sorted({key for run in group.runs for key in run.metrics if key.startswith(("test/", "val/"))}):
-        yield (f"Of {and_(tested)} it is not known whether more is better: the speed alone decides.",)
+    elif tested := [key for key in metrics if any(key in run.metrics for run in group.runs)]:
+        few = [key for key in tested if metric(key).higher_is_better is not None]
+        why = "fewer than two sizes have a value" if few else "it is not known whether more is better"
+        yield (f"Of {and_(few or tested)} {why}: the speed alone decides.",)
     else:
         yield ("Accuracy was not measured: train these sizes before you choose.",)
     if unknown:
@@ -213,6 +218,6 @@ def _price(group: Group, selection: Selection, quality: Quality) -> Iterator[_Sa
     if ratio.low > 1:
         claims = [_claim("at_least", fast, of=chosen, share=at_least(ratio))]
         claims += [_claim("worse", fast, metric=quality.metric.key)] if quality.is_worse(fast) else []
-        rates = {run.values.get("learning_rate") for run in group.runs}
+        rates = {run.values.get("learning_rate") for size in (fast, quality.best) for run in group.sizes[size]}
         beside = " at the same learning rate" if len(rates) == 1 and None not in rates else ""
         yield (f"{fast:,} is {times_as_fast(ratio)} {chosen:,} and {quality.price(fast)}{beside}.", *claims)

@@ -11,6 +11,7 @@ import pandas as pd
 from ..errors import UserError
 from ..files import why
 from ..records.rates import RATE
+from .anonymous import anonymous
 from .answer import Answer
 from .between_groups import best_setting
 from .groups import Group
@@ -21,7 +22,7 @@ SCHEMA = 1  # until 1.0 a file of another schema is refused
 
 
 def text_of(report: Report) -> str:
-    """The content of the file."""
+    """The content of the file, which names no home folder."""
     is_by_size = any(answer.compares_sizes for answer in report.answers)
     best = None if is_by_size else best_setting(report.sweep, report.metrics)
     content = {
@@ -31,7 +32,7 @@ def text_of(report: Report) -> str:
         "best_setting": json.loads(json.dumps(best), parse_constant=str),  # NaN, which JSON does not have
         "lines": report.headlines,
     }
-    return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return anonymous(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)) + "\n"
 
 
 def _group(answer: Answer, sizes: pd.DataFrame) -> dict[str, Any]:

@@ -88,7 +88,7 @@ class Comparison:
         parts = {p: rates for p, rates in parts.items() if any(steps.rate(s) >= _SMALL * rates.rate(s) for s in sides)}
         of_part = 1 - (1 - confidence) / max(len(parts), 1)
         step = _row(STEP, steps, confidence)
-        rate = Row(RATE, steps.rate(_A), steps.rate(_B), step.ratio.inverse, step.verdict)
+        rate = Row(RATE, steps.rate(_A), steps.rate(_B), steps.ratio(_B, _A, confidence), step.verdict)
         self.rows = [rate, step, *(_row(part, rates, of_part) for part, rates in parts.items())]
         self.slowdown, self.verdict = step.ratio, step.verdict
         self.load = max(loads_of(steps).values(), default=None)

@@ -12,7 +12,7 @@ from ..errors import is_text, printable
 from ..options.tree import TARGET
 from ..records.formatting import count, option_value
 from ..records.rates import RATE
-from ..records.values import at
+from ..records.values import at, positive
 from .noise import BETWEEN, PROCESSES, Rates, load_of
 from .run import BATCH_SIZE, HARDWARE, LEARNING_RATE, OWN_RATE, PARAMETERS, SEED, Run
 from .windows import windows_of
@@ -30,11 +30,6 @@ class Group:
     runs: list[Run]  # all of them, failed ones too
     number: int = 0  # among the groups of a report
     beside: Sequence[Run] = field(default=(), repr=False)  # all runs of the report
-
-    @property
-    def device(self) -> str:
-        """The device that trained: `cpu`, `gpu` or `mps`; empty if no record says it."""
-        return next((run.device for run in self.runs if run.device), "")
 
     @cached_property
     def sizes(self) -> dict[int, list[Run]]:
@@ -182,7 +177,8 @@ def _doubts(runs: list[Run]) -> list[str]:
         names = sorted({run.dataset for run in runs if run.dataset and str(run.settings.get("data")) == choice})
         if len(names) > 1:
             notes.append(f"data={choice} was not the same data in every run: {', '.join(names)}")
-    held = {(run.asked, run.batch_size) for run in runs if run.asked and run.batch_size and run.batch_size < run.asked}
+    lowered = ((run.asked, positive(run.record.get("batch_size"))) for run in runs)
+    held = {(asked, round(size)) for asked, size in lowered if asked and size and size < asked}
     notes += [f"a batch of {asked:,} is larger than the training set: it held {size:,}" for asked, size in sorted(held)]
     said = {run.name: at(run.record, "throughput.slow_rank.evidence") for run in runs}
     slow = [(name, evidence) for name, evidence in said.items() if is_text(evidence)]

@@ -81,13 +81,16 @@ def _once(runs: Sequence[Run], text: Callable[[Run], str]) -> list[str]:
 
 
 def _date(runs: Sequence[Run]) -> str:
-    """`2026-11-28 06:58 to 2026-11-28 06:59 UTC`."""
+    """`2026-11-28, 06:58 to 06:59 UTC`, or `2026-11-28, 23:58 to 2026-11-29, 00:03 UTC`."""
     moments = [str(run.record[key]) for run in runs for key in ("started", "finished") if run.record.get(key)]
     try:
         times = sorted(datetime.fromisoformat(moment) for moment in moments)
     except (ValueError, TypeError):  # a damaged record; one with and one without a zone
         return ""
-    return f"{times[0]:%Y-%m-%d %H:%M} to {times[-1]:%Y-%m-%d %H:%M %Z}".strip() if times else ""
+    if not times:
+        return ""
+    day = "" if times[0].date() == times[-1].date() else f"{times[-1]:%Y-%m-%d}, "
+    return f"{times[0]:%Y-%m-%d, %H:%M} to {day}{times[-1]:%H:%M %Z}".strip()
 
 
 def _model(run: Run) -> str:

@@ -82,11 +82,6 @@ class Ratio:
         digits = 3 if min(abs(self.low - 1), abs(self.high - 1)) < 0.005 else 2  # whether it holds 1 is to be seen
         return f"{self.low:.{digits}f} to {self.high:.{digits}f}"
 
-    @property
-    def inverse(self) -> "Ratio":
-        """The ratio the other way round."""
-        return Ratio(1 / self.value, 1 / self.high, 1 / self.low if self.low > 0 else math.inf)
-
 
 class _Spread(NamedTuple):
     """A variance and its degrees of freedom; infinite where it is not known."""

@@ -19,6 +19,7 @@ from .anonymous import anonymous, anonymous_command
 from .report import Picture, Report
 from .text import is_number_column
 
+_MAY_HAVE_HOST = ("run", "why not finished")  # in a setting the host's name is another word
 _TYPES = {"png": "image/png", "svg": "image/svg+xml", "pdf": "application/pdf"}
 
 
@@ -29,7 +30,7 @@ def page(report: Report) -> str:
     sizes = [_table(texts.reset_index(), of.group.label) for of, texts in groups if len(texts)]
     sizes += [_table(settings, "Settings")] if len(settings) else []
     notes = "".join(f"<li>{_shown(note, host=True)}</li>" for note in report.notes)
-    facts = (f"<tr><th>{_shown(n)}</th><td>{_shown(t, host=True)}</td></tr>" for n, t in done.facts.items())
+    facts = (f"<tr><th>{_shown(n)}</th><td>{_shown(t)}</td></tr>" for n, t in done.facts.items())
     quoted = f'<p class="hint">To quote:</p>\n{_copied("p", done.sentence)}' if done.sentence else ""
     return Template(Path(__file__).with_suffix(".html").read_text(encoding="utf-8")).substitute(
         title=_shown(report.title),
@@ -85,7 +86,10 @@ def _table(cells: pd.DataFrame, caption: str, of_runs: bool = False) -> str:
     )
     rows = (
         (f'<tr data-runs="{number}" tabindex="0" aria-selected="false">' if of_runs else "<tr>")
-        + "".join(f"<td{kind}>{_shown(cell, host=of_runs)}</td>" for cell, kind in zip(line, kinds, strict=True))
+        + "".join(
+            f"<td{kind}>{_shown(cell, heading in _MAY_HAVE_HOST)}</td>"
+            for heading, cell, kind in zip(cells, line, kinds, strict=True)
+        )
         + "</tr>"
         for number, line in enumerate(cells.to_numpy().tolist())
     )

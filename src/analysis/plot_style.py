@@ -95,7 +95,7 @@ def log_axis(axes: Axes) -> None:
 def from_zero(axes: Axes) -> None:
     """A scale of y that shows ratios as they are."""
     low, high = axes.dataLim.intervaly
-    axes.set_ylim(min(0.0, 1.1 * low), 1.12 * high if high > 0 else 0.0)
+    axes.set_ylim(min(0.0, 1.1 * low), 1.12 * high if high > 0 else float(low == 0))
     axes.yaxis.set_major_formatter("{x:,.10g}")
 
 
@@ -118,12 +118,16 @@ def percent_axis(axes: Axes) -> None:
     axes.yaxis.set_major_formatter("{x:,.10g}")
 
 
-def legend_below(figure: Figure, axes: Axes) -> None:
-    """A legend below the axes where there are several names, by which the figure grows; every name once."""
+def legend_below(figure: Figure, panels: Iterable[Axes]) -> None:
+    """A legend below the panels where there are several names, by which the figure grows; every name once."""
     letters = _LETTERS * figure.get_figwidth()
     most = min(_LONGEST, max(8, int(letters) - 8))
-    once = {cut(name, most): handle for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)}
+    found = (pair for axes in panels for pair in zip(*axes.get_legend_handles_labels(), strict=True))
+    once = {name: handle for handle, name in found}
     if len(once) > 1:
-        columns = max(1, int(letters / (max(map(len, once)) + 7)))
-        figure.legend(once.values(), once.keys(), loc="outside lower left", ncols=columns)
+        shown = [cut(name, most) for name in once]
+        if len({*shown}) < len(shown):  # they differ in their ends
+            shown = [name if len(name) <= most else f"…{name[1 - most :]}" for name in once]
+        columns = max(1, int(letters / (max(map(len, shown)) + 7)))
+        figure.legend(once.values(), shown, loc="outside lower left", ncols=columns)
         _grow(figure, math.ceil(len(once) / columns))

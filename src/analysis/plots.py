@@ -176,7 +176,7 @@ def _against_size(groups: _Sized, panels: Sequence[_Panel], width: float) -> Fig
         style.note(figure, axes, "; ".join(said))
     style.size_axis(figure, rows[-1], {size for _, lines in found for _, points in lines for size in points.index})
     style.title(figure, _subject(answer.group for _, lines in found for answer, _ in lines))
-    style.legend_below(figure, rows[0])
+    style.legend_below(figure, rows)
     return figure
 
 
@@ -228,5 +228,5 @@ def _step_time(groups: _Sized, width: float) -> Figure | None:
         axes.set_title(cut(anonymous(group.label), _LONGEST) if len(shown) > 1 else "")
         axes.grid(visible=False)
     style.title(figure, _subject(group for group, *_ in shown))
-    style.legend_below(figure, panels[0])
+    style.legend_below(figure, panels[:1])
     return figure

@@ -53,7 +53,7 @@ class Report:
         notes: what could not be read, compared or written.
         methods: what was done.
         pictures: that were drawn, by name.
-        files: everything that was written.
+        files: what was written, but TensorBoard's.
     """
 
     def __init__(self, sweep: SweepResults):
@@ -168,7 +168,7 @@ class Report:
         if self.pictures:
             lines += ["## Plots", "", *(f"![{of.caption}]({name}.png)\n" for name, of in self.pictures.items())]
         lines += ["## What was done", "", *_commands(done.commands)]
-        lines += [*(f"- {name}: {anonymous(text, host=True)}" for name, text in done.facts.items()), ""]
+        lines += [*(f"- {name}: {text}" for name, text in done.facts.items()), ""]
         lines += ["To quote:", "", f"> {done.sentence}", ""] if done.sentence else []
         if self.notes:
             lines += ["## Notes", "", *(f"- {anonymous(note, host=True)}" for note in self.notes), ""]
@@ -206,8 +206,6 @@ class Report:
             return []
         lines = compare_settings(sweep, self.metrics, margin) if len(sweep.groups) > 1 else []
         why = "All runs repeat one setting" if len(sweep.groups) == 1 else "Fewer than two settings were measured"
-        if len(sweep.groups) > 1 and sum(RATE in run.values for run in runs) > 1:
-            why = "The settings differ in nothing that changes the time of a step, and no metric is known"
         return lines or [f"{why}, so there is nothing to compare."]
 
     def _notes(self) -> Iterator[str]:

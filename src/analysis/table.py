@@ -51,7 +51,8 @@ def run_table(sweep: SweepResults) -> pd.DataFrame:
             if number in rates.settings:  # the rate of a run, and what follows from it
                 known[RATE], (known[LOW], known[HIGH]) = rates.rate(number), _ends(rates, number)
                 known |= {STEP_MS: 1e3 * run.samples_a_step / known[RATE]} if run.samples_a_step else {}
-                known |= {"mfu": known[RATE] * (run.values["mfu"] / run.values[RATE])} if "mfu" in run.values else {}
+                if {"mfu", RATE} <= run.values.keys():
+                    known["mfu"] = known[RATE] * (run.values["mfu"] / run.values[RATE])
             rows[run.number] = known | {"run": run.name, "group": group.label, "status": run.status}
             rows[run.number]["reason"] = run.reason or None
     settings = [key for key in sweep.factors if key != BATCH_SIZE]
@@ -122,12 +123,14 @@ def size_table(answer: Answer, metrics: Sequence[str] = ()) -> pd.DataFrame:
 
     def medians(name: str, per: str = "") -> dict[int, float]:
         """Over repeated runs, at every size at which it is known."""
-        of = {size: [run.values for run in runs if name in run.values] for size, runs in group.timed.items()}
+        needs = {name, per} - {""}
+        of = {size: [run.values for run in runs if needs <= run.values.keys()] for size, runs in group.timed.items()}
         return {s: statistics.median(v[name] / v.get(per, 1) for v in values) for s, values in of.items() if values}
 
     # MFU is that of the rate: by the share of the peak that a sample a second takes.
     columns["mfu"] = {size: rates.rate(size) * share for size, share in medians("mfu", RATE).items()}
-    columns |= {name: medians(name) for name in (BUSY[group.device != "cpu"], "memory_peak_gib", *PART_MS)}
+    busy = BUSY[all(run.device != "cpu" for run in group.runs)]
+    columns |= {name: medians(name) for name in (busy, "memory_peak_gib", *PART_MS)}
     scaled = scaled_rates(group.runs)
     of_sizes = {size: {scaled.get(run.number) for run in runs} for size, runs in group.sizes.items()}
     columns["learning_rate"] = {size: rate for size, (rate, *others) in of_sizes.items() if rate and not others}

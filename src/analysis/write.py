@@ -40,7 +40,10 @@ def write_report(
                 write_bytes(out / f"{name}.{kind}", content)
                 report.files.append(out / f"{name}.{kind}")
         tensorboard.write(report.sweep.groups, report.tables, out / "tensorboard")
-        cells = report.frame.map(lambda cell: anonymous(cell, host=True) if isinstance(cell, str) else cell)
+        cells = report.frame.copy()
+        for name in map(str, cells):
+            has_host = name in ("run", "reason")  # in a setting the host's name is another word
+            cells[name] = [anonymous(cell, has_host) if isinstance(cell, str) else cell for cell in cells[name]]
         texts = {
             "report.md": report.markdown,
             PAGE: page.page(report),

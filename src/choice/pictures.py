@@ -82,7 +82,7 @@ def _picture(
         style.size_axis(figure, below, {size for line in lines for size in line.times})
         below.set_xlabel(x)
         style.note(figure, above, title if all(line.here for line in lines) else f"{title}. {_UNKNOWN}")
-        style.legend_below(figure, above)
+        style.legend_below(figure, [above])
 
 
 def _draw(axes: Axes, number: int, line: Line, values: Mapping[int, Interval]) -> None:

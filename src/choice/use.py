@@ -47,7 +47,8 @@ def _line(training: Training, device: Datasheet, question: Question) -> UseLine:
     precision = None if source or question.precision == training.precision else question.precision
     found = [step.calibration for step in steps.values()]
     known = (each.get("matmul_flops_per_sec") for each in found if not each.get("disturbed"))  # which lowers them
-    here = table(next(known, None))
+    told = table(next(known, None)).items()
+    here = {name: peak for name, peak in told if isinstance(peak, int | float) and 0 < peak < math.inf}
     peaks = here if source else device.flops_per_sec
     shares = {}
     with contextlib.suppress(KeyError, UserError):  # a peak that is not known
@@ -74,7 +75,11 @@ def use_sentence(lines: Sequence[UseLine], size: int | None = None) -> str:
     half, at = from_on(line.shares, ("high", "middle", "low"), 0.5), crossings(lines)[line.label]
     used = {size: f"{digits(100 * share.middle)} %" for size, share in line.shares.items()}
     full = f"half full from about {words(half)}" if half.middle else "at least half full at every size"
-    full = full if math.isfinite(half.middle) else f"{used[max(used)]} at {max(used):,}, the largest size predicted"
+    full = (
+        full
+        if math.isfinite(half.middle)
+        else f"{used[max(used)]} at {max(used):,}, the largest size {'measured' if line.here else 'predicted'}"
+    )
     where = f"from about {words(at)}" if 0 < at.middle < math.inf else f"at {'no' if at.middle else 'every'} size"
     likely, surely = (
         ("", "") if at.middle or not at.high else ("probably ", f", surely from about {digits(at.high)} on")

@@ -138,7 +138,9 @@ def _measured(overrides: list[str], question: Question) -> list[Path]:
     if half and len(kinds) > 1:
         kinds.remove("cpu")
         warn("trainer.precision: a CPU computes 16-mixed in bfloat16, which is another training: it is left out")
-    check_prices([device_here(kind, device_name(torch.device(kind))) for kind in kinds], question)
+    first = devices[0] if isinstance(devices := trainer.get("devices"), list) and devices else 0
+    places = [torch.device(kind, first if kind == "cuda" else 0) for kind in kinds]
+    check_prices([device_here(kind, device_name(place)) for kind, place in zip(kinds, places, strict=True)], question)
     exit_on_signals()
     with contextlib.redirect_stdout(sys.stderr):
         return measure(words, kinds, folder_of("choose"), question.epochs or epochs)

@@ -64,7 +64,7 @@ class StepOperations:
     """A step's operations, and where and how they were recorded."""
 
     batch_size: PositiveInt  # samples of a batch on one device
-    batches: Annotated[float, Range(0, 1e30, open_low=True)]  # of a step; more than 1 with accumulated gradients
+    batches: Annotated[float, Range(1e-3, 1e30)]  # of a step; more than 1 with accumulated gradients
     device: str  # `cpu`, `cuda`, `mps`
     device_name: str
     precision: str  # as Lightning takes it

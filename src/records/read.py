@@ -99,7 +99,7 @@ def sweep_folder(name: str | Path, option: str, *more: Path) -> Path:
         with contextlib.suppress(OSError, UserError):  # a file, or it was removed meanwhile
             written += [((place / FILE).stat().st_mtime, sweep) for place in run_dirs(sweep)]
     if not written:
-        raise UserError(f"{option}: got 'last', and there is no sweep in {SWEEPS}")
+        raise UserError(f"{option}: got 'last', and there is no sweep in {' or '.join(map(str, (SWEEPS, *more)))}")
     return max(written)[1]
 
 

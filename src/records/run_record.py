@@ -73,7 +73,7 @@ class RunRecord:
         if resumed is not None:
             self.before = dict(before)
             ended = {key: before.pop(key) for key in _OF_END if key in before}
-            entries = before.get("resumed", [])
+            entries = before.get("resumed") or []
             fit_s = max(number(at(each, "fit_seconds")) or 0.0 for each in (before, resumed))
             last_s, last_fit_s = (number(at([None, *entries][-1], key)) or 0.0 for key in ("seconds", "fit_seconds"))
             # With all before them: of a process that was killed counts the fit, until its checkpoint.

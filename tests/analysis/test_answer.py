@@ -14,7 +14,7 @@ from batchscope.analysis.read import find
 from batchscope.analysis.selection import Selection
 from batchscope.analysis.table import quality_metrics
 from batchscope.records.correct import write_correct
-from tests.support.synthetic_runs import write_measured, write_rates
+from tests.support.synthetic_runs import change_record, write_measured, write_rates
 
 TIMED, SEEDS = "experiment=throughput data.batch_size=", "seed=0,1,2 data.batch_size="
 UNTRAINED = "Accuracy was not measured: train these sizes before you choose."
@@ -75,6 +75,10 @@ RULES = {
             "Best test/acc: 98.5 % at 8; 64 is within 0.50 points of it (one seed).",
         ],
     ),
+    "a price is at the same learning rate where its two sizes had one": (
+        {8: 5e3, 64: 3e4, 2048: 9e4}, ACCURACY | {"learning_rate": {8: 0.004, 64: 0.01, 2048: 0.004}.get}, 64, "shown", "",
+        ["64: ", "2,048 is 3.00 times as fast as 64 and loses 3.5 points against 8 at the same learning rate."],
+    ),
     "in doubt a size is not taken, and seeds would tell": (
         {8: 5e3, 64: 3e4}, DOUBT, 8, "best_guess", f"{SEEDS}8,64",
         [
@@ -134,6 +138,14 @@ RULES = {
         {8: 1000, 64: 4000}, {"metrics": {8: MAE[8] | LOSS["metrics"](8), 64: MAE[64] | LOSS["metrics"](64)}.get}, 8, "best_guess",
         f"{SEEDS}8,64", ["Best guess 8: the only size with the best test/loss."],
     ),
+    "a metric that one size alone has decides nothing": (
+        {8: 1000, 64: 4000}, {"metrics": {8: MAE[8] | ALIKE["metrics"](8), 64: MAE[64]}.get}, 64, "shown", "",
+        ["64: faster", "8 gives", "Of test/loss fewer than two sizes have a value: the speed alone decides."],
+    ),
+    "nor does one of which no direction is known": (
+        {8: 1000, 64: 4000}, {"metrics": {8: MAE[8] | {"val/loss": 0.1}, 64: MAE[64] | {"val/loss": 0.2}}.get}, 64, "shown", "",
+        ["64: faster", "8 gives", "Of test/mae it is not known whether more is better: the speed alone decides."],
+    ),
     "of the size with the best metric no rate is known": (
         {8: 1000, 64: 4000}, {**LOSS, "windows": 0}, None, "undecided", f"{TIMED}8,64", ["No rate is known well enough"],
     ),
@@ -183,9 +195,16 @@ def test_a_size_is_what_a_batch_held_and_one_size_has_no_answer(tmp_path):
     assert answered(tmp_path).lines == []
     write_measured(tmp_path, {32: 32.0, 64: 40.0}, train_samples=88)
     write_measured(tmp_path, {128: 41.0, 256: 41.0}, first=2, throughput={"batch_size": 88}, train_samples=88)
+    for number in "23":
+        change_record(tmp_path / number, batch_size=88)
     found = answered(tmp_path)
     assert (found.size, [*found.overall.shares]) == (88, [32, 64, 88])
     assert "a batch of 128 is larger than the training set: it held 88" in find([tmp_path]).notes
+
+
+def test_of_a_loader_that_makes_smaller_batches_than_asked_for_it_is_not_said_that_its_training_set_is_small(tmp_path):
+    write_measured(tmp_path, {64: 10.0}, throughput={"batch_size": 40})
+    assert find([tmp_path]).notes == []
 
 
 ACC, TEST_LOSS = "test/acc", "test/loss"

@@ -33,7 +33,7 @@ def record(tmp_path):
 
 def test_facts_that_agree_are_said_once_and_those_that_vary_are_listed(record):
     assert analyse([record]).methods.facts == {
-        "date": "2026-01-02 10:00 to 2026-01-02 10:05 UTC",
+        "date": "2026-01-02, 10:00 to 10:05 UTC",
         "model": "cnn (SimpleCNN, 421,642 parameters)",
         "data": "mnist (55,000 training, 5,000 validation and 10,000 test samples)",
         "batch size": "32 and 64",
@@ -44,6 +44,11 @@ def test_facts_that_agree_are_said_once_and_those_that_vary_are_listed(record):
         "device": "A CPU (cpu, 4 cores, 2 threads, 16 GiB)",
         "versions": "batchscope 0.2.0, torch 2.11.0, lightning 2.6.6",
     }
+
+
+def test_a_date_has_a_second_day_where_the_runs_end_on_another_one(record):
+    change_record(record / "1", finished="2026-01-03T00:03:00+00:00")
+    assert analyse([record]).methods.facts["date"] == "2026-01-02, 10:00 to 2026-01-03, 00:03 UTC"
 
 
 def test_one_sentence_is_there_to_quote(record):

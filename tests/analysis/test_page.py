@@ -25,6 +25,7 @@ def home(monkeypatch):
         ("file:///home/alice/x [/root/y]", "file://~/x [~/y]"),
         ("/data/users/me.", "~."),
         (r"'C:\\Users\\bob\\x' and c:/users/max", r"'~\\x' and ~"),  # of a record of Windows
+        ("data.root=/mnt/c/Users/bob/x", "data.root=~/x"),  # the same as Linux on Windows has it
         # Another path that holds the same names.
         ("/mnt/home/user/x", "/mnt/home/user/x"),
         ("/mnt/data/users/me/x", "/mnt/data/users/me/x"),
@@ -96,9 +97,11 @@ def test_the_texts_of_a_report_name_no_home_folder(tmp_path, no_plots):
         facts = {"choices": {"model": f"/home/{name}/net", "data": "mnist"}, "command": command}
         write_rates(tmp_path / name, {8: 1000, 64: 6000}, first=2 * number, **facts)
     write_report([tmp_path], tmp_path / "report")
-    texts = {name: (tmp_path / "report" / name).read_text() for name in ("report.md", "report.html", "sweep.csv")}
+    names = ("report.md", "report.html", "answer.json", "sweep.csv")
+    texts = {name: (tmp_path / "report" / name).read_text() for name in names}
     assert '    batchscope train -m data.root="$HOME"/data' in texts["report.md"].splitlines()
     assert not any(hidden in text for text in texts.values() for hidden in ("/alice", "/bob", "/home/"))
+    assert {path.name for path in (tmp_path / "report" / "tensorboard").iterdir()} == {"net", "net_2"}
 
 
 def test_a_picture_names_its_runs(tmp_path):

@@ -404,6 +404,24 @@ def test_one_run_repetitions_and_failures_are_said(tmp_path, sizes, facts, code,
     assert ("failed   32, 64: E: no" in found.text) == bool(facts)
 
 
+def test_a_setting_that_was_not_measured_is_not_said_to_change_nothing(tmp_path):
+    for number, rate in enumerate((0.1, 0.2)):
+        write_run(tmp_path / str(number), 64, 10.0, options={"optimizer.lr": rate})
+    write_run(tmp_path / "2", 64, status="failed", error="E: no", options={"data.pipeline": "device"})
+    said = ["Fewer than two settings were measured, so there is nothing to compare."]
+    assert analyse([tmp_path]).headlines == said
+
+
+def test_the_mfu_of_a_run_without_a_rate_is_its_own_and_that_of_no_size(tmp_path):
+    """The run was visited, and tells the speed of another one."""
+    facts = [{"throughput": {"mfu": 0.5, "samples_per_sec": None}}, {"throughput": {"mfu": 0.25}, "passes": False}]
+    for number, of_run in enumerate(facts):
+        write_rates(tmp_path, TWO, first=2 * number, options={"optimizer.lr": 0.1 + number}, **of_run)
+    found = analyse([tmp_path])
+    assert found.frame["mfu"].tolist()[:2] == [0.5, 0.5]
+    assert found.tables[1]["samples_per_sec"].notna().all() and found.tables[1]["mfu"].isna().all()
+
+
 def test_runs_without_a_rate_and_a_damaged_step_file_are_notes(tmp_path):
     write_rates(tmp_path, TWO)
     (tmp_path / "1" / "steps.npz").write_bytes(b"no archive")
@@ -576,6 +594,31 @@ def test_an_axis_starts_at_zero_has_plain_numbers_and_exaggerates_no_accuracy(fi
         assert len(labels) >= 3 and all(re.fullmatch(r"[\d,.]+", label) for label in labels)
 
 
+def test_an_axis_of_zeros_alone_has_a_scale(tmp_path):
+    found = analyse([write_rates(tmp_path, TWO, device="cuda", throughput={"utilization_pct": 0.0})])
+    assert plots.figures(found)["utilisation"].axes[0].get_ylim() == (0, 1)
+
+
+def legend(folder):
+    """The names in the legend of the plot that has several panels."""
+    (found,) = plots.figures(analyse([folder]))["utilisation"].legends
+    return [text.get_text() for text in found.get_texts()]
+
+
+def test_a_legend_names_the_groups_of_all_panels(tmp_path):
+    for number, mfu in enumerate(({"mfu": 0.5}, {})):
+        use = {"processor_time_pct": 50.0, **mfu}
+        write_rates(tmp_path, TWO, first=2 * number, model=("cnn", "mlp")[number], throughput=use)
+    assert legend(tmp_path) == ["cnn", "mlp"]
+
+
+def test_long_names_in_a_legend_that_begin_alike_have_their_ends(tmp_path):
+    names = ["cnn", *(f"{'long_name_' * 12}{end}" for end in ("one", "two"))]
+    for number, name in enumerate(names):
+        write_rates(tmp_path, TWO, first=2 * number, model=name, throughput={"mfu": 0.5})
+    assert legend(tmp_path) == ["cnn", *(f"…{name[-59:]}" for name in names[1:])]
+
+
 def test_an_accuracy_has_the_interval_of_its_tested_samples_and_of_its_seeds(tmp_path):
     facts = {"evaluated": {"test": 10_000}, "metrics": {"test/acc": 0.9}}
     write_rates(tmp_path, TWO, **facts)
@@ -651,6 +694,17 @@ def test_it_names_no_home_folder_and_no_host(tmp_path, monkeypatch):
     assert "~/data: no such file" in text and "lost this-host:29500" in text
     assert not [word for word in ("alice", "bob", "wotan", "/root", home) if word in text]
     assert anonymous("/home/alice/x /Users/bob", host=True) == "~/x ~"
+
+
+def test_a_host_whose_name_is_the_word_of_a_setting_is_hidden_in_errors_alone(tmp_path, monkeypatch, no_plots):
+    monkeypatch.setattr(socket, "gethostname", lambda: "memory")
+    write_rates(tmp_path, {32: 1000}, options={"data.pipeline": "device"})
+    write_run(tmp_path / "1", 32, 10.0, status="failed", error="ValueError: lost memory:29500")
+    write_report([tmp_path], tmp_path / "out")
+    markdown, html, csv = ((tmp_path / "out" / name).read_text() for name in ("report.md", "report.html", "sweep.csv"))
+    assert "- data.pipeline: device and memory" in markdown.splitlines() and ">device and memory</td>" in html
+    assert "<td>memory</td>" in html and "lost this-host:29500</td>" in html
+    assert ",cnn · memory,memory," in csv and csv.endswith("lost this-host:29500\n")
 
 
 def test_a_host_of_any_name_breaks_no_page(report, monkeypatch):

@@ -69,7 +69,14 @@ def test_a_larger_batch_than_the_measured_ones_divides_the_update(tmp_path):
     assert list(lines[-1].times) == [8, 64, 512, 1024, 2048]
 
 
-@pytest.mark.parametrize("calibration", [{}, CALIBRATION | {"disturbed": "others were busy"}], ids=["none", "too low"])
+NO_PEAK = {
+    "none": {},
+    "too low": CALIBRATION | {"disturbed": "others were busy"},
+    "damaged": CALIBRATION | {"matmul_flops_per_sec": {"fp32": 0.0, "bf16": "fast"}},
+}
+
+
+@pytest.mark.parametrize("calibration", NO_PEAK.values(), ids=NO_PEAK)
 def test_a_card_that_cannot_train_it_has_no_line_and_a_device_without_a_peak_no_mfu(calibration, tmp_path):
     known = training(tmp_path)
     assert [each.label for each in use_lines(known, Question(CARDS, precision="bf16-mixed"))] == ["cpu", "h100"]
@@ -116,6 +123,11 @@ def test_a_peak_that_others_lowered_in_one_run_is_that_of_another(tmp_path):
 )
 def test_one_sentence_says_how_much_of_the_fastest_card_is_used_and_where_it_passes(cpu, h100, said):
     assert use_sentence([line("cpu", **cpu), line("t4", b64=0.001), line("h100", **h100)]) == f"An H100 {said}."
+
+
+def test_of_another_device_that_is_here_the_largest_size_was_measured():
+    found = use_sentence([line("cpu", b64=0.01), replace(line("cuda", b64=0.12), here=True)])
+    assert found.startswith("This CUDA is 12 % used at 64, and 12 % at 64, the largest size measured; ")
 
 
 def test_a_card_that_may_be_slower_at_some_size_is_only_probably_faster():

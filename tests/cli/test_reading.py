@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from batchscope.cli import fraction
+from batchscope.errors import UserError
 from batchscope.hardware import devices
 from batchscope.sweep import choose_sweep
 from tests.choice.trainings import write_training
@@ -216,6 +217,19 @@ def test_options_are_measured_and_the_answer_says_where(sweep, monkeypatch):
     assert "9 epochs of 55,000 samples" in said.out and "9 epochs of 55,000 samples" in answer("choose", "last").out
     assert said.out.splitlines()[-1].startswith("measured outputs/choose/")
     assert said.err == "what is measured\n"
+
+
+@pytest.mark.parametrize(("gpu", "card"), [(0, "l4"), (1, "b200")])
+def test_the_gpu_that_is_asked_for_is_the_one_that_has_a_price(gpu, card, monkeypatch):
+    def measure(*_):
+        raise UserError("all that is asked for is known")
+
+    monkeypatch.setattr(devices, "available", lambda: ["cpu", "cuda"])
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: ("NVIDIA L4", "NVIDIA B200")[device.index or 0])
+    monkeypatch.setattr(choose_sweep, "measure", measure)
+    asked = ["model=mlp", "trainer.accelerator=gpu", f"trainer.devices=[{gpu}]", "--devices=t4"]
+    assert answer("choose", *asked, f"--price={card}=5").err == "error: all that is asked for is known\n"
+    assert answer("choose", *asked, "--price=h200=5").err.endswith(f"; takes those of {card}, cuda, t4\n")
 
 
 def test_every_gpu_of_several_is_refused_before_anything_is_measured(monkeypatch):

@@ -133,7 +133,7 @@ OPERATIONS = {
     "batch_size: got 0, takes a whole number of at least 1": [facts(batch_size=0)],
     "batch_size: got True": [facts(batch_size=True)],
     "batches: got nan": [facts(batches=float("nan"))],
-    "batches: got 0, takes a number above 0": [facts(batches=0)],
+    "batches: got (0|1e-300), takes a number from 0.001": [facts(batches=0), facts(batches=1e-300)],
     "device: got null, takes a text": [facts(device=None)],
     r"calibration: got \[\]": [facts(calibration=[])],
     "module: got null": [facts(rows=[{"name": "aten.mm"}])],

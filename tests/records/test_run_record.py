@@ -4,6 +4,7 @@ import errno
 import json
 import os
 from datetime import datetime, timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -12,10 +13,12 @@ import pytest
 from batchscope.errors import Interrupted, NonFiniteError, PeerLostError, UserError
 from batchscope.files import WriteError
 from batchscope.records import run_record
-from batchscope.records.read import optimized, read, refuse_used
+from batchscope.records.read import optimized, read, refuse_used, sweep_folder
 from batchscope.records.run_record import RunRecord, close, close_open, plan
 from batchscope.training.failures import RunOutOfMemoryError
+from tests.support.command_lines import refusal
 from tests.support.runs import SMALL, run
+from tests.support.synthetic_runs import change_record
 
 RESUMED = {"step": 8, "checkpoint": "checkpoints/last.ckpt"}
 MEASURED = {"metrics": {"val/loss": 0.5}, "throughput": {"step_ms": 3.0}, "checkpoints": {"best": "b"}}
@@ -56,6 +59,18 @@ def test_a_resumed_run_keeps_what_it_was_before_and_says_how_it_ended_itself(tmp
     ended = read(tmp_path)
     assert (ended["status"], ended.get("error")) == ("finished", None)
     assert ended["resumed"][1]["before"]["error"] == "ValueError: broken"
+
+
+def test_a_record_whose_list_of_resumed_processes_is_null_is_resumed(tmp_path):
+    lived(tmp_path)
+    change_record(tmp_path, resumed=None)
+    assert [entry["step"] for entry in lived(tmp_path, resumed=RESUMED)["resumed"]] == [8]
+
+
+def test_where_there_is_no_last_sweep_every_place_that_was_searched_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = "choose: got 'last', and there is no sweep in outputs/sweeps or outputs/choose"
+    assert refusal(sweep_folder, "last", "choose", Path("outputs", "choose")) == said
 
 
 def test_what_is_optimized_is_a_metric_also_by_the_name_of_a_lightning_module_or_a_number_of_the_speed():
