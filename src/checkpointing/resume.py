@@ -9,7 +9,7 @@ from typing import Any
 from .._system import relative
 from ..distributed.rendezvous import of_first
 from ..errors import UserError, is_text, warn
-from ..files import lock_folder, refuse_links
+from ..files import is_set_aside, lock_folder, refuse_links
 from ..options import trust
 from ..options.check import check_config
 from ..options.command_lines import evaluate_command
@@ -67,6 +67,7 @@ def newest(option: str) -> Path:
     """The folder of the run that was started last; UserError without one. A record that cannot be read is passed with a warning."""
     runs: list[tuple[str, Path]] = []
     places = {path.parent for path in RUNS.glob(f"*/{FILE}")}  # also through links, which a walk does not follow
+    places = {place for place in places if not place.name.startswith(".") and not is_set_aside(place.name)}
     for place in sorted(places.union(run_dirs(RUNS) if RUNS.is_dir() else ())):
         try:
             runs.append((str(read(place).get("started", "")), place))
@@ -118,7 +119,8 @@ def recorded_config(record: dict[str, Any], run_dir: Path) -> dict[str, Any]:
     for key, kind in (("choices", dict), ("overrides", list), ("resumed", list)):
         found = record.get(key, kind())
         texts = [*found, *found.values()] if isinstance(found, dict) else [] if key == "resumed" else found
-        if not isinstance(found, kind) or not all(text is None or is_text(text) for text in texts):
+        is_fit = trust.is_value if key == "overrides" else is_text
+        if not isinstance(found, kind) or not all(text is None or is_fit(text) for text in texts):
             raise UserError(f"{file}: cannot be read: its {key} are not those of a run")
     return trust.plain(record.get("config"), file)
 

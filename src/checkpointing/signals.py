@@ -5,6 +5,7 @@ import signal
 from types import FrameType
 
 from .._system import STOPPING, signals_named
+from ..errors import Interrupted
 
 _SAME_S = 0.3  # one Ctrl-C may arrive twice: from the terminal, and passed on by another process
 _HANG_UP = signals_named("SIGHUP")  # the terminal was closed; not on Windows
@@ -41,12 +42,12 @@ def redirect_closed_terminals(streams: list[int]) -> None:
 
 
 def exit_on_signals() -> None:
-    """From now on Ctrl-C, SIGTERM and the like raise SystemExit, with 128 more than the signal's number."""
+    """From now on Ctrl-C, SIGTERM and the like raise Interrupted."""
     opened = terminal_streams()
 
     def leave(number: int, frame: FrameType | None) -> None:
         redirect_closed_terminals(opened)
-        raise SystemExit(128 + number)
+        raise Interrupted(number, agreed=False)
 
     for number in handled_signals():
         signal.signal(number, leave)

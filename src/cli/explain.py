@@ -22,7 +22,7 @@ from .._system import relative
 from ..checkpointing import resume
 from ..checkpointing.signals import exit_on_signals
 from ..errors import UserError, is_text
-from ..files import refuse_links, write_folder, writing
+from ..files import refuse_existing, refuse_links, write_folder, writing
 from ..options import trust
 from ..options.check import check_config
 from ..options.command_lines import for_explanation, refuse_of_hydra
@@ -45,11 +45,13 @@ def main() -> None:
     parser = command_parser("explain", __doc__)
     words = "a run's folder, and options as in batchscope train"
     parser.add_argument("words", nargs="*", metavar="folder or option=value", help=words)
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write to this folder")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write to this new folder")
     args = parser.parse_intermixed_args()
     folders, overrides = folders_and_options(args.words)
     if len(folders) > 1:
         raise UserError(f"explain: takes one run; got {' and '.join(folders)}", exit_code=2)
+    if args.out is not None:
+        refuse_existing("--out", args.out)
     if folders:
         _explain_run(resume.run_folder(folders[0], "explain"), overrides, args.out)
         return

@@ -88,7 +88,7 @@ def batch_of(samples: list[Any], sources: list[str], spec: DataSpec, own: Collat
         if is_shared_memory_error(error):  # of a worker; no sample is at fault
             raise
         _check_alone(samples, sources, spec, own)
-        if own is None and (wrong := _missing_field(samples[0], spec)):
+        if own is None and (wrong := missing_field(samples[0], spec)):
             raise UserError(f"data: {what} is not what the spec says: {wrong}") from error
         raise data_error(fails, error) from error
     if wrong:
@@ -105,7 +105,7 @@ def _check_alone(samples: list[Any], sources: list[str], spec: DataSpec, own: Co
             batch_of([sample], [source], spec, own)
 
 
-def _missing_field(batch: Any, spec: DataSpec) -> str | None:
+def missing_field(batch: Any, spec: DataSpec) -> str | None:
     """That a sample or a batch lacks a field, in words."""
     try:
         if {*spec.read} <= {*spec.named(batch)}:
@@ -123,7 +123,7 @@ def _missing_field(batch: Any, spec: DataSpec) -> str | None:
 
 def check_batch(batch: Any, spec: DataSpec) -> str | None:
     """What is wrong with a batch by its spec, in words; None if nothing is."""
-    return _missing_field(batch, spec) or next(_faults(spec.named(batch), spec), None)
+    return missing_field(batch, spec) or next(_faults(spec.named(batch), spec), None)
 
 
 def _faults(named: Mapping[str, Any], spec: DataSpec) -> Iterator[str]:

@@ -63,8 +63,9 @@ class DataSpec:
 
     def __post_init__(self) -> None:
         for name in _TUPLES:  # lists in YAML
-            if isinstance(values := getattr(self, name), list | tuple):
-                object.__setattr__(self, name, tuple(values))
+            if not isinstance(values := getattr(self, name), list | tuple):
+                raise UserError(f"data: DataSpec.{name}: got {values!r}, takes a tuple")
+            object.__setattr__(self, name, tuple(values))
         for field, got, known in (("kind", self.kind, get_args(Kind)), ("target", self.target, get_args(Target))):
             if got not in known:
                 hint = did_you_mean(str(got), known)
@@ -197,7 +198,8 @@ class DataSpec:
         if self.target == "input":
             return x, x, None
         y, lengths = found[self.fields[-1]], found.get(LENGTHS) if self.variable_length else None
-        if self.pads_steps and isinstance(lengths, Tensor) and y.dim() == 2 and len(y) == len(lengths):
+        are_tensors = isinstance(lengths, Tensor) and isinstance(y, Tensor)
+        if self.pads_steps and are_tensors and y.dim() == 2 and len(y) == len(lengths):
             y = y if y.is_floating_point() else y.long()
             y = y.masked_fill(y.new_ones(y.shape).cumsum(1) > lengths.to(y.device)[:, None], PADDING)
         return x, y, lengths

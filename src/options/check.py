@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from ..errors import UserError
+from . import trust
 from .groups import COLLECTIONS, GROUPS, OPTIONAL_GROUPS, SECTIONS, choices_of, known_nodes, to_plain
 from .habits import answer_to
 from .hints import message_of, no_such_option
@@ -90,6 +91,7 @@ def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
     for name, value in walk(plain):
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"{name}: got {value!r}, takes finite numbers")  # which a record can hold
+    trust.plain(plain)  # no run begins that its own record could not resume
     _check_model_fits_data(plain["model"], plain["data"])
     _check_pairs(plain)
     return plain

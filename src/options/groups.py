@@ -41,7 +41,7 @@ def use_config_dir(folder: str | None, option: str = "--config-dir") -> None:
     place = Path(folder).absolute()
     if not os.path.isdir(place):
         raise UserError(f"{option}: got '{folder}', which is not a folder")
-    found = [file for group in GROUPS for file in (place / group).glob("*.yaml")]
+    found = [file for group in GROUPS for file in (place / group).rglob("*.yaml")]
     if not found:
         raise UserError(
             f"{option}: '{folder}' holds no YAML file of a config group, such as {os.path.join(folder, 'model')}/….yaml"

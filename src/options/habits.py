@@ -28,7 +28,8 @@ HABITS = {
     "logger=many_loggers": "write `logger=wandb`, beside which TensorBoard and the CSV file stay",
     "callbacks=model_checkpoint": "checkpoints are kept anyway; `callbacks.checkpoint.monitor=val/acc` sets an option",
     "callbacks=model_summary": "write `trainer.enable_model_summary=true`",
-    "callbacks=rich_progress_bar": "write `callbacks.progress._target_=lightning.pytorch.callbacks.RichProgressBar`",
+    "callbacks=rich_progress_bar": "write `callbacks.progress._target_=lightning.pytorch.callbacks.RichProgressBar` after "
+    "`pip install rich`",
     "callbacks.model_checkpoint.monitor": "write `callbacks.checkpoint.monitor=*`",
     "callbacks.model_checkpoint.mode": "write `callbacks.checkpoint.mode=*`",
     "callbacks.model_checkpoint.dirpath": "write `hydra.run.dir=*`, which moves the whole run",
@@ -50,9 +51,12 @@ HABITS = {
 }
 
 
-def answer_to(option: str, value: str | None = None) -> str | None:
-    """What to write instead of an option of this value, or a choice (`debug=fdr`), that is typed by habit, or None."""
-    parts = option.split(".")
-    names = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+def answer_to(option: str, value: str | None = None, section: str = "") -> str | None:
+    """What to write instead of an option of this value, or a choice (`debug=fdr`), that is typed by habit, or None.
+
+    A section that the configuration has is no habit.
+    """
+    parts, least = option.split("."), section.count(".") + 1 if section else 0
+    names = (".".join(parts[:length]) for length in range(len(parts), least, -1))
     found = next((HABITS[name] for name in names if name in HABITS), None)
     return found.replace("*", value or "…").replace("`", "") if found else None

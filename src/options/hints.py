@@ -1,5 +1,6 @@
 """Error hints: what is wrong with the name of an option or of a choice, and what may have been meant, in one line."""
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -29,6 +30,8 @@ _FEW = 20  # options of a section, which an error lists
 
 def missing_choice(error: MissingConfigException) -> UserError:
     """The choice that a group does not have, and those that it has."""
+    if named := re.match(r"In '(.+)': Could not load '(.+)'", str(error)):
+        return UserError(f"{named[1]}.yaml: its defaults name '{named[2]}', which is no YAML file of the configs")
     group, _, name = str(error.missing_cfg_file).rpartition("/")
     if (group, name) in _EXTRAS:
         return UserError(f"{group}: {name} is not installed; pip install 'batchscope[{_EXTRAS[group, name]}]'")
@@ -59,7 +62,7 @@ def no_such_option(
 
     What the section takes is listed where it is little.
     """
-    if instead := _answer(option, value, config):
+    if instead := _answer(option, value, config, section):
         return UserError(f"{option}: {instead}")
     shown = [name for name in known if not name.startswith("_")]
     takes = f" {section} takes {', '.join(shown)}." if section and 0 < len(shown) <= _FEW else ""
@@ -73,11 +76,11 @@ def message_of(error: BaseException) -> str:
     return " ".join(own[:2]) or type(error).__name__
 
 
-def _answer(option: str, value: object, config: Mapping[str, Any]) -> str | None:
+def _answer(option: str, value: object, config: Mapping[str, Any], section: str = "") -> str | None:
     """What to write instead of a word typed by habit, with these data's folder; a LightningModule's are its own."""
     if option.startswith("model.") and lightning_module_of(config):
         return None
-    instead = answer_to(option, str(value))
+    instead = answer_to(option, str(value), section)
     if instead and "data.root" in instead:
         place = _folder_of_data(config.get("data"))
         return instead.replace("data.root", f"data.{place}") if place else "these data read no folder"

@@ -13,7 +13,7 @@ decides.
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 from .._system import command_line, relative
 from ..errors import UserError, is_text
@@ -32,38 +32,48 @@ _LOCAL_LOGGERS = (
     "batchscope.callbacks.tensorboard.TensorBoard",
     "lightning.pytorch.loggers.TensorBoardLogger",
 )  # files alone
+_BLANKS = str.maketrans("\t\n", "  ")  # a text may have several lines, and columns
 _KEY = re.compile(r"\w[\w-]{0,99}", re.ASCII)
 
 
-def plain(node: Any, where: str) -> dict[str, Any]:
-    """A copy of a configuration, in plain containers, from the file `where`.
+def is_value(text: Any) -> TypeGuard[str]:
+    """Whether a value is a text that an option may have: without terminal escapes and the like."""
+    return isinstance(text, str) and is_text(text.translate(_BLANKS))
+
+
+def plain(node: Any, where: str = "") -> dict[str, Any]:
+    """A copy of a configuration, in plain containers, from the file `where`: what a record and a checkpoint can hold.
 
     Raises:
         UserError: if it holds anything but dicts, lists and plain values, an interpolation, or too much of anything.
     """
     count = iter(range(_MOST))
 
-    def copy(node: Any, depth: int) -> Any:
+    def said(option: str) -> str:
+        return ": ".join(filter(None, (where, option))) or "config"
+
+    def copy(node: Any, depth: int, option: str) -> Any:
         if depth > _DEEPEST or next(count, None) is None:
-            raise UserError(f"{where}: is no configuration of a run: it has too many values or levels")
+            raise UserError(f"{said('')}: is no configuration of a run: it has too many values or levels")
         if isinstance(node, dict):
             wrong = [key for key in node if not isinstance(key, str) or not _KEY.fullmatch(key)]
             if wrong:
-                raise UserError(f"{where}: got {str(wrong[0])[:100]!r}, which cannot be the name of an option")
-            return {key: copy(value, depth + 1) for key, value in node.items()}
+                raise UserError(f"{said(option)}: got {str(wrong[0])[:100]!r}, which cannot be the name of an option")
+            return {key: copy(value, depth + 1, f"{option}.{key}".lstrip(".")) for key, value in node.items()}
         if isinstance(node, list | tuple):
-            return [copy(value, depth + 1) for value in node]
+            return [copy(value, depth + 1, f"{option}.{index}") for index, value in enumerate(node)]
         known = type(node) in (str, int, float, bool, type(None))
-        is_odd = isinstance(node, str) and not (is_text(node) and len(node) <= _LONGEST)
+        is_odd = isinstance(node, str) and not (is_value(node) and len(node) <= _LONGEST)
         if not known or is_odd or (isinstance(node, int) and abs(node) > INT64):
-            raise UserError(f"{where}: holds a value that no option has, of type {type(node).__name__}")
+            why = f", with control characters or more than {_LONGEST:,} characters" if is_odd else ""
+            raise UserError(f"{said(option)}: holds a value that no option has, of type {type(node).__name__}{why}")
         if isinstance(node, str) and "${" in node:
-            raise UserError(f"{where}: got {node[:100]!r}; an interpolation is for the command line alone")
+            raise UserError(f"{said(option)}: got {node[:100]!r}; an interpolation is for the command line alone")
         return node
 
-    copied = copy(node, 0)
+    copied = copy(node, 0, "")
     if not isinstance(copied, dict):
-        raise UserError(f"{where}: holds no configuration")
+        raise UserError(f"{said('')}: holds no configuration")
     return copied
 
 

@@ -29,6 +29,10 @@ def batches_of_update(config: Mapping[str, Any], ranks: int, finds_size: bool = 
         )
     if size is None:
         raise UserError(f"global_batch_size: got {asked}, and the data have no data.batch_size to fill it with")
+    if type(size) is not int or size < 1:
+        raise UserError(f"data.batch_size: got {size!r}, takes a whole number of at least 1")
+    if asked < ranks:
+        raise UserError(f"global_batch_size: got {asked}, takes at least a sample for each of {ranks} devices")
     if finds_size:
         return 2
     together = size * ranks
@@ -47,4 +51,7 @@ def largest_part(config: Mapping[str, Any], ranks: int, most: int) -> int:
     if config.get("global_batch_size") is None:
         return most
     whole = config["global_batch_size"] // ranks
+    if whole < 1:
+        asked = f"got {config['global_batch_size']}, takes at least a sample for each of {ranks} devices"
+        raise UserError(f"global_batch_size: {asked}")
     return next(size for size in range(min(most, whole), 0, -1) if whole % size == 0)

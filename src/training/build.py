@@ -31,7 +31,7 @@ from ..checkpointing.callback import Checkpoints
 from ..checkpointing.checkpoint_file import AtomicCheckpointIO
 from ..data.plain import Data, PlainData, described
 from ..data.spec import LENGTHS, takes
-from ..errors import UserError, place_of
+from ..errors import Interrupted, UserError, place_of
 from ..options.purpose import OF_TASK, only_observes
 from ..options.signatures import live_signature
 from ..options.tree import TARGET, walk
@@ -68,6 +68,8 @@ def build(node: dict[str, Any], path: str, **arguments: Any) -> Any:
     try:
         # As a partial, because instantiate would copy the arguments, and take a dataclass for a configuration.
         built = instantiate({"_convert_": "all", **options, "_partial_": True})(**arguments)
+    except Interrupted:
+        raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 - it is raised again
         _raise_in_one_line(error, path, targets.values())
     kind, words = _KINDS[path.partition(".")[0]]
@@ -287,6 +289,8 @@ def import_target(target: str, option: str) -> Any:
         importlib.invalidate_caches()
     try:
         return _object(target)
+    except Interrupted:
+        raise
     except (Exception, SystemExit) as error:
         said = f"{type(error).__name__}: {error}{_place(error, [target])}"
         raise UserError(f"{option}: {target} cannot be imported: {said}") from error

@@ -38,7 +38,7 @@ from ..data.plain import Data, PlainData, has_test, lightning_of
 from ..distributed.agreement import abort_waiting, check_agreement, end_together
 from ..distributed.rendezvous import once_for_all
 from ..errors import UnfitError, UserError, show_tracebacks, warn
-from ..hardware.devices import cores_and_threads, describe
+from ..hardware.devices import check_accelerator, cores_and_threads, describe
 from ..options.command_lines import evaluate_command, program
 from ..options.groups import DEFAULT_DATA, SECTIONS
 from ..options.overrides import set_by
@@ -133,6 +133,7 @@ class _Run:
         visitor: Visitor | None = None,
     ) -> None:
         self.run_dir = run_dir
+        check_accelerator(config)
         self.data = build_data(config)
         callbacks, switches = build_callbacks(config)
         # What every checkpoint is of, by which it can be used by its path alone, in plain containers.

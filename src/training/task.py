@@ -15,8 +15,9 @@ from typing_extensions import override
 
 from .._torch import BATCH_NORM, lay_out_channels_last
 from ..callbacks._batches import samples_in
+from ..data.collate import missing_field
 from ..data.spec import CLASSES, LENGTHS, PADDING, DataSpec, arguments, computed_shape, takes
-from ..errors import UserError, did_you_mean
+from ..errors import UnfitError, UserError, did_you_mean
 from ..options.types import Node, Text
 from .objective import accuracy, correct, for_loss, for_metrics, loss_function, own_metrics
 from .optimizer import Optimizer
@@ -190,7 +191,7 @@ class Task(LightningModule):
         for norm in self._frozen_norms:
             if norm.training:  # until the first step: Lightning warns of modules that are in evaluation mode before
                 norm.eval()
-        x, y, lengths = self.spec.parts(batch)
+        x, y, lengths = self._parts(batch)
         output = self(x, lengths) if self.is_tried else first_answer(self, x, y, lengths)
         result = {"loss": self.loss(output, y)}
         if self.has_accuracy:
@@ -279,8 +280,14 @@ class Task(LightningModule):
         algorithm = GradClipAlgorithmType(gradient_clip_algorithm or "norm")
         Precision.clip_gradients(plugin, optimizer, gradient_clip_val, algorithm)  # MixedPrecision's own refuses
 
+    def _parts(self, batch: Batch) -> Any:
+        """As `DataSpec.parts`; UnfitError for a first batch that lacks a field, as those of anybody's loader may."""
+        if not self.is_tried and (wrong := missing_field(batch, self.spec)):
+            raise UnfitError(f"data: a batch is not what the spec says: {wrong}")
+        return self.spec.parts(batch)
+
     def _evaluate(self, batch: Batch, stage: str) -> dict[str, Any]:
-        x, y, lengths = self.spec.parts(batch)
+        x, y, lengths = self._parts(batch)
         samples = samples_in((x, y))
         output = self(x, lengths) if self.is_tried else first_answer(self, x, y, lengths)
         loss = self.loss(output, y)

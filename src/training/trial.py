@@ -77,6 +77,8 @@ def check_answer(task: "Task", output: Any, y: Any) -> None:
 def _check_shapes(task: "Task", output: Any, y: Any) -> None:
     """Compare with the spec what a loss by name, or the accuracy, reads: torch would broadcast some wrong shapes."""
     spec, is_any = task.spec, task.spec.target == "any"
+    if not is_any and not isinstance(y, Tensor):
+        raise UserError(f"data: the target of a batch is of the class {type(y).__name__}, takes a tensor")
     steps = () if is_any else y.shape[1:2] if spec.pads_steps else spec.target_shape
     if not is_any and y.shape != (len(y), *steps):
         asked = (len(y), *steps)

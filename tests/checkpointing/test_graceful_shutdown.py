@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 
 from batchscope.checkpointing.callback import Checkpoints
 from batchscope.checkpointing.graceful_shutdown import GracefulShutdown
-from batchscope.checkpointing.signals import forces_exit, handled_signals
+from batchscope.checkpointing.signals import exit_on_signals, forces_exit, handled_signals
 from batchscope.errors import Interrupted
 from tests.checkpointing.support import OUT, STEP, break_down, hang_up, interrupt, send, terminate
 from tests.support.marks import POSIX
@@ -126,6 +126,18 @@ def test_a_hang_up_is_heeded_unless_nohup_ignores_it_from_the_start() -> None:
                 assert (signal.getsignal(signal.SIGHUP) is signal.SIG_IGN) is (ignored is signal.SIG_IGN)
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_a_signal_before_the_run_has_a_way_to_stop_interrupts_this_process_alone() -> None:
+    before = {number: signal.getsignal(number) for number in handled_signals()}
+    try:
+        exit_on_signals()
+        with pytest.raises(Interrupted, match="^stopped by SIGTERM$") as stopped:
+            terminate()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert (stopped.value.code, stopped.value.agreed) == (143, False)
 
 
 def test_a_second_signal_ends_a_run_at_once_unless_it_is_the_first_one_passed_on() -> None:

@@ -95,6 +95,13 @@ def test_last_is_the_newest_run_however_deep_it_lies(tmp_path: Path, monkeypatch
     assert resume.newest("resume") == Path("outputs/runs/day/newest")
 
 
+def test_last_is_no_run_that_is_hidden_or_was_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for day, name in enumerate(("kept", "repeated.aside", "repeated.aside-2", ".submitit"), 1):
+        write_run(Path("outputs/runs", name), started=f"2026-01-0{day}T00:00:00+00:00")
+    assert resume.newest("resume") == Path("outputs/runs/kept")
+
+
 def test_a_checkpoint_in_the_place_of_a_run_is_answered_with_its_run(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "mine")
     (folder / "checkpoints").mkdir()

@@ -198,6 +198,12 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a field twice": (fields("x", "x"), f"data: DataSpec.fields: got ('x', 'x'), {FIELDS}"),
     "a field of ours": (fields("x", "lengths"), f"data: DataSpec.fields: got ('x', 'lengths'), {FIELDS}"),
     "two words": (fields("an input", "y"), f"data: DataSpec.fields: got ('an input', 'y'), {FIELDS}"),
+    "a number for a shape": (
+        lambda: DataSpec("image", 5, "class", 4), "data: DataSpec.input_shape: got 5, takes a tuple",
+    ),
+    "nothing for fields": (
+        lambda: DataSpec("image", (1, 8, 8), "class", 4, fields=None), "data: DataSpec.fields: got None, takes a tuple",
+    ),
     "a target": (
         lambda: DataSpec("image", (1, 8, 8), "label", 4),
         "data: DataSpec.target: got 'label', takes class, … input or any. Did you mean 'multilabel'?",

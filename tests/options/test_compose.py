@@ -24,7 +24,7 @@ from batchscope.options.compose import (
     compose_command_line,
     words_for_hydra,
 )
-from batchscope.options.groups import CONFIGS, choices_of, known_nodes, use_config_dir
+from batchscope.options.groups import CONFIGS, choices_of, config_dir, known_nodes, use_config_dir
 from batchscope.options.habits import HABITS, answer_to
 from batchscope.options.signatures import is_installed
 from batchscope.options.update import batches_of_update, largest_part
@@ -404,6 +404,42 @@ def test_a_section_stands_where_its_file_says(file: str, text: str, place: str, 
     assert "mynet" in choices_of("model") and ".#mynet" not in choices_of("model")
 
 
+@pytest.mark.parametrize(
+    ("file", "defaults", "word", "named"),
+    [
+        ("callbacks/own", "[usual, _self_]", "callbacks=own", "callbacks/usual"),
+        ("data/own", "[/_tensor@_here_, _self_]", "data=own", "_tensor"),
+    ],
+)
+def test_a_wrong_name_in_a_list_of_defaults_is_named_with_its_file(
+    file: str, defaults: str, word: str, named: str, package: Write
+) -> None:
+    package({file: f"defaults: {defaults}\n"})
+    use_config_dir("conf")
+    said = f"{file}.yaml: its defaults name '{named}', which is no YAML file of the configs"
+    assert refusal(composed, word) == said
+
+
+def test_a_folder_of_configs_may_hold_parts_of_a_group_alone_and_hides_no_installed_one(tmp_path: Path) -> None:
+    (tmp_path / "own/model/encoder").mkdir(parents=True)
+    (tmp_path / "own/model/encoder/small.yaml").write_text("width: 4\n")
+    use_config_dir(str(tmp_path / "own"))
+    assert config_dir() == tmp_path / "own"
+    (tmp_path / "own/hydra/launcher").mkdir(parents=True)
+    (tmp_path / "own/hydra/launcher/ray.yaml").touch()
+    said = refusal(use_config_dir, str(tmp_path / "own"))
+    assert said.endswith("ray.yaml has the name of an installed config; rename it")
+
+
+@pytest.mark.parametrize("choice", ["throughput", "time_to_target target=0.9"])
+def test_a_run_that_ends_by_itself_waits_for_no_epochs_of_the_experiment_beside_it(choice: str, package: Write) -> None:
+    package({"experiment/own": "# @package _global_\ntrainer: {min_epochs: 10, max_epochs: 10}\n"})
+    use_config_dir("conf")
+    name, *options = choice.split()
+    trainer = composed(f"experiment=[own,{name}]", *options)["trainer"]
+    assert (trainer["min_epochs"], trainer["max_epochs"]) == (0, -1)
+
+
 # --- callbacks and loggers are added to the default ones --------------------------------------------------------------
 
 OWN_CALLBACKS = "checkpoint: {monitor: val_acc}\ndevice: null\nmine: {_target_: lightning.pytorch.callbacks.Timer}\n"
@@ -460,6 +496,8 @@ GOT = "global_batch_size: got {}, takes a multiple of {} (data.batch_size=64{}),
 UNDIVIDED = {
     "100": GOT.format(100, 64, "", 128),
     "10": GOT.format(10, 64, "", 64),
+    "3 trainer.devices=4": "global_batch_size: got 3, takes at least a sample for each of 4 devices",
+    "3 trainer.devices=4 experiment=find_batch_size": "global_batch_size: got 3, takes at least a sample for each of 4",
     "192 trainer.devices=2 trainer.num_nodes=2": GOT.format(192, 256, " on 4 devices", 256),
     "128 trainer.accumulate_grad_batches=2": "trainer.accumulate_grad_batches: got 2, and global_batch_size=128 decides "
     "it; leave one out",
@@ -475,6 +513,13 @@ def test_what_does_not_divide_is_one_line_also_for_each_run_of_a_sweep() -> None
     assert "takes a multiple of 48" in said
 
 
+@pytest.mark.parametrize("size", [0, -8, 2.5, "64", True])
+def test_a_batch_size_that_is_no_number_of_samples_fills_no_update(size: object) -> None:
+    """That of data of the user's own, of whose options no kind is known."""
+    config = composed("data.batch_size=64", "global_batch_size=64") | {"data": {"batch_size": size}}
+    assert refusal(batches_of_update, config, 1) == f"data.batch_size: got {size!r}, takes a whole number of at least 1"
+
+
 def test_one_device_explains_its_share_an_evaluation_has_none_and_the_largest_part_divides_it() -> None:
     trained = composed("global_batch_size=256", "trainer.devices=2")
     assert batches_of_update(for_explanation(trained), ranks=1) == batches_of_update(trained, ranks=2) == 1
@@ -483,6 +528,11 @@ def test_one_device_explains_its_share_an_evaluation_has_none_and_the_largest_pa
     assert for_evaluation(trained)["global_batch_size"] is None
     for most, found in ((32, 32), (100, 64), (7, 4), (4096, 128)):
         assert (largest_part(trained, 2, most), largest_part(composed(), 2, most)) == (found, most)
+
+
+def test_an_update_without_a_sample_for_each_device_has_no_part() -> None:
+    said = "global_batch_size: got 3, takes at least a sample for each of 4 devices"
+    assert refusal(largest_part, composed("data.batch_size=1", "global_batch_size=3"), 4, 8) == said
 
 
 # --- words that are typed by habit -----------------------------------------------------------------------------------

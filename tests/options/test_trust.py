@@ -47,7 +47,7 @@ OF_NO_OPTION = "a value that no option has, of type "
 NOT_PLAIN = {
     "holds no configuration": [None, [], "x", 5],
     "too many values or levels": [{"a": DEEP}, {"a": WIDE}],
-    f"{OF_NO_OPTION}str": [{"a": text} for text in ("\0", "a\nb", "\x1b[2J", "\ud800", "x" * 5000)],
+    f"{OF_NO_OPTION}str": [{"a": text} for text in ("\0", "a\rb", "\x1b[2J", "\ud800", "x" * 5000)],
     f"{OF_NO_OPTION}int": [{"a": [number]} for number in (2**64, -(2**64), 10**5000)],
     OF_NO_OPTION: [{"a": [value]} for value in (torch.zeros(1), b"x", {1}, Path("x"))],
     "the name of an option": [{"a": [{key: 1}]} for key in (5, None, "", "a.b", "a b", "\x1b[2J", "x" * 200)],
@@ -68,6 +68,7 @@ YAML = {
     "logger/sends": "sends: {_target_: lightning.pytorch.loggers.CometLogger}\n",
     "model/encoder/small": "_target_: mynet.net.Encoder\nact: {_target_: torch.nn.ReLU, _partial_: true}\nwidth: 4\n",
     "model/other": "_target_: mynet.net.Other\nflavour: sour\n",
+    "model/lines": '_target_: mynet.net.Other\nflavour: "sour\\n\\tand sweet"\n',
     "model/layers": "_target_: torch.nn.Sequential\n_args_: [{_target_: torch.nn.Flatten}, {_target_: mynet.net.Head}]\n",
     "task/dice": "defaults: [default, _self_]\nloss: {_target_: mynet.net.Dice}\n",
     "optimizer/torchs": "_target_: torch.optim.SGD\nlr: 0.1\n",
@@ -90,6 +91,7 @@ REPEATED = [
     "model=other logger.tensorboard.version=3",
     "model=mynet model.size=5 optimizer.betas=[0.8,0.9] +trainer.deterministic=true",
     "model=layers test=false trainer.max_time={hours:1}",
+    "model=lines",
     "experiment=mine trainer.max_epochs=7",
     "model=torchvision model.name=vgg11 trainer.precision=bf16-mixed trainer=ddp",
     "data=sequential_mnist model=lstm_cell data.steps=pixels callbacks.checkpoint.monitor=val/acc",
@@ -229,6 +231,12 @@ def test_a_link_out_of_the_folder_is_refused(run_dir: Path) -> None:
     assert resumed(config)
     (run_dir / name).symlink_to("/etc")
     assert refusal(resumed, config).startswith(f"out/{name}: is a link that leads out of the run's folder")
+
+
+def test_a_run_of_words_with_tabs_and_line_breaks_goes_on(run_dir: Path) -> None:
+    words = ["tags=['a\tb', 'c\nd']"]
+    found = resume.configuration({"status": "interrupted", "config": composed(*words), "overrides": words}, run_dir, [])
+    assert found["tags"] == ["a\tb", "c\nd"]
 
 
 CHOICES = ([], {"model": 5}, {"model": "\x1b]0;cnn\x07"}, {"\x1b[2J": "cnn"})

@@ -14,6 +14,7 @@ from batchscope.checkpointing.checkpoint_file import AtomicCheckpointIO
 from batchscope.data.adding import Adding
 from batchscope.data.plain import PlainData
 from batchscope.data.spec import DataSpec
+from batchscope.errors import Interrupted
 from batchscope.models import mlp
 from batchscope.training.build import build, build_model, build_trainer, loader_switches, run_name
 from tests.support.command_lines import refusal
@@ -26,6 +27,7 @@ PLUGINS = "lightning.pytorch.plugins"
 LAYERS = [{"_target_": "torch.nn.Flatten"}, {"_target_": "torch.nn.Linear", "in_features": 16, "out_features": 2}]
 MODULES = {
     "net": """
+from batchscope.errors import Interrupted
 from torch import nn
 
 class Net(nn.Module):
@@ -42,7 +44,9 @@ class Leaving(nn.Module):
         raise SystemExit("no such size")
 
 def made(spec): return nn.Linear(16, spec.num_outputs)
+def stopped(): raise Interrupted(15)
 """,
+    "stopped": "from batchscope.errors import Interrupted\n\nraise Interrupted(15)\n",
     "absent": "import nowhere_at_all\n",
     "raises": "import torch\n1 / 0\n",
     "leaves": "raise SystemExit(3)\n",
@@ -169,6 +173,13 @@ def test_a_target_that_cannot_be_imported_is_told_with_its_place(target: str, sa
     node, about = {"_target_": target}, f"_target_: {target} cannot be imported: {said}"
     assert refusal(build, node, "model") == f"model.{about}"
     assert refusal(build, {"_target_": "torch.nn.Sequential", "_args_": [node]}, "model") == f"model._args_.0.{about}"
+
+
+@pytest.mark.parametrize("target", ["mynet.net.stopped", "mynet.stopped.Net"])
+def test_a_signal_while_something_is_built_or_imported_is_no_mistake_of_it(target: str) -> None:
+    for node in ({"_target_": target}, {"_target_": "torch.nn.Sequential", "_args_": [{"_target_": target}]}):
+        with pytest.raises(Interrupted, match="SIGTERM"):
+            build(node, "model")
 
 
 @pytest.mark.parametrize(("model", "named"), [({"name": "resnet18"}, "resnet18"), ({}, "torchvision")])

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from batchscope._torch import lay_out_channels_last
 from batchscope.data.adding import Adding
 from batchscope.data.spec import PADDING, DataSpec
-from batchscope.errors import UserError
+from batchscope.errors import UnfitError, UserError
 from batchscope.models.cnn import SimpleCNN
 from batchscope.models.torchvision import TorchvisionModel
 from batchscope.training.objective import accuracy, for_loss, for_metrics, loss_function
@@ -334,6 +334,25 @@ def test_several_loaders_of_a_stage_are_refused_before_training() -> None:
     )
     with pytest.raises(UserError, match=r"^data: has 2 val loaders, and a Task measures one set; join them by"):
         train(task, data=(data, [data, data]), max_epochs=1)
+
+
+X, STEPS = torch.zeros(2, 5), replace(SPECS["class per step"], variable_length=True)
+TEXTS = "the target of a batch is of the class list, takes a tensor"
+
+
+@pytest.mark.parametrize(
+    ("spec", "given", "said"),
+    [
+        (SPECS["class"], {"x": X}, "a batch is not what the spec says: it has the fields 'x', and the spec names 'x' and 'y'"),
+        (SPECS["class"], [X, ["a", "b"]], TEXTS),
+        (STEPS, [torch.zeros(2, 4, 5), ["a", "b"], torch.tensor([4, 4])], TEXTS),
+    ],
+)  # fmt: skip
+def test_a_first_batch_that_is_not_what_the_spec_says_is_one_line(spec: DataSpec, given: Any, said: str) -> None:
+    data = DataLoader([given], batch_size=None)
+    for call in (lambda: train(Task(network(spec), spec, sgd()), data=data), lambda: measured(spec, [given])):
+        with pytest.raises(UnfitError, match=f"^data: {said}$"):
+            call()
 
 
 CLIP = 0.01
