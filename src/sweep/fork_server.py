@@ -28,10 +28,6 @@ def _prepare() -> None:
     with quick_imports(leave=False):  # the runs print what they end with
         for name in _IMPORTED:
             importlib.import_module(name)
-    import torch
-
-    if torch.cuda._is_in_bad_fork():  # an import has looked for CUDA devices
-        os._exit(1)
     groups.known_nodes()  # kept once it is read
     gc.collect()  # the garbage of the imports is not copied into every run
     gc.freeze()  # nor is what is imported, by a collection that marks every object

@@ -24,8 +24,8 @@ class BatchSizeSearch(Search):
 
     The batch grows by a factor of four, so that six runs reach from 8 to 8,192 samples. No batch is larger than the
     training set. Throughput has stopped rising where a size is not faster than the fastest before it by 5 %. Side by
-    side with the largest sizes that fit, which tells smaller differences, is the size that was left out below the answer. The
-    report on these runs has the answer.
+    side with the largest sizes that fit, which tells smaller differences, is the size that was left out below the answer, or
+    below the one that did not fit. The report on these runs has the answer.
 
     Args:
         start: the first batch size.

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from .._system import command_line, relative
@@ -64,7 +65,8 @@ class Loop:
         if record is not None:
             if record["status"] != "refused":
                 print(f"\n— {job.title} — kept", flush=True)
-            self.say_end(job, record)
+            log = job.run_dir / LOG
+            self.say_end(record, log if log.exists() else None)
         return record
 
     def _do_alone(self, job: Job) -> Record:
@@ -75,7 +77,7 @@ class Loop:
         with Processes() as processes:
             processes.add(lambda: Process(job, (2 if sys.stdout is sys.stderr else 1, 2)))
         record = self.read(job)
-        self.say_end(job, record)
+        self.say_end(record)
         return record
 
     def read(self, job: Job) -> Record:
@@ -92,8 +94,8 @@ class Loop:
         self.refused = True
         return {"status": "refused", "error": str(error)}
 
-    def say_end(self, job: Job, record: Record) -> None:
-        """Say how a run has ended."""
+    def say_end(self, record: Record, log: Path | None = None) -> None:
+        """Say how a run has ended, which has printed into a `log` or to the terminal."""
         status, reason = record["status"], str(record.get("error") or record["status"])
         if status == "finished":
             if not is_verbose():
@@ -102,8 +104,8 @@ class Loop:
             print(f"error: {reason}", file=sys.stderr, flush=True)
         else:
             print(printable(f"  {status.replace('_', ' ')}: {reason}"), file=sys.stderr, flush=True)
-            if (job.run_dir / LOG).exists():
-                print(f"  its output: {relative(job.run_dir / LOG)}", file=sys.stderr, flush=True)
+            if log is not None:
+                print(f"  its output: {relative(log)}", file=sys.stderr, flush=True)
 
 
 def _outcome(record: Mapping[str, Any]) -> str:

@@ -89,8 +89,7 @@ def a_b(sides: Sequence[Job], out: Path, most: int, decided: Callable[[], bool] 
 def decided(sides: Sequence[Path], max_slowdown: float) -> bool:
     """Whether B is shown to be slower than allowed, or not to be."""
     found = Comparison(*sides, max_slowdown=max_slowdown)
-    is_slower = found.slowdown.low > 1 and found.slowdown.value > 1 + max_slowdown
-    return bool(found.slowdown.span) and (is_slower or found.slowdown.high <= 1 + max_slowdown)
+    return bool(found.slowdown.span) and (found.exit_code == 3 or found.slowdown.high <= 1 + max_slowdown)
 
 
 def job_of(side: str, run: Run, python: str, overrides: list[str], seconds: float) -> Job:
@@ -103,5 +102,5 @@ def job_of(side: str, run: Run, python: str, overrides: list[str], seconds: floa
     config = check_config(for_timing(check_config(apply_overrides(recorded, overrides)), seconds))
     trust.confirm(config, overrides, file)
     choices = choices_after(run.record.get("choices", {}), overrides)
-    facts = {"choices": choices, "overrides": run.record.get("overrides", [])}
+    facts = {"choices": choices, "overrides": [*run.record.get("overrides", []), *overrides]}
     return Job(Path(side), config, facts, side.upper(), python=python, seconds=seconds)

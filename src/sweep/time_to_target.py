@@ -83,19 +83,21 @@ class TimeToTarget(Search):
         order = sorted(dict.fromkeys(self.sizes), key=lambda size: abs(math.log(size / middle)))
         rates = list(dict.fromkeys(self.rates))
         times: dict[int, float] = {}  # the best one of each size that has reached the target
-        left_s, most, runs, done = 60.0 * self.minutes, math.inf, len(order) * len(rates), 0
+        todo = [(rate, size) for rate in rates for size in order]  # what is not done yet and may fit
+        left_s, most, done = 60.0 * self.minutes, math.inf, 0
         for rate in rates:
             for size in sorted(order, key=lambda size: times.get(size, math.inf)):
                 if size > most:
                     continue
                 if left_s <= 0:
-                    left_out = f"{runs - done} of {runs} runs are left out"
+                    left_out = f"{len(todo)} of {done + len(todo)} runs are left out"
                     print(f"\nsearch.minutes={self.minutes:g} are over: {left_out}", flush=True)
                     return
-                share_s = left_s * max(1 / (runs - done), min(SHARES / (runs - done), 0.5))
+                share_s = left_s * max(1 / len(todo), min(SHARES / len(todo), 0.5))
+                todo.remove((rate, size))
                 done += 1
                 seconds = MARGIN * apart(len(order)) * min(times.values()) if times else None
-                trial = _trial(job, f"run {done} of at most {runs}", size, rate, seconds, share_s)
+                trial = _trial(job, f"run {done} of at most {done + len(todo)}", size, rate, seconds, share_s)
                 (record,) = yield [trial]
                 left_s -= positive(record.get("seconds")) or 0.0
                 if record["status"] == "out_of_memory":
@@ -105,6 +107,7 @@ class TimeToTarget(Search):
                     raise RunFailed.of(trial, record)
                 if samples := at(record, "dataset.train_samples"):
                     most = min(most, samples // record.get("processes", 1))
+                todo = [one for one in todo if one[1] <= most]
                 if taken := positive(record.get("time_to_target_s")):
                     times[size] = min(taken, times.get(size, math.inf))
 

@@ -122,8 +122,17 @@ class Visited(WaitingRun):
         self.fit_s: float | None = None  # about how long a run that is warm has to train; None if unknown
         with writing("hydra.sweep.dir", job.run_dir / LOG):
             log = (job.run_dir / LOG).open("ab")
+        self._before = log.tell()  # bytes of the log that are of an earlier start
         with log:  # the run has it open, and this process has not: the folder may be renamed
             self.process = processes.add(lambda: Process(job, (log.fileno(), log.fileno()), visited=True))
+
+    @property
+    def said(self) -> str:
+        """What it has printed so far."""
+        with contextlib.suppress(OSError), (self.job.run_dir / LOG).open(errors="replace") as log:
+            log.seek(self._before)
+            return log.read()
+        return ""
 
     def note(self, facts: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
         """Note what the run has answered; None says that it ends."""
@@ -217,7 +226,7 @@ class Together:
         run.process.wait()
         self._line.clear()
         job, record = run.job, self._loop.read(run.job)
-        beside_others = any(one.device for one in _living(self._started))  # which hold memory of the device
+        beside_others = _living(self._started)  # which hold memory of the device and of the host
         if beside_others and record["status"] == "out_of_memory":  # it may fit alone, and is done so in the end
             folder.free_for_another_try(job.run_dir)
             print(f"{job.title} found no memory beside others, and is done again alone", flush=True)
@@ -228,10 +237,10 @@ class Together:
         if run.goes_on or is_verbose():
             print(f"\n— {job.title}", flush=True)
         if is_verbose():
-            print(_log_of(job), end="", flush=True)
+            print(run.said, end="", flush=True)
         self._show_warnings([run])
         if run.goes_on or record["status"] != "finished":
-            self._loop.say_end(job, record)
+            self._loop.say_end(record, job.run_dir / LOG)
 
     def _say(self, text: str, now: bool = False) -> None:
         """Say what happens, `now` also soon after something else was said."""
@@ -247,7 +256,7 @@ class Together:
 
     def _show_warnings(self, runs: Sequence[Visited]) -> None:
         """Print the warnings of runs that no run has had before, unless all that they write is shown."""
-        for text in "".join(_log_of(run.job) for run in runs if not is_verbose()).splitlines():
+        for text in "".join(run.said for run in runs if not is_verbose()).splitlines():
             if text.startswith("warning: ") and text not in self._warned:
                 self._warned.add(text)
                 self._line.clear()
@@ -283,13 +292,6 @@ class Together:
 
 def _living(runs: Sequence[Visited]) -> list[Visited]:
     return [run for run in runs if not run.process.ended]
-
-
-def _log_of(job: Job) -> str:
-    """What a run has printed so far."""
-    with contextlib.suppress(OSError):
-        return (job.run_dir / LOG).read_text(errors="replace")
-    return ""
 
 
 def _limits_of(job: Job) -> Limits:

@@ -92,6 +92,37 @@ def test_what_a_run_prints_is_in_its_log_and_warnings_of_visited_runs_are_said_o
     assert capfd.readouterr().out.startswith("\n— run c\nsaid\n")
 
 
+@pytest.mark.parametrize("verbose", ["", "1"])
+def test_what_an_earlier_start_has_printed_into_the_log_is_not_printed_again(verbose, do, tmp_path, capfd, monkeypatch):
+    monkeypatch.setenv("BATCHSCOPE_VERBOSE", verbose)
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "log.txt").write_text("warning: an older one\n")
+    do(*["print('warning: slow'); list(visits)"] * 2, timed=True)
+    said = "".join(capfd.readouterr())
+    assert said.count("warning: slow\n") == (2 if verbose else 1) and "older" not in said
+
+
+def test_a_failed_run_names_the_log_that_it_has_printed_into_also_where_it_is_kept(do, capfd):
+    for _ in range(2):
+        do(WAIT, "1 / 0", timed=True)
+        assert "  its output: " in capfd.readouterr().err
+
+
+LACKS_AND_FAILS = """tried = folder.parent / "tried"
+if tried.exists():
+    1 / 0
+tried.touch()
+record["status"] = "out_of_memory"
+"""
+
+
+def test_a_run_that_fails_when_it_is_done_again_alone_names_no_log_of_the_first_try(do, capfd):
+    assert [record["status"] for record in do(WAIT, LACKS_AND_FAILS, timed=True)] == ["finished", "failed"]
+    said = capfd.readouterr().err
+    assert "  failed: " in said and "its output" not in said
+
+
 def test_a_run_that_has_ended_is_told_by_its_test(do, capfd):
     do("record['metrics'] = {'test/loss': 0.2, 'test/acc': 0.98, 'val/acc': 0.97}")
     assert capfd.readouterr().out == "\n— run a\n  test acc 98.0 % · 0 s\n"
@@ -232,7 +263,8 @@ def test_a_run_is_set_up_beside_others_where_the_device_has_memory_for_it(free, 
     assert bool(last["taken"]) is beside  # the last is alone where there is no room
 
 
-def test_runs_that_lack_memory_beside_others_on_their_device_are_done_again_alone(do, tmp_path, capfd, monkeypatch):
+@pytest.mark.parametrize("sees", [ON_DEVICE % (40, 4), ""], ids=["of the device", "of the host"])
+def test_runs_that_lack_memory_beside_others_are_done_again_alone(sees, do, tmp_path, capfd, monkeypatch):
     freed, opened = folder.free_for_another_try, []
 
     def free(run_dir):
@@ -241,8 +273,8 @@ def test_runs_that_lack_memory_beside_others_on_their_device_are_done_again_alon
 
     monkeypatch.setattr(folder, "free_for_another_try", free)
     first = "(folder.parent / f'{folder.name}.tried').exists() or (folder.parent / f'{folder.name}.tried').touch() or "
-    lacks = ON_DEVICE % (40, 4) + f"{first}record.update(status='out_of_memory')"
-    records = do(ON_DEVICE % (40, 4) + "list(visits)", lacks, lacks, timed=True)
+    lacks = sees + f"{first}record.update(status='out_of_memory')"
+    records = do(sees + "list(visits)", lacks, lacks, timed=True)
     assert [record["status"] for record in records] == ["finished"] * 3
     assert [record["taken"] for record in records[1:]] == [[], []]
     assert len((tmp_path / "pids").read_text().split()) == 5

@@ -101,6 +101,12 @@ def test_a_side_is_called_by_the_choice_that_was_typed():
     assert side.facts["choices"] == {"model": "mlp", "data": "digits"}
 
 
+def test_a_side_records_the_options_of_its_run_and_those_that_were_typed_behind_them():
+    (run,) = find([finished("one")]).runs
+    side = rerun.job_of("a", run, sys.executable, ["model=mlp"], 1.0)
+    assert side.facts["overrides"] == ["data=digits", *SIZES, "model=mlp"]
+
+
 def test_a_run_that_does_not_finish_ends_it_with_one_line(monkeypatch):
     a = finished("one")
     pretended(monkeypatch, status="failed")

@@ -190,6 +190,14 @@ def test_without_a_best_time_a_run_gets_a_share_of_the_time_that_is_left(tmp_pat
     assert limits == [(None, share) for share in (300.0, 270.0, 240.0, 210.0, 180.0, 300.0)]
 
 
+def test_sizes_that_do_not_fit_take_no_share_of_the_time_and_are_not_counted_as_left_out(tmp_path, capsys):
+    no_memory = lambda size, lr: NO_MEMORY if size == 64 else {}
+    _, limits = searched(tmp_path, no_memory)
+    assert [share for _, share in limits] == [450.0, 445.0, 880.0]  # of 900, 890 and 880 s: the last run gets all
+    searched(tmp_path, lambda size, lr: {**no_memory(size, lr), "seconds": 100.0}, "search.minutes=2")
+    assert capsys.readouterr().out == "\nsearch.minutes=2 are over: 1 of 3 runs are left out\n"
+
+
 def test_options_that_follow_the_one_that_is_tried_follow_it_in_each_run(tmp_path):
     words = ["model=mlp", "data=digits", "optimizer.weight_decay=${optimizer.lr}"]
     composition = compose(words)
