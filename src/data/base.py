@@ -186,7 +186,8 @@ class DataModule(LightningDataModule):
             return batch
         number = trainer.fit_loop.epoch_loop.batch_progress.current.ready
         first = cast(Any, trainer.train_dataloader).batch_sampler.first_sample(number)
-        named, spec = self.spec.named(batch), self.spec
+        spec = self._spec
+        named = spec.named(batch)
         image = named[spec.inputs[0]]
         maps = self.augment.maps_of(image, self.seed, trainer.current_epoch, first)
         # Of other inputs those that have the places of the image.

@@ -98,7 +98,8 @@ def render_digits(num: int, seed: int) -> tuple[Tensor, Tensor]:
 def _glyphs() -> Tensor:
     """Each digit in each font, `(10, fonts, 64, 64)` in [0, 1], 40 pixels high and centred."""
     folder = Path(matplotlib.get_data_path(), "fonts", "ttf")
-    files = sorted(f for f in folder.glob("*.ttf") if f.stem.startswith(_FONTS) and not f.stem.endswith("Display"))
+    files = [f for f in folder.glob("*.ttf") if f.stem.startswith(_FONTS) and not f.stem.endswith("Display")]
+    files.sort(key=lambda file: file.name)  # paths are sorted in another way on Windows
     return torch.stack([torch.stack([_glyph(str(digit), file) for file in files]) for digit in range(10)])
 
 

@@ -6,6 +6,7 @@ folder, verified, and moved into place under a lock, so that several jobs can st
 
 import contextlib
 import os
+import shutil
 import socket
 import tempfile
 from pathlib import Path
@@ -165,14 +166,17 @@ class TorchvisionImages(TensorDataModule):
 
     def _download(self) -> None:
         with contextlib.ExitStack() as held:
+            prefix = f".{self.torchvision_name}-"
             try:
                 held.enter_context(files.lock(self.root / f".{self.torchvision_name}.lock", waits=True))
+                for left in self.root.glob(f"{prefix}*"):  # of a download that was killed
+                    shutil.rmtree(left, ignore_errors=True)
             except OSError as error:  # it is another user's
                 where = f"data.root: {self.root} cannot be locked ({error.strerror})"
                 warn(f"{where}: do not start a second process that downloads there")
             if self._complete():
                 return  # another job has downloaded them meanwhile
-            with tempfile.TemporaryDirectory(prefix=".download-", dir=self.root) as folder:
+            with tempfile.TemporaryDirectory(prefix=prefix, dir=self.root) as folder:
                 print(f"downloading {self.torchvision_name} to {self.root} …", flush=True)
                 before = socket.getdefaulttimeout()
                 socket.setdefaulttimeout(DOWNLOAD_TIMEOUT_S)  # a download that receives nothing is given up

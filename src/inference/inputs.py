@@ -42,6 +42,7 @@ def read_inputs(source: Path, spec: DataSpec, dtype: torch.dtype | None = None) 
     if source.is_dir():
         below = sorted(source.rglob("*"))
         files = [path for path in below if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file()]
+        files = [path for path in files if not path.name.startswith("._")]  # what macOS writes beside a file
     if not files:
         raise UserError(f"input: no image below '{source}'; takes {', '.join(sorted(IMAGE_SUFFIXES))}")
     names = [str(file.relative_to(source)) if source.is_dir() else file.name for file in files]

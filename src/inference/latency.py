@@ -94,14 +94,15 @@ class Latencies:
         """The answer, and the sizes that did not fit."""
         missing = self.table.loc[self.table["p50_ms"].isna(), "batch_size"]
         left = [f"Out of memory: {', '.join(f'{size:,}' for size in missing)}."] if len(missing) else []
-        if self.selection is None or len(self.selection.shares) < 2:
+        if self.selection is None or len(self.selection.shares) < min(2, len(self.table) - len(missing)):
             return ["No two rates are known well enough to be compared.", *left]
-        answer = choice_words(self.selection, "measurement", load=self.rates.load)
+        said = choice_words(self.selection, "measurement", load=self.rates.load)
+        answer = [said] if len(self.selection.shares) > 1 else []  # the only size is compared with none
         if self.selection.size is None:
-            return [answer, *left]
+            return [*answer, *left]
         row = self.table.set_index("batch_size").to_dict("index")[self.selection.size]
         gives = f"{significant(row['samples_per_sec'])} samples/s at {significant(row['p50_ms'])} ms a batch."
-        return [answer, f"{self.selection.size:,} answers {gives}", *left]
+        return [*answer, f"{self.selection.size:,} answers {gives}", *left]
 
 
 _HEADINGS = {

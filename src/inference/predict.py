@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 
-from ..data.base import Split
+from ..data.base import DataModule, Split
 from ..data.plain import lightning_of
 from ..data.spec import CLASSES, LABELS, PADDING, DataSpec, arguments
 from ..errors import UserError, in_one_line, warn
@@ -172,9 +172,10 @@ def _serving(trained: Trained, source: str, trainer: Trainer) -> LightningDataMo
         raise UserError(f"input: got '{source}', and {data.name} has no {missing}")
     if source != "predict":
         data.setup(stage)
-        serve, setup = getattr(module, method), module.setup
-        module.predict_dataloader = serve
-        module.setup = lambda stage: None if stage == "predict" else setup(stage)  # that split is set up
+        module.predict_dataloader = getattr(module, method)
+        if not isinstance(data, DataModule):  # whose `setup` does nothing for this stage
+            setup = module.setup
+            module.setup = lambda stage: None if stage == "predict" else setup(stage)  # that split is set up
     return module
 
 
@@ -277,6 +278,8 @@ def write_predictions(predictions: Predictions, path: Path) -> None:
     Raises:
         UserError: if the file cannot be written, or a table cannot hold the arrays.
     """
+    if "sample" in predictions.arrays:
+        raise UserError("model: it answers an array called 'sample', which is what the names of the samples are called")
     table = predictions.table().to_csv(index=False) if path.suffix == ".csv" else ""
     if not table and "file" in predictions.arrays:
         raise UserError("model: it answers an array called 'file', which numpy writes to no .npz file")

@@ -33,7 +33,7 @@ _TRANSFER = {
     "transfer_batch_to_device": (torch.device("cpu"),),
     "on_after_batch_transfer": (),
 }
-_NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_IN_ORDER = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 class Samples(NamedTuple):
@@ -129,17 +129,19 @@ def _loaders(data: Data, stage: str, method: str) -> list[Any]:
 def _arguments_in(given: Any, module: LightningModule, is_batch: bool = True) -> Any:
     """What `forward` takes: the fields of a dict that it names, and the parts of a tuple by their order.
 
-    Of a batch it takes as many parts as it requires. One argument stands alone, several are by their names.
+    Of a batch it takes as many parts as it requires. The first argument stands alone if it is the only one; others are by
+    their names.
     """
-    parameters = [one for one in live_signature(module.forward).parameters.values() if one.kind in _NAMED]
+    parameters = live_signature(module.forward).parameters.values()
+    in_order = [one for one in parameters if one.kind in _IN_ORDER]
+    names = [one.name for one in in_order]
     if isinstance(given, Mapping):
         found = {one.name: given[one.name] for one in parameters if one.name in given}
     else:
         parts = given if isinstance(given, list | tuple) else (given,)
-        required = sum(one.default is one.empty for one in parameters)
-        names = [one.name for one in parameters]
+        required = sum(one.default is one.empty for one in in_order)
         found = dict(zip(names[: max(1, required)] if is_batch else names, parts, strict=False))
-    return next(iter(found.values())) if len(found) == 1 else found
+    return found[names[0]] if names and [*found] == names[:1] else found
 
 
 def _tried(trained: Trained, samples: Samples, most: int) -> Samples:

@@ -5,6 +5,7 @@ Shapes: B images in a batch, C channels, H height, W width.
 
 import itertools
 import pickle
+from http.client import HTTPException
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ import torchvision
 from torch import Tensor, nn
 
 from ..data.spec import DataSpec
-from ..errors import UserError, did_you_mean
+from ..errors import UserError, did_you_mean, in_one_line
 from ..options.types import Choice, PositiveInt
 
 NATIVE_SIZE = 224  # the image size that the networks were designed for
@@ -27,7 +28,7 @@ class TorchvisionModel(nn.Module):
         name: as in `torchvision.models.list_models`, for example `resnet18`.
         weights: the name of pretrained weights, which are downloaded; None: random weights.
         image_size: the height and width to which the model resizes images (bilinear). None: unchanged if the network
-            can run on them, and otherwise 224 (VGG and ViT on MNIST).
+            can run on them, and otherwise the size that it is made for: 224 (VGG and ViT on MNIST), or that of its weights.
 
     Raises:
         UserError: for an unknown name, weights that the network does not have, or images too small for it.
@@ -50,11 +51,12 @@ class TorchvisionModel(nn.Module):
             )
         self.network = _build(name, weights, spec)
         self.image_size = image_size
+        native = getattr(self.network, "image_size", NATIVE_SIZE)  # weights of a ViT may be of larger images
         if image_size is None:
             if not _runs(self.network, spec.input_shape):
-                self.image_size = NATIVE_SIZE
+                self.image_size = native
         elif not _runs(self.network, (spec.input_shape[0], image_size, image_size)):
-            raise UserError(f"model.image_size: got {image_size}, which {name} cannot run on; it does on {NATIVE_SIZE}")
+            raise UserError(f"model.image_size: got {image_size}, which {name} cannot run on; it does on {native}")
         size = self.image_size
         self.input_shape = (spec.input_shape[0], size, size) if size else spec.input_shape  # after resizing
 
@@ -70,18 +72,18 @@ def _build(name: str, weights: str | None, spec: DataSpec) -> nn.Module:
         if weights is not None:  # torchvision runs the code in a file of weights, so that it is read without first
             named: Any = torchvision.models.get_model_weights(name).verify(weights)
             named.get_state_dict(check_hash=True, weights_only=True)
-        network = torchvision.models.get_model(name, weights=weights)
     except (KeyError, ValueError) as error:
         known = list(torchvision.models.get_model_weights(name).__members__)
         near = did_you_mean(str(weights), known)
         raise UserError(f"model.weights: got '{weights}', takes {' or '.join(known)} for {name}.{near}") from error
-    except OSError as error:
-        raise UserError(f"model.weights: {weights} of {name} could not be downloaded: {error}") from error
+    except (OSError, HTTPException, EOFError, RuntimeError) as error:  # the last two of a file that was cut off
+        raise UserError(f"model.weights: {weights} of {name} could not be downloaded: {in_one_line(error)}") from error
     except pickle.UnpicklingError as error:
         raise UserError(
             f"model.weights: the file of {weights} in {torch.hub.get_dir()} holds more than tensors; delete it and run "
             "again"
         ) from error
+    network = torchvision.models.get_model(name, weights=weights)
     modules = [(path, each) for path, each in network.named_modules() if isinstance(each, nn.Linear | nn.Conv2d)]
     path, first = next((path, each) for path, each in modules if isinstance(each, nn.Conv2d))
     if first.in_channels != spec.input_shape[0]:

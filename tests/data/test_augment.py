@@ -135,6 +135,20 @@ def test_no_label_of_a_pixel_lies_between_two() -> None:
     assert moved_labels.unique().tolist() == [0, 1]
 
 
+def test_the_spec_is_not_made_anew_at_each_batch() -> None:
+    made: list[int] = []
+
+    class Making(InMemory):
+        spec = property(lambda _: made.append(1) or DataSpec("image", (1, 6, 6), "class", 2), lambda _, spec: None)
+
+    def number(batch_size: int) -> int:
+        made.clear()
+        seen(Making, augment=AUGMENT, batch_size=batch_size)
+        return len(made)
+
+    assert number(20) == number(200)
+
+
 def test_a_batch_that_is_an_image_alone_stays_one() -> None:
     class Alone(InMemory):
         def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:

@@ -2,7 +2,7 @@
 
 import errno
 import os
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, BinaryIO
 
 import pytest
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from batchscope.data import digits
 from batchscope.data.digits import cached_digits, render_digits
 from tests.data.support import Payload
 
@@ -27,6 +28,15 @@ def test_the_seed_alone_decides_which_digits_are_rendered(rendered: Any) -> None
     assert torch.equal(torch.get_rng_state(), before)  # the model's
     assert [(x.shape, x.dtype) for x in rendered] == [((4_200, 1, 28, 28), torch.uint8), ((4_200,), torch.int64)]
     assert rendered[1].bincount(minlength=10).min() > 350  # of 420
+
+
+def test_the_fonts_come_in_one_order_on_every_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows sorts paths without regard to case."""
+    drawn: list[str] = []
+    monkeypatch.setattr(digits, "_glyph", lambda digit, file: drawn.append(file.name) or torch.zeros(1))
+    monkeypatch.setattr(PurePath, "__lt__", lambda path, other: str(path).lower() < str(other).lower())
+    digits._glyphs.__wrapped__()
+    assert drawn == 10 * sorted({*drawn})
 
 
 def test_digits_are_bright_on_black_centred_and_not_cut_off(rendered: Any) -> None:

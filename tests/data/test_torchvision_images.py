@@ -267,6 +267,22 @@ def test_a_wrong_download_leaves_no_file_and_can_be_tried_again(mirror: Path, tm
     assert left_in(root) == sorted(NAMES)
 
 
+def test_what_a_killed_download_leaves_is_removed_by_the_next(mirror: Path, tmp_path: Path, monkeypatch) -> None:
+    root = tmp_path / "data"
+
+    def killed(dataset: Any) -> None:
+        shutil.copytree(mirror, f"{dataset.root}-killed")  # as its folder, which nobody has removed
+        raise OSError("killed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(datasets.MNIST, "download", killed)
+        refusal(MNIST(root=str(root)).prepare_data)
+    (root / ".fashion-mnist-other").mkdir()  # another dataset's, which may be at work
+    assert left_in(root) == sorted([*NAMES, ".fashion-mnist-other"]) and not (root / RAW).exists()
+    MNIST(root=str(root)).prepare_data()
+    assert {path.name for path in root.iterdir()} == {"MNIST", ".mnist.lock", ".fashion-mnist-other"}
+
+
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="processes cannot be forked here")
 def test_four_processes_that_start_on_one_empty_folder_download_once(mirror: Path, tmp_path: Path, capfd) -> None:
     forked = multiprocessing.get_context("fork")

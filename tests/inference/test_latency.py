@@ -1,6 +1,7 @@
 """Latency by batch size: a row a size, an answer that follows the rules of sweeps."""
 
 import contextlib
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -72,6 +73,11 @@ def test_a_size_that_does_not_fit_is_named(trained: Trained, limits: Limits) -> 
     assert found.table["p50_ms"].isna().tolist() == [False, True]
     assert found.sentences()[-1] == "Out of memory: 8."
     assert refusal(measure_latency, small, [8, 16]) == "data.batch_size: no batch of 8, 16 fits into memory"
+
+
+def test_the_only_size_is_compared_with_no_other(trained: Trained, limits: Limits) -> None:
+    (said,) = measure_latency(trained, [4], limits).sentences()
+    assert re.fullmatch(r"4 answers \S+ samples/s at \S+ ms a batch\.", said)
 
 
 class _Words(torch.nn.Module):

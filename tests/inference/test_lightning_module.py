@@ -205,6 +205,7 @@ ANSWERS: dict[str, tuple[Callable[[Tensor], Any], Any]] = {
     "ragged lists": (lambda x: [x[:2, 0], x[:3, 0]], f"model: Theirs answers {{'output': 'an object'}}, {TAKES}"),
     "parts of different lengths": (lambda x: (x[:, 0], x[:3, 0]), "model: Theirs answers {'output_0': (8,), "),
     "images for a table": (lambda x: x.view(-1, 2, 2), "output: takes an .npz file: 'output' has the shape (24, 2, 2)"),
+    "the names": (lambda x: {"sample": x[:, 0]}, "model: it answers an array called 'sample', which is what the names "),
 }  # fmt: skip
 
 
@@ -246,6 +247,16 @@ def test_inputs_are_what_forward_takes_of_a_batch(data: str, of: str, made) -> N
     samples = samples_of(made(data=data), 5)
     assert torch.equal(samples.inputs, X[:5])
     assert (len(samples), samples.of) == (5, of)
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [lambda self, scale=None, point=None: self.layer(point), lambda self, *, point: self.layer(point)],
+)
+def test_an_argument_that_is_not_the_first_is_given_by_its_name(forward, made, monkeypatch) -> None:
+    monkeypatch.setattr(Plain, "forward", forward)
+    assert torch.equal(samples_of(made("plain", "named"), 5).named["point"], X[:5])
+    assert len(predict(made("plain", "named"), "val").arrays["output"]) == 32
 
 
 SERVED = {

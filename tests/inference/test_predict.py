@@ -2,6 +2,7 @@
 
 import math
 import os
+import pickle
 import resource
 import warnings
 from dataclasses import replace
@@ -69,6 +70,12 @@ def test_batches_of_workers_hold_no_file_open(trained: Trained) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
 
 
+def test_data_that_serve_a_split_can_be_sent_to_workers(trained: Trained) -> None:
+    """With their `collate_fn`, where it is a method."""
+    predict(trained, "test")
+    assert pickle.loads(pickle.dumps(trained.data)).predict_dataloader.__name__ == "test_dataloader"
+
+
 def test_the_process_is_set_up_as_for_a_training(trained: Trained, monkeypatch) -> None:
     keep = Mock()
     monkeypatch.setattr("batchscope.training.run.keep_freed_memory", keep)
@@ -123,6 +130,7 @@ def test_a_folder_of_images_has_the_same_answers_as_the_split(trained: Trained, 
     for number, image in enumerate(pixels):
         Image.fromarray(image).save(tmp_path / "a" / f"{number:03}.png")
     (tmp_path / "notes.txt").write_text("no image")
+    (tmp_path / "a" / "._000.png").write_bytes(b"\0\5\26\7")  # which macOS writes beside a file
     found = predict(trained, str(tmp_path))
     assert "target" not in found.arrays
     assert list(found.names) == [f"a/{number:03}.png" for number in range(100)]

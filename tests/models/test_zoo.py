@@ -1,8 +1,10 @@
 """What every model of the zoo owes; a new one is tested because its YAML exists."""
 
 from functools import cache
+from http.client import IncompleteRead
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ from batchscope.models.torchvision import NATIVE_SIZE, TorchvisionModel
 from batchscope.options.groups import CONFIGS
 from batchscope.options.signatures import class_attribute
 from batchscope.training.build import build
+from tests.support.command_lines import refusal
 
 SPECS = {
     "grey image": DataSpec(kind="image", input_shape=(1, 28, 28), target="class", num_outputs=10),
@@ -168,6 +171,16 @@ def test_images_are_resized_when_asked_to() -> None:
     assert seen == [(2, 1, 48, 48)]
 
 
+def test_images_are_enlarged_to_the_one_size_that_a_network_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As weights of a ViT for 384 pixels do."""
+    vit = torchvision.models.VisionTransformer(64, 16, num_layers=1, num_heads=1, hidden_dim=4, mlp_dim=4)
+    monkeypatch.setattr("torchvision.models.get_model", lambda *_, **__: vit)
+    model = TorchvisionModel(GREY, "vit_b_16")
+    assert (model.image_size, model.input_shape) == (64, (1, 64, 64))
+    assert model(inputs(GREY, 2)).shape == (2, 10)
+    assert refusal(TorchvisionModel, GREY, "vit_b_16", image_size=224).endswith("cannot run on; it does on 64")
+
+
 def test_finding_the_image_size_leaves_the_weights_and_statistics_alone() -> None:
     network = TorchvisionModel(GREY, "resnet18").network
     assert not network.bn1.num_batches_tracked
@@ -195,6 +208,19 @@ def test_a_mistake_is_one_line(
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", no_network)
     with pytest.raises(UserError, match=f"^{said}"):
         model(GREY, **options)
+
+
+@pytest.mark.parametrize("error", [IncompleteRead(b""), RuntimeError("invalid hash value"), EOFError("out of input")])
+def test_a_download_that_breaks_off_is_one_line(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", Mock(side_effect=error))
+    said = f"model.weights: DEFAULT of resnet18 could not be downloaded: {type(error).__name__}: "
+    assert refusal(TorchvisionModel, GREY, weights="DEFAULT").startswith(said)
+
+
+def test_what_fails_while_a_network_is_built_is_no_download(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchvision.models.get_model", Mock(side_effect=RuntimeError("not enough memory")))
+    with pytest.raises(RuntimeError, match="^not enough memory$"):
+        TorchvisionModel(GREY)
 
 
 @pytest.mark.slow
