@@ -46,8 +46,8 @@ format: $(VENV)/.installed-test ## let ruff rewrite what it can
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.installed-test ## the benchmarks that take minutes; DATA=<folder> says where MNIST lies
-	$(BIN)/python benchmarks/speed.py pipelines --root $(DATA)
 	$(BIN)/python benchmarks/speed.py memory
+	$(BIN)/python benchmarks/speed.py pipelines --root $(DATA)
 	$(BIN)/python benchmarks/speed.py epoch --root $(DATA)
 	$(BIN)/python benchmarks/speed.py start --root $(DATA)
 

@@ -99,7 +99,7 @@ def draw(loop: list[list[float]], runs: list[list[float]], file: Path) -> None:
         label="experiment=mnist_99, whole processes",
     )
     axes.axhline(100 * GOAL, color="0.7", linewidth=0.8)
-    axes.set(xscale="log", xlabel="seconds on two cores", ylabel="right on MNIST's test set, %")
+    axes.set(xscale="log", xlabel=f"seconds on {os.cpu_count()} cores", ylabel="right on MNIST's test set, %")
     axes.set_xticks(ticks := [10, 20, 50, 100, 200, 500], labels=map(str, ticks), minor=False)
     axes.set_xticks([], minor=True)
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)

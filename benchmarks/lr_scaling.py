@@ -1,6 +1,6 @@
 """Which rule should the learning rate follow where the batch size changes?
 
-    python benchmarks/lr_scaling.py --root ../shared/data              # 4 hours
+    python benchmarks/lr_scaling.py --root ../shared/data              # 2.5 hours
     python benchmarks/lr_scaling.py --root ../shared/data --seeds 1    # what a third of that has shown
 
 The CNN, the MLP and the StackedLSTM are trained on MNIST at batch sizes from 32 to 2,048, for one epoch and for three, by each

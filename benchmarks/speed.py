@@ -45,6 +45,7 @@ def pipelines(args: argparse.Namespace, rounds: int) -> tuple[str, Any]:
 
     torchvision's pipeline is that of the tutorials.
     """
+    MNIST(root=args.root, offline="error").prepare_data()  # one line where it is not there
     transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize((0.1307,), (0.3081,))])
     per_sample = datasets.MNIST(args.root, train=True, transform=transform)
 

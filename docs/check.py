@@ -1,4 +1,4 @@
-"""Check docs, docstrings and comments against the repository: links, paths, tests, dotted names and command lines.
+"""Check docs, docstrings and the comments of configs against the repository: links, paths, tests, dotted names and command lines.
 
     python docs/check.py
 

@@ -6,6 +6,7 @@ A command's module is imported only when the command is used, so that a wrong wo
 import importlib
 import importlib.util
 import os
+import shlex
 import sys
 
 from . import __version__
@@ -55,7 +56,7 @@ def _main() -> None:
         sys.modules["__main__"].__spec__ = importlib.util.find_spec("batchscope.train")
         importlib.import_module(f"batchscope.cli.{word}").main()
     elif "=" in word and not word.startswith("-"):
-        message = f"{word}: an option comes after a command; write batchscope train {word}"
+        message = f"{word}: an option comes after a command; write batchscope train {shlex.quote(word)}"
         raise UserError(message, exit_code=2)
     else:
         near = did_you_mean(word, COMMANDS)

@@ -54,6 +54,9 @@ def test_the_project_is_trained_with_its_callback_and_evaluated(tmp_path: Path) 
     tested = run(project, "--config-dir=conf", "ckpt=out/checkpoints/best.ckpt", module="batchscope.cli.evaluate")
     assert tested.end() == 0, tested.complained
     assert "tested on waves" in tested.said
+    tests = run(project, "tests", "-p", "no:cacheprovider", module="pytest")
+    tests.end()
+    assert "1 passed" in tests.said, tests.said
 
 
 def test_the_callbacks_and_the_logger_of_the_page_stand_beside_the_default_ones(tmp_path: Path) -> None:

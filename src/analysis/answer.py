@@ -22,6 +22,7 @@ from ..records.metrics import metric
 from ..records.rates import load_words
 from ..records.values import at, table
 from .groups import Group, loads_of
+from .methods import is_trained
 from .noise import Rates, simultaneous
 from .quality import Quality, quality_of
 from .run import OUT_OF_MEMORY, Run
@@ -149,6 +150,8 @@ def _sentences(
         few = [key for key in tested if metric(key).higher_is_better is not None]
         why = "fewer than two sizes have a value" if few else "it is not known whether more is better"
         yield (f"Of {and_(few or tested)} {why}: the speed alone decides.",)
+    elif any(map(is_trained, group.runs)):
+        yield ("No metric of a validation or a test is known: the speed alone decides.",)
     else:
         yield ("Accuracy was not measured: train these sizes before you choose.",)
     if unknown:

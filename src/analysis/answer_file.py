@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from .._system import command_line
 from ..errors import UserError
 from ..files import why
 from ..records.rates import RATE
@@ -78,13 +79,14 @@ def read_answer(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """
     paths = [Path(folder) / "report" / FILE, Path(folder) / FILE]
     path = next((path for path in paths if path.is_file()), paths[0])
+    again = command_line(["batchscope", "report", str(path.parents[1])])
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {why(error)}; batchscope report {folder} writes it") from error
+        raise UserError(f"{path}: cannot be read: {why(error)}; {again} writes it") from error
     except ValueError:
         content = None
     groups = content.get("groups") if isinstance(content, dict) and content.get("schema") == SCHEMA else None
     if content is None or not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
-        raise UserError(f"{path}: holds no answer of this version; batchscope report {folder} writes it again")
+        raise UserError(f"{path}: holds no answer of this version; {again} writes it again")
     return content

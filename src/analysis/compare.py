@@ -118,7 +118,8 @@ class Comparison:
         if not self.slowdown.span:
             return "No difference can be shown: the steps' noise is not known; compare --rerun measures it."
         is_shown = f"B is {self.verdict}" if self.verdict in _SHOWN else "No difference shown"
-        words = f"{is_shown}: a sample takes {self.slowdown.value:.2f} times as long ({self.slowdown.span})"
+        digits = 3 if f"{self.slowdown.value:.2f}" == f"{1 + self.max_slowdown:.2f}" else 2
+        words = f"{is_shown}: a sample takes {self.slowdown.value:.{digits}f} times as long ({self.slowdown.span})"
         if self.verdict != _SLOWER:
             return f"{words}."
         limit = f"{1 + self.max_slowdown:g}"

@@ -5,6 +5,7 @@ Of one that ran at another time, the interval is that of separate runs (noise.py
 interval lies above 1, and the fastest one that helps is recommended.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,8 +101,9 @@ class Findings:
         trial, ratio = next((pair for pair in compared if pair[0] is self.best), compared[0])
         beside = "" if self.load is None else f", beside {load_words(self.load)}"
         if self.best:
-            least = ratio.span.partition(" to ")[0]
-            times = f"{ratio.value:.2f} times the baseline's rate, at least {least} in this diagnosis"
+            digits = 2 if ratio.low >= 1.01 else 3
+            least = math.floor(ratio.low * 10**digits) / 10**digits  # what is claimed is not rounded up
+            times = f"{ratio.value:.2f} times the baseline's rate, at least {least:.{digits}f} in this diagnosis"
             return f"Recommended: {trial.name}, {times}{beside}."
         tried = f"of {count(len(compared), 'change')} compared, none is shown to be faster than the baseline"
         return f"No change helps: {tried}; the best is {trial.name} with {ratio.value:.2f} ({ratio.span}){beside}."

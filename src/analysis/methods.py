@@ -59,13 +59,13 @@ def methods(sweep: SweepResults) -> Methods:
 
 def _sentence(facts: dict[str, str], runs: Sequence[Run]) -> str:
     """What a paper says: `We trained mlp (535,818 parameters) on mnist (…) for 2 epochs with AdamW …`."""
-    is_trained = any(map(_is_trained, runs))
-    said = f"We {'trained' if is_trained else 'timed training steps of'} {facts['model']}"
+    is_of_trainings = any(map(is_trained, runs))
+    said = f"We {'trained' if is_of_trainings else 'timed training steps of'} {facts['model']}"
     words = {"data": " on", "training": " for", "optimizer": " with", "batch size": ", at batch size"}
     words |= {"seed": ", seed", "precision": ", precision", "device": ", on", "software": ", with"}
     for name, word in words.items():
         plural = "s" if name in ("batch size", "seed") and " and " in facts[name] else ""
-        said += f"{word}{plural} {facts[name]}" if facts[name] and (is_trained or name != "training") else ""
+        said += f"{word}{plural} {facts[name]}" if facts[name] and (is_of_trainings or name != "training") else ""
     has_rates = any(RATE in run.values for run in runs)
     return f"{said}; rates leave out warm-up, validation and checkpoints." if has_rates else f"{said}."
 
@@ -119,14 +119,15 @@ def _batch_size(run: Run) -> str:
     return _with(f"{run.batch_size:,}" if run.batch_size else "", [f"an update of {update:,.0f}" if update else ""])
 
 
-def _is_trained(run: Run) -> bool:
+def is_trained(run: Run) -> bool:
+    """Whether a run was trained to an end of its own, and not to be timed."""
     has_fit = run.status == "finished" or run.record.get("epochs") is not None  # of a failure in the test
     return has_fit and not at(run.record, "throughput.ended")
 
 
 def _training(runs: Sequence[Run]) -> str:
     """How long was trained: `2 epochs (860 updates)`, or `timed alone, for 120 to 1,430 steps`."""
-    if trained := [run for run in runs if _is_trained(run)]:
+    if trained := [run for run in runs if is_trained(run)]:
         return _with(_span(trained, "epochs", "epoch"), [_span(trained, "steps", "update")])
     timed = _span(runs, "throughput.updates", "step")
     return f"timed alone, for {timed}" if timed else ""

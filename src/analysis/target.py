@@ -137,7 +137,7 @@ def arrivals_of(sizes: Mapping[int, Sequence[Run]]) -> Arrivals | None:
     first = runs[0][1].record["target"]
     declared = metric(str(first.get("metric")))
     bests = [best for _, run in runs if (best := number(at(run.record, "target.best"))) is not None]
-    target = f"{declared.key} {declared.text(float(first['value']))}"
+    target = f"{declared.key} {declared.exact(float(first['value']))}"
     known = [(size, _arrival(run)) for size, run in runs]
     found: dict[int, dict[str, Arrival]] = {size: {} for size in sorted(size for size, _ in runs)}
     known.sort(key=lambda pair: (pair[1].seconds, -pair[1].after))  # the first one of each seed
@@ -146,7 +146,7 @@ def arrivals_of(sizes: Mapping[int, Sequence[Run]]) -> Arrivals | None:
     best = min(
         bests, key=lambda value: abs(value - float(first["value"])), default=None
     )  # of no run that has reached it
-    return Arrivals(target, "" if best is None else declared.text(best), found)
+    return Arrivals(target, "" if best is None else declared.exact(best), found)
 
 
 def _arrival(run: Run) -> Arrival:

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import psutil
 from lightning import LightningModule, Trainer
@@ -60,7 +60,9 @@ def _of_options(config: Mapping[str, Any], trainer: Trainer) -> dict[str, Any]:
     )
     sampler = getattr(trainer.train_dataloader, "batch_sampler", None)
     of_loader = _of_loader(trainer).get("train_samples")
-    has_workers = pipeline in (None, "workers") and not _is_stream(trainer.train_dataloader)
+    if getattr(cast(Any, trainer).datamodule, "collate_fn", None) is not None:
+        pipeline = "samples"  # which are joined one by one, whatever the pipeline is called
+    has_workers = data.get("pipeline") in (None, "workers") and not _is_stream(trainer.train_dataloader)
     decided = {"batch_size": None} if config.get("global_batch_size") or "batch_size" not in data else {}
     return decided | {
         "own": True,

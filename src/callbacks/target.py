@@ -184,7 +184,7 @@ class StopAtTarget(SyncsRanks):
 
     def summary_lines(self) -> list[str]:
         """A line of the run's last lines."""
-        target, seconds = f"{self.metric} {declared(self.metric).text(self.value)}", self._seconds(self._last)
+        target, seconds = f"{self.metric} {declared(self.metric).exact(self.value)}", self._seconds(self._last)
         trained = f"{duration(seconds)} of training, " if seconds is not None else ""
         after = f"after {trained}{count(self._last, 'update')}"
         return [row("target", f"{target} {after}" if self.reached else f"{target} not reached {after}")]

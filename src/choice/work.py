@@ -66,7 +66,7 @@ def _unrolled(work: Work) -> Iterator[Work]:
     is_backward = work.part == "backward" or work.name.endswith("backward")
     of_gate = 2 * steps * samples * hidden * (features + hidden) * (2 if is_backward else 1)
     gates = max(1, round(work.flops / of_gate))
-    width, element = gates * hidden, 8 if work.precision == "fp64" else 4
+    width, element = gates * hidden, {"fp64": 8, "bf16": 2, "fp16": 2}.get(work.precision, 4)
     products = [(steps * samples, width, features, 1), (samples, width, hidden, steps)]
     if is_backward:
         products = [(steps * samples, features, width, 1), (samples, hidden, width, steps)]

@@ -11,6 +11,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from .._system import command_line
 from ..checkpointing.resume import newest
 from ..errors import UserError, did_you_mean
 from ..options.compose import compose, compose_command_line, without_hydra
@@ -75,7 +76,7 @@ def _unknown_flag(word: str, known: str) -> str:
         if "." not in name:
             instead = answer_to(name, value) or answer_to(f"trainer.{name}", value)
             return f"{word}: no such flag." + (f" {name}: {instead}" if instead else "")
-    return f"{word}: no such flag. Options are written without dashes: {name}={value or '<value>'}"
+    return f"{word}: no such flag. Options are written without dashes: {command_line([f'{name}={value}']) if value else f'{name}=<value>'}"
 
 
 def show(args: argparse.Namespace) -> None:
@@ -119,7 +120,7 @@ def parse_words(name: str, description: str | None, own: Mapping[str, str | None
     for word in parser.parse_intermixed_args().words:
         key, is_option, value = word.lstrip("+").partition("=")
         if not is_option and not word.startswith("~"):
-            instead = f"; write ckpt={word}" if "ckpt" in own and os.path.exists(word) else ""
+            instead = f"; write {command_line([f'ckpt={word}'])}" if "ckpt" in own and os.path.exists(word) else ""
             raise UserError(f"{word}: takes option=value{instead}")
         if key in own and (key in given or not value):
             raise UserError(f"{key}: {'is given twice' if key in given else 'takes a value'}")
@@ -145,5 +146,5 @@ def refuse_missing(option: str, path: Path) -> None:
     patterns = ("*.ckpt", "checkpoints/*.ckpt", "*/checkpoints/*.ckpt")
     places = [*((place, pattern) for pattern in patterns), (path.parent, "*.ckpt")]
     near = [folder / file for folder, pattern in places for file in sorted(glob(pattern, root_dir=folder))]
-    hint = f"; write {option}={near[0]}" if near else ""
+    hint = f"; write {command_line([f'{option}={near[0]}'])}" if near else ""
     raise UserError(f"{option}: got '{path}', which is not a file{hint}")

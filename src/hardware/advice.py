@@ -65,7 +65,7 @@ def _changes(s: Setting) -> Iterator[tuple[str, str, str]]:
         yield "input", "data.pipeline=memory", "takes each batch from tensors in memory at once"
     if s.pipeline in ("memory", "workers") and s.device != "cpu":
         yield "input transfer", "data.pipeline=device", "keeps the whole set on the device"
-    if s.num_workers is not None and s.pipeline in (None, "workers"):
+    if s.num_workers is not None:
         workers = min(max(2, 2 * s.num_workers), s.cores)  # without free cores they take time from the training
         if workers > max(1, s.num_workers):
             yield "input", written("data.num_workers", workers), "prepares more batches at the same time"

@@ -31,8 +31,9 @@ def dims_of(name: str, inputs: Mapping[str, Any], results: list[Tensor]) -> tupl
             return *inputs.get("grad_output", results[0]).shape, *inputs["weight"].shape[1:]
         if "rnn" in name and "hidden_size" in inputs:
             shape, hidden = inputs["input"].shape, inputs["hidden_size"]
-            if len(shape) != 3:  # packed: the samples of all steps
-                return 1, shape[0], shape[-1], hidden
+            if len(shape) != 3:  # packed: the samples of all steps, of which each has others
+                steps = len(inputs.get("batch_sizes") or [0])
+                return steps, max(1, shape[0] // steps), shape[-1], hidden
             swapped = name.startswith("_cudnn") and inputs["batch_first"]  # torch has swapped them for oneDNN
             steps, samples = shape[1::-1] if swapped else shape[:2]
             return steps, samples, shape[2], hidden

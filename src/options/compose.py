@@ -69,6 +69,9 @@ def compose_command_line(overrides: list[str], multirun: bool) -> CommandLine:
 
     With `multirun` a value may be a list to sweep over. UserError at the first mistake, before anything is written.
     """
+    named = [word.partition("=")[2] for word in overrides if word.lstrip("+").startswith("experiment=")]
+    if len(named) > 1:  # Hydra would take the last one
+        raise UserError(f"experiment: is written {len(named)} times; write 'experiment=[{','.join(named)}]'")
     base = compose(_fixed(parse(overrides)) if multirun else overrides)
     params = {str(key): str(value) for key, value in (base.hydra.sweeper.get("params") or {}).items() if multirun}
     plain = to_plain(without_hydra(base)) if _RATE in params else {}

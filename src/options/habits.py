@@ -11,7 +11,7 @@ HABITS = {
     "epochs": "write `trainer.max_epochs=*`",
     "train": "a run always trains; `batchscope evaluate ckpt=<file>` tests a checkpoint without training",
     "task_name": "write `hydra.run.dir=outputs/runs/*` to name the run's folder, or `tags=[*]`",
-    "hparams_search": "write `-m hydra/sweeper=optuna hydra.sweeper.n_trials=20 'optimizer.lr=interval(1e-4,1e-1)'`; a "
+    "hparams_search": "write `-m hydra/sweeper=optuna hydra.sweeper.n_trials=20 hydra.sweeper.direction=minimize 'optimizer.lr=interval(1e-4,1e-1)'`; a "
     "folder hparams_search of your own is used by `-m --config-dir=<its parent> hparams_search=*`",
     "local": "write `--config-dir=conf experiment=*` with what this machine needs in conf/experiment",
     "extras.print_config": "write `--cfg job`, which prints the configuration and runs nothing",
@@ -22,8 +22,7 @@ HABITS = {
     "paths": "write `data.root=<folder>` for the data, and `hydra.run.dir=<folder>` for what a run writes",
     "debug=fdr": "write `trainer.fast_dev_run=true`",
     "debug=overfit": "write `trainer.overfit_batches=3 trainer.max_epochs=20`",
-    "debug=limit": "write `trainer.limit_train_batches=0.01 trainer.limit_val_batches=0.05 "
-    "trainer.limit_test_batches=0.05`",
+    "debug=limit": "write `trainer.limit_train_batches=10 trainer.limit_val_batches=3 trainer.limit_test_batches=3`",
     "debug=profiler": "write `trainer.profiler=simple`; where a step's time goes is among every run's last lines",
     "logger=many_loggers": "write `logger=wandb`, beside which TensorBoard and the CSV file stay",
     "callbacks=model_checkpoint": "checkpoints are kept anyway; `callbacks.checkpoint.monitor=val/acc` sets an option",
@@ -38,6 +37,7 @@ HABITS = {
     "every_n_steps; the best and the last checkpoint are kept in any case",
     "callbacks.early_stopping": "write `callbacks=early_stopping` beside it",
     "trainer=ddp_sim": "write `trainer=ddp trainer.accelerator=cpu trainer.devices=2`",
+    "trainer.gpus=0": "write `trainer=cpu`",
     "trainer.gpus": "write `trainer.accelerator=gpu trainer.devices=*`",
     "trainer.resume_from_checkpoint": "write `resume=<run folder>`",
     "model.optimizer": "write `optimizer=adam` for another one, and `optimizer.lr=…` for its options",
@@ -46,7 +46,7 @@ HABITS = {
     "model.compile": "write `compile=*`",
     "model.lr": "write `optimizer.lr=*`",
     "data.data_dir": "write `data.root=*`",
-    "data.train_val_test_split": "write `data.num_val=*`; what is left is trained on",
+    "data.train_val_test_split": "write `data.num_val=5000`; what is left is trained on",
     "data.pin_memory": "batches are pinned where that helps",
 }
 
@@ -58,5 +58,5 @@ def answer_to(option: str, value: str | None = None, section: str = "") -> str |
     """
     parts, least = option.split("."), section.count(".") + 1 if section else 0
     names = (".".join(parts[:length]) for length in range(len(parts), least, -1))
-    found = next((HABITS[name] for name in names if name in HABITS), None)
+    found = next((HABITS[name] for name in (f"{option}={value}", *names) if name in HABITS), None)
     return found.replace("*", value or "…").replace("`", "") if found else None

@@ -9,6 +9,7 @@ from hydra.errors import MissingConfigException
 from ..errors import UserError, did_you_mean
 from .groups import GROUPS, choices_of
 from .habits import answer_to
+from .overrides import as_override
 from .purpose import (
     OF_EXPERIMENTS,
     OF_TASK,
@@ -80,7 +81,7 @@ def _answer(option: str, value: object, config: Mapping[str, Any], section: str 
     """What to write instead of a word typed by habit, with these data's folder; a LightningModule's are its own."""
     if option.startswith("model.") and lightning_module_of(config):
         return None
-    instead = answer_to(option, str(value), section)
+    instead = answer_to(option, value if isinstance(value, str) else as_override("", value)[1:], section)
     if instead and "data.root" in instead:
         place = _folder_of_data(config.get("data"))
         return instead.replace("data.root", f"data.{place}") if place else "these data read no folder"

@@ -49,6 +49,7 @@ def fit_words(summary: Mapping[str, Any]) -> str:
     if total < _SHORT_S or min(seconds.values()) < 0 or between < _SAID * total:
         return ""
     shares = {name: round(100 * seconds.get(part, 0.0) / total) for part, name in _NAMES.items()}
+    shares[max(shares, key=lambda name: shares[name])] += 100 - sum(shares.values())  # of rounding
     return f"{duration(total)}: {', '.join(f'{name} {share}' for name, share in shares.items() if share)} %"
 
 

@@ -38,10 +38,12 @@ def percent(fraction: float, digits: int = 0) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time span with the unit that suits it: `3.2 ms`, `45 s`, `12 min`, `1.5 h`."""
+    """A time span with the unit that suits it: `3.2 ms`, `45 s`, `2.5 min`, `12 min`, `1.5 h`."""
     if seconds < 90:
         return with_prefix(seconds, "s")
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    if seconds < 5400:
+        return f"{seconds / 60:.{1 if seconds < 600 else 0}f}".removesuffix(".0") + " min"
+    return f"{seconds / 3600:.1f} h"
 
 
 def count(number: float, noun: str, plural: str = "") -> str:

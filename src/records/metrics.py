@@ -27,6 +27,12 @@ class Metric:
     text: Callable[[float], str] = significant  # shows a value
     heading: str = ""  # of its column in a table, with its unit if the cells have none; the key by default
 
+    def exact(self, value: float) -> str:
+        """A value with more digits than `text`, where others are near it: `99.95 %`."""
+        if not self.text(value).endswith("%"):
+            return f"{value:.5g}"
+        return f"{100 * value if value <= 1 else value:.5g} %"
+
     def cell(self, value: float) -> str:
         """The value in a table, where space is scarce: `13%`."""
         return self.text(value).replace(" %", "%") + ("%" if self.unit == "%" else "")

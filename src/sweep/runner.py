@@ -158,7 +158,7 @@ class Sweep:
         from .diagnose import Diagnosis
 
         if isinstance(self._search, Diagnosis):
-            text = find_findings(self.sweep_dir).text
+            text = f"{find_findings(self.sweep_dir).text}\n\nfiles    {relative(self.sweep_dir)}"
         else:
             text = write_report([self.sweep_dir], self.sweep_dir / "report").printed
         print(f"\n{text}", flush=True)

@@ -35,7 +35,7 @@ _BETWEEN_RANKS = ("Connection closed by peer", "Connection reset by peer", "Brok
 _PEER_LOST = "the connection to another process of the run is lost, and the run ends"
 _NO_SHARED_MEMORY = (
     "the workers are refused shared memory (/dev/shm) for their batches: {}; give a container more by docker run "
-    "--shm-size=8g, or write data.num_workers=0"
+    "--shm-size=8g, or take num_workers=0 (data.num_workers, or that of your DataLoader)"
 )
 
 
@@ -97,7 +97,9 @@ def explained(error: Exception, config: dict[str, Any], run_dir: Path, trainer: 
     if isinstance(error, RuntimeError) and "DataLoader worker (pid" in (said := str(error).rstrip(". ")):
         # The system kills a process where memory is short. Then the run is killed, as by a rank that was, and not failed.
         kind = PeerLostError if "by signal: Killed" in said else UserError
-        return kind(f"data: {said}; where memory is short, take fewer data.num_workers")
+        return kind(
+            f"data: {said}; where memory is short, take fewer workers (data.num_workers, or num_workers of your DataLoader)"
+        )
     if is_out_of_memory(error):
         return RunOutOfMemoryError(_out_of_memory(config, trainer.strategy.root_device))
     if isinstance(error, torch.distributed.DistNetworkError) and "EADDRINUSE" in str(error):

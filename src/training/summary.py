@@ -18,6 +18,7 @@ import numpy
 from lightning import Trainer
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
@@ -234,7 +235,8 @@ def print_start(record: Mapping[str, Any], dataset: str) -> None:
         return
     model, hardware = record["model"], record["hardware"]
     device = hardware["device"] + (f" ({hardware['device_name']})" if hardware["device_name"] else "")
-    say(f"{model['class']} ({model['parameters']:,} parameters) on {dataset}, {device}")
+    size = f" ({model['parameters']:,} parameters)" if model["parameters"] else ""  # layers may be made in the fit
+    say(f"{model['class']}{size} on {dataset}, {device}")
 
 
 def print_summary(trainer: Trainer, record: Mapping[str, Any], run_dir: Path) -> None:
@@ -250,7 +252,7 @@ def print_summary(trainer: Trainer, record: Mapping[str, Any], run_dir: Path) ->
     say(f"\n{block(rows)}")
     if is_verbose():
         found = _lines_of(trainer, "detail_lines", details, record)
-        commands = "\n".join(_commands(record, run_dir))  # not wrapped, to be copied
+        commands = "\n".join(_commands(trainer, record, run_dir))  # not wrapped, to be copied
         say(f"\n{block(found, indent=2)}\n\n{commands}")
 
 
@@ -286,11 +288,12 @@ def _result(record: Mapping[str, Any]) -> str:
     return f"{', '.join(words)} in {duration(record['fit_seconds'])}"
 
 
-def _commands(record: Mapping[str, Any], run_dir: Path) -> list[str]:
-    """The checkpoint that was kept, and the command that evaluates it."""
+def _commands(trainer: Trainer, record: Mapping[str, Any], run_dir: Path) -> list[str]:
+    """The checkpoint that was kept, and the command that evaluates it, where there is a test."""
     checkpoints = record["checkpoints"]
     kept = checkpoints.get("best") or checkpoints.get("last")  # a run without a validation has no best one
     if not kept:
         return []
     path = os.path.join(run_dir, kept)
-    return [row("kept", path), row("again", evaluate_command(record["config"], path))]
+    again = [row("again", evaluate_command(record["config"], path))]
+    return [row("kept", path), *(again if is_overridden("test_step", trainer.lightning_module) else [])]

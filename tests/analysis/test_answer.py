@@ -17,6 +17,7 @@ from batchscope.records.correct import write_correct
 from tests.support.synthetic_runs import change_record, write_measured, write_rates
 
 TIMED, SEEDS = "experiment=throughput data.batch_size=", "seed=0,1,2 data.batch_size="
+UNTESTED = "No metric of a validation or a test is known: the speed alone decides."
 UNTRAINED = "Accuracy was not measured: train these sizes before you choose."
 
 
@@ -44,7 +45,7 @@ LOAD = "beside other programs that took 45 % of the processor"
 RULES = {
     "the fastest is what all others are shown to be slower than": (
         {8: 1000, 64: 3000, 512: 4000}, {}, 512, "shown", "",
-        ["512: faster than all others in this sweep.", f"64 gives 73 to 78 % of the rate of 512; {RISES}: 1,024 may be faster.", UNTRAINED],
+        ["512: faster than all others in this sweep.", f"64 gives 73 to 78 % of the rate of 512; {RISES}: 1,024 may be faster.", UNTESTED],
     ),
     "the smallest that reaches 90 % is enough": (
         {8: 1000, 64: 3800, 512: 4000}, {}, 64, "shown", "",
@@ -108,7 +109,7 @@ RULES = {
     ),
     "sizes that met the same load are compared beside it": (
         {8: 1000, 64: 4000}, {"others": 0.45}, 64, "shown", "",
-        [f"64: faster than all others in this sweep {LOAD}.", "8 gives", UNTRAINED, "On a quiet machine the rates and MFU may be higher."],
+        [f"64: faster than all others in this sweep {LOAD}.", "8 gives", UNTESTED, "On a quiet machine the rates and MFU may be higher."],
     ),
     "records without windows have none": (
         {8: 800, 64: 6400}, {"windows": 0}, None, "undecided", f"{TIMED}8,64", ["No rate is known well enough"],
@@ -129,7 +130,7 @@ RULES = {
     ),
     "of separate runs it is said which ran beside other programs": (
         {64: 2000, 512: 4000}, {"others": 0.45, "passes": False}, 512, "shown", "",
-        ["512: ", UNTRAINED, "Of 64 and 512 the rates are those beside other programs that took 45 % of the processor at most."],
+        ["512: ", UNTESTED, "Of 64 and 512 the rates are those beside other programs that took 45 % of the processor at most."],
     ),
     "metrics of runs that ended when their speed was known are not final": (
         {8: 1000, 64: 4000}, {**LOSS, "throughput": {"ended": "known to ± 5 %"}}, 64, "shown", "", ["64: faster", "8 gives", UNTRAINED],
@@ -150,7 +151,7 @@ RULES = {
         {8: 1000, 64: 4000}, {**LOSS, "windows": 0}, None, "undecided", f"{TIMED}8,64", ["No rate is known well enough"],
     ),
     "a rise that is not shown is not said": (
-        {64: 3900, 512: 4150}, {"noise": 0.1, "seed": 3}, 64, "shown", "", ["64: ", UNTRAINED],
+        {64: 3900, 512: 4150}, {"noise": 0.1, "seed": 3}, 64, "shown", "", ["64: ", UNTESTED],
     ),
     "a larger size ran out of memory": (
         {64: 2000, 512: 4000}, FULL, 512, "shown", "", ["512", f"64 gives 49 to 51 % of the rate of 512; {RISES}, and 1,024 ran out of memory."],
@@ -348,10 +349,10 @@ def test_a_metric_without_direction_or_that_no_run_has_decides_nothing(tmp_path)
 
 
 SCALED = {"rule": "sqrt", "batch_size": 64, "reference_batch_size": 256}
-FIRST, TIME_OVER = "reached val/acc 90.0 % first", "the time limit"
+FIRST, TIME_OVER = "reached val/acc 90 % first", "the time limit"
 
 
-def write_trained(folder, times, ended="", below=None, **facts):
+def write_trained(folder, times, ended="", below=None, best=0.8, **facts):
     """Runs that were trained to val/acc 0.9: seconds, known to a tenth, or None for one that was ended after 5 s.
 
     `below`: by size, the last validation below the target, as a part of the seconds.
@@ -359,7 +360,7 @@ def write_trained(folder, times, ended="", below=None, **facts):
 
     def target(size):
         seconds = times[size] or 5.0
-        found = {"metric": "val/acc", "value": 0.9, "best": 0.8, "steps": round(100 * seconds), "seconds": seconds}
+        found = {"metric": "val/acc", "value": 0.9, "best": best, "steps": round(100 * seconds), "seconds": seconds}
         return found | {"after_seconds": (below or {}).get(size, 0.9) * seconds, "ended": ended}
 
     facts |= {"steps": 500, "target": target, "time_to_target_s": times.get}
@@ -378,7 +379,8 @@ def write_trained(folder, times, ended="", below=None, **facts):
         ),
         # Validations that lie between them do not tell two sizes apart.
         ([{16: 4.0, 64: 2.0, 256: 2.1}], {}, None, [f"Best guess: 64 {FIRST} (one seed)"]),
-        ([{16: None, 64: None}], {}, None, ["No run reached val/acc 90.0 %: the best was 80.0 %. Take an easier"]),
+        ([{16: None, 64: None}], {}, None, ["No run reached val/acc 90 %: the best was 80 %. Take an easier"]),
+        ([{16: None, 64: None}], {"best": 0.8996}, None, ["No run reached val/acc 90 %: the best was 89.96 %. Take"]),
         # A size whose time was over before may have won.
         (
             [{16: 7.0, 64: None}], {"ended": TIME_OVER}, None,

@@ -73,6 +73,14 @@ SMALLER = r"No difference shown: .* 1.08 times as long \(0.7.*\)\.$"
     [
         (16.0, {}, {}, 3, "slower", r"B is slower: a sample takes 1.60 times as long \(1.1.*\), more than the 1.05"),
         (16.0, {}, {"max_slowdown": 0.7}, 0, "slower", "B is slower: .*; 1.7 is allowed."),
+        (
+            16.0,
+            {},
+            {"max_slowdown": 0.599},
+            3,
+            "slower",
+            r".* 1.600 times as long .* more than the 1.599 that is allowed",
+        ),
         (10.8, {}, {}, 0, "no difference shown", SMALLER),
         (6.2, {}, {}, 0, "faster", "B is faster: a sample takes 0.62 times as long"),
         (12.0, {"b": {"batch_size": 128}}, {}, 0, "faster", "B is faster: a sample takes 0.60 times as long"),

@@ -72,7 +72,7 @@ def test_a_timed_sweep_is_a_block_with_the_answer(tmp_path):
         "→ 512: faster than all others in this sweep.",
         "  64 gives 81 to 87 % of the rate of 512; 512 still rises, and 1,024 ran out of",
         "    memory.",
-        "  Accuracy was not measured: train these sizes before you choose.",
+        "  No metric of a validation or a test is known: the speed alone decides.",
     ]
     assert said[-1] == "failed   1,024: out of memory"
 

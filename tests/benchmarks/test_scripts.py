@@ -278,3 +278,25 @@ def test_mutations_of_every_kind_are_drawn_and_found_again():
     for each in by_kind.values():
         assert each["before"] != each["after"]
         compile(script["mutated"](source / each["file"], script["locate"](source, each))[1], each["file"], "exec")
+
+
+def test_calls_that_wait_for_the_device_are_found_in_a_trace_and_others_are_not(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    step = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#3", "ts": 100.0, "dur": 50.0}
+    names = ["cudaLaunchKernel", "cudaStreamSynchronize", "cuMemAlloc_v2", "cudaMemcpyAsync", "cudaMemcpyAsync"]
+    calls = [
+        {"ph": "X", "cat": "cuda_runtime", "name": name, "ts": 101.0 + n, "dur": 2.0, "args": {"correlation": n}}
+        for n, name in enumerate(names)
+    ]
+    copies = [
+        {"ph": "X", "cat": "gpu_memcpy", "name": f"Memcpy HtoD ({kind})", "ts": 120.0, "args": {"correlation": n}}
+        for n, kind in ((3, "Pinned -> Device"), (4, "Pageable -> Device"))
+    ]
+    script = runpy.run_path(str(BENCHMARKS / "cuda_trace.py"))
+    assert script["waits"]([step, *calls, *copies], 1) == [
+        "cudaStreamSynchronize at 2 µs for 2 µs",
+        "cuMemAlloc_v2 at 3 µs for 2 µs",
+        "cudaMemcpyAsync of pageable memory at 5 µs for 2 µs",
+    ]
+    with pytest.raises(script["CannotTell"], match="holds no call of CUDA"):
+        script["waits"]([step], 1)

@@ -160,8 +160,11 @@ def test_a_file_keeps_the_time_of_a_fit(tmp_path) -> None:
 
 def test_the_parts_of_a_fit_are_said_where_a_tenth_of_ten_seconds_or_more_is_neither_a_step_nor_start_up() -> None:
     parts = {"start_up": 1.0, "steps": 78.0, "validation": 12.0, "first_batch": 6.0, "other": 3.0}
-    words = "2 min: steps 78, validation 12, first batches of epochs 6, start-up 1, other 3 %"
+    words = "1.7 min: steps 78, validation 12, first batches of epochs 6, start-up 1, other 3 %"
     assert fit_words({"fit_parts_s": parts}) == words
+    rounded = {"steps": 61.6, "validation": 15.6, "first_batch": 15.6, "start_up": 4.6, "other": 2.6}  # to 102 %
+    words = "1.7 min: steps 60, validation 16, first batches of epochs 16, start-up 5, other 3 %"
+    assert fit_words({"fit_parts_s": rounded}) == words
     assert fit_words({"fit_parts_s": {**parts, "steps": 780.0}}) == ""
     assert fit_words({"fit_parts_s": {**parts, "start_up": 780.0}}) == ""
     assert fit_words({"fit_parts_s": {part: seconds / 12 for part, seconds in parts.items()}}) == ""

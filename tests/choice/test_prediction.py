@@ -55,6 +55,8 @@ def test_a_batch_norm_reads_its_input_twice_and_a_recurrent_kernel_is_its_produc
         ("linear", (16, 512, 128), 64),
         ("elementwise", (16, 512), 64),
     ]
+    half = list(works_of(replace(lstm(16, steps=64, features=32, hidden=128)[0], dtype="bf16")))
+    assert [work.bytes for work in half] == [work.bytes / 2 for work in forward]
     for works, row in zip((forward, backward), lstm(16), strict=True):
         assert sum(work.flops * work.calls for work in works) == pytest.approx(row.flops)
 

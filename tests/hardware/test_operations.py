@@ -112,6 +112,8 @@ def test_a_recurrent_kernel_has_steps_samples_features_and_hidden():
     assert dims_of("mkldnn_rnn_layer", known | {"batch_first": True}, []) == (4, 11, 5, 7)  # torch has swapped them
     assert dims_of("_cudnn_rnn", known | {"batch_first": True}, []) == (11, 4, 5, 7)
     assert dims_of("_cudnn_rnn", known | {"batch_first": False}, []) == (4, 11, 5, 7)
+    packed = {"input": torch.empty(30, 5), "hidden_size": 7, "batch_sizes": [12, 10, 8]}
+    assert dims_of("_cudnn_rnn", packed, []) == (3, 10, 5, 7)
     assert dims_of("addmm", known, []) == ()  # it has not what its name says
 
 

@@ -545,6 +545,7 @@ ANSWERS = {
 ANSWERS |= {
     "model.optimizer.lr=0.1": "write optimizer=adam",
     "+trainer.gpus=2": "write trainer.accelerator=gpu trainer.devices=2",
+    "trainer.gpus=[0,1]": "write trainer.accelerator=gpu trainer.devices=[0,1]",
     "+extras.ignore_warnings=true": "there is nothing like it",
     "callbacks.model_checkpoint.save_top_k=3": "write callbacks.checkpoint with monitor, mode",
 }
@@ -552,7 +553,11 @@ ANSWERS |= {
 
 @pytest.mark.parametrize("word", ANSWERS)
 def test_a_word_typed_by_habit_is_answered_with_its_value_and_stands_for_what_is_below_it(word: str) -> None:
-    option = word if word in HABITS else word.lstrip("+").partition("=")[0].removesuffix(".ignore_warnings")
+    option = (
+        word
+        if word in HABITS and "." not in word
+        else word.lstrip("+").partition("=")[0].removesuffix(".ignore_warnings")
+    )
     assert refusal(composed, word).startswith(f"{option}: {ANSWERS[word]}")
     assert answer_to("model.hidden_size", "3") is None
 

@@ -134,7 +134,7 @@ def of_semaphore() -> OSError:
         (torch.distributed.DistStoreError("Timed out"), PeerLostError, PEER),
         (RuntimeError("[pair.cc:561] Connection closed by peer [::1]:8857."), PeerLostError, PEER),
         (MisconfigurationException("You requested it.\nHint"), UserError, "trainer: You requested it. (tests/training/test_failures.py, line "),
-        (RuntimeError(f"Caught it in worker 0.\n{SHARED}"), WriteError, f"data: {NO_ROOM}: {SHARED}; give a container more by docker run --shm-size=8g, or write data.num_workers=0"),
+        (RuntimeError(f"Caught it in worker 0.\n{SHARED}"), WriteError, f"data: {NO_ROOM}: {SHARED}; give a container more by docker run --shm-size=8g, or take num_workers=0 (data.num_workers, or that of your DataLoader)"),
         (RuntimeError(f"DataLoader worker (pid 7) is killed by signal: Bus error. {BUS}"), WriteError, f"data: {NO_ROOM}: DataLoader worker"),
         (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "), PeerLostError, "data: DataLoader worker (pid 7) is killed by signal: Killed; where"),
         (of_semaphore(), WriteError, f"data: {NO_ROOM}: [Errno 30] Read-only file system; "),

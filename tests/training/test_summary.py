@@ -13,7 +13,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from lightning import LightningDataModule
+from lightning import LightningDataModule, LightningModule
 from lightning.pytorch.loggers import WandbLogger
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, SubsetRandomSampler
@@ -166,11 +166,16 @@ def test_a_batch_of_data_that_cannot_be_changed_is_lowered_in_words_alone() -> N
     assert data.module.batch_size == 512
 
 
-def summary_of(facts: dict[str, Any], *callbacks: Any, place: str = "out") -> str:
+class Tested(LightningModule):
+    def test_step(self, batch, batch_idx) -> None: ...
+
+
+def summary_of(facts: dict[str, Any], *callbacks: Any, place: str = "out", module: Any = None) -> str:
     """What a run of these callbacks ends with."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
-        print_summary(SimpleNamespace(callbacks=callbacks), facts, Path(place))
+        trainer = SimpleNamespace(callbacks=callbacks, lightning_module=module or Tested())
+        print_summary(trainer, facts, Path(place))
     return said.getvalue()
 
 
@@ -252,6 +257,7 @@ def test_the_details_name_the_checkpoint_that_was_kept(kept: str, place: str, ov
     said, path = summary_of(facts, place=place), os.path.join(place, "checkpoints", f"{kept}.ckpt")
     assert f"\nkept    {path}\n" in said
     assert f" ckpt={path}" in said
+    assert "ckpt=" not in summary_of(facts, place=place, module=LightningModule())  # it has no test
 
 
 def test_a_peak_is_that_of_the_first_group_and_not_a_default_that_none_has() -> None:
