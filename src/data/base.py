@@ -21,7 +21,7 @@ from ..options.types import NonNegativeInt, PositiveInt, Purpose, Seed, Where
 from .augment import Augment, moved
 from .collate import Collate
 from .loader import Loader, SampleBatches, TensorBatches, load_apart
-from .order import DeterministicBatchSampler, rank_and_world_size
+from .order import DeterministicBatchSampler, epoch_seed, rank_and_world_size
 from .spec import LENGTHS, DataSpec, computed_shape
 from .workers import data_error
 
@@ -51,7 +51,8 @@ class DataModule(LightningDataModule):
     """
 
     kind: ClassVar[str]
-    randomised: ClassVar[bool] = False  # whether samples draw random numbers, which are then seeded for each sample
+    # Whether samples draw random numbers, which are then seeded for each sample; those of an evaluation stay the same.
+    randomised: ClassVar[bool] = False
     collate_fn: Collate | None = None
     name: str  # pyrefly: ignore[bad-override-mutable-attribute]  # Lightning allows None
 
@@ -179,8 +180,18 @@ class DataModule(LightningDataModule):
         return self.spec
 
     def _augmented(self, batch: Any, dataloader_idx: int) -> Any:
-        """The hook `on_after_batch_transfer`, with the images of a training batch augmented."""
-        batch = cast(Any, type(self)).on_after_batch_transfer(self, batch, dataloader_idx)  # a subclass may have one
+        """The hook `on_after_batch_transfer`, with the images of a training batch augmented behind that of the data.
+
+        Where the data have none, that of the module follows, which Lightning leaves out for this one.
+        """
+        own, module = cast(Any, type(self)).on_after_batch_transfer, self._module
+        batch = self._moved(own(self, batch, dataloader_idx))
+        if own is not LightningDataModule.on_after_batch_transfer or module is None:
+            return batch
+        return module.on_after_batch_transfer(batch, dataloader_idx)
+
+    def _moved(self, batch: Any) -> Any:
+        """A batch with its images augmented in training."""
         trainer = self.trainer
         if trainer is None or not trainer.training or self.augment is None:
             return batch
@@ -230,20 +241,23 @@ class DataModule(LightningDataModule):
         return self._loader(split, batch_size, shuffle=False)
 
     def _loader(self, split: Split, batch_size: int, **order: Any) -> Loader:
-        self.check_ranks(split, rank_and_world_size()[1])
+        rank, ranks = rank_and_world_size()
+        self.check_ranks(split, ranks)
         samples = self.num_samples(split)
         batches = self._batches(split)
         workers = 0 if isinstance(batches, TensorBatches) else self._workers
         sampler = DeterministicBatchSampler(samples, batch_size, **order)
-        return Loader(batches, sampler, self._device, workers, self._wait_context, self.timesteps)
+        seed = epoch_seed(self.split_seed(split), rank)
+        return Loader(batches, sampler, self._device, workers, self._wait_context, self.timesteps, seed)
 
     def _batches(self, split: Split) -> TensorBatches | SampleBatches:
         """What makes the batches of a split."""
         return self._samples(split)
 
     def _samples(self, split: Split) -> SampleBatches:
-        seed = self.seed if self.randomised else None
-        return SampleBatches(self._sets[split], self.spec, f"{self.name}'s {split} split", seed, self.collate_fn)
+        seed = self.split_seed(split) if self.randomised else None
+        source, is_evaluated = f"{self.name}'s {split} split", split != "train"
+        return SampleBatches(self._sets[split], self.spec, source, seed, self.collate_fn, is_evaluated)
 
     def _wait_context(self) -> AbstractContextManager[object]:
         """Have the profiler count the wait for a prefetched batch as transfer, although `next(loader)` contains it."""

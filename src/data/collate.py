@@ -71,6 +71,8 @@ def _stacked(values: list[Any], spec: DataSpec, padding: int = 0, may_be_several
     if not spec.variable_length or isinstance(first, Mapping) or (may_be_several and are_several):
         return default_collate(values)
     tensors = [torch.as_tensor(value) for value in values]
+    if padding and not tensors[0].is_floating_point():  # uint8 has no PADDING
+        tensors = [tensor.long() for tensor in tensors]
     return pad_sequence(tensors, True, padding) if tensors[0].dim() else torch.stack(tensors)
 
 

@@ -50,6 +50,7 @@ class SampleBatches(Dataset):
     source: str  # what an error calls it
     seed: int | None = None  # of the random numbers that the samples draw; None: they are left as they are
     collate_fn: Collate | None = None  # makes a batch of a list of samples, in place of ours
+    same_in_every_epoch: bool = False  # whether these random numbers are
 
     def __getitems__(self, key: tuple[int, list[int]]) -> Any:
         """The batch of a key `(epoch, indices)`, or the UserError that its samples lead to."""
@@ -65,7 +66,7 @@ class SampleBatches(Dataset):
         try:
             if self.seed is None:
                 return self.samples[index]
-            with seeded(epoch_seed(self.seed, epoch, index)):
+            with seeded(epoch_seed(self.seed, 0 if self.same_in_every_epoch else epoch, index)):
                 return self.samples[index]
         except Exception as error:
             raise data_error(f"sample {self._name(index)} cannot be loaded", error) from error
@@ -116,6 +117,7 @@ class Loader:
     Processes that load samples stay for all epochs and end with the training process; tensors in memory take none.
     `wait_context` is around the wait for a copy, for whoever measures it. `timesteps` is asked for the time steps of a
     batch before that is copied; the attribute has those of the batch that was given last, None where nobody knows.
+    `seed` is that of the random numbers in the workers.
     """
 
     def __init__(
@@ -126,6 +128,7 @@ class Loader:
         num_workers: int = 0,
         wait_context: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
         timesteps: Callable[[Any], int | None] = lambda batch: None,
+        seed: int = 0,
     ):
         self.timesteps: int | None = None
         self.num_workers = num_workers
@@ -141,7 +144,7 @@ class Loader:
         pins = self._copies and stored is None
         self._pins = pins and not num_workers  # else a thread of torch's does, which takes no tensors in GPU memory
         kept = {"persistent_workers": num_workers > 0, "pin_memory": pins and num_workers > 0}
-        self._loader = _data_loader(batches, self.batch_sampler, num_workers, order.seed, **kept)
+        self._loader = _data_loader(batches, self.batch_sampler, num_workers, seed, **kept)
         # Garbage in one cycle with torch's iterator, its queues would close before it tells the workers to end, and it
         # would wait 5 s for each. Held here, it is freed after this loader, and the queues after it.
         weakref.finalize(self, _freed, self._loader)

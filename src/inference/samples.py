@@ -6,7 +6,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
-from lightning import LightningModule
+from lightning import LightningDataModule, LightningModule
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -110,7 +110,8 @@ def _first_batch(trained: Trained) -> tuple[Any, str]:
     trained.module.trainer = module.trainer
     try:
         for hook, device in _TRANSFER.items():
-            owner = module if is_overridden(hook, module) else trained.module  # as in Lightning
+            own = is_overridden(hook, type(module), LightningDataModule)  # of the class: augmentation is for training
+            owner = module if own else trained.module  # as in Lightning
             with blamed("data", f"{hook} of {type(owner).__name__} fails"):
                 batch = getattr(owner, hook)(batch, *device, 0)
     finally:

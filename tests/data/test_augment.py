@@ -102,10 +102,16 @@ class OwnHook(InMemory):
 AUGMENT = Augment(shift=2, rotation=10, flip=True)
 
 
-def seen(kind: type[InMemory] = InMemory, **options: Any) -> tuple[Tensor, Tensor]:
+class OfModule(Recorder):
+    """A module that changes its batches itself."""
+
+    on_after_batch_transfer = OwnHook.on_after_batch_transfer
+
+
+def seen(kind: type[InMemory] = InMemory, module: type[Recorder] = Recorder, **options: Any) -> tuple[Tensor, Tensor]:
     """The images of two epochs of training, and of a validation."""
     pictures = (RANDOM.clone(), torch.arange(200) % 2)
-    recorder, data = Recorder(), kind(pictures, DataSpec("image", (1, 6, 6), "class", 2), **options)
+    recorder, data = module(), kind(pictures, DataSpec("image", (1, 6, 6), "class", 2), **options)
     train(recorder, data=data, num_sanity_val_steps=0)
     images = [batch[0] for batches in recorder.trained.values() for batch in batches]
     return torch.cat(images), torch.cat([batch[0] for batch in recorder.validated[: len(recorder.validated) // 2]])
@@ -171,3 +177,10 @@ def test_training_alone_is_augmented_and_no_batch_size_or_worker_changes_how() -
     torch.testing.assert_close(trained, expected)
     trained, _ = seen(OwnHook, augment=AUGMENT)
     torch.testing.assert_close(trained, expected + 100)
+
+
+@pytest.mark.filterwarnings("ignore:You have overridden")
+def test_a_module_changes_the_batches_of_each_stage_unless_the_data_do_so_themselves() -> None:
+    plain, changed = (seen(module=module, augment=AUGMENT) for module in (Recorder, OfModule))
+    assert torch.equal(torch.cat(changed), torch.cat(plain) + 100)
+    assert torch.equal(torch.cat(seen(OwnHook, OfModule, augment=AUGMENT)), torch.cat(seen(OwnHook, augment=AUGMENT)))

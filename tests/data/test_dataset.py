@@ -72,6 +72,11 @@ SAMPLES: dict[str, tuple[Any, DataSpec, Any]] = {
         STEPS,
         [tensor([[[1.0], [0.0]], [[2.0], [3.0]]]), tensor([[1, PADDING], [0, 1]]), tensor([1, 2])],
     ),
+    "a class a step in bytes": (
+        [([[1.0]], numpy.uint8([1])), ([[2.0], [3.0]], numpy.uint8([0, 1]))],
+        STEPS,
+        [tensor([[[1.0], [0.0]], [[2.0], [3.0]]]), tensor([[1, PADDING], [0, 1]]), tensor([1, 2])],
+    ),
     "padded samples with their lengths": (
         [([[1.0], [0.0]], [1, PADDING], numpy.int32(1)), ([[2.0], [3.0]], [0, PADDING], tensor(1))],
         STEPS,
@@ -153,6 +158,33 @@ def test_random_transforms_depend_on_seed_epoch_and_sample_alone() -> None:
     assert_alike(inputs(data, 1), whole[3:])
     samples = [SampleBatches(Images(9, 0, True), data.spec, "", seed).sample(epoch, 5)[0] for seed, epoch in SEEDS]
     assert len({x.tobytes() for x in samples}) == 3
+
+
+class Drawn(Images):
+    """Draws its samples from torch's generator."""
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.rand(1, 8, 8), 0
+
+
+@pytest.mark.parametrize("randomised", [True, False])
+def test_no_split_and_no_rank_repeats_the_random_numbers_of_another(randomised: bool, as_rank) -> None:
+    data: Any = Own(Drawn(8, 0), num_workers=1)
+    data.randomised = randomised
+    loaded(data).setup("test")
+    drawn = []
+    for rank in (0, 1):
+        as_rank(rank, 2)
+        for served in (data.train_dataloader(), data.val_dataloader(), data.test_dataloader()):
+            drawn += [x[0, 0, 0].item() for batch, _ in served for x in batch]
+    assert len({*drawn}) == len(drawn) == 24
+
+
+def test_a_sample_of_an_evaluation_has_the_same_random_numbers_in_every_epoch() -> None:
+    batches = loaded(MapStyle(num_workers=0)).val_dataloader()
+    first = [*batches]
+    batches.batch_sampler.set_epoch(3)
+    assert_alike([*batches], first)
 
 
 def test_python_numpy_and_torch_repeat_the_random_numbers_of_a_seed() -> None:

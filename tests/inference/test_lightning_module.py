@@ -1,6 +1,7 @@
 """A LightningModule on data without a spec is asked, exported and timed; what nobody knows of it is one line."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from batchscope.data.augment import Augment
+from batchscope.data.datamodule import TensorDataModule
 from batchscope.data.spec import DataSpec
 from batchscope.inference.export import export
 from batchscope.inference.latency import measure_latency
@@ -288,6 +291,24 @@ def test_inputs_are_what_the_hooks_of_a_transfer_make_of_a_batch(made, monkeypat
     assert torch.equal(samples_of(made_of, 5).inputs, 2 * X[:5])
     monkeypatch.setattr(Points, "on_before_batch_transfer", doubled, raising=False)
     assert torch.equal(samples_of(made_of, 5).inputs, 4 * X[:5])
+
+
+class Rows(TensorDataModule):
+    """Images, which training augments."""
+
+    kind, name, spec = "image", "rows", DataSpec("image", (1, 1, 4), "class", 2)
+
+    def load(self, split: str) -> tuple[Tensor, Tensor]:
+        return X[:, None, None], torch.zeros(len(X)).long()
+
+
+def test_the_hook_of_a_module_makes_the_inputs_of_data_that_augment_their_training(made, monkeypatch) -> None:
+    def doubled(module: Any, batch: Any, dataloader_idx: int) -> Any:
+        return [2 * batch[0], batch[1]]
+
+    monkeypatch.setattr(Plain, "on_after_batch_transfer", doubled, raising=False)
+    module = replace(made("plain"), known=Rows(augment=Augment(flip=True)))
+    assert torch.equal(samples_of(module, 5).inputs[:, 0, 0], 2 * X[:5])
 
 
 def test_a_hook_of_a_transfer_that_fails_is_one_line(made, monkeypatch: pytest.MonkeyPatch) -> None:
