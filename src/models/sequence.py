@@ -57,7 +57,7 @@ class SequenceModel(nn.Module):
             return self.head(hidden)
         if lengths is None:
             return self.head(hidden[:, -1])
-        return self.head(hidden[torch.arange(len(x), device=x.device), lengths - 1])
+        return self.head(hidden[torch.arange(x.shape[0], device=x.device), lengths - 1])
 
 
 class RNNCellModel(SequenceModel):

@@ -20,10 +20,11 @@ LossFunction = Callable[[Any, Tensor], Any]
 
 
 def _binary_cross_entropy(output: Tensor, y: Tensor) -> Tensor:
-    """The mean over the targets that are a class, of one logit for each; 0 where none is."""
+    """The mean over the targets that are a class, of one logit for each; 0 where none is. Summed in float32 at least."""
     counts = y != PADDING
     each = F.binary_cross_entropy_with_logits(output, y.where(counts, 0.0), reduction="none")
-    return each.where(counts, 0.0).sum() / counts.sum().clamp(min=1)
+    total = each.where(counts, 0.0).sum(dtype=torch.promote_types(each.dtype, torch.float32))
+    return total / counts.sum().clamp(min=1)
 
 
 def _of_numbers(function: LossFunction, output: Tensor, y: Tensor) -> Tensor:
@@ -114,7 +115,7 @@ def correct(spec: DataSpec, output: Tensor, y: Tensor) -> tuple[Tensor, Tensor |
 def accuracy(spec: DataSpec, output: Tensor, y: Tensor) -> Tensor:
     """The fraction of correct answers `()` of a training step, over the steps and pixels that ask for one."""
     right, asked = correct(spec, output, y)
-    return right.float().mean() if asked is None else (right & asked).sum() / asked.sum()
+    return right.float().mean() if asked is None else (right & asked).sum().float() / asked.sum()
 
 
 def own_metrics(given: Mapping[str, Any] | None) -> dict[str, Metric]:

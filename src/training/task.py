@@ -1,8 +1,8 @@
 """Task: the one LightningModule. It joins a model, a loss, metrics and an optimizer."""
 
 import fnmatch
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal, Self
 
 import torch
 from lightning import LightningModule, Trainer
@@ -91,7 +91,7 @@ class Task(LightningModule):
         self.is_of_zoo = type(model).__module__.startswith("batchscope.models.")  # whose activations are small
         self._takes_lengths = takes(model, LENGTHS)
         self.measured = self._metrics(own_metrics(metrics))
-        self._metric_modules = nn.ModuleList(m for stage in self.measured.values() for m in stage.values())
+        self._metric_modules = _Metrics(m for stage in self.measured.values() for m in stage.values())
         self._frozen_norms = self._freeze(freeze)
 
     @property
@@ -313,7 +313,7 @@ class Task(LightningModule):
         # Lightning's own mean over ranks rounds the number of samples: it is wrong where they do not divide evenly.
         means = ["loss", "acc"] if self.has_accuracy else ["loss"]
         return {
-            stage: {name: MeanMetric(nan_strategy="disable") for name in means}
+            stage: {name: _Mean(nan_strategy="disable") for name in means}
             | {name: metric.clone() for name, metric in own.items()}
             for stage in ("val", "test")
         }
@@ -332,6 +332,27 @@ class Task(LightningModule):
             raise UserError(f"task.freeze: got {list(patterns)}, which leaves no parameter to train")
         norms = [module for module in self.modules() if isinstance(module, BATCH_NORM)]
         return [norm for norm in norms if (own := {*norm.parameters()}) and own <= frozen]
+
+
+class _Mean(MeanMetric):
+    """A mean in float32; torchmetrics takes torch's default type, which Lightning sets to that of half precision."""
+
+    @property
+    @override
+    def dtype(self) -> torch.dtype:
+        return torch.float32
+
+
+class _Metrics(nn.ModuleList):
+    """Metrics, which keep their types where a module is converted to half precision: sums over samples need them."""
+
+    @override
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        def kept(tensor: Tensor) -> Tensor:
+            found = fn(tensor)
+            return found if found.dtype == tensor.dtype else tensor.to(found.device)
+
+        return super()._apply(kept, recurse)
 
 
 def _samples(inputs: Tensor | Mapping[str, Tensor]) -> int:

@@ -13,6 +13,7 @@ from batchscope.data.spec import DataSpec
 from batchscope.inference.export import FORMATS, export
 from batchscope.inference.load import KnownData, Trained
 from batchscope.inference.samples import samples_of
+from batchscope.models.sequence import LSTMCellModel
 from tests.support.command_lines import refusal
 
 NEEDS_ONNX = pytest.mark.skipif(importlib.util.find_spec("onnxruntime") is None, reason="needs batchscope[onnx]")
@@ -30,6 +31,14 @@ def test_the_file_answers_what_the_network_answers(of: str, form: str, request, 
         loaded = torch.export.load(path).module()
         answer = loaded(**samples) if of == "reader" else loaded(*samples.values())  # one by position, several by name
         torch.testing.assert_close(answer, network.network(**samples))
+
+
+@pytest.mark.parametrize("form", ["torch_export", pytest.param("onnx", marks=NEEDS_ONNX)])
+def test_a_recurrent_network_is_written_with_the_lengths_of_its_sequences(form: str, trained, tmp_path: Path) -> None:
+    spec = DataSpec("sequence", (9, 2), "class", 3, variable_length=True)
+    samples = {"x": torch.randn(7, 9, 2), "lengths": torch.arange(3, 10)}
+    network = replace(trained, network=LSTMCellModel(spec, hidden_size=4))
+    assert export(network, form, tmp_path / f"a{FORMATS[form]}", samples) < 1e-5
 
 
 @pytest.mark.parametrize(

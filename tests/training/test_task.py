@@ -9,7 +9,7 @@ import pytest
 import torch
 import torchmetrics
 from lightning.pytorch.callbacks import LambdaCallback
-from lightning.pytorch.plugins.precision import MixedPrecision
+from lightning.pytorch.plugins.precision import HalfPrecision, MixedPrecision
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -68,9 +68,10 @@ def network(spec: DataSpec) -> nn.Module:
     return Steps(5, spec.output_shape[-1])
 
 
-def measured(spec: DataSpec, batches: list[tuple[Tensor, ...]]) -> dict[str, float]:
-    task = Task(network(spec), spec, sgd())
-    trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False)
+def measured(spec: DataSpec, batches: list[tuple[Tensor, ...]], net: Any = None, **options: Any) -> dict[str, float]:
+    task = Task(net or network(spec), spec, sgd())
+    off = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
+    trainer = lightning.Trainer(accelerator="cpu", **off, **options)
     return trainer.validate(task, DataLoader(batches, batch_size=None), verbose=False)[0]
 
 
@@ -138,6 +139,28 @@ def test_whole_numbers_are_those_of_the_data_for_a_loss_of_ones_own() -> None:
 def test_the_value_of_one_sample_keeps_its_batch(shape: tuple[int, ...]) -> None:
     output, y = for_loss(SPECS["value"], torch.ones(shape), torch.ones(1))
     assert output.shape == y.shape == (1,)
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16-true", torch.bfloat16), ("16-true", torch.float16)])
+def test_an_evaluation_in_half_precision_counts_its_samples_exactly(precision: Any, dtype: torch.dtype) -> None:
+    x, y = torch.eye(3).repeat(2_000, 1), torch.arange(3).repeat(2_000)
+    y[:70] = 0  # 46 had another class
+    found = measured(replace(SPECS["class"], input_shape=(3,)), [(x, y)] * 20, nn.Identity(), precision=precision)
+    loss = nn.functional.cross_entropy(x.to(dtype), y).item()
+    assert found == {"val/loss": pytest.approx(loss, rel=1e-6), "val/acc": pytest.approx(1 - 46 / 6_000, rel=1e-6)}
+
+
+def test_an_accuracy_of_a_training_step_in_half_precision_is_exact() -> None:
+    y = torch.tensor([[0, 0, 0, PADDING]])
+    with HalfPrecision("bf16-true").forward_context():
+        found = accuracy(replace(SPECS["class per step"], variable_length=True), torch.eye(4, 3)[None], y)
+    assert found.item() == pytest.approx(1 / 3)
+
+
+def test_a_loss_of_many_logits_in_half_precision_is_finite() -> None:
+    spec = SPECS["one logit per pixel"]
+    output, y = torch.zeros(128, 1, 32, 32, dtype=torch.float16), torch.zeros(128, 32, 32).long()
+    assert loss_function("auto", spec)[1](*for_loss(spec, output, y)).item() == pytest.approx(0.6931, rel=1e-3)
 
 
 @pytest.mark.parametrize("name", ["class", "class per step", "class per pixel"])
