@@ -9,7 +9,7 @@ from subprocess import Popen
 from typing import Any, TypeVar, cast
 
 from lightning import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback, Timer, WeightAveraging
+from lightning.pytorch.callbacks import Callback, LambdaCallback, Timer, WeightAveraging
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
@@ -18,6 +18,10 @@ from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from typing_extensions import override
 
 _C = TypeVar("_C", bound=Callback)
+
+
+class Hooks(LambdaCallback):
+    """Lightning's, of a class of its own: callbacks of a module's `configure_callbacks` replace those of their class."""
 
 
 def callbacks_of(trainer: Trainer) -> list[Callback]:

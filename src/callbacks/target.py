@@ -33,7 +33,7 @@ def rises(metric: str, module: LightningModule) -> bool | None:
     stage, _, name = key.partition("/")
     measured = getattr(module, "measured", None)  # of a Task, by stage and name; of another module, anything
     metrics = measured.get(stage) if isinstance(measured, dict) else None
-    own = metrics.get(name) if isinstance(metrics, dict) else None
+    own = metrics.get(name) if isinstance(metrics, dict) else getattr(module, metric.replace("/", "_"), None)
     found = getattr(own, "higher_is_better", None)
     return declared(key).higher_is_better if found is None else found
 

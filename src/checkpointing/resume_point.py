@@ -15,13 +15,14 @@ from typing import Any
 
 import torch
 from lightning import LightningModule, Trainer
-from lightning.pytorch.callbacks import LambdaCallback, LearningRateFinder
+from lightning.pytorch.callbacks import LearningRateFinder
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from .._lightning import callbacks_of, logged_step, loggers_of_rank, on_restore_error, resume_after_last_batch
+from .._lightning import Hooks, callbacks_of, logged_step, loggers_of_rank, on_restore_error, resume_after_last_batch
 from .._system import relative
 from ..callbacks.step_file import StepFile
 from ..errors import UserError, cut, warn
@@ -86,7 +87,7 @@ class ResumePoint:
         """
         callbacks = callbacks_of(trainer)
         # The first hook after everything has been restored; nothing has been logged by then.
-        callbacks.insert(0, LambdaCallback(on_train_start=self._cut_logs))
+        callbacks.insert(0, Hooks(on_train_start=self._cut_logs))
         if self.path is not None:
             # A search for a rate drops the checkpoint that is to be restored, whose optimizer has the rate that was found.
             callbacks[:] = [one for one in callbacks if type(one).on_fit_start is not LearningRateFinder.on_fit_start]
@@ -185,7 +186,8 @@ def check_resumable(checkpoint: dict[str, Any], path: Path, module: LightningMod
             raise ValueError("loop_state.random and loop_state.gradients are not those of all processes")
         if not all(isinstance(name, str) for name in state["frozen"]):
             raise ValueError("loop_state.frozen holds something else than names")
-        if module is not None and not makes_layers(module):
+        # A hook may make the layers, and another one complete the weights.
+        if module is not None and not makes_layers(module) and not is_overridden("on_load_checkpoint", module):
             _check_weights(checkpoint["state_dict"], module)
         # Lightning says with the last batch that was trained whether it ends the epoch, on any rank.
         is_within_epoch = batches.get("is_last_batch") is not True

@@ -148,14 +148,14 @@ def _check_augment(augment: Augment, name: str, spec: DataSpec) -> None:
 
 
 def has_test(data: Data) -> bool:
-    """Whether there is a test set: a `test_dataloader` or, of a DataModule, a `test` split, which is loaded."""
-    if isinstance(data, PlainData):
-        return is_overridden("test_dataloader", data.module)
+    """Whether there is a test set, which is set up: a `test_dataloader` that returns one or, of a DataModule, a `test` split."""
+    if isinstance(data, PlainData) and not is_overridden("test_dataloader", data.module):
+        return False
     try:
         data.setup("test")
     except NotImplementedError:
         return False
-    return True
+    return not isinstance(data, PlainData) or data.module.test_dataloader() is not None
 
 
 def lightning_of(data: Data) -> LightningDataModule:

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning import LightningModule, Trainer
-from lightning.pytorch.callbacks import LambdaCallback
 from torch import nn
 
+from .._lightning import Hooks
 from ..checkpointing.checkpoint_file import load_checkpoint, makes_layers
 from ..data.plain import Data
 from ..data.spec import DataSpec
@@ -26,6 +26,7 @@ from ..records.terminal import can_redraw
 from ..training.build import NoLogger, build, build_data, build_model, lightning_module, loader_switches
 from ..training.initial import make_layers
 from ..training.run import set_up_process
+from ..training.trial import blamed
 
 
 class KnownData(NamedTuple):
@@ -119,20 +120,24 @@ def restore(path: Path, overrides: list[str], with_data: bool) -> Trained:
     name = saved["name"]
     config = _configuration(saved, path, overrides, with_data)
     built = _built(config, name, build_data(config) if with_data else _known(saved, path, config["data"]))
-    load_weights = partial(_load_weights, built.module, checkpoint["state_dict"], name, path)
+    make_layers(built.module, checkpoint["state_dict"])
+    with blamed("model", f"on_load_checkpoint of {type(built.module).__name__} fails"):
+        built.module.on_load_checkpoint(checkpoint)  # which may complete the weights
+        load_weights = partial(_load_weights, built.module, checkpoint["state_dict"], name, path)
+    load_weights()
+    built.module.eval()  # the layers made since, too
     trained_on = saved["dataset"] if is_text(saved.get("dataset")) else ""
     found = getattr(torch, str(saved.get("dtype")), None)  # a file may hold anything
     dtype = found if isinstance(found, torch.dtype) else None
-    trained = replace(built, trained_on=trained_on, dtype=dtype, load_weights=load_weights)
-    make_layers(trained.module, checkpoint["state_dict"])
-    load_weights()
-    trained.module.eval()  # the layers made since, too
-    return trained
+    return replace(built, trained_on=trained_on, dtype=dtype, load_weights=load_weights)
 
 
 def untrained(config: dict[str, Any]) -> Trained:
     """The network of a checked configuration with its initial weights."""
-    return _built(config, "", build_data(config))
+    built = _built(config, "", build_data(config))
+    make_layers(built.module)
+    built.module.eval()  # the layers made since, too
+    return built
 
 
 def trainer_for(trained: Trained) -> Trainer:
@@ -144,7 +149,7 @@ def trainer_for(trained: Trained) -> Trainer:
     alone["enable_autolog_hparams"] = False  # Lightning would merge those of module and data, which may differ
     if load_weights is not None and makes_layers(trained.module):  # anew, in hooks that Lightning calls once more
         hooks = ("on_test_start", "on_validation_start", "on_predict_start")
-        alone["callbacks"] = [LambdaCallback(**dict.fromkeys(hooks, lambda trainer, module: load_weights()))]
+        alone["callbacks"] = [Hooks(**dict.fromkeys(hooks, lambda trainer, module: load_weights()))]
     alone["enable_progress_bar"] = config["trainer"].get("enable_progress_bar", True) and can_redraw()
     return build(config["trainer"], "trainer", **alone, **loader_switches(config, trained.known))
 

@@ -94,7 +94,8 @@ def predict(trained: Trained, source: str) -> Predictions:
     """The answers of a network to a split of its data, or to a user's own files, by Lightning's `Trainer.predict`.
 
     A LightningModule answers by its `predict_step`, also to the samples of a test or a validation. Without one its
-    `forward` gets what `inputs_of` takes of a batch, as for an export. A Task's `predict_step` gets the inputs alone.
+    `forward` gets what `inputs_of` takes of a batch, as for an export, or the whole of a dict of which it names nothing. A
+    Task's `predict_step` gets the inputs alone.
 
     Args:
         trained: the network.
@@ -197,7 +198,10 @@ def _set_step(trained: Trained, is_whole: bool) -> None:
     step = type(module).predict_step  # a subclass of Task may have a step of its own
 
     def answer(batch: Any, batch_idx: int, *number: int) -> Any:
-        args, named = arguments(*inputs_of(trained, batch, is_whole))
+        inputs, lengths = inputs_of(trained, batch, is_whole)
+        if isinstance(inputs, Mapping) and not inputs:  # `forward` names nothing of it: as in Lightning's own step
+            return trained.network(batch)
+        args, named = arguments(inputs, lengths)
         return trained.network(*args, **named)
 
     def answer_of_task(batch: Any, batch_idx: int, *number: int) -> Any:

@@ -6,6 +6,8 @@ Nothing is imported: what a node's target takes is read from its source text.
 import copy
 import math
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from omegaconf import DictConfig
@@ -100,9 +102,15 @@ def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
 def refuse_callbacks(config: dict[str, Any]) -> None:
     """Raise UserError for a callback of a checked configuration that no new run takes; a run that has one can be read and go on."""
     for name, node in (config["callbacks"] or {}).items():
-        for kind, instead in _NOT_TAKEN.items():
-            if node and inherits(node[TARGET], kind):
-                raise UserError(f"callbacks.{name}: {kind.rpartition('.')[2]} {instead}")
+        if node:
+            refuse_kinds(f"callbacks.{name}", partial(inherits, node[TARGET]))
+
+
+def refuse_kinds(place: str, is_a: Callable[[str], bool]) -> None:
+    """Raise UserError for a callback that is of a class that no new run takes, by its full name."""
+    for kind, instead in _NOT_TAKEN.items():
+        if is_a(kind):
+            raise UserError(f"{place}: {kind.rpartition('.')[2]} {instead}")
 
 
 def _check_top_level(plain: dict[str, Any]) -> None:

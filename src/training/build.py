@@ -32,7 +32,7 @@ from ..checkpointing.checkpoint_file import AtomicCheckpointIO
 from ..data.plain import Data, PlainData, described
 from ..data.spec import LENGTHS, takes
 from ..errors import Interrupted, UserError, place_of
-from ..options.purpose import OF_TASK, only_observes
+from ..options.purpose import NO_END, OF_TASK, only_observes
 from ..options.signatures import live_signature
 from ..options.tree import TARGET, walk
 from ..options.update import batches_of_update
@@ -191,12 +191,13 @@ def build_callbacks(config: dict[str, Any]) -> tuple[list[Callback], dict[str, b
 
 
 def build_loggers(config: dict[str, Any], run_dir: Path, name: str, run_id: str) -> list[Logger]:
-    """The loggers, which write to the run's folder unless an option names another one.
+    """The loggers, which write to the run's folder unless an option names another one: the first is a module's `logger`.
 
     TensorBoard's folder and the run at W&B have the run's name or that of an option. A resumed run continues the run at
     W&B that has its id.
     """
     nodes = {key: dict(node) for key, node in (config["logger"] or {}).items() if node}
+    nodes = dict(sorted(nodes.items(), key=lambda item: item[0] in ("tensorboard", "csv")))  # the added ones first
     for key, node in nodes.items():
         if _takes_folder(import_target(node[TARGET], f"logger.{key}.{TARGET}")):
             # TensorBoardLogger takes a `~` at its start for a home folder.
@@ -268,6 +269,8 @@ def build_trainer(config: dict[str, Any], run_dir: Path, callbacks: list[Callbac
     parts = {"callbacks": callbacks, "default_root_dir": here, "logger": False}
     trainer = build(node, "trainer", **parts, **switches)
     trainer.accumulate_grad_batches = batches_of_update(config, trainer.world_size)
+    if (node.get("max_epochs"), node.get("max_steps")) == (-1, NO_END):  # a number for a schedule that plans by epochs
+        trainer.fit_loop.max_epochs = NO_END
     return trainer
 
 

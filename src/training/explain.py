@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 from lightning import Trainer
-from lightning.pytorch.callbacks import LambdaCallback
 
-from .._lightning import callbacks_of, expect_no_validation
+from .._lightning import Hooks, callbacks_of, expect_no_validation
 from ..callbacks._setting import title_of
 from ..callbacks.profile import OperationProfiler
 from ..callbacks.throughput import ThroughputMonitor
@@ -71,7 +70,7 @@ def _explain(
         trainer.fit_loop.epoch_loop.max_steps = NO_END
     most = _PATIENCE * profiler.updates(monitor) * trainer.accumulate_grad_batches
     callbacks_of(trainer).append(
-        LambdaCallback(
+        Hooks(
             on_train_start=lambda trainer, module: expect_no_validation(trainer),
             on_train_batch_end=partial(_give_up, most),
         )

@@ -35,14 +35,14 @@ def start_from(model: nn.Module, path: Path) -> None:
         raise UserError(f"init: {path} does not fit {type(model).__name__}: {what}") from error
 
 
-def make_layers(module: LightningModule, weights: Collection[str]) -> None:
+def make_layers(module: LightningModule, weights: Collection[str] = ()) -> None:
     """Have a module's hooks make, in Lightning's order, the layers of these weights that its constructor does not make.
 
-    UserError if a hook fails without a Trainer, and layers are missing.
+    Without weights all hooks are called, and one may fail. UserError if a hook fails without a Trainer, and layers are missing.
     """
     failed: Exception | None = None
     for hook, *arguments in (("setup", "predict"), ("configure_model",), ("setup", "fit"), ("configure_model",)):
-        if not makes_layers(module) or {*weights} <= {*module.state_dict()}:
+        if not makes_layers(module) or (weights and {*weights} <= {*module.state_dict()}):
             return
         try:
             getattr(module, hook)(*arguments)

@@ -12,13 +12,13 @@ from typing import Any
 import lightning
 import torch
 from lightning import LightningModule, Trainer
-from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
 from .._lightning import (
+    Hooks,
     callbacks_of,
     forget_averages,
     has_begun,
@@ -39,6 +39,7 @@ from ..distributed.agreement import abort_waiting, check_agreement, end_together
 from ..distributed.rendezvous import once_for_all
 from ..errors import UnfitError, UserError, show_tracebacks, warn
 from ..hardware.devices import check_accelerator, cores_and_threads, describe
+from ..options.check import refuse_kinds
 from ..options.command_lines import evaluate_command, program
 from ..options.groups import DEFAULT_DATA, SECTIONS
 from ..options.overrides import set_by
@@ -138,9 +139,9 @@ class _Run:
         callbacks, switches = build_callbacks(config)
         # What every checkpoint is of, by which it can be used by its path alone, in plain containers.
         self.provenance: dict[str, Any] = {}
-        keeps = LambdaCallback(on_save_checkpoint=self._keep_provenance)
+        keeps = Hooks(on_save_checkpoint=self._keep_provenance)
         ours = [*visits_of(callbacks, visitor), shutdown, keeps]
-        callbacks = [LambdaCallback(setup=self._check_agreement, on_exception=abort_waiting), *callbacks, *ours]
+        callbacks = [Hooks(setup=self._check_agreement, on_exception=abort_waiting), *callbacks, *ours]
         loading = loader_switches(config, self.data)
         self._has_distributed_sampler = loading["use_distributed_sampler"]
         self.trainer = build_trainer(config, run_dir, callbacks, **switches, **loading)
@@ -168,7 +169,7 @@ class _Run:
             start = partial(start_from, self.model, Path(path))
             if isinstance(self.model, LightningModule) and makes_layers(self.model):
                 weights_in(Path(path), self.model)  # a file that holds none is refused before the run begins
-                callbacks_of(self.trainer).insert(0, LambdaCallback(on_fit_start=lambda trainer, module: start()))
+                callbacks_of(self.trainer).insert(0, Hooks(on_fit_start=lambda trainer, module: start()))
             else:
                 start()
 
@@ -244,8 +245,14 @@ class _Run:
                 callback.check(self.module)
 
     def _check_agreement(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
-        """Compare what has to be the same in every rank, in the first hook after the process group has been set up."""
+        """Compare what has to be the same in every rank, in the first hook after the process group has been set up.
+
+        Callbacks that the module has added are known by then: UserError for one that no new run takes.
+        """
         if stage == "fit":
+            for callback in () if self.config.get("resume") else callbacks_of(trainer):
+                kinds = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(callback).__mro__}
+                refuse_kinds("model: configure_callbacks", kinds.__contains__)
             steps = self.resume_point.steps if self.resume_point else 0
             data = {f"dataset.{key}": self.dataset[key] for key in ("fingerprint", "train_samples")}
             check_agreement({"steps": steps, **data, **versions()}, trainer)
@@ -332,8 +339,9 @@ class _Run:
         """Test the best checkpoint; the last weights where no checkpoint is the best."""
         if not (self.config["test"] and is_overridden("test_step", self.module)):
             return
-        few = self.data.num_samples("test") if isinstance(self.data, DataModule) and has_test(self.data) else None
-        if few == 0 or not has_test(self.data):
+        has_one = has_test(self.data)
+        few = self.data.num_samples("test") if isinstance(self.data, DataModule) and has_one else None
+        if few == 0 or not has_one:
             warn(f"test: {self.data.name} has no test set, and nothing is tested")
             return
         why, ranks = "", self.trainer.world_size

@@ -10,6 +10,7 @@ from batchscope.errors import UserError
 from tests.callbacks.support import monitoring
 from tests.support.third_party_modules import Stranger, loader, train
 
+FALLS = SimpleNamespace(higher_is_better=False)  # as a metric of torchmetrics
 FIRST = 11  # updates before the first validation: five of the warm-up, and six that count
 
 
@@ -109,9 +110,10 @@ def test_a_run_ends_without_the_target_when_a_limit_is_over(limit, updates, why,
     assert trainer.global_step == updates
 
 
-def test_a_metric_of_torchmetrics_knows_its_direction(clock: SimpleNamespace) -> None:
+@pytest.mark.parametrize("own", [{"measured": {"val": {"f1": FALLS}}}, {"val_f1": FALLS}], ids=["a task", "a module"])
+def test_a_metric_of_torchmetrics_knows_its_direction(own, clock: SimpleNamespace) -> None:
     module = Learner(clock)
-    module.measured = {"val": {"f1": SimpleNamespace(higher_is_better=False)}}
+    vars(module).update(own)
     assert fit("val/f1", 0.7, module)[0]["target"]["reached"]
 
 

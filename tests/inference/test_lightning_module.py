@@ -107,7 +107,19 @@ class Generator(Stranger):
         return self.layer(torch.cat([noise, noise], dim=1))
 
 
-CLASSES = (Points, Named, Wrapped, Paired, Specified, Plain, Theirs, Generator)
+class Late(Plain):
+    """Makes its layer in a hook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = None
+
+    def configure_model(self) -> None:
+        if self.layer is None:
+            self.layer = torch.nn.Linear(4, 1)
+
+
+CLASSES = (Points, Named, Wrapped, Paired, Specified, Plain, Theirs, Generator, Late)
 
 
 @pytest.fixture
@@ -182,6 +194,11 @@ def test_without_a_step_of_its_own_its_forward_gets_what_it_takes_of_a_batch(wor
     for _ in range(2):
         found = predict(module, source).arrays["output"][:, 0]
         np.testing.assert_allclose(found, sums(module, INPUTS[words]), rtol=1e-5)
+
+
+def test_a_forward_that_names_no_field_of_a_batch_gets_it_whole(made, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Plain, "forward", lambda self, batch: self.layer(batch["point"]))
+    assert len(predict(made("plain", "named"), "val").arrays["output"]) == 32
 
 
 def test_without_a_step_of_its_own_it_answers_a_users_own_file(made, tmp_path: Path) -> None:
@@ -340,6 +357,10 @@ def test_what_nobody_knows_of_its_inputs_is_one_line(made) -> None:
     assert refusal(samples_of, made("plain", "wrapped"), 4) == said
     said = f"model: forward of Generator does not take (8, 4) of test samples; {HOW}: RuntimeError"
     assert refusal(samples_of, made("generator"), 4).startswith(said)
+
+
+def test_layers_that_a_hook_makes_are_there_without_a_checkpoint_too(made, limits: Limits) -> None:
+    assert (measure_latency(made("late"), [1], limits).table["p50_ms"] > 0).all()
 
 
 def test_it_is_exported_and_timed(made, tmp_path: Path, limits: Limits) -> None:

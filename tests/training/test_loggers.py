@@ -98,6 +98,11 @@ def test_a_logger_of_ones_own_gets_the_runs_folder_where_it_takes_one(tmp_path: 
     assert Path(loggers[0].log_dir).resolve().is_relative_to(tmp_path)
 
 
+def test_a_logger_that_is_added_is_the_one_that_a_module_asks_for(tmp_path: Path) -> None:
+    config = composed(f"+logger.mine={{_target_: {Memory.__module__}.Memory}}")
+    assert isinstance(build_loggers(config, tmp_path, "cnn", "1")[0], Memory)
+
+
 class Uploads(Memory):
     """Uploads checkpoints at its end, as W&B's logger with `log_model=true`."""
 

@@ -10,7 +10,7 @@ import numpy
 import pytest
 import torch
 import torchmetrics
-from lightning.pytorch.callbacks import BaseFinetuning
+from lightning.pytorch.callbacks import BaseFinetuning, LambdaCallback, StochasticWeightAveraging
 from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -327,6 +327,16 @@ class Anew(Tutorial):
             self.layer.reset_parameters()
 
 
+class Beside(Tutorial):
+    """Keeps a weight beside its `state_dict`, which a hook completes."""
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["beside"] = checkpoint["state_dict"].pop("layer.weight")
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["state_dict"] = {**checkpoint["state_dict"], "layer.weight": checkpoint["beside"]}
+
+
 class Skips(Tutorial):
     """Leaves out the rest of an epoch."""
 
@@ -353,21 +363,24 @@ class Twice(Tutorial):
 class Planned(Tutorial):
     """Plans its schedule for the whole training, or follows its validation, and gives its logger what Lightning does not know."""
 
-    def __init__(self, plateau: bool = False) -> None:
+    def __init__(self, by: Choice = "steps") -> None:
         super().__init__()
-        self.plateau = plateau
+        self.by = by
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), lr=0.01)
-        if self.plateau:
+        if self.by == "validation":
             schedule: Any = {"scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer), "monitor": "val_loss"}
-        else:
+        elif self.by == "steps":
             steps = self.trainer.estimated_stepping_batches
             schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=int(steps))
+        else:
+            length: Any = {"epochs": self.trainer.max_epochs, "steps_per_epoch": 10}
+            schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, **length)
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
     def configure_callbacks(self) -> list[Any]:
-        return [lightning.pytorch.callbacks.EarlyStopping("val_loss")] if self.plateau else []
+        return [lightning.pytorch.callbacks.EarlyStopping("val_loss")] if self.by == "validation" else []
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         self.logger.experiment.add_scalar("own", batch_idx, batch_idx)
@@ -460,6 +473,17 @@ class Untested(lightning.LightningDataModule):
         return loader(16, 8)
 
 
+class Unsplit(Untested):
+    """Has a loader for a test, and no samples for it."""
+
+    def setup(self, stage: str) -> None:
+        if stage == "test":
+            self.held_out = None
+
+    def test_dataloader(self) -> Any:
+        return self.held_out
+
+
 class Photos(DataModule):
     """The images of a folder, which has a folder for each class."""
 
@@ -509,6 +533,7 @@ YAML = {
     "task/both": f"defaults: [default, _self_]\nloss: {{_target_: {HERE}.of_both, _partial_: true}}\n",
     "data/withouttest": f"defaults: [own, _self_]\n_target_: {HERE}.WithoutTest\n",
     "data/untested": f"_target_: {HERE}.Untested\n",
+    "data/unsplit": f"_target_: {HERE}.Unsplit\n",
     "data/askstrainer": f"defaults: [own, _self_]\n_target_: {HERE}.AsksTrainer\n",
     "data/points": f"_target_: {HERE}.Points\nbatch_size: 8\n",
     "data/counted": f"_target_: {HERE}.CountedPoints\nbatch_size: 8\n",
@@ -530,9 +555,10 @@ YAML = {
     "callbacks/breaks": f"breaks: {{_target_: {HERE}.Breaks}}\n",
     "model/late": f"_target_: {HERE}.Late\nhow: configure_model\n",
     "model/anew": f"_target_: {HERE}.Anew\nhow: configure_model\n",
+    "model/beside": f"_target_: {HERE}.Beside\nby_hand: false\n",
     "model/skips": f"_target_: {HERE}.Skips\n",
     "model/twice": f"_target_: {HERE}.Twice\nis_counted: true\n",
-    "model/planned": f"_target_: {HERE}.Planned\nplateau: false\n",
+    "model/planned": f"_target_: {HERE}.Planned\nby: steps\n",
     "model/stacked": f"_target_: {HERE}.Stacked\n",
     "model/scored": f"_target_: {HERE}.Scored\nby_hand: false\n",
     "model/lazy": f"_target_: {HERE}.LazyNet\n",
@@ -783,6 +809,7 @@ def test_its_rate_is_an_option_of_its_own(folder: Path) -> None:
     ("words", "name", "metric"),
     [
         ("model=tutorial data=untested", "Untested", "val_loss"),
+        ("model=tutorial data=unsplit", "Unsplit", "val_loss"),
         ("data=withouttest", "own", "val/loss"),
     ],
 )
@@ -839,6 +866,14 @@ def test_layers_that_are_made_late_and_weights_that_are_saved_in_part_are_resume
     assert evaluated(folder)[1]["test_loss"] == pytest.approx(found["metrics"]["test_loss"])
     network = load_model(folder / "checkpoints/best.ckpt")
     assert torch.equal(network.layer.weight, last(folder)["state_dict"]["layer.weight"])
+    train(configuration(found, folder, ["trainer.max_epochs=2"]), folder, found["choices"], [])
+    assert record(folder)["steps"] == 20
+
+
+def test_weights_that_a_module_keeps_beside_its_state_dict_are_resumed_and_loaded(folder: Path) -> None:
+    found = trained(folder, "model=beside", "data=points", "trainer.max_epochs=1")
+    assert evaluated(folder)[1]["test_loss"] == pytest.approx(found["metrics"]["test_loss"])
+    assert torch.equal(load_model(folder / "checkpoints/best.ckpt").layer.weight, last(folder)["beside"])
     train(configuration(found, folder, ["trainer.max_epochs=2"]), folder, found["choices"], [])
     assert record(folder)["steps"] == 20
 
@@ -917,9 +952,9 @@ def test_a_run_of_a_gpu_that_is_not_here_is_explained_on_the_device_that_is(fold
     assert explained("model=tutorial", "trainer.devices=[3]").steps == 10
 
 
-@pytest.mark.parametrize("plateau", [False, True])
-def test_a_schedule_for_the_whole_training_or_by_the_validation_is_one_of_timed_runs_too(plateau, folder: Path) -> None:
-    words = ["model=planned", f"model.plateau={plateau}"]
+@pytest.mark.parametrize("by", ["steps", "epochs", "validation"])
+def test_a_schedule_for_the_whole_training_or_by_the_validation_is_one_of_timed_runs_too(by, folder: Path) -> None:
+    words = ["model=planned", f"model.by={by}"]
     assert explained(*words).steps == 10
     timed = [*words, "data=points", "experiment=throughput", "trainer.accelerator=cpu", "logger=none"]
     timed += ["callbacks.progress=null", "callbacks.until_known.seconds=0.1"]
@@ -943,6 +978,20 @@ def test_a_hyperparameter_that_module_and_data_share_may_differ_where_nothing_is
     words.append("callbacks.until_known.seconds=0.1")
     train(composed(*words), timed, {"model": "counted"}, words)
     assert record(timed)["status"] == "finished"
+
+
+def test_callbacks_of_a_module_take_none_of_ours_away(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tutorial, "configure_callbacks", lambda module: [LambdaCallback()])
+    found = trained(folder, "model=tutorial", "data=points", "trainer.max_epochs=1")
+    assert evaluated(folder)[1]["test_loss"] == pytest.approx(found["metrics"]["test_loss"])
+
+
+def test_a_callback_that_no_new_run_takes_is_refused_from_a_module_too(folder: Path, monkeypatch) -> None:
+    monkeypatch.setattr(Tutorial, "configure_callbacks", lambda module: [StochasticWeightAveraging(0.1)])
+    said = refusal(trained, folder, "model=tutorial", "data=points")
+    assert said.startswith(
+        "model: configure_callbacks: StochasticWeightAveraging hands its average over after the last ch"
+    )
 
 
 def test_a_batch_of_two_optimizers_is_one_step(folder: Path) -> None:
