@@ -70,7 +70,7 @@ def keep_or_plan(run_dir: Path, config: dict[str, Any], **facts: Any) -> dict[st
 
 def free_for_another_try(run_dir: Path) -> None:
     """Have `keep_or_plan` take a run that lacked memory beside others for one that was ended from outside."""
-    close(run_dir, "interrupted", "out of memory beside other runs")
+    close(run_dir, "interrupted", "out of memory, or killed, beside other runs")
 
 
 def statuses(folder: Path) -> list[str]:

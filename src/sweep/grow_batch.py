@@ -16,6 +16,7 @@ from .folder import KEPT
 from .plans import Job, Plan, RunFailed, Search
 from .visits import can_wait
 
+_TOO_LARGE = ("out_of_memory", "killed")
 _MOST_AGAIN = 5  # sizes, of which each is 5 % faster than the one before it
 
 
@@ -46,7 +47,8 @@ class BatchSizeSearch(Search):
         """The runs, one for each size, in folders below the job's own.
 
         A run that fails for another reason than memory ends the search (RunFailed), because that does not say whether the
-        batch fits. A first run without a rate ends it, too (UserError); a later one is the last that grows.
+        batch fits. A killed one says it where a smaller size fits: the system kills a run where the host's memory ends. A
+        first run without a rate ends it, too (UserError); a later one is the last that grows.
         """
         from ..hardware.devices import taken  # imports torch
 
@@ -58,7 +60,7 @@ class BatchSizeSearch(Search):
         for number in range(1, self.max_runs + 1):
             trial = _trial(job, size, f"run {number} of at most {self.max_runs}")
             (record,) = yield [trial]
-            if not (fits := record["status"] != "out_of_memory"):
+            if not (fits := record["status"] not in _TOO_LARGE[: 2 if rates else 1]):
                 break
             if rates and record["status"] == "finished" and not record["throughput"].get(RATE):
                 print(f"  data.batch_size={size} has no rate: {why_no_rate(record)}", file=sys.stderr, flush=True)
@@ -88,7 +90,7 @@ class BatchSizeSearch(Search):
         if len(again) > 1 or left_out:
             trials = [_trial(job, size, "again", "again") for size in again]
             for size, trial, record in zip(again, trials, (yield trials), strict=True):
-                if size in left_out and record["status"] not in KEPT:
+                if size in left_out and record["status"] not in (*KEPT, *_TOO_LARGE):
                     raise RunFailed.of(trial, record)
 
 

@@ -227,9 +227,11 @@ class Together:
         self._line.clear()
         job, record = run.job, self._loop.read(run.job)
         beside_others = _living(self._started)  # which hold memory of the device and of the host
-        if beside_others and record["status"] == "out_of_memory":  # it may fit alone, and is done so in the end
+        # It may fit alone, and is done so in the end. Where the host has no more memory, the system kills a run.
+        why = {"out_of_memory": "found no memory", "killed": "was killed"}.get(record["status"])
+        if beside_others and why:
             folder.free_for_another_try(job.run_dir)
-            print(f"{job.title} found no memory beside others, and is done again alone", flush=True)
+            print(f"{job.title} {why} beside others, and is done again alone", flush=True)
             return
         self._records[job] = record
         if self._processes.stopped_by is not None and record["status"] == "interrupted":

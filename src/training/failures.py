@@ -90,16 +90,17 @@ def _how_to_resume(config: dict[str, Any], run_dir: Path) -> list[str]:
 
 def explained(error: Exception, config: dict[str, Any], run_dir: Path, trainer: Trainer) -> UserError | None:
     """The one line for an exception in a trainer's run; None for one that is nobody's failure but the code's."""
-    if is_shared_memory_error(error):
-        return WriteError(f"data: {_NO_SHARED_MEMORY.format(str(error).strip().splitlines()[-1])}")
+    if no_room := next(filter(is_shared_memory_error, _chain(error)), None):
+        return WriteError(f"data: {_NO_SHARED_MEMORY.format(str(no_room).strip().splitlines()[-1])}")
     if unsendable := _unsendable(error):
         return unsendable
-    if isinstance(error, RuntimeError) and "DataLoader worker (pid" in (said := str(error).rstrip(". ")):
+    lost = [one for one in _chain(error) if isinstance(one, RuntimeError) and "DataLoader worker (pid" in str(one)]
+    if lost:
+        said = str(lost[-1]).rstrip(". ")  # torch wraps the error that names the signal
         # The system kills a process where memory is short. Then the run is killed, as by a rank that was, and not failed.
-        kind = PeerLostError if "by signal: Killed" in said else UserError
-        return kind(
-            f"data: {said}; where memory is short, take fewer workers (data.num_workers, or num_workers of your DataLoader)"
-        )
+        kind = PeerLostError if "by signal: Killed" in said or "(pid unknown)" in said else UserError
+        fewer = "fewer workers (data.num_workers, or num_workers of your DataLoader)"
+        return kind(f"data: {said}; where memory is short, take {fewer}")
     if is_out_of_memory(error):
         return RunOutOfMemoryError(_out_of_memory(config, trainer.strategy.root_device))
     if isinstance(error, torch.distributed.DistNetworkError) and "EADDRINUSE" in str(error):

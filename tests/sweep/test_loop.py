@@ -38,17 +38,18 @@ def test_a_run_that_is_refused_is_not_started_and_the_others_are(do, loop, timed
 KILL_SELF = "[len(record['taken']) == 2 and os.kill(os.getpid(), 9) for n in visits]"
 PID_OF_A = "int((folder.parent / 'pids').read_text().split()[0])"
 KILL_A = f"[os.kill({PID_OF_A}, 9) for n in visits if len(record['taken']) == 1]"
-WARM_UP_AND_DIE = "sweep.tell({'ready': True}); sweep.hear(); os.kill(os.getpid(), 9)"
+WARM_UP_AND_DIE = "visits and [sweep.tell({'ready': True}), sweep.hear(), os.kill(os.getpid(), 9)]"
 EMPTY = "file.write_text('{}'); os._exit(0)"
+AGAIN = "was killed beside others, and is done again alone"
 NO_MEMORY = "record['status'] = 'out_of_memory'"
 # A loader's worker, which is stopped while its run waits, and does not notice that it is killed.
 WORKER = "os.fork() or os.kill(os.getpid(), signal.SIGSTOP); "
 # What the runs do, whether they are visited side by side → how they end, and what is said.
 OTHERS_GO_ON = {
     "one raises": ([WAIT, "[1 / 0 for n in visits]"], True, "finished failed", "  failed: "),
-    "one is killed": ([WAIT, KILL_SELF], True, "finished killed", "  killed: "),
-    "one is killed while it waits": ([WAIT, KILL_A], True, "killed finished", "  killed: "),
-    "one with a worker is killed while it waits": ([WORKER + WAIT, KILL_A], True, "killed finished", "  killed: "),
+    "one is killed": ([WAIT, KILL_SELF], True, "finished finished", AGAIN),
+    "one is killed while it waits": ([WAIT, KILL_A], True, "finished finished", AGAIN),
+    "one with a worker is killed while it waits": ([WORKER + WAIT, KILL_A], True, "finished finished", AGAIN),
     "a folder is removed": ([REMOVE, WAIT, WAIT], True, "refused finished finished", "error: "),
     "a folder is removed before the next begins": ([REMOVE, WAIT, WAIT], False, "refused finished finished", "error: "),
     "one is killed as it is set up": (
@@ -57,7 +58,7 @@ OTHERS_GO_ON = {
         "finished killed finished",
         "  killed",
     ),
-    "one is killed as it warms up": ([WAIT, WARM_UP_AND_DIE, WAIT], True, "finished killed finished", "  killed: "),
+    "one is killed as it warms up": ([WAIT, WARM_UP_AND_DIE, WAIT], True, "finished finished finished", AGAIN),
     "a record is emptied": ([WAIT, EMPTY, WAIT], True, "finished refused finished", "error: "),
     "one lacks memory": ([WAIT, NO_MEMORY], True, "finished out_of_memory", "  out of memory: "),
     "the server is killed": (["os.kill(os.getppid(), 9); time.sleep(0.3)", ""], False, "finished finished", ""),
@@ -71,7 +72,7 @@ def test_what_happens_to_a_run_ends_no_other(do, loop, name, capfd):
     lines, timed, ends, said = OTHERS_GO_ON[name]
     assert " ".join(record["status"] for record in do(*lines, timed=timed)) == ends
     assert loop.refused is ("refused" in ends)
-    assert said in capfd.readouterr().err
+    assert said in "".join(capfd.readouterr())
 
 
 def test_where_all_runs_are_refused_none_is_prepared(loop, tmp_path, monkeypatch, capfd):

@@ -69,10 +69,16 @@ def test_the_first_size_is_a_part_of_an_update_of_all_gpus_of_the_machine(tmp_pa
     assert found == ["5", "10", "25", "50", "125", "250"]
 
 
-@pytest.mark.parametrize("status", ["failed", "killed", "refused"])
-def test_a_run_that_does_not_say_whether_the_batch_fits_ends_the_search(status, tmp_path):
+@pytest.mark.parametrize(("status", "fitting"), [("failed", 8), ("refused", 8), ("killed", 0)])
+def test_a_run_that_does_not_say_whether_the_batch_fits_ends_the_search(status, fitting, tmp_path):
+    end = {"status": status, "error": "ValueError: a bug"}
     with pytest.raises(RunFailed, match="a bug"):
-        search(tmp_path, lambda size: rate(size) if size < 32 else {"status": status, "error": "ValueError: a bug"})
+        search(tmp_path, lambda size: rate(size) if size <= fitting else end)
+
+
+def test_a_larger_size_that_the_system_kills_does_not_fit(tmp_path):
+    ran = search(tmp_path, lambda size: rate(size) if size <= 128 else {"status": "killed"})
+    assert ran == ["8", "32", "128", "512", "again/256"]
 
 
 UNMEASURED = {"throughput": {"missing": {"bottleneck": "of 2 updates none came after the warm-up of 5"}}}

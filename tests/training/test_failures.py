@@ -3,6 +3,7 @@
 import errno
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable
 from functools import partial
 from multiprocessing import synchronize
@@ -15,12 +16,14 @@ import pytest
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch._inductor.exc import CppCompileError
+from torch.utils.data import DataLoader, Dataset
 
 from batchscope.errors import DataError, PeerLostError, UserError
 from batchscope.files import WriteError
 from batchscope.training.failures import explain_failures
 from tests.checkpointing.support import OUT, STEP
 from tests.support.command_lines import refusal
+from tests.support.marks import LINUX
 from tests.support.runs import EVERY_4, SMALL, last, record, run
 
 
@@ -86,7 +89,7 @@ def end(error: BaseException, config: dict[str, Any] = CONFIG, ranks: int = 2, s
         raise error
 
 
-def wrapped(error: Exception, **how: OSError) -> Exception:
+def wrapped(error: Exception, **how: Exception) -> Exception:
     """An error with a cause or a context: Lightning raises its own from one, a bug may occur while one is dealt with."""
     for name, inner in how.items():
         setattr(error, f"__{name}__", inner)
@@ -137,6 +140,9 @@ def of_semaphore() -> OSError:
         (RuntimeError(f"Caught it in worker 0.\n{SHARED}"), WriteError, f"data: {NO_ROOM}: {SHARED}; give a container more by docker run --shm-size=8g, or take num_workers=0 (data.num_workers, or that of your DataLoader)"),
         (RuntimeError(f"DataLoader worker (pid 7) is killed by signal: Bus error. {BUS}"), WriteError, f"data: {NO_ROOM}: DataLoader worker"),
         (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "), PeerLostError, "data: DataLoader worker (pid 7) is killed by signal: Killed; where"),
+        (wrapped(RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly"), cause=RuntimeError(f"DataLoader worker (pid 7) is killed by signal: Bus error. {BUS}")), WriteError, f"data: {NO_ROOM}: DataLoader worker (pid 7)"),
+        (RuntimeError("DataLoader worker (pid unknown) ended while it sent a batch"), PeerLostError, "data: DataLoader worker (pid unknown) ended while it sent a batch; where"),
+        (RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly"), UserError, "data: DataLoader worker (pid(s) 7) exited unexpectedly; where"),
         (of_semaphore(), WriteError, f"data: {NO_ROOM}: [Errno 30] Read-only file system; "),
         (CppCompileError(["g++"], "internal error"), UserError, "compile: true fails for MLP: C++ compile error; write "),
     ],
@@ -146,6 +152,24 @@ def test_what_a_library_or_the_system_says_is_one_line(error: Exception, kind: t
     assert refusal(end, error).startswith(line)
     with pytest.raises(kind):
         end(error)
+
+
+class KillsItsWorker(Dataset):
+    """Ends the process that loads a sample, as the system does where memory is short."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@LINUX
+def test_a_run_whose_worker_is_killed_was_killed_and_has_not_failed() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        next(iter(DataLoader(KillsItsWorker(), num_workers=1, multiprocessing_context="fork")))
+    with pytest.raises(PeerLostError, match=r"^data: DataLoader worker \(pid \d+\) is killed by signal: Killed; where"):
+        end(caught.value)
 
 
 @pytest.mark.parametrize(
