@@ -112,14 +112,14 @@ def is_stopping(trainer: Trainer) -> bool:
     return trainer.should_stop and trainer.fit_loop._can_stop_early
 
 
-def waits_to_stop(trainer: Trainer) -> bool:
-    """Whether something has asked for the end, and `min_epochs` or `min_steps` holds it back.
+def has_to_stop(trainer: Trainer) -> bool:
+    """Whether something has asked for the end, which a resumed run is to heed as well.
 
     Not where a Timer asks: it does so again in a resumed run, unless that has more time.
     """
     timers = (one for one in callbacks_of(trainer) if isinstance(one, Timer))
     is_over = any((one.time_remaining() or 1) <= 0 for one in timers)
-    return trainer.should_stop and not is_stopping(trainer) and not is_over
+    return trainer.should_stop and not is_over
 
 
 def validates_next(trainer: Trainer) -> bool:

@@ -210,13 +210,20 @@ def numbered(path: Path) -> Iterator[Path]:
 def set_aside(path: Path) -> Path:
     """Rename a file or folder to `<name>.aside`, or the next free `<name>.aside-2`; returns the new path.
 
-    Where the system renames no folder in which a file is open, this lets go of the folder's lock. A process that takes
-    the lock meanwhile has the renaming refused.
+    This may let go of the folder's lock, as `let_go`.
     """
     places = numbered(path.with_name(f"{path.name}.aside"))
-    if not _system.RENAMES_OPEN and (file := _held.pop(str((path / LOCK).resolve()), None)):
-        file.close()
+    let_go(path)
     return _system.patiently(path.rename, next(place for place in places if not os.path.lexists(place)))
+
+
+def let_go(folder: Path) -> None:
+    """Release the lock of a folder where the system neither renames nor removes what is open.
+
+    A process that takes the lock meanwhile has that refused.
+    """
+    if not _system.RENAMES_OPEN and (file := _held.pop(str((folder / LOCK).resolve()), None)):
+        file.close()
 
 
 def is_set_aside(name: str) -> bool:

@@ -97,7 +97,8 @@ def read_rows(path: Path) -> tuple[list[str], list[dict[str, str]]]:
     if not path.is_file():  # reading a pipe or a device may never end
         return [], []
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
-        reader, names, rows = csv.DictReader(file), list[str](), list[dict[str, str]]()
+        whole = (line for line in file if line.endswith(("\r", "\n")))
+        reader, names, rows = csv.DictReader(whole), list[str](), list[dict[str, str]]()
         with contextlib.suppress(csv.Error):
             names += reader.fieldnames or []
             for row in reader:

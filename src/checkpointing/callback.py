@@ -13,12 +13,12 @@ from typing_extensions import override
 from .._lightning import (
     after_batch,
     at_skipped_end,
+    has_to_stop,
     is_accumulating,
     is_fast_dev_run,
     is_stopping,
     loggers_of_rank,
     validates_next,
-    waits_to_stop,
 )
 from ..callbacks._timer import pause
 from ..callbacks._updates import Updates
@@ -41,9 +41,9 @@ class Checkpoints(SyncsRanks, Checkpoint):
 
     Every checkpoint is taken when Lightning and the module's own hooks are done with a batch, and before what follows
     it: a validation, or the end of the epoch. Its `loop_state` holds what Lightning's checkpoints lack: the random states
-    and accumulated gradients of every rank, what of the module is frozen, and whether a stop waits for `min_epochs` or
-    `min_steps`. A checkpoint is written at the end of every epoch, before every validation, and as often as `every_minutes`
-    and `every_n_steps` say. The best checkpoint is the one that was written before the best validation.
+    and accumulated gradients of every rank, what of the module is frozen, and whether something has asked for the end.
+    A checkpoint is written at the end of every epoch, before every validation, and as often as `every_minutes` and
+    `every_n_steps` say. The best checkpoint is the one that was written before the best validation.
 
     Args:
         monitor: the metric that decides which checkpoint is the best.
@@ -180,7 +180,7 @@ class Checkpoints(SyncsRanks, Checkpoint):
             checkpoint["loop_state"] = {
                 **{key: [rank[key] for rank in ranks] for key in own},
                 "frozen": _frozen(pl_module),
-                "waits_to_stop": waits_to_stop(trainer),
+                "has_to_stop": has_to_stop(trainer),
             }
             for logger in loggers_of_rank(trainer):
                 logger.save()

@@ -122,7 +122,7 @@ class ResumePoint:
                     part.track_running_stats = name not in frozen
             for name, gradient in self.loop_state["gradients"][rank].items():
                 parameters[name].grad = gradient.to(parameters[name])
-            trainer.should_stop |= bool(self.loop_state.get("waits_to_stop"))
+            trainer.should_stop |= bool(self.loop_state.get("has_to_stop"))
             restore_random_state(self.loop_state["random"][rank])
         except Exception as error:
             raise self._cannot_be_restored(error) from error

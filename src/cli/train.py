@@ -20,7 +20,7 @@ from .._system import may_have_mps, relative, signals_named
 from ..checkpointing import resume
 from ..distributed import launch, rendezvous
 from ..errors import UnfitError, UserError, in_one_line, warn
-from ..files import LOCK, new_folder, writing
+from ..files import LOCK, Locked, let_go, lock, new_folder, writing
 from ..options.compose import CommandLine, check_command_line, choices_in, compose, compose_command_line
 from ..options.overrides import set_by
 from ..records.read import read, refuse_used
@@ -121,7 +121,7 @@ def _run_folder(line: CommandLine) -> Iterator[Path]:
     """The folder of a new run, which rank 0 chooses and makes.
 
     A mistake that ends the run before it has begun, or in its first batch, leaves no folder behind that was not there
-    before.
+    before. Where another process trains in the folder, everything stays.
     """
     run_dir = line.folder
     if ranks.current().rank:
@@ -134,12 +134,13 @@ def _run_folder(line: CommandLine) -> Iterator[Path]:
             run_dir.mkdir(parents=True, exist_ok=True)
         else:
             run_dir = new_folder(run_dir)
+    refuse_used(run_dir)
     try:
-        refuse_used(run_dir)
         yield run_dir
     except UserError as error:
-        with contextlib.suppress(OSError):  # not empty: other runs are beside it
+        with contextlib.suppress(Locked, OSError), lock(run_dir / LOCK):  # not empty: other runs are beside it
             is_unused = {*os.listdir(run_dir)} <= {LOCK}  # the run has not begun
+            let_go(run_dir)
             if is_new and (is_unused or (isinstance(error, UnfitError) and not any(run_dir.rglob("*.ckpt")))):
                 shutil.rmtree(run_dir)
                 for folder in made:

@@ -28,11 +28,20 @@ def check_agreement(facts: dict[str, Any], trainer: Trainer) -> None:
                 raise error
 
 
+def record_lost_ranks(trainer: Trainer) -> None:
+    """Have Lightning kill this process for no lost rank where gloo reports the loss, so that it can be recorded."""
+    if torch.distributed.is_initialized() and torch.distributed.get_backend() == "gloo":
+        unwatched_processes(trainer)
+
+
 def abort_waiting(trainer: Trainer, module: LightningModule, exception: BaseException) -> None:
-    """Abort NCCL's operations after an error of torch: they may wait for a lost rank, and Lightning waits for them."""
+    """Have Lightning kill this process for no other one after an error: it has something to record, or to upload.
+
+    After an error of torch abort NCCL's operations: they may wait for a lost rank, and Lightning waits for them.
+    """
+    unwatched_processes(trainer)
     if not isinstance(exception, RuntimeError) or trainer.world_size == 1:
         return
-    unwatched_processes(trainer)  # this process has something to record
     if torch.distributed.is_initialized() and torch.distributed.get_backend() == "nccl":
         with contextlib.suppress(Exception):  # a function that torch does not promise
             torch.distributed.distributed_c10d._abort_process_group()

@@ -35,7 +35,7 @@ from ..checkpointing.resume import lock_run_dir
 from ..checkpointing.resume_point import ResumePoint, find_resume_point
 from ..data.base import DataModule, Split
 from ..data.plain import Data, PlainData, has_test, lightning_of
-from ..distributed.agreement import abort_waiting, check_agreement, end_together
+from ..distributed.agreement import abort_waiting, check_agreement, end_together, record_lost_ranks
 from ..distributed.rendezvous import once_for_all
 from ..errors import UnfitError, UserError, show_tracebacks, warn
 from ..hardware.devices import check_accelerator, cores_and_threads, describe
@@ -256,6 +256,7 @@ class _Run:
             steps = self.resume_point.steps if self.resume_point else 0
             data = {f"dataset.{key}": self.dataset[key] for key in ("fingerprint", "train_samples")}
             check_agreement({"steps": steps, **data, **versions()}, trainer)
+            record_lost_ranks(trainer)
 
     def begin(self, record: RunRecord) -> None:
         """Begin the record, once it is known that the run can start or be resumed: until then no file is changed."""

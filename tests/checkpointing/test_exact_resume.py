@@ -285,6 +285,12 @@ def test_a_stop_that_waits_for_the_least_length_still_waits_in_a_resumed_run_unl
     assert record(tmp_path / "out")["epochs"] == epochs
 
 
+def test_a_run_that_something_has_ended_is_over_where_it_is_resumed_in_its_last_validation(tmp_path: Path) -> None:
+    run(tmp_path, *SMALL, OUT, f"+{ASKS}", faults=[(VALIDATION, 1, kill_9)], code=-9)
+    run(tmp_path, "resume=out", ASKS, code=0)
+    assert record(tmp_path / "out")["steps"] == 1
+
+
 def test_a_longer_training_that_ends_at_once_by_what_had_ended_it_is_a_warning(tmp_path: Path) -> None:
     words = [CONSTANT, "+trainer.max_time={hours:1}"]
     run(tmp_path, *SMALL, OUT, *words, faults=[(STEP, 7, run_out_of_time)], code=0)

@@ -57,6 +57,17 @@ def test_a_file_is_cut_after_a_checkpoint_and_what_is_logged_again_is_there_once
     assert rows_in(tmp_path / "killed") == rows_in(tmp_path / "whole")
 
 
+def test_a_row_without_its_line_end_is_torn_and_is_logged_again(tmp_path: Path) -> None:
+    validation = ({"epoch": 0, "val/loss": 0.25}, 1)
+    killed = StepFile(str(tmp_path))
+    killed.log_metrics(*validation)
+    killed.path.write_bytes(killed.path.read_bytes().removesuffix(b"5\r\n"))
+    resumed = StepFile(str(tmp_path))
+    resumed.cut(2, 1)
+    resumed.log_metrics(*validation)
+    assert rows_in(tmp_path) == [{"epoch": "0", "step": "1", "val/loss": "0.25"}]
+
+
 class Logs(Stranger):
     """Logs every step itself."""
 

@@ -4,6 +4,7 @@ import importlib.util
 import os
 import shlex
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from batchscope._hydra import multirun
 from batchscope.cli import train
 from batchscope.errors import UnfitError, UserError
+from batchscope.files import LOCK, lock
 from batchscope.options.compose import words_for_hydra
 from batchscope.options.groups import CONFIGS
 from batchscope.records.run_record import plan
@@ -171,6 +173,21 @@ def test_a_late_mistake_leaves_the_folders_that_were_there_and_no_others(word, t
     (tmp_path / "empty" / "mine").mkdir(parents=True)
     assert answer("train", word) == (1, "", "error: it is too late\n")
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")} == {"empty", "empty/mine"}
+
+
+@pytest.mark.parametrize("was_there", [False, True])
+def test_a_run_that_is_refused_leaves_the_folder_to_the_process_that_trains_in_it(was_there, tmp_path, monkeypatch):
+    with ExitStack() as of_the_other:
+
+        def train(config, run_dir, *_):
+            of_the_other.enter_context(lock(run_dir / LOCK))
+            raise UserError("it is being trained right now")
+
+        monkeypatch.setattr("batchscope.training.run.train", train)
+        if was_there:
+            (tmp_path / "mine").mkdir()
+        assert answer("train", "hydra.run.dir=mine").code == 1
+        assert [path.name for path in (tmp_path / "mine").iterdir()] == [".lock"]
 
 
 @pytest.mark.parametrize(

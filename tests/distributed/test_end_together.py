@@ -59,7 +59,7 @@ def test_a_signal_while_it_waits_leaves_no_rank_behind(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(("backend", "error", "aborts"), [
     ("nccl", RuntimeError("Connection closed by peer"), 1), ("gloo", RuntimeError("Connection closed by peer"), 0),
-    ("nccl", UserError("an error of all ranks"), 0),
+    ("nccl", UserError("an error of all ranks"), 0), ("nccl", Interrupted(signal.SIGINT), 0),
 ])  # fmt: skip
 def test_what_nccl_waits_for_is_aborted_before_lightning_ends(backend, error, aborts, monkeypatch) -> None:
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
@@ -72,9 +72,20 @@ def test_what_nccl_waits_for_is_aborted_before_lightning_ends(backend, error, ab
     with pytest.raises(type(error)), agreement.end_together(of_two):
         agreement.abort_waiting(of_two, Mock(), error)
         (lost,) = of_two.strategy.launcher.procs
-        assert bool(watched) == isinstance(error, UserError)  # by this list Lightning's watcher kills this process
+        assert (
+            not watched
+        )  # by this list Lightning's watcher kills this process, which may still upload its last points
         raise error
     assert (abort.call_count, lost.returncode) == (aborts, -9)
+
+
+@pytest.mark.parametrize(("backend", "watches"), [("nccl", True), ("gloo", False)])
+def test_lightning_kills_for_a_lost_rank_where_nothing_else_notices_that(backend, watches, monkeypatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda: backend)
+    watched = [Mock()]
+    agreement.record_lost_ranks(of_two := trainer(watched))
+    assert (bool(watched), len(of_two.strategy.launcher.procs)) == (watches, 1)
 
 
 def test_processes_that_cannot_meet_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
