@@ -97,8 +97,9 @@ def explained(error: Exception, config: dict[str, Any], run_dir: Path, trainer: 
     lost = [one for one in _chain(error) if isinstance(one, RuntimeError) and "DataLoader worker (pid" in str(one)]
     if lost:
         said = str(lost[-1]).rstrip(". ")  # torch wraps the error that names the signal
-        # The system kills a process where memory is short. Then the run is killed, as by a rank that was, and not failed.
-        kind = PeerLostError if "by signal: Killed" in said or "(pid unknown)" in said else UserError
+        # The system kills a process where memory is short, of which torch may miss the signal. Then the run is killed, as by
+        # a rank that was, and not failed.
+        kind = UserError if "by signal: " in said and "by signal: Killed" not in said else PeerLostError
         fewer = "fewer workers (data.num_workers, or num_workers of your DataLoader)"
         return kind(f"data: {said}; where memory is short, take {fewer}")
     if is_out_of_memory(error):

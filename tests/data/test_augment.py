@@ -102,7 +102,7 @@ class OwnHook(InMemory):
 AUGMENT = Augment(shift=2, rotation=10, flip=True)
 
 
-class OfModule(Recorder):
+class InModule(Recorder):
     """A module that changes its batches itself."""
 
     on_after_batch_transfer = OwnHook.on_after_batch_transfer
@@ -181,6 +181,6 @@ def test_training_alone_is_augmented_and_no_batch_size_or_worker_changes_how() -
 
 @pytest.mark.filterwarnings("ignore:You have overridden")
 def test_a_module_changes_the_batches_of_each_stage_unless_the_data_do_so_themselves() -> None:
-    plain, changed = (seen(module=module, augment=AUGMENT) for module in (Recorder, OfModule))
+    plain, changed = (seen(module=module, augment=AUGMENT) for module in (Recorder, InModule))
     assert torch.equal(torch.cat(changed), torch.cat(plain) + 100)
-    assert torch.equal(torch.cat(seen(OwnHook, OfModule, augment=AUGMENT)), torch.cat(seen(OwnHook, augment=AUGMENT)))
+    assert torch.equal(torch.cat(seen(OwnHook, InModule, augment=AUGMENT)), torch.cat(seen(OwnHook, augment=AUGMENT)))
