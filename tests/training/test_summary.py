@@ -166,7 +166,7 @@ def test_a_batch_of_data_that_cannot_be_changed_is_lowered_in_words_alone() -> N
     assert data.module.batch_size == 512
 
 
-class Tested(LightningModule):
+class HasTest(LightningModule):
     def test_step(self, batch, batch_idx) -> None: ...
 
 
@@ -174,7 +174,7 @@ def summary_of(facts: dict[str, Any], *callbacks: Any, place: str = "out", modul
     """What a run of these callbacks ends with."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
-        trainer = SimpleNamespace(callbacks=callbacks, lightning_module=module or Tested())
+        trainer = SimpleNamespace(callbacks=callbacks, lightning_module=module or HasTest())
         print_summary(trainer, facts, Path(place))
     return said.getvalue()
 
