@@ -16,6 +16,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from batchscope import read_answer, read_runs
+from batchscope._system import command_line
 from batchscope.analysis import analyse, plots, tensorboard, write_report
 from batchscope.analysis.anonymous import anonymous
 from batchscope.analysis.compare import Comparison
@@ -365,7 +366,7 @@ def test_the_options_that_would_tell_more_stand_below_the_answer(tmp_path):
     words, plain = ["experiment=[mnist_99,throughput]", "data.batch_size=8"], {"timing": False}
     facts |= {"overrides": ["experiment=mnist_99", *words[1:]]}
     said = analyse([write_rates(tmp_path / "plainly", {8: 1000, 64: 1010}, options=plain, **facts)]).text
-    assert said.splitlines()[-1] == f"  for more   '{words[0]}' timing=auto data.batch_size=8,64"
+    assert said.splitlines()[-1] == f"  for more   {command_line([words[0]])} timing=auto data.batch_size=8,64"
     facts["overrides"] = ["experiment=mine", "trainer.max_epochs=1", *words[1:]]
     searching = {"search": {"sizes": [8, 64]}}
     said = analyse([write_rates(tmp_path / "searching", {8: 1000, 64: 1010}, options=searching, **facts)]).text
