@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from .._system import command_line
+from .._system import command_line, relative
 from ..errors import UserError
 from ..files import why
 from ..records.rates import RATE
@@ -79,7 +79,7 @@ def read_answer(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """
     paths = [Path(folder) / "report" / FILE, Path(folder) / FILE]
     path = next((path for path in paths if path.is_file()), paths[0])
-    again = command_line(["batchscope", "report", str(path.parents[1])])
+    again = command_line(["batchscope", "report", relative(path.absolute().parents[1])])
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -69,7 +69,7 @@ def compose_command_line(overrides: list[str], multirun: bool) -> CommandLine:
 
     With `multirun` a value may be a list to sweep over. UserError at the first mistake, before anything is written.
     """
-    named = [word.partition("=")[2] for word in overrides if word.lstrip("+").startswith("experiment=")]
+    named = [word.partition("=")[2].strip("[]") for word in overrides if word.lstrip("+").startswith("experiment=")]
     if len(named) > 1:  # Hydra would take the last one
         raise UserError(f"experiment: is written {len(named)} times; write 'experiment=[{','.join(named)}]'")
     base = compose(_fixed(parse(overrides)) if multirun else overrides)

@@ -232,8 +232,10 @@ def test_a_metric_of_any_name_and_many_windows_break_no_report(tmp_path):
     assert analyse([many[0].parent]).answers[0].size == 64
 
 
-def test_the_answer_is_a_file_for_programs(report, out):
+def test_the_answer_is_a_file_for_programs(report, out, monkeypatch):
     answer = read_answer(out)
+    monkeypatch.chdir(out)
+    assert read_answer(".") == answer
     assert (answer["schema"], answer["enough"], answer["lines"]) == (1, 0.9, report.headlines)
     cpu, gpu = answer["groups"]
     assert (cpu["label"], cpu["model"], cpu["device"], gpu["device"]) == ("cnn · cpu", "cnn", "cpu", "gpu")

@@ -55,6 +55,7 @@ REFUSED = {
     "train --help modle=cnn": "modle: no such option. Did you mean 'model'?",
     # a choice
     "train experiment=adding experiment=diagnose": "experiment: is written 2 times; write 'experiment=[adding,diagnose]'",
+    "train experiment=[adding,throughput] experiment=diagnose": "experiment: is written 2 times; write 'experiment=[adding,throughput,diagnose]'",
     "train model=foo": "model: got 'foo', takes cnn, lstm_cell, mlp, rnn_cell, stacked_lstm, torchvision",
     "train model=cn": "model: got 'cn', … Did you mean 'cnn'?",
     "train model=simplecnn": "model: got 'simplecnn', … Did you mean 'cnn'?",
