@@ -1,8 +1,9 @@
 """The table of a diagnosis: what each change really gave, against the baseline.
 
 A change that was visited side by side with the baseline is compared within their passes: what slowed one slowed the other.
-Of one that ran at another time, the interval is that of separate runs (noise.py). The lower ends of the intervals of all changes hold together with 95 % confidence (Šidák). A change helps where its
-interval lies above 1, and the fastest one that helps is recommended.
+Of a change that ran at another time, the interval is that of separate runs (noise.py). The lower ends of the intervals of all
+changes hold together with 95 % confidence (Šidák). A change helps where its interval lies above 1, and the fastest change that
+helps is recommended.
 """
 
 import math

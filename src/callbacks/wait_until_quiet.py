@@ -40,10 +40,12 @@ class WaitUntilQuiet(Callback):
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit" and trainer.world_size > 1 and self.minutes >= _RANKS_WAIT_MIN:
+        if stage != "fit":
+            return
+        if trainer.world_size > 1 and self.minutes >= _RANKS_WAIT_MIN:
             takes = f"takes less than {_RANKS_WAIT_MIN} with several ranks, which wait for rank 0 no longer"
             raise UserError(f"callbacks.wait_until_quiet.minutes: got {self.minutes:g}, {takes}")
-        if stage != "fit" or not trainer.is_global_zero:
+        if not trainer.is_global_zero:
             return
         began, quiet_s, meter, line = time.monotonic(), 0, NoiseMeter(), LiveLine()
         try:

@@ -32,7 +32,7 @@ def dims_of(name: str, inputs: Mapping[str, Any], results: list[Tensor]) -> tupl
         if "rnn" in name and "hidden_size" in inputs:
             shape, hidden = inputs["input"].shape, inputs["hidden_size"]
             if len(shape) != 3:  # packed: the samples of all steps, of which each has others
-                steps = len(inputs.get("batch_sizes") or [0])
+                steps = max(1, len(inputs.get("batch_sizes") or ()))
                 return steps, max(1, shape[0] // steps), shape[-1], hidden
             swapped = name.startswith("_cudnn") and inputs["batch_first"]  # torch has swapped them for oneDNN
             steps, samples = shape[1::-1] if swapped else shape[:2]

@@ -31,8 +31,7 @@ def batches_of_update(config: Mapping[str, Any], ranks: int, finds_size: bool = 
         raise UserError(f"global_batch_size: got {asked}, and the data have no data.batch_size to fill it with")
     if type(size) is not int or size < 1:
         raise UserError(f"data.batch_size: got {size!r}, takes a whole number of at least 1")
-    if asked < ranks:
-        raise UserError(f"global_batch_size: got {asked}, takes at least a sample for each of {ranks} devices")
+    _refuse_fewer(asked, ranks)
     if finds_size:
         return 2
     together = size * ranks
@@ -50,8 +49,11 @@ def largest_part(config: Mapping[str, Any], ranks: int, most: int) -> int:
     """The largest batch size of a rank, up to `most`, that `global_batch_size` is a multiple of; `most` without one."""
     if config.get("global_batch_size") is None:
         return most
+    _refuse_fewer(config["global_batch_size"], ranks)
     whole = config["global_batch_size"] // ranks
-    if whole < 1:
-        asked = f"got {config['global_batch_size']}, takes at least a sample for each of {ranks} devices"
-        raise UserError(f"global_batch_size: {asked}")
     return next(size for size in range(min(most, whole), 0, -1) if whole % size == 0)
+
+
+def _refuse_fewer(asked: int, ranks: int) -> None:
+    if asked < ranks:
+        raise UserError(f"global_batch_size: got {asked}, takes at least a sample for each of {ranks} devices")

@@ -16,7 +16,6 @@ from .folder import KEPT
 from .plans import Job, Plan, RunFailed, Search
 from .visits import can_wait
 
-_TOO_LARGE = ("out_of_memory", "killed")
 _MOST_AGAIN = 5  # sizes, of which each is 5 % faster than the one before it
 
 
@@ -60,7 +59,8 @@ class BatchSizeSearch(Search):
         for number in range(1, self.max_runs + 1):
             trial = _trial(job, size, f"run {number} of at most {self.max_runs}")
             (record,) = yield [trial]
-            if not (fits := record["status"] not in _TOO_LARGE[: 2 if rates else 1]):
+            is_killed = bool(rates) and record["status"] == "killed"
+            if not (fits := record["status"] != "out_of_memory" and not is_killed):
                 break
             if rates and record["status"] == "finished" and not record["throughput"].get(RATE):
                 print(f"  data.batch_size={size} has no rate: {why_no_rate(record)}", file=sys.stderr, flush=True)
@@ -90,7 +90,7 @@ class BatchSizeSearch(Search):
         if len(again) > 1 or left_out:
             trials = [_trial(job, size, "again", "again") for size in again]
             for size, trial, record in zip(again, trials, (yield trials), strict=True):
-                if size in left_out and record["status"] not in (*KEPT, *_TOO_LARGE):
+                if size in left_out and record["status"] not in (*KEPT, "killed"):
                     raise RunFailed.of(trial, record)
 
 
