@@ -20,7 +20,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from harness import ROOT, arguments, fill_in, machine, rows, write_result
+from harness import ROOT, arguments, fill_in, machine_of, rows, write_result
 
 from batchscope.choice.measured import read_training
 from batchscope.choice.step import Source, step_on
@@ -105,7 +105,7 @@ def main() -> None:
     if not args.smallest:
         table = rows(STEPS_HEAD, numbers["h200"])
         parts.append(f"**cnn, steps on an H200**, predicted from this CPU\n\n{table}")
-        fill_in(PAGE, {"resnet50": made["resnet50"], "h200": table, "machine": f"{machine()}."})
+        fill_in(PAGE, {"resnet50": made["resnet50"], "h200": table, "machine": f"{machine_of('choose_cases', args)}."})
     write_result("choose_cases", "\n\n".join(parts), numbers, args)
 
 

@@ -177,6 +177,13 @@ def machine() -> str:
     )
 
 
+def machine_of(name: str, args: argparse.Namespace) -> str:
+    """`machine()`, or the line of the last result where what it measured is analysed again (`--kept`, `--measured`)."""
+    if getattr(args, "kept", False) or getattr(args, "measured", None):
+        return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["machine"]
+    return machine()
+
+
 def fill_in(page: Path, made: Mapping[str, str]) -> None:
     """Replace the blocks between their marks, `<!-- name -->` and `<!-- end -->`, in a page of the docs."""
     text = page.read_text(encoding="utf-8")
@@ -192,7 +199,7 @@ def write_result(name: str, table: str, data: Mapping[str, Any], args: argparse.
     A result of a GPU has `-cuda` in its name. `data["machine"]` says on which machine and when the numbers were measured,
     if it was not just now.
     """
-    data = {**data, "machine": data.get("machine") or machine()}
+    data = {**data, "machine": data.get("machine") or machine_of(name, args)}
     text = f"{table}\n\n{data['machine']}\n"
     print("\n" + text, flush=True)
     if not args.smallest:
