@@ -1,6 +1,6 @@
 """What a batch of any type holds, and the loss that it had."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -29,7 +29,9 @@ def samples_in(batch: Any) -> int:
 
 def bytes_in(batch: Any) -> int:
     """The bytes of the dense tensors in a batch, of which a copy to a device is made."""
-    return sum(tensor.nbytes for tensor in _tensors(batch) if tensor.layout == torch.strided)
+    if isinstance(batch, Tensor):
+        return batch.nbytes if batch.layout == torch.strided else 0
+    return sum(map(bytes_in, _children(batch)))
 
 
 def timesteps_of(module: object) -> int:
@@ -62,13 +64,6 @@ def first_tensor(batch: Any) -> Tensor | None:
         if (first := first_tensor(child)) is not None:
             return first
     return None
-
-
-def _tensors(batch: Any) -> Iterator[Tensor]:
-    if isinstance(batch, Tensor):
-        yield batch
-    for child in _children(batch):
-        yield from _tensors(child)
 
 
 def _children(batch: Any) -> Iterable[Any]:

@@ -65,7 +65,9 @@ class RecordedUpdates:
     def __init__(self, trainer: Trainer, module: LightningModule, wanted: bool, part: Callable[[], str]):
         self.recorder = OperationRecorder(module, cache_bytes(trainer.strategy.root_device), part)
         self._trainer, self._module, self._is_compiled = trainer, module, is_compiled_module(module)
-        self._is_wanted, self._is_sharded = wanted, not can_be_recorded(trainer)
+        self._is_wanted = wanted
+        # Of sharded parameters a recorder does not see the operations that would run without it.
+        self._is_sharded = type(trainer.strategy) not in (SingleDeviceStrategy, DDPStrategy)
         self._saved = SavedTensors(trainer.strategy.root_device)
         self._peak_before = self._peak()
         self._peak_in_fit: int | None = None
@@ -223,11 +225,6 @@ class RecordedUpdates:
             raise UncountableError(NO_TENSORS)
         counted, shares = flops_per_sample(list(zip(self.recorder.steps, samples, strict=True)))
         return Flops(counted, shares=shares)
-
-
-def can_be_recorded(trainer: Trainer) -> bool:
-    """Whether a recorder sees the operations that would run without it: not those on sharded parameters."""
-    return type(trainer.strategy) in (SingleDeviceStrategy, DDPStrategy)
 
 
 def is_compiled_module(module: LightningModule) -> bool:

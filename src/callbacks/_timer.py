@@ -155,11 +155,6 @@ class Batch:
     recorded: bool = False  # whether its operations were recorded, which makes it slower
     waits: list[Any] = field(default_factory=list)  # for other ranks, within its parts: start, end, start, end, …
 
-    @property
-    def end(self) -> Any:
-        """The last moment."""
-        return self.moments[-1]
-
     def waits_ms(self, clock: HostClock) -> float:
         """Milliseconds of waiting for other ranks; 0 where it is not measured."""
         return sum(map(clock.elapsed_ms, self.waits[::2], self.waits[1::2]))
@@ -203,7 +198,7 @@ class StepTimer:
     def begin_batch(self) -> None:
         """Begin a batch where the one before ends, so that no moment between them is lost."""
         adjoins = self._end()
-        self.current = Batch([OTHER], [self.finished[-1].end if adjoins else self.clock.mark()])
+        self.current = Batch([OTHER], [self.finished[-1].moments[-1] if adjoins else self.clock.mark()])
 
     def end_batch(self, global_step: int) -> None:
         """The batch has been trained, and Lightning has counted its update, if it made one."""

@@ -451,8 +451,8 @@ class ThroughputMonitor(LoopEvents):
             self._windows_read = len(self._windows.all)
             clock, finished, batches = self._timer.clock, self._timer.finished, []
             if wait and finished:
-                clock.wait(finished[-1].end)
-            while finished and clock.ready(finished[0].end):
+                clock.wait(finished[-1].moments[-1])
+            while finished and clock.ready(finished[0].moments[-1]):
                 batches.append(finished.popleft())
             before = self.table.last_step
             rows = self.table.add([batch for batch in batches if batch.trained], clock)

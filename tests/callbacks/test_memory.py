@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 
 from batchscope.callbacks import _recording
@@ -92,7 +93,7 @@ def test_a_fit_whose_saved_tensors_cannot_be_seen_says_why(module: Wide, steps: 
 
 
 def test_where_the_parameters_are_sharded_there_are_no_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_recording, "can_be_recorded", lambda trainer: False)
+    monkeypatch.setattr(_recording, "SingleDeviceStrategy", DDPStrategy)  # the fit's is any other one
     assert fit(Wide()) == {"uncounted": "the parameters are sharded"}
 
 
