@@ -82,11 +82,11 @@ def own_times(table: UpdateTable) -> RankTimes:
     rows = rows[is_known] if knows_waits else rows
     parts = dict(zip(PARTS, rows["parts_ms"].astype(float).T, strict=True))
     compute = parts[StepPart.FORWARD] + parts[StepPart.BACKWARD] + parts[StepPart.OPTIMIZER] - rows["waits_ms"]
-    return RankTimes(
-        input_ms=block_means(parts[StepPart.DATA_WAIT]),
-        transfer_ms=block_means(parts[StepPart.TRANSFER]),
-        compute_ms=block_means(compute) if knows_waits else [],
-    )
+    return {
+        "input_ms": block_means(parts[StepPart.DATA_WAIT]),
+        "transfer_ms": block_means(parts[StepPart.TRANSFER]),
+        "compute_ms": block_means(compute) if knows_waits else [],
+    }
 
 
 def median_step(table: UpdateTable) -> dict[str, float]:

@@ -77,7 +77,6 @@ def read_measured(folder: Path) -> tuple[Measured, Calibration | None]:
         known, machine = content["measured"], content["machine"]
         rows = [OperationRow(*row) for row in known["operations"]]
         known["operations"] = [replace(row, dims=tuple(row.dims)) for row in rows]
-        known["ranks"] = [RankTimes(**rank) for rank in known["ranks"]]
         known |= {key: kind(**known[key]) for key, kind in _NESTED.items() if known.get(key) is not None}
         return Measured(**known), Calibration(**machine) if machine else None
 

@@ -14,8 +14,7 @@ compute. Nobody waits for others in a loader. So a rank that computes more is sl
 longer, too, and a rank with a slow loader is `probable` where the other ranks seem to compute meanwhile.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -24,6 +23,10 @@ from scipy.special import stdtrit
 
 from ..records.formatting import duration
 from .advice import Setting, change_for
+
+# What a rank spends by itself in `input_ms`, `transfer_ms` and `compute_ms` (forward, backward and optimizer, without waits for
+# others) of a step: means of successive blocks of its steps; empty where not known.
+RankTimes = Mapping[str, Sequence[float]]
 
 BLOCKS = 10  # a loader's workers make a step in n long: a block averages over it
 LEAST = 0.05  # of the step: a smaller gain is not worth a word
@@ -39,15 +42,6 @@ _DIFFERS = {
 }
 
 
-@dataclass(frozen=True)
-class RankTimes:
-    """What a rank spends by itself in a step: means of successive blocks of its steps, in ms; empty where not known."""
-
-    input_ms: Sequence[float]
-    transfer_ms: Sequence[float]
-    compute_ms: Sequence[float]  # forward, backward and optimizer, without waits for others
-
-
 def block_means(values: ArrayLike) -> list[float]:
     """The means of `BLOCKS` successive blocks of values, shape (N,); the values themselves where they are fewer."""
     series = numpy.asarray(values, float)
@@ -61,7 +55,7 @@ def part_means(ranks: Sequence[RankTimes]) -> dict[str, list[float]]:
 
 def _blocks(ranks: Sequence[RankTimes]) -> dict[str, NDArray[numpy.float64]]:
     """Of each part that all ranks know the milliseconds, shape (ranks, blocks)."""
-    parts = {part: [getattr(rank, f"{part}_ms") for rank in ranks] for part in _TAKES}
+    parts = {part: [rank[f"{part}_ms"] for rank in ranks] for part in _TAKES}
     return {part: numpy.array(ms, float) for part, ms in parts.items() if all(ms) and len({*map(len, ms)}) == 1}
 
 

@@ -17,7 +17,7 @@ from batchscope.callbacks._setting import setting_of
 from batchscope.callbacks.device import DeviceMonitor
 from batchscope.errors import UserError
 from batchscope.hardware.advice import Setting
-from batchscope.hardware.slow_rank import BLOCKS, RankTimes
+from batchscope.hardware.slow_rank import BLOCKS
 from batchscope.options.compose import check_command_line
 from batchscope.records.operations import OperationRow
 from tests.callbacks.support import monitoring, stranger
@@ -43,7 +43,9 @@ def test_a_file_replays_the_report_of_a_fit(measured, tmp_path: Path) -> None:
 
 def ranks(*loads_ms: float):
     """A run whose step takes 60 ms, of ranks whose loaders take so long."""
-    of_ranks = [RankTimes([ms] * BLOCKS, [0.1] * BLOCKS, [10.0] * BLOCKS) for ms in loads_ms]
+    of_ranks = [
+        {"input_ms": [ms] * BLOCKS, "transfer_ms": [0.1] * BLOCKS, "compute_ms": [10.0] * BLOCKS} for ms in loads_ms
+    ]
     parts = {"data_wait": loads_ms[0], "backward": 60.0 - loads_ms[0]}
     cost = COST | {"step_ms": 60.0, "parts_ms": parts, "communication_ms": 50.0 - loads_ms[0]}
     return replace(WAITING, ranks=of_ranks, cost=cost)

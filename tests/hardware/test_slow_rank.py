@@ -1,7 +1,5 @@
 """Which rank the others wait for, and in which part of its step: verdicts of numbers, none where ranks differ by noise."""
 
-from dataclasses import replace
-
 import numpy
 import pytest
 
@@ -15,7 +13,7 @@ def rank(data=12.0, copy=1.0, compute=8.0, jitter=0.0, seed=0) -> RankTimes:
     """A rank whose blocks vary by the factor `jitter`; None for a part that nobody knows."""
     random = numpy.random.default_rng(seed)
     parts = [[] if ms is None else (ms * (1 + jitter * random.standard_normal(BLOCKS))) for ms in (data, copy, compute)]
-    return RankTimes(*map(list, parts))
+    return dict(zip(("input_ms", "transfer_ms", "compute_ms"), map(list, parts), strict=True))
 
 
 def find(*ranks: RankTimes, step_ms: float = STEP_MS, **setting):
@@ -50,8 +48,8 @@ NOBODY = {
     "one rank": [rank(data=42)],
     "no rank": [],
     "a difference of less than a twentieth of the step": [USUAL, rank(data=14.9)],
-    "a rank that was slow for a tenth of the time": [USUAL, replace(USUAL, input_ms=[*USUAL.input_ms[1:], 300.0])],
-    "a few steps": [replace(USUAL, input_ms=[12.0] * 9), replace(USUAL, input_ms=[42.0] * 9)],
+    "a rank that was slow for a tenth of the time": [USUAL, {**USUAL, "input_ms": [*USUAL["input_ms"][1:], 300.0]}],
+    "a few steps": [{**USUAL, "input_ms": [12.0] * 9}, {**USUAL, "input_ms": [42.0] * 9}],
     "a rank without values": [USUAL, rank(data=None, copy=None, compute=None)],
     "ranks without values": [rank(data=None, copy=None, compute=None)] * 2,
     "a rank that seems to compute while it waits for a loader": [rank(data=10), rank(data=8, compute=11)],
