@@ -8,7 +8,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from .host_memory import host_memory, private_rss
+from .host_memory import host_memory
 from .traffic import storages
 
 # In any other RuntimeError. cuBLAS and cuDNN report the lack of memory for their own buffers by a status.
@@ -37,7 +37,8 @@ def memory_of(device: torch.device) -> tuple[int, int] | None:
 
     CUDA and AMD: the tensors in torch's allocator, and their peak since `torch.cuda.reset_peak_memory_stats`. MPS: the same
     tensors, and what Metal's driver holds for the process, which keeps what was freed: the peak of the tensors is at most
-    that. CPU: the process's memory in RAM without the libraries' files, which keeps no peak. Asking waits for nothing.
+    that. CPU: the process's memory in RAM without mapped files (libraries), which keeps no peak; a process that was forked after
+    its imports counts as one that has imported by itself. Asking waits for nothing.
     """
     if device.type == "cuda":
         with suppress(RuntimeError):  # of another allocator than torch's
@@ -48,7 +49,8 @@ def memory_of(device: torch.device) -> tuple[int, int] | None:
     if device.type == "mps":
         return torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory()
     if device.type == "cpu":
-        held = private_rss(psutil.Process())
+        memory = psutil.Process().memory_info()
+        held = memory.rss - getattr(memory, "shared", 0)  # which macOS and Windows do not report
         return held, held
     return None
 

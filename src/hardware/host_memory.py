@@ -1,4 +1,4 @@
-"""The host's memory: what this process may use, and what it holds.
+"""The host's memory: what this process may use.
 
 Imports no torch: a sweep asks before each run.
 """
@@ -28,12 +28,3 @@ def host_memory() -> Any:
                 free.append(most - used + int(facts.get(cache, 0)))
                 totals.append(most)
     return machine._replace(total=min(totals), available=max(0, min(free)))
-
-
-def private_rss(process: psutil.Process) -> int:
-    """Bytes that a process has in RAM, without files that are mapped (libraries), which processes share.
-
-    It counts a process that was forked after its imports as it counts one that has imported by itself.
-    """
-    held = process.memory_info()
-    return held.rss - getattr(held, "shared", 0)  # which macOS and Windows do not report

@@ -66,15 +66,15 @@ def test_a_limit_of_version_1_counts(tmp_path, monkeypatch):
 
 @LINUX
 def test_private_memory_has_tensors_and_no_mapped_files(tmp_path):
-    file, process = tmp_path / "library", psutil.Process()
+    file, device = tmp_path / "library", torch.device("cpu")
     file.write_bytes(bytes(64 * MIB))
-    before = host_memory.private_rss(process)
+    before, _ = memory_of(device)
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         assert sum(mapped[::4096]) == 0
-        assert host_memory.private_rss(process) - before < 32 * MIB
+        assert memory_of(device)[0] - before < 32 * MIB
     with mmap.mmap(-1, 64 * MIB, flags=mmap.MAP_PRIVATE) as held:
         held.write(bytes(64 * MIB))
-        assert 32 * MIB < host_memory.private_rss(process) - before < 160 * MIB
+        assert 32 * MIB < memory_of(device)[0] - before < 160 * MIB
 
 
 @LINUX
