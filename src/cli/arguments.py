@@ -9,7 +9,6 @@ from glob import glob
 from pathlib import Path
 
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from .._system import command_line
 from ..checkpointing.resume import newest
@@ -17,7 +16,7 @@ from ..errors import UserError, did_you_mean
 from ..options.compose import compose, compose_command_line, without_hydra
 from ..options.groups import GROUPS, choices_of, to_plain
 from ..options.habits import answer_to
-from ..options.hints import message_of
+from ..options.hints import resolving
 from ..options.purpose import TOP_LEVEL
 from ..options.trainer import TRAINER
 from ..options.tree import flatten
@@ -86,10 +85,8 @@ def show(args: argparse.Namespace) -> None:
             raise UserError("--cfg: the configuration of a run that is resumed is in its run.json")
         compose_command_line(args.overrides, False)
     config = without_hydra(compose(args.overrides))
-    try:
+    with resolving("config"):
         text = OmegaConf.to_yaml(config)
-    except OmegaConfBaseException as error:
-        raise UserError(f"{error.full_key or 'config'}: {message_of(error)}") from error
     if args.help:
         print(_parser().format_help())
         print("choices, group=choice:")

@@ -11,13 +11,12 @@ from functools import partial
 from typing import Any
 
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 
 from ..errors import UserError
 from . import trust
 from .groups import COLLECTIONS, GROUPS, OPTIONAL_GROUPS, SECTIONS, choices_of, known_nodes, to_plain
 from .habits import answer_to
-from .hints import message_of, no_such_option
+from .hints import no_such_option, resolving
 from .purpose import OF_EXPERIMENTS, OF_TASK, TOP_LEVEL, annotation_of, lightning_module_of, signature_at
 from .signatures import class_attribute, inherits, is_installed, signature_of
 from .tree import HYDRA_KEYS, TARGET, flatten, walk
@@ -61,10 +60,8 @@ def check_config(config: DictConfig | dict[str, Any]) -> dict[str, Any]:
             )
         if isinstance(value, str) and "${hydra:" in value:
             raise UserError(f"{name}: got {value!r}, which is known to Hydra alone; write the value itself")
-    try:
+    with resolving("config"):
         plain = to_plain(config, resolve=True) if isinstance(config, DictConfig) else plain
-    except OmegaConfBaseException as error:
-        raise UserError(f"{error.full_key or 'config'}: {message_of(error)}") from error
     if "script" in plain:
         raise UserError(
             f"script: the run is one of {plain['script']}, with options of its own: batchscope run starts it again"

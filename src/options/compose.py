@@ -1,12 +1,11 @@
 """From a command line to the runs that it asks for: Hydra composes each of them once, and each is checked."""
 
-import contextlib
 import functools
 import itertools
 import pickle
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from .._system import why_no_folder
 from ..errors import UserError
 from .check import check_config, refuse_callbacks
 from .groups import CONFIGS, GROUPS, OPTIONAL_GROUPS, SECTIONS, config_dir, load, refuse_unreadable, to_plain
-from .hints import message_of, missing_choice, unknown_option
+from .hints import message_of, missing_choice, resolving, unknown_option
 from .overrides import combinations, parse, quoted, set_by, text_of
 from .purpose import lightning_module_of, own_rate, why_no_validation, why_unread
 from .tree import TARGET, walk
@@ -54,16 +53,7 @@ class CommandLine:
     launcher: dict[str, Any]  # the options of Hydra's launcher, which starts a sweep's runs; empty of a single run
 
 
-@contextlib.contextmanager
-def _resolving() -> Iterator[None]:
-    """Within, options of Hydra's own section are read: a UserError for an interpolation that cannot be resolved."""
-    try:
-        yield
-    except OmegaConfBaseException as error:
-        raise UserError(f"{error.full_key or 'hydra'}: {message_of(error)}") from error
-
-
-@_resolving()
+@resolving("hydra")
 def compose_command_line(overrides: list[str], multirun: bool) -> CommandLine:
     """Compose and check every run that the words of `batchscope train`, without flags, ask for.
 

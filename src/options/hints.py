@@ -1,10 +1,12 @@
 """Error hints: what is wrong with the name of an option or of a choice, and what may have been meant, in one line."""
 
+import contextlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from hydra.errors import MissingConfigException
+from omegaconf.errors import OmegaConfBaseException
 
 from ..errors import UserError, did_you_mean
 from .groups import GROUPS, choices_of
@@ -27,6 +29,15 @@ from .values import choices_in
 # Plugins of Hydra that an extra of this package installs: (group, choice) → extra.
 _EXTRAS = {("hydra/launcher", "joblib"): "joblib", ("hydra/sweeper", "optuna"): "optuna"}
 _FEW = 20  # options of a section, which an error lists
+
+
+@contextlib.contextmanager
+def resolving(section: str) -> Iterator[None]:
+    """Within, interpolations are resolved: UserError for one that cannot be, by its option or else by the section."""
+    try:
+        yield
+    except OmegaConfBaseException as error:
+        raise UserError(f"{error.full_key or section}: {message_of(error)}") from error
 
 
 def missing_choice(error: MissingConfigException) -> UserError:
