@@ -15,7 +15,6 @@ from pathlib import Path
 
 from ..errors import UserError
 from ..files import write_folder, writing
-from ..options.command_lines import program
 from ..options.groups import CONFIGS
 from . import command_parser
 
@@ -35,7 +34,7 @@ def main() -> None:
     with writing("new", Path(name)):
         folder = write_folder(Path(name), files_of(name))
     print(f"{folder} is ready; its README.md says what each file is for. To train it:\n")
-    print(f"    cd {folder}\n    {' '.join(program())} --config-dir=conf experiment={name}")
+    print(f"    cd {folder}\n    batchscope train --config-dir=conf experiment={name}")
 
 
 def files_of(name: str) -> dict[str, bytes]:

@@ -40,22 +40,17 @@ _NOT_TIMED = (
 _UNTIL = {"_target_": "batchscope.callbacks.until_known.StopWhenKnown", "precision": 0.001}
 
 
-def program(command: str = "train") -> list[str]:
-    """The words that start a command."""
-    return ["batchscope", command]
-
-
 def resume_command(config: dict[str, Any], run_dir: Path) -> str:
     """The line that resumes a run, for a shell."""
     place = "./last" if str(run_dir) == "last" else str(run_dir)  # resume=last is the newest run
     if any(run_dir.glob("checkpoints/*.ckpt")):
         config = {**config, "init": None}  # the checkpoint has the weights
-    return command_line([*program(), f"resume={place}"]) + trust.words(config)
+    return command_line(["batchscope", "train", f"resume={place}"]) + trust.words(config)
 
 
 def evaluate_command(config: dict[str, Any], checkpoint: str) -> str:
     """The line that evaluates a checkpoint, given by its path, of a run with this configuration; for a shell."""
-    return command_line([*program("evaluate"), f"ckpt={checkpoint}"]) + trust.words(for_evaluation(config))
+    return command_line(["batchscope", "evaluate", f"ckpt={checkpoint}"]) + trust.words(for_evaluation(config))
 
 
 def for_evaluation(config: dict[str, Any]) -> dict[str, Any]:

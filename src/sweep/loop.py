@@ -7,7 +7,6 @@ from typing import Any
 
 from .._system import command_line, relative
 from ..errors import UserError, printable, warn
-from ..options.command_lines import program
 from ..records.formatting import duration
 from ..records.metrics import best_first, metric, staged
 from ..records.read import FILE, read
@@ -24,7 +23,7 @@ class Loop:
 
     def __init__(self, command: str = "train"):
         self.refused = False  # whether a run was refused, or its record could not be read
-        self.command = [*program(command), *sys.argv[1:]]  # what the user has typed; the records hold it
+        self.command = ["batchscope", command, *sys.argv[1:]]  # what the user has typed; the records hold it
 
     def run(self, plan: Plan) -> None:
         """Do all runs of a plan. SystemExit follows a signal, once the runs have ended."""

@@ -40,7 +40,7 @@ from ..distributed.rendezvous import once_for_all
 from ..errors import UnfitError, UserError, show_tracebacks, warn
 from ..hardware.devices import check_accelerator, cores_and_threads, describe
 from ..options.check import refuse_kinds
-from ..options.command_lines import evaluate_command, program
+from ..options.command_lines import evaluate_command
 from ..options.groups import DEFAULT_DATA, SECTIONS
 from ..options.overrides import set_by
 from ..options.purpose import lightning_module_of, unread_by, with_speed_of
@@ -188,7 +188,7 @@ class _Run:
             RunRecord(
                 self.run_dir,
                 enabled=first,
-                command=command_line([*program(), *sys.argv[1:]]),
+                command=command_line(["batchscope", "train", *sys.argv[1:]]),
                 overrides=overrides,
                 choices=self.choices,
                 config=self.config,
