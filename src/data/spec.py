@@ -9,7 +9,7 @@ from unicodedata import category
 from torch import Tensor
 
 from ..errors import UserError, did_you_mean
-from ..options.signatures import live_signature
+from ..options.signatures import live_parameters
 
 Kind = Literal["image", "sequence", "tensor"]
 Target = Literal[
@@ -243,8 +243,5 @@ def computed_shape(module: Any, spec: DataSpec) -> tuple[int, ...]:
 
 def takes(network: Any, name: str) -> bool:
     """Whether the `forward` of a network has a parameter of this name, or takes any; True where Python cannot tell."""
-    try:
-        parameters = live_signature(network.forward).parameters
-    except (TypeError, ValueError):  # of a scripted network
-        return True
-    return name in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    parameters = live_parameters(network.forward)
+    return parameters is None or name in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())

@@ -3,7 +3,7 @@
 They serve early error messages, and tell what a class is: a LightningModule, a callback that only observes. What cannot be read here is not checked here: a decorated
 class or function, a base class that cannot be found, an annotation of other names than those of `_NAMES`. Of
 annotations, only names of `_NAMES` are evaluated: no name with an underscore, and no call of anything but a name. `live_signature`
-alone asks an object.
+and `live_parameters` alone ask an object.
 """
 
 import ast
@@ -84,6 +84,14 @@ def live_signature(of: Any) -> inspect.Signature:
 
         return inspect.signature(of, annotation_format=Format.FORWARDREF)
     return inspect.signature(of)
+
+
+def live_parameters(of: Any) -> Mapping[str, inspect.Parameter] | None:
+    """The parameters of a callable; None where Python cannot tell: of a class in C, of a scripted network."""
+    try:
+        return live_signature(of).parameters
+    except (TypeError, ValueError):
+        return None
 
 
 @cache

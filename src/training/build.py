@@ -33,7 +33,7 @@ from ..data.plain import Data, PlainData, described
 from ..data.spec import LENGTHS, takes
 from ..errors import Interrupted, UserError, place_of
 from ..options.purpose import NO_END, OF_TASK, only_observes
-from ..options.signatures import live_signature
+from ..options.signatures import live_parameters
 from ..options.tree import TARGET, walk
 from ..options.update import batches_of_update
 from .optimizer import Optimizer
@@ -100,15 +100,15 @@ def build_model(config: dict[str, Any], data: Any) -> nn.Module:
     Its constructor gets `spec` if it has a parameter of this name; a model without one is built from its options alone.
     """
     node, spec = config["model"], data.spec
-    target = import_target(node[TARGET], f"model.{TARGET}")
+    takes_spec = "spec" in (live_parameters(import_target(node[TARGET], f"model.{TARGET}")) or {})
     if spec is None:
-        model = build(node, "model") if not _parameter(target, "spec") else None
+        model = build(node, "model") if not takes_spec else None
         if isinstance(model, LightningModule):
             return model
         no_spec = f"data: {data.name} has no spec: a property that returns a batchscope.data.DataSpec"
         why = getattr(data, "why_no_spec", "") or no_spec
         raise UserError(f"{why}, which every model but a LightningModule is trained by")
-    model = build(node, "model", **({"spec": spec} if _parameter(target, "spec") else {}))
+    model = build(node, "model", **({"spec": spec} if takes_spec else {}))
     needs_lengths = spec.variable_length and len(spec.inputs) == 1  # several inputs have a mask among them
     if needs_lengths and not isinstance(model, LightningModule) and not takes(model, LENGTHS):
         raise UserError(
@@ -212,10 +212,7 @@ def build_loggers(config: dict[str, Any], run_dir: Path, name: str, run_id: str)
 
 def _takes_folder(logger: Any) -> bool:
     """Whether a logger needs a `save_dir`, or is one of a kind that writes files below it and takes it."""
-    try:
-        parameters = live_signature(logger).parameters
-    except (TypeError, ValueError):  # of a class in C
-        return False
+    parameters = live_parameters(logger) or {}
     place, is_open = parameters.get("save_dir"), any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     if isinstance(logger, type) and issubclass(logger, TensorBoardLogger | CSVLogger | WandbLogger):
         return place is not None or is_open
@@ -311,14 +308,6 @@ def _object(target: str) -> Any:
         else:
             return functools.reduce(getattr, names[length:], found)
     raise ImportError("it has no module")
-
-
-def _parameter(target: Any, name: str) -> inspect.Parameter | None:
-    """The parameter of this name that a constructor has."""
-    try:
-        return live_signature(target).parameters.get(name)
-    except (TypeError, ValueError):  # of a class in C
-        return None
 
 
 def _raise_in_one_line(error: BaseException, path: str, targets: Iterable[str]) -> NoReturn:
