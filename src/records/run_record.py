@@ -52,6 +52,9 @@ class RunRecord:
     def __enter__(self) -> Self:
         self._start_s = time.monotonic()  # of a clock that nobody sets
         self.facts["started"] = _iso(time.time())
+        if self.enabled:  # the first rank alone: an NFS client remembers for a while that a file was not there
+            with contextlib.suppress(UserError):  # the id of a run that is resumed, or that a sweep has planned
+                self.facts |= {key: value for key, value in read(self.path.parent).items() if key == "id"}
         return self
 
     def begin(self, resumed: dict[str, Any] | None = None) -> None:
@@ -83,7 +86,7 @@ class RunRecord:
             self.facts["resumed"] = [*entries, entry]
             before.pop("waiting_seconds", None)
         # `command` stays that of the sweep that planned the run, or of the first start.
-        kept = {key: before[key] for key in ("id", "started", "command") if key in before}
+        kept = {key: before[key] for key in ("started", "command") if key in before}
         self.facts = {**before, **self.facts, **kept}
         remove_leftovers(run_dir, FILE)
         self._write()

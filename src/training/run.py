@@ -46,7 +46,7 @@ from ..options.overrides import set_by
 from ..options.purpose import lightning_module_of, unread_by, with_speed_of
 from ..records import correct
 from ..records.formatting import count
-from ..records.read import optimized, read
+from ..records.read import optimized
 from ..records.run_record import RunRecord, close_open, versions
 from ..records.values import at, positive, table
 from . import summary
@@ -195,7 +195,6 @@ class _Run:
                 hardware=describe(device),
                 processes=self.trainer.world_size,
                 model=model,
-                **(_known_id(self.run_dir) if first else {}),
             ) as record,
             end_together(self.trainer),
             explain_failures(self.config, self.run_dir, self.trainer),
@@ -389,16 +388,6 @@ def _refuse_few_samples(data: Data, trainer: lightning.Trainer) -> None:
     for split in splits:
         if data.num_samples(split):
             data.check_ranks(split, trainer.world_size)
-
-
-def _known_id(run_dir: Path) -> dict[str, str]:
-    """The `id` of the run that a folder holds: a run that is resumed, or that a sweep has planned, may have one.
-
-    The first rank alone asks: an NFS client remembers for a while that a file was not there.
-    """
-    with contextlib.suppress(UserError):
-        return {key: value for key, value in read(run_dir).items() if key == "id"}
-    return {}
 
 
 def limit_batch_size(data: Data, train_samples: int | None, world_size: int, batches: int = 1) -> dict[str, int]:
