@@ -17,7 +17,6 @@ from ..checkpointing.checkpoint_file import load_checkpoint, makes_layers
 from ..data.plain import Data
 from ..data.spec import DataSpec
 from ..errors import UserError, in_one_line, is_text
-from ..hardware.devices import check_accelerator
 from ..options import CONFIG_DIR, groups, trust
 from ..options.check import check_config
 from ..options.command_lines import for_evaluation, refuse_not_evaluated
@@ -144,7 +143,6 @@ def trainer_for(trained: Trained) -> Trainer:
     """The Trainer of the configuration, which runs the network with no callbacks of the run and keeps nothing."""
     config, load_weights = trained.config, trained.load_weights
     set_up_process(config)
-    check_accelerator(config)
     alone: dict[str, Any] = {"logger": NoLogger(os.getcwd()), "callbacks": [], "enable_checkpointing": False}
     alone["enable_autolog_hparams"] = False  # Lightning would merge those of module and data, which may differ
     if load_weights is not None and makes_layers(trained.module):  # anew, in hooks that Lightning calls once more

@@ -14,7 +14,6 @@ from ..callbacks.profile import OperationProfiler
 from ..callbacks.throughput import ThroughputMonitor
 from ..data.plain import lightning_of
 from ..errors import UserError, in_one_line
-from ..hardware.devices import check_accelerator
 from ..options.purpose import NO_END
 from ..records.explanation import Explanation
 from .build import NoLogger, build_all, build_data, build_model, build_trainer, lightning_module, refuse_own_loaders
@@ -44,7 +43,6 @@ def _explain(
     config: dict[str, Any], choices: dict[str, str], place: Path, names_data: bool, here: Path
 ) -> tuple[Explanation, dict[str, bytes]]:
     set_up_process(config)
-    check_accelerator(config)
     named, kind = config["trainer"]["devices"], config["trainer"].get("accelerator", "auto")
     gpus = [[number] for number in range(torch.cuda.device_count())] if kind in ("auto", "gpu", "cuda") else []
     data = build_data(config)

@@ -100,11 +100,15 @@ def train(
 
 
 def set_up_process(config: dict[str, Any]) -> None:
-    """Set what holds for the whole process: messages, numbers below 1e-38, freed memory, the seed."""
+    """Set what holds for the whole process: messages, numbers below 1e-38, freed memory, the seed.
+
+    UserError for a device or a precision that this machine does not have.
+    """
     quiet_libraries()
     torch.set_flush_denormal(True)  # before any thread is started, which inherits it
     keep_freed_memory()
     lightning.seed_everything(config["seed"], workers=True, verbose=False)
+    check_accelerator(config)
 
 
 def _refuse_unread(model: nn.Module, config: dict[str, Any], overrides: list[str], choices: dict[str, str]) -> None:
@@ -134,7 +138,6 @@ class _Run:
         visitor: Visitor | None = None,
     ) -> None:
         self.run_dir = run_dir
-        check_accelerator(config)
         self.data = build_data(config)
         callbacks, switches = build_callbacks(config)
         # What every checkpoint is of, by which it can be used by its path alone, in plain containers.
