@@ -75,18 +75,19 @@ def _of_options(config: Mapping[str, Any], trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def samples_of_epoch(loader: DataLoader, ranks: int) -> int | None:
+def samples_of_epoch(trainer: Trainer) -> int | None:
     """The samples that all ranks take from a DataLoader in an epoch: a sampler may take fewer or more than there are.
 
-    Those that `drop_last` leaves out count, since they depend on the batch size. None where nobody knows, as where the
-    dataset or its sampler makes the batches: a length counts those.
+    Those that `drop_last` leaves out count, since they depend on the batch size. None where nobody knows, as of any other
+    loader, and where the dataset or its sampler makes the batches: a length counts those.
     """
-    if loader.batch_sampler is None:
+    loader = trainer.train_dataloader
+    if not isinstance(loader, DataLoader) or loader.batch_sampler is None:
         return None
     sampler = loader.sampler
     if isinstance(sampler, DistributedSampler):  # Lightning's is over the samples of another sampler
         return sized_len(sampler.dataset)
-    takes_part = ranks > 1 or _is_stream(loader)  # nobody knows which part of the set
+    takes_part = trainer.world_size > 1 or _is_stream(loader)  # nobody knows which part of the set
     return sized_len(loader.dataset if takes_part else sampler)
 
 
@@ -105,5 +106,5 @@ def _of_loader(trainer: Trainer) -> dict[str, Any]:
         "batch_size": loader.batch_size,  # None where its sampler, or its dataset, makes the batches
         "num_workers": None if _is_stream(loader) else loader.num_workers,
         "pin_memory": loader.pin_memory,
-        "train_samples": samples_of_epoch(loader, trainer.world_size),
+        "train_samples": samples_of_epoch(trainer),
     }

@@ -27,6 +27,7 @@ from .._lightning import (
     loggers_of_rank,
 )
 from .._system import command_line, keep_freed_memory
+from ..callbacks._setting import samples_of_epoch
 from ..callbacks._visits import Visitor, seconds_beside, seconds_waited, visits_of
 from ..checkpointing.callback import CHECKPOINTS, Checkpoints
 from ..checkpointing.checkpoint_file import makes_layers
@@ -313,7 +314,7 @@ class _Run:
             "evaluated": summary.evaluated_samples(self.trainer, self.data),
             "sample_means": self.module.sample_means if isinstance(self.module, Task) else None,
         }
-        if self.dataset["train_samples"] is None and (samples := summary.train_samples(self.trainer)):
+        if self.dataset["train_samples"] is None and (samples := samples_of_epoch(self.trainer)):
             facts["dataset"] = {**self.dataset, "train_samples": samples}
         has_trained = self.resume_point is None or self.trainer.global_step > self.resume_point.steps
         if has_trained:  # what was known is of other weights, but for a validation that none has followed

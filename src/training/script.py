@@ -16,6 +16,7 @@ from typing_extensions import override
 from .._lightning import callbacks_of, fits_in_children, logged_step
 from .._system import command_line
 from ..callbacks._never_raise import never_raise
+from ..callbacks._setting import samples_of_epoch
 from ..callbacks.device import DeviceMonitor
 from ..callbacks.throughput import ThroughputMonitor
 from ..errors import warn
@@ -110,7 +111,7 @@ class ScriptRecord(Callback):
         fit = {"epochs": summary.whole_epochs(trainer), "steps": logged_step(trainer)}
         fit |= {"model": record.facts["model"] | {"parameters": summary.parameters(pl_module)}}
         fit |= {"hardware": record.facts["hardware"] | cores_and_threads()}
-        samples = summary.train_samples(trainer)
+        samples = samples_of_epoch(trainer)
         dataset = record.facts["dataset"] | ({"train_samples": samples} if samples else {})
         record.add(**found, **fit, metrics=summary.last_metrics(trainer), dataset=dataset)
         summary.write_steps(trainer, self.folder)

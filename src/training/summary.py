@@ -23,13 +23,11 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import DataLoader
 
 from .._lightning import callback_of, callbacks_of, loggers_of_rank
 from .._system import relative
 from ..callbacks._measured import write_measured
 from ..callbacks._run_words import details, headline
-from ..callbacks._setting import samples_of_epoch
 from ..callbacks.tensorboard import TensorBoard
 from ..callbacks.throughput import ThroughputMonitor
 from ..data.base import Split
@@ -80,12 +78,6 @@ def evaluated_samples(trainer: Trainer, data: Data) -> dict[str, int]:
         elif size := getattr(getattr(loader, "batch_sampler", None), "batch_size", None):
             found[split] = min(samples, int(sum(batches)) * size * trainer.world_size)
     return found
-
-
-def train_samples(trainer: Trainer) -> int | None:
-    """The samples of an epoch, where one DataLoader with a length was trained from."""
-    loader = trainer.train_dataloader
-    return samples_of_epoch(loader, trainer.world_size) if isinstance(loader, DataLoader) else None
 
 
 def checkpoint_paths(trainer: Trainer, run_dir: Path) -> dict[str, str]:

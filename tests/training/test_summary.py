@@ -267,18 +267,22 @@ def test_a_peak_is_that_of_the_first_group_and_not_a_default_that_none_has() -> 
     assert _learning_rate(optimizer, is_scheduled=True) == 0.5
 
 
+def trained_from(train_loader: Any) -> Any:
+    return SimpleNamespace(train_dataloader=train_loader, world_size=1)
+
+
 @pytest.mark.parametrize(
     ("sampler", "samples"),
     [(SubsetRandomSampler(range(8)), 8), (DistributedSampler(range(20), 3, 0), 20), (None, 20)],
     ids=["a part of the set", "a rank's part of it", "all"],
 )
 def test_the_samples_of_an_epoch_are_those_that_the_sampler_takes(sampler: Any, samples: int) -> None:
-    assert samples_of_epoch(DataLoader(range(20), sampler=sampler), ranks=1) == samples
+    assert samples_of_epoch(trained_from(DataLoader(range(20), sampler=sampler))) == samples
 
 
 @pytest.mark.parametrize("sampler", [None, BatchSampler(range(20), 4, False)], ids=["the set", "its sampler"])
 def test_batches_that_the_set_or_its_sampler_makes_are_no_samples(sampler: Any) -> None:
-    assert samples_of_epoch(DataLoader(range(20), batch_size=None, sampler=sampler), ranks=1) is None
+    assert samples_of_epoch(trained_from(DataLoader(range(20), batch_size=None, sampler=sampler))) is None
 
 
 # --- what Lightning has to say --------------------------------------------------------------------------------------
