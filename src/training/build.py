@@ -179,7 +179,7 @@ def build_callbacks(config: dict[str, Any]) -> tuple[list[Callback], dict[str, b
         if node.get("every_n_steps", 0) is None and only_observes(node[TARGET]):  # it writes as often as the loggers
             node = {**node, "every_n_steps": config["trainer"].get("log_every_n_steps")}
         callbacks.append(build(node, f"callbacks.{name}"))
-        callbacks[-1].batchscope_option = f"callbacks.{name}"
+        callbacks[-1].batchscope_option = f"callbacks.{name}"  # by the name that the user gave
     switches = {}
     for switch, kind in (("enable_progress_bar", ProgressBar), ("enable_checkpointing", Checkpoint)):
         if config["trainer"].get(switch) is False:
@@ -231,20 +231,7 @@ class NoLogger(DummyLogger):
     def save_dir(self) -> str:
         return self._save_dir
 
-    @property
-    @override
-    def root_dir(self) -> str:
-        return self._save_dir
-
-    @property
-    @override
-    def log_dir(self) -> str:
-        return self._save_dir
-
-
-def option_of(callback: Callback) -> str:
-    """The option that a callback was built from, by the name that the user gave: `callbacks.stop`; else its class."""
-    return getattr(callback, "batchscope_option", type(callback).__name__)
+    root_dir = log_dir = save_dir
 
 
 def loader_switches(config: dict[str, Any], data: object) -> dict[str, bool]:

@@ -47,7 +47,6 @@ from ..records.metrics import card, metric, staged
 from ..records.operations import write_operations
 from ..records.step_times import write_step_times
 from ..records.terminal import block, has_words, is_verbose, row, say
-from .build import option_of
 
 
 def last_metrics(trainer: Trainer) -> dict[str, float]:
@@ -100,7 +99,9 @@ def callback_facts(trainer: Trainer) -> dict[str, Any]:
 
 def unread_options(trainer: Trainer, record: Mapping[str, Any]) -> dict[str, str]:
     """The options of a run's command line that have changed nothing, and why: of the module, and of its callbacks."""
-    owners: dict[str, Any] = {f"{option_of(part)}.": part for part in callbacks_of(trainer)}
+    owners: dict[str, Any] = {
+        f"{option}.": part for part in callbacks_of(trainer) if (option := getattr(part, "batchscope_option", None))
+    }
     owners[""] = trainer.lightning_module
     said = {place: owner.unread_options() for place, owner in owners.items() if hasattr(owner, "unread_options")}
     typed = {word.lstrip("+").partition("=")[0] for word in record["overrides"]}

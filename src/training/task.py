@@ -132,7 +132,7 @@ class Task(LightningModule):
         if self.channels_last:
             x = _channels_last(x)
         args, named = arguments(x, lengths if self._takes_lengths else None)
-        if self.compile_mode and not (self.training and self._compiled_samples in (None, _samples(x))):
+        if self.compile_mode and not (self.training and self._compiled_samples in (None, samples_in(x))):
             with torch.compiler.set_stance("force_eager"):
                 return self.model(*args, **named)
         return self.model(*args, **named)
@@ -353,10 +353,6 @@ class _Metrics(nn.ModuleList):
             return found if found.dtype == tensor.dtype else tensor.to(found.device)
 
         return super()._apply(kept, recurse)
-
-
-def _samples(inputs: Tensor | Mapping[str, Tensor]) -> int:
-    return len(inputs if isinstance(inputs, Tensor) else next(iter(inputs.values())))
 
 
 def _channels_last(x: Tensor | Mapping[str, Tensor]) -> Tensor | Mapping[str, Tensor]:
