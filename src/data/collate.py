@@ -154,8 +154,8 @@ def _faults(named: Mapping[str, Any], spec: DataSpec) -> Iterator[str]:
         yield f"its targets have the shape {tuple(y.shape[1:])}, and a target that is {spec.target} has {of_target}"
     if spec.target not in (*CLASSES, *LABELS):
         return
-    # On a GPU a label that is no class would raise an assertion many steps later, without a name. A pixel, and a step behind
-    # the end of a sequence, may have no class: PADDING.
+    # On a GPU a label that is no class would raise an assertion many steps later, without a name. A pixel and a step
+    # may have no class: PADDING.
     wrong = (y < 0) | (y >= spec.num_classes)
     if spec.target in LABELS and y.is_floating_point():
         wrong |= y != y.round()

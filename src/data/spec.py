@@ -19,7 +19,7 @@ Target = Literal[
 CLASSES = ("class", "class_per_step", "class_per_pixel")  # targets that are numbers of classes
 LABELS = ("multilabel", "multilabel_per_pixel")  # targets of which each number is 0 or 1
 
-PADDING = -100  # no class: of a step behind the end of a sequence, or of a pixel; torch's losses leave it out
+PADDING = -100  # no class: of a pixel or a step, as behind the end of a sequence; torch's losses leave it out
 LENGTHS = "lengths"  # the field of a batch with the lengths of its sequences, those of the first input
 _TUPLES = ("input_shape", "classes", "mean", "std", "fields")  # the fields of a DataSpec that hold several values
 _MOST = 2**40  # of a size: torch counts in 64 bits
@@ -150,7 +150,7 @@ class DataSpec:
     @property
     def has_padding(self) -> bool:
         """Whether targets may hold PADDING."""
-        return self.pads_steps or self.target == "class_per_pixel"
+        return self.target in ("class_per_step", "class_per_pixel")
 
     @property
     def output_shape(self) -> tuple[int, ...]:

@@ -117,3 +117,7 @@ class StackedLSTMModel(SequenceModel):
     def unroll(self, x: Tensor) -> Tensor:
         """`x: (B, T, F)` → the last layer's hidden states `(B, T, H)`."""
         return self.lstm(x)[0]
+
+    def unread_options(self) -> dict[str, str]:
+        """The options that change nothing in this network, and why."""
+        return {"dropout": "it is between layers, and there is one"} if len(self.lstm.cells) == 1 else {}

@@ -61,7 +61,7 @@ def loss_function(loss: Any, spec: DataSpec) -> tuple[str, LossFunction]:
             f"task.loss: got {loss!r}; for the data's target, {spec.target}, it takes {', '.join(names)} or a node "
             "with a _target_"
         )
-    if loss == "cross_entropy" and (spec.target == "class_per_pixel" or spec.variable_length):
+    if loss == "cross_entropy" and spec.has_padding:
         return loss, _cross_entropy
     return loss, own[loss]
 
@@ -86,14 +86,14 @@ def for_loss(spec: DataSpec, output: Any, y: Any) -> tuple[Any, Any]:
 
 
 def for_metrics(spec: DataSpec, output: Any, y: Any, metric: Metric) -> tuple[Any, Any]:
-    """What a metric is updated with: as a loss; steps behind a sequence's end are left out, labels are probabilities.
+    """What a metric is updated with: as a loss; steps without a class are left out, labels are probabilities.
 
     A metric of torchmetrics.segmentation with `input_format="index"` is given the predicted classes.
     """
     if getattr(metric, "input_format", "") == "index" and spec.target in CLASSES and isinstance(output, Tensor):
         return spec.class_of(output), y
     output, y = for_loss(spec, output, y)
-    if spec.pads_steps:
+    if spec.target == "class_per_step":
         is_step = y != PADDING
         output, y = output[is_step], y[is_step]
     # torchmetrics takes scores for probabilities where all of a batch happen to lie between 0 and 1.

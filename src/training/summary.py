@@ -4,7 +4,7 @@ A callback adds to these by methods:
 
 - `record_facts() -> dict[str, Any]` is merged into run.json when training has ended; None takes a fact back.
 - `unread_options() -> dict[str, str]` has, at the end, those of its options that have changed nothing, and why. A
-  warning and `unread` in run.json say so of those that were typed. A Task has the same method.
+  warning and `unread` in run.json say so of those that were typed. A Task and its network have the same method.
 - `summary_lines() -> list[str]` is printed among the run's last lines.
 - `detail_lines() -> list[str]` is printed after them where details are wanted (`-v`).
 """
@@ -98,11 +98,12 @@ def callback_facts(trainer: Trainer) -> dict[str, Any]:
 
 
 def unread_options(trainer: Trainer, record: Mapping[str, Any]) -> dict[str, str]:
-    """The options of a run's command line that have changed nothing, and why: of the module, and of its callbacks."""
+    """The options of a run's command line that have changed nothing, and why: of the module, its network and the callbacks."""
     owners: dict[str, Any] = {
         f"{option}.": part for part in callbacks_of(trainer) if (option := getattr(part, "batchscope_option", None))
     }
     owners[""] = trainer.lightning_module
+    owners["model."] = getattr(trainer.lightning_module, "model", None)  # the network of a Task
     said = {place: owner.unread_options() for place, owner in owners.items() if hasattr(owner, "unread_options")}
     typed = {word.lstrip("+").partition("=")[0] for word in record["overrides"]}
     unread = {f"{place}{option}": why for place, options in said.items() for option, why in options.items()}

@@ -204,10 +204,11 @@ def test_what_measuring_the_device_takes_is_no_time_of_the_fit(tmp_path: Path, m
 def test_what_was_typed_and_has_changed_nothing_is_said_and_recorded(tmp_path: Path, capsys) -> None:
     small = ["data.num_train=16", "data.num_val=8", "data.num_test=8"]
     words = ["channels_last=false", "callbacks.checkpoint.monitor=val/acc", "trainer.limit_val_batches=0"]
-    _, found = in_process(tmp_path / "0", "data=copy_memory", "model=lstm_cell", *small, *words)
-    unread = {"channels_last", "callbacks.checkpoint.monitor"}
+    model = ["model=stacked_lstm", "model.num_layers=1", "model.dropout=0.2"]
+    _, found = in_process(tmp_path / "0", "data=copy_memory", *model, *small, *words)
+    unread = {"channels_last", "callbacks.checkpoint.monitor", "model.dropout"}
     assert found["unread"].keys() == unread
-    said = "channels_last had no effect: LSTMCellModel has no 2-D convolution"
+    said = "channels_last had no effect: StackedLSTMModel has no 2-D convolution"
     assert f"warning: {said.replace(' ', ': ', 1)}\n" in capsys.readouterr().err
     assert f"run: {said}" in analyse([tmp_path / "0"]).notes
     _, found = in_process(tmp_path / "1", "data=digits", "model=cnn", f"data.root={tmp_path}", *small, words[0])

@@ -96,9 +96,11 @@ def test_the_loss_is_that_of_the_target(name: str) -> None:
     assert measured(spec, [batch(spec, 7)])["val/loss"] == pytest.approx(expected.item(), rel=1e-6)
 
 
-def test_pixels_without_any_class_have_the_loss_0() -> None:
-    output, y = torch.randn(2, 5, 4, 5, requires_grad=True), torch.full((2, 4, 5), PADDING)
-    nothing = loss_function("auto", SPECS["class per pixel"])[1](output, y)
+@pytest.mark.parametrize("name", ["class per pixel", "class per step"])
+def test_a_batch_without_any_class_has_the_loss_0(name: str) -> None:
+    spec = SPECS[name]
+    output, y = torch.randn(2, *spec.output_shape, requires_grad=True), torch.full((2, *spec.target_shape), PADDING)
+    nothing = loss_function("auto", spec)[1](*for_loss(spec, output, y))
     (gradient,) = torch.autograd.grad(nothing, output)
     assert nothing == 0
     assert not gradient.any()
@@ -163,9 +165,12 @@ def test_a_loss_of_many_logits_in_half_precision_is_finite() -> None:
     assert loss_function("auto", spec)[1](*for_loss(spec, output, y)).item() == pytest.approx(0.6931, rel=1e-3)
 
 
-@pytest.mark.parametrize("name", ["class", "class per step", "class per pixel"])
-def test_what_has_no_class_counts_for_nothing_in_training_and_evaluation(name: str) -> None:
-    spec = replace(SPECS[name], variable_length=name == "class per step", blank_class=1)
+@pytest.mark.parametrize(
+    ("name", "varies"),
+    [("class", False), ("class per step", True), ("class per step", False), ("class per pixel", False)],
+)
+def test_what_has_no_class_counts_for_nothing_in_training_and_evaluation(name: str, varies: bool) -> None:
+    spec = replace(SPECS[name], variable_length=varies, blank_class=1)
     (x, y), lengths = batch(spec, 7), (torch.full((7,), 4),) if spec.variable_length else ()
     if spec.has_padding:
         y[:, 2:] = PADDING
@@ -251,12 +256,14 @@ def test_data_without_a_batch_size_leave_the_learning_rate_as_it_is_and_no_rule_
     assert (trainer.optimizers[0].defaults["lr"], task.lr_scaling) == (0.1, None)
 
 
-@pytest.mark.parametrize("name", ["class per step", "class per pixel"])
+@pytest.mark.parametrize(
+    ("name", "varies"), [("class per step", True), ("class per step", False), ("class per pixel", False)]
+)
 @pytest.mark.parametrize("counting", [1, 0])  # steps or rows of each sample of the first rank
 def test_the_mean_of_two_ranks_is_that_of_the_steps_and_pixels_that_count(
-    name: str, counting: int, monkeypatch
+    name: str, varies: bool, counting: int, monkeypatch
 ) -> None:
-    spec = replace(SPECS[name], variable_length=name == "class per step", blank_class=1)
+    spec = replace(SPECS[name], variable_length=varies, blank_class=1)
     x, y = batch(spec, 6)
     y[:3, counting:] = PADDING
     task = Task(network(spec), spec, sgd())
