@@ -1,7 +1,6 @@
 """Averaged weights: also a short training hands over what it has learned."""
 
 import pytest
-import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
@@ -32,4 +31,3 @@ def test_later_the_decay_is_the_one_that_is_asked_for() -> None:
 def test_a_decay_is_a_fraction() -> None:
     said = refusal(composed, "callbacks=weight_averaging", "callbacks.weight_averaging.decay=1.5")
     assert said.startswith("callbacks.weight_averaging.decay: got 1.5, takes a number")
-
