@@ -57,12 +57,12 @@ def compared(answer: Answer) -> dict[str, Any]:
     arrivals = answer.arrivals
     times = {size: one.seconds for size, one in arrivals.typical.items()}
     best = min(times, key=lambda size: times[size], default=None)
-    fastest = max(arrivals.sizes, key=answer.rates.rate)
+    fastest = max(arrivals.sizes, key=answer.group.rates.rate)
     return {
         "target": arrivals.target,
-        "load": answer.rates.load,
+        "load": answer.group.rates.load,
         "seconds": times,
-        "samples_per_sec": {size: answer.rates.rate(size) for size in sorted(arrivals.sizes)},
+        "samples_per_sec": {size: answer.group.rates.rate(size) for size in sorted(arrivals.sizes)},
         "first": best,
         "fastest": {"size": fastest, "times": times[fastest] / times[best] if best and fastest in times else None},
     }

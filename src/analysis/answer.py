@@ -23,7 +23,7 @@ from ..records.rates import load_words
 from ..records.values import at, table
 from .groups import Group, loads_of
 from .methods import is_trained
-from .noise import Rates, simultaneous
+from .noise import simultaneous
 from .quality import Quality, quality_of
 from .run import OUT_OF_MEMORY, Run
 from .selection import ENOUGH, Rule, Selection, select
@@ -47,11 +47,6 @@ class Answer:
     repeat: str = ""  # options of the command that would tell more; empty if none would
     quality: Quality | None = None
     arrivals: Arrivals | None = None
-
-    @property
-    def rates(self) -> Rates:
-        """The rates of the sizes."""
-        return self.group.rates
 
     @property
     def compares_sizes(self) -> bool:

@@ -152,7 +152,7 @@ class Comparison:
 
 def _row(name: str, rates: Rates, confidence: float) -> Row:
     ratio = rates.ratio(_A, _B, confidence)  # of rates A ÷ B, so of times B ÷ A
-    verdict = "no difference shown" if not ratio.differs else _SLOWER if ratio.value > 1 else _FASTER
+    verdict = _SLOWER if ratio.low > 1 else _FASTER if ratio.high < 1 else "no difference shown"
     a, b = (1e6 / rates.rate(setting) for setting in (_A, _B))
     return Row(name, a, b, ratio, verdict if ratio.span else "noise unknown")
 

@@ -9,17 +9,15 @@ helps is recommended.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from .._system import command_line
-from ..errors import UserError, cut, printable
+from ..errors import cut, printable
 from ..records.formatting import count, significant
 from ..records.rates import RATE, load_words
 from ..records.terminal import wrapped
 from ..records.values import at, table
 from .groups import rates_of
 from .noise import Ratio, simultaneous
-from .read import find
 from .run import Run
 from .text import aligned, page_width
 
@@ -133,14 +131,6 @@ class Findings:
         width, notes = page_width(), [f"note: {remark}" for remark in self.remarks]
         lines = [*wrapped([self.headline], width), *line, "", *aligned(rows), "", *wrapped(notes, width)]
         return printable("\n".join(lines))
-
-
-def find_findings(folder: Path) -> Findings:
-    """What the runs in and below a folder say; UserError if there is no run of a diagnosis."""
-    findings = Findings(find([folder]).runs)
-    if not findings.trials:
-        raise UserError(f"{folder}: holds no diagnosis")
-    return findings
 
 
 def _why_not_measured(trial: Trial) -> str:

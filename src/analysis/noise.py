@@ -65,11 +65,6 @@ class Ratio:
     high: float
 
     @property
-    def differs(self) -> bool:
-        """Whether a difference is shown: the interval does not hold 1."""
-        return self.low > 1 or self.high < 1
-
-    @property
     def reach(self) -> float:
         """How far the interval reaches to either side, as a fraction of the ratio."""
         return max(self.high / self.value, self.value / self.low if self.low > 0 else math.inf) - 1

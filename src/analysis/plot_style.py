@@ -3,9 +3,7 @@
 import math
 from collections.abc import Iterable
 
-from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
@@ -37,11 +35,6 @@ RC = {  # matplotlib's settings while the plots are made
     "svg.fonttype": "none",  # text stays text
     "text.parse_math": False,  # two dollar signs in a name are no formula
 }
-
-
-def shades(count: int) -> list[str]:
-    """So many colours from dark to light, which differ in grey, too."""
-    return [to_hex(colormaps["viridis"](number / max(1, count - 1))) for number in range(count)]
 
 
 def new_figure(height: float, width: float = TWO_COLUMNS) -> Figure:

@@ -11,11 +11,10 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from matplotlib import rc_context
+from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -46,13 +45,8 @@ _MOST_PANELS = 6
 _MOST_BARS_NAMED = 9
 _LONGEST = 45  # characters of a label in a title
 _Sized = Sequence[tuple[Answer, pd.DataFrame]]  # the answers of groups, and their tables of sizes
-
-
-class Drawing(NamedTuple):
-    """A plot that is not of the runs alone: what it shows, and the figure of a width in inches."""
-
-    caption: str
-    figure: Callable[[float], Figure]
+# A plot that is not of the runs alone: what it shows, and the figure of a width in inches.
+Drawing = tuple[str, Callable[[float], Figure]]
 
 
 @dataclass(frozen=True)
@@ -208,10 +202,11 @@ def _step_time(groups: _Sized, width: float) -> Figure | None:
         return None
     figure = style.new_figure(2.2 * len(shown), width)
     panels = figure.subplots(len(shown), 1, squeeze=False).ravel()
+    shades = colormaps["viridis"](np.linspace(0, 1, len(PARTS)))  # from dark to light: they differ in grey, too
     for axes, (group, sizes, parts_ms) in zip(panels, shown, strict=True):
         step_ms, x = parts_ms.sum(axis="columns"), np.arange(len(parts_ms))
         every, bottom = math.ceil(len(x) / _MOST_BARS_NAMED), np.zeros(len(x))
-        for part, column, colour in zip(PARTS, PART_MS, style.shades(len(PARTS)), strict=True):
+        for part, column, colour in zip(PARTS, PART_MS, shades, strict=True):
             heights = (100 * parts_ms[column] / step_ms).to_numpy()
             look = {"color": colour, "edgecolor": "white", "lw": 0.5}
             bars = axes.bar(x, heights, 0.82, bottom, label=part.replace("_", " "), **look)

@@ -44,18 +44,14 @@ class Selection:
     sure: Mapping[int, float]  # the sure share of each size, at most 1
 
     @property
-    def smallest(self) -> int:
-        """The smallest size whose estimated share is enough."""
-        return min(size for size, share in self.shares.items() if share.value >= self.enough)
-
-    @property
     def wanted(self) -> float:
         """The sure share that a chosen size has at least."""
         return self.enough - INDIFFERENCE
 
     def is_settled(self, sizes: int) -> bool:
         """Whether more measurements of so many sizes are not needed."""
-        return len(self.shares) == sizes and self.sure[self.smallest] >= self.wanted + SETTLES
+        smallest = min(size for size, share in self.shares.items() if share.value >= self.enough)
+        return len(self.shares) == sizes and self.sure[smallest] >= self.wanted + SETTLES
 
 
 def select(rates: Rates, sizes: Collection[int] | None = None, enough: float = ENOUGH) -> Selection | None:

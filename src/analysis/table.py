@@ -108,7 +108,8 @@ def size_table(answer: Answer, metrics: Sequence[str] = ()) -> pd.DataFrame:
     step is that of the rate. `gain` is over the next smaller size, and `gain_reach` how far its interval reaches. `share` is that
     of the best rate, `loss` and `sure_loss` are those of the metric that decides which sizes are candidates (quality.py).
     """
-    group, rates = answer.group, answer.rates
+    group = answer.group
+    rates = group.rates
     known = [size for size in group.sizes if size in rates.settings]
     gains = {size: rates.ratio(size, smaller) for smaller, size in itertools.pairwise(known)}
     columns: dict[str, Mapping[int, float]] = {

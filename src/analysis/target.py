@@ -62,18 +62,12 @@ class Arrivals:
         arrived = [size for size, seconds in first.items() if math.isfinite(seconds)]
         return min(arrived, key=lambda size: (typical.get(size, math.inf), first[size]), default=None)
 
-    @cached_property
-    def contenders(self) -> list[int]:
-        """The sizes that may be first, smallest first: the best guess, and all that are not shown to be later."""
-        guess = self.best_guess
-        if guess is None:
-            return []
-        return [size for size in sorted(self.sizes) if size == guess or not self._is_later(size, guess)]
-
     @property
     def winner(self) -> int | None:
         """The best guess, if there are other sizes and all are shown to be later."""
-        return self.best_guess if len(self.sizes) > 1 and len(self.contenders) == 1 else None
+        guess = self.best_guess
+        others = self.sizes.keys() - {guess}
+        return guess if guess and others and all(self._is_later(size, guess) for size in others) else None
 
     def _is_later(self, size: int, other: int) -> bool:
         """Whether a size is shown to arrive after another one. Each seed with which one of them has arrived is a pair."""

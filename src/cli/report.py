@@ -66,7 +66,6 @@ def _use(folders: list[Path], names: str | None) -> "dict[str, Drawing]":
     """
     if names is None:
         return {}
-    from ..analysis.plots import Drawing
     from ..choice.measured import read_trainings
     from ..choice.pictures import draw_use
     from ..choice.rows import Question
@@ -77,8 +76,9 @@ def _use(folders: list[Path], names: str | None) -> "dict[str, Drawing]":
         if lines := use_lines(training, question):
             caption = f"{training.title}: samples per second and MFU, measured here and predicted on cards"
             caption = ". ".join(filter(None, [caption, use_sentence(lines).rstrip(".")]))
-            found[f"use-{len(found) + 1}" if found else "use"] = Drawing(
-                caption, partial(draw_use, lines, subject=training.subject)
+            found[f"use-{len(found) + 1}" if found else "use"] = (
+                caption,
+                partial(draw_use, lines, subject=training.subject),
             )
     if not found:
         raise UserError("--cards: no training was measured at two batch sizes that surely fit")

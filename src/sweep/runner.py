@@ -153,12 +153,13 @@ class Sweep:
         """Write and print the table and the recommendation; they can be made again from the sweep's folder."""
         if set(folder.statuses(self.sweep_dir)) <= {"planned"}:  # to import what writes a report takes seconds
             return
-        from ..analysis.diagnose import find_findings
+        from ..analysis.diagnose import Findings
+        from ..analysis.read import find
         from ..analysis.write import write_report  # matplotlib takes a second to import
         from .diagnose import Diagnosis
 
         if isinstance(self._search, Diagnosis):
-            text = f"{find_findings(self.sweep_dir).text}\n\nfiles    {relative(self.sweep_dir)}"
+            text = f"{Findings(find([self.sweep_dir]).runs).text}\n\nfiles    {relative(self.sweep_dir)}"
         else:
             text = write_report([self.sweep_dir], self.sweep_dir / "report").printed
         print(f"\n{text}", flush=True)

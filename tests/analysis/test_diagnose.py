@@ -7,8 +7,8 @@ import zlib
 import numpy as np
 import pytest
 
-from batchscope.analysis.diagnose import find_findings
-from batchscope.errors import UserError
+from batchscope.analysis.diagnose import Findings
+from batchscope.analysis.read import find
 from tests.support.synthetic_runs import change_record, write_run, write_steps
 
 BASELINE, CHANGE, AGAIN = "baseline", "change", "baseline_again"  # as names of folders
@@ -16,6 +16,11 @@ BATCH, LARGER = "data.batch_size=256", "data.batch_size=512"
 PIPELINE, PRECISION = "data.pipeline=workers", "trainer.precision=bf16-mixed"
 GPU, CPU = "trainer.accelerator=gpu", "trainer.accelerator=cpu"
 BOTH = f"{BATCH} {PIPELINE}"
+
+
+def findings(folder):
+    """What the runs in and below a folder say."""
+    return Findings(find([folder]).runs)
 
 
 def leave(folder, role, rate, *options, first_pass=None, others=0, name=None, **facts):
@@ -49,7 +54,7 @@ def diagnosed(folder, *changes, alone=1000.0, beside=1000.0, at_end=None, **fact
         if first:
             leave(folder, AGAIN, beside, name="third", first_pass=first, **facts)
         leave(folder, CHANGE, rate, *options.split(), first_pass=first if visits else None, **facts)
-    return find_findings(folder)
+    return findings(folder)
 
 
 RECOMMENDED = rf"Recommended: {BATCH}, 2\.[12]\d times the baseline's rate, at least \d\.\d\d in this diagnosis"
@@ -131,7 +136,7 @@ def test_the_table_has_the_rate_the_ratio_its_interval_and_the_bottleneck(tmp_pa
     leave(tmp_path, CHANGE, 550.0, LARGER, "trainer.accumulate_grad_batches=1", bottleneck=evidence, **visited)
     leave(tmp_path, CHANGE, None, PRECISION)
     leave(tmp_path, CHANGE, None, PIPELINE, status="out_of_memory", error=None)
-    text = find_findings(tmp_path).text
+    text = findings(tmp_path).text
     lines = text.splitlines()
     assert max(map(len, lines)) <= 80
     begin = next(number for number, line in enumerate(lines) if line.startswith("run  "))
@@ -159,20 +164,19 @@ def test_a_change_that_did_not_finish_says_how_it_ended(tmp_path, status, said):
     for file in tmp_path.rglob("run.json"):
         if json.loads(file.read_text())["status"] == "failed":
             change_record(file.parent, status=status, error="E: why")
-    assert f"{PRECISION}: {said}" in " ".join(find_findings(tmp_path).text.split())
+    assert f"{PRECISION}: {said}" in " ".join(findings(tmp_path).text.split())
 
 
-def test_a_folder_without_a_diagnosis_is_one_line(tmp_path):
+def test_a_run_of_no_diagnosis_is_left_out(tmp_path):
     write_run(tmp_path / "0", 64, 1.0)
-    with pytest.raises(UserError, match="holds no diagnosis"):
-        find_findings(tmp_path)
+    assert findings(tmp_path).headline == NOTHING
 
 
 def test_a_damaged_record_is_left_out(tmp_path):
     diagnosed(tmp_path, (2200.0, BATCH))
     for damage in (5, "baseline", {"role": "magic"}, {}):
         change_record(tmp_path / BATCH, diagnosis=damage)
-        assert find_findings(tmp_path).headline == "No change has been tried."
+        assert findings(tmp_path).headline == "No change has been tried."
     (tmp_path / BATCH / "run.json").unlink()
     (tmp_path / BATCH / "run.json").symlink_to("run.json")
-    assert find_findings(tmp_path).headline == "No change has been tried."
+    assert findings(tmp_path).headline == "No change has been tried."

@@ -20,8 +20,9 @@ from batchscope._system import command_line
 from batchscope.analysis import analyse, plots, tensorboard, write_report
 from batchscope.analysis.anonymous import anonymous
 from batchscope.analysis.compare import Comparison
-from batchscope.analysis.diagnose import find_findings
+from batchscope.analysis.diagnose import Findings
 from batchscope.analysis.page import page
+from batchscope.analysis.read import find
 from batchscope.analysis.table import run_texts
 from batchscope.errors import UserError
 from batchscope.records.step_parts import PARTS
@@ -199,7 +200,7 @@ def test_runs_that_were_not_visited_have_the_rate_of_the_visited_run_with_the_sa
     visited, other = report.tables
     for name in ("samples_per_sec", "mfu", "forward_ms_mean"):
         assert other[name].equals(visited[name])
-    assert [(one.size, one.rule, one.rates.passes) for one in report.answers] == [(64, "shown", 12)] * 2
+    assert [(one.size, one.rule, one.group.rates.passes) for one in report.answers] == [(64, "shown", 12)] * 2
     write_measured(tmp_path / "b", dict.fromkeys(rates, 9.0), passes=False, options={"optimizer.lr": 0.3})
     report = analyse([tmp_path])
     (other,) = (
@@ -463,7 +464,7 @@ def test_a_row_has_one_estimate_of_the_step_and_the_rate_and_it_is_that_of_the_a
     """The record's own numbers are of other steps."""
     own = {"step_ms_median": 40.0}
     found = analyse([write_rates(tmp_path, TWO, throughput=lambda size: {**own, "samples_per_sec": 25 * size})])
-    rates, frame = found.answers[0].rates, found.frame
+    rates, frame = found.answers[0].group.rates, found.frame
     assert frame["samples_per_sec"].tolist() == pytest.approx([rates.rate(32), rates.rate(64)])
     assert (frame["samples_per_sec"] * frame["step_ms_typical"] / 1e3).tolist() == pytest.approx([32, 64])
     assert "median step" not in found.markdown
@@ -536,7 +537,7 @@ def test_hostile_records_neither_crash_nor_inject(tmp_path):
         hostile = record | {key: value if sub is None else record[key] | {sub: value}}
         change_record(tmp_path / "s" / str(number), **hostile)
     found = write_report([tmp_path / "s"], tmp_path / "out")
-    diagnosis = find_findings(tmp_path / "s").text
+    diagnosis = Findings(find([tmp_path / "s"]).runs).text
     comparisons = []
     for number in range(2, 2 + len(fields)):
         with contextlib.suppress(UserError):  # of a run that was not measured

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from batchscope.analysis.diagnose import find_findings
+from batchscope.analysis.diagnose import Findings
+from batchscope.analysis.read import find
 from batchscope.errors import UserError
 from batchscope.records.read import read, read_if_there
 from batchscope.records.run_record import plan
@@ -145,7 +146,7 @@ def diagnosed(folder, rate, *words):
         loop.run(search_of(config).plan(job))
     except (UserError, SystemExit) as error:
         end = error
-    return yields, find_findings(folder).text, end
+    return yields, Findings(find([folder]).runs).text, end
 
 
 def names(yields):
