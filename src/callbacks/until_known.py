@@ -11,7 +11,8 @@ from .._lightning import callback_of, expect_no_validation
 from ..distributed.rank_sync import RankSync, SyncsRanks
 from ..errors import UserError
 from ..options.types import PositiveFloat, PositiveInt, Purpose
-from ..records.intervals import TIME_LIMIT, known_to, median_interval
+from ..records.formatting import percent
+from ..records.intervals import TIME_LIMIT, median_interval
 from ._table import MIN_UNDISTURBED, UpdateTable
 from ._timer import pause
 from .throughput import ThroughputMonitor
@@ -99,6 +100,6 @@ def reason_to_end(table: UpdateTable, precision: float, seconds: float, min_step
         low, high = median_interval(undisturbed_ms)
         median = float(numpy.median(undisturbed_ms))
         if (1 - precision) * median <= low and high <= (1 + precision) * median:
-            return known_to(precision)
+            return f"known to ± {percent(precision, digits=0 if precision >= 0.01 else 1)}"
     is_over = table.step_ms(table.after_warmup()).sum() / 1e3 >= seconds
     return TIME_LIMIT if is_over and table.whole_batches().sum() >= MIN_UNDISTURBED else None

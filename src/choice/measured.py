@@ -21,9 +21,8 @@ from ..analysis.noise import BETWEEN, Rates
 from ..analysis.run import BATCH_SIZE, HARDWARE, Run
 from ..errors import UserError, printable
 from ..hardware.datasheet import Datasheet, datasheet
-from ..options.purpose import changes_speed
 from ..records.formatting import count
-from ..records.operations import StepOperations, read_operations
+from ..records.operations import read_operations
 from ..records.rates import RATE, why_no_rate
 from ..records.read import read, run_dirs
 from ..records.values import at, limited, number, positive, table
@@ -64,10 +63,6 @@ class _Run:
     options: Mapping[str, Any]  # that make a step another one, by dotted name
     measured: Measured  # by the record alone
     slowest: float  # the mean step over the median one
-
-    @property
-    def step(self) -> StepOperations:
-        return self.measured.step
 
 
 def read_training(folders: Iterable[Path]) -> tuple[Training, list[str]]:
@@ -113,7 +108,7 @@ def _sources(measured: Iterable[_Run], reasons: dict[str, list[Path]]) -> list[S
     """Each device on which runs of a training have measured two sizes or more; runs with one are added to the reasons."""
     sources = []
     for runs in _grouped(measured, _device).values():
-        sizes = _grouped(runs, lambda run: run.step.batch_size)
+        sizes = _grouped(runs, lambda run: run.measured.step.batch_size)
         if len(sizes) > 1:
             sources.append(_source(dict(sorted(sizes.items()))))
             continue
@@ -123,7 +118,8 @@ def _sources(measured: Iterable[_Run], reasons: dict[str, list[Path]]) -> list[S
 
 
 def _device(run: _Run) -> tuple[Any, ...]:
-    return run.step.device, run.step.device_name, run.step.threads, run.run.settings.get("cores")
+    step = run.measured.step
+    return step.device, step.device_name, step.threads, run.run.settings.get("cores")
 
 
 def _told_apart(sources: Sequence[Source]) -> list[Source]:
@@ -195,8 +191,7 @@ def _memory(record: Mapping[str, Any]) -> float:
 
 def _options(run: Run) -> dict[str, Any]:
     """What makes a step another one, by dotted name."""
-    config = table(run.record.get("config"))
-    alike = {key: value for key, value in run.settings.items() if changes_speed(key, config)}
+    alike = {key: value for key, value in run.settings.items() if run.is_of_speed(key)}
     apart = (BATCH_SIZE, "trainer.devices", *HARDWARE)  # one device: `1`, or `[1]` of several GPUs
     return {key: value for key, value in alike.items() if key not in apart} | {"data": run.dataset}
 
@@ -211,7 +206,7 @@ def device_here(kind: str, name: str, threads: str = "", memory_gib: float = 0.0
 def _source(sizes: Mapping[int, Sequence[_Run]]) -> Source:
     """What the runs on one device have measured, by batch size."""
     first = next(iter(sizes.values()))[0]
-    step, hardware = first.step, table(first.run.record.get("hardware"))
+    step, hardware = first.measured.step, table(first.run.record.get("hardware"))
     memory = hardware.get("device_memory_gib") or (None if step.device == "cuda" else hardware.get("memory_gib"))
     threads, cores = f", {count(step.threads, 'thread')}" if step.threads else "", first.run.settings.get("cores")
     if threads and cores not in (None, step.threads):
@@ -275,4 +270,4 @@ def _training(runs: Sequence[_Run], sources: Sequence[Source]) -> Training:
     if len(of_type) > 1:
         doubts.append("The runs differ in trainer.limit_train_batches, and whole epochs are assumed.")
     update = round(positive(options.get("global_batch_size")) or 0)
-    return Training(title, epochs, first.samples, limit, first.step.precision, sources, doubts, update)
+    return Training(title, epochs, first.samples, limit, first.measured.step.precision, sources, doubts, update)

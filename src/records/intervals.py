@@ -10,15 +10,8 @@ import numpy
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import bdtrik
 
-from .formatting import percent
-
 TIME_LIMIT = "time limit"  # why a timed run has ended
 _TOO_FEW = 10  # values, to estimate an autocorrelation from
-
-
-def known_to(precision: float) -> str:
-    """Why a timed run has ended: `known to ± 5 %`."""
-    return f"known to ± {percent(precision, digits=0 if precision >= 0.01 else 1)}"
 
 
 def median_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[float, float]:

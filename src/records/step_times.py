@@ -36,14 +36,11 @@ class StepTimes:
     parts_s: NDArray[numpy.float32]  # (M, parts) seconds of each part of every `parts_every`-th step
     parts_every: int
 
-    def of_windows(self) -> list[NDArray[numpy.float32]]:
-        """The steps of each window, in order."""
-        return numpy.split(self.step_s, self.window[1:]) if len(self.window) else []
-
     def means(self) -> _FLOATS:
         """The mean step of each window in seconds, shape (W,), hiccups included; NaN for a window without a step."""
-        steps = (part.astype(float) for part in self.of_windows())  # the sum of large float32 is infinite
-        return numpy.array([numpy.nanmean(part) if numpy.isfinite(part).any() else math.nan for part in steps])
+        steps = self.step_s.astype(float)  # the sum of large float32 is infinite
+        parts = numpy.split(steps, self.window[1:]) if len(self.window) else []
+        return numpy.array([numpy.nanmean(part) if numpy.isfinite(part).any() else math.nan for part in parts])
 
 
 def thinned(parts_s: NDArray[Any]) -> tuple[NDArray[numpy.float32], int]:

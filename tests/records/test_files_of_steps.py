@@ -34,7 +34,7 @@ def test_step_times_are_read_and_many_are_kept_with_the_parts_of_every_fifth(tmp
     assert found.parts_s == pytest.approx(numpy.outer(numpy.arange(1, 11) / 1e3, SHARES))
     assert (list(found.pass_), list(found.others_share), found.parts_every) == ([3, -1, 4], [0.25] * 3, 1)
     assert (found.step_s.dtype, found.parts_s.dtype, found.pass_.dtype) == ("float32", "float32", "int64")
-    assert [len(steps) for steps in found.of_windows()] == [4, 0, 6]
+    assert list(found.window) == [0, 4, 4]
     assert found.means() == pytest.approx([0.0025, numpy.nan, 0.0075], nan_ok=True)
     parts, every = thinned(numpy.arange(100_000.0)[:, None])
     assert (len(parts), every, parts[1, 0]) == (20_000, 5, 5)
