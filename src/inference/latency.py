@@ -37,6 +37,7 @@ from .samples import Samples, samples_of
 
 _WARM_UP = 3  # forward passes before the first that is measured
 _PERCENTILES = (50, 99)
+_COLUMNS = ["batch size", "p50 ms", "p99 ms", "samples/s", "of best", "GiB"]
 _FEWEST_FOR_P99 = 100  # of fewer times, the 99th percentile is a maximum
 
 
@@ -74,8 +75,8 @@ class _Size(WaitingRun):
 class Latencies:
     """What was measured.
 
-    Columns of `table`, one row a size: `batch_size`, `p50_ms`, `p99_ms`, `samples_per_sec`, `of_best`, `memory_gib`. What is
-    not known is NaN: everything of a size that did not fit, and what a device does not tell.
+    `table` has a row for each size, and the columns `_COLUMNS`. What is not known is NaN: everything of a size that did not
+    fit, and what a device does not tell.
     """
 
     table: pd.DataFrame
@@ -88,11 +89,11 @@ class Latencies:
         """The table for a terminal."""
         known = self.table.dropna(axis="columns", how="all")
         cells = [[_cell(name, row[name]) for name in known.columns] for row in known.to_dict("records")]
-        return aligned([[_HEADINGS[name] for name in known.columns], *cells])
+        return aligned([[*known.columns], *cells])
 
     def sentences(self) -> list[str]:
         """The answer, and the sizes that did not fit."""
-        missing = self.table.loc[self.table["p50_ms"].isna(), "batch_size"]
+        missing = self.table.loc[self.table["p50 ms"].isna(), "batch size"]
         left = [f"Out of memory: {', '.join(f'{size:,}' for size in missing)}."] if len(missing) else []
         if self.selection is None or len(self.selection.shares) < min(2, len(self.table) - len(missing)):
             return ["No two rates are known well enough to be compared.", *left]
@@ -100,27 +101,17 @@ class Latencies:
         answer = [said] if len(self.selection.shares) > 1 else []  # the only size is compared with none
         if self.selection.size is None:
             return [*answer, *left]
-        row = self.table.set_index("batch_size").to_dict("index")[self.selection.size]
-        gives = f"{significant(row['samples_per_sec'])} samples/s at {significant(row['p50_ms'])} ms a batch."
+        row = self.table.set_index("batch size").to_dict("index")[self.selection.size]
+        gives = f"{significant(row['samples/s'])} samples/s at {significant(row['p50 ms'])} ms a batch."
         return [*answer, f"{self.selection.size:,} answers {gives}", *left]
-
-
-_HEADINGS = {
-    "batch_size": "batch size",
-    "p50_ms": "p50 ms",
-    "p99_ms": "p99 ms",
-    "samples_per_sec": "samples/s",
-    "of_best": "of best",
-    "memory_gib": "GiB",
-}
 
 
 def _cell(name: str, value: float) -> str:
     if pd.isna(value):
         return "–"
-    if name == "batch_size":
+    if name == "batch size":
         return f"{int(value):,}"
-    return percent(value) if name == "of_best" else significant(value)
+    return percent(value) if name == "of best" else significant(value)
 
 
 def measure_latency(
@@ -152,9 +143,9 @@ def measure_latency(
             raise UserError(f"data.batch_size: no batch of {', '.join(f'{s:,}' for s in sizes)} fits into memory")
         measure_in_passes(fitting, limits or Limits(), say=say)
     rates = Rates(windows_of(fitting), processes=PROCESSES if device.type == "cpu" else 0.0, at_equal_load=True)
-    table = pd.DataFrame([_row(one, rates) for one in fitting], columns=list(_HEADINGS)).set_index("batch_size")
-    table = table.reindex(sorted(sizes)).reset_index().astype(dict.fromkeys(list(_HEADINGS)[1:], float))
-    table["of_best"] = table["samples_per_sec"] / table["samples_per_sec"].max()
+    table = pd.DataFrame([_row(one, rates) for one in fitting], columns=_COLUMNS).set_index("batch size")
+    table = table.reindex(sorted(sizes)).reset_index().astype(dict.fromkeys(_COLUMNS[1:], float))
+    table["of best"] = table["samples/s"] / table["samples/s"].max()
     return Latencies(table, rates, select(rates), device_name(device), str(plugin.precision))
 
 
@@ -197,9 +188,9 @@ def _prepared(
 def _row(one: _Size, rates: Rates) -> dict[str, Any]:
     p50, p99 = (float(value) * 1e3 for value in np.percentile(one.times_s, _PERCENTILES))
     return {
-        "batch_size": one.size,
-        "p50_ms": p50,
-        "p99_ms": p99 if len(one.times_s) >= _FEWEST_FOR_P99 else None,
-        "samples_per_sec": rates.rate(one.size),
-        "memory_gib": one.memory_gib,
+        "batch size": one.size,
+        "p50 ms": p50,
+        "p99 ms": p99 if len(one.times_s) >= _FEWEST_FOR_P99 else None,
+        "samples/s": rates.rate(one.size),
+        "GiB": one.memory_gib,
     }

@@ -104,8 +104,7 @@ def predict(trained: Trained, source: str) -> Predictions:
     Raises:
         UserError: if the input cannot be read, the network does not take it, or the trainer's options leave no batch.
     """
-    stage = SPLITS[source][0] if source in SPLITS else "predict"
-    option = f"limit_{'val' if stage == 'validate' else stage}_batches"
+    option = f"limit_{source if source in SPLITS else 'predict'}_batches"
     trainer = trainer_for(trained)
     trainer.limit_predict_batches = getattr(trainer, option)
     _set_step(trained, is_whole=source in ("test", "val"))
@@ -162,7 +161,7 @@ def arrays_of(spec: DataSpec, output: Tensor, target: Tensor | None) -> dict[str
 
 def _serving(trained: Trained, source: str, trainer: Trainer) -> LightningDataModule:
     """The data, whose `predict_dataloader` serves a split from now on."""
-    data, (stage, method) = trained.data, SPLITS[source]
+    data, method = trained.data, f"{source}_dataloader"
     module: Any = lightning_of(data)
     data.prepare_data()
     if trained.trained_on not in ("", data.name):
@@ -172,7 +171,7 @@ def _serving(trained: Trained, source: str, trainer: Trainer) -> LightningDataMo
         missing = "test set" if source == "test" else method  # a DataModule has the method without a test set
         raise UserError(f"input: got '{source}', and {data.name} has no {missing}")
     if source != "predict":
-        data.setup(stage)
+        data.setup(SPLITS[source])
         module.predict_dataloader = getattr(module, method)
         if not isinstance(data, DataModule):  # whose `setup` does nothing for this stage
             setup = module.setup

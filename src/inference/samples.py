@@ -20,12 +20,7 @@ from ..options.signatures import live_signature
 from ..training.trial import blamed
 from .load import Trained, trainer_for
 
-# A split by its name: Lightning's stage, and the method that serves it.
-SPLITS = {
-    "test": ("test", "test_dataloader"),
-    "val": ("validate", "val_dataloader"),
-    "predict": ("predict", "predict_dataloader"),
-}
+SPLITS = {"test": "test", "val": "validate", "predict": "predict"}  # Lightning's stage of each split
 _FEW = 8  # copies of a sample that is alone
 # Of a transfer to a device, in Lightning's order: each hook, and what it takes between the batch and the number of its loader.
 _TRANSFER = {
@@ -104,8 +99,8 @@ def _first_batch(trained: Trained) -> tuple[Any, str]:
     data, module = trained.data, lightning_of(trained.data)
     data.prepare_data()
     module.trainer = trainer_for(trained)  # which a `setup` may ask, as in Lightning
-    found = ((_loaders(data, *SPLITS[split]), split) for split in ("test", "val") if serves(data, split))
-    loaders, split = next(filter(itemgetter(0), found), None) or (_loaders(data, "fit", "train_dataloader"), "train")
+    found = ((_loaders(data, SPLITS[split], split), split) for split in ("test", "val") if serves(data, split))
+    loaders, split = next(filter(itemgetter(0), found), None) or (_loaders(data, "fit", "train"), "train")
     batch = next(iter(loaders[0]))
     trained.module.trainer = module.trainer
     try:
@@ -119,10 +114,10 @@ def _first_batch(trained: Trained) -> tuple[Any, str]:
     return batch, f"{split} samples"
 
 
-def _loaders(data: Data, stage: str, method: str) -> list[Any]:
+def _loaders(data: Data, stage: str, split: str) -> list[Any]:
     """Those of a split that have a batch, each by itself; a module may serve several, or none."""
     data.setup(stage)
-    found = getattr(lightning_of(data), method)()
+    found = getattr(lightning_of(data), f"{split}_dataloader")()
     loaders = found.flattened if isinstance(found, CombinedLoader) else tree_leaves(found)
     return [loader for loader in loaders if loader is not None and sized_len(loader) != 0]
 
@@ -164,4 +159,4 @@ def serves(data: Data, source: str) -> bool:
     """Whether data have the samples of a split; a test split of a DataModule is loaded."""
     if source == "test":
         return has_test(data)
-    return is_overridden(SPLITS[source][1], lightning_of(data))
+    return is_overridden(f"{source}_dataloader", lightning_of(data))

@@ -21,11 +21,11 @@ from tests.support.command_lines import answer, refusal
 @pytest.mark.parametrize("of", ["trained", "reader"])
 def test_each_size_has_its_latency_and_its_rate(of: str, request, limits: Limits) -> None:
     found = measure_latency(request.getfixturevalue(of), [40, 1], limits)  # of the reader there are 12 samples
-    table = found.table.set_index("batch_size")
+    table = found.table.set_index("batch size")
     assert list(table.index) == [1, 40]
-    assert (table["p50_ms"] > 0).all()
-    assert (table["p50_ms"] * table["samples_per_sec"] / table.index).between(100, 10_000).all()  # about 1,000 ms/s
-    assert table["of_best"].max() == 1
+    assert (table["p50 ms"] > 0).all()
+    assert (table["p50 ms"] * table["samples/s"] / table.index).between(100, 10_000).all()  # about 1,000 ms/s
+    assert table["of best"].max() == 1
     assert found.precision == "32-true"
     assert found.sentences()
     assert found.lines()[0].split()[:4] == ["batch", "size", "p50", "ms"]
@@ -70,7 +70,7 @@ class _OutOfMemory(torch.nn.Module):
 def test_a_size_that_does_not_fit_is_named(trained: Trained, limits: Limits) -> None:
     small = replace(trained, network=_OutOfMemory())
     found = measure_latency(small, [1, 8], limits)
-    assert found.table["p50_ms"].isna().tolist() == [False, True]
+    assert found.table["p50 ms"].isna().tolist() == [False, True]
     assert found.sentences()[-1] == "Out of memory: 8."
     assert refusal(measure_latency, small, [8, 16]) == "data.batch_size: no batch of 8, 16 fits into memory"
 
@@ -94,13 +94,13 @@ class _Words(torch.nn.Module):
 def test_random_inputs_of_a_network_that_reads_tokens_are_tokens(trained: Trained, limits: Limits) -> None:
     spec = DataSpec("sequence", (9,), "class", 3, variable_length=True)
     reader = replace(trained, network=_Words(), known=KnownData(spec, "own"), dtype=None)
-    assert (measure_latency(reader, [1, 40], limits).table["p50_ms"] > 0).all()
+    assert (measure_latency(reader, [1, 40], limits).table["p50 ms"] > 0).all()
 
 
 def test_inputs_of_a_network_that_was_trained_on_whole_numbers_are_some(trained: Trained, limits: Limits) -> None:
     known = KnownData(DataSpec("tensor", (12,), "class", 3), "own")
     reader = replace(trained, network=_Words(), known=known, dtype=torch.int64)
-    assert (measure_latency(reader, [1, 40], limits).table["p50_ms"] > 0).all()
+    assert (measure_latency(reader, [1, 40], limits).table["p50 ms"] > 0).all()
 
 
 @pytest.mark.parametrize("option", [False, True])
