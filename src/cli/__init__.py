@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import refuse_in_one_line
-from ..files import write_bytes, writing
 from ..options import CONFIG_DIR
+from ..records.read import replacing
 from ..records.terminal import wrapped
 
 
@@ -91,8 +91,7 @@ def draw(name: str, lines: Sequence[Any], path: Path, sentence: str, to_stderr: 
     from ..analysis import plots  # matplotlib takes a second to import
     from ..choice import pictures
 
-    with writing("--plot", path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(path, plots.saved(getattr(pictures, name)(lines, **known), path.stem, path.suffix[1:]))
+    with replacing(path, "--plot") as file:
+        file.write(plots.saved(getattr(pictures, name)(lines, **known), path.stem, path.suffix[1:]))
     text = "\n".join(["", *wrapped(filter(None, [sentence])), f"picture  {path}"])
     print(text, file=sys.stderr if to_stderr else sys.stdout, flush=True)

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UserError, did_you_mean
-from ..files import write_bytes, writing
 from ..hardware.datasheet import find_cards
-from ..records.read import sweep_folder
+from ..records.read import replacing, sweep_folder
 from . import command_parser
 
 if TYPE_CHECKING:
@@ -108,7 +107,6 @@ def _write_figure(folders: list[Path], path: Path, width: float | None) -> None:
     drawn = plots.figures(analyse(folders), **({"width": width} if width else {}))
     if name not in drawn:
         raise UserError(f"--figure: these runs have no {name}; they have {', '.join(drawn) or 'none'}")
-    with writing("--figure", path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(path, plots.saved(drawn[name], name, kind))
+    with replacing(path, "--figure") as file:
+        file.write(plots.saved(drawn[name], name, kind))
     print(f"figure   {path}", flush=True)

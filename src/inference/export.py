@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from ..data.spec import LENGTHS
 from ..errors import UserError, in_one_line
-from ..files import refuse_existing, write_bytes, writing
+from ..files import refuse_existing
+from ..records.read import replacing
 from .load import Trained
 
 FORMATS = {"torch_export": ".pt2", "onnx": ".onnx"}
@@ -131,6 +132,5 @@ def _difference(module: nn.Module, run: _Run, samples: Mapping[str, Tensor]) -> 
 def _write(path: Path, write: Callable[[Any], Any]) -> None:
     buffer = io.BytesIO()
     write(buffer)
-    with writing("output", path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(path, buffer.getvalue())
+    with replacing(path, "output") as file:
+        file.write(buffer.getvalue())

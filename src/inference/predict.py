@@ -21,7 +21,8 @@ from ..data.base import DataModule, Split
 from ..data.plain import lightning_of
 from ..data.spec import CLASSES, LABELS, PADDING, DataSpec, arguments
 from ..errors import UserError, in_one_line, warn
-from ..files import atomic_write, refuse_existing, writing
+from ..files import refuse_existing
+from ..records.read import replacing
 from ..training.task import Task
 from ..training.trial import blamed
 from .inputs import read_inputs
@@ -286,14 +287,12 @@ def write_predictions(predictions: Predictions, path: Path) -> None:
     table = predictions.table().to_csv(index=False) if path.suffix == ".csv" else ""
     if not table and "file" in predictions.arrays:
         raise UserError("model: it answers an array called 'file', which numpy writes to no .npz file")
-    with writing("output", path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path) as file:
-            if table:
-                file.write(table.encode("utf-8", "surrogateescape"))  # names of files may be any bytes
-            else:
-                arrays: dict[str, Any] = {"sample": np.asarray(predictions.names), **predictions.arrays}
-                np.savez_compressed(file, **arrays)
+    with replacing(path, "output") as file:
+        if table:
+            file.write(table.encode("utf-8", "surrogateescape"))  # names of files may be any bytes
+        else:
+            arrays: dict[str, Any] = {"sample": np.asarray(predictions.names), **predictions.arrays}
+            np.savez_compressed(file, **arrays)
 
 
 def refuse_output(path: Path, trained: Trained) -> None:

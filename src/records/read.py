@@ -38,14 +38,18 @@ def reading(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a file of a run that becomes `path` when the block ends, as `atomic_write` does. Raises WriteError."""
+def replacing(path: Path, option: str = "") -> Iterator[BinaryIO]:
+    """Open a file that becomes `path` when the block ends, as `atomic_write` does; its folder is made if it is missing.
+
+    Raises WriteError, which begins with the option that has named the file, if one has.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as file:
             yield file
     except OSError as error:
-        raise WriteError(f"{path} cannot be written: {why(error)}") from error
+        named = f"{option}: '{path}'" if option else path
+        raise WriteError(f"{named} cannot be written: {why(error)}") from error
 
 
 def read(run_dir: Path) -> dict[str, Any]:
