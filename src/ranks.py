@@ -5,7 +5,6 @@ reads the command line.
 """
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -24,8 +23,9 @@ class Rank:
     world_size: int
 
 
-def current(environ: Mapping[str, str] = os.environ) -> Rank:
+def current() -> Rank:
     """This process by its environment. torchrun comes first, as in Lightning: srun may have started torchrun."""
+    environ = os.environ
     if "TORCHELASTIC_RUN_ID" in environ:
         return Rank("torchrun", int(environ.get("RANK", 0)), int(environ.get("WORLD_SIZE", 1)))
     if "SLURM_NTASKS" in environ and environ.get("SLURM_JOB_NAME") not in ("bash", "interactive"):

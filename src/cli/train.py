@@ -7,7 +7,7 @@ import contextlib
 import importlib.util
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from .. import ranks
 from .._imports import quick_imports
 from .._system import may_have_mps, relative, signals_named
 from ..checkpointing import resume
-from ..distributed import launch, rendezvous
+from ..distributed import rendezvous
 from ..errors import UnfitError, UserError, in_one_line, warn
 from ..files import LOCK, Locked, let_go, lock, new_folder, writing
 from ..options.compose import CommandLine, check_command_line, choices_in, compose, compose_command_line
@@ -84,12 +84,44 @@ def _start(overrides: list[str], multirun: bool) -> None:
 def _check_devices(configs: list[dict[str, Any]], multirun: bool = False, here: bool = True) -> None:
     """See that every run has its devices, if it runs on this machine; torch is imported only for `gpu` and the like."""
     for config in configs:
-        launch.check_processes(config["trainer"], multirun)
+        _check_processes(config["trainer"], multirun)
         accelerator = config["trainer"].get("accelerator", "auto")
         if here and accelerator != "cpu" and (accelerator != "auto" or may_have_mps()):
             from ..hardware.devices import check_accelerator
 
             check_accelerator(config)
+
+
+def _check_processes(trainer: Mapping[str, Any], multirun: bool = False) -> None:
+    """Raise UserError unless as many processes were started as a trainer has devices, on as many machines.
+
+    A strategy that leaves this process without what was trained is refused. `trainer` has its checked options; `multirun` says
+    whether it is that of a sweep's run.
+    """
+    strategy: Any = trainer.get("strategy")
+    if isinstance(strategy, Mapping):
+        strategy = f"ddp_{strategy.get('start_method', 'popen')}"
+    if str(strategy).startswith(("ddp_fork", "ddp_notebook", "ddp_spawn")):
+        raise UserError(
+            f"trainer.strategy: {strategy} trains in processes whose results do not come back to this one; write ddp"
+        )
+    devices, nodes, rank = trainer.get("devices", "auto"), trainer.get("num_nodes", 1), ranks.current()
+    started, alone = f"{rank.launcher} has started {rank.world_size} processes", "write batchscope train -m … alone"
+    if rank.launcher == "srun":  # or sbatch alone, which says the same of a process that srun has not started
+        started, alone = f"this job of SLURM has {rank.world_size} tasks", "take a job of one task (--ntasks=1)"
+    if rank.launcher and multirun and rank.world_size > 1:
+        raise UserError(f"a sweep starts the processes of its runs itself, and {started}; {alone}")
+    if rank.launcher and isinstance(devices, int) and devices > 0 and devices * nodes != rank.world_size:
+        raise UserError(
+            f"trainer.devices: got {devices} with trainer.num_nodes={nodes}, and {started}; "
+            "write trainer=ddp trainer.devices=<of a machine> trainer.num_nodes=<machines>"
+            + (", started by srun, or take a job of one task (--ntasks=1)" if rank.launcher == "srun" else "")
+        )
+    if not rank.launcher and nodes > 1:
+        raise UserError(
+            f"trainer.num_nodes: got {nodes}, and nothing has started this on {nodes} machines; on each of them "
+            f"write torchrun --nnodes={nodes} … -m batchscope.train, or srun (distributed.md in the documentation)"
+        )
 
 
 def _run_one(line: CommandLine) -> None:

@@ -1,14 +1,16 @@
 """The processes that were started are checked before torch is imported; launched processes make one run."""
 
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
-from batchscope.distributed.launch import check_processes
+from batchscope.cli.train import _check_processes
 from batchscope.hardware.devices import check_accelerator
 from batchscope.ranks import Rank, current
 from tests.support.command_lines import refusal
@@ -17,6 +19,11 @@ from tests.support.spawned import TRAIN, end, free_port, spawn
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}
 SRUN = {"SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "2", "SLURM_PROCID": "2", "SLURM_LOCALID": "0"}
 SRUN |= {"SLURM_STEP_ID": "0", "SLURM_JOB_NAME": "train"}
+
+
+def started_by(environ: dict[str, str]):
+    """Within, the environment is this one alone."""
+    return mock.patch.dict(os.environ, environ, clear=True)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +38,8 @@ SRUN |= {"SLURM_STEP_ID": "0", "SLURM_JOB_NAME": "train"}
     ],
 )
 def test_a_process_knows_its_number_and_who_has_started_it(environ: dict[str, str], rank: Rank) -> None:
-    assert current(environ) == rank
+    with started_by(environ):
+        assert current() == rank
 
 
 DDP = "lightning.pytorch.strategies.DDPStrategy"
@@ -52,13 +60,11 @@ TRAINERS: list[tuple[dict, dict[str, str], str]] = [
 
 @pytest.mark.parametrize(("trainer", "environ", "said"), TRAINERS)
 def test_more_or_fewer_processes_than_the_options_ask_for_are_one_line(trainer, environ, said) -> None:
-    if said:
-        assert said in refusal(check_processes, trainer, environ=environ)
-    else:
-        check_processes(trainer, environ=environ)
-
-
-DDP = "lightning.pytorch.strategies.DDPStrategy"
+    with started_by(environ):
+        if said:
+            assert said in refusal(_check_processes, trainer)
+        else:
+            _check_processes(trainer)
 
 
 @pytest.mark.parametrize(
@@ -69,10 +75,11 @@ DDP = "lightning.pytorch.strategies.DDPStrategy"
     ],
 )
 def test_a_strategy_that_trains_in_other_processes_than_this_is_refused(strategy: Any, named: str) -> None:
-    said = refusal(check_processes, {"devices": 2, "strategy": strategy}, environ={})
+    with started_by({}):
+        said = refusal(_check_processes, {"devices": 2, "strategy": strategy})
+        for taken in ("ddp", "fsdp", {"_target_": DDP}, {"_target_": DDP, "start_method": "popen"}):
+            _check_processes({"devices": 2, "strategy": taken})
     assert said.startswith(f"trainer.strategy: {named} trains in processes whose results do not come back to this one")
-    for taken in ("ddp", "fsdp", {"_target_": DDP}, {"_target_": DDP, "start_method": "popen"}):
-        check_processes({"devices": 2, "strategy": taken}, environ={})
 
 
 @pytest.mark.parametrize(("environ", "said"), [
@@ -80,7 +87,8 @@ def test_a_strategy_that_trains_in_other_processes_than_this_is_refused(strategy
     (SRUN, "this job of SLURM has 4 tasks; take a job of one task (--ntasks=1)"),
 ])  # fmt: skip
 def test_a_sweep_in_processes_that_others_have_started_is_refused(environ: dict[str, str], said: str) -> None:
-    told = refusal(check_processes, {"devices": 4}, multirun=True, environ=environ)
+    with started_by(environ):
+        told = refusal(_check_processes, {"devices": 4}, multirun=True)
     assert told == f"a sweep starts the processes of its runs itself, and {said}"
 
 
