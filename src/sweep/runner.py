@@ -25,7 +25,7 @@ from ..options.update import ranks_asked
 from ..records.read import optimized
 from . import folder
 from .loop import Loop
-from .plans import Job, Record, RunFailed, Search, search_of
+from .plans import Job, Record, RunFailed, search_of
 from .process import start_server
 
 
@@ -40,18 +40,15 @@ def run_sweep(line: CommandLine, sweep_dir: Path) -> None:
         UserError: if the folder holds another sweep, it or the report cannot be written, or the launcher fails.
     """
     folder.refuse_other(sweep_dir, line.configs if line.labels else [])
-    here = line.launcher["_target_"].endswith(".BasicLauncher")
-    options = flatten(to_plain(line.compositions[0].hydra.sweeper))
-    draws_anew = any(name.rpartition(".")[2] == "seed" and value is None for name, value in options)
-    sweep = Sweep(sweep_dir, line.labels, here, search_of(line.configs[0]), draws_anew)
+    sweep = Sweep(sweep_dir, line)
     exit_on_signals()
     with folder.lock_sweep_dir(sweep_dir):
         try:
-            if here and any(ranks_asked(config) == 1 for config in line.configs):
+            if sweep.here and any(ranks_asked(config) == 1 for config in line.configs):
                 start_server()
                 with contextlib.suppress(ImportError):  # for the report: it takes seconds, and disturbs no run now
                     importlib.import_module("..analysis.write", __package__)
-            if line.labels and here:
+            if line.labels and sweep.here:
                 sweep.run_list(line.configs, line.compositions)
             else:
                 words = [*words_for_hydra(line.words), *search_path()]
@@ -61,7 +58,7 @@ def run_sweep(line: CommandLine, sweep_dir: Path) -> None:
                 except RunFailed:  # which ends a sweeper that searches; it has been reported
                     pass
                 except Exception as error:
-                    if here or isinstance(error, UserError):
+                    if sweep.here or isinstance(error, UserError):
                         raise
                     lost = f"hydra/launcher: {in_one_line(error)}"  # such as a job that it has lost
                     raise WriteError(lost) from error
@@ -79,21 +76,17 @@ class Sweep:
     """The runs of one command line.
 
     Each has a label; there are no labels where it is not known beforehand what will be run. `here` says whether this
-    process starts all runs: some launchers call for them in other processes, and not in order. A `search` is one job.
-    `draws_anew` says that the same command line would draw other values.
+    process starts all runs: some launchers call for them in other processes, and not in order.
     """
 
-    def __init__(
-        self,
-        sweep_dir: Path,
-        labels: list[str],
-        here: bool = False,
-        search: Search | None = None,
-        draws_anew: bool = False,
-    ):
-        self.sweep_dir, self.labels, self._draws_anew = sweep_dir, labels, draws_anew
+    def __init__(self, sweep_dir: Path, line: CommandLine):
+        self.sweep_dir, self.labels = sweep_dir, line.labels
         self.loop = Loop()
-        self._here, self._search, self._failed = here, search, False
+        self.here = line.launcher["_target_"].endswith(".BasicLauncher")
+        self._search, self._failed = search_of(line.configs[0]), False  # a search is one job
+        options = flatten(to_plain(line.compositions[0].hydra.sweeper))
+        # Whether the same command line would draw other values.
+        self._draws_anew = any(name.rpartition(".")[2] == "seed" and value is None for name, value in options)
 
     def run_list(self, configs: Sequence[dict[str, Any]], compositions: Sequence[DictConfig]) -> None:
         """Do runs that are known beforehand, as Hydra composed them."""
@@ -134,7 +127,7 @@ class Sweep:
         title = f"{number + 1} of {len(self.labels)}" if known else f"{number + 1}"
         label = self.labels[number] if known else " ".join(hydra.overrides.task)
         environ = dict(hydra.job.env_set)
-        forks = self._here and not environ  # libraries read their variables when they are imported
+        forks = self.here and not environ  # libraries read their variables when they are imported
         job = Job.composed(run_dir, composition, hydra, f"run {title}: {label}", config)
         return replace(job, forks=forks, environ=environ)
 

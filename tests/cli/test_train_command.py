@@ -14,7 +14,7 @@ from batchscope._hydra import multirun
 from batchscope.cli import train
 from batchscope.errors import UnfitError, UserError
 from batchscope.files import LOCK, lock
-from batchscope.options.compose import words_for_hydra
+from batchscope.options.compose import compose_command_line, words_for_hydra
 from batchscope.options.groups import CONFIGS
 from batchscope.records.run_record import plan
 from batchscope.records.terminal import is_verbose
@@ -122,18 +122,22 @@ def test_a_run_is_the_same_whether_hydra_calls_for_it_or_not(by_hydra, started, 
             seen.append((*known, config["data"]["batch_size"], job.environ["MARK"], job.forks))
         return [{"status": "finished", "config": job.config} for job in jobs]
 
-    seen, sweep = [], Sweep(Path("s"), ["one", "two"], here=True)
-    sweep.loop.do = do
     words = ["model=mlp", "data.batch_size=4,8", "trainer.min_epochs=2"]  # which no YAML file lists
     words += ["+hydra.job.env_set.MARK=set", "hydra.sweep.dir=s"]
     answer("train", "-m", *words)
+    line = started[0][0]
+    seen, sweep = [], Sweep(Path("s"), line)
+    sweep.loop.do = do
     if by_hydra:
-        multirun(CONFIGS, words_for_hydra(started[0][0].words), sweep.run_job)
+        multirun(CONFIGS, words_for_hydra(line.words), sweep.run_job)
     else:
-        sweep.run_list(started[0][0].configs, started[0][0].compositions)
+        sweep.run_list(line.configs, line.compositions)
     assert seen == [
         (str(tmp_path / place), title, "mlp", ["model=mlp", f"data.batch_size={size}"], size, "set", False)
-        for place, title, size in (("s/0", "run 1 of 2: one", 4), ("s/1", "run 2 of 2: two", 8))
+        for place, title, size in (
+            ("s/0", "run 1 of 2: data.batch_size=4", 4),
+            ("s/1", "run 2 of 2: data.batch_size=8", 8),
+        )
     ]
     assert "MARK" not in os.environ
 
@@ -212,7 +216,7 @@ def test_a_run_that_has_trained_nothing_leaves_no_folder_of_its_own(word, kept, 
 def test_the_printed_resume_command_starts_the_same_sweep(started, monkeypatch, capsys):
     options = ["data.root='my data, here'", "model=mlp", "model.hidden_sizes=[8,8],[4]", "++hydra.sweep.dir=before"]
     monkeypatch.setattr(sys, "argv", ["train.py", "--multirun", *options])
-    Sweep(Path("it's {my} sweep, a=b"), ["a", "b"]).print_resume()
+    Sweep(Path("it's {my} sweep, a=b"), compose_command_line(options, multirun=True)).print_resume()
     printed = shlex.split(capsys.readouterr().out.splitlines()[-1].removeprefix("resume"))
     assert printed[:2] == ["batchscope", "train"]
     answer(*printed[1:])

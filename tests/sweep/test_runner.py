@@ -6,6 +6,7 @@ import re
 import signal
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -13,7 +14,7 @@ import pytest
 from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from batchscope.options.compose import compose
+from batchscope.options.compose import compose, compose_command_line
 from batchscope.records.metrics import card
 from batchscope.records.step_times import read_step_times
 from batchscope.sweep import runner
@@ -102,7 +103,8 @@ def test_a_search_by_a_metric_that_no_run_has_ends_with_the_metrics_that_there_a
     hydra = {"job": {"num": 0, "env_set": {}}, "runtime": {"output_dir": str(tmp_path), "choices": {}}}
     hydra |= {"overrides": {"task": []}}
     monkeypatch.setattr(runner.HydraConfig, "get", lambda: OmegaConf.create(hydra))
-    sweep = runner.Sweep(tmp_path, [])
+    line = compose_command_line(["seed=1,2"], multirun=True)
+    sweep = runner.Sweep(tmp_path, replace(line, labels=[]))
     monkeypatch.setattr(sweep.loop, "do", lambda jobs: [found])
     with pytest.raises(RunFailed):
         sweep.run_job(compose(["optimized_metric=val/accuracy"]))
@@ -114,8 +116,10 @@ def test_a_search_by_a_metric_that_no_run_has_ends_with_the_metrics_that_there_a
 
 def test_a_search_without_a_seed_has_no_line_that_resumes_it(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["train.py", "-m", "hydra/sweeper=optuna"])
-    for draws_anew, begins in ((True, "kept     "), (False, "resume   batchscope train ")):
-        runner.Sweep(tmp_path, [], draws_anew=draws_anew).print_resume()
+    line = compose_command_line(["seed=1,2"], multirun=True)
+    for seed, begins in ((None, "kept     "), (0, "resume   batchscope train ")):
+        composition = OmegaConf.create({"hydra": {"sweeper": {"sampler": {"seed": seed}}}})
+        runner.Sweep(tmp_path, replace(line, compositions=[composition])).print_resume()
         assert capsys.readouterr().out.splitlines()[-1].startswith(begins)
 
 
