@@ -38,7 +38,7 @@ class Arrival:
 class Arrivals:
     """The arrivals of a group of runs at one target, by batch size: the first of each seed, whatever its learning rate."""
 
-    target: str  # `val/acc 98.0 %`
+    target: str  # `val/acc 98 %`
     best: str  # value of all runs, as text; empty if it is not known
     sizes: Mapping[int, Mapping[str, Arrival]]
 

@@ -43,7 +43,7 @@ LINES = {  # command line → what is printed
     "cuda_trace.py": "",
     "reliability.py": "are bit-identical",
     "scaling.py": "| cnn | 1.69 MB |",
-    "time_to_target.py": "| mlp on digits | val/acc 40.0 % |",
+    "time_to_target.py": "| mlp on digits | val/acc 40 % |",
     "lr_scaling.py": "| mlp | 128 |",
     "coffee.py": "seeds have 99%",
 }
