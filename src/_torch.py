@@ -1,6 +1,7 @@
 """What this project uses of torch that torch does not document or type, and no single room owns. Read in torch 2.15."""
 
 import contextlib
+import math
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -97,12 +98,16 @@ def non_finite_check(tensors: list[Tensor], flag: Tensor, one: Tensor) -> None:
     """Set `flag` to 1 on the device if any value is infinite or NaN, in one operation for each dtype among the tensors.
 
     `flag` and `one` are float32 scalars on the tensors' device. Gradient scalers use this operation while they unscale;
-    a scale of `one` leaves the tensors as they are.
+    a scale of `one` leaves the tensors as they are. On CUDA it takes no bfloat16, whose largest value is asked for.
     """
     dtypes = {tensor.dtype for tensor in tensors}
     for dtype in dtypes:
         same = tensors if len(dtypes) == 1 else [tensor for tensor in tensors if tensor.dtype == dtype]
-        torch._amp_foreach_non_finite_check_and_unscale_(same, flag, one)
+        if dtype == torch.bfloat16:
+            largest = torch.nn.utils.get_total_norm([tensor for tensor in same if tensor.numel()], math.inf)
+            flag.logical_or_(largest.isfinite().logical_not_())
+        else:
+            torch._amp_foreach_non_finite_check_and_unscale_(same, flag, one)
 
 
 def float32_formats(device: str) -> dict[str, str]:

@@ -26,7 +26,7 @@ from ._updates import Updates
 OTHER = StepPart.OTHER.value
 PAUSE = "pause"  # what is not training: validation, checkpoints, and everything within `pause`
 TIMED = (*PARTS, PAUSE)
-_CYCLES_PER_S = 2e9  # about the highest clock of a GPU: at a lower one it is held for longer
+_CYCLES_PER_S = 3e9  # above the highest clock of a GPU: at a lower one it is held for longer
 _COLUMN = {part: column for column, part in enumerate(TIMED)}
 
 

@@ -21,7 +21,8 @@ _KINDS = {
 # How many dimensions a prediction reads; of all others 2.
 _DIMS = {"linear": (3,), "bmm": (4,), "recurrent": (4,), "convolution": (5, 7, 9)}
 # A batch norm needs the mean of all samples before it can write one, so it reads its inputs twice.
-_PASSES = {"native_batch_norm": 1.5, "native_batch_norm_backward": 5 / 3}
+_BATCH_NORMS = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
+_PASSES = {**dict.fromkeys(_BATCH_NORMS, 1.5), **{f"{name}_backward": 5 / 3 for name in _BATCH_NORMS}}
 _STAYS = ("softmax", "layer_norm")  # that autocast computes in float32
 PRECISIONS = {"tf32": "tf32", "bf16-mixed": "bf16", "16-mixed": "fp16"}  # that a float32 step can be predicted in
 

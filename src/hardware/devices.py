@@ -2,16 +2,16 @@
 
 import contextlib
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from .._system import CPUS, affinity, processor_name
-from ..errors import UserError
+from ..errors import UserError, in_one_line
 from ..records import formatting
-from .device_memory import total_memory
+from .device_memory import is_out_of_memory, total_memory
 from .processor import usable_cores
 
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
@@ -84,8 +84,30 @@ def _check_mps(precision: str, compile: Any) -> None:
 
 
 def device_name(device: torch.device) -> str:
-    """The model of a device: `NVIDIA H200`, or the processor's name, which on a Mac is that of the GPU as well."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
+    """The model of a device: `NVIDIA H200`, or the processor's name, which on a Mac is that of the GPU as well.
+
+    Raises UserError for a GPU whose driver is too old for this torch: GPUs are counted without a look at it.
+    """
+    with _usable():
+        return torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
+
+
+def check_computing(device: torch.device) -> None:
+    """Raise UserError for a GPU on which this torch cannot compute, as it has no kernels for an older one."""
+    if device.type == "cuda":
+        with _usable():
+            torch.zeros(1, device=device)
+
+
+@contextlib.contextmanager
+def _usable() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
+        why, way_out = in_one_line(error), "write trainer.accelerator=cpu, or install a torch for this GPU"
+        raise UserError(f"trainer.accelerator: torch {torch.__version__} cannot use it: {why}; {way_out}") from error
 
 
 def cache_bytes(device: torch.device, cpus: Path = CPUS) -> int | None:
@@ -113,8 +135,9 @@ def cache_bytes(device: torch.device, cpus: Path = CPUS) -> int | None:
 
 
 def describe(device: torch.device) -> dict[str, Any]:
-    """The machine, as a run record has it."""
+    """The machine, as a run record has it; UserError where this torch cannot compute on its GPU."""
     own_memory = {}
+    check_computing(device)
     if device.type != "cpu":
         own_memory = {"device_memory_gib": round(total_memory(device) / 2**30, 1)}
     return {

@@ -26,7 +26,7 @@ from ..files import write_text
 from ..records.formatting import percent
 from ..records.terminal import say
 from .calibration import IDENTITY, PRECISIONS, Calibration
-from .devices import cache_bytes, current, device_name
+from .devices import cache_bytes, check_computing, current, device_name
 from .nvml_readings import UTILIZATION, gpu_queries, nvml_device
 from .processor import MAX_SHARE, Noise, NoiseMeter, is_disturbed, usable_cores
 
@@ -81,10 +81,12 @@ def calibrate(device: torch.device) -> Calibration:
     """Measure what a device can do, which takes a few seconds.
 
     torch's random states and its TF32 switches stay as they are; the peak of its memory statistics grows.
+    Raises UserError as `check_computing`.
     """
     # Only the process that measures needs it.
     from .microbenchmarks import LAUNCHES, MEMORY, best_rates, microbenchmarks
 
+    check_computing(device)
     cache = cache_bytes(device)
     load, meter = _gpu_load(device), NoiseMeter()
     with current(device), torch.inference_mode():
@@ -93,7 +95,7 @@ def calibrate(device: torch.device) -> Calibration:
             torch.cuda.empty_cache()
         elif device.type == "mps":
             torch.mps.empty_cache()
-    disturbed, launches = _disturbed(device, load, meter.read()), rates.get(LAUNCHES)
+    disturbed, launches = _disturbed(device, load, meter.read(), MEMORY in rates), rates.get(LAUNCHES)
     return Calibration(
         **identity(device),
         matmul_flops_per_sec={name: rates[name] for name in PRECISIONS if name in rates},
@@ -115,10 +117,12 @@ def _gpu_load(device: torch.device) -> float:
     return sum(shares) / len(shares) if shares else 0.0
 
 
-def _disturbed(device: torch.device, gpu_load: float, noise: Noise) -> str | None:
-    """What other processes did on the device; None where they did not matter."""
+def _disturbed(device: torch.device, gpu_load: float, noise: Noise, has_memory: bool = True) -> str | None:
+    """What other processes did on the device; None where they did not matter. `has_memory`: for what moves the most of it."""
     if gpu_load > MAX_SHARE:
         return f"other processes computed on the GPU in {percent(gpu_load)} of the second before the measurement"
+    if device.type == "cuda" and not has_memory:
+        return "other processes held the memory of the GPU during the measurement"
     if device.type == "cpu" and is_disturbed(noise):
         return f"other processes used {percent(noise.others_share)} of the CPU during the measurement"
     return None

@@ -81,8 +81,9 @@ def other(**kind) -> Breaking:
         (other(sparse=True), ".*, the gradient of other.table.weight is not finite"),
         (other(dtype=torch.cfloat), ".*, the gradient of other.table.weight is not finite"),
         (other(dtype=torch.float64), ".*, the gradient of other.table.weight is not finite"),
+        (other(dtype=torch.bfloat16), ".*, the gradient of other.table.weight is not finite"),
     ],
-    ids=["the loss", "a gradient", "a sparse gradient", "a complex gradient", "a gradient of another precision"],
+    ids=["the loss", "a gradient", "sparse", "complex", "of double precision", "of half precision"],
 )
 def test_a_number_that_is_not_finite_ends_the_run_with_the_weights_from_before(module, said) -> None:
     epoch, batch = divmod(module.bad[0] - 1, 5)

@@ -9,6 +9,8 @@ from lightning.pytorch.callbacks import Callback, LambdaCallback
 from lightning.pytorch.plugins import MixedPrecision
 from torch.nn.utils import get_total_norm
 
+from batchscope.callbacks.nonfinite import StopOnNonFinite
+from batchscope.errors import NonFiniteError
 from batchscope.models.recurrent import RNNCell, StackedLSTM, unroll
 from tests.gpu.conftest import REHEARSAL, each_precision
 from tests.support.recipes import sgd
@@ -33,6 +35,17 @@ class EachEpoch(Callback):
         self.losses.append(float(self.last))
         if pl_module.device.type == "cuda":
             self.reserved.append(torch.cuda.memory_reserved(pl_module.device))
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
+def test_gradients_of_every_precision_are_checked(train, precision):
+    trainer, _ = train(StopOnNonFinite(), precision=precision, limit_train_batches=3)
+    assert trainer.global_step == 3
+    spoil = LambdaCallback(
+        on_before_backward=lambda trainer, module, loss: loss.register_hook(lambda it: it * math.nan)
+    )
+    with pytest.raises(NonFiniteError):
+        train(spoil, StopOnNonFinite(), precision=precision, limit_train_batches=3)
 
 
 def test_every_pipeline_trains_alike_and_takes_no_more_memory_with_time(train):

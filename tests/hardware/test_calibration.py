@@ -155,6 +155,8 @@ def test_a_gpu_on_which_others_compute_is_disturbed(nvml, monkeypatch):
         "other processes computed on the GPU in 95 % of the second before the measurement"
     )
     assert measure._disturbed(gpu, 0.05, Noise(0.9, 0.0)) is None  # the processor's load is none of the GPU's
+    said = measure._disturbed(gpu, 0.05, Noise(), has_memory=False)  # an idle process may hold nearly all
+    assert said == "other processes held the memory of the GPU during the measurement"
     assert measure._gpu_load(CPU) == 0.0
     monkeypatch.setattr(pynvml, "nvmlInit", REFUSED)
     assert measure._gpu_load(gpu) == 0.0

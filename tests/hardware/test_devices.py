@@ -8,7 +8,7 @@ import torch
 from batchscope.errors import UserError
 from batchscope.hardware import device_memory
 from batchscope.hardware.device_memory import total_memory
-from batchscope.hardware.devices import check_accelerator, describe
+from batchscope.hardware.devices import check_accelerator, check_computing, describe, device_name
 from tests.support.mps import Mps
 
 
@@ -83,3 +83,27 @@ def test_several_gpus_without_nccl_as_on_windows_are_refused(monkeypatch: pytest
     check_accelerator(config("cpu", devices=2))
     check_accelerator(config("gpu", devices=1))
     check_accelerator(config("gpu", devices=2, strategy={"process_group_backend": "gloo"}))
+
+
+OLD = "The NVIDIA driver on your system is too old (found version 12020)."
+NO_KERNEL = "CUDA error: no kernel image is available for execution on the device"
+
+
+@pytest.mark.parametrize(
+    ("name", "call", "said"), [("cuda.get_device_name", device_name, OLD), ("zeros", check_computing, NO_KERNEL)]
+)
+def test_a_gpu_that_this_torch_cannot_use_is_one_line(name: str, call: object, said: str, monkeypatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    module = torch.cuda if "." in name else torch
+    monkeypatch.setattr(module, name.rpartition(".")[2], fail)
+    error = RuntimeError(f"{said}\nCompile with TORCH_USE_CUDA_DSA")
+    words = (
+        f"^trainer.accelerator: torch {torch.__version__} cannot use it: RuntimeError: {said[:30]}.*; write trainer.acc"
+    )
+    with pytest.raises(UserError, match=words.replace("+", r"\+").replace("(", r"\(")):
+        call(torch.device("cuda", 0))
+    error = torch.OutOfMemoryError("CUDA out of memory")
+    with pytest.raises(torch.OutOfMemoryError):  # which has its own words
+        call(torch.device("cuda", 0))
