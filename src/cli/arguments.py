@@ -63,18 +63,16 @@ def parse_arguments() -> argparse.Namespace:
 
 def _unknown_flag(word: str, known: str) -> str:
     """What to write instead of an unknown flag: many programs take options with dashes in front."""
-    name, _, value = word.lstrip("-").partition("=")
-    near = did_you_mean(f"--{name}", re.findall(r"--[a-z-]+", known))
-    if near and name not in (*GROUPS, *TOP_LEVEL):
-        return f"{word}: no such flag.{near}"
-    name = name.replace("-", "_")
+    flag, _, value = word.lstrip("-").partition("=")
+    name = flag.replace("-", "_")
     if name not in (*GROUPS, *TOP_LEVEL):  # batch_size is data.batch_size
         options = [option for option, _ in flatten(to_plain(without_hydra(compose([]))))]
         options += [f"trainer.{option}" for option in TRAINER]  # which no YAML file lists
         name = next((option for option in options if option.endswith(f".{name}")), name)
         if "." not in name:
             instead = answer_to(name, value) or answer_to(f"trainer.{name}", value)
-            return f"{word}: no such flag." + (f" {name}: {instead}" if instead else "")
+            near = did_you_mean(f"--{flag}", re.findall(r"--[a-z-]+", known), cutoff=0.7)  # the dashes are alike in all
+            return f"{word}: no such flag.{f' {name}: {instead}' if instead else near}"
     return f"{word}: no such flag. Options are written without dashes: {command_line([f'{name}={value}']) if value else f'{name}=<value>'}"
 
 
@@ -114,10 +112,14 @@ def parse_words(name: str, description: str | None, own: Mapping[str, str | None
     parser.add_argument("words", nargs="*", metavar="option=value", help=words)
     given: dict[str, str] = {}
     overrides = []
-    for word in parser.parse_intermixed_args().words:
+    typed = parser.parse_intermixed_args().words
+    for word in typed:
         key, is_option, value = word.lstrip("+").partition("=")
         if not is_option and not word.startswith("~"):
-            instead = f"; write {command_line([f'ckpt={word}'])}" if "ckpt" in own and os.path.exists(word) else ""
+            others = {other.partition("=")[0] for other in typed}
+            of_file = [key for key, example in own.items() if (example or key == "ckpt") and key not in others]
+            is_file = of_file and os.path.exists(word)
+            instead = f"; write {command_line([f'{of_file[0]}={word}'])}" if is_file else ""
             raise UserError(f"{word}: takes option=value{instead}")
         if key in own and (key in given or not value):
             raise UserError(f"{key}: {'is given twice' if key in given else 'takes a value'}")

@@ -3,7 +3,7 @@
     batchscope export ckpt=<run>/checkpoints/best.ckpt format=torch_export
     batchscope export ckpt=<run>/checkpoints/best.ckpt format=onnx output=cnn.onnx data.root=<folder>
 
-format is torch_export (a .pt2 file for torch.export.load, and for AOTInductor) or onnx (pip install batchscope[onnx]).
+format is torch_export (a .pt2 file for torch.export.load, and for AOTInductor) or onnx (pip install 'batchscope[onnx]').
 The exported network takes batches of any size, of sequences exactly as long as those it was exported with. It is run on
 samples of the test set beside the network, or on copies of a LightningModule's example_input_array, and the largest
 difference of an output is printed.

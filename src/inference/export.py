@@ -72,7 +72,7 @@ def refuse(form: str, path: Path) -> None:
     refuse_existing("output", path)
     missing = [name for name in _ONNX if importlib.util.find_spec(name) is None]
     if form == "onnx" and missing:
-        raise UserError(f"format: onnx needs {' and '.join(missing)}; install batchscope[onnx]")
+        raise UserError(f"format: onnx needs {' and '.join(missing)}; pip install 'batchscope[onnx]'")
 
 
 _Run = Callable[[Mapping[str, Tensor]], Tensor]  # of a file: the answer to samples

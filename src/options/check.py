@@ -202,4 +202,6 @@ def _check_model_fits_data(model: dict[str, Any], data: dict[str, Any]) -> None:
     accepts = (accepts,) if isinstance(accepts, str) else accepts
     if kind and accepts and kind not in accepts:
         name, served = model["_target_"].rpartition(".")[2], data["_target_"].rpartition(".")[2]
-        raise UserError(f"model: {name} reads {' or '.join(accepts)} data, and data={served} serves {kind} data")
+        raise UserError(
+            f"model: {name} reads {' or '.join(accepts)} data, and {served} serves {kind} data; write another model=… or data=…"
+        )

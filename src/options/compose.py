@@ -36,7 +36,7 @@ _RATE = "optimizer.lr"
 _DECIMAL_COMMA = re.compile(r"=-?0,\d+$")
 _HYDRA_ERRORS = (HydraException, OmegaConfBaseException, ValueError, OSError)
 _OF_FILES = (YAMLError, UnicodeError, GrammarParseError)  # which name no file, or a line that is not the wrong one
-_SEVERAL = "; write batchscope train -m … to run each of them"
+_SEVERAL = "; write one command for each value, or batchscope train -m … for a sweep"
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def apply_overrides(config: dict[str, Any], overrides: list[str]) -> DictConfig:
     for one in sorted(parsed, key=lambda one: not _chooses(one)):  # a choice replaces options of its section
         if "/" in one.key_or_group or one.key_or_group.partition(".")[0] in (*OPTIONAL_GROUPS, "hydra"):
             raise UserError(
-                f"{one.key_or_group}: is for a new run; here, name the options to change: data.batch_size=8"
+                f"{one.key_or_group}: is for a new run; here, name the options to change: trainer.accelerator=cpu"
             )
         if one.key_or_group not in GROUPS or not _chooses(one):
             _set_option(changed, one)

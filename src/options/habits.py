@@ -3,6 +3,8 @@
 A word that works here is not in the table. docs/commands.md lists those, and shows the table.
 """
 
+from .groups import COLLECTIONS, choices_of
+
 # An option or a choice, and what to do instead; `*` stands for its value. An option stands for everything below it.
 HABITS = {
     "ckpt_path": "write `resume=<run folder>` to train on, `init=<file>` to start from its weights, or `batchscope "
@@ -35,7 +37,6 @@ HABITS = {
     "callbacks.checkpoint.dirpath": "write `hydra.run.dir=*`, which moves the whole run",
     "callbacks.model_checkpoint": "write `callbacks.checkpoint` with monitor, mode, every_minutes or "
     "every_n_steps; the best and the last checkpoint are kept in any case",
-    "callbacks.early_stopping": "write `callbacks=early_stopping` beside it",
     "trainer=ddp_sim": "write `trainer=ddp trainer.accelerator=cpu trainer.devices=2`",
     "trainer.gpus=0": "write `trainer=cpu`",
     "trainer.gpus": "write `trainer.accelerator=gpu trainer.devices=*`",
@@ -54,9 +55,11 @@ HABITS = {
 def answer_to(option: str, value: str | None = None, section: str = "") -> str | None:
     """What to write instead of an option of this value, or a choice (`debug=fdr`), that is typed by habit, or None.
 
-    A section that the configuration has is no habit.
+    So is an option of a callback or logger that is not chosen. A section that the configuration has is no habit.
     """
     parts, least = option.split("."), section.count(".") + 1 if section else 0
     names = (".".join(parts[:length]) for length in range(len(parts), least, -1))
+    if least < len(parts[:2]) == 2 and parts[0] in COLLECTIONS and parts[1] in choices_of(parts[0]):
+        return f"write {parts[0]}={parts[1]} beside it"
     found = next((HABITS[name] for name in (f"{option}={value}", *names) if name in HABITS), None)
     return found.replace("*", value or "…").replace("`", "") if found else None

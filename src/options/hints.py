@@ -9,7 +9,7 @@ from hydra.errors import MissingConfigException
 from omegaconf.errors import OmegaConfBaseException
 
 from ..errors import UserError, did_you_mean
-from .groups import GROUPS, choices_of
+from .groups import COLLECTIONS, GROUPS, choices_of
 from .habits import answer_to
 from .overrides import as_override
 from .purpose import (
@@ -62,8 +62,11 @@ def unknown_option(config: Mapping[str, Any], option: str, value: str) -> UserEr
         return UserError(f"{option}: is an option of experiment={OF_EXPERIMENTS[option]}; write both")
     if why := why_unread(option, config):
         return UserError(f"{option}: {why}")
+    section = option.rpartition(".")[0]
+    group, _, name = section.partition(".")
     if option.partition(".")[0] in config and not _answer(option, value, config):
-        return UserError(f"{option}: no such option. {option.rpartition('.')[0]} is no section.")
+        is_left_out = group in COLLECTIONS and name in (config[group] or {})  # by null
+        return UserError(f"{option}: no such option. {section} is {'left out here' if is_left_out else 'no section'}.")
     return no_such_option(option, value, [*GROUPS, *TOP_LEVEL], "", config)
 
 

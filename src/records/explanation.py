@@ -1,6 +1,6 @@
 """An explanation of a training step: what each operation of each module costs, and what this device could do.
 
-`batchscope explain` and the callback OperationProfiler write it as `explain.json`; tables are made of it alone.
+`batchscope explain` writes it as `explain.json`, whose content the callback OperationProfiler has; tables are made of it alone.
 Times are seconds and traffic is bytes, of one step (one update of the weights).
 """
 

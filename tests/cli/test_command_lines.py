@@ -1,6 +1,6 @@
 """What a user typed wrong: each command line is refused in one line with an exit code, and nothing is written.
 
-A row is a command line and its answer, in which `…` stands for any text; `␣` is a blank within a word. All rows run in
+A row is a command line and the begin of its answer, in which `…` stands for any text; `␣` is a blank within a word. All rows run in
 this process, in one folder that holds what `world` makes.
 """
 
@@ -16,7 +16,7 @@ from tests.support.command_lines import answer
 from tests.support.synthetic_runs import write_run
 from tests.support.systems import SYSTEM
 
-RUN_EACH = "got several values, takes one; write batchscope train -m … to run each of them"
+RUN_EACH = "got several values, takes one; write one command for each value, or batchscope train -m … for a sweep"
 ONE_CHOICE = "takes one choice; write -m model=a,b"
 TOO_LONG = "/".join(["x" * 250] * 20)  # for the system; as a folder that may not be entered, which root can enter
 SEARCHER = "+callbacks.bsf._target_=lightning.pytorch.callbacks.BatchSizeFinder"
@@ -116,6 +116,7 @@ REFUSED = {
     "train compile=fast": "compile: got 'fast', takes true or false or default, reduce-overhead",
     "train seed=99999999999": "seed: got 99999999999, takes a whole number from 0 to 4,294,967,295",
     "train seed=1,2": f"seed: {RUN_EACH}",
+    "train experiment=find_batch_size model=cnn,mlp": f"model: {RUN_EACH}",
     "train experiment=find_lr": "optimizer.lr: has several values in a config; write batchscope train -m …",
     "train -m seed=0,1 optimizer.lr=interval(1e-4,1e-1)": "optimizer.lr=interval(1e-4,1e-1): an interval is for a sweeper that searches; add hydra/sweeper=optuna",
     "train trainer.max_epochs=-3": "trainer.max_epochs: got -3, takes a whole number of at least -1 or null.",
@@ -145,8 +146,13 @@ REFUSED = {
     "train timing=true": "timing: has no effect on a single run; write batchscope train -m …",
     "train optimized_metric=val/acc": "optimized_metric: has no effect on a single run; write batchscope train -m …",
     # what does not go together
-    "train model=cnn data=adding": "model: SimpleCNN reads image data, and data=Adding serves sequence data",
-    "train callbacks=null callbacks.throughput.calibrate=false": "callbacks.throughput.calibrate: no such option. callbacks.throughput is no section.",
+    "train model=cnn data=adding": "model: SimpleCNN reads image data, and Adding serves sequence data; write another model=… or data=…",
+    "train callbacks=null callbacks.throughput.calibrate=false": "callbacks.throughput.calibrate: no such option. callbacks.throughput is left out here.",
+    "train experiment=throughput callbacks.checkpoint.monitor=val/acc": "callbacks.checkpoint.monitor: no such option. callbacks.checkpoint is left out here.",
+    "train callbacks.early_stopping.patience=5": "callbacks.early_stopping.patience: write callbacks=early_stopping beside it",
+    "train +callbacks.early_stopping.patience=5": "callbacks.early_stopping: write callbacks=early_stopping beside it",
+    "train callbacks.wait_until_quiet.minutes=3": "callbacks.wait_until_quiet.minutes: write callbacks=wait_until_quiet beside it",
+    "train logger.wandb.project=x": "logger.wandb.project: write logger=wandb beside it",
     f"train {SEARCHER}": "callbacks.bsf: … experiment=find_batch_size",
     "train +callbacks.more._target_=lightning.pytorch.callbacks.GradientAccumulationScheduler": "callbacks.more: … write trainer.accumulate_grad_batches=…",
     "train +callbacks.more._target_=lightning.pytorch.callbacks.StochasticWeightAveraging": "callbacks.more: … write callbacks=weight_averaging",
@@ -196,6 +202,10 @@ REFUSED = {
     "evaluate ckpt=sweep/0": "ckpt: got 'sweep/0', which is not a file; write ckpt=sweep/0/checkpoints/last.ckpt",
     "evaluate sweep/0": "sweep/0: takes option=value; write ckpt=sweep/0",
     "evaluate cofn": "cofn: takes option=value",
+    "evaluate ckpt=file conf": "conf: takes option=value\n",
+    "predict ckpt=file conf": "conf: takes option=value; write input=conf",
+    "predict conf ckpt=file": "conf: takes option=value; write input=conf",
+    "latency file": "file: takes option=value; write ckpt=file",
     "evaluate ~task.metrics.acc": "ckpt: is missing; write ckpt=",
     "explain nowhere": "explain: got 'nowhere', which does not exist; it takes a run's folder",
     "explain conf": "explain: got 'conf', which is not the folder of a run (no run.json in it)",
@@ -246,6 +256,8 @@ UNPARSED = {
     "model=cnn": "model=cnn: an option comes after a command; write batchscope train model=cnn",
     "train --nope": "--nope: no such flag.",
     "train --verbos": "--verbos: no such flag. Did you mean '--verbose'?",
+    "train --eval": "--eval: no such flag.\n",
+    "train --lr=0.1": "--lr=0.1: no such flag. Options are written without dashes: optimizer.lr=0.1",
     "train --model cnn": "--model: no such flag. Options are written without dashes: model=<value>",
     "train --data.batch_size=64": "--data.batch_size=64: … Options are written without dashes: data.batch_size=64",
     "train --batch_size 512": "--batch_size: no such flag. Options are written without dashes: data.batch_size=<value>",
@@ -309,7 +321,7 @@ def test_a_mistake_is_one_line_with_its_exit_code_and_nothing_is_written(line, c
     monkeypatch.chdir(world)
     before = contents(world)
     found = answer(*("" if word == "␣" else word.replace("␣", " ") for word in line.split()))
-    pattern = ".*".join(re.escape(part.strip()) for part in said.split("…"))
+    pattern = ".*".join(re.escape(part.strip(" ")) for part in said.split("…"))
     assert (found.code, found.out, found.err.count("\n")) == (code, "", 1), found
     assert re.match(pattern, found.err.removeprefix("error: ")), found.err
     assert contents(world) == before

@@ -275,7 +275,8 @@ def test_a_choice_of_the_trainer_sets_the_devices_of_a_record_and_keeps_its_othe
 def test_what_belongs_to_a_new_run_is_refused() -> None:
     assert refusal(changed, "seed=1,2") == "seed: got several values, takes one"
     for option in ("experiment=quickstart", "hydra.run.dir=x", "hydra/launcher=ray", "model/part=a"):
-        assert refusal(changed, option).startswith(f"{option.partition('=')[0]}: is for a new run")
+        said = "is for a new run; here, name the options to change: trainer.accelerator=cpu"  # which all take
+        assert refusal(changed, option) == f"{option.partition('=')[0]}: {said}"
 
 
 # --- a composition whose choices were composed before is the one that Hydra composes ---------------------------------
@@ -310,7 +311,7 @@ OF_THE_USERS = {
     "mynet": "did you mean 'model=mynet'?",
     "model=mynet +model.flavor=x": "Did you mean 'flavour'? model takes flavour, size.",
     "model=mynet model.flavour=5": "model.flavour: got 5, takes a text.",
-    "model=mynet data=mnist": "model: Net reads sequence data, and data=MNIST serves image data",
+    "model=mynet data=mnist": "model: Net reads sequence data, and MNIST serves image data; write another model=… or data=…",
     "experiment=own tags.5.lr=1": "tags.5.lr: no such option. tags.5 is no section.",
     "experiment=own tags.0.lr=1": "tags: got [{'first': 1, 'lr': 1}], takes a list, each item a text.",
 }

@@ -3,6 +3,8 @@
 The Trainer and the loggers are Lightning's, which gets their options as they are.
 """
 
+import re
+import shlex
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -169,6 +171,19 @@ def test_every_option_changes_what_is_built_or_is_refused(word: str, tmp_path: P
     assert [option for option, has_effect in found.items() if has_effect is False] == []
     refused = {option for option, has_effect in found.items() if has_effect is None}
     assert refused == REFUSED.get(word, REFUSED.get(group, set())) - left_out
+
+
+ABOVE = (CONFIGS / "task" / "default.yaml").read_text(encoding="utf-8").partition("\n")[0]
+PAGE = (CONFIGS.parent / "docs" / "commands.md").read_text(encoding="utf-8")
+EXAMPLES = [ABOVE.partition("train.py ")[2], *re.findall(r"`([^`]*\btask\.(?!_target_)[^`]+)`", PAGE)]
+
+
+@pytest.mark.parametrize("words", EXAMPLES)
+def test_an_option_of_the_task_that_is_shown_fits_network_and_data(words: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = composed(*shlex.split(words))
+    data = build_data(config)
+    lightning_module(build_model(config, data), data, config, {"choices": {}, "dataset": "toy"})
 
 
 @pytest.mark.parametrize("word", READ)
