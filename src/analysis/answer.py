@@ -18,13 +18,12 @@ from typing import Any
 from .._system import command_line
 from ..options.purpose import ENDLESS, timed_experiment
 from ..records.formatting import percent
-from ..records.metrics import metric
 from ..records.rates import load_words
-from ..records.values import at, table
+from ..records.values import at, positive, table
 from .groups import Group, loads_of
 from .methods import is_trained
 from .noise import simultaneous
-from .quality import Quality, quality_of
+from .quality import Quality, quality_of, why_none
 from .run import OUT_OF_MEMORY, Run
 from .selection import ENOUGH, Rule, Selection, select
 from .target import Arrivals, arrivals_of
@@ -74,19 +73,26 @@ def answer(group: Group, metrics: Sequence[str] = (), enough: float = ENOUGH, ma
         is_alone |= not (sizes or any(run.status == "finished" for run in group.runs))  # which is said of all runs
         only = f"Only {next(iter(sizes)):,}" if sizes else "No batch size"
         return Answer(group, [] if is_alone else [f"{only} was measured, so there is nothing to compare."])
-    quality = next((known for key in metrics if (known := quality_of(sizes, key, margin))), None) if overall else None
+    quality = next((known for key in metrics if (known := quality_of(sizes, key, margin))), None)
     selection = select(group.rates, quality.candidates, enough) if quality else overall
     if overall is None or selection is None:
-        of, them = (f" of the sizes with the best {quality.metric.key}", "them") if quality else ("", "sizes")
+        part = quality if overall else None
+        of, them = (f" of the sizes with the best {part.metric.key}", "them") if part else ("", "sizes")
         why = "single steps were not kept, or too few were measured"
-        line = f"No rate{of} is known well enough to compare {them}: {why}."
-        return Answer(group, [line], overall=overall, repeat=_repeat(group, None, quality), quality=quality)
+        known = f"No rate{of} is known well enough to compare {them}: {why}."
+        lines = [known if group.rates.settings else "No rate was measured."]
+        lines += [_best_words(quality)] if quality else []
+        return Answer(group, lines, overall=overall, repeat=_repeat(group, None, quality), quality=quality)
     if quality and selection.size is not None and not quality.is_shown(selection.size):
         selection = replace(selection, rule="best_guess")
     said = list(_sentences(group, selection, overall, quality, metrics))
     lines, claims = [line for line, *_ in said], [claim for _, *of_line in said for claim in of_line]
     repeat = _repeat(group, selection, quality)
     return Answer(group, lines, selection.size, selection.rule, selection, overall, claims, repeat, quality)
+
+
+def _best_words(quality: Quality) -> str:
+    return quality.best_words({size: f"{size:,}" for size in quality.values})
 
 
 def _repeat(group: Group, selection: Selection | None, quality: Quality | None) -> str:
@@ -140,11 +146,9 @@ def _sentences(
     yield from _neighbours(group, selection, overall)
     if quality:
         yield from _price(group, selection, quality)
-        yield (quality.best_words({size: f"{size:,}" for size in quality.values}),)
+        yield (_best_words(quality),)
     elif tested := [key for key in metrics if any(key in run.metrics for run in group.runs)]:
-        few = [key for key in tested if metric(key).higher_is_better is not None]
-        why = "fewer than two sizes have a value" if few else "it is not known whether more is better"
-        yield (f"Of {and_(few or tested)} {why}: the speed alone decides.",)
+        yield (f"{why_none(tested, 'sizes')}: the speed alone decides.",)
     elif any(map(is_trained, group.runs)):
         yield ("No metric of a validation or a test is known: the speed alone decides.",)
     else:
@@ -202,7 +206,9 @@ def _larger(group: Group, selection: Selection, overall: Selection) -> str:
     if limit and limit <= 2 * largest:
         return f"{largest:,} still rises, and {full}"
     has_failed = any(largest < size <= 2 * largest for size in group.without_rate)
-    is_possible = not has_failed and 2 * largest <= min(filled, default=math.inf)
+    update, ranks = positive(group.runs[0].settings.get("global_batch_size")) or 0, group.runs[0].processes
+    fits = update % (2 * largest * ranks) == 0  # as global_batch_size asks
+    is_possible = not has_failed and fits and 2 * largest <= min(filled, default=math.inf)
     return f"{largest:,} still rises" + f": {2 * largest:,} may be faster" * is_possible
 
 

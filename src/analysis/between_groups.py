@@ -11,11 +11,12 @@ from typing import Any
 from ..records.rates import RATE, load_words
 from .groups import Group, SweepResults, label, rates_of, setting_words, short_names
 from .noise import Ratio, simultaneous
-from .quality import Quality, quality_of
+from .quality import Quality, quality_of, why_none
 from .run import BATCH_SIZE, HARDWARE, Run
 from .selection import select
 from .text import and_
 
+_DEVICES = "trainer.devices"  # of a CPU they share its threads
 _OTHER_WORK = ("model", "data")  # whose samples are other work: their rates are not compared
 
 
@@ -31,9 +32,9 @@ def crossovers(sweep: SweepResults) -> list[str]:
         first, second = one.runs[0].settings, two.runs[0].settings
         differing = [key for key in sweep.group_keys if first.get(key) != second.get(key)]
         # Devices of one kind are named by their own names.
-        key = next((key for key in ("device_name", *differing) if key in differing), "")
-        of_thing = HARDWARE if key in HARDWARE else (key,)
-        sizes = [size for size in one.sizes if size in two.sizes]
+        key = next((key for key in ("device_name", _DEVICES, *differing) if key in differing), "")
+        of_thing = HARDWARE if key in HARDWARE else (key, "threads") if key == _DEVICES else (key,)
+        sizes = [size for size in one.timed if size in two.timed]
         if not sizes or not key or key in _OTHER_WORK or {*differing} - {*of_thing}:
             continue
         if not sweep.runs[0].is_of_speed(key):
@@ -71,7 +72,8 @@ def compare_settings(sweep: SweepResults, metrics: Sequence[str], margin: float 
     best = [quality.best_words(dict(enumerate(names)), at="with")] if quality else []
     of_speed = [key for key in sweep.group_keys if sweep.runs[0].is_of_speed(key)]
     if not best and len({run.speed_setting for run in sweep.runs}) == 1:
-        return ["The settings differ in nothing that changes the time of a step, and no metric is known."]
+        why = why_none(metrics, "settings") if metrics else "No metric is known"
+        return [f"The settings differ in nothing that changes the time of a step. {why}."]
     return [*best, *(_fastest(sweep, of_speed) if of_speed or not best else ())]
 
 

@@ -20,7 +20,7 @@ from ..records.step_parts import PARTS
 from ..records.terminal import wrapped
 from ..records.values import table
 from .groups import SweepResults, loads_of
-from .noise import BETWEEN, Rates, Ratio
+from .noise import BETWEEN, PROCESSES, Rates, Ratio
 from .read import find
 from .run import SEED, Run
 from .text import aligned, page_width
@@ -82,9 +82,10 @@ class Comparison:
         (of_a, left_of_a), (of_b, left_of_b) = (measured(*side) for side in zip("AB", found, strict=True))
         sides, confidence = {_A: of_a, _B: of_b}, 1 - _ERROR_RATE / 2
         between = None if min(map(len, sides.values())) > 1 else BETWEEN  # repeated runs show it
-        steps = Rates(windows_of(sides), between)  # what slows one slows the other
+        processes = 0.0 if between is None else PROCESSES
+        steps = Rates(windows_of(sides), between, processes)  # what slows one slows the other
         windows = {part: windows_of(sides, part) for part in PARTS}
-        parts = {part: Rates(of, between) for part, of in windows.items() if of["setting"].nunique() == 2}
+        parts = {part: Rates(of, between, processes) for part, of in windows.items() if of["setting"].nunique() == 2}
         parts = {p: rates for p, rates in parts.items() if any(steps.rate(s) >= _SMALL * rates.rate(s) for s in sides)}
         of_part = 1 - (1 - confidence) / max(len(parts), 1)
         step = _row(STEP, steps, confidence)

@@ -19,7 +19,7 @@ from .windows import windows_of
 
 # What people change together with the batch size. The rule by which the learning rate follows it is no such value.
 _SCALES_ALONG = re.compile(rf"optimizer\.(?!lr_scaling)|trainer\.(max|limit)_|{OWN_RATE}$")
-_SAYS_NOTHING = ("auto", "none")  # without the name of its option
+_SAYS_NOTHING = ("auto", "none", "default", "DEFAULT", "warn")  # without the name of its option
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Group:
 
     @cached_property
     def sizes(self) -> dict[int, list[Run]]:
-        """The measured runs of every batch size, smallest first."""
+        """The measured or tested runs of every batch size, smallest first."""
         sizes: dict[int, list[Run]] = {}
-        for run in sorted((r for r in self.runs if RATE in r.values), key=lambda r: r.batch_size or 0):
+        for run in sorted((r for r in self.runs if RATE in r.values or r.metrics), key=lambda r: r.batch_size or 0):
             sizes.setdefault(run.batch_size or 0, []).append(run)
         return sizes
 
@@ -46,13 +46,15 @@ class Group:
 
     @cached_property
     def timed(self) -> dict[int, list[Run]]:
-        """The runs that tell the speed of every batch size.
+        """The runs that tell the speed of every batch size of which it is known.
 
         A sweep of trainings visits one run of those with the same speed: it tells the speed of the others.
         """
         timed = {}
-        for size, runs in self.sizes.items():
+        for size, every in self.sizes.items():
             visited: list[Run] = []
+            if not (runs := [run for run in every if RATE in run.values]):
+                continue
             if not any(run.in_passes for run in runs):
                 settings, sweeps = {run.speed_setting for run in runs}, {run.folder.resolve().parent for run in runs}
                 beside = (run for run in self.beside if run.folder.resolve().parent in sweeps)
@@ -65,7 +67,7 @@ class Group:
         """The sizes of which no run was measured, and why; smallest first."""
         ordered = sorted(self.runs, key=lambda run: run.batch_size or 0)
         sizes = {run.batch_size: run.reason or "no rate was measured" for run in ordered if run.batch_size}
-        return {size: why for size, why in sizes.items() if size not in self.sizes}
+        return {size: why for size, why in sizes.items() if size not in self.timed}
 
 
 def rates_of(settings: Mapping[int, Sequence[Run]], at_equal_load: bool = False) -> Rates:
@@ -177,6 +179,12 @@ def _doubts(runs: list[Run]) -> list[str]:
         names = sorted({run.dataset for run in runs if run.dataset and str(run.settings.get("data")) == choice})
         if len(names) > 1:
             notes.append(f"data={choice} was not the same data in every run: {', '.join(names)}")
+    seen: dict[str, set[str]] = {}  # of runs with the same settings and seed
+    for run in runs:
+        if (fingerprint := at(run.record, "dataset.fingerprint")) not in (None, "unknown"):
+            seen.setdefault(run.signature(lambda key: key != BATCH_SIZE), set()).add(str(fingerprint))
+    if any(len(fingerprints) > 1 for fingerprints in seen.values()):
+        notes.append("runs of one setting and seed had different data: their dataset.fingerprint differs")
     lowered = ((run.asked, positive(run.record.get("batch_size"))) for run in runs)
     held = {(asked, round(size)) for asked, size in lowered if asked and size and size < asked}
     notes += [f"a batch of {asked:,} is larger than the training set: it held {size:,}" for asked, size in sorted(held)]

@@ -130,6 +130,13 @@ def quality_of(sizes: Mapping[int, Sequence[Run]], key: str, margin: float | Non
     return Quality(declared, values.to_dict(), most, sure, int(cells.count().max()), is_share)
 
 
+def why_none(metrics: Sequence[str], of: str) -> str:
+    """Why `quality_of` has none of some metrics that runs have: `Of test/acc fewer than two sizes have a value`."""
+    few = [key for key in metrics if metric(key).higher_is_better is not None]
+    why = f"fewer than two {of} have a value" if few else "it is not known whether more is better"
+    return f"Of {and_(few or metrics)} {why}"
+
+
 def of_seeds(runs: Sequence[Run], key: str) -> list[float]:
     """A metric by seed: the mean of the runs that repeat one."""
     values: dict[str, list[float]] = {}

@@ -57,7 +57,7 @@ class Selection:
 def select(rates: Rates, sizes: Collection[int] | None = None, enough: float = ENOUGH) -> Selection | None:
     """Apply the rule to some sizes, by default to all. None where the rate of none is known with an interval."""
     among = sorted(rates.settings if sizes is None else sizes)
-    known = [size for size in among if math.isfinite(rates.reach(size, others=False))]
+    known = [s for s in among if s in rates.settings and math.isfinite(rates.reach(s, others=False))]
     if not known:
         return None
     confidence = simultaneous(len(known) - 1)

@@ -14,7 +14,7 @@ from batchscope.analysis.read import find
 from batchscope.analysis.selection import Selection
 from batchscope.analysis.table import quality_metrics
 from batchscope.records.correct import write_correct
-from tests.support.synthetic_runs import change_record, write_measured, write_rates
+from tests.support.synthetic_runs import change_record, write_measured, write_rates, write_run
 
 TIMED, SEEDS = "experiment=throughput data.batch_size=", "seed=0,1,2 data.batch_size="
 UNTESTED = "No metric of a validation or a test is known: the speed alone decides."
@@ -124,6 +124,12 @@ RULES = {
     "a larger size than the training set is not": (
         {64: 2000, 512: 4000}, {"train_samples": 600}, 512, "shown", "", ["512", f"64 gives 49 to 51 % of the rate of 512; {RISES}."],
     ),
+    "nor is one that fills no update": (
+        {64: 2000, 512: 4000}, {"options": {"global_batch_size": 512}}, 512, "shown", "", ["512", f"64 gives 49 to 51 % of the rate of 512; {RISES}."],
+    ),
+    "one that fills an update may be": (
+        {64: 2000, 512: 4000}, {"options": {"global_batch_size": 2048}}, 512, "shown", "", ["512", f"64 gives 49 to 51 % of the rate of 512; {RISES}: 1,024 may"],
+    ),
     "a larger size was killed": (
         {64: 2000, 512: 4000}, {"more": {1024: 1}, "status": "killed", "throughput": {"samples_per_sec": None}}, 512, "shown", "",
         ["512", f"64 gives 49 to 51 % of the rate of 512; {RISES}."],
@@ -148,7 +154,11 @@ RULES = {
         ["64: faster", "8 gives", "Of test/mae it is not known whether more is better: the speed alone decides."],
     ),
     "of the size with the best metric no rate is known": (
-        {8: 1000, 64: 4000}, {**LOSS, "windows": 0}, None, "undecided", f"{TIMED}8,64", ["No rate is known well enough"],
+        {8: 1000, 64: 4000}, {**LOSS, "windows": 0}, None, "undecided", f"{TIMED}8,64", ["No rate is known well enough", f"Best test/loss: 0.100 at 8; {UNKNOWN}"],
+    ),
+    "no rate was measured": (
+        {8: 1000, 64: 4000}, {**LOSS, "windows": 0, "throughput": {"samples_per_sec": None}}, None, "undecided", f"{TIMED}8,64",
+        ["No rate was measured.", f"Best test/loss: 0.100 at 8; {UNKNOWN}"],
     ),
     "a rise that is not shown is not said": (
         {64: 3900, 512: 4150}, {"noise": 0.1, "seed": 3}, 64, "shown", "", ["64: ", UNTESTED],
@@ -330,6 +340,16 @@ def test_a_candidate_without_a_known_rate_is_not_called_none(tmp_path):
     write_rates(tmp_path, {64: 2000}, first=1, **facts, windows=1)
     line = answered(tmp_path).lines[0]
     assert line.endswith("8: the only size within 0.50 points of the best test/acc whose rate is known.")
+
+
+def test_a_size_that_was_tested_and_not_timed_is_compared_by_its_metric_alone(tmp_path):
+    write_rates(tmp_path, {64: 1000, 512: 4000}, **ACCURACY | {"metrics": {"test/acc": 0.95}})
+    write_run(tmp_path / "2", 8, metrics={"test/acc": 0.985}, evaluated={"test": 10_000})
+    found = analyse([tmp_path])
+    assert found.answers[0].quality.candidates == [8]
+    assert found.answers[0].lines[0].startswith("No rate of the sizes with the best test/acc is known well enough")
+    assert ["test/acc", "98.5%", "95.0%", "95.0%"] in [line.split() for line in found.text.splitlines()]
+    assert found.answers[0].group.without_rate == {8: "no rate was measured"}
 
 
 def test_equal_answers_are_not_without_noise_and_a_damaged_file_is_a_note(tmp_path):

@@ -49,6 +49,14 @@ def test_devices_of_one_kind_are_told_apart_by_their_names(tmp_path):
     assert [line.partition(" in ")[0] for line in lines] == ["cnn: T4 ÷ A CPU", "cnn: A100 ÷ A CPU", "cnn: A100 ÷ T4"]
 
 
+def test_processes_of_a_cpu_are_compared_although_they_share_its_threads(tmp_path):
+    for number, processes in enumerate((1, 2)):
+        facts = {"options": {"trainer.devices": processes}, "hardware": {"torch_threads": 2 // processes}}
+        write_measured(tmp_path, {8: 10.0 / processes, 64: 40.0 / processes}, first=2 * number, **facts, **QUIET)
+    (line,) = crossovers(find([tmp_path]))
+    assert line.startswith("cnn: devices 2 ÷ devices 1 in samples/s is 2.00 ")
+
+
 def test_models_data_rates_of_learning_and_what_differs_in_two_things_are_not_compared(tmp_path):
     write_measured(tmp_path, {8: 10.0, 64: 20.0})
     others = {"model": "mlp"}, {"options": {"optimizer.lr": 0.1}}, GPU | {"options": {"data.pipeline": "device"}}
@@ -65,6 +73,21 @@ def test_groups_at_one_batch_size_each_are_compared_as_settings(tmp_path):
         write_measured(tmp_path, {64: 10.0 / (1 + number)}, first=number, **facts, **QUIET)
     assert crossovers(find([tmp_path])) == []
     assert compare_settings(find([tmp_path]), [])[0].startswith("cnn · gpu is the fastest: 2.00 (")
+
+
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [
+        (["val/acc"], "Of val/acc fewer than two settings have a value"),
+        (["val/f1_of_mine", "val/f1_of_mine"], "Of val/f1_of_mine it is not known whether more is better"),
+        ([], "No metric is known"),
+    ],
+)
+def test_why_no_setting_is_the_best_is_said(tmp_path, names, why):
+    for number, rate in enumerate((0.004, 100.0)):
+        facts = {"metrics": {name: 0.5 for name in names[number : number + 1]}, "options": {"optimizer.lr": rate}}
+        write_measured(tmp_path, {64: 10.0}, first=number, **facts)
+    assert analyse([tmp_path]).headlines == [f"The settings differ in nothing that changes the time of a step. {why}."]
 
 
 def test_a_class_that_an_option_names_makes_another_setting(tmp_path):

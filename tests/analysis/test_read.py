@@ -112,6 +112,10 @@ GROUPS = {
         [{"options": {RULE: "auto"}}, {"options": {RULE: "none"}}, {"options": {RULE: "linear"}}], [RULE, SIZE],
         ["cnn · lr_scaling auto", "cnn · lr_scaling none", "cnn · linear"],
     ),
+    "so is a value that says as little": (
+        [{"options": {"compile": value}} for value in (False, "default")], ["compile", SIZE],
+        ["cnn · compile false", "cnn · compile default"],
+    ),
     "an option that some runs do not have divides": (
         [{}, {"options": {"optimizer.amsgrad": True}}], ["optimizer.amsgrad", SIZE], ["cnn", "cnn · amsgrad true"],
     ),
@@ -209,6 +213,15 @@ def test_different_data_under_one_name_and_other_versions_of_torch_are_said(tmp_
         "the runs used several versions of torch: 2.10.0, 2.9.0",
         "data=mnist was not the same data in every run: mnist, rendered-digits",
     ]
+
+
+def test_different_data_of_one_setting_and_seed_are_said(tmp_path):
+    for number, (seed, fingerprint) in enumerate(((0, "a"), (0, "b"), (1, "unknown"), (1, "c"), (2, "d"))):
+        found = {"name": "mnist", "fingerprint": fingerprint}
+        write(tmp_path / fingerprint, [32 + number], first=number, seed=seed, dataset=found)
+    said = ["runs of one setting and seed had different data: their dataset.fingerprint differs"]
+    assert find([tmp_path]).notes == said
+    assert find([tmp_path / name for name in ("a", "c", "unknown", "d")]).notes == []
 
 
 @pytest.mark.parametrize("evidence", [None, 7, "two\nlines"])
