@@ -7,14 +7,17 @@ from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from typing import Any
 
-from lightning import LightningDataModule
+from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import nn
 
 from ..errors import UserError, in_one_line, warn
 from ..options.signatures import live_signature
 from .augment import Augment
 from .base import DataModule, Split
 from .spec import DataSpec
+
+_AFTER_SETUP = ("num_samples", "fingerprint", "resume_at")  # what a module may have that `setup` makes known
 
 
 class PlainData:
@@ -62,6 +65,12 @@ class PlainData:
         """As DataModule; `unknown` where the module does not say it."""
         found = getattr(self.module, "fingerprint", "unknown")
         return "unknown" if callable(found) else str(found)
+
+    @property
+    def tells_after_setup(self) -> bool:
+        """Whether `setup` may make known what a run asks before its fit. Lightning calls it again, and it may take long."""
+        has_size = vars(self.module).get("batch_size") or self.module.hparams.get("batch_size")
+        return not has_size or any(hasattr(type(self.module), name) for name in _AFTER_SETUP)
 
     def resume_at(self, epoch: int, batches: int) -> None:
         """As DataModule; else loaders with a `state_dict` go on where they were, and other batches are lost."""
@@ -156,6 +165,15 @@ def has_test(data: Data) -> bool:
     except NotImplementedError:
         return False
     return not isinstance(data, PlainData) or data.module.test_dataloader() is not None
+
+
+def set_up_for_fit(data: Data, model: nn.Module, trainer: Trainer) -> None:
+    """Have data ready to be asked before a fit. A `setup` may ask the trainer, and that its module, as in Lightning."""
+    lightning_of(data).trainer = trainer
+    if isinstance(model, LightningModule):
+        trainer.strategy.connect(model)
+    if isinstance(data, DataModule) or data.tells_after_setup:
+        data.setup("fit")
 
 
 def lightning_of(data: Data) -> LightningDataModule:

@@ -149,7 +149,9 @@ def trainer_for(trained: Trained) -> Trainer:
         hooks = ("on_test_start", "on_validation_start", "on_predict_start")
         alone["callbacks"] = [Hooks(**dict.fromkeys(hooks, lambda trainer, module: load_weights()))]
     alone["enable_progress_bar"] = config["trainer"].get("enable_progress_bar", True) and can_redraw()
-    return build(config["trainer"], "trainer", **alone, **loader_switches(config, trained.known))
+    trainer = build(config["trainer"], "trainer", **alone, **loader_switches(config, trained.known))
+    trainer.strategy.connect(trained.module)  # for a `setup` of the data that asks for it before the trainer runs
+    return trainer
 
 
 def _built(config: dict[str, Any], name: str, data: Data | KnownData) -> Trained:

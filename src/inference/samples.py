@@ -20,7 +20,8 @@ from ..options.signatures import live_signature
 from ..training.trial import blamed
 from .load import Trained, trainer_for
 
-SPLITS = {"test": "test", "val": "validate", "predict": "predict"}  # Lightning's stage of each split
+# Lightning's stage of each split; that of `val` is as in a run: many a `setup` makes the validation for the fit alone.
+SPLITS = {"test": "test", "val": "fit", "predict": "predict"}
 _FEW = 8  # copies of a sample that is alone
 # Of a transfer to a device, in Lightning's order: each hook, and what it takes between the batch and the number of its loader.
 _TRANSFER = {

@@ -66,12 +66,13 @@ def lstm(
 def rnn(cell: "RNNCell", input: Tensor, hidden: Tensor | None) -> tuple[Tensor, Tensor]:
     """An Elman cell over a sequence: `input: (B, T, F)`, `hidden: (B, H)` → `(B, T, H)` and the final `(B, H)`.
 
-    On a CPU torch unrolls nn.RNN operation by operation; ElmanSequence is faster there.
+    On a CPU torch unrolls nn.RNN operation by operation; ElmanSequence is faster there. Its steps in place would be those of an
+    exported file, which could not run where gradients are taken.
     """
     weights = _weights([cell])
     if hidden is None:
         hidden = input.new_zeros(input.shape[0], cell.hidden_size)
-    if input.device.type == "cpu" and not torch.is_autocast_enabled("cpu"):
+    if input.device.type == "cpu" and not (torch.is_autocast_enabled("cpu") or torch.compiler.is_exporting()):
         output, hidden = ElmanSequence.apply(input.transpose(0, 1), hidden, *weights)
         return output.transpose(0, 1), hidden
     train = cell.training or torch.is_grad_enabled()

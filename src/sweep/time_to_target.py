@@ -77,7 +77,8 @@ class TimeToTarget(Search):
     def plan(self, job: Job) -> Plan:
         """The runs, in folders below the job's own.
 
-        A run that fails for another reason than memory or a loss that is not finite ends them (RunFailed).
+        Nothing as large is tried again where a run lacks memory or is killed. One that fails for another reason than a loss
+        that is not finite ends them (RunFailed).
         """
         middle = math.exp(sum(map(math.log, self.sizes)) / len(self.sizes))
         order = sorted(dict.fromkeys(self.sizes), key=lambda size: abs(math.log(size / middle)))
@@ -100,7 +101,7 @@ class TimeToTarget(Search):
                 trial = _trial(job, f"run {done} of at most {done + len(todo)}", size, rate, seconds, share_s)
                 (record,) = yield [trial]
                 left_s -= positive(record.get("seconds")) or 0.0
-                if record["status"] == "out_of_memory":
+                if record["status"] in ("out_of_memory", "killed"):  # as the system does where the host's memory ends
                     most = size - 1
                 # That the loss is not finite with so large a learning rate is a result.
                 elif record["status"] not in ("finished", "not_finite"):

@@ -12,7 +12,7 @@ from .._lightning import Hooks, callbacks_of, expect_no_validation
 from ..callbacks._setting import title_of
 from ..callbacks.profile import OperationProfiler
 from ..callbacks.throughput import ThroughputMonitor
-from ..data.plain import lightning_of
+from ..data.plain import lightning_of, set_up_for_fit
 from ..errors import UserError, in_one_line
 from ..options.purpose import NO_END
 from ..records.explanation import Explanation
@@ -58,8 +58,7 @@ def _explain(
     if not names_data:
         refuse_own_loaders(model)
     data.prepare_data()
-    lightning_of(data).trainer = trainer
-    data.setup("fit")
+    set_up_for_fit(data, model, trainer)
     batch = limit_batch_size(data, data.num_samples("train"), 1, trainer.accumulate_grad_batches)
     module = lightning_module(model, data, config, {"choices": choices, "dataset": data.name})
     if isinstance(module, Task):

@@ -13,6 +13,7 @@ from torch import nn
 
 from ..checkpointing.checkpoint_file import is_weight, makes_layers, verify
 from ..errors import UserError, cut, in_one_line
+from .trial import blamed
 
 _WRAPPERS = re.compile(r"^((model|module)\.)+")  # of a LightningModule, of DataParallel
 _COMPILED = "_orig_mod."  # of torch.compile, before any name
@@ -25,9 +26,12 @@ def start_from(model: nn.Module, path: Path) -> None:
     All names and shapes have to match, or it is a UserError; the wrappers `model.`, `module.` and `_orig_mod.` count on
     neither side.
     """
-    found, names = weights_in(path, model), _plain(model.state_dict())
-    held = {plain: found[name] for plain, name in _plain(found).items()}
-    weights = {names.get(plain, plain): tensor for plain, tensor in held.items()}
+    held = _held(path)
+    if isinstance(model, LightningModule) and "pytorch-lightning_version" in held:
+        with blamed("init", f"on_load_checkpoint of {type(model).__name__} fails"):
+            model.on_load_checkpoint(held)  # which may make layers, and complete the weights
+    found, names = _weights(held, path, model), _plain(model.state_dict())
+    weights = {names.get(plain, plain): found[name] for plain, name in _plain(found).items()}
     try:
         model.load_state_dict(weights, strict=getattr(model, "strict_loading", True))
     except RuntimeError as error:  # all that is missing, unexpected or of another shape
@@ -60,6 +64,11 @@ def weights_in(path: Path, model: nn.Module) -> dict[str, Any]:
 
     A checkpoint of a Task has the weights of a loss, too: for a network those below `model.` are taken.
     """
+    return _weights(_held(path), path, model)
+
+
+def _held(path: Path) -> dict[str, Any]:
+    """What a file holds; empty where that is no dict. UserError where it is damaged, or would run code."""
     if not os.path.isfile(path):
         raise UserError(f"init: got '{path}', which is not a file")
     try:
@@ -77,8 +86,12 @@ def weights_in(path: Path, model: nn.Module) -> dict[str, Any]:
         raise UserError(
             f"init: {path} holds no weights that can be read without running code; {makes} ({in_one_line(error, 100)})"
         ) from error
-    inner = [held[key] for key in _STATES if isinstance(held, Mapping) and isinstance(held.get(key), Mapping)]
-    state = inner[0] if inner else held if isinstance(held, Mapping) else {}
+    return held if isinstance(held, dict) else {}
+
+
+def _weights(held: Mapping[str, Any], path: Path, model: nn.Module) -> dict[str, Any]:
+    """Those among what a file holds, as `weights_in`."""
+    state = next((held[key] for key in _STATES if isinstance(held.get(key), Mapping)), held)
     weights = {name: value for name, value in state.items() if isinstance(name, str) and is_weight(name, value)}
     if not weights:
         raise UserError(f"init: {path} holds no weights: neither a checkpoint nor a state_dict")

@@ -35,7 +35,7 @@ from ..checkpointing.graceful_shutdown import GracefulShutdown
 from ..checkpointing.resume import lock_run_dir
 from ..checkpointing.resume_point import ResumePoint, find_resume_point
 from ..data.base import DataModule, Split
-from ..data.plain import Data, PlainData, has_test, lightning_of
+from ..data.plain import Data, PlainData, has_test, lightning_of, set_up_for_fit
 from ..distributed.agreement import abort_waiting, check_agreement, end_together, record_lost_ranks
 from ..distributed.rendezvous import once_for_all
 from ..errors import UnfitError, UserError, show_tracebacks, warn
@@ -219,8 +219,7 @@ class _Run:
 
     def load_data(self, run_id: str) -> None:
         """Load the training data, and name the run, its loggers and its checkpoints after them."""
-        lightning_of(self.data).trainer = self.trainer  # which a `setup` may ask, as in Lightning
-        self.data.setup("fit")
+        set_up_for_fit(self.data, self.model, self.trainer)
         _refuse_few_samples(self.data, self.trainer)
         samples = self.data.num_samples("train")
         fingerprint = self.data.fingerprint

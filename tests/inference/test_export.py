@@ -13,7 +13,7 @@ from batchscope.data.spec import DataSpec
 from batchscope.inference.export import FORMATS, export
 from batchscope.inference.load import KnownData, Trained
 from batchscope.inference.samples import samples_of
-from batchscope.models.sequence import LSTMCellModel
+from batchscope.models.sequence import LSTMCellModel, RNNCellModel
 from tests.support.command_lines import refusal
 
 NEEDS_ONNX = pytest.mark.skipif(importlib.util.find_spec("onnxruntime") is None, reason="needs batchscope[onnx]")
@@ -39,6 +39,17 @@ def test_a_recurrent_network_is_written_with_the_lengths_of_its_sequences(form: 
     samples = {"x": torch.randn(7, 9, 2), "lengths": torch.arange(3, 10)}
     network = replace(trained, network=LSTMCellModel(spec, hidden_size=4))
     assert export(network, form, tmp_path / f"a{FORMATS[form]}", samples) < 1e-5
+
+
+@pytest.mark.parametrize("model", [RNNCellModel, LSTMCellModel])
+def test_the_file_of_a_recurrent_network_answers_with_and_without_gradients(model, trained, tmp_path: Path) -> None:
+    network = model(DataSpec("sequence", (9, 2), "class", 3), hidden_size=4)
+    x = torch.randn(7, 9, 2)
+    export(replace(trained, network=network), "torch_export", tmp_path / "a.pt2", {"x": x})
+    loaded = torch.export.load(tmp_path / "a.pt2").module()
+    for is_on in (False, True):
+        with torch.set_grad_enabled(is_on):
+            torch.testing.assert_close(loaded(x), network(x))
 
 
 @pytest.mark.parametrize(

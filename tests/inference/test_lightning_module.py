@@ -80,6 +80,17 @@ class Paired(Points):
         return DataLoader(X, batch_sampler=Pairs(len(X)))
 
 
+class Tutorial(Named):
+    """Makes its validation where the fit is set up, and no test."""
+
+    def setup(self, stage: str) -> None:
+        if stage == "fit":
+            self.validation = DataLoader([{"y": x.sum(), "point": x} for x in X[:16]], batch_size=8)
+
+    def val_dataloader(self) -> DataLoader:
+        return self.validation
+
+
 class Specified(Points):
     """Says what its samples are."""
 
@@ -119,7 +130,7 @@ class Late(Plain):
             self.layer = torch.nn.Linear(4, 1)
 
 
-CLASSES = (Points, Named, Wrapped, Paired, Specified, Plain, Theirs, Generator, Late)
+CLASSES = (Points, Named, Tutorial, Wrapped, Paired, Specified, Plain, Theirs, Generator, Late)
 
 
 @pytest.fixture
@@ -194,6 +205,11 @@ def test_without_a_step_of_its_own_its_forward_gets_what_it_takes_of_a_batch(wor
     for _ in range(2):
         found = predict(module, source).arrays["output"][:, 0]
         np.testing.assert_allclose(found, sums(module, INPUTS[words]), rtol=1e-5)
+
+
+def test_a_validation_that_is_made_for_the_fit_is_there_to_predict_and_to_export(made) -> None:
+    assert len(predict(made("plain", "tutorial"), "val").names) == 16
+    assert samples_of(made("plain", "tutorial"), 5).of == "val samples"
 
 
 def test_a_forward_that_names_no_field_of_a_batch_gets_it_whole(made, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,6 +181,7 @@ NO_MEMORY, NAN = (
     ("end", "word", "ran"),
     [
         (NO_MEMORY, "search.rates=[1,2]", [(64, 0.01), (16, 0.01), (16, 0.02)]),  # nor anything larger
+        ({"status": "killed"}, "search.rates=[1,2]", [(64, 0.01), (16, 0.01), (16, 0.02)]),  # as where the host has no memory
         (NAN, "search.rates=[1]", [(64, 0.01), (16, 0.01), (256, 0.01)]),  # a result
         ({"dataset": {"train_samples": 70}}, "search.rates=[1]", [(64, 0.01), (16, 0.01)]),  # no batch is larger
         ({"dataset": {"train_samples": 280}, "processes": 2}, "search.rates=[1]", [(64, 0.01), (16, 0.01)]),  # a share each

@@ -826,6 +826,23 @@ def test_its_data_may_ask_the_trainer_when_a_checkpoint_is_evaluated_as_in_a_run
     assert evaluated(folder)[1]["test/loss"] == pytest.approx(found["metrics"]["test/loss"])
 
 
+def test_its_data_may_ask_the_trainer_for_the_module_as_in_lightning(folder: Path, monkeypatch) -> None:
+    seen: list[str] = []
+    note = lambda data, stage: seen.append(type(data.trainer.lightning_module).__name__)
+    monkeypatch.setattr(FixedBatches, "setup", note)
+    trained(folder, "model=tutorial", "data=fixedbatches", "trainer.max_epochs=1")
+    evaluated(folder)
+    explained("model=tutorial", "data=fixedbatches")
+    assert {*seen} == {"Tutorial"}
+
+
+def test_its_data_are_set_up_once_for_a_fit_where_they_say_nothing_more_before_it(folder: Path, monkeypatch) -> None:
+    stages: list[str] = []
+    monkeypatch.setattr(Points, "setup", lambda data, stage: stages.append(stage))
+    trained(folder, "model=tutorial", "data=points", "trainer.max_epochs=1", "test=false")
+    assert stages == ["fit"]
+
+
 def test_it_may_have_no_test_and_its_data_no_batch_size(folder: Path) -> None:
     found = trained(folder, "model=stranger", "data=fixedbatches")
     assert (found["steps"], found["name"]) == (20, "stranger-FixedBatches")
@@ -893,7 +910,10 @@ def test_layers_that_a_hook_makes_anew_or_for_training_alone_have_the_weights_of
 
 @pytest.mark.parametrize(
     "words",
-    [*(f"late model.how={how}" for how in ("configure_model", "setup", "strict_loading")), "anew model.how=setup"],
+    [
+        *(f"late model.how={how}" for how in ("configure_model", "setup", "strict_loading")),
+        *("anew model.how=setup", "beside"),
+    ],
 )
 def test_a_module_starts_from_a_checkpoint_of_its_own(words: str, folder: Path, monkeypatch) -> None:
     seen: list[Tensor] = []
@@ -905,7 +925,8 @@ def test_a_module_starts_from_a_checkpoint_of_its_own(words: str, folder: Path, 
     line, first = [*f"model={words}".split(), "data=points", "trainer.max_epochs=1"], folder.with_name("first")
     trained(first, *line)
     trained(folder, *line, f"init={first}/checkpoints/last.ckpt")
-    assert torch.equal(seen[1], last(first)["state_dict"]["layer.weight"])
+    saved = last(first)
+    assert torch.equal(seen[1], saved["beside"] if words == "beside" else saved["state_dict"]["layer.weight"])
 
 
 def test_weights_that_a_module_does_not_have_leave_it_the_layers_that_its_optimizer_trains(
