@@ -102,6 +102,12 @@ def logged_step(trainer: Trainer) -> int:
     return trainer.fit_loop.epoch_loop._batches_that_stepped
 
 
+def logged_in_training(trainer: Trainer) -> set[str]:
+    """The names under which something has called `log` in the training so far, as a logger gets them."""
+    found = (each.meta for each in trainer.fit_loop.epoch_loop._results.result_metrics if each.meta.logger)
+    return {meta.forked_name(on_step) for meta in found for on_step in (True, False)}
+
+
 def is_accumulating(trainer: Trainer) -> bool:
     """Whether the gradients of the last batch are kept for the next optimizer step."""
     return trainer.fit_loop.epoch_loop._should_accumulate()

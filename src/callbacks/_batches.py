@@ -1,6 +1,6 @@
 """What a batch of any type holds, and the loss that it had."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -29,9 +29,7 @@ def samples_in(batch: Any) -> int:
 
 def bytes_in(batch: Any) -> int:
     """The bytes of the dense tensors in a batch, of which a copy to a device is made."""
-    if isinstance(batch, Tensor):
-        return batch.nbytes if batch.layout == torch.strided else 0
-    return sum(map(bytes_in, _children(batch)))
+    return sum(tensor.nbytes for tensor in tensors_in(batch) if tensor.layout == torch.strided)
 
 
 def timesteps_of(module: object) -> int:
@@ -64,6 +62,14 @@ def first_tensor(batch: Any) -> Tensor | None:
         if (first := first_tensor(child)) is not None:
             return first
     return None
+
+
+def tensors_in(batch: Any) -> Iterator[Tensor]:
+    """All tensors in a batch, depth first."""
+    if isinstance(batch, Tensor):
+        yield batch
+    for child in _children(batch):
+        yield from tensors_in(child)
 
 
 def _children(batch: Any) -> Iterable[Any]:

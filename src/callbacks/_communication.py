@@ -21,7 +21,7 @@ class Exchanges:
     `time/backward_ms`. On CUDA all marks are events of the device.
 
     DDP itself is not changed. In the first steps a hook on every parameter notes when its gradient comes; from then on
-    only the parameter with the last gradient has one.
+    only the parameters that had the last gradient of a backward pass have one.
 
     Args:
         trainer: whose training begins.
@@ -34,6 +34,7 @@ class Exchanges:
         self._hooks: list[Any] = []
         self._last: tuple[Tensor, Any] | None = None  # the last gradient so far in this step, and when it came
         self._settling = WARMUP  # exchanges until the waits are measured
+        self._ends: set[Tensor] = set()  # which had the last gradient of one of them: each backward pass has its own
         if trainer.world_size > 1 and isinstance(self._model, DistributedDataParallel):
             self._hook([parameter for parameter in self._model.parameters() if parameter.requires_grad])
 
@@ -54,9 +55,10 @@ class Exchanges:
         if last is None or not self._model.require_backward_grad_sync:  # gradients are still being accumulated
             return
         if self._settling:
+            self._ends.add(last[0])
             self._settling -= 1
             if not self._settling:
-                self._hook([last[0]])
+                self._hook([*self._ends])
         elif self._timer.current is not None:
             self._timer.current.waits += [last[1], self._timer.clock.mark()]
 

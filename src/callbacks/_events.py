@@ -4,6 +4,7 @@ No other file knows Lightning's hooks and actions of a batch. One batch, as the 
 
     train_dataloader_next → on_train_batch_start → run_training_batch (optimizer_step (training_step, backward)) → …_end
 
+Where a module optimises by hand, its training_step has the backward passes and the optimizer_steps, each with a closure or without.
 The innermost part has the time. Those of an epoch are within run_training_epoch, which begins with the loader's `iter`.
 """
 
@@ -14,6 +15,7 @@ from typing import Any
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
+from torch.optim import Optimizer
 from typing_extensions import override
 
 from ._fit_time import FitTimer
@@ -25,6 +27,7 @@ _REQUEST = "train_dataloader_next"
 # Training on a batch: it begins after on_train_batch_start, where modes of other callbacks may begin.
 _TRAINING = "run_training_batch"
 _EPOCH = "run_training_epoch"
+_UPDATE = "optimizer_step"
 # The first profiled action of a validation between two updates; the validation ends with on_validation_end.
 _VALIDATION = "on_validation_model_zero_grad"
 # Lightning's profiler actions, by the last part of their names → the part of the step that the action is.
@@ -33,7 +36,6 @@ _PARTS = {
     "on_after_batch_transfer": "data_wait",
     "batch_to_device": "transfer",
     "training_step": "forward",
-    "optimizer_step": "optimizer",
     "lr_scheduler_step": "optimizer",
     "save_checkpoint": PAUSE,
 }
@@ -103,6 +105,7 @@ class LoopEvents(Callback):
             _TRAINING: (self._begin_training, self._end_training),
             _VALIDATION: (partial(self._enter, PAUSE), _nothing),
             _EPOCH: (self._begin_epoch, _nothing),
+            _UPDATE: (self._begin_update, partial(self._leave, "optimizer")),
         }
         return ProfilerHook(trainer, actions).detach
 
@@ -155,6 +158,17 @@ class LoopEvents(Callback):
         if self.is_measuring and self._has_begun:  # else its step asks for it
             self.count_batch(trainer, pl_module, batch)
             self._is_counted = True
+
+    @never_raise
+    def _begin_update(self) -> None:
+        if self.is_measuring and self._timer.part != "forward":  # a closure may go on with the forward pass
+            self._timer.enter("optimizer")
+
+    @override
+    @never_raise
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        if self.is_measuring and self._timer.part == "forward":  # optimisation by hand, whose closure is over
+            self._timer.enter("optimizer")
 
     @override
     @never_raise

@@ -19,7 +19,7 @@ from ..hardware.devices import cache_bytes
 from ..hardware.flops import UncountableError, flops_per_sample
 from ..hardware.operations import OperationRecorder
 from ..records.operations import OperationRow
-from ._batches import NO_TENSORS, bytes_in, varies
+from ._batches import NO_TENSORS, bytes_in, tensors_in, varies
 from ._timer import Batch
 
 CALLS_COMPILED = "the step calls a function that torch.compile has compiled"
@@ -130,7 +130,7 @@ class RecordedUpdates:
         if self._is_compiled:
             self._running.enter_context(torch.compiler.set_stance("force_eager"))
         else:
-            others = [*self._module.parameters(), *self._module.buffers(), *tree_leaves(self._batch)]
+            others = [*self._module.parameters(), *self._module.buffers(), *tensors_in(self._batch)]
             self._running.enter_context(self._saved.watch(others))
         self.recorder.__enter__()
 

@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 from typing_extensions import override
 
+from .._lightning import logged_in_training
 from ..options.types import NonNegativeInt
 from ._batches import own_loss
 from ._deferred_scalars import DeferredScalars
@@ -35,6 +36,8 @@ class TrainCurves(Callback):
     `self.log(..., on_step=True)` reads the device at every step. This callback copies the numbers of 100 steps at once,
     and writes them when the next 100 have been collected, or when an epoch, a validation or the run ends.
 
+    A key that the module logs under the same name is left to it: an average of the epoch is no value of a step.
+
     Keys that rank 0 returns in the first step are the mean of the ranks that have them in a step; others are rank 0's own.
 
     Args:
@@ -53,7 +56,7 @@ class TrainCurves(Callback):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._steps, self._reads, self._updates, self._averaged = [], [], Updates(trainer.global_step), None
-        self._writer, self._device = StepWriter(trainer), trainer.strategy.root_device
+        self._trainer, self._writer, self._device = trainer, StepWriter(trainer), trainer.strategy.root_device
 
     @override
     def on_train_batch_end(
@@ -115,14 +118,14 @@ class TrainCurves(Callback):
         self._steps = []
 
     def _write(self, only_ready: bool) -> None:
+        theirs = logged_in_training(self._trainer) if self._reads else set()
         while self._reads and (not only_ready or self._reads[0][1].ready()):
             places, read = self._reads.pop(0)
             rows: dict[int, dict[str, float]] = {}
             for (step, key, own), number in zip(places, read.values(), strict=True):
-                if own is not None and not (
-                    key == "acc" and math.isnan(number)
-                ):  # else no target of the batch is a class
-                    rows.setdefault(step, {})[f"train/{key}"] = number
+                no_class = key == "acc" and math.isnan(number)  # among the targets of the batch
+                if own is not None and not no_class and (name := f"train/{key}") not in theirs:
+                    rows.setdefault(step, {})[name] = number
             self._writer.write(sorted(rows.items()))
 
 

@@ -51,6 +51,26 @@ def test_every_step_is_written_at_its_own_place(module, every, options, steps, v
     assert memory.curve[: len(values)] == [(steps[0], {f"train/{key}": value}) for key, value in values.items()]
 
 
+@pytest.mark.parametrize(
+    ("how", "steps"),
+    [
+        ({"on_step": False, "on_epoch": True}, [4]),
+        ({"on_step": True}, [2]),
+        ({"on_step": True, "on_epoch": True}, [1, 2, 3, 4, 5]),  # it logs train/loss_step and train/loss_epoch
+        ({"logger": False}, [1, 2, 3, 4, 5]),
+    ],
+)
+def test_a_key_that_the_module_logs_itself_has_its_values_alone(how: dict, steps: list[int]) -> None:
+    class Logging(Stranger):
+        def training_step(self, batch, batch_idx: int):
+            loss = super().training_step(batch, batch_idx)
+            self.log("train/loss", loss, **how)
+            return loss
+
+    train(Logging(), TrainCurves(), logger=(memory := Memory()), max_epochs=1, log_every_n_steps=3)
+    assert memory.steps("train/loss") == steps
+
+
 def test_a_scalar_on_the_cpu_beside_the_devices_own_is_read_with_them() -> None:
     scalars = [torch.ones((), device="meta"), torch.tensor([2.0]), torch.tensor(3, dtype=torch.int64)]
     seen = []

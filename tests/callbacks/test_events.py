@@ -1,5 +1,6 @@
 """What Lightning's loop does with a batch, as events in their order."""
 
+import pytest
 from torch.utils.data import DataLoader
 
 from batchscope.callbacks._events import LoopEvents
@@ -78,6 +79,30 @@ def test_a_batch_is_asked_for_copied_counted_and_trained() -> None:
 def test_a_step_that_asks_for_its_batch_begins_with_its_training_and_counts_it_when_it_is_over() -> None:
     step = STEP.replace("+forward", "+forward +data_wait -data_wait").replace("end", "4 end")
     assert told(Asking()) == f"begin {step} interrupted"
+
+
+class ByHand(Stranger):
+    """Optimises by hand: the closure, if there is one, has the forward and the backward pass."""
+
+    automatic_optimization = False
+
+    def __init__(self, has_closure: bool) -> None:
+        super().__init__()
+        self.has_closure = has_closure
+
+    def training_step(self, batch, batch_idx: int) -> None:
+        def closure() -> None:
+            self.manual_backward(super(ByHand, self).training_step(batch, batch_idx))
+
+        if not self.has_closure:
+            closure()
+        self.optimizers().step(closure if self.has_closure else None)
+
+
+@pytest.mark.parametrize("has_closure", [True, False])
+def test_an_update_by_hand_is_what_follows_its_closure(has_closure: bool) -> None:
+    step = "train +forward +backward -backward +optimizer -optimizer -forward end"
+    assert told(ByHand(has_closure)) == f"{BATCH.replace(STEP, step)} interrupted"
 
 
 def test_a_validation_is_a_pause_also_between_two_batches_of_an_update() -> None:

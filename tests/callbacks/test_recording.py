@@ -1,11 +1,13 @@
 """The operations of three steps are recorded in the run itself: which steps, their FLOPs, their record, and when not."""
 
 import time
+from collections import UserDict
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from batchscope.callbacks import _measured
 from batchscope.callbacks._measured import Measured, step_operations
@@ -15,7 +17,7 @@ from batchscope.hardware.advice import Setting
 from batchscope.hardware.calibration import Calibration
 from batchscope.records.operations import OperationRow
 from tests.callbacks.support import monitoring, stranger
-from tests.support.third_party_modules import loader, train
+from tests.support.third_party_modules import Stranger, loader, train
 
 BATCH, STEPS = 4, 12
 FLOPS = 3 * (2 * 4 * 16 + 2 * 16 * 1) - 2 * 4 * 16  # of a sample
@@ -61,6 +63,24 @@ def test_every_batch_of_updates_2_to_4_is_recorded_and_gives_the_flops(accumulat
     assert monitor.summary["updates"] == STEPS - 5  # the warm-up holds the recorded ones
     assert monitor.summary["flops_per_sample"] == FLOPS
     assert monitor.operations.batches == pytest.approx(accumulated, abs=0.01)
+
+
+@pytest.mark.parametrize("kind", [tuple, UserDict])  # the tokenizers of transformers make the second
+def test_a_batch_is_no_part_of_what_autograd_saves_whatever_holds_its_tensors(kind: Any) -> None:
+    x, y = torch.randn(40 * BATCH, 4), torch.randn(40 * BATCH, 1)
+    batches = [
+        (x, y) if kind is tuple else UserDict(x=x, y=y) for x, y in zip(x.split(BATCH), y.split(BATCH), strict=True)
+    ]
+
+    class Opening(Stranger):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return super().training_step(batch if kind is tuple else batch.values(), batch_idx)
+
+    monitor = monitoring(record_operations=True)
+    train(
+        Opening(), monitor, data=DataLoader(batches, batch_size=None, collate_fn=lambda batch: batch), max_steps=STEPS
+    )
+    assert monitor.memory()["parts_bytes"]["saved"] == 4 * BATCH  # the outputs that the loss needs
 
 
 def test_an_operation_that_cannot_be_noted_ends_the_recording_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from batchscope.callbacks import _timer
+from batchscope.callbacks._communication import WARMUP, Exchanges
 from batchscope.callbacks._timer import PAUSE, TIMED, CudaClock, HostClock, StepTimer, clock_for, parts_ms
 from tests.support.mps import Mps
 
@@ -162,3 +163,23 @@ def test_on_mps_what_the_device_still_computes_before_a_pause_is_in_the_step(mps
     timer.settle()
     timer.end_step()
     assert parts_of(timer) == [{"other": 32, PAUSE: 1000}]
+
+
+class Exchanging(torch.nn.parallel.DistributedDataParallel):
+    """Of no ranks: what DDP tells of itself."""
+
+    def __init__(self, *layers: torch.nn.Module) -> None:
+        torch.nn.Module.__init__(self)
+        self.module, self.require_backward_grad_sync = torch.nn.ModuleList(layers), True
+
+
+def test_each_backward_pass_of_a_batch_has_its_wait_for_other_ranks(timer: StepTimer) -> None:
+    layers = [torch.nn.Linear(1, 1) for _ in range(2)]  # as of a GAN
+    exchanges = Exchanges(SimpleNamespace(world_size=2, strategy=SimpleNamespace(model=Exchanging(*layers))), timer)
+    for _ in range(WARMUP):
+        timer.begin_batch()
+        for layer in layers:
+            layer(torch.ones(1, 1)).sum().backward()
+            timer.clock.move(0.003)
+            exchanges.end_backward()
+    assert timer.current.waits_ms(timer.clock) == pytest.approx(2 * 3)
