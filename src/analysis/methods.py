@@ -148,9 +148,11 @@ def _optimizer(runs: Sequence[Run]) -> str:
     values = sorted({run.values["learning_rate"] for run in runs if "learning_rate" in run.values})
     used = " to ".join(dict.fromkeys(map(rate, [*values[:1], *values[-1:]])))
     scaling, schedule = each(_scaling), each(lambda run: str(run.settings.get("optimizer.schedule") or ""))
+    has_option = any("optimizer.lr_scaling" in run.settings for run in runs)  # else only several sizes tell
+    is_not_scaled = len(values) == 1 and (has_option or len({run.batch_size for run in runs}) > 1)
     facts = [
         f"learning rate {asked or used}" if asked or used else "",
-        f"{scaling} to {used}" if scaling else "not scaled with the batch size" if len(values) == 1 else "",
+        f"{scaling} to {used}" if scaling else "not scaled with the batch size" if is_not_scaled else "",
         f"schedule {schedule}" if schedule else "",
     ]
     return _with(each(lambda run: str(at(run.record, "config.optimizer._target_") or "").rpartition(".")[2]), facts)

@@ -79,10 +79,10 @@ def samples_of_epoch(trainer: Trainer) -> int | None:
     """The samples that all ranks take from a DataLoader in an epoch: a sampler may take fewer or more than there are.
 
     Those that `drop_last` leaves out count, since they depend on the batch size. None where nobody knows, as of any other
-    loader, and where the dataset or its sampler makes the batches: a length counts those.
+    loader, and where the dataset or a sampler makes the batches: a length counts those.
     """
     loader = trainer.train_dataloader
-    if not isinstance(loader, DataLoader) or loader.batch_sampler is None:
+    if not isinstance(loader, DataLoader) or loader.batch_size is None:
         return None
     sampler = loader.sampler
     if isinstance(sampler, DistributedSampler):  # Lightning's is over the samples of another sampler

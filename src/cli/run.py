@@ -5,7 +5,7 @@
 
 The options of batchscope stand before the script. The first fit leaves a run folder with run.json, which batchscope
 report, compare and choose read; a second fit, also in another process of the script, has a folder of its own. A script
-that runs no fit is said to be unmeasured. The exit code is that of the script.
+without a fit that leaves a record is said to be unmeasured. The exit code is that of the script.
 """
 
 import argparse
@@ -45,4 +45,4 @@ def main() -> None:
         if end.code:
             raise
     if not rank.rank and not os.path.isdir(folder):
-        warn("run: not measured: the script ran no fit of a lightning.pytorch Trainer")
+        warn("run: nothing was measured: no fit of a lightning.pytorch Trainer has left a record")

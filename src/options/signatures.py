@@ -248,11 +248,16 @@ def _of_bases(init: ast.FunctionDef) -> list[ast.Call]:
 
 
 def _keeps_keywords(init: ast.FunctionDef) -> bool:
-    """Whether a constructor with `**kwargs` does anything with them but pass them to that of a base class."""
+    """Whether a constructor with `**kwargs` does anything with them but pass them to that of a base class.
+
+    `save_hyperparameters` reads all arguments of the constructor that calls it.
+    """
     assert init.args.kwarg is not None
     passed = [word.value for call in _of_bases(init) for word in call.keywords if word.arg is None]
     uses = [node for node in ast.walk(init) if isinstance(node, ast.Name) and node.id == init.args.kwarg.arg]
-    return any(use not in passed for use in uses)
+    calls = [node for node in ast.walk(init) if isinstance(node, ast.Call) and not node.args]
+    saves = any(ast.unparse(call.func).endswith(".save_hyperparameters") for call in calls)
+    return any(use not in passed for use in uses) or (saves and not passed)
 
 
 def _annotation(module: _Module, node: ast.expr | None, takes_none: bool) -> Any:

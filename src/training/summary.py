@@ -111,12 +111,12 @@ def unread_options(trainer: Trainer, record: Mapping[str, Any]) -> dict[str, str
 
 
 def _learning_rate(optimizer: Optimizer, is_scheduled: bool) -> float | None:
-    """The rate of the last update or, under a schedule, its peak; None for an optimizer that has no rate."""
-    group = optimizer.param_groups[0]
-    rate = group.get("lr")
+    """The rate of the last update or, under a schedule, its peak; None for an optimizer that has no rate, or several."""
+    rates = [group.get("lr") for group in optimizer.param_groups]
     if is_scheduled:  # OneCycleLR says its peak, and most others fall from the rate that the group was given
-        rate = group.get("max_lr", group.get("initial_lr", optimizer.defaults.get("lr")))
-    return None if rate is None else float(rate)
+        known, default = ("max_lr", "initial_lr"), optimizer.defaults.get("lr")
+        rates = [next((group[key] for key in known if key in group), default) for group in optimizer.param_groups]
+    return None if rates[0] is None or any(rate != rates[0] for rate in rates) else float(rates[0])
 
 
 def parameters(model: nn.Module) -> int:

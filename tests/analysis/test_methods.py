@@ -85,6 +85,12 @@ def test_the_scaling_of_the_learning_rate_is_said(scaling, said, tmp_path):
     assert analyse([tmp_path]).methods.facts["optimizer"] == f"AdamW (learning rate 0.004, {said})"
 
 
+@pytest.mark.parametrize(("sizes", "said"), [((64,), ""), ((64, 128), ", not scaled with the batch size")])
+def test_a_rate_of_nobodys_option_is_known_not_to_be_scaled_by_several_sizes_alone(sizes, said, tmp_path):
+    write_rates(tmp_path, dict.fromkeys(sizes, 3000), learning_rate=0.004)
+    assert analyse([tmp_path]).methods.facts["optimizer"] == f"AdamW (learning rate 0.004{said})"
+
+
 def test_runs_that_were_timed_alone_are_not_called_trained(tmp_path):
     facts = {"ended": "known", "updates": 1200}
     write_rates(tmp_path, {32: 3000, 64: 4000}, throughput=facts)

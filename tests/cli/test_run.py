@@ -9,5 +9,5 @@ from tests.support.spawned import end, spawn
 def test_a_script_that_runs_no_fit_is_said_to_be_unmeasured_unless_it_fails(ends, code, said, tmp_path):
     (tmp_path / "script.py").write_text(f"import os, sys\nos.chdir('/')\nsys.{ends or 'path'}\n")
     ended = end(spawn(tmp_path, "-m", "batchscope", "run", "--out=out", "script.py"))
-    not_measured = "warning: run: not measured: the script ran no fit of a lightning.pytorch Trainer\n"
+    not_measured = "warning: run: nothing was measured: no fit of a lightning.pytorch Trainer has left a record\n"
     assert ended == (code, "", not_measured if said else "")

@@ -59,6 +59,11 @@ SIGNATURES: list[tuple[str, Signature | None]] = [
     ("from .one import Thing", None),
     ("class Thing(Thing):\n    def __init__(self, **kwargs): pass", None),
     (f"{FROM_BASE} **rest):\n        self.rest = rest", None),
+    (f"{FROM_BASE} **rest):\n        super().__init__(3)\n        self.save_hyperparameters()", None),
+    (
+        f"{FROM_BASE} **rest):\n        super().__init__(**rest)\n        self.save_hyperparameters()",
+        Signature({"size": int}),
+    ),
     ("def broken(:", None),
 ]
 

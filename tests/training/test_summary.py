@@ -260,11 +260,19 @@ def test_the_details_name_the_checkpoint_that_was_kept(kept: str, place: str, ov
     assert "ckpt=" not in summary_of(facts, place=place, module=LightningModule())  # it has no test
 
 
-def test_a_peak_is_that_of_the_first_group_and_not_a_default_that_none_has() -> None:
+def test_a_peak_is_that_of_the_groups_and_not_a_default_that_none_has() -> None:
     groups = [{"params": [nn.Parameter(torch.ones(1))], "lr": 0.5}]
     optimizer = torch.optim.SGD(groups, lr=0.1)
     torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
     assert _learning_rate(optimizer, is_scheduled=True) == 0.5
+
+
+@pytest.mark.parametrize("is_scheduled", [False, True])
+@pytest.mark.parametrize(("rates", "rate"), [((0.1, 0.1), 0.1), ((0.1, 0.2), None)])
+def test_an_optimizer_has_the_rate_that_all_its_groups_share(rates: Any, rate: Any, is_scheduled: bool) -> None:
+    optimizer = torch.optim.SGD([{"params": [nn.Parameter(torch.ones(1))], "lr": one} for one in rates])
+    torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+    assert _learning_rate(optimizer, is_scheduled) == rate
 
 
 def trained_from(train_loader: Any) -> Any:
@@ -280,9 +288,16 @@ def test_the_samples_of_an_epoch_are_those_that_the_sampler_takes(sampler: Any, 
     assert samples_of_epoch(trained_from(DataLoader(range(20), sampler=sampler))) == samples
 
 
-@pytest.mark.parametrize("sampler", [None, BatchSampler(range(20), 4, False)], ids=["the set", "its sampler"])
-def test_batches_that_the_set_or_its_sampler_makes_are_no_samples(sampler: Any) -> None:
-    assert samples_of_epoch(trained_from(DataLoader(range(20), batch_size=None, sampler=sampler))) is None
+BATCHES = BatchSampler(range(8), 4, False)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{"batch_size": None}, {"batch_size": None, "sampler": BATCHES}, {"batch_sampler": BATCHES}],
+    ids=["the set", "its sampler", "its batch sampler"],
+)
+def test_batches_that_the_set_or_its_sampler_makes_are_no_samples(how: Any) -> None:
+    assert samples_of_epoch(trained_from(DataLoader(range(20), **how))) is None
 
 
 # --- what Lightning has to say --------------------------------------------------------------------------------------
