@@ -1,5 +1,6 @@
 """For all tests: one thread, a restored environment, a calibrated processor, MNIST or a stand-in, and the wheel."""
 
+import atexit
 import gc
 import os
 import shutil
@@ -48,7 +49,14 @@ def pytest_runtestloop(session: pytest.Session) -> None:
     """
     sys.dont_write_bytecode = _dont_write
     gc.freeze()
+    atexit.register(
+        gc.unfreeze
+    )  # later than pytest's five collections when it ends, which would look through all again
     gc.enable()
+    if "omegaconf" in sys.modules:
+        from tests.support import parsed_once
+
+        parsed_once.install()
     if "tests.support.runs" in sys.modules and not session.config.option.collectonly:
         fork_server.start()
     if "torch" in sys.modules:
@@ -67,7 +75,6 @@ def _calibrate() -> None:
 
 
 def pytest_sessionfinish() -> None:
-    gc.unfreeze()
     fork_server.stop()
     shutil.rmtree(_cache, ignore_errors=True)
 

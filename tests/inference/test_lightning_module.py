@@ -133,15 +133,21 @@ class Late(Plain):
 CLASSES = (Points, Named, Tutorial, Wrapped, Paired, Specified, Plain, Theirs, Generator, Late)
 
 
-@pytest.fixture
-def made(tmp_path: Path, configs: None) -> Callable[..., Trained]:
-    """Makes a module on data, with its initial weights."""
+@pytest.fixture(scope="module")
+def conf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all tests: what is composed of it is composed once."""
+    folder = tmp_path_factory.mktemp("conf")
     for one in CLASSES:
-        group = "data" if issubclass(one, Points) else "model"
-        file = tmp_path / "conf" / group / f"{one.__name__.lower()}.yaml"
-        file.parent.mkdir(parents=True, exist_ok=True)
+        file = folder / ("data" if issubclass(one, Points) else "model") / f"{one.__name__.lower()}.yaml"
+        file.parent.mkdir(exist_ok=True)
         file.write_text(f"_target_: {__name__}.{one.__name__}\n")
-    use_config_dir(str(tmp_path / "conf"))
+    return folder
+
+
+@pytest.fixture
+def made(conf: Path, configs: None) -> Callable[..., Trained]:
+    """Makes a module on data, with its initial weights."""
+    use_config_dir(str(conf))
 
     def make(model: str = "theirs", data: str = "points") -> Trained:
         lightning.seed_everything(0, verbose=False)
