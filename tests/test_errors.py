@@ -1,9 +1,5 @@
 """A message is one line, and ends behind a whole word where it is cut."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from batchscope.errors import cut, exit_on_user_error, in_one_line
@@ -27,14 +23,7 @@ def test_an_error_is_named_in_one_line_that_ends_behind_a_word() -> None:
     assert in_one_line(ValueError("6,460,241 " * 50)).removesuffix(" …").endswith(" 6,460,241")
 
 
-def test_a_closed_standard_output_ends_silently_and_another_broken_pipe_does_not() -> None:
-    program = "from batchscope.errors import exit_on_user_error; exit_on_user_error(lambda: print('a'))"
-    reader, writer = os.pipe()
-    os.close(reader)
-    done = subprocess.run([sys.executable, "-c", program], check=False, stdout=writer, stderr=subprocess.PIPE)
-    os.close(writer)
-    assert (done.returncode, done.stderr) == (141, b"")
-
+def test_a_broken_pipe_that_is_not_the_standard_output_is_an_error() -> None:  # the other is in cli/test_main.py
     def breaks() -> None:
         raise BrokenPipeError
 

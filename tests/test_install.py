@@ -17,6 +17,7 @@ from tests.support.spawned import TRAIN, end, spawn
 from tests.support.wheel import ROOT
 
 
+@pytest.mark.slow  # the only one of the default tests that would build a wheel
 def test_the_wheel_holds_every_file_and_one_program_which_finds_the_configs_in_it(built: Path, tmp_path: Path) -> None:
     wheel = zipfile.ZipFile(built)
     held = set(wheel.namelist())

@@ -41,11 +41,29 @@ def test_a_name_is_the_class_and_the_version_is_that_of_the_project() -> None:
     assert batchscope.__version__ == importlib.metadata.version("batchscope")
 
 
-def test_importing_the_packages_and_reading_a_signature_imports_neither_torch_nor_lightning() -> None:
-    read = "from batchscope.options.signatures import signature_of; signature_of('lightning.Trainer').parameters['devices']"
-    found = "print({'torch', 'lightning', 'torchvision', 'numpy'} & set(sys.modules))"
-    code = f"import sys, {', '.join(PUBLIC)}; {read}; {found}"
-    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "set()\n"
+SIGNATURE = (
+    "from batchscope.options.signatures import signature_of; signature_of('lightning.Trainer').parameters['devices']"
+)
+# What a process does, one line after the other, and what is not imported by then.
+LIGHT = {
+    "commands": {
+        f"import {', '.join(PUBLIC)}": "torch lightning torchvision numpy",
+        SIGNATURE: "torch lightning torchvision numpy",
+        "import batchscope.attached; batchscope.attached.callbacks()": "torch lightning",  # of every script with a Trainer
+        "import batchscope.cli.choose": "torch lightning matplotlib",
+    },
+    "reports": {
+        "import batchscope.analysis.write, batchscope.cli.report": "torch lightning hydra",
+        "import batchscope.choice.pictures": "torch lightning",
+    },
+}
+
+
+@pytest.mark.parametrize("process", LIGHT)
+def test_what_needs_no_torch_imports_none(process: str) -> None:
+    lines = [f"{what}; print({{*{heavy.split()}}} & {{*sys.modules}})" for what, heavy in LIGHT[process].items()]
+    program = "\n".join(["import sys", *lines])
+    assert subprocess.check_output([sys.executable, "-c", program], text=True).splitlines() == ["set()"] * len(lines)
 
 
 def test_the_examples_of_the_page_run_from_top_to_bottom(tmp_path, monkeypatch, capsys) -> None:

@@ -20,6 +20,12 @@ RUN = ("hardware", "--device", "cpu", "--products")
 
 
 @pytest.fixture
+def no_pictures(monkeypatch):
+    """A file of a picture holds a word: to save one takes longer than all else."""
+    monkeypatch.setattr("batchscope.analysis.plots.saved", lambda figure, name, kind: f"{name} as {kind}".encode())
+
+
+@pytest.fixture
 def fake(tmp_path, monkeypatch):
     """A processor with 1e11 FLOP/s and a load; what it measures takes no time. Nothing is written elsewhere."""
 
@@ -58,13 +64,13 @@ def test_a_table_notes_one_sentence_and_a_picture(fake, tmp_path):
     assert "busy" not in found.out
 
 
-def test_the_picture_is_below_outputs_where_no_file_is_named(fake, tmp_path):
+def test_the_picture_is_below_outputs_where_no_file_is_named(fake, no_pictures, tmp_path):
     found = answer(*RUN, "--sizes", "16,64")
     (picture,) = (tmp_path / "outputs" / "hardware").glob("*/products.png")
     assert found.out.splitlines()[-1] == f"picture  {picture.relative_to(tmp_path)}"
 
 
-def test_json_is_one_document(fake):
+def test_json_is_one_document(fake, no_pictures):
     found = answer(*RUN, "--json", "--sizes", "16,64,16", "--cards", "h100", "--plot", "x.svg")
     document = json.loads(found.out)
     cpu, h100 = document["devices"]
@@ -79,7 +85,7 @@ def test_a_picture_with_a_prediction_has_what_it_does_not_know(fake):
     assert "Predictions do not know" in Path("x.svg").read_text(encoding="utf-8")
 
 
-def test_a_busy_processor_is_said(fake):
+def test_a_busy_processor_is_said(fake, no_pictures):
     fake["share"] = 0.43
     assert "cpu: other programs took 43 % of the processor: its times are too long\n" in answer(*RUN).out
 
@@ -91,7 +97,7 @@ def test_where_no_size_can_be_measured_one_line_says_so(fake, monkeypatch):
     assert found.err.endswith("error: --sizes: none can be measured in 36 s; give smaller ones\n")
 
 
-def test_a_tiny_run_measures_for_real(fake, monkeypatch):
+def test_a_tiny_run_measures_for_real(fake, no_pictures, monkeypatch):
     monkeypatch.setattr(products, "LOOPS", ((70, 30),))
     monkeypatch.setattr(products, "_ENOUGH_S", 0.05)
     monkeypatch.setattr(products, "measure", REAL)
@@ -140,7 +146,7 @@ def test_a_wrong_line_is_refused_in_one_line_before_anything_is_measured_or_writ
     assert contents(tmp_path) == before
 
 
-def test_a_choice_draws_a_picture_and_says_what_it_shows(tmp_path):
+def test_a_choice_draws_a_picture_and_says_what_it_shows(tmp_path, no_pictures):
     write_training(tmp_path / "sweep")
     found = answer("choose", tmp_path / "sweep", "--devices", "t4,h100", "--plot", tmp_path / "use.png")
     assert (found.code, found.out.count(" used at 8, and ")) == (0, 1)
@@ -148,7 +154,8 @@ def test_a_choice_draws_a_picture_and_says_what_it_shows(tmp_path):
     assert {path.name for path in tmp_path.glob("*.png")} == {"use.png"}
 
 
-def test_a_report_has_the_use_of_cards_where_it_is_asked_for(tmp_path):
+def test_a_report_has_the_use_of_cards_where_it_is_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr("batchscope.analysis.plots.figures", lambda *_: {})  # of all other plots
     sweep = write_training(tmp_path / "sweep")
     assert answer("report", sweep, "--cards", "t4,h100").code == 0
     page = (sweep / "report" / "report.html").read_text()
@@ -165,7 +172,7 @@ def test_a_report_on_a_card_that_is_not_known_is_refused_before_it_is_written(tm
     assert found.err.startswith("error: --cards: got 'h1000', which is no known card. Did you mean 'h100'?")
 
 
-def test_a_picture_that_cannot_be_written_is_one_line(tmp_path):
+def test_a_picture_that_cannot_be_written_is_one_line(tmp_path, no_pictures):
     write_training(tmp_path / "sweep")
     (tmp_path / "file").write_text("")
     found = answer("choose", tmp_path / "sweep", "--devices", "t4", "--plot", tmp_path / "file" / "use.png")
@@ -181,7 +188,7 @@ def test_a_choice_without_a_size_that_surely_fits_says_that_nothing_is_drawn(tmp
     assert not (tmp_path / "use.png").exists()
 
 
-def test_the_json_of_a_choice_has_the_use_where_a_picture_is_asked_for(tmp_path):
+def test_the_json_of_a_choice_has_the_use_where_a_picture_is_asked_for(tmp_path, no_pictures):
     write_training(tmp_path / "sweep")
     plain = answer("choose", tmp_path / "sweep", "--json")
     assert "use" not in json.loads(plain.out)

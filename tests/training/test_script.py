@@ -3,7 +3,6 @@
 import itertools
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +22,12 @@ from batchscope.training.script import ScriptRecord, arguments
 from tests.support.command_lines import refusal
 from tests.support.runs import record
 from tests.support.third_party_modules import Stranger, loader, train
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_calibrated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which takes ten seconds where an earlier test has changed the number of threads."""
+    monkeypatch.setattr("batchscope.callbacks.throughput.find_calibration", lambda device, measure: None)
 
 
 def test_a_fit_leaves_a_record_that_reports_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,11 +172,6 @@ def test_the_factory_adds_nothing_outside_of_the_command_and_explains_the_old_pa
     monkeypatch.setenv(attached.FOLDER, "run")
     assert attached.callbacks_of_old_package() == []
     assert "import lightning.pytorch instead" in capsys.readouterr().err
-
-
-def test_asking_for_the_factory_imports_nothing_heavy() -> None:
-    program = "import sys, batchscope.attached as a; a.callbacks(); print('torch' in sys.modules)"
-    assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "False"
 
 
 def test_the_flags_of_a_script_are_its_settings() -> None:
